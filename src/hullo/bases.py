@@ -1,0 +1,328 @@
+"""Base functions: what a hull combines.
+
+A base is a scalar function f applied entry by entry, with its slope f' and facts about both. The paper asks every
+base for f(0) = 0 and slope one at the origin, from at least one side; a base that has both is *admissible*.
+
+The functions themselves are listed in :mod:`hullo.catalogue`, each written once as a formula that PyTorch, Triton and
+Keras all read.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Function = Callable[[Tensor], Tensor]
+Slope = Callable[[Tensor, Tensor], Any]
+
+_NEAR_ZERO = 2.0**-40  # far enough from 0 to be on one side, near enough that curvature does not show
+_TOLERANCE = 1e-9  # on facts, in float64
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A base in text: `value` in terms of `x`, `slope` in terms of `x` and the value `y`.
+
+    The text uses + - * /, comparisons, numbers and the names of :data:`hullo.catalogue.WORDS`; every backend gives
+    those names its own meaning, so one formula is the base everywhere.
+    """
+
+    value: str
+    slope: str
+
+    def functions(self, words: Mapping[str, Any]) -> tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]:
+        """The formula as two Python functions, `value(x)` and `slope(x, y)`, over a backend's words."""
+        scope = dict(words)
+        value = eval(f"lambda x: {self.value}", scope)  # noqa: S307  (the text is the catalogue's own)
+        slope = eval(f"lambda x, y: {self.slope}", scope)  # noqa: S307
+        return value, slope
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Base:
+    """One base function f, with its slope and what is known of it.
+
+    Args:
+        name: how it is spelled, with its parameters where they are not the default ones: ``leaky_relu(0.2)``.
+        function: f, on tensors.
+        slope: f'(x) from x and y = f(x); a number where it is constant.
+        value_at_zero: f(0).
+        slopes_at_zero: the slopes at 0- and 0+.
+        slope_bounds: the infimum and supremum of f' over the real line.
+        kinks: where f' jumps.
+        formula: the text of f, for kernels and other frameworks; None for a function known only as a callable.
+
+    Example:
+        >>> import hullo
+        >>> hullo.base("tanh").slopes_at_zero
+        (1.0, 1.0)
+        >>> hullo.base("gelu").is_admissible
+        False
+    """
+
+    name: str
+    function: Function
+    slope: Slope
+    value_at_zero: float
+    slopes_at_zero: tuple[float, float]
+    slope_bounds: tuple[float, float]
+    kinks: tuple[float, ...] = ()
+    formula: Formula | None = None
+
+    def derivative(self, x: Tensor) -> Tensor:
+        """f'(x), a tensor like x."""
+        slope = self.slope(x, self.function(x))
+        return slope if isinstance(slope, Tensor) else torch.full_like(x, slope)
+
+    @property
+    def is_monotone(self) -> bool:
+        """Whether f is non-decreasing."""
+        return self.slope_bounds[0] >= 0
+
+    @property
+    def is_admissible(self) -> bool:
+        """Whether f(0) = 0 and f has slope one at the origin, from at least one side."""
+        return abs(self.value_at_zero) < _TOLERANCE and any(abs(s - 1) < _TOLERANCE for s in self.slopes_at_zero)
+
+    def __repr__(self) -> str:
+        return f"Base({self.name})"
+
+    def __reduce__(self) -> tuple[Callable[[str], Base], tuple[str]]:
+        return base, (self.name,)  # by name: functions do not pickle, and a base is one object a process
+
+    def __deepcopy__(self, memo: object) -> Base:
+        return self
+
+
+@dataclass(frozen=True)
+class _Family:
+    make: Callable[..., Base]
+    parameters: Mapping[str, float]
+
+
+_families: dict[str, _Family] = {}
+
+
+def family(make: Callable[..., Base]) -> Callable[..., Base]:
+    """Decorator: the function's name is a base's name, its parameters (numbers with defaults) are the base's."""
+    parameters = {p.name: float(p.default) for p in inspect.signature(make).parameters.values()}
+    _families[make.__name__] = _Family(make, parameters)
+    return make
+
+
+def spell(name: str, parameters: Mapping[str, float]) -> str:
+    """The name of a member of a family: parameters are written only where one is not the default."""
+    if all(value == _families[name].parameters[key] for key, value in parameters.items()):
+        return name
+    return f"{name}({','.join(repr(value).removesuffix('.0') for value in parameters.values())})"
+
+
+def names() -> tuple[str, ...]:
+    """The names of all base functions, in the catalogue's order, then your own.
+
+    >>> import hullo
+    >>> hullo.names()[:3]
+    ('identity', 'relu', 'tanh')
+    """
+    _load_catalogue()
+    return tuple(_families)
+
+
+@functools.cache
+def _load_catalogue() -> None:
+    from hullo import catalogue  # noqa: F401  (fills _families)
+
+
+def base(spelling: str | Base) -> Base:
+    """The base function of a name such as ``tanh`` or ``leaky_relu(0.2)``.
+
+    >>> import hullo
+    >>> hullo.base("leaky_relu(0.2)").slopes_at_zero
+    (0.2, 1.0)
+    """
+    if isinstance(spelling, Base):
+        return spelling
+    if not isinstance(spelling, str):
+        raise TypeError(f"a base is a name or a hullo.Base, not {spelling!r} of type {type(spelling).__name__}")
+    return _parse(spelling)
+
+
+@functools.cache
+def _parse(spelling: str) -> Base:
+    match = re.fullmatch(r"\s*(\w+)\s*(?:\(([^()]*)\))?\s*", spelling)
+    name = match[1] if match else spelling
+    if name not in names() or not match:
+        raise ValueError(f"unknown base function {spelling!r}; known are: {', '.join(names())}{_guess(name)}")
+    defaults = _families[name].parameters
+    try:
+        given = [float(text) for text in match[2].split(",")] if match[2] else []
+    except ValueError:
+        raise ValueError(f"{spelling!r}: the parameters of {name} are numbers, as in {_usage(name)}") from None
+    if len(given) > len(defaults) or not all(map(math.isfinite, given)):
+        raise ValueError(f"{spelling!r}: {name} is written {_usage(name)}")
+    parameters = {**defaults, **dict(zip(defaults, given, strict=False))}
+    canonical = spell(name, parameters)
+    return _families[name].make(**parameters) if canonical == spelling else _parse(canonical)
+
+
+def _guess(name: str) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(name.lower(), names(), n=1)
+    return f". Did you mean {close[0]!r}?" if close else ""
+
+
+def _usage(name: str) -> str:
+    parameters = _families[name].parameters
+    written = ", ".join(f"{key}={value:g}" for key, value in parameters.items())
+    return f"{name}({written}) with finite numbers" if parameters else f"{name}, without parameters"
+
+
+def resolve(bases: Iterable[str | Base], *, strict: bool = True) -> tuple[Base, ...]:
+    """Check a set of bases and return it: known, distinct, linearly independent and, if `strict`, admissible."""
+    if isinstance(bases, str):
+        raise TypeError(f"bases are given one by one, as in 'identity', 'relu'; not as one string {bases!r}")
+    found = tuple(base(item) for item in bases)
+    _check(found, strict)
+    return found
+
+
+@functools.cache
+def _check(found: tuple[Base, ...], strict: bool) -> None:
+    spelled = [item.name for item in found]
+    if not found:
+        raise ValueError("a hull needs at least one base function, got none; for example 'identity', 'relu', 'tanh'")
+    for name in spelled:
+        if spelled.count(name) > 1:
+            raise ValueError(f"base function {name!r} is given more than once in {spelled}; give each one once")
+    if strict:
+        for item in found:
+            if not item.is_admissible:
+                left, right = item.slopes_at_zero
+                raise ValueError(
+                    f"base function {item.name!r} has value {item.value_at_zero:.4g} and slopes {left:.4g} and "
+                    f"{right:.4g} at the origin; a hull needs f(0) = 0 and slope 1 from at least one side. "
+                    f"{_unit_form(item)}strict=False admits it as it is"
+                )
+    _check_independence(found)
+
+
+def _unit_form(item: Base) -> str:
+    unit = re.sub(r"^\w+", r"unit_\g<0>", item.name)
+    return f"Use its normalised form {unit!r}; " if re.match(r"\w+", unit)[0] in names() else ""  # type: ignore[index]
+
+
+def _check_independence(found: tuple[Base, ...]) -> None:
+    x = torch.linspace(-12.0, 12.0, 4801, dtype=torch.float64, device="cpu")
+    columns = torch.stack([item.function(x) for item in found], dim=1)
+    columns = columns / columns.norm(dim=0).clamp_min(1e-300)
+    for n in range(2, len(found) + 1):
+        fit = torch.linalg.lstsq(columns[:, : n - 1], columns[:, n - 1 : n], driver="gelsd")
+        residual = columns[:, : n - 1] @ fit.solution - columns[:, n - 1 : n]
+        if residual.norm() < 1e-9:
+            weights = fit.solution[:, 0].tolist()
+            involved = [item.name for item, weight in zip(found, weights, strict=False) if abs(weight) > 1e-9]
+            raise ValueError(
+                f"base function {found[n - 1].name!r} is a linear combination of {', '.join(involved)}; "
+                "coefficients would not be unique. Leave one of them out"
+            )
+
+
+def add_base(
+    name: str,
+    function: Callable[..., Tensor],
+    derivative: Callable[..., Tensor] | None = None,
+    parameters: Mapping[str, float] | None = None,
+) -> Base:
+    """Add a base function of your own to the catalogue, checked; its facts are measured in float64.
+
+    Args:
+        name: a new name, by which hulls find it.
+        function: f(x, **parameters), entry by entry, with PyTorch operations.
+        derivative: f'(x, **parameters); found by automatic differentiation if not given.
+        parameters: names and default values; ``name(0.5)`` then spells another member.
+
+    Example:
+        >>> import torch, hullo
+        >>> hullo.add_base("bump", lambda x, width: x * torch.exp(-(x / width).square()), parameters={"width": 1.0})
+        Base(bump)
+        >>> hullo.AffineHull("relu", "bump(2)")
+        AffineHull(relu=0.5, bump(2)=0.5)
+    """
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ValueError(f"a base's name is a Python identifier such as 'my_function', not {name!r}")
+    if name in names():
+        raise ValueError(f"there is a base function {name!r} already; choose another name")
+    defaults = {key: float(value) for key, value in (parameters or {}).items()}
+
+    def make(**values: float) -> Base:
+        fixed = functools.partial(function, **values)
+        slope = _differentiated(fixed) if derivative is None else _given(functools.partial(derivative, **values))
+        return _measured(spell(name, values), fixed, slope)
+
+    _families[name] = _Family(make, defaults)
+    try:
+        return base(name)
+    except Exception:
+        del _families[name]
+        raise
+
+
+def _given(derivative: Function) -> Slope:
+    return lambda x, y: derivative(x)
+
+
+def _differentiated(function: Function) -> Slope:
+    def slope(x: Tensor, y: Tensor) -> Tensor:
+        pull = torch.func.vjp(function, x)[1]
+        result: Tensor = pull(torch.ones_like(y))[0]
+        return result
+
+    return slope
+
+
+def _measured(name: str, function: Function, slope: Slope) -> Base:
+    x = real_line()
+    y = function(x)
+    if not isinstance(y, Tensor) or y.shape != x.shape or y.dtype != x.dtype:
+        raise ValueError(f"base function {name!r} must return a tensor like its input, of the same shape and dtype")
+    if not torch.equal(function(x.flip(0)).flip(0), y):
+        raise ValueError(f"base function {name!r} must act on each entry alone; its values depend on other entries")
+    near = x[(x.abs() > 1e-3) & (x.abs() < 8)]
+    step = 1e-5
+    differences = (function(near + step) - function(near - step)) / (2 * step)
+    wrong = (slope(near, function(near)) - differences).abs() > 1e-5 * differences.abs().clamp_min(1)
+    if not bool(wrong.sum() <= 0.01 * near.numel()):  # a kink or two may fall between the points; NaN is wrong
+        at = near[wrong][0].item() if wrong.any() else math.nan
+        raise ValueError(f"the derivative of base function {name!r} disagrees with its values, e.g. at x = {at:.4g}")
+    origin = torch.tensor([0.0, -_NEAR_ZERO, _NEAR_ZERO], dtype=torch.float64, device="cpu")
+    at_zero = function(origin)
+    if not bool(at_zero.isfinite().all()):
+        raise ValueError(f"base function {name!r} is not finite at the origin: f(0) = {at_zero[0].item()}")
+    left, right = ((at_zero[1:] - at_zero[0]) / origin[1:]).tolist()
+    slopes = slope(x, y)
+    return Base(
+        name,
+        function,
+        slope,
+        value_at_zero=at_zero[0].item(),
+        slopes_at_zero=(round(left, 9), round(right, 9)),
+        slope_bounds=(slopes.min().item(), slopes.max().item()),
+    )
+
+
+@functools.cache
+def real_line() -> Tensor:
+    """Points that stand for the real line in numerical questions: dense near 0, then ever wider, in float64."""
+    near = torch.linspace(-16.0, 16.0, 32001, dtype=torch.float64, device="cpu")
+    period = torch.linspace(0, 2 * math.pi, 257, dtype=torch.float64, device="cpu")
+    far = torch.cat([period + 2.0**k for k in range(4, 15)])  # whole periods, so that sin shows its extremes
+    return torch.cat([-far.flip(0), near, far]).sort().values

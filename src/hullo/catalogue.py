@@ -1,0 +1,356 @@
+"""The base functions that come with hullo, each as one formula.
+
+An entry gives the text of the value and the slope (see :class:`hullo.bases.Formula`), PyTorch's own function where it
+has one, and the facts. To add one: write its entry here, run the tests (they check every fact and every backend), and
+name it in the documentation's list.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hullo.bases import Base, Formula, Function, family, spell
+
+
+def _step(x: Tensor) -> Tensor:
+    return torch.relu(x).sign()  # several times faster than a comparison and a conversion
+
+
+WORDS: dict[str, Callable[..., Any]] = {
+    "abs": torch.abs,
+    "asinh": torch.asinh,
+    "atan": torch.atan,
+    "cos": torch.cos,
+    "erf": torch.erf,
+    "exp": torch.exp,
+    "expm1": torch.expm1,
+    "log1p": torch.log1p,
+    "negative_part": lambda x: torch.clamp(x, max=0.0),
+    "positive_part": torch.relu,
+    "sigmoid": torch.sigmoid,
+    "sin": torch.sin,
+    "sqrt": torch.sqrt,
+    "square": torch.square,
+    "step": _step,
+    "tanh": torch.tanh,
+    "where": torch.where,
+}
+"""What the words of a formula mean in PyTorch. `step(x)` is 1 for x > 0 and 0 elsewhere."""
+
+
+def _base(
+    name: str,
+    value: str,
+    slope: str,
+    native: Function | None = None,
+    *,
+    at_zero: tuple[float, float, float] = (0.0, 1.0, 1.0),
+    bounds: tuple[float, float] = (0.0, 1.0),
+    kinks: tuple[float, ...] = (),
+) -> Base:
+    """A base from its formula; `at_zero` is the value and the slopes at 0- and 0+."""
+    formula = Formula(value, slope)
+    written, slope_function = formula.functions(WORDS)
+    return Base(name, native or written, slope_function, at_zero[0], at_zero[1:], bounds, kinks, formula)
+
+
+@family
+def identity() -> Base:
+    return _base("identity", "x", "1.0", lambda x: x, bounds=(1.0, 1.0))
+
+
+@family
+def relu() -> Base:
+    return _base("relu", "where(x < 0, 0.0, x)", "step(x)", torch.relu, at_zero=(0.0, 0.0, 1.0), kinks=(0.0,))
+
+
+@family
+def tanh() -> Base:
+    return _base("tanh", "tanh(x)", "1 - y * y", torch.tanh)
+
+
+@family
+def leaky_relu(slope: float = 0.01) -> Base:
+    return _base(
+        spell("leaky_relu", {"slope": slope}),
+        f"where(x < 0, {slope} * x, x)",
+        f"{slope} + (1 - {slope}) * step(x)",
+        lambda x: F.leaky_relu(x, slope),
+        at_zero=(0.0, slope, 1.0),
+        bounds=(min(slope, 1.0), max(slope, 1.0)),
+        kinks=(0.0,),
+    )
+
+
+@family
+def elu(alpha: float = 1.0) -> Base:
+    return _base(
+        spell("elu", {"alpha": alpha}),
+        f"where(x > 0, x, {alpha} * expm1(negative_part(x)))",
+        f"where(x > 0, 1.0, {alpha} * exp(negative_part(x)))",
+        lambda x: F.elu(x, alpha),
+        at_zero=(0.0, alpha, 1.0),
+        bounds=(min(alpha, 0.0), max(alpha, 1.0)),
+        kinks=() if alpha == 1 else (0.0,),
+    )
+
+
+@family
+def celu(alpha: float = 1.0) -> Base:
+    if alpha <= 0:
+        raise ValueError(f"celu needs alpha above zero, got {alpha:g}; celu(1) is the usual one")
+    return _base(
+        spell("celu", {"alpha": alpha}),
+        f"where(x > 0, x, {alpha} * expm1(negative_part(x) / {alpha}))",
+        f"where(x > 0, 1.0, exp(negative_part(x) / {alpha}))",
+        lambda x: F.celu(x, alpha),
+    )
+
+
+@family
+def softsign() -> Base:
+    return _base("softsign", "x / (1 + abs(x))", "1 / square(1 + abs(x))", F.softsign)
+
+
+@family
+def arctan() -> Base:
+    return _base("arctan", "atan(x)", "1 / (1 + x * x)", torch.atan)
+
+
+@family
+def asinh() -> Base:
+    return _base("asinh", "asinh(x)", "1 / sqrt(1 + x * x)", torch.asinh)
+
+
+@family
+def sin() -> Base:
+    return _base("sin", "sin(x)", "cos(x)", torch.sin, bounds=(-1.0, 1.0))
+
+
+@family
+def hardtanh() -> Base:
+    return _base(
+        "hardtanh",
+        "where(x > 1, 1.0, where(x < -1, -1.0, x))",
+        "step(1 - abs(x))",
+        F.hardtanh,
+        kinks=(-1.0, 1.0),
+    )
+
+
+@family
+def relu6() -> Base:
+    return _base(
+        "relu6",
+        "where(x > 6, 6.0, where(x < 0, 0.0, x))",
+        "step(x) * step(6 - x)",
+        F.relu6,
+        at_zero=(0.0, 0.0, 1.0),
+        kinks=(0.0, 6.0),
+    )
+
+
+# Functions that do not start at the origin with slope one: as they are, for those who know why, and normalised.
+
+
+def _unit(raw: Base, **changes: Any) -> Base:
+    """(f(x) - f(0)) / f'(0), with the slope from the right where the two sides differ."""
+    text = raw.formula or Formula("", "")  # every entry of the catalogue has one
+    offset, (left, right) = raw.value_at_zero, raw.slopes_at_zero
+    low, high = raw.slope_bounds
+    shifted = f"({text.value} - {offset!r})" if offset else f"({text.value})"
+    facts: dict[str, Any] = {
+        "value": f"{shifted} * {1 / right!r}",
+        "slope": f"({text.slope}) * {1 / right!r}",
+        "native": lambda x: (raw.function(x) - offset) / right if offset else raw.function(x) / right,
+        "at_zero": (0.0, left / right, 1.0),
+        "bounds": (low / right, high / right),
+        "kinks": raw.kinks,
+    }
+    return _base(f"unit_{raw.name}", **(facts | changes))
+
+
+_GELU_SLOPES = (-0.12890414724209064, 1.1289041472420906)
+_SILU_SLOPES = (-0.09983932012886333, 1.0998393201288632)
+_ROOT_HALF = math.sqrt(0.5)
+_NORMAL_AT_0 = 1 / math.sqrt(2 * math.pi)
+
+
+@family
+def gelu() -> Base:
+    return _base(
+        "gelu",
+        f"0.5 * x * (1 + erf({_ROOT_HALF!r} * x))",
+        f"0.5 * (1 + erf({_ROOT_HALF!r} * x)) + {_NORMAL_AT_0!r} * x * exp(-0.5 * x * x)",
+        F.gelu,
+        at_zero=(0.0, 0.5, 0.5),
+        bounds=_GELU_SLOPES,
+    )
+
+
+@family
+def unit_gelu() -> Base:
+    return _unit(gelu())
+
+
+@family
+def gelu_tanh() -> Base:
+    """GELU's approximation by tanh, as in GPT-2."""
+    inner = f"tanh({math.sqrt(2 / math.pi)!r} * x * (1 + 0.044715 * x * x))"
+    return _base(
+        "gelu_tanh",
+        f"0.5 * x * (1 + {inner})",
+        f"0.5 * (1 + {inner}) + {0.5 * math.sqrt(2 / math.pi)!r} * x * (1 - square({inner})) * (1 + 0.134145 * x * x)",
+        lambda x: F.gelu(x, approximate="tanh"),
+        at_zero=(0.0, 0.5, 0.5),
+        bounds=(-0.12899306865877172, 1.1289930686587717),
+    )
+
+
+@family
+def quick_gelu() -> Base:
+    """GELU's approximation by the sigmoid, x * sigmoid(1.702 x), as in CLIP."""
+    return _base(
+        "quick_gelu",
+        "x * sigmoid(1.702 * x)",
+        "sigmoid(1.702 * x) * (1 + 1.702 * x * sigmoid(-1.702 * x))",
+        at_zero=(0.0, 0.5, 0.5),
+        bounds=_SILU_SLOPES,
+    )
+
+
+@family
+def silu() -> Base:
+    return _base(
+        "silu",
+        "x * sigmoid(x)",
+        "sigmoid(x) * (1 + x * sigmoid(-x))",
+        F.silu,
+        at_zero=(0.0, 0.5, 0.5),
+        bounds=_SILU_SLOPES,
+    )
+
+
+@family
+def unit_silu() -> Base:
+    return _unit(silu())
+
+
+@family
+def mish() -> Base:
+    gate = "tanh(positive_part(x) + log1p(exp(-abs(x))))"
+    return _base(
+        "mish",
+        f"x * {gate}",
+        f"{gate} + x * sigmoid(x) * (1 - square({gate}))",
+        F.mish,
+        at_zero=(0.0, 0.6, 0.6),
+        bounds=(-0.11252612238945403, 1.0884981612517242),
+    )
+
+
+@family
+def unit_mish() -> Base:
+    return _unit(mish())
+
+
+@family
+def softplus(beta: float = 1.0) -> Base:
+    if beta <= 0:
+        raise ValueError(f"softplus needs beta above zero, got {beta:g}; softplus(1) is the usual one")
+    return _base(
+        spell("softplus", {"beta": beta}),
+        f"positive_part(x) + log1p(exp(-{beta} * abs(x))) * {1 / beta!r}",
+        f"sigmoid({beta} * x)",
+        lambda x: F.softplus(x, beta=beta),
+        at_zero=(math.log(2) / beta, 0.5, 0.5),
+    )
+
+
+@family
+def unit_softplus() -> Base:
+    text = "2 * (positive_part(x) + log1p(0.5 * expm1(-abs(x))))"  # exact near 0, where the difference is not
+    return _unit(softplus(), value=text, native=None)
+
+
+@family
+def sigmoid() -> Base:
+    return _base("sigmoid", "sigmoid(x)", "y * (1 - y)", torch.sigmoid, at_zero=(0.5, 0.25, 0.25), bounds=(0.0, 0.25))
+
+
+@family
+def unit_sigmoid() -> Base:
+    return _base("unit_sigmoid", "2 * tanh(0.5 * x)", "1 - 0.25 * y * y")
+
+
+_SELU_ALPHA = 1.6732632423543772
+_SELU_SCALE = 1.0507009873554805
+
+
+@family
+def selu() -> Base:
+    scaled = _SELU_ALPHA * _SELU_SCALE
+    return _base(
+        "selu",
+        f"where(x > 0, {_SELU_SCALE} * x, {scaled!r} * expm1(negative_part(x)))",
+        f"where(x > 0, {_SELU_SCALE}, {scaled!r} * exp(negative_part(x)))",
+        F.selu,
+        at_zero=(0.0, scaled, _SELU_SCALE),
+        bounds=(0.0, scaled),
+        kinks=(0.0,),
+    )
+
+
+@family
+def unit_selu() -> Base:
+    return _unit(selu())
+
+
+@family
+def erf() -> Base:
+    slope = 2 / math.sqrt(math.pi)
+    return _base(
+        "erf", "erf(x)", f"{slope!r} * exp(-x * x)", torch.erf, at_zero=(0.0, slope, slope), bounds=(0.0, slope)
+    )
+
+
+@family
+def unit_erf() -> Base:
+    return _unit(erf())
+
+
+@family
+def hardswish() -> Base:
+    return _base(
+        "hardswish",
+        "where(x > 3, x, where(x < -3, 0.0, x * (x + 3) * 0.16666666666666666))",
+        "where(x > 3, 1.0, step(x + 3) * (x * 0.3333333333333333 + 0.5))",
+        F.hardswish,
+        at_zero=(0.0, 0.5, 0.5),
+        bounds=(-0.5, 1.5),
+        kinks=(-3.0, 3.0),
+    )
+
+
+@family
+def unit_hardswish() -> Base:
+    return _unit(hardswish())
+
+
+@family
+def hardsigmoid() -> Base:
+    return _base(
+        "hardsigmoid",
+        "where(x > 3, 1.0, where(x < -3, 0.0, x * 0.16666666666666666 + 0.5))",
+        "step(3 - abs(x)) * 0.16666666666666666",
+        F.hardsigmoid,
+        at_zero=(0.5, 1 / 6, 1 / 6),
+        bounds=(0.0, 1 / 6),
+        kinks=(-3.0, 3.0),
+    )

@@ -1,0 +1,218 @@
+"""Where the coefficients of a hull live, and how they are kept there.
+
+A convex hull's coefficients live in the :class:`Simplex`, an affine hull's in the :class:`Hyperplane`. An optimiser
+moves *raw* numbers without constraints; a :class:`Way` maps them into the set, so that coefficients are exact after
+every step of any optimiser. No way divides by something that can reach zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+_TOLERANCE = 1e-5  # on given coefficients; what is kept is exact to rounding
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Way:
+    """One way of keeping coefficients in a set; all functions act on the last dimension.
+
+    Args:
+        name: how the user chooses it.
+        coefficients: raw numbers to coefficients, differentiable.
+        raw: coefficients to raw numbers, so that `coefficients(raw(c)) = c`.
+        pullback: (raw, coefficients, gradient for coefficients) to the gradient for raw numbers.
+        fewer: how many raw numbers fewer than coefficients there are.
+    """
+
+    name: str
+    coefficients: Callable[[Tensor], Tensor]
+    raw: Callable[[Tensor], Tensor]
+    pullback: Callable[[Tensor, Tensor, Tensor], Tensor]
+    fewer: int = 0
+
+    def __repr__(self) -> str:
+        return f"Way({self.name})"
+
+    def __reduce__(self) -> tuple[Callable[[str], Way], tuple[str]]:
+        return way, (self.name,)
+
+    def __deepcopy__(self, memo: object) -> Way:
+        return self
+
+
+def _centred(gradient: Tensor) -> Tensor:
+    return gradient - gradient.mean(-1, keepdim=True)
+
+
+def _recentre(raw: Tensor) -> Tensor:
+    """c = r + (1 - sum r) / N: the nearest point of the hyperplane, argmin |c - r| subject to sum c = 1."""
+    return raw + (1 - raw.sum(-1, keepdim=True)) / raw.shape[-1]
+
+
+def _complete(raw: Tensor) -> Tensor:
+    """c = (r, 1 - sum r): the last coefficient is what the others leave."""
+    return torch.cat([raw, 1 - raw.sum(-1, keepdim=True)], dim=-1)
+
+
+def _free_pullback(raw: Tensor, coefficients: Tensor, gradient: Tensor) -> Tensor:
+    return gradient[..., :-1] - gradient[..., -1:]
+
+
+def _softmax_pullback(raw: Tensor, coefficients: Tensor, gradient: Tensor) -> Tensor:
+    return coefficients * (gradient - (coefficients * gradient).sum(-1, keepdim=True))
+
+
+def _nearest(raw: Tensor) -> Tensor:
+    """c = argmin |c - r| subject to c >= 0, sum c = 1.
+
+    The solution is c = max(r - t, 0) with t = max over k of (sum of the k largest r - 1) / k.
+    """
+    ordered = raw.sort(dim=-1, descending=True).values
+    counts = torch.arange(1, raw.shape[-1] + 1, device=raw.device, dtype=raw.dtype)
+    threshold = ((ordered.cumsum(-1) - 1) / counts).amax(-1, keepdim=True)
+    return (raw - threshold).clamp_min(0)
+
+
+def _tangent(raw: Tensor, coefficients: Tensor, gradient: Tensor) -> Tensor:
+    """The part of the gradient along which the coefficients can move.
+
+    Descent goes along -gradient, so this is g = argmin |g - gradient| subject to sum g = 0 and g_i <= 0 wherever
+    c_i = 0: a coefficient at zero is moved if that makes it grow, and is left alone otherwise. Inside the simplex this
+    is the projection's own Jacobian, gradient - mean(gradient). On its boundary the Jacobian would give a coefficient
+    at zero no gradient ever again.
+
+    The solution is g_i = gradient_i - t, cut to at most 0 where c_i = 0, with t as in the projection: the minimum
+    over k of the mean of the gradients inside and the k smallest gradients of those at zero.
+    """
+    inside = coefficients > 0
+    entered = torch.where(inside, -torch.inf, gradient)  # those inside count always, those at zero by their gradient
+    order = entered.argsort(dim=-1)
+    ordered = gradient.gather(-1, order)
+    counts = torch.arange(1, gradient.shape[-1] + 1, device=gradient.device, dtype=gradient.dtype)
+    means = ordered.cumsum(-1) / counts
+    at_least = inside.sum(-1, keepdim=True)
+    threshold = torch.where(counts >= at_least, means, torch.inf).amin(-1, keepdim=True)
+    moved = gradient - threshold
+    return torch.where(inside, moved, moved.clamp_max(0))
+
+
+class _Projection(torch.autograd.Function):
+    """The projection onto the simplex, with :func:`_tangent` as its backward pass."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(raw: Tensor) -> Tensor:
+        return _nearest(raw)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0], output)
+        ctx.save_for_forward(inputs[0], output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        raw, coefficients = ctx.saved_tensors
+        return _tangent(raw, coefficients, gradient)
+
+
+class _EagerProjection(_Projection):
+    """The same with forward-mode differentiation, which torch.compile refuses to trace."""
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        inside = ctx.saved_tensors[1] > 0
+        return torch.where(inside, tangent - (inside * tangent).sum(-1, True) / inside.sum(-1, True), 0.0)
+
+
+def _project(raw: Tensor) -> Tensor:
+    function = _Projection if torch.compiler.is_compiling() else _EagerProjection
+    projected: Tensor = function.apply(raw)  # type: ignore[no-untyped-call]
+    return projected
+
+
+_WAYS = {
+    made.name: made
+    for made in (
+        Way("given", lambda raw: raw, lambda c: c, lambda raw, c, gradient: gradient),
+        Way("projection", _project, lambda c: c, _tangent),
+        Way("softmax", lambda raw: raw.softmax(-1), lambda c: _centred(c.log()), _softmax_pullback),
+        Way("recentred", _recentre, lambda c: c, lambda raw, c, gradient: _centred(gradient)),
+        Way("free", _complete, lambda c: c[..., :-1], _free_pullback, fewer=1),
+    )
+}
+
+
+def way(name: str) -> Way:
+    return _WAYS[name]
+
+
+@dataclass(frozen=True)
+class _Set:
+    keep: str = ""
+    ways: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        if self.keep not in self.ways:
+            listed = " or ".join(map(repr, self.ways))
+            raise ValueError(f"keep={self.keep!r}: coefficients in the {type(self).__name__} are kept by {listed}")
+
+    @property
+    def way(self) -> Way:
+        return way(self.keep)
+
+    def check(self, coefficients: Tensor) -> tuple[bool, str]:
+        """Whether every row of coefficients is in the set, and if not, why."""
+        if not bool(coefficients.isfinite().all()):
+            return False, "coefficients must be finite numbers"
+        sums = coefficients.sum(-1)
+        worst = sums.flatten()[(sums - 1).abs().argmax()].item()
+        if abs(worst - 1) > _TOLERANCE:
+            return False, f"coefficients must sum to one, these sum to {worst:.6g}"
+        return True, ""
+
+
+@dataclass(frozen=True)
+class Hyperplane(_Set):
+    """The coefficients of an affine hull: {c : sum c = 1}.
+
+    `keep` is ``"recentred"``, c = r + (1 - sum r) / N, which treats all bases alike, or ``"free"``, where the first
+    N - 1 coefficients are the raw numbers and the last is what they leave to one.
+
+    >>> import torch, hullo
+    >>> hullo.Hyperplane().check(torch.tensor([2.0, -1.0]))
+    (True, '')
+    """
+
+    keep: str = "recentred"
+    ways: ClassVar[tuple[str, ...]] = ("recentred", "free")
+
+
+@dataclass(frozen=True)
+class Simplex(_Set):
+    """The coefficients of a convex hull: {c : c >= 0, sum c = 1}.
+
+    `keep` is ``"projection"``, the Euclidean projection, which reaches vertices and edges exactly and leaves them
+    again when the gradient says so, or ``"softmax"``, which stays strictly inside.
+
+    >>> import torch, hullo
+    >>> hullo.Simplex().check(torch.tensor([2.0, -1.0]))
+    (False, 'coefficients of a convex hull must not be negative, one is -1')
+    """
+
+    keep: str = "projection"
+    ways: ClassVar[tuple[str, ...]] = ("projection", "softmax")
+
+    def check(self, coefficients: Tensor) -> tuple[bool, str]:
+        ok, reason = super().check(coefficients)
+        least = coefficients.amin().item()
+        if ok and least < 0:
+            return False, f"coefficients of a convex hull must not be negative, one is {least:.6g}"
+        if ok and self.keep == "softmax" and least < 1e-30:
+            return False, "a softmax never reaches zero and could not leave it; keep='projection' can start there"
+        return ok, reason

@@ -1,0 +1,187 @@
+"""ConvexHull and AffineHull: activation functions that learn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from hullo.bases import Base, base, resolve
+from hullo.coefficients import Hyperplane, Simplex
+from hullo.functional import apply
+from hullo.kernels import Plan
+
+Start = Sequence[float] | Sequence[Sequence[float]] | Tensor | str | None
+
+
+class Hull(nn.Module):
+    """What both hulls share: the bases, the raw numbers an optimiser moves, and the coefficients made of them."""
+
+    kind: ClassVar[str]
+    set_class: ClassVar[type[Simplex] | type[Hyperplane]]
+    raw: nn.Parameter
+
+    def __init__(
+        self,
+        *bases: str | Base,
+        start: Start = None,
+        groups: int = 1,
+        channel_dim: int = 1,
+        keep: str | None = None,
+        strict: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(groups, int) or isinstance(groups, bool) or groups < 1:
+            raise ValueError(f"groups={groups!r}: give 1 for one activation a layer, or a number of groups of channels")
+        if not isinstance(channel_dim, int) or isinstance(channel_dim, bool):
+            raise ValueError(f"channel_dim={channel_dim!r}: give the index of the dimension that holds the channels")
+        dtype = torch.get_default_dtype() if dtype is None else dtype
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise TypeError(f"dtype={dtype!r}: coefficients need a floating-point torch.dtype such as torch.float32")
+        self.bases = resolve(bases, strict=strict)
+        self.groups = groups
+        self.constraint = self.set_class() if keep is None else self.set_class(keep)
+        self.plan = Plan(self.bases, self.constraint.way, channel_dim)
+        coefficients = self._admitted(self._uniform() if start is None else start)
+        raw = self.constraint.way.raw(coefficients)
+        self.raw = nn.Parameter(raw.to(device=device, dtype=torch.float64 if dtype == torch.float64 else torch.float32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return apply(x, self.raw, self.plan)
+
+    @property
+    def coefficients(self) -> Tensor:
+        """The coefficients: N numbers, or one row of them a group. They follow the raw numbers and are in the hull.
+
+        Assign N numbers, a row a group, or a base's name to set them; a value off the hull is refused.
+        """
+        coefficients: Tensor = self.constraint.way.coefficients(self.raw)
+        return coefficients
+
+    @coefficients.setter
+    def coefficients(self, value: Start) -> None:
+        raw = self.constraint.way.raw(self._admitted(self._uniform() if value is None else value))
+        with torch.no_grad():
+            self.raw.copy_(raw)
+
+    @property
+    def spelling(self) -> str:
+        """The hull in one word: ``affine(identity,relu,tanh)``."""
+        return f"{self.kind}({','.join(item.name for item in self.bases)})"
+
+    def _uniform(self) -> Tensor:
+        return torch.full((len(self.bases),), 1 / len(self.bases), dtype=torch.float64)
+
+    def _admitted(self, value: Start) -> Tensor:
+        """Coefficients as given, checked, in float64, in the shape that `coefficients` has."""
+        n = len(self.bases)
+        shape = (n,) if self.groups == 1 else (self.groups, n)
+        if isinstance(value, str):
+            if base(value) not in self.bases:
+                raise ValueError(f"cannot start as {value!r}: it is not one of the bases of {self.spelling}")
+            value = [float(item is base(value)) for item in self.bases]
+        given = torch.as_tensor(value).detach().to(device="cpu", dtype=torch.float64)
+        if given.shape not in ((n,), shape):
+            wanted = f"{n} numbers" if self.groups == 1 else f"{n} numbers or {self.groups} rows of {n}"
+            raise ValueError(f"{self.spelling} takes {wanted} as coefficients, got shape {tuple(given.shape)}")
+        ok, reason = self.constraint.check(given)
+        if not ok:
+            raise ValueError(f"{_shown(given)} are no coefficients of {self.spelling}: {reason}")
+        return given.expand(shape).clone()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Hull:
+        # model.half() and model.bfloat16() leave the coefficients in float32: they are few, and their steps are small.
+        def keep_precision(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            return tensor.to(moved.device) if moved.dtype in (torch.float16, torch.bfloat16) else moved
+
+        super()._apply(keep_precision, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    @property
+    def _meaning(self) -> str:
+        return f"{self.spelling} {self.constraint.keep}"
+
+    def get_extra_state(self) -> Tensor:
+        """What the raw numbers mean, kept with them: as bytes in a tensor, which every checkpoint format can hold."""
+        return torch.tensor(list(self._meaning.encode()), dtype=torch.uint8, device="cpu")
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Nothing to set: `_load_from_state_dict` has checked it."""
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        errors: list[str] = rest[-1]
+        saved = state_dict.get(f"{prefix}_extra_state")
+        if saved is not None and bytes(saved.tolist()).decode() != self._meaning:
+            meaning = bytes(saved.tolist()).decode()
+            errors.append(f"{prefix}raw was saved by {meaning!r}; this module is {self._meaning!r}")
+            return
+        raw = state_dict.get(f"{prefix}raw")
+        if raw is not None and raw.shape != self.raw.shape:
+            saved_groups = raw.shape[0] if raw.dim() == 2 else 1
+            errors.append(f"{prefix}raw was saved with groups={saved_groups}; this module has groups={self.groups}")
+            return
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def extra_repr(self) -> str:
+        parts = [item.name for item in self.bases]
+        if self.groups == 1 and self.raw.device.type != "meta":
+            parts = [f"{name}={value:.2g}" for name, value in zip(parts, self.coefficients.tolist(), strict=True)]
+        if self.groups > 1:
+            parts.append(f"groups={self.groups}")
+        if self.groups > 1 and self.plan.channel_dim != 1:
+            parts.append(f"channel_dim={self.plan.channel_dim}")
+        if self.constraint != self.set_class():
+            parts.append(f"keep={self.constraint.keep!r}")
+        return ", ".join(parts)
+
+
+def _shown(given: Tensor) -> str:
+    return str([round(value, 6) for value in given.tolist()]) if given.dim() == 1 else f"{len(given)} rows"
+
+
+class AffineHull(Hull):
+    r"""An activation learned in the affine hull of base functions: f(x) = sum c_i f_i(x) with sum c_i = 1.
+
+    Args:
+        bases: names of the catalogue, or :class:`hullo.Base` objects.
+        start: the first coefficients: N numbers, a row of them a group, or the name of the base to start as;
+            1/N each by default.
+        groups: 1 is one activation for the layer; G gives each of G equal groups of channels its own coefficients;
+            the number of channels is one activation a channel.
+        channel_dim: the dimension of the channels: 1 as in convolutions, -1 in transformers.
+        keep: how coefficients are kept in the hull, "recentred" or "free"; see :class:`hullo.Hyperplane`.
+        strict: refuse bases that do not start at the origin with slope one.
+
+    Example:
+        >>> import torch, hullo
+        >>> act = hullo.AffineHull("identity", "relu", "tanh")
+        >>> act
+        AffineHull(identity=0.33, relu=0.33, tanh=0.33)
+        >>> act.coefficients = [0.0, 1.0, 0.0]
+        >>> act(torch.tensor([-2.0, 3.0]))
+        tensor([0., 3.], grad_fn=<_CombineBackward>)
+    """
+
+    kind = "affine"
+    set_class = Hyperplane
+
+
+class ConvexHull(Hull):
+    r"""An activation learned in the convex hull of base functions: sum c_i f_i(x) with sum c_i = 1 and c_i >= 0.
+
+    The arguments are those of :class:`AffineHull`; `keep` is "projection" or "softmax", see :class:`hullo.Simplex`.
+    Bases that never fall make a function that never falls.
+
+    Example:
+        >>> import hullo
+        >>> hullo.ConvexHull("identity", "relu", start=[0.01, 0.99])
+        ConvexHull(identity=0.01, relu=0.99)
+    """
+
+    kind = "convex"
+    set_class = Simplex
