@@ -51,7 +51,7 @@ def _centred(gradient: Tensor) -> Tensor:
 
 def _recentre(raw: Tensor) -> Tensor:
     """c = r + (1 - sum r) / N: the nearest point of the hyperplane, argmin |c - r| subject to sum c = 1."""
-    return raw + (1 - raw.sum(-1, keepdim=True)) / raw.shape[-1]
+    return raw - (raw.mean(-1, keepdim=True) - 1 / raw.shape[-1])
 
 
 def _complete(raw: Tensor) -> Tensor:

@@ -1,0 +1,124 @@
+"""What a combination of base functions is, mathematically: monotone, bounded in slope, like the identity, well known.
+
+Every function takes a hull, or coefficients and bases. A hull with several groups gets a list of answers, one a group.
+Slopes are found in float64 on a fixed set of points and on both sides of every kink, which settles the questions below
+to about 1e-6.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from hullo.bases import Base, base, real_line, resolve
+from hullo.modules import Hull
+
+Coefficients = Tensor | Sequence[float] | Sequence[Sequence[float]]
+Answer = TypeVar("Answer")
+
+_TOLERANCE = 1e-6
+
+
+def slope_bounds(
+    subject: Hull | Coefficients, bases: Iterable[str | Base] | None = None
+) -> tuple[float, float] | list[tuple[float, float]]:
+    """The smallest and the largest slope over the real line.
+
+    The larger of their magnitudes is the Lipschitz constant.
+
+    >>> import hullo
+    >>> hullo.slope_bounds([2.0, -1.0], ["identity", "tanh"])
+    (1.0, 2.0)
+    """
+    return _for_each_row(_slope_bounds, subject, bases)
+
+
+def is_monotone(subject: Hull | Coefficients, bases: Iterable[str | Base] | None = None) -> bool | list[bool]:
+    """Whether the function never falls.
+
+    >>> import hullo
+    >>> hullo.is_monotone(hullo.ConvexHull("identity", "relu", "tanh"))
+    True
+    >>> hullo.is_monotone([-1.0, 2.0], ["identity", "tanh"])
+    False
+    """
+    return _for_each_row(lambda c, found: _slope_bounds(c, found)[0] >= -_TOLERANCE, subject, bases)
+
+
+def approximates_identity(subject: Hull | Coefficients, bases: Iterable[str | Base] | None = None) -> bool | list[bool]:
+    """Whether f(x) = x + o(x) at the origin: value zero and slope one from both sides.
+
+    >>> import hullo
+    >>> hullo.approximates_identity(hullo.AffineHull("identity", "tanh", start=[3.0, -2.0]))
+    True
+    >>> hullo.approximates_identity(hullo.AffineHull("identity", "relu"))
+    False
+    """
+    return _for_each_row(_approximates_identity, subject, bases)
+
+
+def known_as(
+    subject: Hull | Coefficients, bases: Iterable[str | Base] | None = None
+) -> Base | list[Base | None] | None:
+    """The base function of the catalogue that the combination equals, if there is one.
+
+    >>> import hullo
+    >>> hullo.known_as(hullo.ConvexHull("identity", "relu", start=[0.25, 0.75]))
+    Base(leaky_relu(0.25))
+    """
+    return _for_each_row(_known_as, subject, bases)
+
+
+def _for_each_row(
+    question: Callable[[list[float], tuple[Base, ...]], Answer],
+    subject: Hull | Coefficients,
+    bases: Iterable[str | Base] | None,
+) -> Answer | list[Answer]:
+    if isinstance(subject, Hull):
+        if bases is not None:
+            raise TypeError("a hull knows its bases; give them only together with coefficients")
+        found, rows = subject.bases, subject.coefficients.detach().double().cpu()
+    elif bases is None:
+        raise TypeError("coefficients need their bases: give both, or a hull")
+    else:
+        found, rows = resolve(bases, strict=False), torch.as_tensor(subject, dtype=torch.float64)
+    if rows.dim() not in (1, 2) or rows.shape[-1] != len(found) or not bool(rows.isfinite().all()):
+        shape = tuple(rows.shape)
+        raise ValueError(f"{len(found)} bases need {len(found)} finite coefficients a row, got shape {shape}: {rows}")
+    if rows.dim() == 1:
+        return question(rows.tolist(), found)
+    return [question(row.tolist(), found) for row in rows]
+
+
+def _slope_bounds(coefficients: list[float], found: tuple[Base, ...]) -> tuple[float, float]:
+    kinks = [kink for item in found for kink in item.kinks]
+    near = torch.tensor([side for kink in kinks for side in (kink - 1e-9, kink + 1e-9)], dtype=torch.float64)
+    x = torch.cat([real_line(), near])
+    slopes = sum((c * item.derivative(x) for c, item in zip(coefficients, found, strict=True)), torch.zeros_like(x))
+    return round(slopes.min().item(), 9), round(slopes.max().item(), 9)
+
+
+def _approximates_identity(coefficients: list[float], found: tuple[Base, ...]) -> bool:
+    value = sum(c * item.value_at_zero for c, item in zip(coefficients, found, strict=True))
+    sides = (sum(c * item.slopes_at_zero[side] for c, item in zip(coefficients, found, strict=True)) for side in (0, 1))
+    return abs(value) < _TOLERANCE and all(abs(slope - 1) < _TOLERANCE for slope in sides)
+
+
+def _known_as(coefficients: list[float], found: tuple[Base, ...]) -> Base | None:
+    used = [(c, item) for c, item in zip(coefficients, found, strict=True) if abs(c) > _TOLERANCE]
+    if len(used) == 1 and math.isclose(used[0][0], 1, abs_tol=_TOLERANCE):
+        return used[0][1]
+    if not all(re.fullmatch(r"identity|relu|leaky_relu(\(.*\))?", item.name) for _, item in used):
+        return None
+    left, right = (sum(c * item.slopes_at_zero[side] for c, item in used) for side in (0, 1))
+    if not math.isclose(right, 1, abs_tol=_TOLERANCE):
+        return None
+    for name, slope in (("identity", 1.0), ("relu", 0.0)):
+        if math.isclose(left, slope, abs_tol=_TOLERANCE):
+            return base(name)
+    return base(f"leaky_relu({left:.9g})")
