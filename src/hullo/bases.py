@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 Function = Callable[[Tensor], Tensor]
 Slope = Callable[[Tensor, Tensor], Any]
@@ -79,8 +80,7 @@ class Base:
 
     def derivative(self, x: Tensor) -> Tensor:
         """f'(x), a tensor like x."""
-        slope = self.slope(x, self.function(x))
-        return slope if isinstance(slope, Tensor) else torch.full_like(x, slope)
+        return _derivative(self.function, self.slope, x)
 
     @property
     def is_monotone(self) -> bool:
@@ -102,6 +102,11 @@ class Base:
         return self
 
 
+def _derivative(function: Function, slope: Slope, x: Tensor) -> Tensor:
+    slopes = slope(x, function(x))
+    return slopes if isinstance(slopes, Tensor) else torch.full_like(x, slopes)
+
+
 @dataclass(frozen=True)
 class _Family:
     make: Callable[..., Base]
@@ -109,12 +114,14 @@ class _Family:
 
 
 _families: dict[str, _Family] = {}
+_known: dict[str, Base] = {}  # by every spelling that was asked for
 
 
 def family(make: Callable[..., Base]) -> Callable[..., Base]:
     """Decorator: the function's name is a base's name, its parameters (numbers with defaults) are the base's."""
     parameters = {p.name: float(p.default) for p in inspect.signature(make).parameters.values()}
     _families[make.__name__] = _Family(make, parameters)
+    _known[make.__name__] = make()
     return make
 
 
@@ -132,13 +139,7 @@ def names() -> tuple[str, ...]:
     >>> hullo.names()[:3]
     ('identity', 'relu', 'tanh')
     """
-    _load_catalogue()
     return tuple(_families)
-
-
-@functools.cache
-def _load_catalogue() -> None:
-    from hullo import catalogue  # noqa: F401  (fills _families)
 
 
 def base(spelling: str | Base) -> Base:
@@ -152,10 +153,11 @@ def base(spelling: str | Base) -> Base:
         return spelling
     if not isinstance(spelling, str):
         raise TypeError(f"a base is a name or a hullo.Base, not {spelling!r} of type {type(spelling).__name__}")
-    return _parse(spelling)
+    if spelling not in _known:
+        _known[spelling] = _parse(spelling)
+    return _known[spelling]
 
 
-@functools.cache
 def _parse(spelling: str) -> Base:
     match = re.fullmatch(r"\s*(\w+)\s*(?:\(([^()]*)\))?\s*", spelling)
     name = match[1] if match else spelling
@@ -163,14 +165,15 @@ def _parse(spelling: str) -> Base:
         raise ValueError(f"unknown base function {spelling!r}; known are: {', '.join(names())}{_guess(name)}")
     defaults = _families[name].parameters
     try:
-        given = [float(text) for text in match[2].split(",")] if match[2] else []
+        # adding zero turns -0.0, which spells differently, into 0.0
+        given = [float(text) + 0.0 for text in match[2].split(",")] if match[2] else []
     except ValueError:
         raise ValueError(f"{spelling!r}: the parameters of {name} are numbers, as in {_usage(name)}") from None
     if len(given) > len(defaults) or not all(map(math.isfinite, given)):
         raise ValueError(f"{spelling!r}: {name} is written {_usage(name)}")
     parameters = {**defaults, **dict(zip(defaults, given, strict=False))}
     canonical = spell(name, parameters)
-    return _families[name].make(**parameters) if canonical == spelling else _parse(canonical)
+    return _families[name].make(**parameters) if canonical == spelling else base(canonical)
 
 
 def _guess(name: str) -> str:
@@ -190,9 +193,20 @@ def resolve(bases: Iterable[str | Base], *, strict: bool = True) -> tuple[Base, 
     """Check a set of bases and return it: known, distinct, linearly independent and, if `strict`, admissible."""
     if isinstance(bases, str):
         raise TypeError(f"bases are given one by one, as in 'identity', 'relu'; not as one string {bases!r}")
+    if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+        return tuple(item if isinstance(item, Base) else _looked_up(item) for item in bases)
     found = tuple(base(item) for item in bases)
     _check(found, strict)
     return found
+
+
+def _looked_up(spelling: str) -> Base:
+    """A base for code that is being compiled, which can look one up but not make one."""
+    if spelling not in _known:
+        raise ValueError(
+            f"base function {spelling!r} is not known to compiled code; call hullo.base({spelling!r}) before"
+        )
+    return _known[spelling]
 
 
 @functools.cache
@@ -220,6 +234,7 @@ def _unit_form(item: Base) -> str:
     return f"Use its normalised form {unit!r}; " if re.match(r"\w+", unit)[0] in names() else ""  # type: ignore[index]
 
 
+@_disable_current_modes()  # real numbers are needed, also while an exporter traces with tensors that have none
 def _check_independence(found: tuple[Base, ...]) -> None:
     x = torch.linspace(-12.0, 12.0, 4801, dtype=torch.float64, device="cpu")
     columns = torch.stack([item.function(x) for item in found], dim=1)
@@ -290,36 +305,44 @@ def _differentiated(function: Function) -> Slope:
 
 
 def _measured(name: str, function: Function, slope: Slope) -> Base:
-    x = real_line()
+    x = real_line().clone()
     y = function(x)
     if not isinstance(y, Tensor) or y.shape != x.shape or y.dtype != x.dtype:
         raise ValueError(f"base function {name!r} must return a tensor like its input, of the same shape and dtype")
-    if not torch.equal(function(x.flip(0)).flip(0), y):
-        raise ValueError(f"base function {name!r} must act on each entry alone; its values depend on other entries")
-    near = x[(x.abs() > 1e-3) & (x.abs() < 8)]
-    step = 1e-5
-    differences = (function(near + step) - function(near - step)) / (2 * step)
-    wrong = (slope(near, function(near)) - differences).abs() > 1e-5 * differences.abs().clamp_min(1)
-    if not bool(wrong.sum() <= 0.01 * near.numel()):  # a kink or two may fall between the points; NaN is wrong
-        at = near[wrong][0].item() if wrong.any() else math.nan
-        raise ValueError(f"the derivative of base function {name!r} disagrees with its values, e.g. at x = {at:.4g}")
+    if not torch.equal(x, real_line()):
+        raise ValueError(f"base function {name!r} must leave its input as it is; torch.tanh does, torch.tanh_ does not")
     origin = torch.tensor([0.0, -_NEAR_ZERO, _NEAR_ZERO], dtype=torch.float64, device="cpu")
     at_zero = function(origin)
     if not bool(at_zero.isfinite().all()):
         raise ValueError(f"base function {name!r} is not finite at the origin: f(0) = {at_zero[0].item()}")
-    left, right = ((at_zero[1:] - at_zero[0]) / origin[1:]).tolist()
-    slopes = slope(x, y)
+    if bool(y.isnan().any()):
+        raise ValueError(f"base function {name!r} must have a value everywhere, and f({x[y.isnan()][0]:.4g}) = nan")
+    near = (x.abs() > 1e-3) & (x.abs() < 8)
+    if not torch.allclose(function(x[near].flip(0)).flip(0), y[near], rtol=1e-9, atol=1e-12):
+        raise ValueError(f"base function {name!r} must act on each entry alone; its values depend on other entries")
+    slopes = _derivative(function, slope, x)
+    if slopes.shape != x.shape:
+        raise ValueError(f"the derivative of base function {name!r} must return a tensor like its input, or a number")
+    step = 1e-5
+    differences = (function(x[near] + step) - function(x[near] - step)) / (2 * step)
+    right = (slopes[near] - differences).abs() <= 1e-5 * differences.abs().clamp_min(1)
+    if int(right.sum()) < 0.99 * len(right):  # a kink or two may fall between the points; NaN is not right
+        at = x[near][~right][0].item()
+        raise ValueError(f"the derivative of base function {name!r} disagrees with its values, e.g. at x = {at:.4g}")
+    jumps = at_zero[1:] - at_zero[0]  # where the value jumps its slope is this over next to nothing
+    sides = torch.where(jumps.abs() > 1e-6, jumps / origin[1:], _derivative(function, slope, origin[1:]))
     return Base(
         name,
         function,
         slope,
         value_at_zero=at_zero[0].item(),
-        slopes_at_zero=(round(left, 9), round(right, 9)),
+        slopes_at_zero=(round(sides[0].item(), 9), round(sides[1].item(), 9)),
         slope_bounds=(slopes.min().item(), slopes.max().item()),
     )
 
 
 @functools.cache
+@_disable_current_modes()
 def real_line() -> Tensor:
     """Points that stand for the real line in numerical questions: dense near 0, then ever wider, in float64."""
     near = torch.linspace(-16.0, 16.0, 32001, dtype=torch.float64, device="cpu")

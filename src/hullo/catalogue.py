@@ -17,6 +17,9 @@ from torch import Tensor
 
 from hullo.bases import Base, Formula, Function, family, spell
 
+_ROOT_HALF = math.sqrt(0.5)
+_NORMAL_AT_0 = 1 / math.sqrt(2 * math.pi)
+
 
 def _step(x: Tensor) -> Tensor:
     return torch.relu(x).sign()  # several times faster than a comparison and a conversion
@@ -26,12 +29,15 @@ WORDS: dict[str, Callable[..., Any]] = {
     "abs": torch.abs,
     "asinh": torch.asinh,
     "atan": torch.atan,
+    "clamp": torch.clamp,
     "cos": torch.cos,
     "erf": torch.erf,
     "exp": torch.exp,
     "expm1": torch.expm1,
     "log1p": torch.log1p,
-    "negative_part": lambda x: torch.clamp(x, max=0.0),
+    "minimum": lambda x, most: torch.clamp(x, max=most),
+    "normal_pdf": lambda x: _NORMAL_AT_0 * torch.exp(-0.5 * x * x),
+    "normal_tail": lambda x: 0.5 * torch.erfc(_ROOT_HALF * torch.abs(x)),
     "positive_part": torch.relu,
     "sigmoid": torch.sigmoid,
     "sin": torch.sin,
@@ -41,7 +47,8 @@ WORDS: dict[str, Callable[..., Any]] = {
     "tanh": torch.tanh,
     "where": torch.where,
 }
-"""What the words of a formula mean in PyTorch. `step(x)` is 1 for x > 0 and 0 elsewhere."""
+"""What the words of a formula mean in PyTorch. `step(x)` is 1 for x > 0 and 0 elsewhere. Of the standard normal
+distribution, `normal_pdf(x)` is the density and `normal_tail(x)` the probability beyond |x|."""
 
 
 def _base(
@@ -67,7 +74,7 @@ def identity() -> Base:
 
 @family
 def relu() -> Base:
-    return _base("relu", "where(x < 0, 0.0, x)", "step(x)", torch.relu, at_zero=(0.0, 0.0, 1.0), kinks=(0.0,))
+    return _base("relu", "positive_part(x)", "step(x)", torch.relu, at_zero=(0.0, 0.0, 1.0), kinks=(0.0,))
 
 
 @family
@@ -92,8 +99,8 @@ def leaky_relu(slope: float = 0.01) -> Base:
 def elu(alpha: float = 1.0) -> Base:
     return _base(
         spell("elu", {"alpha": alpha}),
-        f"where(x > 0, x, {alpha} * expm1(negative_part(x)))",
-        f"where(x > 0, 1.0, {alpha} * exp(negative_part(x)))",
+        f"where(x > 0, x, {alpha} * expm1(minimum(x, 0.0)))",
+        f"where(x > 0, 1.0, {alpha} * exp(minimum(x, 0.0)))",
         lambda x: F.elu(x, alpha),
         at_zero=(0.0, alpha, 1.0),
         bounds=(min(alpha, 0.0), max(alpha, 1.0)),
@@ -107,15 +114,15 @@ def celu(alpha: float = 1.0) -> Base:
         raise ValueError(f"celu needs alpha above zero, got {alpha:g}; celu(1) is the usual one")
     return _base(
         spell("celu", {"alpha": alpha}),
-        f"where(x > 0, x, {alpha} * expm1(negative_part(x) / {alpha}))",
-        f"where(x > 0, 1.0, exp(negative_part(x) / {alpha}))",
+        f"where(x > 0, x, {alpha} * expm1(minimum(x, 0.0) / {alpha}))",
+        f"where(x > 0, 1.0, exp(minimum(x, 0.0) / {alpha}))",
         lambda x: F.celu(x, alpha),
     )
 
 
 @family
 def softsign() -> Base:
-    return _base("softsign", "x / (1 + abs(x))", "1 / square(1 + abs(x))", F.softsign)
+    return _base("softsign", "x / (1 + abs(x))", "square(1 / (1 + abs(x)))", F.softsign)
 
 
 @family
@@ -137,7 +144,7 @@ def sin() -> Base:
 def hardtanh() -> Base:
     return _base(
         "hardtanh",
-        "where(x > 1, 1.0, where(x < -1, -1.0, x))",
+        "clamp(x, -1.0, 1.0)",
         "step(1 - abs(x))",
         F.hardtanh,
         kinks=(-1.0, 1.0),
@@ -148,7 +155,7 @@ def hardtanh() -> Base:
 def relu6() -> Base:
     return _base(
         "relu6",
-        "where(x > 6, 6.0, where(x < 0, 0.0, x))",
+        "clamp(x, 0.0, 6.0)",
         "step(x) * step(6 - x)",
         F.relu6,
         at_zero=(0.0, 0.0, 1.0),
@@ -178,16 +185,14 @@ def _unit(raw: Base, **changes: Any) -> Base:
 
 _GELU_SLOPES = (-0.12890414724209064, 1.1289041472420906)
 _SILU_SLOPES = (-0.09983932012886333, 1.0998393201288632)
-_ROOT_HALF = math.sqrt(0.5)
-_NORMAL_AT_0 = 1 / math.sqrt(2 * math.pi)
 
 
 @family
 def gelu() -> Base:
     return _base(
         "gelu",
-        f"0.5 * x * (1 + erf({_ROOT_HALF!r} * x))",
-        f"0.5 * (1 + erf({_ROOT_HALF!r} * x)) + {_NORMAL_AT_0!r} * x * exp(-0.5 * x * x)",
+        "positive_part(x) - minimum(abs(x), 40.0) * normal_tail(x)",
+        "where(x < 0, normal_tail(x), 1 - normal_tail(x)) + x * normal_pdf(x)",
         F.gelu,
         at_zero=(0.0, 0.5, 0.5),
         bounds=_GELU_SLOPES,
@@ -219,7 +224,7 @@ def quick_gelu() -> Base:
     return _base(
         "quick_gelu",
         "x * sigmoid(1.702 * x)",
-        "sigmoid(1.702 * x) * (1 + 1.702 * x * sigmoid(-1.702 * x))",
+        "sigmoid(1.702 * x) * (1 + 1.702 * x * (1 - sigmoid(1.702 * x)))",
         at_zero=(0.0, 0.5, 0.5),
         bounds=_SILU_SLOPES,
     )
@@ -230,7 +235,7 @@ def silu() -> Base:
     return _base(
         "silu",
         "x * sigmoid(x)",
-        "sigmoid(x) * (1 + x * sigmoid(-x))",
+        "sigmoid(x) * (1 + x * (1 - sigmoid(x)))",
         F.silu,
         at_zero=(0.0, 0.5, 0.5),
         bounds=_SILU_SLOPES,
@@ -274,9 +279,10 @@ def softplus(beta: float = 1.0) -> Base:
 
 
 @family
-def unit_softplus() -> Base:
-    text = "2 * (positive_part(x) + log1p(0.5 * expm1(-abs(x))))"  # exact near 0, where the difference is not
-    return _unit(softplus(), value=text, native=None)
+def unit_softplus(beta: float = 1.0) -> Base:
+    # exact near 0, where the difference of softplus and its value at 0 is not
+    text = f"2 * (positive_part(x) + log1p(0.5 * expm1(-{beta} * abs(x))) * {1 / beta!r})"
+    return _unit(softplus(beta), value=text, native=None)
 
 
 @family
@@ -298,8 +304,8 @@ def selu() -> Base:
     scaled = _SELU_ALPHA * _SELU_SCALE
     return _base(
         "selu",
-        f"where(x > 0, {_SELU_SCALE} * x, {scaled!r} * expm1(negative_part(x)))",
-        f"where(x > 0, {_SELU_SCALE}, {scaled!r} * exp(negative_part(x)))",
+        f"where(x > 0, {_SELU_SCALE} * x, {scaled!r} * expm1(minimum(x, 0.0)))",
+        f"where(x > 0, {_SELU_SCALE}, {scaled!r} * exp(minimum(x, 0.0)))",
         F.selu,
         at_zero=(0.0, scaled, _SELU_SCALE),
         bounds=(0.0, scaled),
@@ -329,7 +335,7 @@ def unit_erf() -> Base:
 def hardswish() -> Base:
     return _base(
         "hardswish",
-        "where(x > 3, x, where(x < -3, 0.0, x * (x + 3) * 0.16666666666666666))",
+        "x * clamp(x + 3, 0.0, 6.0) * 0.16666666666666666",
         "where(x > 3, 1.0, step(x + 3) * (x * 0.3333333333333333 + 0.5))",
         F.hardswish,
         at_zero=(0.0, 0.5, 0.5),
@@ -347,7 +353,7 @@ def unit_hardswish() -> Base:
 def hardsigmoid() -> Base:
     return _base(
         "hardsigmoid",
-        "where(x > 3, 1.0, where(x < -3, 0.0, x * 0.16666666666666666 + 0.5))",
+        "clamp(x * 0.16666666666666666 + 0.5, 0.0, 1.0)",
         "step(3 - abs(x)) * 0.16666666666666666",
         F.hardsigmoid,
         at_zero=(0.5, 1 / 6, 1 / 6),

@@ -72,6 +72,8 @@ def _nearest(raw: Tensor) -> Tensor:
 
     The solution is c = max(r - t, 0) with t = max over k of (sum of the k largest r - 1) / k.
     """
+    # A shift changes nothing; without it large numbers swallow the 1. By a whole number, small ones keep their digits.
+    raw = raw - raw.amax(-1, keepdim=True).floor()
     ordered = raw.sort(dim=-1, descending=True).values
     counts = torch.arange(1, raw.shape[-1] + 1, device=raw.device, dtype=raw.dtype)
     threshold = ((ordered.cumsum(-1) - 1) / counts).amax(-1, keepdim=True)
@@ -113,7 +115,6 @@ class _Projection(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
         ctx.save_for_backward(inputs[0], output)
-        ctx.save_for_forward(inputs[0], output)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
@@ -121,18 +122,10 @@ class _Projection(torch.autograd.Function):
         return _tangent(raw, coefficients, gradient)
 
 
-class _EagerProjection(_Projection):
-    """The same with forward-mode differentiation, which torch.compile refuses to trace."""
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
-        inside = ctx.saved_tensors[1] > 0
-        return torch.where(inside, tangent - (inside * tangent).sum(-1, True) / inside.sum(-1, True), 0.0)
-
-
 def _project(raw: Tensor) -> Tensor:
-    function = _Projection if torch.compiler.is_compiling() else _EagerProjection
-    projected: Tensor = function.apply(raw)  # type: ignore[no-untyped-call]
+    if torch.autograd.forward_ad._current_level >= 0:
+        return _nearest(raw)  # PyTorch drops second derivatives where a function of one's own has a forward derivative
+    projected: Tensor = _Projection.apply(raw)  # type: ignore[no-untyped-call]
     return projected
 
 

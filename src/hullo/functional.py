@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hullo import operators
 from hullo.bases import Base, resolve
 from hullo.coefficients import way
-from hullo.kernels import Kernel, Plan, choose, reference
+from hullo.kernels import Plan, choose, load, reference
 
 
 def combine(
@@ -31,7 +31,7 @@ def combine(
             with its own row. They are used as given; a hull's coefficients sum to one.
         bases: N names of the catalogue or :class:`hullo.Base` objects; any function is admitted here.
         channel_dim: which dimension of x holds the channels.
-        backend: "cpu" or "reference"; by default the fastest that serves x.
+        backend: "reference", "cpu" or "triton"; by default the fastest that serves x.
 
     Values are computed in float32 at least and returned in the type of x. Only x and the coefficients are kept for
     the backward pass.
@@ -62,20 +62,25 @@ def apply(x: Tensor, raw: Tensor, plan: Plan, backend: str | None = None) -> Ten
     if raw.device != x.device and "meta" not in (raw.device.type, x.device.type):
         raise ValueError(f"x is on {x.device} and the coefficients on {raw.device}; move both to one device with .to()")
     if raw.dim() == 2:
-        _check_groups(x, raw.shape[0], plan.channel_dim)
-    kernel = choose(x, backend)
-    if torch.compiler.is_compiling():
-        return reference.forward(x, raw, plan)  # plain operations: the compiler fuses them, exporters know them
-    return _dispatch(x, raw, plan, kernel)
+        check_groups(x.shape, raw.shape[0], plan.channel_dim)
+    kernel = choose(x, plan, backend)
+    if not torch.compiler.is_compiling() and torch._C._get_tracing_state() is None:
+        return _dispatch(x, raw, plan, kernel)
+    if kernel == "triton" and not torch.compiler.is_exporting():
+        spelled = ";".join(item.name for item in plan.bases)
+        result: Tensor = operators.combine(x, raw, spelled, plan.way.name, plan.channel_dim, backend)
+        return result
+    return reference.forward(x, raw, plan)  # plain operations: a compiler fuses them, and exporters know them
 
 
-def _check_groups(x: Tensor, groups: int, channel_dim: int) -> None:
-    if not -x.dim() <= channel_dim < x.dim():
-        raise ValueError(f"x of shape {tuple(x.shape)} has no dimension {channel_dim} for {groups} groups of channels")
-    channels = x.shape[channel_dim]
+def check_groups(shape: Sequence[int], groups: int, channel_dim: int) -> None:
+    """Refuse a shape whose channels do not fall into that many equal groups."""
+    if not -len(shape) <= channel_dim < len(shape):
+        raise ValueError(f"x of shape {tuple(shape)} has no dimension {channel_dim} for {groups} groups of channels")
+    channels = shape[channel_dim]
     if channels % groups:
         raise ValueError(
-            f"{channels} channels (dimension {channel_dim} of {tuple(x.shape)}) do not fall into {groups} equal "
+            f"{channels} channels (dimension {channel_dim} of {tuple(shape)}) do not fall into {groups} equal "
             "groups; choose a number of groups that divides them"
         )
 
@@ -84,11 +89,10 @@ class _Combine(torch.autograd.Function):
     """Keeps x and the raw numbers alone, and computes the bases again in the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, raw: Tensor, plan: Plan, kernel: Kernel) -> Tensor:
+    def forward(ctx: Any, x: Tensor, raw: Tensor, plan: Plan, kernel: str) -> Tensor:
         ctx.plan, ctx.kernel = plan, kernel
         ctx.save_for_backward(x, raw)
-        ctx.save_for_forward(x, raw)
-        return kernel.forward(x, raw, plan)
+        return load(kernel).forward(x, raw, plan)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
@@ -96,36 +100,25 @@ class _Combine(torch.autograd.Function):
         # Where gradients of gradients are wanted, or many at once (is_grads_batched), the plain form serves: it can be
         # differentiated again, as often as one likes, and batched.
         batched = torch._C._functorch.is_legacy_batchedtensor(gradient)
-        kernel = reference if torch.is_grad_enabled() or batched else ctx.kernel
+        kernel = reference if torch.is_grad_enabled() or batched else load(ctx.kernel)
         return *kernel.backward(gradient, x, raw, ctx.plan), None, None
-
-    @staticmethod
-    def jvp(ctx: Any, x_tangent: Tensor | None, raw_tangent: Tensor | None, *_: None) -> Tensor:
-        x, raw = ctx.saved_tensors
-        tangents = tuple(torch.zeros_like(t) if d is None else d for t, d in ((x, x_tangent), (raw, raw_tangent)))
-        # The backward pass is linear in the gradient; what pulls tangents back through it pushes them forward.
-        plain = functools.partial(reference.backward, x=x, raw=raw, plan=ctx.plan)
-        push = torch.func.vjp(plain, torch.zeros_like(x))[1]
-        tangent: Tensor = push(tangents)[0]
-        return tangent
 
 
 class _TransformedCombine(_Combine):
     """The same in the form that torch.func asks for, which takes three times as long to call."""
 
     @staticmethod
-    def forward(x: Tensor, raw: Tensor, plan: Plan, kernel: Kernel) -> Tensor:  # type: ignore[override]
-        return kernel.forward(x, raw, plan)
+    def forward(x: Tensor, raw: Tensor, plan: Plan, kernel: str) -> Tensor:  # type: ignore[override]
+        return load(kernel).forward(x, raw, plan)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Plan, Kernel], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Plan, str], output: Tensor) -> None:
         x, raw, ctx.plan, ctx.kernel = inputs
         ctx.save_for_backward(x, raw)
-        ctx.save_for_forward(x, raw)
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[int | None, ...], x: Tensor, raw: Tensor, plan: Plan, kernel: Kernel
+        info: Any, in_dims: tuple[int | None, ...], x: Tensor, raw: Tensor, plan: Plan, kernel: str
     ) -> tuple[Tensor, int]:
         """A batch of inputs is a longer input; a batch of coefficients is as many more groups."""
         x_dim, raw_dim = in_dims[:2]
@@ -143,7 +136,9 @@ class _TransformedCombine(_Combine):
         return y.reshape(x.shape), batch_dim
 
 
-def _dispatch(x: Tensor, raw: Tensor, plan: Plan, kernel: Kernel) -> Tensor:
+def _dispatch(x: Tensor, raw: Tensor, plan: Plan, kernel: str) -> Tensor:
+    if torch.autograd.forward_ad._current_level >= 0:
+        return reference.forward(x, raw, plan)  # forward-mode differentiation needs plain operations to nest
     function = _TransformedCombine if torch._C._are_functorch_transforms_active() else _Combine
     result: Tensor = function.apply(x, raw, plan, kernel)  # type: ignore[no-untyped-call]
     return result

@@ -48,7 +48,12 @@ class Hull(nn.Module):
         self.plan = Plan(self.bases, self.constraint.way, channel_dim)
         coefficients = self._admitted(self._uniform() if start is None else start)
         raw = self.constraint.way.raw(coefficients)
-        self.raw = nn.Parameter(raw.to(device=device, dtype=torch.float64 if dtype == torch.float64 else torch.float32))
+        self.raw = nn.Parameter(
+            raw.to(
+                device=torch.get_default_device() if device is None else device,
+                dtype=torch.float64 if dtype == torch.float64 else torch.float32,
+            )
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return apply(x, self.raw, self.plan)
@@ -74,7 +79,7 @@ class Hull(nn.Module):
         return f"{self.kind}({','.join(item.name for item in self.bases)})"
 
     def _uniform(self) -> Tensor:
-        return torch.full((len(self.bases),), 1 / len(self.bases), dtype=torch.float64)
+        return torch.full((len(self.bases),), 1 / len(self.bases), dtype=torch.float64, device="cpu")
 
     def _admitted(self, value: Start) -> Tensor:
         """Coefficients as given, checked, in float64, in the shape that `coefficients` has."""
@@ -84,9 +89,12 @@ class Hull(nn.Module):
             if base(value) not in self.bases:
                 raise ValueError(f"cannot start as {value!r}: it is not one of the bases of {self.spelling}")
             value = [float(item is base(value)) for item in self.bases]
-        given = torch.as_tensor(value).detach().to(device="cpu", dtype=torch.float64)
+        wanted = f"{n} numbers" if self.groups == 1 else f"{n} numbers or {self.groups} rows of {n}"
+        try:
+            given = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach()
+        except (TypeError, ValueError, RuntimeError):
+            raise TypeError(f"{self.spelling} takes {wanted} as coefficients, got {value!r}") from None
         if given.shape not in ((n,), shape):
-            wanted = f"{n} numbers" if self.groups == 1 else f"{n} numbers or {self.groups} rows of {n}"
             raise ValueError(f"{self.spelling} takes {wanted} as coefficients, got shape {tuple(given.shape)}")
         ok, reason = self.constraint.check(given)
         if not ok:

@@ -86,7 +86,7 @@ def _for_each_row(
     elif bases is None:
         raise TypeError("coefficients need their bases: give both, or a hull")
     else:
-        found, rows = resolve(bases, strict=False), torch.as_tensor(subject, dtype=torch.float64)
+        found, rows = resolve(bases, strict=False), torch.as_tensor(subject, dtype=torch.float64, device="cpu")
     if rows.dim() not in (1, 2) or rows.shape[-1] != len(found) or not bool(rows.isfinite().all()):
         shape = tuple(rows.shape)
         raise ValueError(f"{len(found)} bases need {len(found)} finite coefficients a row, got shape {shape}: {rows}")
@@ -97,7 +97,9 @@ def _for_each_row(
 
 def _slope_bounds(coefficients: list[float], found: tuple[Base, ...]) -> tuple[float, float]:
     kinks = [kink for item in found for kink in item.kinks]
-    near = torch.tensor([side for kink in kinks for side in (kink - 1e-9, kink + 1e-9)], dtype=torch.float64)
+    near = torch.tensor(
+        [side for kink in kinks for side in (kink - 1e-9, kink + 1e-9)], dtype=torch.float64, device="cpu"
+    )
     x = torch.cat([real_line(), near])
     slopes = sum((c * item.derivative(x) for c, item in zip(coefficients, found, strict=True)), torch.zeros_like(x))
     return round(slopes.min().item(), 9), round(slopes.max().item(), 9)
@@ -105,8 +107,14 @@ def _slope_bounds(coefficients: list[float], found: tuple[Base, ...]) -> tuple[f
 
 def _approximates_identity(coefficients: list[float], found: tuple[Base, ...]) -> bool:
     value = sum(c * item.value_at_zero for c, item in zip(coefficients, found, strict=True))
-    sides = (sum(c * item.slopes_at_zero[side] for c, item in zip(coefficients, found, strict=True)) for side in (0, 1))
-    return abs(value) < _TOLERANCE and all(abs(slope - 1) < _TOLERANCE for slope in sides)
+    slopes = _slopes_at_zero(coefficients, found)
+    return abs(value) < _TOLERANCE and all(abs(slope - 1) < _TOLERANCE for slope in slopes)
+
+
+def _slopes_at_zero(coefficients: list[float], found: tuple[Base, ...]) -> tuple[float, ...]:
+    return tuple(
+        sum(c * item.slopes_at_zero[side] for c, item in zip(coefficients, found, strict=True)) for side in (0, 1)
+    )
 
 
 def _known_as(coefficients: list[float], found: tuple[Base, ...]) -> Base | None:
@@ -115,10 +123,10 @@ def _known_as(coefficients: list[float], found: tuple[Base, ...]) -> Base | None
         return used[0][1]
     if not all(re.fullmatch(r"identity|relu|leaky_relu(\(.*\))?", item.name) for _, item in used):
         return None
-    left, right = (sum(c * item.slopes_at_zero[side] for c, item in used) for side in (0, 1))
+    left, right = _slopes_at_zero(coefficients, found)
     if not math.isclose(right, 1, abs_tol=_TOLERANCE):
         return None
     for name, slope in (("identity", 1.0), ("relu", 0.0)):
         if math.isclose(left, slope, abs_tol=_TOLERANCE):
             return base(name)
-    return base(f"leaky_relu({left:.9g})")
+    return base(f"leaky_relu({round(left, 6)})")

@@ -6,22 +6,27 @@ A kernel is a module with two functions over a :class:`Plan`:
     backward(gradient, x, raw, plan) -> (gradient for x, gradient for raw)
 
 `raw` holds raw numbers, one row a group or one for all; the plan's way turns them into coefficients. Kernels know bases
-and tensors, not modules. :mod:`~hullo.kernels.reference` is the plain form and the oracle,
-:mod:`~hullo.kernels.cpu` works in blocks that stay in the cache.
+and tensors, not modules. :mod:`~hullo.kernels.reference` is the plain form and the oracle, :mod:`~hullo.kernels.cpu`
+works in blocks that stay in the cache, :mod:`~hullo.kernels.triton` is one fused kernel on a GPU.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from hullo.kernels import cpu, reference
 from hullo.kernels.plan import Plan
 
-__all__ = ["Kernel", "Plan", "choose", "reference"]
+__all__ = ["BACKENDS", "Kernel", "Plan", "choose", "load", "reference"]
 
-BACKENDS = ("reference", "cpu")
+BACKENDS = ("reference", "cpu", "triton")
+
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 class Kernel(Protocol):
@@ -30,13 +35,42 @@ class Kernel(Protocol):
     def backward(self, gradient: Tensor, x: Tensor, raw: Tensor, plan: Plan) -> tuple[Tensor, Tensor]: ...
 
 
-def choose(x: Tensor, backend: str | None) -> Kernel:
-    """The kernel for x: the named one, or the fastest that can serve."""
-    on_cpu = x.device.type == "cpu"
+def load(name: str) -> Kernel:
+    """The kernel of a name; Triton is imported on first use."""
+    if name == "triton":
+        from hullo.kernels import triton
+
+        return triton
+    return cpu if name == "cpu" else reference
+
+
+def choose(x: Tensor, plan: Plan, backend: str | None) -> str:
+    """The name of the kernel for x: the one asked for, or the fastest that can serve."""
     if backend is None:
-        return cpu if on_cpu else reference
+        if x.device.type == "cpu":
+            return "cpu"
+        return "triton" if x.device.type == "cuda" and not _why_not_triton(x, plan) else "reference"
     if backend not in BACKENDS:
         raise ValueError(f"unknown backend {backend!r}; there are {', '.join(map(repr, BACKENDS))}, and None to choose")
-    if backend == "cpu" and not on_cpu:
-        raise ValueError(f"backend 'cpu' serves CPU tensors, and x is on {x.device}; use backend='reference' or None")
-    return cpu if backend == "cpu" else reference
+    reason = ""
+    if backend == "cpu" and x.device.type != "cpu":
+        reason = f"it serves CPU tensors, and x is on {x.device}"
+    if backend == "triton":
+        reason = _why_not_triton(x, plan)
+    if reason:
+        raise ValueError(f"backend {backend!r} cannot serve: {reason}; use backend='reference', or None to choose")
+    return backend
+
+
+def _why_not_triton(x: Tensor, plan: Plan) -> str:
+    """Why the fused kernel cannot serve, or an empty string."""
+    if not _HAS_TRITON:
+        return "Triton is not installed"
+    if x.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        return f"it serves CUDA tensors, and x is on {x.device}"
+    if x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return f"it computes in float32, and x is of {x.dtype}"
+    for base in plan.bases:
+        if base.formula is None:
+            return f"base function {base.name!r} is known as a Python function only"
+    return ""

@@ -7,14 +7,13 @@ operations on it find it in the cache, and the result is written once; no compil
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from hullo.bases import Base
-from hullo.kernels.plan import Plan, compute_dtype
+from hullo.kernels.plan import Plan, compute_dtype, dense, extents, laid_out_like
 
 BLOCK = 2**19
 """Elements a block: 2 MiB of float32. Larger ones leave the cache, smaller ones pay more for each call."""
@@ -23,7 +22,7 @@ Number = float | Tensor  # one for the whole block, or a column with one for eac
 
 
 def forward(x: Tensor, raw: Tensor, plan: Plan) -> Tensor:
-    x, order = _dense(x)
+    x, order = dense(x)
     out = torch.empty_like(x)
     dtype = compute_dtype(x)
     coefficients = plan.way.coefficients(raw.to(dtype))
@@ -40,10 +39,9 @@ def forward(x: Tensor, raw: Tensor, plan: Plan) -> Tensor:
 
 
 def backward(gradient: Tensor, x: Tensor, raw: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
-    x, order = _dense(x)
+    x, order = dense(x)
     out = torch.empty_like(x)
-    if not gradient.permute(order).is_contiguous():
-        gradient = torch.empty_like(x).copy_(gradient)
+    gradient = laid_out_like(gradient, x, order)
     dtype = compute_dtype(x)
     coefficients = plan.way.coefficients(raw.to(dtype))
     sums = torch.zeros_like(coefficients, dtype=torch.float64)
@@ -64,14 +62,6 @@ def backward(gradient: Tensor, x: Tensor, raw: Tensor, plan: Plan) -> tuple[Tens
     return out, plan.way.pullback(raw.to(dtype), coefficients, sums.to(dtype)).to(raw.dtype)
 
 
-def _dense(x: Tensor) -> tuple[Tensor, list[int]]:
-    """x without gaps between its elements, and its dimensions in the order in which they lie in memory."""
-    if x.is_contiguous():
-        return x, list(range(x.dim()))
-    order = sorted(range(x.dim()), key=x.stride, reverse=True)
-    return (x, order) if x.permute(order).is_contiguous() else _dense(x.contiguous())
-
-
 def _blocks(
     tensors: list[Tensor], order: list[int], raw: Tensor, plan: Plan
 ) -> Iterator[tuple[slice | None, Sequence[Tensor]]]:
@@ -87,15 +77,14 @@ def _blocks(
             flat = [torch.split(t.permute(order).view(-1), BLOCK) for t in tensors]
             yield from ((None, parts) for parts in zip(*flat, strict=True))
         return
-    outer = math.prod(first.shape[dim] for dim in order[: order.index(plan.channel_dim % first.dim())])
-    inner = first.numel() // max(1, outer * len(raw))
-    views = [t.permute(order).reshape(outer, len(raw), inner) for t in tensors]
+    outer, groups, inner = extents(first, order, raw, plan)
+    views = [t.permute(order).reshape(outer, groups, inner) for t in tensors]
     # Whole runs of a group where they fit into a block, several groups and more where these fit too.
     wide = max(1, min(inner, BLOCK))
-    high = max(1, min(len(raw), BLOCK // wide)) if wide >= inner else 1
-    deep = max(1, BLOCK // (wide * high)) if high == len(raw) else 1
+    high = min(groups, BLOCK // wide)
+    deep = BLOCK // (wide * high)
     for a in range(0, outer, deep):
-        for g in range(0, len(raw), high):
+        for g in range(0, groups, high):
             for b in range(0, inner, wide):
                 yield slice(g, g + high), [v[a : a + deep, g : g + high, b : b + wide] for v in views]
 
@@ -104,7 +93,7 @@ def _blocks(
 def _keep_freed_memory() -> None:
     """Freeing one large piece of memory tells glibc to keep pieces up to that size instead of handing them back to the
     system, which would then clear them page by page for every block again."""
-    torch.empty(2**24, dtype=torch.uint8)
+    torch.empty(2**24, dtype=torch.uint8, device="cpu")
 
 
 def _numbers(coefficients: Tensor, rows: slice | None) -> Sequence[Number]:
@@ -119,7 +108,7 @@ def _add_scaled(total: Number, value: Number, c: Number, out: Tensor) -> Number:
     """total + c * value, in one pass, in `out` as soon as that needs a whole block."""
     if not isinstance(value, Tensor):
         return torch.add(total, c * value, out=out) if total is out else total + c * value
-    start = torch.as_tensor(total, dtype=out.dtype)
+    start = torch.as_tensor(total, dtype=out.dtype, device="cpu")
     return (
         torch.addcmul(start, value, c, out=out) if isinstance(c, Tensor) else torch.add(start, value, alpha=c, out=out)
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -23,3 +24,24 @@ class Plan:
 def compute_dtype(x: Tensor) -> torch.dtype:
     """The type in which values are computed and summed: at least float32."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def dense(x: Tensor) -> tuple[Tensor, list[int]]:
+    """x without gaps between its elements, and its dimensions in the order in which they lie in memory."""
+    if x.is_contiguous():
+        return x, list(range(x.dim()))
+    order = sorted(range(x.dim()), key=x.stride, reverse=True)
+    return (x, order) if x.permute(order).is_contiguous() else dense(x.clone())
+
+
+def laid_out_like(t: Tensor, x: Tensor, order: list[int]) -> Tensor:
+    """t, copied if its elements do not lie in memory in the order of those of x."""
+    return t if t.permute(order).is_contiguous() else torch.empty_like(x, dtype=t.dtype).copy_(t)
+
+
+def extents(x: Tensor, order: list[int], raw: Tensor, plan: Plan) -> tuple[int, int, int]:
+    """The sizes of x seen as (outer, groups, inner), in memory order."""
+    if raw.dim() == 1:
+        return 1, 1, x.numel()
+    outer = math.prod(x.shape[dim] for dim in order[: order.index(plan.channel_dim % x.dim())])
+    return outer, raw.shape[0], x.numel() // max(1, outer * raw.shape[0])

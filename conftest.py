@@ -1,0 +1,14 @@
+"""What has to be set before PyTorch, Triton and Keras are first imported."""
+
+import ctypes.util
+import importlib.util
+import os
+
+os.environ.setdefault("KERAS_BACKEND", "torch")  # Keras would look for TensorFlow
+if ctypes.util.find_library("cuda") is None:
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # without a GPU its kernels run on the CPU
+
+collect_ignore = [] if importlib.util.find_spec("keras") else ["src/hullo/keras"]
+collect_ignore += (
+    [] if importlib.util.find_spec("triton") else ["src/hullo/kernels/triton.py", "src/hullo/kernels/words.py"]
+)

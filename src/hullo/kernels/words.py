@@ -1,0 +1,242 @@
+"""What the words of a formula mean in Triton.
+
+Everything is built from operations that Triton's interpreter knows too, so that the same text runs on a GPU and in the
+tests of a machine without one. Values are float32; errors are a few units in the last place. Polynomials are
+near-minimax fits on the interval named beside them.
+"""
+
+# mypy: ignore-errors
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+HARDWARE = tl.constexpr(not triton.knobs.runtime.interpret and torch.version.cuda is not None)
+"""Whether NVIDIA's instructions can be used by name; they are approximate, and fast."""
+
+
+@triton.jit
+def where(condition, a, b):
+    return tl.where(condition, a, b)
+
+
+@triton.jit
+def absolute(x):
+    return tl.abs(x)
+
+
+@triton.jit
+def erf(x):
+    return tl.erf(x)
+
+
+@triton.jit
+def sin(x):
+    return tl.sin(x)
+
+
+@triton.jit
+def cos(x):
+    return tl.cos(x)
+
+
+@triton.jit
+def sqrt(x):
+    return tl.sqrt(x)
+
+
+@triton.jit
+def step(x):
+    return tl.where(x > 0, 1.0, 0.0)
+
+
+@triton.jit
+def positive_part(x):
+    return tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def minimum(x, most):
+    return tl.minimum(x, most, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def clamp(x, low, high):
+    return tl.maximum(minimum(x, high), low, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def square(x):
+    return x * x
+
+
+@triton.jit
+def instruction(text: tl.constexpr, x):
+    return tl.inline_asm_elementwise(text, "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def reciprocal(x):
+    """1 / x to one unit in the last place; Triton's own division takes eight instructions for one."""
+    if HARDWARE:
+        return instruction("rcp.approx.ftz.f32 $0, $1;", x)
+    return 1.0 / x
+
+
+@triton.jit
+def exp2(x):
+    """2^x to two units in the last place, without the care for denormal results that doubles the instructions."""
+    if HARDWARE:
+        return instruction("ex2.approx.ftz.f32 $0, $1;", x)
+    return tl.exp2(x)
+
+
+@triton.jit
+def exp(x):
+    return exp2(1.4426950408889634 * x)
+
+
+@triton.jit
+def divide(a, b):
+    """a / b for b of at least one: the scale keeps the reciprocal of the largest numbers from vanishing."""
+    return (0.25 * a) * reciprocal(0.25 * b)
+
+
+@triton.jit
+def sigmoid(x):
+    return reciprocal(1.0 + exp(-x))
+
+
+@triton.jit
+def normal_pdf(x):
+    return 0.3989422804014327 * exp2(-0.7213475204444817 * (x * x))
+
+
+@triton.jit
+def normal_tail(x):
+    """exp(-x^2 / 2) times a polynomial in t = 1 / (1 + 0.3 |x|), to a relative error of 1.5e-7."""
+    t = reciprocal(1.0 + 0.3 * tl.abs(x))
+    p = 0.03567477866199849 * t - 0.15720310134854062
+    p = p * t + 0.20635353761700867
+    p = p * t - 0.05368367187791003
+    p = p * t + 0.12856164046406915
+    p = p * t + 0.09991348818754177
+    p = p * t + 0.12075395661183527
+    p = p * t + 0.11962929879506404
+    return p * t * exp2(-0.7213475204444817 * (x * x))
+
+
+@triton.jit
+def normal_tail_by_logarithm(x):
+    """Enough for 16 bits: 2 to a polynomial in |x|, to a relative error of 8e-5."""
+    a = minimum(tl.abs(x), 9.2)
+    p = -9.27431868506696e-07 * a + 3.8922132192025045e-05
+    p = p * a - 0.0007067362161468566
+    p = p * a + 0.007407966994363265
+    p = p * a - 0.05117469846615447
+    p = p * a - 0.4618361711240559
+    p = p * a - 1.149709331931618
+    p = p * a - 1.0001133815297567
+    return exp2(p)
+
+
+@triton.jit
+def tanh(x):
+    size = tl.abs(x)
+    z = x * x  # below: (tanh(x) / x - 1) / x^2 for |x| < 0.6
+    p = -0.006276390154027499 * z + 0.02111621603340401
+    p = p * z - 0.053875138753713595
+    p = p * z + 0.13332924012058586
+    p = p * z - 0.33333330431496017
+    e = exp(-2.0 * size)
+    far = (1.0 - e) * reciprocal(1.0 + e)
+    return tl.where(size < 0.6, x + x * z * p, tl.where(x < 0, -far, far))
+
+
+@triton.jit
+def tanh_by_exp(x):
+    """Enough for float16: below 0.01 that is x itself."""
+    return tl.where(tl.abs(x) < 0.01, x, 1.0 - 2.0 * reciprocal(1.0 + exp(2.0 * x)))
+
+
+@triton.jit
+def tanh_by_hardware(x):
+    """Enough for bfloat16: relative error below 2^-10.9."""
+    return instruction("tanh.approx.f32 $0, $1;", x)
+
+
+@triton.jit
+def expm1(x):
+    # below: (expm1(x) / x - 1) / x for |x| < 0.5
+    p = 0.00019962186051430045 * x + 0.0013982196861872357
+    p = p * x + 0.008333182040885928
+    p = p * x + 0.04166579095964892
+    p = p * x + 0.1666666713968562
+    p = p * x + 0.5000000121691622
+    return tl.where(tl.abs(x) < 0.5, x + x * x * p, exp(x) - 1.0)
+
+
+@triton.jit
+def log1p(x):
+    # log(1 + x) = 2 atanh(x / (2 + x)); below: (atanh(s) / s - 1) / s^2 for |s| <= 1/3
+    s = x * reciprocal(2.0 + x)
+    z = s * s
+    p = 0.11619525343256523 * z + 0.1085165748503702
+    p = p * z + 0.1429629170886251
+    p = p * z + 0.19999850678093584
+    p = p * z + 0.3333333366880732
+    return tl.where(tl.abs(x + 0.25) <= 0.75, 2.0 * (s + s * z * p), tl.log(1.0 + x))
+
+
+@triton.jit
+def asinh(x):
+    size = tl.abs(x)
+    inner = size + divide(x * x, 1.0 + tl.sqrt(1.0 + x * x))
+    value = tl.where(size > 1e8, tl.log(size) + 0.6931471805599453, log1p(inner))
+    return tl.where(x < 0, -value, value)
+
+
+@triton.jit
+def atan(x):
+    size = tl.abs(x)
+    t = tl.where(size > 1, reciprocal(size), size)
+    z = t * t  # below: (atan(t) / t - 1) / t^2 for 0 <= t <= 1
+    p = -0.0024470312243626427 * z + 0.013750284309966155
+    p = p * z - 0.036270174464537785
+    p = p * z + 0.0628436093572774
+    p = p * z - 0.08673170882298392
+    p = p * z + 0.11037994286183468
+    p = p * z - 0.14279110916415386
+    p = p * z + 0.19999765998614497
+    p = p * z - 0.3333333195079894
+    value = t + t * z * p
+    value = tl.where(size > 1, 1.5707963267948966 - value, value)
+    return tl.where(x < 0, -value, value)
+
+
+PRECISE = {
+    "abs": absolute,
+    "asinh": asinh,
+    "atan": atan,
+    "clamp": clamp,
+    "cos": cos,
+    "erf": erf,
+    "exp": exp,
+    "expm1": expm1,
+    "log1p": log1p,
+    "divide": divide,
+    "minimum": minimum,
+    "normal_pdf": normal_pdf,
+    "normal_tail": normal_tail,
+    "positive_part": positive_part,
+    "sigmoid": sigmoid,
+    "sin": sin,
+    "sqrt": sqrt,
+    "square": square,
+    "step": step,
+    "tanh": tanh,
+    "where": where,
+}
+FLOAT16 = PRECISE | {"tanh": tanh_by_exp, "normal_tail": normal_tail_by_logarithm}
+BFLOAT16 = FLOAT16 | {"tanh": tanh_by_hardware}

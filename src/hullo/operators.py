@@ -1,0 +1,58 @@
+"""`combine` as operators that torch.compile leaves whole: torch.ops.hullo.combine and its backward pass.
+
+A compiled graph calls the fused kernels through these. Everything that is not a tensor is spelled out in text and
+numbers: ``"identity;relu;tanh"``, ``"recentred"``, the channel dimension.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hullo.bases import base
+from hullo.coefficients import way
+from hullo.kernels import Plan, choose, load
+
+
+@torch.library.custom_op("hullo::combine", mutates_args=())
+def combine(x: Tensor, raw: Tensor, bases: str, keep: str, channel_dim: int, backend: str | None) -> Tensor:
+    plan = _plan(bases, keep, channel_dim)
+    return load(choose(x, plan, backend)).forward(x, raw, plan)
+
+
+@torch.library.custom_op("hullo::combine_backward", mutates_args=())
+def combine_backward(
+    gradient: Tensor, x: Tensor, raw: Tensor, bases: str, keep: str, channel_dim: int, backend: str | None
+) -> tuple[Tensor, Tensor]:
+    plan = _plan(bases, keep, channel_dim)
+    return load(choose(x, plan, backend)).backward(gradient, x, raw, plan)
+
+
+@combine.register_fake
+def _(x: Tensor, raw: Tensor, bases: str, keep: str, channel_dim: int, backend: str | None) -> Tensor:
+    return torch.empty_like(x)
+
+
+@combine_backward.register_fake
+def _(
+    gradient: Tensor, x: Tensor, raw: Tensor, bases: str, keep: str, channel_dim: int, backend: str | None
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), torch.empty_like(raw)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, raw, *ctx.rest = inputs
+    ctx.save_for_backward(x, raw)
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    return *combine_backward(gradient, *ctx.saved_tensors, *ctx.rest), None, None, None, None
+
+
+combine.register_autograd(_backward, setup_context=_setup_context)
+
+
+def _plan(bases: str, keep: str, channel_dim: int) -> Plan:
+    return Plan(tuple(base(name) for name in bases.split(";")), way(keep), channel_dim)

@@ -1,0 +1,30 @@
+"""What all tests share: GPU tests are skipped without a GPU, random numbers are the same in every run."""
+
+from __future__ import annotations
+
+import os
+
+import hypothesis
+import pytest
+import torch
+
+hypothesis.settings.register_profile("hullo", deadline=None, max_examples=60, derandomize="CI" in os.environ)
+hypothesis.settings.load_profile("hullo")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Raised by PyTorch's own use of both, inside torch.func's forward mode and torch.compile.
+    config.addinivalue_line("filterwarnings", "ignore:`torch.jit:DeprecationWarning")
+    config.addinivalue_line("filterwarnings", "ignore:.*torch.autograd.function.Function:DeprecationWarning")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)

@@ -1,0 +1,318 @@
+"""The fused kernels: on a GPU where there is one, else on the CPU through Triton's interpreter."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import hullo
+from hullo.catalogue import WORDS
+from hullo.coefficients import way
+from hullo.kernels import Plan, choose, reference
+from hullo.kernels.source import kernel_source
+
+pytest.importorskip("triton")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+from hullo.kernels import triton as kernels  # noqa: E402
+from hullo.kernels import words  # noqa: E402
+
+pytestmark = [  # of the interpreter: 1 / 0 and the like, and its own way of reading a number
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
+]
+
+TRIO = tuple(hullo.base(name) for name in ("identity", "relu", "tanh"))
+SIX = tuple(hullo.base(name) for name in ("identity", "relu", "tanh", "unit_gelu", "unit_silu", "softsign"))
+WAYS = ("given", "recentred", "free", "softmax", "projection")
+ROUNDING = {torch.float32: 1e-6, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8 if DEVICE == "cuda" else 2.0**-7}
+"""A relative error in norm; for 16 bits the most that rounding a result can do (the interpreter cuts bfloat16 off)."""
+
+LAYOUTS = {
+    "one element": ((1,), 1, 0, torch.contiguous_format),
+    "odd": ((1023,), 1, 0, torch.contiguous_format),
+    "several programs": ((17, 521), 1, 0, torch.contiguous_format),
+    "a group a channel": ((2, 6, 5, 7), 6, 1, torch.contiguous_format),
+    "groups of channels": ((3, 6, 40, 16), 3, 1, torch.contiguous_format),
+    "long runs": ((3, 2, 2111), 2, 1, torch.contiguous_format),
+    "short runs, many": ((70, 4, 9, 8), 2, 1, torch.contiguous_format),
+    "channels last": ((2, 6, 5, 7), 6, 1, torch.channels_last),
+    "channels last, groups": ((4, 150, 3, 3), 50, 1, torch.channels_last),
+    "last dimension": ((3, 5, 70), 70, -1, torch.contiguous_format),
+}
+
+
+def random_case(shape: tuple[int, ...], groups: int, raw_size: int, layout: torch.memory_format) -> tuple[Tensor, ...]:
+    x, gradient = 3 * torch.randn(shape), torch.randn(shape)
+    raw = 0.7 * torch.randn((groups, raw_size) if groups > 1 else (raw_size,))
+    return *(t.to(DEVICE, memory_format=layout) for t in (x, gradient)), raw.to(DEVICE)
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    return ((found.double() - expected).norm() / expected.norm().clamp_min(1e-2)).item()
+
+
+def check(x: Tensor, gradient: Tensor, raw: Tensor, plan: Plan) -> None:
+    wide = (gradient.double(), x.double(), raw.double())
+    y, (dx, draw) = kernels.forward(x, raw, plan), kernels.backward(gradient, x, raw, plan)
+    expected_dx, expected_draw = reference.backward(*wide, plan)
+    assert relative_error(y, reference.forward(*wide[1:], plan)) < ROUNDING[x.dtype]
+    assert relative_error(dx, expected_dx) < ROUNDING[x.dtype]
+    assert relative_error(draw, expected_draw) < max(4e-6, ROUNDING[x.dtype] / 4)  # sums that nearly cancel
+    assert y.stride() == dx.stride() == torch.empty_like(x).stride()
+    assert draw.dtype == raw.dtype
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("keep", WAYS)
+def test_every_layout_and_way_agrees_with_float64(layout: str, keep: str) -> None:
+    shape, groups, channel_dim, memory = LAYOUTS[layout]
+    plan = Plan(TRIO, way(keep), channel_dim)
+    check(*random_case(shape, groups, 3 - plan.way.fewer, memory), plan)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("bases", [TRIO, SIX], ids=["three", "six"])
+@pytest.mark.parametrize("layout", ["odd", "groups of channels", "channels last, groups"])
+def test_16_bits_agree_to_their_rounding(dtype: torch.dtype, bases: tuple[hullo.Base, ...], layout: str) -> None:
+    shape, groups, channel_dim, memory = LAYOUTS[layout]
+    x, gradient, raw = random_case(shape, groups, len(bases), memory)
+    check(x.to(dtype), gradient.to(dtype), raw, Plan(bases, way("recentred"), channel_dim))
+
+
+@pytest.mark.parametrize("name", hullo.names())
+def test_every_base_agrees_with_float64(name: str) -> None:
+    x = torch.cat([torch.linspace(-30, 30, 1201), torch.logspace(-6, 1, 200), -torch.logspace(-6, 1, 200)]).to(DEVICE)
+    gradient = torch.where(x > 0, 1.0, 0.5)
+    check(x, gradient, torch.ones(1, device=DEVICE), Plan((hullo.base(name),), way("given"), 0))
+
+
+@pytest.mark.parametrize("name", hullo.names())
+def test_nan_and_infinities_come_out_as_in_the_reference(name: str) -> None:
+    x = torch.tensor([torch.nan, torch.inf, -torch.inf, 1e38, -1e38, 0.0], device=DEVICE)
+    plan = Plan((hullo.base(name),), way("given"), 0)
+    one = torch.ones(1, device=DEVICE)
+    expected = reference.forward(x, one, plan)
+    if name in ("gelu", "unit_gelu"):  # PyTorch's own depends on the length of the input here; these are the limits
+        expected[1:3] = torch.tensor([torch.inf, 0.0])
+    torch.testing.assert_close(kernels.forward(x, one, plan), expected, equal_nan=True)
+
+
+def test_every_run_gives_the_same_bits() -> None:
+    x, gradient, raw = random_case((40, 60, 9, 9), 60, 3, torch.channels_last)
+    plan = Plan(TRIO, way("projection"), 1)
+    first = kernels.backward(gradient, x, raw, plan)
+    for _ in range(3):
+        again = kernels.backward(gradient.clone(), x.clone(), raw.clone(), plan)
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_an_address_that_is_not_aligned_is_served() -> None:
+    plan = Plan(TRIO, way("recentred"), 0)
+    x, gradient, raw = random_case((4097,), 1, 3, torch.contiguous_format)
+    check(x[:4096].clone(), gradient[:4096].clone(), raw, plan)
+    check(x[1:], gradient[1:], raw, plan)
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 4, 3), ()])
+def test_empty_and_0d_inputs(shape: tuple[int, ...]) -> None:
+    x, raw = torch.randn(shape, device=DEVICE), torch.full((3,), 1 / 3, device=DEVICE)
+    plan = Plan(TRIO, way("recentred"), 1)
+    dx, draw = kernels.backward(torch.ones_like(x), x, raw, plan)
+    assert kernels.forward(x, raw, plan).shape == dx.shape == x.shape
+    assert draw.isfinite().all()
+
+
+def test_strided_and_expanded_inputs_and_gradients() -> None:
+    plan = Plan(TRIO, way("recentred"), 1)
+    x, gradient, raw = random_case((6, 12, 10), 4, 3, torch.contiguous_format)
+    check(x[::2, :, 1::3], gradient[::2, :, 1::3].transpose(0, 2).contiguous().transpose(0, 2), raw, plan)
+    check(x.transpose(0, 2)[:, :, :1].expand(10, 12, 6), torch.ones(1, device=DEVICE).expand(10, 12, 6), raw, plan)
+
+
+def test_a_hull_trains_through_the_kernels_as_through_the_reference() -> None:
+    x, target = torch.randn(64, 6, device=DEVICE), torch.randn(64, 6, device=DEVICE)
+    raw = torch.full((3, 3), 1 / 3, device=DEVICE)
+    paths = []
+    for backend in ("triton", "reference"):
+        c = raw.clone().requires_grad_()
+        for _ in range(5):
+            loss = (hullo.combine(x, c, TRIO, backend=backend) - target).square().mean()
+            (slope,) = torch.autograd.grad(loss, c)
+            c = (c - 0.1 * slope).detach().requires_grad_()
+        paths.append(c)
+    torch.testing.assert_close(paths[0], paths[1])
+
+
+def test_every_word_of_the_catalogue_has_a_meaning_here() -> None:
+    for meaning in (words.PRECISE, words.FLOAT16, words.BFLOAT16):
+        assert WORDS.keys() <= meaning.keys()
+
+
+def test_a_word_is_computed_once_however_often_formulas_use_it() -> None:
+    text = kernel_source(
+        (hullo.base("silu"), hullo.base("quick_gelu"), hullo.base("relu"), hullo.base("gelu")), way("given")
+    )
+    once = text[text.index("if ONE_TILE") : text.index("for tile in")]
+    assert [once.count(word) for word in ("= sigmoid(x)", "= sigmoid(1.702 * x)", "= positive_part(x)")] == [1, 1, 1]
+
+
+def test_a_base_without_a_formula_falls_back_and_is_refused_by_name() -> None:
+    bump = hullo.bases._measured(
+        "bump", lambda x: x * torch.exp(-x * x), lambda x, y: (1 - 2 * x * x) * torch.exp(-x * x)
+    )
+    plan = Plan((bump,), way("given"), 1)
+    x = torch.randn(3, device=DEVICE)
+    assert choose(x, plan, None) in ("cpu", "reference")
+    with pytest.raises(ValueError, match=r"'triton' cannot serve: .*'bump' is known as a Python function only; use"):
+        choose(x, plan, "triton")
+
+
+def test_float64_is_left_to_the_reference() -> None:
+    x = torch.randn(3, dtype=torch.float64, device=DEVICE)
+    with pytest.raises(ValueError, match=r"computes in float32, and x is of torch\.float64"):
+        hullo.combine(x, torch.ones(3, device=DEVICE), TRIO, backend="triton")
+
+
+@given(
+    outer=st.integers(1, 40),
+    groups=st.integers(1, 9),
+    inner=st.integers(1, 300),
+    by_column=st.sampled_from([None, 16, 64]),
+    size=st.sampled_from([64, 256]),
+    programs=st.sampled_from([None, 1, 7, 32]),
+)
+def test_tiles_cover_every_element_once(
+    outer: int, groups: int, inner: int, by_column: int | None, size: int, programs: int | None
+) -> None:
+    tiling = kernels.tile(outer, groups, inner, by_column, size, programs)
+    _, _, width, span, tiles, across, splits = tiling.sizes
+    rows, columns = (torch.arange(tiling.constants[name]) for name in ("ROWS", "COLUMNS"))
+    counts = torch.zeros(outer * width, dtype=torch.int64)
+    for program in range(tiling.programs):
+        split, lane = program % splits, program // splits
+        for tile in range(split, tiles, splits):
+            down, right = tile // across * len(rows), tile % across * len(columns)
+            inside = (down + rows[:, None] < outer) & (right + columns < span)
+            inside &= (lane * span + columns < width) | (by_column is None)
+            assert inside.all() or not tiling.constants["EVEN"]
+            at = (down + rows[:, None]) * width + lane * span + right + columns
+            counts[at[inside]] += 1
+    assert (counts == 1).all()
+    assert tiling.constants["ONE_TILE"] == (splits == tiles)
+
+
+gpu = pytest.mark.gpu
+
+
+@gpu
+def test_more_than_2_31_elements() -> None:
+    size = 2**31 + 1000
+    x = torch.empty(size, dtype=torch.bfloat16, device="cuda").uniform_(-3, 3)
+    gradient = torch.empty_like(x).uniform_(0, 1)
+    raw = torch.tensor([0.2, 0.3, 0.5], device="cuda")
+    plan = Plan(TRIO, way("given"), 0)
+    y, (dx, draw) = kernels.forward(x, raw, plan), kernels.backward(gradient, x, raw, plan)
+    sums = torch.zeros(3, dtype=torch.float64, device="cuda")
+    for start in range(0, size, 2**28):
+        part = slice(start, start + 2**28)
+        expected_dx, expected_sums = reference.backward(gradient[part].float(), x[part].float(), raw, plan)
+        torch.testing.assert_close(
+            y[part], reference.forward(x[part].float(), raw, plan).bfloat16(), rtol=8e-3, atol=1e-3
+        )
+        torch.testing.assert_close(dx[part], expected_dx.bfloat16(), rtol=8e-3, atol=1e-3)
+        sums += expected_sums
+    torch.testing.assert_close(draw.double(), sums, rtol=1e-4, atol=1e-2)
+
+
+@gpu
+def test_cuda_tensors_go_to_the_fused_kernel() -> None:
+    plan = Plan(TRIO, way("recentred"), 1)
+    assert choose(torch.empty(1, device="cuda"), plan, None) == "triton"
+    assert choose(torch.empty(1, device="cuda", dtype=torch.float64), plan, None) == "reference"
+
+
+@gpu
+@pytest.mark.parametrize("groups", [1, 8])
+def test_a_compiled_hull_equals_an_eager_one(groups: int) -> None:
+    act = hullo.AffineHull("identity", "relu", "tanh", groups=groups).cuda()
+    compiled = torch.compile(copy.deepcopy(act), fullgraph=True)
+    x = torch.randn(16, 8, 9, 9, device="cuda")
+    for hull in (act, compiled):
+        (hull(2 * x) + 1).square().sum().backward()
+    torch.testing.assert_close(compiled(x), act(x))
+    torch.testing.assert_close(next(compiled.parameters()).grad, act.raw.grad)
+
+
+@gpu
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_the_operators_pass_torchs_own_checks(layout: torch.memory_format) -> None:
+    x = torch.randn(4, 6, 5, 5, device="cuda").to(memory_format=layout).requires_grad_()
+    raw = torch.randn(2, 3, device="cuda", requires_grad=True)
+    rest = ("identity;relu;tanh", "recentred", 1, None)
+    torch.library.opcheck(torch.ops.hullo.combine, (x, raw, *rest))
+    torch.library.opcheck(torch.ops.hullo.combine_backward, (x.detach(), x.detach(), raw.detach(), *rest))
+
+
+@gpu
+def test_second_derivatives_and_torch_func_agree_with_the_cpu() -> None:
+    act = hullo.ConvexHull("identity", "relu", "tanh", start=[0.2, 0.3, 0.5])
+    x = torch.randn(5, 4)
+
+    def answers(device: str) -> list[Tensor]:
+        raw, at = act.raw.detach().to(device), x.to(device)
+        call = copy.deepcopy(act).to(device)
+
+        def loss(raw: Tensor, x: Tensor) -> Tensor:
+            return torch.func.functional_call(call, {"raw": raw}, (x,)).square().sum()
+
+        per_sample = torch.vmap(torch.func.grad(loss), (None, 0))(raw, at)
+        rows = torch.vmap(loss, (0, None))(torch.stack([raw, raw.flip(0)]), at)
+        x_leaf = at.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(call(x_leaf).pow(3).sum(), x_leaf, create_graph=True)
+        (curvature,) = torch.autograd.grad(slope.square().sum(), x_leaf)
+        return [t.cpu() for t in (per_sample, rows, torch.func.hessian(loss)(raw, at), curvature)]
+
+    for found, expected in zip(answers("cuda"), answers("cpu"), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@gpu
+def test_one_kernel_forward_and_two_backward_also_in_a_cuda_graph() -> None:
+    act = hullo.AffineHull("identity", "relu", "tanh").cuda()
+    x = torch.randn(2**18, device="cuda", requires_grad=True)
+    gradient = torch.randn_like(x)
+    expected = torch.autograd.grad(act(x), (x, act.raw), gradient)
+
+    def kernels_of(step: object) -> int:
+        step()  # type: ignore[operator]
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            step()  # type: ignore[operator]
+            torch.cuda.synchronize()
+        return len([event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA])
+
+    y = act(x)
+    assert kernels_of(lambda: act(x)) == 1
+    assert kernels_of(lambda: torch.autograd.grad(y, (x, act.raw), gradient, retain_graph=True)) == 2
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = torch.autograd.grad(act(x), (x, act.raw), gradient)
+    graph.replay()
+    for a, b in zip(found, expected, strict=True):
+        assert torch.equal(a, b)
+
+
+@gpu
+def test_autocast_keeps_coefficients_in_float32() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), hullo.AffineHull("identity", "relu", "tanh")).cuda()
+    with torch.autocast("cuda", torch.bfloat16):
+        y = model(torch.randn(4, 8, device="cuda"))
+    y.float().sum().backward()
+    assert y.dtype == torch.bfloat16
+    assert model[1].raw.grad.dtype == torch.float32

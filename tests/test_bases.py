@@ -1,0 +1,279 @@
+"""Names, sets and additions: what is a base function, what is refused, and what the refusal says."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import hullo
+from hullo import bases
+from hullo.bases import resolve
+
+
+@pytest.fixture
+def catalogue() -> Iterator[Callable[[], tuple[str, ...]]]:
+    """The names of the catalogue; what a test adds is taken out afterwards."""
+    before = hullo.names()
+    yield hullo.names
+    for name in set(hullo.names()) - set(before):
+        del bases._families[name]
+
+
+class TestNames:
+    def test_a_base_found_by_its_name_has_that_name(self) -> None:
+        for name in hullo.names():
+            assert hullo.base(name).name == name
+            assert hullo.base(name) is hullo.base(name)
+            assert repr(hullo.base(name)) == f"Base({name})"
+
+    @given(st.floats(-1e6, 1e6))
+    def test_the_spelling_of_a_parameter_leads_back_to_it(self, slope: float) -> None:
+        found = hullo.base(f"leaky_relu({slope!r})")
+        assert found.slopes_at_zero == (slope, 1.0)
+        assert hullo.base(found.name) is found
+
+    @pytest.mark.parametrize(
+        ("written", "name"),
+        [
+            ("leaky_relu(0.2)", "leaky_relu(0.2)"),
+            (" leaky_relu ( 0.20 ) ", "leaky_relu(0.2)"),
+            ("leaky_relu(.01)", "leaky_relu"),
+            ("leaky_relu()", "leaky_relu"),
+            ("elu(2.0)", "elu(2)"),
+            ("leaky_relu(-0.0)", "leaky_relu(0)"),
+            ("unit_softplus(2)", "unit_softplus(2)"),
+            ("relu()", "relu"),
+        ],
+    )
+    def test_one_function_has_one_name(self, written: str, name: str) -> None:
+        assert hullo.base(written).name == name
+        assert hullo.base(written) is hullo.base(name)
+
+    def test_a_base_is_its_own_base(self) -> None:
+        relu = hullo.base("relu")
+        assert hullo.base(relu) is relu
+
+    @pytest.mark.parametrize("name", ["tanh", "leaky_relu(0.2)", "unit_gelu"])
+    def test_copies_and_pickles_are_the_same_object(self, name: str) -> None:
+        base = hullo.base(name)
+        assert pickle.loads(pickle.dumps(base)) is base
+        assert copy.deepcopy(base) is base
+        assert copy.copy(base) is base
+
+    def test_a_pickle_holds_the_name_and_no_function(self) -> None:
+        assert len(pickle.dumps(hullo.base("gelu"))) < 80
+
+    @pytest.mark.parametrize(
+        ("written", "said"),
+        [
+            ("rellu", r"unknown base function 'rellu'; known are: identity, relu, .* Did you mean 'relu'\?"),
+            ("Tanh", r"unknown base function 'Tanh'.* Did you mean 'tanh'\?"),
+            ("", "unknown base function ''; known are: identity"),
+            ("relu(", r"unknown base function 'relu\('"),
+            ("identity relu", "unknown base function 'identity relu'"),
+            ("relu(1)", r"'relu\(1\)': relu is written relu, without parameters"),
+            ("elu(1,2)", r"'elu\(1,2\)': elu is written elu\(alpha=1\) with finite numbers"),
+            ("elu(nan)", r"'elu\(nan\)': elu is written elu\(alpha=1\) with finite numbers"),
+            ("elu(inf)", r"with finite numbers"),
+            ("elu(two)", r"'elu\(two\)': the parameters of elu are numbers, as in elu\(alpha=1\)"),
+        ],
+    )
+    def test_a_wrong_name_is_repeated_and_a_right_one_offered(self, written: str, said: str) -> None:
+        with pytest.raises(ValueError, match=said):
+            hullo.base(written)
+
+    @pytest.mark.parametrize("thing", [torch.tanh, 3, None, ["relu"]])
+    def test_what_is_no_name_is_refused(self, thing: object) -> None:
+        with pytest.raises(TypeError, match=r"a base is a name or a hullo\.Base, not .* of type"):
+            hullo.base(thing)  # type: ignore[arg-type]
+
+
+class TestSets:
+    def test_a_set_keeps_its_order(self) -> None:
+        assert [item.name for item in resolve(["tanh", hullo.base("relu"), "identity"])] == ["tanh", "relu", "identity"]
+
+    def test_no_base_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="at least one base function, got none; for example 'identity'"):
+            resolve([])
+
+    def test_one_string_for_all_is_refused(self) -> None:
+        with pytest.raises(TypeError, match="one by one, as in 'identity', 'relu'; not as one string 'identity,relu'"):
+            resolve("identity,relu")
+
+    @pytest.mark.parametrize("again", ["leaky_relu", "leaky_relu(0.01)"])
+    def test_a_repeated_base_is_refused(self, again: str) -> None:
+        with pytest.raises(ValueError, match=r"'leaky_relu' is given more than once in \['leaky_relu', 'tanh'"):
+            resolve(["leaky_relu", "tanh", again])
+
+    @pytest.mark.parametrize(
+        ("names", "culprit", "others"),
+        [
+            (["identity", "relu", "leaky_relu"], "leaky_relu", "identity, relu"),
+            (["tanh", "leaky_relu", "relu", "leaky_relu(0.3)"], "leaky_relu(0.3)", "leaky_relu, relu"),
+            (["identity", "leaky_relu(1)"], "leaky_relu(1)", "identity"),
+            (["elu", "relu", "tanh", "elu(2)"], "elu(2)", "elu, relu"),
+            (["celu", "elu"], "elu", "celu"),
+            (["identity", "sigmoid", "silu", "unit_silu"], "unit_silu", "silu"),
+        ],
+    )
+    def test_a_dependent_set_is_refused_with_the_relation(self, names: list[str], culprit: str, others: str) -> None:
+        with pytest.raises(ValueError, match="is a linear combination of") as refusal:
+            resolve(names, strict=False)
+        assert f"{culprit!r} is a linear combination of {others};" in str(refusal.value)
+        assert "Leave one of them out" in str(refusal.value)
+
+    def test_all_independent_admissible_functions_go_together(self) -> None:
+        dependent = ("leaky_relu", "celu", "unit_selu")  # of identity, relu and elu
+        admissible = [n for n in hullo.names() if hullo.base(n).is_admissible and n not in dependent]
+        assert len(resolve(admissible)) == len(admissible) >= 16
+
+    @pytest.mark.parametrize(
+        "raw", ["gelu", "silu", "mish", "softplus", "softplus(2)", "sigmoid", "selu", "erf", "hardswish"]
+    )
+    def test_strictness_names_the_function_and_a_remedy_that_works(self, raw: str) -> None:
+        with pytest.raises(ValueError, match="f\\(0\\) = 0 and slope 1 from at least one side") as refusal:
+            resolve(["identity", raw])
+        assert f"base function {raw!r} has value" in str(refusal.value)
+        assert f"Use its normalised form 'unit_{raw}'" in str(refusal.value)
+        assert "strict=False" in str(refusal.value)
+        assert resolve(["identity", f"unit_{raw}"])[1].is_admissible
+        assert resolve(["identity", raw], strict=False)[1].name == raw
+
+    def test_without_a_normalised_form_none_is_offered(self) -> None:
+        with pytest.raises(ValueError, match=r"'quick_gelu' has value 0 and slopes 0\.5 .* side\. strict=False"):
+            resolve(["quick_gelu"])
+
+
+class TestAdditions:
+    def test_an_added_function_has_measured_facts(self, catalogue: Callable[[], tuple[str, ...]]) -> None:
+        added = hullo.add_base("damped", lambda x, rate: x * torch.exp(-rate * x * x), parameters={"rate": 1.0})
+        assert catalogue()[-1] == "damped"
+        assert hullo.base("damped") is added
+        assert (added.value_at_zero, added.slopes_at_zero) == (0.0, (1.0, 1.0))
+        assert added.slope_bounds == pytest.approx((-2 * math.exp(-1.5), 1.0), abs=1e-6)
+        assert not added.is_monotone
+        assert added.is_admissible
+        other = hullo.base("damped(4)")
+        torch.testing.assert_close(other.function(torch.tensor(0.5)), torch.tensor(0.5 * math.exp(-1)))
+        assert pickle.loads(pickle.dumps(other)) is other
+
+    @pytest.mark.usefixtures("catalogue")
+    @pytest.mark.parametrize(
+        ("name", "function", "slopes", "bounds"),
+        [
+            ("leaky", lambda x: torch.where(x > 0, x, 0.1 * x), (0.1, 1.0), (0.1, 1.0)),
+            ("bell", lambda x: math.e / 2 * (torch.exp(-((x - 1) ** 2)) - math.exp(-1)), (1.0, 1.0), None),
+            ("moved", lambda x: 2 * (F.softplus(x) - math.log(2)), (1.0, 1.0), (0.0, 2.0)),
+            ("steep", torch.sinh, (1.0, 1.0), (1.0, math.inf)),
+        ],
+    )
+    def test_slopes_at_the_origin_are_measured_to_rounding(
+        self,
+        name: str,
+        function: Callable[[Tensor], Tensor],
+        slopes: tuple[float, float],
+        bounds: tuple[float, float] | None,
+    ) -> None:
+        added = hullo.add_base(name, function)
+        assert added.slopes_at_zero == pytest.approx(slopes, abs=1e-9)
+        assert added.is_admissible
+        if bounds:
+            assert added.slope_bounds == pytest.approx(bounds, abs=1e-6)
+
+    @pytest.mark.usefixtures("catalogue")
+    def test_a_function_that_jumps_at_the_origin_has_no_slope_one_there(self) -> None:
+        assert not hullo.add_base("jump", lambda x: x + (x < 0).to(x.dtype) - (x > 0).to(x.dtype)).is_admissible
+
+    @pytest.mark.usefixtures("catalogue")
+    def test_a_given_derivative_is_used_and_may_be_a_number(self) -> None:
+        asked = []
+
+        def derivative(x: Tensor) -> Tensor:
+            asked.append(x)
+            return 1 / torch.cosh(x).square()
+
+        added = hullo.add_base("my_tanh", torch.tanh, derivative)
+        asked.clear()
+        added.derivative(torch.zeros(3))
+        assert len(asked) == 1
+        straight = hullo.add_base("straight", lambda x: 2 * x, lambda x: 2.0)
+        torch.testing.assert_close(straight.derivative(torch.randn(5)), torch.full((5,), 2.0))
+        assert straight.slope_bounds == (2.0, 2.0)
+
+    @pytest.mark.usefixtures("catalogue")
+    def test_an_added_function_trains_in_a_hull_and_can_be_differentiated_twice(self) -> None:
+        hullo.add_base("cubic", lambda x: x + x**3)
+        act = hullo.AffineHull("identity", "cubic", start=[0.5, 0.5], dtype=torch.float64)
+        x = torch.tensor([[-1.0, 0.5, 2.0]], dtype=torch.float64, requires_grad=True)
+        (first,) = torch.autograd.grad(act(x).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), x)
+        torch.testing.assert_close(first, 1 + 1.5 * x**2)
+        torch.testing.assert_close(second, 3 * x.detach())
+        assert torch.autograd.gradcheck(lambda x, raw: hullo.combine(x, raw, act.bases), (x, act.raw))
+
+    @pytest.mark.parametrize(
+        ("function", "derivative", "said"),
+        [
+            (lambda x: x.sum(), None, "must return a tensor like its input, of the same shape and dtype"),
+            (lambda x: x.float(), None, "must return a tensor like its input"),
+            (lambda x: 0.0, None, "must return a tensor like its input"),
+            (lambda x: x - x.mean(), None, "must act on each entry alone"),
+            (lambda x: x / x.abs().amax(), None, "must act on each entry alone"),
+            (lambda x: x.softmax(0), None, "must act on each entry alone"),
+            (lambda x: x.cumsum(0), None, "must act on each entry alone"),
+            (lambda x: x + 1e-3 * torch.rand_like(x), None, "must act on each entry alone"),
+            (lambda x: x.tanh_(), None, "must leave its input as it is"),
+            (torch.tanh, torch.cos, "the derivative of base function 'broken' disagrees with its values, e.g. at x = "),
+            (torch.tanh, lambda x: x * math.nan, "disagrees with its values"),
+            (torch.tanh, lambda x: x[:3], "derivative of base function 'broken' must return a tensor like its input"),
+            (lambda x: x.detach().tanh(), lambda x: 1.0, "disagrees with its values"),
+            (lambda x: 1 / x, None, "'broken' is not finite at the origin"),
+            (lambda x: torch.sin(x) / x, None, r"'broken' is not finite at the origin: f\(0\) = nan"),
+            (lambda x: torch.sqrt(x + 1) - 1, None, r"'broken' must have a value everywhere, and f\(.*\) = nan"),
+        ],
+    )
+    def test_a_function_that_fails_a_check_is_refused_and_leaves_no_trace(
+        self,
+        catalogue: Callable[[], tuple[str, ...]],
+        function: Callable[[Tensor], Tensor],
+        derivative: Callable[[Tensor], Tensor] | None,
+        said: str,
+    ) -> None:
+        before, line = catalogue(), bases.real_line().clone()
+        with pytest.raises(ValueError, match=said):
+            hullo.add_base("broken", function, derivative)
+        assert catalogue() == before
+        assert torch.equal(bases.real_line(), line)
+        with pytest.raises(ValueError, match="unknown base function 'broken'"):
+            hullo.base("broken")
+
+    def test_a_function_that_raises_leaves_no_trace(self, catalogue: Callable[[], tuple[str, ...]]) -> None:
+        def function(x: Tensor) -> Tensor:
+            raise ZeroDivisionError
+
+        before = catalogue()
+        with pytest.raises(ZeroDivisionError):
+            hullo.add_base("broken", function)
+        assert catalogue() == before
+
+    @pytest.mark.parametrize("name", ["two words", "", "2nd", "f(x)", None, 7])
+    def test_a_name_that_cannot_be_spelled_is_refused(self, name: object) -> None:
+        with pytest.raises(ValueError, match="a Python identifier such as 'my_function', not") as refusal:
+            hullo.add_base(name, torch.tanh)  # type: ignore[arg-type]
+        assert repr(name) in str(refusal.value)
+
+    def test_a_name_that_is_taken_is_refused(self, catalogue: Callable[[], tuple[str, ...]]) -> None:
+        before, relu = catalogue(), hullo.base("relu")
+        with pytest.raises(ValueError, match="there is a base function 'relu' already; choose another name"):
+            hullo.add_base("relu", torch.tanh)
+        assert catalogue() == before
+        assert hullo.base("relu") is relu

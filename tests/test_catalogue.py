@@ -1,0 +1,161 @@
+"""Every base function of the catalogue is what it says: its formula, its slope and its facts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import hullo
+from hullo.catalogue import WORDS
+from oracle import CLOSED_FORMS
+
+MEMBERS = list(CLOSED_FORMS)
+UNITS = [name for name in MEMBERS if name.startswith("unit_")]
+ROUNDING = 5e-9  # PyTorch's softplus is linear beyond 20, and exact only to this
+SLOPE_ROUNDING = 5e-8  # PyTorch keeps a constant of celu's and of hardsigmoid's derivative in float32
+
+
+def grid() -> Tensor:
+    return torch.linspace(-30, 30, 60_001, dtype=torch.float64)
+
+
+def automatic_slope(base: hullo.Base, x: Tensor) -> Tensor:
+    x = x.clone().requires_grad_()
+    return torch.autograd.grad(base.function(x).sum(), x)[0]
+
+
+def away_from_kinks(base: hullo.Base, x: Tensor) -> Tensor:
+    for kink in base.kinks:
+        x = x[(x - kink).abs() > 1e-6]
+    return x
+
+
+def sides_of_kinks(base: hullo.Base) -> Tensor:
+    return torch.tensor([kink + side for kink in base.kinks for side in (-1e-9, 1e-9)], dtype=torch.float64)
+
+
+def test_the_catalogue_has_the_promised_functions_and_starts_with_the_papers() -> None:
+    names = hullo.names()
+    assert names[:3] == ("identity", "relu", "tanh")
+    promised = ["leaky_relu", "elu", "celu", "softsign", "arctan", "asinh", "sin", "hardtanh", "relu6"]
+    raw = ["gelu", "silu", "mish", "softplus", "sigmoid", "selu", "erf", "hardswish"]
+    assert {*promised, *raw, *(f"unit_{name}" for name in raw)} <= set(names)
+
+
+def test_every_entry_of_the_catalogue_is_held_against_a_closed_form() -> None:
+    catalogue = {name for name in hullo.names() if hullo.base(name).formula is not None}
+    assert catalogue <= set(MEMBERS)
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_the_function_is_its_closed_form(name: str) -> None:
+    x = grid()
+    torch.testing.assert_close(hullo.base(name).function(x), CLOSED_FORMS[name](x), rtol=1e-9, atol=ROUNDING)
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_the_function_is_its_formula(name: str) -> None:
+    base, x = hullo.base(name), grid()
+    assert base.formula is not None
+    value, slope = base.formula.functions(WORDS)
+    torch.testing.assert_close(value(x), base.function(x), rtol=1e-12, atol=ROUNDING)
+    torch.testing.assert_close(torch.as_tensor(slope(x, value(x))).double().expand_as(x), base.derivative(x))
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_the_slope_is_the_derivative(name: str) -> None:
+    base = hullo.base(name)
+    x = away_from_kinks(base, grid())
+    rounding = SLOPE_ROUNDING if name.startswith(("celu", "hardsigmoid", "softplus")) else 1e-12
+    torch.testing.assert_close(base.derivative(x), automatic_slope(base, x), rtol=1e-12, atol=rounding)
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_at_a_kink_the_slope_lies_between_those_of_the_two_sides(name: str) -> None:
+    base = hullo.base(name)
+    for kink in base.kinks:
+        left, at, right = base.derivative(torch.tensor([kink - 1e-9, kink, kink + 1e-9], dtype=torch.float64)).tolist()
+        assert min(left, right) - 1e-6 <= at <= max(left, right) + 1e-6
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_the_value_and_the_slopes_at_the_origin_are_as_stated(name: str) -> None:
+    base = hullo.base(name)
+    step = 1e-7
+    value, left, right = CLOSED_FORMS[name](torch.tensor([0.0, -step, step], dtype=torch.float64)).tolist()
+    assert base.value_at_zero == pytest.approx(value, abs=1e-15)
+    assert base.slopes_at_zero == pytest.approx(((value - left) / step, (right - value) / step), abs=1e-6)
+    automatic = automatic_slope(base, torch.tensor([-1e-13, 1e-13], dtype=torch.float64)).tolist()
+    assert base.slopes_at_zero == pytest.approx(automatic, abs=SLOPE_ROUNDING)
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_the_slope_bounds_hold_and_are_tight(name: str) -> None:
+    base = hullo.base(name)
+    far = torch.logspace(1.5, 9, 100, dtype=torch.float64)
+    x = torch.cat([-far, away_from_kinks(base, grid()), far, sides_of_kinks(base)])
+    low, high = base.slope_bounds
+    for sign, bound in ((-1, -low), (1, high)):
+        best = x[(sign * automatic_slope(base, x)).argmax()]
+        around = away_from_kinks(base, best + torch.linspace(-1e-3, 1e-3, 4001, dtype=torch.float64))
+        found = (sign * automatic_slope(base, torch.cat([x, around]))).max().item()
+        assert found == pytest.approx(bound, abs=1e-8)
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_it_is_called_monotone_exactly_if_it_never_falls(name: str) -> None:
+    base = hullo.base(name)
+    never_falls = bool((base.function(grid()).diff() >= -1e-12).all())
+    assert base.is_monotone == never_falls
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_the_slope_jumps_at_the_kinks_and_nowhere_else(name: str) -> None:
+    base = hullo.base(name)
+    x = grid() + 0.00025  # so that every kink lies between two points
+    jumps = automatic_slope(base, x).diff().abs() > 0.02
+    between = (x[:-1] + x[1:])[jumps] / 2
+    torch.testing.assert_close(between, torch.tensor(base.kinks, dtype=torch.float64), rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+@pytest.mark.parametrize("size", [50.0, 1e4, 65504.0])
+def test_values_and_slopes_are_right_far_from_the_origin(name: str, size: float) -> None:
+    base = hullo.base(name)
+    x = torch.tensor([-size, size])
+    assert base.formula is not None
+    value, slope = base.formula.functions(WORDS)
+    exact, exact_slope = base.function(x.double()).float(), base.derivative(x.double()).float()
+    for found in (base.function(x), value(x)):
+        torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-6)
+    for found in (base.derivative(x), automatic_slope(base, x), torch.as_tensor(slope(x, value(x))).expand(2)):
+        torch.testing.assert_close(found, exact_slope, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_a_unit_form_is_the_function_moved_to_the_origin_and_scaled_to_slope_one(name: str) -> None:
+    unit, raw = hullo.base(name), hullo.base(name.removeprefix("unit_"))
+    x = grid()
+    moved = (raw.function(x) - raw.value_at_zero) / raw.slopes_at_zero[1]
+    torch.testing.assert_close(unit.function(x), moved, rtol=1e-9, atol=2 * ROUNDING)
+    assert unit.is_admissible
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_a_unit_form_keeps_its_digits_near_the_origin(name: str) -> None:
+    x = torch.tensor([1e-6, 1e-5, 1e-4])
+    exact = hullo.base(name).function(x.double()).float()
+    torch.testing.assert_close(hullo.base(name).function(x), exact, rtol=2e-6, atol=0)
+
+
+def test_the_functions_that_break_the_papers_requirement_are_known() -> None:
+    inadmissible = {name for name in MEMBERS if not hullo.base(name).is_admissible}
+    raw = {name.removeprefix("unit_") for name in UNITS}
+    assert inadmissible == raw | {"gelu_tanh", "quick_gelu", "hardsigmoid"}
+
+
+@pytest.mark.parametrize("spelling", ["celu(0)", "celu(-1)", "softplus(0)", "unit_softplus(-2)"])
+def test_a_parameter_without_meaning_is_refused(spelling: str) -> None:
+    with pytest.raises(ValueError, match=r"above zero, got (0|-1|-2); (celu|softplus)\(1\) is the usual one"):
+        hullo.base(spelling)

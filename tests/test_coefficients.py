@@ -1,0 +1,260 @@
+"""Every way of keeping coefficients keeps them: exactly, at any raw numbers, after any optimiser's step."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import hullo
+from hullo.coefficients import way
+
+SIMPLEX = hullo.Simplex.ways
+HYPERPLANE = hullo.Hyperplane.ways
+WAYS = (*SIMPLEX, *HYPERPLANE)
+DTYPES = (torch.float32, torch.float64)
+
+numbers = st.floats(-1e9, 1e9, width=32) | st.floats(-3, 3, width=32)
+raws = st.lists(numbers, min_size=1, max_size=7)
+small = st.lists(st.floats(-3, 3), min_size=2, max_size=6)
+
+
+def closest_in_simplex(raw: Tensor) -> Tensor:
+    """max(r - t, 0) with t found by bisection so that the sum is one."""
+    low, high = raw.min() - 1, raw.max()
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if (raw - middle).clamp(min=0).sum() > 1 else (low, middle)
+    return (raw - high).clamp(min=0)
+
+
+@pytest.mark.parametrize("keep", WAYS)
+@pytest.mark.parametrize("dtype", DTYPES)
+class TestEveryWay:
+    @given(numbers=raws)
+    def test_coefficients_sum_to_one_at_any_raw_numbers(
+        self, keep: str, dtype: torch.dtype, numbers: list[float]
+    ) -> None:
+        raw = torch.tensor(numbers, dtype=dtype)
+        found = way(keep).coefficients(raw)
+        assert len(found) == len(raw) + way(keep).fewer
+        # A coefficient of 1e9 is known to within 1e9 times the type's precision, and so is the sum.
+        size = 1.0 if keep in SIMPLEX else max(1.0, raw.abs().max().item())
+        assert found.double().sum().item() == pytest.approx(1, abs=4 * len(found) * torch.finfo(dtype).eps * size)
+        if keep in SIMPLEX:
+            assert found.min() >= 0
+
+    @given(numbers=small)
+    def test_raw_numbers_lead_back_to_their_coefficients(
+        self, keep: str, dtype: torch.dtype, numbers: list[float]
+    ) -> None:
+        given = torch.tensor(numbers, dtype=dtype)
+        given = given.softmax(-1) if keep in SIMPLEX else given - given.mean() + 1 / len(given)
+        found = way(keep).coefficients(way(keep).raw(given))
+        torch.testing.assert_close(found, given, rtol=0, atol=32 * torch.finfo(dtype).eps)
+
+    def test_rows_do_not_touch_each_other(self, keep: str, dtype: torch.dtype) -> None:
+        raw = 3 * torch.randn(2, 5, 4, dtype=dtype)
+        gradient = torch.randn(2, 5, 4 + way(keep).fewer, dtype=dtype)
+        together = way(keep).coefficients(raw)
+        pulled = way(keep).pullback(raw, together, gradient)
+        for i in range(2):
+            for j in range(5):
+                alone = way(keep).coefficients(raw[i, j])
+                torch.testing.assert_close(together[i, j], alone)
+                torch.testing.assert_close(pulled[i, j], way(keep).pullback(raw[i, j], alone, gradient[i, j]))
+
+    @given(numbers=raws)
+    def test_the_backward_pass_of_the_coefficients_is_the_pullback(
+        self, keep: str, dtype: torch.dtype, numbers: list[float]
+    ) -> None:
+        raw = torch.tensor(numbers, dtype=dtype, requires_grad=True)
+        found = way(keep).coefficients(raw)
+        gradient = torch.linspace(-1, 2, len(found), dtype=dtype).sin()
+        (automatic,) = torch.autograd.grad(found, raw, gradient)
+        pulled = way(keep).pullback(raw.detach(), found.detach(), gradient)
+        torch.testing.assert_close(automatic, pulled, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("keep", ["projection", "recentred", "free"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 20])
+def test_vertices_are_reached_exactly(keep: str, dtype: torch.dtype, n: int) -> None:
+    corners = torch.eye(n, dtype=dtype)
+    assert torch.equal(way(keep).coefficients(way(keep).raw(corners)), corners)
+
+
+@pytest.mark.parametrize("keep", [*WAYS, "given"])
+def test_a_way_survives_pickling_and_copying_as_itself(keep: str) -> None:
+    assert pickle.loads(pickle.dumps(way(keep))) is way(keep)
+    assert copy.deepcopy(way(keep)) is way(keep)
+    assert repr(way(keep)) == f"Way({keep})"
+
+
+class TestProjection:
+    @given(raws)
+    def test_it_is_the_closest_point_of_the_simplex(self, numbers: list[float]) -> None:
+        raw = torch.tensor(numbers, dtype=torch.float64)
+        found = way("projection").coefficients(raw)
+        torch.testing.assert_close(found, closest_in_simplex(raw), rtol=0, atol=1e-6)
+
+    @given(small)
+    def test_it_moves_no_point_of_the_simplex(self, numbers: list[float]) -> None:
+        inside = torch.tensor(numbers).softmax(-1)
+        torch.testing.assert_close(way("projection").coefficients(inside), inside, rtol=0, atol=1e-7)
+
+    def test_small_coefficients_keep_their_digits(self) -> None:
+        given = torch.tensor([1e-6, 0.25, 0.749999])
+        torch.testing.assert_close(way("projection").coefficients(given)[0], given[0], rtol=0.05, atol=0)
+
+    @given(small, st.lists(st.booleans(), min_size=6, max_size=6), st.integers(0, 2**31))
+    def test_the_gradient_is_the_closest_one_along_which_coefficients_can_move(
+        self, numbers: list[float], at_zero: list[bool], seed: int
+    ) -> None:
+        """The conditions of Karush, Kuhn and Tucker for min |g - gradient| with sum g = 0, g_i <= 0 where c_i = 0."""
+        zero = torch.tensor(at_zero[: len(numbers)])
+        zero[0] = False
+        coefficients = torch.tensor(numbers, dtype=torch.float64).masked_fill(zero, -torch.inf).softmax(-1)
+        generator = torch.Generator().manual_seed(seed)
+        gradient = torch.randn(len(numbers), dtype=torch.float64, generator=generator)
+        g = way("projection").pullback(coefficients, coefficients, gradient)
+        multiplier = gradient - g - (gradient - g)[~zero].mean()
+        assert g.sum().abs() < 1e-12
+        assert bool((g[zero] <= 0).all())
+        assert multiplier[~zero].abs().max() < 1e-12  # nothing else restrains those inside
+        assert bool((multiplier[zero] >= -1e-12).all())
+        assert bool(((multiplier * g).abs()[zero] < 1e-12).all())
+
+    @given(small)
+    def test_inside_the_simplex_the_gradient_is_that_of_the_plain_formula(self, numbers: list[float]) -> None:
+        inside = torch.tensor(numbers, dtype=torch.float64).softmax(-1)
+        raw = (inside + 0.3).requires_grad_()
+        plain = (raw - (raw.sum() - 1) / len(raw)).clamp(min=0)
+        gradient = torch.arange(len(raw), dtype=torch.float64).cos()
+        (expected,) = torch.autograd.grad(plain, raw, gradient)
+        (found,) = torch.autograd.grad(way("projection").coefficients(raw), raw, gradient)
+        torch.testing.assert_close(found, expected)
+
+    @given(small)
+    def test_forward_differentiation_is_the_change_of_the_projection(self, numbers: list[float]) -> None:
+        raw = torch.tensor(numbers, dtype=torch.float64)
+        tangent = torch.arange(1, len(raw) + 1, dtype=torch.float64).sin()
+        _, found = torch.func.jvp(way("projection").coefficients, (raw,), (tangent,))
+        steps = [(closest_in_simplex(raw + h * tangent) - closest_in_simplex(raw)) / h for h in (1e-6, -1e-6)]
+        if torch.allclose(*steps, atol=1e-6):  # a point with one tangent, not between two faces
+            torch.testing.assert_close(found, steps[0], rtol=0, atol=1e-6)
+
+    @pytest.mark.parametrize("optimiser", [torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop])
+    def test_a_coefficient_at_zero_comes_back_when_the_gradient_says_so(
+        self, optimiser: type[torch.optim.Optimizer]
+    ) -> None:
+        act = hullo.ConvexHull("identity", "relu", "tanh", start="relu")
+        assert act.coefficients.tolist() == [0.0, 1.0, 0.0]
+        learn(act, lambda x: 0.6 * x + 0.4 * torch.tanh(x), optimiser(act.parameters(), lr=0.02), steps=300)
+        torch.testing.assert_close(act.coefficients.detach(), torch.tensor([0.6, 0.0, 0.4]), rtol=0, atol=0.05)
+
+    @pytest.mark.parametrize("optimiser", [torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop])
+    def test_training_reaches_a_vertex_exactly(self, optimiser: type[torch.optim.Optimizer]) -> None:
+        act = hullo.ConvexHull("identity", "relu", "tanh")
+        learn(act, torch.abs, optimiser(act.parameters(), lr=0.02), steps=200)
+        assert act.coefficients[[0, 2]].tolist() == [0.0, 0.0]
+        assert act.coefficients[1].item() == pytest.approx(1, abs=1e-6)
+
+
+def learn(
+    act: torch.nn.Module,
+    target: Callable[[Tensor], Tensor],
+    optimiser: torch.optim.Optimizer,
+    steps: int,
+    after_each: Callable[[], None] = lambda: None,
+) -> None:
+    x = torch.linspace(-3, 3, 61)
+
+    def closure() -> Tensor:
+        optimiser.zero_grad()
+        loss = (act(x) - target(x)).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(steps):
+        optimiser.step(closure)
+        after_each()
+
+
+OPTIMISERS: dict[str, Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]] = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.3),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    "decay": lambda p: torch.optim.SGD(p, lr=0.3, weight_decay=0.5),
+    "Adam": lambda p: torch.optim.Adam(p, lr=0.3),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.3, weight_decay=0.5),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.1),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=1.0),
+    "Adadelta": lambda p: torch.optim.Adadelta(p, lr=10.0),
+    "Rprop": lambda p: torch.optim.Rprop(p, lr=0.5),
+    "LBFGS": lambda p: torch.optim.LBFGS(p, lr=1.0, max_iter=4),
+}
+
+
+@pytest.mark.parametrize("optimiser", OPTIMISERS)
+@pytest.mark.parametrize("keep", WAYS)
+def test_coefficients_are_in_the_hull_after_every_step_of_any_optimiser(optimiser: str, keep: str) -> None:
+    hull = hullo.ConvexHull if keep in SIMPLEX else hullo.AffineHull
+    act = hull("identity", "relu", "tanh", keep=keep)
+    moved = []
+
+    def check() -> None:
+        c = act.coefficients.detach().double()
+        moved.append((c - 1 / 3).abs().max().item())
+        assert c.sum().item() == pytest.approx(1, abs=1e-6 * max(1, act.raw.abs().max().item()))
+        if keep in SIMPLEX:
+            assert c.min() >= 0
+
+    learn(act, lambda x: torch.sin(2 * x), OPTIMISERS[optimiser](list(act.parameters())), steps=25, after_each=check)
+    assert max(moved) > 0.05
+
+
+class TestSets:
+    @pytest.mark.parametrize("kind", [hullo.Simplex, hullo.Hyperplane])
+    def test_both_sets_say_what_is_wrong(self, kind: type[hullo.Simplex] | type[hullo.Hyperplane]) -> None:
+        check = kind().check
+        assert check(torch.tensor([0.25, 0.75])) == (True, "")
+        assert check(torch.tensor([0.5, 0.6])) == (False, "coefficients must sum to one, these sum to 1.1")
+        for number in (torch.nan, torch.inf):
+            assert check(torch.tensor([0.5, number])) == (False, "coefficients must be finite numbers")
+
+    def test_one_wrong_row_is_enough(self) -> None:
+        rows = torch.tensor([[0.5, 0.5], [1.0, 0.0], [0.0, 0.9]])
+        assert hullo.Hyperplane().check(rows) == (False, "coefficients must sum to one, these sum to 0.9")
+
+    def test_only_the_hyperplane_has_negative_coefficients(self) -> None:
+        outside = torch.tensor([1.5, -0.5])
+        assert hullo.Hyperplane().check(outside) == (True, "")
+        ok, reason = hullo.Simplex().check(outside)
+        assert not ok
+        assert "must not be negative, one is -0.5" in reason
+
+    def test_a_softmax_cannot_start_at_zero_and_the_projection_can(self) -> None:
+        vertex = torch.tensor([1.0, 0.0])
+        assert hullo.Simplex("projection").check(vertex) == (True, "")
+        ok, reason = hullo.Simplex("softmax").check(vertex)
+        assert not ok
+        assert "keep='projection' can start there" in reason
+
+    @pytest.mark.parametrize(
+        ("kind", "keep", "said"),
+        [
+            (hullo.Simplex, "free", "keep='free': coefficients in the Simplex are kept by 'projection' or 'softmax'"),
+            (hullo.Hyperplane, "", "keep='': coefficients in the Hyperplane are kept by 'recentred' or 'free'"),
+            (hullo.Hyperplane, "given", "keep='given'"),
+            (hullo.Simplex, 3, "keep=3"),
+        ],
+    )
+    def test_an_unknown_way_is_refused(self, kind: Callable[[object], object], keep: object, said: str) -> None:
+        with pytest.raises(ValueError, match=said):
+            kind(keep)

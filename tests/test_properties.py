@@ -1,0 +1,142 @@
+"""What a combination is can be asked, and the answers are those that many points give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import hullo
+import oracle
+
+NAMES = st.lists(st.sampled_from(["identity", "relu", "tanh", "sin", "hardtanh", "unit_gelu"]), min_size=1, unique=True)
+
+
+@st.composite
+def combinations(draw: st.DrawFn) -> tuple[list[float], list[str]]:
+    names = draw(NAMES)
+    return draw(st.lists(st.floats(-3, 3), min_size=len(names), max_size=len(names))), names
+
+
+def slopes_on_many_points(coefficients: list[float], names: list[str]) -> Tensor:
+    x = torch.linspace(-40, 40, 80_001, dtype=torch.float64)
+    x = torch.cat([x - 1e-7, x + 1e-7]).requires_grad_()  # both sides of every kink
+    return torch.autograd.grad(oracle.combine(x, torch.tensor(coefficients), names).sum(), x)[0]
+
+
+@given(combinations())
+@example(([1.0, 1.0], ["hardtanh", "unit_gelu"]))
+@example(([-1.0, 2.0], ["unit_gelu", "relu"]))
+def test_slope_bounds_hold_and_are_reached(combination: tuple[list[float], list[str]]) -> None:
+    slopes = slopes_on_many_points(*combination)
+    low, high = hullo.slope_bounds(*combination)
+    assert low == pytest.approx(slopes.min().item(), abs=2e-5)
+    assert high == pytest.approx(slopes.max().item(), abs=2e-5)
+
+
+@given(combinations())
+def test_monotone_is_what_never_falls(combination: tuple[list[float], list[str]]) -> None:
+    least = slopes_on_many_points(*combination).min().item()
+    if abs(least) > 1e-4:
+        assert hullo.is_monotone(*combination) == (least > 0)
+
+
+@given(combinations())
+@example(([1.0], ["relu"]))
+@example(([1.0, 2.0], ["identity", "relu"]))
+@example(([2.0, -1.0], ["sin", "tanh"]))
+def test_it_approximates_the_identity_exactly_if_it_is_x_and_little_more_at_the_origin(
+    combination: tuple[list[float], list[str]],
+) -> None:
+    x = torch.tensor([-1e-6, 1e-6], dtype=torch.float64)
+    error = ((oracle.combine(x, torch.tensor(combination[0], dtype=torch.float64), combination[1]) - x) / x).abs().max()
+    if not 1e-7 < error < 1e-5:
+        assert hullo.approximates_identity(*combination) == bool(error < 1e-6)
+
+
+def test_functions_off_the_origin_do_not_approximate_the_identity() -> None:
+    assert not hullo.approximates_identity([1.0, 0.5], ["identity", "sigmoid"])
+    assert not hullo.approximates_identity([2.0], ["softplus"])
+    assert hullo.approximates_identity([2.0], ["gelu"])
+
+
+@pytest.mark.parametrize("name", hullo.names())
+def test_a_base_alone_has_its_own_properties(name: str) -> None:
+    base = hullo.base(name)
+    assert hullo.slope_bounds([1.0], [name]) == pytest.approx(base.slope_bounds, abs=1e-6)
+    assert hullo.is_monotone([1.0], [name]) == base.is_monotone
+    assert hullo.known_as([1.0], [name]) is base
+
+
+@given(st.floats(0, 1))
+def test_convex_identity_relu_is_known_as_leaky_relu(p: float) -> None:
+    known = hullo.known_as(hullo.ConvexHull("identity", "relu", start=[p, 1 - p]))
+    assert isinstance(known, hullo.Base)
+    assert known.slopes_at_zero == pytest.approx((p, 1.0), abs=2e-6)
+    assert known.name.split("(")[0] in ("identity", "relu", "leaky_relu")
+
+
+@pytest.mark.parametrize(
+    ("coefficients", "bases", "name"),
+    [
+        ([0.01, 0.99], ["identity", "relu"], "leaky_relu"),
+        ([0.0, 1.0], ["identity", "relu"], "relu"),
+        ([1.0, 0.0], ["identity", "relu"], "identity"),
+        ([2.0, -1.0], ["identity", "relu"], "leaky_relu(2)"),
+        ([0.5, 0.5], ["relu", "leaky_relu(0.2)"], "leaky_relu(0.1)"),
+        ([0.0, 1.0, 0.0], ["identity", "tanh", "relu"], "tanh"),
+        ([0.0, 1.0, 1e-9], ["identity", "elu(2)", "relu"], "elu(2)"),
+    ],
+)
+def test_well_known_functions_are_recognised(coefficients: list[float], bases: list[str], name: str) -> None:
+    assert hullo.known_as(coefficients, bases) is hullo.base(name)
+    if min(coefficients) >= 0:
+        assert hullo.known_as(hullo.ConvexHull(*bases, start=coefficients)) is hullo.base(name)
+
+
+@pytest.mark.parametrize(
+    ("coefficients", "bases"),
+    [([0.5, 0.5], ["identity", "tanh"]), ([0.5, 0.6], ["identity", "relu"]), ([2.0], ["relu"]), ([0.0], ["tanh"])],
+)
+def test_others_are_not_known(coefficients: list[float], bases: list[str]) -> None:
+    assert hullo.known_as(coefficients, bases) is None
+
+
+def test_a_hull_with_groups_gets_an_answer_for_each() -> None:
+    act = hullo.AffineHull("identity", "tanh", groups=3, start=[[1.0, 0.0], [-1.0, 2.0], [2.0, -1.0]])
+    assert hullo.is_monotone(act) == [True, False, True]
+    assert hullo.slope_bounds(act) == [(1.0, 1.0), (-1.0, 1.0), (1.0, 2.0)]
+    assert hullo.approximates_identity(act) == [True, True, True]
+    assert hullo.known_as(act) == [hullo.base("identity"), None, None]
+    assert hullo.is_monotone([[1.0, 0.0], [-1.0, 2.0]], ["identity", "tanh"]) == [True, False]
+
+
+@pytest.mark.parametrize(
+    "question", [hullo.slope_bounds, hullo.is_monotone, hullo.approximates_identity, hullo.known_as]
+)
+class TestQuestions:
+    def test_a_hull_and_its_coefficients_have_one_answer(self, question: Callable[..., Any]) -> None:
+        act = hullo.ConvexHull("identity", "relu", "tanh", start=[0.5, 0.25, 0.25])
+        answers = [question(act), question([0.5, 0.25, 0.25], act.bases), question(act.coefficients, act.bases)]
+        assert answers[0] == answers[1] == answers[2]
+
+    def test_a_default_device_elsewhere_does_not_matter(self, question: Callable[..., Any]) -> None:
+        with torch.device("meta"):
+            found = question([0.5, 0.5], ["identity", "relu"])
+        assert found == question([0.5, 0.5], ["identity", "relu"])
+
+    @pytest.mark.parametrize("coefficients", [[1.0], [0.5, torch.nan], 1.0, [[[1.0, 0.0]]], [torch.inf, 0.0]])
+    def test_coefficients_that_do_not_fit_are_refused(self, question: Callable[..., Any], coefficients: Any) -> None:
+        with pytest.raises(ValueError, match="2 bases need 2 finite coefficients a row, got shape"):
+            question(coefficients, ["identity", "relu"])
+
+    def test_bases_are_asked_for_and_not_asked_twice(self, question: Callable[..., Any]) -> None:
+        with pytest.raises(TypeError, match="coefficients need their bases: give both, or a hull"):
+            question([0.5, 0.5])
+        with pytest.raises(TypeError, match="a hull knows its bases"):
+            question(hullo.AffineHull("identity", "relu"), ["identity", "relu"])
