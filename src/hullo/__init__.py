@@ -1,11 +1,12 @@
 """hullo: activation functions that learn, as convex or affine combinations of base functions."""
 
+import hullo.catalogue  # noqa: F401  (fills the list of bases)
 from hullo.bases import Base, add_base, base, names
 from hullo.coefficients import Hyperplane, Simplex
 from hullo.functional import combine
 from hullo.modules import AffineHull, ConvexHull
 from hullo.properties import approximates_identity, is_monotone, known_as, slope_bounds
-from hullo.surgery import parameter_groups
+from hullo.surgery import fold, parameter_groups, replace_activations, summary
 
 __version__ = "0.1.0"
 
@@ -19,9 +20,12 @@ __all__ = [
     "approximates_identity",
     "base",
     "combine",
+    "fold",
     "is_monotone",
     "known_as",
     "names",
     "parameter_groups",
+    "replace_activations",
     "slope_bounds",
+    "summary",
 ]

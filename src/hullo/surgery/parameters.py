@@ -1,4 +1,4 @@
-"""Hulls in existing models and their training."""
+"""What an optimiser is told about hulls."""
 
 from __future__ import annotations
 

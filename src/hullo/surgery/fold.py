@@ -1,0 +1,175 @@
+"""fold: hulls become the cheapest modules that compute the same, for inference and export."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from hullo.bases import Base
+from hullo.modules import Hull
+from hullo.properties import known_as
+from hullo.surgery.replace import InPlace, Inputs, record_inputs
+from hullo.surgery.survey import put, take_hooks
+
+_TOLERANCE = 1e-6  # coefficients closer to zero are taken for zero, as in `known_as`
+
+_NATIVE: dict[str, Callable[..., nn.Module]] = {
+    "identity": nn.Identity,
+    "relu": nn.ReLU,
+    "tanh": nn.Tanh,
+    "leaky_relu": nn.LeakyReLU,
+    "elu": nn.ELU,
+    "celu": nn.CELU,
+    "softsign": nn.Softsign,
+    "hardtanh": nn.Hardtanh,
+    "relu6": nn.ReLU6,
+    "gelu": nn.GELU,
+    "gelu_tanh": lambda: nn.GELU(approximate="tanh"),
+    "silu": nn.SiLU,
+    "mish": nn.Mish,
+    "softplus": nn.Softplus,
+    "sigmoid": nn.Sigmoid,
+    "selu": nn.SELU,
+    "hardswish": nn.Hardswish,
+    "hardsigmoid": nn.Hardsigmoid,
+}
+
+# As in the CPU kernel: to an absolute error of 2e-7 in float32, and there in half of torch.tanh's time.
+_FASTER: dict[str, Callable[[Any], Any]] = {"tanh": lambda x: 2 * torch.sigmoid(2 * x) - 1}
+
+
+def fold(model: nn.Module, *, example_inputs: Inputs | None = None) -> nn.Module:
+    """Make the hulls of a model constant: each becomes the cheapest module that computes the same.
+
+    A hull that is one of PyTorch's activations, to 1e-6 in its coefficients, becomes that: ReLU, LeakyReLU, Tanh,
+    Identity, GELU, ... or, with one leaky ReLU a channel, PReLU. Any other becomes a :class:`torch.fx.GraphModule` of
+    PyTorch's operations that combines the bases with coefficients above 1e-6 in magnitude, with the numbers written
+    in. None of them needs hullo, to run or to load a state_dict; neither does the model once exported. Only unpickling
+    a whole model whose code `replace_activations` wrote anew takes hullo.
+
+    Args:
+        model: left as it is.
+        example_inputs: what the model is given, as a tensor, a tuple or a dict. PReLU takes it: only then is it known
+            that a hull with several groups has one a channel.
+
+    Returns:
+        A copy of the model in evaluation mode, folded.
+
+    Example:
+        >>> import torch, hullo
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), hullo.ConvexHull("identity", "relu", start=[0.25, 0.75]))
+        >>> hullo.fold(model)[1]
+        LeakyReLU(negative_slope=0.25)
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"fold takes a torch.nn.Module, not a {type(model).__name__}")
+    if not any(isinstance(module, Hull) for module in model.modules()):
+        raise ValueError("the model has no hulls to fold")
+    folded = copy.deepcopy(model).eval()
+    seen = {} if example_inputs is None else record_inputs(folded, example_inputs)
+    made: dict[Hull, nn.Module] = {}  # a hull used in two places is folded once, and used in both
+    for name, module in folded.named_modules():
+        if isinstance(module, Hull):
+            made[module] = _folded(module, seen.get(name)).eval()
+            take_hooks(made[module], module)
+    for keeper in list(folded.modules()):
+        for name, child in list(keeper._modules.items()):
+            if isinstance(child, Hull):
+                put(keeper, name, made[child])
+    return made[folded] if isinstance(folded, Hull) else folded
+
+
+def _folded(hull: Hull, seen: Tensor | None) -> nn.Module:
+    rows = hull.coefficients.detach().double().reshape(hull.groups, -1)
+    if bool((rows - rows[0]).abs().max() <= _TOLERANCE):
+        rows = rows[:1]
+    known = [_native(item) for item in known_as(rows.cpu(), hull.bases)]  # type: ignore[union-attr]
+    native = known[0] if len(known) == 1 else _prelu(known, hull, seen)
+    if native is None:
+        return _graph(hull, rows)
+    if isinstance(hull, InPlace) and not isinstance(native, nn.Identity):
+        if not hasattr(native, "inplace"):
+            return _graph(hull, rows)
+        vars(native)["inplace"] = True
+    return native
+
+
+def _native(known: Base | None) -> nn.Module | None:
+    """PyTorch's module for a base, where there is one."""
+    if known is None:
+        return None
+    name, _, parameters = known.name.rstrip(")").partition("(")
+    return _NATIVE[name](*map(float, parameters.split(",")) if parameters else ()) if name in _NATIVE else None
+
+
+def _prelu(known: list[nn.Module | None], hull: Hull, seen: Tensor | None) -> nn.PReLU | None:
+    """PReLU, for a hull that is seen to get a tensor with one group a channel, the channels where PReLU has them."""
+    slopes = [_slope(item) for item in known]
+    if seen is None or None in slopes or hull.plan.channel_dim % seen.dim() != 1 or seen.shape[1] != hull.groups:
+        return None
+    made = nn.PReLU(hull.groups, device=hull.raw.device, dtype=seen.dtype)
+    made.weight = nn.Parameter(torch.tensor(slopes).to(made.weight), requires_grad=False)
+    return made
+
+
+def _slope(module: nn.Module | None) -> float | None:
+    """The slope on the left of a function that is the identity on the right."""
+    match module:
+        case nn.LeakyReLU():
+            return module.negative_slope
+        case nn.ReLU():
+            return 0.0
+        case nn.Identity():
+            return 1.0
+    return None
+
+
+def _graph(hull: Hull, rows: Tensor) -> fx.GraphModule:
+    """The hull in PyTorch's operations: y = sum of c_i f_i(x) over the coefficients that are not zero.
+
+    It computes in float32 at least. Several rows are a buffer; their channels are moved to the end, where they meet
+    each channel's coefficient.
+    """
+    root, graph = nn.Module(), fx.Graph()
+    x = graph.placeholder("x")
+    dtype = graph.call_function(getattr, (x, "dtype"))
+    wide_dtype = graph.call_function(torch.promote_types, (dtype, torch.float32))
+    wide = graph.call_method("to", (x, wide_dtype))
+    used = [n for n in range(rows.shape[1]) if bool(rows[:, n].abs().max() > _TOLERANCE)]
+    coefficients: list[Any] = rows[0, used].tolist()
+    if len(rows) > 1:
+        root.register_buffer("coefficients", rows[:, used].T.to(hull.raw.dtype).contiguous())
+        wide = graph.call_method("movedim", (wide, hull.plan.channel_dim, -1))
+        channels = graph.call_method("size", (wide, -1))
+        repeats = graph.call_function(operator.floordiv, (channels, len(rows)))
+        columns = graph.call_method("repeat_interleave", (graph.get_attr("coefficients"), repeats, -1))
+        columns = graph.call_method("to", (columns, wide_dtype))
+        coefficients = [graph.call_function(operator.getitem, (columns, n)) for n in range(len(used))]
+    values = [_inlined(graph, hull.bases[n], wide) for n in used]
+    total = graph.call_function(torch.mul, (values[0], coefficients[0]))
+    for value, c in zip(values[1:], coefficients[1:], strict=True):
+        if len(rows) > 1:
+            total = graph.call_method("addcmul_", (total, value, c))
+        else:
+            total = graph.call_method("add_", (total, value), {"alpha": c})
+    if len(rows) > 1:
+        total = graph.call_method("movedim", (total, -1, hull.plan.channel_dim))
+    y = graph.call_method("to", (total, dtype))
+    graph.output(graph.call_method("copy_", (x, y)) if isinstance(hull, InPlace) else y)
+    return fx.GraphModule(root, graph, class_name="FoldedHull")
+
+
+def _inlined(graph: fx.Graph, base: Base, x: fx.Node) -> fx.Node:
+    """The operations of a base function, in a graph."""
+    function = _FASTER.get(base.name, base.function)
+    try:
+        operations = fx.Tracer().trace(lambda value: function(value))
+    except Exception as error:
+        raise ValueError(f"base function {base.name!r} cannot be written as a graph of operations: {error}") from error
+    given = next(node for node in operations.nodes if node.op == "placeholder")
+    return graph.graph_copy(operations, {given: x})  # type: ignore[return-value]

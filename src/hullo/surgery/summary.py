@@ -1,0 +1,79 @@
+"""summary: the hulls of a model, and the activations that are none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from hullo.modules import Hull
+from hullo.surgery.recognise import AMBIGUOUS
+from hullo.surgery.survey import Site, survey
+
+
+@dataclass(frozen=True, eq=False)
+class Summary:
+    """What :func:`summary` found: `hulls` by name, and the sites that are `left` as they were. Printed, two tables."""
+
+    hulls: dict[str, Hull]
+    left: tuple[Site, ...]
+
+    def __str__(self) -> str:
+        made = [
+            (name, hull.spelling, _coefficients(hull), getattr(hull, "replaced", ""))
+            for name, hull in self.hulls.items()
+        ]
+        left = [(site.name or "(the model)", site.function, why_left(site)) for site in self.left]
+        parts = []
+        if made:
+            parts.append(_table(("hull", "bases", "coefficients", "replaced"), made))
+        if left:
+            parts.append(_table(("left alone", "function", "why"), left))
+        return "\n\n".join(parts) or "no hulls, and no activations that could be found"
+
+    __repr__ = __str__
+
+
+def summary(model: nn.Module) -> Summary:
+    """List a model's hulls (where, bases, coefficients, what they replaced) and the activations left alone, and why.
+
+    Before `replace_activations` this shows what it would find.
+
+    Example:
+        >>> import torch, hullo
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+        >>> model.append(torch.nn.Sigmoid())  # doctest: +ELLIPSIS
+        Sequential(...)
+        >>> hullo.summary(hullo.replace_activations(model))
+        hull  bases                       coefficients  replaced
+        1     affine(identity,relu,tanh)  0 0 1         Tanh
+        <BLANKLINE>
+        left alone  function  why
+        3           sigmoid   replaced only if named in functions
+    """
+    hulls = {name: module for name, module in model.named_modules() if isinstance(module, Hull)}
+    return Summary(hulls, tuple(survey(model)))
+
+
+def why_left(site: Site) -> str:
+    """Why a site is not a hull, and where it is called."""
+    where = f" ({site.place})" if site.place else ""
+    if site.reason:
+        return site.reason + where
+    return ("replaced only if named in functions" if site.known.family in AMBIGUOUS else "can be replaced") + where
+
+
+def _coefficients(hull: Hull) -> str:
+    if hull.raw.device.type == "meta":
+        return "not there yet"
+    rows = hull.coefficients.detach().double().reshape(hull.groups, -1)
+    low, high = rows.amin(0).tolist(), rows.amax(0).tolist()
+    shown = (f"{a:.3g}" if f"{a:.3g}" == f"{b:.3g}" else f"{a:.3g}..{b:.3g}" for a, b in zip(low, high, strict=True))
+    return " ".join(shown) + (f" ({hull.groups} groups)" if hull.groups > 1 else "")
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[n]) for row in (head, *rows)) for n in range(len(head))]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (head, *rows))
+    return "\n".join(line.rstrip() for line in lines)

@@ -1,0 +1,183 @@
+"""A folded model computes what the hulls computed, as cheaply as it can, and without hullo."""
+
+from __future__ import annotations
+
+import copy
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+import hullo
+
+CATALOGUE = [name for name in hullo.names() if name not in ("identity", "relu", "tanh")]
+
+
+@pytest.mark.parametrize(
+    ("hull", "module"),
+    [
+        (hullo.AffineHull("identity", "relu", "tanh", start="relu"), nn.ReLU()),
+        (hullo.AffineHull("identity", "relu", "tanh", start="tanh"), nn.Tanh()),
+        (hullo.AffineHull("identity", "relu", "tanh", start="identity"), nn.Identity()),
+        (hullo.ConvexHull("identity", "relu", start=[0.25, 0.75]), nn.LeakyReLU(0.25)),
+        (hullo.AffineHull("identity", "relu", start=[-0.5, 1.5]), nn.LeakyReLU(-0.5)),
+        (hullo.AffineHull("relu", "gelu", start="gelu", strict=False), nn.GELU()),
+        (hullo.AffineHull("relu", "gelu_tanh", start="gelu_tanh", strict=False), nn.GELU(approximate="tanh")),
+        (hullo.AffineHull("relu", "elu(0.3)", start="elu(0.3)"), nn.ELU(0.3)),
+        (hullo.AffineHull("relu", "tanh", groups=4, start="tanh"), nn.Tanh()),
+        (hullo.AffineHull("relu", "tanh", start=[1 - 1e-8, 1e-8]), nn.ReLU()),
+    ],
+    ids=repr,
+)
+def test_a_hull_that_is_one_of_torchs_activations_becomes_it(hull: nn.Module, module: nn.Module) -> None:
+    assert repr(hullo.fold(nn.Sequential(hull))[0]) == repr(module)
+    assert repr(hullo.fold(hull)) == repr(module)
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(hullo.fold(hull)(x), hull(x).detach(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+@pytest.mark.parametrize("groups", [1, 4])
+def test_any_hull_folds_to_its_own_values(name: str, groups: int) -> None:
+    hull = (
+        hullo.AffineHull("identity", "relu", "tanh", name, groups=groups, strict=False)
+        if name != "leaky_relu"
+        else (hullo.AffineHull("relu", "tanh", name, groups=groups))
+    )
+    with torch.no_grad():
+        hull.raw.add_(torch.randn_like(hull.raw))
+    folded = hullo.fold(hull)
+    for x in (3 * torch.randn(5, 8, 3), torch.randn(2, 8), torch.randn(0, 4), torch.randn(3, 4, dtype=torch.float64)):
+        torch.testing.assert_close(folded(x), hull(x).detach(), rtol=1e-5, atol=1e-6)
+    x = torch.randn(5, 4, requires_grad=True)
+    torch.testing.assert_close(
+        torch.autograd.grad(folded(x).sum(), x), torch.autograd.grad(hull(x).sum(), x), rtol=1e-5, atol=1e-5
+    )
+    x = torch.randn(5, 4).bfloat16()
+    assert folded(x).dtype == torch.bfloat16
+    torch.testing.assert_close(folded(x), hull(x).detach())
+
+
+@pytest.mark.parametrize("channel_dim", [0, 1, 2, -1])
+def test_groups_fold_in_any_dimension(channel_dim: int) -> None:
+    hull = hullo.AffineHull("identity", "tanh", groups=2, channel_dim=channel_dim, start=[[0.3, 0.7], [-1.0, 2.0]])
+    x = torch.randn(4, 6, 8)
+    torch.testing.assert_close(hullo.fold(hull)(x), hull(x).detach())
+
+
+def test_bases_without_a_coefficient_are_gone() -> None:
+    hull = hullo.AffineHull("identity", "relu", "tanh", start=[0.4, 0.0, 0.6])
+    folded = hullo.fold(hull)
+    assert isinstance(folded, fx.GraphModule)
+    assert not any(node.target in (torch.relu, F.relu) for node in folded.graph.nodes)
+    assert list(folded.parameters()) == []
+
+
+def test_one_leaky_relu_a_channel_becomes_prelu_where_the_channels_are_seen() -> None:
+    slopes = torch.tensor([0.0, 0.25, 1.0, -0.5])
+    hull = hullo.AffineHull("identity", "relu", groups=4, start=torch.stack([slopes, 1 - slopes], dim=1))
+    model, x = nn.Sequential(nn.Conv1d(3, 4, 1), hull), torch.randn(2, 3, 5)
+    folded = hullo.fold(model, example_inputs=x)
+    assert isinstance(folded[1], nn.PReLU)
+    torch.testing.assert_close(folded[1].weight, slopes)
+    torch.testing.assert_close(folded(x), model(x))
+    wide = nn.Sequential(nn.Conv1d(3, 8, 1), copy.deepcopy(hull))
+    for unsure in (hullo.fold(wide, example_inputs=x), hullo.fold(wide)):
+        assert isinstance(unsure[1], fx.GraphModule)
+        torch.testing.assert_close(unsure(x), wide(x))
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.act = nn.Linear(4, 4), nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * 1.0
+        return self.layer(self.act(x)) + x + F.silu(x, inplace=True) + x
+
+
+@pytest.mark.parametrize("base", ["relu", "identity", "tanh"])
+def test_what_changed_its_input_still_does(base: str) -> None:
+    model, x = hullo.replace_activations(Residual()).eval(), torch.randn(5, 4)
+    model.act.coefficients = base
+    torch.testing.assert_close(hullo.fold(model)(x), model(x))
+    model.act.coefficients = [0.2, 0.3, 0.5]
+    torch.testing.assert_close(hullo.fold(model)(x), model(x))
+
+
+def test_the_model_itself_is_left_as_it_is_and_hooks_go_along() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), hullo.AffineHull("relu", "tanh", start="relu"))
+    seen: list[str] = []
+    model[1].register_forward_hook(lambda module, args, out: seen.append(type(module).__name__))
+    hullo.fold(model)(torch.randn(2, 4))
+    assert isinstance(model[1], hullo.AffineHull)
+    assert seen == ["ReLU"]
+
+
+def test_a_hull_used_twice_stays_one_module() -> None:
+    hull = hullo.AffineHull("relu", "tanh")
+    folded = hullo.fold(nn.Sequential(hull, nn.Linear(4, 4), hull))
+    assert folded[0] is folded[2]
+
+
+def test_a_folded_transformer_takes_the_fused_path_again() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    x = torch.randn(2, 3, 8)
+    with torch.no_grad():
+        expected = layer(x)
+        folded = hullo.fold(hullo.replace_activations(layer))
+        assert (layer.activation_relu_or_gelu, folded.activation_relu_or_gelu) == (0, 1)
+        torch.testing.assert_close(folded(x), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_folded_model_needs_nothing_from_hullo(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2), nn.Tanh())
+    hullo.replace_activations(model)
+    model[1].coefficients = [0.1, 0.2, 0.3, 0.4]
+    model[3] = hullo.AffineHull("identity", "asinh", "unit_softplus", groups=4)
+    folded, x = hullo.fold(model), torch.randn(3, 4)
+    torch.save({"model": folded, "x": x, "y": folded(x).detach()}, tmp_path / "model.pt")
+    torch.save(folded.state_dict(), tmp_path / "state.pt")
+    program = f"""
+import sys
+sys.modules["hullo"] = None
+import torch
+saved = torch.load({str(tmp_path / "model.pt")!r}, weights_only=False)
+model = saved["model"]
+torch.testing.assert_close(model(saved["x"]), saved["y"])
+for parameter in model.state_dict().values():
+    parameter.zero_()
+model.load_state_dict(torch.load({str(tmp_path / "state.pt")!r}, weights_only=True))
+torch.testing.assert_close(model(saved["x"]), saved["y"])
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_folded_model_can_be_pickled_with_its_rewritten_code() -> None:
+    folded, x = hullo.fold(hullo.replace_activations(Residual())), torch.randn(5, 4)
+    stream = io.BytesIO()
+    torch.save(folded, stream)
+    stream.seek(0)
+    torch.testing.assert_close(torch.load(stream, weights_only=False)(x), folded(x))
+
+
+def test_a_base_that_is_no_graph_of_operations_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hullo import bases
+
+    monkeypatch.setattr(bases, "_families", dict(bases._families))
+    hullo.add_base("careful_sin", lambda x: torch.sin(x) if bool(x.isfinite().all()) else torch.zeros_like(x))
+    with pytest.raises(ValueError, match="'careful_sin' cannot be written as a graph"):
+        hullo.fold(hullo.AffineHull("relu", "careful_sin"))
+
+
+def test_bad_input_is_refused() -> None:
+    with pytest.raises(ValueError, match="no hulls to fold"):
+        hullo.fold(nn.ReLU())
+    with pytest.raises(TypeError, match="not a str"):
+        hullo.fold("model")  # type: ignore[arg-type]

@@ -1,0 +1,213 @@
+"""Every activation that code calls is found, once for every call, or reported."""
+
+from __future__ import annotations
+
+import linecache
+import types
+
+import pytest
+import torch
+import torch.nn.functional as F
+from models_to_swap import FUNCTIONAL_SITES, Block, Child, FunctionalNet, Parent, assert_replaced, swish
+from torch import Tensor, nn
+
+import hullo
+
+
+def block(x: Tensor, layer: nn.Module) -> Tensor:
+    return F.relu(layer(x))
+
+
+def test_functions_called_in_forward_become_hulls() -> None:
+    model = FunctionalNet()
+    assert_replaced(model, torch.randn(4, 3, 8, 8), hulls=FUNCTIONAL_SITES)
+    assert hullo.summary(model).left == ()
+
+
+def test_a_module_called_twice_becomes_two_hulls_that_change_their_input_as_it_did() -> None:
+    assert_replaced(Block(), torch.randn(5, 6), hulls=["relu", "relu_2"])
+
+
+def test_an_instance_under_several_names_becomes_several_hulls() -> None:
+    act = nn.Tanh()
+    model = nn.Sequential(nn.Linear(4, 4), act, nn.Linear(4, 4), act, nn.Sequential(nn.Linear(4, 4), act))
+    assert_replaced(model, torch.randn(3, 4), hulls=["1", "3", "4.1"])
+
+
+class Looped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.ModuleList(nn.Linear(4, 4) for _ in range(2)) for _ in range(2))
+        self.act = nn.GELU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for group in self.blocks:
+            for layer in group:
+                x = self.act(layer(x))
+        return torch.stack([F.elu(layer(x)) for layer in self.blocks[0]]).sum(0)
+
+
+def test_a_call_in_a_loop_over_parts_of_the_model_becomes_one_hull_a_turn() -> None:
+    hulls = ["act.0_0", "act.0_1", "act.1_0", "act.1_1", "elu_1.0", "elu_1.1"]
+    assert_replaced(Looped(), torch.randn(3, 4), hulls=hulls)
+
+
+def test_helper_methods_and_super_get_hulls_for_each_place_they_are_called_from() -> None:
+    hulls = ["tanh_1", "silu_1", "silu_2", *(f"leaky_relu_{n}" for n in range(1, 5))]
+    model = Child()
+    assert_replaced(model, torch.randn(3, 4), hulls=hulls)
+    found = hullo.summary(model).hulls
+    slopes = [found[f"leaky_relu_{n}"].coefficients[0].item() for n in range(1, 5)]
+    assert slopes == pytest.approx([0.1, 0.3, 0.1, 0.3])
+
+
+RELU = nn.ReLU()
+
+
+class Loose(nn.Module):
+    """Activations that are no part of the model, in places one may not look."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.kinds = {"elu": F.elu, "gelu": nn.GELU()}
+        self.act = lambda x: swish(x)
+        self.kind, self.last = "elu", "mish"
+        self.early = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.early:
+            return F.selu(x)
+        x = nn.LeakyReLU(negative_slope=0.3)(self.layer(x))
+        x = RELU(self.layer(x + 1)) + self.kinds["gelu"](x) + self.kinds[self.kind](x)
+        return self.act(self.layer(x)) + getattr(F, self.last)(input=x)
+
+
+def test_activations_that_are_no_part_of_the_model_are_found() -> None:
+    model = Loose()
+    assert_replaced(model, torch.randn(3, 4), hulls=["leaky_relu_1", "relu_1", "gelu_1", "elu_1", "act", "mish_1"])
+    (left,) = hullo.summary(model).left
+    assert (left.function, left.reason) == ("selu", "as the model is set up, this branch does not run")
+
+
+class Shares(nn.Module):
+    """A module without weights around an activation, used twice; and one with weights, shared on purpose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Sequential(nn.ReLU(), nn.Dropout(0.1))
+        self.block = nn.Sequential(nn.Linear(4, 4), nn.GELU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(self.block(self.drop(self.block(x))))
+
+
+def test_an_activation_is_shared_only_where_weights_are() -> None:
+    model = hullo.replace_activations(Shares())
+    assert list(hullo.summary(model).hulls) == ["block.1"]
+    (left,) = hullo.summary(model).left
+    assert left.name == "drop.0"
+    assert "without weights that is used more than once" in left.reason
+
+
+class Alternating(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.acts = nn.ModuleList([nn.ReLU(), nn.Tanh()])
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i, layer in enumerate(self.layers):
+            x = self.acts[i % 2](layer(x))
+        return x
+
+
+def test_modules_that_take_turns_in_a_loop_are_reported() -> None:
+    with pytest.raises(ValueError, match="which of several is called changes from turn to turn of a loop"):
+        hullo.replace_activations(Alternating())
+
+
+class Recurrent(nn.Module):
+    """Everything that has to be left alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.lstm = nn.Linear(4, 4), nn.LSTM(4, 4)
+        self.act, self.random, self.final = nn.Tanh(), nn.RReLU(), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        slope = float(x.mean())
+        for _ in range(x.shape[0]):
+            x = self.act(F.relu(self.cell(x)))
+        x = F.leaky_relu(x, slope)
+        x = block(x, self.cell)
+        x = torch.sigmoid(self.random(x))
+        values = list(map(F.elu, x))
+        import torch.nn.functional as local
+
+        return self.final(local.relu(self.lstm(torch.stack(values))[0]))
+
+    def unused(self, x: Tensor) -> Tensor:
+        return F.silu(x)
+
+
+def test_what_cannot_be_replaced_is_left_alone_and_reported() -> None:
+    model, x = Recurrent().eval(), torch.randn(3, 4)
+    before = model(x)
+    hullo.replace_activations(model)
+    torch.testing.assert_close(model(x), before)
+    summary = hullo.summary(model)
+    assert list(summary.hulls) == ["final"]
+    why = {site.function: site.reason for site in summary.left}
+    assert why["relu"] == "it is called in a loop whose length depends on the input"
+    assert why["tanh"] == "it is called in a loop whose length depends on the input"
+    assert why["F.leaky_relu"] == "its parameters depend on the input, or are tensors"
+    assert why["block"] == "block calls an activation, and is not a method that can be changed"
+    assert why["RReLU"] == "it does not do the same in training and in evaluation"
+    assert why["LSTM"] == "its functions are inside a fused kernel"
+    assert why["F.elu"] == "it is handed on, not called here"
+    assert why["local.relu"] == "the code does not tell what local is"
+    assert why["silu"] == "forward does not call unused"
+    assert why["sigmoid"] == ""
+    for text in ("final", "affine(identity,relu,tanh)", "0 1 0", "ReLU", "replaced only if named in functions"):
+        assert text in str(summary)
+
+
+def test_code_without_source_is_left_alone_and_reported_and_its_modules_are_replaced() -> None:
+    space: dict[str, type[nn.Module]] = {}
+    source = """
+from torch import nn
+import torch.nn.functional as F
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.once, self.twice = nn.ReLU(), nn.ReLU()
+    def forward(self, x):
+        return F.gelu(self.twice(self.twice(self.once(x))))
+"""
+    exec(compile(source, "<nowhere>", "exec"), space)
+    model = hullo.replace_activations(space["Net"]())
+    summary = hullo.summary(model)
+    assert list(summary.hulls) == ["once"]
+    assert {site.name: site.function for site in summary.left} == {"twice": "relu", "": "calls of functions"}
+
+
+def test_source_that_changed_since_it_was_loaded_is_not_believed(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "changing.py"
+    text = "import torch\nclass Net(torch.nn.Sequential):\n    def forward(self, x):\n        return torch.relu(x)\n"
+    path.write_text(text)
+    module = types.ModuleType("changing")
+    module.__file__ = str(path)
+    exec(compile(text, str(path), "exec"), vars(module))
+    path.write_text(text.replace("torch.relu(x)", "torch.tanh(x) + 1"))
+    linecache.checkcache()
+    with pytest.raises(ValueError, match="its source is not that of the code that runs"):
+        hullo.replace_activations(module.Net(nn.Linear(2, 2)))
+
+
+def test_a_traced_graph_keeps_its_functions_and_reports_them() -> None:
+    model = torch.fx.symbolic_trace(nn.Sequential(nn.ReLU(), Parent()))
+    hullo.replace_activations(model)
+    summary = hullo.summary(model)
+    assert list(summary.hulls) == ["0"]
+    assert [site.function for site in summary.left] == ["calls of functions"]

@@ -1,0 +1,211 @@
+"""Any model's activations become hulls, each its own, and the model stays what it was."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from models_to_swap import Block, FunctionalNet, assert_replaced
+from torch import Tensor, nn
+
+import hullo
+from hullo.surgery import Site
+
+
+@pytest.mark.parametrize("activation", [F.relu, F.gelu, nn.GELU(), functools.partial(F.gelu, approximate="tanh")])
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_transformers_of_torch_are_replaced_and_their_fused_path_is_not_taken(activation, batch_first: bool) -> None:  # type: ignore[no-untyped-def]
+    layer = nn.TransformerEncoderLayer(8, 2, 16, activation=activation, batch_first=batch_first)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    x = torch.randn(3, 5, 8)
+    with torch.no_grad():
+        before = model(x)
+        hullo.replace_activations(model)
+        torch.testing.assert_close(model(x), before, rtol=1e-5, atol=1e-6)
+        model.layers[0].activation.coefficients = "identity"
+        assert not torch.allclose(model(x), before, atol=1e-3)
+
+
+def test_a_whole_transformer_is_replaced() -> None:
+    model = nn.Transformer(8, 2, 2, 2, 16, dropout=0.0, batch_first=True)
+    hulls = [f"{part}.layers.{n}.activation" for part in ("encoder", "decoder") for n in range(2)]
+    assert_replaced(model, torch.randn(2, 5, 8), torch.randn(2, 4, 8), hulls=hulls, tolerance=1e-5)
+
+
+def test_mode_dtype_device_hooks_and_ties_are_kept() -> None:
+    tied = nn.Linear(4, 4, dtype=torch.float64)
+    model = nn.Sequential(tied, nn.ReLU(), tied, nn.GELU()).double()
+    model[1].eval()
+    seen: list[str] = []
+    handle = model[1].register_forward_hook(lambda module, args, out: seen.append(type(module).__name__))
+    x = torch.randn(3, 4, dtype=torch.float64)
+    expected = model(x)
+    hullo.replace_activations(model)
+    seen.clear()
+    torch.testing.assert_close(model(x), expected, rtol=1e-14, atol=1e-14)
+    assert seen == ["AffineHull"]
+    handle.remove()
+    model(x)
+    assert seen == ["AffineHull"]
+    assert model[0] is model[2]
+    assert model[1].raw.dtype == torch.float64
+    assert (model[1].training, model[3].training) == (False, True)
+    assert hullo.replace_activations(nn.Sequential(nn.Linear(2, 2), nn.ReLU()).to("meta"))[1].raw.device.type == "meta"
+
+
+def test_names_types_functions_and_predicates_choose_sites() -> None:
+    def make() -> nn.Sequential:
+        return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.GELU(), nn.Sigmoid())
+
+    def hulls(**choice: object) -> list[str]:
+        return list(hullo.summary(hullo.replace_activations(make(), **choice)).hulls)  # type: ignore[arg-type]
+
+    assert hulls() == ["1", "3"]
+    assert hulls(where="1") == ["1"]
+    assert hulls(where=["[0-2]", nn.GELU]) == ["1", "3"]
+    assert hulls(where=nn.GELU) == ["3"]
+    assert hulls(where=lambda site: site.function == "gelu") == ["3"]
+    assert hulls(functions=["sigmoid"]) == ["4"]
+
+
+def test_one_of_two_calls_of_a_module_can_be_chosen() -> None:
+    model, x = Block().eval(), torch.randn(5, 6)
+    before = model(x)
+    hullo.replace_activations(model, where="relu_2")
+    torch.testing.assert_close(model(x), before)
+    assert list(hullo.summary(model).hulls) == ["relu_2"]
+    hullo.replace_activations(model)
+    torch.testing.assert_close(model(x), before)
+    assert sorted(hullo.summary(model).hulls) == ["relu", "relu_2"]
+
+
+def test_the_hull_its_bases_and_start_can_be_chosen() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    hullo.replace_activations(model, hull=hullo.ConvexHull, bases=["relu", "tanh"], start=[0.25, 0.75])
+    assert repr(model[1]) == "ConvexHull(relu=0.25, tanh=0.75)"
+
+    def make(site: Site) -> hullo.AffineHull:
+        return hullo.AffineHull("identity", "tanh", keep="free")
+
+    model = hullo.replace_activations(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), hull=make)
+    assert repr(model[1]) == "AffineHull(identity=0.5, tanh=0.5, keep='free')"
+
+
+def test_a_channel_of_its_own_for_every_activation() -> None:
+    x = torch.randn(2, 3, 8, 8)
+    model = FunctionalNet().eval()
+    before = model(x)
+    rng = torch.get_rng_state()
+    hullo.replace_activations(model, groups="channels", example_inputs=x)
+    assert torch.equal(torch.get_rng_state(), rng)
+    assert {hull.groups for hull in hullo.summary(model).hulls.values()} == {8}
+    torch.testing.assert_close(model(x), before)
+    layer = nn.TransformerEncoderLayer(8, 2, 24)
+    hullo.replace_activations(layer, groups="channels", channel_dim=-1, example_inputs={"src": torch.randn(3, 1, 8)})
+    assert layer.activation.groups == 24
+
+
+class Scripted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(x)
+
+
+def quantised() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    model.append(torch.ao.nn.quantized.ReLU6())
+    return model
+
+
+BAD: list[tuple[Callable[[], object], dict[str, object], type[Exception], str]] = [
+    (lambda: nn.Sequential(nn.Linear(2, 2)), {}, ValueError, "no activations"),
+    (lambda: nn.ReLU(), {}, ValueError, "use the hull itself"),
+    (lambda: "model", {}, TypeError, "not a str"),
+    (lambda: nn.Sequential(nn.ReLU()), {"where": "x*"}, ValueError, r"where='x\*' fits none of the 1 sites: 0"),
+    (lambda: nn.Sequential(nn.ReLU()), {"where": lambda site: False}, ValueError, "fits none"),
+    (lambda: nn.Sequential(nn.Sigmoid()), {}, ValueError, "only if named in functions"),
+    (lambda: nn.Sequential(nn.ReLU()), {"functions": ["rlu"]}, ValueError, "unknown function 'rlu'"),
+    (lambda: nn.Sequential(nn.ReLU()), {"functions": "relu"}, TypeError, "as a list of names"),
+    (lambda: nn.Sequential(nn.GELU()), {"bases": ["relu", "tanh"]}, ValueError, "0 is gelu, which is no affine"),
+    (lambda: nn.Sequential(nn.ReLU()), {"hull": 3}, TypeError, "hull=3"),
+    (lambda: nn.Sequential(nn.ReLU()), {"hull": lambda site: nn.ReLU()}, TypeError, "has to make an AffineHull"),
+    (lambda: nn.Sequential(nn.ReLU()), {"groups": "channels"}, ValueError, "takes example_inputs"),
+    (lambda: nn.Sequential(nn.ReLU()), {"groups": "each"}, ValueError, "groups='each'"),
+    (lambda: nn.Sequential(nn.PReLU(4)), {"groups": 2}, ValueError, "4 channels with a function each"),
+    (lambda: torch.compile(nn.Sequential(nn.ReLU())), {}, TypeError, "OptimizedModule; replace"),
+    (quantised, {}, TypeError, "quantised"),
+]
+
+
+@pytest.mark.parametrize(("make", "arguments", "error", "message"), BAD)
+def test_bad_input_is_refused_and_the_model_untouched(make, arguments, error, message) -> None:  # type: ignore[no-untyped-def]
+    model = make()
+    before = repr(model)
+    with pytest.raises(error, match=message):
+        hullo.replace_activations(model, **arguments)
+    assert repr(model) == before
+
+
+def test_one_hull_for_two_sites_is_refused_and_the_model_untouched() -> None:
+    shared = hullo.AffineHull("identity", "relu")
+    model = nn.Sequential(nn.ReLU(), nn.ReLU())
+    with pytest.raises(ValueError, match="made the same hull again for 1"):
+        hullo.replace_activations(model, hull=lambda site: shared)
+    assert [type(module) for module in model] == [nn.ReLU, nn.ReLU]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_scripted_model_is_refused_and_a_scripted_part_reported() -> None:
+    scripted = torch.jit.script(Scripted())
+    with pytest.raises(TypeError, match="replace, then script"):
+        hullo.replace_activations(scripted)
+    model = hullo.replace_activations(nn.Sequential(scripted, nn.ReLU()))
+    assert [(site.name, site.reason) for site in hullo.summary(model).left] == [
+        ("0", "it is scripted; replace before scripting")
+    ]
+
+
+CONFIGS = {
+    "Bert": {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2},
+    "GPT2": {"vocab_size": 50, "n_embd": 16, "n_layer": 2, "n_head": 2},
+    "ViT": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 16, "patch_size": 8},
+    "ResNet": {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic"},
+    "ConvNext": {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2},
+}
+
+
+HULLS = {"Bert": 3, "GPT2": 2, "ViT": 3, "ResNet": 5, "ConvNext": 2}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_models_of_transformers_are_replaced_and_train(name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**CONFIGS[name])).eval()
+    x = torch.randint(0, 50, (2, 5)) if name in ("Bert", "GPT2") else torch.randn(2, 3, 16, 16)
+    with torch.no_grad():
+        before = model(x)[0]
+        after = hullo.replace_activations(model)(x)[0]
+    torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-6)
+    summary = hullo.summary(model)
+    assert (len(summary.hulls), len(summary.left)) == (HULLS[name], 0)
+    starts = {name: hull.raw.detach().clone() for name, hull in summary.hulls.items()}
+    optimiser = torch.optim.Adam(hullo.parameter_groups(model, lr=1e-3))
+    target = torch.randn_like(before)
+    losses = []
+    for _ in range(4):
+        output = model(x)
+        loss = F.mse_loss(output[0], target)
+        if "pooler_output" in output:  # where BERT and ViT have their last activation
+            loss = loss + output["pooler_output"].square().mean()
+        losses.append(loss.item())
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    assert losses[-1] < losses[0]
+    assert not any(torch.equal(hull.raw, starts[name]) for name, hull in summary.hulls.items())

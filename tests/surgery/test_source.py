@@ -1,0 +1,117 @@
+"""Code that is written anew does what it did."""
+
+from __future__ import annotations
+
+import abc
+import copy
+import inspect
+import io
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from models_to_swap import Child, FunctionalNet, assert_replaced
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import hullo
+
+
+def test_the_rewritten_code_keeps_mode_and_arguments() -> None:
+    model, x = FunctionalNet(), torch.randn(4, 3, 8, 8)
+    old = copy.deepcopy(model)
+    assert hullo.replace_activations(model) is model
+    assert isinstance(model, FunctionalNet)
+    for mode in (True, False):
+        for offset in (None, torch.tensor(0.5)):
+            torch.manual_seed(1)
+            expected = old.train(mode)(x, offset)
+            torch.manual_seed(1)
+            torch.testing.assert_close(model.train(mode)(x, offset=offset), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_the_rewritten_code_can_be_read() -> None:
+    source = inspect.getsource(type(hullo.replace_activations(FunctionalNet())).forward)
+    assert "self.relu_1(self.first(x))" in source
+    assert "F.relu" not in source
+
+
+@pytest.mark.parametrize("way", ["deepcopy", "pickle", "compile"])
+def test_a_rewritten_model_can_be_copied_pickled_and_compiled(way: str) -> None:
+    model, x = hullo.replace_activations(FunctionalNet()).eval(), torch.randn(4, 3, 8, 8)
+    if way == "deepcopy":
+        again = copy.deepcopy(model)
+    elif way == "pickle":
+        stream = io.BytesIO()
+        torch.save(model, stream)
+        stream.seek(0)
+        again = torch.load(stream, weights_only=False)
+    else:
+        again = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(again(x), model(x))
+    if way != "compile":
+        assert type(again) is type(model)
+        again.relu_1.coefficients = [1.0, 0.0, 0.0]
+        assert model.relu_1.coefficients.tolist() == [0.0, 1.0, 0.0]
+
+
+def test_code_with_names_from_around_it_keeps_them() -> None:
+    factor = 2.0
+
+    class Local(nn.Module, abc.ABC):
+        def __init__(self, size: int = 4) -> None:
+            super().__init__()
+            self.layer = nn.Linear(size, size)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return factor * F.relu(self.layer(x))
+
+    model = Local()
+    assert_replaced(model, torch.randn(3, 4), hulls=["relu_1"])
+    assert hullo.summary(type(model)(size=3)).hulls == {}  # another one is made as it was
+
+
+class Chooses(nn.Module):
+    """Control flow on values, which tracing cannot follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer(x)
+        if x.sum() > 0:
+            return F.relu(x)
+        return checkpoint(lambda value: value * 2, F.gelu(x), use_reentrant=False)
+
+
+def test_control_flow_that_depends_on_values_is_kept() -> None:
+    model = Chooses()
+    old = copy.deepcopy(model)
+    hullo.replace_activations(model)
+    for sign in (-1.0, 1.0):
+        model.layer.bias.data.fill_(9 * sign), old.layer.bias.data.fill_(9 * sign)
+        x = torch.randn(3, 4)
+        torch.testing.assert_close(model(x), old(x), rtol=1e-6, atol=1e-6)
+
+
+def test_one_of_two_runs_of_a_method_can_be_chosen() -> None:
+    model, x = Child().eval(), torch.randn(5, 4)
+    before = model(x)
+    hullo.replace_activations(model, where=["silu_2", "leaky_relu_3"])
+    torch.testing.assert_close(model(x), before)
+    model.silu_2.coefficients = "identity"
+    assert not torch.allclose(model(x), before)
+    assert sorted(hullo.summary(model).hulls) == ["leaky_relu_3", "silu_2"]
+
+
+@pytest.mark.parametrize(("make", "first", "shape"), [(FunctionalNet, "relu_*", (3, 8, 8)), (Child, "silu_2", (4,))])
+def test_a_model_can_be_replaced_in_several_goes(make, first: str, shape: tuple[int, ...]) -> None:  # type: ignore[no-untyped-def]
+    model, x = make().eval(), torch.randn(2, *shape)
+    before = model(x)
+    hullo.replace_activations(model, where=first)
+    hullo.replace_activations(model)
+    torch.testing.assert_close(model(x), before, rtol=1e-6, atol=1e-6)
+    assert len(hullo.summary(model).hulls) == 7
+    torch.testing.assert_close(pickle.loads(pickle.dumps(model))(x), model(x))

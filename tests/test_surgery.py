@@ -1,0 +1,66 @@
+"""parameter_groups: coefficients learn at their own rate, without decay; nothing is lost and nothing counted twice."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import hullo
+
+
+def model() -> nn.Sequential:
+    shared = nn.Linear(4, 4)
+    act = hullo.AffineHull("identity", "relu", "tanh", groups=2)
+    inner = nn.Sequential(shared, hullo.ConvexHull("relu", "tanh"), nn.BatchNorm1d(4))
+    return nn.Sequential(nn.Linear(4, 4), act, inner, shared, act, nn.PReLU())  # one layer and one hull used twice
+
+
+def test_every_parameter_is_in_exactly_one_group() -> None:
+    network = model()
+    groups = hullo.parameter_groups(network, lr=0.1)
+    listed = [parameter for group in groups for parameter in group["params"]]
+    assert len(listed) == len({id(parameter) for parameter in listed})
+    assert {id(parameter) for parameter in listed} == {id(parameter) for parameter in network.parameters()}
+    torch.optim.Adam(groups)
+
+
+def test_coefficients_do_not_decay_and_have_their_own_multiplier() -> None:
+    network = model()
+    weights, coefficients = hullo.parameter_groups(network, lr=0.1, weight_decay=0.01, coefficient_lr_scale=3)
+    assert {id(p) for p in coefficients["params"]} == {id(network[1].raw), id(network[2][1].raw)}
+    assert (weights["lr"], weights["weight_decay"]) == (0.1, 0.01)
+    assert coefficients["lr"] == pytest.approx(0.3)
+    assert coefficients["weight_decay"] == 0
+
+
+def test_decay_alone_moves_weights_and_leaves_coefficients() -> None:
+    network = nn.Sequential(nn.Linear(4, 4), hullo.AffineHull("relu", "tanh", start=[3.0, -2.0]))
+    optimiser = torch.optim.SGD(hullo.parameter_groups(network, lr=0.1, weight_decay=0.5))
+    weight, raw = network[0].weight.detach().clone(), network[1].raw.detach().clone()
+    for parameter in network.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimiser.step()
+    torch.testing.assert_close(network[0].weight, 0.95 * weight)
+    assert torch.equal(network[1].raw, raw)
+
+
+def test_a_multiplier_of_zero_freezes_the_coefficients() -> None:
+    network = nn.Sequential(nn.Linear(4, 4), hullo.AffineHull("relu", "tanh"))
+    optimiser = torch.optim.Adam(hullo.parameter_groups(network, lr=0.1, coefficient_lr_scale=0))
+    before = network[1].raw.detach().clone()
+    network(torch.randn(3, 4)).sum().backward()
+    optimiser.step()
+    assert torch.equal(network[1].raw, before)
+
+
+def test_a_model_of_one_kind_of_parameter_has_one_group() -> None:
+    assert [len(g["params"]) for g in hullo.parameter_groups(nn.Linear(2, 2), lr=0.1)] == [2]
+    assert [len(g["params"]) for g in hullo.parameter_groups(hullo.AffineHull("relu"), lr=0.1)] == [1]
+
+
+@pytest.mark.parametrize("name", ["lr", "weight_decay", "coefficient_lr_scale"])
+@pytest.mark.parametrize("value", [-0.1, float("nan")])
+def test_a_negative_number_is_refused(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"{name}={value!r}: give a number that is not negative"):
+        hullo.parameter_groups(nn.Linear(2, 2), **{"lr": 0.1, name: value})
