@@ -1,0 +1,19 @@
+"""The two hulls as Keras 3 layers, for its PyTorch, JAX and TensorFlow backends.
+
+>>> import hullo.keras
+>>> hullo.keras.AffineHull(["identity", "relu", "tanh"])
+AffineHull(['identity', 'relu', 'tanh'])
+"""
+
+try:
+    import keras.ops  # noqa: F401
+except ImportError as error:
+    raise type(error)(
+        f"hullo.keras needs Keras 3 and its backend ({error}): pip install 'hullo[keras]', and set the environment "
+        "variable KERAS_BACKEND to 'torch', 'jax' or 'tensorflow', whichever you have",
+        name=error.name,
+    ) from None
+
+from hullo.keras.layers import AffineHull, ConvexHull
+
+__all__ = ["AffineHull", "ConvexHull"]

@@ -1,0 +1,190 @@
+"""ConvexHull and AffineHull as Keras layers: thin, they hold state and call the arithmetic.
+
+Arguments and coefficients are checked by the PyTorch modules themselves, so that they mean the same in both.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import keras
+import numpy as np
+import torch
+from keras import ops
+
+from hullo import modules
+from hullo.bases import Base
+from hullo.functional import check_groups
+from hullo.keras.arithmetic import COEFFICIENTS, Array, combiner
+
+
+class Hull(keras.layers.Layer):  # type: ignore[misc]
+    """What both layers share."""
+
+    twin: ClassVar[type[modules.Hull]]
+
+    def __init__(
+        self,
+        bases: Iterable[str | Base],
+        *,
+        start: Any = None,
+        groups: int = 1,
+        axis: int = -1,
+        keep: str | None = None,
+        strict: bool = True,
+        **layer: Any,
+    ) -> None:
+        super().__init__(**layer)
+        if isinstance(bases, str) or not isinstance(bases, Iterable):
+            raise TypeError(f"bases={bases!r}: give a list, as in bases=['identity', 'relu', 'tanh']")
+        if not isinstance(axis, int) or isinstance(axis, bool):
+            raise ValueError(f"axis={axis!r}: give the index of the axis that holds the channels")
+        self.supports_masking = True
+        self.start, self.groups, self.axis, self.strict = _plain(start), groups, axis, strict
+        # The same hull in PyTorch: it checks the arguments, and turns coefficients into raw numbers.
+        self._in_torch = functools.partial(
+            self.twin,
+            *bases,
+            groups=groups,
+            channel_dim=axis,
+            keep=keep,
+            strict=strict,
+            device="cpu",
+            dtype=torch.float64,
+        )
+        twin = self._in_torch(start=self.start)
+        self.bases, self.keep, self.spelling = twin.bases, twin.constraint.keep, twin.spelling
+        self._combine = combiner(self.bases)
+        self.raw = self.add_weight(
+            name="raw_coefficients",
+            shape=tuple(twin.raw.shape),
+            initializer=lambda shape, dtype: ops.convert_to_tensor(_raw(twin), dtype),
+            # Half precision leaves the coefficients in float32: they are few, and their steps are small.
+            dtype="float64" if self.variable_dtype == "float64" else "float32",
+            autocast=False,
+        )
+
+    def build(self, input_shape: Any) -> None:
+        if self.groups == 1:
+            return
+        if -len(input_shape) <= self.axis < len(input_shape) and input_shape[self.axis] is None:
+            raise ValueError(f"x of shape {input_shape} has no fixed number of channels; {self.groups} groups need one")
+        check_groups(input_shape, self.groups, self.axis)
+        self.input_spec = keras.layers.InputSpec(axes={self.axis: input_shape[self.axis]})
+
+    def call(self, x: Array) -> Array:
+        dtype = keras.backend.standardize_dtype(x.dtype) if ops.is_tensor(x) else type(x).__name__
+        if not dtype.startswith(("float", "bfloat")):
+            raise TypeError(f"x must be a floating-point tensor, got {dtype}; keras.ops.cast(x, 'float32') makes one")
+        wide = "float64" if dtype == "float64" else "float32"
+        rows = self._coefficients(wide)
+        shape = [1] * len(x.shape)
+        if self.groups > 1:
+            shape[self.axis] = x.shape[self.axis]
+            rows = ops.repeat(rows, shape[self.axis] // self.groups, axis=0)
+        columns = ops.reshape(ops.moveaxis(rows, -1, 0), (len(self.bases), *shape))
+        return ops.cast(self._combine(ops.cast(x, wide), columns), dtype)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return input_shape
+
+    @property
+    def coefficients(self) -> Array:
+        """The coefficients: N numbers, or one row of them a group. They follow the raw numbers and are in the hull.
+
+        Assign N numbers, a row a group, or a base's name to set them; a value off the hull is refused.
+        """
+        return self._coefficients(self.raw.dtype)
+
+    @coefficients.setter
+    def coefficients(self, value: Any) -> None:
+        self.raw.assign(_raw(self._in_torch(start=_plain(value))))
+
+    def _coefficients(self, dtype: str) -> Array:
+        raw = self.raw[...]  # a tensor: TensorFlow's custom gradients refuse variables
+        return COEFFICIENTS[self.keep](ops.cast(raw, dtype))
+
+    def get_config(self) -> dict[str, Any]:
+        own = {name: getattr(self, name) for name in ("start", "groups", "axis", "keep", "strict")}
+        return {**super().get_config(), "bases": [item.name for item in self.bases], **own}
+
+    @property
+    def _meaning(self) -> str:
+        return f"{self.spelling} {self.keep} groups={self.groups}"
+
+    def save_own_variables(self, store: Any) -> None:
+        store["raw"] = self.raw
+        store["meaning"] = np.frombuffer(self._meaning.encode(), dtype=np.uint8)
+
+    def load_own_variables(self, store: Any) -> None:
+        names = tuple(store.keys())
+        meaning = np.asarray(store["meaning"]).tobytes().decode() if "meaning" in names else "another layer"
+        if meaning != self._meaning:
+            raise ValueError(f"{self.path} was saved by {meaning!r}; this layer is {self._meaning!r}")
+        self.raw.assign(store["raw"])
+
+    def __repr__(self) -> str:
+        parts = [str([item.name for item in self.bases])]
+        for name, default in (("groups", 1), ("axis", -1), ("keep", self.twin.set_class().keep)):
+            if getattr(self, name) != default:
+                parts.append(f"{name}={getattr(self, name)!r}")
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+
+def _plain(start: Any) -> Any:
+    """An array of any kind in lists, which a configuration can hold and PyTorch can read; the rest as it is."""
+    if hasattr(start, "__array__") and not isinstance(start, torch.Tensor):
+        start = np.asarray(start)
+    return start.tolist() if hasattr(start, "tolist") else start
+
+
+def _raw(twin: modules.Hull) -> Any:
+    return twin.raw.detach().numpy()
+
+
+@keras.saving.register_keras_serializable(package="hullo")
+class AffineHull(Hull):
+    r"""An activation learned in the affine hull of base functions: f(x) = sum c_i f_i(x) with sum c_i = 1.
+
+    Args:
+        bases: names of the catalogue.
+        start: the first coefficients: N numbers, a row of them a group, or the name of the base to start as;
+            1/N each by default.
+        groups: 1 is one activation for the layer; G gives each of G equal groups of channels its own coefficients;
+            the number of channels is one activation a channel.
+        axis: where the channels are: -1 as in Keras, 1 for channels-first data.
+        keep: how coefficients are kept in the hull, "recentred" or "free"; see :class:`hullo.Hyperplane`.
+        strict: refuse bases that do not start at the origin with slope one.
+
+    Example:
+        >>> import keras, hullo.keras
+        >>> act = hullo.keras.AffineHull(["identity", "relu", "tanh"], start="relu")
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8), act, keras.layers.Dense(1)])
+        >>> model.count_params() == (4 * 8 + 8) + 3 + (8 + 1)
+        True
+
+    Weight decay would pull the coefficients towards a function that nobody chose. Tell an optimizer that decays
+    weights to leave them out before it starts, and again after loading a model, since Keras does not save this:
+
+        >>> model.compile(keras.optimizers.AdamW(), "mse")
+        >>> model.optimizer.exclude_from_weight_decay(var_names=["raw_coefficients"])
+    """
+
+    twin = modules.AffineHull
+
+
+@keras.saving.register_keras_serializable(package="hullo")
+class ConvexHull(Hull):
+    r"""An activation learned in the convex hull of base functions: sum c_i f_i(x) with sum c_i = 1 and c_i >= 0.
+
+    The arguments are those of :class:`AffineHull`; `keep` is "projection" or "softmax", see :class:`hullo.Simplex`.
+
+    Example:
+        >>> import hullo.keras
+        >>> hullo.keras.ConvexHull(["identity", "relu"], groups=8)
+        ConvexHull(['identity', 'relu'], groups=8)
+    """
+
+    twin = modules.ConvexHull
