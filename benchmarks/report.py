@@ -1,0 +1,124 @@
+"""The tables and charts of README, made from the rows in benchmarks/results.
+
+    python benchmarks/report.py           write them
+    python benchmarks/report.py --check   say whether they are what the rows say
+
+A table stands between `<!-- bench:cpu -->` and `<!-- /bench -->`; `cpu` names the file of rows, and a second word the
+table: `<!-- bench:gpu groups -->`. The words are the keys of TABLES; without one it is "cost".
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from hullo.lab.bench.cases import Case
+from hullo.lab.bench.chart import draw_chart
+from hullo.lab.bench.contenders import label
+from hullo.lab.bench.rows import Row, read_rows
+from hullo.lab.bench.tables import Results, number
+
+ROOT = Path(__file__).parents[1]
+MARKED = re.compile(r"(<!-- bench:(\w+)(?: (\w+))? -->\n)(.*?)(<!-- /bench -->)", re.DOTALL)
+
+Lines = Iterator[Sequence[str]]
+
+
+def cost(rows: Sequence[Row]) -> Lines:
+    """The largest flat input: multiples of the bandwidth floor and of GELU in every type, and the memory held."""
+    results = Results(rows, "eager")
+    measures: list[tuple[str, Callable[[Case, str], float]]] = [
+        ("forward / floor", lambda case, name: results.floors(case, name, "forward")),
+        ("backward / floor", lambda case, name: results.floors(case, name, "backward")),
+        ("both / GELU", lambda case, name: results.gelus(case, name, "both")),
+    ]
+    columns = [(case, title, measure) for case in results.largest for title, measure in measures]
+    yield ["", *(f"{case.dtype} {title}" for case, title, _ in columns), "inputs held"]
+    for name in results.activations:
+        held = max(results.inputs_held(case, name) for case in results.largest)
+        yield [label(name), *(number(measure(case, name)) for case, _, measure in columns), number(held)]
+
+
+def groups(rows: Sequence[Row]) -> Lines:
+    """Inputs with channels, by groups and layout: multiples of the bandwidth floor."""
+    results = Results(rows, "eager")
+    cases = [case for case in results.cases if len(case.shape) > 1]
+    columns = [(dtype, way) for dtype in dict.fromkeys(case.dtype for case in cases) for way in ("forward", "backward")]
+    yield ["shape", "groups", "layout", "", *(f"{dtype} {way}" for dtype, way in columns)]
+    for shape, count, layout in dict.fromkeys((case.shape, case.groups, case.layout) for case in cases):
+        for name in results.activations:
+            cells = [results.floors(Case(shape, dtype, layout, count), name, way) for dtype, way in columns]
+            yield ["x".join(map(str, shape)), str(count), layout, label(name), *map(number, cells)]
+
+
+def graph(rows: Sequence[Row]) -> Lines:
+    """Small inputs inside a CUDA graph: microseconds, multiples of GELU, kernels."""
+    results = Results(rows, "graph")
+    yield ["input", "", "forward, µs", "/ GELU", "backward, µs", "/ GELU", "kernels"]
+    for case in results.cases:
+        for name in results.activations:
+            yield [str(case), label(name), *_microseconds(results, case, name), results.kernels(case, name)]
+
+
+def overhead(rows: Sequence[Row]) -> Lines:
+    """What Python spends on one call: microseconds, multiples of GELU."""
+    results = Results(rows, "overhead")
+    yield ["", "forward, µs", "/ GELU", "backward, µs", "/ GELU"]
+    for case in results.cases:
+        for name in results.activations:
+            yield [label(name), *_microseconds(results, case, name)]
+
+
+TABLES: dict[str, Callable[[Sequence[Row]], Lines]] = {
+    "cost": cost,
+    "groups": groups,
+    "graph": graph,
+    "overhead": overhead,
+}
+
+
+def _microseconds(results: Results, case: Case, name: str) -> list[str]:
+    return [
+        number(value)
+        for way in ("forward", "backward")
+        for value in (1e3 * results.milliseconds(case, name, way), results.gelus(case, name, way))
+    ]
+
+
+def with_tables(text: str, folder: Path) -> str:
+    """A document with every marked table made anew from the rows in a folder."""
+
+    def table(marked: re.Match[str]) -> str:
+        start, stem, name, _, end = marked.groups()
+        rows = read_rows(folder / f"{stem}.csv")
+        head, *body = TABLES[name or "cost"](rows)
+        lines = [head, ["---"] * len(head), *body]
+        table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+        return f"{start}{table}\n\n{caption(rows[0])}\n{end}"
+
+    return MARKED.sub(table, text)
+
+
+def caption(row: Row) -> str:
+    """Where and with what the rows were measured."""
+    used = [row.device, f"{row.threads} CPU threads", f"Python {row.python}", f"torch {row.torch}"]
+    used += [f"Triton {row.triton}"] if row.triton else []
+    used += [f"hullo {row.hullo}" + (f" ({row.commit})" if row.commit else "")]
+    return f"<sub>{', '.join(used)}</sub>"
+
+
+def main() -> None:
+    readme, folder = ROOT / "README.md", ROOT / "benchmarks" / "results"
+    text = readme.read_text()
+    made = with_tables(text, folder)
+    if "--check" in sys.argv[1:]:
+        sys.exit("README.md is not what the rows say; run: python benchmarks/report.py" if made != text else 0)
+    readme.write_text(made)
+    for path in sorted(folder.glob("*.csv")):
+        draw_chart(read_rows(path), path.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()

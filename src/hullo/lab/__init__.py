@@ -1,0 +1,1 @@
+"""The laboratory: what trains, measures and draws with the library."""

@@ -1,0 +1,109 @@
+"""On what activations are measured: shapes, types, layouts and groups."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+SMALL = 2**20
+"""Up to so many elements the launch of a kernel weighs as much as its work."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One input: its shape, type, layout in memory, and into how many groups its channels (dimension 1) fall.
+
+    >>> str(Case((2**24,), "float32")), str(Case((32, 60, 8, 8), "float16", "channels_last", 60))
+    ('2^24 float32', '32x60x8x8/60 float16 channels_last')
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    layout: str = "contiguous"
+    groups: int = 1
+
+    def __str__(self) -> str:
+        layout = f" {self.layout}" if len(self.shape) > 1 else ""
+        return f"{spell_size(self.shape, self.groups)} {self.dtype}{layout}"
+
+    @property
+    def input_bytes(self) -> int:
+        return math.prod(self.shape) * int(getattr(torch, self.dtype).itemsize)
+
+    @property
+    def channels(self) -> int:
+        return self.shape[1] if len(self.shape) > 1 else 1
+
+    def draw(self, device: torch.device) -> Tensor:
+        """A random input of this case."""
+        x = torch.randn(self.shape, device=device, dtype=getattr(torch, self.dtype))
+        return x.to(memory_format=torch.channels_last) if self.layout == "channels_last" else x
+
+
+def bytes_to_move(input_bytes: int, direction: str) -> int:
+    """The fewest bytes a pass must move: x in, y out; then x and dy in, dx out."""
+    return {"forward": 2, "backward": 3, "both": 5}[direction] * input_bytes
+
+
+def parse_sizes(text: str) -> list[tuple[tuple[int, ...], int]]:
+    """Shapes and groups from a comma-separated list: elements, powers, or shapes with groups after a slash.
+
+    >>> parse_sizes("1000,2^18,32x60x8x8/60")
+    [((1000,), 1), ((262144,), 1), ((32, 60, 8, 8), 60)]
+    """
+    return [_parse_size(part.strip()) for part in text.split(",")]
+
+
+def _parse_size(text: str) -> tuple[tuple[int, ...], int]:
+    number = r"\d+(?:\^\d+)?"
+    found = re.fullmatch(rf"({number}(?:x{number})*)(?:/(\d+))?", text)
+    shape = tuple(_number(part) for part in found[1].split("x")) if found else ()
+    groups = int(found[2] or 1) if found else 0
+    if not shape or not all(shape) or not 0 < math.prod(shape) < 2**50:
+        raise ValueError(f"{text!r} is no size; write elements (2^24), or a shape and its groups (32x60x8x8/60)")
+    if groups < 1 or (groups > 1 and (len(shape) < 2 or shape[1] % groups)):
+        raise ValueError(f"{text!r}: the channels (dimension 1) do not fall into {groups} equal groups")
+    return shape, groups
+
+
+def _number(text: str) -> int:
+    base, _, exponent = text.partition("^")
+    return int(pow(int(base), min(int(exponent or 1), 64)))
+
+
+def spell_size(shape: tuple[int, ...], groups: int) -> str:
+    """A shape as `parse_sizes` reads it, powers of two as such."""
+    if len(shape) == 1:
+        n = shape[0]
+        return f"2^{n.bit_length() - 1}" if n & (n - 1) == 0 else str(n)
+    return "x".join(map(str, shape)) + (f"/{groups}" if groups > 1 else "")
+
+
+def parse_dtypes(text: str) -> tuple[str, ...]:
+    """Names of types from a comma-separated list.
+
+    >>> parse_dtypes("float32,bfloat16")
+    ('float32', 'bfloat16')
+    """
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    for name in names:
+        if name not in DTYPES:
+            raise ValueError(f"unknown dtype {name!r}; there are {', '.join(DTYPES)}")
+    return names
+
+
+def make_cases(sizes: Iterable[tuple[tuple[int, ...], int]], dtypes: Iterable[str]) -> list[Case]:
+    """Every size in every type; four-dimensional ones, which convolutions make, in both layouts."""
+    dtypes = tuple(dtypes)
+    return [
+        Case(shape, dtype, layout, groups)
+        for shape, groups in sizes
+        for dtype in dtypes
+        for layout in (("contiguous", "channels_last") if len(shape) == 4 else ("contiguous",))
+    ]

@@ -1,0 +1,185 @@
+"""How time and memory are taken: one clock for the CPU, one for CUDA devices, nothing else knows the difference."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+Step = Callable[[], Any]
+
+
+class Clock(Protocol):
+    """What measuring asks of a device, and what is measured there if one does not say."""
+
+    device: torch.device
+    device_name: str
+    file_stem: str
+    default_sizes: str
+    default_dtypes: str
+    cache_bytes: int
+    """Inputs that together are larger than twice this are not found in a cache."""
+    copy_bytes: int
+    """A copy of this size or more shows the bandwidth of the memory."""
+    has_graphs: bool
+
+    def laps(self, *steps: Step) -> list[float]:
+        """The seconds each step takes, one after the other; what they return is freed when all are done."""
+
+    def wait(self) -> None:
+        """Wait until the device has done what it was told."""
+
+    def peak_bytes(self, *steps: Step) -> int | None:
+        """The most memory that the steps hold at one time beyond what was held before, where that is known."""
+
+    def capture(self, *steps: Step) -> list[Step]:
+        """The steps as graphs; calling one replays it."""
+
+    def count_kernels(self, *steps: Step) -> list[int | None]:
+        """How many pieces of work each step gives to the device, where that is known."""
+
+
+class CpuClock:
+    """Wall-clock time."""
+
+    file_stem = "cpu"
+    default_sizes = "2^24,2^18"
+    default_dtypes = "float32"
+    cache_bytes = 2**26
+    copy_bytes = 2**26
+    has_graphs = False
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.device_name = _processor()
+
+    def laps(self, *steps: Step) -> list[float]:
+        return wall_laps(*steps)
+
+    def wait(self) -> None:
+        pass
+
+    def peak_bytes(self, *steps: Step) -> int | None:
+        return None
+
+    def capture(self, *steps: Step) -> list[Step]:
+        return list(steps)
+
+    def count_kernels(self, *steps: Step) -> list[int | None]:
+        return [None] * len(steps)
+
+
+class CudaClock:
+    """Time between CUDA events.
+
+    The device is kept busy while the first commands are queued, so that an interval holds the device's work and not
+    the wait for Python to ask for it; what Python costs is measured apart.
+    """
+
+    file_stem = "gpu"
+    default_sizes = "2^28,2^18,256x64x56x56/64,32x1920x32x32/60"
+    default_dtypes = "float32,bfloat16,float16"
+    copy_bytes = 2**28
+    has_graphs = True
+    head_start = 2_000_000  # cycles, about a millisecond
+
+    def __init__(self, device: torch.device) -> None:
+        torch.cuda.set_device(device)
+        self.device = device
+        self.device_name = torch.cuda.get_device_name()
+        self.cache_bytes = int(torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size)
+
+    def laps(self, *steps: Step) -> list[float]:
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(len(steps) + 1)]  # type: ignore[no-untyped-call]
+        kept = []
+        torch.cuda._sleep(self.head_start)  # type: ignore[no-untyped-call]
+        marks[0].record()
+        for step, mark in zip(steps, marks[1:], strict=True):
+            kept.append(step())
+            mark.record()
+        torch.cuda.synchronize()
+        return [start.elapsed_time(end) / 1e3 for start, end in pairwise(marks)]
+
+    def wait(self) -> None:
+        torch.cuda.synchronize()
+
+    def peak_bytes(self, *steps: Step) -> int | None:
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        for step in steps:
+            step()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+
+    def capture(self, *steps: Step) -> list[Step]:
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # captures refuse work that is done once only, such as compiling a kernel
+            for _ in range(3):
+                for step in steps:
+                    step()
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+        graphs: list[torch.cuda.CUDAGraph] = []
+        for step in steps:  # in one pool: what one step leaves for the next stays where the next will read it
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=graphs[0].pool() if graphs else None):
+                step()
+            graphs.append(graph)
+        return [graph.replay for graph in graphs]
+
+    def count_kernels(self, *steps: Step) -> list[int | None]:
+        counts: list[int | None] = []
+        activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+        for step in steps:
+            torch.cuda.synchronize()
+            with torch.profiler.profile(activities=activities) as profile:
+                step()
+                torch.cuda.synchronize()
+            on_device = [e for e in profile.events() or () if e.device_type.name == "CUDA"]
+            kernels = [event for event in on_device if not getattr(event, "is_user_annotation", False)]
+            counts.append(len(kernels) or None)  # none at all: the profiler does not reach this device
+        return counts
+
+
+def wall_laps(*steps: Step) -> list[float]:
+    """The wall-clock seconds of each step; what they return is freed when all are done."""
+    marks, kept = [time.perf_counter()], []
+    for step in steps:
+        kept.append(step())
+        marks.append(time.perf_counter())
+    return [end - start for start, end in pairwise(marks)]
+
+
+def clock_for(device: str | None) -> Clock:
+    """The clock of a device, or of the fastest there is."""
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        found = torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"unknown device {device!r}; write cpu, cuda, or cuda:1 and so on") from None
+    if found.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ValueError(f"device {device!r}: this PyTorch sees no CUDA device; write cpu")
+        if (found.index or 0) >= torch.cuda.device_count():
+            raise ValueError(f"device {device!r}: there are {torch.cuda.device_count()} CUDA devices, from cuda:0 on")
+        return CudaClock(found)
+    if found.type != "cpu":
+        raise ValueError(f"device {device!r} cannot be measured; write cpu or cuda")
+    return CpuClock(found)
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor() or platform.machine()

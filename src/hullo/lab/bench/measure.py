@@ -1,0 +1,268 @@
+"""The measuring: all contenders of a case in one process, turn by turn, so that whatever disturbs one disturbs all."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hullo.lab.bench.cases import SMALL, Case, bytes_to_move
+from hullo.lab.bench.clocks import Clock, Step, wall_laps
+from hullo.lab.bench.contenders import CONTENDERS
+from hullo.lab.bench.rows import Row, Setting
+from hullo.lab.progress import Steps
+
+WARM_UP = 3
+INPUTS = 128
+"""The most inputs that take turns, so that no call finds its input in the cache."""
+CALLS = 100
+"""Calls timed together where one is too short to be timed."""
+TINY = Case((8,), "float32")
+
+Inputs = Sequence[tuple[Tensor, Tensor]]  # x and the gradient of y
+Laps = list[float]  # the seconds of the forward and of the backward pass
+Turn = Callable[[int], Laps]  # measures once; told how often it was called before
+
+
+def passes(module: nn.Module, inputs: Inputs) -> tuple[Step, Step]:
+    """Two steps: the module on all inputs, then the gradients of all, with those of its parameters."""
+    parameters = tuple(module.parameters())
+    outputs: list[Tensor] = []
+
+    def forward() -> None:
+        outputs[:] = [module(x) for x, _ in inputs]
+
+    def backward() -> Any:
+        return [torch.autograd.grad(y, (x, *parameters), dy) for y, (x, dy) in zip(outputs, inputs, strict=True)]
+
+    return forward, backward
+
+
+def held_bytes(module: nn.Module, x: Tensor) -> int:
+    """The memory that is kept for the backward pass, the module's own parameters apart."""
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor.detach()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        y = module(x)
+    del y  # alive until here, with all that it keeps: a tensor in memory just freed would hide another
+    for parameter in module.parameters():
+        kept.pop(parameter.untyped_storage().data_ptr(), None)
+    return sum(kept.values())
+
+
+@dataclass(frozen=True)
+class Task:
+    """A part of a run: its name, and what measures it until a given time has come."""
+
+    name: str
+    measure: Callable[[float], list[Row]]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What is measured, with which clock, how often, and who is told."""
+
+    clock: Clock
+    setting: Setting
+    activations: Sequence[str]
+    repeats: int
+    progress: Steps
+
+    def run(self, tasks: Sequence[Task], budget: float = math.inf) -> Iterator[list[Row]]:
+        """The rows of each task in turn. Of the budget, in seconds, each gets an equal share of what is left, and
+        measures fewer repeats if that is short; tasks that it does not reach are left out with a note."""
+        end = time.monotonic() + budget
+        for index, task in enumerate(tasks):
+            now = time.monotonic()
+            if now > end:
+                self.progress.note(f"the budget of {budget:g} s is spent; not measured: {task.name}")
+                continue
+            self.progress.begin(task.name, index, len(tasks))
+            try:
+                yield task.measure(now + (end - now) / (len(tasks) - index))
+            except RuntimeError as error:
+                if not _is_out_of_memory(error):
+                    raise
+                self.progress.note(f"not enough memory; not measured: {task.name}")
+            torch.cuda.empty_cache()
+
+    def tasks(self, cases: Sequence[Case]) -> list[Task]:
+        """The cases, then what Python costs, then the small cases again as graphs where there are graphs: a capture
+        that fails can leave a device in disorder, and by then all else is kept."""
+        tasks = [Task(str(case), functools.partial(self.eager, case)) for case in cases]
+        tasks.append(Task("overhead of a call", self.overhead))
+        if self.clock.has_graphs:
+            small = [case for case in cases if math.prod(case.shape) <= SMALL]
+            tasks += [Task(f"{case} in a graph", functools.partial(self.graph, case)) for case in small]
+        return tasks
+
+    def eager(self, case: Case, until: float) -> list[Row]:
+        """Calls as one writes them."""
+        inputs = self._draw(case, min(INPUTS, math.ceil(2 * self.clock.cache_bytes / case.input_bytes)))
+        modules = self._modules(case, inputs[:1])
+        held = {name: held_bytes(module, inputs[0][0]) for name, module in modules.items()}
+        peak = {name: self.clock.peak_bytes(*passes(module, inputs[:1])) for name, module in modules.items()}
+
+        def turn(module: nn.Module, index: int) -> Laps:
+            return self.clock.laps(*passes(module, [inputs[index % len(inputs)]]))
+
+        laps, bandwidth = self._beside_a_copy({n: functools.partial(turn, m) for n, m in modules.items()}, case, until)
+        return [
+            row
+            for name, taken in laps.items()
+            for row in self._rows("eager", case, name, taken, bandwidth, held=held[name], peak=peak[name])
+        ]
+
+    def graph(self, case: Case, until: float) -> list[Row]:
+        """Calls inside a CUDA graph, many in one so that launching it does not count, and the kernels of one call."""
+        inputs = self._draw(case, INPUTS)
+        modules = self._modules(case, inputs[:1])
+        replays: dict[str, list[Step]] = {}
+        for name, module in modules.items():
+            try:
+                replays[name] = self.clock.capture(*passes(module, inputs))
+            except RuntimeError as error:
+                self.progress.note(f"{name} is left out of {case} in a graph: {_reason(error)}")
+
+        def turn(steps: list[Step], index: int) -> Laps:
+            return [seconds / len(inputs) for seconds in self.clock.laps(*steps)]
+
+        laps, bandwidth = self._beside_a_copy({n: functools.partial(turn, s) for n, s in replays.items()}, case, until)
+        kernels = {name: self.clock.count_kernels(*passes(modules[name], inputs[:1])) for name in laps}
+        return [
+            row
+            for name, taken in laps.items()
+            for row in self._rows("graph", case, name, taken, bandwidth, kernels=kernels[name])
+        ]
+
+    def overhead(self, until: float) -> list[Row]:
+        """What Python spends on a call: the wall-clock time of calls that have next to nothing to compute."""
+        inputs = self._draw(TINY, CALLS)
+        modules = self._modules(TINY, inputs[:1])
+
+        def turn(module: nn.Module, index: int) -> Laps:
+            taken = wall_laps(*passes(module, inputs))
+            self.clock.wait()
+            return [seconds / len(inputs) for seconds in taken]
+
+        laps = self._interleave({name: functools.partial(turn, module) for name, module in modules.items()}, until)
+        return [row for name, taken in laps.items() for row in self._rows("overhead", TINY, name, taken)]
+
+    def _draw(self, case: Case, count: int) -> Inputs:
+        torch.manual_seed(0)
+        device = self.clock.device
+        return [(case.draw(device).requires_grad_(), case.draw(device)) for _ in range(count)]
+
+    def _modules(self, case: Case, inputs: Inputs) -> dict[str, nn.Module]:
+        """The contenders for a case, warm; without those that this machine cannot run, which is noted."""
+        torch.compiler.reset()  # what was compiled for other cases counts towards the compiler's limit
+        modules = {}
+        for name in self.activations:
+            contender = CONTENDERS[name]
+            module = contender.build(case.groups, case.channels).to(self.clock.device, getattr(torch, case.dtype))
+            try:
+                for _ in range(WARM_UP):
+                    for step in passes(module, inputs):
+                        step()
+                self.clock.wait()
+            except Exception as error:
+                if not (contender.needs_compiler or _is_out_of_memory(error)):
+                    raise
+                self.progress.note(f"{name} is left out of {case}: {_reason(error)}")
+            else:
+                modules[name] = module
+        return modules
+
+    def _beside_a_copy(
+        self, turns: Mapping[str, Turn], case: Case, until: float
+    ) -> tuple[dict[str, list[Laps]], float]:
+        """The laps of all turns, and the bytes a second that a large copy moved between them."""
+        source = torch.ones(max(case.input_bytes, self.clock.copy_bytes) // 4, device=self.clock.device)
+        target = torch.ones_like(source)
+        copy = {"copy": lambda index: self.clock.laps(lambda: target.copy_(source))}
+        laps = self._interleave({**turns, **copy}, until)
+        return laps, 2 * source.nbytes / _quantiles([seconds for (seconds,) in laps.pop("copy")])[1]
+
+    def _interleave(self, turns: Mapping[str, Turn], until: float) -> dict[str, list[Laps]]:
+        """Every turn once a round, in an order that changes, so that none always follows the same neighbour."""
+        laps: dict[str, list[Laps]] = {name: [] for name in turns}
+        names, order = list(turns), torch.Generator().manual_seed(0)
+        for index in range(self.repeats):
+            if index and time.monotonic() > until:
+                break
+            for position in torch.randperm(len(names), generator=order).tolist():
+                laps[names[position]].append(turns[names[position]](index))
+            self.progress.reach((index + 1) / self.repeats)
+        return laps
+
+    def _rows(
+        self,
+        kind: str,
+        case: Case,
+        name: str,
+        laps: Sequence[Laps],
+        bandwidth: float | None = None,
+        *,
+        held: int | None = None,
+        peak: int | None = None,
+        kernels: Sequence[int | None] = (None, None),
+    ) -> list[Row]:
+        rows = []
+        for direction, seconds, count in (
+            ("forward", [forward for forward, _ in laps], kernels[0]),
+            ("backward", [backward for _, backward in laps], kernels[1]),
+            ("both", [forward + backward for forward, backward in laps], None),
+        ):
+            p10, median, p90 = _quantiles(seconds)
+            moved = bytes_to_move(case.input_bytes, direction)
+            row = Row(
+                **asdict(self.setting),
+                kind=kind,
+                shape="x".join(map(str, case.shape)),
+                dtype=case.dtype,
+                layout=case.layout,
+                groups=case.groups,
+                activation=name,
+                direction=direction,
+                median_ms=median * 1e3,
+                p10_ms=p10 * 1e3,
+                p90_ms=p90 * 1e3,
+                repeats=len(seconds),
+                bytes_moved=moved if bandwidth else None,
+                bandwidth_gb_s=bandwidth / 1e9 if bandwidth else None,
+                floor_ms=moved / bandwidth * 1e3 if bandwidth else None,
+                held_bytes=held,
+                peak_bytes=peak,
+                kernels=count,
+            )
+            rows.append(row)
+        return rows
+
+
+def _quantiles(seconds: Sequence[float]) -> tuple[float, float, float]:
+    """The tenth, fiftieth and ninetieth percentile."""
+    p10, median, p90 = (
+        torch.tensor(seconds, dtype=torch.float64).quantile(torch.tensor([0.1, 0.5, 0.9]).double()).tolist()
+    )
+    return p10, median, p90
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """On a GPU that is an error of its own; on a CPU it is known by its words alone."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def _reason(error: Exception) -> str:
+    """The first paragraph of an error, on one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split("\n\n")[0].split())

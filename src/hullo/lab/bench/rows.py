@@ -1,0 +1,149 @@
+"""What is kept of a measurement: tidy rows, one a line, each saying where and with what it was taken."""
+
+from __future__ import annotations
+
+import csv
+import math
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+import hullo
+from hullo.lab.bench.cases import Case
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where and with what a row was measured."""
+
+    device: str
+    threads: int
+    python: str
+    torch: str
+    triton: str
+    hullo: str
+    commit: str
+
+
+@dataclass(frozen=True)
+class Row(Setting):
+    """One measurement.
+
+    kind is "eager" (a call as one writes it), "graph" (a call in a CUDA graph) or "overhead" (what Python spends on a
+    call, with next to nothing to compute); direction is "forward", "backward" (of x and of the coefficients) or "both".
+    """
+
+    kind: str
+    shape: str
+    dtype: str
+    layout: str
+    groups: int
+    activation: str
+    direction: str
+    median_ms: float
+    p10_ms: float
+    p90_ms: float
+    repeats: int
+    bytes_moved: int | None = None
+    bandwidth_gb_s: float | None = None
+    floor_ms: float | None = None
+    held_bytes: int | None = None
+    peak_bytes: int | None = None
+    kernels: int | None = None
+
+    @property
+    def case(self) -> Case:
+        return Case(tuple(map(int, self.shape.split("x"))), self.dtype, self.layout, self.groups)
+
+    @property
+    def floors(self) -> float:
+        """The time as a multiple of the bandwidth floor."""
+        return self.median_ms / self.floor_ms if self.floor_ms else math.nan
+
+    @property
+    def inputs_held(self) -> float:
+        """The memory held for the backward pass as a multiple of the input."""
+        return math.nan if self.held_bytes is None else self.held_bytes / self.case.input_bytes
+
+
+COLUMNS = tuple(field.name for field in fields(Row))
+_PARSERS = {"int": int, "float": float, "int | None": int, "float | None": float, "str": str}
+
+
+def setting(device_name: str, commit: str | None = None) -> Setting:
+    """This machine and these versions."""
+    try:
+        triton = version("triton")
+    except PackageNotFoundError:
+        triton = ""
+    return Setting(
+        device=device_name,
+        threads=torch.get_num_threads(),
+        python=platform.python_version(),
+        torch=torch.__version__,
+        triton=triton,
+        hullo=hullo.__version__,
+        commit=commit or _commit(),
+    )
+
+
+def _commit() -> str:
+    """The commit of the checkout that hullo runs from, "-dirty" if files were changed; "" if it is installed."""
+    git, package = shutil.which("git"), Path(hullo.__file__)
+    if git is None:
+        return ""
+    for command in (
+        ["ls-files", "--error-unmatch", package.name],
+        ["describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"],
+    ):
+        run = subprocess.run([git, "-C", str(package.parent), *command], capture_output=True, text=True, check=False)  # noqa: S603
+        if run.returncode:
+            return ""
+    return run.stdout.strip()
+
+
+class RowFile:
+    """A file of rows that holds whatever was added, also when the run is cut off."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("w", newline="")
+        self._writer = csv.DictWriter(self._file, COLUMNS, lineterminator="\n")
+        self._writer.writeheader()
+
+    def add(self, rows: Iterable[Row]) -> None:
+        self._writer.writerows({name: _shown(value) for name, value in asdict(row).items()} for row in rows)
+        self._file.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a file; every column of :class:`Row` must be there."""
+    with path.open(newline="") as file:
+        reader = csv.DictReader(file)
+        missing = set(COLUMNS) - set(reader.fieldnames or ())
+        if missing:
+            raise ValueError(f"{path} lacks the columns {', '.join(sorted(missing))}; measure again with: hullo bench")
+        return [
+            Row(**{field.name: _parsed(line[field.name], str(field.type)) for field in fields(Row)}) for line in reader
+        ]
+
+
+def _shown(value: Any) -> Any:
+    return f"{value:.6g}" if isinstance(value, float) else value
+
+
+def _parsed(text: str, kind: str) -> Any:
+    return None if not text and kind.endswith("None") else _PARSERS[kind](text)

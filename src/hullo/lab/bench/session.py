@@ -1,0 +1,85 @@
+"""One run of the bench: what was asked for, checked; then measured, shown and kept."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from hullo.lab.bench.cases import Case, make_cases, parse_dtypes, parse_sizes
+from hullo.lab.bench.clocks import Clock, clock_for
+from hullo.lab.bench.contenders import parse_activations
+from hullo.lab.bench.measure import Bench
+from hullo.lab.bench.rows import Row, RowFile, setting
+from hullo.lab.bench.tables import terminal_tables
+from hullo.lab.progress import Steps
+
+
+@dataclass(frozen=True)
+class Session:
+    """A run that can begin: nothing about it is left to be refused."""
+
+    clock: Clock
+    cases: list[Case]
+    activations: tuple[str, ...]
+    repeats: int
+    budget: float
+    commit: str | None
+    folder: Path | None
+    file: RowFile | None
+
+    @classmethod
+    def prepare(
+        cls,
+        *,
+        device: str | None,
+        sizes: str | None,
+        dtypes: str | None,
+        activations: str,
+        repeats: int,
+        budget: float,
+        commit: str | None,
+        folder: Path | None,
+    ) -> Session:
+        """What was asked for, in words, as a session; a ValueError says what cannot be done."""
+        clock = clock_for(device)
+        cases = make_cases(
+            parse_sizes(clock.default_sizes if sizes is None else sizes),
+            parse_dtypes(clock.default_dtypes if dtypes is None else dtypes),
+        )
+        names = parse_activations(activations)
+        if repeats < 1:
+            raise ValueError(f"{repeats} repeats: at least 1 is needed")
+        if not budget > 0:
+            raise ValueError(f"a budget of {budget:g} seconds: it must be above zero")
+        try:
+            file = None if folder is None else RowFile(folder / f"{clock.file_stem}.csv")
+        except OSError as error:
+            raise ValueError(f"cannot write rows to {folder}: {error.strerror}; name a folder to write to") from error
+        return cls(clock, cases, names, repeats, budget, commit, folder, file)
+
+    def run(self, console: Console, *, quiet: bool = False) -> None:
+        """Measure; show and keep each part as it is done; draw at the end."""
+        rows: list[Row] = []
+        with self.file or nullcontext(), Steps(console, quiet=quiet) as progress:
+            here = setting(self.clock.device_name, self.commit)
+            bench = Bench(self.clock, here, self.activations, self.repeats, progress)
+            for part in bench.run(bench.tasks(self.cases), self.budget):
+                rows += part
+                if self.file is not None:
+                    self.file.add(part)
+                for table in terminal_tables(part):
+                    console.print(table)
+            if self.folder is not None and any(row.kind == "eager" for row in rows):
+                self._draw(rows, self.folder / f"{self.clock.file_stem}.png", progress)
+
+    @staticmethod
+    def _draw(rows: list[Row], path: Path, progress: Steps) -> None:
+        try:
+            from hullo.lab.bench.chart import draw_chart
+        except ModuleNotFoundError as error:
+            progress.note(f"no chart, for want of {error.name}: pip install 'hullo[lab]'")
+        else:
+            draw_chart(rows, path)

@@ -1,0 +1,71 @@
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hullo.lab.bench import rows
+
+ROOT = Path(__file__).parents[2]
+SPEC = importlib.util.spec_from_file_location("report", ROOT / "benchmarks" / "report.py")
+report = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(report)
+
+ROW = rows.Row(
+    **vars(rows.setting("a machine", "abc")),
+    kind="eager",
+    shape="1024",
+    dtype="float32",
+    layout="contiguous",
+    groups=1,
+    activation="gelu",
+    direction="forward",
+    median_ms=2.0,
+    p10_ms=1.0,
+    p90_ms=3.0,
+    repeats=9,
+    floor_ms=1.6,
+    held_bytes=4096,
+)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """GELU and a hull that takes 1.5 times as long: 3 ms forward, 6 ms backward, 9 ms both."""
+    with rows.RowFile(tmp_path / "cpu.csv") as file:
+        for shape, groups in (("1024", 1), ("8x2x8x8", 2)):
+            for kind in ("eager", "graph", "overhead"):
+                for name, scale in (("gelu", 1.0), ("hullo", 1.5)):
+                    for direction, ms in (("forward", 2.0), ("backward", 4.0), ("both", 6.0)):
+                        row = replace(ROW, kind=kind, shape=shape, groups=groups, activation=name, direction=direction)
+                        file.add([replace(row, median_ms=ms * scale, kernels=len(direction) // 7)])
+    return tmp_path
+
+
+def test_readme_says_what_the_rows_say():
+    readme = (ROOT / "README.md").read_text()
+    assert report.with_tables(readme, ROOT / "benchmarks" / "results") == readme
+
+
+@pytest.mark.parametrize(
+    ("marker", "line"),
+    [
+        ("cpu", "| hull, hullo | 1.88 | 3.75 | 1.50 | 1.00 |"),
+        ("cpu groups", "| 8x2x8x8 | 2 | contiguous | hull, hullo | 1.88 | 3.75 |"),
+        ("cpu graph", "| 2^10 float32 | hull, hullo | 3000 | 1.50 | 6000 | 1.50 | 1 + 1 |"),
+        ("cpu overhead", "| hull, hullo | 3000 | 1.50 | 6000 | 1.50 |"),
+    ],
+)
+def test_a_marked_table_is_made_from_the_rows_once_and_for_all(marker, line, folder):
+    made = report.with_tables(f"before\n<!-- bench:{marker} -->\nold\n<!-- /bench -->\nafter", folder)
+    assert line in made.splitlines()
+    assert "old" not in made
+    assert made.startswith("before\n")
+    assert made.endswith("\nafter")
+    assert "a machine" in made
+    assert report.with_tables(made, folder) == made
+
+
+def test_a_table_without_its_rows_is_an_error(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"gpu\.csv"):
+        report.with_tables("<!-- bench:gpu -->\n<!-- /bench -->", tmp_path)

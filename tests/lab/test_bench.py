@@ -1,0 +1,199 @@
+import math
+import shutil
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from hullo.kernels import reference
+from hullo.lab.bench import clocks, contenders, measure, rows, tables
+from hullo.lab.bench.cases import Case, make_cases, parse_dtypes, parse_sizes, spell_size
+from hullo.lab.bench.chart import draw_chart
+from hullo.lab.bench.measure import Bench
+from hullo.lab.progress import Steps
+
+FLAT = Case((4096,), "float32")
+GROUPED = Case((2, 6, 3, 5), "float32", "channels_last", 3)
+HULLS = ("plain", "stacked", "compiled", "hullo")
+
+
+@pytest.fixture
+def bench() -> Bench:
+    clock = clocks.CpuClock(torch.device("cpu"))
+    clock.copy_bytes = 2**20
+    names = ("gelu", "plain", "hullo")
+    return Bench(clock, rows.setting(clock.device_name), names, 4, Steps(Console(quiet=True), quiet=True))
+
+
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=4), st.integers(1, 6))
+def test_a_spelled_size_is_read_as_it_was_meant(shape, per_group):
+    groups = 1 if len(shape) == 1 else shape[1]
+    if len(shape) > 1:
+        shape[1] *= per_group
+    assert parse_sizes(spell_size(tuple(shape), groups)) == [(tuple(shape), groups)]
+
+
+@pytest.mark.parametrize("text", ["", "0", "-4", "2^", "2x0", "many", "8/2", "2x5/2", "2x4/0", "2^99", "1,,2"])
+def test_a_wrong_size_is_refused_and_repeated(text):
+    with pytest.raises(ValueError, match=r"^'.*'"):
+        parse_sizes(text)
+
+
+def test_what_convolutions_make_is_measured_in_both_layouts():
+    cases = make_cases(parse_sizes("64,2x4x3x3/4"), parse_dtypes("float32,float16"))
+    assert [str(case) for case in cases] == [
+        "2^6 float32",
+        "2^6 float16",
+        "2x4x3x3/4 float32 contiguous",
+        "2x4x3x3/4 float32 channels_last",
+        "2x4x3x3/4 float16 contiguous",
+        "2x4x3x3/4 float16 channels_last",
+    ]
+    drawn = cases[3].draw(torch.device("cpu"))
+    assert drawn.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised inside the compiler
+@pytest.mark.parametrize("case", [Case((50,), "float64"), Case((2, 6, 3, 5), "float64", "channels_last", 3)], ids=str)
+@pytest.mark.parametrize("name", HULLS)
+def test_all_ways_of_writing_the_hull_compute_it(name, case):
+    if name == "compiled" and not shutil.which("g++"):
+        pytest.skip("no compiler here")
+    torch.compiler.reset()
+    x = case.draw(torch.device("cpu")).requires_grad_()
+    dy = case.draw(torch.device("cpu"))
+    hull = contenders.CONTENDERS["hullo"].build(case.groups, case.channels).double()
+    module = contenders.CONTENDERS[name].build(case.groups, case.channels).double()
+    y = module(x)
+    dx, dc = torch.autograd.grad(y, (x, *module.parameters()), dy)
+    torch.testing.assert_close(y, reference.forward(x, hull.raw, hull.plan))
+    expected_dx, expected_draw = reference.backward(dy, x, hull.raw, hull.plan)
+    torch.testing.assert_close(dx, expected_dx)
+    if name != "hullo":  # the others have coefficients that need not sum to one: take the part along the hull
+        dc = dc - dc.mean(-1, keepdim=True)
+    torch.testing.assert_close(dc, expected_draw)
+
+
+@pytest.mark.parametrize(("name", "inputs"), [("relu", 1), ("gelu", 1), ("prelu", 1), ("plain", 3), ("hullo6", 1)])
+def test_memory_held_counts_every_tensor_once_and_no_parameters(name, inputs):
+    module = contenders.CONTENDERS[name].build(1, 1)
+    x = torch.randn(1000, requires_grad=True)
+    assert measure.held_bytes(module, x) == inputs * x.nbytes
+
+
+def test_the_floor_is_the_bytes_that_must_move_over_the_bandwidth_of_the_copy(bench):
+    for case in (FLAT, GROUPED):
+        found = bench.eager(case, math.inf)
+        assert {row.bandwidth_gb_s for row in found} == {found[0].bandwidth_gb_s}
+        for row in found:
+            tensors = {"forward": 2, "backward": 3, "both": 5}[row.direction]
+            elements = math.prod(case.shape)
+            assert row.floor_ms == pytest.approx(tensors * 4 * elements / row.bandwidth_gb_s / 1e6)
+            assert row.floors == pytest.approx(row.median_ms / row.floor_ms)
+
+
+def test_each_pass_of_each_contender_is_a_row_and_both_hold_what_the_passes_hold(bench):
+    found = bench.eager(GROUPED, math.inf)
+    assert [(row.activation, row.direction) for row in found] == [
+        (name, direction) for name in bench.activations for direction in ("forward", "backward", "both")
+    ]
+    assert all(row.case == GROUPED and row.repeats == 4 for row in found)
+    for forward, backward, both in zip(found[::3], found[1::3], found[2::3], strict=True):
+        for name in ("p10_ms", "median_ms", "p90_ms"):
+            assert getattr(both, name) >= max(getattr(forward, name), getattr(backward, name))
+
+
+def test_calls_in_graphs_are_rows_of_their_own_kind(bench):
+    found = bench.graph(FLAT, math.inf)
+    assert {row.kind for row in found} == {"graph"}
+    assert {row.activation for row in found} == set(bench.activations)
+
+
+def test_graphs_are_measured_last_and_for_small_inputs_alone(bench):
+    bench.clock.has_graphs = True
+    names = [task.name for task in bench.tasks([Case((2**22,), "float32"), FLAT])]
+    assert names == ["2^22 float32", "2^12 float32", "overhead of a call", "2^12 float32 in a graph"]
+
+
+def test_a_short_budget_gives_fewer_repeats_and_a_spent_one_leaves_tasks_out(bench, capsys):
+    many = Bench(bench.clock, bench.setting, ("gelu",), 10**9, bench.progress)
+    found = [row for part in many.run(many.tasks([FLAT]), budget=0.2) for row in part]
+    assert {row.kind for row in found} == {"eager", "overhead"}
+    assert all(1 <= row.repeats < 10**9 for row in found)
+    assert list(many.run(many.tasks([FLAT]), budget=0.0)) == []
+    assert "the budget of 0 s is spent; not measured: 2^12 float32" in capsys.readouterr().err
+
+
+def test_without_a_compiler_the_compiled_hull_is_left_out_with_a_note(bench, monkeypatch, capsys):
+    def refuse(*_, **__):
+        raise RuntimeError("no C++ compiler\n\nand a long story")
+
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: refuse)
+    both = Bench(bench.clock, bench.setting, ("relu", "compiled"), 1, bench.progress)
+    assert {row.activation for row in both.eager(FLAT, math.inf)} == {"relu"}
+    assert "compiled is left out of 2^12 float32: RuntimeError: no C++ compiler\n" in capsys.readouterr().err
+
+
+def test_an_input_that_does_not_fit_is_left_out_with_a_note(bench, capsys):
+    tasks = bench.tasks([Case((2**49,), "float64"), FLAT])[:2]
+    found = [row for part in bench.run(tasks) for row in part]
+    assert {row.case for row in found} == {FLAT}
+    assert "not enough memory; not measured: 2^49 float64" in capsys.readouterr().err
+
+
+def test_an_error_of_a_contender_is_not_hidden(bench, monkeypatch):
+    broken = contenders.Contender("broken", lambda groups, channels: torch.nn.Linear(3, 3))
+    monkeypatch.setitem(contenders.CONTENDERS, "gelu", broken)
+    with pytest.raises(RuntimeError, match="shapes"):
+        bench.eager(FLAT, math.inf)
+
+
+def test_rows_come_back_from_their_file(bench, tmp_path):
+    found = bench.overhead(math.inf) + bench.eager(GROUPED, math.inf)
+    with rows.RowFile(tmp_path / "deep" / "rows.csv") as file:
+        file.add(found)
+    read = rows.read_rows(tmp_path / "deep" / "rows.csv")
+    for kept, row in zip(read, found, strict=True):
+        for name in rows.COLUMNS:
+            value = getattr(row, name)
+            assert getattr(kept, name) == (pytest.approx(value, rel=1e-5) if isinstance(value, float) else value)
+
+
+def test_rows_of_another_making_are_refused(tmp_path):
+    (tmp_path / "rows.csv").write_text("device,median_ms\ncpu,1\n")
+    with pytest.raises(ValueError, match=r"lacks the columns .*activation"):
+        rows.read_rows(tmp_path / "rows.csv")
+
+
+def test_the_table_shows_multiples_of_gelu(bench):
+    found = bench.eager(FLAT, math.inf)
+    results = tables.Results(found, "eager")
+    times = {(row.activation, row.direction): row.median_ms for row in found}
+    ratio = times["hullo", "both"] / times["gelu", "both"]
+    assert results.gelus(FLAT, "hullo", "both") == pytest.approx(ratio)
+    console = Console(width=120)
+    with console.capture() as shown:
+        console.print(*tables.terminal_tables(found))
+    line = next(line for line in shown.get().splitlines() if "hull, hullo" in line)
+    assert line.split()[-2:] == [tables.number(ratio), "1.00"]
+
+
+def test_a_chart_is_a_picture_and_the_same_for_the_same_rows(bench, tmp_path):
+    found = bench.eager(FLAT, math.inf) + bench.eager(Case((4096,), "float16"), math.inf)
+    draw_chart(found, tmp_path / "a.png")
+    draw_chart(found, tmp_path / "b.png")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_the_cuda_clock_times_captures_and_counts():
+    clock = clocks.clock_for("cuda")
+    inputs = [(torch.randn(4096, device="cuda", requires_grad=True), torch.randn(4096, device="cuda"))]
+    forward, backward = clock.capture(*measure.passes(torch.nn.ReLU(), inputs))
+    assert all(seconds > 0 for seconds in clock.laps(forward, backward))
+    assert clock.count_kernels(*measure.passes(torch.nn.ReLU(), inputs)) in ([1, 1], [None, None])
+    assert clock.peak_bytes(*measure.passes(torch.nn.ReLU(), inputs)) >= inputs[0][0].nbytes

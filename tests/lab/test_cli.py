@@ -1,0 +1,106 @@
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+import hullo
+from hullo.lab.bench import measure, rows
+from hullo.lab.cli import app
+
+TINY = ["bench", "--device", "cpu", "--sizes", "512,2x4x3x3/4", "--activations", "relu,gelu,hullo", "--repeats", "3"]
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_the_version_is_the_packages():
+    result = invoke("--version")
+    assert (result.exit_code, result.stdout) == (0, f"hullo {hullo.__version__}\n")
+
+
+def test_bench_measures_shows_and_keeps(tmp_path):
+    result = invoke(*TINY, "--dtypes", "float32,bfloat16", "--output", str(tmp_path), "--commit", "abc")
+    assert result.exit_code == 0, result.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cpu.csv", "cpu.png"]
+    assert (tmp_path / "cpu.png").read_bytes().startswith(b"\x89PNG")
+    found = rows.read_rows(tmp_path / "cpu.csv")
+    cases = {str(row.case) for row in found if row.kind == "eager"}
+    assert cases == {f"2^9 {dtype}" for dtype in ("float32", "bfloat16")} | {
+        f"2x4x3x3/4 {dtype} {layout}" for dtype in ("float32", "bfloat16") for layout in ("contiguous", "channels_last")
+    }
+    assert all(0 < row.p10_ms <= row.median_ms <= row.p90_ms for row in found)
+    assert {(row.commit, row.hullo, row.repeats) for row in found} == {("abc", hullo.__version__, 3)}
+    for case in cases:
+        assert case in result.stdout
+    assert "[1/7] 2^9 float32" in result.stderr
+    assert "[7/7] overhead of a call" in result.stderr
+
+
+def test_a_quiet_bench_prints_tables_alone():
+    result = invoke(*TINY, "--quiet")
+    assert result.exit_code == 0
+    assert result.stderr == ""
+    assert "2^9 float32" in result.stdout
+
+
+def test_without_anything_to_draw_there_is_no_chart(tmp_path):
+    result = invoke("bench", "--device", "cpu", "--sizes", "2^49", "--activations", "relu", "--output", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    assert "note: not enough memory; not measured: 2^49 float32" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["cpu.csv"]
+
+
+def test_a_run_cut_off_keeps_what_it_measured(tmp_path, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measure.Bench, "overhead", interrupt)
+    result = invoke(*TINY, "--output", str(tmp_path))
+    assert result.exit_code != 0
+    assert {row.kind for row in rows.read_rows(tmp_path / "cpu.csv")} == {"eager"}
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--device", "tpu", "unknown device 'tpu'"),
+        ("--device", "meta", "device 'meta' cannot be measured"),
+        ("--device", "cuda:99", "device 'cuda:99'"),
+        ("--sizes", "huge", "'huge' is no size"),
+        ("--dtypes", "int8", "unknown dtype 'int8'; there are float32"),
+        ("--activations", "swish", "unknown activation 'swish'; there are relu, gelu"),
+        ("--repeats", "0", "0 repeats"),
+        ("--budget", "-1", "a budget of -1 seconds"),
+        ("--budget", "nan", "a budget of nan seconds"),
+    ],
+)
+def test_a_bad_option_is_one_line_and_exit_code_2(option, value, said, tmp_path):
+    result = invoke("bench", "--output", str(tmp_path / "new"), option, value)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"hullo: {said}")
+    assert result.stderr.count("\n") == 1
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_output_that_cannot_be_written_is_one_clear_line(tmp_path):
+    (tmp_path / "taken").write_text("a file")
+    result = invoke("bench", "--output", str(tmp_path / "taken"))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert (
+        result.stderr == f"hullo: cannot write rows to {tmp_path / 'taken'}: File exists; name a folder to write to\n"
+    )
+
+
+def test_python_m_hullo_is_the_command_line():
+    run = subprocess.run([sys.executable, "-m", "hullo", "--version"], capture_output=True, text=True, check=True)
+    assert run.stdout == f"hullo {hullo.__version__}\n"
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+def test_without_the_laboratorys_packages_one_line_says_what_to_install(missing):
+    code = f"import sys; sys.modules[{missing!r}] = None; from hullo.__main__ import main; main()"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode == 1
+    assert run.stderr == f"hullo: the command line needs {missing}; get it with: pip install 'hullo[lab]'\n"

@@ -1,0 +1,31 @@
+import io
+
+from rich.console import Console
+
+from hullo.lab.progress import Steps
+
+
+def walk(console, **options):
+    with Steps(console, **options) as steps:
+        for done, name in enumerate(["first", "second"]):
+            steps.begin(name, done, 2)
+            steps.reach(0.5)
+        steps.note("[one] thing")
+
+
+def test_a_terminal_sees_a_bar_and_notes_above_it(capsys):
+    screen = io.StringIO()
+    walk(Console(file=screen, force_terminal=True, width=80))
+    assert "75%" in screen.getvalue()
+    assert "note: [one] thing" in screen.getvalue()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_elsewhere_steps_are_lines_on_standard_error(capsys):
+    walk(Console())
+    assert capsys.readouterr() == ("", "[1/2] first\n[2/2] second\nnote: [one] thing\n")
+
+
+def test_when_quiet_notes_alone_remain(capsys):
+    walk(Console(), quiet=True)
+    assert capsys.readouterr() == ("", "note: [one] thing\n")
