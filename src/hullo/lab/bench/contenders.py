@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hullo.modules import AffineHull
 
 THREE = ("identity", "relu", "tanh")
-SIX = (*THREE, "elu", "unit_gelu", "unit_silu")
+SIX = (*THREE, "hardtanh", "unit_gelu", "unit_silu")
 
 
 def plain(x: Tensor, coefficients: Tensor) -> Tensor:
