@@ -283,6 +283,7 @@ def test_second_derivatives_and_torch_func_agree_with_the_cpu() -> None:
 
 
 @gpu
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")
 def test_one_kernel_forward_and_two_backward_also_in_a_cuda_graph() -> None:
     act = hullo.AffineHull("identity", "relu", "tanh").cuda()
     x = torch.randn(2**18, device="cuda", requires_grad=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
+import warnings
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -139,9 +140,11 @@ class CudaClock:
         activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
         for step in steps:
             torch.cuda.synchronize()
-            with torch.profiler.profile(activities=activities) as profile:
-                step()
-                torch.cuda.synchronize()
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Warning: Profiler clears events")  # there is one cycle
+                with torch.profiler.profile(activities=activities) as profile:
+                    step()
+                    torch.cuda.synchronize()
             on_device = [e for e in profile.events() or () if e.device_type.name == "CUDA"]
             kernels = [event for event in on_device if not getattr(event, "is_user_annotation", False)]
             counts.append(len(kernels) or None)  # none at all: the profiler does not reach this device
@@ -170,7 +173,7 @@ def clock_for(device: str | None) -> Clock:
             raise ValueError(f"device {device!r}: this PyTorch sees no CUDA device; write cpu")
         if (found.index or 0) >= torch.cuda.device_count():
             raise ValueError(f"device {device!r}: there are {torch.cuda.device_count()} CUDA devices, from cuda:0 on")
-        return CudaClock(found)
+        return CudaClock(torch.device("cuda", found.index or 0))
     if found.type != "cpu":
         raise ValueError(f"device {device!r} cannot be measured; write cpu or cuda")
     return CpuClock(found)
