@@ -193,11 +193,16 @@ def resolve(bases: Iterable[str | Base], *, strict: bool = True) -> tuple[Base, 
     """Check a set of bases and return it: known, distinct, linearly independent and, if `strict`, admissible."""
     if isinstance(bases, str):
         raise TypeError(f"bases are given one by one, as in 'identity', 'relu'; not as one string {bases!r}")
-    if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+    if torch.compiler.is_compiling() and not is_exporting():
         return tuple(item if isinstance(item, Base) else _looked_up(item) for item in bases)
     found = tuple(base(item) for item in bases)
     _check(found, strict)
     return found
+
+
+def is_exporting() -> bool:
+    """torch.compiler.is_exporting(), which some versions answer with yes for whatever is being compiled."""
+    return torch.compiler._is_exporting_flag
 
 
 def _looked_up(spelling: str) -> Base:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hullo import operators
-from hullo.bases import Base, resolve
+from hullo.bases import Base, is_exporting, resolve
 from hullo.coefficients import way
 from hullo.kernels import Plan, choose, load, reference
 
@@ -66,7 +66,7 @@ def apply(x: Tensor, raw: Tensor, plan: Plan, backend: str | None = None) -> Ten
     kernel = choose(x, plan, backend)
     if not torch.compiler.is_compiling() and torch._C._get_tracing_state() is None:
         return _dispatch(x, raw, plan, kernel)
-    if kernel == "triton" and not torch.compiler.is_exporting():
+    if kernel == "triton" and not is_exporting():
         spelled = ";".join(item.name for item in plan.bases)
         result: Tensor = operators.combine(x, raw, spelled, plan.way.name, plan.channel_dim, backend)
         return result

@@ -250,6 +250,20 @@ def test_a_compiled_hull_equals_an_eager_one(groups: int) -> None:
 
 
 @gpu
+def test_compiled_code_calls_the_fused_kernel() -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    torch._dynamo.reset()
+    act = hullo.AffineHull("identity", "relu", "tanh").cuda()
+    torch.compile(act, fullgraph=True, backend=keep)(torch.randn(4, device="cuda"))
+    assert any("hullo" in str(node.target) for node in graphs[0].graph.nodes)
+
+
+@gpu
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_the_operators_pass_torchs_own_checks(layout: torch.memory_format) -> None:
     x = torch.randn(4, 6, 5, 5, device="cuda").to(memory_format=layout).requires_grad_()

@@ -103,8 +103,11 @@ def _launches(
     by_column = groups > 1 and (inner < 64 or (inner < 512 and outer >= 64))
     # As measured on an H200: tiles large enough to keep memory busy, and small enough to leave registers.
     if by_column:
-        there = tile(outer, groups, inner, 128, 2048 if precise else 4096, None if precise else programs)
-        back = tile(outer, groups, inner, 64, 2048, programs)
+        there = tile(outer, groups, inner, 128, 2048 if precise else 4096, None)
+        if precise or many:
+            back = tile(outer, groups, inner, 64, 512 if precise else 1024, programs)
+        else:
+            back = tile(outer, groups, inner, 64, 2048, programs // 2)
     else:
         there = tile(outer, groups, inner, None, 4096 if many and not precise else 2048, None)
         back = tile(outer, groups, inner, None, 2048 if many and precise else 1024, programs)

@@ -21,6 +21,8 @@ from hullo.lab.progress import Steps
 WARM_UP = 3
 INPUTS = 128
 """The most inputs that take turns, so that no call finds its input in the cache."""
+LEAST = 5
+"""Rounds that are measured however short the time is."""
 CALLS = 100
 """Calls timed together where one is too short to be timed."""
 TINY = Case((8,), "float32")
@@ -199,7 +201,7 @@ class Bench:
         laps: dict[str, list[Laps]] = {name: [] for name in turns}
         names, order = list(turns), torch.Generator().manual_seed(0)
         for index in range(self.repeats):
-            if index and time.monotonic() > until:
+            if index >= LEAST and time.monotonic() > until:
                 break
             for position in torch.randperm(len(names), generator=order).tolist():
                 laps[names[position]].append(turns[names[position]](index))
