@@ -314,6 +314,7 @@ def test_one_kernel_forward_and_two_backward_also_in_a_cuda_graph() -> None:
     y = act(x)
     assert kernels_of(lambda: act(x)) == 1
     assert kernels_of(lambda: torch.autograd.grad(y, (x, act.raw), gradient, retain_graph=True)) == 2
+    del y  # what is alive of an earlier pass would tie the capture to the stream of that pass
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
