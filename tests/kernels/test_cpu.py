@@ -120,3 +120,9 @@ def test_the_layout_of_the_input_is_the_layout_of_the_result() -> None:
     assert y.is_contiguous(memory_format=torch.channels_last)
     (gradient,) = torch.autograd.grad(y.sum(), x)
     assert gradient.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_result_in_huge_pages_is_the_same() -> None:
+    x = torch.randn(cpu.HUGE // 4 + 3)
+    found = hullo.combine(x, torch.tensor([0.25, 0.75]), ["identity", "relu"])
+    torch.testing.assert_close(found, torch.nn.functional.leaky_relu(x, 0.25))

@@ -311,10 +311,10 @@ def test_one_kernel_forward_and_two_backward_also_in_a_cuda_graph() -> None:
             torch.cuda.synchronize()
         return len([event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA])
 
-    y = act(x)
+    held = [act(x)]
     assert kernels_of(lambda: act(x)) == 1
-    assert kernels_of(lambda: torch.autograd.grad(y, (x, act.raw), gradient, retain_graph=True)) == 2
-    del y  # what is alive of an earlier pass would tie the capture to the stream of that pass
+    assert kernels_of(lambda: torch.autograd.grad(held[0], (x, act.raw), gradient, retain_graph=True)) == 2
+    held.clear()  # what is alive of an earlier pass would tie the capture to the stream of that pass
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

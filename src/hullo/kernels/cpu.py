@@ -6,7 +6,9 @@ operations on it find it in the cache, and the result is written once; no compil
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import mmap
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -18,12 +20,15 @@ from hullo.kernels.plan import Plan, compute_dtype, dense, extents, laid_out_lik
 BLOCK = 2**19
 """Elements a block: 2 MiB of float32. Larger ones leave the cache, smaller ones pay more for each call."""
 
+HUGE = 2**25
+"""Bytes from which on a tensor has pages of its own, which go back to the system with it."""
+
 Number = float | Tensor  # one for the whole block, or a column with one for each of its groups
 
 
 def forward(x: Tensor, raw: Tensor, plan: Plan) -> Tensor:
     x, order = dense(x)
-    out = torch.empty_like(x)
+    out = _memory_like(x)
     dtype = compute_dtype(x)
     coefficients = plan.way.coefficients(raw.to(dtype))
     for rows, (block, target) in _blocks([x, out], order, raw, plan):
@@ -40,7 +45,7 @@ def forward(x: Tensor, raw: Tensor, plan: Plan) -> Tensor:
 
 def backward(gradient: Tensor, x: Tensor, raw: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
     x, order = dense(x)
-    out = torch.empty_like(x)
+    out = _memory_like(x)
     gradient = laid_out_like(gradient, x, order)
     dtype = compute_dtype(x)
     coefficients = plan.way.coefficients(raw.to(dtype))
@@ -87,6 +92,18 @@ def _blocks(
         for g in range(0, groups, high):
             for b in range(0, inner, wide):
                 yield slice(g, g + high), [v[a : a + deep, g : g + high, b : b + wide] for v in views]
+
+
+def _memory_like(x: Tensor) -> Tensor:
+    """Memory for a result. The system clears new memory page by page as it is first written, which for a large tensor
+    takes longer than the arithmetic; where it has huge pages for those who ask, it is asked for them."""
+    out = torch.empty_like(x)
+    if out.nbytes >= HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        start = -(-out.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = (out.data_ptr() + out.nbytes - start) // mmap.PAGESIZE * mmap.PAGESIZE
+        advise = ctypes.CDLL(None).madvise
+        advise(ctypes.c_void_p(start), ctypes.c_size_t(length), mmap.MADV_HUGEPAGE)  # advice: it may be refused
+    return out
 
 
 @functools.cache
