@@ -1,4 +1,4 @@
-"""The tables and charts of README, made from the rows in benchmarks/results.
+"""The tables and charts of both READMEs, made from the rows in benchmarks/results.
 
     python benchmarks/report.py           write them
     python benchmarks/report.py --check   say whether they are what the rows say
@@ -21,6 +21,7 @@ from hullo.lab.bench.rows import Row, read_rows
 from hullo.lab.bench.tables import Results, number
 
 ROOT = Path(__file__).parents[1]
+DOCUMENTS = ("README.md", "benchmarks/README.md")
 MARKED = re.compile(r"(<!-- bench:(\w+)(?: (\w+))? -->\n)(.*?)(<!-- /bench -->)", re.DOTALL)
 
 Lines = Iterator[Sequence[str]]
@@ -110,12 +111,16 @@ def caption(row: Row) -> str:
 
 
 def main() -> None:
-    readme, folder = ROOT / "README.md", ROOT / "benchmarks" / "results"
-    text = readme.read_text()
-    made = with_tables(text, folder)
+    folder = ROOT / "benchmarks" / "results"
+    for name in DOCUMENTS:
+        text = (ROOT / name).read_text()
+        made = with_tables(text, folder)
+        if "--check" not in sys.argv[1:]:
+            (ROOT / name).write_text(made)
+        elif made != text:
+            sys.exit(f"{name} is not what the rows say; run: python benchmarks/report.py")
     if "--check" in sys.argv[1:]:
-        sys.exit("README.md is not what the rows say; run: python benchmarks/report.py" if made != text else 0)
-    readme.write_text(made)
+        return
     for path in sorted(folder.glob("*.csv")):
         draw_chart(read_rows(path), path.with_suffix(".png"))
 
