@@ -6,26 +6,37 @@ import contextlib
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 import hullo
 
+if TYPE_CHECKING:
+    from hullo.lab.data import Copy
+
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Activation functions that learn."
 )
+data = typer.Typer(no_args_is_help=True, help="Fetch, check and list data sets.")
+app.add_typer(data, name="data")
+
+DataOption = Annotated[
+    Path | None,
+    typer.Option("--data", envvar="HULLO_DATA", help="The data directory.", show_default="the user's cache"),
+]
+NamesArgument = Annotated[list[str] | None, typer.Argument(help="Names of data sets.", show_default="all")]
 
 
 @contextlib.contextmanager
-def refusals() -> Iterator[None]:
-    """What a user got wrong, found before anything is done, as one line and exit code 2."""
+def refusals(exit_code: int = 2) -> Iterator[None]:
+    """What a user got wrong, found before anything is done, as one line and exit code 2; what failed, as another."""
     try:
         yield
     except ValueError as error:
         typer.echo(f"hullo: {error}", err=True)
-        raise typer.Exit(2) from error
+        raise typer.Exit(exit_code) from error
 
 
 def console() -> Console:
@@ -94,3 +105,45 @@ def bench(
             folder=output,
         )
     session.run(console(), quiet=quiet)
+
+
+def _copies(names: list[str] | None, data_dir: Path | None) -> list[Copy]:
+    from hullo.lab.data import RELEASES, find
+
+    with refusals():
+        return [find(name, data_dir) for name in names or RELEASES]
+
+
+@data.command()
+def fetch(
+    names: NamesArgument = None,
+    data_dir: DataOption = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+) -> None:
+    """Bring data sets from their official addresses; go on where an earlier fetch broke off."""
+    from hullo.lab.data.fetch import fetch
+
+    for copy in _copies(names, data_dir):
+        with refusals(exit_code=1):
+            fetch(copy, console(), quiet=quiet)
+        typer.echo(f"{copy.release.name} is ready in {copy.folder}")
+
+
+@data.command()
+def check(names: NamesArgument = None, data_dir: DataOption = None) -> None:
+    """Compare every byte of data sets with what was released; exit code 1 if one is missing or differs."""
+    sound = True
+    for copy in _copies(names, data_dir):
+        flaws = copy.flaws()
+        sound = sound and not flaws
+        for line in flaws.values() or [f"{copy.release.name} is ready in {copy.folder}"]:
+            typer.echo(line)
+    raise typer.Exit(not sound)
+
+
+@data.command("list")
+def list_data(data_dir: DataOption = None) -> None:
+    """Show which data sets there are, where, and in what state."""
+    from hullo.lab.data.overview import overview
+
+    console().print(overview(_copies(None, data_dir)))

@@ -1,0 +1,36 @@
+"""Data sets, checked to the byte, whole on one device."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from hullo.lab.data import cifar10, fashion_mnist, sample
+from hullo.lab.data.dataset import Dataset
+from hullo.lab.data.release import Copy, DataError, data_root
+
+RELEASES = {module.RELEASE.name: module.RELEASE for module in (fashion_mnist, cifar10, sample)}
+
+
+def find(name: str, data_dir: str | os.PathLike[str] | None = None) -> Copy:
+    """The copy of a data set in a directory, or the one that comes with the package."""
+    if name not in RELEASES:
+        raise ValueError(f"unknown data set {name!r}; there are {', '.join(RELEASES)}")
+    release = RELEASES[name]
+    return Copy(release, Path(__file__).parent if release.address is None else data_root(data_dir))
+
+
+def load(name: str, data_dir: str | os.PathLike[str] | None = None, device: str | torch.device = "cpu") -> Dataset:
+    """A data set by name, from a data directory (else `HULLO_DATA`, else the user's cache) onto a device.
+
+    Examples:
+        >>> dataset = load("fashion-mnist-sample")
+        >>> dataset.train_images.shape, dataset.test_labels.bincount().unique()
+        (torch.Size([6000, 1, 28, 28]), tensor([100]))
+    """
+    return find(name, data_dir).load().to(device)
+
+
+__all__ = ["RELEASES", "Copy", "DataError", "Dataset", "data_root", "find", "load"]

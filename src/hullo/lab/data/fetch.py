@@ -1,0 +1,153 @@
+"""Files brought from where they were released: resumed after a break, put in place only once they are checked."""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.client import HTTPException, HTTPResponse
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+from filelock import FileLock, Timeout
+from rich.console import Console
+
+from hullo.lab.data.release import Copy, DataError, File
+from hullo.lab.progress import Steps
+
+PATIENCE = 30
+"""Seconds after which a silent connection is given up."""
+
+
+def fetch(copy: Copy, console: Console, *, quiet: bool = False) -> None:
+    """Bring the files of a copy that are missing, cut off or altered; those that are sound are left alone."""
+    flaws = copy.flaws()
+    if not flaws:
+        return
+    if copy.release.address is None:
+        raise DataError(next(iter(flaws.values())))
+    try:
+        copy.folder.mkdir(parents=True, exist_ok=True)
+        with Steps(console, quiet=quiet) as progress, _alone(copy, progress):
+            _mend(copy, progress)
+    except OSError as error:
+        raise DataError(
+            f"cannot write {error.filename or copy.root}: {error.strerror}; make room there, or choose another "
+            "directory with --data"
+        ) from error
+
+
+@contextmanager
+def _alone(copy: Copy, progress: Steps) -> Iterator[None]:
+    """Only when no other process is fetching the same copy; the lock of a killed process is free."""
+    lock = FileLock(copy.root / f".{copy.release.name}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        progress.note(f"another process is fetching {copy.release.name}; waiting for it")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _mend(copy: Copy, progress: Steps) -> None:
+    files, archive = list(copy.flaws()), copy.release.archive
+    if archive is None:
+        for done, file in enumerate(files):
+            progress.begin(f"{file.name} ({file.size / 1e6:.1f} MB)", done, len(files))
+            _download(copy, file, copy.folder, progress.reach).replace(copy.folder / file.name)
+    elif files:
+        progress.begin(f"{archive.name} ({archive.size / 1e6:.1f} MB)", 0, 2)
+        downloaded = _download(copy, archive, copy.root, progress.reach)
+        progress.begin(f"unpacking {archive.name}", 1, 2)
+        _unpack(copy, files, downloaded, progress.reach)
+        downloaded.unlink()
+
+
+def _download(copy: Copy, file: File, folder: Path, reach: Callable[[float], None]) -> Path:
+    """One file, checked, under a name of its own, by as many connections as it takes.
+
+    A connection that breaks is followed by the next as long as each gets further than those before it.
+    """
+    url = f"{copy.release.address}{file.name}"
+    part = folder / f"{file.name}.part"
+    trouble, furthest = "", -1
+    while (have := _size(part)) < file.size:
+        if have <= furthest:
+            raise DataError(
+                f"cannot fetch {url}: {trouble}; {have:,} of {file.size:,} bytes are kept; go on with: {copy.command}"
+            )
+        furthest = have
+        trouble = _pull(url, part, file.size, reach)
+    return _checked(copy, file, part)
+
+
+def _pull(url: str, part: Path, size: int, reach: Callable[[float], None]) -> str:
+    """Add to a part what one connection brings; why it brought no more."""
+    have = _size(part)
+    request = Request(url, headers={"Range": f"bytes={have}-"})  # noqa: S310 (a release's own address)
+    try:
+        response = urlopen(request, timeout=PATIENCE)  # noqa: S310 (the same)
+    except HTTPError as error:
+        error.close()
+        return f"the server answers {error.code} {error.reason}"
+    except (OSError, HTTPException) as error:
+        return f"no connection ({getattr(error, 'reason', error)})"
+    with response:
+        start = have if response.status == 206 else 0  # not every server sends the rest alone
+        length = response.headers.get("Content-Length", str(size - start))
+        if length != str(size - start):
+            return f"the server offers {length} bytes instead of {size - start}"
+        return _append(response, part, start, size, reach)
+
+
+def _append(response: HTTPResponse, part: Path, start: int, size: int, reach: Callable[[float], None]) -> str:
+    with part.open("ab") as out:
+        out.seek(start)
+        out.truncate()
+        while out.tell() <= size:
+            try:
+                chunk = response.read1(1 << 18)
+            except (OSError, HTTPException) as error:
+                return f"the connection broke ({error})"
+            if not chunk:
+                break
+            out.write(chunk)
+            reach(min(out.tell() / size, 1.0))
+    return "the connection ended too early"
+
+
+def _size(part: Path) -> int:
+    return part.stat().st_size if part.exists() else 0
+
+
+def _unpack(copy: Copy, files: list[File], archive: Path, reach: Callable[[float], None]) -> None:
+    """Take files out of an archive, and nothing else."""
+    wanted = {f"{copy.release.folder}/{file.name}": file for file in files}
+    with tarfile.open(archive, "r|*") as tar:
+        for member in tar:
+            source = tar.extractfile(member)
+            if source is None or member.name not in wanted:
+                continue
+            file = wanted.pop(member.name)
+            part = copy.folder / f"{file.name}.part"
+            with part.open("wb") as out:
+                shutil.copyfileobj(source, out)
+            _checked(copy, file, part).replace(copy.folder / file.name)
+            reach(1 - len(wanted) / len(files))
+    if wanted:
+        raise DataError(f"{archive} does not hold {', '.join(wanted)}")
+
+
+def _checked(copy: Copy, file: File, part: Path) -> Path:
+    """The part, if it is the file that was released; else it is deleted."""
+    try:
+        file.read(part, remedy=f"it was deleted; fetch it anew with: {copy.command}")
+    except DataError:
+        part.unlink()
+        raise
+    return part

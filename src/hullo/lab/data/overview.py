@@ -1,0 +1,27 @@
+"""The data sets at a glance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.table import Table
+
+from hullo.lab.data.release import Copy
+
+
+def overview(copies: Iterable[Copy]) -> Table:
+    """A table of data sets: what they hold, how large they are, in what state, and where."""
+    table = Table("data set", "holds", "size", "state", box=None, pad_edge=False)
+    table.add_column("where", overflow="fold")
+    for copy in copies:
+        size = sum(file.size for file in copy.release.files)
+        table.add_row(copy.release.name, copy.release.summary, f"{size / 1e6:.1f} MB", _state(copy), str(copy.folder))
+    return table
+
+
+def _state(copy: Copy) -> str:
+    files = copy.release.files
+    if not any((copy.folder / file.name).exists() for file in files):
+        return "not fetched"
+    flawed = len(copy.flaws())
+    return f"{flawed} of {len(files)} files missing or damaged" if flawed else "ready"

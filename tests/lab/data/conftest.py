@@ -1,0 +1,83 @@
+"""A web server on this machine that can misbehave, a tiny release, and the real ones where there are any."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from tiny_releases import FASHION, as_file
+
+from hullo.lab.data import fashion_mnist, find
+
+
+@pytest.fixture
+def real():
+    """A real release's copy in the directory that HULLO_DATA names."""
+
+    def copy(name):
+        if not os.environ.get("HULLO_DATA") or (found := find(name)).flaws():
+            pytest.skip(f"needs {name} in HULLO_DATA")
+        return found
+
+    return copy
+
+
+@pytest.fixture
+def tiny():
+    """Fashion-MNIST, had it been released with four training pictures and one test picture of 2 x 3 pixels."""
+    return replace(fashion_mnist.RELEASE, files=tuple(as_file(*item) for item in FASHION.items()))
+
+
+@dataclass
+class Site:
+    """What the server serves and how, and what it was asked for."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    cuts: list[int] = field(default_factory=list)  # after how many bytes each connection in turn breaks
+    resumes: bool = True
+    tells_length: bool = True
+    asked: list[tuple[str, int]] = field(default_factory=list)  # names, and the first byte of each range
+    gate: threading.Event | None = None  # what a cut connection waits for, instead of breaking
+    address: str = ""
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        site = self.server.site
+        name = self.path.removeprefix("/")
+        start = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").removesuffix("-"))
+        site.asked.append((name, start))
+        if name not in site.files:
+            self.send_error(404)
+            return
+        body = site.files[name][start if site.resumes else 0 :]
+        self.send_response(206 if site.resumes else 200)
+        if site.tells_length:
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if site.cuts:
+            body = body[: site.cuts.pop(0)]
+            self.wfile.write(body)
+            if site.gate is not None:
+                site.gate.wait(60)
+        else:
+            self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def site(monkeypatch):
+    monkeypatch.setenv("no_proxy", "*")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.site = Site(address=f"http://127.0.0.1:{server.server_port}/")
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield server.site
+    server.shutdown()
+    thread.join()
+    server.server_close()

@@ -1,0 +1,42 @@
+import pytest
+import torch
+
+from hullo.lab.data import cifar10
+
+RAMP = bytes(value % 251 for value in range(3072))
+
+
+def test_a_record_is_a_label_and_red_green_and_blue_rows():
+    images, labels = cifar10.read_batches([b"\7" + RAMP + b"\2" + RAMP[::-1], b"\0" + bytes(3072)])
+    assert labels.tolist() == [7, 2, 0]
+    for channel, row, column in [(0, 0, 0), (0, 0, 31), (0, 1, 0), (1, 0, 0), (2, 31, 31)]:
+        place = 1024 * channel + 32 * row + column
+        assert images[:, channel, row, column].tolist() == [RAMP[place], RAMP[::-1][place], 0]
+
+
+@pytest.mark.parametrize("size", [1, 3072, 3074])
+def test_a_batch_that_ends_within_a_record_is_refused(size):
+    with pytest.raises(ValueError, match=rf"CIFAR-10: {size} bytes are no whole number of pictures of 3073 bytes"):
+        cifar10.read_batches([bytes(3073), bytes(size)])
+
+
+def test_training_batches_come_in_their_order_and_the_test_batch_apart():
+    contents = {file.name: bytes([place]) + RAMP for place, file in enumerate(cifar10.RELEASE.files)}
+    dataset = cifar10.read("cifar10", contents.__getitem__)
+    assert dataset.train_labels.tolist() == [0, 1, 2, 3, 4]
+    assert dataset.test_labels.tolist() == [5]
+
+
+def test_the_real_release_is_balanced_and_known(real):
+    dataset = real("cifar10").load()
+    assert dataset.train_images.shape == (50_000, 3, 32, 32)
+    assert dataset.test_images.shape == (10_000, 3, 32, 32)
+    assert dataset.train_images.is_contiguous()
+    assert dataset.train_labels.bincount().tolist() == [5000] * 10
+    assert dataset.test_labels.bincount().tolist() == [1000] * 10
+    # known of old: the first training picture is a frog, the first test picture a cat
+    assert dataset.classes[dataset.train_labels[0]] == "frog"
+    assert dataset.classes[dataset.test_labels[0]] == "cat"
+    # channel means that half the world normalises by
+    means = dataset.train_images.double().mean((0, 2, 3)) / 255
+    torch.testing.assert_close(means, torch.tensor([0.4914, 0.4822, 0.4465]).double(), atol=5e-5, rtol=0)

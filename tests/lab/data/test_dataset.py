@@ -1,0 +1,77 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hullo.lab.data import Dataset
+
+
+def numbered(labels):
+    """A data set whose pictures hold their own numbers."""
+    images = torch.arange(len(labels), dtype=torch.uint8)[:, None, None, None]
+    return Dataset("numbered", ("a", "b", "c"), images, torch.tensor(labels), images[:1], torch.tensor(labels[:1]))
+
+
+@given(
+    st.lists(st.integers(0, 2), max_size=40).flatmap(lambda more: st.permutations([*more, *([0, 1, 2] * 4)])),
+    st.sampled_from([3, 6, 9]),
+    st.integers(-(2**63), 2**63 - 1),
+)
+def test_validation_keeps_back_equally_many_of_each_class_and_loses_none(labels, n, seed):
+    split = numbered(labels).split_validation(n, seed)
+    assert split.test_labels.bincount().tolist() == [n // 3] * 3
+    kept_back, rest = split.test_images.flatten().tolist(), split.train_images.flatten().tolist()
+    assert sorted(kept_back + rest) == list(range(len(labels)))
+    assert kept_back == sorted(kept_back)
+    assert rest == sorted(rest)
+    assert [labels[place] for place in kept_back] == split.test_labels.tolist()
+    assert [labels[place] for place in rest] == split.train_labels.tolist()
+
+
+def test_validation_depends_on_the_seed_alone():
+    dataset = numbered([0, 1, 2] * 80)
+    splits = [dataset.split_validation(60, seed).test_images.flatten().tolist() for seed in (5, 6, 5)]
+    assert splits[0] == splits[2] != splits[1]
+
+
+def test_every_picture_is_equally_likely_to_be_kept_back():
+    dataset = numbered([0, 1, 2] * 4)
+    times = sum(
+        torch.bincount(dataset.split_validation(3, seed).test_images.flatten(), minlength=12) for seed in range(2000)
+    )
+    assert (times - 500).abs().max() < 5 * (2000 * 3 / 16) ** 0.5
+
+
+@pytest.mark.parametrize("n", [-3, 0, 4, 12, 15])
+def test_a_validation_that_cannot_be_is_refused(n):
+    with pytest.raises(ValueError, match=rf"numbered: cannot keep back {n} pictures.* a multiple of 3 below 12$"):
+        numbered([0, 1, 2] * 4).split_validation(n, 0)
+
+
+IMAGES, LABELS = torch.zeros(2, 1, 3, 3, dtype=torch.uint8), torch.tensor([0, 1])
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "said"),
+    [
+        (IMAGES.float(), LABELS, "pictures must be uint8 .* got torch.float32"),
+        (IMAGES[:, 0], LABELS, r"got torch.uint8 of shape \(2, 3, 3\)"),
+        (IMAGES, LABELS.int(), "labels int64; got .* torch.int32"),
+        (IMAGES, LABELS[:1], r"2 pictures, but labels of shape \(1,\)"),
+        (IMAGES, LABELS + 1, "labels from 1 to 2, but 2 classes"),
+        (IMAGES, LABELS - 1, "labels from -1 to 0, but 2 classes"),
+    ],
+)
+def test_what_is_no_data_set_is_refused(images, labels, said):
+    with pytest.raises(ValueError, match=f"^odd: .*{said}"):
+        Dataset("odd", ("a", "b"), images, labels, IMAGES, LABELS)
+    with pytest.raises(ValueError, match=f"^odd: .*{said}"):
+        Dataset("odd", ("a", "b"), IMAGES, LABELS, images, labels)
+
+
+@pytest.mark.gpu
+def test_a_data_set_moves_whole_to_a_device():
+    there = numbered([0, 1, 2] * 4).to("cuda")
+    assert all(tensor.is_cuda for tensor in vars(there).values() if isinstance(tensor, torch.Tensor))
+    split, expected = there.split_validation(6, 0), numbered([0, 1, 2] * 4).split_validation(6, 0)
+    assert torch.equal(split.test_images.cpu(), expected.test_images)

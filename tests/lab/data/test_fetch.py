@@ -1,0 +1,274 @@
+import io
+import os
+import random
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from tiny_releases import as_file
+
+from hullo.lab.data import fashion_mnist
+from hullo.lab.data import fetch as fetching
+from hullo.lab.data.fetch import fetch
+from hullo.lab.data.release import Copy, DataError, Release
+
+CONTENTS = {name: random.Random(name).randbytes(100_000) for name in ("first.bin", "second.bin")}
+FILES = tuple(as_file(*item) for item in CONTENTS.items())
+
+
+def release(site, **options):
+    return Release("pair", "two files", "pair", FILES, fashion_mnist.read, address=site.address, **options)
+
+
+def pack(contents):
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz") as tar:
+        for name, content in contents.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return stream.getvalue()
+
+
+@pytest.fixture
+def copy(site, tmp_path):
+    site.files.update(CONTENTS)
+    return Copy(release(site), tmp_path / "data")
+
+
+@pytest.fixture
+def packed(site, tmp_path):
+    archive = pack({"pair/unasked.txt": b"?", "../first.bin": b"!", **{f"pair/{k}": v for k, v in CONTENTS.items()}})
+    site.files["pair.tar.gz"] = archive
+    return Copy(release(site, archive=as_file("pair.tar.gz", archive, "md5")), tmp_path / "data")
+
+
+def bring(copy):
+    fetch(copy, Console(), quiet=True)
+
+
+def names(copy):
+    return sorted(str(path.relative_to(copy.root)) for path in copy.root.rglob("*") if path.suffix != ".lock")
+
+
+def test_what_is_missing_is_brought_and_what_is_there_is_left_alone(copy, site):
+    bring(copy)
+    assert {name: copy.read(name) for name in CONTENTS} == CONTENTS
+    assert names(copy) == ["pair", "pair/first.bin", "pair/second.bin"]
+    bring(copy)
+    assert site.asked == [("first.bin", 0), ("second.bin", 0)]
+
+
+@pytest.mark.parametrize("damaged", [b"", CONTENTS["first.bin"][:-1], b"x" + CONTENTS["first.bin"][1:]])
+def test_a_damaged_file_alone_is_replaced(copy, site, damaged):
+    bring(copy)
+    (copy.folder / "first.bin").write_bytes(damaged)
+    bring(copy)
+    assert copy.flaws() == {}
+    assert site.asked[2:] == [("first.bin", 0)]
+
+
+def test_broken_connections_are_followed_by_others_that_go_on_where_they_broke(copy, site):
+    site.cuts += [30_000, 1, 50_000]
+    bring(copy)
+    assert copy.flaws() == {}
+    assert site.asked == [("first.bin", start) for start in (0, 30_000, 30_001, 80_001)] + [("second.bin", 0)]
+
+
+@pytest.mark.parametrize("tells_length", [True, False])
+def test_a_fetch_that_failed_keeps_what_came_and_the_next_goes_on(copy, site, tells_length):
+    site.tells_length = tells_length
+    site.cuts += [30_000, 0]
+    with pytest.raises(DataError) as caught:
+        bring(copy)
+    assert str(caught.value) == (
+        f"cannot fetch {site.address}first.bin: the connection ended too early; 30,000 of 100,000 bytes are kept; "
+        f"go on with: hullo data fetch pair --data {copy.root}"
+    )
+    assert names(copy) == ["pair", "pair/first.bin.part"]
+    bring(copy)
+    assert copy.flaws() == {}
+    assert site.asked[2] == ("first.bin", 30_000)
+
+
+def test_a_server_that_cannot_resume_sends_the_file_again(copy, site):
+    site.resumes = False
+    site.cuts += [30_000]
+    bring(copy)
+    assert copy.flaws() == {}
+
+
+def test_a_server_that_cannot_resume_and_always_breaks_is_given_up(copy, site):
+    site.resumes = False
+    site.cuts += [30_000, 40_000, 40_000, 50_000]
+    with pytest.raises(DataError, match=r"the connection ended too early; 40,000 of 100,000 bytes are kept"):
+        bring(copy)
+
+
+def test_altered_bytes_are_named_and_not_kept(copy, site):
+    site.files["second.bin"] = altered = bytes(100_000)
+    with pytest.raises(DataError) as caught:
+        bring(copy)
+    assert str(caught.value) == (
+        f"{copy.folder / 'second.bin.part'} is altered: sha256 wanted {FILES[1].digest}, "
+        f"found {as_file('', altered).digest}; it was deleted; fetch it anew with: {copy.command}"
+    )
+    assert names(copy) == ["pair", "pair/first.bin"]
+
+
+def test_an_endless_answer_is_cut_and_not_kept(copy, site):
+    site.tells_length = False
+    site.files["first.bin"] += bytes(20_000_000)
+    with pytest.raises(DataError, match=r"first.bin.part is altered") as caught:
+        bring(copy)
+    assert as_file("", site.files["first.bin"]).digest not in str(caught.value)
+    assert names(copy) == ["pair"]
+
+
+def test_a_file_of_another_length_does_not_touch_what_was_kept(copy, site):
+    site.cuts += [30_000, 0]
+    with pytest.raises(DataError):
+        bring(copy)
+    site.resumes = False
+    site.files["first.bin"] = b"<html>please log in</html>"
+    with pytest.raises(DataError, match="the server offers 26 bytes instead of 100000; 30,000 of 100,000 bytes"):
+        bring(copy)
+
+
+def test_a_file_that_is_not_there_is_one_clear_error(copy, site):
+    del site.files["second.bin"]
+    with pytest.raises(DataError, match=r"second.bin: the server answers 404 Not Found; 0 of 100,000 bytes are kept"):
+        bring(copy)
+    assert names(copy) == ["pair", "pair/first.bin"]
+
+
+def test_an_unreachable_server_is_one_clear_error(copy, monkeypatch):
+    monkeypatch.setenv("no_proxy", "*")
+    away = replace(copy, release=replace(copy.release, address="http://127.0.0.1:1/"))
+    with pytest.raises(DataError, match=r"http://127.0.0.1:1/first.bin: no connection \(.*refused.*\); 0 of 100,000"):
+        bring(away)
+
+
+def test_a_silent_server_is_given_up(copy, site, monkeypatch):
+    monkeypatch.setattr(fetching, "PATIENCE", 0.2)
+    site.gate = threading.Event()
+    site.cuts += [30_000, 0]
+    try:
+        with pytest.raises(DataError, match=r"the connection broke \(.*timed out\); 30,000 of 100,000 bytes are kept"):
+            bring(copy)
+    finally:
+        site.gate.set()
+
+
+def test_an_archive_is_unpacked_for_its_wanted_files_alone_and_not_kept(packed, site):
+    site.cuts += [30_000]
+    bring(packed)
+    assert packed.flaws() == {}
+    assert names(packed) == ["pair", "pair/first.bin", "pair/second.bin"]
+    assert [start for _, start in site.asked] == [0, 30_000]
+
+
+def test_an_altered_archive_is_never_opened(packed, site, monkeypatch):
+    monkeypatch.setattr(tarfile, "open", None)
+    site.files["pair.tar.gz"] = bytes(len(site.files["pair.tar.gz"]))
+    with pytest.raises(DataError, match=r"pair.tar.gz.part is altered: md5 wanted .*, found .*; it was deleted"):
+        bring(packed)
+    assert names(packed) == ["pair"]
+
+
+def test_an_archive_that_was_brought_is_not_brought_again(packed, site, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tarfile, "open", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            bring(packed)
+    bring(packed)
+    assert packed.flaws() == {}
+    assert site.asked == [("pair.tar.gz", 0)]
+
+
+def test_an_archive_without_a_wanted_file_is_refused(packed, site):
+    site.files["pair.tar.gz"] = archive = pack({"pair/first.bin": CONTENTS["first.bin"]})
+    changed = replace(packed, release=replace(packed.release, archive=as_file("pair.tar.gz", archive)))
+    with pytest.raises(DataError, match=r"pair.tar.gz.part does not hold pair/second.bin"):
+        bring(changed)
+
+
+def test_what_comes_with_the_package_cannot_be_fetched(copy):
+    packaged = replace(copy, release=replace(copy.release, address=None))
+    with pytest.raises(DataError, match=r"first.bin is missing.*pip install --force-reinstall"):
+        bring(packaged)
+    assert not copy.root.exists()
+
+
+def test_a_directory_that_cannot_be_written_is_one_clear_error(copy):
+    copy.root.write_text("a file where the directory should be")
+    with pytest.raises(DataError, match=r"cannot write .*data.*; make room there, or choose another directory"):
+        bring(copy)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full device")
+def test_a_full_disk_is_one_clear_error(packed):
+    packed.folder.mkdir(parents=True)
+    (packed.folder / "first.bin.part").symlink_to("/dev/full")
+    with pytest.raises(DataError, match=rf"cannot write {packed.root}: No space left on device; make room there"):
+        bring(packed)
+
+
+PROCESS = """
+import sys
+from pathlib import Path
+from rich.console import Console
+from hullo.lab.data import fashion_mnist
+from hullo.lab.data.fetch import fetch
+from hullo.lab.data.release import Copy, File, Release
+address, root, *files = sys.argv[1:]
+files = tuple(File(name, 100_000, digest) for name, digest in (file.split("=") for file in files))
+fetch(Copy(Release("pair", "two files", "pair", files, fashion_mnist.read, address=address), Path(root)), Console())
+"""
+
+
+def start_process(copy):
+    files = [f"{file.name}={file.digest}" for file in FILES]
+    command = [sys.executable, "-c", PROCESS, copy.release.address, str(copy.root), *files]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+
+def wait_until(true):
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs SIGKILL")
+def test_of_two_processes_one_fetches_the_other_waits_and_a_killed_one_is_resumed(copy, site):
+    site.gate = threading.Event()
+    site.cuts += [30_000]
+    first = start_process(copy)
+    wait_until(lambda: (copy.folder / "first.bin.part").exists())
+    second = start_process(copy)
+    try:
+        assert "[1/2] first.bin" in first.stderr.readline()
+        assert second.stderr.readline() == "note: another process is fetching pair; waiting for it\n"
+        wait_until(lambda: (copy.folder / "first.bin.part").stat().st_size)
+        first.send_signal(signal.SIGKILL)
+        assert second.wait(60) == 0
+    finally:
+        site.gate.set()
+        for process in (first, second):
+            process.kill()
+            process.communicate()
+    assert copy.flaws() == {}
+    (_, begun), (_, resumed), third = site.asked
+    assert begun == 0 < resumed <= 30_000
+    assert third == ("second.bin", 0)

@@ -1,0 +1,43 @@
+import gzip
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_releases import as_idx
+
+from hullo.lab.data.idx import read_idx
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=4), st.data())
+def test_bytes_and_shape_are_those_of_the_file(shape, data):
+    size = torch.Size(shape).numel()
+    content = data.draw(st.binary(min_size=size, max_size=size))
+    tensor = read_idx(as_idx(shape, content), "some.gz")
+    assert tensor.dtype == torch.uint8
+    assert tensor.shape == torch.Size(shape)
+    assert bytes(tensor.flatten().tolist()) == content
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", r"begins with ''"),
+        (b"\0\0\x08", r"begins with '00 00 08', but"),
+        (b"\x89PNG", r"begins with '89 50 4e 47', but idx files of bytes with '00 00 08'"),
+        (b"\0\0\x0d\1\0\0\0\1abcd", r"begins with '00 00 0d 01'"),  # an idx file of floats
+        (b"\0\0\x08\3\0\0\0\1\0\0", r"ends within its header, after 10 of 16 bytes"),
+        (b"\0\0\x08\1\0\0\0\4abc", r"3 bytes for the shape \(4,\) in its header"),
+        (b"\0\0\x08\1\0\0\0\2abc", r"3 bytes for the shape \(2,\) in its header"),
+        (b"\0\0\x08\2\0\0\0\2\0\0\0\2abc", r"3 bytes for the shape \(2, 2\) in its header"),
+    ],
+)
+def test_other_content_is_refused(content, said):
+    with pytest.raises(ValueError, match=rf"^some\.gz: {said}"):
+        read_idx(gzip.compress(content), "some.gz")
+
+
+@pytest.mark.parametrize("content", [as_idx((1,), b"a")[:-1], b"not gzip"])
+def test_what_is_not_a_whole_gzip_file_is_refused(content):
+    with pytest.raises(ValueError, match=r"^some\.gz: not a whole gzip file"):
+        read_idx(content, "some.gz")

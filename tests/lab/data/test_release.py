@@ -1,0 +1,85 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tiny_releases import FASHION, as_file
+
+from hullo.lab.data.release import Copy, DataError, data_root
+
+
+@pytest.fixture
+def copy(tiny, tmp_path):
+    copy = Copy(tiny, tmp_path)
+    copy.folder.mkdir()
+    for name, content in FASHION.items():
+        (copy.folder / name).write_bytes(content)
+    return copy
+
+
+NAME = "t10k-images-idx3-ubyte.gz"
+WANTED = as_file(NAME, FASHION[NAME])
+
+
+def test_a_sound_copy_is_read(copy):
+    assert copy.flaws() == {}
+    dataset = copy.load()
+    assert dataset.name == "fashion-mnist"
+    assert dataset.train_images.flatten().tolist() == list(range(24))
+    assert dataset.train_images.shape == (4, 1, 2, 3)
+    assert dataset.train_labels.tolist() == [9, 0, 1, 9]
+    assert dataset.test_images.tolist() == [[[[100, 101, 102], [103, 104, 105]]]]
+    assert dataset.test_labels.tolist() == [5]
+
+
+@pytest.mark.parametrize(
+    ("content", "state"),
+    [
+        (b"", f"cut off after 0 of {WANTED.size} bytes"),
+        (FASHION[NAME][:-1], f"cut off after {WANTED.size - 1} of {WANTED.size} bytes"),
+        (FASHION[NAME] + b"\0", "altered"),
+        (FASHION[NAME][:-1] + b"x", "altered"),
+    ],
+)
+def test_a_file_that_differs_is_refused_with_its_digests_and_the_remedy(copy, content, state):
+    path = copy.folder / NAME
+    path.write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        copy.load()
+    assert str(caught.value) == (
+        f"{path} is {state}: sha256 wanted {WANTED.digest}, found {as_file(NAME, content).digest}; "
+        f"mend it with: hullo data fetch fashion-mnist --data {copy.root}"
+    )
+    assert copy.flaws() == {WANTED: str(caught.value)}
+
+
+def test_a_missing_file_is_refused_with_its_digest_and_the_remedy(copy, monkeypatch):
+    monkeypatch.setenv("HULLO_DATA", str(copy.root))
+    (copy.folder / NAME).unlink()
+    with pytest.raises(DataError) as caught:
+        copy.load()
+    assert str(caught.value) == (
+        f"{copy.folder / NAME} is missing: sha256 wanted {WANTED.digest}; mend it with: hullo data fetch fashion-mnist"
+    )
+
+
+def test_a_file_that_cannot_be_read_is_refused(copy):
+    (copy.folder / NAME).unlink()
+    (copy.folder / NAME).mkdir()
+    with pytest.raises(DataError, match=rf"{NAME} cannot be read \(Is a directory\): sha256 wanted {WANTED.digest}"):
+        copy.load()
+
+
+def test_the_remedy_can_be_pasted_into_a_shell(copy):
+    assert replace(copy, root=Path("my data")).command == "hullo data fetch fashion-mnist --data 'my data'"
+
+
+def test_the_data_directory_is_the_one_given_else_that_of_the_environment_else_in_the_cache(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setenv("HULLO_DATA", "")
+    assert data_root() == Path("/home/me/.cache/hullo/data")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    assert data_root() == Path("/cache/hullo/data")
+    monkeypatch.setenv("HULLO_DATA", "~/pictures")
+    assert data_root() == Path("/home/me/pictures")
+    assert data_root("/here") == Path("/here")

@@ -1,0 +1,58 @@
+import importlib.util
+from collections import Counter
+from importlib import resources
+from pathlib import Path
+
+import torch
+
+from hullo.lab.data import find, load
+from hullo.lab.data.idx import read_idx
+
+
+def test_the_sample_is_balanced_and_like_fashion_mnist():
+    sample = load("fashion-mnist-sample")
+    assert sample.train_images.shape == (6000, 1, 28, 28)
+    assert sample.test_images.shape == (1000, 1, 28, 28)
+    assert sample.train_labels.bincount().tolist() == [600] * 10
+    assert sample.test_labels.bincount().tolist() == [100] * 10
+
+
+def test_the_sample_does_not_depend_on_the_data_directory(tmp_path):
+    assert find("fashion-mnist-sample", tmp_path) == find("fashion-mnist-sample")
+
+
+def test_the_sample_fits_in_4_mb_with_its_licence():
+    folder = resources.files("hullo.lab.data") / "fashion-mnist-sample"
+    contents = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert sum(map(len, contents.values())) < 4e6
+    assert "MIT License (MIT) Copyright © 2017 Zalando SE" in contents["LICENSE"].decode()
+
+
+def first_of_each_class(images, labels, each):
+    seen, places = Counter(), []
+    for place, label in enumerate(labels.tolist()):
+        seen[label] += 1
+        if seen[label] <= each:
+            places.append(place)
+    return images[places], labels[places]
+
+
+def test_the_sample_is_the_first_pictures_of_each_class_in_order(real):
+    full, sample = real("fashion-mnist").load(), load("fashion-mnist-sample")
+    images, labels = first_of_each_class(full.train_images, full.train_labels, 600)
+    assert torch.equal(sample.train_images, images)
+    assert torch.equal(sample.train_labels, labels)
+    images, labels = first_of_each_class(full.test_images, full.test_labels, 100)
+    assert torch.equal(sample.test_images, images)
+    assert torch.equal(sample.test_labels, labels)
+
+
+def test_the_tool_makes_the_sample(real):
+    source = real("fashion-mnist").root
+    spec = importlib.util.spec_from_file_location("make_sample", Path(__file__).parents[3] / "tools" / "make_sample.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    made, kept = tool.make_sample(source), find("fashion-mnist-sample")
+    assert list(made) == [file.name for file in kept.release.files]
+    for name, content in made.items():  # compressed bytes may differ from one zlib to the next
+        assert torch.equal(read_idx(content, name), read_idx(kept.read(name), name))
