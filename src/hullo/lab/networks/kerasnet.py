@@ -1,0 +1,40 @@
+"""KerasNet: the convolutional network of Keras's CIFAR-10 example."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from hullo.lab.activations import Row
+from hullo.lab.networks.layers import Convolution, Linear, flatten
+from hullo.lab.networks.network import Network, Task
+
+
+class KerasNet(Network):
+    """Twice two convolutions 3x3 (32, then 64 filters), pool 2 and dropout .25; linear 512, dropout .5, linear classes;
+    an activation after each but the last."""
+
+    smallest = 10
+
+    def __init__(self, rows: Sequence[Row], task: Task) -> None:
+        super().__init__(rows, task, activations=5)
+        k = self.members
+        side = ((task.image_size - 2) // 2 - 2) // 2
+        self.conv1 = Convolution(k, task.in_channels, 32, 3, same=True)
+        self.conv2 = Convolution(k, 32, 32, 3)
+        self.conv3 = Convolution(k, 32, 64, 3, same=True)
+        self.conv4 = Convolution(k, 64, 64, 3)
+        self.linear1 = Linear(k, 64 * side**2, 512)
+        self.linear2 = Linear(k, 512, task.num_classes)
+
+    def logits(self, x: Tensor) -> Tensor:
+        first, second, third, fourth, fifth = self.activations()
+        x = second(self.conv2(first(self.conv1(x))))
+        x = self.drop(F.max_pool2d(x, 2), 0.25, number=0)
+        x = fourth(self.conv4(third(self.conv3(x))))
+        x = self.drop(F.max_pool2d(x, 2), 0.25, number=1)
+        x = fifth(self.linear1(flatten(x, self.members)))
+        logits: Tensor = self.linear2(self.drop(x, 0.5, number=2))
+        return logits

@@ -1,0 +1,35 @@
+"""LeNet-5, as Caffe's example has it: two convolutions, two linear layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from hullo.lab.activations import Row
+from hullo.lab.networks.layers import Convolution, Linear, flatten
+from hullo.lab.networks.network import Network, Task
+
+
+class LeNet5(Network):
+    """conv 20@5x5, pool 2, conv 50@5x5, pool 2, linear 500, linear classes; an activation after each but the last."""
+
+    smallest = 16
+
+    def __init__(self, rows: Sequence[Row], task: Task) -> None:
+        super().__init__(rows, task, activations=3)
+        k = self.members
+        side = ((task.image_size - 4) // 2 - 4) // 2
+        self.conv1 = Convolution(k, task.in_channels, 20, 5)
+        self.conv2 = Convolution(k, 20, 50, 5)
+        self.linear1 = Linear(k, 50 * side**2, 500)
+        self.linear2 = Linear(k, 500, task.num_classes)
+
+    def logits(self, x: Tensor) -> Tensor:
+        first, second, third = self.activations()
+        x = F.max_pool2d(first(self.conv1(x)), 2)
+        x = F.max_pool2d(second(self.conv2(x)), 2)
+        x = third(self.linear1(flatten(x, self.members)))
+        logits: Tensor = self.linear2(x)
+        return logits

@@ -1,0 +1,56 @@
+"""ResNet-56: the first version of the residual network of Keras's CIFAR-10 example."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from torch import Tensor, nn
+
+from hullo.lab.activations import Row
+from hullo.lab.networks.layers import BatchNorm, Convolution, Linear, average
+from hullo.lab.networks.network import Network, Task
+
+Functions = Iterator[Callable[[Tensor], Tensor]]
+
+
+class Block(nn.Module):
+    """act(shortcut(x) + norm(conv(act(norm(conv(x)))))); the shortcut is a convolution 1x1 where the shape changes."""
+
+    def __init__(self, members: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        stride = outputs // inputs  # twice the channels, half the sides
+        self.conv1 = Convolution(members, inputs, outputs, 3, stride=stride, same=True)
+        self.norm1 = BatchNorm(members, outputs)
+        self.conv2 = Convolution(members, outputs, outputs, 3, same=True)
+        self.norm2 = BatchNorm(members, outputs)
+        self.shortcut = Convolution(members, inputs, outputs, 1, stride=2) if stride > 1 else nn.Identity()
+
+    def forward(self, x: Tensor, activations: Functions) -> Tensor:
+        y = next(activations)(self.norm1(self.conv1(x)))
+        y = self.norm2(self.conv2(y))
+        return next(activations)(self.shortcut(x) + y)
+
+
+class ResNet(Network):
+    """conv 16@3x3, three times n blocks of 16, 32 and 64 channels, average, linear classes; 6n + 2 layers deep."""
+
+    def __init__(self, rows: Sequence[Row], task: Task, n: int = 9) -> None:
+        super().__init__(rows, task, activations=6 * n + 1)
+        self.n = n
+        k = self.members
+        self.conv = Convolution(k, task.in_channels, 16, 3, same=True)
+        self.norm = BatchNorm(k, 16)
+        widths = [16] * n + [32] * n + [64] * n
+        self.blocks = nn.ModuleList(Block(k, *sizes) for sizes in zip([16, *widths], widths, strict=False))
+        self.linear = Linear(k, 64, task.num_classes)
+
+    def alike(self, rows: Sequence[Row]) -> ResNet:
+        return ResNet(rows, self.task, self.n)
+
+    def logits(self, x: Tensor) -> Tensor:
+        activations = self.activations()
+        x = next(activations)(self.norm(self.conv(x)))
+        for block in self.blocks:
+            x = block(x, activations)
+        logits: Tensor = self.linear(average(x, self.members))
+        return logits

@@ -1,0 +1,62 @@
+"""The published results: top-1 accuracy in percent for each activation on each network and data set.
+
+Manessi and Rozza, "Learning Combinations of Activation Functions", ICPR 2018. A cell that the paper leaves empty is
+None.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Column(NamedTuple):
+    """A column of the table: a network on a data set, spelled ``kerasnet/cifar10``."""
+
+    network: str
+    data: str
+
+    def __str__(self) -> str:
+        return f"{self.network}/{self.data}"
+
+
+COLUMNS = (
+    Column("lenet5", "fashion-mnist"),
+    Column("kerasnet", "fashion-mnist"),
+    Column("lenet5", "cifar10"),
+    Column("kerasnet", "cifar10"),
+    Column("resnet56", "cifar10"),
+    Column("alexnet", "ilsvrc2012"),
+)
+
+_TABLE: dict[str, tuple[float | None, ...]] = {
+    "identity": (90.50, 90.51, 75.27, 75.23, 42.60, None),
+    "relu": (91.06, 90.79, 80.37, 79.97, 89.18, 56.75),
+    "tanh": (92.33, 93.43, 78.96, 82.86, 82.65, None),
+    "leaky_relu": (91.03, 91.13, 80.94, 80.07, 89.38, 57.03),
+    "convex(identity,relu)": (91.87, 92.39, 80.94, 84.74, 90.51, 57.54),
+    "convex(identity,tanh)": (92.36, 93.64, 79.45, 78.53, 86.46, None),
+    "convex(relu,tanh)": (92.56, 92.04, 80.21, 84.80, 88.31, 58.13),
+    "convex(identity,relu,tanh)": (92.21, 92.94, 80.48, 85.21, 89.60, 56.55),
+    "affine(identity,relu)": (92.83, 93.37, 80.52, 84.93, 88.92, 58.48),
+    "affine(identity,tanh)": (92.65, 94.41, 78.97, 86.05, 82.97, None),
+    "affine(relu,tanh)": (93.02, 93.48, 81.23, 84.83, 89.44, 60.04),
+    "affine(identity,relu,tanh)": (92.80, 94.41, 80.13, 87.45, 88.62, 57.20),
+}
+
+ROWS = tuple(_TABLE)
+"""The activations in the table's order: four fixed ones, then the hulls of their bases."""
+
+
+def accuracy(row: str, column: Column) -> float | None:
+    """The accuracy in percent that the paper reports, or None where it reports none.
+
+    >>> from hullo.lab import paper
+    >>> paper.accuracy("affine(identity,relu,tanh)", paper.Column("kerasnet", "cifar10"))
+    87.45
+    """
+    if row not in ROWS or column not in COLUMNS:
+        rows, columns = ", ".join(ROWS), ", ".join(map(str, COLUMNS))
+        raise ValueError(
+            f"no cell {row!r}, {str(column)!r} in the paper's table; rows are {rows}; columns are {columns}"
+        )
+    return _TABLE[row][COLUMNS.index(column)]

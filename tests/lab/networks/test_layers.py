@@ -1,0 +1,85 @@
+"""The layers of a population do what Keras's layers do, for each member apart."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hullo.lab.networks.layers import BatchNorm, Convolution, Linear, average, by_member, flatten
+
+RECORDED = Path(__file__).parents[1] / "fixtures" / "keras2.json"
+
+
+@given(size=st.integers(1, 12), kernel=st.integers(1, 5), stride=st.integers(1, 3))
+def test_padding_to_the_same_size_puts_the_odd_pixel_at_the_end(size: int, kernel: int, stride: int) -> None:
+    layer = Convolution(1, 1, 1, kernel, stride=stride, same=True)
+    weight, bias = torch.rand(kernel, kernel), torch.rand(1)
+    with torch.no_grad():
+        layer.weight.copy_(weight)
+        layer.bias.copy_(bias)
+    picture = torch.rand(size, size)
+    y = layer(picture.view(1, 1, size, size))[0, 0]
+    outputs = -(-size // stride)
+    before = max(0, (outputs - 1) * stride + kernel - size) // 2
+    expected = torch.full((outputs, outputs), bias.item())
+    for i in range(outputs):
+        for j in range(outputs):
+            for a in range(kernel):
+                for b in range(kernel):
+                    row, column = i * stride + a - before, j * stride + b - before
+                    if 0 <= row < size and 0 <= column < size:
+                        expected[i, j] += weight[a, b] * picture[row, column]
+    torch.testing.assert_close(y, expected)
+
+
+def test_a_convolution_is_each_members_own() -> None:
+    layer = Convolution(3, 2, 4, 3)
+    torch.nn.init.normal_(layer.weight)
+    torch.nn.init.normal_(layer.bias)
+    x = torch.randn(5, 6, 7, 7)
+    parts = zip(x.chunk(3, 1), layer.weight.chunk(3), layer.bias.chunk(3), strict=True)
+    torch.testing.assert_close(layer(x), torch.cat([F.conv2d(*own) for own in parts], 1), rtol=1e-5, atol=1e-5)
+    shared = x[:, :2]
+    parts = zip([shared] * 3, layer.weight.chunk(3), layer.bias.chunk(3), strict=True)
+    torch.testing.assert_close(layer(shared), torch.cat([F.conv2d(*own) for own in parts], 1), rtol=1e-5, atol=1e-5)
+
+
+def test_a_linear_layer_is_each_members_own() -> None:
+    layer = Linear(3, 4, 2)
+    torch.nn.init.normal_(layer.weight)
+    torch.nn.init.normal_(layer.bias)
+    x = torch.randn(3, 5, 4)
+    expected = torch.stack([x[k] @ layer.weight[k] + layer.bias[k] for k in range(3)])
+    torch.testing.assert_close(layer(x), expected)
+
+
+@pytest.mark.parametrize("members", [1, 3])
+def test_batch_norm_keeps_the_statistics_that_keras_2_recorded(members: int) -> None:
+    recorded = {key: torch.tensor(value) for key, value in json.loads(RECORDED.read_text())["batch_norm"].items()}
+    layer = BatchNorm(members, 3)
+    for batch in recorded["batches"]:
+        y = layer(batch.permute(0, 3, 1, 2).repeat(1, members, 1, 1))
+    for k in range(members):
+        own = by_member(y, members, dim=1)[:, k]
+        torch.testing.assert_close(own, recorded["output"].permute(0, 3, 1, 2), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(by_member(layer.running_mean, members)[k], recorded["mean"])
+        torch.testing.assert_close(by_member(layer.running_variance, members)[k], recorded["variance"])
+
+
+def test_flattening_orders_features_by_row_column_channel_whatever_the_memory_order() -> None:
+    x = torch.arange(2.0 * 6 * 2 * 2).view(2, 6, 2, 2)
+    features = flatten(x, 3)
+    assert features.shape == (3, 2, 8)
+    assert features[1, 0].tolist() == [x[0, c, i, j].item() for i in range(2) for j in range(2) for c in (2, 3)]
+    assert torch.equal(features, flatten(x.to(memory_format=torch.channels_last), 3))
+
+
+def test_averages_are_over_each_members_height_and_width() -> None:
+    x = torch.rand(2, 6, 3, 3)
+    torch.testing.assert_close(average(x, 3)[1, 0], x[0, 2:4].flatten(1).mean(1))

@@ -1,0 +1,162 @@
+"""The networks are those of the paper: counted, and compared with the same networks in Keras."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hullo.lab import networks, paper
+from hullo.lab.activations import Row
+from hullo.lab.networks import Network, Task, initialise
+from hullo.lab.networks.layers import BatchNorm, Convolution, Linear
+from hullo.lab.networks.resnet56 import ResNet
+
+FASHION_MNIST = {"in_channels": 1, "image_size": 28}
+CIFAR10 = {"in_channels": 3, "image_size": 32}
+
+
+class TestCounts:
+    @pytest.mark.parametrize(
+        ("name", "pictures", "count"),
+        [
+            ("lenet5", FASHION_MNIST, 431_080),
+            ("lenet5", CIFAR10, 657_080),
+            ("kerasnet", FASHION_MNIST, 889_834),
+            ("kerasnet", CIFAR10, 1_250_858),
+            ("resnet56", CIFAR10, 857_706),
+        ],
+    )
+    def test_parameters_are_as_many_as_in_the_paper(self, name: str, pictures: dict[str, int], count: int) -> None:
+        network = networks.build(name, activation="relu", **pictures)
+        assert sum(p.numel() for p in network.parameters()) == count
+        assert network.parameter_counts() == [count]
+
+    @pytest.mark.parametrize(("name", "layers"), [("lenet5", 3), ("kerasnet", 5), ("resnet56", 55)])
+    def test_a_hull_adds_its_coefficients(self, name: str, layers: int) -> None:
+        fixed = networks.build(name, activation="tanh")
+        learned = networks.build(name, activation="convex(identity,relu,tanh)")
+        assert sum(p.numel() for p in learned.parameters()) == fixed.parameter_counts()[0] + 3 * layers
+        assert learned.coefficients.shape == (1, layers, 3)
+
+    def test_members_are_counted_by_what_they_learn(self) -> None:
+        network = networks.build("lenet5", activation=paper.ROWS, members=12)
+        assert network.parameter_counts() == [657_080 + 3 * n for n in (0, 0, 0, 0, 2, 2, 2, 3, 2, 2, 2, 3)]
+
+
+# The same networks in Keras; inputs and kernels have their channels last there.
+
+
+def keras_lenet5(layers: Any, x: Any) -> Any:
+    x = layers.MaxPooling2D()(layers.Conv2D(20, 5, activation="tanh")(x))
+    x = layers.MaxPooling2D()(layers.Conv2D(50, 5, activation="tanh")(x))
+    return layers.Dense(10)(layers.Dense(500, activation="tanh")(layers.Flatten()(x)))
+
+
+def keras_kerasnet(layers: Any, x: Any) -> Any:
+    for filters in (32, 64):
+        x = layers.Conv2D(filters, 3, padding="same", activation="tanh")(x)
+        x = layers.Conv2D(filters, 3, activation="tanh")(x)
+        x = layers.Dropout(0.25)(layers.MaxPooling2D()(x))
+    x = layers.Dense(512, activation="tanh")(layers.Flatten()(x))
+    return layers.Dense(10)(layers.Dropout(0.5)(x))
+
+
+def keras_resnet8(layers: Any, x: Any) -> Any:
+    x = layers.Conv2D(16, 3, padding="same")(x)
+    x = layers.Activation("tanh")(layers.BatchNormalization()(x))
+    for filters, strides in ((16, 1), (32, 2), (64, 2)):
+        y = layers.Conv2D(filters, 3, strides=strides, padding="same")(x)
+        y = layers.Activation("tanh")(layers.BatchNormalization()(y))
+        y = layers.BatchNormalization()(layers.Conv2D(filters, 3, padding="same")(y))
+        if strides > 1:
+            x = layers.Conv2D(filters, 1, strides=strides, padding="same")(x)
+        x = layers.Activation("tanh")(layers.add([x, y]))
+    x = layers.AveragePooling2D(pool_size=x.shape[1])(x)
+    return layers.Dense(10)(layers.Flatten()(x))
+
+
+def resnet8() -> Network:
+    network = ResNet([Row.parse("tanh")], Task(3, 32, 10), n=1)
+    initialise(network, [0])
+    return network
+
+
+def keras_weights(network: Network) -> Iterator[list[Tensor]]:
+    """The weights of each layer as Keras holds them, in the order in which the layers stand in the network."""
+    for layer in network.modules():
+        if isinstance(layer, Convolution):
+            yield [layer.weight.permute(2, 3, 1, 0), layer.bias]
+        elif isinstance(layer, Linear):
+            yield [layer.weight[0], layer.bias[0, 0]]
+        elif isinstance(layer, BatchNorm):
+            yield [layer.scale, layer.shift, layer.running_mean, layer.running_variance]
+
+
+def copy_to_keras(network: Network, model: Any) -> None:
+    """Layers of one kind stand in the same order in both."""
+    for shape in ({4}, {2}, {1}):
+        ours = [weights for weights in keras_weights(network) if {weights[0].dim()} == shape]
+        theirs = [layer for layer in model.layers if layer.weights and {len(layer.weights[0].shape)} == shape]
+        for weights, layer in zip(ours, theirs, strict=True):
+            layer.set_weights([weight.detach().numpy() for weight in weights])
+
+
+# Keras turns PyTorch's tensors into arrays in a way that NumPy no longer likes.
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (lambda: networks.build("lenet5", activation="tanh"), keras_lenet5),
+        (lambda: networks.build("kerasnet", activation="tanh"), keras_kerasnet),
+        (resnet8, keras_resnet8),
+    ],
+    ids=["lenet5", "kerasnet", "resnet8"],
+)
+def test_the_same_weights_give_the_same_logits_in_keras(
+    ours: Callable[[], Network], theirs: Callable[[Any, Any], Any]
+) -> None:
+    keras = pytest.importorskip("keras")
+    network = ours()
+    for module in network.modules():  # nothing stays at a value that would hide a mistake
+        if isinstance(module, BatchNorm):
+            nn.init.uniform_(module.running_variance, 0.5, 2.0)
+        if isinstance(module, BatchNorm | Convolution | Linear):
+            for tensor in (module.shift, module.running_mean) if isinstance(module, BatchNorm) else (module.bias,):
+                nn.init.normal_(tensor, std=0.3)
+    inputs = keras.Input((32, 32, 3))
+    model = keras.Model(inputs, theirs(keras.layers, inputs))
+    copy_to_keras(network, model)
+    pictures = torch.rand(4, 3, 32, 32)
+    expected = model(pictures.permute(0, 2, 3, 1).numpy(), training=False)
+    logits = network.eval()(pictures)[0].detach()
+    torch.testing.assert_close(logits, torch.as_tensor(keras.ops.convert_to_numpy(expected)), rtol=1e-4, atol=1e-4)
+    assert sum(p.numel() for p in network.parameters()) == model.count_params() - sum(
+        weight.numel() for layer in keras_weights(network) if len(layer) == 4 for weight in layer[2:]
+    )
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"name": "vgg"}, r"unknown network 'vgg'; there are lenet5, kerasnet, resnet56"),
+            ({"members": 0}, r"members=0: give a whole number of at least one"),
+            ({"image_size": 2.5}, r"image_size=2\.5: give a whole number"),
+            ({"image_size": 15}, r"image_size=15: pictures for LeNet5 have at least 16 pixels"),
+            ({"activation": ["relu", "tanh"]}, r"1 members need one activation for all, or 1; got 2"),
+            ({"activation": "rellu"}, r"'rellu' is no activation"),
+            ({"seeds": [1, 2]}, r"1 members need as many seeds, got 2"),
+        ],
+    )
+    def test_what_cannot_be_built_is_refused_with_what_can(self, options: dict[str, Any], message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            networks.build(**({"name": "lenet5", "activation": "relu"} | options))
+
+    @pytest.mark.parametrize(("name", "smallest"), [("lenet5", 16), ("kerasnet", 10)])
+    def test_the_smallest_pictures_leave_a_pixel_at_the_end(self, name: str, smallest: int) -> None:
+        network = networks.build(name, activation="relu", image_size=smallest)
+        assert network(torch.zeros(1, 3, smallest, smallest)).shape == (1, 1, 10)
