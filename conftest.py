@@ -3,6 +3,9 @@
 import ctypes.util
 import importlib.util
 import os
+from collections.abc import Iterator
+
+import pytest
 
 os.environ.setdefault("KERAS_BACKEND", "torch")  # Keras would look for TensorFlow
 if ctypes.util.find_library("cuda") is None:
@@ -12,3 +15,15 @@ collect_ignore = [] if importlib.util.find_spec("keras") else ["src/hullo/keras"
 collect_ignore += (
     [] if importlib.util.find_spec("triton") else ["src/hullo/kernels/triton.py", "src/hullo/kernels/words.py"]
 )
+
+
+@pytest.fixture(autouse=True)
+def _catalogue_as_it_was() -> Iterator[None]:
+    """Base functions that a test or a doctest adds are gone afterwards."""
+    from hullo import bases
+
+    kept = [(table, dict(table)) for table in (bases._families, bases._known)]
+    yield
+    for table, before in kept:
+        table.clear()
+        table.update(before)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -17,15 +17,6 @@ from torch import Tensor
 import hullo
 from hullo import bases
 from hullo.bases import resolve
-
-
-@pytest.fixture
-def catalogue() -> Iterator[Callable[[], tuple[str, ...]]]:
-    """The names of the catalogue; what a test adds is taken out afterwards."""
-    before = hullo.names()
-    yield hullo.names
-    for name in set(hullo.names()) - set(before):
-        del bases._families[name]
 
 
 class TestNames:
@@ -154,9 +145,9 @@ class TestSets:
 
 
 class TestAdditions:
-    def test_an_added_function_has_measured_facts(self, catalogue: Callable[[], tuple[str, ...]]) -> None:
+    def test_an_added_function_has_measured_facts(self) -> None:
         added = hullo.add_base("damped", lambda x, rate: x * torch.exp(-rate * x * x), parameters={"rate": 1.0})
-        assert catalogue()[-1] == "damped"
+        assert hullo.names()[-1] == "damped"
         assert hullo.base("damped") is added
         assert (added.value_at_zero, added.slopes_at_zero) == (0.0, (1.0, 1.0))
         assert added.slope_bounds == pytest.approx((-2 * math.exp(-1.5), 1.0), abs=1e-6)
@@ -166,7 +157,6 @@ class TestAdditions:
         torch.testing.assert_close(other.function(torch.tensor(0.5)), torch.tensor(0.5 * math.exp(-1)))
         assert pickle.loads(pickle.dumps(other)) is other
 
-    @pytest.mark.usefixtures("catalogue")
     @pytest.mark.parametrize(
         ("name", "function", "slopes", "bounds"),
         [
@@ -189,11 +179,9 @@ class TestAdditions:
         if bounds:
             assert added.slope_bounds == pytest.approx(bounds, abs=1e-6)
 
-    @pytest.mark.usefixtures("catalogue")
     def test_a_function_that_jumps_at_the_origin_has_no_slope_one_there(self) -> None:
         assert not hullo.add_base("jump", lambda x: x + (x < 0).to(x.dtype) - (x > 0).to(x.dtype)).is_admissible
 
-    @pytest.mark.usefixtures("catalogue")
     def test_a_given_derivative_is_used_and_may_be_a_number(self) -> None:
         asked = []
 
@@ -209,7 +197,6 @@ class TestAdditions:
         torch.testing.assert_close(straight.derivative(torch.randn(5)), torch.full((5,), 2.0))
         assert straight.slope_bounds == (2.0, 2.0)
 
-    @pytest.mark.usefixtures("catalogue")
     def test_an_added_function_trains_in_a_hull_and_can_be_differentiated_twice(self) -> None:
         hullo.add_base("cubic", lambda x: x + x**3)
         act = hullo.AffineHull("identity", "cubic", start=[0.5, 0.5], dtype=torch.float64)
@@ -243,27 +230,26 @@ class TestAdditions:
     )
     def test_a_function_that_fails_a_check_is_refused_and_leaves_no_trace(
         self,
-        catalogue: Callable[[], tuple[str, ...]],
         function: Callable[[Tensor], Tensor],
         derivative: Callable[[Tensor], Tensor] | None,
         said: str,
     ) -> None:
-        before, line = catalogue(), bases.real_line().clone()
+        before, line = hullo.names(), bases.real_line().clone()
         with pytest.raises(ValueError, match=said):
             hullo.add_base("broken", function, derivative)
-        assert catalogue() == before
+        assert hullo.names() == before
         assert torch.equal(bases.real_line(), line)
         with pytest.raises(ValueError, match="unknown base function 'broken'"):
             hullo.base("broken")
 
-    def test_a_function_that_raises_leaves_no_trace(self, catalogue: Callable[[], tuple[str, ...]]) -> None:
+    def test_a_function_that_raises_leaves_no_trace(self) -> None:
         def function(x: Tensor) -> Tensor:
             raise ZeroDivisionError
 
-        before = catalogue()
+        before = hullo.names()
         with pytest.raises(ZeroDivisionError):
             hullo.add_base("broken", function)
-        assert catalogue() == before
+        assert hullo.names() == before
 
     @pytest.mark.parametrize("name", ["two words", "", "2nd", "f(x)", None, 7])
     def test_a_name_that_cannot_be_spelled_is_refused(self, name: object) -> None:
@@ -271,9 +257,9 @@ class TestAdditions:
             hullo.add_base(name, torch.tanh)  # type: ignore[arg-type]
         assert repr(name) in str(refusal.value)
 
-    def test_a_name_that_is_taken_is_refused(self, catalogue: Callable[[], tuple[str, ...]]) -> None:
-        before, relu = catalogue(), hullo.base("relu")
+    def test_a_name_that_is_taken_is_refused(self) -> None:
+        before, relu = hullo.names(), hullo.base("relu")
         with pytest.raises(ValueError, match="there is a base function 'relu' already; choose another name"):
             hullo.add_base("relu", torch.tanh)
-        assert catalogue() == before
+        assert hullo.names() == before
         assert hullo.base("relu") is relu
