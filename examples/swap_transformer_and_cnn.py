@@ -84,7 +84,7 @@ def draw(models: dict[str, nn.Module], path: Path) -> None:
         for name, hull in hullo.summary(model).hulls.items():
             panel.plot(x, hull(x).detach(), label=f"{name}, was {hull.replaced}")
         panel.set(title=title, xlabel="x")
-        panel.legend()
+        panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), frameon=False)
     figure.savefig(path, bbox_inches="tight")
 
 
