@@ -1,7 +1,7 @@
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 
-.PHONY: test check setup
+.PHONY: test check demo setup
 .DEFAULT_GOAL := test
 
 test: check  ## every check and every test
@@ -12,6 +12,9 @@ check: setup  ## formatting, lint, types, and README's tables
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m mypy
 	$(PYTHON) benchmarks/report.py --check
+
+demo: setup  ## LeNet-5 with all twelve activations at once, on the packaged sample; coefficients hurry to be seen
+	$(VENV)/bin/hullo reproduce lenet5/fashion-mnist-sample --seeds 1 --epochs 5 --coefficient-lr-scale 10 --device cpu --output demo
 
 setup: $(VENV)/installed  ## a virtual environment with everything in it
 

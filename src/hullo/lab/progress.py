@@ -36,9 +36,9 @@ class Steps:
         self._bar.update(self._task, completed=done, total=total, description=name)
         self._lines.print(f"[{done + 1}/{total}] {name}", soft_wrap=True, highlight=False, markup=False)
 
-    def reach(self, fraction: float) -> None:
-        """So much of the present step is done, from 0 to 1."""
-        self._bar.update(self._task, completed=self._done + fraction)
+    def reach(self, fraction: float, name: str | None = None) -> None:
+        """So much of the present step is done, from 0 to 1; on a terminal it may go by another name from here on."""
+        self._bar.update(self._task, completed=self._done + fraction, description=name)
 
     def note(self, text: str) -> None:
         """Say something beside the progress."""
