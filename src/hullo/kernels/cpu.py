@@ -125,9 +125,12 @@ def _add_scaled(total: Number, value: Number, c: Number, out: Tensor) -> Number:
     """total + c * value, in one pass, in `out` as soon as that needs a whole block."""
     if not isinstance(value, Tensor):
         return torch.add(total, c * value, out=out) if total is out else total + c * value
-    start = torch.as_tensor(total, dtype=out.dtype, device="cpu")
+    if isinstance(total, float):
+        if total == 0.0:
+            return torch.mul(value, c, out=out)
+        total = torch.tensor(total, dtype=out.dtype, device="cpu")
     return (
-        torch.addcmul(start, value, c, out=out) if isinstance(c, Tensor) else torch.add(start, value, alpha=c, out=out)
+        torch.addcmul(total, value, c, out=out) if isinstance(c, Tensor) else torch.add(total, value, alpha=c, out=out)
     )
 
 
@@ -143,11 +146,16 @@ def _tanh(x: Tensor, out: Tensor) -> Tensor:
     """tanh(x) = 2 sigmoid(2x) - 1, to an absolute error of 2e-7 in float32, as compiled PyTorch computes it on a CPU;
     torch.tanh takes four times as long."""
     torch.mul(x, 2, out=out).sigmoid_()
-    return torch.add(x.new_tensor(-1.0), out, alpha=2, out=out)
+    return torch.add(_number(-1.0, x.dtype), out, alpha=2, out=out)
 
 
 def _tanh_slope_(value: Tensor) -> Tensor:
-    return torch.addcmul(value.new_tensor(1.0), value, value, value=-1, out=value)
+    return torch.addcmul(_number(1.0, value.dtype), value, value, value=-1, out=value)
+
+
+@functools.cache
+def _number(value: float, dtype: torch.dtype) -> Tensor:
+    return torch.tensor(value, dtype=dtype, device="cpu")
 
 
 _FEW_PASSES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
