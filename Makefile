@@ -14,7 +14,7 @@ check: setup  ## formatting, lint, types, and README's tables
 	$(PYTHON) benchmarks/report.py --check
 
 demo: setup  ## LeNet-5 with all twelve activations at once, on the packaged sample; coefficients hurry to be seen
-	$(VENV)/bin/hullo reproduce lenet5/fashion-mnist-sample --seeds 1 --epochs 5 --coefficient-lr-scale 10 --device cpu --output demo
+	$(VENV)/bin/hullo reproduce lenet5/fashion-mnist-sample --seeds 1 --epochs 4 --coefficient-lr-scale 10 --device cpu --output demo
 
 setup: $(VENV)/installed  ## a virtual environment with everything in it
 

@@ -1,0 +1,99 @@
+"""Populations on their way, kept in files: each is whole or is not there."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from hullo.lab.specs import Spec, identify
+from hullo.lab.training import Training
+
+VERSION = "1"
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """A folder of checkpoints, one a population that was begun and is not yet recorded."""
+
+    folder: Path
+
+    def begun(self) -> list[tuple[Spec, ...]]:
+        """The members of each population that was begun."""
+        found = []
+        for path in sorted(self.folder.glob("*.safetensors")):
+            with suppress(FileNotFoundError):  # another process has just recorded it
+                found.append(self._members(path))
+        return found
+
+    def save(self, training: Training) -> None:
+        """Keep a training's state; the one before it is replaced in one go, or stays."""
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in training.state_dict().items()}
+        about = {"version": VERSION, "specs": json.dumps([str(spec) for spec in training.specs])}
+        path = self._path(training.specs)
+        part = path.with_suffix(".part")
+        try:
+            with part.open("wb") as file:
+                file.write(save(tensors, about))
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
+
+    def restore(self, training: Training) -> None:
+        """Take a training to where its checkpoint was made, if there is one."""
+        path = self._path(training.specs)
+        if path.exists():
+            self._members(path)
+            with safe_open(path, "pt") as file:
+                training.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+
+    def drop(self, specs: tuple[Spec, ...]) -> None:
+        self._path(specs).unlink(missing_ok=True)
+
+    @contextmanager
+    def alone(self, specs: tuple[Spec, ...], on_wait: Callable[[int], None]) -> Iterator[None]:
+        """Only when no other process trains the same population; what a killed process held is free.
+
+        While there is another, `on_wait` is called again and again, with how often it was called before.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.folder / f".{identify(specs)}.lock")
+        for attempt in itertools.count():
+            try:
+                lock.acquire(timeout=0.2)
+                break
+            except Timeout:
+                on_wait(attempt)
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _path(self, specs: tuple[Spec, ...]) -> Path:
+        return self.folder / f"{identify(specs)}.safetensors"
+
+    @staticmethod
+    def _members(path: Path) -> tuple[Spec, ...]:
+        try:
+            with safe_open(path, "pt") as file:
+                about = file.metadata() or {}
+        except SafetensorError as error:
+            raise ValueError(f"{path} is no checkpoint ({error}); delete it to train its runs anew") from None
+        if about.get("version") != VERSION:
+            found = about.get("version", "none")
+            raise ValueError(
+                f"{path} is a checkpoint of version {found}, this hullo reads version {VERSION}; "
+                "finish with the hullo that wrote it, or delete it to train its runs anew"
+            )
+        return tuple(map(Spec.parse, json.loads(about["specs"])))

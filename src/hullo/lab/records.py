@@ -1,0 +1,136 @@
+"""One record a run, in a file that only grows: everything shown or drawn later derives from records."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+from torch import Tensor
+
+from hullo.lab.bench.rows import Setting
+from hullo.lab.specs import Spec
+from hullo.lab.training import Training
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Record:
+    """How a run went. Numbers that are not finite are None.
+
+    Lists hold a value an epoch; `coefficients` one more, what training began with. Each of its items is a list of
+    layers, each of these a coefficient for each of `bases`; a fixed activation has none.
+    """
+
+    spec: Spec
+    ended: str  # "finished", or "diverged in epoch N", counted from 1
+    accuracy: float  # on the test pictures after the last epoch, in percent
+    train_loss: list[float | None]
+    test_loss: list[float | None]
+    test_accuracy: list[float]
+    bases: list[str]
+    coefficients: list[list[list[float | None]]]
+    members: int  # how many runs were trained side by side
+    seconds: float  # which they took together
+    setting: Setting
+
+    @property
+    def diverged(self) -> bool:
+        return self.ended != "finished"
+
+    def line(self) -> bytes:
+        """The record as one line of JSON."""
+        values = {"version": VERSION, "id": self.spec.id, **asdict(self)}
+        return json.dumps(values, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+
+    @classmethod
+    def parse(cls, line: bytes) -> Record:
+        """The record in a line; one of another version is refused."""
+        values: dict[str, Any] = json.loads(line)
+        if (version := values.pop("version", None)) != VERSION:
+            raise ValueError(f"a record of version {version}, but this hullo reads version {VERSION}")
+        del values["id"]
+        return cls(**values | {"spec": Spec(**values["spec"]), "setting": Setting(**values["setting"])})
+
+
+def take_records(training: Training, setting: Setting) -> list[Record]:
+    """The members' records at the end of their training."""
+    network, curves = training.network, training.curves
+    records = []
+    for k, (spec, row) in enumerate(zip(training.specs, network.rows, strict=True)):
+        columns = [network.activations.bases.index(item) for item in row.bases] if row.learns else []
+        over_time = [training.start[k], *curves["coefficients"][:, k]]
+        sound = curves["sound"][:, k].tolist()
+        accuracy = curves["test_accuracy"][:, k].tolist()
+        records.append(
+            Record(
+                spec=spec,
+                ended="finished" if all(sound) else f"diverged in epoch {sound.index(False) + 1}",
+                accuracy=accuracy[-1],
+                train_loss=_numbers(curves["train_loss"][:, k]),
+                test_loss=_numbers(curves["test_loss"][:, k]),
+                test_accuracy=accuracy,
+                bases=[network.activations.bases[column].name for column in columns],
+                coefficients=[[_numbers(layer[columns]) for layer in point] for point in over_time] if columns else [],
+                members=len(training.specs),
+                seconds=round(training.seconds, 3),
+                setting=setting,
+            )
+        )
+    return records
+
+
+def _numbers(values: Tensor) -> list[float | None]:
+    finite = values.isfinite().tolist()
+    return [value if ok else None for value, ok in zip(values.tolist(), finite, strict=True)]
+
+
+@dataclass(frozen=True)
+class Records:
+    """A file of records, to which several processes may add.
+
+    A process that is killed while it writes leaves a last line without an end: it counts for nothing, and the next
+    process that adds takes it away.
+    """
+
+    path: Path
+
+    def read(self) -> list[Record]:
+        """All records in the order in which they were added."""
+        if not self.path.exists():
+            return []
+        whole = self.path.read_bytes().rpartition(b"\n")[0]
+        records = []
+        for number, line in enumerate(whole.splitlines(), 1):
+            try:
+                records.append(Record.parse(line))
+            except (ValueError, TypeError, KeyError) as error:
+                raise ValueError(f"{self.path}, line {number}: {error}; name another output directory") from error
+        return records
+
+    def add(self, records: Iterable[Record]) -> None:
+        """Add those whose spec has no record yet, all in one write; if that fails, none."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(self.path.with_name(f".{self.path.stem}.lock")):
+            known = {record.spec for record in self.read()}
+            lines = b"".join({r.spec: r.line() for r in records if r.spec not in known}.values())
+            with self.path.open("ab", buffering=0) as file:
+                end = self._end()
+                file.truncate(end)
+                try:
+                    if file.write(lines) != len(lines):
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+                    os.fsync(file.fileno())
+                except OSError:
+                    file.truncate(end)
+                    raise
+
+    def _end(self) -> int:
+        """Where the last whole line ends."""
+        return self.path.read_bytes().rfind(b"\n") + 1

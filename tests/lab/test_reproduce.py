@@ -1,0 +1,251 @@
+"""Commands that train can be trusted: they can be killed, stopped, run twice and run at once, and lose nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tiny_command
+import torch
+from typer.testing import CliRunner, Result
+
+from hullo.lab import training
+from hullo.lab.checkpoints import Checkpoints
+from hullo.lab.cli import app
+from hullo.lab.records import Records
+
+COLUMN = "lenet5/fashion-mnist-sample"
+ROWS = ("relu", "convex(identity,relu)", "affine(identity,relu,tanh)")
+REPRODUCE = ("reproduce", COLUMN, *(word for row in ROWS for word in ("--rows", row)), "--seeds", "1", "--epochs", "4")
+REPRODUCE = (*REPRODUCE, "--device", "cpu", "--lr", "0.001")
+TRAIN = ("train", "lenet5", "fashion-mnist-sample", "--device", "cpu", "--epochs", "1")
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hullo.lab.data.load", tiny_command.load)
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    """The command as a process of its own that has begun."""
+    command = [sys.executable, tiny_command.__file__, *map(str, arguments)]
+    # one thread, as sums by several may be rounded in another order
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def results(output: Path) -> list[dict[str, object]]:
+    """What the records say, but for the time it took."""
+    lines = [json.loads(line) for line in (output / "records.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
+
+
+def checkpoint_times(output: Path) -> list[int]:
+    return [path.stat().st_mtime_ns for path in (output / "checkpoints").glob("*.safetensors")]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("uninterrupted")
+    process = start(*REPRODUCE, "--output", output)
+    said, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    for row in ROWS:
+        assert row in said
+    return output
+
+
+def test_a_column_is_trained_recorded_tabulated_and_drawn(uninterrupted: Path) -> None:
+    found = Records(uninterrupted / "records.jsonl").read()
+    assert [record.spec.activation for record in found] == list(ROWS)
+    assert all(record.ended == "finished" and len(record.test_accuracy) == 4 for record in found)
+    assert (uninterrupted / "lenet5-fashion-mnist-sample.png").read_bytes().startswith(b"\x89PNG")
+    assert not checkpoint_times(uninterrupted)
+
+
+def test_what_is_recorded_is_not_trained_again(uninterrupted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training.Training, "__init__", None)
+    before = (uninterrupted / "records.jsonl").read_bytes()
+    result = invoke(*REPRODUCE, "--output", uninterrupted)
+    assert result.exit_code == 0, result.output
+    assert (uninterrupted / "records.jsonl").read_bytes() == before
+    assert result.stderr == ""
+    for record in Records(uninterrupted / "records.jsonl").read():
+        (line,) = (line for line in result.stdout.splitlines() if line.split()[:1] == [record.spec.activation])
+        assert f"{record.accuracy:.2f}" in line
+
+
+def test_killed_at_random_moments_it_ends_where_it_would_have_ended(uninterrupted: Path, tmp_path: Path) -> None:
+    command = (*REPRODUCE, "--output", tmp_path, "--checkpoint-every", "0")
+    for _ in range(4):
+        before, process = checkpoint_times(tmp_path), start(*command)
+        while checkpoint_times(tmp_path) == before:  # each process gets a little further
+            assert process.poll() is None
+        time.sleep(random.uniform(0.0, 0.1))
+        process.kill()
+        process.communicate()
+    process = start(*command)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert results(tmp_path) == results(uninterrupted)
+
+
+def test_ctrl_c_saves_says_how_to_go_on_and_going_on_ends_at_the_same(uninterrupted: Path, tmp_path: Path) -> None:
+    command = (*REPRODUCE, "--output", tmp_path)
+    process = start(*command)
+    assert process.stderr is not None
+    while "[1/4]" not in process.stderr.readline():
+        pass
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    last = errors.splitlines()[-1]
+    assert last.startswith(f"hullo: stopped; the state is saved in {tmp_path}; go on with: hullo reproduce")
+    assert "'convex(identity,relu)'" in last
+    assert checkpoint_times(tmp_path)
+    (begun,) = Checkpoints(tmp_path / "checkpoints").begun()
+    assert [spec.activation for spec in begun] == list(ROWS)
+    process = start(*command)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert results(tmp_path) == results(uninterrupted)
+
+
+def test_two_processes_in_one_directory_do_the_work_once(uninterrupted: Path, tmp_path: Path) -> None:
+    processes = [start(*REPRODUCE, "--output", tmp_path) for _ in range(2)]
+    said = [process.communicate(timeout=60) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], said
+    assert results(tmp_path) == results(uninterrupted)
+    assert said[0][0] == said[1][0]
+
+
+@pytest.fixture
+def small_memory(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A device on which two networks fit and three do not; the sizes of the populations that were tried."""
+    tried: list[int] = []
+    advance = training.Training.advance
+
+    def limited(self: training.Training) -> Iterator[None]:
+        tried.append(len(self.specs))
+        for moment in advance(self):
+            if len(self.specs) > 2 and self.step == 2:
+                raise torch.OutOfMemoryError("out of memory")
+            yield moment
+
+    monkeypatch.setattr(training.Training, "advance", limited)
+    return tried
+
+
+def test_a_population_that_does_not_fit_is_split_and_ends_alike(
+    uninterrupted: Path, tmp_path: Path, small_memory: list[int]
+) -> None:
+    result = invoke(*REPRODUCE, "--output", tmp_path, "--checkpoint-every", "0")
+    assert result.exit_code == 0, result.output
+    assert small_memory == [3, 2, 1]
+    assert "note: 3 networks do not fit into memory; trying 2 at a time" in result.stderr
+    for record, whole in zip(*(Records(p / "records.jsonl").read() for p in (tmp_path, uninterrupted)), strict=True):
+        assert record.spec == whole.spec
+        assert record.test_loss == pytest.approx(whole.test_loss, rel=1e-3)
+        assert record.accuracy == pytest.approx(whole.accuracy, abs=100 / tiny_command.TEST + 1e-6)
+
+
+def test_one_network_that_does_not_fit_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: object) -> Iterator[None]:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(training.Training, "advance", full)
+    result = invoke(*TRAIN, "--output", tmp_path)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "does not fit into memory; choose a smaller --batch" in result.stderr
+
+
+def test_one_network_is_trained_by_its_own_command(tmp_path: Path) -> None:
+    result = invoke(*TRAIN, "--activation", "affine(tanh,relu)", "--seed", 3, "--batch", 20, "--output", tmp_path)
+    assert result.exit_code == 0, result.output
+    (record,) = Records(tmp_path / "records.jsonl").read()
+    assert result.stdout == f"{record.spec}: finished, test accuracy {record.accuracy:.2f} %\n"
+    assert (record.spec.activation, record.spec.seed, record.spec.batch) == ("affine(relu,tanh)", 3, 20)
+    assert "[1/1] lenet5/fashion-mnist-sample x 1" in result.stderr
+
+
+def test_more_seeds_add_to_what_is_there(tmp_path: Path) -> None:
+    shared = ("reproduce", COLUMN, "--rows", "relu", "--epochs", 1, "--device", "cpu", "--output", tmp_path, "--quiet")
+    assert invoke(*shared, "--seeds", 1).stderr == ""
+    result = invoke(*shared, "--seeds", 3)
+    found = Records(tmp_path / "records.jsonl").read()
+    assert [(record.spec.seed, record.members) for record in found] == [(0, 1), (1, 2), (2, 2)]
+    low, high = (f"{end(record.accuracy for record in found):.2f}" for end in (min, max))
+    assert f"{low} to {high}" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((*TRAIN, "--activation", "swosh"), "'swosh' is no activation"),
+        ((*TRAIN, "--lr", "-1"), "lr=-1.0: give a number"),
+        ((*TRAIN, "--batch", "0"), "batch=0: give a whole number"),
+        ((*TRAIN, "--device", "tpu"), "unknown device 'tpu'"),
+        (("train", "vgg", "cifar10"), "unknown network 'vgg'; there are lenet5"),
+        (("train", "lenet5", "mnist"), "unknown data set 'mnist'; there are"),
+        (("reproduce", "lenet5"), "'lenet5' is no column: write network/data; the paper's are lenet5/fashion-mnist,"),
+        (("reproduce", COLUMN, "--rows", "relu,tanh"), "'relu,tanh' is no activation"),
+    ],
+)
+def test_a_bad_option_is_one_line_exit_code_2_and_no_directory(
+    arguments: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    result = invoke(*arguments, "--output", tmp_path / "new")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"hullo: {said}")
+    assert result.stderr.count("\n") == 1
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_output_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file")
+    result = invoke(*TRAIN, "--output", tmp_path / "taken")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith(f"hullo: cannot write {tmp_path / 'taken'}: File exists; finished runs are kept;")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_file_that_cannot_grow_is_one_clear_line_and_leaves_nothing_half_done(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        result = invoke(*TRAIN, "--output", tmp_path, "--quiet")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("hullo: cannot write ")
+    assert "File too large; finished runs are kept; make room" in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not any((tmp_path / "checkpoints").glob("[!.]*"))
+    assert invoke(*TRAIN, "--output", tmp_path, "--quiet").exit_code == 0
+
+
+def test_a_missing_data_set_is_named_with_the_command_that_brings_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hullo.lab.data.load", tiny_command._load)
+    result = invoke("train", "lenet5", "cifar10", "--data", tmp_path / "data", "--output", tmp_path / "out")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "hullo data fetch cifar10" in result.stderr

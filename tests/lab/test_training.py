@@ -1,0 +1,113 @@
+"""Members of a population train as they would alone, whatever becomes of the others, and go on to the bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import tiny_command
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hullo.lab.data.augment import draw_moves, draw_order, move, scale
+from hullo.lab.specs import Spec
+from hullo.lab.training import Training
+
+DATA = tiny_command.load("fashion-mnist-sample")
+ROWS = ("relu", "convex(identity,relu,tanh)", "affine(identity,tanh)")
+
+
+def members(network: str = "lenet5", **values: object) -> list[Spec]:
+    spec = Spec(network, "fashion-mnist-sample", "relu", epochs=2, lr=1e-3, coefficient_lr_scale=10.0)
+    return [replace(spec, activation=row, seed=seed, **values) for seed, row in enumerate(ROWS, 5)]
+
+
+def finish(training: Training) -> Training:
+    for _ in training.advance():
+        pass
+    return training
+
+
+@pytest.mark.parametrize("network", ["lenet5", "kerasnet"])
+def test_a_member_trains_as_it_does_alone(network: str) -> None:
+    specs = members(network)
+    together = finish(Training(specs, DATA))
+    for k, spec in enumerate(specs):
+        alone = finish(Training([spec], DATA))
+        for curve in ("train_loss", "test_loss"):
+            torch.testing.assert_close(
+                together.curves[curve][:, k], alone.curves[curve][:, 0], rtol=1e-3, atol=1e-4, msg=f"{spec} {curve}"
+            )
+        # a picture between two classes may fall to either
+        assert (together.curves["test_accuracy"][:, k] - alone.curves["test_accuracy"][:, 0]).abs().max() < 100 / 30 + 1
+        own = together.network.member(k).coefficients
+        torch.testing.assert_close(own, alone.network.coefficients, rtol=1e-3, atol=1e-4)
+
+
+def test_every_picture_counts_once_an_epoch_also_those_of_the_last_small_batch() -> None:
+    training = finish(Training(members(epochs=1, lr=0.0), DATA))
+    assert training.steps == 3
+    assert training.network.steps.tolist() == [3, 3, 3]
+    seeds = training.network.seeds
+    order = draw_order(seeds, 0, 70)
+    shown = scale(move(DATA.train_images, order, draw_moves(seeds, 0, order, (28, 28))))
+    for k in range(3):
+        logits = training.network.member(k)(shown[k])[0]
+        expected = F.cross_entropy(logits, DATA.train_labels[order[k]]).item()
+        assert training.curves["train_loss"][0, k].item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_test_curves_are_those_of_the_network_as_it_is_used() -> None:
+    training = finish(Training(members("kerasnet", epochs=1), DATA))
+    for k in range(3):
+        alone = training.network.member(k)
+        assert not alone.training
+        logits = alone(scale(DATA.test_images))[0]
+        loss, right = F.cross_entropy(logits, DATA.test_labels).item(), (logits.argmax(1) == DATA.test_labels).sum()
+        assert training.curves["test_loss"][0, k].item() == pytest.approx(loss, rel=1e-5)
+        assert training.curves["test_accuracy"][0, k].item() == pytest.approx(100 * right.item() / 30)
+
+
+@pytest.mark.parametrize("lr", [1e30, float("3e38")])
+def test_a_member_that_diverges_leaves_the_others_as_they_are_to_the_bit(lr: float) -> None:
+    specs = members()
+    calm = finish(Training(specs, DATA))
+    wild = finish(Training([specs[0], replace(specs[1], lr=lr), specs[2]], DATA))
+    assert calm.curves["sound"].all()
+    assert wild.curves["sound"].tolist() == [[True, False, True]] * 2
+    for name, curve in calm.curves.items():
+        assert torch.equal(curve[:, [0, 2]], wild.curves[name][:, [0, 2]]), name
+    before, after = (t.network.member(2).state_dict() for t in (calm, wild))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.fixture(scope="module")
+def whole() -> dict[str, Tensor]:
+    return finish(Training(members("kerasnet"), DATA)).state_dict()
+
+
+@pytest.mark.parametrize("pause", [0, 2, 3, 4, 8])
+def test_training_goes_on_from_any_moment_to_the_bit(pause: int, whole: dict[str, Tensor]) -> None:
+    first = Training(members("kerasnet"), DATA)
+    moments = first.advance()
+    for _ in range(pause):
+        next(moments)
+    state = {name: tensor.clone() for name, tensor in first.state_dict().items()}
+    second = Training(members("kerasnet"), DATA)
+    second.load_state_dict(state)
+    again = finish(second).state_dict()
+    assert whole.keys() == again.keys()
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+
+
+def test_bfloat16_is_near_float32_and_not_the_same() -> None:
+    full, short = (finish(Training(members(precision=p), DATA)).curves["test_loss"] for p in ("float32", "bfloat16"))
+    torch.testing.assert_close(full, short, rtol=0.05, atol=0.05)
+    assert not torch.equal(full, short)
+
+
+def test_members_that_cannot_stand_side_by_side_are_refused() -> None:
+    first, *others = members()
+    with pytest.raises(ValueError, match=r"shares all but activations, seeds and rates: lenet5/.*; .*batch=8 "):
+        Training([first, *(replace(other, batch=8) for other in others)], DATA)
