@@ -1,0 +1,34 @@
+"""The command line: thin commands over the laboratory, a file each; what they need is imported when they run."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import hullo
+from hullo.lab.cli.bench import bench
+from hullo.lab.cli.data import data
+from hullo.lab.cli.train import reproduce, train
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Activation functions that learn."
+)
+for command in (train, reproduce, bench):
+    app.command()(command)
+app.add_typer(data, name="data")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"hullo {hullo.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and leave.")
+    ] = False,
+) -> None:
+    pass

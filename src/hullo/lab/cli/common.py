@@ -1,0 +1,62 @@
+"""What commands share: options, where results are printed, and how what went wrong is said."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+DataOption = Annotated[
+    Path | None,
+    typer.Option("--data", envvar="HULLO_DATA", help="The data directory.", show_default="the user's cache"),
+]
+DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N.", show_default="cuda where there is one")]
+EpochsOption = Annotated[int, typer.Option(help="How often all training pictures are seen.")]
+BatchOption = Annotated[int, typer.Option(help="Pictures a step.")]
+RateOption = Annotated[float, typer.Option(help="RMSprop's learning rate.")]
+ScaleOption = Annotated[float, typer.Option(help="The coefficients' learning rate, as a multiple of the others'.")]
+BfloatOption = Annotated[bool, typer.Option("--bfloat16", help="Compute products in bfloat16.")]
+OutputOption = Annotated[Path, typer.Option(help="The directory of the records; what is recorded is not run again.")]
+EveryOption = Annotated[float, typer.Option(help="Seconds between checkpoints.", min=0)]
+QuietOption = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
+
+
+@contextlib.contextmanager
+def refusals(exit_code: int = 2) -> Iterator[None]:
+    """What a user got wrong, found before anything is done, as one line and exit code 2; what failed, as another."""
+    try:
+        yield
+    except ValueError as error:
+        typer.echo(f"hullo: {error}", err=True)
+        raise typer.Exit(exit_code) from error
+
+
+def console() -> Console:
+    """Where results are printed: as wide as the terminal, or wide enough for tables in a file."""
+    terminal = Console()
+    return terminal if terminal.is_terminal else Console(width=120)
+
+
+@contextlib.contextmanager
+def lasting(output: Path) -> Iterator[None]:
+    """What ends a long command before its time, as one line that says how to go on."""
+    command = shlex.join(["hullo", *sys.argv[1:]])
+    try:
+        with refusals(exit_code=1):
+            yield
+    except KeyboardInterrupt:
+        typer.echo(f"hullo: stopped; the state is saved in {output}; go on with: {command}", err=True)
+        raise typer.Exit(130) from None
+    except OSError as error:
+        typer.echo(
+            f"hullo: cannot write {error.filename or output}: {error.strerror}; finished runs are kept; make room, or "
+            f"choose another directory with --output; go on with: {command}",
+            err=True,
+        )
+        raise typer.Exit(1) from error
