@@ -13,13 +13,16 @@ check: setup  ## formatting, lint, types, and README's tables
 	$(PYTHON) -m mypy
 	$(PYTHON) benchmarks/report.py --check
 
-demo: setup  ## LeNet-5 with all twelve activations at once, on the packaged sample; coefficients hurry to be seen
+demo: $(VENV)/lab  ## LeNet-5 with all twelve activations at once, on the packaged sample; coefficients hurry to be seen
 	$(VENV)/bin/hullo reproduce lenet5/fashion-mnist-sample --seeds 1 --epochs 4 --coefficient-lr-scale 10 --device cpu --output demo
 
-setup: $(VENV)/installed  ## a virtual environment with everything in it
+setup: $(VENV)/dev  ## a virtual environment with everything in it
 
-$(VENV)/installed: pyproject.toml constraints.txt
+$(VENV)/lab: pyproject.toml constraints.txt
 	python3 -m venv $(VENV)
-	$(PYTHON) -m pip install --quiet --upgrade pip
+	$(PYTHON) -m pip install --quiet --constraint constraints.txt --editable ".[lab]"
+	touch $@
+
+$(VENV)/dev: $(VENV)/lab
 	$(PYTHON) -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@

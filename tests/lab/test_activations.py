@@ -22,6 +22,10 @@ MORE = [
     "affine(relu,leaky_relu(0.2))",
     "convex(unit_gelu,softsign)",
     "convex(relu)",
+    "convex(identity,tanh,keep=softmax)",
+    "affine(identity,relu,tanh,keep=free)",
+    "affine(identity,tanh,keep=free,start=tanh)",
+    "convex(relu,tanh,start=relu)",
 ]
 ROWS = [Row.parse(text) for text in [*paper.ROWS, *MORE]]
 HULLS: dict[str, type[Hull]] = {"convex": hullo.ConvexHull, "affine": hullo.AffineHull}
@@ -43,13 +47,31 @@ class TestSpelling:
             ("leaky_relu(0.2)", "leaky_relu(0.2)"),
             ("affine(leaky_relu(.5), tanh, leaky_relu(0.25))", "affine(tanh,leaky_relu(0.25),leaky_relu(0.5))"),
             ("convex(tanh,elu(2))", "convex(tanh,elu(2))"),
+            ("affine(relu, per = channel, identity, keep=free)", "affine(identity,relu,keep=free,per=channel)"),
+            ("convex(elu(2),tanh,start=elu(2))", "convex(tanh,elu(2),start=elu(2))"),
+            ("affine(identity,relu,start=uniform,keep=recentred,per=layer)", "affine(identity,relu)"),
         ],
     )
     def test_parameters_of_bases_are_part_of_the_spelling(self, given_as: str, spelled: str) -> None:
         assert str(Row.parse(given_as)) == spelled
 
     @pytest.mark.parametrize(
-        "text", ["", "rellu", "conv(identity,relu)", "convex()", "convex(relu,relu)", "affine(relu", "relu,tanh"]
+        "text",
+        [
+            "",
+            "rellu",
+            "conv(identity,relu)",
+            "convex()",
+            "convex(relu,relu)",
+            "affine(relu",
+            "relu,tanh",
+            "relu(start=relu)",
+            "convex(identity,relu,keep=free)",
+            "convex(identity,relu,keep=softmax,start=relu)",
+            "affine(identity,relu,start=tanh)",
+            "affine(identity,relu,per=pixel)",
+            "affine(identity,relu,colour=red)",
+        ],
     )
     def test_what_is_no_activation_is_refused_and_says_what_is(self, text: str) -> None:
         with pytest.raises(ValueError, match=r"no activation: .*An activation is a base function, or convex") as error:
@@ -61,7 +83,7 @@ class TestSpelling:
             Row.parse(3)  # type: ignore[arg-type]
 
     def test_the_papers_twelve_rows_need_three_bases(self) -> None:
-        layers = Activations([Row.parse(row) for row in paper.ROWS], layers=1)
+        layers = Activations([Row.parse(row) for row in paper.ROWS], widths=[1])
         assert [item.name for item in layers.bases] == ["identity", "relu", "tanh"]
 
     def test_bases_in_order_are_there_once(self) -> None:
@@ -73,7 +95,7 @@ def moved(rows: list[Row], layers: int, dtype: torch.dtype = torch.float64) -> A
     """Layers whose raw numbers lie far from the start, so that many convex rows are on an edge of their simplex."""
     default = torch.get_default_dtype()
     torch.set_default_dtype(dtype)  # a fixed row's numbers are then as exact as the rest
-    population = Activations(rows, layers)
+    population = Activations(rows, widths=[1] * layers)
     torch.set_default_dtype(default)
     learns = torch.tensor([row.learns for row in rows]).view(-1, 1, 1)
     with torch.no_grad():
@@ -86,9 +108,9 @@ def separate(population: Activations, k: int, layer: int) -> Callable[[Tensor], 
     row = population.rows[k]
     if not row.learns:
         return row.bases[0].function
-    hull = HULLS[row.kind](*row.bases, strict=False, dtype=population.raw.dtype)
+    hull = HULLS[row.kind](*row.bases, keep=row.keep, strict=False, dtype=population.raw.dtype)
     with torch.no_grad():
-        hull.raw.copy_(population.raw[k, layer, ~population.unused[k, 0]])
+        hull.raw.copy_(population.raw[k, layer, ~population.unused[k, 0]][: hull.raw.numel()])
     return hull
 
 
@@ -120,14 +142,18 @@ class TestLayers:
                 gradient = population.raw.grad[k, layer]
                 if isinstance(alone, Hull):
                     torch.testing.assert_close(population.coefficients[k, layer][used], alone.coefficients, **close)
-                    torch.testing.assert_close(gradient[used], alone.raw.grad, **close)
+                    moved_by = gradient[used]
+                    torch.testing.assert_close(moved_by[: len(alone.raw)], alone.raw.grad, **close)
+                    assert not moved_by[len(alone.raw) :].any()
                     assert not gradient[~used].any()
                 else:
                     assert not gradient.any()
 
     @given(st.lists(st.floats(-1e4, 1e4, width=32), min_size=8 * 3, max_size=8 * 3))
     def test_coefficients_are_in_their_hull_wherever_an_optimiser_goes(self, numbers: list[float]) -> None:
-        layers = Activations([Row.parse(row) for row in paper.ROWS if "(" in row], layers=1)
+        texts = [row for row in paper.ROWS if "(" in row]
+        texts[4], texts[5] = "convex(identity,relu,tanh,keep=softmax)", "affine(identity,tanh,keep=free)"
+        layers = Activations([Row.parse(text) for text in texts], widths=[1])
         with torch.no_grad():
             layers.raw.copy_(torch.tensor(numbers).view(8, 1, 3).masked_fill(layers.unused, 0.0))
         coefficients = layers.coefficients.detach()
@@ -138,12 +164,41 @@ class TestLayers:
             assert row.kind == "affine" or (kept >= 0).all()
 
     def test_hulls_start_at_their_centre_and_fixed_activations_at_their_point(self) -> None:
-        layers = Activations([Row.parse(row) for row in ("leaky_relu", "tanh", "convex(identity,tanh)")], layers=2)
+        layers = Activations([Row.parse(row) for row in ("leaky_relu", "tanh", "convex(identity,tanh)")], widths=[1, 1])
         rows = torch.tensor([[0.01, 0.99, 0.0], [0.0, 0.0, 1.0], [0.5, 0.0, 0.5]])
         torch.testing.assert_close(layers.coefficients.detach(), rows.unsqueeze(1).expand(3, 2, 3))
 
+    def test_a_hull_may_start_as_one_of_its_bases(self) -> None:
+        texts = ("affine(identity,relu,start=relu)", "affine(relu,tanh,keep=free,start=tanh)", "convex(identity,relu)")
+        layers = Activations([Row.parse(text) for text in texts], widths=[1])
+        rows = torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [0.5, 0.5, 0.0]])
+        torch.testing.assert_close(layers.coefficients.detach()[:, 0], rows)
+
+    def test_one_activation_a_channel_is_a_hull_with_as_many_groups(self) -> None:
+        texts = ("affine(identity,relu,tanh,per=channel)", "convex(relu,tanh,per=channel)")
+        layers = Activations([Row.parse(text) for text in texts], widths=[3, 1])
+        assert layers.raw.shape == (2, 4, 3)
+        with torch.no_grad():
+            layers.raw += ~layers.unused * torch.randn_like(layers.raw)
+        pictures, features = layers()
+        x, flat = torch.randn(2, 6, 4, 4), torch.randn(2, 5, 7)
+        y, z = pictures(x), features(flat)
+        for k, row in enumerate(layers.rows):
+            raw = layers.raw[k, :, ~layers.unused[k, 0]]
+            grouped = HULLS[row.kind](*row.bases, groups=3)
+            grouped.load_state_dict({"raw": raw[:3]}, strict=False)
+            torch.testing.assert_close(y[:, 3 * k : 3 * k + 3], grouped(x[:, 3 * k : 3 * k + 3]))
+            alone = HULLS[row.kind](*row.bases)
+            alone.load_state_dict({"raw": raw[3]}, strict=False)
+            torch.testing.assert_close(z[k], alone(flat[k]))
+
+    def test_activations_a_layer_and_a_channel_do_not_stand_side_by_side(self) -> None:
+        rows = [Row.parse("relu"), Row.parse("affine(identity,relu,per=channel)")]
+        with pytest.raises(ValueError, match="or all have one a channel"):
+            Activations(rows, widths=[3])
+
     def test_fixed_activations_have_no_parameters(self) -> None:
-        assert not list(Activations([Row.parse("relu"), Row.parse("leaky_relu")], layers=3).parameters())
+        assert not list(Activations([Row.parse("relu"), Row.parse("leaky_relu")], widths=[1, 1, 1]).parameters())
 
     def test_a_member_that_diverges_leaves_the_others_unchanged_to_the_bit(self) -> None:
         k = paper.ROWS.index("convex(identity,relu,tanh)")
@@ -166,7 +221,7 @@ class TestLayers:
         assert all(torch.equal(a[others], b[others]) for a, b in zip(*results, strict=True))
 
     def test_one_pass_keeps_the_coefficients_of_all_layers(self) -> None:
-        layers = Activations([Row.parse("convex(identity,relu)")], layers=50)
+        layers = Activations([Row.parse("convex(identity,relu)")], widths=[1] * 50)
         functions = list(layers())
         total = sum((function(torch.ones(1, 1, 1, 1)) for function in functions), torch.zeros(1))
         graph, seen = [total.grad_fn], set()
@@ -179,7 +234,7 @@ class TestLayers:
 
 
 def test_layers_learn_like_an_ordinary_module() -> None:
-    layers = Activations([Row.parse("affine(identity,relu)")], layers=1)
+    layers = Activations([Row.parse("affine(identity,relu)")], widths=[1])
     assert isinstance(layers.raw, nn.Parameter)
     (function,) = layers()
     function(torch.tensor([[[1.0, -2.0]]])).sum().backward()

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from hullo.lab.checkpoints import Checkpoints
+from hullo.lab.feeds import Resident
 from hullo.lab.specs import Spec
 from hullo.lab.training import Training
 
@@ -19,7 +20,7 @@ SPECS = tuple(Spec("lenet5", "fashion-mnist-sample", row, epochs=1) for row in (
 
 
 def after(steps: int) -> Training:
-    training = Training(SPECS, tiny_command.load("fashion-mnist-sample"))
+    training = Training(SPECS, Resident(tiny_command.load("fashion-mnist-sample")))
     moments = training.advance()
     for _ in range(steps):
         next(moments)

@@ -11,13 +11,15 @@ import tiny_command
 from rich.console import Console
 
 from hullo.lab.bench.rows import setting
+from hullo.lab.feeds import Resident
 from hullo.lab.grid import Grid, parse_column
+from hullo.lab.plan import Plan
 from hullo.lab.progress import Steps
 from hullo.lab.records import Record
 from hullo.lab.specs import Spec
 
 SPECS = [Spec("lenet5", "fashion-mnist-sample", row, epochs=1) for row in ("relu", "affine(identity,tanh)")]
-DATA = {"fashion-mnist-sample": tiny_command.load("fashion-mnist-sample")}
+DATA = {("fashion-mnist-sample", 0): Resident(tiny_command.load("fashion-mnist-sample"))}
 
 
 class Death(BaseException):
@@ -26,7 +28,7 @@ class Death(BaseException):
 
 def run(output: Path) -> list[Record]:
     with Steps(Console(), quiet=True) as progress:
-        return Grid(SPECS, DATA, output, setting("here"), every=0.0).run(progress)
+        return Grid(Plan(SPECS, output), DATA, setting("here"), every=0.0).run(progress)
 
 
 def ends(records: list[Record]) -> list[object]:
@@ -77,7 +79,7 @@ def test_what_another_command_began_is_finished_as_it_was(tmp_path: Path, monkey
         with pytest.raises(Death):
             run(tmp_path)
     with Steps(Console(), quiet=True) as progress:
-        (record,) = Grid(SPECS[1:], DATA, tmp_path, setting("here")).run(progress)
+        (record,) = Grid(Plan(SPECS[1:], tmp_path), DATA, setting("here")).run(progress)
     assert (record.spec, record.members) == (SPECS[1], 2)
 
 

@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 import tiny_command
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hullo.lab.bench.rows import Setting, setting
 from hullo.lab.records import VERSION, Record, Records, take_records
+from hullo.lab.feeds import Resident
 from hullo.lab.specs import Spec
 from hullo.lab.training import Training
 
@@ -127,7 +129,7 @@ def test_processes_that_add_at_once_lose_nothing_and_tear_nothing(records: Recor
 def test_a_training_is_recorded_member_by_member() -> None:
     rows = ("relu", "affine(relu,tanh)", "convex(identity,relu)")
     specs = [replace(SPEC, activation=row, lr=lr) for row, lr in zip(rows, (1e-4, 1e-2, 1e30), strict=True)]
-    training = Training(specs, tiny_command.load(SPEC.data))
+    training = Training(specs, Resident(tiny_command.load(SPEC.data)))
     for _ in training.advance():
         training.seconds += 1
     fixed, learned, lost = take_records(training, setting("here"))
@@ -145,3 +147,17 @@ def test_a_training_is_recorded_member_by_member() -> None:
     assert (learned.members, learned.seconds) == (3, 8)
     for record in (fixed, learned, lost):
         assert Record.parse(record.line()) == record
+
+
+def test_one_activation_a_channel_is_recorded_as_means_over_time_and_channel_by_channel_at_the_end() -> None:
+    spec = replace(SPEC, activation="affine(identity,relu,per=channel)", lr=1e-2)
+    training = Training([spec], Resident(tiny_command.load(SPEC.data)))
+    for _ in training.advance():
+        pass
+    (record,) = take_records(training, setting("here"))
+    assert [len(layer) for layer in record.channels] == [20, 50, 1]
+    assert [len(point) for point in record.coefficients] == [3, 3, 3]
+    for channels, mean in zip(record.channels, record.coefficients[-1], strict=True):
+        assert torch.tensor(channels).mean(0).tolist() == pytest.approx(mean, rel=1e-4)
+    assert len({channel[0] for channel in record.channels[1]}) > 1
+    assert Record.parse(record.line()) == record

@@ -15,7 +15,7 @@ SPECS = st.builds(
     Spec,
     st.sampled_from(["lenet5", "kerasnet", "resnet56"]),
     st.sampled_from(["fashion-mnist", "cifar10", "fashion-mnist-sample"]),
-    st.sampled_from(["relu", "leaky_relu(0.2)", "convex(identity,relu)", "affine(identity,relu,tanh)"]),
+    st.sampled_from(["relu", "leaky_relu(0.2)", "convex(identity,relu)", "affine(identity,relu,keep=free,per=channel)"]),
     seed=st.integers(0, 2**63 - 1),
     epochs=st.integers(1, 1000),
     batch=st.integers(1, 1000),
@@ -23,6 +23,7 @@ SPECS = st.builds(
     decay=RATES,
     coefficient_lr_scale=RATES,
     precision=st.sampled_from(["float32", "bfloat16"]),
+    validation=st.integers(0, 5000),
 )
 PLAIN = Spec("lenet5", "cifar10", "relu")
 OTHER = {
@@ -36,6 +37,7 @@ OTHER = {
     "decay": 0,
     "coefficient_lr_scale": 2,
     "precision": "bfloat16",
+    "validation": 100,
 }
 
 
@@ -53,9 +55,24 @@ def test_a_change_of_anything_is_another_run(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Spec)])
-def test_company_is_all_but_activation_seed_and_rate(name: str) -> None:
+def test_company_is_all_but_activation_seed_and_rates(name: str) -> None:
     changed = replace(PLAIN, **{name: OTHER[name]})
-    assert (changed.company == PLAIN.company) == (name in {"activation", "seed", "lr"})
+    assert (changed.company == PLAIN.company) == (name in {"activation", "seed", "lr", "coefficient_lr_scale"})
+
+
+def test_hulls_with_an_activation_a_channel_keep_to_themselves() -> None:
+    rows = ("relu", "affine(identity,relu)", "affine(identity,relu,per=channel)", "convex(relu,tanh,per=channel)")
+    by_layer, also, by_channel, likewise = (replace(PLAIN, activation=row).company for row in rows)
+    assert by_layer == also != by_channel == likewise
+
+
+def test_what_is_usual_depends_on_the_network_and_yields_to_what_is_given() -> None:
+    assert Spec.usual("lenet5", "cifar10", "relu", epochs=None, batch=None) == PLAIN
+    assert Spec.usual("lenet5", "cifar10", "relu", epochs=3, lr=None).epochs == 3
+    whole, short = (Spec.usual("alexnet", "cifar10", "relu", epochs=epochs, lr=None) for epochs in (None, 45))
+    assert (whole.epochs, whole.batch, whole.lr, whole.decay) == (90, 256, 0.01, 1e-5)
+    assert (short.epochs, short.batch, short.lr, short.decay) == (45, 256, 0.01, 2e-5)
+    assert Spec.usual("alexnet", "cifar10", "relu", decay=0.0).decay == 0.0
 
 
 def test_spellings_of_one_row_are_one_run() -> None:
@@ -72,7 +89,7 @@ def test_an_order_of_members_is_part_of_a_population() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("network", "vgg", "unknown network 'vgg'; there are lenet5, kerasnet, resnet56"),
+        ("network", "vgg", "unknown network 'vgg'; there are lenet5, kerasnet, resnet56, alexnet"),
         ("data", "mnist", "unknown data set 'mnist'; there are fashion-mnist"),
         ("activation", "rellu", "'rellu' is no activation"),
         ("precision", "float8", "unknown precision 'float8'; there are float32, bfloat16"),

@@ -10,11 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hullo.lab.data import Dataset
 from hullo.lab.data.augment import draw_moves, draw_order, move, scale
+from hullo.lab.feeds import Resident
+from hullo.lab.recipes import SGD
 from hullo.lab.specs import Spec
 from hullo.lab.training import Training
 
 DATA = tiny_command.load("fashion-mnist-sample")
+FEED = Resident(DATA)
 ROWS = ("relu", "convex(identity,relu,tanh)", "affine(identity,tanh)")
 
 
@@ -32,9 +36,9 @@ def finish(training: Training) -> Training:
 @pytest.mark.parametrize("network", ["lenet5", "kerasnet"])
 def test_a_member_trains_as_it_does_alone(network: str) -> None:
     specs = members(network)
-    together = finish(Training(specs, DATA))
+    together = finish(Training(specs, FEED))
     for k, spec in enumerate(specs):
-        alone = finish(Training([spec], DATA))
+        alone = finish(Training([spec], FEED))
         for curve in ("train_loss", "test_loss"):
             torch.testing.assert_close(
                 together.curves[curve][:, k], alone.curves[curve][:, 0], rtol=1e-3, atol=1e-4, msg=f"{spec} {curve}"
@@ -46,7 +50,7 @@ def test_a_member_trains_as_it_does_alone(network: str) -> None:
 
 
 def test_every_picture_counts_once_an_epoch_also_those_of_the_last_small_batch() -> None:
-    training = finish(Training(members(epochs=1, lr=0.0), DATA))
+    training = finish(Training(members(epochs=1, lr=0.0), FEED))
     assert training.steps == 3
     assert training.network.steps.tolist() == [3, 3, 3]
     seeds = training.network.seeds
@@ -59,21 +63,21 @@ def test_every_picture_counts_once_an_epoch_also_those_of_the_last_small_batch()
 
 
 def test_the_test_curves_are_those_of_the_network_as_it_is_used() -> None:
-    training = finish(Training(members("kerasnet", epochs=1), DATA))
+    training = finish(Training(members("kerasnet", epochs=1), FEED))
     for k in range(3):
         alone = training.network.member(k)
         assert not alone.training
         logits = alone(scale(DATA.test_images))[0]
         loss, right = F.cross_entropy(logits, DATA.test_labels).item(), (logits.argmax(1) == DATA.test_labels).sum()
         assert training.curves["test_loss"][0, k].item() == pytest.approx(loss, rel=1e-5)
-        assert training.curves["test_accuracy"][0, k].item() == pytest.approx(100 * right.item() / 30)
+        assert training.curves["test_accuracy"][0, k, 0].item() == pytest.approx(100 * right.item() / 30)
 
 
 @pytest.mark.parametrize("lr", [1e30, float("3e38")])
 def test_a_member_that_diverges_leaves_the_others_as_they_are_to_the_bit(lr: float) -> None:
     specs = members()
-    calm = finish(Training(specs, DATA))
-    wild = finish(Training([specs[0], replace(specs[1], lr=lr), specs[2]], DATA))
+    calm = finish(Training(specs, FEED))
+    wild = finish(Training([specs[0], replace(specs[1], lr=lr), specs[2]], FEED))
     assert calm.curves["sound"].all()
     assert wild.curves["sound"].tolist() == [[True, False, True]] * 2
     for name, curve in calm.curves.items():
@@ -84,17 +88,17 @@ def test_a_member_that_diverges_leaves_the_others_as_they_are_to_the_bit(lr: flo
 
 @pytest.fixture(scope="module")
 def whole() -> dict[str, Tensor]:
-    return finish(Training(members("kerasnet"), DATA)).state_dict()
+    return finish(Training(members("kerasnet"), FEED)).state_dict()
 
 
 @pytest.mark.parametrize("pause", [0, 2, 3, 4, 8])
 def test_training_goes_on_from_any_moment_to_the_bit(pause: int, whole: dict[str, Tensor]) -> None:
-    first = Training(members("kerasnet"), DATA)
+    first = Training(members("kerasnet"), FEED)
     moments = first.advance()
     for _ in range(pause):
         next(moments)
     state = {name: tensor.clone() for name, tensor in first.state_dict().items()}
-    second = Training(members("kerasnet"), DATA)
+    second = Training(members("kerasnet"), FEED)
     second.load_state_dict(state)
     again = finish(second).state_dict()
     assert whole.keys() == again.keys()
@@ -102,7 +106,7 @@ def test_training_goes_on_from_any_moment_to_the_bit(pause: int, whole: dict[str
 
 
 def test_bfloat16_is_near_float32_and_not_the_same() -> None:
-    full, short = (finish(Training(members(precision=p), DATA)).curves["test_loss"] for p in ("float32", "bfloat16"))
+    full, short = (finish(Training(members(precision=p), FEED)).curves["test_loss"] for p in ("float32", "bfloat16"))
     torch.testing.assert_close(full, short, rtol=0.05, atol=0.05)
     assert not torch.equal(full, short)
 
@@ -110,4 +114,17 @@ def test_bfloat16_is_near_float32_and_not_the_same() -> None:
 def test_members_that_cannot_stand_side_by_side_are_refused() -> None:
     first, *others = members()
     with pytest.raises(ValueError, match=r"shares all but activations, seeds and rates: lenet5/.*; .*batch=8 "):
-        Training([first, *(replace(other, batch=8) for other in others)], DATA)
+        Training([first, *(replace(other, batch=8) for other in others)], FEED)
+
+
+def test_alexnet_learns_by_sgd_at_a_rate_that_falls_in_steps() -> None:
+    pictures = DATA.train_images.expand(-1, 3, -1, -1).repeat(1, 1, 2, 2)  # 56 pixels on a side
+    parts = pictures[:8], DATA.train_labels[:8], pictures[8:16], DATA.train_labels[8:16]
+    feed = Resident(Dataset("wide", DATA.classes, *parts))
+    spec = Spec.usual("alexnet", "fashion-mnist-sample", "affine(identity,relu)", epochs=1, batch=4, decay=0.5)
+    training = finish(Training([spec], feed))
+    assert isinstance(training.optimiser, SGD)
+    assert training.optimiser.current_rates().tolist() == pytest.approx([0.001])
+    constant = Training([replace(spec, decay=0.0)], feed)
+    constant.optimiser.updates.fill_(10**9)
+    assert constant.optimiser.current_rates().tolist() == pytest.approx([0.01])

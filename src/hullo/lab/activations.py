@@ -18,26 +18,38 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from hullo.bases import Base, base, names, resolve
-from hullo.coefficients import way
+from hullo.coefficients import Hyperplane, Simplex, way
 from hullo.functional import apply
 from hullo.kernels import Plan
 
-HULLS = ("convex", "affine")
+HULLS: dict[str, type[Simplex] | type[Hyperplane]] = {"convex": Simplex, "affine": Hyperplane}
+KEEP = {"fixed": "given", "convex": "projection", "affine": "recentred"}
+"""How coefficients are kept where a spelling does not say; a record means the same for ever."""
+OPTIONS = {"keep": "", "start": "uniform", "per": "layer"}
 
 
 @dataclass(frozen=True)
 class Row:
     """What the activations of a network are: one base function, or the hull of several, in the catalogue's order.
 
+    A hull's spelling may say how coefficients are kept, that it starts as one of its bases rather than at 1/N each, and
+    that there is one activation a channel: ``affine(identity,relu,keep=free,start=relu,per=channel)``. Layers of
+    features, which have no channels, have one activation all the same.
+
     >>> from hullo.lab.activations import Row
     >>> str(Row.parse("affine(tanh, identity)"))
     'affine(identity,tanh)'
+    >>> str(Row.parse("convex(identity,relu,start=relu,keep=projection)"))
+    'convex(identity,relu,start=relu)'
     >>> str(Row.parse("leaky_relu(0.01)"))
     'leaky_relu'
     """
 
     kind: str
     bases: tuple[Base, ...]
+    keep: str = "given"
+    begin: Base | None = None
+    per: str = "layer"
 
     @classmethod
     def parse(cls, text: str | Row) -> Row:
@@ -48,17 +60,24 @@ class Row:
             raise TypeError(f"an activation is spelled in text, as in 'relu'; got {text!r} of {type(text).__name__}")
         hull = re.fullmatch(rf"\s*({'|'.join(HULLS)})\s*\((.*)\)\s*", text)
         kind, inner = (hull[1], hull[2]) if hull else ("fixed", text)
+        # commas between bases, not those between the parameters of one
+        parts = re.split(r",(?![^(]*\))", inner) if hull else [inner]
+        spelled = [part for part in parts if "=" not in part]
+        options = dict(re.split(r"\s*=\s*", part.strip(), maxsplit=1) for part in parts if "=" in part)
         try:
-            # commas between bases, not those between the parameters of one
-            found = resolve(re.split(r",(?![^(]*\))", inner) if hull else [inner], strict=False)
+            found = in_order(resolve(spelled, strict=False))
+            return cls(kind, found, *_read_options(options, kind, found))
         except ValueError as error:
             wanted = "a base function, or convex(...) or affine(...) of several, as in convex(identity,relu)"
             raise ValueError(f"{text!r} is no activation: {error}. An activation is {wanted}") from None
-        return cls(kind, in_order(found))
 
     def __str__(self) -> str:
-        spelled = ",".join(item.name for item in self.bases)
-        return f"{self.kind}({spelled})" if self.learns else spelled
+        if not self.learns:
+            return self.bases[0].name
+        options = {"keep": self.keep, "start": self.begin.name if self.begin else "uniform", "per": self.per}
+        usual = OPTIONS | {"keep": KEEP[self.kind]}
+        said = [f"{name}={value}" for name, value in options.items() if value != usual[name]]
+        return f"{self.kind}({','.join([item.name for item in self.bases] + said)})"
 
     @property
     def learns(self) -> bool:
@@ -66,14 +85,36 @@ class Row:
 
     @property
     def start(self) -> dict[Base, float]:
-        """The first coefficients: 1/N each in a hull.
+        """The first coefficients: 1/N each in a hull, unless it starts as one of its bases.
 
         A fixed leaky_relu(a) is a * identity + (1 - a) * relu, and so needs no base of its own beside these.
         """
         if not self.learns and self.bases[0].name.startswith("leaky_relu"):
             slope = self.bases[0].slopes_at_zero[0]
             return {base("identity"): slope, base("relu"): 1 - slope}
+        if self.begin:
+            return {item: float(item == self.begin) for item in self.bases}
         return dict.fromkeys(self.bases, 1 / len(self.bases))
+
+
+def _read_options(options: dict[str, str], kind: str, bases: tuple[Base, ...]) -> tuple[str, Base | None, str]:
+    """keep, begin and per, as they are spelled or as they are by default."""
+    if options and kind not in HULLS:
+        raise ValueError("only a hull takes options")
+    if unknown := options.keys() - OPTIONS.keys():
+        raise ValueError(f"unknown option {min(unknown)!r}; there are {', '.join(OPTIONS)}")
+    chosen = OPTIONS | {"keep": KEEP[kind]} | options
+    begin = None if chosen["start"] == "uniform" else base(chosen["start"])
+    if begin and begin not in bases:
+        raise ValueError(f"cannot start as {begin.name!r}, which is not one of its bases")
+    if chosen["per"] not in ("layer", "channel"):
+        raise ValueError(f"per={chosen['per']!r}: one activation is per=layer or per=channel")
+    if kind in HULLS:
+        numbers = [1 / len(bases) if begin is None else float(item == begin) for item in bases]
+        ok, reason = HULLS[kind](chosen["keep"]).check(torch.tensor(numbers, dtype=torch.float64))
+        if not ok:
+            raise ValueError(reason)
+    return chosen["keep"], begin, chosen["per"]
 
 
 def in_order(bases: Iterable[Base]) -> tuple[Base, ...]:
@@ -83,15 +124,20 @@ def in_order(bases: Iterable[Base]) -> tuple[Base, ...]:
 
 
 class Activations(nn.Module):
-    """All activation layers of a population: K members with a row each, and coefficients for each of L layers.
+    """All activation layers of a population: K members with a row each, and coefficients for each of their layers.
 
     The raw numbers of all members and layers are one parameter of shape (K, L, N), so that keeping them in their hulls
-    takes one pass a step, however deep the network is. A buffer holds them where no row learns.
+    takes one pass a step, however deep the network is; with one activation a channel, L counts the channels of all
+    layers. A buffer holds them where no row learns.
+
+    Args:
+        rows: what each member's activations are; all have one a layer, or all have one a channel.
+        widths: the channels of each layer, 1 for features.
 
     Example:
         >>> import torch
         >>> from hullo.lab.activations import Activations, Row
-        >>> layers = Activations([Row.parse("relu"), Row.parse("convex(identity,tanh)")], layers=2)
+        >>> layers = Activations([Row.parse("relu"), Row.parse("convex(identity,tanh)")], widths=[1, 1])
         >>> [item.name for item in layers.bases]
         ['identity', 'relu', 'tanh']
         >>> layers.coefficients[1, 0]
@@ -103,42 +149,46 @@ class Activations(nn.Module):
 
     raw: Tensor
     unused: Tensor
-    share: Tensor
-    convex: Tensor
-    affine: Tensor
 
-    def __init__(self, rows: Sequence[Row], layers: int) -> None:
+    def __init__(self, rows: Sequence[Row], widths: Sequence[int]) -> None:
         super().__init__()
+        if len({row.per for row in rows}) != 1:
+            raise ValueError("members side by side have one activation a layer, or all have one a channel")
         self.rows = tuple(rows)
+        self.widths = list(widths) if rows[0].per == "channel" else [1] * len(widths)
         self.bases = in_order(item for row in rows for item in row.start)
         start = torch.tensor([[row.start.get(item, 0.0) for item in self.bases] for row in rows]).unsqueeze(1)
-        raw = start.repeat(1, layers, 1)  # in all ways that are used here the raw numbers of coefficients are these
+        unused = torch.tensor([[item not in row.start for item in self.bases] for row in rows]).unsqueeze(1)
+        self.register_buffer("unused", unused, persistent=False)
+        self.ways = tuple(sorted({row.keep for row in rows}))
+        raw = start
+        for name in self.ways:
+            chosen = torch.tensor([row.keep == name for row in rows]).view(-1, 1, 1)
+            self.register_buffer(f"by_{name}", chosen, persistent=False)
+            raw = torch.where(chosen, WAYS[name].raw(start, unused), raw)
+        raw = raw.repeat(1, sum(self.widths), 1)
         if any(row.learns for row in rows):
             self.raw = nn.Parameter(raw)
         else:
             self.register_buffer("raw", raw)
-        used = start != 0
-        self.register_buffer("unused", ~used, persistent=False)
-        self.register_buffer("share", used / used.sum(-1, keepdim=True), persistent=False)
-        for kind in HULLS:
-            chosen = torch.tensor([row.kind == kind for row in rows]).view(-1, 1, 1)
-            self.register_buffer(kind, chosen, persistent=False)
 
     @property
     def coefficients(self) -> Tensor:
         """The coefficients of every member and layer, shape (K, L, N), over `bases`; each row is in its hull."""
         if not isinstance(self.raw, nn.Parameter):
             return self.raw
-        kept: Tensor = _Kept.apply(self.raw, self.unused, self.share, self.convex, self.affine)  # type: ignore[no-untyped-call]
+        ways = [(WAYS[name], getattr(self, f"by_{name}")) for name in self.ways]
+        kept: Tensor = _Kept.apply(self.raw, self.unused, ways)  # type: ignore[no-untyped-call]
         return kept
 
     def forward(self) -> Iterator[Callable[[Tensor], Tensor]]:
         """The activation functions, layer by layer; each takes (B, K*C, H, W) or (K, B, features)."""
-        for rows in self.coefficients.transpose(0, 1).contiguous().unbind():
-            yield _Layer(rows.squeeze(0), self.bases)  # one member's row serves all channels, which is faster
+        for rows in torch.split(self.coefficients.transpose(0, 1).contiguous(), self.widths):
+            own = rows.transpose(0, 1).flatten(0, 1)  # (K * width, N)
+            yield _Layer(own[0] if len(own) == 1 else own, self.bases)  # one row for all channels is faster
 
     def extra_repr(self) -> str:
-        return f"{', '.join(dict.fromkeys(map(str, self.rows)))}; layers={self.raw.shape[1]}"
+        return f"{', '.join(dict.fromkeys(map(str, self.rows)))}; layers={len(self.widths)}"
 
 
 @dataclass(frozen=True)
@@ -152,26 +202,88 @@ class _Layer:
         return apply(x, self.rows, Plan(self.bases, way("given"), channel_dim=1 if x.dim() == 4 else 0))
 
 
-class _Kept(torch.autograd.Function):
-    """Raw numbers to coefficients, each row by the way of its own hull and over the bases it uses.
+@dataclass(frozen=True)
+class _Way:
+    """A way of keeping coefficients, over the bases that each row uses; to the others it gives 0.
 
-    An affine row is recentred, c = r + (1 - sum r) / n, by `share`, which is 1 / n for the n bases it uses and 0 for
-    the others; their raw numbers are 0 and stay so. A convex row is projected by the library's own functions: there a
-    base that is not used has the raw number -inf, and the gradient +inf, against which no coefficient can move.
+    Args:
+        raw: (coefficients, unused) to raw numbers.
+        coefficients: (raw, unused) to coefficients.
+        pullback: (raw, coefficients, gradient for coefficients, unused) to the gradient for raw numbers.
     """
 
+    raw: Callable[[Tensor, Tensor], Tensor]
+    coefficients: Callable[[Tensor, Tensor], Tensor]
+    pullback: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+def _recentre(numbers: Tensor, unused: Tensor, total: float) -> Tensor:
+    """Numbers, used ones shifted alike so that they sum to `total`."""
+    numbers = numbers.masked_fill(unused, 0.0)
+    missing = total - numbers.sum(-1, keepdim=True)
+    return (numbers + missing / (~unused).sum(-1, keepdim=True)).masked_fill(unused, 0.0)
+
+
+def _last(unused: Tensor) -> Tensor:
+    """Which base is the last one that a row uses."""
+    position = torch.arange(unused.shape[-1], device=unused.device)
+    return position == torch.where(unused, -1, position).amax(-1, keepdim=True)
+
+
+def _complete(raw: Tensor, unused: Tensor) -> Tensor:
+    others = raw.masked_fill(unused | _last(unused), 0.0)
+    return torch.where(_last(unused), 1 - others.sum(-1, keepdim=True), others)
+
+
+def _free_pullback(raw: Tensor, coefficients: Tensor, gradient: Tensor, unused: Tensor) -> Tensor:
+    last = gradient.masked_fill(~_last(unused), 0.0).sum(-1, keepdim=True)
+    return (gradient - last).masked_fill(unused | _last(unused), 0.0)
+
+
+def _softmax_pullback(raw: Tensor, coefficients: Tensor, gradient: Tensor, unused: Tensor) -> Tensor:
+    return way("softmax").pullback(raw, coefficients, gradient.masked_fill(unused, 0.0))
+
+
+WAYS = {
+    "given": _Way(lambda c, unused: c, lambda r, unused: r, lambda r, c, g, unused: torch.zeros_like(g)),
+    # a base that is not used has the raw number -inf, and the gradient +inf, against which no coefficient can move
+    "projection": _Way(
+        lambda c, unused: c,
+        lambda r, unused: way("projection").coefficients(r.masked_fill(unused, -torch.inf)),
+        lambda r, c, g, unused: way("projection").pullback(r, c, g.masked_fill(unused, torch.inf)),
+    ),
+    "softmax": _Way(
+        lambda c, unused: _recentre(c.log(), unused, 0.0),
+        lambda r, unused: r.masked_fill(unused, -torch.inf).softmax(-1),
+        _softmax_pullback,
+    ),
+    "recentred": _Way(
+        lambda c, unused: c,
+        lambda r, unused: _recentre(r, unused, 1.0),
+        lambda r, c, g, unused: _recentre(g, unused, 0.0),
+    ),
+    "free": _Way(lambda c, unused: c.masked_fill(_last(unused), 0.0), _complete, _free_pullback),
+}
+"""The library's ways, for rows side by side that use different bases."""
+
+
+class _Kept(torch.autograd.Function):
+    """Raw numbers to coefficients, each row by its own way and over the bases it uses."""
+
     @staticmethod
-    def forward(ctx: Any, raw: Tensor, unused: Tensor, share: Tensor, convex: Tensor, affine: Tensor) -> Tensor:
-        projected = way("projection").coefficients(raw.masked_fill(unused, -torch.inf))
-        ctx.save_for_backward(raw, projected, unused, share, convex, affine)
-        recentred = raw + share * (1 - raw.sum(-1, keepdim=True))
-        return torch.where(convex, projected, torch.where(affine, recentred, raw))
+    def forward(ctx: Any, raw: Tensor, unused: Tensor, ways: Sequence[tuple[_Way, Tensor]]) -> Tensor:
+        kept = raw
+        for item, chosen in ways:
+            kept = torch.where(chosen, item.coefficients(raw, unused), kept)
+        ctx.ways = ways
+        ctx.save_for_backward(raw, kept, unused)
+        return kept
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        raw, projected, unused, share, convex, affine = ctx.saved_tensors
-        pulled = way("projection").pullback(raw, projected, gradient.masked_fill(unused, torch.inf))
-        own = gradient.masked_fill(unused, 0.0)
-        centred = own - share * own.sum(-1, keepdim=True)
-        return torch.where(convex, pulled, torch.where(affine, centred, 0.0)), None, None, None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        raw, kept, unused = ctx.saved_tensors
+        pulled = gradient
+        for item, chosen in ctx.ways:
+            pulled = torch.where(chosen, item.pullback(raw, kept, gradient, unused), pulled)
+        return pulled, None, None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from filelock import FileLock
 from torch import Tensor
 
@@ -25,7 +27,10 @@ class Record:
     """How a run went. Numbers that are not finite are None.
 
     Lists hold a value an epoch; `coefficients` one more, what training began with. Each of its items is a list of
-    layers, each of these a coefficient for each of `bases`; a fixed activation has none.
+    layers, each of these a coefficient for each of `bases`; a fixed activation has none. Where there is one activation
+    a channel, those are the means over the channels, and `channels` holds, for each layer, what its channels ended
+    with. `test_top5` is there where the data set's results are usually given so. With `spec.validation`, the pictures
+    called test pictures here are held-out training pictures.
     """
 
     spec: Spec
@@ -39,6 +44,8 @@ class Record:
     members: int  # how many runs were trained side by side
     seconds: float  # which they took together
     setting: Setting
+    channels: list[list[list[float | None]]] = field(default_factory=list)
+    test_top5: list[float] = field(default_factory=list)
 
     @property
     def diverged(self) -> bool:
@@ -65,9 +72,10 @@ def take_records(training: Training, setting: Setting) -> list[Record]:
     records = []
     for k, (spec, row) in enumerate(zip(training.specs, network.rows, strict=True)):
         columns = [network.activations.bases.index(item) for item in row.bases] if row.learns else []
-        over_time = [training.start[k], *curves["coefficients"][:, k]]
+        widths = network.activations.widths
+        over_time = [_by_layer(point, widths, columns) for point in (training.start[k], *curves["coefficients"][:, k])]
         sound = curves["sound"][:, k].tolist()
-        accuracy = curves["test_accuracy"][:, k].tolist()
+        accuracy, *top5 = (list(map(_rounded, top)) for top in curves["test_accuracy"][:, k].T.tolist())
         records.append(
             Record(
                 spec=spec,
@@ -77,18 +85,29 @@ def take_records(training: Training, setting: Setting) -> list[Record]:
                 test_loss=_numbers(curves["test_loss"][:, k]),
                 test_accuracy=accuracy,
                 bases=[network.activations.bases[column].name for column in columns],
-                coefficients=[[_numbers(layer[columns]) for layer in point] for point in over_time] if columns else [],
+                coefficients=[[_numbers(layer.mean(0)) for layer in point] for point in over_time] if columns else [],
                 members=len(training.specs),
                 seconds=round(training.seconds, 3),
                 setting=setting,
+                channels=[[*map(_numbers, layer)] for layer in over_time[-1]] if row.per == "channel" else [],
+                test_top5=top5[0] if top5 else [],
             )
         )
     return records
 
 
+def _by_layer(coefficients: Tensor, widths: list[int], columns: list[int]) -> list[Tensor]:
+    """The coefficients of each layer, (channels, bases)."""
+    return list(torch.split(coefficients[:, columns], widths))
+
+
 def _numbers(values: Tensor) -> list[float | None]:
-    finite = values.isfinite().tolist()
-    return [value if ok else None for value, ok in zip(values.tolist(), finite, strict=True)]
+    return [_rounded(value) if math.isfinite(value) else None for value in values.tolist()]
+
+
+def _rounded(value: float) -> float:
+    """Six digits of a number, which is about what float32 holds."""
+    return float(f"{value:.6g}")
 
 
 @dataclass(frozen=True)

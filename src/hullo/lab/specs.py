@@ -6,12 +6,16 @@ import hashlib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from hullo.lab.activations import Row
-from hullo.lab.data import RELEASES
+from hullo.lab.data import RELEASES, ilsvrc2012
 from hullo.lab.networks import NETWORKS
 from hullo.lab.paper import Column
 
+DATASETS = (*RELEASES, ilsvrc2012.NAME)
+ALEXNET = {"epochs": 90, "batch": 256, "lr": 0.01, "decay": 1e-5}
+"""450,000 updates of 256 pictures, but for a part in a thousand, as in Caffe's solver."""
 PRECISIONS = ("float32", "bfloat16")
 
 
@@ -20,16 +24,18 @@ class Spec:
     """One network trained once: what it is, what it sees, how it learns, and from which seed.
 
     Args:
-        network: "lenet5", "kerasnet" or "resnet56".
+        network: "lenet5", "kerasnet", "resnet56" or "alexnet".
         data: the name of a data set.
         activation: a row such as ``relu`` or ``convex(identity,relu)``.
         seed: where weights start, and the streams of orders, moves and dropouts.
         epochs: how often all training pictures are seen.
         batch: pictures a step; the last step of an epoch takes what is left, as in Keras.
-        lr: RMSprop's learning rate.
-        decay: how fast it falls with the number of updates.
+        lr: the learning rate.
+        decay: how fast it falls with the number of updates: to lr / (1 + decay * updates) with RMSprop, and to a tenth
+            after every 1 / decay updates with AlexNet's SGD.
         coefficient_lr_scale: the coefficients' learning rate is `lr` times this.
         precision: "float32", or "bfloat16" for products in bfloat16 and everything else in float32.
+        validation: training pictures that are held out and evaluated in place of the test pictures.
 
     Example:
         >>> from hullo.lab.specs import Spec
@@ -38,11 +44,11 @@ class Spec:
         'affine(identity,tanh)'
         >>> print(spec)  # doctest: +NORMALIZE_WHITESPACE
         lenet5/cifar10 affine(identity,tanh) seed=3 epochs=10 batch=32 lr=0.0001 decay=1e-06
-        coefficient_lr_scale=1.0 precision=float32
+        coefficient_lr_scale=1.0 precision=float32 validation=0
         >>> Spec.parse(str(spec)) == spec
         True
         >>> spec.id
-        'f0b9f3a1a1e4'
+        'ce9f8e709fbf'
     """
 
     network: str
@@ -55,16 +61,17 @@ class Spec:
     decay: float = 1e-6
     coefficient_lr_scale: float = 1.0
     precision: str = "float32"
+    validation: int = 0
 
     def __post_init__(self) -> None:
         for name, value, known in (
             ("network", self.network, NETWORKS),
-            ("data set", self.data, RELEASES),
+            ("data set", self.data, DATASETS),
             ("precision", self.precision, PRECISIONS),
         ):
             if value not in known:
                 raise ValueError(f"unknown {name} {value!r}; there are {', '.join(known)}")
-        for name, least in (("seed", 0), ("epochs", 1), ("batch", 1)):
+        for name, least in (("seed", 0), ("epochs", 1), ("batch", 1), ("validation", 0)):
             value = getattr(self, name)
             if not isinstance(value, int) or not least <= value < 2**63:
                 raise ValueError(f"{name}={value!r}: give a whole number of at least {least}")
@@ -74,6 +81,21 @@ class Spec:
                 raise ValueError(f"{name}={value!r}: give a number that is not negative")
             object.__setattr__(self, name, float(value))
         object.__setattr__(self, "activation", str(Row.parse(self.activation)))
+
+    @classmethod
+    def usual(cls, network: str, data: str, activation: str, **given: Any) -> Spec:
+        """The run as the paper's protocol has it for that network, but for what is given and is not None.
+
+        AlexNet's schedule is squeezed or stretched with the number of epochs.
+
+        >>> Spec.usual("alexnet", "ilsvrc2012", "relu", epochs=9).decay
+        0.0001
+        """
+        values = {name: value for name, value in given.items() if value is not None}
+        if network == "alexnet":
+            epochs = values.setdefault("epochs", ALEXNET["epochs"])
+            values = ALEXNET | {"decay": round(ALEXNET["decay"] * ALEXNET["epochs"] / max(1, epochs), 12)} | values
+        return cls(network, data, activation, **values)
 
     def __str__(self) -> str:
         values = (f"{name}={getattr(self, name)}" for name in _NUMBERED)
@@ -103,8 +125,13 @@ class Spec:
 
     @property
     def company(self) -> Spec:
-        """What the spec shares with those that can be trained beside it; activations, seeds and rates may differ."""
-        return replace(self, activation="relu", seed=0, lr=0.0)
+        """What the spec shares with those that can be trained beside it; activations, seeds and rates may differ.
+
+        Hulls with one activation a channel are no company for others, and what sees a stream shares its order.
+        """
+        alike = "affine(identity,relu,per=channel)" if Row.parse(self.activation).per == "channel" else "relu"
+        seed = self.seed if self.data == ilsvrc2012.NAME else 0
+        return replace(self, activation=alike, seed=seed, lr=0.0, coefficient_lr_scale=0.0)
 
 
 _KINDS = {"int": int, "float": float, "str": str}

@@ -88,15 +88,23 @@ def permute(keys: Tensor, size: int) -> Tensor:
     return draw(keys, torch.arange(size, device=keys.device)).argsort()
 
 
-def draw_short(keys: Tensor, shape: Sequence[int]) -> Tensor:
-    """Random int16 of the shape (members, *shape), all values equally likely: four from each 64 bits of a stream."""
-    count = math.prod(shape)
-    words = draw(keys, torch.arange(-(-count // 4), device=keys.device))
-    return words.view(torch.int16)[:, :count].reshape(len(keys), *shape)
+def draw_short(keys: Tensor, shape: Sequence[int], first: int = 0) -> Tensor:
+    """Random int16 of the shape (members, *shape), all values equally likely: four from each 64 bits of a stream.
+
+    They begin at entry `first` of the first dimension of the shape, which has no end.
+
+    Examples:
+        >>> keys = torch.tensor([1234567])
+        >>> draw_short(keys, (3, 5))[:, 1:].equal(draw_short(keys, (2, 5), first=1))
+        True
+    """
+    start, count = first * math.prod(shape[1:]), math.prod(shape)
+    words = draw(keys, torch.arange(start // 4, -(-(start + count) // 4), device=keys.device))
+    return words.view(torch.int16)[:, start % 4 :][:, :count].reshape(len(keys), *shape)
 
 
-def keep(seeds: Tensor, steps: Tensor, dropout: int, shape: Sequence[int], *, rate: float) -> Tensor:
+def keep(seeds: Tensor, steps: Tensor, dropout: int, shape: Sequence[int], *, rate: float, first: int = 0) -> Tensor:
     """Which of (members, *shape) entries a network's dropout, counted from 0, leaves in place; the rate is rounded to
-    16 bits."""
+    16 bits. The shape's first dimension is that of the batch, from picture `first` on."""
     keys = open_streams(seeds, Purpose.DROPOUT + dropout, steps)
-    return draw_short(keys, shape) >= round(rate * 2**16) - 2**15
+    return draw_short(keys, shape, first) >= round(rate * 2**16) - 2**15

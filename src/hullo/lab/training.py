@@ -10,21 +10,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from hullo.lab import networks
-from hullo.lab.data import Dataset
-from hullo.lab.data.augment import draw_moves, draw_order, move, scale
-from hullo.lab.networks.layers import by_member
-from hullo.lab.recipes import RMSprop
+from hullo.lab.feeds import Feed
+from hullo.lab.networks.layers import BatchNorm, by_member
+from hullo.lab.recipes import SGD, Optimiser, RMSprop
 from hullo.lab.specs import Spec
+from hullo.lab.team import ALONE, Team
 
-SHOWN = 250
-"""Test pictures that are evaluated at once."""
+NEVER = 2**62
 
 CURVES = ("train_loss", "test_loss", "test_accuracy", "sound", "coefficients")
-"""What is kept after each epoch, for each member: the mean loss over the epoch's steps, the loss and the accuracy in
-percent on the test pictures, whether losses and weights are all finite, and the coefficients (layers, bases)."""
+"""What is kept after each epoch, for each member: the mean loss over the epoch's steps, the loss on the test pictures
+and, for each of the feed's `tops`, the share of them that is right, in percent, whether losses and weights are all
+finite, and the coefficients (layers, bases)."""
 
 
 class Training:
@@ -32,12 +32,14 @@ class Training:
 
     Args:
         specs: the members' specs; they may differ in activation, seed and learning rate.
-        dataset: what they see, on the device where they train.
+        feed: what they see, on the device where they train.
+        team: the processes that train them together.
 
     Example:
         >>> from hullo.lab import data
+        >>> from hullo.lab.feeds import Resident
         >>> from hullo.lab.specs import Spec
-        >>> sample = data.load("fashion-mnist-sample")
+        >>> sample = Resident(data.load("fashion-mnist-sample"))
         >>> spec = Spec("lenet5", "fashion-mnist-sample", "affine(identity,relu)", epochs=1, batch=50)
         >>> training = Training([spec], sample)
         >>> steps = training.advance()
@@ -47,84 +49,80 @@ class Training:
         (0, 2, 120)
     """
 
-    def __init__(self, specs: Sequence[Spec], dataset: Dataset) -> None:
+    def __init__(self, specs: Sequence[Spec], feed: Feed, team: Team = ALONE) -> None:
         first = specs[0]
         if others := [spec for spec in specs if spec.company != first.company]:
             raise ValueError(f"a population shares all but activations, seeds and rates: {first}; {others[0]}")
-        self.specs, self.dataset = tuple(specs), dataset
-        device = dataset.train_images.device
+        self.specs, self.feed, self.team = tuple(specs), feed, team
         self.network = networks.build(
             first.network,
             activation=[spec.activation for spec in specs],
-            in_channels=dataset.train_images.shape[1],
-            image_size=dataset.train_images.shape[-1],
-            num_classes=len(dataset.classes),
+            in_channels=feed.task.in_channels,
+            image_size=feed.task.image_size,
+            num_classes=feed.task.num_classes,
             members=len(specs),
             seeds=[spec.seed for spec in specs],
-        ).to(device)
-        self.optimiser = RMSprop(
-            self.network,
-            lr=[spec.lr for spec in specs],
-            decay=first.decay,
-            coefficient_lr_scale=first.coefficient_lr_scale,
-        )
-        self.steps = -(-len(dataset.train_labels) // first.batch)
+        ).to(feed.device)
+        self.optimiser = _optimiser(self.network, specs)
+        self.model: nn.Module = self.network
+        if team.size > 1:
+            if any(isinstance(module, BatchNorm) for module in self.network.modules()):
+                raise ValueError(f"{first.network} normalises over whole batches: train it in one process")
+            # buffers are the same everywhere by themselves
+            self.model = nn.parallel.DistributedDataParallel(self.network, broadcast_buffers=False)
+        self.steps = -(-feed.count // first.batch)
         self.epoch = self.step = 0
         self.seconds = 0.0
-        self.total = torch.zeros(len(specs), dtype=torch.float64, device=device)
+        self.total = torch.zeros(len(specs), dtype=torch.float64, device=feed.device)
         self.start = self.network.coefficients.detach().cpu()
         self.curves: dict[str, Tensor] = {}
 
     def advance(self) -> Iterator[None]:
         """Train to the last epoch; whenever this yields, after each step and each epoch, the state is whole."""
-        images, seeds, spec = self.dataset.train_images, self.network.seeds, self.specs[0]
-        graphed = images.is_cuda and len(images) >= spec.batch
-        learn: Callable[[Tensor, Tensor], None] = _Graph(self, spec.batch) if graphed else self._take_step
+        spec = self.specs[0]
+        learn: Callable[..., None] = self._take_step
+        if self.feed.device.type == "cuda" and self.team.size == 1 and self.feed.count >= spec.batch:
+            learn = _Graph(self)
         while self.epoch < spec.epochs:
             self.network.train()
-            order = draw_order(seeds, self.epoch, len(images))
-            moves = draw_moves(seeds, self.epoch, order, images.shape[-2:])
-            while self.step < self.steps:
-                batch = slice(self.step * spec.batch, (self.step + 1) * spec.batch)
-                learn(order[:, batch], moves[:, batch])
+            for whole, batch in self.feed.batches(self.network.seeds, self.epoch, spec.batch, self.step, self.team):
+                learn(whole, *batch)
                 self.step += 1
                 yield
             self._end_epoch()
             yield
 
-    def _take_step(self, order: Tensor, moves: Tensor) -> None:
+    def _take_step(self, whole: int, *batch: Tensor) -> None:
+        self.network.first = self.team.share(whole).start
         self.network.zero_grad()
-        moved = move(self.dataset.train_images, order, moves)
-        losses = self._losses(scale(_side_by_side(moved)), self.dataset.train_labels[order])[0].mean(1)
-        losses.sum().backward()  # type: ignore[no-untyped-call]
+        losses = self._losses(*self.feed.show(*batch))[0].sum(1)
+        # gradients are averaged over the processes: each counts its pictures as often as there are processes
+        (losses.sum() * (self.team.size / whole)).backward()  # type: ignore[no-untyped-call]
         self.optimiser.step()
-        self.total += losses.detach() * order.shape[1]
+        self.total += self.team.add(losses.detach())
 
     def _losses(self, pictures: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Each member's loss on each picture, (K, B), and its logits."""
         enabled = self.specs[0].precision == "bfloat16"
         with torch.autocast(pictures.device.type, torch.bfloat16, enabled=enabled):
-            logits = self.network(pictures).float()
-        losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+            logits = self.model(pictures).float()
+        losses = F.cross_entropy(logits.flatten(0, 1), labels.expand(logits.shape[:2]).flatten(), reduction="none")
         return by_member(losses, self.network.members), logits
 
     @torch.no_grad()
     def _end_epoch(self) -> None:
         """Evaluate; add a point to every curve."""
         self.network.eval()
-        loss, correct = torch.zeros_like(self.total), torch.zeros_like(self.total)
-        for start in range(0, len(self.dataset.test_labels), SHOWN):
-            labels = self.dataset.test_labels[start : start + SHOWN]
-            images = self.dataset.test_images[start : start + SHOWN]
-            pictures = scale(images.contiguous(memory_format=torch.channels_last))
-            losses, logits = self._losses(pictures, labels.expand(self.network.members, -1))
-            loss += losses.sum(1)
-            correct += (logits.argmax(-1) == labels).sum(1)
-        train_loss, loss = self.total / len(self.dataset.train_labels), loss / len(self.dataset.test_labels)
+        sums = self.total.new_zeros(1 + len(self.feed.tops), self.network.members)
+        for pictures, labels in self.feed.tests(self.team):
+            losses, logits = self._losses(pictures, labels)
+            hits = (logits.topk(min(max(self.feed.tops), logits.shape[-1]), -1).indices == labels[:, None]).sum(1)
+            sums += torch.stack([losses.sum(1), *(hits[:, :top].sum(-1) for top in self.feed.tops)])
+        sums = self.team.add(sums) / self.feed.tested
+        train_loss, loss = self.total / self.feed.count, sums[0]
         finite = [by_member(p, self.network.members).flatten(1).isfinite().all(1) for p in self.network.parameters()]
         sound = torch.stack([*finite, train_loss.isfinite(), loss.isfinite()]).all(0)
-        accuracy = 100 * correct / len(self.dataset.test_labels)
-        points = train_loss, loss, accuracy, sound, self.network.coefficients
+        points = train_loss, loss, 100 * sums[1:].T, sound, self.network.coefficients
         for name, point in zip(CURVES, points, strict=True):
             known = self.curves.get(name, point.new_empty(0, *point.shape).cpu())
             self.curves[name] = torch.cat([known, point.cpu().unsqueeze(0)])
@@ -152,36 +150,38 @@ class Training:
         self.seconds = state["position"][2].item()
 
 
-def _side_by_side(moved: Tensor) -> Tensor:
-    """Pictures (K, B, C, H, W) as (B, K*C, H, W), in memory with channels last, which convolutions are faster on."""
-    return moved.permute(1, 3, 4, 0, 2).flatten(3).permute(0, 3, 1, 2)
+def _optimiser(network: networks.Network, specs: Sequence[Spec]) -> Optimiser:
+    """What the protocol moves a network's weights with: SGD for AlexNet, RMSprop for the others."""
+    lr, scale, decay = [spec.lr for spec in specs], [spec.coefficient_lr_scale for spec in specs], specs[0].decay
+    if specs[0].network != "alexnet":
+        return RMSprop(network, lr=lr, decay=decay, coefficient_lr_scale=scale)
+    return SGD(network, lr=lr, every=round(1 / decay) if decay else NEVER, coefficient_lr_scale=scale)
 
 
 class _Graph:
     """The step of a full batch as one CUDA graph; a smaller one, at the end of an epoch, is taken as it comes."""
 
-    def __init__(self, training: Training, batch: int) -> None:
-        members, device = training.network.members, training.total.device
-        self.training = training
-        self.order = torch.zeros(members, batch, dtype=torch.int64, device=device)
-        self.moves = torch.zeros(members, batch, 3, dtype=torch.int16, device=device)
+    def __init__(self, training: Training) -> None:
+        self.training, spec = training, training.specs[0]
+        self.whole, batch = next(training.feed.batches(training.network.seeds, 0, spec.batch, 0, training.team))
+        self.batch = tuple(tensor.clone() for tensor in batch)
         training.network.train()
         before = {name: tensor.clone() for name, tensor in training.state_dict().items()}
-        side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream(device))
+        side = torch.cuda.Stream(training.feed.device)  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream(training.feed.device))
         with torch.cuda.stream(side):  # libraries choose and set up their kernels before a capture
             for _ in range(3):
-                training._take_step(self.order, self.moves)
-        torch.cuda.current_stream(device).wait_stream(side)
+                training._take_step(self.whole, *self.batch)
+        torch.cuda.current_stream(training.feed.device).wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
-            training._take_step(self.order, self.moves)
+            training._take_step(self.whole, *self.batch)
         training.load_state_dict(before)
 
-    def __call__(self, order: Tensor, moves: Tensor) -> None:
-        if order.shape != self.order.shape:
-            self.training._take_step(order, moves)
+    def __call__(self, whole: int, *batch: Tensor) -> None:
+        if whole != self.whole:
+            self.training._take_step(whole, *batch)
             return
-        self.order.copy_(order)
-        self.moves.copy_(moves)
+        for known, new in zip(self.batch, batch, strict=True):
+            known.copy_(new)
         self.graph.replay()

@@ -19,7 +19,7 @@ class KerasNet(Network):
     smallest = 10
 
     def __init__(self, rows: Sequence[Row], task: Task) -> None:
-        super().__init__(rows, task, activations=5)
+        super().__init__(rows, task, widths=(32, 32, 64, 64, 1))
         k = self.members
         side = ((task.image_size - 2) // 2 - 2) // 2
         self.conv1 = Convolution(k, task.in_channels, 32, 3, same=True)

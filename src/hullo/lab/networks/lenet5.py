@@ -18,7 +18,7 @@ class LeNet5(Network):
     smallest = 16
 
     def __init__(self, rows: Sequence[Row], task: Task) -> None:
-        super().__init__(rows, task, activations=3)
+        super().__init__(rows, task, widths=(20, 50, 1))
         k = self.members
         side = ((task.image_size - 4) // 2 - 4) // 2
         self.conv1 = Convolution(k, task.in_channels, 20, 5)

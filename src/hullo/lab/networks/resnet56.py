@@ -35,12 +35,12 @@ class ResNet(Network):
     """conv 16@3x3, three times n blocks of 16, 32 and 64 channels, average, linear classes; 6n + 2 layers deep."""
 
     def __init__(self, rows: Sequence[Row], task: Task, n: int = 9) -> None:
-        super().__init__(rows, task, activations=6 * n + 1)
+        widths = [16] * n + [32] * n + [64] * n
+        super().__init__(rows, task, widths=[16, *(width for width in widths for _ in range(2))])
         self.n = n
         k = self.members
         self.conv = Convolution(k, task.in_channels, 16, 3, same=True)
         self.norm = BatchNorm(k, 16)
-        widths = [16] * n + [32] * n + [64] * n
         self.blocks = nn.ModuleList(Block(k, *sizes) for sizes in zip([16, *widths], widths, strict=False))
         self.linear = Linear(k, 64, task.num_classes)
 

@@ -1,0 +1,55 @@
+"""TensorBoard: a training's curves, shown while it goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from hullo.lab.specs import Spec
+from hullo.lab.training import Training
+
+
+class Board:
+    """A directory for `tensorboard --logdir`, with a run for each member: losses, accuracy, coefficients by epoch."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ModuleNotFoundError as error:
+            raise ValueError("TensorBoard is not installed; get it with: pip install tensorboard") from error
+        self.folder, self._kind = folder, SummaryWriter
+        self._writers: dict[Spec, Any] = {}
+
+    def __enter__(self) -> Board:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for writer in self._writers.values():
+            writer.close()
+
+    def show(self, training: Training) -> None:
+        """Add the epoch that has just ended."""
+        curves, activations = training.curves, training.network.activations
+        for k, (spec, row) in enumerate(zip(training.specs, training.network.rows, strict=True)):
+            writer = self._writer(spec, training.epoch)
+            points = {name: curves[name][-1, k] for name in ("train_loss", "test_loss")}
+            points["test_accuracy"] = curves["test_accuracy"][-1, k, 0]
+            layers = torch.split(curves["coefficients"][-1, k], activations.widths) if row.learns else ()
+            for layer, channels in enumerate(layers, 1):
+                means = zip(activations.bases, channels.mean(0), strict=True)
+                points |= {f"coefficients/{layer}/{item.name}": mean for item, mean in means if item in row.bases}
+            for name, point in points.items():
+                writer.add_scalar(name, point, training.epoch)
+            writer.flush()
+
+    def _writer(self, spec: Spec, epoch: int) -> Any:
+        if spec not in self._writers:
+            folder = self.folder / f"{spec.network}-{spec.data}" / spec.activation / f"seed {spec.seed} {spec.id}"
+            # what a run that was killed has written beyond its last checkpoint is taken back
+            self._writers[spec] = self._kind(str(folder), purge_step=epoch)
+        return self._writers[spec]

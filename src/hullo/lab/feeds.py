@@ -1,0 +1,132 @@
+"""Where a training's pictures come from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from hullo.lab import data
+from hullo.lab.data import Dataset, ilsvrc2012
+from hullo.lab.data.augment import draw_moves, draw_order, move, scale
+from hullo.lab.networks import Task
+from hullo.lab.team import ALONE, Team  # noqa: F401 (in an example)
+
+SHOWN = 250
+"""Test pictures that are evaluated at once."""
+
+
+Batch = tuple[int, tuple[Tensor, ...]]
+
+
+class Feed(Protocol):
+    """The pictures of a training: `batches` says which come next, `show` makes pictures and labels of a batch.
+
+    A batch is how many pictures there are in all processes together, and this process's part of them: a few tensors
+    on the device, whose shapes depend on the number of pictures alone, so that `show` can be part of a CUDA graph.
+    """
+
+    task: Task
+    device: torch.device
+    count: int  # training pictures an epoch
+    tested: int  # test pictures
+    tops: tuple[int, ...]  # a picture counts as right if its class is among as many best guesses
+
+    def batches(self, seeds: Tensor, epoch: int, size: int, start: int, team: Team) -> Iterator[Batch]:
+        """An epoch's batches of `size` pictures, from batch `start` on."""
+
+    def show(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
+        """Pictures (B, K*C, H, W), or (B, C, H, W) for all members alike, and labels (K, B) or (B)."""
+
+    def tests(self, team: Team) -> Iterator[tuple[Tensor, Tensor]]:
+        """This process's part of the test pictures, (B, C, H, W), and their labels, (B)."""
+
+
+def open_feed(name: str, validation: int, data_dir: Path | None, device: torch.device) -> Feed:
+    """The pictures of a data set; with `validation`, as many of the training pictures in place of the test pictures."""
+    if name == ilsvrc2012.NAME:
+        if validation:
+            raise ValueError(f"validation={validation}: {name} is evaluated on its own validation pictures")
+        return Streamed(ilsvrc2012.Pack.open(ilsvrc2012.Home(data.data_root(data_dir)).packed), device)
+    dataset = data.load(name, data_dir, device)
+    return Resident(dataset.split_validation(validation, seed=0) if validation else dataset)
+
+
+class Resident:
+    """A data set that is whole on the device, where every member sees the pictures in its own order.
+
+    >>> from hullo.lab import data
+    >>> feed = Resident(data.load("fashion-mnist-sample"))
+    >>> whole, batch = next(feed.batches(torch.tensor([0, 1]), epoch=0, size=32, start=0, team=ALONE))
+    >>> pictures, labels = feed.show(*batch)
+    >>> whole, pictures.shape, labels.shape
+    (32, torch.Size([32, 2, 28, 28]), torch.Size([2, 32]))
+    """
+
+    tops: tuple[int, ...] = (1,)
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+        channels, side = dataset.train_images.shape[1:3]
+        self.task = Task(channels, side, len(dataset.classes))
+        self.device = dataset.train_images.device
+        self.count, self.tested = len(dataset.train_labels), len(dataset.test_labels)
+
+    def batches(self, seeds: Tensor, epoch: int, size: int, start: int, team: Team) -> Iterator[Batch]:
+        order = draw_order(seeds, epoch, self.count)
+        moves = draw_moves(seeds, epoch, order, self.dataset.train_images.shape[-2:])
+        for parts in zip(*(torch.split(plan, size, 1)[start:] for plan in (order, moves)), strict=True):
+            whole = parts[0].shape[1]
+            yield whole, tuple(part[:, team.share(whole)] for part in parts)
+
+    def show(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
+        order, moves = batch
+        moved = move(self.dataset.train_images, order, moves)
+        return scale(_side_by_side(moved)), self.dataset.train_labels[order]
+
+    def tests(self, team: Team) -> Iterator[tuple[Tensor, Tensor]]:
+        own = team.share(self.tested)
+        images, labels = self.dataset.test_images[own], self.dataset.test_labels[own]
+        for some, named in zip(torch.split(images, SHOWN), torch.split(labels, SHOWN), strict=True):
+            yield scale(some.contiguous(memory_format=torch.channels_last)), named
+
+
+class Streamed:
+    """ILSVRC-2012's pack, read ahead from the disk; all members see the same pictures, in the order of their seed."""
+
+    tops: tuple[int, ...] = (1, 5)
+
+    def __init__(self, pack: ilsvrc2012.Pack, device: torch.device) -> None:
+        self.device = device
+        self.task = Task(3, ilsvrc2012.CROP, len(pack.classes))
+        self.train, self.val = pack.pictures("train"), pack.pictures("val")
+        self.count, self.tested = len(self.train), len(self.val)
+        self.mean = pack.mean.to(device)
+
+    def batches(self, seeds: Tensor, epoch: int, size: int, start: int, team: Team) -> Iterator[Batch]:
+        if len(set(seeds.tolist())) > 1:
+            raise ValueError(f"members that see one stream have one seed; got {seeds.tolist()}")
+        order = draw_order(seeds[:1].cpu(), epoch, self.count)[0]
+        read = ilsvrc2012.read_ahead(self.train, ilsvrc2012.split_steps(order, size, start=start, team=team))
+        for step, batch in enumerate(ilsvrc2012.to_device(read, self.device), start):
+            (crops,) = ilsvrc2012.draw_crops(seeds[:1], epoch, batch.numbers[None])
+            yield min(size, self.count - step * size), (batch.images, batch.labels, crops)
+
+    def show(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
+        images, labels, crops = batch
+        return ilsvrc2012.crop(images, crops, self.mean), labels
+
+    def tests(self, team: Team) -> Iterator[tuple[Tensor, Tensor]]:
+        own = torch.arange(self.tested)[team.share(self.tested)]
+        read = ilsvrc2012.read_ahead(self.val, torch.split(own, SHOWN))
+        for batch in ilsvrc2012.to_device(read, self.device):
+            crops = ilsvrc2012.centre_crops(len(batch.images), self.device)
+            yield ilsvrc2012.crop(batch.images, crops, self.mean), batch.labels
+
+
+def _side_by_side(moved: Tensor) -> Tensor:
+    """Pictures (K, B, C, H, W) as (B, K*C, H, W), in memory with channels last, which convolutions are faster on."""
+    return moved.permute(1, 3, 4, 0, 2).flatten(3).permute(0, 3, 1, 2)

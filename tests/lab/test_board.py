@@ -1,0 +1,38 @@
+"""TensorBoard's own reader finds what a training's records say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tiny_command
+from typer.testing import CliRunner
+
+from hullo.lab.cli import app
+from hullo.lab.records import Records
+
+accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+
+
+def test_every_epoch_of_every_member_is_on_the_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hullo.lab.data.load", tiny_command.load)
+    rows = ("--rows", "relu", "--rows", "affine(identity,relu)")
+    command = ("reproduce", "lenet5/fashion-mnist-sample", *rows, "--seeds", "1", "--epochs", "2", "--device", "cpu")
+    places = ("--output", str(tmp_path / "runs"), "--tensorboard", str(tmp_path / "board"), "--quiet")
+    result = CliRunner().invoke(app, [*command, *places])
+    assert result.exit_code == 0, result.output
+    records = Records(tmp_path / "runs" / "records.jsonl").read()
+    for record in records:
+        (folder,) = (tmp_path / "board").glob(f"**/*{record.spec.id}")
+        events = accumulator.EventAccumulator(str(folder))
+        events.Reload()
+        for name in ("train_loss", "test_loss", "test_accuracy"):
+            shown = events.Scalars(name)
+            assert [event.step for event in shown] == [1, 2]
+            assert [event.value for event in shown] == pytest.approx(getattr(record, name), rel=1e-5)
+        tags = [tag for tag in events.Tags()["scalars"] if tag.startswith("coefficients/")]
+        assert len(tags) == 3 * len(record.bases)
+        for tag in tags:
+            _, layer, name = tag.split("/")
+            expected = record.coefficients[-1][int(layer) - 1][record.bases.index(name)]
+            assert events.Scalars(tag)[-1].value == pytest.approx(expected, rel=1e-5)

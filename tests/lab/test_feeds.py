@@ -1,0 +1,60 @@
+"""Pictures come in the order of each member's stream, in parts that make up the whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tiny_command
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hullo.lab import data
+from hullo.lab.data.augment import draw_order
+from hullo.lab.feeds import Resident, open_feed
+from hullo.lab.team import ALONE, Team
+
+SEEDS = torch.tensor([3, 4])
+DATA = tiny_command.load("fashion-mnist-sample")
+
+
+@settings(deadline=None)
+@given(st.integers(1, 80), st.integers(0, 5), st.integers(1, 4))
+def test_the_parts_of_all_processes_are_the_epoch_from_any_step_on(size: int, start: int, processes: int) -> None:
+    feed = Resident(DATA)
+    parts = [list(feed.batches(SEEDS, 1, size, start, Team(rank, processes))) for rank in range(processes)]
+    seen = [torch.cat([batch[0] for _, batch in step], 1) for step in zip(*parts, strict=True)]
+    order = draw_order(SEEDS, 1, feed.count)[:, start * size :]
+    assert torch.equal(torch.cat([order[:, :0], *seen], 1), order)
+    assert all(whole == together.shape[1] for (whole, _), together in zip(parts[0], seen, strict=True))
+
+
+def test_pictures_and_labels_belong_together() -> None:
+    feed = Resident(DATA)
+    ((whole, batch),) = feed.batches(SEEDS, 0, 70, 0, ALONE)
+    pictures, labels = feed.show(*batch)
+    assert (whole, pictures.shape, labels.shape) == (70, (70, 2, 28, 28), (2, 70))
+    shifted = torch.tensor([0.0]) + pictures.transpose(0, 1).sum((2, 3))
+    plain = DATA.train_images[batch[0]].sum((2, 3, 4)) / 255
+    # a shift by two pixels loses little of a picture's light
+    assert torch.corrcoef(torch.stack([shifted.flatten(), plain.flatten()]))[0, 1] > 0.9
+    assert torch.equal(labels, DATA.train_labels[batch[0]])
+
+
+def test_tests_are_shown_once_whatever_the_number_of_processes() -> None:
+    feed = Resident(DATA)
+    for processes in (1, 3):
+        shown = [batch for rank in range(processes) for batch in feed.tests(Team(rank, processes))]
+        assert torch.equal(torch.cat([labels for _, labels in shown]), DATA.test_labels)
+        assert torch.equal(torch.cat([pictures for pictures, _ in shown]), DATA.test_images / 255)
+
+
+def test_validation_takes_the_place_of_the_test_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = open_feed("fashion-mnist-sample", 0, None, torch.device("cpu"))
+    held_out = open_feed("fashion-mnist-sample", 600, Path("unused"), torch.device("cpu"))
+    assert (whole.count, whole.tested, held_out.count, held_out.tested) == (6000, 1000, 5400, 600)
+    sample = data.load("fashion-mnist-sample")
+    (first, *_) = held_out.tests(ALONE)
+    known = {bytes(picture) for picture in sample.train_images.flatten(1).numpy()}
+    assert all(bytes((255 * picture).round().byte().numpy()) in known for picture in first[0].flatten(1))
