@@ -12,9 +12,8 @@ if ctypes.util.find_library("cuda") is None:
     os.environ.setdefault("TRITON_INTERPRET", "1")  # without a GPU its kernels run on the CPU
 
 collect_ignore = [] if importlib.util.find_spec("keras") else ["src/hullo/keras"]
-collect_ignore += (
-    [] if importlib.util.find_spec("triton") else ["src/hullo/kernels/triton.py", "src/hullo/kernels/words.py"]
-)
+if not importlib.util.find_spec("triton"):
+    collect_ignore += ["src/hullo/kernels/triton.py", "src/hullo/kernels/words.py", "src/hullo/lab/kernels"]
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -10,21 +11,84 @@ from torch import Tensor
 from hullo.lab.networks.layers import by_member
 from hullo.lab.networks.network import Network
 
+Numbers = float | Sequence[float] | Tensor
 
-class RMSprop:
+
+def per_member(name: str, given: Numbers, network: Network) -> Tensor:
+    """Numbers that are not negative, one a member, beside the network's parameters; one number is all members'."""
+    numbers = torch.as_tensor(given, dtype=torch.float32, device=network.seeds.device)
+    if numbers.dim() > 1 or numbers.numel() not in (1, network.members) or not bool((numbers >= 0).all()):
+        wanted = f"one number that is not negative, or one for each of {network.members} members"
+        raise ValueError(f"{name}={given!r}: give {wanted}")
+    return numbers.expand(network.members).clone()
+
+
+class Optimiser:
+    """What optimisers of populations share: rates, a counter of updates, and a tensor of memory beside each parameter.
+
+    Rates and counters are tensors beside the parameters: a step says nothing to the host, so a CUDA graph can hold it.
+    """
+
+    remembered: ClassVar[str]
+    """What the memory holds."""
+
+    def __init__(self, network: Network, lr: Numbers, coefficient_lr_scale: Numbers) -> None:
+        self.rates = per_member("lr", lr, network)
+        self.scales = per_member("coefficient_lr_scale", coefficient_lr_scale, network)
+        self.updates = torch.zeros((), dtype=torch.int64, device=network.seeds.device)
+        self.coefficients = network.activations.raw
+        self.parameters = dict(network.named_parameters())
+        self.memory = {name: torch.zeros_like(parameter) for name, parameter in self.parameters.items()}
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Move every parameter once, along the gradient that it holds."""
+        gradients = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
+        if without := self.parameters.keys() - gradients.keys():
+            named = ", ".join(sorted(without))
+            raise RuntimeError(f"no gradient for {named}: call backward() on the members' losses first")
+        rates = self.current_rates()
+        scaled = rates * self.scales
+        for name, parameter in self.parameters.items():
+            own = scaled if parameter is self.coefficients else rates
+            self.move(name, gradients[name], own)
+        self.updates += 1
+
+    def current_rates(self) -> Tensor:
+        """The members' learning rates after so many updates."""
+        raise NotImplementedError
+
+    def move(self, name: str, gradient: Tensor, rates: Tensor) -> None:
+        """Move one parameter at the members' rates."""
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What a checkpoint needs beside the network, as tensors by name."""
+        return {"updates": self.updates} | {f"{self.remembered}.{name}": tensor for name, tensor in self.memory.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a state that an optimiser of the same population has saved; tensors are filled in place."""
+        own = self.state_dict()
+        shapes, given = ({(name, tuple(t.shape)) for name, t in items.items()} for items in (own, state))
+        if shapes != given:
+            raise ValueError(f"the state is that of another network; they differ in {sorted(shapes ^ given)}")
+        for name, tensor in own.items():
+            tensor.copy_(state[name])
+
+
+class RMSprop(Optimiser):
     """RMSprop as in Keras 2, with a learning rate that falls with the number of updates.
 
         v <- rho v + (1 - rho) g^2
         w <- w - lr / (1 + decay * updates) * g / (sqrt(v) + epsilon)
 
     where `updates` counts those made before. Keras 3 adds epsilon under the root, PyTorch's rho is .99 by default.
-    Rates and counters are tensors beside the parameters: a step says nothing to the host, so a CUDA graph can hold it.
 
     Args:
         network: the population whose parameters are moved, already on its device.
         lr: the learning rate of all members, or one for each.
         decay: how fast it falls.
-        coefficient_lr_scale: the coefficients' learning rate is `lr` times this.
+        coefficient_lr_scale: the coefficients' learning rate is `lr` times this, one number or one for each member.
         rho: the share of v that stays at each update.
         epsilon: what keeps a step finite where gradients vanish.
 
@@ -39,61 +103,104 @@ class RMSprop:
         1
     """
 
+    remembered = "squares"
+
     def __init__(
         self,
         network: Network,
         *,
-        lr: float | Sequence[float] | Tensor = 1e-4,
+        lr: Numbers = 1e-4,
         decay: float = 1e-6,
-        coefficient_lr_scale: float = 1.0,
+        coefficient_lr_scale: Numbers = 1.0,
         rho: float = 0.9,
         epsilon: float = 1e-7,
     ) -> None:
-        rates = torch.as_tensor(lr, dtype=torch.float32, device=network.seeds.device)
-        if rates.dim() > 1 or rates.numel() not in (1, network.members) or not bool((rates >= 0).all()):
-            wanted = f"one number that is not negative, or one for each of {network.members} members"
-            raise ValueError(f"lr={lr!r}: give {wanted}")
-        for name, value in (("decay", decay), ("coefficient_lr_scale", coefficient_lr_scale), ("epsilon", epsilon)):
-            if not value >= 0:
-                raise ValueError(f"{name}={value!r}: give a number that is not negative")
-        if not 0 <= rho < 1:
-            raise ValueError(f"rho={rho!r}: give a share from 0 to below 1")
-        self.rates = rates.expand(network.members).clone()
-        self.decay, self.coefficient_lr_scale, self.rho, self.epsilon = decay, coefficient_lr_scale, rho, epsilon
-        self.updates = torch.zeros((), dtype=torch.int64, device=network.seeds.device)
-        self.coefficients = network.activations.raw
-        self.parameters = dict(network.named_parameters())
-        self.squares = {name: torch.zeros_like(parameter) for name, parameter in self.parameters.items()}
+        super().__init__(network, lr, coefficient_lr_scale)
+        for name, value in (("decay", decay), ("epsilon", epsilon)):
+            _check(name, value, value >= 0, "a number that is not negative")
+        _check("rho", rho, 0 <= rho < 1, "a share from 0 to below 1")
+        self.decay, self.rho, self.epsilon = decay, rho, epsilon
 
-    @torch.no_grad()
-    def step(self) -> None:
-        """Move every parameter once, along the gradient that it holds."""
-        gradients = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
-        if without := self.parameters.keys() - gradients.keys():
-            named = ", ".join(sorted(without))
-            raise RuntimeError(f"no gradient for {named}: call backward() on the members' losses first")
-        rates = self.rates / (1 + self.decay * self.updates)
-        scaled = rates * self.coefficient_lr_scale
-        for name, parameter in self.parameters.items():
-            own = scaled if parameter is self.coefficients else rates
-            self._move(parameter, gradients[name], self.squares[name], own)
-        self.updates += 1
+    def current_rates(self) -> Tensor:
+        return self.rates / (1 + self.decay * self.updates)
 
-    def _move(self, parameter: Tensor, gradient: Tensor, square: Tensor, rates: Tensor) -> None:
+    def move(self, name: str, gradient: Tensor, rates: Tensor) -> None:
+        parameter, square = self.parameters[name], self.memory[name]
         square.mul_(self.rho).addcmul_(gradient, gradient, value=1 - self.rho)
         root = square.sqrt().add_(self.epsilon)
         update = by_member(torch.div(gradient, root, out=root), len(rates))
-        by_member(parameter, len(rates)).addcmul_(update, rates.view(-1, *[1] * (update.dim() - 1)), value=-1)
+        by_member(parameter, len(rates)).addcmul_(update, _beside(rates, update), value=-1)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """What a checkpoint needs beside the network, as tensors by name."""
-        return {"updates": self.updates} | {f"squares.{name}": square for name, square in self.squares.items()}
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a state that an optimiser of the same population has saved; tensors are filled in place."""
-        own = self.state_dict()
-        shapes, given = ({(name, tuple(t.shape)) for name, t in items.items()} for items in (own, state))
-        if shapes != given:
-            raise ValueError(f"the state is that of another network; they differ in {sorted(shapes ^ given)}")
-        for name, tensor in own.items():
-            tensor.copy_(state[name])
+class SGD(Optimiser):
+    """Stochastic gradient descent with momentum as in Caffe, at a learning rate that falls in steps.
+
+        v <- momentum v + rate * (g + weight_decay w)
+        w <- w - v,    rate = lr * gamma^floor(updates / every)
+
+    where `updates` counts those made before. Biases move at twice the rate and do not decay; coefficients do not decay
+    either. The rate is part of v, so what was gathered at a higher rate is spent after it has fallen; in PyTorch's SGD
+    it falls for that as well.
+
+    Args:
+        network: the population whose parameters are moved, already on its device.
+        lr: the learning rate of all members, or one for each.
+        gamma: what it is multiplied with at each step.
+        every: how many updates are made at one rate; the default is for batches of 256 of ILSVRC-2012.
+        coefficient_lr_scale: the coefficients' learning rate is `lr` times this, one number or one for each member.
+        momentum: the share of v that stays at each update.
+        weight_decay: the share of a weight that is added to its gradient.
+
+    Example:
+        >>> import torch
+        >>> from hullo.lab import networks, recipes
+        >>> network = networks.build("lenet5", activation="relu")
+        >>> optimiser = recipes.SGD(network, every=1)
+        >>> for _ in range(3):
+        ...     network(torch.rand(4, 3, 32, 32)).square().mean().backward()
+        ...     optimiser.step()
+        >>> optimiser.current_rates()
+        tensor([1.0000e-05])
+    """
+
+    remembered = "velocities"
+
+    def __init__(
+        self,
+        network: Network,
+        *,
+        lr: Numbers = 0.01,
+        gamma: float = 0.1,
+        every: int = 100_000,
+        coefficient_lr_scale: Numbers = 1.0,
+        momentum: float = 0.9,
+        weight_decay: float = 5e-4,
+    ) -> None:
+        super().__init__(network, lr, coefficient_lr_scale)
+        for name, value in (("gamma", gamma), ("weight_decay", weight_decay)):
+            _check(name, value, value >= 0, "a number that is not negative")
+        _check("every", every, isinstance(every, int) and every >= 1, "a whole number of at least one")
+        _check("momentum", momentum, 0 <= momentum < 1, "a share from 0 to below 1")
+        self.gamma, self.every, self.momentum, self.weight_decay = gamma, every, momentum, weight_decay
+
+    def current_rates(self) -> Tensor:
+        return self.rates * self.gamma ** (self.updates // self.every).double()
+
+    def move(self, name: str, gradient: Tensor, rates: Tensor) -> None:
+        parameter, velocity = self.parameters[name], by_member(self.memory[name], len(rates))
+        is_bias = name.endswith("bias")
+        beside = _beside(2 * rates if is_bias else rates, velocity)
+        velocity.mul_(self.momentum).addcmul_(by_member(gradient, len(rates)), beside)
+        if not is_bias and parameter is not self.coefficients:
+            velocity.addcmul_(by_member(parameter, len(rates)), beside, value=self.weight_decay)
+        parameter.sub_(self.memory[name])
+
+
+def _check(name: str, value: object, valid: bool, wanted: str) -> None:
+    if not valid:
+        raise ValueError(f"{name}={value!r}: give {wanted}")
+
+
+def _beside(rates: Tensor, split: Tensor) -> Tensor:
+    """One rate a member, shaped to be multiplied with a tensor whose first dimension is the members'."""
+    return rates.view(-1, *[1] * (split.dim() - 1))

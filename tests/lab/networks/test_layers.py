@@ -11,7 +11,15 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hullo.lab.networks.layers import BatchNorm, Convolution, Linear, average, by_member, flatten
+from hullo.lab.networks.layers import (
+    BatchNorm,
+    Convolution,
+    Linear,
+    average,
+    by_member,
+    flatten,
+    local_response_norm,
+)
 
 RECORDED = Path(__file__).parents[1] / "fixtures" / "keras2.json"
 
@@ -50,6 +58,18 @@ def test_a_convolution_is_each_members_own() -> None:
     torch.testing.assert_close(layer(shared), torch.cat([F.conv2d(*own) for own in parts], 1), rtol=1e-5, atol=1e-5)
 
 
+def test_a_members_convolution_may_be_in_groups_of_its_own() -> None:
+    layer = Convolution(3, 4, 6, 3, stride=2, padding=1, groups=2)
+    torch.nn.init.normal_(layer.weight)
+    torch.nn.init.normal_(layer.bias)
+    x = torch.randn(5, 12, 7, 7)
+    parts = zip(x.chunk(6, 1), layer.weight.chunk(6), layer.bias.chunk(6), strict=True)
+    expected = torch.cat([F.conv2d(*own, stride=2, padding=1) for own in parts], 1)
+    torch.testing.assert_close(layer(x), expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(RuntimeError, match="channels"):  # rather than other members' filters
+        layer(x[:, :4])
+
+
 def test_a_linear_layer_is_each_members_own() -> None:
     layer = Linear(3, 4, 2)
     torch.nn.init.normal_(layer.weight)
@@ -83,3 +103,47 @@ def test_flattening_orders_features_by_row_column_channel_whatever_the_memory_or
 def test_averages_are_over_each_members_height_and_width() -> None:
     x = torch.rand(2, 6, 3, 3)
     torch.testing.assert_close(average(x, 3)[1, 0], x[0, 2:4].flatten(1).mean(1))
+
+
+@pytest.mark.parametrize("members", [1, 3])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_local_response_norm_is_the_formula_within_each_member(members: int, layout: torch.memory_format) -> None:
+    x = torch.randn(2, 7 * members, 3, 2, dtype=torch.float64).to(memory_format=layout)
+    expected = torch.empty_like(x)
+    for k in range(members):
+        for c in range(7):
+            window = [7 * k + d for d in range(c - 2, c + 3) if 0 <= d < 7]
+            s = 1 + 0.8 / 5 * x[:, window].square().sum(1)
+            expected[:, 7 * k + c] = x[:, 7 * k + c] / s**0.75
+    torch.testing.assert_close(local_response_norm(x, members, alpha=0.8), expected)
+
+
+def test_local_response_norm_has_the_gradient_of_its_formula() -> None:
+    x = torch.randn(1, 12, 2, 1, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: local_response_norm(x, 2, size=3, alpha=2.0, beta=0.6), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_local_response_norm_rounds_16_bits_once(dtype: torch.dtype) -> None:
+    x = (10 * torch.randn(2, 12, 3, 3)).to(dtype)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = local_response_norm(x, 2, alpha=1.0)
+    assert y.dtype == dtype
+    assert torch.equal(y, local_response_norm(x.float(), 2, alpha=1.0).to(dtype))
+
+
+def test_a_window_has_a_middle() -> None:
+    with pytest.raises(ValueError, match=r"size=4: give an odd number"):
+        local_response_norm(torch.ones(1, 8, 1, 1), 1, size=4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_local_response_norm_is_the_same_on_a_gpu(dtype: torch.dtype) -> None:
+    x = (10 * torch.randn(2, 48, 5, 5)).to(dtype)
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1e-2}[dtype]
+    found = local_response_norm(x.cuda().requires_grad_(), 3, alpha=1.0)
+    assert ("LocalResponseNorm" in type(found.grad_fn).__name__) == (dtype != torch.float64)  # the fused kernel's
+    torch.testing.assert_close(
+        found.detach().cpu(), local_response_norm(x, 3, alpha=1.0), rtol=tolerance, atol=tolerance
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from hullo.lab.activations import Row
+from hullo.lab.networks.alexnet import AlexNet
 from hullo.lab.networks.kerasnet import KerasNet
 from hullo.lab.networks.lenet5 import LeNet5
 from hullo.lab.networks.network import Network, Task, initialise, stack
@@ -16,6 +17,7 @@ NETWORKS: dict[str, Callable[[Sequence[Row], Task], Network]] = {
     "lenet5": LeNet5,
     "kerasnet": KerasNet,
     "resnet56": ResNet,
+    "alexnet": AlexNet,
 }
 
 
@@ -32,7 +34,7 @@ def build(
     """A population of K networks, initialised: `network(pictures)` gives logits (K, B, classes).
 
     Args:
-        name: "lenet5", "kerasnet" or "resnet56".
+        name: "lenet5", "kerasnet", "resnet56" or "alexnet".
         activation: a row such as ``relu`` or ``convex(identity,relu)`` for all members, or one for each.
         in_channels: channels of a picture; the default is CIFAR-10's, as are the next two.
         image_size: pixels on each side of a picture.

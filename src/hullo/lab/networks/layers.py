@@ -6,46 +6,87 @@ first of K equal parts belongs to member 0, and so on. Defaults are those of Ker
 
 from __future__ import annotations
 
+import importlib.util
 import math
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
+
+from hullo.kernels.plan import compute_dtype
+
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
+
+
+@dataclass(frozen=True)
+class Glorot:
+    """Keras's start: uniform weights, |w| < sqrt(6 / (fan in + fan out)), and biases of zero."""
+
+    fan_in: int
+    fan_out: int
+    bias = 0.0
+
+    def draw(self, shape: torch.Size, generator: Generator) -> Tensor:
+        limit = (6 / (self.fan_in + self.fan_out)) ** 0.5
+        return torch.empty(shape, device="cpu").uniform_(-limit, limit, generator=generator)
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """Caffe's start: normal weights of a given deviation, and biases that are all the same."""
+
+    deviation: float
+    bias: float
+
+    def draw(self, shape: torch.Size, generator: Generator) -> Tensor:
+        return torch.empty(shape, device="cpu").normal_(0.0, self.deviation, generator=generator)
 
 
 class Convolution(nn.Module):
     """K convolutions as one with K groups; ``same`` pads as Keras does, more at the end where the sides cannot be even.
 
-    Pictures that all members share come as (B, C, H, W): one convolution with all members' filters serves.
+    Pictures that all members share come as (B, C, H, W): one convolution with all members' filters serves. A member's
+    own convolution may be in `groups` itself, and its `padding` may be given.
     """
 
     def __init__(
-        self, members: int, inputs: int, outputs: int, kernel: int, *, stride: int = 1, same: bool = False
+        self,
+        members: int,
+        inputs: int,
+        outputs: int,
+        kernel: int,
+        *,
+        stride: int = 1,
+        padding: int = 0,
+        same: bool = False,
+        groups: int = 1,
+        start: Gaussian | None = None,
     ) -> None:
         super().__init__()
-        self.stride, self.same = stride, same
-        self.fans = inputs * kernel**2, outputs * kernel**2
-        self.weight = nn.Parameter(torch.empty(members * outputs, inputs, kernel, kernel))
+        self.stride, self.padding, self.same, self.groups = stride, padding, same, members * groups
+        self.start = start or Glorot(inputs * kernel**2, outputs * kernel**2)
+        self.weight = nn.Parameter(torch.empty(members * outputs, inputs // groups, kernel, kernel))
         self.bias = nn.Parameter(torch.empty(members * outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        padding = 0
+        padding = self.padding
         if self.same:
             kernel, size = self.weight.shape[-1], x.shape[-1]
             total = max(0, (math.ceil(size / self.stride) - 1) * self.stride + kernel - size)
             padding = total // 2
             if total % 2:
                 x, padding = F.pad(x, (padding, total - padding) * 2), 0
-        groups = x.shape[1] // self.weight.shape[1]
+        groups = self.groups if x.shape[1] == self.groups * self.weight.shape[1] else 1
         return F.conv2d(x, self.weight, self.bias, self.stride, padding, groups=groups)
 
 
 class Linear(nn.Module):
     """K linear layers as one batched product of features (K, B, inputs)."""
 
-    def __init__(self, members: int, inputs: int, outputs: int) -> None:
+    def __init__(self, members: int, inputs: int, outputs: int, *, start: Gaussian | None = None) -> None:
         super().__init__()
-        self.fans = inputs, outputs
+        self.start = start or Glorot(inputs, outputs)
         self.weight = nn.Parameter(torch.empty(members, inputs, outputs))
         self.bias = nn.Parameter(torch.empty(members, 1, outputs))
 
@@ -73,6 +114,31 @@ class BatchNorm(nn.Module):
         # PyTorch's momentum is the share of the new, Keras's that of the old
         statistics = self.running_mean, self.running_variance
         return F.batch_norm(x, *statistics, self.scale, self.shift, self.training, momentum=0.01, eps=1e-3)
+
+
+def local_response_norm(x: Tensor, members: int, *, size: int = 5, alpha: float = 1e-4, beta: float = 0.75) -> Tensor:
+    """Each of (B, K*C, H, W) over a power of the squares in the `size` channels around it, its own member's alone:
+
+        y = x / (1 + alpha / size * sum of x^2)^beta
+
+    with Caffe's constants for AlexNet by default. Values are computed in float32 at least; the result is of x's type.
+
+    Example:
+        >>> import torch
+        >>> x = torch.ones(1, 6, 1, 1)
+        >>> local_response_norm(x, members=2, size=3, alpha=3.0, beta=1.0).flatten()
+        tensor([0.3333, 0.2500, 0.3333, 0.3333, 0.2500, 0.3333])
+    """
+    if size % 2 == 0:
+        raise ValueError(f"size={size}: give an odd number of channels, as many before as after")
+    channels = x.shape[1] // members
+    if x.is_cuda and x.dtype != torch.float64 and _HAS_TRITON:
+        from hullo.lab.kernels.lrn import LocalResponseNorm
+
+        fused: Tensor = LocalResponseNorm.apply(x, channels, size, alpha, beta)  # type: ignore[no-untyped-call]
+        return fused
+    wide = x.to(compute_dtype(x)).reshape(-1, channels, *x.shape[2:])
+    return F.local_response_norm(wide, size, alpha, beta, 1.0).reshape(x.shape).to(x.dtype)
 
 
 def by_member(x: Tensor, members: int, dim: int = 0) -> Tensor:

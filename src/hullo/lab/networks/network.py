@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from hullo.coefficients import way
 from hullo.lab import streams
 from hullo.lab.activations import Activations, Row
 from hullo.lab.networks.layers import Convolution, Linear, by_member
@@ -33,14 +34,15 @@ class Network(nn.Module):
     seeds: Tensor
     steps: Tensor
 
-    def __init__(self, rows: Sequence[Row], task: Task, activations: int) -> None:
+    def __init__(self, rows: Sequence[Row], task: Task, widths: Sequence[int]) -> None:
         super().__init__()
         if task.image_size < self.smallest:
             wanted = f"pictures for {type(self).__name__} have at least {self.smallest} pixels on a side"
             raise ValueError(f"image_size={task.image_size}: {wanted}")
         self.task = task
         self.members = len(rows)
-        self.activations = Activations(rows, activations)
+        self.first = 0  # the first picture of a batch, where the batch is a part of a larger one
+        self.activations = Activations(rows, widths)
         self.register_buffer("seeds", torch.zeros(self.members, dtype=torch.int64))
         self.register_buffer("steps", torch.zeros(self.members, dtype=torch.int64))
 
@@ -75,11 +77,11 @@ class Network(nn.Module):
         if not self.training:
             return x
         if x.dim() == 3:
-            kept = streams.keep(self.seeds, self.steps, number, x.shape[1:], rate=rate)
+            kept = streams.keep(self.seeds, self.steps, number, x.shape[1:], rate=rate, first=self.first)
             return x * kept * (1 / (1 - rate))
         split = by_member(x, self.members, dim=1)
         batch, _, channels, height, width = split.shape
-        kept = streams.keep(self.seeds, self.steps, number, (batch, height, width, channels), rate=rate)
+        kept = streams.keep(self.seeds, self.steps, number, (batch, height, width, channels), rate=rate, first=self.first)
         return (split * kept.permute(1, 0, 4, 2, 3) * (1 / (1 - rate))).flatten(1, 2)
 
     def alike(self, rows: Sequence[Row]) -> Network:
@@ -90,7 +92,7 @@ class Network(nn.Module):
         """How many numbers each member learns; unused entries in the table of coefficients do not count."""
         others = sum(p.numel() for p in self.parameters() if p is not self.activations.raw) // self.members
         layers = self.activations.raw.shape[1]
-        return [others + layers * len(row.bases) * row.learns for row in self.rows]
+        return [others + layers * (len(row.bases) - way(row.keep).fewer) * row.learns for row in self.rows]
 
     def member(self, k: int) -> Network:
         """Member k as an ordinary network, with a copy of its weights and of all its state."""
@@ -131,8 +133,8 @@ def stack(networks: Sequence[Network]) -> Network:
 
 @torch.no_grad()
 def initialise(network: Network, seeds: Sequence[int]) -> None:
-    """Start every member from its seed as Keras does: Glorot uniform weights, |w| < sqrt(6 / (fan in + fan out)), and
-    biases of zero. A member starts alike alone and in any population."""
+    """Start every member from its seed, layer by layer as the layer says. A member starts alike alone and in any
+    population."""
     if len(seeds) != network.members:
         raise ValueError(f"{network.members} members need as many seeds, got {len(seeds)}: {list(seeds)}")
     network.seeds.copy_(torch.tensor(seeds))
@@ -141,6 +143,5 @@ def initialise(network: Network, seeds: Sequence[int]) -> None:
         for layer in network.modules():
             if isinstance(layer, Convolution | Linear):
                 own = by_member(layer.weight, network.members)[k]
-                limit = (6 / sum(layer.fans)) ** 0.5
-                own.copy_(torch.empty(own.shape, device="cpu").uniform_(-limit, limit, generator=generator))
-                by_member(layer.bias, network.members)[k].zero_()
+                own.copy_(layer.start.draw(own.shape, generator))
+                by_member(layer.bias, network.members)[k].fill_(layer.start.bias)

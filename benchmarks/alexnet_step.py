@@ -1,0 +1,134 @@
+"""How fast does AlexNet train, and what does local response normalisation cost? One training step, in a CUDA graph.
+
+    python benchmarks/alexnet_step.py [rows.csv]
+
+Prints, for two activations and three ways to normalise: the median time of a step, pictures a second, and the most
+memory that it takes beside weights and data; with a file named, writes them there too. Batch 256 of 227x227 synthetic
+pictures on the device, 1000 classes, bfloat16 autocast, channels last, Caffe's SGD; the same weights and data for all,
+measured in turns. Without a GPU it takes a few steps of a tiny batch, which shows that it runs and no more.
+"""
+
+from __future__ import annotations
+
+import csv
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import hullo
+from hullo.lab import networks, recipes
+from hullo.lab.networks import alexnet
+from hullo.lab.networks.layers import local_response_norm
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+BATCH, SIDE, ROUNDS = (256, 227, 40) if DEVICE == "cuda" else (2, 39, 1)
+WARM_UP = 3
+
+ACTIVATIONS = ("relu", "affine(identity,relu,tanh)")
+NORMS: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "none": lambda x, members: x,
+    "hullo": local_response_norm,
+    "torch": lambda x, members: F.local_response_norm(x, 5, 1e-4, 0.75, 1.0),
+}
+
+
+class Step(NamedTuple):
+    run: Callable[[], None]
+    peak_mib: float
+    owned: object
+    """What a graph reads and does not own."""
+
+
+class Measured(NamedTuple):
+    device: str
+    torch: str
+    hullo: str
+    activation: str
+    normalisation: str
+    batch: int
+    median_ms: float
+    p10_ms: float
+    p90_ms: float
+    pictures_per_second: float
+    peak_mib: float
+
+
+def prepare(activation: str, norm: Callable[[Tensor, int], Tensor]) -> Step:
+    """A training step as a CUDA graph; without a GPU, as it is."""
+    network = networks.build("alexnet", activation=activation, image_size=SIDE, num_classes=1000)
+    network = network.to(DEVICE, memory_format=torch.channels_last)
+    optimiser = recipes.SGD(network)
+    generator = torch.Generator(DEVICE).manual_seed(0)
+    x = 60 * torch.randn(BATCH, 3, SIDE, SIDE, device=DEVICE, generator=generator)
+    x = x.to(memory_format=torch.channels_last)
+    labels = torch.randint(1000, (BATCH,), device=DEVICE, generator=generator)
+
+    def step() -> None:
+        network.zero_grad()
+        with mock.patch.object(alexnet, "local_response_norm", norm), torch.autocast(DEVICE, torch.bfloat16):
+            logits = network(x)[0]
+        F.cross_entropy(logits.float(), labels).backward()
+        optimiser.step()
+
+    if DEVICE == "cpu":
+        return Step(step, float("nan"), None)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # libraries choose and set up their kernels before a capture
+        for _ in range(WARM_UP):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return Step(graph.replay, (torch.cuda.max_memory_allocated() - before) / 2**20, step)
+
+
+def milliseconds(run: Callable[[], None]) -> float:
+    if DEVICE == "cpu":
+        start = time.perf_counter()
+        run()
+        return 1e3 * (time.perf_counter() - start)
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    run()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end)
+
+
+def main() -> None:
+    steps = {(row, name): prepare(row, norm) for row in ACTIVATIONS for name, norm in NORMS.items()}
+    times: dict[tuple[str, str], list[float]] = {case: [] for case in steps}
+    for _ in range(WARM_UP + ROUNDS):
+        for case, step in steps.items():
+            times[case].append(milliseconds(step.run))
+    device = torch.cuda.get_device_name() if DEVICE == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    rows = []
+    print(f"{device}, torch {torch.__version__}, hullo {hullo.__version__}")
+    for case, values in times.items():
+        ordered = sorted(values[WARM_UP:])
+        median = statistics.median(ordered)
+        p10, p90 = (ordered[round(share * (len(ordered) - 1))] for share in (0.1, 0.9))
+        speed, peak = 1e3 * BATCH / median, steps[case].peak_mib
+        rows.append(Measured(device, torch.__version__, hullo.__version__, *case, BATCH, median, p10, p90, speed, peak))
+        print(f"{case[0]:28s} {case[1]:6s} {median:8.3f} ms {speed:8.0f} pictures/s {peak:8.0f} MiB")
+    if len(sys.argv) > 1:
+        with open(sys.argv[1], "w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(Measured._fields)
+            writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""Local response normalisation on a GPU: one kernel forward, one backward, for either layout of pictures in memory.
+
+    y_c = x_c s_c^-beta,    s_c = 1 + alpha / size * (sum of x^2 over the `size` channels around c)
+
+    dx_c = dy_c s_c^-beta - 2 alpha beta / size * x_c * (sum of dy y / s over the `size` channels around c)
+
+A thread holds a run of neighbouring channels of one pixel and what the windows at its ends reach into, so a window is a
+sum of registers. The backward pass computes s again: it reads x and dy and writes dx, nothing more moves. The reference
+is PyTorch's own function, which :func:`hullo.lab.networks.layers.local_response_norm` calls elsewhere.
+"""
+
+# mypy: disable-error-code="assignment,no-untyped-call,no-untyped-def,untyped-decorator"
+# ruff: noqa: N803, RUF005 (constants are in capitals, and tuples grow by addition alone, in Triton)
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import triton  # type: ignore[import-untyped]
+import triton.language as tl  # type: ignore[import-untyped]
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from hullo.kernels.plan import dense, laid_out_like
+
+RUNS = 128
+"""Runs that a program of four warps takes, one a thread."""
+
+
+class LocalResponseNorm(torch.autograd.Function):
+    """Pictures (B, members * channels, ...) of float32, bfloat16 or float16, normalised within each member.
+
+    `LocalResponseNorm.apply(x, channels, size, alpha, beta)`, where `channels` are those of one member.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, channels: int, size: int, alpha: float, beta: float) -> Tensor:
+        x, _ = dense(x)
+        ctx.save_for_backward(x)
+        ctx.options = channels, size, alpha, beta
+        y = torch.empty_like(x)
+        _launch(_forward, (x, y), *ctx.options)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, order = dense(*ctx.saved_tensors)
+        dx = torch.empty_like(x)
+        _launch(_backward, (x, laid_out_like(gradient, x, order), dx), *ctx.options)
+        return dx, None, None, None, None
+
+
+def _launch(kernel: Any, tensors: tuple[Tensor, ...], channels: int, size: int, alpha: float, beta: float) -> None:
+    x = tensors[0]
+    _, order = dense(x)
+    step = math.prod(x.shape[dim] for dim in order[order.index(1) + 1 :])  # from a channel to the next
+    run = max(16 // x.element_size(), triton.next_power_of_2(size - 1))
+    runs = x.numel() // channels * triton.cdiv(channels, run)
+    if runs:
+        with torch.cuda.device_of(x):
+            kernel[triton.cdiv(runs, RUNS),](
+                *tensors, runs, alpha / size,
+                CHANNELS=channels, STEP=step, HALF=size // 2, BETA=beta,
+                RUN=run, RUNS=RUNS, BIG=x.numel() >= 2**31, num_warps=RUNS // 32,
+            )  # fmt: skip
+
+
+@triton.jit
+def _forward(
+    x_at, y_at, runs, scale,
+    CHANNELS: tl.constexpr, STEP: tl.constexpr, HALF: tl.constexpr, BETA: tl.constexpr,
+    RUN: tl.constexpr, RUNS: tl.constexpr, BIG: tl.constexpr,
+):  # fmt: skip
+    at, channel, inside = _places(runs, CHANNELS, STEP, RUN, RUNS, BIG)
+    x = _read(x_at, at, channel, inside, CHANNELS, STEP, RUN)
+    sums = _windows(_squares(x), HALF)
+    y = ()
+    for j in tl.static_range(RUN, 2 * RUN):
+        power, _ = _powers(1 + scale * sums[j - HALF], BETA)
+        y = y + (x[j] * power,)
+    tl.store(y_at + at, _tile(y).to(y_at.dtype.element_ty), mask=inside & (channel < CHANNELS))
+
+
+@triton.jit
+def _backward(
+    x_at, dy_at, dx_at, runs, scale,
+    CHANNELS: tl.constexpr, STEP: tl.constexpr, HALF: tl.constexpr, BETA: tl.constexpr,
+    RUN: tl.constexpr, RUNS: tl.constexpr, BIG: tl.constexpr,
+):  # fmt: skip
+    at, channel, inside = _places(runs, CHANNELS, STEP, RUN, RUNS, BIG)
+    x = _read(x_at, at, channel, inside, CHANNELS, STEP, RUN)
+    dy = _read(dy_at, at, channel, inside, CHANNELS, STEP, RUN)
+    sums = _windows(_squares(x), HALF)
+    direct = ()  # dy s^-beta
+    shares = ()  # dy y / s
+    for j in tl.static_range(RUN - HALF, 2 * RUN + HALF):
+        power, inverse = _powers(1 + scale * sums[j - HALF], BETA)
+        direct = direct + (dy[j] * power,)
+        shares = shares + (dy[j] * power * inverse * x[j],)
+    others = _windows(shares, HALF)
+    dx = ()
+    for j in tl.static_range(RUN):
+        dx = dx + (direct[j + HALF] - 2 * BETA * scale * x[j + RUN] * others[j],)
+    tl.store(dx_at + at, _tile(dx).to(dx_at.dtype.element_ty), mask=inside & (channel < CHANNELS))
+
+
+@triton.jit
+def _places(runs, CHANNELS: tl.constexpr, STEP: tl.constexpr, RUN: tl.constexpr, RUNS: tl.constexpr, BIG: tl.constexpr):
+    """Of each run: where its channels lie, which of their member's they are, and whether there is such a run at all.
+
+    Runs are counted in the order of memory, so that neighbouring threads read neighbouring addresses in either layout.
+    """
+    program = tl.program_id(0)
+    if BIG:
+        program = program.to(tl.int64)
+    run = program * RUNS + tl.arange(0, RUNS)[:, None]
+    across: tl.constexpr = (CHANNELS + RUN - 1) // RUN
+    row = run // STEP // across
+    channel = run // STEP % across * RUN + tl.arange(0, RUN)[None, :]
+    return (row * CHANNELS + channel) * STEP + run % STEP, channel, run < runs
+
+
+@triton.jit
+def _read(t_at, at, channel, inside, CHANNELS: tl.constexpr, STEP: tl.constexpr, RUN: tl.constexpr):
+    """The channels of the run before, of the run itself and of the run after, one by one; beyond the member, zeros."""
+    channels = ()
+    for side in tl.static_range(-1, 2):
+        there = channel + side * RUN
+        mask = inside & (there >= 0) & (there < CHANNELS)
+        channels = channels + _columns(tl.load(t_at + at + side * RUN * STEP, mask=mask, other=0.0).to(tl.float32))
+    return channels
+
+
+@triton.jit
+def _columns(tile):
+    """The columns of a tile, from left to right; no data moves where each thread holds a row."""
+    columns = (tile,)
+    if tile.shape[1] > 1:
+        halves = tl.permute(tl.reshape(tile, (tile.shape[0], 2, tile.shape[1] // 2)), (0, 2, 1))
+        left, right = tl.split(halves)
+        columns = _columns(left) + _columns(right)
+    return columns
+
+
+@triton.jit
+def _tile(columns):
+    """The inverse of `_columns`."""
+    tile = columns[0]
+    if len(columns) > 1:
+        left, right = _tile(columns[: len(columns) // 2]), _tile(columns[len(columns) // 2 :])
+        halves = tl.permute(tl.join(left, right), (0, 2, 1))
+        tile = tl.reshape(halves, (left.shape[0], 2 * left.shape[1]))
+    return tile
+
+
+@triton.jit
+def _squares(terms):
+    squares = ()
+    for j in tl.static_range(len(terms)):
+        squares = squares + (terms[j] * terms[j],)
+    return squares
+
+
+@triton.jit
+def _windows(terms, HALF: tl.constexpr):
+    """The sum of every 2 HALF + 1 neighbours; the first is around terms[HALF]."""
+    sums = ()
+    for j in tl.static_range(len(terms) - 2 * HALF):
+        total = terms[j]
+        for d in tl.static_range(1, 2 * HALF + 1):
+            total += terms[j + d]
+        sums = sums + (total,)
+    return sums
+
+
+@triton.jit
+def _powers(s, BETA: tl.constexpr):
+    """s^-beta and 1 / s; with the usual beta both come from one inverse root."""
+    if BETA == 0.75:
+        root = tl.rsqrt(s)
+        power, inverse = root * tl.sqrt(root), root * root
+    else:
+        power, inverse = tl.exp2(-BETA * tl.log2(s)), 1 / s
+    return power, inverse
