@@ -17,7 +17,9 @@ RELEASES = {module.RELEASE.name: module.RELEASE for module in (fashion_mnist, ci
 def find(name: str, data_dir: str | os.PathLike[str] | None = None) -> Copy:
     """The copy of a data set in a directory, or the one that comes with the package."""
     if name not in RELEASES:
-        raise ValueError(f"unknown data set {name!r}; there are {', '.join(RELEASES)}")
+        raise ValueError(
+            f"unknown data set {name!r}; there are {', '.join(RELEASES)}; ilsvrc2012 is packed, and too large for this"
+        )
     release = RELEASES[name]
     return Copy(release, Path(__file__).parent if release.address is None else data_root(data_dir))
 

@@ -1,0 +1,102 @@
+"""How fast is ILSVRC-2012 read? From JPEG, by processes that decode, and from its pack, by threads that read ahead.
+
+    python benchmarks/ilsvrc_reading.py --source DATA/ilsvrc2012 [--workers 2] [--folder SCRATCH]
+
+Takes some of the training pictures there and encodes them anew at 500 x 375 pixels and about 90 KB, near what the
+released ones have on average, so that a few small ones will do. Prints pictures a second. The pack is in the page
+cache when it is read: from a slower disk, divide its bandwidth by 196,608 bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+import torch
+from PIL import Image
+from rich.console import Console
+
+import hullo
+from hullo.lab.data.ilsvrc2012 import Pack, read_ahead, split_steps
+from hullo.lab.data.ilsvrc2012.decoding import decode
+from hullo.lab.data.ilsvrc2012.packing import pack
+from hullo.lab.data.ilsvrc2012.pictures import Bytes, Picture, Source
+from hullo.lab.data.ilsvrc2012.workers import available_cores, worker_processes
+from hullo.lab.progress import Steps
+
+COUNT, BATCH, SECONDS, PIECE = 1024, 256, 5.0, 32
+SIZE, BYTES = (500, 375), 115_000
+
+
+def enlarge(picture: Picture, folder: Path) -> Picture:
+    """The picture as large as those that were released, in a file of its own."""
+    with Image.open(io.BytesIO(picture.encoded.read())) as image:
+        large = image.convert("RGB").resize(SIZE)
+    for quality in range(100, 70, -2):
+        stream = io.BytesIO()
+        large.save(stream, "JPEG", quality=quality)
+        if stream.tell() <= BYTES:
+            break
+    path = folder / picture.name
+    path.write_bytes(stream.getvalue())
+    return picture._replace(encoded=Bytes(str(path)))
+
+
+def decode_all(pictures: list[Picture]) -> int:
+    return sum(decode(picture.encoded.read()).shape[0] > 0 for picture in pictures)
+
+
+def from_jpeg(pictures: list[Picture], workers: int) -> float:
+    """Pictures a second that processes decode."""
+    pieces = [pictures[start : start + PIECE] for start in range(0, len(pictures), PIECE)]
+    with worker_processes(workers) as pool:
+        list(pool.map(decode_all, pieces[: 2 * workers]))
+        start = time.perf_counter()
+        count = sum(pool.map(decode_all, pieces))
+        return count / (time.perf_counter() - start)
+
+
+def from_pack(folder: Path, workers: int) -> float:
+    """Pictures a second that threads read in a random order, batch after batch."""
+    pictures = Pack.open(folder).pictures("train")
+    order = torch.cat([torch.randperm(len(pictures)) for _ in range(500)])
+    count, start = 0, 0.0
+    for step, batch in enumerate(read_ahead(pictures, split_steps(order, BATCH), workers=workers)):
+        if step == 10:
+            count, start = 0, time.perf_counter()
+        count += len(batch.images)
+        if step > 10 and time.perf_counter() - start > SECONDS:
+            break
+    return count / (time.perf_counter() - start)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--source", type=Path, required=True)
+    parser.add_argument("--workers", type=int, default=available_cores())
+    parser.add_argument("--folder", type=Path)
+    options = parser.parse_args()
+    source = Source(options.source)
+    chosen = {split: source.pictures(split)[:COUNT] for split in ("train", "val")}
+    print(f"{available_cores()} cores, torch {torch.__version__}, hullo {hullo.__version__}, pictures a second:")
+    with tempfile.TemporaryDirectory(dir=options.folder) as scratch, Steps(Console(), quiet=True) as progress:
+        folder = Path(scratch)
+        large = [enlarge(picture, folder) for picture in chosen["train"]]
+        each = sum(Path(picture.encoded.path).stat().st_size for picture in large) / len(large)
+        what = f"{SIZE[0]} x {SIZE[1]}, {each / 1e3:.0f} KB"
+        print(f"JPEG of {what}, decoded by {options.workers} processes: {from_jpeg(large, options.workers):,.0f}")
+        print(
+            f"JPEG as given, decoded by {options.workers} processes: {from_jpeg(chosen['train'], options.workers):,.0f}"
+        )
+        pool = partial(worker_processes, options.workers)
+        pack(source, chosen, folder / "packed", pool, progress, partial=True)
+        for workers in sorted({1, options.workers, 2 * options.workers}):
+            print(f"packed, read by {workers} threads: {from_pack(folder / 'packed', workers):,.0f}")
+
+
+if __name__ == "__main__":
+    main()

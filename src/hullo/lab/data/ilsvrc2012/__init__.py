@@ -1,0 +1,28 @@
+"""ILSVRC-2012: 1.3 million colour pictures of things in a thousand classes (Russakovsky et al., 2015).
+
+Too large to be whole on a device: it is packed once (`packing`), then streamed (`stream`).
+
+    pictures  what was released, as tars or folders      decoding  JPEG to 256 x 256 pixels
+    devkit    the classes and what val pictures show     shards    many pictures in one file
+    packed    a finished pack, picture by picture        augment   crops and flips on the device
+"""
+
+from hullo.lab.data.ilsvrc2012.augment import CROP, centre_crops, crop, draw_crops
+from hullo.lab.data.ilsvrc2012.packed import Pack, PackedPictures
+from hullo.lab.data.ilsvrc2012.state import NAME, Home
+from hullo.lab.data.ilsvrc2012.stream import Batch, read_ahead, split_steps, to_device
+
+__all__ = [
+    "CROP",
+    "NAME",
+    "Batch",
+    "Home",
+    "Pack",
+    "PackedPictures",
+    "centre_crops",
+    "crop",
+    "draw_crops",
+    "read_ahead",
+    "split_steps",
+    "to_device",
+]

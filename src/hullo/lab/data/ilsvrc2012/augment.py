@@ -1,0 +1,59 @@
+"""What training and evaluation do to packed pictures, on the device: crop, flip, subtract the mean picture.
+
+How a picture is cropped depends on the seed, the epoch and the picture: not on the batch, nor on who reads it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hullo.lab.data.ilsvrc2012.decoding import SIDE
+from hullo.lab.streams import Purpose, draw_below, open_streams
+
+CROP = 227
+
+
+def draw_crops(seeds: Tensor, epoch: int | Tensor, numbers: Tensor) -> Tensor:
+    """How each member's pictures are cropped in an epoch: flipped (0 or 1), first row, first column.
+
+    For pictures (their numbers) of shape (members, count), of shape (members, count, 3); all are equally likely.
+
+    Examples:
+        >>> draw_crops(torch.tensor([7]), 0, torch.tensor([[11, 12]])).tolist()
+        [[[0, 29, 29], [1, 17, 1]]]
+    """
+    keys = open_streams(seeds, Purpose.MOVES, epoch)
+    limits = (2, SIDE - CROP + 1, SIDE - CROP + 1)
+    return torch.stack([draw_below(limit, keys, 3 * numbers + k) for k, limit in enumerate(limits)], -1)
+
+
+def centre_crops(count: int, device: torch.device | str = "cpu") -> Tensor:
+    """The crop of evaluation, for each picture: the middle, not flipped.
+
+    Examples:
+        >>> centre_crops(1)
+        tensor([[ 0, 14, 14]])
+    """
+    middle = (SIDE - CROP) // 2
+    return torch.tensor([0, middle, middle], device=device).expand(count, 3)
+
+
+def crop(images: Tensor, crops: Tensor, mean: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Pictures less the mean picture, cropped, then flipped, as their crops say.
+
+    From uint8 images of shape (count, 256, 256, 3), crops of shape (count, 3) and a mean picture of shape
+    (256, 256, 3), numbers of shape (count, 3, 227, 227) with channels last in memory. As in Caffe the mean is that of
+    the pixel's place in the picture, not in the crop.
+
+    Examples:
+        >>> images, mean = torch.full((2, 256, 256, 3), 9, dtype=torch.uint8), torch.full((256, 256, 3), 4.0)
+        >>> crop(images, centre_crops(2), mean).unique(), crop(images, centre_crops(2), mean).shape
+        (tensor([5.]), torch.Size([2, 3, 227, 227]))
+    """
+    flipped, top, left = crops[..., None].unbind(1)
+    along = torch.arange(CROP, device=images.device)
+    rows = (top + along)[:, :, None]
+    columns = (left + torch.where(flipped == 1, CROP - 1 - along, along))[:, None, :]
+    each = torch.arange(len(images), device=images.device)[:, None, None]
+    return (images[each, rows, columns] - mean[rows, columns]).to(dtype).permute(0, 3, 1, 2)

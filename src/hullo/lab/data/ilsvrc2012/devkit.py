@@ -1,0 +1,68 @@
+"""The ILSVRC-2012 devkit: which classes there are, how many training pictures each has, what the val pictures show."""
+
+from __future__ import annotations
+
+import tarfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from hullo.lab.data.ilsvrc2012.matlab import read_structs
+from hullo.lab.data.release import DataError
+
+ARCHIVE = "ILSVRC2012_devkit_t12.tar.gz"
+ARCHIVE_MD5 = "fa75699e90414af021442c21a62c3abf"
+FOLDERS = ("ILSVRC2012_devkit_t12", "devkit")
+REMEDY = f"put {ARCHIVE} (md5 {ARCHIVE_MD5}) there, or unpack it there"
+
+_META, _TRUTH = "meta.mat", "ILSVRC2012_validation_ground_truth.txt"
+
+
+@dataclass(frozen=True)
+class Class:
+    """A class: its WordNet identifier, its names, and how many training pictures were released."""
+
+    wnid: str
+    words: str
+    pictures: int
+
+
+@dataclass(frozen=True)
+class Devkit:
+    """The classes, a class's place being its label, and the labels of the val pictures 1, 2 and so on.
+
+    The devkit numbers the classes in an order of its own; labels follow the sorted WordNet identifiers, as everywhere.
+    """
+
+    path: Path
+    classes: tuple[Class, ...]
+    truth: tuple[int, ...]
+
+
+def find_devkit(folder: Path) -> Devkit | None:
+    """The devkit in a folder, packed or unpacked; None where there is none."""
+    for path in (folder / name for name in (ARCHIVE, *FOLDERS)):
+        if path.exists():
+            try:
+                return _parse(path, *(_from_archive(path) if path.name == ARCHIVE else _from_folder(path)))
+            except (EOFError, KeyError, OSError, ValueError, tarfile.TarError, zlib.error) as error:
+                raise DataError(f"{path} is no whole devkit ({error}); {REMEDY}") from error
+    return None
+
+
+def _from_folder(path: Path) -> list[bytes]:
+    return [(path / "data" / name).read_bytes() for name in (_META, _TRUTH)]
+
+
+def _from_archive(path: Path) -> list[bytes]:
+    with tarfile.open(path, "r:gz") as tar:
+        streams = [tar.extractfile(f"{path.name.removesuffix('.tar.gz')}/data/{name}") for name in (_META, _TRUTH)]
+        return [stream.read() for stream in streams if stream]
+
+
+def _parse(path: Path, meta: bytes, truth: bytes) -> Devkit:
+    leaves = [item for item in read_structs(meta) if item["num_children"] == [0.0]]  # the others are kinds of classes
+    leaves.sort(key=lambda item: item["WNID"])
+    classes = [Class(str(item["WNID"]), str(item["words"]), int(item["num_train_images"][0])) for item in leaves]
+    label_of = {int(item["ILSVRC2012_ID"][0]): label for label, item in enumerate(leaves)}
+    return Devkit(path, tuple(classes), tuple(label_of[int(line)] for line in truth.split()))

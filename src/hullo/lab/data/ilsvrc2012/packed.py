@@ -1,0 +1,170 @@
+"""ILSVRC-2012 once it is packed: random access to its pictures, their labels, the mean picture."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+from torch import Tensor
+
+from hullo.lab.data.ilsvrc2012.decoding import SHAPE
+from hullo.lab.data.ilsvrc2012.shards import HEADER, PICTURE, Shard
+from hullo.lab.data.ilsvrc2012.workers import available_cores
+from hullo.lab.data.release import DataError
+
+MANIFEST = "manifest.json"
+MEAN = "mean.safetensors"
+VERSION = 1
+COMMAND = "hullo data pack ilsvrc2012"
+
+
+@dataclass(frozen=True)
+class ShardEntry:
+    """What the manifest says of a shard: its file's name, how many pictures it holds, the digest of its bytes."""
+
+    file: str
+    pictures: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Part:
+    """A split in a pack: its shards, the pictures that were broken, and how many were released."""
+
+    shards: tuple[ShardEntry, ...]
+    broken: tuple[tuple[str, str], ...]
+    wanted: int
+
+    @property
+    def pictures(self) -> int:
+        return sum(shard.pictures for shard in self.shards)
+
+
+@dataclass(frozen=True)
+class Pack:
+    """A pack as its manifest describes it: the classes, as (WordNet identifier, words), and its splits."""
+
+    folder: Path
+    classes: tuple[tuple[str, str], ...]
+    parts: dict[str, Part]
+    mean_sha256: str
+
+    @classmethod
+    def open(cls, folder: Path) -> Pack:
+        """The pack in a folder; one that is not finished is refused."""
+        try:
+            values: dict[str, Any] = json.loads((folder / MANIFEST).read_bytes())
+        except FileNotFoundError as error:
+            raise DataError(f"{folder} holds no finished pack; make it with: {COMMAND}") from error
+        except ValueError as error:
+            raise DataError(f"{folder / MANIFEST} is damaged ({error}); delete it, then: {COMMAND}") from error
+        if values.get("version") != VERSION:
+            raise DataError(
+                f"{folder} holds a pack of version {values.get('version')}, not {VERSION}; delete it, then: {COMMAND}"
+            )
+        parts = {
+            split: Part(
+                tuple(ShardEntry(**shard) for shard in part["shards"]),
+                tuple((name, reason) for name, reason in part["broken"]),
+                part["wanted"],
+            )
+            for split, part in values["parts"].items()
+        }
+        classes = tuple((wnid, words) for wnid, words in values["classes"])
+        return cls(folder, classes, parts, values["mean_sha256"])
+
+    def manifest(self) -> bytes:
+        """The content of the manifest."""
+        values = asdict(self)
+        del values["folder"]
+        return json.dumps({"version": VERSION, **values}, indent=1).encode()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every picture that was released is in the pack."""
+        return all(part.pictures == part.wanted for part in self.parts.values())
+
+    @cached_property
+    def mean(self) -> Tensor:
+        """The mean training picture, float32 of shape (256, 256, 3)."""
+        return load_file(self.folder / MEAN)["mean"]
+
+    def pictures(self, split: str) -> PackedPictures:
+        """The pictures of a split."""
+        return PackedPictures([self.folder / shard.file for shard in self.parts[split].shards])
+
+    def flaws(self, reach: Callable[[float], None]) -> list[str]:
+        """What is wrong with the files, every byte of them being compared with what was written."""
+        entries = [entry for part in self.parts.values() for entry in part.shards]
+        flaws = self._mean_flaw()
+        with ThreadPoolExecutor(available_cores()) as threads:  # hashing leaves the interpreter to the others
+            futures = {threads.submit(self._flaw, entry): entry for entry in entries}
+            for done, future in enumerate(as_completed(futures), 1):
+                flaws += future.result()
+                reach(done / len(entries))
+        return sorted(flaws)
+
+    def _mean_flaw(self) -> list[str]:
+        path = self.folder / MEAN
+        content = path.read_bytes() if path.exists() else b""
+        sound = hashlib.sha256(content).hexdigest() == self.mean_sha256
+        return [] if sound else [f"{path} is missing or altered: sha256 wanted {self.mean_sha256}"]
+
+    def _flaw(self, entry: ShardEntry) -> list[str]:
+        path = self.folder / entry.file
+        try:
+            shard = Shard.open(path)
+        except DataError as error:
+            return [str(error)]
+        sound = shard.digest == entry.sha256 and len(shard.labels) == entry.pictures and shard.verify()
+        return [] if sound else [f"{path} is altered: sha256 wanted {entry.sha256}"]
+
+
+class PackedPictures:
+    """The pictures of a split by their numbers, and `labels`, int64, on the CPU."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        shards = [Shard.open(path) for path in paths]
+        counts = [len(shard.labels) for shard in shards]
+        self.labels = torch.from_numpy(np.concatenate([shard.labels for shard in shards]))
+        self._shard = np.repeat(np.arange(len(shards)), counts)
+        self._start = HEADER + PICTURE * np.concatenate([np.arange(count) for count in counts])
+        self._paths = list(paths)
+        self._files = [os.open(path, os.O_RDONLY) for path in paths]
+        weakref.finalize(self, _close, self._files)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def read_into(self, out: NDArray[np.uint8], numbers: NDArray[np.int64]) -> None:
+        """Read the pictures of these numbers into an array of shape (count, 256, 256, 3).
+
+        The system copies them there itself, while other threads run.
+        """
+        shards = self._shard[numbers].tolist()
+        for pixels, shard, start in zip(out, shards, self._start[numbers].tolist(), strict=True):
+            if os.preadv(self._files[shard], [pixels.data], start) != PICTURE:
+                raise DataError(f"{self._paths[shard]} is cut off; make it anew with: {COMMAND}")
+
+    def __getitem__(self, number: int) -> tuple[Tensor, int]:
+        """A picture, uint8 of shape (256, 256, 3), and its label."""
+        out = np.empty((1, *SHAPE), np.uint8)
+        self.read_into(out, np.array([range(len(self))[number]]))
+        return torch.from_numpy(out[0]), int(self.labels[number])
+
+
+def _close(files: list[int]) -> None:
+    for file in files:
+        os.close(file)

@@ -1,0 +1,182 @@
+"""The one-time preparation of ILSVRC-2012: all pictures decoded and resized, in a few large files.
+
+A pack is a folder of shards, the mean training picture, and a manifest, which is written last. Killed at any moment, it
+goes on with the shards that are not there yet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import numpy as np
+from filelock import FileLock, Timeout
+from safetensors.numpy import save
+
+from hullo.lab.data.ilsvrc2012.packed import MANIFEST, MEAN, Pack, Part, ShardEntry
+from hullo.lab.data.ilsvrc2012.pictures import SPLITS, Picture, Source
+from hullo.lab.data.ilsvrc2012.shards import PICTURE, Shard, write_shard
+from hullo.lab.data.release import DataError
+from hullo.lab.progress import Steps
+
+SHARD = 4096
+"""Pictures a shard: 805 MB of them."""
+
+Pool = Callable[[], AbstractContextManager[Executor]]
+Plan = dict[Path, list[Picture]]
+"""Which pictures each shard shall hold."""
+
+
+def choose(source: Source, progress: Steps, *, partial: bool) -> dict[str, list[Picture]]:
+    """The pictures of each split to be packed: all that were released, or those there are if a part will do."""
+    chosen, lacking = {}, []
+    for done, split in enumerate(SPLITS):
+        progress.begin(f"looking through {source.place(split)}", done, len(SPLITS))
+        chosen[split] = source.pictures(split, progress.reach)
+        found, wanted = len(chosen[split]), source.wanted(split)
+        if not found:
+            raise DataError(f"{source.place(split)} holds no pictures; their names end in .JPEG")
+        if found != wanted:
+            lacking.append(f"{found:,} of {wanted:,} {split} pictures")
+    if lacking and not partial:
+        raise DataError(
+            f"{source.folder} has {' and '.join(lacking)}; hullo data check ilsvrc2012 says which are missing; to pack "
+            "those that are there, add --partial"
+        )
+    return chosen
+
+
+def pack(
+    source: Source, chosen: dict[str, list[Picture]], folder: Path, pool: Pool, progress: Steps, *, partial: bool
+) -> Pack:
+    """Make the pack of the chosen pictures, or what is lacking of it, in a folder; `pool` gives those who do the work.
+
+    A picture that cannot be decoded is named and stops nothing. At the end the pack is made without such pictures, and
+    counts them, if a part will do. Else there is no manifest, and the shards are kept: the next run makes those anew
+    that lack a picture, or accepts them.
+    """
+    plans = {split: _plan(folder, split, pictures) for split, pictures in chosen.items()}
+    whole = {path: pictures for plan in plans.values() for path, pictures in plan.items()}
+    try:
+        with _alone(folder):
+            missing = {path: pictures for path, pictures in whole.items() if not _is_done(path, pictures, partial)}
+            _clear(folder.glob("*.part"))  # of a process that was killed
+            _check_space(folder, missing)
+            if missing:
+                (folder / MANIFEST).unlink(missing_ok=True)
+            try:
+                _write_shards(missing, len(whole), pool, progress)
+                made = _finish(source, folder, plans, partial=partial)
+            finally:
+                _clear(folder.glob("*.part"))  # of workers that were stopped
+            _clear(path for path in folder.glob("*-*.safetensors") if path not in whole)  # of an earlier plan
+            return made
+    except BrokenProcessPool as error:
+        raise DataError(
+            "a worker was killed, perhaps for want of memory; finished shards are kept; use fewer --workers"
+        ) from error
+    except OSError as error:
+        raise DataError(
+            f"cannot write {error.filename or folder}: {error.strerror}; finished shards are kept; make room there, or "
+            "choose another directory with --data"
+        ) from error
+
+
+def _plan(folder: Path, split: str, pictures: list[Picture]) -> Plan:
+    starts = range(0, len(pictures), SHARD)
+    return {folder / f"{split}-{n:03}.safetensors": pictures[start : start + SHARD] for n, start in enumerate(starts)}
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Only when no other process is packing into the same folder; the lock of a killed process is free."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / ".lock", timeout=0):
+            yield
+    except Timeout as error:
+        raise DataError(f"another process is packing into {folder}; wait for it, or stop it") from error
+
+
+def _is_done(path: Path, pictures: list[Picture], partial: bool) -> bool:
+    try:
+        shard = Shard.open(path)
+    except DataError:
+        return False
+    return shard.holds(pictures) and (partial or not shard.broken)
+
+
+def _clear(paths: Iterable[Path]) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+def _check_space(folder: Path, missing: Plan) -> None:
+    count = sum(map(len, missing.values()))
+    wanted, free = 1.01 * PICTURE * count, shutil.disk_usage(folder).free
+    if free < wanted:
+        raise DataError(
+            f"{folder} has {free / 1e9:.1f} GB free, but {count:,} pictures of 256 x 256 pixels want "
+            f"{wanted / 1e9:.1f} GB; make room there, or choose another directory with --data"
+        )
+
+
+def _write_shards(missing: Plan, total: int, pool: Pool, progress: Steps) -> None:
+    with pool() as executor:
+        futures = {executor.submit(write_shard, path, pictures): path for path, pictures in missing.items()}
+        try:
+            for done, future in enumerate(as_completed(futures), total - len(missing)):
+                future.result()
+                progress.begin(futures[future].name, done, total)
+                for name, reason in Shard.open(futures[future]).broken:
+                    progress.note(f"{name} is broken: {reason}")
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
+
+
+def _finish(source: Source, folder: Path, plans: dict[str, Plan], *, partial: bool) -> Pack:
+    shards = {split: [Shard.open(path) for path in plan] for split, plan in plans.items()}
+    broken = {split: [flaw for shard in found for flaw in shard.broken] for split, found in shards.items()}
+    count = sum(map(len, broken.values()))
+    if count and not partial:
+        raise DataError(
+            f"{count:,} pictures are broken; all others are packed and kept in {folder}; mend the broken ones in "
+            f"{source.folder} and pack again, or leave them out with --partial"
+        )
+    total = np.sum([shard.sum() for shard in shards["train"]], axis=0)
+    mean = save({"mean": (total / sum(len(shard.labels) for shard in shards["train"])).astype(np.float32)})
+    _write(folder / MEAN, mean)
+    words = {item.wnid: item.words for item in source.devkit.classes} if source.devkit else {}
+    made = Pack(
+        folder,
+        tuple((wnid, words.get(wnid, "")) for wnid in source.wnids),
+        {
+            split: Part(
+                tuple(ShardEntry(shard.path.name, len(shard.labels), shard.digest) for shard in shards[split]),
+                tuple(broken[split]),
+                source.wanted(split),
+            )
+            for split in plans
+        },
+        hashlib.sha256(mean).hexdigest(),
+    )
+    _write(folder / MANIFEST, made.manifest())
+    return made
+
+
+def _write(path: Path, content: bytes) -> None:
+    """The whole file or nothing."""
+    part = path.with_name(f"{path.name}.part")
+    with part.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)

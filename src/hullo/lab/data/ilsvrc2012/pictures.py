@@ -1,0 +1,168 @@
+"""ILSVRC-2012 as people have it: the official tars, or the folders they unpack to, as one list of pictures a split."""
+
+from __future__ import annotations
+
+import os
+import re
+import tarfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from hullo.lab.data.ilsvrc2012 import devkit as devkits
+from hullo.lab.data.release import DataError, File
+
+SPLITS = ("train", "val")
+TARS = {
+    "train": File("ILSVRC2012_img_train.tar", 147_897_477_120, "1d675b47d978889d74fa0da5fadfb00e", "md5"),
+    "val": File("ILSVRC2012_img_val.tar", 6_744_924_160, "29b22e2961454d5413ddabcf34fc5622", "md5"),
+}
+PICTURES = {"train": 1_281_167, "val": 50_000}
+CLASSES = 1000
+
+_WNID = re.compile(r"n\d{8}")
+
+Reach = Callable[[float], None]
+
+
+class Bytes(NamedTuple):
+    """Which bytes of which file a picture is: in a tar, too, it lies in one piece."""
+
+    path: str
+    start: int = 0
+    size: int = -1  # up to the file's end
+
+    def read(self) -> bytes:
+        with open(self.path, "rb") as file:
+            file.seek(self.start)
+            return file.read(self.size)
+
+
+class Picture(NamedTuple):
+    """A picture's name, its label, and where its bytes lie, still encoded as they were released."""
+
+    name: str
+    label: int
+    encoded: Bytes
+
+
+@dataclass(frozen=True)
+class Source:
+    """ILSVRC-2012 as it lies in a folder.
+
+    Each split is a tar, as released, or a folder `train` or `val`: the tar is taken where both are there. Training
+    pictures lie in folders, or tars, named by their WordNet identifiers. Val pictures may, too; else the devkit knows
+    what they show.
+    """
+
+    folder: Path
+
+    @cached_property
+    def devkit(self) -> devkits.Devkit | None:
+        return devkits.find_devkit(self.folder)
+
+    def places(self, split: str) -> list[Path]:
+        """The tar and the folder of a split, as far as they are there."""
+        return [path for path in (self.folder / TARS[split].name, self.folder / split) if path.exists()]
+
+    def place(self, split: str) -> Path:
+        """The tar or the folder of a split."""
+        for place in self.places(split):
+            return place
+        state = f"has neither {TARS[split].name} nor a folder {split}" if self.folder.is_dir() else "is no directory"
+        tars = " and ".join(tar.name for tar in TARS.values())
+        raise DataError(
+            f"{self.folder} {state}; wanted there are {tars}, or the folders {' and '.join(SPLITS)}, and "
+            f"{devkits.ARCHIVE} or what it unpacks to"
+        )
+
+    @cached_property
+    def wnids(self) -> tuple[str, ...]:
+        """The WordNet identifiers of the classes, in the order of their labels."""
+        if self.devkit is not None:
+            return tuple(item.wnid for item in self.devkit.classes)
+        val = self.place("val")
+        found = sorted(filter(_WNID.fullmatch, os.listdir(val))) if val.is_dir() else []
+        if len(found) == CLASSES:
+            return tuple(found)
+        raise DataError(
+            f"{self.folder} has no devkit: it numbers the classes, and says what the val pictures show unless they are "
+            f"sorted into {CLASSES} folders; {devkits.REMEDY}"
+        )
+
+    def wanted(self, split: str) -> int:
+        """How many pictures of a split were released."""
+        if self.devkit is None:
+            return PICTURES[split]
+        return len(self.devkit.truth) if split == "val" else sum(item.pictures for item in self.devkit.classes)
+
+    def pictures(self, split: str, reach: Reach = lambda _: None) -> list[Picture]:
+        """The pictures of a split, sorted by name: one list, whichever way they lie; `reach` is told how far it is."""
+        place = self.place(split)
+        label_of = {wnid: label for label, wnid in enumerate(self.wnids)}
+        truth = self.devkit.truth if split == "val" and self.devkit else ()
+        shown = {f"ILSVRC2012_val_{number:08}.JPEG": label for number, label in enumerate(truth, 1)}
+        pictures = []
+        for wnid, name, encoded in _in_tar(place, reach=reach) if place.is_file() else _in_folder(place, reach):
+            if wnid and wnid not in label_of:
+                raise DataError(
+                    f"{place}: {wnid} is none of the {len(label_of):,} classes of ILSVRC-2012; take it away"
+                )
+            label = label_of[wnid] if wnid else shown.get(name)
+            if label is None:
+                raise DataError(f"{place}: nothing says what {name} shows; take it away, or sort it into its class")
+            if shown.get(name, label) != label:
+                raise DataError(f"{place}: {name} is in {wnid}, but shows {self.wnids[shown[name]]}; sort it anew")
+            pictures.append(Picture(name, label, encoded))
+        pictures.sort()
+        for one, other in pairwise(pictures):
+            if one.name == other.name:
+                raise DataError(f"{place} has {one.name} twice; take one away")
+        return pictures
+
+
+Found = Iterator[tuple[str, str, Bytes]]
+"""Of each picture: the WordNet identifier it is sorted under, if any, its name, where it lies."""
+
+
+def _in_folder(folder: Path, reach: Reach) -> Found:
+    entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    for done, entry in enumerate(entries):
+        if _WNID.fullmatch(entry.name) and entry.is_dir():
+            for name in os.listdir(entry):
+                if name.endswith(".JPEG"):
+                    yield entry.name, name, Bytes(f"{entry.path}/{name}")
+        elif entry.name.endswith(".tar"):
+            yield from _in_tar(Path(entry.path), Path(entry).stem)
+        elif entry.name.endswith(".JPEG"):
+            yield "", entry.name, Bytes(entry.path)
+        reach((done + 1) / len(entries))
+
+
+def _in_tar(path: Path, wnid: str = "", reach: Reach = lambda _: None) -> Found:
+    size = path.stat().st_size
+
+    def members(file: BinaryIO, wnid: str) -> Found:
+        with tarfile.open(fileobj=file, mode="r:") as tar:  # from where the file is at: a tar within a tar, too
+            for member in tar:
+                end = member.offset_data + member.size
+                if end > size:
+                    raise tarfile.ReadError(f"{member.name} would end at byte {end:,} of {size:,}")
+                if member.name.endswith(".tar"):
+                    file.seek(member.offset_data)
+                    yield from members(file, Path(member.name).stem)
+                elif member.name.endswith(".JPEG"):
+                    yield wnid, Path(member.name).name, Bytes(str(path), member.offset_data, member.size)
+                reach(end / size)
+
+    try:
+        with path.open("rb") as file:
+            yield from members(file, wnid)
+    except tarfile.TarError as error:
+        wanted = [
+            f"; {tar.size:,} bytes, md5 {tar.digest}, are wanted" for tar in TARS.values() if tar.name == path.name
+        ]
+        raise DataError(f"{path} is cut off or damaged ({error}){''.join(wanted)}; download it again") from error

@@ -1,0 +1,147 @@
+"""A shard of a pack: some thousands of decoded pictures in one safetensors file.
+
+    images   uint8  (count, 256, 256, 3)   each picture begins at a multiple of 4096 bytes
+    labels   int64  (count,)
+    sum      int64  (256, 256, 3)          of all pictures, for their mean
+    names    uint8  (bytes,)               of the pictures, a line each
+    broken   uint8  (bytes,)               JSON: [name, reason] of each picture that could not be decoded
+
+The header's metadata hold the sha256 of everything that follows the header. A shard is there once it is whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from hullo.lab.data.ilsvrc2012.decoding import SHAPE, PictureError, decode
+from hullo.lab.data.ilsvrc2012.pictures import Picture
+from hullo.lab.data.release import DataError
+
+HEADER = 4096
+"""Bytes before the pictures: a page, so that pictures, too, begin where pages do."""
+
+PICTURE = int(np.prod(SHAPE))
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A shard as it lies in a file."""
+
+    path: Path
+    digest: str
+    labels: NDArray[np.int64]
+    broken: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def open(cls, path: Path) -> Shard:
+        """The shard in a file; its pictures are left there."""
+        try:
+            with safe_open(path, framework="numpy") as file:
+                return cls(
+                    path,
+                    file.metadata()["sha256"],
+                    file.get_tensor("labels"),
+                    tuple((name, reason) for name, reason in json.loads(file.get_tensor("broken").tobytes())),
+                )
+        except (OSError, SafetensorError) as error:
+            raise DataError(f"{path} is missing or damaged ({error})") from error
+
+    def sum(self) -> NDArray[np.int64]:
+        """The sum of all pictures."""
+        total: NDArray[np.int64] = self._tensor("sum")
+        return total
+
+    def names(self) -> list[str]:
+        """The names of the pictures."""
+        lines: NDArray[np.uint8] = self._tensor("names")
+        return lines.tobytes().decode().splitlines()
+
+    def _tensor(self, name: str) -> Any:
+        with safe_open(self.path, framework="numpy") as file:
+            return file.get_tensor(name)
+
+    def holds(self, pictures: Sequence[Picture]) -> bool:
+        """Whether these pictures, and no others, are in the shard, or broken."""
+        broken = {name for name, _ in self.broken}
+        sound = [picture for picture in pictures if picture.name not in broken]
+        return (
+            len(sound) == len(pictures) - len(broken)
+            and self.names() == [picture.name for picture in sound]
+            and self.labels.tolist() == [picture.label for picture in sound]
+        )
+
+    def verify(self) -> bool:
+        """Whether the file holds the bytes that were written."""
+        with self.path.open("rb") as file:
+            file.seek(HEADER)
+            return hashlib.file_digest(file, "sha256").hexdigest() == self.digest
+
+
+def write_shard(path: Path, pictures: Iterable[Picture]) -> None:
+    """Decode pictures into a shard; those that are broken are named in it."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    digest = hashlib.sha256()
+    labels: list[int] = []
+    names: list[str] = []
+    broken: list[tuple[str, str]] = []
+    total = np.zeros(SHAPE, np.int64)
+    try:
+        with part.open("wb") as file:
+            file.seek(HEADER)  # it is known last
+            for picture in pictures:
+                try:
+                    pixels = decode(_read(picture))
+                except PictureError as error:
+                    broken.append((picture.name, str(error)))
+                    continue
+                digest.update(pixels.data)
+                file.write(pixels.data)
+                total += pixels
+                labels.append(picture.label)
+                names.append(picture.name)
+            rest: dict[str, NDArray[Any]] = {
+                "labels": np.array(labels, np.int64),
+                "sum": total,
+                "names": np.frombuffer("\n".join(names).encode(), np.uint8),
+                "broken": np.frombuffer(json.dumps(broken).encode(), np.uint8),
+            }
+            for array in rest.values():
+                digest.update(array.data)
+                file.write(array.data)
+            file.seek(0)
+            file.write(_header(len(labels), rest, digest.hexdigest()))
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def _read(picture: Picture) -> bytes:
+    try:
+        return picture.encoded.read()
+    except OSError as error:
+        raise PictureError(f"cannot be read: {error.strerror}") from error
+
+
+def _header(count: int, rest: dict[str, NDArray[Any]], digest: str) -> bytes:
+    images = {"dtype": "U8", "shape": [count, *SHAPE], "data_offsets": [0, count * PICTURE]}
+    header: dict[str, object] = {"__metadata__": {"sha256": digest}, "images": images}
+    at = count * PICTURE
+    for name, array in rest.items():
+        dtype = {"int64": "I64", "uint8": "U8"}[array.dtype.name]
+        header[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": [at, at + array.nbytes]}
+        at += array.nbytes
+    return struct.pack("<Q", HEADER - 8) + json.dumps(header).encode().ljust(HEADER - 8)

@@ -1,0 +1,141 @@
+"""What there is of ILSVRC-2012, what is missing, and what to do."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from hullo.lab.data.ilsvrc2012 import devkit as devkits
+from hullo.lab.data.ilsvrc2012.packed import MANIFEST, Pack
+from hullo.lab.data.ilsvrc2012.pictures import PICTURES, SPLITS, TARS, Source
+from hullo.lab.data.ilsvrc2012.shards import PICTURE
+from hullo.lab.data.release import DataError, data_root
+from hullo.lab.progress import Steps
+
+NAME = "ilsvrc2012"
+SUMMARY = "1,281,167 + 50,000 colour pictures of things, 256 x 256"
+FILES = ", ".join(
+    [f"{tar.name} ({tar.size / 1e9:.1f} GB, md5 {tar.digest})" for tar in TARS.values()]
+    + [f"{devkits.ARCHIVE} (md5 {devkits.ARCHIVE_MD5})"]
+)
+SHOWN = 3
+"""Classes that are named where pictures are missing."""
+
+
+@dataclass(frozen=True)
+class Home:
+    """Where ILSVRC-2012 lies: the pack in a data directory, and what it is made of there, too, or elsewhere."""
+
+    root: Path
+    elsewhere: Path | None = None
+
+    @cached_property
+    def source(self) -> Source:
+        return Source(self.elsewhere or self.root / NAME)
+
+    @property
+    def packed(self) -> Path:
+        return self.root / NAME / "packed"
+
+    @property
+    def command(self) -> str:
+        """The command that makes the pack."""
+        data = [] if self.root == data_root() else ["--data", str(self.root)]
+        source = [] if self.elsewhere is None else ["--source", str(self.elsewhere)]
+        return shlex.join(["hullo", "data", "pack", NAME, *data, *source])
+
+    def explain_fetch(self) -> str:
+        """How one comes by the data set."""
+        return (
+            f"{NAME} is given to people with an account at https://image-net.org alone; download {FILES} into "
+            f"{self.source.folder}, then: {self.command}"
+        )
+
+    def overview_row(self) -> tuple[str, str, str, str, str]:
+        """Name, summary, size, state at a glance, and place."""
+        size = f"{sum(PICTURES.values()) * PICTURE / 1e6:,.1f} MB"
+        if (self.packed / MANIFEST).exists():
+            state = "packed" if Pack.open(self.packed).is_complete else "packed in part"
+        else:
+            state = "not packed" if self.source.folder.is_dir() else "not fetched"
+        return NAME, SUMMARY, size, state, str(self.packed.parent)
+
+    def check(self, progress: Steps) -> tuple[bool, list[str]]:
+        """Whether the data set is packed, whole and sound; and what there is of it, line by line.
+
+        Where the pack is, what it was made of need not be any more.
+        """
+        ready, lines = self._check_pack(progress)
+        return ready, lines if ready else [*lines, *self._check_source(progress)]
+
+    def _check_pack(self, progress: Steps) -> tuple[bool, list[str]]:
+        if not (self.packed / MANIFEST).exists():
+            return False, [f"{NAME} is not packed in {self.packed}"]
+        pack = Pack.open(self.packed)
+        progress.begin(f"comparing {self.packed} with what was packed", 0, 1)
+        flaws = pack.flaws(progress.reach)
+        if flaws:
+            return False, [*flaws, f"delete what is altered, then: {self.command}"]
+        lines = [f"{name} is broken: {reason}" for part in pack.parts.values() for name, reason in part.broken]
+        counts = " and ".join(f"{part.pictures:,} of {part.wanted:,} {split}" for split, part in pack.parts.items())
+        state = "ready" if pack.is_complete else "incomplete, but can be used"
+        return pack.is_complete, [*lines, f"{NAME} is {state} in {self.packed}: {counts} pictures"]
+
+    def _check_source(self, progress: Steps) -> Iterator[str]:
+        source = self.source
+        if self.elsewhere is None and not any(source.places(split) for split in SPLITS):
+            yield self.explain_fetch()
+            return
+        sound = True
+        try:
+            found = source.devkit
+            yield (
+                f"devkit: {found.path}, {len(found.classes):,} classes" if found else f"devkit: none; {devkits.REMEDY}"
+            )
+        except DataError as error:
+            sound = False
+            yield f"devkit: {error}"
+        for done, split in enumerate(SPLITS):
+            try:
+                place = source.place(split)
+                progress.begin(f"looking through {place}", done, len(SPLITS))
+                complete, line = _check_split(source, split, place, progress)
+            except DataError as error:
+                complete, line = False, str(error)
+            sound = sound and complete
+            yield f"{split}: {line}"
+        yield (
+            f"pack it with: {self.command}"
+            if sound
+            else (
+                f"get the rest ({FILES}) from https://image-net.org, or pack what is there with: "
+                f"{self.command} --partial"
+            )
+        )
+
+
+def _check_split(source: Source, split: str, place: Path, progress: Steps) -> tuple[bool, str]:
+    """Whether all pictures are there, and what there is: of a tar of the right size every byte is compared."""
+    tar = TARS[split]
+    if place.name == tar.name and place.stat().st_size == tar.size:
+        with place.open("rb") as file:
+            found = hashlib.file_digest(file, "md5").hexdigest()
+        same = found == tar.digest
+        return same, f"{place} is {'as released' if same else 'altered'}: md5 wanted {tar.digest}, found {found}"
+    pictures, wanted = source.pictures(split, progress.reach), source.wanted(split)
+    lacking = []
+    if split == "train" and source.devkit is not None:
+        counts = Counter(picture.label for picture in pictures)
+        lacking = [
+            f"{item.wnid} {counts[label]:,} of {item.pictures:,}"
+            for label, item in enumerate(source.devkit.classes)
+            if counts[label] != item.pictures
+        ]
+    more = f", {len(lacking) - SHOWN:,} more classes lack pictures" if len(lacking) > SHOWN else ""
+    examples = f" ({', '.join(lacking[:SHOWN])}{more})" if lacking else ""
+    return len(pictures) == wanted, f"{place}: {len(pictures):,} of {wanted:,} pictures{examples}"

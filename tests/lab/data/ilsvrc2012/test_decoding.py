@@ -1,0 +1,122 @@
+import struct
+import warnings
+from io import BytesIO
+
+import numpy as np
+import pytest
+from made_ilsvrc import encode
+from PIL import Image
+
+from hullo.lab.data.ilsvrc2012.decoding import PictureError, decode
+
+COLOUR = (200, 120, 40)
+
+
+def plain(mode, size=(300, 200)):
+    return Image.new("RGB", size, COLOUR).convert(mode)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (224, 224), (500, 375), (375, 500), (3000, 20)])
+def test_both_sides_become_256_whatever_they_were(size):
+    pixels = decode(encode(plain("RGB", size)))
+    assert (pixels.shape, pixels.dtype) == ((256, 256, 3), np.uint8)
+    assert np.abs(pixels.astype(int) - COLOUR).max() <= 3
+
+
+def test_sides_are_resized_apart_and_neither_turned_nor_cropped():
+    image = Image.new("RGB", (600, 400))
+    image.paste((255, 0, 0), (0, 0, 300, 200))  # top left
+    image.paste((0, 255, 0), (300, 0, 600, 200))
+    image.paste((0, 0, 255), (0, 200, 300, 400))
+    pixels = decode(encode(image, "PNG"))
+    assert pixels[:127, :127].reshape(-1, 3).tolist() == [[255, 0, 0]] * 127**2
+    assert pixels[:127, 129:].reshape(-1, 3).tolist() == [[0, 255, 0]] * 127**2
+    assert pixels[129:, :127].reshape(-1, 3).tolist() == [[0, 0, 255]] * 127**2
+
+
+def test_every_pixel_counts_where_a_picture_shrinks():
+    stripes = np.zeros((256, 1024), np.uint8)
+    stripes[:, ::4] = 200
+    pixels = decode(encode(Image.fromarray(stripes), "PNG"))[:, 2:-2]
+    assert np.abs(pixels.astype(int) - 50).max() <= 1  # taking the nearest pixels would give 0 or 200
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
+def test_grey_colour_and_inverted_cmyk_jpegs_are_read(mode):
+    content = encode(plain(mode), quality=95)
+    if mode == "CMYK":
+        assert b"Adobe" in content[:64]
+    grey = (np.dot(COLOUR, (0.299, 0.587, 0.114)),) * 3
+    assert np.abs(decode(content) - np.array(grey if mode == "L" else COLOUR, float)).max() <= 3
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "P", "L", "LA", "1"])
+def test_a_png_is_read_by_whatever_name(mode):
+    options = {"transparency": b"\0" * 256} if mode == "P" else {}
+    pixels = decode(encode(plain(mode), "PNG", **options))
+    assert np.array_equal(pixels, decode(encode(plain(mode).convert("RGB"), "PNG")))
+
+
+def with_exif(content, exif):
+    segment = b"Exif\0\0" + exif
+    return content[:2] + b"\xff\xe1" + struct.pack(">H", len(segment) + 2) + segment + content[2:]
+
+
+def test_corrupt_metadata_are_none_of_the_pictures_and_no_warning_escapes():
+    content = encode(plain("RGB"))
+    corrupt = with_exif(content, b"II*\0\x08\0\0\0\x05\0" + b"\x1a\x01\x05\0\x01\0\0\0\xff\xff\0\0")
+    with (
+        pytest.warns(UserWarning, match="Corrupt EXIF data|Truncated File Read"),
+        Image.open(BytesIO(corrupt)) as image,
+    ):
+        image.getexif()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert np.array_equal(decode(corrupt), decode(content))
+
+
+def test_a_picture_is_not_turned_by_its_metadata():
+    content = encode(Image.linear_gradient("L"))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    assert np.array_equal(decode(with_exif(content, exif.tobytes()[6:])), decode(content))
+
+
+NOISE = encode(Image.effect_noise((400, 300), 90))
+
+
+BROKEN = {
+    "half": (NOISE[: len(NOISE) // 2], "truncated"),
+    "nearly whole": (NOISE[:-2000], "truncated"),
+    "within the header": (NOISE[:100], "Truncated"),
+    "half a PNG": (encode(plain("RGB"), "PNG")[:200], "truncated"),
+    "empty": (b"", "neither JPEG nor PNG: is empty"),
+    "a page": (b"<html>oh</html>", "neither JPEG nor PNG: begins with '3c 68 74 6d 6c 3e 6f 68'"),
+    "another kind": (encode(plain("RGB"), "BMP"), "neither JPEG nor PNG: begins with '42 4d"),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_picture_is_refused_with_the_reason(kind):
+    content, reason = BROKEN[kind]
+    with pytest.raises(PictureError, match=reason):
+        decode(content)
+
+
+def test_whatever_bytes_are_damaged_there_is_a_picture_or_a_reason():
+    refused = 0
+    for seed in range(300):
+        draw = np.random.default_rng(seed)
+        damaged = bytearray(encode(plain("RGB", (40, 30))) if seed % 2 else encode(plain("P", (40, 30)), "PNG"))
+        for place in draw.integers(2, len(damaged), 4):
+            damaged[place] = draw.integers(256)
+        try:
+            assert decode(bytes(damaged)).shape == (256, 256, 3)
+        except PictureError:
+            refused += 1
+    assert 0 < refused < 300
+
+
+def test_the_real_pictures_are_all_sound(real_source):
+    for picture in real_source.pictures("val")[:50]:
+        assert decode(picture.encoded.read()).std() > 5

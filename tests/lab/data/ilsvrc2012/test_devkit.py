@@ -1,0 +1,63 @@
+import pytest
+from made_ilsvrc import TRAIN, TRUTH, WNIDS, as_mat, as_tar, devkit_files, lay_out, synset, write
+
+from hullo.lab.data.ilsvrc2012.devkit import ARCHIVE, Class, find_devkit
+from hullo.lab.data.release import DataError
+
+PREFIX = "ILSVRC2012_devkit_t12"
+
+
+@pytest.mark.parametrize("place", ["archive", "devkit", PREFIX])
+def test_labels_follow_the_sorted_identifiers_and_the_truth_is_mapped_by_the_devkit(tmp_path, place):
+    files = devkit_files()
+    if place == "archive":
+        write(tmp_path, {ARCHIVE: as_tar({f"{PREFIX}/{name}": data for name, data in files.items()}, "w:gz")})
+    else:
+        write(tmp_path, {f"{place}/{name}": data for name, data in files.items()})
+    found = find_devkit(tmp_path)
+    assert found.classes == tuple(Class(wnid, f"thing {wnid[-1]}", TRAIN[wnid]) for wnid in WNIDS)
+    assert [WNIDS[label] for label in found.truth] == [list(TRAIN)[number - 1] for number in TRUTH]
+
+
+def test_without_a_devkit_there_is_none(tmp_path):
+    assert find_devkit(tmp_path) is None
+    assert find_devkit(tmp_path / "nowhere") is None
+
+
+def test_a_half_downloaded_archive_is_one_clear_error(tmp_path):
+    archive = lay_out(tmp_path, "tars") / ARCHIVE
+    content = archive.read_bytes()
+    for keep in (0, 10, len(content) // 2):
+        archive.write_bytes(content[:keep])
+        with pytest.raises(DataError, match=rf"{ARCHIVE} is no whole devkit \(.*put {ARCHIVE} \(md5 fa75699e9041"):
+            find_devkit(tmp_path)
+
+
+@pytest.mark.parametrize("missing", ["meta.mat", "ILSVRC2012_validation_ground_truth.txt"])
+def test_a_devkit_without_a_file_is_one_clear_error(tmp_path, missing):
+    folder = lay_out(tmp_path) / "devkit"
+    (folder / "data" / missing).unlink()
+    with pytest.raises(DataError, match=rf"devkit is no whole devkit \(.*{missing}"):
+        find_devkit(tmp_path)
+
+
+def test_a_truth_that_names_no_class_is_refused(tmp_path):
+    write(tmp_path, {f"devkit/{name}": data for name, data in devkit_files().items()})
+    write(tmp_path, {"devkit/data/meta.mat": as_mat([synset(1, "n03000001", "thing", 0, 4)])})
+    with pytest.raises(DataError, match=r"devkit is no whole devkit \(3\)"):
+        find_devkit(tmp_path)
+
+
+def test_the_real_devkit_has_a_thousand_classes_and_fifty_of_each_in_val(real_source):
+    found = real_source.devkit
+    assert len(found.classes) == 1000
+    assert sum(item.pictures for item in found.classes) == 1_281_167
+    assert len(found.truth) == 50_000
+    assert {found.truth.count(label) for label in range(0, 1000, 111)} == {50}
+    # known of old
+    assert [found.classes[label].words.split(",")[0] for label in (0, 1, 207, 999)] == [
+        "tench",
+        "goldfish",
+        "golden retriever",
+        "toilet tissue",
+    ]

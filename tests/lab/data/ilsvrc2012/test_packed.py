@@ -1,0 +1,87 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from made_ilsvrc import WNIDS, lay_out, pictures
+
+from hullo.lab.data.ilsvrc2012.decoding import decode
+from hullo.lab.data.ilsvrc2012.packed import Pack
+from hullo.lab.data.release import DataError
+
+
+@pytest.fixture
+def packed(tmp_path, pack):
+    return pack(lay_out(tmp_path / "source"), tmp_path / "packed")
+
+
+def flaws(pack):
+    return pack.flaws(lambda _: None)
+
+
+def test_a_pack_is_opened_as_it_was_made(packed):
+    assert Pack.open(packed.folder) == packed
+    assert flaws(packed) == []
+    assert packed.classes == tuple((wnid, f"thing {wnid[-1]}") for wnid in WNIDS)
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_pictures_are_found_by_their_numbers_in_the_order_of_their_names(packed, split):
+    found = packed.pictures(split)
+    made = sorted((name, wnid, data) for wnid, files in pictures()[split].items() for name, data in files.items())
+    assert len(found) == len(made) > 5  # more than a shard
+    for number, (_, wnid, data) in enumerate(made):
+        pixels, label = found[number]
+        assert np.array_equal(pixels, decode(data))
+        assert (label, int(found.labels[number])) == (WNIDS.index(wnid), WNIDS.index(wnid))
+    assert torch.equal(found[-1][0], found[len(found) - 1][0])
+    with pytest.raises(IndexError):
+        found[len(found)]
+
+
+def test_the_labels_are_there_at_once(packed):
+    labels = packed.pictures("train").labels
+    assert labels.dtype == torch.int64
+    assert labels.bincount().tolist() == [3, 5, 4]
+
+
+def test_every_altered_or_missing_file_is_named(packed):
+    for name, place in (("train-001.safetensors", 5000), ("mean.safetensors", 500)):
+        content = bytearray((packed.folder / name).read_bytes())
+        content[place] ^= 1
+        (packed.folder / name).write_bytes(content)
+    (packed.folder / "val-000.safetensors").unlink()
+    mean, train, val = flaws(packed)
+    assert mean.startswith(f"{packed.folder}/mean.safetensors is missing or altered: sha256 wanted ")
+    assert train.startswith(f"{packed.folder}/train-001.safetensors is altered: sha256 wanted ")
+    assert val.startswith(f"{packed.folder}/val-000.safetensors is missing or damaged (")
+
+
+def test_a_shard_in_the_place_of_another_is_noticed(packed):
+    (packed.folder / "train-000.safetensors").replace(packed.folder / "train-001.safetensors")
+    assert len(flaws(packed)) == 2
+
+
+def test_a_shard_that_is_cut_off_while_it_is_read_is_one_clear_error(packed):
+    found = packed.pictures("train")
+    with (packed.folder / "train-001.safetensors").open("r+b") as file:
+        file.truncate(300_000)
+    found[5]
+    with pytest.raises(DataError, match=r"train-001.safetensors is cut off; make it anew with: hullo data pack ilsv"):
+        found[6]
+    with pytest.raises(DataError, match=r"train-001.safetensors is missing or damaged"):
+        packed.pictures("train")
+
+
+def test_other_folders_and_versions_are_refused(packed, tmp_path):
+    with pytest.raises(
+        DataError, match=rf"{tmp_path} holds no finished pack; make it with: hullo data pack ilsvrc2012"
+    ):
+        Pack.open(tmp_path)
+    manifest = packed.folder / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"version": 2}))
+    with pytest.raises(DataError, match="holds a pack of version 2, not 1; delete it, then: hullo data pack"):
+        Pack.open(packed.folder)
+    manifest.write_text(manifest.read_text()[:100])
+    with pytest.raises(DataError, match=r"manifest.json is damaged \(.*; delete it, then: hullo data pack"):
+        Pack.open(packed.folder)

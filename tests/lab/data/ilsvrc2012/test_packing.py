@@ -1,0 +1,246 @@
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import namedtuple
+
+import numpy as np
+import pytest
+from filelock import FileLock
+from made_ilsvrc import LAYOUTS, TRAIN, WNIDS, encode, lay_out, pictures, write
+from PIL import Image
+
+from hullo.lab.data.ilsvrc2012.decoding import decode
+from hullo.lab.data.ilsvrc2012.packed import Pack
+from hullo.lab.data.release import DataError
+
+MADE = pictures()
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}
+
+
+def inodes(folder):
+    return {path.name: path.stat().st_ino for path in folder.glob("*-*.safetensors")}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_gives_the_same_pack_to_the_byte(tmp_path, pack, layout):
+    pack(lay_out(tmp_path / "flat"), tmp_path / "first")
+    made = pack(lay_out(tmp_path / "other", layout), tmp_path / "second")
+    assert contents(tmp_path / "first") == contents(tmp_path / "second")
+    assert made.is_complete
+    assert [wnid for wnid, _ in made.classes] == WNIDS
+
+
+def test_the_mean_is_that_of_the_training_pictures(tmp_path, pack):
+    made = pack(lay_out(tmp_path / "source"), tmp_path / "packed")
+    pixels = [decode(data) for files in MADE["train"].values() for data in files.values()]
+    np.testing.assert_allclose(made.mean.numpy(), np.mean(pixels, 0), rtol=1e-6)
+
+
+def test_a_finished_pack_is_left_alone(tmp_path, pack):
+    first = pack(lay_out(tmp_path / "source"), tmp_path / "packed")
+    before = inodes(tmp_path / "packed")
+    assert pack(tmp_path / "source", tmp_path / "packed") == first
+    assert inodes(tmp_path / "packed") == before
+
+
+@pytest.mark.parametrize("lost", ["train-001.safetensors", "manifest.json", "mean.safetensors"])
+def test_what_is_lost_alone_is_made_anew(tmp_path, pack, lost):
+    packed = tmp_path / "packed"
+    pack(lay_out(tmp_path / "source"), packed)
+    before, whole = inodes(packed), contents(packed)
+    (packed / lost).unlink()
+    pack(tmp_path / "source", packed)
+    assert contents(packed) == whole
+    assert {name: inode for name, inode in inodes(packed).items() if name != lost}.items() <= before.items()
+
+
+def test_missing_pictures_are_refused_before_anything_is_written_unless_a_part_will_do(tmp_path, pack):
+    source = lay_out(tmp_path / "source")
+    (source / "train" / "n02000003" / "n02000003_0.JPEG").unlink()
+    with pytest.raises(DataError, match=rf"{source} has 11 of 12 train pictures; .* add --partial$"):
+        pack(source, tmp_path / "packed")
+    assert not (tmp_path / "packed").exists()
+    made = pack(source, tmp_path / "packed", partial=True)
+    assert not made.is_complete
+    assert (made.parts["train"].pictures, made.parts["train"].wanted) == (11, 12)
+    assert len(made.classes) == 3
+
+
+def test_a_part_grows_into_the_whole(tmp_path, pack):
+    source = lay_out(tmp_path / "source")
+    taken = source / "val" / "ILSVRC2012_val_00000006.JPEG"
+    content = taken.read_bytes()
+    taken.unlink()
+    pack(source, tmp_path / "packed", partial=True)
+    before = inodes(tmp_path / "packed")
+    taken.write_bytes(content)
+    assert pack(source, tmp_path / "packed").is_complete
+    pack(source, tmp_path / "fresh")
+    assert contents(tmp_path / "packed") == contents(tmp_path / "fresh")
+    assert before.items() <= inodes(tmp_path / "packed").items()  # the sixth val picture has a shard of its own
+    taken.unlink()
+    pack(source, tmp_path / "packed", partial=True)
+    assert inodes(tmp_path / "packed") == before
+
+
+@pytest.fixture
+def damaged(tmp_path):
+    source = lay_out(tmp_path / "source")
+    write(source, {"train/n01000002/n01000002_7.JPEG": b"<html>", "val/ILSVRC2012_val_00000002.JPEG": b""})
+    return source
+
+
+def test_broken_pictures_are_named_lose_no_work_and_are_left_out_only_on_demand(tmp_path, damaged, pack, capsys):
+    packed = tmp_path / "packed"
+    with pytest.raises(DataError) as caught:
+        pack(damaged, packed)
+    assert str(caught.value) == (
+        f"2 pictures are broken; all others are packed and kept in {packed}; mend the broken ones in {damaged} and "
+        "pack again, or leave them out with --partial"
+    )
+    notes = capsys.readouterr().err
+    assert "note: n01000002_7.JPEG is broken: neither JPEG nor PNG: begins with '3c 68 74 6d 6c 3e'\n" in notes
+    assert "note: ILSVRC2012_val_00000002.JPEG is broken: neither JPEG nor PNG: is empty\n" in notes
+    with pytest.raises(DataError, match="holds no finished pack"):
+        Pack.open(packed)
+    before = inodes(packed)
+    made = pack(damaged, packed, partial=True)
+    assert inodes(packed) == before
+    assert [len(part.broken) for part in made.parts.values()] == [1, 1]
+    assert [part.pictures for part in made.parts.values()] == [11, 5]
+    assert not made.is_complete
+
+
+def test_mended_pictures_alone_are_packed_again(tmp_path, damaged, pack):
+    packed = tmp_path / "packed"
+    with pytest.raises(DataError, match="2 pictures are broken"):
+        pack(damaged, packed)
+    before = inodes(packed)
+    lay_out(damaged)
+    assert pack(damaged, packed).is_complete
+    pack(damaged, tmp_path / "fresh")
+    assert contents(packed) == contents(tmp_path / "fresh")
+    kept = {name for name, inode in inodes(packed).items() if before[name] == inode}
+    assert kept == {"train-001.safetensors", "train-002.safetensors", "val-001.safetensors"}
+
+
+def test_too_little_space_is_known_beforehand(tmp_path, pack, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: namedtuple("Usage", "free")(2e6))
+    with pytest.raises(DataError) as caught:
+        pack(lay_out(tmp_path / "source"), tmp_path / "packed")
+    assert str(caught.value) == (
+        f"{tmp_path / 'packed'} has 0.0 GB free, but 18 pictures of 256 x 256 pixels want 0.0 GB; make room there, or "
+        "choose another directory with --data"
+    )
+    assert contents(tmp_path / "packed") == {}
+
+
+@pytest.mark.parametrize("shards", [0, 2, 5])
+def test_a_disk_that_fills_up_is_one_clear_error_and_leaves_whole_shards_alone(tmp_path, pack, monkeypatch, shards):
+    pack(lay_out(tmp_path / "source"), tmp_path / "fresh")
+    packed, fsync = tmp_path / "packed", os.fsync
+
+    def fill_up(file):
+        if len(list(packed.glob("*.safetensors"))) == shards:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fill_up)
+        with pytest.raises(DataError) as caught:
+            pack(tmp_path / "source", packed)
+    assert str(caught.value) == (
+        f"cannot write {packed}: No space left on device; finished shards are kept; make room there, or choose another "
+        "directory with --data"
+    )
+    before = inodes(packed)
+    assert sorted(contents(packed)) == sorted(before)
+    assert len(before) == shards
+    pack(tmp_path / "source", packed)
+    assert contents(packed) == contents(tmp_path / "fresh")
+    assert before.items() <= inodes(packed).items()
+
+
+def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path, pack):
+    (tmp_path / "packed").write_text("a file where the folder should be")
+    with pytest.raises(
+        DataError, match=rf"cannot write {tmp_path}/packed: File exists; finished shards are kept; make"
+    ):
+        pack(lay_out(tmp_path / "source"), tmp_path / "packed")
+
+
+def test_two_do_not_pack_into_one_folder(tmp_path, pack):
+    (tmp_path / "packed").mkdir()
+    with FileLock(tmp_path / "packed" / ".lock"), pytest.raises(DataError, match="another process is packing into"):
+        pack(lay_out(tmp_path / "source"), tmp_path / "packed")
+
+
+def test_a_folder_without_pictures_is_refused(tmp_path, pack):
+    source = lay_out(tmp_path / "source")
+    shutil.rmtree(source / "val")
+    (source / "val").mkdir()
+    with pytest.raises(DataError, match=r"val holds no pictures; their names end in .JPEG"):
+        pack(source, tmp_path / "packed", partial=True)
+
+
+COMMAND = """
+import sys
+from hullo.lab.cli import app
+from hullo.lab.data.ilsvrc2012 import packing
+if __name__ == "__main__":  # workers import this file, too
+    packing.SHARD = 5
+    app(["data", "pack", "ilsvrc2012", "--workers", "2", "--data", *sys.argv[1:]])
+"""
+
+
+def wait_until(true):
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def is_alive(process):
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_packing_that_was_stopped_leaves_no_worker_and_goes_on_where_it_was(tmp_path, pack, how):
+    (tmp_path / "command.py").write_text(COMMAND)
+    slow = encode(Image.effect_noise((1500, 1500), 50))  # long enough to be stopped in between
+    split = {part: {wnid: dict.fromkeys(files, slow) for wnid, files in MADE[part].items()} for part in MADE}
+    source, packed = lay_out(tmp_path / "ilsvrc2012", split=split), tmp_path / "ilsvrc2012" / "packed"
+    command = [sys.executable, str(tmp_path / "command.py"), str(tmp_path)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        wait_until(lambda: process.poll() is not None or (inodes(packed) and list(packed.glob("*.part"))))
+        workers = {int(path.name.split(".")[-2]) for path in packed.glob("*.part")}
+        os.kill(process.pid, how) if how == signal.SIGKILL else os.killpg(process.pid, how)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    wait_until(lambda: not any(map(is_alive, workers)))
+    before = inodes(packed)
+    assert 1 <= len(before) < 5
+    if how == signal.SIGINT:
+        assert process.returncode == 130
+        assert f"hullo: stopped; the state is saved in {packed}; go on with: hullo " in said
+        assert "Traceback" not in said
+        assert not list(packed.glob("*.part"))
+    assert pack(source, packed).is_complete
+    assert before.items() <= inodes(packed).items()
+    pack(source, tmp_path / "fresh")
+    assert contents(packed) == contents(tmp_path / "fresh")
+    assert sum(TRAIN.values()) == Pack.open(packed).parts["train"].pictures

@@ -1,0 +1,108 @@
+import pytest
+from made_ilsvrc import LAYOUTS, TRAIN, WNIDS, lay_out, pictures, write
+
+from hullo.lab.data.ilsvrc2012 import pictures as module
+from hullo.lab.data.ilsvrc2012.pictures import SPLITS, Source
+from hullo.lab.data.release import DataError
+
+MADE = pictures()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("split", SPLITS)
+def test_every_layout_gives_the_same_names_labels_and_bytes(tmp_path, layout, split):
+    source = Source(lay_out(tmp_path, layout))
+    found = [(picture.name, picture.label, picture.encoded.read()) for picture in source.pictures(split)]
+    made = MADE[split].items()
+    assert found == sorted((name, WNIDS.index(wnid), data) for wnid, files in made for name, data in files.items())
+    assert len(found) == source.wanted(split)
+
+
+def test_without_a_devkit_a_thousand_folders_number_the_classes(tmp_path, monkeypatch):
+    lay_out(tmp_path, "sorted")
+    (tmp_path / "devkit").rename(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match=r"has no devkit: it numbers the classes.*1000 folders; put ILSVRC2012_devkit"):
+        Source(tmp_path).pictures("val")
+    monkeypatch.setattr(module, "CLASSES", 3)
+    source = Source(tmp_path)
+    assert source.wnids == tuple(WNIDS)
+    assert [WNIDS[picture.label] for picture in source.pictures("train")] == [
+        wnid for wnid in WNIDS for _ in range(TRAIN[wnid])
+    ]
+    assert source.wanted("train") == 1_281_167
+    assert source.wanted("val") == 50_000
+
+
+@pytest.mark.parametrize("layout", ["tars", "flat"])
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_missing_devkit_is_one_clear_error_where_val_is_not_sorted(tmp_path, layout, split):
+    lay_out(tmp_path, layout)
+    for path in tmp_path.glob("*devkit*"):
+        path.rename(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match=rf"{tmp_path} has no devkit: .* put ILSVRC2012_devkit_t12.tar.gz \(md5 fa75"):
+        Source(tmp_path).pictures(split)
+
+
+def test_a_wrong_path_is_one_clear_error(tmp_path):
+    with pytest.raises(
+        DataError, match=rf"{tmp_path}/no is no directory; wanted there are ILSVRC2012_img_train.tar an"
+    ):
+        Source(tmp_path / "no").pictures("train")
+    with pytest.raises(DataError, match=rf"{tmp_path} has neither ILSVRC2012_img_val.tar nor a folder val; wanted"):
+        Source(tmp_path).pictures("val")
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("part", [0, 0.3, 0.6, 0.8])
+def test_a_half_downloaded_tar_is_one_clear_error(tmp_path, split, part):
+    lay_out(tmp_path, "tars")
+    path = tmp_path / f"ILSVRC2012_img_{split}.tar"
+    content = path.read_bytes().rstrip(b"\0")
+    path.write_bytes(content[: int(part * len(content))])
+    with pytest.raises(DataError) as caught:
+        Source(tmp_path).pictures(split)
+    tar = module.TARS[split]
+    assert str(caught.value).startswith(f"{path} is cut off or damaged (")
+    assert str(caught.value).endswith(f"{tar.size:,} bytes, md5 {tar.digest}, are wanted; download it again")
+
+
+def test_a_page_saved_as_a_tar_is_one_clear_error(tmp_path):
+    lay_out(tmp_path, "tars")
+    write(tmp_path, {"ILSVRC2012_img_val.tar": b"<html>please log in</html>" * 100})
+    with pytest.raises(DataError, match=r"ILSVRC2012_img_val.tar is cut off or damaged \(.*; download it again"):
+        Source(tmp_path).pictures("val")
+
+
+def test_pictures_that_nothing_classifies_are_refused(tmp_path):
+    lay_out(tmp_path, "sorted")
+    write(tmp_path, {"val/holiday.JPEG": b""})
+    with pytest.raises(DataError, match=r"val: nothing says what holiday.JPEG shows"):
+        Source(tmp_path).pictures("val")
+    write(tmp_path, {"train/n00000009/n00000009_1.JPEG": b""})
+    with pytest.raises(DataError, match=r"train: n00000009 is none of the 3 classes"):
+        Source(tmp_path).pictures("train")
+
+
+def test_val_pictures_sorted_against_the_devkit_or_twice_are_refused(tmp_path):
+    lay_out(tmp_path, "sorted")
+    right, wrong = tmp_path / "val" / "n02000003", tmp_path / "val" / "n01000002"
+    (right / "ILSVRC2012_val_00000001.JPEG").rename(wrong / "ILSVRC2012_val_00000001.JPEG")
+    with pytest.raises(DataError, match=r"ILSVRC2012_val_00000001.JPEG is in n01000002, but shows n02000003"):
+        Source(tmp_path).pictures("val")
+    (wrong / "ILSVRC2012_val_00000001.JPEG").rename(tmp_path / "val" / "ILSVRC2012_val_00000001.JPEG")
+    assert len(Source(tmp_path).pictures("val")) == 6  # flat or sorted, even half of each
+    write(tmp_path, {"val/n02000003/ILSVRC2012_val_00000001.JPEG": b""})
+    with pytest.raises(DataError, match=r"val has ILSVRC2012_val_00000001.JPEG twice"):
+        Source(tmp_path).pictures("val")
+
+
+def test_other_files_are_not_pictures(tmp_path):
+    lay_out(tmp_path)
+    write(tmp_path, {"train/README": b"", "train/n01000002/.DS_Store": b"", "val/labels.txt": b""})
+    assert [len(Source(tmp_path).pictures(split)) for split in SPLITS] == [12, 6]
+
+
+def test_the_real_pictures_are_listed_with_the_classes_of_their_folders(real_source):
+    train, val = (real_source.pictures(split) for split in SPLITS)
+    assert {real_source.wnids[picture.label] == picture.name.split("_")[0] for picture in train} == {True}
+    assert {picture.label for picture in val} == {picture.label for picture in train}

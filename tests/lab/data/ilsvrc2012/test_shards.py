@@ -1,0 +1,97 @@
+import numpy as np
+import pytest
+from made_ilsvrc import lay_out
+from safetensors.numpy import load_file
+
+from hullo.lab.data.ilsvrc2012.decoding import decode
+from hullo.lab.data.ilsvrc2012.pictures import Bytes, Source
+from hullo.lab.data.ilsvrc2012.shards import HEADER, PICTURE, Shard, write_shard
+from hullo.lab.data.release import DataError
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """Twelve pictures, of which the third is truncated and the fifth is not there."""
+    pictures = Source(lay_out(tmp_path)).pictures("train")
+    broken = tmp_path / "broken"
+    broken.write_bytes(pictures[2].encoded.read()[:-40])
+    pictures[2] = pictures[2]._replace(encoded=Bytes(str(broken)))
+    pictures[4] = pictures[4]._replace(encoded=Bytes(str(tmp_path / "nowhere")))
+    return pictures
+
+
+@pytest.fixture
+def shard(pictures, tmp_path):
+    write_shard(tmp_path / "train-000.safetensors", pictures)
+    return Shard.open(tmp_path / "train-000.safetensors")
+
+
+def test_a_shard_is_a_safetensors_file_of_the_sound_pictures(shard, pictures):
+    sound = [picture for place, picture in enumerate(pictures) if place not in (2, 4)]
+    tensors = load_file(shard.path)
+    pixels = np.stack([decode(picture.encoded.read()) for picture in sound])
+    assert np.array_equal(tensors["images"], pixels)
+    assert tensors["labels"].tolist() == [picture.label for picture in sound]
+    assert np.array_equal(tensors["sum"], pixels.sum(0, dtype=np.int64))
+    assert shard.names() == [picture.name for picture in sound]
+    assert np.array_equal(shard.sum(), tensors["sum"])
+
+
+def test_pictures_begin_where_pages_do(shard):
+    content = shard.path.read_bytes()
+    images = load_file(shard.path)["images"]
+    assert HEADER % 4096 == PICTURE % 4096 == 0
+    assert content[HEADER + 3 * PICTURE : HEADER + 4 * PICTURE] == images[3].tobytes()
+
+
+def test_broken_pictures_are_named_with_their_reasons(shard, pictures):
+    (third, truncated), (fifth, unread) = shard.broken
+    assert (third, fifth) == (pictures[2].name, pictures[4].name)
+    assert "truncated" in truncated
+    assert unread == "cannot be read: No such file or directory"
+
+
+def test_a_shard_knows_which_pictures_it_holds(shard, pictures):
+    assert shard.holds(pictures)
+    assert not shard.holds(pictures[:-1])
+    assert not shard.holds(pictures[::-1])
+    assert not shard.holds([*pictures[:-1], pictures[-1]._replace(label=0)])
+    assert not shard.holds([*pictures[:2], *pictures[3:]])  # without a broken one
+
+
+def test_a_shard_may_hold_nothing(pictures, tmp_path):
+    write_shard(tmp_path / "val-000.safetensors", [pictures[2]])
+    shard = Shard.open(tmp_path / "val-000.safetensors")
+    assert (len(shard.labels), shard.names(), shard.verify()) == (0, [], True)
+
+
+def test_every_byte_counts(shard):
+    assert shard.verify()
+    content = bytearray(shard.path.read_bytes())
+    for place in (HEADER, HEADER + PICTURE + 5, len(content) - 1):
+        content[place] ^= 1
+        shard.path.write_bytes(content)
+        assert not shard.verify()
+        content[place] ^= 1
+
+
+@pytest.mark.parametrize("keep", [0, 100, HEADER, -1])
+def test_a_cut_off_or_missing_shard_is_refused(shard, keep):
+    content = shard.path.read_bytes()
+    shard.path.write_bytes(content[:keep])
+    with pytest.raises(DataError, match=r"train-000.safetensors is missing or damaged \("):
+        Shard.open(shard.path)
+    shard.path.unlink()
+    with pytest.raises(DataError, match=r"train-000.safetensors is missing or damaged \("):
+        Shard.open(shard.path)
+
+
+def test_what_is_interrupted_leaves_nothing(pictures, tmp_path):
+    def interrupted():
+        yield pictures[0]
+        raise KeyboardInterrupt
+
+    before = set(tmp_path.iterdir())
+    with pytest.raises(KeyboardInterrupt):
+        write_shard(tmp_path / "val-000.safetensors", interrupted())
+    assert set(tmp_path.iterdir()) == before

@@ -1,0 +1,203 @@
+import hashlib
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+from made_ilsvrc import lay_out, write
+from typer.testing import CliRunner
+
+from hullo.lab.cli import app
+from hullo.lab.data.ilsvrc2012 import Home, packing, pictures
+from hullo.lab.data.ilsvrc2012 import workers as processes
+
+
+@pytest.fixture(autouse=True)
+def _packing_stays_in_this_process(monkeypatch):
+    monkeypatch.setattr(packing, "SHARD", 5)
+    monkeypatch.setattr(processes, "worker_processes", lambda count: ThreadPoolExecutor(1))
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, ["data", *map(str, arguments)], env={"HULLO_DATA": None})
+
+
+def squeezed(text):
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize("layout", ["tars", "sorted"])
+def test_what_is_complete_is_checked_packed_checked_again_and_listed(tmp_path, layout):
+    home = lay_out(tmp_path / "ilsvrc2012", layout)
+    found = invoke("check", "ilsvrc2012", "--data", tmp_path)
+    train, val, devkit = {
+        "tars": ("ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", "ILSVRC2012_devkit_t12.tar.gz"),
+        "sorted": ("train", "val", "devkit"),
+    }[layout]
+    assert found.stdout.splitlines() == [
+        f"ilsvrc2012 is not packed in {home}/packed",
+        f"devkit: {home}/{devkit}, 3 classes",
+        f"train: {home}/{train}: 12 of 12 pictures",
+        f"val: {home}/{val}: 6 of 6 pictures",
+        f"pack it with: hullo data pack ilsvrc2012 --data {tmp_path}",
+    ]
+    assert found.exit_code == 1
+    assert "not packed" in invoke("list", "--data", tmp_path).stdout
+    packed = invoke("pack", "ilsvrc2012", "--data", tmp_path)
+    assert (packed.exit_code, packed.stdout) == (
+        0,
+        f"ilsvrc2012 is packed in {home}/packed: 12 train and 6 val pictures\n",
+    )
+    ready = f"ilsvrc2012 is ready in {home}/packed: 12 of 12 train and 6 of 6 val pictures\n"
+    again = invoke("check", "ilsvrc2012", "--data", tmp_path, "--quiet")
+    assert (again.exit_code, again.stdout, again.stderr) == (0, ready, "")
+    for path in home.iterdir():  # the pack is all that is needed
+        if path.name != "packed":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert invoke("check", "ilsvrc2012", "--data", tmp_path).exit_code == 0
+    assert " packed " in squeezed(invoke("list", "--data", tmp_path).stdout)
+
+
+def test_what_is_incomplete_is_counted_by_class_and_packed_on_demand(tmp_path):
+    home = lay_out(tmp_path / "ilsvrc2012")
+    shutil.rmtree(home / "train" / "n01000002")
+    (home / "train" / "n03000001" / "n03000001_7.JPEG").unlink()
+    (home / "val" / "ILSVRC2012_val_00000003.JPEG").unlink()
+    lines = invoke("check", "ilsvrc2012", "--data", tmp_path).stdout.splitlines()
+    assert lines[2] == f"train: {home}/train: 8 of 12 pictures (n01000002 0 of 3, n03000001 3 of 4)"
+    assert lines[3] == f"val: {home}/val: 5 of 6 pictures"
+    assert lines[4].startswith("get the rest (ILSVRC2012_img_train.tar (147.9 GB, md5 1d675b47d978889d74fa0da5fadf")
+    assert lines[4].endswith(f"or pack what is there with: hullo data pack ilsvrc2012 --data {tmp_path} --partial")
+    refused = invoke("pack", "ilsvrc2012", "--data", tmp_path, "--quiet")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert refused.stderr.startswith(f"hullo: {home} has 8 of 12 train pictures and 5 of 6 val pictures; hullo data ch")
+    assert refused.stderr.count("\n") == 1
+    assert invoke("pack", "ilsvrc2012", "--data", tmp_path, "--partial").exit_code == 0
+    checked = invoke("check", "ilsvrc2012", "--data", tmp_path)
+    assert checked.exit_code == 1
+    usable = f"ilsvrc2012 is incomplete, but can be used in {home}/packed: 8 of 12 train and 5 of 6 val pictures\n"
+    assert checked.stdout.startswith(usable)
+    assert "packed in part" in invoke("list", "--data", tmp_path).stdout
+
+
+def test_broken_pictures_are_listed_and_what_was_done_is_kept(tmp_path):
+    home = lay_out(tmp_path / "ilsvrc2012")
+    write(home, {"val/ILSVRC2012_val_00000002.JPEG": b""})
+    failed = invoke("pack", "ilsvrc2012", "--data", tmp_path)
+    assert (failed.exit_code, failed.stdout) == (1, "")
+    assert "note: ILSVRC2012_val_00000002.JPEG is broken: neither JPEG nor PNG: is empty\n" in failed.stderr
+    assert "hullo: 1 pictures are broken; all others are packed and kept in" in failed.stderr
+    assert invoke("pack", "ilsvrc2012", "--data", tmp_path, "--partial").exit_code == 0
+    checked = invoke("check", "ilsvrc2012", "--data", tmp_path)
+    assert "ILSVRC2012_val_00000002.JPEG is broken: neither JPEG nor PNG: is empty" in checked.stdout
+
+
+def test_what_was_released_may_lie_elsewhere(tmp_path):
+    source = lay_out(tmp_path / "my pictures")
+    options = ("--data", tmp_path / "data", "--source", source)
+    found = invoke("check", "ilsvrc2012", *options).stdout
+    command = f"hullo data pack ilsvrc2012 --data {tmp_path}/data --source '{source}'"
+    assert found.endswith(f"pack it with: {command}\n")
+    assert invoke("pack", "ilsvrc2012", *options).exit_code == 0
+    assert invoke("check", "ilsvrc2012", "--data", tmp_path / "data").exit_code == 0
+    refused = invoke("check", "cifar10", "--source", source)
+    assert (refused.exit_code, refused.stderr) == (2, "hullo: --source is for ilsvrc2012 alone; got cifar10\n")
+
+
+def test_an_altered_pack_is_named_with_what_to_do(tmp_path):
+    home = lay_out(tmp_path / "ilsvrc2012")
+    invoke("pack", "ilsvrc2012", "--data", tmp_path)
+    shard = home / "packed" / "train-000.safetensors"
+    content = bytearray(shard.read_bytes())
+    content[5000] ^= 1
+    shard.write_bytes(content)
+    lines = invoke("check", "ilsvrc2012", "--data", tmp_path).stdout.splitlines()
+    assert lines[0].startswith(f"{shard} is altered: sha256 wanted ")
+    assert lines[1] == f"delete what is altered, then: hullo data pack ilsvrc2012 --data {tmp_path}"
+    shard.unlink()
+    assert invoke("pack", "ilsvrc2012", "--data", tmp_path).exit_code == 0
+    assert invoke("check", "ilsvrc2012", "--data", tmp_path).exit_code == 0
+
+
+def test_a_tar_of_the_right_size_is_compared_to_the_byte(tmp_path, monkeypatch):
+    path = lay_out(tmp_path / "ilsvrc2012", "tars") / "ILSVRC2012_img_train.tar"
+    content = path.read_bytes()
+    right = replace(pictures.TARS["train"], size=len(content), digest=hashlib.md5(content).hexdigest())
+    monkeypatch.setitem(pictures.TARS, "train", right)
+    (line,) = [
+        line for line in invoke("check", "ilsvrc2012", "--data", tmp_path).stdout.splitlines() if "train:" in line
+    ]
+    assert line == f"train: {path} is as released: md5 wanted {right.digest}, found {right.digest}"
+    path.write_bytes(content[:-1] + b"x")
+    checked = invoke("check", "ilsvrc2012", "--data", tmp_path).stdout
+    assert f"train: {path} is altered: md5 wanted {right.digest}, found " in checked
+    assert checked.endswith("--partial\n")
+
+
+@pytest.mark.parametrize("command", ["check", "pack"])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (shutil.rmtree, "ilsvrc2012 is no directory; wanted there are ILSVRC2012_img_train.tar and ILSVRC2012_img_val"),
+        (lambda home: (home / "ILSVRC2012_devkit_t12.tar.gz").unlink(), "ilsvrc2012 has no devkit: it numbers the"),
+        (
+            lambda home: (home / "ILSVRC2012_img_val.tar").write_bytes(b"x" * 2000),
+            "img_val.tar is cut off or damaged (",
+        ),
+        (
+            lambda home: (home / "ILSVRC2012_devkit_t12.tar.gz").write_bytes(b"x" * 2000),
+            "t12.tar.gz is no whole devkit",
+        ),
+    ],
+)
+def test_bad_input_is_one_clear_error_and_leaves_nothing_behind(tmp_path, command, change, said):
+    home = lay_out(tmp_path / "ilsvrc2012", "tars")
+    change(home)
+    before = sorted(tmp_path.rglob("*"))
+    result = invoke(command, "ilsvrc2012", "--data", tmp_path / "data", "--source", home, "--quiet")
+    assert result.exit_code == (2 if command == "pack" else 1)
+    assert said in (result.stderr if command == "pack" else result.stdout)
+    assert "Traceback" not in result.output
+    if command == "pack":
+        assert result.stderr.count("\n") == 1
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_without_names_it_is_checked_and_not_fetched(tmp_path, monkeypatch):
+    *_, state, remedy = invoke("check", "--data", tmp_path).stdout.splitlines()
+    assert state == f"ilsvrc2012 is not packed in {tmp_path}/ilsvrc2012/packed"
+    assert remedy == Home(tmp_path).explain_fetch()
+    monkeypatch.setattr("hullo.lab.data.fetch.fetch", lambda *_, **__: None)
+    fetched = invoke("fetch", "--data", tmp_path)
+    assert (fetched.exit_code, fetched.stdout.count("is ready in"), fetched.stderr) == (0, 3, "")
+
+
+def test_fetch_says_how_one_comes_by_it(tmp_path):
+    result = invoke("fetch", "ilsvrc2012", "--data", tmp_path)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == (
+        "hullo: ilsvrc2012 is given to people with an account at https://image-net.org alone; download "
+        "ILSVRC2012_img_train.tar (147.9 GB, md5 1d675b47d978889d74fa0da5fadfb00e), "
+        "ILSVRC2012_img_val.tar (6.7 GB, md5 29b22e2961454d5413ddabcf34fc5622), "
+        "ILSVRC2012_devkit_t12.tar.gz (md5 fa75699e90414af021442c21a62c3abf) "
+        f"into {tmp_path}/ilsvrc2012, then: hullo data pack ilsvrc2012 --data {tmp_path}\n"
+    )
+
+
+def test_only_what_needs_packing_is_packed(tmp_path):
+    result = invoke("pack", "cifar10", "--data", tmp_path)
+    assert (result.exit_code, result.stderr) == (2, "hullo: 'cifar10' is not packed; ilsvrc2012 alone is\n")
+
+
+def test_the_list_says_what_there_is_before_anything_is_there(tmp_path):
+    row = squeezed(invoke("list", "--data", tmp_path).stdout).split("ilsvrc2012", 1)[1]
+    assert "1,281,167 + 50,000 colour pictures" in row
+    assert "not fetched" in row
+    assert Home(tmp_path).overview_row()[2] == f"{1_331_167 * 196_608 / 1e6:,.1f} MB"
+
+
+def test_real_pictures_are_counted_against_all_that_were_released(real_source, tmp_path, progress):
+    lines = list(Home(tmp_path, real_source.folder)._check_source(progress))
+    counts = {split: len(real_source.pictures(split)) for split in pictures.SPLITS}
+    assert f"train: {real_source.folder}/train: {counts['train']:,} of 1,281,167 pictures" in lines[1]
+    assert lines[2].endswith(f"{counts['val']:,} of 50,000 pictures")

@@ -1,0 +1,150 @@
+import itertools
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from made_ilsvrc import lay_out
+
+from hullo.lab.data.ilsvrc2012 import stream
+from hullo.lab.data.ilsvrc2012.stream import Batch, Memory, read_ahead, split_steps, to_device
+from hullo.lab.data.release import DataError
+from hullo.lab.team import Team
+
+
+@pytest.fixture
+def packed(tmp_path, pack):
+    return pack(lay_out(tmp_path / "source"), tmp_path / "packed")
+
+
+@pytest.fixture
+def pictures(packed):
+    return packed.pictures("train")
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left():
+    yield
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("read_ahead")]
+
+
+@given(st.integers(0, 60), st.integers(1, 20), st.integers(1, 9), st.data())
+def test_all_processes_together_see_the_order_from_any_step_on_without_repeats_or_gaps(count, batch, world, data):
+    order = torch.randperm(count)
+    start = data.draw(st.integers(0, -(-count // batch)))
+    ranks = [list(split_steps(order, batch, start=start, team=Team(rank, world))) for rank in range(world)]
+    steps = [torch.cat(parts) for parts in zip(*ranks, strict=True)]
+    assert torch.equal(torch.cat([*steps, order[:0]]), order[start * batch :])
+    assert all(len(step) == batch for step in steps[:-1])
+    for parts in zip(*ranks, strict=True):
+        sizes = [len(part) for part in parts]
+        assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("workers", [1, 3, None])
+@pytest.mark.parametrize("piece", [1, 2, 16])
+def test_batches_come_in_the_order_given_whoever_reads_them(pictures, workers, piece, monkeypatch):
+    monkeypatch.setattr(stream, "PIECE", piece)
+    order = torch.cat([torch.randperm(12) for _ in range(6)])
+    batches = list(read_ahead(pictures, split_steps(order, 5), workers=workers))
+    assert [len(batch.images) for batch in batches] == [5] * 14 + [2]
+    assert torch.equal(torch.cat([batch.numbers for batch in batches]), order)
+    assert torch.equal(torch.cat([batch.labels for batch in batches]), pictures.labels[order])
+    images = torch.cat([batch.images for batch in batches])  # all are still there: none was overwritten by a later one
+    assert torch.equal(images, torch.stack([pictures[number][0] for number in order.tolist()]))
+
+
+def test_no_more_is_read_ahead_than_a_few_batches(pictures):
+    taken = itertools.count()
+    steps = (torch.tensor([next(taken) % 12]) for _ in range(100))
+    batches = read_ahead(pictures, steps)
+    next(batches)
+    assert next(taken) == stream.AHEAD + 1
+    batches.close()
+
+
+def test_a_process_without_a_share_of_a_step_sees_an_empty_batch(pictures):
+    (batch,) = read_ahead(pictures, split_steps(torch.tensor([3]), 4, team=Team(1, 2)))
+    assert batch.images.shape == (0, 256, 256, 3)
+    assert list(read_ahead(pictures, [])) == []
+
+
+def test_memory_is_used_again_once_nothing_refers_to_it(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    memory = Memory()
+    first = memory.lend(3)
+    place, part = first.data_ptr(), first[1, :2]
+    del first
+    assert memory.lend(3).data_ptr() != place  # a part of it is in use
+    del part
+    again = [memory.lend(2), memory.lend(2)]
+    assert place in [tensor.data_ptr() for tensor in again]
+    assert memory.lend(5).shape == (5, 256, 256, 3)
+
+
+def test_what_goes_wrong_in_a_thread_is_raised_and_ends_all(packed, pictures):
+    with (packed.folder / "train-002.safetensors").open("r+b") as file:
+        file.truncate(5000)
+    batches = read_ahead(pictures, split_steps(torch.arange(12), 2))
+    with pytest.raises(DataError, match=r"train-002.safetensors is cut off"):
+        list(batches)
+
+
+@pytest.mark.parametrize("how", ["close", "forget", "raise"])
+def test_a_stream_that_is_left_leaves_no_threads(pictures, how):
+    def use():
+        for _ in (batches := read_ahead(pictures, split_steps(torch.arange(12), 1))):
+            if how == "close":
+                batches.close()
+            if how == "raise":
+                raise KeyboardInterrupt
+            return
+
+    if how == "raise":
+        with pytest.raises(KeyboardInterrupt):
+            use()
+    else:
+        use()
+
+
+PROCESS = """
+import sys, torch
+from pathlib import Path
+from hullo.lab.data.ilsvrc2012 import Pack, read_ahead, split_steps
+batches = read_ahead(Pack.open(Path(sys.argv[1])).pictures("train"), split_steps(torch.arange(12), 1))
+print(next(batches).numbers.item())
+raise KeyboardInterrupt
+"""
+
+
+def test_an_interrupted_process_ends_with_its_threads(packed):
+    command = [sys.executable, "-c", PROCESS, str(packed.folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("0\n", -2)
+    assert done.stderr.endswith("KeyboardInterrupt\n")
+
+
+def test_on_a_cpu_batches_stay_as_they_are(pictures):
+    batches = list(read_ahead(pictures, split_steps(torch.arange(12), 5)))
+    for one, other in zip(to_device(batches, torch.device("cpu")), batches, strict=True):
+        assert all(map(torch.equal, one, other))
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_every_batch_arrives_whole_from_pinned_memory(pictures):
+    order = torch.cat([torch.randperm(12) for _ in range(20)])
+    steps = list(split_steps(order, 7))
+    sums = []
+    for batch in to_device(read_ahead(pictures, steps), torch.device("cuda")):
+        assert isinstance(batch, Batch)
+        torch.cuda._sleep(2_000_000)  # what is done with a batch takes longer than to copy the next
+        sums.append((batch.images.long().sum((1, 2, 3)), batch.labels, batch.numbers))
+    assert next(read_ahead(pictures, steps)).images.is_pinned()
+    expected = torch.stack([image.long().sum() for image, _ in (pictures[number] for number in order.tolist())])
+    found, labels, numbers = (torch.cat(parts).cpu() for parts in zip(*sums, strict=True))
+    assert torch.equal(found, expected)
+    assert torch.equal(labels, pictures.labels[order])
+    assert torch.equal(numbers, order)

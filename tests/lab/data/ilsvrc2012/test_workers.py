@@ -1,0 +1,68 @@
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures.process import BrokenProcessPool
+
+import pytest
+
+from hullo.lab.data.ilsvrc2012.workers import available_cores, worker_processes
+
+
+def is_alive(process):
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_work_is_done_by_other_processes_which_end_afterwards():
+    with worker_processes(1) as pool:
+        worker = pool.submit(os.getpid).result()
+        assert worker != os.getpid()
+        assert pool.submit(pow, 2, 10).result() == 1024
+    assert not is_alive(worker)
+
+
+def test_busy_workers_end_at_once_when_the_block_is_left_by_an_exception():
+    with contextlib.suppress(KeyboardInterrupt), worker_processes(1) as pool:
+        worker = pool.submit(os.getpid).result()
+        unfinished = pool.submit(time.sleep, 60)
+        raise KeyboardInterrupt
+    assert isinstance(unfinished.exception(), BrokenProcessPool)
+    assert not is_alive(worker)
+
+
+PROCESS = """
+import time
+from hullo.lab.data.ilsvrc2012.workers import worker_processes
+if __name__ == "__main__":
+    try:
+        with worker_processes(2):
+            print("begun", flush=True)
+            time.sleep(60)
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+def test_only_the_parent_hears_of_an_interruption_even_while_workers_begin(tmp_path):
+    (tmp_path / "command.py").write_text(PROCESS)
+    command, pipe = [sys.executable, str(tmp_path / "command.py")], subprocess.PIPE
+    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+    try:
+        assert process.stdout.readline() == "begun\n"
+        time.sleep(0.5)  # the workers are importing now
+        os.killpg(process.pid, signal.SIGINT)
+        said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, *said) == (0, "interrupted\n", "")
+
+
+def test_there_is_at_least_one_core():
+    assert 1 <= available_cores() <= os.cpu_count()
