@@ -23,7 +23,7 @@ def kernel_source(bases: tuple[Base, ...], way: Way) -> str:
     n = len(bases)
     raw = [f"r{i}" for i in range(n - way.fewer)]
     c, g, d = ([f"{letter}{i}" for i in range(n)] for letter in "cgd")
-    values, slopes = _formulas(bases)
+    values, slopes = formulas(bases)
     load_raw = [f"{r} = tl.load(raw_ptr + row * {len(raw)} + {i}).to(tl.float32)" for i, r in enumerate(raw)]
     tile = _TILE.strip().splitlines()
     coefficients = load_raw + _WAYS[way.name](raw, c)
@@ -64,7 +64,12 @@ def kernel_source(bases: tuple[Base, ...], way: Way) -> str:
         "PULL": _PULLBACKS[way.name](c, g, d),
         "STORE_RAW": [f"tl.store(out_ptr + row * {len(raw)} + {i}, {d[i]})" for i in range(len(raw))],
     }
-    return re.sub(r"^( *)\$(\w+)$", lambda m: "\n".join(m[1] + line for line in parts[m[2]]), _TEMPLATE, flags=re.M)
+    return fill(_TEMPLATE, parts)
+
+
+def fill(template: str, parts: dict[str, list[str]]) -> str:
+    """The template with each line `$PART` replaced by the lines of that part, indented alike."""
+    return re.sub(r"^( *)\$(\w+)$", lambda m: "\n".join(m[1] + line for line in parts[m[2]]), template, flags=re.M)
 
 
 class _Translator(ast.NodeTransformer):
@@ -97,7 +102,7 @@ class _Translator(ast.NodeTransformer):
         return ast.Name(self.known[text])
 
 
-def _formulas(bases: tuple[Base, ...]) -> tuple[list[str], list[str]]:
+def formulas(bases: tuple[Base, ...]) -> tuple[list[str], list[str]]:
     """The statements that give the values y0, y1, ..., and after them those that give the slopes s0, s1, ..."""
     translator = _Translator()
     for i, base in enumerate(bases):

@@ -96,7 +96,7 @@ def _launches(
     outer: int, groups: int, inner: int, bases: tuple[Base, ...], way: Way, dtype: torch.dtype, device: int | None
 ) -> _Launches:
     """The launches for a tensor of shape (outer, groups, inner)."""
-    kernels = _kernels(bases, way, dtype)
+    kernels = kernels_for(bases, way, dtype)
     programs = 8 * (4 if INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count)
     early = words.HARDWARE.value and torch.cuda.get_device_capability(device) >= (9, 0)
     precise, many = dtype == torch.float32, len(bases) > 3
@@ -176,17 +176,22 @@ def _power_of_two(n: int) -> int:
 
 
 @functools.cache
-def _kernels(bases: tuple[Base, ...], way: Way, dtype: torch.dtype) -> dict[str, Any]:
-    """The compiled kernels of a set of bases: their text, run in a scope where its words have their meaning."""
-    text = kernel_source(bases, way)
-    name = f"<hullo kernels for {way.name}({','.join(base.name for base in bases)}) on {dtype}>"
+def kernels_for(bases: tuple[Base, ...], way: Way, dtype: torch.dtype) -> dict[str, Any]:
+    """The kernels of a set of bases."""
+    label = f"{way.name}({','.join(base.name for base in bases)}) on {dtype}"
+    return build(kernel_source(bases, way), label, dtype)
+
+
+def build(text: str, label: str, dtype: torch.dtype, **known: Any) -> dict[str, Any]:
+    """The kernels of a text, run in a scope where its words, and what else is known, have their meaning."""
+    name = f"<hullo kernels for {label}>"
     linecache.cache[name] = (
         len(text),
         None,
         text.splitlines(keepends=True),
         name,
     )  # Triton reads its functions' source
-    scope: dict[str, Any] = {"__name__": name, "tl": tl, "triton": triton, **_words(dtype)}
+    scope: dict[str, Any] = {"__name__": name, "tl": tl, "triton": triton, **_words(dtype), **known}
     exec(compile(text, name, "exec"), scope)  # noqa: S102  (the text is our own)
     return scope
 

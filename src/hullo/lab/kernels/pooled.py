@@ -1,0 +1,315 @@
+"""Activation, pooling and dropout of a population in one pass there and one back.
+
+    y = drop(max_pool2d(combine(x + bias, rows, bases), 2))
+
+for pictures with channels last. Only x is kept. The backward pass computes the activations of each 2 x 2 window again,
+finds the maximum as PyTorch does (the first of equals; what is not a number wins), and writes each entry of the
+gradient once. Windows are the rows of a matrix whose columns are the channels of all members; a program takes COLUMNS
+of these, ROWS windows at a time. The sums for the coefficients' gradients are kept as in :mod:`hullo.kernels.source`,
+whose `reduce` adds them up; so every run gives the same bits.
+"""
+
+# mypy: disable-error-code="no-untyped-call"
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+import triton  # type: ignore[import-untyped]
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from hullo.bases import Base
+from hullo.coefficients import way
+from hullo.kernels.source import fill, formulas
+from hullo.kernels.triton import INTERPRETED, build, kernels_for
+from hullo.lab.kernels import dropout
+
+TYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+FORWARD = {2: (1024, 4), 4: (512, 4)}
+BACKWARD = {2: (1024, 4), 4: (512, 4)}
+"""By the bytes of an entry: how many windows and channels a tile has, one times the other, and the warps of a program.
+These are 16 bytes a thread from each of the four corners."""
+
+PROGRAMS = 8
+"""In the backward pass, for each multiprocessor."""
+
+
+def combine_pool_drop(
+    x: Tensor,
+    rows: Tensor,
+    bases: Iterable[Base],
+    seeds: Tensor,
+    steps: Tensor,
+    number: int,
+    rate: float,
+    training: bool,
+    *,
+    bias: Tensor | None = None,
+    flat: bool = False,
+    first: int = 0,
+) -> Tensor:
+    """Pictures (B, channels, H, W) after their activation, half as high and wide, and after dropout while training.
+
+    Args:
+        x: what a convolution gives, channels last (else it is copied first).
+        rows: coefficients, N for all channels or one row for each of equally many of them.
+        bases: the N base functions; each has a formula.
+        seeds, steps: of each member, (members,); its channels are one of as many equal parts.
+        number: which of the network's dropouts this is, counted from 0.
+        rate: the share that is dropped; none is computed for 0.
+        training: whether anything is dropped.
+        bias: of each channel, added to x; None adds nothing.
+        flat: whether the result is (members, B, height * width * channels), as `networks.layers.flatten` makes it.
+        first: the number of the first of the B pictures, where they are a part of a larger batch.
+    """
+    if x.dtype not in TYPES or x.dim() != 4 or min(x.shape[2:]) < 2:
+        wanted = f"pictures (B, channels, H, W) of at least 2 x 2 pixels, of {', '.join(map(str, TYPES))}"
+        raise ValueError(f"x is {x.dtype} of shape {tuple(x.shape)}; give {wanted}")
+    for name, parts in (("seeds", len(seeds)), ("rows", len(rows) if rows.dim() == 2 else 1)):
+        if x.shape[1] % parts:
+            raise ValueError(f"{x.shape[1]} channels do not fall into {parts} equal parts, as many as there are {name}")
+    call = _Call(tuple(bases), flat, first, dropout.draws(number, rate) if training and rate else None)
+    pooled: Tensor = _CombinePoolDrop.apply(x, rows, bias, seeds, steps, call)
+    return pooled
+
+
+class _Call(NamedTuple):
+    """What a call is told besides tensors."""
+
+    bases: tuple[Base, ...]
+    flat: bool
+    first: int
+    drops: dict[str, Any] | None
+
+    def constants(
+        self, x: Tensor, rows: Tensor, bias: Tensor | None, members: int, tile: tuple[int, int]
+    ) -> dict[str, Any]:
+        """What the kernels are compiled for, with tiles of a size and for a number of warps."""
+        size, warps = tile
+        _, channels, height, width = x.shape
+        own = channels // members
+        columns = min((128, 64, 32), key=lambda columns: triton.cdiv(channels, columns) * columns)
+        return (self.drops or {"PURPOSE": 0, "LEAST": 0, "SCALE": 1.0}) | {
+            "HEIGHT": height,
+            "WIDTH": width,
+            "CHANNELS": channels,
+            "OWN": own,
+            "GROUP": channels // rows.view(-1, rows.shape[-1]).shape[0],
+            "BIAS": bias is not None,
+            "DROP": self.drops is not None,
+            "EACH": 1 if own % 4 or self.start(x, members) % 4 else 4,
+            "FLAT": self.flat,
+            "LANES": triton.cdiv(channels, columns),
+            "ROWS": size // columns,
+            "COLUMNS": columns,
+            "BIG": x.numel() >= 2**31,
+            "num_warps": warps,
+        }
+
+    def start(self, x: Tensor, members: int) -> int:
+        """How many entries of a member come before these pictures."""
+        return self.first * (x.shape[1] // members) * (x.shape[2] // 2) * (x.shape[3] // 2)
+
+
+class _CombinePoolDrop(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, rows: Tensor, bias: Tensor | None, seeds: Tensor, steps: Tensor, call: _Call
+    ) -> Tensor:
+        x, rows = x.contiguous(memory_format=torch.channels_last), rows.contiguous()
+        ctx.save_for_backward(x, rows, bias, seeds, steps)
+        ctx.call = call
+        batch, channels, height, width = x.shape
+        y = torch.empty(batch, height // 2, width // 2, channels, dtype=x.dtype, device=x.device)
+        windows = batch * (height // 2) * (width // 2)
+        constants = call.constants(x, rows, bias, len(seeds), FORWARD[x.element_size()])
+        programs = triton.cdiv(windows, constants["ROWS"]) * constants["LANES"]
+        with torch.cuda.device_of(x):
+            _kernels(call.bases, x.dtype)["forward"][(programs,)](
+                x, x if bias is None else bias, rows, seeds, steps, y, windows, call.start(x, len(seeds)), **constants
+            )
+        return y.view(len(seeds), batch, -1) if call.flat else y.permute(0, 3, 1, 2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, rows, bias, seeds, steps = ctx.saved_tensors
+        call: _Call = ctx.call
+        batch, channels, height, width = x.shape
+        gradient = gradient.contiguous(memory_format=torch.contiguous_format if call.flat else torch.channels_last)
+        windows = batch * triton.cdiv(height, 2) * triton.cdiv(width, 2)
+        constants = call.constants(x, rows, bias, len(seeds), BACKWARD[x.element_size()])
+        tiles = triton.cdiv(windows, constants["ROWS"])
+        processors = 4 if INTERPRETED else torch.cuda.get_device_properties(x.device).multi_processor_count
+        splits = min(tiles, max(1, PROGRAMS * processors // constants["LANES"]))
+        bases = len(call.bases)
+        partial = torch.empty(bases + (bias is not None), splits * channels, dtype=torch.float32, device=x.device)
+        dx, drows = torch.empty_like(x), torch.empty_like(rows)
+        kernels = _kernels(call.bases, x.dtype)
+        with torch.cuda.device_of(x):
+            kernels["backward"][(splits * constants["LANES"],)](
+                gradient, x, x if bias is None else bias, rows, seeds, steps, dx, partial, windows,
+                call.start(x, len(seeds)), tiles, splits, **constants,
+            )  # fmt: skip
+            group = constants["GROUP"]
+            kernels["reduce"][(channels // group,)](
+                partial, rows, drows, splits * group, splits, group, channels, splits * channels,
+                BLOCK=min(1024, triton.next_power_of_2(splits * group)), BY_COLUMN=True, EARLY=False,
+            )  # fmt: skip
+        dbias = None if bias is None else partial[-1].view(splits, channels).sum(0).to(bias.dtype)
+        return dx, drows, dbias, None, None, None
+
+
+@functools.cache
+def _kernels(bases: tuple[Base, ...], dtype: torch.dtype) -> dict[str, Any]:
+    """The kernels `forward`, `backward` and `reduce` of a set of bases."""
+    numbers = range(len(bases))
+    c = ", ".join(f"c{i}" for i in numbers)
+    values, slopes = formulas(bases)
+    parts = {
+        "DEFINE": [f"def combined(x, {c}):"],
+        "RETURN": [f"return {' + '.join(f'c{i} * y{i}' for i in numbers)}"],
+        "COLUMNS": _COLUMNS.strip().splitlines()
+        + [f"c{i} = tl.load(rows_ptr + group * {len(bases)} + {i}).to(tl.float32)" for i in numbers],
+        "WINDOWS": _WINDOWS.strip().splitlines() + [f"a{q} = combined(x{q}, {c})" for q in range(4)],
+        "ZERO": [f"sum{i} = tl.zeros([ROWS, COLUMNS], tl.float32)" for i in numbers],
+        "VALUES": values,
+        "SLOPES": slopes,
+        "SLOPE": [f"slope = {' + '.join(f'c{i} * s{i}' for i in numbers)}"],
+        "ADD": [f"sum{i} += dy * y{i}" for i in numbers],
+        "STORE": [f"tl.store(to + {i} * stride, tl.sum(sum{i}, axis=0)[None, :], mask=known)" for i in numbers],
+        "STORE_BIAS": [f"tl.store(to + {len(bases)} * stride, tl.sum(total, axis=0)[None, :], mask=known)"],
+    }
+    label = f"pooled({','.join(base.name for base in bases)}) on {dtype}"
+    helpers = {"open_columns": dropout.open_columns, "keep_columns": dropout.keep_columns}
+    kernels = build(fill(_TEMPLATE, parts), label, dtype, **helpers)
+    return kernels | {"reduce": kernels_for(bases, way("given"), dtype)["reduce"]}
+
+
+_TEMPLATE = """
+@triton.jit
+$DEFINE
+    $VALUES
+    $RETURN
+
+
+@triton.jit
+def wins(value, best):
+    return (value > best) | (value != value)
+
+
+@triton.jit
+def forward(
+    x_ptr, bias_ptr, rows_ptr, seeds, steps, y_ptr, windows, start,
+    PURPOSE: tl.constexpr, LEAST: tl.constexpr, SCALE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    CHANNELS: tl.constexpr, OWN: tl.constexpr, GROUP: tl.constexpr, BIAS: tl.constexpr, DROP: tl.constexpr,
+    EACH: tl.constexpr, FLAT: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    BIG: tl.constexpr,
+):
+    DOWN: tl.constexpr = HEIGHT // 2
+    ACROSS: tl.constexpr = WIDTH // 2
+    $COLUMNS
+    tile = tl.program_id(0) // LANES
+    $WINDOWS
+    y = tl.where(wins(a1, a0), a1, a0)
+    y = tl.where(wins(a2, y), a2, y)
+    y = tl.where(wins(a3, y), a3, y)
+    if DROP:
+        y = y * keep_columns(keys, start + window * OWN, lane * COLUMNS, LEAST, OWN, ROWS, COLUMNS, EACH) * SCALE
+    tl.store(y_ptr + place, y.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def backward(
+    dy_ptr, x_ptr, bias_ptr, rows_ptr, seeds, steps, dx_ptr, partial_ptr, windows, start, tiles, splits,
+    PURPOSE: tl.constexpr, LEAST: tl.constexpr, SCALE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    CHANNELS: tl.constexpr, OWN: tl.constexpr, GROUP: tl.constexpr, BIAS: tl.constexpr, DROP: tl.constexpr,
+    EACH: tl.constexpr, FLAT: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    BIG: tl.constexpr,
+):
+    DOWN: tl.constexpr = (HEIGHT + 1) // 2
+    ACROSS: tl.constexpr = (WIDTH + 1) // 2
+    $COLUMNS
+    split = tl.program_id(0) // LANES
+    $ZERO
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for tile in range(split, tiles, splits):
+        $WINDOWS
+        dy = tl.load(dy_ptr + place, mask=whole, other=0.0).to(tl.float32)
+        best = a0
+        which = tl.zeros([ROWS, COLUMNS], tl.int32)
+        x = x0
+        won = wins(a1, best)
+        best, which, x = tl.where(won, a1, best), tl.where(won, 1, which), tl.where(won, x1, x)
+        won = wins(a2, best)
+        best, which, x = tl.where(won, a2, best), tl.where(won, 2, which), tl.where(won, x2, x)
+        won = wins(a3, best)
+        which, x = tl.where(won, 3, which), tl.where(won, x3, x)
+        if DROP:
+            dy *= keep_columns(keys, start + pooled * OWN, lane * COLUMNS, LEAST, OWN, ROWS, COLUMNS, EACH) * SCALE
+        $VALUES
+        $SLOPES
+        $SLOPE
+        dx = dy * slope
+        $ADD
+        if BIAS:
+            total += dx
+        right = inside & (2 * j + 1 < WIDTH)
+        below = inside & (2 * i + 1 < HEIGHT)
+        element: tl.constexpr = dx_ptr.dtype.element_ty
+        tl.store(dx_ptr + at, tl.where(which == 0, dx, 0.0).to(element), mask=inside)
+        tl.store(dx_ptr + at + CHANNELS, tl.where(which == 1, dx, 0.0).to(element), mask=right)
+        tl.store(dx_ptr + at + WIDTH * CHANNELS, tl.where(which == 2, dx, 0.0).to(element), mask=below)
+        tl.store(dx_ptr + at + (WIDTH + 1) * CHANNELS, tl.where(which == 3, dx, 0.0).to(element), mask=right & below)
+    to = partial_ptr + split * CHANNELS + column
+    stride = splits * CHANNELS
+    $STORE
+    if BIAS:
+        $STORE_BIAS
+"""
+
+# What a program does once: its columns, and what belongs to each.
+_COLUMNS = """
+lane = tl.program_id(0) % LANES
+column = lane * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+known = column < CHANNELS
+group = tl.where(known, column, 0) // GROUP
+if DROP:
+    keys = open_columns(seeds, steps, lane * COLUMNS, PURPOSE, CHANNELS, OWN, COLUMNS, EACH)
+if BIAS:
+    bias = tl.load(bias_ptr + column, mask=known, other=0.0).to(tl.float32)
+"""
+
+# What it does for each tile: its windows, DOWN x ACROSS of a picture, where they are and what is in them. In the
+# backward pass windows may reach over the edge; those have no place in the pooled pictures.
+_WINDOWS = """
+window = tile * ROWS + tl.arange(0, ROWS)[:, None]
+if BIG:
+    window = window.to(tl.int64)
+b = window // (DOWN * ACROSS)
+i = window // ACROSS % DOWN
+j = window % ACROSS
+inside = known & (window < windows)
+whole = inside & (i < HEIGHT // 2) & (j < WIDTH // 2)
+pooled = (b * (HEIGHT // 2) + i) * (WIDTH // 2) + j
+if FLAT:
+    member = (column // OWN).to(window.dtype)
+    places = windows // (DOWN * ACROSS) * (HEIGHT // 2 * (WIDTH // 2))
+    place = (member * places + pooled) * OWN + column % OWN
+else:
+    place = pooled * CHANNELS + column
+at = ((b * HEIGHT + 2 * i) * WIDTH + 2 * j) * CHANNELS + column
+x0 = tl.load(x_ptr + at, mask=whole, other=0.0).to(tl.float32)
+x1 = tl.load(x_ptr + at + CHANNELS, mask=whole, other=0.0).to(tl.float32)
+x2 = tl.load(x_ptr + at + WIDTH * CHANNELS, mask=whole, other=0.0).to(tl.float32)
+x3 = tl.load(x_ptr + at + (WIDTH + 1) * CHANNELS, mask=whole, other=0.0).to(tl.float32)
+if BIAS:
+    x0 += bias
+    x1 += bias
+    x2 += bias
+    x3 += bias
+"""

@@ -1,0 +1,90 @@
+"""The first convolution from bytes equals one of pictures; on the CPU it runs in Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hullo.lab.data.augment import draw_moves, draw_order
+
+pytest.importorskip("triton")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+from hullo.lab.kernels.first import convolve  # noqa: E402
+from hullo.lab.kernels.pictures import show  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")  # by the interpreter
+
+LAYERS = {  # channels, height, width, side, same, outputs
+    "kerasnet": (3, 12, 12, 3, True, 32),
+    "lenet": (3, 9, 9, 5, False, 20),
+    "lenet on fashion": (1, 10, 10, 5, False, 20),
+    "oblong": (2, 5, 9, 3, False, 5),
+}
+
+
+def random_layer(channels: int, height: int, width: int, side: int, same: bool, outputs: int) -> tuple[Tensor, ...]:
+    """Bytes, a part of an epoch's plan for three members, weights and biases."""
+    images = torch.randint(256, (20, channels, height, width), dtype=torch.uint8)
+    seeds = torch.tensor([3, 4, -5])
+    order = draw_order(seeds, 1, len(images))
+    moves = draw_moves(seeds, 1, order, (2 * height, 2 * width))
+    weight, bias = torch.randn(3 * outputs, channels, side, side), torch.randn(3 * outputs)
+    return tuple(tensor.to(DEVICE) for tensor in (images, order[:, 7:12], moves[:, 7:12], weight, bias))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
+def test_values_and_gradients_agree_with_a_convolution_of_pictures(
+    layer: tuple[int, int, int, int, bool, int], layout: torch.memory_format
+) -> None:
+    side, same = layer[3:5]
+    *batch, weight, bias = random_layer(*layer)
+    leaves = [weight.contiguous(memory_format=layout).requires_grad_(), bias.requires_grad_()]
+    found = convolve(*batch, *leaves, same=same)
+    wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    expected = F.conv2d(show(*batch).double(), *wide, padding=side // 2 if same else 0, groups=3)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    gradient = torch.randn_like(found)
+    slopes = torch.autograd.grad(found, leaves, gradient)
+    expected_slopes = torch.autograd.grad(expected, wide, gradient.double())
+    for slope, expected_slope, leaf in zip(slopes, expected_slopes, leaves, strict=True):
+        torch.testing.assert_close(slope.double(), expected_slope, rtol=1e-5, atol=1e-4)
+        assert slope.stride() == leaf.stride()
+
+
+def test_16_bits_agree_to_their_rounding() -> None:
+    dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # which the interpreter multiplies, and the other not
+    *batch, weight, bias = random_layer(*LAYERS["kerasnet"])
+    leaves = [weight.requires_grad_(), bias.requires_grad_()]  # float32, as under autocast
+    found = convolve(*batch, *leaves, same=True, dtype=dtype)
+    expected = F.conv2d(show(*batch), *leaves, padding=1, groups=3)
+    gradient = torch.randn_like(found)
+    slopes = torch.autograd.grad(found, leaves, gradient)
+    expected_slopes = torch.autograd.grad(expected, leaves, gradient.float())
+    assert found.dtype == dtype
+    for a, b in zip((found, *slopes), (expected, *expected_slopes), strict=True):
+        assert (a.float() - b).norm() <= 2.0**-7 * b.norm()
+
+
+def test_a_member_that_is_not_finite_leaves_the_others_as_they_are() -> None:
+    *batch, weight, bias = random_layer(*LAYERS["oblong"])
+    healthy = convolve(*batch, weight, bias, same=False)
+    weight[5:10] = torch.nan
+    beside = convolve(*batch, weight, bias, same=False)
+    assert torch.equal(beside[:, :5], healthy[:, :5])
+    assert torch.equal(beside[:, 10:], healthy[:, 10:])
+    assert bool(beside[:, 5:10].isnan().all())
+
+
+def test_what_does_not_fit_is_refused_by_name() -> None:
+    images, order, moves, weight, bias = random_layer(*LAYERS["kerasnet"])
+    with pytest.raises(ValueError, match=r"moves of shape \(3, 5, 3\); got torch\.uint8 .* moves of shape \(3, 4, 3\)"):
+        convolve(images, order, moves[:, :4], weight, bias, same=True)
+    with pytest.raises(ValueError, match=r"for 3 members, .* got \(96, 2, 3, 3\)"):
+        convolve(images, order, moves, weight[:, :2], bias, same=True)
+    with pytest.raises(ValueError, match=r"the side odd where same=True; got \(96, 3, 2, 2\) and same=True"):
+        convolve(images, order, moves, weight[..., :2, :2], bias, same=True)

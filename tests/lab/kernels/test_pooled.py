@@ -1,0 +1,199 @@
+"""The fused activation, pooling and dropout equals the three; on the CPU it runs in Triton's interpreter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import hullo
+from hullo.coefficients import way
+from hullo.functional import apply
+from hullo.kernels import Plan
+from hullo.lab import networks
+from hullo.lab.networks.layers import flatten
+
+pytest.importorskip("triton")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+from hullo.lab.kernels.pooled import combine_pool_drop  # noqa: E402
+
+pytestmark = [  # of the interpreter: inf - inf and the like, and its own way of reading a number
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
+]
+
+TRIO = tuple(hullo.base(name) for name in ("identity", "relu", "tanh"))
+
+
+@dataclass
+class Case:
+    """A population's layer: members, channels of each, height, width, and how it is called."""
+
+    members: int
+    channels: int
+    sides: tuple[int, int]
+    rate: float = 0.25
+    bias: bool = False
+    flat: bool = False
+    per_channel: bool = False
+    first: int = 0
+    training: bool = True
+
+    def draw(self, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+        """x, coefficients and perhaps a bias."""
+        wide = self.members * self.channels
+        x = torch.randn(3, wide, *self.sides).to(dtype).contiguous(memory_format=torch.channels_last)
+        groups = wide if self.per_channel else self.members
+        rows = torch.randn(groups, 3) if groups > 1 else torch.randn(3)
+        return [x, rows, *([torch.randn(wide)] if self.bias else [])]
+
+    def network(self) -> networks.Network:
+        network = networks.build("kerasnet", activation="relu", members=self.members, image_size=10).train(
+            self.training
+        )
+        network.steps.fill_(41)
+        network.first = self.first
+        return network
+
+    def plain(self, x: Tensor, rows: Tensor, bias: Tensor | None = None) -> Tensor:
+        x = x if bias is None else x + bias.view(-1, 1, 1)
+        pooled = F.max_pool2d(apply(x, rows, Plan(TRIO, way("given"), 1), "reference"), 2)
+        pooled = self.network().drop(pooled, self.rate, number=1) if self.rate else pooled
+        return flatten(pooled, self.members) if self.flat else pooled
+
+    def fused(self, x: Tensor, rows: Tensor, bias: Tensor | None = None) -> Tensor:
+        network = self.network().to(DEVICE)
+        drops = network.seeds, network.steps, 1, self.rate, self.training
+        return combine_pool_drop(x, rows, TRIO, *drops, bias=bias, flat=self.flat, first=self.first)
+
+
+CASES = {
+    "kerasnet": Case(2, 32, (6, 6)),
+    "kerasnet, last pool": Case(2, 64, (5, 5), flat=True, bias=True),
+    "lenet": Case(3, 20, (4, 4), rate=0.0, bias=True),
+    "lenet, last pool": Case(3, 50, (4, 4), rate=0.0, flat=True),
+    "odd everything": Case(3, 5, (7, 3), flat=True, bias=True),
+    "one member": Case(1, 8, (4, 6), bias=True),
+    "one activation a channel": Case(2, 12, (4, 4), per_channel=True),
+    "a part of a batch": Case(2, 6, (3, 4), first=5),
+    "not training": Case(2, 8, (4, 4), training=False),
+}
+
+
+def passes(function: object, inputs: list[Tensor], gradient: Tensor | None = None) -> tuple[Tensor, ...]:
+    """What a function gives, then its gradients for all inputs."""
+    leaves = [tensor.requires_grad_() for tensor in inputs]
+    y: Tensor = function(*leaves)  # type: ignore[operator]
+    pulled = torch.ones_like(y) if gradient is None else gradient.to(y)
+    return y.detach(), *torch.autograd.grad(y, leaves, pulled)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_values_and_gradients_agree_with_the_three_in_float64(case: Case) -> None:
+    inputs = case.draw()
+    gradient = torch.randn_like(case.plain(*inputs))
+    expected = passes(case.plain, [tensor.double() for tensor in inputs], gradient)
+    found = passes(case.fused, [tensor.to(DEVICE) for tensor in inputs], gradient)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a.double().cpu(), b, rtol=1e-5, atol=1e-6 * b.abs().max().item())
+    assert torch.equal(found[0].cpu() == 0, expected[0] == 0)  # the masks, to the bit
+    assert found[1].is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("name", ["kerasnet", "lenet, last pool"])
+def test_bfloat16_agrees_to_its_rounding(name: str) -> None:
+    case = CASES[name]
+    inputs = case.draw(torch.bfloat16)
+    gradient = torch.randn_like(case.plain(*inputs))
+    expected = passes(case.plain, [tensor.double() for tensor in inputs], gradient)
+    found = passes(case.fused, [tensor.to(DEVICE) for tensor in inputs], gradient)
+    for a, b in zip(found, expected, strict=True):
+        assert (a.double().cpu() - b).norm() <= 2.0**-7 * b.norm()
+
+
+@pytest.mark.parametrize(
+    "window",
+    [
+        [1.0, 1.0, 1.0, 1.0],
+        [-1.0, 2.0, 2.0, 0.0],
+        [0.0, torch.nan, 3.0, 1.0],
+        [torch.nan, 0.0, torch.nan, 1.0],
+        [-torch.inf, -torch.inf, -torch.inf, -torch.inf],
+        [torch.inf, 0.0, torch.inf, torch.nan],
+    ],
+)
+def test_the_maximum_is_where_pytorch_finds_it(window: list[float]) -> None:
+    identity = (hullo.base("identity"),)
+    x = torch.tensor(window).view(1, 1, 2, 2)
+    one, none = torch.ones(1, device=DEVICE), torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    expected = passes(lambda x: F.max_pool2d(x, 2), [x.clone()])
+    found = passes(lambda x: combine_pool_drop(x, one, identity, none, none, 0, 0.0, True), [x.to(DEVICE)])
+    torch.testing.assert_close([t.cpu() for t in found], list(expected), rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_member_that_is_not_finite_leaves_the_others_as_they_are() -> None:
+    case = CASES["kerasnet, last pool"]
+    inputs = [tensor.to(DEVICE) for tensor in case.draw()]
+    ill = [tensor.detach().clone(memory_format=torch.preserve_format) for tensor in inputs]
+    ill[0][:, 64:] = torch.nan
+    y, dx, drows, dbias = passes(case.fused, inputs)
+    other, *gradients = passes(case.fused, ill)
+    assert torch.equal(y[0], other[0])
+    assert other[1].isnan().all()
+    assert torch.equal(dx[:, :64], gradients[0][:, :64])
+    assert torch.equal(drows[0], gradients[1][0])
+    assert torch.equal(dbias[:64], gradients[2][:64])
+
+
+def test_every_run_gives_the_same_bits() -> None:
+    case = CASES["kerasnet"]
+    inputs = [tensor.to(DEVICE) for tensor in case.draw()]
+    first = passes(case.fused, inputs)
+    assert all(torch.equal(a, b) for a, b in zip(first, passes(case.fused, inputs), strict=True))
+
+
+def test_pictures_and_gradients_in_another_order_serve() -> None:
+    case = CASES["kerasnet"]
+    inputs = [tensor.to(DEVICE) for tensor in case.draw()]
+    gradient = torch.randn(3, 64, 3, 3)
+    expected = passes(case.fused, inputs, gradient.contiguous(memory_format=torch.channels_last))
+    found = passes(case.fused, [inputs[0].detach().contiguous(), inputs[1]], gradient)
+    for a, b in zip(found, expected, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_what_does_not_fit_is_refused_by_name() -> None:
+    x, none = torch.ones(1, 6, 2, 2, device=DEVICE), torch.zeros(4, dtype=torch.int64, device=DEVICE)
+    rows = torch.ones(3, 3, device=DEVICE)
+    with pytest.raises(ValueError, match="6 channels do not fall into 4 equal parts, as many as there are seeds"):
+        combine_pool_drop(x, rows, TRIO, none, none, 0, 0.0, True)
+    with pytest.raises(ValueError, match=r"x is torch\.float64 of shape \(1, 6, 2, 2\); give pictures"):
+        combine_pool_drop(x.double(), rows, TRIO, none[:3], none[:3], 0, 0.0, True)
+    with pytest.raises(ValueError, match=r"x is .* of shape \(1, 6, 1, 2\); give pictures"):
+        combine_pool_drop(x[:, :, :1], rows, TRIO, none[:3], none[:3], 0, 0.0, True)
+
+
+@pytest.mark.gpu
+def test_a_cuda_graph_draws_the_masks_of_its_steps() -> None:
+    case = CASES["kerasnet"]
+    network = case.network().cuda()
+    x, rows = (tensor.cuda() for tensor in case.draw())
+
+    def call() -> Tensor:
+        return combine_pool_drop(x, rows, TRIO, network.seeds, network.steps, 1, 0.25, True)
+
+    call()  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = call()
+    seen = []
+    for _ in range(3):
+        network.steps.add_(1)
+        graph.replay()
+        assert torch.equal(y, call())
+        seen.append(y == 0)
+    assert not torch.equal(seen[0], seen[1])
