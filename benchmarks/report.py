@@ -97,17 +97,9 @@ def with_tables(text: str, folder: Path) -> str:
         head, *body = TABLES[name or "cost"](rows)
         lines = [head, ["---"] * len(head), *body]
         table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-        return f"{start}{table}\n\n{caption(rows[0])}\n{end}"
+        return f"{start}{table}\n\n<sub>{rows[0]}</sub>\n{end}"
 
     return MARKED.sub(table, text)
-
-
-def caption(row: Row) -> str:
-    """Where and with what the rows were measured."""
-    used = [row.device, f"{row.threads} CPU threads", f"Python {row.python}", f"torch {row.torch}"]
-    used += [f"Triton {row.triton}"] if row.triton else []
-    used += [f"hullo {row.hullo}" + (f" ({row.commit})" if row.commit else "")]
-    return f"<sub>{', '.join(used)}</sub>"
 
 
 def main() -> None:

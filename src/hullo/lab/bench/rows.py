@@ -31,6 +31,12 @@ class Setting:
     hullo: str
     commit: str
 
+    def __str__(self) -> str:
+        used = [self.device, f"{self.threads} CPU threads", f"Python {self.python}", f"torch {self.torch}"]
+        used += [f"Triton {self.triton}"] if self.triton else []
+        used += [f"hullo {self.hullo}" + (f" ({self.commit})" if self.commit else "")]
+        return ", ".join(used)
+
 
 @dataclass(frozen=True)
 class Row(Setting):

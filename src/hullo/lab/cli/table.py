@@ -1,0 +1,51 @@
+"""`hullo table`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hullo.lab.cli.common import console, refusals
+
+FORMATS = ("terminal", "markdown", "latex", "csv")
+USUAL = (Path("runs"), Path("results"))
+
+
+def table(
+    records: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="Files of records, or directories that hold them at any depth.",
+            show_default="runs, or results where there is none",
+        ),
+    ] = None,
+    form: Annotated[str, typer.Option("--format", help=f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}.")] = FORMATS[0],
+    epoch: Annotated[int | None, typer.Option(help="After which epoch.", show_default="the last")] = None,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="lenet5/cifar10, or with settings, 'lenet5/cifar10 epochs=50'; may be given several times.",
+            show_default="all",
+        ),
+    ] = None,
+) -> None:
+    """Show what runs reached, beside the paper's table: means, intervals over seeds, differences from ReLU."""
+    from hullo.lab.table.experiments import experiments, read_records
+    from hullo.lab.table.latex import latex_table
+    from hullo.lab.table.markdown import markdown_table
+    from hullo.lab.table.terminal import terminal_table
+    from hullo.lab.table.tidy import csv_table
+
+    with refusals():
+        if form not in FORMATS:
+            raise ValueError(f"unknown format {form!r}; there are {', '.join(FORMATS)}")
+        usual = next((path for path in USUAL if path.exists()), USUAL[0])
+        found = experiments(read_records(records or [usual]), epoch=epoch, columns=columns or ())
+    if form == "terminal":
+        for experiment in found:
+            console().print(terminal_table(experiment), "")
+    else:
+        write = {"markdown": markdown_table, "latex": latex_table, "csv": csv_table}[form]
+        typer.echo(write(found), nl=False)

@@ -1,0 +1,61 @@
+"""An experiment as lines of text, the same in the terminal and in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hullo.lab import paper
+from hullo.lab.table.experiments import REFERENCE, Cell, Experiment
+
+HEAD = ("activation", "hullo", f"vs {REFERENCE}", "paper", "vs paper", "seeds", "")
+
+
+def line(cell: Cell) -> list[str]:
+    """A cell's figures, with what is to be said about it."""
+    pairs = cell.over_reference.count if cell.over_reference else cell.accuracy.count
+    notes = ["best"] * cell.best + [f"{cell.diverged} diverged"] * bool(cell.diverged)
+    notes += [f"{pairs} of the seeds with {REFERENCE}"] * (pairs < cell.accuracy.count)
+    return [
+        cell.row,
+        cell.accuracy.spell(),
+        cell.over_reference.spell("+.2f") if cell.over_reference else "",
+        "" if cell.published is None else f"{cell.published:.2f}",
+        "" if cell.over_published is None else f"{cell.over_published:+.2f}",
+        str(cell.accuracy.count),
+        ", ".join(notes),
+    ]
+
+
+def glance(experiment: Experiment, row: str) -> list[tuple[str, bool]]:
+    """Ours and the paper's accuracy in short, each with whether it is the best of its column."""
+    cell, published = experiment.cells.get(row), experiment.published(row)
+    ours = (cell.accuracy.spell(".1f") + "†" * bool(cell.diverged), cell.best) if cell else ("", False)
+    top = max((other for name in paper.ROWS if (other := experiment.published(name)) is not None), default=None)
+    return [ours, ("" if published is None else f"({published:.1f})", published is not None and published == top)]
+
+
+def note(experiments: Sequence[Experiment]) -> str:
+    """How to read accuracies in short."""
+    diverged = any(cell.diverged for experiment in experiments for cell in experiment.cells.values())
+    said = [
+        "Accuracy in %: mean ± 95 % interval over seeds, in brackets the paper's; the best of each column is bold"
+        f"{'; † with runs that diverged' * diverged}."
+    ]
+    remarks: dict[str, list[str]] = {}
+    for experiment in experiments:
+        for remark in experiment.remarks:
+            remarks.setdefault(remark, []).append(experiment.name)
+    for remark, names in remarks.items():
+        said.append(remark if len(names) == len(experiments) else f"{', '.join(names)}: {remark}")
+    return " ".join(said)
+
+
+def title(experiment: Experiment) -> str:
+    return f"{experiment.name}: {experiment.pictures} accuracy after {experiment.time}, in %"
+
+
+def caption(experiment: Experiment) -> str:
+    """How to read it."""
+    single = max(cell.accuracy.count for cell in experiment.cells.values()) == 1
+    means = [] if single else [f"Means and 95 % intervals over seeds; vs {REFERENCE} on the same seeds."]
+    return " ".join(means + experiment.remarks)

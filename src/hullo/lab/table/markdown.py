@@ -1,0 +1,60 @@
+"""The table as Markdown: all experiments at a glance, and each in detail."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from hullo.lab.records import Record
+from hullo.lab.table.experiments import Experiment, rows_of
+from hullo.lab.table.lines import HEAD, caption, glance, line, note, title
+
+
+def markdown_table(experiments: Sequence[Experiment]) -> str:
+    """All experiments at a glance, then each in detail."""
+    return f"{glance_table(experiments)}\n\n{detailed_tables(experiments)}\n"
+
+
+def glance_table(experiments: Sequence[Experiment]) -> str:
+    """A line an activation and a column an experiment, with the paper's figures in brackets."""
+    heads = (f"{escape(e.name)}<br>{e.pictures}, {e.time}, {e.seeds}" for e in experiments)
+    lines = (
+        [escape(row), *(" ".join(_mark(text, best) for text, best in glance(e, row) if text) for e in experiments)]
+        for row in rows_of(experiments)
+    )
+    made = origin(record for experiment in experiments for record in experiment.records)
+    return f"{grid(['', *heads], lines)}\n\n<sub>{escape(note(experiments))} {made}</sub>"
+
+
+def detailed_tables(experiments: Iterable[Experiment]) -> str:
+    """Under a heading each, a line an activation with all that is known of it; the best is bold."""
+    return "\n\n".join(
+        f"### {escape(title(experiment))}\n\n"
+        f"{grid(HEAD, ([_mark(text, cell.best) for text in line(cell)] for cell in experiment.cells.values()))}\n\n"
+        f"{escape(caption(experiment))}"
+        for experiment in experiments
+    )
+
+
+def grid(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A table of texts that are Markdown already; the first column stands left, the others right."""
+    rule = [":---"] + ["---:"] * (len(head) - 1)
+    return "\n".join(f"| {' | '.join(texts)} |" for texts in (head, rule, *lines))
+
+
+def origin(records: Iterable[Record]) -> str:
+    """Where and with what runs were made."""
+    return f"Runs made with {escape('; '.join(sorted({str(record.setting) for record in records})))}."
+
+
+def escape(text: str) -> str:
+    """A text that means itself, on one line.
+
+    >>> print(escape("leaky_relu(0.2) | *a*"))
+    leaky\\_relu(0.2) \\| \\*a\\*
+    """
+    return re.sub(r"([\\`*_\[\]<>&|~$#])", r"\\\1", " ".join(text.split()))
+
+
+def _mark(text: str, best: bool) -> str:
+    return f"**{escape(text)}**" if best and text else escape(text)

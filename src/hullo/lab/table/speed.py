@@ -1,0 +1,65 @@
+"""How long populations took, as their records say."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from hullo.lab.paper import Column
+from hullo.lab.records import Record
+from hullo.lab.table.experiments import place
+from hullo.lab.table.markdown import escape, grid
+
+
+@dataclass(frozen=True, order=True)
+class Pace:
+    """Populations of one column that are alike in size and length, on one device."""
+
+    place: int = field(repr=False)
+    column: Column
+    device: str
+    precision: str
+    batch: int
+    epochs: int
+    members: int
+    populations: int
+    seconds: float  # which all of them took together
+
+    @property
+    def network_epochs_a_second(self) -> float:
+        return self.populations * self.members * self.epochs / self.seconds if self.seconds else math.nan
+
+
+def paces(records: Iterable[Record]) -> list[Pace]:
+    """What populations took, in the order of the paper's columns.
+
+    Records of one population share the time that it took, which counts once, also where not all of them are there.
+    """
+    recorded = Counter((r.spec.company, r.setting.device, r.members, r.seconds) for r in records)
+    alike: dict[tuple[Column, str, str, int, int, int], list[float]] = {}
+    for (spec, device, members, seconds), count in recorded.items():
+        key = spec.column, device, spec.precision, spec.batch, spec.epochs, members
+        # more records than members: as many populations happen to have taken the same time, to the millisecond
+        alike.setdefault(key, []).extend([seconds] * math.ceil(count / members))
+    return sorted(
+        Pace(place(key[0]), *key, populations=len(seconds), seconds=math.fsum(seconds))
+        for key, seconds in alike.items()
+    )
+
+
+def speed_table(records: Iterable[Record]) -> str:
+    """The time that populations took, as Markdown."""
+    head = ("column", "device", "products in", "batch", "epochs", "networks side by side", "populations")
+    lines = [
+        [
+            *map(escape, (str(pace.column), pace.device, pace.precision)),
+            *map(str, (pace.batch, pace.epochs, pace.members, pace.populations)),
+            str(timedelta(seconds=round(pace.seconds))),
+            f"{pace.network_epochs_a_second:.3g}",
+        ]
+        for pace in paces(records)
+    ]
+    return grid([*head, "device time", "network-epochs a second"], lines)

@@ -1,0 +1,210 @@
+"""The table says what was reached, beside what the paper reports; nothing is averaged that is not alike."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_records import make_record, make_records
+
+from hullo.lab import paper
+from hullo.lab.intervals import Interval
+from hullo.lab.records import Records
+from hullo.lab.table.experiments import Experiment, experiments, read_records
+from hullo.lab.table.latex import latex_table
+from hullo.lab.table.markdown import markdown_table
+from hullo.lab.table.tidy import csv_table
+
+REACHED = {"relu": [79.0, 80.0, 81.0], "affine(identity,relu)": [84.5, 85.5, 86.5], "gelu": [84.0, 84.0, 87.0]}
+
+
+def only(found: list[Experiment]) -> Experiment:
+    (experiment,) = found
+    return experiment
+
+
+def test_a_cell_by_hand() -> None:
+    cells = only(experiments(make_records(REACHED))).cells
+    cell = cells["affine(identity,relu)"]
+    assert cell.accuracy.mean == 85.5
+    assert cell.accuracy.half == pytest.approx(0.95 * (2 / (1 - 0.95**2)) ** 0.5 / 3**0.5, rel=1e-12)
+    assert cell.over_reference == Interval(5.5, 0.0, 3)  # on every seed the same, however far seeds are apart
+    assert cell.published == 84.93
+    assert cell.over_published == pytest.approx(0.57)
+    assert (cell.best, cell.diverged) == (True, 0)
+    assert cells["relu"].over_reference is None
+    assert cells["gelu"].over_reference == Interval.of([5.0, 4.0, 6.0])
+    assert (cells["gelu"].published, cells["gelu"].over_published) == (None, None)
+
+
+def test_differences_are_taken_on_the_seeds_that_both_have() -> None:
+    runs = [make_record("relu", [80.0], seed=seed) for seed in (1, 2)]
+    runs += [make_record("tanh", [reached], seed=seed) for seed, reached in ((0, 10.0), (1, 81.0), (2, 83.0))]
+    runs += [make_record("identity", [70.0], seed=7)]
+    cells = only(experiments(runs)).cells
+    assert cells["tanh"].over_reference == Interval.of([1.0, 3.0])
+    assert cells["tanh"].accuracy.count == 3
+    assert cells["identity"].over_reference is None
+
+
+def test_rows_and_columns_are_in_the_papers_order_then_others() -> None:
+    rows = [*paper.ROWS, "gelu", "affine(identity,gelu)", "leaky_relu(0.2)"]
+    columns = [*map(str, paper.COLUMNS[:5]), "resnet56/fashion-mnist", "kerasnet/fashion-mnist-sample"]
+    runs = [make_record(row, [50.0], column=column) for column in columns for row in rows]
+    random.Random(1).shuffle(runs)
+    found = experiments(runs)
+    assert [e.name for e in found] == [*columns[:5], *sorted(columns[5:])]
+    for experiment in found:
+        assert list(experiment.cells) == [*paper.ROWS, "gelu", "leaky_relu(0.2)", "affine(identity,gelu)"]
+
+
+@given(st.randoms(use_true_random=False))
+def test_the_order_of_records_changes_nothing(shuffler: random.Random) -> None:
+    runs = make_records(REACHED) + make_records(REACHED, column="lenet5/cifar10") + make_records(REACHED, batch=64)
+    shuffled = shuffler.sample(runs, len(runs))
+    for form in (markdown_table, latex_table, csv_table):
+        assert form(experiments(shuffled)) == form(experiments(runs))
+
+
+@pytest.mark.parametrize("epoch", [1, 2, 3])
+def test_any_epoch_can_be_asked_for(epoch: int) -> None:
+    runs = [make_record("relu", [10.0, 20.0, 30.0]), make_record("relu", [11.0, 22.0, 33.0], seed=1)]
+    found = only(experiments(runs, epoch=epoch))
+    assert found.cells["relu"].accuracy.mean == 10.5 * epoch
+    assert found.time == ("3 epochs" if epoch == 3 else f"{epoch} of 3 epochs")
+    assert only(experiments(runs)).cells == only(experiments(runs, epoch=3)).cells
+
+
+@pytest.mark.parametrize("epoch", [-1, 0, 3, 4])
+def test_an_epoch_that_is_not_there_is_refused_with_what_there_is(epoch: int) -> None:
+    runs = [make_record("relu", [10.0] * 3), make_record("relu", [10.0] * 2, column="lenet5/cifar10")]
+    with pytest.raises(ValueError, match=rf"no epoch {epoch}: .*lenet5/cifar10 has epochs 1 to 2.*--columns"):
+        experiments(runs, epoch=epoch)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("batch", 64),
+        ("lr", 1e-3),
+        ("decay", 0.0),
+        ("coefficient_lr_scale", 10.0),
+        ("precision", "bfloat16"),
+        ("validation", 500),
+    ],
+)
+def test_runs_with_other_settings_are_never_averaged(setting: str, value: Any) -> None:
+    runs = make_records({"relu": [70.0, 72.0]}) + make_records({"relu": [90.0, 92.0]}, **{setting: value})
+    found = {experiment.name: experiment for experiment in experiments(runs)}
+    assert {e.cells["relu"].accuracy.mean for e in found.values()} == {71.0, 91.0}
+    name = f"kerasnet/cifar10 {setting}={value}"
+    assert found[name].cells["relu"].accuracy.mean == 91.0
+    assert only(experiments(runs, columns=[name])).name == name
+    assert len(experiments(runs, columns=["kerasnet/cifar10"])) == 2
+
+
+def test_runs_of_other_lengths_are_never_averaged() -> None:
+    runs = [make_record("relu", [10.0, 20.0]), make_record("relu", [11.0, 21.0, 31.0], seed=1)]
+    assert [e.name for e in experiments(runs)] == ["kerasnet/cifar10 epochs=2", "kerasnet/cifar10 epochs=3"]
+    assert [e.cells["relu"].accuracy for e in experiments(runs, epoch=2)] == [Interval.of([20.0]), Interval.of([21.0])]
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ("lenet5/cifar10", "no records of 'lenet5/cifar10'; there are kerasnet/cifar10$"),
+        ("kerasnet/cifar10 batch=64", "no records of 'kerasnet/cifar10 batch=64'"),
+        ("kerasnet", "'kerasnet' is no column: write network/data"),
+        ("kerasnet/cifar10 colour=red", "colour=red.*names are seed, epochs"),
+        ("kerasnet/mnist", "unknown data set 'mnist'"),
+    ],
+)
+def test_a_column_that_is_not_there_is_refused_with_what_there_is(columns: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        experiments(make_records(REACHED), columns=[columns])
+
+
+def test_validation_is_never_shown_as_test_accuracy_nor_beside_the_papers() -> None:
+    experiment = only(experiments(make_records(REACHED, validation=5000)))
+    assert experiment.name == "kerasnet/cifar10 validation=5000"
+    assert all(cell.published is None for cell in experiment.cells.values())
+    for form in (markdown_table, latex_table):
+        assert "validation, 1 epoch" in form([experiment])
+        assert "test" not in form([experiment])
+        assert "84.9" not in form([experiment])
+    assert all(",validation," in line and ",test," not in line for line in csv_table([experiment]).splitlines()[1:])
+
+
+def test_runs_that_diverged_count_as_they_ended_and_are_marked_from_then_on() -> None:
+    runs = [make_record("relu", [50.0, 80.0]), make_record("relu", [50.0, 10.0], seed=1, ended="diverged in epoch 2")]
+    cell = only(experiments(runs)).cells["relu"]
+    assert (cell.accuracy.mean, cell.diverged) == (45.0, 1)
+    assert only(experiments(runs, epoch=1)).cells["relu"].diverged == 0
+    assert "1 diverged" in markdown_table(experiments(runs))
+    assert "†" in markdown_table(experiments(runs))
+    assert "†" not in markdown_table(experiments(runs, epoch=1))
+    assert r"\dag{}" in latex_table(experiments(runs))
+
+
+def test_all_that_share_the_best_mean_are_marked() -> None:
+    cells = only(experiments(make_records({"relu": [80.0], "tanh": [82.0], "identity": [82.0]}))).cells
+    assert {row for row, cell in cells.items() if cell.best} == {"tanh", "identity"}
+
+
+def test_what_sets_runs_apart_from_the_papers_is_said() -> None:
+    sample = only(experiments(make_records(REACHED, column="lenet5/fashion-mnist-sample", coefficient_lr_scale=10.0)))
+    assert sample.remarks == [
+        "A short run on a sample: the paper's networks saw all of fashion-mnist, for longer.",
+        "Not as by default: coefficient_lr_scale=10.0.",
+    ]
+    assert sample.cells["relu"].published == 91.06
+    assert only(experiments(make_records(REACHED))).remarks == []
+
+
+def test_numbers_of_seeds_are_said() -> None:
+    def seeds(*counts: int) -> str:
+        rows = dict(zip(("relu", "tanh", "identity"), ([50.0] * count for count in counts), strict=False))
+        return only(experiments(make_records(rows))).seeds
+
+    assert (seeds(1), seeds(5, 5), seeds(2, 5, 3)) == ("1 seed", "5 seeds", "2 to 5 seeds")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    Records(tmp_path / "a" / "records.jsonl").add(make_records(REACHED))
+    Records(tmp_path / "b" / "deep" / "records.jsonl").add(make_records(REACHED, column="lenet5/cifar10"))
+    return tmp_path
+
+
+def test_records_are_found_in_files_and_at_any_depth_of_directories_once_each(folder: Path) -> None:
+    everything = make_records(REACHED) + make_records(REACHED, column="lenet5/cifar10")
+    assert read_records([folder]) == everything
+    assert read_records([folder / "a", folder / "b" / "deep" / "records.jsonl", folder]) == everything
+    assert read_records([folder / "a"]) == make_records(REACHED)
+
+
+def test_two_different_records_of_one_run_are_refused(folder: Path) -> None:
+    Records(folder / "c" / "records.jsonl").add(make_records({"relu": [50.0]}))
+    with pytest.raises(ValueError, match=r"a/records.jsonl and .*c/records.jsonl disagree about kerasnet/cifar10 relu"):
+        read_records([folder])
+
+
+@pytest.mark.parametrize(
+    ("prepare", "said"),
+    [
+        (lambda path: None, "does not exist; name files"),
+        (lambda path: path.mkdir(), "there are no records in .*new"),
+        (lambda path: path.write_text(""), "there are no records in .*new"),
+        (lambda path: path.write_text("a,b\n1,2\n"), "new, line 1"),
+        (lambda path: path.write_bytes(b"\xff\xfe\n"), "new, line 1"),
+    ],
+)
+def test_a_path_without_records_is_refused(prepare: Callable[[Path], object], said: str, tmp_path: Path) -> None:
+    prepare(tmp_path / "new")
+    with pytest.raises(ValueError, match=said):
+        read_records([tmp_path / "new"])

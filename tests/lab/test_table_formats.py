@@ -1,0 +1,186 @@
+"""Every format says the same, is well formed, and takes no text for markup."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+from made_records import make_record, make_records
+from markdown_it import MarkdownIt
+from rich.console import Console
+
+from hullo.lab import paper
+from hullo.lab.bench.rows import Setting
+from hullo.lab.records import Record
+from hullo.lab.table import latex, markdown
+from hullo.lab.table.experiments import SETTINGS, experiments
+from hullo.lab.table.speed import paces, speed_table
+from hullo.lab.table.terminal import terminal_table
+from hullo.lab.table.tidy import csv_table
+
+RUNS = make_records({"relu": [79.0, 80.0, 81.0], "leaky_relu": [80.0] * 3, "affine(identity,tanh)": [84.5, 85.5, 86.5]})
+RUNS += make_records({"relu": [91.0], "affine(identity,tanh)": [92.0]}, column="lenet5/fashion-mnist")
+
+
+def shown(runs: list[Record], width: int = 100) -> list[str]:
+    console = Console(width=width, force_terminal=False)
+    with console.capture() as capture:
+        for experiment in experiments(runs):
+            console.print(terminal_table(experiment))
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+def parsed(text: str) -> list[list[list[str]]]:
+    """The tables of a Markdown document as a reader sees them: rows of cells, as plain text."""
+    tables: list[list[list[str]]] = []
+    inside = False
+    for token in MarkdownIt("commonmark").enable("table").parse(text):
+        if token.type == "table_open":
+            tables.append([])
+        elif token.type == "tr_open":
+            tables[-1].append([])
+        inside = inside or token.type in ("th_open", "td_open")
+        if inside and token.type == "inline":
+            tables[-1][-1].append("".join(part.content for part in token.children or []))
+            inside = False
+    return tables
+
+
+def test_the_terminal_shows_a_block_a_column_within_a_hundred_characters() -> None:
+    lines = shown(RUNS)
+    assert max(map(len, lines)) <= 100
+    assert lines[0] == "lenet5/fashion-mnist: test accuracy after 1 epoch, in %"
+    assert [line.split() for line in lines if "affine" in line] == [
+        ["affine(identity,tanh)", "92.00", "+1.00", "92.65", "-0.65", "1", "best"],
+        ["affine(identity,tanh)", "85.50", "±", "2.48", "+5.50", "±", "0.00", "86.05", "-0.55", "3", "best"],
+    ]
+    (relu,) = (line.split() for line in lines if line.split()[:2] == ["relu", "80.00"])
+    assert relu == ["relu", "80.00", "±", "2.48", "79.97", "+0.03", "3"]
+
+
+def test_the_whole_table_of_the_paper_fits_the_terminal() -> None:
+    runs = [
+        make_record(row, [88.88, 77.77 + seed], column=str(column), seed=seed, ended="diverged in epoch 2")
+        for column in paper.COLUMNS[:5]
+        for row in paper.ROWS
+        for seed in range(5)
+    ]
+    lines = shown(runs)
+    assert max(map(len, lines)) <= 100
+    assert sum(line.lstrip().startswith(paper.ROWS) for line in lines) == 60
+
+
+def test_fewer_pairs_than_seeds_are_said() -> None:
+    runs = make_records({"relu": [80.0], "tanh": [81.0, 82.0]})
+    (line,) = (line for line in shown(runs) if line.split()[:1] == ["tanh"])
+    assert line.endswith("best, 1 of the seeds with relu")
+
+
+def test_markdown_is_a_glance_then_details() -> None:
+    glance, first, second = parsed(markdown.markdown_table(experiments(RUNS)))
+    assert glance[0][1].startswith("lenet5/fashion-mnist")
+    assert glance[1:] == [
+        ["relu", "91.0 (91.1)", "80.0 ± 2.5 (80.0)"],
+        ["leaky_relu", "(91.0)", "80.0 ± 0.0 (80.1)"],
+        ["affine(identity,tanh)", "92.0 (92.7)", "85.5 ± 2.5 (86.0)"],
+    ]
+    assert first[2] == ["affine(identity,tanh)", "92.00", "+1.00", "92.65", "-0.65", "1", "best"]
+    assert second[3][:3] == ["affine(identity,tanh)", "85.50 ± 2.48", "+5.50 ± 0.00"]
+
+
+def test_the_best_of_each_column_is_bold_ours_and_the_papers() -> None:
+    best = {"kerasnet/fashion-mnist": ["tanh"], "resnet56/cifar10": ["relu", "leaky_relu"]}
+    runs = [
+        make_record(row, [90.0 if row in rows else 80.0], column=column)
+        for column, rows in best.items()
+        for row in paper.ROWS
+    ]
+    lines = markdown.glance_table(experiments(runs)).splitlines()[2:14]
+    ours = [
+        [row for row, line in zip(paper.ROWS, lines, strict=True) if "**90.0**" in line.split("|")[n]] for n in (2, 3)
+    ]
+    theirs = [[row for row, line in zip(paper.ROWS, lines, strict=True) if ")**" in line.split("|")[n]] for n in (2, 3)]
+    assert ours == list(best.values())
+    assert theirs == [["affine(identity,tanh)", "affine(identity,relu,tanh)"], ["convex(identity,relu)"]]
+
+
+@given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])))  # Markdown has no character 0
+def test_text_is_text_in_markdown(text: str) -> None:
+    ((head, line),) = parsed(markdown.grid(["a", "b"], [[markdown.escape(text), "end"]]))
+    assert (head, line) == (["a", "b"], [" ".join(text.split()), "end"])
+
+
+@given(st.text())
+def test_text_is_text_in_latex(text: str) -> None:
+    spelled = {spelling: chr(code) for code, spelling in latex.SPECIAL.items()}
+    plain = "[^" + re.escape("".join(spelled.values())) + "]"
+    known = "|".join(map(re.escape, sorted(spelled, key=len, reverse=True)))
+    escaped = latex.escape(text)
+    assert re.fullmatch(f"(?:{known}|{plain})*", escaped)
+    read = re.sub(known, lambda found: spelled[found[0]], escaped)
+    assert read == " ".join(text.split())
+
+
+def test_hostile_machines_do_no_harm() -> None:
+    hostile = Setting("a|b `c` <b> **d**", 1, "3", "2", "", "0", "_e_")
+    text = markdown.glance_table(experiments([make_record("relu", [80.0], setting=hostile)]))
+    rendered = MarkdownIt("commonmark").enable("table").render(text)
+    assert "a|b `c` &lt;b&gt; **d**, 1 CPU threads" in rendered
+    assert "(_e_)" in rendered
+
+
+def test_latex_is_a_whole_tabular_with_as_many_cells_in_every_line() -> None:
+    lines = latex.latex_table(experiments(RUNS)).splitlines()
+    assert lines[0].startswith("%")
+    assert lines[1] == r"\begin{tabular}{lr@{ }lr@{ }l}"
+    rules = [r"\toprule", r"\midrule", r"\bottomrule"]
+    assert [line for line in lines if line in rules] == rules
+    assert lines[-1] == r"\end{tabular}"
+    body = [line for line in lines if line.endswith(r"\\")]
+    assert len(body) == 2 + 3
+    for line in body:
+        spans = sum(int(span) - 1 for span in re.findall(r"\\multicolumn\{(\d)\}", line))
+        assert line.count(" & ") + spans == 4
+        assert line.count("{") == line.count("}")
+        assert line.count("$") % 2 == 0
+    assert body[-1] == r"affine(identity,tanh) & \textbf{92.0} & (92.7) & \textbf{85.5 $\pm$ 2.5} & (86.0) \\"
+
+
+def test_csv_has_every_number_as_it_is() -> None:
+    lines = list(csv.DictReader(io.StringIO(csv_table(experiments(RUNS)))))
+    assert len(lines) == 5
+    (line,) = (line for line in lines if (line["data"], line["activation"]) == ("cifar10", "affine(identity,tanh)"))
+    cell = experiments(RUNS)[1].cells["affine(identity,tanh)"]
+    assert (float(line["mean"]), float(line["half_interval"])) == (cell.accuracy.mean, cell.accuracy.half)
+    assert (line["relu_pairs"], line["relu_difference"], line["relu_half_interval"]) == ("3", "5.5", "0.0")
+    assert float(line["paper_difference"]) == cell.over_published
+    assert (line["epoch"], line["pictures"], line["seeds"], line["best"]) == ("1", "test", "3", "1")
+    assert all(line[name] == str(getattr(RUNS[0].spec, name)) for name in SETTINGS)
+    (relu,) = (line for line in lines if (line["data"], line["activation"]) == ("fashion-mnist", "relu"))
+    assert (relu["half_interval"], relu["relu_difference"]) == ("", "")
+
+
+def test_the_time_of_a_population_counts_once() -> None:
+    wide = make_records({"relu": [80.0, 81.0], "tanh": [82.0, 83.0]}, members=4, seconds=8.0)
+    (pace,) = paces(wide)
+    assert (pace.populations, pace.seconds, pace.network_epochs_a_second) == (1, 8.0, 0.5)
+    assert paces(wide[:3]) == [pace]  # the fourth was trained too
+    alone = [
+        make_record("relu", [80.0] * 6, seed=seed, seconds=seconds) for seed, seconds in enumerate((2.0, 2.0, 4.0))
+    ]
+    (pace,) = paces(alone)
+    assert (pace.populations, pace.seconds, pace.network_epochs_a_second) == (3, 8.0, 18 / 8)
+    ((head, *lines),) = parsed(speed_table(wide + alone))
+    assert len(lines) == 2
+    assert dict(zip(head, lines[1], strict=True))["device time"] == "0:00:08"
+
+
+def test_populations_that_are_not_alike_are_not_added_up() -> None:
+    runs = make_records({"relu": [80.0]}) + make_records({"relu": [80.0]}, column="lenet5/fashion-mnist")
+    runs += make_records({"relu": [80.0]}, precision="bfloat16") + make_records({"tanh": [80.0]}, batch=64)
+    found = paces(runs)
+    assert len(found) == 4
+    assert [str(pace.column) for pace in found] == ["lenet5/fashion-mnist"] + ["kerasnet/cifar10"] * 3

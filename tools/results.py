@@ -1,0 +1,69 @@
+"""The parts of README.md and docs/results.md that are made from the records in results.
+
+    python tools/results.py           write them
+    python tools/results.py --check   say whether they are what the records say
+
+A part stands between `<!-- results:table -->` and `<!-- /results -->`. The word is a key of PARTS; a second one names a
+folder of results, whose records alone count: `<!-- results:speed kerasnet -->`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+
+from hullo.lab.claims import claims, render_claims
+from hullo.lab.records import Record
+from hullo.lab.table.experiments import experiments, read_records
+from hullo.lab.table.markdown import detailed_tables, glance_table
+from hullo.lab.table.speed import speed_table
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = ("README.md", "docs/results.md")
+MARKED = re.compile(r"(<!-- results:(\S+)(?: (\S+))? -->\n)(.*?)(<!-- /results -->)", re.DOTALL)
+
+PARTS: dict[str, Callable[[Sequence[Record]], str]] = {
+    "table": lambda records: glance_table(experiments(records)),
+    "details": lambda records: detailed_tables(experiments(records)),
+    "claims": lambda records: render_claims(claims(experiments(records))),
+    "speed": speed_table,
+}
+
+
+def with_parts(text: str, folder: Path) -> str:
+    """A document with every marked part made anew from the records in a folder."""
+    read = cache(lambda inner: read_records([folder / inner]))
+
+    def part(marked: re.Match[str]) -> str:
+        start, name, inner, _, end = marked.groups()
+        if name not in PARTS:
+            raise ValueError(f"{start.strip()}: there is no part {name!r}; there are {', '.join(PARTS)}")
+        return f"{start}{PARTS[name](read(inner or ''))}\n{end}"
+
+    return MARKED.sub(part, text)
+
+
+def main(arguments: Sequence[str], root: Path = ROOT) -> str | None:
+    """What went wrong, if anything did."""
+    folder = root / "results"
+    if not any(folder.rglob("records.jsonl")):
+        print("there are no records in results, so there is nothing to do")
+        return None
+    for path in (root / name for name in DOCUMENTS if (root / name).exists()):
+        text = path.read_text()
+        try:
+            made = with_parts(text, folder)
+        except ValueError as error:
+            return f"{path.relative_to(root)}: {error}"
+        if "--check" not in arguments:
+            path.write_text(made)
+        elif made != text:
+            return f"{path.relative_to(root)} is not what the records say; run: python tools/results.py"
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
