@@ -1,0 +1,74 @@
+"""`hullo figures`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hullo.lab.cli.common import refusals
+from hullo.lab.cli.table import USUAL
+
+
+def figures(
+    records: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="Files of records, or directories that hold them at any depth.",
+            show_default="runs, or results where there is none",
+        ),
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="geometry, pipeline, activations, coefficients or accuracy; may be given several times.",
+            show_default="all",
+        ),
+    ] = None,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="lenet5/cifar10, or with settings, 'lenet5/cifar10 epochs=50'; may be given several times.",
+            show_default="all",
+        ),
+    ] = None,
+    epoch: Annotated[
+        int | None, typer.Option(help="How things stood after this epoch.", show_default="the last")
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Whose activations and coefficients.", show_default="the first that did not diverge"),
+    ] = None,
+    output: Annotated[Path, typer.Option(help="The directory of the figures.")] = Path("figures"),
+) -> None:
+    """Draw what runs learned and reached, as PNG and PDF, and the geometry of hulls."""
+    from hullo.lab.figures import ALONE, FIGURES, draw_figures, drawing, save
+    from hullo.lab.table.experiments import experiments, read_records
+
+    with refusals():
+        wanted = only or FIGURES
+        if unknown := [name for name in wanted if name not in FIGURES]:
+            raise ValueError(f"unknown figure {unknown[0]!r}; there are {', '.join(FIGURES)}")
+        needy = [name for name in wanted if name not in ALONE]
+        paths = records or [path for path in USUAL if path.exists()][:1]
+        if needy and not paths and (only or columns or (epoch, seed) != (None, None)):
+            raise ValueError(f"no records for the figure {needy[0]!r}: name files of records, or directories of them")
+        found = experiments(read_records(paths), epoch=epoch, columns=columns or ()) if needy and paths else []
+        seeds = {record.spec.seed for experiment in found for record in experiment.records}
+        if found and seed is not None and seed not in seeds:
+            raise ValueError(f"there is no run of seed {seed}; there are {', '.join(map(str, sorted(seeds)))}")
+        try:
+            output.mkdir(parents=True, exist_ok=True)
+            with drawing():
+                for name, figure in draw_figures(found, wanted, seed):
+                    if figure is None:
+                        typer.echo(f"note: no {name}: of these runs none that ended well learned activations", err=True)
+                    else:
+                        png, pdf = save(figure, output / name)
+                        typer.echo(f"{png}, {pdf.name}")
+        except OSError as error:
+            place = error.filename or output
+            raise ValueError(f"cannot write {place}: {error.strerror}; name another directory with --output") from error
+    if needy and not paths:
+        typer.echo(f"note: no {', '.join(needy)}: these need records; name directories of them", err=True)

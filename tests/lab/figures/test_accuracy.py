@@ -1,0 +1,109 @@
+"""Means, intervals and the paper's values stand where they are, and runs that diverged are counted."""
+
+from __future__ import annotations
+
+from statistics import fmean, stdev
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from runs_to_draw import experiment, run
+
+from hullo.lab import paper
+from hullo.lab.figures.accuracy import arrange, draw_final, draw_learning
+from hullo.lab.records import Record
+
+T_3 = 4.302652729696142  # of two degrees of freedom
+REACHED = {"relu": [[40, 70], [44, 72], [42, 77]], "convex(identity,relu)": [[50, 75], [51, 76], [52, 80]]}
+
+
+def runs() -> list[Record]:
+    return [
+        run(row, seed, accuracies=list(map(float, a))) for row, all_ in REACHED.items() for seed, a in enumerate(all_)
+    ]
+
+
+def lines(panel: Axes) -> dict[str, Line2D]:
+    return {line.get_label(): line for line in panel.lines if not line.get_label().startswith("_")}
+
+
+def dots(figure: Figure, label: str) -> dict[str, float]:
+    """Where the dots of a name are, by the row beside them."""
+    (panel,) = figure.axes
+    rows = [text.get_text() for text in panel.get_yticklabels()]
+    own = [line for line in panel.lines if line.get_marker() == label]
+    return {rows[int(line.get_ydata()[0])]: float(line.get_xdata()[0]) for line in own}
+
+
+def test_curves_are_means_over_seeds_and_bands_their_intervals_by_students_t() -> None:
+    (panel,) = draw_learning(experiment(*runs())).axes
+    assert set(lines(panel)) == set(REACHED)
+    assert panel.get_title() == "identity,relu"
+    for band, (row, reached) in zip(panel.collections, reversed(REACHED.items()), strict=True):
+        by_epoch = list(zip(*reached, strict=True))
+        np.testing.assert_allclose(lines(panel)[row].get_data(), [[1, 2], list(map(fmean, by_epoch))])
+        corners = band.get_paths()[0].vertices
+        for epoch, values in enumerate(by_epoch, 1):
+            ends = np.unique(corners[corners[:, 0] == epoch, 1].round(9))
+            half = T_3 * stdev(values) / np.sqrt(3)
+            np.testing.assert_allclose(ends, [fmean(values) - half, fmean(values) + half], atol=1e-6)
+
+
+def test_runs_that_diverged_are_left_out_of_curves_and_counted_by_name() -> None:
+    lost = run("relu", 3, accuracies=[40.0, 10.0], ended="diverged in epoch 2")
+    (panel,) = draw_learning(experiment(*runs(), lost)).axes
+    curve = lines(panel)["relu (1 of 4 diverged)"]
+    np.testing.assert_allclose(curve.get_ydata(), [42, 73])
+    (nothing,) = draw_learning(experiment(lost)).axes
+    assert len(lines(nothing)["relu (1 of 1 diverged)"].get_ydata()) == 0
+
+
+def test_every_end_is_in_view() -> None:
+    low = [run("identity", accuracies=[10.0, 41.0]), run("affine(identity,relu)", accuracies=[60.0, 90.0])]
+    for panel in draw_learning(experiment(*low, *runs())).axes:
+        bottom, top = panel.get_ylim()
+        assert bottom < 41.0 < 90.0 < top <= 100.0
+
+
+def test_fixed_activations_stand_with_the_hulls_that_contain_them() -> None:
+    panels = arrange([*paper.ROWS, "gelu", "affine(identity,tanh,keep=free)"])
+    assert {about: [row for row in rows if "(" not in row] for about, rows in panels.items()} == {
+        "identity,relu": ["identity", "relu", "leaky_relu"],
+        "identity,tanh": ["identity", "tanh"],
+        "relu,tanh": ["relu", "tanh"],
+        "identity,relu,tanh": ["identity", "relu", "tanh", "leaky_relu"],
+        "identity,tanh,keep=free": ["identity", "tanh"],
+        "fixed": ["gelu"],
+    }
+    assert all(f"{kind}({about})" in panels[about] for about in list(panels)[:4] for kind in ("convex", "affine"))
+
+
+def test_a_row_looks_alike_in_all_panels() -> None:
+    rows = ("convex(identity,relu)", "convex(relu,tanh)", "identity", "relu", "tanh")
+    first, second = draw_learning(experiment(*map(run, rows))).axes
+    assert lines(first)["relu"].get_color() == lines(second)["relu"].get_color()
+    styles = [(line.get_color(), line.get_linestyle()) for line in lines(first).values()]
+    assert len(set(styles)) == len(styles)
+
+
+def test_dots_are_the_tables_means_beside_the_papers_values() -> None:
+    lost = run("relu", 3, accuracies=[40.0, 11.0], ended="diverged in epoch 2")
+    found = experiment(*runs(), lost, run("gelu"))
+    figure = draw_final(found)
+    names = {"relu": "relu (1 of 4 diverged)"}
+    means = {names.get(row, row): cell.accuracy.mean for row, cell in found.cells.items()}
+    assert dots(figure, "o") == pytest.approx(means)
+    column = paper.Column("lenet5", "cifar10")
+    assert dots(figure, "D") == {names.get(row, row): paper.accuracy(row, column) for row in REACHED}
+    low, high = figure.axes[0].get_xlim()
+    assert all(low < value < high for value in (*means.values(), *dots(figure, "D").values()))
+
+
+@pytest.mark.parametrize(
+    ("data", "said"), [("fashion-mnist", "the paper"), ("fashion-mnist-sample", "the paper, on all of fashion-mnist")]
+)
+def test_a_sample_is_not_passed_off_as_the_whole(data: str, said: str) -> None:
+    figure = draw_final(experiment(run("relu", column=("lenet5", data))))
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["the run", said]

@@ -1,0 +1,96 @@
+"""Every layer's path is where its coefficients were, from the start to the end, with time as colour or as an axis."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from runs_to_draw import experiment, learned, run
+
+from hullo.lab.figures.coefficients import draw_coefficients
+from hullo.lab.figures.ternary import CORNERS, project
+
+THREE = ["convex(identity,relu,tanh)", "affine(identity,relu,tanh)"]
+ACCURACIES = [50.0] * 6
+
+
+def paths(panel: Axes) -> list[np.ndarray]:
+    """The points of each coloured path, joined again."""
+    found = []
+    for collection in panel.collections:
+        if isinstance(collection, LineCollection):
+            segments = np.array(collection.get_segments())
+            np.testing.assert_array_equal(segments[1:, 0], segments[:-1, 1])
+            assert (np.diff(collection.get_array()) > 0).all()
+            found.append(np.concatenate([segments[:1, 0], segments[:, 1]]))
+    return found
+
+
+def marks(panel: Axes, face: str) -> np.ndarray:
+    dots = [line for line in panel.lines if line.get_marker() == "o" and line.get_markerfacecolor() == face]
+    return np.array([[line.get_xdata()[0], line.get_ydata()[0]] for line in dots])
+
+
+@pytest.mark.parametrize("layers", [3, 5, 55])
+def test_three_bases_are_paths_in_the_plane_seen_whole_and_close_up(layers: int) -> None:
+    runs = [learned(row, layers=layers, accuracies=ACCURACIES) for row in THREE]
+    (figure,) = draw_coefficients(experiment(*runs)).values()
+    panels = figure.axes[:4]
+    for panel, record in zip(panels, [runs[0]] * 2 + [runs[1]] * 2, strict=True):
+        expected = project(np.array(record.coefficients))
+        np.testing.assert_allclose(paths(panel), expected.swapaxes(0, 1), atol=1e-12)
+        np.testing.assert_allclose(marks(panel, "white"), expected[0], atol=1e-12)
+        np.testing.assert_allclose(marks(panel, "black"), expected[-1], atol=1e-12)
+        (left, right), (bottom, top) = panel.get_xlim(), panel.get_ylim()
+        x, y = expected.reshape(-1, 2).T
+        assert left < x.min() <= x.max() < right
+        assert bottom < y.min() <= y.max() < top
+    for whole in panels[::2]:
+        (left, right), (bottom, top) = whole.get_xlim(), whole.get_ylim()
+        low, high = CORNERS.min(0), CORNERS.max(0)
+        assert left < low[0] < high[0] < right
+        assert bottom < low[1] < high[1] < top
+    numbers = [
+        text.get_text() for text in panels[1].texts if text.get_fontweight() == "bold" and text.get_text().isdigit()
+    ]
+    assert numbers == (["1", "19", "37", "55"] if layers == 55 else [str(i + 1) for i in range(layers)])
+
+
+def test_of_two_bases_the_first_is_shown_over_epochs_and_the_view_is_that_of_the_paths() -> None:
+    record = run("affine(identity,relu)", paths=[[[0.5, 0.5]] * 2, [[0.51, 0.49]] * 2, [[0.53, 0.47], [0.5, 0.5]]])
+    (figure,) = draw_coefficients(experiment(record)).values()
+    (panel,) = figure.axes
+    drawn = [line.get_ydata() for line in panel.lines if len(line.get_ydata()) > 2]
+    np.testing.assert_array_equal(drawn, np.array(record.coefficients)[:, :, 0].T)
+    assert panel.get_title() == "affine: identity"
+    low, high = panel.get_ylim()
+    assert 0.4 < low < high < 0.6
+
+
+def test_more_bases_have_a_panel_each() -> None:
+    rows = ["convex(identity,relu,tanh,sin)", "affine(identity,relu,tanh,sin)"]
+    runs = [learned(row, layers=2) for row in rows]
+    (figure,) = draw_coefficients(experiment(*runs)).values()
+    grid = np.array(figure.axes).reshape(2, 4)
+    for line, record in zip(grid, runs, strict=True):
+        for i, panel in enumerate(line):
+            drawn = [curve.get_ydata() for curve in panel.lines if len(curve.get_ydata()) > 2]
+            np.testing.assert_array_equal(drawn, np.array(record.coefficients)[:, :, i].T)
+            assert panel.get_title().endswith(record.bases[i])
+
+
+def test_there_is_a_figure_a_set_of_bases_and_none_without_learning() -> None:
+    rows = [*THREE, "affine(relu,tanh)"]
+    found = draw_coefficients(experiment(run("relu"), *map(learned, rows)))
+    assert list(found) == ["identity,relu,tanh", "relu,tanh"]
+    assert draw_coefficients(experiment(run("relu"))) == {}
+
+
+def test_the_ends_of_channels_are_dots() -> None:
+    channels = [np.array([[0.2, 0.3, 0.5], [1.0, 1.0, -1.0]]), np.array([[0.0, 0.0, 1.0]])]
+    record = learned("affine(identity,relu,tanh,per=channel)", layers=2, channels=channels)
+    (figure,) = draw_coefficients(experiment(record)).values()
+    for panel in figure.axes[:2]:
+        (dots,) = (line for line in panel.lines if line.get_marker() == ".")
+        np.testing.assert_allclose(np.array(dots.get_data()).T, project(np.concatenate(channels)), atol=1e-12)
