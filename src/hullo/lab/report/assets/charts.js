@@ -1,0 +1,155 @@
+"use strict";
+// Charts in SVG: a frame with axes, lines in it, and the plane of three coefficients.
+
+const ROW_COLOURS = {
+  "identity,relu": "--blue",
+  "identity,tanh": "--vermilion",
+  "relu,tanh": "--green",
+  "identity,relu,tanh": "--purple",
+  identity: "--grey",
+  relu: "--ink",
+  tanh: "--orange",
+  leaky_relu: "--sky",
+};
+const OTHER_COLOURS = Object.values(ROW_COLOURS);
+const DASHES = {affine: null, convex: "7 4", fixed: "2 3"};
+
+/** A row's look: a colour a set of bases, a line style a kind of hull, so that hulls of the same bases compare. */
+function lookOf(row) {
+  const set = row.bases.join(",");
+  const others = [...new Set(currentColumn().rows.map((other) => other.bases.join(",")))].filter(
+    (other) => !(other in ROW_COLOURS),
+  );
+  const colour = ROW_COLOURS[set] ?? OTHER_COLOURS[others.indexOf(set) % OTHER_COLOURS.length];
+  return {class: `curve ${row.kind}`, "stroke-dasharray": DASHES[row.kind], style: {stroke: `var(${colour})`}};
+}
+
+/** A short line in a row's look, for legends. */
+function swatch(row) {
+  return node(
+    "svg",
+    {width: 28, height: 10, "aria-hidden": "true"},
+    node("path", {...lookOf(row), d: "M1 5H27"}),
+  );
+}
+
+/** A colour for a depth between 0 and 1. */
+function depthColour(depth) {
+  return `color-mix(in oklab, var(--deep) ${Math.round(100 * depth)}%, var(--shallow))`;
+}
+
+/** About so many round numbers between two, no nearer to each other than `least`. */
+function ticks([low, high], count, least) {
+  const rough = Math.max((high - low) / count, least);
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = power * [1, 2, 5, 10].find((multiple) => multiple * power >= rough);
+  const first = Math.ceil(low / step - 1e-9);
+  const last = Math.floor(high / step + 1e-9);
+  return Array.from({length: last - first + 1}, (_, i) => Number(((first + i) * step).toPrecision(12)));
+}
+
+/** The range of numbers, widened a little; nulls do not count. */
+function rangeOf(values, margin = 0.05) {
+  let [low, high] = [Infinity, -Infinity];
+  for (const value of values) {
+    if (value !== null && value < low) low = value;
+    if (value !== null && value > high) high = value;
+  }
+  if (low > high) return [0, 1];
+  const room = (high - low || Math.abs(high) || 1) * margin;
+  return [low - room, high + room];
+}
+
+/** A function that leaves null, a value that is not known, as it is. */
+function known(scale) {
+  return (value) => (value === null ? null : scale(value));
+}
+
+/** The text of a line through points; where one is not known there is a gap. */
+function trace(xs, ys) {
+  let text = "";
+  let pen = "M";
+  for (let i = 0; i < xs.length; i += 1) {
+    if (xs[i] === null || ys[i] === null) pen = "M";
+    else {
+      text += `${pen}${Math.round(100 * xs[i]) / 100} ${Math.round(100 * ys[i]) / 100}`;
+      pen = "L";
+    }
+  }
+  return text;
+}
+
+/** A chart with axes: its svg, the plot to draw into (what is outside is cut), and the scales of both axes. */
+function frame({label, width, height, x, y, xStep = 0, xName = ""}) {
+  const left = 44;
+  const bottom = xName ? 38 : 22;
+  const [across, down] = [width - left - 14, height - bottom - 8];
+  const X = known((value) => ((value - x[0]) / (x[1] - x[0])) * across);
+  const Y = known((value) => down - ((value - y[0]) / (y[1] - y[0])) * down);
+  const plot = node("svg", {class: "plot", x: left, y: 8, width: across, height: down, "data-x": x, "data-y": y});
+  const marks = node("g", {class: "axes", transform: `translate(${left} 8)`});
+  for (const value of ticks(x, Math.max(2, Math.min(8, across / 60)), xStep)) {
+    marks.append(
+      node("line", {class: value === 0 ? "zero" : null, x1: X(value), x2: X(value), y1: 0, y2: down}),
+      node("text", {x: X(value), y: down + 16, "text-anchor": "middle"}, String(value).replace("-", "−")),
+    );
+  }
+  for (const value of ticks(y, Math.max(2, Math.min(6, down / 35)), 0)) {
+    marks.append(
+      node("line", {class: value === 0 ? "zero" : null, x1: 0, x2: across, y1: Y(value), y2: Y(value)}),
+      node("text", {x: -7, y: Y(value) + 4, "text-anchor": "end"}, String(value).replace("-", "−")),
+    );
+  }
+  if (xName) marks.append(node("text", {x: across / 2, y: down + 33, "text-anchor": "middle"}, xName));
+  const svg = node("svg", {width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label});
+  svg.append(marks, plot);
+  return {svg, plot, X, Y};
+}
+
+/** How wide panels can be that stand beside each other: at least so wide, where there is room. */
+function panelWidth(body, least, count) {
+  const room = body.clientWidth;
+  const rows = Math.ceil(count / Math.max(1, Math.floor((room + 16) / (least + 16))));
+  const beside = Math.max(1, Math.ceil(count / rows)); // rows of about the same length
+  return Math.min(Math.floor((room - 16 * (beside - 1)) / beside), 460);
+}
+
+function panel(title, svg, note = null) {
+  const width = `${svg.getAttribute("width")}px`;
+  const caption = node("figcaption", null, title, note && node("small", null, note));
+  return node("figure", {class: "panel", style: {width}}, caption, svg);
+}
+
+const CORNERS = [[0, 0], [1, 0], [0.5, Math.sqrt(0.75)]];
+
+/** A point of the plane where three coefficients sum to one; the bases are the corners of a triangle. */
+function planePoint(coefficients) {
+  if (coefficients.some((c) => c === null)) return [null, null];
+  return [0, 1].map((axis) => dot(coefficients, CORNERS, (corner) => corner[axis]));
+}
+
+/** The plane of three coefficients with its simplex; the points are all in it. */
+function plane({label, width, names, points}) {
+  const height = Math.round(width * 0.86);
+  const [x, y] = [0, 1].map((axis) => rangeOf([...CORNERS, ...points].map((point) => point[axis]), 0.04));
+  const unit = Math.min((width - 120) / (x[1] - x[0]), (height - 56) / (y[1] - y[0]));
+  const X = known((value) => width / 2 + (value - (x[0] + x[1]) / 2) * unit);
+  const Y = known((value) => height / 2 - (value - (y[0] + y[1]) / 2) * unit);
+  const corners = CORNERS.map(([a, b]) => [X(a), Y(b)]);
+  const svg = node("svg", {width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label});
+  const edges = [[0, 1], [1, 2], [2, 0]].map(([a, b]) => {
+    const at = (share) => [0, 1].map((axis) => corners[a][axis] + share * (corners[b][axis] - corners[a][axis]));
+    const [[x1, y1], [x2, y2]] = [at(-20), at(20)];
+    return node("line", {x1, y1, x2, y2});
+  });
+  const labels = names.map((name, i) => {
+    const [x, y] = corners[i];
+    const above = i === 2;
+    const anchor = ["end", "start", "middle"][i];
+    return node("text", {class: "corner", x, y: y + (above ? -9 : 17), "text-anchor": anchor}, name);
+  });
+  const plot = node("g");
+  const simplex = node("polygon", {class: "simplex", points: corners.join(" ")});
+  svg.append(node("g", {class: "axes"}, edges), simplex, plot, ...labels);
+  return {svg, plot, X, Y};
+}

@@ -1,0 +1,107 @@
+"use strict";
+// What several views share: which column, which rows and seeds, which epoch.
+
+const SHARED = ["curves", "paths", "training"];
+const calm = matchMedia("(prefers-reduced-motion: reduce)");
+
+/** The epoch on the screen: it glides to the chosen one, or runs ahead of it while a person looks on. */
+const motion = {shown: 0, playing: false, last: 0, frame: null};
+
+function buildControls() {
+  const [bar, time] = ["controls", "time"].map((id) => document.getElementById(id));
+  bar.hidden = time.hidden = !SHARED.includes(state.view);
+  motion.playing = false;
+  motion.shown = currentEpoch();
+  if (bar.hidden) return;
+  bodyOf(state.view).before(bar, time);
+  time.replaceChildren(...epochField());
+  bar.replaceChildren(
+    columnSelect(),
+    checkboxes(
+      "Seeds",
+      offeredSeeds().map((seed) => ({value: seed, text: String(seed), checked: chosenSeeds().includes(seed)})),
+      (seed) => change({seed: seed.map(Number)}),
+    ),
+    checkboxes(
+      "Activations",
+      offeredRows().map((row) => ({
+        value: row.name,
+        text: row.name,
+        mark: swatch(row),
+        checked: chosenRows().includes(row),
+      })),
+      (row) => change({row}),
+    ),
+  );
+}
+
+function columnSelect() {
+  const made = select(
+    "column",
+    DOCUMENT.columns.map(({name}) => [name, name]),
+    currentColumn().name,
+    (column) => go({column, epoch: null, layers: null, seed: null, cell: null, run: null}),
+  );
+  return labelled("Column", made);
+}
+
+function epochField() {
+  const slider = node("input", {
+    type: "range",
+    id: "epoch",
+    min: 0,
+    max: currentColumn().epochs,
+    step: 1,
+    input: () => {
+      motion.playing = false;
+      change({epoch: Number(slider.value)});
+    },
+  });
+  return [
+    node("button", {type: "button", id: "play", click: play}, "Play"),
+    node("label", {for: "epoch"}, "Epoch"),
+    slider,
+    node("output", {for: "epoch", id: "epoch-text"}),
+  ];
+}
+
+function updateControls() {
+  if (!SHARED.includes(state.view)) return;
+  const epoch = currentEpoch();
+  document.getElementById("epoch").value = epoch;
+  document.getElementById("epoch-text").textContent = `${epoch} of ${currentColumn().epochs}`;
+  document.getElementById("play").textContent = motion.playing ? "Pause" : "Play";
+  if (calm.matches && !motion.playing) motion.shown = epoch;
+  if (motion.shown !== epoch && motion.frame === null) start();
+}
+
+function play() {
+  motion.playing = !motion.playing;
+  if (motion.playing && currentEpoch() === currentColumn().epochs) motion.shown = 0;
+  start();
+}
+
+function start() {
+  motion.last = performance.now();
+  motion.frame ??= requestAnimationFrame(move);
+}
+
+function move(now) {
+  motion.frame = null;
+  if (!SHARED.includes(state.view)) return;
+  const {epochs} = currentColumn();
+  const seconds = Math.min(Math.max(now - motion.last, 0) / 1000, 0.1);
+  motion.last = now;
+  if (motion.playing) {
+    const length = Math.min(Math.max(epochs / 15, 3), 10);
+    motion.shown = Math.min(motion.shown + (seconds * epochs) / length, epochs);
+    motion.playing = motion.shown < epochs;
+    change({epoch: Math.round(motion.shown)});
+  } else {
+    const gap = currentEpoch() - motion.shown;
+    const stride = Math.max(10 * Math.abs(gap), epochs / 4) * seconds;
+    motion.shown = Math.abs(gap) <= stride ? currentEpoch() : motion.shown + Math.sign(gap) * stride;
+    update();
+  }
+  if (motion.playing || motion.shown !== currentEpoch()) motion.frame ??= requestAnimationFrame(move);
+}

@@ -1,0 +1,101 @@
+"use strict";
+// The activations that runs have learned, layer by layer, at any epoch.
+
+const REACH = 3;
+const POINTS = Array.from({length: 121}, (_, i) => REACH * (i / 60 - 1));
+const LANDMARKS = [-REACH, -1, 1, REACH];
+const MOST_PANELS = 9;
+
+function layerCount() {
+  return Math.max(0, ...currentColumn().runs.map((run) => run.coefficients.length));
+}
+
+/** The choices of layers where there are many: some of all depths, or a stretch of neighbours. */
+function layerChoices() {
+  const count = layerCount();
+  if (count <= MOST_PANELS) return [["", "all", Array.from({length: count}, (_, i) => i)]];
+  const spread = Array.from({length: MOST_PANELS}, (_, i) => Math.round((i * (count - 1)) / (MOST_PANELS - 1)));
+  const choices = [["", `${MOST_PANELS} of ${count}, through the depth`, spread]];
+  for (let from = 0; from < count; from += MOST_PANELS) {
+    const layers = Array.from({length: Math.min(MOST_PANELS, count - from)}, (_, i) => from + i);
+    choices.push([String(from + 1), `${from + 1} to ${from + layers.length}`, layers]);
+  }
+  return choices;
+}
+
+function chosenLayers() {
+  const choices = layerChoices();
+  return (choices.find(([value]) => value === (state.layers ?? "")) ?? choices[0])[2];
+}
+
+function buildCurves() {
+  const choices = layerChoices();
+  const layers = select("layers", choices, state.layers ?? "", (value) => change({layers: value || null}));
+  bodyOf("curves").replaceChildren(
+    node("div", {class: "bar"}, choices.length > 1 ? labelled("Layers", layers) : null),
+    node("div", {class: "panels"}),
+    node("p", {class: "lead", "data-part": "remark"}),
+  );
+}
+
+function updateCurves() {
+  const body = bodyOf("curves");
+  const panels = body.querySelector(".panels");
+  const runs = chosenRows().flatMap((row) => chosenRuns(row).map((run) => ({row, run})));
+  const drawn = runs.filter(({run}) => canDraw(run));
+  const unknown = [...new Set(runs.flatMap(({run}) => run.bases).filter((name) => !Object.hasOwn(BASES, name)))];
+  body.querySelector("[data-part=remark]").textContent = [
+    runs.length ? "" : "Nothing to draw: choose an activation that learns, and a seed.",
+    unknown.length ? `Not drawn, for only the process that added them knows them: ${unknown.join(", ")}.` : "",
+    drawn.some(({run}) => run.channels.length)
+      ? "With one activation a channel, the line is their mean; where training ended, some of them are faint lines."
+      : "",
+  ].join(" ");
+  const layers = drawn.length ? chosenLayers() : [];
+  const width = panelWidth(panels, 270, layers.length);
+  const y = curveRange(drawn.map(({run}) => run));
+  panels.replaceChildren(
+    ...layers.map((layer) => {
+      const chart = frame({
+        label: `Activation ${layer + 1} at epoch ${currentEpoch()}: ${drawn.map(({row}) => row.name).join("; ")}`,
+        width,
+        height: Math.round(width * 0.72),
+        x: [-REACH, REACH],
+        y,
+      });
+      for (const {row, run} of drawn) {
+        if (motion.shown === currentColumn().epochs) {
+          for (const channel of run.channels[layer] ?? []) chart.plot.append(curve(chart, row, run, channel, "faint"));
+        }
+        chart.plot.append(curve(chart, row, run, coefficientsAt(pathsOf(run)[layer], motion.shown), ""));
+      }
+      return panel(`activation ${layer + 1}`, chart.svg);
+    }),
+  );
+}
+
+function curve({X, Y}, row, run, coefficients, kind) {
+  const values = combine("value", coefficients, run.bases, POINTS);
+  return node("path", {
+    ...lookOf(row),
+    class: `curve ${kind || row.kind}`,
+    d: trace(POINTS.map(X), values.map(Y)),
+    "data-run": run.id,
+  });
+}
+
+/** One range for all panels and epochs, so that a curve moves while its frame does not. */
+function curveRange(runs) {
+  const {epochs} = currentColumn();
+  const values = [-1, 1];
+  for (const run of runs) {
+    for (const paths of pathsOf(run)) {
+      for (const share of [0, 0.1, 0.25, 0.5, 0.75, 1]) {
+        const coefficients = coefficientsAt(paths, Math.round(share * epochs));
+        values.push(...combine("value", coefficients, run.bases, LANDMARKS));
+      }
+    }
+  }
+  const [low, high] = rangeOf(values);
+  return [Math.max(low, -12), Math.min(high, 12)];
+}

@@ -1,0 +1,79 @@
+"use strict";
+// What a combination of base functions is; the same methods as hullo.properties, on the same points.
+
+/** Points that stand for the real line: dense near 0, then ever wider. */
+const REAL_LINE = (() => {
+  const linspace = (from, to, count) => {
+    const step = (to - from) / (count - 1);
+    return Array.from({length: count}, (_, i) => (i < count / 2 ? from + step * i : to - step * (count - 1 - i)));
+  };
+  const period = linspace(0, 2 * Math.PI, 257);
+  const far = Array.from({length: 10}, (_, k) => period.map((x) => x + 2 ** (4 * k + 4))).flat();
+  return Float64Array.from([...far.map((x) => -x), ...linspace(-16, 16, 32001), ...far]).sort();
+})();
+
+const TOLERANCE = 1e-6;
+
+function slopeOf(name, x) {
+  const base = BASES[name];
+  return base.slope(x, base.value(x));
+}
+
+const slopesOnLine = new Map();
+
+/** A base's slopes on the whole line; they are computed once. */
+function lineSlopes(name) {
+  if (!slopesOnLine.has(name)) slopesOnLine.set(name, REAL_LINE.map((x) => slopeOf(name, x)));
+  return slopesOnLine.get(name);
+}
+
+/** The smallest and the largest slope of the combination over the real line. */
+function slopeBounds(coefficients, names) {
+  const sides = names.flatMap((name) => BASES[name].kinks).flatMap((kink) => [kink - 1e-9, kink + 1e-9]);
+  let [low, high] = [Infinity, -Infinity];
+  const meet = (slope) => {
+    if (slope < low) low = slope;
+    if (slope > high) high = slope;
+  };
+  const slopes = names.map(lineSlopes);
+  for (let i = 0; i < REAL_LINE.length; i += 1) meet(dot(coefficients, slopes, (values) => values[i]));
+  for (const x of sides) meet(dot(coefficients, names, (name) => slopeOf(name, x)));
+  return [low, high].map((slope) => Math.round(slope * 1e9) / 1e9);
+}
+
+function isMonotone([low]) {
+  return low >= -TOLERANCE;
+}
+
+/** The sum of coefficients times what `valueOf` makes of the items beside them. */
+function dot(coefficients, items, valueOf) {
+  let sum = 0;
+  for (let i = 0; i < items.length; i += 1) sum += coefficients[i] * valueOf(items[i]);
+  return sum;
+}
+
+/** Where coefficients stand: "convex", "affine", "cone" or "span", the smallest of these sets that holds them. */
+function placeOf(coefficients) {
+  const sum = coefficients.reduce((a, b) => a + b, 0);
+  const positive = coefficients.every((c) => c >= 0);
+  if (Math.abs(sum - 1) <= 1e-5) return positive ? "convex" : "affine";
+  return positive ? "cone" : "span";
+}
+
+const sampled = new WeakMap();
+
+/** A base's values, or slopes, at a list of points; for each list they are computed once. */
+function sample(kind, name, points) {
+  if (!sampled.has(points)) sampled.set(points, {});
+  const known = sampled.get(points);
+  const key = `${kind} ${name}`;
+  known[key] ??= points.map(kind === "slope" ? (x) => slopeOf(name, x) : BASES[name].value);
+  return known[key];
+}
+
+/** The values, or slopes, of a combination at some points; null where a coefficient is not known. */
+function combine(kind, coefficients, names, points) {
+  if (coefficients.some((c) => c === null)) return points.map(() => null);
+  const values = names.map((name) => sample(kind, name, points));
+  return points.map((_, i) => dot(coefficients, values, (of) => of[i]));
+}

@@ -1,0 +1,66 @@
+"use strict";
+// The runs of a cell, or of a whole column: how each was made and how it ended.
+
+function buildRuns() {
+  const column = currentColumn();
+  const cell = select(
+    "cell",
+    [["", "all"], ...column.rows.map(({name}) => [name, name])],
+    state.cell ?? "",
+    (name) => go({cell: name || null, run: null}),
+  );
+  const runs = column.rows
+    .filter(({name}) => name === (state.cell ?? name))
+    .flatMap(({name}) => column.runs.filter((run) => run.spec.activation === name));
+  bodyOf("runs").replaceChildren(
+    node("div", {class: "bar"}, columnSelect(), labelled("Activation", cell)),
+    node("p", {class: "lead"}, `${plural(runs.length, "run")}, each with its accuracy after the last epoch.`),
+    ...runs.map(runDetails),
+  );
+  bodyOf("runs").querySelector("details[open]")?.scrollIntoView({block: "nearest"});
+}
+
+function runDetails(run) {
+  const setting = DOCUMENT.settings[run.setting];
+  const {network, data, activation, ...rest} = run.spec;
+  const said = {
+    "how it ended": run.ended,
+    took: `${run.seconds.toLocaleString("en")} s for ${plural(run.members, "network")} side by side`,
+    network,
+    "data set": data,
+    activation,
+    ...rest,
+    ...setting,
+    id: run.id,
+  };
+  const made = node(
+    "details",
+    {"data-run": run.id, open: state.run === run.id},
+    node(
+      "summary",
+      null,
+      node("span", {class: "name"}, activation),
+      node("span", {class: "seed"}, `seed ${run.spec.seed}`),
+      node("strong", null, `${percent(run.accuracy)} %`),
+      node("span", {class: run.diverged ? "warn" : "fine"}, run.ended),
+    ),
+    node(
+      "dl",
+      {class: "details"},
+      Object.entries(said).map(([term, value]) =>
+        node("div", null, definition(term.replaceAll("_", " "), value === "" ? "–" : String(value))),
+      ),
+    ),
+    node(
+      "p",
+      null,
+      ["curves", "training"].map((view) =>
+        node("a", {class: "more", href: address({view, row: [activation], seed: [run.spec.seed]})}, VIEWS[view]),
+      ),
+    ),
+  );
+  made.addEventListener("toggle", () => {
+    if (made.open) change({run: run.id});
+  });
+  return made;
+}

@@ -1,0 +1,106 @@
+"use strict";
+// Accuracy and loss over the epochs.
+
+const METRICS = {
+  test_accuracy: "accuracy, %",
+  test_top5: "top-5 accuracy, %",
+  test_loss: "loss",
+  train_loss: "training loss",
+};
+
+function currentMetric() {
+  return Object.hasOwn(METRICS, state.metric ?? "") ? state.metric : "test_accuracy";
+}
+
+function buildTraining() {
+  const there = Object.entries(METRICS).filter(([name]) => currentColumn().runs.some((run) => run[name].length));
+  const metric = select("metric", there, currentMetric(), (value) => change({metric: value}));
+  bodyOf("training").replaceChildren(
+    node("div", {class: "bar"}, labelled("Show", metric)),
+    node(
+      "div",
+      {class: "beside"},
+      node("div", {class: "chart", pointerdown: seek, pointermove: seek}),
+      node("div", {class: "reading"}),
+    ),
+  );
+}
+
+/** Take the epoch under a pointer that is pressed. */
+function seek(event) {
+  if (!event.buttons) return;
+  const {epochs} = currentColumn();
+  const box = event.currentTarget.querySelector(".plot").getBoundingClientRect();
+  change({epoch: Math.round(1 + ((event.clientX - box.left) / box.width) * (epochs - 1))});
+}
+
+function updateTraining() {
+  const metric = currentMetric();
+  const {epochs} = currentColumn();
+  const lines = chosenRows().map((row) => {
+    const runs = chosenRuns(row).map((run) => run[metric]);
+    return {row, runs, mean: Array.from({length: epochs}, (_, i) => meanOf(runs.map((values) => values[i])))};
+  });
+  const chartBox = bodyOf("training").querySelector(".chart");
+  const width = chartBox.clientWidth;
+  const {svg, plot, X, Y} = frame({
+    label: `${METRICS[metric]} over ${epochs} epochs: ${lines.map(({row}) => row.name).join("; ")}`,
+    width,
+    height: Math.max(280, Math.min(480, Math.round(width * 0.6))),
+    x: [epochs > 1 ? 1 : 0, epochs],
+    xStep: 1,
+    y: metricRange(metric, lines),
+    xName: "epoch",
+  });
+  const xs = Array.from({length: epochs}, (_, i) => X(i + 1));
+  for (const {row, runs} of lines) {
+    for (const values of runs.length > 1 ? runs : []) {
+      const look = {...lookOf(row), class: "curve faint", "stroke-dasharray": null};
+      plot.append(node("path", {...look, d: trace(xs, values.map(Y))}));
+    }
+  }
+  for (const {row, mean} of lines) {
+    plot.append(node("path", {...lookOf(row), "data-row": row.name, d: trace(xs, mean.map(Y))}));
+  }
+  const epoch = Math.max(1, currentEpoch());
+  plot.append(node("line", {class: "cursor", x1: X(epoch), x2: X(epoch), y1: 0, y2: plot.getAttribute("height")}));
+  chartBox.replaceChildren(svg);
+  bodyOf("training").querySelector(".reading").replaceChildren(reading(metric, lines, epoch));
+}
+
+/** What the lines show at an epoch, the best first. */
+function reading(metric, lines, epoch) {
+  const better = metric.endsWith("loss") ? 1 : -1;
+  const rows = lines.map(({row, mean}) => ({row, value: mean[epoch - 1] ?? null}));
+  rows.sort((a, b) => (a.value === null) - (b.value === null) || better * (a.value - b.value));
+  return node(
+    "table",
+    {class: "readings"},
+    node("caption", null, `After epoch ${epoch}`),
+    node(
+      "tbody",
+      null,
+      rows.map(({row, value}) =>
+        node(
+          "tr",
+          null,
+          node("th", {scope: "row"}, swatch(row), " ", row.name),
+          node("td", null, value === null ? "–" : metric.endsWith("loss") ? value.toFixed(4) : percent(value)),
+        ),
+      ),
+    ),
+  );
+}
+
+function meanOf(values) {
+  const known = values.filter((value) => value !== null && value !== undefined);
+  return known.length ? known.reduce((a, b) => a + b, 0) / known.length : null;
+}
+
+/** The first epochs are far from the rest: a tenth of all values may lie outside. */
+function metricRange(metric, lines) {
+  const values = lines.flatMap(({runs}) => runs.flat()).filter((value) => value !== null);
+  values.sort((a, b) => a - b);
+  const few = Math.floor(values.length / 10);
+  return rangeOf(metric.endsWith("loss") ? values.slice(0, values.length - few) : values.slice(few));
+}

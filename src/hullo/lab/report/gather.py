@@ -1,0 +1,136 @@
+"""From records to the document that the page shows: columns, their cells and their runs, as plain values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import hullo
+from hullo.lab.activations import Row
+from hullo.lab.bench.rows import Setting
+from hullo.lab.checkpoints import Checkpoints
+from hullo.lab.intervals import Interval
+from hullo.lab.records import Record
+from hullo.lab.specs import Spec
+from hullo.lab.table.experiments import REFERENCE, Cell, Experiment, experiments, read_records, rows_of
+
+SCALE = 100_000
+"""Coefficients over training are kept as whole numbers of hundred-thousandths: less than a line's width."""
+MOST_CHANNELS = 16
+"""Of the activations of a layer's channels so many are kept, evenly spaced."""
+CURVES = ("test_accuracy", "test_top5", "test_loss", "train_loss")
+
+
+def gather(paths: Sequence[Path]) -> dict[str, Any]:
+    """The document of files of records, and of directories that hold them; runs may be under way there."""
+    begun = {path: _begun(path) for path in paths}
+    records = read_records(path for path in paths if not begun[path] or _holds_records(path))
+    recorded = {record.spec for record in records}
+    waiting = {spec for specs in begun.values() for spec in specs} - recorded
+    settings = list(dict.fromkeys(record.setting for record in records))
+    columns = experiments(records)
+    return {
+        "hullo": hullo.__version__,
+        "scale": SCALE,
+        "waiting": sorted(Counter(str(spec.column) for spec in waiting).items()),
+        "settings": list(map(asdict, settings)),
+        "rows": rows_of(columns),
+        "columns": [_column(experiment, settings) for experiment in columns],
+    }
+
+
+def _begun(path: Path) -> list[Spec]:
+    """The runs that were begun in a directory, recorded or not."""
+    folders = path.rglob("checkpoints") if path.is_dir() else [path.with_name("checkpoints")]
+    return [spec for folder in folders for population in Checkpoints(folder).begun() for spec in population]
+
+
+def _holds_records(path: Path) -> bool:
+    files = path.rglob("records.jsonl") if path.is_dir() else [path]
+    return any(file.exists() and file.stat().st_size for file in files)
+
+
+def _column(experiment: Experiment, settings: Sequence[Setting]) -> dict[str, Any]:
+    return {
+        "name": experiment.name,
+        "about": f"{experiment.pictures}, {experiment.time}, {experiment.seeds}",
+        "epochs": experiment.setting.epochs,
+        "remarks": experiment.remarks,
+        "rows": [_row(cell, experiment) for cell in experiment.cells.values()],
+        "runs": [
+            _run(record, settings.index(record.setting))
+            for record in sorted(experiment.records, key=lambda record: record.spec.seed)
+        ],
+    }
+
+
+def _row(cell: Cell, experiment: Experiment) -> dict[str, Any]:
+    row, published = Row.parse(cell.row), cell.published
+    reference = None if cell.row == REFERENCE else experiment.published(REFERENCE)
+    return {
+        "name": cell.row,
+        "kind": row.kind,
+        "bases": [item.name for item in row.bases],
+        "accuracy": _interval(cell.accuracy),
+        "difference": _interval(cell.over_reference),
+        "paper": published,
+        "paperDifference": None if published is None or reference is None else round(published - reference, 2),
+        "diverged": cell.diverged,
+    }
+
+
+def _interval(interval: Interval | None) -> list[float | None] | None:
+    return None if interval is None else [_short(interval.mean), _short(interval.half)]
+
+
+def _run(record: Record, setting: int) -> dict[str, Any]:
+    return {
+        "id": record.spec.id,
+        "spec": asdict(record.spec),
+        "ended": record.ended,
+        "diverged": record.diverged,
+        "accuracy": record.accuracy,
+        "members": record.members,
+        "seconds": record.seconds,
+        "setting": setting,
+        "bases": record.bases,
+        "coefficients": [_paths(layer) for layer in zip(*record.coefficients, strict=True)],
+        "channels": [_spaced([[*map(_short, row)] for row in layer], MOST_CHANNELS) for layer in record.channels],
+        **{name: [*map(_short, getattr(record, name))] for name in CURVES},
+    }
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.5g}")
+
+
+def _spaced(items: list[Any], most: int) -> list[Any]:
+    return [items[i * len(items) // most] for i in range(most)] if len(items) > most else items
+
+
+def _paths(points: Iterable[Sequence[float | None]]) -> list[list[int | None]]:
+    """Each base's coefficient over the epochs."""
+    return [encode(path) for path in zip(*points, strict=True)]
+
+
+def encode(values: Iterable[float | None]) -> list[int | None]:
+    """Numbers as steps from each to the next, in whole multiples of 1 / SCALE; a few characters each.
+
+    What is not finite, or beyond what floating-point numbers count exactly, is None.
+
+    >>> encode([0.5, 0.50003, None, 0.49999])
+    [50000, 3, None, -4]
+    """
+    steps: list[int | None] = []
+    last = 0
+    for value in values:
+        if value is None or abs(value) > 1e9:
+            steps.append(None)
+        else:
+            now = round(value * SCALE)
+            steps.append(now - last)
+            last = now
+    return steps

@@ -1,0 +1,117 @@
+"""The document holds what records hold, in few characters, and says what is still missing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from report_records import make_records
+from safetensors.torch import save_file
+
+from hullo.lab.checkpoints import VERSION
+from hullo.lab.paper import COLUMNS
+from hullo.lab.records import Record, Records
+from hullo.lab.report import gather
+from hullo.lab.report.gather import MOST_CHANNELS, SCALE, encode
+from hullo.lab.specs import Spec
+
+ROWS = ("relu", "convex(identity,relu)", "affine(identity,relu,tanh)")
+RUNS = make_records(COLUMNS[:1], ROWS, seeds=2, epochs=3)
+
+
+def keep(folder: Path, records: list[Record]) -> Path:
+    Records(folder / "records.jsonl").add(records)
+    return folder
+
+
+def begin(folder: Path, specs: list[Spec]) -> None:
+    """What a population under way leaves in its directory; nothing reads its weights here."""
+    (folder / "checkpoints").mkdir(parents=True)
+    about = {"version": VERSION, "specs": json.dumps([str(spec) for spec in specs])}
+    save_file({}, folder / "checkpoints" / "0.safetensors", about)
+
+
+@given(st.lists(st.none() | st.floats(-1e6, 1e6), max_size=30))
+def test_steps_add_up_to_the_numbers(values: list[float | None]) -> None:
+    steps = encode(values)
+    assert [step is None for step in steps] == [value is None for value in values]
+    sums = accumulate(step for step in steps if step is not None)
+    for total, value in zip(sums, (value for value in values if value is not None), strict=True):
+        assert abs(total / SCALE - value) <= 0.5 / SCALE + 1e-9
+
+
+def test_numbers_that_would_not_add_up_exactly_are_left_out() -> None:
+    assert encode([0.25, 1e30, 0.5]) == [25000, None, 25000]
+
+
+def test_cells_hold_the_tables_statistics(tmp_path: Path) -> None:
+    (column,) = gather([keep(tmp_path, RUNS)])["columns"]
+    assert [row["name"] for row in column["rows"]] == list(ROWS)
+    relu, convex, _ = column["rows"]
+    own = [record.accuracy for record in RUNS if record.spec.activation == ROWS[1]]
+    base = [record.accuracy for record in RUNS if record.spec.activation == "relu"]
+    assert convex["accuracy"][0] == pytest.approx(sum(own) / 2, abs=1e-3)
+    assert convex["difference"][0] == pytest.approx(sum(own) / 2 - sum(base) / 2, abs=1e-3)
+    assert convex["difference"][1] == pytest.approx(
+        12.7062 * abs((own[0] - base[0]) - (own[1] - base[1])) / 2, rel=1e-4
+    )
+    assert (convex["paper"], convex["paperDifference"]) == (91.87, 0.81)
+    assert (relu["difference"], relu["paperDifference"]) == (None, None)
+
+
+def test_runs_hold_all_that_their_records_say(tmp_path: Path) -> None:
+    document = gather([keep(tmp_path, RUNS)])
+    runs = {run["id"]: run for run in document["columns"][0]["runs"]}
+    assert runs.keys() == {record.spec.id for record in RUNS}
+    for record in RUNS:
+        run = runs[record.spec.id]
+        assert run["test_accuracy"] == record.test_accuracy
+        assert document["settings"][run["setting"]]["device"] == record.setting.device
+        for name in ("ended", "members", "seconds", "bases"):
+            assert run[name] == getattr(record, name)
+        layers = [[[*accumulate(path)] for path in layer] for layer in run["coefficients"]]
+        for epoch, point in enumerate(record.coefficients):
+            for layer, numbers in enumerate(point):
+                assert [path[epoch] / SCALE for path in layers[layer]] == pytest.approx(numbers, abs=1e-5)
+
+
+def test_several_directories_make_one_document(tmp_path: Path) -> None:
+    longer = [replace(record, spec=replace(record.spec, batch=64)) for record in RUNS]
+    document = gather([keep(tmp_path / "one", RUNS[:4]), keep(tmp_path / "two", RUNS[2:] + longer)])
+    names = ["lenet5/fashion-mnist batch=32", "lenet5/fashion-mnist batch=64"]
+    assert [column["name"] for column in document["columns"]] == names
+    assert [len(column["runs"]) for column in document["columns"]] == [len(RUNS), len(RUNS)]
+
+
+def test_runs_under_way_are_counted_until_they_are_recorded(tmp_path: Path) -> None:
+    begin(tmp_path, [record.spec for record in RUNS])
+    document = gather([tmp_path])
+    assert (document["columns"], document["waiting"]) == ([], [("lenet5/fashion-mnist", 6)])
+    assert gather([tmp_path / "records.jsonl"]) == document
+    keep(tmp_path, RUNS[:4])
+    document = gather([tmp_path])
+    assert len(document["columns"][0]["runs"]) == 4
+    assert document["waiting"] == [("lenet5/fashion-mnist", 2)]
+    assert gather([tmp_path / "records.jsonl"])["waiting"] == document["waiting"]
+
+
+def test_where_nothing_was_run_that_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"there are no records in"):
+        gather([tmp_path])
+    with pytest.raises(ValueError, match=r"nowhere does not exist"):
+        gather([tmp_path / "nowhere"])
+
+
+def test_of_many_channels_some_are_kept(tmp_path: Path) -> None:
+    rows = [[i / 50, 1 - i / 50] for i in range(50)]
+    record = replace(RUNS[2], channels=[rows, rows[:1], rows[:3]])
+    (column,) = gather([keep(tmp_path, [record])])["columns"]
+    kept = column["runs"][0]["channels"]
+    assert [len(layer) for layer in kept] == [MOST_CHANNELS, 1, 3]
+    assert kept[0][0] == rows[0]
+    assert kept[0][-1] == pytest.approx(rows[46])
