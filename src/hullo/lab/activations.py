@@ -181,18 +181,23 @@ class Activations(nn.Module):
         kept: Tensor = _Kept.apply(self.raw, self.unused, ways)  # type: ignore[no-untyped-call]
         return kept
 
-    def forward(self) -> Iterator[Callable[[Tensor], Tensor]]:
-        """The activation functions, layer by layer; each takes (B, K*C, H, W) or (K, B, features)."""
+    def forward(self) -> Iterator[Activation]:
+        """The activation functions, layer by layer."""
         for rows in torch.split(self.coefficients.transpose(0, 1).contiguous(), self.widths):
             own = rows.transpose(0, 1).flatten(0, 1)  # (K * width, N)
-            yield _Layer(own[0] if len(own) == 1 else own, self.bases)  # one row for all channels is faster
+            yield Activation(own[0] if len(own) == 1 else own, self.bases)  # one row for all channels is faster
 
     def extra_repr(self) -> str:
         return f"{', '.join(dict.fromkeys(map(str, self.rows)))}; layers={len(self.widths)}"
 
 
 @dataclass(frozen=True)
-class _Layer:
+class Activation:
+    """One activation layer of a population, a function of (B, K*C, H, W) or (K, B, features).
+
+    `rows` are the coefficients of `bases`: one row for all channels, or one for each of equally many of them.
+    """
+
     rows: Tensor
     bases: tuple[Base, ...]
 

@@ -9,10 +9,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hullo.lab import data
+from hullo.lab import data, kernels
 from hullo.lab.data import Dataset, ilsvrc2012
 from hullo.lab.data.augment import draw_moves, draw_order, move, scale
 from hullo.lab.networks import Task
+from hullo.lab.sights import Sight
 from hullo.lab.team import ALONE, Team  # noqa: F401 (in an example)
 
 SHOWN = 250
@@ -38,7 +39,7 @@ class Feed(Protocol):
     def batches(self, seeds: Tensor, epoch: int, size: int, start: int, team: Team) -> Iterator[Batch]:
         """An epoch's batches of `size` pictures, from batch `start` on."""
 
-    def show(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
+    def show(self, *batch: Tensor) -> tuple[Tensor | Sight, Tensor]:
         """Pictures (B, K*C, H, W), or (B, C, H, W) for all members alike, and labels (K, B) or (B)."""
 
     def tests(self, team: Team) -> Iterator[tuple[Tensor, Tensor]]:
@@ -58,7 +59,7 @@ def open_feed(name: str, validation: int, data_dir: Path | None, device: torch.d
 class Resident:
     """A data set that is whole on the device, where every member sees the pictures in its own order.
 
-    >>> from hullo.lab import data
+    >>> from hullo.lab import data, kernels
     >>> feed = Resident(data.load("fashion-mnist-sample"))
     >>> whole, batch = next(feed.batches(torch.tensor([0, 1]), epoch=0, size=32, start=0, team=ALONE))
     >>> pictures, labels = feed.show(*batch)
@@ -82,10 +83,12 @@ class Resident:
             whole = parts[0].shape[1]
             yield whole, tuple(part[:, team.share(whole)] for part in parts)
 
-    def show(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
+    def show(self, *batch: Tensor) -> tuple[Tensor | Sight, Tensor]:
         order, moves = batch
-        moved = move(self.dataset.train_images, order, moves)
-        return scale(_side_by_side(moved)), self.dataset.train_labels[order]
+        images, labels = self.dataset.train_images, self.dataset.train_labels[order]
+        if kernels.serve(images):
+            return Sight(images, order, moves), labels
+        return scale(_side_by_side(move(images, order, moves))), labels
 
     def tests(self, team: Team) -> Iterator[tuple[Tensor, Tensor]]:
         own = team.share(self.tested)

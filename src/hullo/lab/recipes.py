@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from hullo.lab import kernels
 from hullo.lab.networks.layers import by_member
 from hullo.lab.networks.network import Network
 
@@ -32,6 +33,10 @@ class Optimiser:
     remembered: ClassVar[str]
     """What the memory holds."""
 
+    leaves: dict[str, Tensor]
+    """What the network computes with, by the parameters' names, and what has gradients: the parameters themselves, or
+    copies in lower precision that follow them."""
+
     def __init__(self, network: Network, lr: Numbers, coefficient_lr_scale: Numbers) -> None:
         self.rates = per_member("lr", lr, network)
         self.scales = per_member("coefficient_lr_scale", coefficient_lr_scale, network)
@@ -39,14 +44,30 @@ class Optimiser:
         self.coefficients = network.activations.raw
         self.parameters = dict(network.named_parameters())
         self.memory = {name: torch.zeros_like(parameter) for name, parameter in self.parameters.items()}
+        self.leaves = dict(self.parameters)
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether some leaves are not the parameters themselves."""
+        return any(leaf is not self.parameters[name] for name, leaf in self.leaves.items())
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        for leaf in self.leaves.values():
+            leaf.grad = None
+
+    def gradients(self) -> dict[str, Tensor]:
+        """The gradient of every leaf."""
+        found = {name: leaf.grad for name, leaf in self.leaves.items() if leaf.grad is not None}
+        if without := self.leaves.keys() - found.keys():
+            named = ", ".join(sorted(without))
+            raise RuntimeError(f"no gradient for {named}: call backward() on the members' losses first")
+        return found
 
     @torch.no_grad()
     def step(self) -> None:
         """Move every parameter once, along the gradient that it holds."""
-        gradients = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
-        if without := self.parameters.keys() - gradients.keys():
-            named = ", ".join(sorted(without))
-            raise RuntimeError(f"no gradient for {named}: call backward() on the members' losses first")
+        gradients = self.gradients()
         rates = self.current_rates()
         scaled = rates * self.scales
         for name, parameter in self.parameters.items():
@@ -91,6 +112,8 @@ class RMSprop(Optimiser):
         coefficient_lr_scale: the coefficients' learning rate is `lr` times this, one number or one for each member.
         rho: the share of v that stays at each update.
         epsilon: what keeps a step finite where gradients vanish.
+        copies: the type of what products are computed with, torch.bfloat16 for copies of weights and biases. They are
+            kept on a GPU alone, where one kernel moves all parameters and writes their copies.
 
     Example:
         >>> import torch
@@ -114,12 +137,26 @@ class RMSprop(Optimiser):
         coefficient_lr_scale: Numbers = 1.0,
         rho: float = 0.9,
         epsilon: float = 1e-7,
+        copies: torch.dtype = torch.float32,
     ) -> None:
         super().__init__(network, lr, coefficient_lr_scale)
         for name, value in (("decay", decay), ("epsilon", epsilon)):
             _check(name, value, value >= 0, "a number that is not negative")
         _check("rho", rho, 0 <= rho < 1, "a share from 0 to below 1")
         self.decay, self.rho, self.epsilon = decay, rho, epsilon
+        self._flat = _Flat(self, network, copies) if kernels.serve(self.rates) else None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        if self._flat is None:
+            super().step()
+        else:
+            self._flat.step(list(self.gradients().values()))
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        super().load_state_dict(state)
+        if self._flat is not None:
+            self._flat.copy()
 
     def current_rates(self) -> Tensor:
         return self.rates / (1 + self.decay * self.updates)
@@ -130,6 +167,61 @@ class RMSprop(Optimiser):
         root = square.sqrt().add_(self.epsilon)
         update = by_member(torch.div(gradient, root, out=root), len(rates))
         by_member(parameter, len(rates)).addcmul_(update, _beside(rates, update), value=-1)
+
+
+class _Flat:
+    """The parameters of a population one after the other in one buffer, as are squares and copies: one kernel moves all.
+
+    The network's parameters become views of the buffer; convolutions' weights lie there with channels last.
+    """
+
+    def __init__(self, optimiser: RMSprop, network: Network, copies: torch.dtype) -> None:
+        from hullo.lab.kernels.rmsprop import Layout
+
+        ordered = {name: _channels_last(p.detach()) for name, p in optimiser.parameters.items()}
+        self.optimiser = optimiser
+        self.layout = Layout(list(ordered.values()), network.members)
+        self.values, self.squares = self.layout.buffer(torch.float32), self.layout.buffer(torch.float32)
+        self.copies = self.layout.buffer(copies) if copies != torch.float32 else None
+        alike = torch.ones_like(optimiser.scales)
+        own = [optimiser.scales if p is optimiser.coefficients else alike for p in optimiser.parameters.values()]
+        self.scales = torch.stack(own)
+        for parameter, view in zip(optimiser.parameters.values(), self.layout.views(self.values), strict=True):
+            parameter.data = view.copy_(parameter.detach())
+        optimiser.memory = dict(zip(ordered, self.layout.views(self.squares), strict=True))
+        if self.copies is not None:
+            for name, view in zip(ordered, self.layout.views(self.copies), strict=True):
+                if name.endswith(("weight", "bias")):
+                    optimiser.leaves[name] = view.requires_grad_()
+            self.copy()
+
+    def step(self, gradients: list[Tensor]) -> None:
+        from hullo.lab.kernels.rmsprop import move
+
+        own = self.optimiser
+        move(
+            self.layout,
+            self.values,
+            self.squares,
+            gradients,
+            rates=own.rates,
+            scales=self.scales,
+            updates=own.updates,
+            decay=own.decay,
+            rho=own.rho,
+            epsilon=own.epsilon,
+            copies=self.copies,
+        )
+
+    @torch.no_grad()
+    def copy(self) -> None:
+        """Make the copies anew, after the parameters were set."""
+        if self.copies is not None:
+            self.copies.copy_(self.values)
+
+
+def _channels_last(parameter: Tensor) -> Tensor:
+    return parameter.contiguous(memory_format=torch.channels_last if parameter.dim() == 4 else torch.contiguous_format)
 
 
 class SGD(Optimiser):

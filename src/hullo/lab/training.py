@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from hullo.lab import networks
 from hullo.lab.feeds import Feed
 from hullo.lab.networks.layers import BatchNorm, by_member
 from hullo.lab.recipes import SGD, Optimiser, RMSprop
+from hullo.lab.sights import Sight
 from hullo.lab.specs import Spec
 from hullo.lab.team import ALONE, Team
 
@@ -30,23 +32,24 @@ finite, and the coefficients (layers, bases)."""
 class Training:
     """A population on its way: what a checkpoint holds is `state_dict`, and from there training goes on to the bit.
 
-    Args:
-        specs: the members' specs; they may differ in activation, seed and learning rate.
-        feed: what they see, on the device where they train.
-        team: the processes that train them together.
+        Args:
+            specs: the members' specs; they may differ in activation, seed and learning rate.
+            feed: what they see, on the device where they train.
+            team: the processes that train them together.
 
-    Example:
-        >>> from hullo.lab import data
-        >>> from hullo.lab.feeds import Resident
-        >>> from hullo.lab.specs import Spec
-        >>> sample = Resident(data.load("fashion-mnist-sample"))
-        >>> spec = Spec("lenet5", "fashion-mnist-sample", "affine(identity,relu)", epochs=1, batch=50)
-        >>> training = Training([spec], sample)
-        >>> steps = training.advance()
-        >>> next(steps), next(steps)
-        (None, None)
-        >>> training.epoch, training.step, training.steps
-        (0, 2, 120)
+        Example:
+            >>> from hullo.lab import data
+            >>> from hullo.lab.feeds import Resident
+            >>> from hullo.lab.sights import Sight
+    from hullo.lab.specs import Spec
+            >>> sample = Resident(data.load("fashion-mnist-sample"))
+            >>> spec = Spec("lenet5", "fashion-mnist-sample", "affine(identity,relu)", epochs=1, batch=50)
+            >>> training = Training([spec], sample)
+            >>> steps = training.advance()
+            >>> next(steps), next(steps)
+            (None, None)
+            >>> training.epoch, training.step, training.steps
+            (0, 2, 120)
     """
 
     def __init__(self, specs: Sequence[Spec], feed: Feed, team: Team = ALONE) -> None:
@@ -63,13 +66,15 @@ class Training:
             members=len(specs),
             seeds=[spec.seed for spec in specs],
         ).to(feed.device)
-        self.optimiser = _optimiser(self.network, specs)
-        self.model: nn.Module = self.network
-        if team.size > 1:
+        self.optimiser = _optimiser(self.network, specs, team)
+        self._forward: Callable[[Tensor | Sight], Tensor] = self.network
+        if self.optimiser.has_copies:
+            self._forward = self._compute
+        elif team.size > 1:
             if any(isinstance(module, BatchNorm) for module in self.network.modules()):
                 raise ValueError(f"{first.network} normalises over whole batches: train it in one process")
             # buffers are the same everywhere by themselves
-            self.model = nn.parallel.DistributedDataParallel(self.network, broadcast_buffers=False)
+            self._forward = nn.parallel.DistributedDataParallel(self.network, broadcast_buffers=False)
         self.steps = -(-feed.count // first.batch)
         self.epoch = self.step = 0
         self.seconds = 0.0
@@ -94,20 +99,25 @@ class Training:
 
     def _take_step(self, whole: int, *batch: Tensor) -> None:
         self.network.first = self.team.share(whole).start
-        self.network.zero_grad()
+        self.optimiser.zero_grad()
         losses = self._losses(*self.feed.show(*batch))[0].sum(1)
         # gradients are averaged over the processes: each counts its pictures as often as there are processes
         (losses.sum() * (self.team.size / whole)).backward()  # type: ignore[no-untyped-call]
         self.optimiser.step()
         self.total += self.team.add(losses.detach())
 
-    def _losses(self, pictures: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def _losses(self, pictures: Tensor | Sight, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Each member's loss on each picture, (K, B), and its logits."""
         enabled = self.specs[0].precision == "bfloat16"
         with torch.autocast(pictures.device.type, torch.bfloat16, enabled=enabled):
-            logits = self.model(pictures).float()
+            logits = self._forward(pictures).float()
         losses = F.cross_entropy(logits.flatten(0, 1), labels.expand(logits.shape[:2]).flatten(), reduction="none")
         return by_member(losses, self.network.members), logits
+
+    def _compute(self, pictures: Tensor | Sight) -> Tensor:
+        """The network's logits, by way of the copies of its parameters."""
+        logits: Tensor = functional_call(self.network, self.optimiser.leaves, (pictures,))
+        return logits
 
     @torch.no_grad()
     def _end_epoch(self) -> None:
@@ -150,11 +160,13 @@ class Training:
         self.seconds = state["position"][2].item()
 
 
-def _optimiser(network: networks.Network, specs: Sequence[Spec]) -> Optimiser:
+def _optimiser(network: networks.Network, specs: Sequence[Spec], team: Team) -> Optimiser:
     """What the protocol moves a network's weights with: SGD for AlexNet, RMSprop for the others."""
     lr, scale, decay = [spec.lr for spec in specs], [spec.coefficient_lr_scale for spec in specs], specs[0].decay
     if specs[0].network != "alexnet":
-        return RMSprop(network, lr=lr, decay=decay, coefficient_lr_scale=scale)
+        # DistributedDataParallel gathers the gradients of parameters, not of copies
+        copies = torch.bfloat16 if specs[0].precision == "bfloat16" and team.size == 1 else torch.float32
+        return RMSprop(network, lr=lr, decay=decay, coefficient_lr_scale=scale, copies=copies)
     return SGD(network, lr=lr, every=round(1 / decay) if decay else NEVER, coefficient_lr_scale=scale)
 
 

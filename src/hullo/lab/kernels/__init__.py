@@ -1,1 +1,15 @@
-"""The laboratory's own GPU kernels, one a module; each imports Triton, so import it where it is used."""
+"""The laboratory's own GPU kernels, in Triton; a file each, imported where one is used."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+from torch import Tensor
+
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
+
+
+def serve(x: Tensor) -> bool:
+    """Whether kernels serve a tensor where it is; elsewhere, and in float64, plain operations do the same."""
+    return x.is_cuda and x.dtype != torch.float64 and _HAS_TRITON

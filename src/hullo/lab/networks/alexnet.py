@@ -10,6 +10,7 @@ from torch import Tensor
 from hullo.lab.activations import Row
 from hullo.lab.networks.layers import Convolution, Gaussian, Linear, flatten, local_response_norm
 from hullo.lab.networks.network import Network, Task
+from hullo.lab.sights import Sight
 
 
 class AlexNet(Network):
@@ -36,15 +37,15 @@ class AlexNet(Network):
         self.linear7 = Linear(k, 4096, 4096, start=Gaussian(0.005, bias=0.1))
         self.linear8 = Linear(k, 4096, task.num_classes, start=Gaussian(0.01, bias=0.0))
 
-    def logits(self, x: Tensor) -> Tensor:
+    def logits(self, x: Tensor | Sight) -> Tensor:
         first, second, third, fourth, fifth, sixth, seventh = self.activations()
-        x = _pool(local_response_norm(first(self.conv1(x)), self.members))
-        x = _pool(local_response_norm(second(self.conv2(x)), self.members))
-        x = fourth(self.conv4(third(self.conv3(x))))
-        x = _pool(fifth(self.conv5(x)))
-        x = self.drop(sixth(self.linear6(flatten(x, self.members))), 0.5, number=0)
-        x = self.drop(seventh(self.linear7(x)), 0.5, number=1)
-        logits: Tensor = self.linear8(x)
+        y = _pool(local_response_norm(first(self.conv1(x)), self.members))
+        y = _pool(local_response_norm(second(self.conv2(y)), self.members))
+        y = fourth(self.conv4(third(self.conv3(y))))
+        y = _pool(fifth(self.conv5(y)))
+        y = self.drop(sixth(self.linear6(flatten(y, self.members))), 0.5, number=0)
+        y = self.drop(seventh(self.linear7(y)), 0.5, number=1)
+        logits: Tensor = self.linear8(y)
         return logits
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from hullo.lab.activations import Row
-from hullo.lab.networks.layers import Convolution, Linear, flatten
+from hullo.lab.networks.layers import Convolution, Linear
 from hullo.lab.networks.network import Network, Task
+from hullo.lab.sights import Sight
 
 
 class KerasNet(Network):
@@ -29,12 +29,10 @@ class KerasNet(Network):
         self.linear1 = Linear(k, 64 * side**2, 512)
         self.linear2 = Linear(k, 512, task.num_classes)
 
-    def logits(self, x: Tensor) -> Tensor:
+    def logits(self, x: Tensor | Sight) -> Tensor:
         first, second, third, fourth, fifth = self.activations()
-        x = second(self.conv2(first(self.conv1(x))))
-        x = self.drop(F.max_pool2d(x, 2), 0.25, number=0)
-        x = fourth(self.conv4(third(self.conv3(x))))
-        x = self.drop(F.max_pool2d(x, 2), 0.25, number=1)
-        x = fifth(self.linear1(flatten(x, self.members)))
-        logits: Tensor = self.linear2(self.drop(x, 0.5, number=2))
+        y = self.pool(self.conv2, first(self.conv1(x)), second, rate=0.25, number=0)
+        y = self.pool(self.conv4, third(self.conv3(y)), fourth, rate=0.25, number=1, flat=True)
+        y = self.drop(fifth(self.linear1(y)), 0.5, number=2)
+        logits: Tensor = self.linear2(y)
         return logits

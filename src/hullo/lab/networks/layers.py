@@ -6,7 +6,6 @@ first of K equal parts belongs to member 0, and so on. Defaults are those of Ker
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from dataclasses import dataclass
 
@@ -15,8 +14,8 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from hullo.kernels.plan import compute_dtype
-
-_HAS_TRITON = importlib.util.find_spec("triton") is not None
+from hullo.lab import kernels
+from hullo.lab.sights import Sight
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,9 @@ class Convolution(nn.Module):
         self.weight = nn.Parameter(torch.empty(members * outputs, inputs // groups, kernel, kernel))
         self.bias = nn.Parameter(torch.empty(members * outputs))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor | Sight, *, biased: bool = True) -> Tensor:
+        if isinstance(x, Sight):
+            return x.convolve(self.weight, self.bias, same=self.same)
         padding = self.padding
         if self.same:
             kernel, size = self.weight.shape[-1], x.shape[-1]
@@ -78,7 +79,7 @@ class Convolution(nn.Module):
             if total % 2:
                 x, padding = F.pad(x, (padding, total - padding) * 2), 0
         groups = self.groups if x.shape[1] == self.groups * self.weight.shape[1] else 1
-        return F.conv2d(x, self.weight, self.bias, self.stride, padding, groups=groups)
+        return F.conv2d(x, self.weight, self.bias if biased else None, self.stride, padding, groups=groups)
 
 
 class Linear(nn.Module):
@@ -132,7 +133,7 @@ def local_response_norm(x: Tensor, members: int, *, size: int = 5, alpha: float 
     if size % 2 == 0:
         raise ValueError(f"size={size}: give an odd number of channels, as many before as after")
     channels = x.shape[1] // members
-    if x.is_cuda and x.dtype != torch.float64 and _HAS_TRITON:
+    if kernels.serve(x):
         from hullo.lab.kernels.lrn import LocalResponseNorm
 
         fused: Tensor = LocalResponseNorm.apply(x, channels, size, alpha, beta)  # type: ignore[no-untyped-call]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from hullo.lab.activations import Row
-from hullo.lab.networks.layers import Convolution, Linear, flatten
+from hullo.lab.networks.layers import Convolution, Linear
 from hullo.lab.networks.network import Network, Task
+from hullo.lab.sights import Sight
 
 
 class LeNet5(Network):
@@ -26,10 +26,8 @@ class LeNet5(Network):
         self.linear1 = Linear(k, 50 * side**2, 500)
         self.linear2 = Linear(k, 500, task.num_classes)
 
-    def logits(self, x: Tensor) -> Tensor:
+    def logits(self, x: Tensor | Sight) -> Tensor:
         first, second, third = self.activations()
-        x = F.max_pool2d(first(self.conv1(x)), 2)
-        x = F.max_pool2d(second(self.conv2(x)), 2)
-        x = third(self.linear1(flatten(x, self.members)))
-        logits: Tensor = self.linear2(x)
+        y = self.pool(self.conv2, self.pool(self.conv1, x, first), second, flat=True)
+        logits: Tensor = self.linear2(third(self.linear1(y)))
         return logits

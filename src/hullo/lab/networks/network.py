@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hullo.coefficients import way
-from hullo.lab import streams
-from hullo.lab.activations import Activations, Row
-from hullo.lab.networks.layers import Convolution, Linear, by_member
+from hullo.lab import kernels, streams
+from hullo.lab.activations import Activation, Activations, Row
+from hullo.lab.networks.layers import Convolution, Linear, by_member, flatten
+from hullo.lab.sights import Sight
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Network(nn.Module):
         """The coefficients of every member and activation layer, (K, L, N), over `activations.bases`."""
         return self.activations.coefficients
 
-    def forward(self, pictures: Tensor) -> Tensor:
+    def forward(self, pictures: Tensor | Sight) -> Tensor:
         channels, size = self.task.in_channels, self.task.image_size
         own, shared = ((width, size, size) for width in (self.members * channels, channels))
         if pictures.shape[1:] not in (own, shared):
@@ -66,8 +68,41 @@ class Network(nn.Module):
             self.steps.add_(1)
         return self.logits(pictures)
 
-    def logits(self, x: Tensor) -> Tensor:
+    def logits(self, x: Tensor | Sight) -> Tensor:
         raise NotImplementedError
+
+    def pool(
+        self,
+        convolution: Convolution,
+        x: Tensor | Sight,
+        activation: Activation,
+        *,
+        rate: float = 0.0,
+        number: int = 0,
+        flat: bool = False,
+    ) -> Tensor:
+        """A convolution, its activation, a pool of 2x2 and dropout, in one pass on a GPU; as features if `flat`."""
+        seen = isinstance(x, Sight)
+        if isinstance(x, Sight) or kernels.serve(x):
+            from hullo.lab.kernels.pooled import combine_pool_drop
+
+            return combine_pool_drop(
+                convolution(x, biased=seen),
+                activation.rows,
+                activation.bases,
+                self.seeds,
+                self.steps,
+                number,
+                rate,
+                self.training,
+                bias=None if seen else convolution.bias,
+                flat=flat,
+                first=self.first,
+            )
+        pooled = F.max_pool2d(activation(convolution(x)), 2)
+        if rate:
+            pooled = self.drop(pooled, rate, number)
+        return flatten(pooled, self.members) if flat else pooled
 
     def drop(self, x: Tensor, rate: float, number: int) -> Tensor:
         """While training, zero a share of the entries and scale up the others; each member by its own stream.
@@ -77,11 +112,17 @@ class Network(nn.Module):
         if not self.training:
             return x
         if x.dim() == 3:
+            if kernels.serve(x):
+                from hullo.lab.kernels.dropout import drop
+
+                return drop(x, self.seeds, self.steps, number, rate, self.first)
             kept = streams.keep(self.seeds, self.steps, number, x.shape[1:], rate=rate, first=self.first)
             return x * kept * (1 / (1 - rate))
         split = by_member(x, self.members, dim=1)
         batch, _, channels, height, width = split.shape
-        kept = streams.keep(self.seeds, self.steps, number, (batch, height, width, channels), rate=rate, first=self.first)
+        kept = streams.keep(
+            self.seeds, self.steps, number, (batch, height, width, channels), rate=rate, first=self.first
+        )
         return (split * kept.permute(1, 0, 4, 2, 3) * (1 / (1 - rate))).flatten(1, 2)
 
     def alike(self, rows: Sequence[Row]) -> Network:

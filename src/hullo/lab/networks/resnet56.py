@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from hullo.lab.activations import Row
 from hullo.lab.networks.layers import BatchNorm, Convolution, Linear, average
 from hullo.lab.networks.network import Network, Task
+from hullo.lab.sights import Sight
 
 Functions = Iterator[Callable[[Tensor], Tensor]]
 
@@ -47,10 +48,10 @@ class ResNet(Network):
     def alike(self, rows: Sequence[Row]) -> ResNet:
         return ResNet(rows, self.task, self.n)
 
-    def logits(self, x: Tensor) -> Tensor:
+    def logits(self, x: Tensor | Sight) -> Tensor:
         activations = self.activations()
-        x = next(activations)(self.norm(self.conv(x)))
+        y = next(activations)(self.norm(self.conv(x)))
         for block in self.blocks:
-            x = block(x, activations)
-        logits: Tensor = self.linear(average(x, self.members))
+            y = block(y, activations)
+        logits: Tensor = self.linear(average(y, self.members))
         return logits

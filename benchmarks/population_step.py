@@ -1,0 +1,181 @@
+"""How long does one network's epoch take in a population, and where does the time go? On a GPU.
+
+    python benchmarks/population_step.py [--networks kerasnet lenet5 resnet56] [--members 60] [--csv rows.csv] [--profile]
+
+Random pictures of CIFAR-10's size and number, batch 32, bfloat16, the paper's twelve rows over and over. A population
+trains by the laboratory's own loop: augmentation, step, optimiser, and an evaluation on 10,000 pictures at the end of
+the epoch, whose time is measured and added in proportion. Beside it, in the same run, plain PyTorch: one network alone,
+step by step, the pictures on the GPU already. `--profile` prints the kernels that take the most time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import hullo
+from hullo.lab import paper
+from hullo.lab.bench.rows import setting
+from hullo.lab.data import Dataset
+from hullo.lab.feeds import Resident
+from hullo.lab.specs import Spec
+from hullo.lab.training import Training
+
+sys.path.insert(0, str(Path(__file__).parent))
+from resnet56_step import resnet56  # noqa: E402
+
+TRAIN, TEST, BATCH = 50_000, 10_000, 32
+
+
+def lenet5() -> nn.Module:
+    return nn.Sequential(
+        *(nn.Conv2d(3, 20, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(20, 50, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(1250, 500), nn.ReLU(), nn.Linear(500, 10)),
+    )
+
+
+def kerasnet() -> nn.Module:
+    return nn.Sequential(
+        *(
+            nn.Conv2d(3, 32, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(32, 32, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Dropout(0.25),
+        ),
+        *(nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 3), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Dropout(0.25), nn.Flatten(), nn.Linear(2304, 512), nn.ReLU(), nn.Dropout(0.5), nn.Linear(512, 10)),
+    )
+
+
+PLAIN: dict[str, Callable[[], nn.Module]] = {
+    "lenet5": lenet5,
+    "kerasnet": kerasnet,
+    "resnet56": lambda: resnet56(nn.ReLU),
+}
+
+
+def pictures() -> Dataset:
+    generator = torch.Generator("cuda").manual_seed(0)
+    parts = []
+    for count in (TRAIN, TEST):
+        parts.append(torch.randint(256, (count, 3, 32, 32), device="cuda", dtype=torch.uint8, generator=generator))
+        parts.append(torch.randint(10, (count,), device="cuda", generator=generator))
+    return Dataset("random", tuple("0123456789"), *parts)
+
+
+def plain_epoch(network: str, data: Dataset, steps: int = 100) -> float:
+    """Seconds that plain PyTorch takes for one network's epoch, without augmentation and evaluation."""
+    model = PLAIN[network]().cuda()
+    optimiser = torch.optim.RMSprop(model.parameters(), lr=1e-4)
+    images, labels = data.train_images.float() / 255, data.train_labels
+    order = torch.randperm(TRAIN, device="cuda")
+    for step in range(-20, steps):
+        if step == 0:
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+        own = order[(step + 20) * BATCH :][:BATCH]
+        optimiser.zero_grad()
+        F.cross_entropy(model(images[own]), labels[own]).backward()
+        optimiser.step()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - began) / steps * TRAIN / BATCH
+
+
+def population_epoch(network: str, members: int, data: Dataset, seconds: float, profile: bool) -> dict[str, float]:
+    """What one network's epoch takes in a population, and what it is made of, from about `seconds` of training."""
+    specs = [
+        Spec(network, "cifar10", paper.ROWS[k % len(paper.ROWS)], seed=k // len(paper.ROWS), precision="bfloat16")
+        for k in range(members)
+    ]
+    torch.cuda.reset_peak_memory_stats()
+    training = Training(specs, Resident(data))
+    moments = training.advance()
+    began = time.perf_counter()
+    for _ in range(5):
+        next(moments)
+    torch.cuda.synchronize()
+    capture = time.perf_counter() - began
+    began, steps = time.perf_counter(), 0
+    while time.perf_counter() - began < seconds and training.step < training.steps - 30:
+        for _ in range(20):
+            next(moments)
+        torch.cuda.synchronize()
+        steps += 20
+    step = (time.perf_counter() - began) / steps
+    if profile:
+        show_profile(lambda: [next(moments) for _ in range(5)], 5)
+    training.network.eval()
+    times = []
+    for _ in range(2):
+        began = time.perf_counter()
+        training._end_epoch()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
+    evaluation = min(times)
+    return {
+        "epoch_s": (step * training.steps + evaluation) / members,
+        "step_ms": 1e3 * step,
+        "evaluation_s": evaluation,
+        "capture_s": capture,
+        "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
+    }
+
+
+def show_profile(run: Callable[[], object], count: int) -> None:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        run()
+        torch.cuda.synchronize()
+    events = sorted(profiler.key_averages(), key=lambda event: -event.device_time_total)
+    total = sum(event.device_time_total for event in events)
+    print(f"kernels of a step: {total / count / 1e3:.3f} ms in {sum(e.count for e in events) // count} launches")
+    for event in events[:40]:
+        share = event.device_time_total / total
+        print(
+            f"  {event.device_time_total / count:9.1f} us {share:6.1%} {event.count / count:6.1f} x  {event.key[:100]}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--networks", nargs="+", default=["kerasnet", "lenet5", "resnet56"], choices=PLAIN)
+    parser.add_argument("--members", nargs="+", type=int, default=[60])
+    parser.add_argument("--seconds", type=float, default=5.0, help="of training for each population")
+    parser.add_argument("--csv", type=Path)
+    parser.add_argument("--profile", action="store_true")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("populations are measured on a GPU; there is none here")
+    data, rows = pictures(), []
+    about = vars(setting(torch.cuda.get_device_name()))
+    print(f"{about['device']}, torch {about['torch']}, hullo {hullo.__version__} ({about['commit']})")
+    for network in arguments.networks:
+        plain = plain_epoch(network, data)
+        print(f"{network}: plain PyTorch {plain:.2f} s for one network's epoch")
+        for members in arguments.members:
+            found = population_epoch(network, members, data, arguments.seconds, arguments.profile)
+            torch.cuda.empty_cache()
+            told = ", ".join(f"{name} {value:.3f}" for name, value in found.items())
+            print(
+                f"{network} x {members}: {told}; {plain / found['epoch_s']:.0f} times as fast as plain PyTorch",
+                flush=True,
+            )
+            rows.append({"network": network, "members": members, "plain_epoch_s": plain, **found, **about})
+            if arguments.csv:
+                with arguments.csv.open("w", newline="") as file:
+                    writer = csv.DictWriter(file, list(rows[0]))
+                    writer.writeheader()
+                    writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""On a GPU, kernels of our own take a step; it is the step that plain operations take."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import tiny_command
+import torch
+
+from hullo.lab import kernels
+from hullo.lab.data import Dataset
+from hullo.lab.feeds import Resident
+from hullo.lab.specs import Spec
+from hullo.lab.training import Training
+
+pytest.importorskip("triton")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # both by the interpreter
+    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
+]
+
+SAMPLE = tiny_command.load("fashion-mnist-sample")
+GPU = torch.cuda.is_available()
+ROWS = ("convex(identity,tanh)", "affine(identity,relu,tanh)")
+
+
+def data(side: int, train: int = 6, test: int = 4) -> Dataset:
+    train_images, test_images = SAMPLE.train_images[:train], SAMPLE.test_images[:test]
+    parts = train_images[..., :side, :side], SAMPLE.train_labels[:train], test_images[..., :side, :side]
+    return Dataset("corner", SAMPLE.classes, *(part.contiguous() for part in parts), SAMPLE.test_labels[:test])
+
+
+def train(network: str, side: int, device: str, precision: str = "float32") -> Training:
+    spec = Spec(network, "fashion-mnist-sample", "relu", epochs=1, batch=4, lr=1e-3, precision=precision)
+    specs = [replace(spec, activation=row, seed=seed, lr=1e-3 / (1 + seed)) for seed, row in enumerate(ROWS)]
+    training = Training(specs, Resident(data(side).to(device)))
+    for _ in training.advance():
+        pass
+    return training
+
+
+@pytest.mark.parametrize(("network", "side"), [("lenet5", 18), ("kerasnet", 12)])
+def test_kernels_take_the_plain_steps(network: str, side: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = train(network, side, "cpu")
+    monkeypatch.setattr(kernels, "serve", lambda x: x.dtype != torch.float64)
+    fused = train(network, side, "cuda" if GPU else "cpu")
+    for name in ("train_loss", "test_loss", "coefficients"):
+        torch.testing.assert_close(fused.curves[name], plain.curves[name], rtol=2e-3, atol=2e-4, msg=name)
+    assert fused.curves["test_accuracy"].shape == plain.curves["test_accuracy"].shape
+    ours, theirs = fused.network.state_dict(), plain.network.state_dict()
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        torch.testing.assert_close(ours[name].cpu(), tensor, rtol=1e-2, atol=1e-3, msg=name)
+
+
+def test_a_state_passes_between_kernels_and_plain_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = train("lenet5", 18, "cpu")
+    state = {name: tensor.clone() for name, tensor in plain.state_dict().items()}
+    monkeypatch.setattr(kernels, "serve", lambda x: x.dtype != torch.float64)
+    fused = Training(plain.specs, plain.feed)
+    fused.load_state_dict(state)
+    again = fused.state_dict()
+    assert again.keys() == state.keys()
+    assert all(torch.equal(again[name], tensor) for name, tensor in state.items())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not GPU, reason="needs a CUDA device")
+@pytest.mark.parametrize("network", ["lenet5", "kerasnet", "resnet56"])
+def test_a_gpu_in_bfloat16_is_near_a_cpu_in_float32(network: str) -> None:
+    on_gpu, on_cpu = train(network, 28, "cuda", "bfloat16"), train(network, 28, "cpu")
+    assert on_gpu.optimiser.has_copies
+    torch.testing.assert_close(on_gpu.curves["train_loss"], on_cpu.curves["train_loss"], rtol=0.1, atol=0.1)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not GPU, reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_gpu_goes_on_from_a_state(precision: str) -> None:
+    whole = train("kerasnet", 28, "cuda", precision)
+    first = Training(whole.specs, whole.feed)
+    moments = first.advance()
+    next(moments)
+    state = {name: tensor.clone() for name, tensor in first.state_dict().items()}
+    second = Training(whole.specs, whole.feed)
+    second.load_state_dict(state)
+    for _ in second.advance():
+        pass
+    torch.testing.assert_close(second.curves["test_loss"], whole.curves["test_loss"], rtol=0.05, atol=0.05)
