@@ -1,6 +1,6 @@
 """How long does one network's epoch take in a population, and where does the time go? On a GPU.
 
-    python benchmarks/population_step.py [--networks kerasnet lenet5 resnet56] [--members 60] [--csv rows.csv] [--profile]
+    python benchmarks/population_step.py [--networks kerasnet] [--members 12 60] [--csv rows.csv] [--profile]
 
 Random pictures of CIFAR-10's size and number, batch 32, bfloat16, the paper's twelve rows over and over. A population
 trains by the laboratory's own loop: augmentation, step, optimiser, and an evaluation on 10,000 pictures at the end of
@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from resnet56_step import resnet56
 from torch import nn
 
 import hullo
@@ -28,9 +29,6 @@ from hullo.lab.data import Dataset
 from hullo.lab.feeds import Resident
 from hullo.lab.specs import Spec
 from hullo.lab.training import Training
-
-sys.path.insert(0, str(Path(__file__).parent))
-from resnet56_step import resnet56  # noqa: E402
 
 TRAIN, TEST, BATCH = 50_000, 10_000, 32
 
