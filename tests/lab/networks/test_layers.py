@@ -84,12 +84,31 @@ def test_batch_norm_keeps_the_statistics_that_keras_2_recorded(members: int) -> 
     recorded = {key: torch.tensor(value) for key, value in json.loads(RECORDED.read_text())["batch_norm"].items()}
     layer = BatchNorm(members, 3)
     for batch in recorded["batches"]:
-        y = layer(batch.permute(0, 3, 1, 2).repeat(1, members, 1, 1))
+        y = layer(batch.permute(0, 3, 1, 2).repeat(1, members, 1, 1), torch.zeros(3 * members))
     for k in range(members):
         own = by_member(y, members, dim=1)[:, k]
         torch.testing.assert_close(own, recorded["output"].permute(0, 3, 1, 2), rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(by_member(layer.running_mean, members)[k], recorded["mean"])
         torch.testing.assert_close(by_member(layer.running_variance, members)[k], recorded["variance"])
+
+
+def test_a_bias_before_batch_norm_cancels_while_training_and_counts_in_use() -> None:
+    x, bias = torch.randn(4, 6, 3, 3, dtype=torch.float64), torch.randn(6, dtype=torch.float64, requires_grad=True)
+    layer, added = BatchNorm(2, 3).double(), BatchNorm(2, 3).double()
+    for norm in (layer, added):
+        torch.nn.init.normal_(norm.scale, generator=torch.Generator().manual_seed(0))
+    nothing = torch.zeros(6, dtype=torch.float64)
+    biased = x + bias[:, None, None]
+    for training in (True, False):
+        layer.train(training)
+        added.train(training)
+        y, expected = layer(x, bias), added(biased, nothing)
+        torch.testing.assert_close(y, expected)
+        torch.testing.assert_close(layer.running_mean, added.running_mean)
+        weights = torch.randn_like(y)
+        gradients = [torch.autograd.grad((out * weights).sum(), bias, retain_graph=True)[0] for out in (y, expected)]
+        torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-9)
+        assert gradients[0].any() != training  # nothing at all, not even rounding
 
 
 def test_flattening_orders_features_by_row_column_channel_whatever_the_memory_order() -> None:

@@ -70,7 +70,7 @@ class Convolution(nn.Module):
 
     def forward(self, x: Tensor | Sight, *, biased: bool = True) -> Tensor:
         if isinstance(x, Sight):
-            return x.convolve(self.weight, self.bias, same=self.same)
+            return x.convolve(self.weight, self.bias if biased else torch.zeros_like(self.bias), same=self.same)
         padding = self.padding
         if self.same:
             kernel, size = self.weight.shape[-1], x.shape[-1]
@@ -95,10 +95,19 @@ class Linear(nn.Module):
         return torch.baddbmm(self.bias, x, self.weight)
 
 
+MOMENTUM = 0.01
+"""Of running statistics: the share of the new; Keras's own number is that of the old."""
+EPSILON = 1e-3
+
+
 class BatchNorm(nn.Module):
     """K batch norms over C channels each, with epsilon 1e-3 and statistics that keep 99 % of themselves a step.
 
     The running variance takes up the unbiased estimate, as Keras 2 does on TensorFlow; Keras 3 takes the biased one.
+
+    The bias of the convolution before it is not added to x: it would be subtracted again with the mean, and all that
+    remained would be rounding, which RMSprop blows up to whole steps. So the bias has a gradient of zero, and only the
+    running mean, which is that of x and the bias, knows of it.
     """
 
     running_mean: Tensor
@@ -111,10 +120,13 @@ class BatchNorm(nn.Module):
         self.register_buffer("running_mean", torch.zeros(members * channels))
         self.register_buffer("running_variance", torch.ones(members * channels))
 
-    def forward(self, x: Tensor) -> Tensor:
-        # PyTorch's momentum is the share of the new, Keras's that of the old
-        statistics = self.running_mean, self.running_variance
-        return F.batch_norm(x, *statistics, self.scale, self.shift, self.training, momentum=0.01, eps=1e-3)
+    def forward(self, x: Tensor, bias: Tensor) -> Tensor:
+        statistics, bias = (self.running_mean, self.running_variance), bias.to(self.shift.dtype)
+        share = 0 if self.training else self.scale * (self.running_variance + EPSILON).rsqrt()
+        shift = self.shift + share * bias
+        if self.training:  # behind autograd's back, as batch_norm updates its statistics itself
+            self.running_mean.data.add_(bias.detach(), alpha=MOMENTUM / (1 - MOMENTUM))
+        return F.batch_norm(x, *statistics, self.scale, shift, self.training, momentum=MOMENTUM, eps=EPSILON)
 
 
 def local_response_norm(x: Tensor, members: int, *, size: int = 5, alpha: float = 1e-4, beta: float = 0.75) -> Tensor:

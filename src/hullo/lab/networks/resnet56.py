@@ -27,8 +27,8 @@ class Block(nn.Module):
         self.shortcut = Convolution(members, inputs, outputs, 1, stride=2) if stride > 1 else nn.Identity()
 
     def forward(self, x: Tensor, activations: Functions) -> Tensor:
-        y = next(activations)(self.norm1(self.conv1(x)))
-        y = self.norm2(self.conv2(y))
+        y = next(activations)(self.norm1(self.conv1(x, biased=False), self.conv1.bias))
+        y = self.norm2(self.conv2(y, biased=False), self.conv2.bias)
         return next(activations)(self.shortcut(x) + y)
 
 
@@ -50,7 +50,7 @@ class ResNet(Network):
 
     def logits(self, x: Tensor | Sight) -> Tensor:
         activations = self.activations()
-        y = next(activations)(self.norm(self.conv(x)))
+        y = next(activations)(self.norm(self.conv(x, biased=False), self.conv.bias))
         for block in self.blocks:
             y = block(y, activations)
         logits: Tensor = self.linear(average(y, self.members))
