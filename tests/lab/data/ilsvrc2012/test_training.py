@@ -1,0 +1,105 @@
+"""AlexNet trains on ILSVRC-2012 as people have it, from tars or folders to a record."""
+
+import pytest
+import torch
+from made_ilsvrc import lay_out
+from typer.testing import CliRunner
+
+from hullo.lab.cli import app
+from hullo.lab.data.ilsvrc2012 import centre_crops, crop
+from hullo.lab.feeds import open_feed
+from hullo.lab.records import Records
+from hullo.lab.specs import Spec
+from hullo.lab.team import ALONE, Team
+from hullo.lab.training import Training
+
+CPU = torch.device("cpu")
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def home(tmp_path, pack):
+    """A data directory with the data set packed."""
+    pack(lay_out(tmp_path / "source"), tmp_path / "ilsvrc2012" / "packed")
+    return tmp_path
+
+
+@pytest.fixture
+def feed(home):
+    return open_feed("ilsvrc2012", 0, home, CPU)
+
+
+def test_a_batch_is_cropped_less_the_mean_and_named_as_it_was_packed(feed):
+    assert (feed.count, feed.tested, feed.task.num_classes, feed.task.image_size) == (12, 6, 3, 227)
+    seeds, seen = torch.tensor([5, 5]), []
+    for whole, (images, labels, crops) in feed.batches(seeds, 0, 5, 0, ALONE):
+        pictures, shown = feed.show(images, labels, crops)
+        assert pictures.shape == (whole, 3, 227, 227)
+        assert torch.equal(shown, labels)
+        seen += labels.tolist()
+    assert sorted(seen) == sorted(feed.train.labels.tolist())
+
+
+def test_evaluation_takes_the_middle_of_every_picture_once(feed):
+    for processes in (1, 4):
+        shown = [batch for rank in range(processes) for batch in feed.tests(Team(rank, processes))]
+        labels = torch.cat([labels for _, labels in shown])
+        assert torch.equal(labels, feed.val.labels)
+        middle = crop(feed.val[4][0][None], centre_crops(1), feed.mean)
+        assert torch.equal(torch.cat([pictures for pictures, _ in shown])[4:5], middle)
+
+
+def test_members_of_several_seeds_cannot_share_a_stream(feed):
+    with pytest.raises(ValueError, match=r"one seed; got \[1, 2\]"):
+        next(feed.batches(torch.tensor([1, 2]), 0, 5, 0, ALONE))
+    specs = [Spec.usual("alexnet", "ilsvrc2012", "relu", seed=seed) for seed in (1, 2)]
+    assert specs[0].company != specs[1].company
+
+
+def test_the_command_trains_records_both_accuracies_and_goes_on(home, tmp_path):
+    train = ("train", "alexnet", "ilsvrc2012", "--activation", "affine(identity,relu)", "--data", home)
+    train = (*train, "--batch", 4, "--epochs", 1, "--device", "cpu", "--output", tmp_path / "runs", "--quiet")
+    result = invoke(*train)
+    assert result.exit_code == 0, result.output
+    (record,) = Records(tmp_path / "runs" / "records.jsonl").read()
+    assert len(record.test_top5) == len(record.test_accuracy) == 1
+    assert record.test_top5 == [100.0]  # of three classes
+    assert record.coefficients[0] != record.coefficients[1]
+    assert invoke(*train).exit_code == 0
+    assert len(Records(tmp_path / "runs" / "records.jsonl").read()) == 1
+
+
+def test_training_goes_on_from_any_step_to_the_bit(home):
+    spec = Spec.usual("alexnet", "ilsvrc2012", "relu", epochs=1, batch=6)
+
+    def open_training():
+        return Training([spec], open_feed("ilsvrc2012", 0, home, CPU))
+
+    whole, first, second = open_training(), open_training(), open_training()
+    for _ in whole.advance():
+        pass
+    moments = first.advance()
+    next(moments)
+    second.load_state_dict({name: tensor.clone() for name, tensor in first.state_dict().items()})
+    moments.close()
+    for _ in second.advance():
+        pass
+    states = whole.state_dict(), second.state_dict()
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--validation", 5), "validation=5: ilsvrc2012 is evaluated on its own validation pictures"),
+        ((), "holds no finished pack; make it with: hullo data pack ilsvrc2012"),
+    ],
+)
+def test_what_cannot_be_trained_is_one_line(arguments, said, tmp_path):
+    result = invoke("train", "alexnet", "ilsvrc2012", "--data", tmp_path, "--output", tmp_path / "runs", *arguments)
+    assert result.exit_code != 0
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
