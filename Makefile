@@ -1,20 +1,24 @@
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 
-.PHONY: test check demo setup
+.PHONY: test check demo docs setup
 .DEFAULT_GOAL := test
 
 test: check  ## every check and every test
 	$(PYTHON) -m pytest
 
-check: setup  ## formatting, lint, types, and README's tables
+check: setup  ## formatting, lint, types, and whether tables say what records say
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m mypy
 	$(PYTHON) benchmarks/report.py --check
+	$(PYTHON) tools/results.py --check
 
 demo: $(VENV)/lab  ## LeNet-5 with all twelve activations at once, on the packaged sample; coefficients hurry to be seen
 	$(VENV)/bin/hullo reproduce lenet5/fashion-mnist-sample --seeds 1 --epochs 4 --coefficient-lr-scale 10 --device cpu --output demo
+
+docs: setup  ## the site: site/index.html
+	$(PYTHON) -m sphinx --quiet --fail-on-warning docs site
 
 setup: $(VENV)/dev  ## a virtual environment with everything in it
 

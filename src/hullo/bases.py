@@ -266,8 +266,8 @@ def add_base(
 
     Args:
         name: a new name, by which hulls find it.
-        function: f(x, **parameters), entry by entry, with PyTorch operations.
-        derivative: f'(x, **parameters); found by automatic differentiation if not given.
+        function: ``f(x, **parameters)``, entry by entry, with PyTorch operations.
+        derivative: ``f'(x, **parameters)``; found by automatic differentiation if not given.
         parameters: names and default values; ``name(0.5)`` then spells another member.
 
     Example:

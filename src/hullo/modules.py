@@ -60,7 +60,7 @@ class Hull(nn.Module):
 
     @property
     def coefficients(self) -> Tensor:
-        """The coefficients: N numbers, or one row of them a group. They follow the raw numbers and are in the hull.
+        """N coefficients, or one row of them a group. They follow the raw numbers and are in the hull.
 
         Assign N numbers, a row a group, or a base's name to set them; a value off the hull is refused.
         """
@@ -75,7 +75,7 @@ class Hull(nn.Module):
 
     @property
     def spelling(self) -> str:
-        """The hull in one word: ``affine(identity,relu,tanh)``."""
+        """The hull in one word, as in ``affine(identity,relu,tanh)``."""
         return f"{self.kind}({','.join(item.name for item in self.bases)})"
 
     def _uniform(self) -> Tensor:

@@ -92,7 +92,7 @@ class Hull(keras.layers.Layer):  # type: ignore[misc]
 
     @property
     def coefficients(self) -> Array:
-        """The coefficients: N numbers, or one row of them a group. They follow the raw numbers and are in the hull.
+        """N coefficients, or one row of them a group. They follow the raw numbers and are in the hull.
 
         Assign N numbers, a row a group, or a base's name to set them; a value off the hull is refused.
         """

@@ -73,8 +73,7 @@ class Training:
         elif team.size > 1:
             if any(isinstance(module, BatchNorm) for module in self.network.modules()):
                 raise ValueError(f"{first.network} normalises over whole batches: train it in one process")
-            # buffers are the same everywhere by themselves
-            self._forward = nn.parallel.DistributedDataParallel(self.network, broadcast_buffers=False)
+            self._forward = nn.parallel.DistributedDataParallel(self.network)
         self.steps = -(-feed.count // first.batch)
         self.epoch = self.step = 0
         self.seconds = 0.0

@@ -14,7 +14,7 @@ from hullo.surgery.survey import Site, survey
 
 @dataclass(frozen=True, eq=False)
 class Summary:
-    """What :func:`summary` found: `hulls` by name, and the sites that are `left` as they were. Printed, two tables."""
+    """What `summary` found: `hulls` by name, and the sites that are `left` as they were. Printed, two tables."""
 
     hulls: dict[str, Hull]
     left: tuple[Site, ...]

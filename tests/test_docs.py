@@ -1,0 +1,179 @@
+"""The site: it builds without a warning, needs nothing from outside, and speaks of names and commands that exist."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import itertools
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pytest
+import typer.main
+from typer.testing import CliRunner
+
+import hullo
+import hullo.keras
+from hullo.lab.cli import app
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [*sorted(ROOT.glob("docs/*.md")), *(ROOT / name for name in ("README.md", "benchmarks/README.md"))]
+SHELLS = ("", "bash", "console", "sh")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    options = ["--quiet", "--fail-on-warning", "--doctree-dir", str(folder / "doctrees")]
+    built = subprocess.run(
+        [sys.executable, "-m", "sphinx", *options, str(ROOT / "docs"), str(folder / "html")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr
+    return folder / "html"
+
+
+class Page(HTMLParser):
+    """A built page: what can be linked to, what it links to, and what a browser fetches for it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.anchors: set[str] = set()
+        self.links: set[str] = set()
+        self.needs: set[str] = set()
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        values = {name: value for name, value in attributes if value}
+        if "id" in values:
+            self.anchors.add(values["id"])
+        if tag == "a" and "href" in values:
+            self.links.add(values["href"])
+        elif "href" in values or "src" in values:
+            self.needs.add(values.get("src") or values["href"])
+
+
+@cache
+def read(path: Path) -> Page:
+    return Page(path)
+
+
+def pages(site: Path) -> Iterator[tuple[Path, Page]]:
+    return ((path, read(path)) for path in site.glob("*.html"))
+
+
+def test_pages_need_nothing_from_outside(site: Path) -> None:
+    for path, page in pages(site):
+        for address in page.needs - {"#"}:
+            parts = urlsplit(address)
+            local = not parts.scheme and not parts.netloc and (site / unquote(parts.path)).is_file()
+            assert local or address.startswith("#"), f"{path.name} fetches {address}"
+    for path in site.rglob("*.css"):
+        outside = re.findall(r"(?:url\(|@import)\s*['\"]?(?:https?:)?//[^)'\"]*", path.read_text())
+        assert not outside, f"{path.name} fetches {outside}"
+
+
+def test_links_inside_the_site_lead_somewhere(site: Path) -> None:
+    for path, page in pages(site):
+        for link in page.links:
+            parts = urlsplit(link)
+            if not parts.scheme:
+                target = site / unquote(parts.path) if parts.path else path
+                assert target.is_file(), f"{path.name} links to {link}"
+                known = {"", "top"} | (read(target).anchors if target.suffix == ".html" else set())
+                assert unquote(parts.fragment) in known, f"{path.name} links to {link}"
+
+
+def test_every_public_name_has_its_entry(site: Path) -> None:
+    public = {f"{module.__name__}.{name}" for module in (hullo, hullo.keras) for name in module.__all__}
+    assert public <= read(site / "api.html").anchors
+
+
+def test_signatures_that_are_written_by_hand_are_those_of_the_code() -> None:
+    written = re.findall(r"autoclass:: ([\w.]+)\.(\w+)\((.*)\)", (ROOT / "docs" / "api.md").read_text())
+    assert written
+    for module, name, arguments in written:
+        known = inspect.signature(getattr(importlib.import_module(module), name).__init__).parameters
+        shown = re.findall(r"(?<![=\w])[a-z]\w*", arguments)
+        assert shown == [argument for argument in known if argument in shown], f"{module}.{name}({arguments})"
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
+def test_the_search_finds_pages_without_a_server(site: Path) -> None:
+    address = f"{(site / 'search.html').as_uri()}?q=projection"
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=10000", "--dump-dom"]
+    shown = subprocess.run([str(CHROMIUM), *flags, address], capture_output=True, text=True, check=True).stdout
+    assert re.search(r'class="search">.*mathematics\.html', shown, re.DOTALL)
+
+
+def test_the_results_have_every_part_that_records_can_give() -> None:
+    found = importlib.util.spec_from_file_location("results", ROOT / "tools" / "results.py")
+    assert found is not None
+    assert found.loader is not None
+    results = importlib.util.module_from_spec(found)
+    found.loader.exec_module(results)
+    marked = results.MARKED.findall((ROOT / "docs" / "results.md").read_text())
+    assert {part[1] for part in marked} == set(results.PARTS)
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """What follows `hullo` in the commands of a document, in blocks and between backticks."""
+    fences = re.findall(r"^```([^\n]*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    lines = "".join(block for language, block in fences if language in SHELLS).replace("\\\n", " ").splitlines()
+    for line in [*lines, *re.findall(r"`(hullo [^`]+)`", text)]:
+        words = shlex.split(line, comments=True)
+        if "hullo" in words:
+            rest = words[words.index("hullo") + 1 :]
+            yield list(itertools.takewhile(lambda word: word not in ("|", "||", "&", "&&", ";", ">"), rest))
+
+
+def leaves(group: Any) -> dict[tuple[str, ...], Any]:
+    """Every command that does something, by its names: train, data fetch, ..."""
+    found: dict[tuple[str, ...], Any] = {}
+    for name, command in group.commands.items():
+        inner = leaves(command) if hasattr(command, "commands") else {(): command}
+        found |= {(name, *names): leaf for names, leaf in inner.items()}
+    return found
+
+
+COMMANDS = leaves(typer.main.get_command(app))
+
+
+def named(words: list[str]) -> tuple[str, ...]:
+    """The command that is meant; a group of commands may be meant as a whole."""
+    meant = [command[:size] for command in COMMANDS for size in (1, 2) if command[:size] == tuple(words[:size])]
+    return max(meant, key=len, default=())
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_and_options_that_documents_name_exist(path: Path) -> None:
+    for words in commands(path.read_text()):
+        command = named(words)
+        given = words[len(command) :]
+        assert command in COMMANDS or not given or given[0].startswith("-"), f"there is no hullo {shlex.join(words)}"
+        # with --help first nothing is run, but everything is read
+        outcome = CliRunner().invoke(app, [*command, "--help", *given])
+        assert outcome.exit_code == 0, f"hullo {shlex.join(words)}: {outcome.output}"
+
+
+def test_every_command_is_in_the_site() -> None:
+    site = [path.read_text() for path in ROOT.glob("docs/*.md")]
+    assert {named(words) for text in site for words in commands(text)} >= COMMANDS.keys()
+
+
+def test_options_that_the_laboratory_names_by_themselves_exist() -> None:
+    spoken = set(re.findall(r"`(--[\w-]+)", (ROOT / "docs" / "laboratory.md").read_text()))
+    assert spoken <= {option for command in COMMANDS.values() for item in command.params for option in item.opts}
