@@ -29,3 +29,17 @@ def test_elsewhere_steps_are_lines_on_standard_error(capsys):
 def test_when_quiet_notes_alone_remain(capsys):
     walk(Console(), quiet=True)
     assert capsys.readouterr() == ("", "note: [one] thing\n")
+
+
+def test_steps_that_go_on_at_once_are_told_of_in_lines(capsys):
+    screen = io.StringIO()
+    for console in (Console(file=screen, force_terminal=True, width=80), Console()):
+        with Steps(console) as steps:
+            steps.tell("[one] has ended", 1, 4)
+    assert "[one] has ended\n" in screen.getvalue()
+    assert "1 of 4" in screen.getvalue()
+    assert "25%" in screen.getvalue()
+    assert capsys.readouterr() == ("", "[one] has ended\n")
+    with Steps(Console(), quiet=True) as steps:
+        steps.tell("[one] has ended", 1, 4)
+    assert capsys.readouterr() == ("", "")

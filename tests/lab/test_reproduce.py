@@ -21,6 +21,7 @@ from typer.testing import CliRunner, Result
 from hullo.lab import training
 from hullo.lab.checkpoints import Checkpoints
 from hullo.lab.cli import app
+from hullo.lab.intervals import Interval
 from hullo.lab.records import Records
 
 COLUMN = "lenet5/fashion-mnist-sample"
@@ -77,7 +78,7 @@ def test_a_column_is_trained_recorded_tabulated_and_drawn(uninterrupted: Path) -
     found = Records(uninterrupted / "records.jsonl").read()
     assert [record.spec.activation for record in found] == list(ROWS)
     assert all(record.ended == "finished" and len(record.test_accuracy) == 4 for record in found)
-    assert (uninterrupted / "lenet5-fashion-mnist-sample.png").read_bytes().startswith(b"\x89PNG")
+    assert (uninterrupted / "lenet5-fashion-mnist-sample-activations.png").read_bytes().startswith(b"\x89PNG")
     assert not checkpoint_times(uninterrupted)
 
 
@@ -192,8 +193,7 @@ def test_more_seeds_add_to_what_is_there(tmp_path: Path) -> None:
     result = invoke(*shared, "--seeds", 3)
     found = Records(tmp_path / "records.jsonl").read()
     assert [(record.spec.seed, record.members) for record in found] == [(0, 1), (1, 2), (2, 2)]
-    low, high = (f"{end(record.accuracy for record in found):.2f}" for end in (min, max))
-    assert f"{low} to {high}" in result.stdout
+    assert Interval.of(record.accuracy for record in found).spell() in result.stdout
 
 
 @pytest.mark.parametrize(

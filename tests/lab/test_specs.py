@@ -15,7 +15,9 @@ SPECS = st.builds(
     Spec,
     st.sampled_from(["lenet5", "kerasnet", "resnet56"]),
     st.sampled_from(["fashion-mnist", "cifar10", "fashion-mnist-sample"]),
-    st.sampled_from(["relu", "leaky_relu(0.2)", "convex(identity,relu)", "affine(identity,relu,keep=free,per=channel)"]),
+    st.sampled_from(
+        ["relu", "leaky_relu(0.2)", "convex(identity,relu)", "affine(identity,relu,keep=free,per=channel)"]
+    ),
     seed=st.integers(0, 2**63 - 1),
     epochs=st.integers(1, 1000),
     batch=st.integers(1, 1000),

@@ -6,22 +6,22 @@ import gc
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from statistics import median
 from threading import Event
 
 import torch
 
 from hullo.lab.bench.rows import Setting
-from hullo.lab.checkpoints import Checkpoints
-from hullo.lab.data import Dataset
+from hullo.lab.board import Board
+from hullo.lab.feeds import Feed
 from hullo.lab.paper import COLUMNS, Column
+from hullo.lab.plan import Plan, Population, does_not_fit, title
 from hullo.lab.progress import Steps
-from hullo.lab.records import Record, Records, take_records
-from hullo.lab.specs import Spec
+from hullo.lab.records import Record, take_records
+from hullo.lab.team import ALONE, Team
 from hullo.lab.training import Training
 
 DATA_COLUMNS = tuple(column for column in COLUMNS if column.network != "alexnet")
@@ -46,80 +46,50 @@ def parse_column(text: str) -> Column:
 
 @dataclass
 class Grid:
-    """Runs to be made into an output directory: those that it has no record of.
+    """The runs of a plan, made by this process or its team, one population after the other.
 
     Args:
-        specs: the runs.
-        datasets: the data sets they see, by name, on the device where they train.
-        output: the directory of the records, and of checkpoints while there are runs under way.
+        plan: the runs and their output directory, which all processes of a team see.
+        feeds: the pictures they see, by the name of the data set and the number that is held out for validation.
         setting: the machine and the versions, as the records have them.
         every: seconds between checkpoints.
+        board: where epochs are shown as they end, if anywhere.
+        team: the processes that make each run together.
     """
 
-    specs: Sequence[Spec]
-    datasets: Mapping[str, Dataset]
-    output: Path
+    plan: Plan
+    feeds: Mapping[tuple[str, int], Feed]
     setting: Setting
     every: float = 30.0
-    _fitting: dict[Spec, int] = field(default_factory=dict, repr=False)
-
-    @property
-    def records(self) -> Records:
-        return Records(self.output / "records.jsonl")
-
-    @property
-    def checkpoints(self) -> Checkpoints:
-        return Checkpoints(self.output / "checkpoints")
+    board: Board | None = None
+    team: Team = ALONE
 
     def run(self, progress: Steps) -> list[Record]:
         """Make the runs that have no record; the records of all. Ctrl-C saves, then raises KeyboardInterrupt."""
-        with _asked_to_stop() as stop:
+        with asked_to_stop() as stop:
+            while populations := self.team.follow(self.plan.populations()):
+                self._make(populations[0], progress, stop)
+            self.team.follow(None)  # the leader has recorded everything
+        return self.plan.outcome()
 
-            def wait(attempt: int) -> None:
-                if attempt == 0:
-                    progress.note(f"another process trains these networks into {self.output}; waiting for it")
-                if stop.is_set():
-                    raise KeyboardInterrupt
+    @contextmanager
+    def alone(self, population: Population, progress: Steps, stop: Event) -> Iterator[bool]:
+        """While no other process trains a population; whether it is still to be trained."""
 
-            while population := self._next():
-                with self.checkpoints.alone(population, wait):
-                    if population == self._next():  # else the other process has trained it
-                        self._make(population, progress, stop)
-        found = {record.spec: record for record in self.records.read()}
-        return [found[spec] for spec in self.specs]
+        def wait(attempt: int) -> None:
+            if attempt == 0:
+                progress.note(f"another process trains these networks into {self.plan.output}; waiting for it")
+            if stop.is_set():
+                raise KeyboardInterrupt
 
-    def _next(self) -> tuple[Spec, ...]:
-        """The next population: one that was begun, as it was, or what can stand beside the first that has no record."""
-        recorded = {record.spec for record in self.records.read()}
-        missing = [spec for spec in dict.fromkeys(self.specs) if spec not in recorded]
-        for begun in self.checkpoints.begun():
-            if recorded.issuperset(begun):  # a process was killed just before it would have done this
-                self.checkpoints.drop(begun)
-            elif not set(begun).isdisjoint(missing):
-                return begun
-        if not missing:
-            return ()
-        company = missing[0].company
-        side_by_side = [spec for spec in missing if spec.company == company]
-        return tuple(side_by_side[: self._fitting.get(company)])
+        with self.plan.checkpoints.alone(population, wait) if self.team.leads else nullcontext():
+            yield self.team.follow(population in self.plan.populations())
 
-    def _make(self, population: tuple[Spec, ...], progress: Steps, stop: Event) -> None:
-        try:
-            self._train(population, progress, stop)
-            return
-        except torch.OutOfMemoryError as error:
-            if len(population) == 1:
-                raise ValueError(f"{population[0]} does not fit into memory; choose a smaller --batch") from error
-        gc.collect()
-        torch.cuda.empty_cache()
-        self.checkpoints.drop(population)
-        half = (len(population) + 1) // 2
-        self._fitting[population[0].company] = half
-        progress.note(f"{len(population)} networks do not fit into memory; trying {half} at a time")
-
-    def _train(self, population: tuple[Spec, ...], progress: Steps, stop: Event) -> None:
-        training = Training(population, self.datasets[population[0].data])
-        self.checkpoints.restore(training)
+    def train(self, population: Population, progress: Steps, stop: Event) -> list[Record]:
+        """Train a population, from its checkpoint if there is one; its records, while the checkpoint still stands."""
+        spec, checkpoints = population[0], self.plan.checkpoints
+        training = Training(population, self.feeds[spec.data, spec.validation], self.team)
+        checkpoints.restore(training)
         view = _View(training, progress)
         last = saved = time.monotonic()
         for _ in training.advance():
@@ -127,14 +97,31 @@ class Grid:
             training.seconds += now - last
             last = now
             view.update(now)
-            if stop.is_set() or now - saved >= self.every:
-                self.checkpoints.save(training)
+            if self.board and self.team.leads and training.step == 0:
+                self.board.show(training)
+            if self.team.leads and (stop.is_set() or now - saved >= self.every):
+                checkpoints.save(training)
                 last = saved = time.monotonic()
             if stop.is_set():
                 raise KeyboardInterrupt
-        self.checkpoints.save(training)  # so that a kill while records are written costs nothing
-        self.records.add(take_records(training, self.setting))
-        self.checkpoints.drop(population)
+        if self.team.leads:
+            checkpoints.save(training)  # so that a kill before there are records costs nothing
+        return take_records(training, self.setting)
+
+    def _make(self, population: Population, progress: Steps, stop: Event) -> None:
+        try:
+            with self.alone(population, progress, stop) as wanted:
+                if wanted:
+                    records = self.train(population, progress, stop)
+                    if self.team.leads:
+                        self.plan.settle(population, records)
+            return
+        except torch.OutOfMemoryError as error:
+            if self.team.size > 1:
+                raise does_not_fit(population) from error
+        gc.collect()
+        torch.cuda.empty_cache()
+        progress.note(self.plan.halve(population))
 
 
 class _View:
@@ -151,12 +138,12 @@ class _View:
         begins = self.epoch < training.epoch < epochs
         if begins or now - self.shown > GLANCE:
             self.shown = now
-            title, state = f"{training.specs[0].column} x {len(training.specs)}", self._describe(now)
+            name, state = title(training.specs), self._describe(now)
             if begins:
                 self.epoch = training.epoch
-                self.progress.begin(", ".join([title, *state]), self.epoch, epochs)
+                self.progress.begin(", ".join([name, *state]), self.epoch, epochs)
             done = training.epoch - self.epoch + training.step / training.steps
-            self.progress.reach(done, f"{title}, epoch {self.epoch + 1} of {epochs}\n{', '.join(state)}")
+            self.progress.reach(done, f"{name}, epoch {self.epoch + 1} of {epochs}\n{', '.join(state)}")
 
     def _steps(self) -> int:
         return self.training.epoch * self.training.steps + self.training.step
@@ -165,8 +152,7 @@ class _View:
         members, spec = len(self.training.specs), self.training.specs[0]
         words = []
         if self.training.epoch:
-            accuracies = self.training.curves["test_accuracy"][-1].tolist()
-            words += [f"best {max(accuracies):.2f} %", f"median {median(accuracies):.2f} %"]
+            words += describe_accuracies(self.training.curves["test_accuracy"][-1, :, 0].tolist())
         if (steps := self._steps() - self.behind) and now > self.began:
             pace = steps / (now - self.began)
             left = round((spec.epochs * self.training.steps - self._steps()) / pace)
@@ -174,8 +160,17 @@ class _View:
         return words
 
 
+def describe_accuracies(accuracies: Sequence[float]) -> list[str]:
+    """How a population does.
+
+    >>> describe_accuracies([70.0, 71.5, 90.0])
+    ['best 90.00 %', 'median 71.50 %']
+    """
+    return [f"best {max(accuracies):.2f} %", f"median {median(accuracies):.2f} %"]
+
+
 @contextmanager
-def _asked_to_stop() -> Iterator[Event]:
+def asked_to_stop() -> Iterator[Event]:
     """Set by the first Ctrl-C, so that what is under way can be saved whole; the second one interrupts at once."""
     stop = Event()
     usual = signal.getsignal(signal.SIGINT)

@@ -20,6 +20,7 @@ class Steps:
         self._bar = Progress(*columns, TimeElapsedColumn(), console=console, disable=quiet or not console.is_terminal)
         self._task = self._bar.add_task("", total=None)
         self._lines = Console(stderr=True, quiet=quiet or console.is_terminal)
+        self._told = console if console.is_terminal and not quiet else self._lines
         self._notes = console if console.is_terminal else Console(stderr=True)
         self._done = 0
 
@@ -39,6 +40,11 @@ class Steps:
     def reach(self, fraction: float, name: str | None = None) -> None:
         """So much of the present step is done, from 0 to 1; on a terminal it may go by another name from here on."""
         self._bar.update(self._task, completed=self._done + fraction, description=name)
+
+    def tell(self, text: str, done: int, total: int) -> None:
+        """Say in a line what has become of one of the steps, where several go on at once."""
+        self._bar.update(self._task, completed=done, total=total, description=f"{done} of {total}")
+        self._told.print(text, soft_wrap=True, highlight=False, markup=False)
 
     def note(self, text: str) -> None:
         """Say something beside the progress."""

@@ -9,12 +9,15 @@ import typer
 import hullo
 from hullo.lab.cli.bench import bench
 from hullo.lab.cli.data import data
+from hullo.lab.cli.figures import figures
+from hullo.lab.cli.report import report
+from hullo.lab.cli.table import table
 from hullo.lab.cli.train import reproduce, train
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Activation functions that learn."
 )
-for command in (train, reproduce, bench):
+for command in (train, reproduce, table, figures, report, bench):
     app.command()(command)
 app.add_typer(data, name="data")
 

@@ -6,6 +6,7 @@ import contextlib
 import shlex
 import sys
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -17,14 +18,51 @@ DataOption = Annotated[
     typer.Option("--data", envvar="HULLO_DATA", help="The data directory.", show_default="the user's cache"),
 ]
 DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N.", show_default="cuda where there is one")]
-EpochsOption = Annotated[int, typer.Option(help="How often all training pictures are seen.")]
-BatchOption = Annotated[int, typer.Option(help="Pictures a step.")]
-RateOption = Annotated[float, typer.Option(help="RMSprop's learning rate.")]
+EpochsOption = Annotated[
+    int | None, typer.Option(help="How often all training pictures are seen.", show_default="50; AlexNet: 90")
+]
+BatchOption = Annotated[int | None, typer.Option(help="Pictures a step.", show_default="32; AlexNet: 256")]
+RateOption = Annotated[float | None, typer.Option(help="The learning rate.", show_default="0.0001; AlexNet: 0.01")]
 ScaleOption = Annotated[float, typer.Option(help="The coefficients' learning rate, as a multiple of the others'.")]
 BfloatOption = Annotated[bool, typer.Option("--bfloat16", help="Compute products in bfloat16.")]
 OutputOption = Annotated[Path, typer.Option(help="The directory of the records; what is recorded is not run again.")]
 EveryOption = Annotated[float, typer.Option(help="Seconds between checkpoints.", min=0)]
+ValidationOption = Annotated[
+    int, typer.Option(help="Training pictures to hold out and evaluate in place of the test pictures.")
+]
+BoardOption = Annotated[
+    Path | None, typer.Option(help="A directory for TensorBoard to show, written as epochs end.", show_default="none")
+]
 QuietOption = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
+
+
+class Engine(StrEnum):
+    """Where populations are trained: one after the other in this process, or as tasks of a Ray cluster."""
+
+    LOCAL = "local"
+    RAY = "ray"
+
+
+EngineOption = Annotated[Engine, typer.Option(help="Train in this process, or on a Ray cluster.")]
+MembersOption = Annotated[
+    int | None,
+    typer.Option(help="Networks to train side by side at most.", min=1, show_default="as many as fit into memory"),
+]
+AddressOption = Annotated[
+    str | None,
+    typer.Option(
+        help="The Ray cluster: host:port, or auto.", show_default="RAY_ADDRESS, or a cluster made of this machine"
+    ),
+]
+GpusOption = Annotated[
+    float | None,
+    typer.Option(
+        help="The part of a GPU that a population has on a Ray cluster.",
+        min=0,
+        max=1,
+        show_default="1 where there are any",
+    ),
+]
 
 
 @contextlib.contextmanager

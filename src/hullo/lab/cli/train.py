@@ -2,72 +2,121 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hullo.lab.cli.common import (
+    AddressOption,
     BatchOption,
     BfloatOption,
+    BoardOption,
     DataOption,
     DeviceOption,
+    Engine,
+    EngineOption,
     EpochsOption,
     EveryOption,
+    GpusOption,
+    MembersOption,
     OutputOption,
     QuietOption,
     RateOption,
     ScaleOption,
+    ValidationOption,
     console,
     lasting,
     refusals,
 )
 
 if TYPE_CHECKING:
+    from hullo.lab.plan import Plan
     from hullo.lab.records import Record
-    from hullo.lab.specs import Spec
 
 
 def _run(
-    specs: list[Spec], *, device: str | None, data_dir: Path | None, output: Path, every: float, quiet: bool
+    plan: Plan,
+    *,
+    device: str | None,
+    data_dir: Path | None,
+    every: float,
+    board: Path | None,
+    quiet: bool,
 ) -> list[Record]:
-    from hullo.lab import data as datasets
     from hullo.lab.bench.clocks import clock_for
     from hullo.lab.bench.rows import setting
+    from hullo.lab.board import Board
+    from hullo.lab.feeds import open_feed
     from hullo.lab.grid import Grid
     from hullo.lab.progress import Steps
+    from hullo.lab.team import join, own_device
 
     with refusals():
-        clock = clock_for(device)
-    with lasting(output):
-        output.mkdir(parents=True, exist_ok=True)
-        loaded = {name: datasets.load(name, data_dir, clock.device) for name in {spec.data for spec in specs}}
-        grid = Grid(specs, loaded, output, setting(clock.device_name), every)
+        clock = clock_for(own_device(device))
+        watched = Board(board) if board else nullcontext()
+    with lasting(plan.output), join(clock.device) as team, watched as watcher:
+        plan.output.mkdir(parents=True, exist_ok=True)
+        wanted = {(spec.data, spec.validation) for spec in plan.specs}
+        feeds = {key: open_feed(*key, data_dir, clock.device) for key in wanted}
+        grid = Grid(plan, feeds, setting(clock.device_name), every, watcher, team)
+        with Steps(console(), quiet=quiet or not team.leads) as progress:
+            records = grid.run(progress)
+    if not team.leads:
+        raise typer.Exit
+    return records
+
+
+def _run_on_cluster(
+    plan: Plan,
+    *,
+    address: str | None,
+    gpus: float | None,
+    data_dir: Path | None,
+    every: float,
+    board: Path | None,
+    quiet: bool,
+) -> list[Record]:
+    from hullo.lab.cluster import Cluster, choose_gpus, connect
+    from hullo.lab.progress import Steps
+
+    with lasting(plan.output), ExitStack() as stack:
+        with refusals():
+            stack.enter_context(connect(address))
+            gpus = choose_gpus(gpus)
+        plan.output.mkdir(parents=True, exist_ok=True)
+        elsewhere = replace(plan, output=plan.output.absolute())
+        cluster = Cluster(elsewhere, gpus, data_dir and data_dir.absolute(), every, board and board.absolute())
         with Steps(console(), quiet=quiet) as progress:
-            return grid.run(progress)
+            return cluster.run(progress)
 
 
 def train(
-    network: Annotated[str, typer.Argument(help="lenet5, kerasnet or resnet56.")],
+    network: Annotated[str, typer.Argument(help="lenet5, kerasnet, resnet56 or alexnet.")],
     dataset: Annotated[str, typer.Argument(help="A data set; see hullo data list.")],
     activation: Annotated[str, typer.Option(help="A base, or a hull: 'convex(identity,relu)'.")] = "relu",
     seed: Annotated[int, typer.Option(help="Where weights start, and the order of pictures.")] = 0,
-    epochs: EpochsOption = 50,
-    batch: BatchOption = 32,
-    lr: RateOption = 1e-4,
+    epochs: EpochsOption = None,
+    batch: BatchOption = None,
+    lr: RateOption = None,
     coefficient_lr_scale: ScaleOption = 1.0,
+    validation: ValidationOption = 0,
     bfloat16: BfloatOption = False,
     device: DeviceOption = None,
     data_dir: DataOption = None,
     output: OutputOption = Path("runs"),
     checkpoint_every: EveryOption = 30.0,
+    tensorboard: BoardOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Train one network; after a break the same command goes on."""
+    from hullo.lab.plan import Plan
     from hullo.lab.specs import Spec
 
     with refusals():
-        spec = Spec(
+        spec = Spec.usual(
             network,
             dataset,
             activation,
@@ -77,9 +126,18 @@ def train(
             lr=lr,
             coefficient_lr_scale=coefficient_lr_scale,
             precision="bfloat16" if bfloat16 else "float32",
+            validation=validation,
         )
-    (record,) = _run([spec], device=device, data_dir=data_dir, output=output, every=checkpoint_every, quiet=quiet)
-    typer.echo(f"{spec}: {record.ended}, test accuracy {record.accuracy:.2f} %")
+    (record,) = _run(
+        Plan([spec], output),
+        device=device,
+        data_dir=data_dir,
+        every=checkpoint_every,
+        board=tensorboard,
+        quiet=quiet,
+    )
+    pictures = "validation" if validation else "test"
+    typer.echo(f"{spec}: {record.ended}, {pictures} accuracy {record.accuracy:.2f} %")
 
 
 def reproduce(
@@ -91,28 +149,40 @@ def reproduce(
         list[str] | None, typer.Option(help="An activation; may be given several times.", show_default="the paper's")
     ] = None,
     seeds: Annotated[int, typer.Option(help="How many seeds, from 0 on.", min=1)] = 5,
-    epochs: EpochsOption = 50,
-    batch: BatchOption = 32,
-    lr: RateOption = 1e-4,
+    epochs: EpochsOption = None,
+    batch: BatchOption = None,
+    lr: RateOption = None,
     coefficient_lr_scale: ScaleOption = 1.0,
+    validation: ValidationOption = 0,
     bfloat16: BfloatOption = False,
+    members: MembersOption = None,
+    engine: EngineOption = Engine.LOCAL,
+    ray_address: AddressOption = None,
+    gpus_per_task: GpusOption = None,
     device: DeviceOption = None,
     data_dir: DataOption = None,
     output: OutputOption = Path("runs"),
     checkpoint_every: EveryOption = 30.0,
+    tensorboard: BoardOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Train columns of the paper's table, all rows and seeds at once; after a break the same command goes on."""
-    from hullo.lab.curves import draw_curves
+    from hullo.lab.figures import draw_activations, drawing, save, stem
     from hullo.lab.grid import DATA_COLUMNS, parse_column
     from hullo.lab.paper import ROWS
+    from hullo.lab.plan import Plan
     from hullo.lab.specs import Spec
-    from hullo.lab.summary import summarise
+    from hullo.lab.table.experiments import experiments
+    from hullo.lab.table.terminal import terminal_table
 
     with refusals():
+        if engine is Engine.RAY and device:
+            raise ValueError(f"--device {device} goes with --engine local; with ray, --gpus-per-task 0 means CPUs")
+        if engine is Engine.LOCAL and (ray_address or gpus_per_task is not None):
+            raise ValueError("--ray-address and --gpus-per-task go with --engine ray")
         chosen = list(dict.fromkeys(map(parse_column, columns))) if columns else DATA_COLUMNS
         specs = [
-            Spec(
+            Spec.usual(
                 *column,
                 row,
                 seed=seed,
@@ -121,16 +191,28 @@ def reproduce(
                 lr=lr,
                 coefficient_lr_scale=coefficient_lr_scale,
                 precision="bfloat16" if bfloat16 else "float32",
+                validation=validation,
             )
             for column in chosen
             for row in rows or ROWS
             for seed in range(seeds)
         ]
-    records = _run(specs, device=device, data_dir=data_dir, output=output, every=checkpoint_every, quiet=quiet)
-    for column in chosen:
-        own = [record for record in records if record.spec.column == column]
-        console().print(summarise(own))
-        with lasting(output):
-            picture = output / f"{column.network}-{column.data}.png"
-            if draw_curves(own, picture):
+    plan = Plan(specs, output, members)
+    if engine is Engine.RAY:
+        records = _run_on_cluster(
+            plan,
+            address=ray_address,
+            gpus=gpus_per_task,
+            data_dir=data_dir,
+            every=checkpoint_every,
+            board=tensorboard,
+            quiet=quiet,
+        )
+    else:
+        records = _run(plan, device=device, data_dir=data_dir, every=checkpoint_every, board=tensorboard, quiet=quiet)
+    for experiment in experiments(records):
+        console().print(terminal_table(experiment))
+        with lasting(output), drawing():
+            if figure := draw_activations(experiment):
+                picture, _ = save(figure, output / f"{stem(experiment.name)}-activations")
                 typer.echo(f"the learned activations: {picture}")

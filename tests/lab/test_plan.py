@@ -1,0 +1,87 @@
+"""A plan is what is left to do, and nothing twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tiny_command
+
+from hullo.lab.bench.rows import setting
+from hullo.lab.feeds import Resident
+from hullo.lab.plan import Plan, Population
+from hullo.lab.records import take_records
+from hullo.lab.specs import Spec
+from hullo.lab.training import Training
+
+DATA = Resident(tiny_command.load("fashion-mnist-sample"))
+SPECS = [
+    Spec("lenet5", "fashion-mnist-sample", row, seed=seed, epochs=1, batch=batch)
+    for batch in (32, 64)
+    for row in ("relu", "affine(identity,tanh)")
+    for seed in (0, 1, 2)
+]
+
+
+def sizes(plan: Plan) -> list[int]:
+    return [len(population) for population in plan.populations()]
+
+
+def begin(plan: Plan, *population: Spec) -> Training:
+    """Train a population and leave its checkpoint."""
+    training = Training(population, DATA)
+    for _ in training.advance():
+        pass
+    plan.checkpoints.folder.mkdir(parents=True, exist_ok=True)
+    plan.checkpoints.save(training)
+    return training
+
+
+def settle(plan: Plan, training: Training) -> None:
+    plan.settle(training.specs, take_records(training, setting("here")))
+
+
+def test_every_run_is_in_one_population_of_its_company(tmp_path: Path) -> None:
+    populations = Plan([*SPECS, SPECS[0]], tmp_path).populations()
+    assert [spec for population in populations for spec in population] == SPECS
+    assert [len({spec.company for spec in population}) for population in populations] == [1, 1]
+
+
+@pytest.mark.parametrize(("members", "expected"), [(None, [6, 6]), (4, [4, 2, 4, 2]), (1, [1] * 12), (9, [6, 6])])
+def test_a_population_has_so_many_members_at_most(members: int | None, expected: list[int], tmp_path: Path) -> None:
+    assert sizes(Plan(SPECS, tmp_path, members)) == expected
+
+
+def test_what_does_not_fit_is_halved_in_its_company_alone_until_one_is_left(tmp_path: Path) -> None:
+    plan = Plan(SPECS, tmp_path)
+    assert plan.halve(plan.populations()[0]) == "6 networks do not fit into memory; trying 3 at a time"
+    assert sizes(plan) == [3, 3, 6]
+    assert plan.halve(plan.populations()[0]) == "3 networks do not fit into memory; trying 2 at a time"
+    assert sizes(plan) == [2, 2, 2, 6]
+    alone: Population = (SPECS[0],)
+    with pytest.raises(ValueError, match=r"^lenet5/fashion-mnist-sample relu .* does not fit into memory; choose"):
+        plan.halve(alone)
+
+
+def test_what_was_begun_comes_first_and_as_it_was(tmp_path: Path) -> None:
+    plan = Plan(SPECS, tmp_path, members=2)
+    begin(plan, SPECS[8], SPECS[6], SPECS[7])
+    first, *others = plan.populations()
+    assert first == (SPECS[8], SPECS[6], SPECS[7])
+    assert [spec for population in others for spec in population] == [*SPECS[:6], *SPECS[9:]]
+
+
+def test_what_is_recorded_or_put_aside_is_not_to_be_done(tmp_path: Path) -> None:
+    plan = Plan(SPECS[:6], tmp_path)
+    training = begin(plan, *SPECS[:2])
+    assert plan.populations(aside=set(SPECS[:2])) == [tuple(SPECS[2:6])]
+    settle(plan, training)
+    assert plan.populations() == [tuple(SPECS[2:6])]
+    assert plan.populations(aside=set(SPECS)) == []
+    assert not plan.checkpoints.begun()
+
+
+def test_the_outcome_has_the_order_of_the_runs(tmp_path: Path) -> None:
+    plan = Plan([SPECS[1], SPECS[0], SPECS[1]], tmp_path)
+    settle(plan, begin(plan, *SPECS[:3]))
+    assert [record.spec for record in plan.outcome()] == [SPECS[1], SPECS[0], SPECS[1]]
