@@ -1,4 +1,4 @@
-"""The parts of README.md and docs/results.md that are made from the records in results.
+"""The parts of README.md and of pages in docs that are made from the records in results.
 
     python tools/results.py           write them
     python tools/results.py --check   say whether they are what the records say
@@ -19,10 +19,10 @@ from hullo.lab.claims import claims, render_claims
 from hullo.lab.records import Record
 from hullo.lab.table.experiments import experiments, read_records
 from hullo.lab.table.markdown import detailed_tables, glance_table
-from hullo.lab.table.speed import speed_table
+from hullo.lab.table.speed import cost_table, speed_table
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = ("README.md", "docs/results.md")
+DOCUMENTS = ("README.md", "docs/results.md", "docs/cluster.md")
 MARKED = re.compile(r"(<!-- results:(\S+)(?: (\S+))? -->\n)(.*?)(<!-- /results -->)", re.DOTALL)
 
 PARTS: dict[str, Callable[[Sequence[Record]], str]] = {
@@ -30,6 +30,7 @@ PARTS: dict[str, Callable[[Sequence[Record]], str]] = {
     "details": lambda records: detailed_tables(experiments(records)),
     "claims": lambda records: render_claims(claims(experiments(records))),
     "speed": speed_table,
+    "cost": cost_table,
 }
 
 

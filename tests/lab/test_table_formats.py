@@ -17,7 +17,7 @@ from hullo.lab.bench.rows import Setting
 from hullo.lab.records import Record
 from hullo.lab.table import latex, markdown
 from hullo.lab.table.experiments import SETTINGS, experiments
-from hullo.lab.table.speed import paces, speed_table
+from hullo.lab.table.speed import cost_table, paces, speed_table
 from hullo.lab.table.terminal import terminal_table
 from hullo.lab.table.tidy import csv_table
 
@@ -184,3 +184,10 @@ def test_populations_that_are_not_alike_are_not_added_up() -> None:
     found = paces(runs)
     assert len(found) == 4
     assert [str(pace.column) for pace in found] == ["lenet5/fashion-mnist"] + ["kerasnet/cifar10"] * 3
+
+
+def test_a_columns_cost_is_what_its_widest_population_took_for_a_network_times_sixty() -> None:
+    wide = make_records({"relu": [80.0, 81.0], "tanh": [82.0, 83.0]}, members=4, seconds=18.0)
+    alone = make_records({"convex(identity,relu)": [80.0]}, members=1, seconds=20.0)
+    ((_, line),) = parsed(cost_table(alone + wide))
+    assert line[2:] == ["4.5", "1", f"{60 * 4.5 / 3600:.3g}"]

@@ -152,7 +152,13 @@ def reproduce(
     epochs: EpochsOption = None,
     batch: BatchOption = None,
     lr: RateOption = None,
-    coefficient_lr_scale: ScaleOption = 1.0,
+    coefficient_lr_scale: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="The coefficients' learning rate, as a multiple of the others'; may be given several times.",
+            show_default="1",
+        ),
+    ] = None,
     validation: ValidationOption = 0,
     bfloat16: BfloatOption = False,
     members: MembersOption = None,
@@ -189,12 +195,13 @@ def reproduce(
                 epochs=epochs,
                 batch=batch,
                 lr=lr,
-                coefficient_lr_scale=coefficient_lr_scale,
+                coefficient_lr_scale=scale,
                 precision="bfloat16" if bfloat16 else "float32",
                 validation=validation,
             )
             for column in chosen
             for row in rows or ROWS
+            for scale in coefficient_lr_scale or [1.0]
             for seed in range(seeds)
         ]
     plan = Plan(specs, output, members)

@@ -8,10 +8,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from hullo.lab.paper import Column
+from hullo.lab.paper import ROWS, Column
 from hullo.lab.records import Record
 from hullo.lab.table.experiments import place
 from hullo.lab.table.markdown import escape, grid
+
+
+SEEDS = 5
+"""As many as `hullo reproduce` makes."""
 
 
 @dataclass(frozen=True, order=True)
@@ -63,3 +67,24 @@ def speed_table(records: Iterable[Record]) -> str:
         for pace in paces(records)
     ]
     return grid([*head, "device time", "network-epochs a second"], lines)
+
+
+def cost_table(records: Iterable[Record]) -> str:
+    """The GPU hours of each column, all of the paper's rows and five seeds, at the pace of the records, as Markdown.
+
+    Where there are several paces of a column the one of most networks side by side counts.
+    """
+    fastest = {pace.column: pace for pace in sorted(paces(records), key=lambda pace: pace.members)}
+    lines = []
+    for pace in sorted(fastest.values()):
+        hours = len(ROWS) * SEEDS * pace.epochs / pace.network_epochs_a_second / 3600
+        each = f"{1 / pace.network_epochs_a_second:.3g}"
+        lines.append([*map(escape, (str(pace.column), pace.device)), each, str(pace.epochs), f"{hours:.3g}"])
+    head = (
+        "column",
+        "device",
+        "seconds for one network's epoch",
+        "epochs",
+        f"hours for {len(ROWS)} rows, {SEEDS} seeds",
+    )
+    return grid([*head], lines)
