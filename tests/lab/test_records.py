@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hullo.lab.bench.rows import Setting, setting
-from hullo.lab.records import VERSION, Record, Records, take_records
 from hullo.lab.feeds import Resident
+from hullo.lab.records import VERSION, Record, Records, take_records
 from hullo.lab.specs import Spec
 from hullo.lab.training import Training
 

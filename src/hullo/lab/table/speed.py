@@ -13,7 +13,6 @@ from hullo.lab.records import Record
 from hullo.lab.table.experiments import place
 from hullo.lab.table.markdown import escape, grid
 
-
 SEEDS = 5
 """As many as `hullo reproduce` makes."""
 
