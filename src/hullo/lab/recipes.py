@@ -170,7 +170,7 @@ class RMSprop(Optimiser):
 
 
 class _Flat:
-    """The parameters of a population one after the other in one buffer, squares and copies in others: one kernel serves.
+    """The parameters of a population one after the other in one buffer, squares and copies too: one kernel moves all.
 
     The network's parameters become views of the buffer; convolutions' weights lie there with channels last.
     """
