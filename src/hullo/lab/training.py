@@ -32,24 +32,23 @@ finite, and the coefficients (layers, bases)."""
 class Training:
     """A population on its way: what a checkpoint holds is `state_dict`, and from there training goes on to the bit.
 
-        Args:
-            specs: the members' specs; they may differ in activation, seed and learning rate.
-            feed: what they see, on the device where they train.
-            team: the processes that train them together.
+    Args:
+        specs: the members' specs; they may differ in activation, seed and learning rates.
+        feed: what they see, on the device where they train.
+        team: the processes that train them together.
 
-        Example:
-            >>> from hullo.lab import data
-            >>> from hullo.lab.feeds import Resident
-            >>> from hullo.lab.sights import Sight
-    from hullo.lab.specs import Spec
-            >>> sample = Resident(data.load("fashion-mnist-sample"))
-            >>> spec = Spec("lenet5", "fashion-mnist-sample", "affine(identity,relu)", epochs=1, batch=50)
-            >>> training = Training([spec], sample)
-            >>> steps = training.advance()
-            >>> next(steps), next(steps)
-            (None, None)
-            >>> training.epoch, training.step, training.steps
-            (0, 2, 120)
+    Example:
+        >>> from hullo.lab import data
+        >>> from hullo.lab.feeds import Resident
+        >>> from hullo.lab.specs import Spec
+        >>> sample = Resident(data.load("fashion-mnist-sample"))
+        >>> spec = Spec("lenet5", "fashion-mnist-sample", "affine(identity,relu)", epochs=1, batch=50)
+        >>> training = Training([spec], sample)
+        >>> steps = training.advance()
+        >>> next(steps), next(steps)
+        (None, None)
+        >>> training.epoch, training.step, training.steps
+        (0, 2, 120)
     """
 
     def __init__(self, specs: Sequence[Spec], feed: Feed, team: Team = ALONE) -> None:
