@@ -3,9 +3,9 @@
     python benchmarks/population_kernels.py --csv rows.csv
     python benchmarks/population_kernels.py --tune        # the kernels alone, at several sizes of their tiles
 
-For the layers of KerasNet and LeNet-5 on CIFAR-10, 60 members at batch 32 in bfloat16, prints the median time of each
-kernel beside what it replaces, in turns in one process, and beside its floor: the fewest bytes that must move over the
-bandwidth of a large copy. Tensors are used again at once, as in training, so a small one may be found in the cache.
+For layers of KerasNet, LeNet-5 and ResNet-56 on CIFAR-10, 60 members at batch 32 in bfloat16, prints the median time of
+each kernel beside what it replaces, in turns in one process, and beside its floor: the fewest bytes that must move over
+the bandwidth of a large copy. Tensors are used again at once, as in training, so a small one may be found in the cache.
 A part that fails says so and the others go on; parts that would start after --seconds are left out.
 """
 
@@ -33,7 +33,7 @@ from hullo.kernels import Plan
 from hullo.lab.activations import Row
 from hullo.lab.bench.clocks import Clock, clock_for
 from hullo.lab.data.augment import draw_moves, draw_order, move, scale
-from hullo.lab.kernels import dropout, first, pictures, pooled, rmsprop
+from hullo.lab.kernels import columns, dropout, first, norm, pictures, pooled, rmsprop
 from hullo.lab.networks import NETWORKS, Network, Task
 from hullo.lab.networks.layers import flatten
 from hullo.lab.recipes import RMSprop
@@ -353,6 +353,39 @@ def pool(bench: Bench, layer: str) -> None:
     bench.measure("pool", layer, bench.made(layer, makes, least))
 
 
+NORMS = {"resnet56 16": (16, 32), "resnet56 32": (32, 16), "resnet56 64": (64, 8)}  # channels, size
+
+
+def normalisation(bench: Bench, layer: str) -> None:
+    channels, side = NORMS[layer]
+    k, plan = bench.members, Plan(TRIO, way("given"), 1)
+    x, residual = (bench.halves(bench.batch, k * channels, side, side).requires_grad_() for _ in range(2))
+    rows = torch.randn(k, 3, device=bench.device, requires_grad=True)
+    ones, zeros = (torch.full((k * channels,), value, device=bench.device) for value in (1.0, 0.0))
+    running, affine = (zeros.clone(), ones.clone()), (ones.requires_grad_(), zeros.requires_grad_())
+    constants = {"momentum": 0.01, "eps": 1e-3}
+
+    def plain(other: Tensor | None) -> Tensor:
+        y = F.batch_norm(x, *running, *affine, True, **constants)
+        return apply(y if other is None else y + other, rows, plan)
+
+    def fused(other: Tensor | None) -> Tensor:
+        return norm.normalise_combine(x, *running, *affine, rows, TRIO, True, **constants, residual=other)
+
+    def compared(name: str, three: str, other: Tensor | None, times: tuple[int, int]) -> None:
+        leaves = [x, *affine, rows, *([] if other is None else [other])]
+        makes = {
+            three: lambda: passes(lambda: plain(other), leaves),
+            "fused": lambda: passes(lambda: fused(other), leaves),
+        }
+        least = {"forward": times[0] * size(x), "backward": times[1] * size(x)}
+        bench.measure("norm", name, bench.made(name, makes, least))
+
+    # there: x twice, the residual, y; back: x twice, dy twice or dy, the residual and ds there and back, dx
+    compared(layer, "batch_norm, combine", None, (3, 5))
+    compared(f"{layer} + x", "batch_norm, add, combine", residual, (4, 7))
+
+
 def features(bench: Bench, layer: str) -> None:
     x = torch.randn(bench.members, bench.batch, 512, device=bench.device).to(HALF).requires_grad_()
     state = bench.state()
@@ -369,6 +402,7 @@ Parts = list[tuple[Callable[[Bench, str], None], Iterable[str]]]
 PARTS: Parts = [
     (optimiser, ("kerasnet", "lenet5")),
     (pool, POOLS),
+    (normalisation, NORMS),
     (first_convolution, FIRST),
     (features, ("kerasnet linear1",)),
     (batches, ("cifar10",)),
@@ -386,6 +420,14 @@ def run(bench: Bench, parts: Parts) -> None:
                 part(bench, layer)
 
 
+NORM_TILES = {  # times, warps, programs
+    "measure": ((2, 4, 8), (4, 4, 4), (8, 4, 4), (4, 8, 4)),
+    "apply": ((1, 4, 8), (4, 4, 8), (2, 4, 16), (2, 8, 4)),
+    "collect": ((1, 4, 5), (1, 4, 4), (2, 4, 3), (4, 4, 3), (2, 8, 2)),
+    "pull": ((1, 4, 8), (4, 4, 4), (2, 4, 16), (2, 8, 4)),
+}
+
+
 def tune(bench: Bench) -> None:
     """The kernels at several sizes of their tiles; what stands in the modules comes first."""
     for tile in (pooled.FORWARD[2], (512, 4), (2048, 4), (2048, 8)):
@@ -394,6 +436,13 @@ def tune(bench: Bench) -> None:
             pooled.PROGRAMS = programs
             bench.setting = f" {tile} {programs}"
             run(bench, [(pool, ("kerasnet pool1", "lenet5 pool1"))])
+    for kernel, tiles in NORM_TILES.items():
+        stands = columns.TILES[kernel]
+        for tile in (stands, *tiles):
+            columns.TILES[kernel] = columns.Tile(*tile)
+            bench.setting = f" {kernel} {tuple(tile)}"
+            run(bench, [(normalisation, NORMS)])
+        columns.TILES[kernel] = stands
     for block, warps in ((rmsprop.BLOCK, rmsprop.WARPS), (1024, 4), (2048, 8), (4096, 8)):
         rmsprop.BLOCK, rmsprop.WARPS = block, warps
         bench.setting = f" {block} {warps}"

@@ -84,7 +84,7 @@ def test_batch_norm_keeps_the_statistics_that_keras_2_recorded(members: int) -> 
     recorded = {key: torch.tensor(value) for key, value in json.loads(RECORDED.read_text())["batch_norm"].items()}
     layer = BatchNorm(members, 3)
     for batch in recorded["batches"]:
-        y = layer(batch.permute(0, 3, 1, 2).repeat(1, members, 1, 1), torch.zeros(3 * members))
+        y = layer.normalise(batch.permute(0, 3, 1, 2).repeat(1, members, 1, 1), torch.zeros(3 * members))
     for k in range(members):
         own = by_member(y, members, dim=1)[:, k]
         torch.testing.assert_close(own, recorded["output"].permute(0, 3, 1, 2), rtol=1e-5, atol=1e-5)
@@ -102,7 +102,7 @@ def test_a_bias_before_batch_norm_cancels_while_training_and_counts_in_use() -> 
     for training in (True, False):
         layer.train(training)
         added.train(training)
-        y, expected = layer(x, bias), added(biased, nothing)
+        y, expected = layer.normalise(x, bias), added.normalise(biased, nothing)
         torch.testing.assert_close(y, expected)
         torch.testing.assert_close(layer.running_mean, added.running_mean)
         weights = torch.randn_like(y)

@@ -15,6 +15,7 @@ from torch import Generator, Tensor, nn
 
 from hullo.kernels.plan import compute_dtype
 from hullo.lab import kernels
+from hullo.lab.activations import Activation
 from hullo.lab.sights import Sight
 
 
@@ -101,7 +102,8 @@ EPSILON = 1e-3
 
 
 class BatchNorm(nn.Module):
-    """K batch norms over C channels each, with epsilon 1e-3 and statistics that keep 99 % of themselves a step.
+    """K batch norms over C channels each, with epsilon 1e-3 and statistics that keep 99 % of themselves a step, and
+    what follows them: an activation, perhaps after a residual is added.
 
     The running variance takes up the unbiased estimate, as Keras 2 does on TensorFlow; Keras 3 takes the biased one.
 
@@ -120,7 +122,29 @@ class BatchNorm(nn.Module):
         self.register_buffer("running_mean", torch.zeros(members * channels))
         self.register_buffer("running_variance", torch.ones(members * channels))
 
-    def forward(self, x: Tensor, bias: Tensor) -> Tensor:
+    def forward(self, x: Tensor, bias: Tensor, activation: Activation, residual: Tensor | None = None) -> Tensor:
+        """The activation of what is normalised, and of a residual that is added to it: in fused passes on a GPU."""
+        if kernels.serve(x):
+            from hullo.lab.kernels.norm import normalise_combine
+
+            return normalise_combine(
+                x,
+                self.running_mean,
+                self.running_variance,
+                self.scale,
+                self.shift,
+                activation.rows,
+                activation.bases,
+                self.training,
+                momentum=MOMENTUM,
+                eps=EPSILON,
+                bias=bias,
+                residual=residual,
+            )
+        y = self.normalise(x, bias)
+        return activation(y if residual is None else y + residual)
+
+    def normalise(self, x: Tensor, bias: Tensor) -> Tensor:
         statistics, bias = (self.running_mean, self.running_variance), bias.to(self.shift.dtype)
         share = 0 if self.training else self.scale * (self.running_variance + EPSILON).rsqrt()
         shift = self.shift + share * bias

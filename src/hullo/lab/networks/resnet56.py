@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
 
-from hullo.lab.activations import Row
+from hullo.lab.activations import Activation, Row
 from hullo.lab.networks.layers import BatchNorm, Convolution, Linear, average
 from hullo.lab.networks.network import Network, Task
 from hullo.lab.sights import Sight
-
-Functions = Iterator[Callable[[Tensor], Tensor]]
 
 
 class Block(nn.Module):
@@ -26,10 +24,12 @@ class Block(nn.Module):
         self.norm2 = BatchNorm(members, outputs)
         self.shortcut = Convolution(members, inputs, outputs, 1, stride=2) if stride > 1 else nn.Identity()
 
-    def forward(self, x: Tensor, activations: Functions) -> Tensor:
-        y = next(activations)(self.norm1(self.conv1(x, biased=False), self.conv1.bias))
-        y = self.norm2(self.conv2(y, biased=False), self.conv2.bias)
-        return next(activations)(self.shortcut(x) + y)
+    def forward(self, x: Tensor, activations: Iterator[Activation]) -> Tensor:
+        y = self.norm1(self.conv1(x, biased=False), self.conv1.bias, next(activations))
+        z: Tensor = self.norm2(
+            self.conv2(y, biased=False), self.conv2.bias, next(activations), residual=self.shortcut(x)
+        )
+        return z
 
 
 class ResNet(Network):
@@ -50,7 +50,7 @@ class ResNet(Network):
 
     def logits(self, x: Tensor | Sight) -> Tensor:
         activations = self.activations()
-        y = next(activations)(self.norm(self.conv(x, biased=False), self.conv.bias))
+        y = self.norm(self.conv(x, biased=False), self.conv.bias, next(activations))
         for block in self.blocks:
             y = block(y, activations)
         logits: Tensor = self.linear(average(y, self.members))

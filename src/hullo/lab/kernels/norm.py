@@ -1,0 +1,289 @@
+"""Batch norm, residual and activation of a population, fused.
+
+    y = combine(scale * xhat + shift + residual, rows, bases),    xhat = (x - mean) / sqrt(variance + eps)
+
+for pictures with channels last, each channel with its own statistics. Training reads x twice: once to measure it
+(:mod:`hullo.lab.kernels.columns`), then `apply` writes y. For the way back x, the residual and the statistics are kept;
+the argument of the bases is computed from them again, and ds = dy * (the slope there). `collect` adds up what all
+parameters' gradients need, and writes ds where there is a residual, whose gradient it is. From the sums `pull` gives
+
+    dx = scale / sqrt(variance + eps) * (ds - mean of ds - xhat * mean of ds * xhat)
+
+Without a residual it computes ds once more: x and dy are as many bytes as x and ds, and ds is never written. Second
+passes go from the last tile to the first, since the cache holds what was read last.
+"""
+
+# mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
+# ruff: noqa: N803 (constants are in capitals, in Triton)
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+import triton  # type: ignore[import-untyped]
+import triton.language as tl  # type: ignore[import-untyped]
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from hullo.bases import Base
+from hullo.coefficients import way
+from hullo.kernels.source import fill, formulas
+from hullo.kernels.triton import build, kernels_for
+from hullo.lab.kernels.columns import TILES, Cut, add_moments, begin, centre, fold, launch, place, take_statistics
+
+TYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def normalise_combine(
+    x: Tensor,
+    running_mean: Tensor,
+    running_variance: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    rows: Tensor,
+    bases: Iterable[Base],
+    training: bool,
+    *,
+    momentum: float,
+    eps: float,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """Pictures (B, channels, H, W) normalised, added to others, and after their activation.
+
+    Args:
+        x: what a convolution gives, channels last (else it is copied first).
+        running_mean, running_variance: of each channel. Training moves them in place, as PyTorch's batch norm does.
+        scale, shift: of each channel.
+        rows: coefficients, N for all channels or one row for each of equally many of them.
+        bases: the N base functions; each has a formula.
+        training: whether x is normalised by its own statistics, or by the running ones.
+        momentum: the share of the new in the running statistics.
+        eps: added to variances.
+        bias: of each channel, where the convolution left it out. In training it would be subtracted again with the
+            mean, so the running mean alone takes it up, and its gradient is zero.
+        residual: pictures like x.
+    """
+    pixels = x.numel() // max(1, x.shape[1]) if x.dim() == 4 else 0
+    if x.dtype not in TYPES or pixels < 1 + training:
+        wanted = f"pictures (B, channels, H, W) of {', '.join(map(str, TYPES))}"
+        least = ", with two values of a channel or more to train" if training else ""
+        raise ValueError(f"x is {x.dtype} of shape {tuple(x.shape)}; give {wanted}{least}")
+    if residual is not None and (residual.shape != x.shape or residual.dtype != x.dtype):
+        given = f"the residual is {residual.dtype} of shape {tuple(residual.shape)}"
+        raise ValueError(f"{given}; give one like x, which is {x.dtype} of shape {tuple(x.shape)}")
+    if rows.dim() == 2 and x.shape[1] % len(rows):
+        raise ValueError(f"{x.shape[1]} channels do not fall into {len(rows)} equal parts, as many as there are rows")
+    others = _Others(running_mean, running_variance, scale, shift, rows, bias, residual)
+    y: Tensor = _NormaliseCombine.apply(x, *others, _Call(tuple(bases), training, momentum, eps))
+    return y
+
+
+class _Call(NamedTuple):
+    """What a call is told besides tensors."""
+
+    bases: tuple[Base, ...]
+    training: bool
+    momentum: float
+    eps: float
+
+
+class _Others(NamedTuple):
+    """The tensors besides x; what is subtracted from it is the mean less the bias."""
+
+    mean: Tensor
+    variance: Tensor
+    scale: Tensor
+    shift: Tensor
+    rows: Tensor
+    bias: Tensor | None
+    residual: Tensor | None
+
+    def pointers(self) -> tuple[Tensor, ...]:
+        """All of them; for one that is not there any tensor stands, and is not read."""
+        return tuple(self.mean if tensor is None else tensor for tensor in self)
+
+    def constants(self) -> dict[str, Any]:
+        group = len(self.scale) // (len(self.rows) if self.rows.dim() == 2 else 1)
+        present = {"BIAS": self.bias is not None, "RESIDUAL": self.residual is not None}
+        return present | {"GROUP": group, "EACH": 1 if group % 8 else 8}
+
+
+class _NormaliseCombine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *given: Any) -> Tensor:
+        others, call = _Others(*given[:-1]), given[-1]
+        ctx.call, ctx.bias = call, others.bias
+        x, residual = _channels_last(x), None if others.residual is None else _channels_last(others.residual)
+        others = others._replace(rows=others.rows.contiguous(), residual=residual)
+        if call.training:
+            mean, variance = take_statistics(x, others.mean, others.variance, call.momentum, others.bias)
+            others = others._replace(mean=mean, variance=variance, bias=None)
+        ctx.save_for_backward(x, *others)
+        cut, y = Cut.of(x, TILES["apply"]), torch.empty_like(x)
+        launch(
+            _kernels(call.bases, x.dtype)["apply"], cut.programs, x, *others.pointers(), y, call.eps, *cut.sizes,
+            follows=call.training, **cut.constants, **others.constants(),
+        )  # fmt: skip
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, *saved = ctx.saved_tensors
+        others, call, dy = _Others(*saved), ctx.call, _channels_last(gradient)
+        kernels, constants, channels = _kernels(call.bases, x.dtype), others.constants(), x.shape[1]
+        ds = dy if others.residual is None else torch.empty_like(x)
+        cut = Cut.of(x, TILES["collect"])
+        partial = torch.empty(len(call.bases) + 2, cut.splits, channels, dtype=torch.float32, device=x.device)
+        launch(
+            kernels["collect"], cut.programs, dy, x, *others.pointers(), ds, partial, call.eps, *cut.sizes,
+            follows=False, **cut.constants, **constants,
+        )  # fmt: skip
+        dshift, dscale = sums = add_moments(partial[len(call.bases) :], others.variance, call.eps)
+        cut, dx = Cut.of(x, TILES["pull"]), torch.empty_like(x)
+        launch(
+            kernels["pull"], cut.programs, ds, x, *others.pointers(), sums, dx, call.eps, *cut.sizes,
+            follows=True, **cut.constants, **constants, TRAINING=call.training,
+        )  # fmt: skip
+        drows, group, splits = torch.empty_like(others.rows), constants["GROUP"], partial.shape[1]
+        launch(
+            kernels["reduce"], channels // group, partial, others.rows, drows,
+            splits * group, splits, group, channels, splits * channels,
+            follows=True, BLOCK=min(1024, triton.next_power_of_2(splits * group)), BY_COLUMN=True,
+        )  # fmt: skip
+        dbias = None if ctx.bias is None else torch.zeros_like(ctx.bias)
+        if others.bias is not None:
+            dbias = (dshift * others.scale * (others.variance + call.eps).rsqrt()).to(others.bias.dtype)
+        dresidual = None if others.residual is None else ds
+        scale, shift = others.scale, others.shift
+        return dx, None, None, dscale.to(scale.dtype), dshift.to(shift.dtype), drows, dbias, dresidual, None
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+@triton.jit
+def spread(numbers, EACH: tl.constexpr):
+    """A row in which each number stands EACH times in turn; a thread has neighbouring columns, and holds it once."""
+    copies = tl.broadcast_to(numbers[:, :, None], [1, numbers.shape[1], EACH])
+    return tl.reshape(copies, [1, numbers.shape[1] * EACH])
+
+
+@functools.cache
+def _kernels(bases: tuple[Base, ...], dtype: torch.dtype) -> dict[str, Any]:
+    """The kernels `apply`, `collect`, `pull` and `reduce` of a set of bases."""
+    numbers = range(len(bases))
+    values, slopes = formulas(bases)
+    row = f"tl.load(rows_ptr + group * {len(bases)} + %d).to(tl.float32)"
+    sums = [*(f"dy * y{i}" for i in numbers), "ds", "ds * centred"]
+    store = "tl.store(to + {0} * splits * CHANNELS, tl.sum(sum{0}, axis=0)[None, :], mask=known)"
+    parts = {
+        "OTHERS": [", ".join(f"{name}_ptr" for name in _Others._fields) + ","],
+        "CONSTANTS": [f"{', '.join(f'{name}: tl.constexpr' for name in _CONSTANTS.split())},"],
+        "COLUMNS": _COLUMNS.strip().splitlines() + [f"c{i} = spread({row % i}, EACH)" for i in numbers],
+        "ARGUMENT": _ARGUMENT.strip().splitlines(),
+        "VALUES": [*values, f"y = {' + '.join(f'c{i} * y{i}' for i in numbers)}"],
+        "SLOPES": [*values, *slopes, f"ds = dy * ({' + '.join(f'c{i} * s{i}' for i in numbers)})"],
+        "ZERO": [f"sum{i} = tl.zeros([HELD, COLUMNS], tl.float32)" for i in range(len(sums))],
+        "ADD": [f"sum{i} += fold({term}, HELD)" for i, term in enumerate(sums)],
+        "STORE": [store.format(i) for i in range(len(sums))],
+    }
+    label = f"norm({','.join(base.name for base in bases)}) on {dtype}"
+    helpers = {"begin": begin, "place": place, "centre": centre, "fold": fold, "spread": spread}
+    kernels = build(fill(_TEMPLATE, parts), label, dtype, **helpers)
+    return kernels | {"reduce": kernels_for(bases, way("given"), dtype)["reduce"]}
+
+
+_CONSTANTS = "CHANNELS LANES ROWS HELD COLUMNS EVEN BIG GROUP EACH BIAS RESIDUAL EARLY"
+
+_TEMPLATE = """
+@triton.jit
+def apply(
+    x_ptr,
+    $OTHERS
+    y_ptr, eps, pixels, tiles, splits,
+    $CONSTANTS
+):
+    $COLUMNS
+    for turn in range(split, tiles, splits):
+        start, at, inside = place(tiles - 1 - turn, column, pixels, CHANNELS, ROWS, COLUMNS, EVEN, BIG)
+        centred = centre(x_ptr, start, at, inside, mean, EVEN)
+        $ARGUMENT
+        $VALUES
+        tl.store(y_ptr + start + at, y.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def collect(
+    dy_ptr, x_ptr,
+    $OTHERS
+    ds_ptr, partial_ptr, eps, pixels, tiles, splits,
+    $CONSTANTS
+):
+    $COLUMNS
+    $ZERO
+    for tile in range(split, tiles, splits):
+        start, at, inside = place(tile, column, pixels, CHANNELS, ROWS, COLUMNS, EVEN, BIG)
+        centred = centre(x_ptr, start, at, inside, mean, EVEN)
+        dy = tl.load(dy_ptr + start + at, mask=inside, other=0.0).to(tl.float32)
+        $ARGUMENT
+        $SLOPES
+        if RESIDUAL:
+            tl.store(ds_ptr + start + at, ds.to(ds_ptr.dtype.element_ty), mask=inside)
+        $ADD
+    to = partial_ptr + split * CHANNELS + column
+    $STORE
+
+
+@triton.jit
+def pull(
+    ds_ptr, x_ptr,
+    $OTHERS
+    sums_ptr, dx_ptr, eps, pixels, tiles, splits, TRAINING: tl.constexpr,
+    $CONSTANTS
+):
+    $COLUMNS
+    if TRAINING:
+        level = factor * tl.load(sums_ptr + column, mask=known, other=0.0) / pixels
+        tilt = factor * inverse * tl.load(sums_ptr + CHANNELS + column, mask=known, other=0.0) / pixels
+    for turn in range(split, tiles, splits):
+        start, at, inside = place(tiles - 1 - turn, column, pixels, CHANNELS, ROWS, COLUMNS, EVEN, BIG)
+        centred = centre(x_ptr, start, at, inside, mean, EVEN)
+        ds = tl.load(ds_ptr + start + at, mask=inside, other=0.0).to(tl.float32)
+        if not RESIDUAL:
+            dy = ds  # it was not written; this is where it comes from
+            $ARGUMENT
+            $SLOPES
+        dx = factor * ds
+        if TRAINING:
+            dx -= level + tilt * centred
+        tl.store(dx_ptr + start + at, dx.to(dx_ptr.dtype.element_ty), mask=inside)
+"""
+
+# What a program does once: its columns, and what belongs to each. Coefficients are read once for EACH of them.
+_COLUMNS = """
+begin(EARLY)
+lane = tl.program_id(0) % LANES
+split = tl.program_id(0) // LANES
+column = lane * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+known = column < CHANNELS
+mean = tl.load(mean_ptr + column, mask=known, other=0.0).to(tl.float32)
+if BIAS:
+    mean -= tl.load(bias_ptr + column, mask=known, other=0.0).to(tl.float32)
+inverse = tl.rsqrt(tl.load(variance_ptr + column, mask=known, other=1.0).to(tl.float32) + eps)
+factor = inverse * tl.load(scale_ptr + column, mask=known, other=0.0).to(tl.float32)
+shift = tl.load(shift_ptr + column, mask=known, other=0.0).to(tl.float32)
+some = lane * COLUMNS + EACH * tl.arange(0, COLUMNS // EACH)[None, :]
+group = tl.where(some < CHANNELS, some, 0) // GROUP
+"""
+
+# What the bases see.
+_ARGUMENT = """
+x = centred * factor + shift
+if RESIDUAL:
+    x += tl.load(residual_ptr + start + at, mask=inside, other=0.0).to(tl.float32)
+"""
