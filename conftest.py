@@ -1,8 +1,9 @@
-"""What has to be set before PyTorch, Triton and Keras are first imported."""
+"""What has to be set before PyTorch, Triton and Keras are first imported, and before processes are started."""
 
 import ctypes.util
 import importlib.util
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,9 @@ import pytest
 os.environ.setdefault("KERAS_BACKEND", "torch")  # Keras would look for TensorFlow
 if ctypes.util.find_library("cuda") is None:
     os.environ.setdefault("TRITON_INTERPRET", "1")  # without a GPU its kernels run on the CPU
+
+# What a shell starts in the background ignores Ctrl-C, and so would the processes that tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 collect_ignore = [] if importlib.util.find_spec("keras") else ["src/hullo/keras"]
 if not importlib.util.find_spec("triton"):
