@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
+from hullo.lab.files import whole
 from hullo.lab.specs import Spec, identify
 from hullo.lab.training import Training
 
@@ -38,17 +38,8 @@ class Checkpoints:
         """Keep a training's state; the one before it is replaced in one go, or stays."""
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in training.state_dict().items()}
         about = {"version": VERSION, "specs": json.dumps([str(spec) for spec in training.specs])}
-        path = self._path(training.specs)
-        part = path.with_suffix(".part")
-        try:
-            with part.open("wb") as file:
-                file.write(save(tensors, about))
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(path)
-        except OSError:
-            part.unlink(missing_ok=True)
-            raise
+        with whole(self._path(training.specs)) as file:
+            file.write(save(tensors, about))
 
     def restore(self, training: Training) -> None:
         """Take a training to where its checkpoint was made, if there is one."""

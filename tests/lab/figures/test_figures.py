@@ -164,11 +164,10 @@ def test_an_output_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> N
 
 
 def test_a_disk_that_is_full_leaves_no_half_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, content: bytes) -> None:
-        path.touch()
-        raise OSError(28, "No space left on device", str(path))
+    def full(file: int) -> None:
+        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(os, "fsync", full)
     result = invoke("--only", "pipeline", "--output", tmp_path)
     assert result.exit_code == 2
     assert "No space left on device" in result.stderr

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import html
 import json
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,6 @@ from typer.testing import CliRunner
 from hullo.lab.cli import app
 from hullo.lab.paper import COLUMNS
 from hullo.lab.records import Records
-from hullo.lab.report import page as page_module
 
 RUNS = make_records(COLUMNS[:1], ["relu", "affine(identity,tanh)"], seeds=1, epochs=2)
 MOST = 8_000_000
@@ -79,7 +79,7 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkey
     def refuse(*_: object) -> None:
         raise OSError(28, "No space left on device", str(output))
 
-    monkeypatch.setattr(page_module.os, "replace", refuse)
+    monkeypatch.setattr(os, "replace", refuse)
     result = CliRunner().invoke(app, ["report", str(tmp_path), "--output", str(output)])
     assert result.exit_code == 1
     assert "No space left on device" in result.stderr

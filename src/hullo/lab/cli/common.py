@@ -33,6 +33,22 @@ ValidationOption = Annotated[
 BoardOption = Annotated[
     Path | None, typer.Option(help="A directory for TensorBoard to show, written as epochs end.", show_default="none")
 ]
+RecordsArgument = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        help="Files of records, or directories that hold them at any depth.",
+        show_default="runs, or results where there is none",
+    ),
+]
+ColumnsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="lenet5/cifar10, or with settings, 'lenet5/cifar10 epochs=50'; may be given several times.",
+        show_default="all",
+    ),
+]
+USUAL = (Path("runs"), Path("results"))
+"""Where records are looked for."""
 QuietOption = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 
 

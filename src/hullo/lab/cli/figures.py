@@ -7,18 +7,11 @@ from typing import Annotated
 
 import typer
 
-from hullo.lab.cli.common import refusals
-from hullo.lab.cli.table import USUAL
+from hullo.lab.cli.common import USUAL, ColumnsOption, RecordsArgument, refusals
 
 
 def figures(
-    records: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            help="Files of records, or directories that hold them at any depth.",
-            show_default="runs, or results where there is none",
-        ),
-    ] = None,
+    records: RecordsArgument = None,
     only: Annotated[
         list[str] | None,
         typer.Option(
@@ -26,13 +19,7 @@ def figures(
             show_default="all",
         ),
     ] = None,
-    columns: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="lenet5/cifar10, or with settings, 'lenet5/cifar10 epochs=50'; may be given several times.",
-            show_default="all",
-        ),
-    ] = None,
+    columns: ColumnsOption = None,
     epoch: Annotated[
         int | None, typer.Option(help="How things stood after this epoch.", show_default="the last")
     ] = None,

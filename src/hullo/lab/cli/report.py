@@ -7,18 +7,11 @@ from typing import Annotated
 
 import typer
 
-from hullo.lab.cli.common import refusals
-from hullo.lab.cli.table import USUAL
+from hullo.lab.cli.common import USUAL, RecordsArgument, refusals
 
 
 def report(
-    records: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            help="Files of records, or directories that hold them at any depth; runs may be under way there.",
-            show_default="runs, or results where there is none",
-        ),
-    ] = None,
+    records: RecordsArgument = None,
     output: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
 ) -> None:
     """Write what runs learned and reached into one HTML page to explore, which opens anywhere, offline."""

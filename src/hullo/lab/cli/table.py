@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hullo.lab.cli.common import console, refusals
+from hullo.lab.cli.common import USUAL, ColumnsOption, RecordsArgument, console, refusals
 
 FORMATS = ("terminal", "markdown", "latex", "csv")
-USUAL = (Path("runs"), Path("results"))
 
 
 def table(
-    records: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            help="Files of records, or directories that hold them at any depth.",
-            show_default="runs, or results where there is none",
-        ),
-    ] = None,
+    records: RecordsArgument = None,
     form: Annotated[str, typer.Option("--format", help=f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}.")] = FORMATS[0],
     epoch: Annotated[int | None, typer.Option(help="After which epoch.", show_default="the last")] = None,
-    columns: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="lenet5/cifar10, or with settings, 'lenet5/cifar10 epochs=50'; may be given several times.",
-            show_default="all",
-        ),
-    ] = None,
+    columns: ColumnsOption = None,
 ) -> None:
     """Show what runs reached, beside the paper's table: means, intervals over seeds, differences from ReLU."""
     from hullo.lab.table.experiments import experiments, read_records

@@ -17,6 +17,7 @@ from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 
 from hullo.functional import combine
+from hullo.lab.files import whole
 
 WIDTH = 7.2
 """Inches: the width of a page's text, so that letters are printed at the size they have here."""
@@ -68,13 +69,8 @@ def save(figure: Figure, stem: Path) -> tuple[Path, Path]:
     for path, metadata in ((png, {"Software": None}), (pdf, undated)):
         picture = io.BytesIO()
         figure.savefig(picture, format=path.suffix[1:], metadata=metadata)
-        part = path.with_name(f".{path.name}")
-        try:
-            part.write_bytes(picture.getbuffer())
-            part.replace(path)
-        except OSError:
-            part.unlink(missing_ok=True)
-            raise
+        with whole(path) as file:
+            file.write(picture.getbuffer())
     return png, pdf
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-import os
 import re
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from hullo.lab.files import whole
 from hullo.lab.report.functions import known_bases, quote, write_bases
 
 STYLES = ("page.css", "views.css")
@@ -34,13 +34,8 @@ SCRIPTS = (
 def write_page(document: dict[str, Any], path: Path) -> None:
     """Write the page; a file that is there is replaced by the whole page, or stays."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_text(render(document), "utf-8")
-        os.replace(part, path)
-    except OSError:
-        part.unlink(missing_ok=True)
-        raise
+    with whole(path) as file:
+        file.write(render(document).encode())
 
 
 def render(document: dict[str, Any]) -> str:

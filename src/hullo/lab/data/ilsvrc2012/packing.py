@@ -7,7 +7,6 @@ goes on with the shards that are not there yet.
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, as_completed
@@ -23,6 +22,7 @@ from hullo.lab.data.ilsvrc2012.packed import MANIFEST, MEAN, Pack, Part, ShardEn
 from hullo.lab.data.ilsvrc2012.pictures import SPLITS, Picture, Source
 from hullo.lab.data.ilsvrc2012.shards import PICTURE, Shard, write_shard
 from hullo.lab.data.release import DataError
+from hullo.lab.files import whole
 from hullo.lab.progress import Steps
 
 SHARD = 4096
@@ -153,7 +153,8 @@ def _finish(source: Source, folder: Path, plans: dict[str, Plan], *, partial: bo
         )
     total = np.sum([shard.sum() for shard in shards["train"]], axis=0)
     mean = save({"mean": (total / sum(len(shard.labels) for shard in shards["train"])).astype(np.float32)})
-    _write(folder / MEAN, mean)
+    with whole(folder / MEAN) as file:
+        file.write(mean)
     words = {item.wnid: item.words for item in source.devkit.classes} if source.devkit else {}
     made = Pack(
         folder,
@@ -168,15 +169,6 @@ def _finish(source: Source, folder: Path, plans: dict[str, Plan], *, partial: bo
         },
         hashlib.sha256(mean).hexdigest(),
     )
-    _write(folder / MANIFEST, made.manifest())
+    with whole(folder / MANIFEST) as file:
+        file.write(made.manifest())
     return made
-
-
-def _write(path: Path, content: bytes) -> None:
-    """The whole file or nothing."""
-    part = path.with_name(f"{path.name}.part")
-    with part.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)

@@ -27,6 +27,7 @@ from safetensors import SafetensorError, safe_open
 from hullo.lab.data.ilsvrc2012.decoding import SHAPE, PictureError, decode
 from hullo.lab.data.ilsvrc2012.pictures import Picture
 from hullo.lab.data.release import DataError
+from hullo.lab.files import whole
 
 HEADER = 4096
 """Bytes before the pictures: a page, so that pictures, too, begin where pages do."""
@@ -90,43 +91,35 @@ class Shard:
 
 def write_shard(path: Path, pictures: Iterable[Picture]) -> None:
     """Decode pictures into a shard; those that are broken are named in it."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     digest = hashlib.sha256()
     labels: list[int] = []
     names: list[str] = []
     broken: list[tuple[str, str]] = []
     total = np.zeros(SHAPE, np.int64)
-    try:
-        with part.open("wb") as file:
-            file.seek(HEADER)  # it is known last
-            for picture in pictures:
-                try:
-                    pixels = decode(_read(picture))
-                except PictureError as error:
-                    broken.append((picture.name, str(error)))
-                    continue
-                digest.update(pixels.data)
-                file.write(pixels.data)
-                total += pixels
-                labels.append(picture.label)
-                names.append(picture.name)
-            rest: dict[str, NDArray[Any]] = {
-                "labels": np.array(labels, np.int64),
-                "sum": total,
-                "names": np.frombuffer("\n".join(names).encode(), np.uint8),
-                "broken": np.frombuffer(json.dumps(broken).encode(), np.uint8),
-            }
-            for array in rest.values():
-                digest.update(array.data)
-                file.write(array.data)
-            file.seek(0)
-            file.write(_header(len(labels), rest, digest.hexdigest()))
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    with whole(path, part=path.with_name(f"{path.name}.{os.getpid()}.part")) as file:
+        file.seek(HEADER)  # it is known last
+        for picture in pictures:
+            try:
+                pixels = decode(_read(picture))
+            except PictureError as error:
+                broken.append((picture.name, str(error)))
+                continue
+            digest.update(pixels.data)
+            file.write(pixels.data)
+            total += pixels
+            labels.append(picture.label)
+            names.append(picture.name)
+        rest: dict[str, NDArray[Any]] = {
+            "labels": np.array(labels, np.int64),
+            "sum": total,
+            "names": np.frombuffer("\n".join(names).encode(), np.uint8),
+            "broken": np.frombuffer(json.dumps(broken).encode(), np.uint8),
+        }
+        for array in rest.values():
+            digest.update(array.data)
+            file.write(array.data)
+        file.seek(0)
+        file.write(_header(len(labels), rest, digest.hexdigest()))
 
 
 def _read(picture: Picture) -> bytes:
