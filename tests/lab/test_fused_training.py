@@ -11,8 +11,9 @@ import torch
 from hullo.lab import kernels
 from hullo.lab.data import Dataset
 from hullo.lab.feeds import Resident
-from hullo.lab.networks import NETWORKS
+from hullo.lab.networks import NETWORKS, build
 from hullo.lab.networks.resnet56 import ResNet
+from hullo.lab.recipes import RMSprop
 from hullo.lab.specs import Spec
 from hullo.lab.training import Training
 
@@ -92,3 +93,16 @@ def test_a_gpu_goes_on_from_a_state(precision: str) -> None:
     for _ in second.advance():
         pass
     torch.testing.assert_close(second.curves["test_loss"], whole.curves["test_loss"], rtol=0.05, atol=0.05)
+
+
+def test_copies_follow_the_parameters_when_these_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "serve", lambda x: x.dtype != torch.float64)
+    one, other = (build("lenet5", activation="affine(identity,relu)", seeds=[seed]) for seed in (0, 1))
+    optimiser = RMSprop(one, copies=torch.bfloat16)
+    names = {name for name, leaf in optimiser.leaves.items() if leaf.dtype == torch.bfloat16}
+    assert names == {name for name, _ in one.named_parameters()} - {"activations.raw"}
+    one.load_state_dict(other.state_dict())
+    optimiser.load_state_dict(optimiser.state_dict())
+    for name, parameter in other.named_parameters():
+        assert torch.equal(optimiser.parameters[name], parameter)
+        assert torch.equal(optimiser.leaves[name], parameter.to(optimiser.leaves[name].dtype))

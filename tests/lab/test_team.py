@@ -71,6 +71,14 @@ def test_two_processes_learn_what_one_does(alone: Path, tmp_path: Path) -> None:
     assert record(tmp_path)["coefficients"][0] != record(tmp_path)["coefficients"][-1]
 
 
+def test_so_they_do_where_the_length_of_gradients_counts(tmp_path: Path) -> None:
+    """RMSprop would not tell a gradient from half of it; AlexNet's SGD does."""
+    train = ("train", "alexnet", "cifar10", "--epochs", "2", "--batch", "16", "--lr", "0.03", "--device", "cpu")
+    for processes in (1, 2):
+        finish(start(processes, *train, "--output", tmp_path / str(processes)))
+    assert_alike(record(tmp_path / "2"), record(tmp_path / "1"))
+
+
 def test_what_two_began_is_finished_by_one_after_one_was_killed(alone: Path, tmp_path: Path) -> None:
     process = start(2, *TRAIN, "--output", tmp_path, "--checkpoint-every", "0")
     deadline = time.monotonic() + 60
