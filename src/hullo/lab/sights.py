@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hullo.lab import kernels
+
 
 @dataclass(frozen=True)
 class Sight:
@@ -33,6 +35,5 @@ class Sight:
         """conv2d over the moved and scaled pictures."""
         from hullo.lab.kernels.first import convolve
 
-        kind = self.images.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else torch.float32
+        dtype = kernels.working_dtype(weight)
         return convolve(self.images, self.order, self.moves, weight, bias, same=same, dtype=dtype)

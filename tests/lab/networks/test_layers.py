@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hullo.lab import kernels
 from hullo.lab.networks.layers import (
     BatchNorm,
     Convolution,
@@ -56,6 +57,27 @@ def test_a_convolution_is_each_members_own() -> None:
     shared = x[:, :2]
     parts = zip([shared] * 3, layer.weight.chunk(3), layer.bias.chunk(3), strict=True)
     torch.testing.assert_close(layer(shared), torch.cat([F.conv2d(*own) for own in parts], 1), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")  # by Triton's interpreter
+@pytest.mark.parametrize(("inputs", "outputs", "stride", "biased"), [(4, 20, 1, True), (20, 24, 2, False)])
+def test_a_convolution_by_our_own_kernel_is_the_same(
+    inputs: int, outputs: int, stride: int, biased: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = pytest.importorskip("hullo.lab.kernels.convolution")
+    called = []
+    monkeypatch.setattr(own, "_slide_over", lambda *args, f=own._slide_over, **kw: called.append(1) or f(*args, **kw))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    layer = Convolution(2, inputs, outputs, 3, stride=stride, same=True).to(device)
+    torch.nn.init.normal_(layer.weight)
+    torch.nn.init.normal_(layer.bias)
+    x = torch.randn(3, 2 * inputs, 6, 6, device=device)
+    plain = layer(x, biased=biased)
+    monkeypatch.setattr(kernels, "serve", lambda x: True)
+    torch.testing.assert_close(layer(x, biased=biased), plain)
+    assert not called  # float32 is cuDNN's
+    torch.testing.assert_close(layer(x.half(), biased=biased).float(), plain, rtol=2e-2, atol=5e-2)
+    assert called
 
 
 def test_a_members_convolution_may_be_in_groups_of_its_own() -> None:

@@ -13,3 +13,9 @@ _HAS_TRITON = importlib.util.find_spec("triton") is not None
 def serve(x: Tensor) -> bool:
     """Whether kernels serve a tensor where it is; elsewhere, and in float64, plain operations do the same."""
     return x.is_cuda and x.dtype != torch.float64 and _HAS_TRITON
+
+
+def working_dtype(x: Tensor) -> torch.dtype:
+    """The type in which products with x are computed: autocast's where it is on, or its own."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype

@@ -43,6 +43,10 @@ class Gaussian:
         return torch.empty(shape, device="cpu").normal_(0.0, self.deviation, generator=generator)
 
 
+OWN_WIDTHS = range(17, 65)
+"""The channels, the most of inputs and outputs, where kernels of our own convolve members faster than cuDNN."""
+
+
 class Convolution(nn.Module):
     """K convolutions as one with K groups; ``same`` pads as Keras does, more at the end where the sides cannot be even.
 
@@ -72,15 +76,27 @@ class Convolution(nn.Module):
     def forward(self, x: Tensor | Sight, *, biased: bool = True) -> Tensor:
         if isinstance(x, Sight):
             return x.convolve(self.weight, self.bias if biased else torch.zeros_like(self.bias), same=self.same)
-        padding = self.padding
-        if self.same:
-            kernel, size = self.weight.shape[-1], x.shape[-1]
-            total = max(0, (math.ceil(size / self.stride) - 1) * self.stride + kernel - size)
-            padding = total // 2
-            if total % 2:
-                x, padding = F.pad(x, (padding, total - padding) * 2), 0
+        before, behind = self._padding(x.shape[-1])
         groups = self.groups if x.shape[1] == self.groups * self.weight.shape[1] else 1
-        return F.conv2d(x, self.weight, self.bias if biased else None, self.stride, padding, groups=groups)
+        bias = self.bias if biased else None
+        widest = max(self.weight.shape[1], len(self.weight) // groups)
+        dtype = kernels.working_dtype(x)
+        if groups > 1 and widest in OWN_WIDTHS and dtype.itemsize == 2 and kernels.serve(x):
+            from hullo.lab.kernels.convolution import convolve
+
+            return convolve(
+                x.to(dtype), self.weight, bias, members=groups, stride=self.stride, padding=(before, behind)
+            )
+        if before != behind:
+            x, before = F.pad(x, (before, behind) * 2), 0
+        return F.conv2d(x, self.weight, bias, self.stride, before, groups=groups)
+
+    def _padding(self, size: int) -> tuple[int, int]:
+        """Zeros before and behind a side of so many pixels."""
+        if not self.same:
+            return self.padding, self.padding
+        total = max(0, (math.ceil(size / self.stride) - 1) * self.stride + self.weight.shape[-1] - size)
+        return total // 2, total - total // 2
 
 
 class Linear(nn.Module):

@@ -1,0 +1,137 @@
+"""Convolutions of a population equal grouped ones; on the CPU they run in Triton's interpreter."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+pytest.importorskip("triton")
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+
+from hullo.lab.kernels.convolution import convolve  # noqa: E402
+
+pytestmark = [  # of the interpreter: inf - inf and the like, and its own way of reading a number
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
+]
+
+
+class Case(NamedTuple):
+    """Members, channels in and out, the side of a window, stride, padding, the sides of pictures, a bias or none."""
+
+    members: int
+    inputs: int
+    outputs: int
+    side: int
+    stride: int
+    padding: tuple[int, int]
+    sides: tuple[int, int]
+    biased: bool
+
+    def draw(self, batch: int = 3, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+        """Pictures, weights and perhaps a bias."""
+        generator = torch.Generator().manual_seed(sum(self[:5]))
+        x = torch.randn(batch, self.members * self.inputs, *self.sides, generator=generator)
+        filters = self.members * self.outputs
+        weight = torch.randn(filters, self.inputs, self.side, self.side, generator=generator) / self.side
+        bias = [torch.randn(filters, generator=generator)] if self.biased else []
+        return [tensor.to(DEVICE, dtype).requires_grad_() for tensor in (x, weight, *bias)]
+
+    def plain(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return F.conv2d(F.pad(x, self.padding * 2), weight, bias, self.stride, groups=self.members)
+
+    def ours(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return convolve(x, weight, bias, members=self.members, stride=self.stride, padding=self.padding)
+
+
+CASES = {
+    "same": Case(2, 4, 8, 3, 1, (1, 1), (6, 5), True),
+    "as many out as in": Case(3, 8, 8, 3, 1, (1, 1), (4, 7), True),
+    "lenet5": Case(2, 20, 50, 5, 1, (0, 0), (8, 7), False),
+    "half the sides": Case(3, 16, 32, 3, 2, (0, 1), (8, 6), True),
+    "half the sides, odd": Case(2, 4, 6, 3, 2, (1, 1), (7, 5), False),
+    "shortcut": Case(2, 16, 32, 1, 2, (0, 0), (6, 8), True),
+    "widest": Case(2, 64, 64, 3, 1, (0, 0), (5, 5), False),
+    "one member": Case(1, 3, 5, 3, 1, (1, 1), (4, 4), True),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_results_and_gradients_equal_those_of_a_grouped_convolution(case: Case) -> None:
+    given = case.draw()
+    precise = [tensor.detach().double().requires_grad_() for tensor in given]
+    want, got = case.plain(*precise), case.ours(*given)
+    gradient = torch.randn(want.shape, dtype=torch.float64, device=DEVICE)
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+    found = torch.autograd.grad(got, given, gradient.float())
+    wanted = torch.autograd.grad(want, precise, gradient)
+    for own, oracle in zip(found, wanted, strict=True):
+        torch.testing.assert_close(own.double(), oracle, rtol=1e-5, atol=3e-5)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_in_half_precision_only_numbers_are_rounded_and_no_sums(case: Case) -> None:
+    given = case.draw(dtype=torch.float16)  # the interpreter has no products in bfloat16
+    precise = [tensor.detach().double() for tensor in given]
+    want, got = case.plain(*precise), case.ours(*given)
+    assert got.dtype == torch.float16
+    assert got.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(got.double(), want, rtol=2**-11, atol=1e-5)
+
+
+def test_a_member_that_is_not_finite_leaves_the_others_as_they_are() -> None:
+    case = CASES["lenet5"]
+    given, spoilt = case.draw(), case.draw()
+    with torch.no_grad():
+        spoilt[0][:, :20] = torch.nan
+        spoilt[1][:50] = torch.inf
+    results = []
+    for tensors in (given, spoilt):
+        y = case.ours(*tensors)
+        results.append((y[:, 50:], *torch.autograd.grad(y[:, 50:].square().sum(), tensors)))
+    (y, dx, dweight), others = results
+    for own, other in zip((y, dx[:, 20:], dweight[50:]), (others[0], others[1][:, 20:], others[2][50:]), strict=True):
+        assert torch.equal(own, other)
+
+
+def test_every_run_gives_the_same_bits() -> None:
+    case = CASES["half the sides"]
+    given = case.draw(batch=8)
+    runs = [torch.autograd.grad(case.ours(*given).square().sum(), given) for _ in range(2)]
+    assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("shape", "weight", "said"),
+    [
+        ((2, 9, 5, 5), (8, 4, 3, 3), r"\(B, 2 \* inputs, H, W\)"),
+        ((2, 8, 5, 5), (7, 4, 3, 3), r"\(2 \* outputs"),
+        ((2, 8, 5, 5), (8, 4, 3, 5), r"\(8, 4, 3, 5\)"),
+        ((2, 130, 5, 5), (8, 65, 3, 3), "at most 64 channels"),
+    ],
+)
+def test_what_does_not_fit_is_named(shape: tuple[int, ...], weight: tuple[int, ...], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        convolve(torch.zeros(shape), torch.zeros(weight), None, members=2)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not GPU, reason="needs a CUDA device")
+@pytest.mark.parametrize(("inputs", "outputs", "side", "stride", "size"), [(20, 50, 5, 1, 14), (32, 64, 3, 2, 16)])
+def test_on_a_gpu_a_wide_population_equals_float32(
+    inputs: int, outputs: int, side: int, stride: int, size: int
+) -> None:
+    case = Case(60, inputs, outputs, side, stride, (0, side // 3), (size, size), True)
+    given = case.draw(batch=32, dtype=torch.bfloat16)
+    precise = [tensor.detach().double().requires_grad_() for tensor in given]
+    want, got = case.plain(*precise), case.ours(*given)
+    gradient = torch.randn(want.shape, device=DEVICE).bfloat16()
+    torch.testing.assert_close(got.double(), want, rtol=2**-8, atol=1e-4)
+    found = torch.autograd.grad(got, given, gradient)
+    for own, oracle in zip(found, torch.autograd.grad(want, precise, gradient.double()), strict=True):
+        torch.testing.assert_close(own.double(), oracle, rtol=2**-7, atol=2e-3 * oracle.abs().max().item())
