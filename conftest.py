@@ -15,6 +15,8 @@ if ctypes.util.find_library("cuda") is None:
 # What a shell starts in the background ignores Ctrl-C, and so would the processes that tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# All are modules of the same name, so no two could be read for doctests in one run.
+collect_ignore_glob = ["*conftest.py"]
 collect_ignore = [] if importlib.util.find_spec("keras") else ["src/hullo/keras"]
 if not importlib.util.find_spec("triton"):
     collect_ignore += ["src/hullo/kernels/triton.py", "src/hullo/kernels/words.py", "src/hullo/lab/kernels"]

@@ -189,7 +189,6 @@ def test_a_chart_is_a_picture_and_the_same_for_the_same_rows(bench, tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_the_cuda_clock_times_captures_and_counts():
     clock = clocks.clock_for("cuda")
     inputs = [(torch.randn(4096, device="cuda", requires_grad=True), torch.randn(4096, device="cuda"))]
@@ -197,3 +196,16 @@ def test_the_cuda_clock_times_captures_and_counts():
     assert all(seconds > 0 for seconds in clock.laps(forward, backward))
     assert clock.count_kernels(*measure.passes(torch.nn.ReLU(), inputs)) in ([1, 1], [None, None])
     assert clock.peak_bytes(*measure.passes(torch.nn.ReLU(), inputs)) >= inputs[0][0].nbytes
+
+
+@pytest.mark.gpu
+def test_no_gradient_crosses_streams_where_captures_share_an_input():
+    clock = clocks.clock_for("cuda")
+    inputs = [(torch.randn(4096, device="cuda", requires_grad=True), torch.randn(4096, device="cuda"))]
+    kept = [measure.passes(module, inputs) for module in (torch.nn.ReLU(), torch.nn.GELU())]
+    torch.set_warn_always(True)  # PyTorch warns of it, once a process unless told otherwise
+    try:
+        for steps in kept:
+            clock.capture(*steps)
+    finally:
+        torch.set_warn_always(False)

@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hullo.lab.data.augment import draw_moves, draw_order
+from hullo.lab.data.augment import draw_moves, draw_order, move, scale
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # which the interpreter multiplies, and the other not
 
 from hullo.lab.kernels.first import convolve  # noqa: E402
-from hullo.lab.kernels.pictures import show  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")  # by the interpreter
 
@@ -26,13 +26,31 @@ LAYERS = {  # channels, height, width, side, same, outputs
 
 
 def random_layer(channels: int, height: int, width: int, side: int, same: bool, outputs: int) -> tuple[Tensor, ...]:
-    """Bytes, a part of an epoch's plan for three members, weights and biases."""
+    """Bytes, a part of an epoch's plan for three members with shifts of up to a fifth, weights and biases."""
     images = torch.randint(256, (20, channels, height, width), dtype=torch.uint8)
     seeds = torch.tensor([3, 4, -5])
     order = draw_order(seeds, 1, len(images))
     moves = draw_moves(seeds, 1, order, (2 * height, 2 * width))
     weight, bias = torch.randn(3 * outputs, channels, side, side), torch.randn(3 * outputs)
     return tuple(tensor.to(DEVICE) for tensor in (images, order[:, 7:12], moves[:, 7:12], weight, bias))
+
+
+def plain_pictures(images: Tensor, order: Tensor, moves: Tensor) -> Tensor:
+    return scale(move(images, order, moves)).transpose(0, 1).flatten(1, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+@pytest.mark.parametrize("shape", [(1, 16, 16), (3, 16, 16), (2, 5, 9)], ids=["grey", "coloured", "oblong"])
+def test_where_it_copies_it_shows_the_pictures_of_the_plain_form_to_the_bit(
+    shape: tuple[int, int, int], dtype: torch.dtype
+) -> None:
+    channels = shape[0]
+    images, order, moves, *_ = random_layer(*shape, 1, False, channels)
+    images[:, 0].flatten(1)[:, :256] = torch.arange(256)[: images[0, 0].numel()]  # every byte, where there is room
+    weight = torch.eye(channels, device=DEVICE).repeat(3, 1)[..., None, None]
+    copied = convolve(images, order, moves, weight, torch.zeros(3 * channels, device=DEVICE), same=False, dtype=dtype)
+    expected = plain_pictures(images.cpu(), order.cpu(), moves.cpu())  # where a division is one
+    assert torch.equal(copied.cpu(), expected.to(dtype))
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
@@ -45,7 +63,7 @@ def test_values_and_gradients_agree_with_a_convolution_of_pictures(
     leaves = [weight.contiguous(memory_format=layout).requires_grad_(), bias.requires_grad_()]
     found = convolve(*batch, *leaves, same=same)
     wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
-    expected = F.conv2d(show(*batch).double(), *wide, padding=side // 2 if same else 0, groups=3)
+    expected = F.conv2d(plain_pictures(*batch).double(), *wide, padding=side // 2 if same else 0, groups=3)
     assert found.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
     gradient = torch.randn_like(found)
@@ -57,15 +75,14 @@ def test_values_and_gradients_agree_with_a_convolution_of_pictures(
 
 
 def test_16_bits_agree_to_their_rounding() -> None:
-    dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # which the interpreter multiplies, and the other not
     *batch, weight, bias = random_layer(*LAYERS["kerasnet"])
     leaves = [weight.requires_grad_(), bias.requires_grad_()]  # float32, as under autocast
-    found = convolve(*batch, *leaves, same=True, dtype=dtype)
-    expected = F.conv2d(show(*batch), *leaves, padding=1, groups=3)
+    found = convolve(*batch, *leaves, same=True, dtype=HALF)
+    expected = F.conv2d(plain_pictures(*batch), *leaves, padding=1, groups=3)
     gradient = torch.randn_like(found)
     slopes = torch.autograd.grad(found, leaves, gradient)
     expected_slopes = torch.autograd.grad(expected, leaves, gradient.float())
-    assert found.dtype == dtype
+    assert found.dtype == HALF
     for a, b in zip((found, *slopes), (expected, *expected_slopes), strict=True):
         assert (a.float() - b).norm() <= 2.0**-7 * b.norm()
 
@@ -84,7 +101,11 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
     images, order, moves, weight, bias = random_layer(*LAYERS["kerasnet"])
     with pytest.raises(ValueError, match=r"moves of shape \(3, 5, 3\); got torch\.uint8 .* moves of shape \(3, 4, 3\)"):
         convolve(images, order, moves[:, :4], weight, bias, same=True)
+    with pytest.raises(ValueError, match=r"got torch\.float32"):
+        convolve(images.float(), order, moves, weight, bias, same=True)
     with pytest.raises(ValueError, match=r"for 3 members, .* got \(96, 2, 3, 3\)"):
         convolve(images, order, moves, weight[:, :2], bias, same=True)
-    with pytest.raises(ValueError, match=r"the side odd where same=True; got \(96, 3, 2, 2\) and same=True"):
+    with pytest.raises(ValueError, match=r"the side at most 12 .*; got \(96, 3, 13, 13\)"):
+        convolve(images, order, moves, weight.new_empty(96, 3, 13, 13), bias, same=False)
+    with pytest.raises(ValueError, match=r"odd where same=True; got \(96, 3, 2, 2\) and same=True"):
         convolve(images, order, moves, weight[..., :2, :2], bias, same=True)

@@ -93,6 +93,7 @@ class CudaClock:
         torch.cuda.set_device(device)
         self.device = device
         self.device_name = torch.cuda.get_device_name()
+        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self.cache_bytes = int(torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size)
 
     def laps(self, *steps: Step) -> list[float]:
@@ -119,18 +120,17 @@ class CudaClock:
         return torch.cuda.max_memory_allocated() - before
 
     def capture(self, *steps: Step) -> list[Step]:
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # captures refuse work that is done once only, such as compiling a kernel
+        # All on one stream: gradients are collected on the one where their tensor was first used in a graph of autograd
+        # that is still held, from a warm-up or from an earlier capture with the same inputs.
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):  # captures refuse work that is done once only, as compiling a kernel is
             for _ in range(3):
                 for step in steps:
                     step()
-        torch.cuda.current_stream().wait_stream(stream)
-        torch.cuda.synchronize()
         graphs: list[torch.cuda.CUDAGraph] = []
         for step in steps:  # in one pool: what one step leaves for the next stays where the next will read it
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=graphs[0].pool() if graphs else None):
+            with torch.cuda.graph(graph, pool=graphs[0].pool() if graphs else None, stream=self.stream):
                 step()
             graphs.append(graph)
         return [graph.replay for graph in graphs]

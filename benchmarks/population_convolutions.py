@@ -1,0 +1,109 @@
+"""How fast are a population's convolutions, beside the speed of the memory? On a GPU, each in a CUDA graph.
+
+    python benchmarks/population_convolutions.py --csv rows.csv
+
+The convolutions of KerasNet, LeNet-5 and ResNet-56 on CIFAR-10 but the first, which `population_kernels.py` measures:
+60 members at batch 32 in bfloat16, with a bias where the layer adds it itself. `variants.py` says how.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from variants import HALF, LAST, Bench, Step, measure_on_gpu, parser, size
+
+
+def conv2d(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: tuple[int, int], groups: int
+) -> Tensor:
+    """PyTorch's, which takes cuDNN's; zeros are added apart where those before and behind differ in number."""
+    before, behind = padding
+    if before != behind:
+        x, before = F.pad(x, (before, behind) * 2), 0
+    return F.conv2d(x, weight, bias, stride, before, groups=groups)
+
+
+Convolution = Callable[[Tensor, Tensor, Tensor | None, int, tuple[int, int], int], Tensor]
+
+VARIANTS: dict[str, tuple[Convolution, torch.memory_format]] = {  # what convolves, and how its weights lie
+    "conv2d, weight contiguous": (conv2d, torch.contiguous_format),
+    "conv2d, weight channels last": (conv2d, LAST),
+}
+
+
+class Layer(NamedTuple):
+    inputs: int
+    outputs: int
+    side: int
+    pixels: int  # along each side of the pictures
+    stride: int = 1
+    padding: tuple[int, int] = (0, 0)  # zeros before and behind
+    biased: bool = False
+
+
+LAYERS = {
+    "kerasnet conv2": Layer(32, 32, 3, 32),
+    "kerasnet conv3": Layer(32, 64, 3, 15, padding=(1, 1), biased=True),
+    "kerasnet conv4": Layer(64, 64, 3, 15),
+    "lenet5 conv2": Layer(20, 50, 5, 14),
+    "resnet56 16": Layer(16, 16, 3, 32, padding=(1, 1)),
+    "resnet56 16 to 32": Layer(16, 32, 3, 32, stride=2, padding=(0, 1)),
+    "resnet56 shortcut 32": Layer(16, 32, 1, 32, stride=2, biased=True),
+    "resnet56 32": Layer(32, 32, 3, 16, padding=(1, 1)),
+    "resnet56 32 to 64": Layer(32, 64, 3, 16, stride=2, padding=(0, 1)),
+    "resnet56 shortcut 64": Layer(32, 64, 1, 16, stride=2, biased=True),
+    "resnet56 64": Layer(64, 64, 3, 8, padding=(1, 1)),
+}
+
+
+def leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_()
+
+
+def convolution(bench: Bench, name: str) -> None:
+    layer, k = LAYERS[name], bench.members
+    x = bench.halves(bench.batch, k * layer.inputs, layer.pixels, layer.pixels)
+    results = (layer.pixels + sum(layer.padding) - layer.side) // layer.stride + 1
+    dy = bench.halves(bench.batch, k * layer.outputs, results, results)
+    weight = torch.randn(k * layer.outputs, layer.inputs, layer.side, layer.side, device=bench.device).to(HALF)
+    bias = torch.randn(k * layer.outputs, device=bench.device).to(HALF) if layer.biased else None
+
+    def steps(convolve: Convolution, layout: torch.memory_format) -> dict[str, Step]:
+        w = weight.contiguous(memory_format=layout)
+        pictures, learned = leaf(x), (leaf(w), None if bias is None else leaf(bias))
+        made: list[Tensor] = []
+
+        def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+            made[:] = [convolve(x, weight, bias, layer.stride, layer.padding, k)]
+
+        def backward(*leaves: Tensor | None) -> tuple[Tensor, ...]:
+            return torch.autograd.grad(made[0], [wanted for wanted in leaves if wanted is not None], dy)
+
+        return {
+            "forward": lambda: forward(pictures, w, bias),
+            "backward data": lambda: backward(pictures),
+            "forward again": lambda: forward(x, *learned),
+            "backward weight": lambda: backward(*learned),
+        }
+
+    makes = {variant: functools.partial(steps, *how) for variant, how in VARIANTS.items()}
+    seen = x if layer.side >= layer.stride else x[..., :: layer.stride, :: layer.stride]
+    least = {
+        "forward": size(seen, weight, dy),
+        "backward data": size(dy, weight, x),
+        "backward weight": size(dy, seen, weight),
+    }
+    bench.measure("convolution", name, makes, least, 2.0 * dy.numel() * weight[0].numel(), rounds=9)
+
+
+def main() -> None:
+    measure_on_gpu(parser(__doc__).parse_args(), lambda bench: bench.run([(convolution, LAYERS)]))
+
+
+if __name__ == "__main__":
+    main()
