@@ -66,10 +66,10 @@ def from_pack(folder: Path, workers: int) -> float:
     pictures = Pack.open(folder).pictures("train")
     order = torch.cat([torch.randperm(len(pictures)) for _ in range(500)])
     count, start = 0, 0.0
-    for step, batch in enumerate(read_ahead(pictures, split_steps(order, BATCH), workers=workers)):
+    for step, images in enumerate(read_ahead(pictures, split_steps(order, BATCH), workers=workers)):
         if step == 10:
             count, start = 0, time.perf_counter()
-        count += len(batch.images)
+        count += len(images)
         if step > 10 and time.perf_counter() - start > SECONDS:
             break
     return count / (time.perf_counter() - start)

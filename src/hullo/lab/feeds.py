@@ -112,11 +112,15 @@ class Streamed:
     def batches(self, seeds: Tensor, epoch: int, size: int, start: int, team: Team) -> Iterator[Batch]:
         if len(set(seeds.tolist())) > 1:
             raise ValueError(f"members that see one stream have one seed; got {seeds.tolist()}")
-        order = draw_order(seeds[:1].cpu(), epoch, self.count)[0]
-        read = ilsvrc2012.read_ahead(self.train, ilsvrc2012.split_steps(order, size, start=start, team=team))
-        for step, batch in enumerate(ilsvrc2012.to_device(read, self.device), start):
-            (crops,) = ilsvrc2012.draw_crops(seeds[:1], epoch, batch.numbers[None])
-            yield min(size, self.count - step * size), (batch.images, batch.labels, crops)
+        (order,) = draw_order(seeds[:1], epoch, self.count)
+        (crops,) = ilsvrc2012.draw_crops(seeds[:1], epoch, order[None])
+        numbers, *plans = (
+            ilsvrc2012.split_steps(plan, size, start=start, team=team)
+            for plan in (order.cpu(), self.train.labels.to(self.device)[order], crops)
+        )
+        images = ilsvrc2012.to_device(ilsvrc2012.read_ahead(self.train, numbers), self.device)
+        for step, batch in enumerate(zip(images, *plans, strict=True), start):
+            yield min(size, self.count - step * size), batch
 
     def show(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
         images, labels, crops = batch
@@ -124,10 +128,11 @@ class Streamed:
 
     def tests(self, team: Team) -> Iterator[tuple[Tensor, Tensor]]:
         own = torch.arange(self.tested)[team.share(self.tested)]
-        read = ilsvrc2012.read_ahead(self.val, torch.split(own, SHOWN))
-        for batch in ilsvrc2012.to_device(read, self.device):
-            crops = ilsvrc2012.centre_crops(len(batch.images), self.device)
-            yield ilsvrc2012.crop(batch.images, crops, self.mean), batch.labels
+        numbers, labels = (torch.split(plan, SHOWN) for plan in (own, self.val.labels[own].to(self.device)))
+        crops = ilsvrc2012.centre_crops(SHOWN, self.device)
+        read = ilsvrc2012.to_device(ilsvrc2012.read_ahead(self.val, numbers), self.device)
+        for images, named in zip(read, labels, strict=True):
+            yield ilsvrc2012.crop(images, crops[: len(images)], self.mean), named
 
 
 def _side_by_side(moved: Tensor) -> Tensor:

@@ -6,7 +6,8 @@ from made_ilsvrc import lay_out
 from typer.testing import CliRunner
 
 from hullo.lab.cli import app
-from hullo.lab.data.ilsvrc2012 import centre_crops, crop
+from hullo.lab.data.augment import draw_order
+from hullo.lab.data.ilsvrc2012 import centre_crops, crop, draw_crops
 from hullo.lab.feeds import open_feed
 from hullo.lab.records import Records
 from hullo.lab.specs import Spec
@@ -34,13 +35,22 @@ def feed(home):
 
 def test_a_batch_is_cropped_less_the_mean_and_named_as_it_was_packed(feed):
     assert (feed.count, feed.tested, feed.task.num_classes, feed.task.image_size) == (12, 6, 3, 227)
-    seeds, seen = torch.tensor([5, 5]), []
-    for whole, (images, labels, crops) in feed.batches(seeds, 0, 5, 0, ALONE):
-        pictures, shown = feed.show(images, labels, crops)
-        assert pictures.shape == (whole, 3, 227, 227)
-        assert torch.equal(shown, labels)
-        seen += labels.tolist()
-    assert sorted(seen) == sorted(feed.train.labels.tolist())
+    seeds, epoch = torch.tensor([5, 5]), 1
+    shown = [(whole, *feed.show(*batch)) for whole, batch in feed.batches(seeds, epoch, 5, 0, ALONE)]
+    assert [whole for whole, _, _ in shown] == [5, 5, 2]
+    (order,) = draw_order(seeds[:1], epoch, 12)
+    (crops,) = draw_crops(seeds[:1], epoch, order[None])
+    wanted = crop(torch.stack([feed.train[number][0] for number in order.tolist()]), crops, feed.mean)
+    assert torch.equal(torch.cat([pictures for _, pictures, _ in shown]), wanted)
+    assert torch.equal(torch.cat([labels for _, _, labels in shown]), feed.train.labels[order])
+
+
+def test_the_parts_of_all_processes_are_the_steps_that_are_left(feed):
+    seeds, team = torch.tensor([5]), [Team(rank, 3) for rank in range(3)]
+    parts = [[batch for _, batch in feed.batches(seeds, 0, 5, 1, member)] for member in team]
+    for step, (_, whole) in enumerate(feed.batches(seeds, 0, 5, 1, ALONE)):
+        together = [torch.cat(tensors) for tensors in zip(*(part[step] for part in parts), strict=True)]
+        assert all(map(torch.equal, together, whole))
 
 
 def test_evaluation_takes_the_middle_of_every_picture_once(feed):

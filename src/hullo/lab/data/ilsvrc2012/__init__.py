@@ -10,12 +10,11 @@ Too large to be whole on a device: it is packed once (`packing`), then streamed 
 from hullo.lab.data.ilsvrc2012.augment import CROP, centre_crops, crop, draw_crops
 from hullo.lab.data.ilsvrc2012.packed import Pack, PackedPictures
 from hullo.lab.data.ilsvrc2012.state import NAME, Home
-from hullo.lab.data.ilsvrc2012.stream import Batch, read_ahead, split_steps, to_device
+from hullo.lab.data.ilsvrc2012.stream import read_ahead, split_steps, to_device
 
 __all__ = [
     "CROP",
     "NAME",
-    "Batch",
     "Home",
     "Pack",
     "PackedPictures",

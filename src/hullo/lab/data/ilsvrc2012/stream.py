@@ -1,10 +1,13 @@
 """Batches of packed pictures in a given order, read ahead by threads.
 
-    order = draw_order(seeds, epoch, len(pictures))[0]
-    for batch in to_device(read_ahead(pictures, split_steps(order, 256, team=team)), device):
-        x = crop(batch.images, draw_crops(seeds, epoch, batch.numbers[None])[0], mean)
+    (order,) = draw_order(seeds, epoch, len(pictures))
+    (crops,) = draw_crops(seeds, epoch, order[None])
+    read = read_ahead(pictures, split_steps(order.cpu(), 256, team=team))
+    for images, some in zip(to_device(read, device), split_steps(crops, 256, team=team), strict=True):
+        x = crop(images, some, mean)
 
-Which pictures come when is decided before anything is read: it depends on nothing that the threads do.
+Which pictures come when, how they are cropped and what they show is known before anything is read: it depends on
+nothing that the threads do, and only pixels are read.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
+from functools import cache
 
 import numpy as np
 import torch
@@ -28,22 +31,18 @@ from hullo.lab.team import ALONE, Team
 AHEAD = 4
 """Batches that are being read while one is in use."""
 
+BEHIND = 2
+"""Batches that a GPU may still have to use when the next is copied: work enough for it while Python is busy."""
+
 PIECE = 16
 """Pictures that a thread reads at a time."""
-
-
-class Batch(NamedTuple):
-    """Pictures, uint8 of shape (count, 256, 256, 3), their labels and their numbers, both int64."""
-
-    images: Tensor
-    labels: Tensor
-    numbers: Tensor
 
 
 def split_steps(order: Tensor, batch: int, *, start: int = 0, team: Team = ALONE) -> Iterator[Tensor]:
     """The numbers of the pictures that this process of a team sees in each step from `start` on.
 
-    A step takes the next `batch` pictures of the order, the last one those that are left; each process its share.
+    A step takes the next `batch` pictures of the order, the last one those that are left; each process its share. What
+    belongs to the pictures, in the same order, is split in the same way.
 
     Examples:
         >>> [numbers.tolist() for numbers in split_steps(torch.arange(10), 4, start=1, team=Team(1, 2))]
@@ -54,17 +53,20 @@ def split_steps(order: Tensor, batch: int, *, start: int = 0, team: Team = ALONE
         yield numbers[team.share(len(numbers))]
 
 
-def read_ahead(pictures: PackedPictures, steps: Iterable[Tensor], *, workers: int | None = None) -> Iterator[Batch]:
-    """The batch of each step in turn, read by threads, as many as there are cores, while others are in use."""
+def read_ahead(pictures: PackedPictures, steps: Iterable[Tensor], *, workers: int | None = None) -> Iterator[Tensor]:
+    """The pictures of each step in turn, uint8 of shape (count, 256, 256, 3), read while others are in use.
+
+    As many threads read as there are cores, if not told otherwise.
+    """
     memory = Memory()
     threads = ThreadPoolExecutor(workers or available_cores(), thread_name_prefix="read_ahead")
 
-    def begin(numbers: Tensor) -> tuple[Batch, list[Future[None]]]:
-        batch = Batch(memory.lend(len(numbers)), pictures.labels[numbers], numbers)
-        pieces = zip(torch.split(batch.images, PIECE), torch.split(numbers, PIECE), strict=True)
-        return batch, [threads.submit(pictures.read_into, out.numpy(), some.numpy()) for out, some in pieces]
+    def begin(numbers: Tensor) -> tuple[Tensor, list[Future[None]]]:
+        images = memory.lend(len(numbers))
+        pieces = zip(torch.split(images, PIECE), torch.split(numbers, PIECE), strict=True)
+        return images, [threads.submit(pictures.read_into, out.numpy(), some.numpy()) for out, some in pieces]
 
-    under_way: deque[tuple[Batch, list[Future[None]]]] = deque()
+    under_way: deque[tuple[Tensor, list[Future[None]]]] = deque()
     try:
         for numbers in steps:
             under_way.append(begin(numbers))
@@ -98,30 +100,41 @@ class Memory:
         return torch.from_numpy(lent)
 
 
-def _finished(batch: Batch, pieces: list[Future[None]]) -> Batch:
+def _finished(images: Tensor, pieces: list[Future[None]]) -> Tensor:
     for piece in pieces:
         piece.result()
-    return batch
+    return images
 
 
-def to_device(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
-    """The same batches on a device; on a GPU one is copied while the one before it is in use."""
+def to_device(batches: Iterable[Tensor], device: torch.device) -> Iterator[Tensor]:
+    """The same batches on a device; on a GPU one is copied while those before it are in use.
+
+    Python waits for a GPU that falls behind: otherwise all that is read meanwhile would gather in its memory.
+    """
     if device.type != "cuda":
         for batch in batches:
-            yield Batch(*(tensor.to(device) for tensor in batch))
+            yield batch.to(device)
         return
-    copying = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    here = torch.cuda.current_stream(device)
-    ready: Batch | None = None
+    copying, here = _copying(device), torch.cuda.current_stream(device)
+    used: deque[torch.cuda.Event] = deque()
+    ready: Tensor | None = None
     for batch in batches:
         here.wait_stream(copying)  # for `ready`; the copy of `batch` comes after it
         with torch.cuda.stream(copying):
-            copied = Batch(*(tensor.to(device, non_blocking=True) for tensor in batch))
-        for tensor in copied:
-            tensor.record_stream(here)
+            copied = batch.to(device, non_blocking=True)
+        copied.record_stream(here)
         if ready is not None:
             yield ready
+            used.append(here.record_event(torch.cuda.Event(blocking=True)))  # type: ignore[no-untyped-call]
+            if len(used) > BEHIND:
+                used.popleft().synchronize()
         ready = copied
     here.wait_stream(copying)
     if ready is not None:
         yield ready
+
+
+@cache
+def _copying(device: torch.device) -> torch.cuda.Stream:
+    """The stream of all copies to a device: memory that was freed on one stream is not used again on another."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

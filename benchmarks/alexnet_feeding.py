@@ -1,0 +1,150 @@
+"""Does reading ILSVRC-2012 keep up with AlexNet on a GPU? Pictures a second, read, fed and trained on.
+
+    python benchmarks/alexnet_feeding.py [rows.csv]
+
+Packs synthetic pictures of a thousand classes into the temporary directory (8 GB; `TMPDIR` names another), then takes
+turns, some steps at a time, at
+
+    read       batches of the pack into memory, which is pinned, by as many threads as there are cores
+    fed        the same, copied to the device, cropped, flipped, less the mean picture
+    resident   the laboratory's training on one batch again and again, which is on the device: nothing is read
+    streamed   the laboratory's training on what is fed
+
+in bfloat16, batches of 256. What feeding costs is streamed beside resident. Prints the median of the turns, the lowest
+and the highest; with a file named, writes them there too. Without a GPU it takes one step of each with a tiny batch,
+which shows that it runs and no more.
+
+What limits it: the pack has just been written and lies in the page cache, which would not hold the real one, of 252 GB.
+Where that is read from a disk, the disk gives one picture for 196,608 bytes of its bandwidth, so 21,700 a second want
+4.3 GB/s. Each file counts eight times, so that no epoch ends in between: evaluation, checkpoints and the first batches
+of an epoch are left out.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from rich.console import Console
+from torch import Tensor
+
+from hullo.lab.bench.clocks import Clock, clock_for
+from hullo.lab.bench.rows import setting
+from hullo.lab.data.ilsvrc2012 import Pack, read_ahead, split_steps
+from hullo.lab.data.ilsvrc2012.packing import pack
+from hullo.lab.data.ilsvrc2012.pictures import CLASSES, Source
+from hullo.lab.data.ilsvrc2012.workers import available_cores
+from hullo.lab.feeds import Batch, Streamed
+from hullo.lab.progress import Steps
+from hullo.lab.specs import Spec
+from hullo.lab.team import ALONE, Team
+from hullo.lab.training import Training
+
+PICTURES, BATCH, STEPS, WARM_UP, ROUNDS = (40_960, 256, 300, 10, 3) if torch.cuda.is_available() else (4, 2, 1, 0, 1)
+TIMES = 8
+"""How often an epoch shows each picture."""
+
+ACTIVATIONS = ("relu", "affine(identity,relu,tanh)")
+
+
+def make_source(folder: Path) -> Source:
+    """ILSVRC-2012, had it one picture a class, for training and evaluation alike."""
+    colours = np.random.default_rng(0).integers(0, 256, (CLASSES, 16, 16, 3), np.uint8)
+    for label, small in enumerate(colours):
+        stream = io.BytesIO()
+        Image.fromarray(small).resize((256, 256)).save(stream, "JPEG")
+        path = folder / "val" / f"n{label:08}" / f"{label:08}.JPEG"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(stream.getvalue())
+    (folder / "train").symlink_to("val")
+    return Source(folder)
+
+
+def make_pack(folder: Path) -> Pack:
+    some = (source := make_source(folder)).pictures("train")
+    chosen = {"train": (some * (PICTURES // len(some) + 1))[:PICTURES], "val": some[:BATCH]}
+    with Steps(Console(), quiet=True) as progress:
+        pool = partial(ThreadPoolExecutor, available_cores())
+        made = pack(source, chosen, folder / "packed", pool, progress, partial=True)
+    train = made.parts["train"]
+    return replace(made, parts=made.parts | {"train": replace(train, shards=TIMES * train.shards)})
+
+
+class Still(Streamed):
+    """The first batch again and again."""
+
+    def batches(self, seeds: Tensor, epoch: int, size: int, start: int, team: Team) -> Iterator[Batch]:
+        first = next(super().batches(seeds, epoch, size, 0, team))
+        for _ in range(start, self.count // size):
+            yield first
+
+
+def read(feed: Streamed) -> Iterator[None]:
+    for _ in read_ahead(feed.train, split_steps(torch.randperm(feed.count), BATCH)):
+        yield
+
+
+def show(feed: Streamed) -> Iterator[None]:
+    for _, batch in feed.batches(torch.zeros(1, dtype=torch.int64, device=feed.device), 0, BATCH, 0, ALONE):
+        feed.show(*batch)
+        yield
+
+
+def train(feed: Streamed, activation: str) -> Iterator[None]:
+    spec = Spec.usual("alexnet", "ilsvrc2012", activation, batch=BATCH, precision="bfloat16")
+    return Training([spec], feed).advance()
+
+
+def take_turn(steps: Iterator[None], clock: Clock) -> float:
+    """Pictures a second."""
+    for _ in range(WARM_UP):
+        next(steps)
+    clock.wait()
+    start = time.perf_counter()
+    for _ in range(STEPS):
+        next(steps)
+    clock.wait()
+    return STEPS * BATCH / (time.perf_counter() - start)
+
+
+def main() -> None:
+    clock = clock_for(None)
+    where = setting(clock.device_name)
+    print(f"{where}; pictures a second:")
+    with tempfile.TemporaryDirectory() as folder:
+        made = make_pack(Path(folder))
+        feed, still = Streamed(made, clock.device), Still(made, clock.device)
+        cases = {("read", ""): read(feed), ("fed", ""): show(feed)}
+        for row in ACTIVATIONS:
+            cases |= {("resident", row): train(still, row), ("streamed", row): train(feed, row)}
+        turns = [[take_turn(steps, clock) for steps in cases.values()] for _ in range(ROUNDS)]
+        for steps in cases.values():
+            steps.close()  # and the threads that read ahead, while there is something to read
+    rows = []
+    for (kind, row), found in zip(cases, zip(*turns, strict=True), strict=True):
+        middle, lowest, highest = statistics.median(found), min(found), max(found)
+        print(f"{kind:8s} {row:28s} {middle:8,.0f} ({lowest:,.0f} to {highest:,.0f})")
+        how = {"readers": available_cores(), "batch": BATCH, "steps": STEPS, "rounds": ROUNDS}
+        speeds = {"pictures_per_second": middle, "lowest": lowest, "highest": highest}
+        rows.append(vars(where) | {"kind": kind, "activation": row} | how | speeds)
+    if len(sys.argv) > 1:
+        with open(sys.argv[1], "w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()

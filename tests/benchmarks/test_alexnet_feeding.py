@@ -1,0 +1,54 @@
+"""The benchmark of feeding runs from pack to rows, and what it compares is the same training, read or not."""
+
+import csv
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from hullo.lab.team import ALONE
+
+SPEC = importlib.util.spec_from_file_location(
+    "alexnet_feeding", Path(__file__).parents[2] / "benchmarks" / "alexnet_feeding.py"
+)
+feeding = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(feeding)
+
+SEEDS = torch.tensor([0])
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    monkeypatch.setattr(feeding, "PICTURES", 6)
+    return feeding.make_pack(tmp_path)
+
+
+def test_an_epoch_shows_every_packed_picture_as_often_as_it_says(made):
+    feed = feeding.Streamed(made, torch.device("cpu"))
+    labels = torch.cat([labels for _, (_, labels, _) in feed.batches(SEEDS, 0, 5, 0, ALONE)])
+    assert labels.bincount().tolist() == 6 * [feeding.TIMES]
+    assert feed.task.num_classes == 1000
+
+
+def test_the_resident_batch_is_the_first_that_is_streamed(made):
+    feed, still = (kind(made, torch.device("cpu")) for kind in (feeding.Streamed, feeding.Still))
+    whole, first = next(feed.batches(SEEDS, 0, 4, 0, ALONE))
+    again = list(still.batches(SEEDS, 0, 4, 0, ALONE))
+    assert len(again) == feed.count // 4
+    assert all(count == whole and all(map(torch.equal, batch, first)) for count, batch in again)
+
+
+def test_every_case_is_measured_and_kept(tmp_path, monkeypatch, capsys):
+    for name, value in {"PICTURES": 4, "BATCH": 2, "STEPS": 1, "WARM_UP": 0, "ROUNDS": 1}.items():
+        monkeypatch.setattr(feeding, name, value)
+    monkeypatch.setattr(sys, "argv", ["alexnet_feeding.py", str(tmp_path / "rows.csv")])
+    feeding.main()
+    with (tmp_path / "rows.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {(row["kind"], row["activation"]) for row in rows} == {("read", ""), ("fed", "")} | {
+        (kind, row) for kind in ("resident", "streamed") for row in feeding.ACTIVATIONS
+    }
+    assert all(float(row["pictures_per_second"]) > 0 and row["torch"] == torch.__version__ for row in rows)
+    assert capsys.readouterr().out.count("\n") == 1 + len(rows)
