@@ -25,16 +25,22 @@ def load(path: Path) -> ModuleType:
 results = load(ROOT / "tools" / "results.py")
 made = load(ROOT / "tests" / "lab" / "made_records.py")
 
-BLOCKS = "".join(f"before\n<!-- results:{name} -->\nas it was\n<!-- /results -->\nafter\n" for name in results.PARTS)
+BLOCKS = "".join(
+    f"before\n<!-- results:{name} all -->\nas it was\n<!-- /results -->\nafter\n" for name in results.PARTS
+)
+REACHED = {"relu": [85.25] * 2, "affine(identity,relu)": [86.25] * 2}
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A project with records in two folders and a README with every part."""
-    for folder, column, reached in (("a", "kerasnet/cifar10", 85.25), ("b/c", "lenet5/cifar10", 65.25)):
-        path = tmp_path / "results" / folder / "records.jsonl"
-        runs = made.make_records({"relu": [reached] * 2, "affine(identity,relu)": [reached + 1] * 2}, column=column)
-        Records(path).add(runs)
+    """A project with records in folders within folders and a README with every part."""
+    runs = {
+        "a": made.make_records(REACHED),
+        "b/c": made.make_records(REACHED, column="lenet5/cifar10"),
+        "study": made.make_records(REACHED, validation=5000),
+    }
+    for folder, records in runs.items():
+        Records(tmp_path / "results" / "all" / folder / "records.jsonl").add(records)
     (tmp_path / "README.md").write_text(BLOCKS)
     return tmp_path
 
@@ -57,6 +63,8 @@ def test_parts_are_made_once_and_for_all_and_the_rest_is_left_alone(root: Path) 
         "86.25 ± 0.00",
         "is a hull, in every column: holds",
         "device time",
+        "is the best of 1 setting",
+        "The default alone was run",
     ):
         assert shown in text
     assert results.main(["--check"], root) is None
@@ -69,30 +77,52 @@ def test_a_record_more_is_noticed(document: str, root: Path) -> None:
     (root / "docs").mkdir()
     (root / "README.md").rename(root / document)
     results.main([], root)
-    Records(root / "results" / "new" / "records.jsonl").add([made.make_record("tanh", [1.0], seed=9)])
+    Records(root / "results" / "all" / "new" / "records.jsonl").add([made.make_record("tanh", [1.0], seed=9)])
     assert results.main(["--check"], root) == f"{document} is not what the records say; run: python tools/results.py"
 
 
-def test_a_part_may_be_about_one_folder(root: Path) -> None:
-    text = results.with_parts("<!-- results:table b/c -->\n<!-- /results -->", root / "results")
+def test_a_part_is_about_one_folder(root: Path) -> None:
+    text = results.with_parts("<!-- results:table all/b/c -->\n<!-- /results -->", root / "results")
     assert "lenet5/cifar10" in text
     assert "kerasnet" not in text
 
 
-def test_without_records_nothing_is_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_of_the_study_are_in_no_part_but_those_about_it(tmp_path: Path) -> None:
+    """In this project's documents, as they are marked."""
+    texts = [(ROOT / name).read_text() for name in results.DOCUMENTS]
+
+    def parts() -> dict[tuple[str, str], str]:
+        written = "".join(results.with_parts(text, tmp_path) for text in texts)
+        return {(name, folder): text for _, name, folder, text, _ in results.MARKED.findall(written)}
+
+    Records(tmp_path / "columns" / "records.jsonl").add(made.make_records(REACHED))
+    before = parts()
+    Records(tmp_path / "study" / "records.jsonl").add(made.make_records(REACHED, validation=5000))
+    chosen = made.make_records(REACHED, coefficient_lr_scale=10.0)
+    Records(tmp_path / "study-test" / "records.jsonl").add(chosen)
+    after = parts()
+    assert {name for (name, _), text in before.items() if results.NOTHING in text} == {"study", "study-test"}
+    assert {name for (name, _), text in after.items() if results.NOTHING in text} == set()
+    assert {key for key in after if before[key] != after[key]} == {("study", "study"), ("study-test", "study-test")}
+
+
+def test_without_records_every_part_says_so(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text(BLOCKS)
-    assert results.main(["--check"], tmp_path) is results.main([], tmp_path) is None
-    assert (tmp_path / "README.md").read_text() == BLOCKS
-    assert capsys.readouterr().out.startswith("there are no records in results")
+    assert results.main([], tmp_path) is None
+    assert (tmp_path / "README.md").read_text() == BLOCKS.replace("as it was", results.NOTHING)
+    assert results.main(["--check"], tmp_path) is None
 
 
 @pytest.mark.parametrize(
     ("marker", "said"),
     [
-        ("results:chart", "README.md: <!-- results:chart -->: there is no part 'chart'; there are table, details"),
-        ("results:table nowhere", "nowhere does not exist"),
+        ("results:chart all", "README.md: <!-- results:chart all -->: there is no part 'chart'; there are table, deta"),
+        ("results:table", "README.md: <!-- results:table -->: name a folder of results, too"),
+        ("results:table broken", "records.jsonl, line 1"),
     ],
 )
 def test_a_part_that_cannot_be_made_is_an_error(marker: str, said: str, root: Path) -> None:
+    (root / "results" / "broken").mkdir()
+    (root / "results" / "broken" / "records.jsonl").write_text("no record\n")
     (root / "README.md").write_text(f"<!-- {marker} -->\n<!-- /results -->")
     assert said in results.main([], root)

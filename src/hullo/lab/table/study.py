@@ -1,0 +1,208 @@
+"""Which default is best? Runs that differ in how a hull learns, compared with what a spelling means by default.
+
+Choices are made on training pictures that were held out; those chosen are then run with the test pictures, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import astuple, dataclass, replace
+from functools import cached_property
+from statistics import mean
+from typing import NamedTuple
+
+from hullo.lab.activations import Row
+from hullo.lab.intervals import Interval
+from hullo.lab.records import Record
+from hullo.lab.specs import Spec
+from hullo.lab.table.experiments import Experiment, place
+from hullo.lab.table.lines import title
+from hullo.lab.table.markdown import escape, grid, origin
+
+TOP = 10
+"""How many settings are shown at once, beside the default."""
+
+
+class Choice(NamedTuple):
+    """How a hull's coefficients are kept, where they start, how fast they learn, and how many rows of them there are.
+
+    >>> from hullo.lab.specs import Spec
+    >>> from hullo.lab.table.study import Choice
+    >>> str(Choice.of(Spec("lenet5", "cifar10", "affine(identity,relu,start=relu)", coefficient_lr_scale=10)))
+    'keep=recentred start=relu scale=10 per=layer'
+    """
+
+    keep: str
+    start: str
+    scale: float
+    per: str
+
+    @classmethod
+    def of(cls, spec: Spec) -> Choice:
+        row = Row.parse(spec.activation)
+        return cls(row.keep, row.begin.name if row.begin else "uniform", spec.coefficient_lr_scale, row.per)
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={_spell(level)}" for name, level in self._asdict().items())
+
+
+class Effect(NamedTuple):
+    """What a level of a factor does, against the default level: in each of so many pairs, all else is equal."""
+
+    factor: str
+    level: str | float
+    usual: str | float
+    pairs: int
+    difference: Interval | None  # None where the pairs have no seed in common
+
+
+@dataclass(frozen=True)
+class Family:
+    """Runs of one hull that differ in their choice and seed alone.
+
+    Args:
+        plain: what they share; its activation and its rate of coefficients are the defaults, its seed means nothing.
+        records: one a run.
+    """
+
+    plain: Spec
+    records: tuple[Record, ...]
+
+    @property
+    def default(self) -> Choice:
+        return Choice.of(self.plain)
+
+    @cached_property
+    def reached(self) -> dict[Choice, dict[int, float]]:
+        """Accuracy after the last epoch by choice, the best mean first, and seed."""
+        found: dict[Choice, dict[int, float]] = {}
+        for record in self.records:
+            found.setdefault(Choice.of(record.spec), {})[record.spec.seed] = record.accuracy
+        return dict(sorted(found.items(), key=lambda item: (-mean(item[1].values()), item[0] != self.default, item[0])))
+
+    @property
+    def best(self) -> Choice:
+        return next(iter(self.reached))
+
+    def difference(self, *pairs: tuple[Choice, Choice]) -> Interval | None:
+        """By how much the first of each pair exceeds the second, over the seeds that all have; None if there are none.
+
+        Runs of one seed are no independent witnesses, so a seed counts once, with its mean over all pairs.
+        """
+        both = [(self.reached.get(one, {}), self.reached.get(other, {})) for one, other in pairs]
+        seeds = set.intersection(*(set(one) & set(other) for one, other in both))
+        each = [mean(one[seed] - other[seed] for one, other in both) for seed in sorted(seeds)]
+        return Interval.of(each) if each else None
+
+    @property
+    def effects(self) -> Iterator[Effect]:
+        """Factor by factor, each level that is not the default."""
+        for factor, usual in self.default._asdict().items():
+            for level in sorted({getattr(choice, factor) for choice in self.reached} - {usual}):
+                alike = ((c, c._replace(**{factor: usual})) for c in self.reached if getattr(c, factor) == level)
+                if pairs := [pair for pair in alike if pair[1] in self.reached]:
+                    yield Effect(factor, level, usual, len(pairs), self.difference(*pairs))
+
+
+def families(records: Iterable[Record]) -> list[Family]:
+    """The families that records of hulls make up; runs that differ in anything else are never in one."""
+    found: dict[Spec, list[Record]] = {}
+    for record in records:
+        row = Row.parse(record.spec.activation)
+        if row.learns:
+            hull = f"{row.kind}({','.join(item.name for item in row.bases)})"
+            plain = replace(record.spec, activation=hull, coefficient_lr_scale=Spec.coefficient_lr_scale, seed=0)
+            found.setdefault(plain, []).append(record)
+    ordered = sorted(found, key=lambda plain: (place(plain.column), astuple(plain)))
+    return [Family(plain, tuple(found[plain])) for plain in ordered]
+
+
+def study_tables(records: Iterable[Record]) -> str:
+    """What runs with held-out pictures say, as Markdown: the best choice, the effect of each factor, all choices."""
+    return _render((r for r in records if r.spec.validation), _winner, _effects, _ranking)
+
+
+def study_test_tables(records: Iterable[Record]) -> str:
+    """What runs with the test pictures say of the choices that were made, as Markdown."""
+    return _render((r for r in records if not r.spec.validation), _outcome, _ranking)
+
+
+def _render(records: Iterable[Record], *parts: Callable[[Family], str]) -> str:
+    """Under a heading a family, its parts; nothing of no records."""
+    found = families(records)
+    texts = [text for family in found for part in (_head, *parts) if (text := part(family))]
+    read = "Means and 95 % intervals over seeds; differences on the same seeds; runs that diverged count as they ended."
+    made = f"<sub>{read} {origin(record for family in found for record in family.records)}</sub>"
+    return "\n\n".join([*texts, made]) if texts else ""
+
+
+def _head(family: Family) -> str:
+    plain = family.plain
+    shared = Experiment(f"{plain.activation}, {plain.column}", plain, plain.epochs, family.records)
+    return "\n\n".join([f"### {escape(title(shared))}", *map(escape, shared.remarks)])
+
+
+def _winner(family: Family) -> str:
+    """The best choice, whether that is clear, and what to think of it."""
+    number = len(family.reached)
+    settings = f"{number} setting{'s' * (number > 1)}"
+    if family.best == family.default:
+        return escape(f"The default, {family.default}, is the best of {settings}.")
+    flattered = f"Picked from {number}, its lead is flattered: what it reaches on the test pictures counts."
+    return escape(f"{family.best} is the best of {settings}: {_lead(family, family.best)}. {flattered}")
+
+
+def _outcome(family: Family) -> str:
+    """How each choice did, be it better or worse than the default."""
+    others = [choice for choice in family.reached if choice != family.default]
+    said = [f"{choice}: {_lead(family, choice)}." for choice in others] or ["The default alone was run."]
+    if len(others) > 1:
+        said.append(f"As {len(others)} settings saw the test pictures, the best of them is flattered here, too.")
+    return escape(" ".join(said))
+
+
+def _lead(family: Family, choice: Choice) -> str:
+    difference = family.difference((choice, family.default))
+    if difference is None:
+        return "the default was not run with its seeds"
+    against = f"{difference.spell('+.2f')} against the default"
+    if difference.half is None:
+        return f"{against}, but one seed decides nothing"
+    holds_zero = difference.low <= 0 <= difference.high
+    return f"{against}, which is {'not clear, as the interval holds 0' if holds_zero else 'clear'}"
+
+
+def _effects(family: Family) -> str:
+    lines = []
+    for factor, level, usual, pairs, difference in family.effects:
+        sides = (escape(f"{factor}={_spell(side)}") for side in (level, usual))
+        seeds = difference.count if difference else 0
+        lines.append([*sides, difference.spell("+.2f") if difference else "", str(pairs), str(seeds)])
+    return grid(("level", "against", "difference", "pairs of settings", "seeds"), lines) if lines else ""
+
+
+def _ranking(family: Family) -> str:
+    """The best choices and the default; the others are folded away."""
+    head = ("", *Choice._fields, "accuracy", "vs default", "seeds", "")
+    lines = {choice: _line(family, rank, choice) for rank, choice in enumerate(family.reached, 1)}
+    shown = {*list(lines)[:TOP], family.default}
+    hidden = [line for choice, line in lines.items() if choice not in shown]
+    folded = f"\n\n<details><summary>The other {len(hidden)}</summary>\n\n{grid(head, hidden)}\n\n</details>"
+    return grid(head, (line for choice, line in lines.items() if choice in shown)) + folded * bool(hidden)
+
+
+def _line(family: Family, rank: int, choice: Choice) -> list[str]:
+    accuracy = Interval.of(family.reached[choice].values())
+    over = None if choice == family.default else family.difference((choice, family.default))
+    pairs = over.count if over else accuracy.count
+    diverged = sum(record.diverged for record in family.records if Choice.of(record.spec) == choice)
+    notes = ["best"] * (rank == 1) + ["default"] * (choice == family.default)
+    notes += [f"{diverged} diverged"] * bool(diverged)
+    notes += [f"{pairs} of the seeds with the default"] * (pairs < accuracy.count)
+    figures = [accuracy.spell(), over.spell("+.2f") if over else "", str(accuracy.count), ", ".join(notes)]
+    texts = [str(rank), *(escape(_spell(level)) for level in choice), *figures]
+    return [f"**{text}**" if text and rank == 1 else text for text in texts]
+
+
+def _spell(level: str | float) -> str:
+    return level if isinstance(level, str) else f"{level:g}"
