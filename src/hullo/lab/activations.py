@@ -21,6 +21,7 @@ from hullo.bases import Base, base, names, resolve
 from hullo.coefficients import Hyperplane, Simplex, way
 from hullo.functional import apply
 from hullo.kernels import Plan
+from hullo.lab import kernels
 
 HULLS: dict[str, type[Simplex] | type[Hyperplane]] = {"convex": Simplex, "affine": Hyperplane}
 KEEP = {"fixed": "given", "convex": "projection", "affine": "recentred"}
@@ -149,6 +150,8 @@ class Activations(nn.Module):
 
     raw: Tensor
     unused: Tensor
+    codes: Tensor
+    order: Tensor
 
     def __init__(self, rows: Sequence[Row], widths: Sequence[int]) -> None:
         super().__init__()
@@ -159,14 +162,18 @@ class Activations(nn.Module):
         self.bases = in_order(item for row in rows for item in row.start)
         start = torch.tensor([[row.start.get(item, 0.0) for item in self.bases] for row in rows]).unsqueeze(1)
         unused = torch.tensor([[item not in row.start for item in self.bases] for row in rows]).unsqueeze(1)
+        codes = torch.tensor([CODES[row.keep] for row in rows], dtype=torch.int32).view(-1, 1, 1)
+        layers = sum(self.widths)
+        numbers = torch.arange(len(rows) * layers, dtype=torch.int32).view(-1, layers)
+        order = torch.cat([own.flatten() for own in torch.split(numbers, self.widths, 1)])  # of rows, layer by layer
         self.register_buffer("unused", unused, persistent=False)
+        self.register_buffer("codes", codes, persistent=False)
+        self.register_buffer("order", order, persistent=False)
         self.ways = tuple(sorted({row.keep for row in rows}))
         raw = start
         for name in self.ways:
-            chosen = torch.tensor([row.keep == name for row in rows]).view(-1, 1, 1)
-            self.register_buffer(f"by_{name}", chosen, persistent=False)
-            raw = torch.where(chosen, WAYS[name].raw(start, unused), raw)
-        raw = raw.repeat(1, sum(self.widths), 1)
+            raw = torch.where(codes == CODES[name], WAYS[name].raw(start, unused), raw)
+        raw = raw.repeat(1, layers, 1)
         if any(row.learns for row in rows):
             self.raw = nn.Parameter(raw)
         else:
@@ -175,17 +182,22 @@ class Activations(nn.Module):
     @property
     def coefficients(self) -> Tensor:
         """The coefficients of every member and layer, shape (K, L, N), over `bases`; each row is in its hull."""
-        if not isinstance(self.raw, nn.Parameter):
-            return self.raw
-        ways = [(WAYS[name], getattr(self, f"by_{name}")) for name in self.ways]
-        kept: Tensor = _Kept.apply(self.raw, self.unused, ways)  # type: ignore[no-untyped-call]
-        return kept
+        return torch.cat([rows.view(len(self.rows), -1, len(self.bases)) for rows in self._by_layer()], 1)
 
     def forward(self) -> Iterator[Activation]:
         """The activation functions, layer by layer."""
-        for rows in torch.split(self.coefficients.transpose(0, 1).contiguous(), self.widths):
-            own = rows.transpose(0, 1).flatten(0, 1)  # (K * width, N)
-            yield Activation(own[0] if len(own) == 1 else own, self.bases)  # one row for all channels is faster
+        for rows in self._by_layer():
+            yield Activation(rows.squeeze(0), self.bases)  # one row for all channels is faster
+
+    def _by_layer(self) -> Sequence[Tensor]:
+        """The coefficients of each layer, (K * width, N), all kept in one pass."""
+        if kernels.serve(self.raw):
+            from hullo.lab.kernels.keep import keep
+
+            return keep(self.raw, self.unused, self.codes, self.order, self.widths)
+        kept: Tensor = _Kept.apply(self.raw, self.unused, self.codes, self.ways)  # type: ignore[no-untyped-call]
+        layers = torch.split(kept.transpose(0, 1).contiguous(), self.widths)
+        return [rows.transpose(0, 1).flatten(0, 1) for rows in layers]
 
     def extra_repr(self) -> str:
         return f"{', '.join(dict.fromkeys(map(str, self.rows)))}; layers={len(self.widths)}"
@@ -271,24 +283,26 @@ WAYS = {
 }
 """The library's ways, for rows side by side that use different bases."""
 
+CODES = {name: code for code, name in enumerate(WAYS)}
+
 
 class _Kept(torch.autograd.Function):
     """Raw numbers to coefficients, each row by its own way and over the bases it uses."""
 
     @staticmethod
-    def forward(ctx: Any, raw: Tensor, unused: Tensor, ways: Sequence[tuple[_Way, Tensor]]) -> Tensor:
+    def forward(ctx: Any, raw: Tensor, unused: Tensor, codes: Tensor, ways: Sequence[str]) -> Tensor:
         kept = raw
-        for item, chosen in ways:
-            kept = torch.where(chosen, item.coefficients(raw, unused), kept)
+        for name in ways:
+            kept = torch.where(codes == CODES[name], WAYS[name].coefficients(raw, unused), kept)
         ctx.ways = ways
-        ctx.save_for_backward(raw, kept, unused)
+        ctx.save_for_backward(raw, kept, unused, codes)
         return kept
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        raw, kept, unused = ctx.saved_tensors
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        raw, kept, unused, codes = ctx.saved_tensors
         pulled = gradient
-        for item, chosen in ctx.ways:
-            pulled = torch.where(chosen, item.pullback(raw, kept, gradient, unused), pulled)
-        return pulled, None, None
+        for name in ctx.ways:
+            pulled = torch.where(codes == CODES[name], WAYS[name].pullback(raw, kept, gradient, unused), pulled)
+        return pulled, None, None, None

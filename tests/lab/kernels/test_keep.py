@@ -1,0 +1,262 @@
+"""One kernel keeps the coefficients of all members and layers as the plain form does: on a GPU where there is one, else
+on the CPU through Triton's interpreter."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import hullo
+from hullo.lab import kernels
+from hullo.lab.activations import Activations, Row
+
+pytest.importorskip("triton")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+from hullo.lab.kernels.keep import keep  # noqa: E402
+
+pytestmark = [  # of the interpreter: inf - inf and the like, and its own way of reading a number
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
+]
+
+NAMES = [name for name in hullo.names() if not name.startswith(("unit_", "leaky", "celu", "selu"))][:9]
+HULLS = ["convex({},keep=projection)", "convex({},keep=softmax)", "affine({},keep=recentred)", "affine({},keep=free)"]
+EVERY = [
+    *(hull.format(",".join(bases)) for hull in HULLS for bases in (NAMES[:3], NAMES[:2], NAMES[1:3], NAMES[2:3])),
+    "relu",
+    "leaky_relu(0.2)",
+]
+"""Each way over all bases, over some and over one."""
+CLOSE = {"rtol": 1e-6, "atol": 1e-6, "equal_nan": True}
+
+bases = st.lists(st.sampled_from(NAMES), min_size=1, unique=True).map(",".join)
+hulls = st.builds(str.format, st.sampled_from(HULLS), bases)
+members = st.one_of(
+    st.tuples(st.just(""), st.lists(hulls | st.sampled_from(NAMES), min_size=1, max_size=4)),
+    st.tuples(st.just(",per=channel)"), st.lists(hulls, min_size=1, max_size=3)),
+)
+
+
+def build(rows: list[str], widths: list[int]) -> Activations:
+    return Activations([Row.parse(row) for row in rows], widths).to(DEVICE)
+
+
+def fill(layers: Activations, raw: Tensor) -> None:
+    """Set the raw numbers of rows that learn, those of bases that they do not use to what must not matter."""
+    learns = torch.tensor([row.learns for row in layers.rows], device=DEVICE).view(-1, 1, 1)
+    with torch.no_grad():
+        layers.raw.copy_(torch.where(learns, raw.to(layers.raw), layers.raw))
+
+
+def run(layers: Activations, gradients: Tensor) -> tuple[Tensor, Tensor]:
+    """The kernel's coefficients and the gradient for raw numbers, where the layers get parts of `gradients`."""
+    raw = layers.raw.detach().requires_grad_()
+    kept = keep(raw, layers.unused, layers.codes, layers.order, layers.widths)
+    assert [len(rows) for rows in kept] == [len(layers.rows) * width for width in layers.widths]
+    parts = gradients.to(raw).split([len(rows) for rows in kept])
+    return torch.cat(kept).detach(), torch.autograd.grad(kept, raw, parts)[0]
+
+
+def plain(layers: Activations, gradients: Tensor) -> tuple[Tensor, Tensor]:
+    """The same by plain operations in float64."""
+    layers = copy.deepcopy(layers).double()
+    layers.raw = torch.nn.Parameter(layers.raw.detach())
+    kept = [activation.rows.view(-1, len(layers.bases)) for activation in layers()]
+    parts = gradients.to(layers.raw).split([len(rows) for rows in kept])
+    return torch.cat(kept).detach(), torch.autograd.grad(kept, layers.raw, parts)[0]
+
+
+def check(layers: Activations, gradients: Tensor) -> tuple[Tensor, Tensor]:
+    found, expected = run(layers, gradients), plain(layers, gradients)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours.double(), theirs, **CLOSE)
+    return found
+
+
+def eighths(shape: tuple[int, ...], most: int = 2) -> Tensor:
+    """Numbers with many ties and few digits: both forms then agree on which coefficients are zero."""
+    return torch.randint(-8 * most, 8 * most + 1, shape) / 8
+
+
+@settings(max_examples=30)
+@given(
+    members=members,
+    widths=st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    most=st.integers(1, 5),
+    seed=st.integers(0, 2**31),
+)
+def test_any_rows_and_layers_agree_with_float64(
+    members: tuple[str, list[str]], widths: list[int], most: int, seed: int
+) -> None:
+    per, rows = members
+    layers = build([row.removesuffix(")") + per if per else row for row in rows], widths)
+    torch.manual_seed(seed)
+    fill(layers, eighths(layers.raw.shape, most))
+    check(layers, eighths((len(layers.order), len(layers.bases)), most))
+
+
+def test_every_way_agrees_beside_the_others() -> None:
+    layers = build(EVERY, widths=[1] * 10)
+    fill(layers, torch.randn(layers.raw.shape))
+    check(layers, torch.randn(len(layers.order), len(layers.bases)))
+
+
+@settings(max_examples=25)
+@given(st.lists(st.floats(-(2**99), 2**99, width=32), min_size=4 * 5, max_size=4 * 5), st.floats(-1e6, 1e6, width=32))
+def test_convex_coefficients_are_exact_wherever_an_optimiser_goes(numbers: list[float], level: float) -> None:
+    layers = build([hull.format(",".join(NAMES[:n])) for hull in HULLS[:2] for n in (4, 5)], widths=[1])
+    raw = torch.tensor(numbers).view(4, 1, 5)
+    raw[::2] = raw[::2].remainder(1.0) + level
+    fill(layers, raw)
+    kept, _ = check(layers, torch.ones(4, 5))
+    assert (kept >= 0).all()
+    assert not kept[layers.unused[:, 0]].any()
+    torch.testing.assert_close(kept.double().sum(-1).cpu(), torch.ones(4, dtype=torch.float64), rtol=0, atol=5e-7)
+
+
+@pytest.mark.parametrize(
+    ("raw", "coefficients", "gradient", "pulled"),
+    [
+        ((1, 0, 0), (1, 0, 0), (0, -1, 1), (0.5, -0.5, 0)),  # leaves a vertex for the better of its neighbours
+        ((1, 0, 0), (1, 0, 0), (-1, 2, 2), (0, 0, 0)),  # stays, since both are worse
+        ((9, 9, -9), (0.5, 0.5, 0), (1, 3, 2), (-1, 1, 0)),  # moves along an edge
+        ((1, 1, -1), (0.5, 0.5, 0), (3, 3, 0), (1, 1, -2)),  # leaves an edge
+        ((-4, -4, -4), (1 / 3, 1 / 3, 1 / 3), (0, 3, 6), (-3, 0, 3)),  # is free inside
+    ],
+)
+def test_a_projection_leaves_vertices_and_edges_when_the_gradient_says_so(
+    raw: tuple[float, ...], coefficients: tuple[float, ...], gradient: tuple[float, ...], pulled: tuple[float, ...]
+) -> None:
+    layers = build([f"convex({','.join(NAMES[:3])})", f"convex({','.join(NAMES[:4])})"], widths=[1])
+    padded = torch.tensor([[*raw, 7.0], [*raw, -9.0]]).unsqueeze(1)  # not used, and far from being used
+    fill(layers, padded)
+    kept, found = check(layers, torch.tensor([[*gradient, -100.0], [*gradient, 100.0]]))
+    assert kept[0].tolist() == pytest.approx([*coefficients, 0], abs=1e-7)
+    assert kept[1].tolist() == pytest.approx([*coefficients, 0], abs=1e-7)
+    assert found[0, 0].tolist() == found[1, 0].tolist() == pytest.approx([*pulled, 0], abs=1e-7)
+
+
+@pytest.mark.parametrize("count", [1, 3, 4])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("sick", [slice(0, None, 2), slice(1, None, 2)])
+def test_a_row_that_diverges_is_as_in_the_plain_form_and_the_others_are_unchanged_to_the_bit(
+    sick: slice, value: float, count: int
+) -> None:
+    rows = [hull.format(",".join(NAMES[:n])) for hull in HULLS for n in sorted({1, count // 2 + 1, count})]
+    layers = build([*rows, NAMES[0]], widths=[1] * count)
+    raw, gradient = 2 * torch.randn(layers.raw.shape), torch.randn(count, *layers.raw.shape[::2])
+    fill(layers, raw)
+    healthy = run(layers, gradient.flatten(0, 1))
+    worse, worse_gradient = raw.clone(), gradient.clone()
+    for base in range(count):  # in each layer another
+        worse[sick, base, base] = value
+        worse_gradient[base, sick, base] = value
+    others = torch.ones(count, len(layers.rows), dtype=torch.bool)
+    others[:, sick] = False
+    found = [check(layers, worse_gradient.flatten(0, 1))]
+    fill(layers, worse)
+    found += [check(layers, given.flatten(0, 1)) for given in (gradient, worse_gradient)]
+    for kept, pulled in found:
+        assert torch.equal(kept[others.flatten()], healthy[0][others.flatten()])
+        assert torch.equal(pulled[others.T], healthy[1][others.T])
+
+
+def test_layers_without_a_gradient_count_as_zero() -> None:
+    layers = build(EVERY[:5], widths=[1] * 4)
+    fill(layers, torch.randn(layers.raw.shape))
+    gradients = torch.randn(len(layers.order), len(layers.bases))
+    gradients[5:10] = gradients[15:20] = 0
+    _, expected = run(layers, gradients)
+    raw = layers.raw.detach().requires_grad_()
+    kept = keep(raw, layers.unused, layers.codes, layers.order, layers.widths)
+    parts = gradients.to(DEVICE).split(5)
+    (found,) = torch.autograd.grad(kept[::2], raw, parts[::2])
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_16_bits_are_those_of_float32_rounded(dtype: torch.dtype) -> None:
+    layers = build(EVERY, widths=[1, 1]).to(dtype)
+    fill(layers, eighths(layers.raw.shape))
+    found, expected = (run(layers.to(kind), torch.ones(2 * len(EVERY), 3)) for kind in (dtype, torch.float32))
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.dtype == dtype
+        torch.testing.assert_close(ours, theirs.to(dtype), rtol=0.01, atol=0.01)
+
+
+@pytest.mark.parametrize("rows", [["relu"], ["convex(identity,relu)"], ["tanh", *EVERY]])
+def test_activations_are_kept_by_the_kernel_where_it_serves(rows: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "serve", lambda x: x.dtype != torch.float64)
+    layers = build(rows, widths=[3, 1])
+    fill(layers, torch.randn(layers.raw.shape))
+    oracle = copy.deepcopy(layers).double()
+    found, expected = list(layers()), list(oracle())
+    assert [item.rows.shape for item in found] == [item.rows.shape for item in expected]
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours.rows.double(), theirs.rows, **CLOSE)
+    torch.testing.assert_close(layers.coefficients.double(), oracle.coefficients, **CLOSE)
+    if layers.raw.requires_grad:
+        assert found[0].rows.grad_fn.next_functions[0][0].name() == "_KeepBackward"
+        upstream = torch.randn(layers.raw.shape, device=DEVICE)
+        layers.coefficients.backward(upstream)
+        oracle.coefficients.backward(upstream.double())
+        torch.testing.assert_close(layers.raw.grad.double(), oracle.raw.grad, **CLOSE)
+
+
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from hullo.lab.kernels import keep
+
+for bases in (1, 3, 4, 16):
+    columns = triton.next_power_of_2(bases)
+    constants = dict(BASES=bases, COLUMNS=columns, ROWS=max(1, keep.PAIRS // columns**2))
+    for kernel, tensors in ((keep._keep, 2), (keep._pull, 3)):
+        kinds = ["*fp32"] * tensors + ["*i1", "*i32", "*i32", "i32", "i32"] + ["constexpr"] * len(constants)
+        source = ASTSource(kernel, dict(zip(kernel.arg_names, kinds)), constants)
+        print(compile(source, GPUTarget("cuda", 90, 32), {"num_warps": 1}).name)
+"""
+
+
+def test_it_compiles_for_a_gpu() -> None:
+    """Which takes no GPU; the interpreter runs what a compiler refuses."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == 4 * ["_keep", "_pull"]
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")
+def test_one_kernel_forward_and_two_backward_for_all_layers_also_in_a_cuda_graph() -> None:
+    layers = build(EVERY, widths=[1] * 55)
+    fill(layers, torch.randn(layers.raw.shape))
+    gradients = torch.randn(len(layers.order), len(layers.bases), device=DEVICE).split(len(EVERY))
+    gradients = [gradient.clone() for gradient in gradients]
+    raw = layers.raw.detach().requires_grad_()
+
+    def passes() -> tuple[Tensor, ...]:
+        kept = keep(raw, layers.unused, layers.codes, layers.order, layers.widths)
+        return *(rows.detach() for rows in kept), torch.autograd.grad(kept, raw, gradients)[0]
+
+    expected = passes()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        passes()
+        torch.cuda.synchronize()
+    launched = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    assert len(launched) == 3  # one of them puts the layers' gradients side by side
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = passes()
+    graph.replay()
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
