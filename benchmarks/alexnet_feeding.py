@@ -52,7 +52,7 @@ from hullo.lab.specs import Spec
 from hullo.lab.team import ALONE, Team
 from hullo.lab.training import Training
 
-PICTURES, BATCH, STEPS, WARM_UP, ROUNDS = (40_960, 256, 300, 10, 3) if torch.cuda.is_available() else (4, 2, 1, 0, 1)
+PICTURES, BATCH, STEPS, WARM_UP, ROUNDS = (40_960, 256, 120, 10, 3) if torch.cuda.is_available() else (4, 2, 1, 0, 1)
 TIMES = 8
 """How often an epoch shows each picture."""
 

@@ -7,6 +7,7 @@ one that diverges goes on beside the others without touching them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -177,14 +178,15 @@ class _Graph:
         self.batch = tuple(tensor.clone() for tensor in batch)
         training.network.train()
         before = {name: tensor.clone() for name, tensor in training.state_dict().items()}
-        side = torch.cuda.Stream(training.feed.device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream(training.feed.device))
+        device = training.feed.device
+        side = _side(device)
+        side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):  # libraries choose and set up their kernels before a capture
             for _ in range(3):
                 training._take_step(self.whole, *self.batch)
-        torch.cuda.current_stream(training.feed.device).wait_stream(side)
+        torch.cuda.current_stream(device).wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        with torch.cuda.graph(self.graph, stream=side):
             training._take_step(self.whole, *self.batch)
         training.load_state_dict(before)
 
@@ -195,3 +197,9 @@ class _Graph:
         for known, new in zip(self.batch, batch, strict=True):
             known.copy_(new)
         self.graph.replay()
+
+
+@cache
+def _side(device: torch.device) -> torch.cuda.Stream:
+    """The stream of all captures on a device: libraries keep memory for every stream that they have worked on."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
