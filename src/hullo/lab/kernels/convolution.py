@@ -112,13 +112,14 @@ def _slide_over(x: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape, *,
     wide = triton.next_power_of_2(channels) if channels % 4 else channels
     if wide > channels:  # so that several channels are read at a time
         x = F.pad(x.permute(0, 2, 3, 1).unflatten(3, (shape.members, channels)), (0, wide - channels))
+    some = SLIDE.positions if wide % 8 == 0 else SLIDE.positions // 2  # more addresses leave fewer registers
     with torch.cuda.device_of(x):
-        _slide[(triton.cdiv(positions, SLIDE.positions) * shape.members,)](
+        _slide[(triton.cdiv(positions, some) * shape.members,)](
             y, x, weight, weight if bias is None else bias, shape.members, positions,
             WIDE=wide, CHANNELS=channels, HEIGHT=sides[0], WIDTH=sides[1],
             OUTPUTS=outputs, LINES=results[0], ACROSS=results[1],
             SIDE=shape.side, STRIDE=shape.stride, PAD=shape.padding[0], BACK=back, BIASED=bias is not None,
-            FILTERS=_fit(WIDEST, outputs), POSITIONS=SLIDE.positions, NUMBERS=_fit(SLIDE.numbers, wide * shape.side**2),
+            FILTERS=_fit(WIDEST, outputs), POSITIONS=some, NUMBERS=_fit(SLIDE.numbers, wide * shape.side**2),
             BIG=max(x.numel(), y.numel()) >= 2**31, STAGES=SLIDE.stages, num_warps=SLIDE.warps,
         )  # fmt: skip
     return y.permute(0, 3, 1, 2)
