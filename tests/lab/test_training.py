@@ -111,6 +111,31 @@ def test_bfloat16_is_near_float32_and_not_the_same() -> None:
     assert not torch.equal(full, short)
 
 
+@pytest.mark.parametrize("network", ["lenet5", "kerasnet"])
+def test_every_further_member_takes_as_much_memory_as_the_one_before(network: str) -> None:
+    def held(count: int) -> int:
+        """Bytes of the state, and of what a step holds between its two passes."""
+        specs = [replace(members(network)[k % 3], seed=k) for k in range(count)]
+        training, known = Training(specs, FEED), {}
+
+        def pack(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            known[storage.data_ptr()] = (storage.nbytes(), tensor)  # which keeps its address from being used again
+            return tensor
+
+        _, batch = next(FEED.batches(training.network.seeds, 0, 4, 0, training.team))
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            losses, _ = training._losses(*FEED.show(*batch))
+        assert losses.requires_grad
+        state = sum(tensor.nbytes for name, tensor in training.state_dict().items() if name != "position")
+        return state + sum(size for size, _ in known.values())
+
+    three, six, nine = held(3), held(6), held(9)
+    assert 0 < three < six
+    # the optimiser's count of updates and the like are there once
+    assert abs((nine - six) - (six - three)) < 1e-3 * three
+
+
 def test_members_that_cannot_stand_side_by_side_are_refused() -> None:
     first, *others = members()
     with pytest.raises(ValueError, match=r"shares all but activations, seeds and rates: lenet5/.*; .*batch=8 "):
