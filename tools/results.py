@@ -17,6 +17,7 @@ from pathlib import Path
 
 from hullo.lab.claims import claims, render_claims
 from hullo.lab.records import Record
+from hullo.lab.table.epochs import epochs_tables
 from hullo.lab.table.experiments import experiments, read_records
 from hullo.lab.table.markdown import detailed_tables, glance_table
 from hullo.lab.table.speed import cost_table, speed_table
@@ -30,6 +31,7 @@ NOTHING = "There are no records yet."
 PARTS: dict[str, Callable[[Sequence[Record]], str]] = {
     "table": lambda records: glance_table(experiments(records)),
     "details": lambda records: detailed_tables(experiments(records)),
+    "epochs": lambda records: epochs_tables(experiments(records)),
     "claims": lambda records: render_claims(claims(experiments(records))),
     "speed": speed_table,
     "cost": cost_table,

@@ -16,6 +16,7 @@ from hullo.lab import paper
 from hullo.lab.bench.rows import Setting
 from hullo.lab.records import Record
 from hullo.lab.table import latex, markdown
+from hullo.lab.table.epochs import epochs_tables
 from hullo.lab.table.experiments import SETTINGS, experiments
 from hullo.lab.table.speed import cost_table, paces, speed_table
 from hullo.lab.table.terminal import terminal_table
@@ -191,3 +192,12 @@ def test_a_columns_cost_is_what_its_widest_population_took_for_a_network_times_s
     alone = make_records({"convex(identity,relu)": [80.0]}, members=1, seconds=20.0)
     ((_, line),) = parsed(cost_table(alone + wide))
     assert line[2:] == ["4.5", "1", f"{60 * 4.5 / 3600:.3g}"]
+
+
+def test_accuracies_on_the_way_are_those_after_each_quarter() -> None:
+    runs = [make_record("relu", [seed + 10.0 * epoch for epoch in range(1, 9)], seed=seed) for seed in (0, 2)]
+    runs.append(make_record("tanh", [50.0] * 6 + [49.0, 48.0]))
+    ((head, relu, tanh),) = parsed(epochs_tables(experiments(runs)))
+    assert head[1:6] == ["2", "4", "6", "8", "from 6 to 8"]
+    assert relu == ["relu", "21.00", "41.00", "61.00", "81.00", "+20.00 ± 0.00", "+1.03"]
+    assert tanh[1:6] == ["50.00", "50.00", "50.00", "48.00", "-2.00"]
