@@ -28,11 +28,19 @@ def conv2d(
     return F.conv2d(x, weight, bias, stride, before, groups=groups)
 
 
+def ours(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: tuple[int, int], groups: int) -> Tensor:
+    """The laboratory's."""
+    from hullo.lab.kernels.convolution import convolve
+
+    return convolve(x, weight, bias, members=groups, stride=stride, padding=padding)
+
+
 Convolution = Callable[[Tensor, Tensor, Tensor | None, int, tuple[int, int], int], Tensor]
 
 VARIANTS: dict[str, tuple[Convolution, torch.memory_format]] = {  # what convolves, and how its weights lie
     "conv2d, weight contiguous": (conv2d, torch.contiguous_format),
     "conv2d, weight channels last": (conv2d, LAST),
+    "ours": (ours, LAST),
 }
 
 
