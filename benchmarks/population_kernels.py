@@ -3,14 +3,16 @@
     python benchmarks/population_kernels.py --csv rows.csv
     python benchmarks/population_kernels.py --tune        # the kernels alone, at several sizes of their tiles
 
-For layers of KerasNet, LeNet-5 and ResNet-56 on CIFAR-10, 60 members at batch 32 in bfloat16: each kernel beside what
-it replaces. `variants.py` says how, `population_convolutions.py` has the convolutions after the first.
+Each kernel beside what it replaces, for layers of KerasNet, LeNet-5 and ResNet-56 on CIFAR-10, 60 members at batch 32
+in bfloat16, and for the crops and the optimiser of one AlexNet at batch 256. `variants.py` says how,
+`population_convolutions.py` has the convolutions after the first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -21,12 +23,14 @@ import hullo
 from hullo.coefficients import way
 from hullo.functional import apply
 from hullo.kernels import Plan
+from hullo.lab import kernels
 from hullo.lab.activations import Row
+from hullo.lab.data import ilsvrc2012
 from hullo.lab.data.augment import draw_moves, draw_order, move, scale
-from hullo.lab.kernels import columns, dropout, first, norm, pooled, rmsprop
+from hullo.lab.kernels import columns, crop, dropout, first, flat, norm, pooled
 from hullo.lab.networks import NETWORKS, Network, Task
 from hullo.lab.networks.layers import flatten
-from hullo.lab.recipes import RMSprop
+from hullo.lab.recipes import SGD, RMSprop
 
 TRIO = tuple(hullo.base(name) for name in ("identity", "relu", "tanh"))
 
@@ -51,38 +55,50 @@ def dropping(bench: Bench) -> SimpleNamespace:
 # The parts, each a function of a layer's name.
 
 
+RECIPES = {"kerasnet": RMSprop, "lenet5": RMSprop, "alexnet": SGD}
+"""AlexNet is one network, the others are populations."""
+
+
 def optimiser(bench: Bench, kind: str) -> None:
-    rows = [Row.parse("affine(identity,relu,tanh)")] * bench.members
-    network = NETWORKS[kind](rows, Task(3, 32, 10)).to(bench.device)
-    parameters = list(network.parameters())
-    for parameter in parameters:
-        parameter.data.uniform_(-0.1, 0.1)
-    recipe = RMSprop(network)
-    gradients = [torch.randn_like(parameter) for parameter in parameters]
-    halves = [gradient.to(HALF) for gradient in gradients]
-    layout = rmsprop.Layout([parameter.detach() for parameter in parameters], bench.members)
-    values, squares = (layout.buffer(torch.float32) for _ in range(2))
-    scales = torch.ones(len(parameters), bench.members, device=bench.device)
-    updates = torch.zeros((), dtype=torch.int64, device=bench.device)
-    settings = {"rates": recipe.rates, "scales": scales, "updates": updates}
-    settings |= {"decay": 1e-6, "rho": 0.9, "epsilon": 1e-7}
+    alone = kind == "alexnet"
+    rows = [Row.parse("affine(identity,relu,tanh)")] * (1 if alone else bench.members)
+    task = Task(3, 227, 1000) if alone else Task(3, 32, 10)
 
-    @torch.no_grad()
-    def plain() -> None:
-        rates = recipe.current_rates()
-        for name, gradient in zip(recipe.parameters, gradients, strict=True):
-            recipe.move(name, gradient, rates)
+    def step(copies: torch.dtype, fused: bool) -> dict[str, Step]:
+        network = NETWORKS[kind](rows, task).to(bench.device)
+        for parameter in network.parameters():
+            parameter.data.uniform_(-0.1, 0.1)
+        with mock.patch.object(kernels, "serve", return_value=fused):
+            recipe = RECIPES[kind](network, copies=copies)
+        for leaf in recipe.leaves.values():
+            leaf.grad = torch.randn_like(leaf)
+        return {"step": recipe.step}
 
-    def fused(given: list[Tensor], copies: Tensor | None) -> Step:
-        return lambda: rmsprop.move(layout, values, squares, given, **settings, copies=copies)
-
-    least = {"step": 20 * sum(parameter.numel() for parameter in parameters)}  # either way
+    numbers = sum(parameter.numel() for parameter in NETWORKS[kind](rows, task).parameters())
     makes = {
-        "plain": lambda: {"step": plain},
-        "fused": lambda: {"step": fused(gradients, None)},
-        "fused, bfloat16 gradients and copies": lambda: {"step": fused(halves, layout.buffer(HALF))},
+        "plain": lambda: step(torch.float32, False),
+        "fused": lambda: step(torch.float32, True),
+        "fused, bfloat16 gradients and copies": lambda: step(HALF, True),
     }
-    bench.measure("optimiser", kind, makes, least)
+    bench.measure("optimiser", kind, makes, {"step": 20 * numbers})  # either way
+
+
+def crops(bench: Bench, layer: str) -> None:
+    count = 256
+    images = torch.randint(256, (count, 256, 256, 3), dtype=torch.uint8, device=bench.device)
+    mean = 255 * torch.rand(256, 256, 3, device=bench.device)
+    seeds, numbers = torch.zeros(1, dtype=torch.int64, device=bench.device), torch.arange(count, device=bench.device)
+    (how,) = ilsvrc2012.draw_crops(seeds, 0, numbers[None])
+
+    def plain() -> Tensor:
+        with mock.patch.object(kernels, "serve", return_value=False):
+            return ilsvrc2012.crop(images, how, mean, HALF)
+
+    makes = {
+        "plain": lambda: {"crop": plain},
+        "fused": lambda: {"crop": lambda: ilsvrc2012.crop(images, how, mean, HALF)},
+    }
+    bench.measure("crop", layer, makes, {"crop": 3 * size(plain()) // 2})  # a byte there for two here
 
 
 FIRST = {  # outputs, side, same
@@ -197,7 +213,8 @@ def features(bench: Bench, layer: str) -> None:
 
 
 PARTS: list[Part] = [
-    (optimiser, ("kerasnet", "lenet5")),
+    (optimiser, RECIPES),
+    (crops, ("alexnet",)),
     (pool, POOLS),
     (normalisation, NORMS),
     (first_convolution, FIRST),
@@ -228,10 +245,14 @@ def tune(bench: Bench) -> None:
             bench.setting = f" {kernel} {tuple(tile)}"
             bench.run([(normalisation, NORMS)])
         columns.TILES[kernel] = stands
-    for block, warps in ((rmsprop.BLOCK, rmsprop.WARPS), (1024, 4), (2048, 8), (4096, 8)):
-        rmsprop.BLOCK, rmsprop.WARPS = block, warps
+    for block, warps in ((flat.BLOCK, flat.WARPS), (1024, 4), (2048, 8), (4096, 8)):
+        flat.BLOCK, flat.WARPS = block, warps
         bench.setting = f" {block} {warps}"
-        bench.run([(optimiser, ("kerasnet",))])
+        bench.run([(optimiser, ("kerasnet", "alexnet"))])
+    for tile in ((crop.ROWS, crop.COLUMNS, crop.WARPS), (4, 256, 4), (16, 256, 4), (8, 256, 8), (8, 128, 4)):
+        crop.ROWS, crop.COLUMNS, crop.WARPS = tile
+        bench.setting = f" {tile}"
+        bench.run([(crops, ("alexnet",))])
     for positions, warps in ((first.POSITIONS, first.WARPS), (64, 2), (64, 4), (256, 8)):
         first.POSITIONS, first.WARPS = positions, warps
         bench.setting = f" {positions} {warps}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,7 @@ from hullo.lab.data import Dataset
 from hullo.lab.feeds import Resident
 from hullo.lab.networks import NETWORKS, build
 from hullo.lab.networks.resnet56 import ResNet
-from hullo.lab.recipes import RMSprop
+from hullo.lab.recipes import SGD, Optimiser, RMSprop
 from hullo.lab.specs import Spec
 from hullo.lab.training import Training
 
@@ -26,6 +27,12 @@ pytestmark = [
 SAMPLE = tiny_command.load("fashion-mnist-sample")
 GPU = torch.cuda.is_available()
 ROWS = ("convex(identity,tanh)", "affine(identity,relu,tanh)")
+
+
+@pytest.fixture(autouse=True)
+def _small_alexnet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LeNet-5 under the name of the network whose recipe is SGD."""
+    monkeypatch.setitem(NETWORKS, "alexnet", NETWORKS["lenet5"])
 
 
 def data(side: int, train: int = 6, test: int = 4) -> Dataset:
@@ -43,7 +50,7 @@ def train(network: str, side: int, device: str, precision: str = "float32") -> T
     return training
 
 
-@pytest.mark.parametrize(("network", "side"), [("lenet5", 18), ("kerasnet", 12), ("resnet56", 8)])
+@pytest.mark.parametrize(("network", "side"), [("lenet5", 18), ("kerasnet", 12), ("resnet56", 8), ("alexnet", 18)])
 def test_kernels_take_the_plain_steps(network: str, side: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(NETWORKS, "resnet56", lambda rows, task: ResNet(rows, task, n=1))  # eight layers will do
     plain = train(network, side, "cpu")
@@ -59,20 +66,33 @@ def test_kernels_take_the_plain_steps(network: str, side: int, monkeypatch: pyte
         assert (ours[name].cpu() - tensor).abs().double().mean() < 1e-4, name
 
 
-def test_a_state_passes_between_kernels_and_plain_operations(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = train("lenet5", 18, "cpu")
+@pytest.mark.parametrize("network", ["lenet5", "alexnet"])
+def test_a_state_passes_between_kernels_and_plain_operations(network: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = train(network, 18, "cpu")
     state = {name: tensor.clone() for name, tensor in plain.state_dict().items()}
+    there_and_back = dict(state)
+    for served in (lambda x: x.dtype != torch.float64, lambda x: False):
+        monkeypatch.setattr(kernels, "serve", served)
+        other = Training(plain.specs, plain.feed)
+        other.load_state_dict(there_and_back)
+        there_and_back = other.state_dict()
+        assert there_and_back.keys() == state.keys()
+        assert all(torch.equal(there_and_back[name], tensor) for name, tensor in state.items())
+
+
+@pytest.mark.parametrize("network", ["lenet5", "alexnet"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_copies_are_kept_where_products_are_of_lower_precision(
+    network: str, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(kernels, "serve", lambda x: x.dtype != torch.float64)
-    fused = Training(plain.specs, plain.feed)
-    fused.load_state_dict(state)
-    again = fused.state_dict()
-    assert again.keys() == state.keys()
-    assert all(torch.equal(again[name], tensor) for name, tensor in state.items())
+    spec = Spec(network, "fashion-mnist-sample", "relu", epochs=1, batch=4, precision=precision)
+    assert Training([spec], Resident(data(18))).optimiser.has_copies == (precision == "bfloat16")
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not GPU, reason="needs a CUDA device")
-@pytest.mark.parametrize("network", ["lenet5", "kerasnet", "resnet56"])
+@pytest.mark.parametrize("network", ["lenet5", "kerasnet", "resnet56", "alexnet"])
 def test_a_gpu_in_bfloat16_is_near_a_cpu_in_float32(network: str) -> None:
     on_gpu, on_cpu = train(network, 28, "cuda", "bfloat16"), train(network, 28, "cpu")
     assert on_gpu.optimiser.has_copies
@@ -81,9 +101,10 @@ def test_a_gpu_in_bfloat16_is_near_a_cpu_in_float32(network: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not GPU, reason="needs a CUDA device")
+@pytest.mark.parametrize("network", ["kerasnet", "alexnet"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_gpu_goes_on_from_a_state(precision: str) -> None:
-    whole = train("kerasnet", 28, "cuda", precision)
+def test_a_gpu_goes_on_from_a_state(network: str, precision: str) -> None:
+    whole = train(network, 28, "cuda", precision)
     first = Training(whole.specs, whole.feed)
     moments = first.advance()
     next(moments)
@@ -95,10 +116,13 @@ def test_a_gpu_goes_on_from_a_state(precision: str) -> None:
     torch.testing.assert_close(second.curves["test_loss"], whole.curves["test_loss"], rtol=0.05, atol=0.05)
 
 
-def test_copies_follow_the_parameters_when_these_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("recipe", [RMSprop, SGD])
+def test_copies_follow_the_parameters_when_these_are_set(
+    recipe: Callable[..., Optimiser], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(kernels, "serve", lambda x: x.dtype != torch.float64)
     one, other = (build("lenet5", activation="affine(identity,relu)", seeds=[seed]) for seed in (0, 1))
-    optimiser = RMSprop(one, copies=torch.bfloat16)
+    optimiser = recipe(one, copies=torch.bfloat16)
     names = {name for name, leaf in optimiser.leaves.items() if leaf.dtype == torch.bfloat16}
     assert names == {name for name, _ in one.named_parameters()} - {"activations.raw"}
     one.load_state_dict(other.state_dict())

@@ -230,10 +230,12 @@ class TestSGD:
         optimisers = [SGD(network, every=2) for network in (graphed, eager)]
         for network in (graphed, eager):
             give_gradients(network, 1.0)
+        for optimiser in optimisers:
+            optimiser.step()  # compiles
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             optimisers[0].step()
-        for _ in range(5):
+        for _ in range(4):
             graph.replay()
             optimisers[1].step()
         for a, b in zip(graphed.parameters(), eager.parameters(), strict=True):

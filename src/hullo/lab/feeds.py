@@ -124,7 +124,7 @@ class Streamed:
 
     def show(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
         images, labels, crops = batch
-        return ilsvrc2012.crop(images, crops, self.mean), labels
+        return self._crop(images, crops), labels
 
     def tests(self, team: Team) -> Iterator[tuple[Tensor, Tensor]]:
         own = torch.arange(self.tested)[team.share(self.tested)]
@@ -132,7 +132,11 @@ class Streamed:
         crops = ilsvrc2012.centre_crops(SHOWN, self.device)
         read = ilsvrc2012.to_device(ilsvrc2012.read_ahead(self.val, numbers), self.device)
         for images, named in zip(read, labels, strict=True):
-            yield ilsvrc2012.crop(images, crops[: len(images)], self.mean), named
+            yield self._crop(images, crops[: len(images)]), named
+
+    def _crop(self, images: Tensor, crops: Tensor) -> Tensor:
+        """Pictures in the type that a first convolution computes in, so that it need not make another copy."""
+        return ilsvrc2012.crop(images, crops, self.mean, kernels.working_dtype(self.mean))
 
 
 def _side_by_side(moved: Tensor) -> Tensor:

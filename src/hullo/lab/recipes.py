@@ -33,18 +33,26 @@ class Optimiser:
     remembered: ClassVar[str]
     """What the memory holds."""
 
+    bias_lr_scale: ClassVar[float] = 1.0
+    """What rates are multiplied with for biases."""
+
     leaves: dict[str, Tensor]
     """What the network computes with, by the parameters' names, and what has gradients: the parameters themselves, or
     copies in lower precision that follow them."""
 
-    def __init__(self, network: Network, lr: Numbers, coefficient_lr_scale: Numbers) -> None:
+    def __init__(self, network: Network, lr: Numbers, coefficient_lr_scale: Numbers, copies: torch.dtype) -> None:
         self.rates = per_member("lr", lr, network)
-        self.scales = per_member("coefficient_lr_scale", coefficient_lr_scale, network)
+        coefficients = per_member("coefficient_lr_scale", coefficient_lr_scale, network)
         self.updates = torch.zeros((), dtype=torch.int64, device=network.seeds.device)
         self.coefficients = network.activations.raw
         self.parameters = dict(network.named_parameters())
+        alike = torch.ones_like(self.rates)
+        self.scales = {name: self.bias_lr_scale * alike if is_bias(name) else alike for name in self.parameters}
+        self.scales |= {name: coefficients for name, p in self.parameters.items() if p is self.coefficients}
         self.memory = {name: torch.zeros_like(parameter) for name, parameter in self.parameters.items()}
         self.leaves = dict(self.parameters)
+        served = all(map(kernels.serve, self.parameters.values()))
+        self._flat = _Flat(self, network.members, copies) if served else None
 
     @property
     def has_copies(self) -> bool:
@@ -68,11 +76,12 @@ class Optimiser:
     def step(self) -> None:
         """Move every parameter once, along the gradient that it holds."""
         gradients = self.gradients()
-        rates = self.current_rates()
-        scaled = rates * self.scales
-        for name, parameter in self.parameters.items():
-            own = scaled if parameter is self.coefficients else rates
-            self.move(name, gradients[name], own)
+        if self._flat is None:
+            rates = self.current_rates()
+            for name, gradient in gradients.items():
+                self.move(name, gradient, rates * self.scales[name])
+        else:
+            self.move_all(self._flat, list(gradients.values()))
         self.updates += 1
 
     def current_rates(self) -> Tensor:
@@ -81,6 +90,10 @@ class Optimiser:
 
     def move(self, name: str, gradient: Tensor, rates: Tensor) -> None:
         """Move one parameter at the members' rates."""
+        raise NotImplementedError
+
+    def move_all(self, flat: _Flat, gradients: Sequence[Tensor]) -> None:
+        """Move all parameters at once, on a GPU."""
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -95,6 +108,8 @@ class Optimiser:
             raise ValueError(f"the state is that of another network; they differ in {sorted(shapes ^ given)}")
         for name, tensor in own.items():
             tensor.copy_(state[name])
+        if self._flat is not None:
+            self._flat.copy()
 
 
 class RMSprop(Optimiser):
@@ -139,24 +154,11 @@ class RMSprop(Optimiser):
         epsilon: float = 1e-7,
         copies: torch.dtype = torch.float32,
     ) -> None:
-        super().__init__(network, lr, coefficient_lr_scale)
         for name, value in (("decay", decay), ("epsilon", epsilon)):
             _check(name, value, value >= 0, "a number that is not negative")
         _check("rho", rho, 0 <= rho < 1, "a share from 0 to below 1")
         self.decay, self.rho, self.epsilon = decay, rho, epsilon
-        self._flat = _Flat(self, network, copies) if kernels.serve(self.rates) else None
-
-    @torch.no_grad()
-    def step(self) -> None:
-        if self._flat is None:
-            super().step()
-        else:
-            self._flat.step(list(self.gradients().values()))
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        super().load_state_dict(state)
-        if self._flat is not None:
-            self._flat.copy()
+        super().__init__(network, lr, coefficient_lr_scale, copies)
 
     def current_rates(self) -> Tensor:
         return self.rates / (1 + self.decay * self.updates)
@@ -168,60 +170,22 @@ class RMSprop(Optimiser):
         update = by_member(torch.div(gradient, root, out=root), len(rates))
         by_member(parameter, len(rates)).addcmul_(update, _beside(rates, update), value=-1)
 
-
-class _Flat:
-    """The parameters of a population one after the other in one buffer, squares and copies too: one kernel moves all.
-
-    The network's parameters become views of the buffer; convolutions' weights lie there with channels last.
-    """
-
-    def __init__(self, optimiser: RMSprop, network: Network, copies: torch.dtype) -> None:
-        from hullo.lab.kernels.rmsprop import Layout
-
-        ordered = {name: _channels_last(p.detach()) for name, p in optimiser.parameters.items()}
-        self.optimiser = optimiser
-        self.layout = Layout(list(ordered.values()), network.members)
-        self.values, self.squares = self.layout.buffer(torch.float32), self.layout.buffer(torch.float32)
-        self.copies = self.layout.buffer(copies) if copies != torch.float32 else None
-        alike = torch.ones_like(optimiser.scales)
-        own = [optimiser.scales if p is optimiser.coefficients else alike for p in optimiser.parameters.values()]
-        self.scales = torch.stack(own)
-        for parameter, view in zip(optimiser.parameters.values(), self.layout.views(self.values), strict=True):
-            parameter.data = view.copy_(parameter.detach())
-        optimiser.memory = dict(zip(ordered, self.layout.views(self.squares), strict=True))
-        if self.copies is not None:
-            for name, view in zip(ordered, self.layout.views(self.copies), strict=True):
-                if name.endswith(("weight", "bias")):
-                    optimiser.leaves[name] = view.requires_grad_()
-            self.copy()
-
-    def step(self, gradients: list[Tensor]) -> None:
+    def move_all(self, flat: _Flat, gradients: Sequence[Tensor]) -> None:
         from hullo.lab.kernels.rmsprop import move
 
-        own = self.optimiser
         move(
-            self.layout,
-            self.values,
-            self.squares,
+            flat.layout,
+            flat.values,
+            flat.memory,
             gradients,
-            rates=own.rates,
-            scales=self.scales,
-            updates=own.updates,
-            decay=own.decay,
-            rho=own.rho,
-            epsilon=own.epsilon,
-            copies=self.copies,
+            rates=self.rates,
+            scales=flat.scales,
+            updates=self.updates,
+            decay=self.decay,
+            rho=self.rho,
+            epsilon=self.epsilon,
+            copies=flat.copies,
         )
-
-    @torch.no_grad()
-    def copy(self) -> None:
-        """Make the copies anew, after the parameters were set."""
-        if self.copies is not None:
-            self.copies.copy_(self.values)
-
-
-def _channels_last(parameter: Tensor) -> Tensor:
-    return parameter.contiguous(memory_format=torch.channels_last if parameter.dim() == 4 else torch.contiguous_format)
 
 
 class SGD(Optimiser):
@@ -242,6 +206,7 @@ class SGD(Optimiser):
         coefficient_lr_scale: the coefficients' learning rate is `lr` times this, one number or one for each member.
         momentum: the share of v that stays at each update.
         weight_decay: the share of a weight that is added to its gradient.
+        copies: as for :class:`RMSprop`.
 
     Example:
         >>> import torch
@@ -256,6 +221,7 @@ class SGD(Optimiser):
     """
 
     remembered = "velocities"
+    bias_lr_scale = 2.0
 
     def __init__(
         self,
@@ -267,25 +233,84 @@ class SGD(Optimiser):
         coefficient_lr_scale: Numbers = 1.0,
         momentum: float = 0.9,
         weight_decay: float = 5e-4,
+        copies: torch.dtype = torch.float32,
     ) -> None:
-        super().__init__(network, lr, coefficient_lr_scale)
         for name, value in (("gamma", gamma), ("weight_decay", weight_decay)):
             _check(name, value, value >= 0, "a number that is not negative")
         _check("every", every, isinstance(every, int) and every >= 1, "a whole number of at least one")
         _check("momentum", momentum, 0 <= momentum < 1, "a share from 0 to below 1")
         self.gamma, self.every, self.momentum, self.weight_decay = gamma, every, momentum, weight_decay
+        super().__init__(network, lr, coefficient_lr_scale, copies)
+        self._decays = self.rates.new_tensor([self.decay(name) for name in self.parameters])
 
     def current_rates(self) -> Tensor:
         return self.rates * self.gamma ** (self.updates // self.every).double()
 
+    def decay(self, name: str) -> float:
+        """The share of a parameter that is added to its gradient."""
+        return 0.0 if is_bias(name) or self.parameters[name] is self.coefficients else self.weight_decay
+
     def move(self, name: str, gradient: Tensor, rates: Tensor) -> None:
         parameter, velocity = self.parameters[name], by_member(self.memory[name], len(rates))
-        is_bias = name.endswith("bias")
-        beside = _beside(2 * rates if is_bias else rates, velocity)
+        beside = _beside(rates, velocity)
         velocity.mul_(self.momentum).addcmul_(by_member(gradient, len(rates)), beside)
-        if not is_bias and parameter is not self.coefficients:
-            velocity.addcmul_(by_member(parameter, len(rates)), beside, value=self.weight_decay)
+        if decay := self.decay(name):
+            velocity.addcmul_(by_member(parameter, len(rates)), beside, value=decay)
         parameter.sub_(self.memory[name])
+
+    def move_all(self, flat: _Flat, gradients: Sequence[Tensor]) -> None:
+        from hullo.lab.kernels.sgd import move
+
+        move(
+            flat.layout,
+            flat.values,
+            flat.memory,
+            gradients,
+            rates=self.current_rates(),
+            scales=flat.scales,
+            decays=self._decays,
+            momentum=self.momentum,
+            copies=flat.copies,
+        )
+
+
+class _Flat:
+    """The parameters of a population one after the other in one buffer, memory and copies too: one kernel moves all.
+
+    The network's parameters become views of the buffer; convolutions' weights lie there with channels last.
+    """
+
+    def __init__(self, optimiser: Optimiser, members: int, copies: torch.dtype) -> None:
+        from hullo.lab.kernels.flat import Layout
+
+        ordered = {name: _channels_last(p.detach()) for name, p in optimiser.parameters.items()}
+        self.layout = Layout(list(ordered.values()), members)
+        self.values, self.memory = self.layout.buffer(torch.float32), self.layout.buffer(torch.float32)
+        self.copies = self.layout.buffer(copies) if copies != torch.float32 else None
+        self.scales = torch.stack(list(optimiser.scales.values()))
+        for parameter, view in zip(optimiser.parameters.values(), self.layout.views(self.values), strict=True):
+            parameter.data = view.copy_(parameter.detach())
+        optimiser.memory = dict(zip(ordered, self.layout.views(self.memory), strict=True))
+        if self.copies is not None:
+            for name, view in zip(ordered, self.layout.views(self.copies), strict=True):
+                if name.endswith(("weight", "bias")):
+                    optimiser.leaves[name] = view.requires_grad_()
+            self.copy()
+
+    @torch.no_grad()
+    def copy(self) -> None:
+        """Make the copies anew, after the parameters were set."""
+        if self.copies is not None:
+            self.copies.copy_(self.values)
+
+
+def is_bias(name: str) -> bool:
+    """Whether a parameter of this name is a bias."""
+    return name.endswith("bias")
+
+
+def _channels_last(parameter: Tensor) -> Tensor:
+    return parameter.contiguous(memory_format=torch.channels_last if parameter.dim() == 4 else torch.contiguous_format)
 
 
 def _check(name: str, value: object, valid: bool, wanted: str) -> None:

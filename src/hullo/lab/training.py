@@ -99,17 +99,21 @@ class Training:
     def _take_step(self, whole: int, *batch: Tensor) -> None:
         self.network.first = self.team.share(whole).start
         self.optimiser.zero_grad()
-        losses = self._losses(*self.feed.show(*batch))[0].sum(1)
+        with self._autocast():
+            losses = self._losses(*self.feed.show(*batch))[0].sum(1)
         # gradients are averaged over the processes: each counts its pictures as often as there are processes
         (losses.sum() * (self.team.size / whole)).backward()  # type: ignore[no-untyped-call]
         self.optimiser.step()
         self.total += self.team.add(losses.detach())
 
+    def _autocast(self) -> torch.autocast:
+        """Where pictures are made, as networks take them, and networks compute."""
+        enabled = self.specs[0].precision == "bfloat16"
+        return torch.autocast(self.feed.device.type, torch.bfloat16, enabled=enabled)
+
     def _losses(self, pictures: Tensor | Sight, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Each member's loss on each picture, (K, B), and its logits."""
-        enabled = self.specs[0].precision == "bfloat16"
-        with torch.autocast(pictures.device.type, torch.bfloat16, enabled=enabled):
-            logits = self._forward(pictures).float()
+        logits = self._forward(pictures).float()
         losses = F.cross_entropy(logits.flatten(0, 1), labels.expand(logits.shape[:2]).flatten(), reduction="none")
         return by_member(losses, self.network.members), logits
 
@@ -123,10 +127,11 @@ class Training:
         """Evaluate; add a point to every curve."""
         self.network.eval()
         sums = self.total.new_zeros(1 + len(self.feed.tops), self.network.members)
-        for pictures, labels in self.feed.tests(self.team):
-            losses, logits = self._losses(pictures, labels)
-            hits = (logits.topk(min(max(self.feed.tops), logits.shape[-1]), -1).indices == labels[:, None]).sum(1)
-            sums += torch.stack([losses.sum(1), *(hits[:, :top].sum(-1) for top in self.feed.tops)])
+        with self._autocast():
+            for pictures, labels in self.feed.tests(self.team):
+                losses, logits = self._losses(pictures, labels)
+                hits = (logits.topk(min(max(self.feed.tops), logits.shape[-1]), -1).indices == labels[:, None]).sum(1)
+                sums += torch.stack([losses.sum(1), *(hits[:, :top].sum(-1) for top in self.feed.tops)])
         sums = self.team.add(sums) / self.feed.tested
         train_loss, loss = self.total / self.feed.count, sums[0]
         finite = [by_member(p, self.network.members).flatten(1).isfinite().all(1) for p in self.network.parameters()]
@@ -162,11 +167,12 @@ class Training:
 def _optimiser(network: networks.Network, specs: Sequence[Spec], team: Team) -> Optimiser:
     """What the protocol moves a network's weights with: SGD for AlexNet, RMSprop for the others."""
     lr, scale, decay = [spec.lr for spec in specs], [spec.coefficient_lr_scale for spec in specs], specs[0].decay
-    if specs[0].network != "alexnet":
-        # DistributedDataParallel gathers the gradients of parameters, not of copies
-        copies = torch.bfloat16 if specs[0].precision == "bfloat16" and team.size == 1 else torch.float32
-        return RMSprop(network, lr=lr, decay=decay, coefficient_lr_scale=scale, copies=copies)
-    return SGD(network, lr=lr, every=round(1 / decay) if decay else NEVER, coefficient_lr_scale=scale)
+    # DistributedDataParallel gathers the gradients of parameters, not of copies
+    copies = torch.bfloat16 if specs[0].precision == "bfloat16" and team.size == 1 else torch.float32
+    if specs[0].network == "alexnet":
+        every = round(1 / decay) if decay else NEVER
+        return SGD(network, lr=lr, every=every, coefficient_lr_scale=scale, copies=copies)
+    return RMSprop(network, lr=lr, decay=decay, coefficient_lr_scale=scale, copies=copies)
 
 
 class _Graph:

@@ -1,78 +1,19 @@
-"""RMSprop on a GPU: one launch moves every parameter of a population.
-
-Parameters live one after the other in one buffer, squares in another, copies of lower precision in a third, all by one
-`Layout`. A program moves BLOCK neighbouring numbers of one parameter. Gradients stay where automatic differentiation
-put them: their addresses are arguments of the kernel, so a CUDA graph holds them, and nothing is gathered first.
-"""
+"""RMSprop on a GPU: one launch moves every parameter of a population."""
 
 # mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
-# ruff: noqa: N803 (constants are in capitals, in Triton)
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-BLOCK, WARPS = 1024, 8
-"""Four numbers a thread: 16 bytes of each buffer at once, side by side across a warp."""
-
-_ALIGNMENT = 64  # numbers; every parameter starts at a full line of memory, in any precision
-
-
-class Layout:
-    """Where each parameter lies in a flat buffer: all of it in one run, in its own order in memory.
-
-    Args:
-        parameters: tensors without gaps, each with its members in the first dimension, which is the outermost in
-            memory too.
-        members: how many of them there are.
-
-    Example:
-        >>> import torch
-        >>> from hullo.lab.kernels.rmsprop import Layout
-        >>> parameters = [torch.ones(4, 3, 2, 2), torch.zeros(2, 1, 10)]
-        >>> layout = Layout(parameters, members=2)
-        >>> values = layout.buffer(torch.float32)
-        >>> [tuple(view.shape) for view in layout.views(values)]
-        [(4, 3, 2, 2), (2, 1, 10)]
-    """
-
-    def __init__(self, parameters: Sequence[Tensor], members: int) -> None:
-        for number, parameter in enumerate(parameters):
-            own = parameter.unflatten(0, (members, -1))[0]  # refuses what members cannot share equally
-            spread = 1 + sum((size - 1) * stride for size, stride in zip(own.shape, own.stride(), strict=True))
-            if not parameter.numel() or spread * members != parameter.numel():
-                raise ValueError(
-                    f"parameter {number} of shape {tuple(parameter.shape)} and strides {parameter.stride()}: "
-                    f"each of {members} members needs one run of memory; call .contiguous() on it first"
-                )
-        device = parameters[0].device
-        sizes = torch.tensor([parameter.numel() for parameter in parameters])
-        ends = (-(-sizes // _ALIGNMENT) * _ALIGNMENT).cumsum(0)
-        blocks = -(-sizes // BLOCK)
-        self.shapes = [(parameter.shape, parameter.stride()) for parameter in parameters]
-        self.members, self.size = members, int(ends[-1])
-        self.starts = [0, *ends.tolist()[:-1]]
-        self.programs = int(blocks.sum())
-        first = blocks.cumsum(0) - blocks
-        self.segment = torch.repeat_interleave(blocks).to(device, torch.int32)  # of each program
-        self.table = torch.stack([torch.tensor(self.starts), sizes, sizes // members, first], 1).to(device)
-
-    def buffer(self, dtype: torch.dtype) -> Tensor:
-        """Zeros for all parameters."""
-        return torch.zeros(self.size, dtype=dtype, device=self.table.device)
-
-    def views(self, buffer: Tensor) -> list[Tensor]:
-        """The parts of a buffer, each with its parameter's shape and order in memory."""
-        places = zip(self.shapes, self.starts, strict=True)
-        return [buffer.as_strided(shape, strides, start) for (shape, strides), start in places]
+from hullo.lab.kernels import flat
 
 
 def move(
-    layout: Layout,
+    layout: flat.Layout,
     values: Tensor,
     squares: Tensor,
     gradients: Sequence[Tensor],
@@ -90,92 +31,20 @@ def move(
         v <- rho v + (1 - rho) g^2
         w <- w - scales[i, k] * rates[k] / (1 + decay * updates) * g / (sqrt(v) + epsilon)
 
-    Args:
-        layout: where the parameters are in the buffers.
-        values: w, a buffer of float32.
-        squares: v, a buffer of float32.
-        gradients: g of each parameter, in float32 or bfloat16.
-        rates: learning rates, (members,).
-        scales: what each parameter's rate is multiplied with, (parameters, members).
-        updates: how many there were before, a number on the device; counted on here.
-        copies: a buffer that takes up the new values in its own precision.
+    with v in `squares` and `updates`, a number on the device, of those before; the rest is as in
+    :func:`hullo.lab.kernels.flat.move`.
     """
-    if len(gradients) != len(layout.shapes):
-        raise ValueError(f"{len(layout.shapes)} parameters need as many gradients, got {len(gradients)}")
-    placed = tuple(_placed(gradient, *shape) for gradient, shape in zip(gradients, layout.shapes, strict=True))
-    with torch.cuda.device_of(values):
-        _move[(layout.programs,)](
-            values, squares, values if copies is None else copies, placed, layout.segment, layout.table,
-            rates, scales, updates, layout.members, decay, rho, 1 - rho, epsilon,
-            COPY=copies is not None, BLOCK=BLOCK, num_warps=WARPS, enable_fp_fusion=False,
-        )  # fmt: skip
-    updates += 1
-
-
-def _placed(gradient: Tensor, shape: torch.Size, strides: tuple[int, ...]) -> Tensor:
-    """The gradient in its parameter's order in memory, at an address that is a multiple of 16."""
-    if gradient.shape != shape or gradient.dtype not in (torch.float32, torch.bfloat16):
-        raise ValueError(
-            f"a gradient for a parameter of shape {tuple(shape)} is float32 or bfloat16 of that shape, "
-            f"got {gradient.dtype} of shape {tuple(gradient.shape)}"
-        )
-    steps = zip(shape, strides, gradient.stride(), strict=True)
-    if gradient.data_ptr() % 16 == 0 and all(size == 1 or wanted == given for size, wanted, given in steps):
-        return gradient
-    return torch.empty_strided(shape, strides, dtype=gradient.dtype, device=gradient.device).copy_(gradient)
+    settings = updates, decay, rho, 1 - rho, epsilon
+    flat.move(
+        layout, values, squares, gradients, rates=rates, scales=scales, rule=_rule, settings=settings, copies=copies
+    )
 
 
 @triton.jit
-def _move(
-    values, squares, copies, gradients, segments, table, rates, scales, updates, members, decay, rho, rest, epsilon,
-    COPY: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    program = tl.program_id(0)
-    segment = tl.load(segments + program)
-    start = tl.multiple_of(tl.load(table + 4 * segment), 64)
-    size = tl.load(table + 4 * segment + 1)
-    own = tl.load(table + 4 * segment + 2)
-    offset = (program - tl.load(table + 4 * segment + 3)) * BLOCK
-    address = gradients[0].to(tl.int64)
-    half = segment < 0
-    for begin in tl.static_range(0, len(gradients), 16):  # sixteen at a time: networks may have hundreds
-        if segment // 16 == begin // 16:
-            for i in tl.static_range(begin, begin + 16):
-                if i < len(gradients):
-                    address = tl.where(segment == i, gradients[i].to(tl.int64), address)
-                    half = half | ((segment == i) & (gradients[i].dtype.element_ty == tl.bfloat16))
-    here = offset + tl.arange(0, BLOCK)
-    first = offset // own
-    slowed = 1.0 + decay * tl.load(updates).to(tl.float32)
-    if offset + BLOCK <= (first + 1) * own:  # all of one member, as nearly all blocks are
-        rate = tl.div_rn(tl.load(rates + first), slowed) * tl.load(scales + segment * members + first)
-        whole = tl.full([BLOCK], True, tl.int1)
-        _update(values, squares, copies, address, half, start, here, whole, rate, rho, rest, epsilon, COPY)
-    else:
-        inside = here < size
-        member = here // own
-        own_rates = tl.div_rn(tl.load(rates + member, mask=inside, other=0.0), slowed)
-        own_rates *= tl.load(scales + segment * members + member, mask=inside, other=0.0)
-        _update(values, squares, copies, address, half, start, here, inside, own_rates, rho, rest, epsilon, COPY)
-
-
-@triton.jit
-def _update(
-    values, squares, copies, address, half, start, here, inside, rate, rho, rest, epsilon, COPY: tl.constexpr,
-):  # fmt: skip
+def _rule(value, square, gradient, rate, segment, settings):
     """In the order of operations of the plain form, each rounded as it is there."""
-    at = start + here
-    square = tl.load(squares + at, mask=inside, other=0.0, eviction_policy="evict_first")
-    value = tl.load(values + at, mask=inside, other=0.0, eviction_policy="evict_first")
-    if half:
-        halves = tl.multiple_of(address.to(tl.pointer_type(tl.bfloat16)), 16)
-        gradient = tl.load(halves + here, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
-    else:
-        singles = tl.multiple_of(address.to(tl.pointer_type(tl.float32)), 16)
-        gradient = tl.load(singles + here, mask=inside, other=0.0, eviction_policy="evict_first")
+    updates, decay, rho, rest, epsilon = settings
+    rate = tl.div_rn(rate, 1.0 + decay * tl.load(updates).to(tl.float32))
     square = tl.fma(rest * gradient, gradient, square * rho)
     value = tl.fma(-tl.div_rn(gradient, tl.sqrt_rn(square) + epsilon), rate, value)
-    tl.store(squares + at, square, mask=inside, eviction_policy="evict_first")
-    tl.store(values + at, value, mask=inside, eviction_policy="evict_first")
-    if COPY:
-        tl.store(copies + at, value.to(copies.dtype.element_ty), mask=inside)
+    return value, square

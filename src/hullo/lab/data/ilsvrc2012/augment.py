@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hullo.lab import kernels
 from hullo.lab.data.ilsvrc2012.decoding import SIDE
 from hullo.lab.streams import Purpose, draw_below, open_streams
 
@@ -51,6 +52,10 @@ def crop(images: Tensor, crops: Tensor, mean: Tensor, dtype: torch.dtype = torch
         >>> crop(images, centre_crops(2), mean).unique(), crop(images, centre_crops(2), mean).shape
         (tensor([5.]), torch.Size([2, 3, 227, 227]))
     """
+    if kernels.serve(images):
+        from hullo.lab.kernels import crop as fused
+
+        return fused.crop(images, crops, mean, CROP, dtype)
     flipped, top, left = crops[..., None].unbind(1)
     along = torch.arange(CROP, device=images.device)
     rows = (top + along)[:, :, None]

@@ -1,0 +1,70 @@
+"""Crops of packed pictures on a GPU, flipped and less the mean picture: bytes are read once, numbers written once.
+
+The plain form is :func:`hullo.lab.data.ilsvrc2012.augment.crop`. A program makes ROWS rows of one picture, COLUMNS
+numbers of each at a time. What a row comes from is a run of bytes, backwards in pixels where the picture is flipped;
+from row to row all addresses change by constants.
+"""
+
+# mypy: disable-error-code="assignment,no-untyped-call,no-untyped-def,untyped-decorator"
+# ruff: noqa: N803, RUF005 (constants are in capitals, and tuples grow by addition alone, in Triton)
+from __future__ import annotations
+
+import torch
+import triton  # type: ignore[import-untyped]
+import triton.language as tl  # type: ignore[import-untyped]
+from torch import Tensor
+
+ROWS, COLUMNS, WARPS = 8, 256, 4
+"""Three times 256 columns are little more than the 3 * 227 of a row."""
+
+
+def crop(images: Tensor, crops: Tensor, mean: Tensor, side: int, dtype: torch.dtype) -> Tensor:
+    """Numbers of shape (count, C, side, side) with channels last in memory, each rounded once.
+
+    Args:
+        images: bytes, (count, H, W, C).
+        crops: for each whether it is flipped (0 or 1), its first row and its first column, (count, 3).
+        mean: the mean picture in float32, (H, W, C).
+        side: how many pixels of a side are kept.
+        dtype: float32, bfloat16 or float16.
+    """
+    count, height, width, channels = images.shape
+    made = torch.empty(count, side, side, channels, dtype=dtype, device=images.device)
+    with torch.cuda.device_of(images):
+        _crop[(count * triton.cdiv(side, ROWS),)](
+            images.contiguous(), crops.contiguous(), mean.contiguous(), made,
+            HEIGHT=height, WIDTH=width, SIDE=side, CHANNELS=channels, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=WARPS,
+        )  # fmt: skip
+    return made.permute(0, 3, 1, 2)
+
+
+@triton.jit
+def _crop(
+    images, crops, mean, made,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, SIDE: tl.constexpr, CHANNELS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    parts: tl.constexpr = (SIDE + ROWS - 1) // ROWS
+    picture = tl.program_id(0) // parts
+    row = tl.program_id(0) % parts * ROWS
+    flipped = tl.load(crops + 3 * picture) == 1
+    top = tl.load(crops + 3 * picture + 1).to(tl.int32) + row
+    left = tl.load(crops + 3 * picture + 2).to(tl.int32)
+    begin = (top * WIDTH + left) * CHANNELS
+    images += picture.to(tl.int64) * (HEIGHT * WIDTH * CHANNELS) + begin
+    made += (picture.to(tl.int64) * SIDE + row) * (SIDE * CHANNELS)
+    mean += begin
+    for start in tl.static_range(0, SIDE * CHANNELS, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)
+        backwards = (SIDE - 1 - column // CHANNELS) * CHANNELS + column % CHANNELS
+        source = tl.where(flipped, backwards, column)
+        known = column < SIDE * CHANNELS
+        rows = ()
+        for i in tl.static_range(ROWS):  # all are under way before the first is written
+            inside = known & (row + i < SIDE)
+            pixels = tl.load(images + source + i * WIDTH * CHANNELS, mask=inside, other=0)
+            there = tl.load(mean + source + i * WIDTH * CHANNELS, mask=inside, other=0.0)
+            rows = rows + (pixels.to(tl.float32) - there,)
+        for i in tl.static_range(ROWS):
+            inside = known & (row + i < SIDE)
+            tl.store(made + column + i * SIDE * CHANNELS, rows[i].to(made.dtype.element_ty), mask=inside)

@@ -1,0 +1,89 @@
+"""The kernel crops to the bit as slices do; on the CPU it runs in Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+pytest.importorskip("triton")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+from hullo.lab import kernels  # noqa: E402
+from hullo.lab.data.ilsvrc2012 import augment  # noqa: E402
+from hullo.lab.kernels.crop import crop  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")  # by the interpreter
+
+
+def draw(count: int, height: int, width: int, channels: int) -> tuple[Tensor, Tensor]:
+    images = torch.randint(256, (count, height, width, channels), dtype=torch.uint8, device=DEVICE)
+    return images, 255 * torch.rand(height, width, channels, device=DEVICE)
+
+
+def sliced(images: Tensor, crops: Tensor, mean: Tensor, side: int) -> Tensor:
+    """Slice by slice, in float64."""
+    found = []
+    for image, (flipped, top, left) in zip(images, crops.tolist(), strict=True):
+        own = (image.double() - mean.double())[top : top + side, left : left + side]
+        found.append(own.flip(1) if flipped else own)
+    return torch.stack(found).permute(0, 3, 1, 2)
+
+
+@settings(max_examples=15)
+@given(st.data(), st.integers(1, 5), st.sampled_from([1, 3, 4]), st.integers(1, 100))
+def test_crops_are_slices_of_pictures_less_the_mean(data: st.DataObject, count: int, channels: int, side: int) -> None:
+    height, width = (side + data.draw(st.integers(0, 9)) for _ in range(2))
+    images, mean = draw(count, height, width, channels)
+    place = st.tuples(st.integers(0, 1), st.integers(0, height - side), st.integers(0, width - side))
+    crops = torch.tensor([data.draw(place) for _ in range(count)], device=DEVICE)
+    found = crop(images, crops, mean, side, torch.float32)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(found, sliced(images, crops, mean, side).float())
+
+
+def test_in_bfloat16_numbers_are_rounded_once() -> None:
+    images, mean = draw(3, 40, 40, 3)
+    crops = torch.tensor([[1, 3, 7], [0, 13, 0], [1, 0, 13]], device=DEVICE)
+    found, wanted = crop(images, crops, mean, 27, torch.bfloat16), sliced(images, crops, mean, 27)
+    assert found.dtype == torch.bfloat16
+    if DEVICE == "cuda":
+        assert torch.equal(found, wanted.float().bfloat16())
+    else:  # the interpreter cuts off
+        assert bool(((found.double() - wanted).abs() <= wanted.abs() * 2.0**-7).all())
+
+
+def test_no_pictures_give_none() -> None:
+    images, mean = draw(0, 8, 8, 3)
+    assert crop(images, torch.zeros(0, 3, dtype=torch.int64), mean, 5, torch.float32).shape == (0, 3, 5, 5)
+
+
+@pytest.mark.parametrize("middle", [False, True])
+def test_where_kernels_serve_packed_pictures_are_cropped_to_the_same_bits(
+    middle: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, mean = draw(3, 256, 256, 3)
+    crops = augment.draw_crops(torch.tensor([4], device=DEVICE), 1, torch.arange(3, device=DEVICE)[None])[0]
+    if middle:
+        crops = augment.centre_crops(3, DEVICE)
+    monkeypatch.setattr(kernels, "serve", lambda x: False)
+    plain = augment.crop(images, crops, mean)
+    monkeypatch.setattr(kernels, "serve", lambda x: True)
+    monkeypatch.setattr(torch, "arange", None)  # what the plain form cannot do without
+    assert torch.equal(augment.crop(images, crops, mean), plain)
+
+
+@pytest.mark.gpu
+def test_a_cuda_graph_crops_what_it_is_given() -> None:
+    images, mean = draw(8, 256, 256, 3)
+    crops = torch.zeros(8, 3, dtype=torch.int64, device=DEVICE)
+    augment.crop(images, crops, mean, torch.bfloat16)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = augment.crop(images, crops, mean, torch.bfloat16)
+    crops.copy_(augment.centre_crops(8))
+    images.copy_(255 - images)
+    graph.replay()
+    assert torch.equal(found, augment.crop(images, crops, mean, torch.bfloat16))
