@@ -57,6 +57,13 @@ def trim(app: Sphinx, page: nodes.document) -> None:
         block.children = [nodes.Text(block.rawsource)]
 
 
+def keep_together(app: Sphinx, page: nodes.document) -> None:
+    """Let no line of a table end between a number and its interval."""
+    for cell in page.findall(nodes.entry):
+        for text in cell.findall(nodes.Text):
+            text.parent.replace(text, nodes.Text(text.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")))
+
+
 def lead_to_pages(app: Sphinx, path: Path, parent: str, content: list[str]) -> None:
     """Let a file of the repository that a page includes link to the page of another such file."""
     content[0] = content[0].replace("(benchmarks/README.md", "(benchmarks.md")
@@ -65,4 +72,5 @@ def lead_to_pages(app: Sphinx, path: Path, parent: str, content: list[str]) -> N
 def setup(app: Sphinx) -> None:
     app.add_html_math_renderer("mathml", (mathml, None), (mathml, None))
     app.connect("doctree-read", trim)
+    app.connect("doctree-read", keep_together)
     app.connect("include-read", lead_to_pages)

@@ -119,6 +119,13 @@ def test_the_search_finds_pages_without_a_server(site: Path) -> None:
     assert re.search(r'class="search">.*mathematics\.html', shown, re.DOTALL)
 
 
+def test_no_line_of_a_table_ends_between_a_number_and_its_interval(site: Path) -> None:
+    cells = re.findall(r"<td[^>]*>(.*?)</td>", (site / "results.html").read_text(), re.DOTALL)
+    intervals = [cell for cell in cells if "±" in cell]
+    assert intervals
+    assert not [cell for cell in intervals if re.search(r"[ \n]±|±[ \n]", cell)]
+
+
 def test_the_results_have_every_part_that_records_can_give() -> None:
     found = importlib.util.spec_from_file_location("results", ROOT / "tools" / "results.py")
     assert found is not None

@@ -51,6 +51,11 @@ class Record:
     def diverged(self) -> bool:
         return self.ended != "finished"
 
+    @property
+    def diverged_in(self) -> int | None:
+        """The epoch, counted from 1."""
+        return int(self.ended.rpartition(" ")[2]) if self.diverged else None
+
     def line(self) -> bytes:
         """The record as one line of JSON."""
         values = {"version": VERSION, "id": self.spec.id, **asdict(self)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import fmean, stdev
 
 import numpy as np
@@ -51,20 +52,47 @@ def test_curves_are_means_over_seeds_and_bands_their_intervals_by_students_t() -
             np.testing.assert_allclose(ends, [fmean(values) - half, fmean(values) + half], atol=1e-6)
 
 
-def test_runs_that_diverged_are_left_out_of_curves_and_counted_by_name() -> None:
-    lost = run("relu", 3, accuracies=[40.0, 10.0], ended="diverged in epoch 2")
-    (panel,) = draw_learning(experiment(*runs(), lost)).axes
-    curve = lines(panel)["relu (1 of 4 diverged)"]
-    np.testing.assert_allclose(curve.get_ydata(), [42, 73])
-    (nothing,) = draw_learning(experiment(lost)).axes
-    assert len(lines(nothing)["relu (1 of 1 diverged)"].get_ydata()) == 0
+LOST = run("relu", 3, accuracies=[40.0, 10.0], ended="diverged in epoch 2")
 
 
-def test_every_end_is_in_view() -> None:
-    low = [run("identity", accuracies=[10.0, 41.0]), run("affine(identity,relu)", accuracies=[60.0, 90.0])]
-    for panel in draw_learning(experiment(*low, *runs())).axes:
+def legend(figure: Figure) -> list[str]:
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_runs_that_diverged_are_counted_left_out_of_means_and_drawn_up_to_there() -> None:
+    for found, mean in ((experiment(*runs(), LOST), [42, 73]), (experiment(LOST), [])):
+        figure = draw_learning(found)
+        (panel,) = figure.axes
+        assert panel.get_title().endswith(f"\nrelu: 1 of {len(found.accuracies['relu'])} diverged")
+        np.testing.assert_allclose(lines(panel)["relu"].get_ydata(), mean)
+        (cross,) = (line for line in panel.lines if line.get_marker() == "x")
+        assert cross.get_xydata().tolist() == [[1.0, 40.0]]
+        assert legend(figure)[-1] == "diverged"
+
+
+def test_what_a_run_reached_before_it_diverged_counts_as_long() -> None:
+    figure = draw_learning(experiment(*runs(), LOST, epoch=1))
+    (panel,) = figure.axes
+    np.testing.assert_allclose(lines(panel)["relu"].get_ydata(), fmean([40, 44, 42, 40]))
+    assert "diverged" not in panel.get_title()
+    assert "diverged" not in legend(figure)
+
+
+def test_all_but_the_first_tenth_of_the_epochs_is_in_view() -> None:
+    low = run("identity", accuracies=[1.0, 1.0, *[30.0] * 17, 41.0])
+    high = run("affine(identity,relu)", accuracies=[2.0, 2.0, *[60.0] * 17, 90.0])
+    lost = run("relu", accuracies=[3.0, 3.0, 20.0, *[0.0] * 17], ended="diverged in epoch 4")
+    for panel in draw_learning(experiment(low, high, lost)).axes:
         bottom, top = panel.get_ylim()
-        assert bottom < 41.0 < 90.0 < top <= 100.0
+        assert 2.0 < bottom < 20.0 < 90.0 < top <= 100.0
+
+
+def test_one_legend_beneath_the_panels_names_every_line_once() -> None:
+    rows = ("identity", "tanh", "convex(identity,relu)", "affine(identity,relu)", "convex(identity,tanh)")
+    figure = draw_learning(experiment(*map(run, rows)))
+    assert legend(figure) == ["convex", "affine", "identity", "tanh"]
+    assert all(panel.get_legend() is None for panel in figure.axes)
+    assert legend(draw_learning(experiment(*runs()))) == ["convex", "relu", "95 % interval"]
 
 
 def test_fixed_activations_stand_with_the_hulls_that_contain_them() -> None:
@@ -89,16 +117,32 @@ def test_a_row_looks_alike_in_all_panels() -> None:
 
 
 def test_dots_are_the_tables_means_beside_the_papers_values() -> None:
-    lost = run("relu", 3, accuracies=[40.0, 11.0], ended="diverged in epoch 2")
-    found = experiment(*runs(), lost, run("gelu"))
+    found = experiment(*runs(), LOST, run("gelu"))
     figure = draw_final(found)
-    names = {"relu": "relu (1 of 4 diverged)"}
+    names = {"relu": "relu\n(1 of 4 diverged)"}
     means = {names.get(row, row): cell.accuracy.mean for row, cell in found.cells.items()}
     assert dots(figure, "o") == pytest.approx(means)
     column = paper.Column("lenet5", "cifar10")
     assert dots(figure, "D") == {names.get(row, row): paper.accuracy(row, column) for row in REACHED}
     low, high = figure.axes[0].get_xlim()
     assert all(low < value < high for value in (*means.values(), *dots(figure, "D").values()))
+    bottom, top = figure.axes[0].get_ylim()
+    assert bottom == pytest.approx(len(found.cells) - 0.5)
+    assert top == pytest.approx(-0.5)
+
+
+def test_where_all_runs_diverged_a_cross_stands_in_place_of_the_dot() -> None:
+    figure = draw_final(experiment(LOST, run("tanh")))
+    assert dots(figure, "x") == {"relu\n(1 of 1 diverged)": 10.0}
+    assert dots(figure, "o") == {"tanh": 60.0}
+    assert "diverged" in legend(figure)
+
+
+def test_settings_that_are_not_the_papers_are_said_beside_the_papers_values() -> None:
+    usual, unusual = run("relu"), run("relu")
+    unusual = replace(unusual, spec=replace(unusual.spec, batch=7))
+    titles = [draw_final(experiment(record)).axes[0].get_title() for record in (usual, unusual)]
+    assert titles == ["", "Not as by default: batch=7."]
 
 
 @pytest.mark.parametrize(
@@ -106,4 +150,4 @@ def test_dots_are_the_tables_means_beside_the_papers_values() -> None:
 )
 def test_a_sample_is_not_passed_off_as_the_whole(data: str, said: str) -> None:
     figure = draw_final(experiment(run("relu", column=("lenet5", data))))
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["the run", said]
+    assert legend(figure) == ["the run", said]

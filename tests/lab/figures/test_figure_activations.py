@@ -53,7 +53,7 @@ def test_a_shallow_network_has_a_panel_a_layer_for_each_set_of_bases(layers: int
 
 def test_a_deep_network_has_a_panel_a_hull_with_all_layers_in_the_order_of_their_colours() -> None:
     runs = [learned(row, layers=55) for row in ROWS[:2]]
-    affine, convex, bar = draw_activations(experiment(*runs)).axes
+    convex, affine, bar = draw_activations(experiment(*runs)).axes
     for panel, record in ((convex, runs[0]), (affine, runs[1])):
         lines = drawn(panel)
         assert len(lines) == 55

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
+from matplotlib.text import Text
 from runs_to_draw import experiment, learned, run
 
 from hullo.lab.figures.coefficients import draw_coefficients
@@ -27,9 +30,15 @@ def paths(panel: Axes) -> list[np.ndarray]:
     return found
 
 
-def marks(panel: Axes, face: str) -> np.ndarray:
-    dots = [line for line in panel.lines if line.get_marker() == "o" and line.get_markerfacecolor() == face]
+def marks(panel: Axes, *, start: bool) -> np.ndarray:
+    dots = [
+        line for line in panel.lines if line.get_marker() == "o" and (line.get_markerfacecolor() == "white") == start
+    ]
     return np.array([[line.get_xdata()[0], line.get_ydata()[0]] for line in dots])
+
+
+def bold(panel: Axes) -> list[Text]:
+    return [text for text in panel.texts if text.get_fontweight() == "bold"]
 
 
 @pytest.mark.parametrize("layers", [3, 5, 55])
@@ -40,8 +49,8 @@ def test_three_bases_are_paths_in_the_plane_seen_whole_and_close_up(layers: int)
     for panel, record in zip(panels, [runs[0]] * 2 + [runs[1]] * 2, strict=True):
         expected = project(np.array(record.coefficients))
         np.testing.assert_allclose(paths(panel), expected.swapaxes(0, 1), atol=1e-12)
-        np.testing.assert_allclose(marks(panel, "white"), expected[0], atol=1e-12)
-        np.testing.assert_allclose(marks(panel, "black"), expected[-1], atol=1e-12)
+        np.testing.assert_allclose(marks(panel, start=True), expected[0], atol=1e-12)
+        np.testing.assert_allclose(marks(panel, start=False), expected[-1], atol=1e-12)
         (left, right), (bottom, top) = panel.get_xlim(), panel.get_ylim()
         x, y = expected.reshape(-1, 2).T
         assert left < x.min() <= x.max() < right
@@ -51,10 +60,33 @@ def test_three_bases_are_paths_in_the_plane_seen_whole_and_close_up(layers: int)
         low, high = CORNERS.min(0), CORNERS.max(0)
         assert left < low[0] < high[0] < right
         assert bottom < low[1] < high[1] < top
-    numbers = [
-        text.get_text() for text in panels[1].texts if text.get_fontweight() == "bold" and text.get_text().isdigit()
-    ]
-    assert numbers == (["1", "19", "37", "55"] if layers == 55 else [str(i + 1) for i in range(layers)])
+    close = [text.get_text() for text in bold(panels[1]) if text.get_text() not in runs[0].bases]
+    assert close == ([] if layers == 55 else [str(i + 1) for i in range(layers)])
+    assert ("activation" in [axes.get_ylabel() for axes in figure.axes]) == (layers == 55)
+
+
+def test_ends_in_the_same_place_share_a_label_that_is_clear_of_the_names_of_bases() -> None:
+    start, ends = np.full((5, 3), 1 / 3), np.eye(3)[[1, 2, 1, 0, 1]]
+    time = np.linspace(0, 1, 7)[:, None, None]
+    record = run(THREE[0], paths=(1 - time) * start + time * ends, accuracies=ACCURACIES)
+    (figure,) = draw_coefficients(experiment(record)).values()
+    figure.draw_without_rendering()
+    _, close, *_ = figure.axes
+    assert [text.get_text() for text in bold(close)] == ["identity", "relu", "tanh", "1, 3, 5", "2", "4"]
+    boxes = [text.get_window_extent() for text in bold(close)]
+    assert not any(one.overlaps(two) for one, two in combinations(boxes, 2))
+    spots = close.transData.transform(CORNERS)
+    assert not any(box.contains(*spot) for box in boxes for spot in spots)
+    assert all(close.get_window_extent().containsx(x) for box in boxes for x in (box.x0, box.x1))
+
+
+def test_a_deep_networks_ends_are_coloured_by_depth() -> None:
+    record = learned(THREE[1], layers=55, accuracies=ACCURACIES)
+    (figure,) = draw_coefficients(experiment(record)).values()
+    ends = [line for line in figure.axes[0].lines if line.get_marker() == "o" and line.get_markerfacecolor() != "white"]
+    greens = [line.get_markerfacecolor()[1] for line in ends]
+    assert len(set(greens)) == 55
+    assert greens == sorted(greens)
 
 
 def test_of_two_bases_the_first_is_shown_over_epochs_and_the_view_is_that_of_the_paths() -> None:
@@ -63,7 +95,8 @@ def test_of_two_bases_the_first_is_shown_over_epochs_and_the_view_is_that_of_the
     (panel,) = figure.axes
     drawn = [line.get_ydata() for line in panel.lines if len(line.get_ydata()) > 2]
     np.testing.assert_array_equal(drawn, np.array(record.coefficients)[:, :, 0].T)
-    assert panel.get_title() == "affine: identity"
+    assert panel.get_title() == "affine"
+    assert panel.get_ylabel() == "coefficient of identity\n(relu: 1 minus it)"
     low, high = panel.get_ylim()
     assert 0.4 < low < high < 0.6
 

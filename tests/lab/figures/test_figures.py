@@ -116,6 +116,25 @@ def test_figures_columns_epoch_and_seed_can_be_chosen(records: Path, tmp_path: P
     assert first != second
 
 
+def test_rows_can_be_chosen_and_what_is_drawn_is_what_their_records_alone_give(records: Path, tmp_path: Path) -> None:
+    some = ("--only", "accuracy", "--only", "activations", "--only", "coefficients", "--output")
+    rows = ("--rows", "affine(tanh, relu, identity)", "--rows", "relu")
+    assert invoke(records, *rows, *some, tmp_path / "chosen").exit_code == 0
+    Records(tmp_path / "few" / "records.jsonl").add([RUNS[0], RUNS[1], RUNS[3], RUNS[4]])
+    assert invoke(tmp_path / "few", *some, tmp_path / "alone").exit_code == 0
+    assert "lenet5-cifar10-coefficients-identity-relu.png" not in written(tmp_path / "chosen")
+    assert written(tmp_path / "chosen") == written(tmp_path / "alone")
+    for name in written(tmp_path / "chosen"):
+        assert (tmp_path / "chosen" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes(), name
+
+
+def test_columns_without_the_chosen_rows_are_left_out(records: Path, tmp_path: Path) -> None:
+    Records(records / "more" / "records.jsonl").add([run("tanh", column=("kerasnet", "cifar10"))])
+    arguments = ("--rows", "tanh", "--only", "accuracy", "--output", tmp_path / "out")
+    assert invoke(records, *arguments).exit_code == 0
+    assert written(tmp_path / "out") == both("kerasnet-cifar10-accuracy-over-epochs", "kerasnet-cifar10-final-accuracy")
+
+
 def test_settings_that_differ_are_in_the_names_of_files(tmp_path: Path) -> None:
     longer = learned("affine(identity,relu)", accuracies=[50.0, 60.0, 70.0])
     Records(tmp_path / "records.jsonl").add([RUNS[-1], longer])
@@ -131,6 +150,11 @@ def test_settings_that_differ_are_in_the_names_of_files(tmp_path: Path) -> None:
         (("--columns", "lenet5"), "'lenet5' is no column"),
         (("--columns", "resnet56/cifar10"), "there are no records of 'resnet56/cifar10'; there are lenet5/cifar10"),
         (("--epoch", "3"), "there is no epoch 3: lenet5/cifar10 has epochs 1 to 2"),
+        (
+            ("--rows", "relu", "--rows", "affine(relu,tanh)"),
+            "there are no records of 'affine(relu,tanh)'; there are relu, convex(identity,relu,tanh), affine(",
+        ),
+        (("--rows", "convex(relu"), "'convex(relu' is no activation"),
         (("--seed", "7"), "there is no run of seed 7; there are 0, 1"),
         (("missing",), "missing does not exist"),
     ],

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from matplotlib.path import Path
 
-from hullo.lab.figures.ternary import CORNERS, draw_plane, frame, grid_lines, project, unproject
+from hullo.lab.figures.ternary import CORNERS, corner_names, draw_plane, frame, grid_lines, project, unproject
 
 NUMBER = st.floats(-3, 3)
 POINT = st.tuples(NUMBER, NUMBER).map(lambda p: np.array([*p, 1 - p[0] - p[1]]))
@@ -63,8 +63,9 @@ def test_a_frame_holds_all_places_and_is_never_a_point(points: list[np.ndarray])
 @pytest.mark.parametrize("half", [0.05, 0.7, 40.0])
 def test_a_plane_of_any_size_has_a_few_lines_a_base_and_says_which_bases(half: float) -> None:
     panel = Figure().subplots()
-    draw_plane(panel, ["relu", "tanh", "elu"], project([1 / 3] * 3), half)
+    bases, square = ["relu", "tanh", "elu"], (project([1 / 3] * 3), half)
+    draw_plane(panel, bases, *square)
     texts = [text.get_text() for text in panel.texts]
     assert {"below: relu", "above: tanh", "right: elu"} <= set(texts)
     assert 9 <= len(panel.lines) - 1 <= 36
-    assert ("relu" in texts) == (half > 0.6)
+    assert [label.text for label in corner_names(bases, *square)] == (bases if half > 0.6 else [])

@@ -179,6 +179,25 @@ def test_the_table_shows_differences_from_relu(visit: Any, report: Path) -> None
     assert column(page, "tbody td:nth-child(3)")[2] == "+1.27"
 
 
+def test_bold_is_the_best_and_nothing_below_the_reference(visit: Any, tmp_path: Path) -> None:
+    runs = make_records([COLUMNS[0]], ["relu", "affine(identity,relu)"], seeds=1, epochs=2)
+    worse = [replace(record, accuracy=20.0, test_accuracy=[20.0, 20.0]) for record in runs[1:]]
+    page = visit(write_report(tmp_path, [runs[0], *worse]))
+    assert column(page, "tbody strong") == [f"{runs[0].accuracy:.2f}"]  # the paper's best is not among these rows
+    page.select_option("#show", "difference")
+    assert column(page, "tbody td:nth-child(3)") == ["", "+1.77"]
+    assert column(page, "tbody strong") == []
+
+
+def test_a_remark_on_several_columns_is_made_once(visit: Any, tmp_path: Path) -> None:
+    alike = [replace(r, spec=replace(r.spec, batch=64)) for r in make_records(COLUMNS[:3], ["relu"], 1, 2)]
+    assert column(visit(write_report(tmp_path / "all", alike)), ".remarks li") == ["Not as by default: batch=64."]
+    other = [*alike[:2], *make_records(COLUMNS[2:3], ["relu"], 1, 2)]
+    names = "lenet5/fashion-mnist, kerasnet/fashion-mnist"
+    page = visit(write_report(tmp_path / "some", other))
+    assert column(page, ".remarks li") == [f"{names}: Not as by default: batch=64."]
+
+
 def test_a_cell_leads_to_its_runs_and_these_to_all_that_is_known(visit: Any, report: Path) -> None:
     page = visit(report)
     page.locator("tbody tr", has_text="convex(relu,tanh)").locator("td a").first.click()
@@ -425,4 +444,22 @@ def test_a_run_that_diverged_is_drawn_as_far_as_it_went(visit: Any, tmp_path: Pa
             assert "NaN" not in page.locator("main").inner_html()
         page.evaluate(f"location.hash = '#curves?epoch={epoch}'")
         settle(page)
-        assert bool(page.locator("#curves .plot path").first.get_attribute("d")) == drawn
+        assert page.locator("#curves .plot path[d^=M]").count() == (3 if drawn else 0)
+        assert ("diverged in epoch 3" in page.locator("#curves [data-part=remark]").inner_text()) == (not drawn)
+        page.evaluate(f"location.hash = '#paths?epoch={epoch}'")
+        settle(page)
+        assert page.locator("#paths circle").count() == (3 if drawn else 0)
+        assert ("diverged in epoch 3" in page.locator("#paths [data-part=remark]").inner_text()) == (not drawn)
+
+
+def test_a_run_that_diverged_ends_with_a_cross_and_is_in_no_mean(visit: Any, tmp_path: Path) -> None:
+    runs = make_records([COLUMNS[0]], ["relu", "tanh"], seeds=2, epochs=4)
+    broken = [replace(runs[0], ended="diverged in epoch 3"), replace(runs[3], ended="diverged in epoch 2")]
+    page = visit(write_report(tmp_path, [broken[0], runs[1], broken[1]]), "#training?epoch=4")
+    settle(page)
+    crosses = page.locator("#training .lost").evaluate_all("all => all.map((one) => one.dataset.run)")
+    assert crosses == [record.spec.id for record in broken]
+    read = dict(zip(column(page, "#training .readings th"), column(page, "#training .readings td"), strict=True))
+    assert read == {"relu": f"{runs[1].test_accuracy[3]:.2f}", "tanh": "diverged"}
+    mean = page.locator("#training [data-row=relu]").get_attribute("d")
+    assert mean == page.locator("#training .faint").nth(1).get_attribute("d")

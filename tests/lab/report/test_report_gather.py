@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 from hullo.lab.checkpoints import VERSION
 from hullo.lab.paper import COLUMNS
+from hullo.lab.paper import ROWS as PAPER_ROWS
 from hullo.lab.records import Record, Records
 from hullo.lab.report import gather
 from hullo.lab.report.gather import MOST_CHANNELS, SCALE, encode
@@ -60,8 +61,34 @@ def test_cells_hold_the_tables_statistics(tmp_path: Path) -> None:
     assert convex["difference"][1] == pytest.approx(
         12.7062 * abs((own[0] - base[0]) - (own[1] - base[1])) / 2, rel=1e-4
     )
-    assert (convex["paper"], convex["paperDifference"]) == (91.87, 0.81)
-    assert (relu["difference"], relu["paperDifference"]) == (None, None)
+    assert relu["difference"] is None
+
+
+def test_a_column_holds_all_that_the_paper_reports_of_it_also_of_what_was_not_run(tmp_path: Path) -> None:
+    alexnet = replace(RUNS[0], spec=Spec("alexnet", "ilsvrc2012", "relu", epochs=3))
+    lenet5, other = (column["paper"] for column in gather([keep(tmp_path, [*RUNS, alexnet])])["columns"])
+    assert list(lenet5) == list(PAPER_ROWS)
+    assert lenet5["relu"] == [91.06, None]
+    assert lenet5["convex(identity,relu)"] == [91.87, 0.81]
+    assert lenet5["affine(relu,tanh)"] == [93.02, 1.96]
+    assert "identity" not in other
+    assert other["affine(relu,tanh)"] == [60.04, 3.29]
+
+
+@pytest.mark.parametrize("epoch", [1, 2, 3])
+def test_from_the_epoch_on_in_which_a_run_diverged_nothing_is_known_but_how_it_ended(
+    epoch: int, tmp_path: Path
+) -> None:
+    record = replace(RUNS[4], ended=f"diverged in epoch {epoch}", channels=[[[0.2, 0.3, 0.5]]] * 3)
+    (column,) = gather([keep(tmp_path, [record, RUNS[5]])])["columns"]
+    lost, sound = column["runs"]
+    assert (lost["lost"], sound["lost"]) == (epoch, None)
+    assert (lost["accuracy"], lost["ended"], lost["channels"]) == (record.accuracy, record.ended, [])
+    for name in ("test_accuracy", "test_loss", "train_loss"):
+        assert [value is None for value in lost[name]] == [e >= epoch for e in (1, 2, 3)]
+        assert None not in sound[name]
+    for path in (path for layer in lost["coefficients"] for path in layer):
+        assert [step is None for step in path] == [e >= epoch for e in (0, 1, 2, 3)]
 
 
 def test_runs_hold_all_that_their_records_say(tmp_path: Path) -> None:

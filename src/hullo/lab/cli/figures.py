@@ -20,6 +20,9 @@ def figures(
         ),
     ] = None,
     columns: ColumnsOption = None,
+    rows: Annotated[
+        list[str] | None, typer.Option(help="An activation; may be given several times.", show_default="all")
+    ] = None,
     epoch: Annotated[
         int | None, typer.Option(help="How things stood after this epoch.", show_default="the last")
     ] = None,
@@ -39,9 +42,10 @@ def figures(
             raise ValueError(f"unknown figure {unknown[0]!r}; there are {', '.join(FIGURES)}")
         needy = [name for name in wanted if name not in ALONE]
         paths = records or [path for path in USUAL if path.exists()][:1]
-        if needy and not paths and (only or columns or (epoch, seed) != (None, None)):
+        if needy and not paths and (only or columns or rows or (epoch, seed) != (None, None)):
             raise ValueError(f"no records for the figure {needy[0]!r}: name files of records, or directories of them")
-        found = experiments(read_records(paths), epoch=epoch, columns=columns or ()) if needy and paths else []
+        known = read_records(paths) if needy and paths else []
+        found = experiments(known, epoch=epoch, columns=columns or (), rows=rows or ()) if known else []
         seeds = {record.spec.seed for experiment in found for record in experiment.records}
         if found and seed is not None and seed not in seeds:
             raise ValueError(f"there is no run of seed {seed}; there are {', '.join(map(str, sorted(seeds)))}")

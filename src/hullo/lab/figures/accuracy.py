@@ -3,42 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from textwrap import fill
 from typing import Any
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from hullo.lab.activations import Row
-from hullo.lab.figures.style import COLOURS, FAINT, GREY, KINDS, WIDTH
+from hullo.lab.figures.style import COLOURS, FAINT, GREY, KINDS, WIDTH, Round
 from hullo.lab.intervals import Interval
 from hullo.lab.table.experiments import SAMPLE, Experiment
 
-FIXED_COLOURS = (*COLOURS[2:], GREY)
+FIXED_COLOURS = (COLOURS[2], COLOURS[3], "black", COLOURS[5], COLOURS[4], GREY)
 FIXED_LINES = ((0, (1, 1)), (0, (4, 1, 1, 1)), (0, (6, 2)), (0, (3, 1, 1, 1, 1, 1)))
-VIEW = 10.0
-"""Percentage points below the lowest end that are shown at least: room for the legend."""
+LOST: dict[str, Any] = {"marker": "x", "markersize": 5.0, "markeredgewidth": 1.2, "linestyle": "none"}
 
 
 def draw_learning(experiment: Experiment) -> Figure:
     """Accuracy over epochs, means and 95 % intervals over seeds: a panel a set of bases.
 
-    Beside the hulls of the bases, a panel has the fixed activations that these hulls contain. Runs that diverged are
-    left out, and counted in the legend.
+    Beside the hulls of the bases, a panel has the fixed activations that these hulls contain. Means are those of runs
+    that did not diverge; each that did is a thin line up to there, and is counted above the panel.
     """
     panels = arrange(experiment.accuracies)
     curves = {row: intervals(experiment, row) for row in experiment.accuracies}
+    lost = {row: cut_short(experiment, row) for row in experiment.accuracies}
     looks = _looks(experiment.accuracies)
     width = min(2, len(panels))
     height = -(-len(panels) // width)
-    figure = Figure(figsize=(WIDTH, 0.5 + 2.5 * height), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 0.8 + 2.3 * height), layout="constrained")
     places = figure.subplots(height, width, sharex=True, sharey=True, squeeze=False)
     for place, (about, rows) in zip(places.flat, panels.items(), strict=False):
-        place.set_title(about)
+        counts = [f"{_short(row)}: {_count(experiment, row)}" for row in rows if lost[row]]
+        place.set_title("\n".join([about, *counts]))
         for row in rows:
-            _draw_curve(place, curves[row], _name(experiment, row), looks[row])
+            _draw_curve(place, curves[row], row, looks[row])
+            for reached in lost[row]:
+                _draw_lost(place, reached, looks[row])
         place.grid(axis="y", color=FAINT, linewidth=0.5)
-        place.legend(loc="lower right", fontsize=6.5, handlelength=3.0, frameon=True, edgecolor="none")
         place.tick_params(labelbottom=True)
     for place in places.flat[len(panels) :]:
         place.set_axis_off()
@@ -46,9 +51,14 @@ def draw_learning(experiment: Experiment) -> Figure:
         place.set_ylabel(f"{experiment.pictures} accuracy, %")
     for place in places.flat[-width:]:
         place.set_xlabel("epoch")
-    places[0, 0].xaxis.set_major_locator(MaxNLocator(integer=True))
-    _see_the_ends(places[0, 0], [[point.mean for point in curve] for curve in curves.values() if curve])
-    figure.suptitle(f"{experiment.name}: mean and 95 % interval, {experiment.seeds}")
+    places[0, 0].xaxis.set_major_locator(Round(integer=True))
+    places[0, 0].yaxis.set_major_locator(Round())
+    seen = [[point.mean for point in curve] for curve in curves.values()]
+    seen += [reached for runs in lost.values() for reached in runs]
+    _look_at(places[0, 0], [value for curve in seen for value in curve[experiment.epoch // 10 :]])
+    several = any(point.half is not None for curve in curves.values() for point in curve)
+    _explain(figure, looks, several=several, lost=any(lost.values()))
+    figure.suptitle(f"{experiment.name}: {'means of ' * several}{experiment.seeds}")
     return figure
 
 
@@ -73,24 +83,43 @@ def arrange(rows: Sequence[str] | Mapping[str, Any]) -> dict[str, list[str]]:
 
 def intervals(experiment: Experiment, row: str) -> list[Interval]:
     """What the runs of a row that did not diverge had reached after each epoch."""
-    runs = [
-        r.test_accuracy[: experiment.epoch] for r in experiment.records if r.spec.activation == row and not r.diverged
-    ]
-    return [Interval.of(reached) for reached in zip(*runs, strict=True)]
+    own = (r for r in experiment.records if r.spec.activation == row and not experiment.lost(r))
+    return [Interval.of(reached) for reached in zip(*(r.test_accuracy[: experiment.epoch] for r in own), strict=True)]
 
 
-def _name(experiment: Experiment, row: str) -> str:
+def cut_short(experiment: Experiment, row: str) -> list[list[float]]:
+    """What the runs of a row that diverged had reached before."""
+    own = (r for r in experiment.records if r.spec.activation == row and experiment.lost(r))
+    return [record.test_accuracy[: (record.diverged_in or 0) - 1] for record in own]
+
+
+def _count(experiment: Experiment, row: str) -> str:
     cell = experiment.cells[row]
-    return f"{row} ({cell.diverged} of {cell.accuracy.count} diverged)" if cell.diverged else row
+    return f"{cell.diverged} of {cell.accuracy.count} diverged"
+
+
+def _short(row: str) -> str:
+    """A hull's kind, where its bases are known; a fixed activation's name."""
+    return row.partition("(")[0] if Row.parse(row).learns else row
 
 
 def _looks(rows: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Hulls by their kind; each fixed activation in its own way, the same in all panels."""
-    looks = {row: KINDS[kind] for row in rows if (kind := row.partition("(")[0]) in KINDS}
+    looks = {row: KINDS[_short(row)] for row in rows if Row.parse(row).learns}
     for i, row in enumerate(row for row in rows if row not in looks):
         colour, line = FIXED_COLOURS[i % len(FIXED_COLOURS)], FIXED_LINES[i % len(FIXED_LINES)]
         looks[row] = {"color": colour, "linestyle": line, "linewidth": 1.1}
     return looks
+
+
+def _explain(figure: Figure, looks: Mapping[str, dict[str, Any]], *, several: bool, lost: bool) -> None:
+    """One legend for all panels, beneath them, where it hides nothing."""
+    named = {_short(row): look for row, look in looks.items()}
+    keys: list[Artist] = [Line2D([], [], label=name, **look) for name, look in named.items()]
+    keys += [Patch(color=GREY, alpha=0.4, linewidth=0, label="95 % interval")] * several
+    keys += [Line2D([], [], color="black", label="diverged", **LOST)] * lost
+    lines = 1 + (len(keys) > 5)
+    figure.legend(handles=keys, loc="outside lower center", ncols=-(-len(keys) // lines), handlelength=3.0)
 
 
 def _draw_curve(panel: Axes, curve: Sequence[Interval], name: str, look: dict[str, Any]) -> None:
@@ -101,12 +130,18 @@ def _draw_curve(panel: Axes, curve: Sequence[Interval], name: str, look: dict[st
         panel.fill_between(epochs, low, high, color=look["color"], alpha=0.15, linewidth=0)
 
 
-def _see_the_ends(panel: Axes, means: Sequence[Sequence[float]]) -> None:
-    """Show where all curves end; how they began, far below, and wide intervals may leave the view."""
-    if means:
-        ends, top = [curve[-1] for curve in means], max(max(curve) for curve in means)
-        spread = max(VIEW, top - min(ends))
-        panel.set_ylim(max(0.0, min(ends) - spread), min(100.0, top + 0.2 * spread))
+def _draw_lost(panel: Axes, reached: Sequence[float], look: dict[str, Any]) -> None:
+    panel.plot(range(1, len(reached) + 1), reached, **look | {"linewidth": 0.7})
+    if reached:
+        panel.plot(len(reached), reached[-1], color=look["color"], **LOST)
+
+
+def _look_at(panel: Axes, values: Sequence[float]) -> None:
+    """Show all values; how curves began, far below, and wide intervals may leave the view."""
+    if values:
+        low, high = min(values), max(values)
+        margin = 0.08 * max(high - low, 1.0)
+        panel.set_ylim(max(0.0, low - margin), min(100.0, high + margin))
 
 
 def draw_final(experiment: Experiment) -> Figure:
@@ -115,7 +150,9 @@ def draw_final(experiment: Experiment) -> Figure:
     Runs that diverged count as they ended, as in the table; those that lie far off are counted, not shown.
     """
     cells = list(experiment.cells.values())
-    figure = Figure(figsize=(0.85 * WIDTH, 1.1 + 0.25 * len(cells)), layout="constrained")
+    remarks = fill(" ".join(experiment.remarks), 110)
+    height = 1.1 + 0.25 * len(cells) + 0.15 * len(remarks.splitlines())
+    figure = Figure(figsize=(0.85 * WIDTH, height), layout="constrained")
     panel = figure.subplots()
     whole = experiment.setting.data.removesuffix(SAMPLE)
     paper = "the paper" if whole == experiment.setting.data else f"the paper, on all of {whole}"
@@ -123,24 +160,29 @@ def draw_final(experiment: Experiment) -> Figure:
     seen = []
     for y, cell in enumerate(cells):
         runs = [r for r in experiment.records if r.spec.activation == cell.row]
-        sound = [experiment.accuracies[cell.row][r.spec.seed] for r in runs if not r.diverged]
+        sound = [experiment.accuracies[cell.row][r.spec.seed] for r in runs if not experiment.lost(r)]
         colour = KINDS.get(cell.row.partition("(")[0], {"color": "black"})["color"]
-        look = {"fmt": "o", "color": colour, "markersize": 4.5, "capsize": 2.5, "zorder": 3}
-        mean = "mean and 95 % interval" if several else "the run"
-        panel.errorbar(cell.accuracy.mean, y, xerr=cell.accuracy.half, **look, label=mean)
+        shape = LOST if cell.diverged == cell.accuracy.count else {"fmt": "o", "markersize": 4.5}
+        mean = "diverged" if shape is LOST else "mean and 95 % interval" if several else "the run"
+        look = {"color": colour, "capsize": 2.5, "zorder": 3}
+        panel.errorbar(cell.accuracy.mean, y, xerr=cell.accuracy.half, **look, **shape, label=mean)
         if several:
             panel.plot(sound, [y + 0.25] * len(sound), ".", color=GREY, markersize=4, label="a run")
         if cell.published is not None:
-            panel.plot(cell.published, y, "D", color=COLOURS[3], markerfacecolor="white", markersize=4.5, label=paper)
+            look = {"color": COLOURS[3], "markerfacecolor": "white", "markersize": 4.5, "zorder": 4}
+            panel.plot(cell.published, y, "D", **look, label=paper)
         seen += [cell.accuracy.mean, *sound, cell.published or cell.accuracy.mean]
-    panel.set_yticks(range(len(cells)), [_name(experiment, cell.row) for cell in cells])
-    panel.invert_yaxis()
+    names = [f"{cell.row}\n({_count(experiment, cell.row)})" if cell.diverged else cell.row for cell in cells]
+    panel.set_yticks(range(len(cells)), names)
+    panel.set_ylim(len(cells) - 0.5, -0.5)
     margin = max(0.08 * (max(seen) - min(seen)), 0.3)
     panel.set_xlim(min(seen) - margin, max(seen) + margin)
+    panel.xaxis.set_major_locator(Round(nbins=10))
     panel.grid(axis="x", color=FAINT, linewidth=0.5)
     panel.set_xlabel(f"{experiment.pictures} accuracy, %")
-    handles, names = panel.get_legend_handles_labels()
-    keys = dict(zip(reversed(names), reversed(handles), strict=True))  # one a name: the first that was drawn
+    panel.set_title(remarks, fontsize=6.5)
+    handles, labels = panel.get_legend_handles_labels()
+    keys = dict(zip(reversed(labels), reversed(handles), strict=True))  # one a name: the first that was drawn
     figure.legend(keys.values(), keys.keys(), loc="outside lower center", ncols=len(keys), handletextpad=0.3)
     figure.suptitle(f"{experiment.name}: after {experiment.time}, {experiment.seeds}")
     return figure

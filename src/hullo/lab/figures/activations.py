@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from hullo.lab.figures.learned import Pair, find_learned, spell_seeds
-from hullo.lab.figures.style import DEPTH, GREY, KINDS, MANY, REACH, WIDTH, X, cross, curves, depth_bar
+from hullo.lab.figures.style import GREY, KINDS, MANY, REACH, WIDTH, X, cross, curves, depth_bar, shade
 from hullo.lab.table.experiments import Experiment
 
 START = {"color": GREY, "linestyle": ":", "linewidth": 0.9}
@@ -42,7 +42,7 @@ def _draw_one_by_one(pairs: list[Pair], layers: int) -> Figure:
         for layer, panel in enumerate(line):
             _prepare(panel)
             panel.plot(X, curves(next(iter(pair.runs.values())).paths[0, layer : layer + 1], pair.bases)[0], **START)
-            for kind in ("convex", "affine"):
+            for kind in KINDS:
                 if kind in pair.runs:
                     _draw_layer(panel, pair, kind, layer)
     for layer, panel in enumerate(panels[0]):
@@ -72,7 +72,7 @@ def _draw_by_depth(pairs: list[Pair], layers: int) -> Figure:
             _prepare(panel)
             if kind in pair.runs:
                 for layer, y in enumerate(curves(pair.runs[kind].paths[-1], pair.bases)):
-                    look = {"color": DEPTH(layer / (layers - 1)), "linestyle": KINDS[kind]["linestyle"]}
+                    look = {"color": shade(layer, layers), "linestyle": KINDS[kind]["linestyle"]}
                     panel.plot(X, y, **look, linewidth=0.7)
     for kind, panel in zip(KINDS, panels[0], strict=True):
         panel.set_title(kind)

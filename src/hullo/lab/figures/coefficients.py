@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
@@ -10,15 +12,17 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 
+from hullo.lab.figures.labels import Label, merge, place_labels
 from hullo.lab.figures.learned import Learned, Pair, find_learned, spell_seeds
-from hullo.lab.figures.style import DEPTH, FAINT, GREY, MANY, TIME, WIDTH, depth_bar, write
-from hullo.lab.figures.ternary import CORNERS, HALO, draw_plane, frame, project
+from hullo.lab.figures.style import FAINT, GREY, MANY, TIME, WIDTH, Round, depth_bar, shade
+from hullo.lab.figures.ternary import CORNERS, OUTLINE, corner_names, draw_plane, frame, project
 from hullo.lab.table.experiments import Experiment
 
 WHERE = {"convex": "convex: in the triangle", "affine": "affine: in the plane"}
-
+START: dict[str, Any] = {"linestyle": "none", "marker": "o", "color": "black", "markersize": 4.5}
+START |= {"markerfacecolor": "white"}
+END: dict[str, Any] = {"linestyle": "none", "marker": "o", "color": "black", "markersize": 4.0, "markeredgewidth": 0.7}
 LINES = ("-", (0, (5, 1.5)), (0, (2, 1)), (0, (5, 1, 1, 1)))
 
 
@@ -29,43 +33,52 @@ def draw_coefficients(experiment: Experiment, seed: int | None = None) -> dict[s
     """
     figures = {}
     for pair in find_learned(experiment, seed):
-        figures[pair.about] = figure = _draw_paths(pair) if len(pair.bases) == 3 else _draw_over_epochs(pair)
-        figure.suptitle(
-            f"{experiment.name}: coefficients of {pair.about} over {experiment.time}, {spell_seeds([pair])}"
-        )
+        title = f"{experiment.name}: coefficients of {pair.about} over {experiment.time}, {spell_seeds([pair])}"
+        figures[pair.about] = (_draw_paths if len(pair.bases) == 3 else _draw_over_epochs)(pair, title)
     return figures
 
 
-def _draw_paths(pair: Pair) -> Figure:
+def _draw_paths(pair: Pair, title: str) -> Figure:
     """A line of panels a hull: with the whole triangle, and close up."""
     kinds = [kind for kind in WHERE if kind in pair.runs]
     room = ConstrainedLayoutEngine(h_pad=0.1)  # for the values around each panel
     figure = Figure(figsize=(WIDTH, 0.6 + 3.4 * len(kinds)), layout=room)
+    figure.suptitle(title)
     panels = figure.subplots(len(kinds), 2, squeeze=False)
+    shown: list[tuple[Axes, Learned, list[Label]]] = []
     for kind, (whole, close) in zip(kinds, panels, strict=True):
         run = pair.runs[kind]
         places = project(run.paths).reshape(-1, 2)
         cloud = project(np.concatenate(run.channels)) if run.channels else places[:0]
-        for panel, shown in ((whole, np.concatenate([CORNERS, places, cloud])), (close, places)):
-            draw_plane(panel, pair.bases, *frame(shown))
+        for panel, seen in ((whole, np.concatenate([CORNERS, places, cloud])), (close, places)):
+            square = frame(seen)
+            draw_plane(panel, pair.bases, *square)
             panel.plot(*cloud.T, ".", color=GREY, markersize=2, alpha=0.6, zorder=2)
-            _draw_run(panel, run, labelled=panel is close)
+            _draw_run(panel, run)
+            shown.append((panel, run, corner_names(pair.bases, *square)))
         whole.set_title(WHERE[kind], loc="left", pad=12)
         close.set_title("close up", loc="left", pad=12)
     time = ScalarMappable(Normalize(0, len(run.paths) - 1), TIME)
-    ticks = MaxNLocator(integer=True)
-    figure.colorbar(time, ax=panels, label="epoch", ticks=ticks, shrink=0.5, aspect=30, pad=0.02)
+    figure.colorbar(time, ax=panels, label="epoch", ticks=Round(integer=True), shrink=0.5, aspect=30, pad=0.02)
+    few = run.layers <= MANY
     keys = [
-        Line2D([], [], linestyle="none", marker="o", color="black", markerfacecolor="white", label="start"),
-        Line2D([], [], linestyle="none", marker="o", color="black", label="end, with the activation's number"),
+        Line2D([], [], **START, label="start"),
+        Line2D([], [], **END, label="end, with the activation's number" if few else "end"),
     ]
+    if not few:
+        depth_bar(figure, panels, run.layers)
     if any(run.channels for run in pair.runs.values()):
         keys.append(Line2D([], [], linestyle="none", marker=".", color=GREY, label="the channels' ends; paths: means"))
     figure.legend(handles=keys, loc="outside lower center", ncols=len(keys))
+    figure.draw_without_rendering()  # lays it out
+    for panel, run, names in shown:
+        ways = project(run.paths).swapaxes(0, 1)
+        numbers = merge(panel, _numbers(run)) if few and panel in panels[:, 1] else []
+        place_labels(panel, names + numbers, [OUTLINE, *ways], ways[:, [0, -1]].reshape(-1, 2))
     return figure
 
 
-def _draw_run(panel: Axes, run: Learned, *, labelled: bool) -> None:
+def _draw_run(panel: Axes, run: Learned) -> None:
     places = project(run.paths)  # (1 + epochs, layers, 2)
     few = run.layers <= MANY
     for layer in range(run.layers):
@@ -75,40 +88,37 @@ def _draw_run(panel: Axes, run: Learned, *, labelled: bool) -> None:
         )
         segments.set_array(np.arange(len(path) - 1))
         panel.add_collection(segments)
-    size = 4.0 if few else 2.5
     for layer in range(run.layers):
-        panel.plot(*places[0, layer], "o", color="black", markerfacecolor="white", markersize=size + 0.5, zorder=4)
-        panel.plot(*places[-1, layer], "o", color="black", markersize=size, zorder=4)
-    if labelled:
-        for layer in range(run.layers) if few else np.linspace(0, run.layers - 1, 4).round().astype(int):
-            _number(panel, layer, places[0, layer], places[-1, layer])
+        panel.plot(*places[0, layer], **START, zorder=4)
+        panel.plot(*places[-1, layer], **END if few else END | {"markerfacecolor": shade(layer, run.layers)}, zorder=4)
 
 
-def _number(panel: Axes, layer: int, start: np.ndarray, end: np.ndarray) -> None:
-    """The activation's number at its end, on the side to which it went."""
-    away = end - start
-    place = 8 * away / max(np.linalg.norm(away), 1e-9)
-    look = {"fontsize": 7.5, "fontweight": "bold", "path_effects": HALO, "zorder": 6}
-    write(panel, str(layer + 1), end, place, ha="center", va="center", **look)
+def _numbers(run: Learned) -> list[Label]:
+    """The activations' numbers at their ends, best on the side to which they went."""
+    start, end = project(run.paths[[0, -1]])
+    sides = (end - start) / np.maximum(np.linalg.norm(end - start, axis=1, keepdims=True), 1e-9)
+    return [Label(str(layer + 1), end[layer], sides[layer], 7.5) for layer in range(run.layers)]
 
 
-def _draw_over_epochs(pair: Pair) -> Figure:
+def _draw_over_epochs(pair: Pair, title: str) -> Figure:
     """A line of panels a hull, a panel a base; of two bases the first says all."""
     kinds = [kind for kind in WHERE if kind in pair.runs]
-    shown = pair.bases[: 1 if len(pair.bases) == 2 else None]
+    first, *others = pair.bases
+    shown = pair.bases if len(others) > 1 else [first]
     layers = pair.runs[kinds[0]].layers
     grid = (1, len(kinds)) if len(shown) == 1 else (len(kinds), len(shown))
     figure = Figure(figsize=(WIDTH, 0.7 + (2.6 if len(shown) == 1 else 2.1) * grid[0]), layout="constrained")
+    figure.suptitle(title)
     panels = figure.subplots(*grid, sharex=True, sharey=True, squeeze=False)
     every = [(kind, base) for kind in kinds for base in range(len(shown))]
     for panel, (kind, base) in zip(panels.flat, every, strict=True):
         _draw_lines(panel, pair.runs[kind], base)
-        panel.set_title(f"{kind}: {shown[base]}")
+        panel.set_title(kind if len(shown) == 1 else f"{kind}: {shown[base]}")
     for panel in panels[:, 0]:
-        panel.set_ylabel("coefficient")
+        panel.set_ylabel(f"coefficient of {first}\n({others[0]}: 1 minus it)" if len(shown) == 1 else "coefficient")
     for panel in panels[-1]:
         panel.set_xlabel("epoch")
-    panels[0, 0].xaxis.set_major_locator(MaxNLocator(integer=True))
+    panels[0, 0].xaxis.set_major_locator(Round(integer=True))
     if layers > MANY:
         depth_bar(figure, panels, layers)
     else:
@@ -123,6 +133,7 @@ def _draw_lines(panel: Axes, run: Learned, base: int) -> None:
         line = Line2D([0, 1], [bound] * 2, transform=panel.get_yaxis_transform(), color=FAINT, linewidth=0.8, zorder=0)
         panel.add_artist(line)
     for layer, path in enumerate(run.paths[:, :, base].T):
-        few = run.layers <= MANY
-        look = {"linestyle": LINES[layer % len(LINES)], "linewidth": 1.3} if few else {"linewidth": 0.7}
-        panel.plot(path, color=DEPTH(layer / max(run.layers - 1, 1)), label=f"activation {layer + 1}", **look)
+        few, style = run.layers <= MANY, layer % len(LINES)
+        # broken lines above whole ones, so that both are seen where coefficients are the same
+        look = {"linestyle": LINES[style], "linewidth": 1.3, "zorder": 2 + style} if few else {"linewidth": 0.7}
+        panel.plot(path, color=shade(layer, run.layers), label=f"activation {layer + 1}", **look)

@@ -43,7 +43,7 @@ def find_learned(experiment: Experiment, seed: int | None = None) -> list[Pair]:
     pairs: dict[str, dict[str, Learned]] = {}
     for row in experiment.accuracies:
         kind, about = row.partition("(")[0], row.partition("(")[2].removesuffix(")")
-        runs = [r for r in experiment.records if r.spec.activation == row and r.coefficients and not r.diverged]
+        runs = [r for r in experiment.records if r.spec.activation == row and r.coefficients and not experiment.lost(r)]
         own = min((r for r in runs if seed in (None, r.spec.seed)), key=lambda r: r.spec.seed, default=None)
         if own is not None and Row.parse(row).learns:
             paths = np.array(own.coefficients[: experiment.epoch + 1], dtype=float)

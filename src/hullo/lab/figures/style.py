@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from hullo.functional import combine
 from hullo.lab.files import whole
@@ -26,17 +28,20 @@ FAINT = "#D9D9D9"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Okabe and Ito's, told apart by every kind of colour vision; line styles go with them."""
 KINDS: dict[str, dict[str, Any]] = {
-    "affine": {"color": COLOURS[0], "linestyle": "-", "linewidth": 1.3},
     # wide and pale, so that it is seen behind an affine one that is the same
     "convex": {"color": COLOURS[1], "linestyle": (0, (3.0, 1.5)), "linewidth": 2.4, "alpha": 0.75},
+    "affine": {"color": COLOURS[0], "linestyle": "-", "linewidth": 1.3},
 }
 TIME = ListedColormap(colormaps["cividis_r"](np.linspace(0.08, 1.0, 256)), "time")
-DEPTH = ListedColormap(colormaps["viridis"](np.linspace(0.0, 0.9, 256)), "depth")
+DEPTH = ListedColormap(colormaps["viridis"](np.linspace(0.0, 0.8, 256)), "depth")
 MANY = 8
 """Layers up to this number are shown one by one; more are told apart by colour."""
 REACH = 3.0
 X = torch.linspace(-REACH, REACH, 241, dtype=torch.float64)
 """Where functions are drawn."""
+
+Round = partial(MaxNLocator, nbins="auto", steps=[1, 2, 5, 10])
+"""Ticks at round numbers: never at 2.5 or 15."""
 
 _SETTINGS = {
     "axes.linewidth": 0.6,
@@ -90,6 +95,11 @@ def cross(panel: Axes) -> None:
 def write(panel: Axes, text: str, spot: Any, place: Any, **look: Any) -> None:
     """Put a text at a distance, in points, from a spot of the panel."""
     panel.annotate(text, tuple(spot), tuple(place), textcoords="offset points", **look)
+
+
+def shade(layer: int, layers: int) -> tuple[float, float, float, float]:
+    """The colour of an activation: dark in the first layer, light in the last."""
+    return DEPTH(layer / max(layers - 1, 1))
 
 
 def depth_bar(figure: Figure, panels: Any, layers: int) -> None:

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
+from hullo.lab.figures.labels import Label
 from hullo.lab.figures.style import COLOURS, FAINT, write
 
 CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, np.sqrt(0.75)]])
-HALO = [withStroke(linewidth=2.0, foreground="white")]
+OUTLINE = np.vstack([CORNERS, CORNERS[:1]])
 GRID_COLOURS = (COLOURS[0], "#8A5A00", COLOURS[2])
 """One a base; darker than usual, for letters."""
 
@@ -50,19 +50,22 @@ def draw_plane(panel: Axes, bases: Sequence[str], middle: np.ndarray, half: floa
     panel.set(xticks=[], yticks=[])
     panel.spines[:].set(visible=True, color=FAINT)
     panel.fill(*CORNERS.T, color="#F2F2F2", linewidth=0, zorder=0)
-    panel.plot(*np.vstack([CORNERS, CORNERS[:1]]).T, color="black", linewidth=0.9, zorder=1.5)
+    panel.plot(*OUTLINE.T, color="black", linewidth=0.9, zorder=1.5)
     step = np.diff(MaxNLocator(7, steps=[1, 2, 5, 10]).tick_values(0.0, 2 * half))[0]
     for i, colour in enumerate(GRID_COLOURS):
         for value, line in grid_lines(i, middle, half, step):
             panel.plot(*line.T, color=colour, linewidth=0.5, alpha=0.35, zorder=1)
             _label(panel, i, f"{value:g}".replace("-", "\N{MINUS SIGN}"), line, colour)
-    for name, corner, place in zip(bases, CORNERS, ((-2, -3), (2, -3), (0, 3)), strict=True):
-        if np.all(np.abs(corner - middle) < half):
-            look = {"fontweight": "bold", "fontsize": 7.0, "path_effects": HALO, "zorder": 6}
-            write(panel, name, corner, place, ha="center", va="top" if place[1] < 0 else "bottom", **look)
     for x, side, name, colour in zip((0.0, 0.36, 0.72), ("below", "above", "right"), bases, GRID_COLOURS, strict=True):
         text = f"{side}: {name}"
         write(panel, text, (x, 0), (0, -12), xycoords="axes fraction", va="top", color=colour, fontsize=6.5)
+
+
+def corner_names(bases: Sequence[str], middle: np.ndarray, half: float) -> list[Label]:
+    """The names of those bases that are in the square part of the plane around `middle`, outside of the triangle."""
+    sides = np.array([[0.0, -1.0], [0.0, -1.0], [0.0, 1.0]])
+    named = zip(bases, CORNERS, sides, strict=True)
+    return [Label(name, corner, side, 7.0) for name, corner, side in named if (np.abs(corner - middle) < half).all()]
 
 
 def grid_lines(i: int, middle: np.ndarray, half: float, step: float) -> list[tuple[float, np.ndarray]]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import hullo
+from hullo.lab import paper
 from hullo.lab.activations import Row
 from hullo.lab.bench.rows import Setting
 from hullo.lab.checkpoints import Checkpoints
@@ -54,12 +55,18 @@ def _holds_records(path: Path) -> bool:
 
 
 def _column(experiment: Experiment, settings: Sequence[Setting]) -> dict[str, Any]:
+    published = {row: value for row in paper.ROWS if (value := experiment.published(row)) is not None}
+    reference = published.get(REFERENCE)
     return {
         "name": experiment.name,
         "about": f"{experiment.pictures}, {experiment.time}, {experiment.seeds}",
         "epochs": experiment.setting.epochs,
         "remarks": experiment.remarks,
-        "rows": [_row(cell, experiment) for cell in experiment.cells.values()],
+        "rows": [_row(cell) for cell in experiment.cells.values()],
+        "paper": {
+            row: [value, None if row == REFERENCE or reference is None else round(value - reference, 2)]
+            for row, value in published.items()
+        },
         "runs": [
             _run(record, settings.index(record.setting))
             for record in sorted(experiment.records, key=lambda record: record.spec.seed)
@@ -67,17 +74,14 @@ def _column(experiment: Experiment, settings: Sequence[Setting]) -> dict[str, An
     }
 
 
-def _row(cell: Cell, experiment: Experiment) -> dict[str, Any]:
-    row, published = Row.parse(cell.row), cell.published
-    reference = None if cell.row == REFERENCE else experiment.published(REFERENCE)
+def _row(cell: Cell) -> dict[str, Any]:
+    row = Row.parse(cell.row)
     return {
         "name": cell.row,
         "kind": row.kind,
         "bases": [item.name for item in row.bases],
         "accuracy": _interval(cell.accuracy),
         "difference": _interval(cell.over_reference),
-        "paper": published,
-        "paperDifference": None if published is None or reference is None else round(published - reference, 2),
         "diverged": cell.diverged,
     }
 
@@ -87,19 +91,22 @@ def _interval(interval: Interval | None) -> list[float | None] | None:
 
 
 def _run(record: Record, setting: int) -> dict[str, Any]:
+    """A run, with nothing from the epoch on in which it diverged: no number from there means anything."""
+    sound = record.spec.epochs if record.diverged_in is None else record.diverged_in - 1
+    channels = [] if record.diverged else record.channels
     return {
         "id": record.spec.id,
         "spec": asdict(record.spec),
         "ended": record.ended,
-        "diverged": record.diverged,
+        "lost": record.diverged_in,
         "accuracy": record.accuracy,
         "members": record.members,
         "seconds": record.seconds,
         "setting": setting,
         "bases": record.bases,
-        "coefficients": [_paths(layer) for layer in zip(*record.coefficients, strict=True)],
-        "channels": [_spaced([[*map(_short, row)] for row in layer], MOST_CHANNELS) for layer in record.channels],
-        **{name: [*map(_short, getattr(record, name))] for name in CURVES},
+        "coefficients": [_paths(layer, 1 + sound) for layer in zip(*record.coefficients, strict=True)],
+        "channels": [_spaced([[*map(_short, row)] for row in layer], MOST_CHANNELS) for layer in channels],
+        **{name: [*map(_short, _first(getattr(record, name), sound))] for name in CURVES},
     }
 
 
@@ -111,9 +118,14 @@ def _spaced(items: list[Any], most: int) -> list[Any]:
     return [items[i * len(items) // most] for i in range(most)] if len(items) > most else items
 
 
-def _paths(points: Iterable[Sequence[float | None]]) -> list[list[int | None]]:
-    """Each base's coefficient over the epochs."""
-    return [encode(path) for path in zip(*points, strict=True)]
+def _first(values: Sequence[float | None], count: int) -> list[float | None]:
+    """So many values, and None in place of the others."""
+    return [value if i < count else None for i, value in enumerate(values)]
+
+
+def _paths(points: Iterable[Sequence[float | None]], known: int) -> list[list[int | None]]:
+    """Each base's coefficient over the epochs, as far as it is known."""
+    return [encode(_first(path, known)) for path in zip(*points, strict=True)]
 
 
 def encode(values: Iterable[float | None]) -> list[int | None]:

@@ -72,7 +72,7 @@ class Experiment:
                 accuracy=mean,
                 over_reference=None if row == REFERENCE else self.difference(row, REFERENCE),
                 published=self.published(row),
-                diverged=sum(record.spec.activation == row and self._diverged(record) for record in self.records),
+                diverged=sum(record.spec.activation == row and self.lost(record) for record in self.records),
                 best=mean.mean == top,
             )
             for row, mean in means.items()
@@ -126,12 +126,13 @@ class Experiment:
             said.append(f"Not as by default: {', '.join(_spell(self.setting, unusual))}.")
         return said
 
-    def _diverged(self, record: Record) -> bool:
-        return record.diverged and int(record.ended.rpartition(" ")[2]) <= self.epoch
+    def lost(self, record: Record) -> bool:
+        """Whether a run had diverged by then."""
+        return record.diverged_in is not None and record.diverged_in <= self.epoch
 
 
 def experiments(
-    records: Iterable[Record], *, epoch: int | None = None, columns: Sequence[str] = ()
+    records: Iterable[Record], *, epoch: int | None = None, columns: Sequence[str] = (), rows: Sequence[str] = ()
 ) -> list[Experiment]:
     """The experiments that records make up, in the paper's order, whatever the order of the records.
 
@@ -141,6 +142,7 @@ def experiments(
         records: one a run.
         epoch: which, counted from 1; by default the last.
         columns: which columns, and if there are several of one, with which settings, as their names are spelled.
+        rows: which activations; by default all.
     """
     runs: dict[Spec, list[Record]] = {}
     for record in records:
@@ -152,7 +154,17 @@ def experiments(
     if epoch is not None and (short := [s for s in names if not 1 <= epoch <= s.epochs]):
         there = ", ".join(f"{names[s]} has epochs 1 to {s.epochs}" for s in short)
         raise ValueError(f"there is no epoch {epoch}: {there}; choose another epoch, or other columns with --columns")
-    return [Experiment(name, s, epoch or s.epochs, tuple(runs[s])) for s, name in names.items()]
+    found = [Experiment(name, s, epoch or s.epochs, tuple(runs[s])) for s, name in names.items()]
+    return _only(found, rows) if rows else found
+
+
+def _only(experiments: Sequence[Experiment], rows: Sequence[str]) -> list[Experiment]:
+    """What experiments have of some activations, each of which is in one of them at least."""
+    wanted, known = dict.fromkeys(str(Row.parse(row)) for row in rows), rows_of(experiments)
+    if missing := [row for row in wanted if row not in known]:
+        raise ValueError(f"there are no records of {missing[0]!r}; there are {', '.join(known)}")
+    kept = (replace(e, records=tuple(r for r in e.records if r.spec.activation in wanted)) for e in experiments)
+    return [experiment for experiment in kept if experiment.records]
 
 
 def rows_of(experiments: Iterable[Experiment]) -> list[str]:

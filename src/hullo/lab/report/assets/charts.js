@@ -83,7 +83,7 @@ function trace(xs, ys) {
 function frame({label, width, height, x, y, xStep = 0, xName = ""}) {
   const left = 44;
   const bottom = xName ? 38 : 22;
-  const [across, down] = [width - left - 14, height - bottom - 8];
+  const [across, down] = [Math.max(0, width - left - 14), Math.max(0, height - bottom - 8)];
   const X = known((value) => ((value - x[0]) / (x[1] - x[0])) * across);
   const Y = known((value) => down - ((value - y[0]) / (y[1] - y[0])) * down);
   const plot = node("svg", {class: "plot", x: left, y: 8, width: across, height: down, "data-x": x, "data-y": y});

@@ -27,7 +27,7 @@ function buildControls() {
       offeredRows().map((row) => ({
         value: row.name,
         text: row.name,
-        mark: swatch(row),
+        mark: state.view === "paths" ? null : swatch(row), // there colours are depths
         checked: chosenRows().includes(row),
       })),
       (row) => change({row}),

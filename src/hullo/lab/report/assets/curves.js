@@ -33,8 +33,8 @@ function buildCurves() {
   const layers = select("layers", choices, state.layers ?? "", (value) => change({layers: value || null}));
   bodyOf("curves").replaceChildren(
     node("div", {class: "bar"}, choices.length > 1 ? labelled("Layers", layers) : null),
-    node("div", {class: "panels"}),
     node("p", {class: "lead", "data-part": "remark"}),
+    node("div", {class: "panels"}),
   );
 }
 
@@ -46,12 +46,15 @@ function updateCurves() {
   const unknown = [...new Set(runs.flatMap(({run}) => run.bases).filter((name) => !Object.hasOwn(BASES, name)))];
   body.querySelector("[data-part=remark]").textContent = [
     runs.length ? "" : "Nothing to draw: choose an activation that learns, and a seed.",
+    lostRemark(runs.map(({run}) => run)),
     unknown.length ? `Not drawn, for only the process that added them knows them: ${unknown.join(", ")}.` : "",
     drawn.some(({run}) => run.channels.length)
       ? "With one activation a channel, the line is their mean; where training ended, some of them are faint lines."
       : "",
-  ].join(" ");
-  const layers = drawn.length ? chosenLayers() : [];
+  ]
+    .filter(Boolean)
+    .join(" ");
+  const layers = drawn.every(({run}) => isLost(run)) ? [] : chosenLayers();
   const width = panelWidth(panels, 270, layers.length);
   const y = curveRange(drawn.map(({run}) => run));
   panels.replaceChildren(

@@ -4,23 +4,24 @@
 function buildPaths() {
   const count = layerCount();
   bodyOf("paths").replaceChildren(
+    node("p", {class: "lead", "data-part": "remark"}),
     node("div", {class: "panels"}),
     node("p", {class: "depths"}, "layer 1", node("span", {class: "ramp"}), `layer ${count}`),
   );
 }
 
 function updatePaths() {
+  bodyOf("paths").querySelector("[data-part=remark]").textContent = lostRemark(chosenRows().flatMap(chosenRuns));
+  const drawers = chosenRows().flatMap((row) => {
+    const runs = chosenRuns(row);
+    if (!runs.length) return [];
+    if (runs[0].bases.length === 3) return [(width) => planePanel(row, runs, width)];
+    const shown = runs[0].bases.length === 2 ? [0] : runs[0].bases.keys();
+    return [...shown].map((base) => (width) => epochPanel(row, runs, base, width));
+  });
   const panels = bodyOf("paths").querySelector(".panels");
-  const width = panelWidth(panels, 270, 4);
-  panels.replaceChildren(
-    ...chosenRows().flatMap((row) => {
-      const runs = chosenRuns(row);
-      if (!runs.length) return [];
-      if (runs[0].bases.length === 3) return [planePanel(row, runs, width)];
-      const shown = runs[0].bases.length === 2 ? [0] : runs[0].bases.keys();
-      return [...shown].map((base) => epochPanel(row, runs, base, width));
-    }),
-  );
+  const width = panelWidth(panels, 270, Math.min(drawers.length, 4));
+  panels.replaceChildren(...drawers.map((draw) => draw(width)));
 }
 
 /** All layers of all runs, with the colour of their depth. */
@@ -78,12 +79,12 @@ function epochPanel(row, runs, base, width) {
     label: `The coefficient of ${runs[0].bases[base]} in ${row.name} over the epochs, up to ${currentEpoch()}`,
     width,
     height: Math.round(width * 0.86),
-    x: [0, epochs],
+    x: rangeOf([0, epochs], 0.02),
     xStep: 1,
     y: rangeOf([0, 1, ...layers.flatMap(({paths}) => paths[base])]),
     xName: "epoch",
   });
-  plot.append(node("rect", {class: "simplex", x: 0, y: Y(1), width: X(epochs), height: Y(0) - Y(1)}));
+  plot.append(node("rect", {class: "simplex", x: X(0), y: Y(1), width: X(epochs) - X(0), height: Y(0) - Y(1)}));
   for (const {paths, colour} of layers) {
     const past = paths[base].slice(0, Math.floor(motion.shown) + 1);
     const now = coefficientsAt([paths[base]], motion.shown)[0];

@@ -42,7 +42,7 @@ function runDetails(run) {
       node("span", {class: "name"}, activation),
       node("span", {class: "seed"}, `seed ${run.spec.seed}`),
       node("strong", null, `${percent(run.accuracy)} %`),
-      node("span", {class: run.diverged ? "warn" : "fine"}, run.ended),
+      node("span", {class: run.lost ? "warn" : "fine"}, run.ended),
     ),
     node(
       "dl",

@@ -115,6 +115,18 @@ function coefficientsAt(paths, epoch) {
   });
 }
 
+/** Whether a run has diverged by now: what it had learned is known up to the epoch before. */
+function isLost(run) {
+  return run.lost !== null && motion.shown > run.lost - 1;
+}
+
+function lostRemark(runs) {
+  return runs
+    .filter(isLost)
+    .map(({spec, ended}) => `${spec.activation}, seed ${spec.seed}: ${ended}; what it learned is known up to there.`)
+    .join(" ");
+}
+
 /** Whether the functions of all these bases are known here; somebody's own ones are not. */
 function canDraw(run) {
   return run.bases.every((name) => Object.hasOwn(BASES, name));

@@ -6,9 +6,9 @@ const SHOWN = {accuracy: "accuracy", difference: "difference from relu"};
 /** What a cell shows: our mean and half its interval, and the paper's. */
 function cellOf(column, name) {
   const row = column.rows.find((other) => other.name === name);
-  const [ours, half] = (state.show === "difference" ? row?.difference : row?.accuracy) ?? [null, null];
-  const paper = (state.show === "difference" ? row?.paperDifference : row?.paper) ?? null;
-  return {row, ours, half, paper};
+  const difference = state.show === "difference";
+  const [ours, half] = (difference ? row?.difference : row?.accuracy) ?? [null, null];
+  return {row, ours, half, paper: column.paper[name]?.[Number(difference)] ?? null};
 }
 
 function buildTable() {
@@ -33,8 +33,19 @@ function buildTable() {
     node(
       "ul",
       {class: "remarks"},
-      DOCUMENT.columns.flatMap(({name, remarks}) => remarks.map((text) => node("li", null, `${name}: ${text}`))),
+      remarks().map((text) => node("li", null, text)),
     ),
+  );
+}
+
+/** What must be known of columns, each remark once. */
+function remarks() {
+  const about = new Map();
+  for (const {name, remarks: said} of DOCUMENT.columns) {
+    for (const text of said) about.set(text, [...(about.get(text) ?? []), name]);
+  }
+  return [...about].map(([text, names]) =>
+    names.length === DOCUMENT.columns.length ? text : `${names.join(", ")}: ${text}`,
   );
 }
 
@@ -65,12 +76,15 @@ function tableHead() {
 }
 
 function tableBody(names) {
-  const spell = state.show === "difference" ? signed : percent;
+  const difference = state.show === "difference";
+  const spell = difference ? signed : percent;
+  const least = difference ? 0 : -Infinity; // what is below the reference is not the best
   const rows = names.map((name) => node("tr", null, node("th", {scope: "row"}, name)));
   for (const column of DOCUMENT.columns) {
     const cells = names.map((name) => cellOf(column, name));
-    const bestOf = (whose) => Math.max(...cells.map((cell) => cell[whose] ?? -Infinity));
-    const [ourBest, paperBest] = [bestOf("ours"), bestOf("paper")];
+    const bestOf = (values) => Math.max(least, ...values.map((value) => value ?? -Infinity));
+    const ourBest = bestOf(cells.map(({ours}) => ours));
+    const paperBest = bestOf(Object.values(column.paper).map((pair) => pair[Number(difference)]));
     cells.forEach(({row, ours, half, paper}, i) => {
       rows[i].append(
         node("td", {class: partOf(column)}, ourCell(column, row, strongIf(ours === ourBest, spell(ours)), half)),

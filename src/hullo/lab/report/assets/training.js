@@ -38,8 +38,10 @@ function updateTraining() {
   const metric = currentMetric();
   const {epochs} = currentColumn();
   const lines = chosenRows().map((row) => {
-    const runs = chosenRuns(row).map((run) => run[metric]);
-    return {row, runs, mean: Array.from({length: epochs}, (_, i) => meanOf(runs.map((values) => values[i])))};
+    const runs = chosenRuns(row);
+    const sound = runs.filter((run) => run.lost === null);
+    const counted = sound.length ? sound : runs;
+    return {row, runs, mean: Array.from({length: epochs}, (_, i) => meanOf(counted.map((run) => run[metric][i])))};
   });
   const chartBox = bodyOf("training").querySelector(".chart");
   const width = chartBox.clientWidth;
@@ -54,13 +56,20 @@ function updateTraining() {
   });
   const xs = Array.from({length: epochs}, (_, i) => X(i + 1));
   for (const {row, runs} of lines) {
-    for (const values of runs.length > 1 ? runs : []) {
+    for (const run of runs.length > 1 ? runs : []) {
       const look = {...lookOf(row), class: "curve faint", "stroke-dasharray": null};
-      plot.append(node("path", {...look, d: trace(xs, values.map(Y))}));
+      plot.append(node("path", {...look, d: trace(xs, run[metric].map(Y))}));
     }
   }
   for (const {row, mean} of lines) {
     plot.append(node("path", {...lookOf(row), "data-row": row.name, d: trace(xs, mean.map(Y))}));
+  }
+  for (const {row, runs} of lines) {
+    for (const run of runs.filter((run) => typeof run[metric][run.lost - 2] === "number")) {
+      const [x, y] = [xs[run.lost - 2], Y(run[metric][run.lost - 2])];
+      const d = `M${x - 4} ${y - 4}l8 8m0 -8l-8 8`;
+      plot.append(node("path", {...lookOf(row), class: "lost", "stroke-dasharray": null, "data-run": run.id, d}));
+    }
   }
   const epoch = Math.max(1, currentEpoch());
   plot.append(node("line", {class: "cursor", x1: X(epoch), x2: X(epoch), y1: 0, y2: plot.getAttribute("height")}));
@@ -71,7 +80,8 @@ function updateTraining() {
 /** What the lines show at an epoch, the best first. */
 function reading(metric, lines, epoch) {
   const better = metric.endsWith("loss") ? 1 : -1;
-  const rows = lines.map(({row, mean}) => ({row, value: mean[epoch - 1] ?? null}));
+  const spell = (value) => (metric.endsWith("loss") ? value.toFixed(4) : percent(value));
+  const rows = lines.map(({row, runs, mean}) => ({row, runs, value: mean[epoch - 1] ?? null}));
   rows.sort((a, b) => (a.value === null) - (b.value === null) || better * (a.value - b.value));
   return node(
     "table",
@@ -80,12 +90,12 @@ function reading(metric, lines, epoch) {
     node(
       "tbody",
       null,
-      rows.map(({row, value}) =>
+      rows.map(({row, runs, value}) =>
         node(
           "tr",
           null,
           node("th", {scope: "row"}, swatch(row), " ", row.name),
-          node("td", null, value === null ? "–" : metric.endsWith("loss") ? value.toFixed(4) : percent(value)),
+          node("td", null, value !== null ? spell(value) : runs.some(({lost}) => lost) ? "diverged" : "–"),
         ),
       ),
     ),
@@ -99,7 +109,7 @@ function meanOf(values) {
 
 /** The first epochs are far from the rest: a tenth of all values may lie outside. */
 function metricRange(metric, lines) {
-  const values = lines.flatMap(({runs}) => runs.flat()).filter((value) => value !== null);
+  const values = lines.flatMap(({runs}) => runs.flatMap((run) => run[metric])).filter((value) => value !== null);
   values.sort((a, b) => a - b);
   const few = Math.floor(values.length / 10);
   return rangeOf(metric.endsWith("loss") ? values.slice(0, values.length - few) : values.slice(few));
