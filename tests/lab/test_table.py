@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,14 @@ def test_what_sets_runs_apart_from_the_papers_is_said() -> None:
     ]
     assert sample.cells["relu"].published == 91.06
     assert only(experiments(make_records(REACHED))).remarks == []
+
+
+def test_runs_on_a_part_of_a_data_set_say_so_and_are_not_set_beside_the_papers() -> None:
+    runs = [replace(record, pictures=[1200, 50]) for record in make_records(REACHED, column="alexnet/ilsvrc2012")]
+    experiment = only(experiments(runs))
+    assert "Trained with 1,200 and evaluated on 50 pictures, not on all of the data set." in experiment.remarks
+    assert all(cell.published is None for cell in experiment.cells.values())
+    assert "1,200" in markdown_table([experiment])
 
 
 def test_numbers_of_seeds_are_said() -> None:

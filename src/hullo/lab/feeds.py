@@ -34,6 +34,7 @@ class Feed(Protocol):
     device: torch.device
     count: int  # training pictures an epoch
     tested: int  # test pictures
+    whole: bool  # whether these are all pictures of the data set
     tops: tuple[int, ...]  # a picture counts as right if its class is among as many best guesses
 
     def batches(self, seeds: Tensor, epoch: int, size: int, start: int, team: Team) -> Iterator[Batch]:
@@ -67,6 +68,7 @@ class Resident:
     (32, torch.Size([32, 2, 28, 28]), torch.Size([2, 32]))
     """
 
+    whole = True
     tops: tuple[int, ...] = (1,)
 
     def __init__(self, dataset: Dataset) -> None:
@@ -106,7 +108,7 @@ class Streamed:
         self.device = device
         self.task = Task(3, ilsvrc2012.CROP, len(pack.classes))
         self.train, self.val = pack.pictures("train"), pack.pictures("val")
-        self.count, self.tested = len(self.train), len(self.val)
+        self.count, self.tested, self.whole = len(self.train), len(self.val), pack.is_complete
         self.mean = pack.mean.to(device)
 
     def batches(self, seeds: Tensor, epoch: int, size: int, start: int, team: Team) -> Iterator[Batch]:

@@ -29,8 +29,8 @@ class Record:
     Lists hold a value an epoch; `coefficients` one more, what training began with. Each of its items is a list of
     layers, each of these a coefficient for each of `bases`; a fixed activation has none. Where there is one activation
     a channel, those are the means over the channels, and `channels` holds, for each layer, what its channels ended
-    with. `test_top5` is there where the data set's results are usually given so. With `spec.validation`, the pictures
-    called test pictures here are held-out training pictures.
+    with. `test_top5` is there where the data set's results are usually given so, `pictures` where not all of the data
+    set was there. With `spec.validation`, the pictures called test pictures here are held-out training pictures.
     """
 
     spec: Spec
@@ -46,6 +46,7 @@ class Record:
     setting: Setting
     channels: list[list[list[float | None]]] = field(default_factory=list)
     test_top5: list[float] = field(default_factory=list)
+    pictures: list[int] = field(default_factory=list)  # how many it was trained with and evaluated on
 
     @property
     def diverged(self) -> bool:
@@ -96,6 +97,7 @@ def take_records(training: Training, setting: Setting) -> list[Record]:
                 setting=setting,
                 channels=[[*map(_numbers, layer)] for layer in over_time[-1]] if row.per == "channel" else [],
                 test_top5=top5[0] if top5 else [],
+                pictures=[] if training.feed.whole else [training.feed.count, training.feed.tested],
             )
         )
     return records

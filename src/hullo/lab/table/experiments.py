@@ -85,10 +85,11 @@ class Experiment:
         return Interval.of(one[seed] - two[seed] for seed in sorted(shared)) if shared else None
 
     def published(self, row: str) -> float | None:
-        """What the paper reports; for a sample, what it reports for the whole data set."""
+        """What the paper reports; for a sample, what it reports for the whole data set. Nothing compares with runs on a
+        part that happened to be there."""
         column = self.setting.column
         column = column._replace(data=column.data.removesuffix(SAMPLE))
-        known = row in paper.ROWS and column in paper.COLUMNS and not self.validates
+        known = row in paper.ROWS and column in paper.COLUMNS and not self.validates and not self._parts
         return paper.accuracy(row, column) if known else None
 
     @property
@@ -100,6 +101,11 @@ class Experiment:
     def pictures(self) -> str:
         """Those that the accuracies are about."""
         return "validation" if self.validates else "test"
+
+    @property
+    def _parts(self) -> list[list[int]]:
+        """How many pictures runs saw that did not see the whole data set."""
+        return sorted({tuple(record.pictures): record.pictures for record in self.records if record.pictures}.values())
 
     @property
     def time(self) -> str:
@@ -122,6 +128,8 @@ class Experiment:
         if self.setting.data.endswith(SAMPLE):
             whole = self.setting.data.removesuffix(SAMPLE)
             said.append(f"A short run on a sample: the paper's networks saw all of {whole}, for longer.")
+        for trained, tested in self._parts:
+            said.append(f"Trained with {trained:,} and evaluated on {tested:,} pictures, not on all of the data set.")
         if unusual:
             said.append(f"Not as by default: {', '.join(_spell(self.setting, unusual))}.")
         return said

@@ -91,9 +91,20 @@ def test_the_command_trains_records_both_accuracies_and_goes_on(home, tmp_path):
     (record,) = Records(tmp_path / "runs" / "records.jsonl").read()
     assert len(record.test_top5) == len(record.test_accuracy) == 1
     assert record.test_top5 == [100.0]  # of three classes
+    assert record.pictures == []  # all were there
     assert record.coefficients[0] != record.coefficients[1]
     assert invoke(*train).exit_code == 0
     assert len(Records(tmp_path / "runs" / "records.jsonl").read()) == 1
+
+
+def test_a_record_of_a_pack_that_lacks_pictures_says_how_many_there_were(tmp_path, pack):
+    source = lay_out(tmp_path / "source")
+    next((source / "train").rglob("*.JPEG")).unlink()
+    pack(source, tmp_path / "ilsvrc2012" / "packed", partial=True)
+    train = ("train", "alexnet", "ilsvrc2012", "--activation", "relu", "--data", tmp_path, "--batch", 12, "--epochs", 1)
+    assert invoke(*train, "--device", "cpu", "--output", tmp_path / "runs", "--quiet").exit_code == 0
+    (record,) = Records(tmp_path / "runs" / "records.jsonl").read()
+    assert record.pictures == [11, 6]
 
 
 def test_training_goes_on_from_any_step_to_the_bit(home):
