@@ -117,6 +117,20 @@ def test_a_gpu_goes_on_from_a_state(network: str, precision: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", [RMSprop, SGD])
+@pytest.mark.gpu
+@pytest.mark.parametrize("network", ["lenet5", "kerasnet", "resnet56"])
+def test_on_a_gpu_a_member_that_diverges_leaves_the_other_as_it_is_to_the_bit(network: str) -> None:
+    spec = Spec(network, "fashion-mnist-sample", "affine(identity,relu,tanh)", epochs=1, batch=4, precision="bfloat16")
+    feed = Resident(data(28).to("cuda"))
+    calm, wild = (Training([replace(spec, lr=lr), replace(spec, seed=1)], feed) for lr in (1e-3, 1e30))
+    for training in (calm, wild):
+        for _ in training.advance():
+            pass
+    assert wild.curves["sound"].tolist() == [[False, True]]
+    for name, tensor in wild.network.member(1).state_dict().items():
+        assert torch.equal(tensor, calm.network.member(1).state_dict()[name]), name
+
+
 def test_copies_follow_the_parameters_when_these_are_set(
     recipe: Callable[..., Optimiser], monkeypatch: pytest.MonkeyPatch
 ) -> None:
