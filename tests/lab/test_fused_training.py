@@ -116,7 +116,6 @@ def test_a_gpu_goes_on_from_a_state(network: str, precision: str) -> None:
     torch.testing.assert_close(second.curves["test_loss"], whole.curves["test_loss"], rtol=0.05, atol=0.05)
 
 
-@pytest.mark.parametrize("recipe", [RMSprop, SGD])
 @pytest.mark.gpu
 @pytest.mark.parametrize("network", ["lenet5", "kerasnet", "resnet56"])
 def test_on_a_gpu_a_member_that_diverges_leaves_the_other_as_it_is_to_the_bit(network: str) -> None:
@@ -131,6 +130,7 @@ def test_on_a_gpu_a_member_that_diverges_leaves_the_other_as_it_is_to_the_bit(ne
         assert torch.equal(tensor, calm.network.member(1).state_dict()[name]), name
 
 
+@pytest.mark.parametrize("recipe", [RMSprop, SGD])
 def test_copies_follow_the_parameters_when_these_are_set(
     recipe: Callable[..., Optimiser], monkeypatch: pytest.MonkeyPatch
 ) -> None:
