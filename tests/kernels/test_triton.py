@@ -104,10 +104,10 @@ def test_nan_and_infinities_come_out_as_in_the_reference(name: str) -> None:
 
 
 def test_every_run_gives_the_same_bits() -> None:
-    x, gradient, raw = random_case((40, 60, 9, 9), 60, 3, torch.channels_last)
+    x, gradient, raw = random_case((24, 60, 9, 9), 60, 3, torch.channels_last)
     plan = Plan(TRIO, way("projection"), 1)
     first = kernels.backward(gradient, x, raw, plan)
-    for _ in range(3):
+    for _ in range(2):
         again = kernels.backward(gradient.clone(), x.clone(), raw.clone(), plan)
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
