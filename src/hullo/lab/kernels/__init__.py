@@ -15,6 +15,11 @@ def serve(x: Tensor) -> bool:
     return x.is_cuda and x.dtype != torch.float64 and _HAS_TRITON
 
 
+def channels_last(x: Tensor) -> Tensor:
+    """Pictures as kernels take them: themselves, or a copy."""
+    return x.contiguous(memory_format=torch.channels_last)
+
+
 def working_dtype(x: Tensor) -> torch.dtype:
     """The type in which products with x are computed: autocast's where it is on, or its own."""
     kind = x.device.type

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hullo.kernels.triton import INTERPRETED
+from hullo.lab.kernels import channels_last
 
 
 class Tile(NamedTuple):
@@ -85,7 +86,7 @@ def convolve(
 class _Convolve(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape) -> Tensor:
-        x, weight = _channels_last(x), _channels_last(weight.to(x.dtype))
+        x, weight = channels_last(x), channels_last(weight.to(x.dtype))
         ctx.save_for_backward(x, weight)
         ctx.shape = shape
         return _slide_over(x, weight, bias, shape, back=False)
@@ -94,7 +95,7 @@ class _Convolve(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        gradient = _channels_last(gradient)
+        gradient = channels_last(gradient)
         shape, (for_x, for_weight, for_bias, _) = ctx.shape, ctx.needs_input_grad
         dx = _slide_over(gradient, weight, None, shape, back=True) if for_x else None
         dweight = dbias = None
@@ -157,10 +158,6 @@ def _weigh_up(dy: Tensor, x: Tensor, weight: Tensor, shape: Shape, biased: bool)
 def _fit(most: int, width: int) -> int:
     """A power of two that holds a width, if it is not too much; a product takes 16 at least."""
     return min(most, max(16, int(triton.next_power_of_2(width))))
-
-
-def _channels_last(x: Tensor) -> Tensor:
-    return x.contiguous(memory_format=torch.channels_last)
 
 
 @triton.jit

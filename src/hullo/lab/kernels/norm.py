@@ -31,6 +31,7 @@ from hullo.bases import Base
 from hullo.coefficients import way
 from hullo.kernels.source import fill, formulas
 from hullo.kernels.triton import build, kernels_for
+from hullo.lab.kernels import channels_last
 from hullo.lab.kernels.columns import TILES, Cut, add_moments, begin, centre, fold, launch, place, take_statistics
 
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -116,7 +117,7 @@ class _NormaliseCombine(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, *given: Any) -> Tensor:
         others, call = _Others(*given[:-1]), given[-1]
         ctx.call, ctx.bias = call, others.bias
-        x, residual = _channels_last(x), None if others.residual is None else _channels_last(others.residual)
+        x, residual = channels_last(x), None if others.residual is None else channels_last(others.residual)
         others = others._replace(rows=others.rows.contiguous(), residual=residual)
         if call.training:
             mean, variance = take_statistics(x, others.mean, others.variance, call.momentum, others.bias)
@@ -133,7 +134,7 @@ class _NormaliseCombine(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, *saved = ctx.saved_tensors
-        others, call, dy = _Others(*saved), ctx.call, _channels_last(gradient)
+        others, call, dy = _Others(*saved), ctx.call, channels_last(gradient)
         kernels, constants, channels = _kernels(call.bases, x.dtype), others.constants(), x.shape[1]
         ds = dy if others.residual is None else torch.empty_like(x)
         cut = Cut.of(x, TILES["collect"])
@@ -160,10 +161,6 @@ class _NormaliseCombine(torch.autograd.Function):
         dresidual = None if others.residual is None else ds
         scale, shift = others.scale, others.shift
         return dx, None, None, dscale.to(scale.dtype), dshift.to(shift.dtype), drows, dbias, dresidual, None
-
-
-def _channels_last(x: Tensor) -> Tensor:
-    return x.contiguous(memory_format=torch.channels_last)
 
 
 @triton.jit
