@@ -4,8 +4,8 @@
 
 Random pictures of CIFAR-10's size and number, batch 32, bfloat16, the paper's twelve rows over and over. A population
 trains by the laboratory's own loop: augmentation, step, optimiser, and an evaluation on 10,000 pictures at the end of
-the epoch, whose time is measured and added in proportion. Beside it, in the same run, plain PyTorch: one network alone,
-step by step, the pictures on the GPU already. `--profile` prints the kernels that take the most time.
+the epoch, whose time is measured and added in proportion. Beside it, in the same run, plain PyTorch, as plain_epoch.py
+measures it. `--profile` prints the kernels that take the most time.
 """
 
 from __future__ import annotations
@@ -18,48 +18,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
-from resnet56_step import resnet56
-from torch import nn
+from plain_epoch import NETWORKS, plain_epoch
 
 import hullo
 from hullo.lab import paper
 from hullo.lab.bench.rows import setting
 from hullo.lab.data import Dataset
 from hullo.lab.feeds import Resident
+from hullo.lab.paper import Column
 from hullo.lab.specs import Spec
 from hullo.lab.training import Training
 
-TRAIN, TEST, BATCH = 50_000, 10_000, 32
-
-
-def lenet5() -> nn.Module:
-    return nn.Sequential(
-        *(nn.Conv2d(3, 20, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(20, 50, 5), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Flatten(), nn.Linear(1250, 500), nn.ReLU(), nn.Linear(500, 10)),
-    )
-
-
-def kerasnet() -> nn.Module:
-    return nn.Sequential(
-        *(
-            nn.Conv2d(3, 32, 3, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(32, 32, 3),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Dropout(0.25),
-        ),
-        *(nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 3), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Dropout(0.25), nn.Flatten(), nn.Linear(2304, 512), nn.ReLU(), nn.Dropout(0.5), nn.Linear(512, 10)),
-    )
-
-
-PLAIN: dict[str, Callable[[], nn.Module]] = {
-    "lenet5": lenet5,
-    "kerasnet": kerasnet,
-    "resnet56": lambda: resnet56(nn.ReLU),
-}
+TRAIN, TEST = 50_000, 10_000
 
 
 def pictures() -> Dataset:
@@ -69,24 +39,6 @@ def pictures() -> Dataset:
         parts.append(torch.randint(256, (count, 3, 32, 32), device="cuda", dtype=torch.uint8, generator=generator))
         parts.append(torch.randint(10, (count,), device="cuda", generator=generator))
     return Dataset("random", tuple("0123456789"), *parts)
-
-
-def plain_epoch(network: str, data: Dataset, steps: int = 100) -> float:
-    """Seconds that plain PyTorch takes for one network's epoch, without augmentation and evaluation."""
-    model = PLAIN[network]().cuda()
-    optimiser = torch.optim.RMSprop(model.parameters(), lr=1e-4)
-    images, labels = data.train_images.float() / 255, data.train_labels
-    order = torch.randperm(TRAIN, device="cuda")
-    for step in range(-20, steps):
-        if step == 0:
-            torch.cuda.synchronize()
-            began = time.perf_counter()
-        own = order[(step + 20) * BATCH :][:BATCH]
-        optimiser.zero_grad()
-        F.cross_entropy(model(images[own]), labels[own]).backward()
-        optimiser.step()
-    torch.cuda.synchronize()
-    return (time.perf_counter() - began) / steps * TRAIN / BATCH
 
 
 def population_epoch(network: str, members: int, data: Dataset, seconds: float, profile: bool) -> dict[str, float]:
@@ -145,7 +97,7 @@ def show_profile(run: Callable[[], object], count: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--networks", nargs="+", default=["kerasnet", "lenet5", "resnet56"], choices=PLAIN)
+    parser.add_argument("--networks", nargs="+", default=["kerasnet", "lenet5", "resnet56"], choices=NETWORKS)
     parser.add_argument("--members", nargs="+", type=int, default=[60])
     parser.add_argument("--seconds", type=float, default=5.0, help="of training for each population")
     parser.add_argument("--csv", type=Path)
@@ -157,7 +109,7 @@ def main() -> None:
     about = vars(setting(torch.cuda.get_device_name()))
     print(f"{about['device']}, torch {about['torch']}, hullo {hullo.__version__} ({about['commit']})")
     for network in arguments.networks:
-        plain = plain_epoch(network, data)
+        plain = plain_epoch(Column(network, "cifar10"))
         print(f"{network}: plain PyTorch {plain:.2f} s for one network's epoch")
         for members in arguments.members:
             found = population_epoch(network, members, data, arguments.seconds, arguments.profile)

@@ -1,0 +1,97 @@
+"""How long does plain PyTorch take for one network's epoch? On a GPU: what a population's speed is set beside.
+
+    python benchmarks/plain_epoch.py [plain.csv]
+
+One network alone with ReLU, as one writes it down with torch.nn and RMSprop, step by step in float32 at batch 32, on
+random pictures of the data set's size, which are on the GPU already; no augmentation, no evaluation. A hundred steps
+are measured, three times; the median stands for an epoch.
+"""
+
+from __future__ import annotations
+
+import csv
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from resnet56_step import resnet56
+from torch import nn
+
+from hullo.lab.bench.rows import setting
+from hullo.lab.grid import DATA_COLUMNS
+from hullo.lab.paper import Column
+
+BATCH, STEPS, WARM_UP, TIMES = 32, 100, 20, 3
+SIZES = {"fashion-mnist": (60_000, 1, 28), "cifar10": (50_000, 3, 32)}
+"""Of each data set: training pictures, colours, and pixels from side to side."""
+
+
+def lenet5(colours: int, side: int) -> nn.Module:
+    left = ((side - 4) // 2 - 4) // 2
+    return nn.Sequential(
+        *(nn.Conv2d(colours, 20, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(20, 50, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(50 * left**2, 500), nn.ReLU(), nn.Linear(500, 10)),
+    )
+
+
+def kerasnet(colours: int, side: int) -> nn.Module:
+    left = ((side - 2) // 2 - 2) // 2
+    return nn.Sequential(
+        *(nn.Conv2d(colours, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.ReLU()),
+        *(nn.MaxPool2d(2), nn.Dropout(0.25)),
+        *(nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 3), nn.ReLU()),
+        *(nn.MaxPool2d(2), nn.Dropout(0.25)),
+        *(nn.Flatten(), nn.Linear(64 * left**2, 512), nn.ReLU(), nn.Dropout(0.5), nn.Linear(512, 10)),
+    )
+
+
+NETWORKS: dict[str, Callable[[int, int], nn.Module]] = {
+    "lenet5": lenet5,
+    "kerasnet": kerasnet,
+    "resnet56": lambda colours, side: resnet56(nn.ReLU),
+}
+
+
+def plain_epoch(column: Column) -> float:
+    """Seconds that one network's epoch takes."""
+    count, colours, side = SIZES[column.data]
+    images = torch.rand(count, colours, side, side, device="cuda")
+    labels = torch.randint(10, (count,), device="cuda")
+    model = NETWORKS[column.network](colours, side).cuda()
+    optimiser = torch.optim.RMSprop(model.parameters(), lr=1e-4)
+
+    def train(steps: int) -> float:
+        order = torch.randperm(count, device="cuda")
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for own in order[: steps * BATCH].split(BATCH):
+            optimiser.zero_grad()
+            F.cross_entropy(model(images[own]), labels[own]).backward()
+            optimiser.step()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - began) / steps
+
+    train(WARM_UP)
+    return statistics.median(train(STEPS) for _ in range(TIMES)) * count / BATCH
+
+
+def main() -> None:
+    if not torch.cuda.is_available():
+        sys.exit("populations are measured on a GPU, and so is what they are set beside; there is none here")
+    about = vars(setting(torch.cuda.get_device_name()))
+    rows = [{"column": str(column), "epoch_s": round(plain_epoch(column), 4), **about} for column in DATA_COLUMNS]
+    for row in rows:
+        print(f"{row['column']}: {row['epoch_s']:.2f} s for one network's epoch")
+    for path in map(Path, sys.argv[1:2]):
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()
