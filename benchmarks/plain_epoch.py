@@ -83,7 +83,10 @@ def main() -> None:
     if not torch.cuda.is_available():
         sys.exit("populations are measured on a GPU, and so is what they are set beside; there is none here")
     about = vars(setting(torch.cuda.get_device_name()))
-    rows = [{"column": str(column), "epoch_s": round(plain_epoch(column), 4), **about} for column in DATA_COLUMNS]
+    rows = [
+        {"column": str(column), "batch": BATCH, "epoch_s": round(plain_epoch(column), 4), **about}
+        for column in DATA_COLUMNS
+    ]
     for row in rows:
         print(f"{row['column']}: {row['epoch_s']:.2f} s for one network's epoch")
     for path in map(Path, sys.argv[1:2]):

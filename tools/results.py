@@ -4,7 +4,7 @@
     python tools/results.py --check   say whether they are what the records say
 
 A part stands between `<!-- results:table columns -->` and `<!-- /results -->`. The first word is a key of PARTS, the
-second a folder of results, whose records alone count.
+others are folders of results, whose records alone count.
 """
 
 from __future__ import annotations
@@ -20,41 +20,46 @@ from hullo.lab.records import Record
 from hullo.lab.table.epochs import epochs_tables
 from hullo.lab.table.experiments import experiments, read_records
 from hullo.lab.table.markdown import detailed_tables, glance_table
-from hullo.lab.table.speed import cost_table, speed_table
+from hullo.lab.table.speed import cost_table, read_plain, speed_table
 from hullo.lab.table.study import study_tables, study_test_tables
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ("README.md", "docs/results.md", "docs/cluster.md")
-MARKED = re.compile(r"(<!-- results:(\S+)(?: (\S+))? -->\n)(.*?)(<!-- /results -->)", re.DOTALL)
+MARKED = re.compile(r"(<!-- results:(\S+)((?: \S+)*) -->\n)(.*?)(<!-- /results -->)", re.DOTALL)
 NOTHING = "There are no records yet."
 
-PARTS: dict[str, Callable[[Sequence[Record]], str]] = {
-    "table": lambda records: glance_table(experiments(records)),
-    "details": lambda records: detailed_tables(experiments(records)),
-    "epochs": lambda records: epochs_tables(experiments(records)),
-    "claims": lambda records: render_claims(claims(experiments(records))),
-    "speed": speed_table,
-    "cost": cost_table,
-    "study": study_tables,
-    "study-test": study_test_tables,
+PARTS: dict[str, Callable[[Sequence[Record], Sequence[Path]], str]] = {
+    "table": lambda records, _: glance_table(experiments(records)),
+    "details": lambda records, _: detailed_tables(experiments(records)),
+    "epochs": lambda records, _: epochs_tables(experiments(records)),
+    "claims": lambda records, _: render_claims(claims(experiments(records))),
+    "speed": lambda records, folders: speed_table(records, read_plain(_files(folders, "plain.csv"))),
+    "cost": lambda records, _: cost_table(records),
+    "study": lambda records, _: study_tables(records),
+    "study-test": lambda records, _: study_test_tables(records),
 }
 
 
-def with_parts(text: str, folder: Path) -> str:
-    """A document with every marked part made anew from the records in a folder."""
+def _files(folders: Sequence[Path], name: str) -> list[Path]:
+    return [path for folder in folders for path in sorted(folder.rglob(name))]
+
+
+def with_parts(text: str, results: Path) -> str:
+    """A document with every marked part made anew from the records in folders of `results`."""
 
     @cache
-    def read(path: Path) -> list[Record]:
-        return read_records([path]) if any(path.rglob("records.jsonl")) else []
+    def read(folders: Sequence[Path]) -> list[Record]:
+        return read_records(_files(folders, "records.jsonl"))
 
     def part(marked: re.Match[str]) -> str:
         start, name, inner, _, end = marked.groups()
         if name not in PARTS:
             raise ValueError(f"{start.strip()}: there is no part {name!r}; there are {', '.join(PARTS)}")
-        if inner is None:
+        if not inner:
             raise ValueError(f"{start.strip()}: name a folder of results, too: <!-- results:{name} columns -->")
-        records = read(folder / inner)
-        return f"{start}{(records and PARTS[name](records)) or NOTHING}\n{end}"
+        folders = tuple(results / folder for folder in inner.split())
+        records = read(folders)
+        return f"{start}{(records and PARTS[name](records, folders)) or NOTHING}\n{end}"
 
     return MARKED.sub(part, text)
 

@@ -174,7 +174,7 @@ def test_the_time_of_a_population_counts_once() -> None:
     ]
     (pace,) = paces(alone)
     assert (pace.populations, pace.seconds, pace.network_epochs_a_second) == (3, 8.0, 18 / 8)
-    ((head, *lines),) = parsed(speed_table(wide + alone))
+    ((head, *lines),) = parsed(speed_table(wide + alone, {}))
     assert len(lines) == 2
     assert dict(zip(head, lines[1], strict=True))["device time"] == "0:00:08"
 

@@ -224,10 +224,22 @@ def test_on_the_test_pictures_the_choice_is_reported_be_it_worse() -> None:
 
 
 def test_held_out_and_test_pictures_are_kept_apart() -> None:
-    held_out, tested = (runs("affine", AFFINE, [80.0, 81.0], validation=validation) for validation in (5000, 0))
+    both = [AFFINE, AFFINE._replace(scale=3.0)]
+    held_out, tested = (
+        [record for choice in both for record in runs("affine", choice, [80.0, 81.0], validation=validation)]
+        for validation in (5000, 0)
+    )
     assert study_tables(held_out + tested) == study_tables(held_out)
     assert study_test_tables(held_out + tested) == study_test_tables(tested)
     assert study_tables(tested) == study_test_tables(held_out) == ""
+
+
+def test_hulls_that_were_run_by_default_alone_are_not_set_beside_choices() -> None:
+    chosen = AFFINE._replace(scale=3.0)
+    tested = [record for choice in (AFFINE, chosen) for record in runs("affine", choice, [80.0, 81.0], validation=0)]
+    by_default = runs("convex", CONVEX, [80.0, 81.0], validation=0)
+    assert study_test_tables(by_default) == ""
+    assert study_test_tables(by_default + tested) == study_test_tables(tested) != ""
 
 
 def test_activations_that_do_not_learn_have_no_part_in_it() -> None:

@@ -38,6 +38,7 @@ def root(tmp_path: Path) -> Path:
         "a": made.make_records(REACHED),
         "b/c": made.make_records(REACHED, column="lenet5/cifar10"),
         "study": made.make_records(REACHED, validation=5000),
+        "study-test": made.make_records(REACHED, coefficient_lr_scale=10.0),
     }
     for folder, records in runs.items():
         Records(tmp_path / "results" / "all" / folder / "records.jsonl").add(records)
@@ -64,7 +65,7 @@ def test_parts_are_made_once_and_for_all_and_the_rest_is_left_alone(root: Path) 
         "is a hull, in every column: holds",
         "device time",
         "is the best of 1 setting",
-        "The default alone was run",
+        "scale=10 per=layer: +0.00 ± 0.00 against the default",
     ):
         assert shown in text
     assert results.main(["--check"], root) is None
@@ -81,10 +82,28 @@ def test_a_record_more_is_noticed(document: str, root: Path) -> None:
     assert results.main(["--check"], root) == f"{document} is not what the records say; run: python tools/results.py"
 
 
-def test_a_part_is_about_one_folder(root: Path) -> None:
-    text = results.with_parts("<!-- results:table all/b/c -->\n<!-- /results -->", root / "results")
-    assert "lenet5/cifar10" in text
-    assert "kerasnet" not in text
+def test_a_part_is_about_the_folders_that_it_names(root: Path) -> None:
+    def shown(folders: str) -> str:
+        text: str = results.with_parts(f"<!-- results:table {folders} -->\n<!-- /results -->", root / "results")
+        return text
+
+    assert "lenet5/cifar10" in shown("all/b/c")
+    assert "kerasnet" not in shown("all/b/c")
+    assert "kerasnet" in shown("all/a")
+    assert shown("all/a all/b/c").count("/cifar10") == 2
+
+
+def test_plain_pytorch_stands_beside_the_populations_of_its_column_and_batch(root: Path) -> None:
+    marked = "<!-- results:speed all/a all/b -->\n<!-- /results -->"
+    alone = results.with_parts(marked, root / "results")
+    rows = ["column,batch,epoch_s,device", "lenet5/cifar10,32,8.0,a GPU", "kerasnet/cifar10,64,8.0,a GPU"]
+    (root / "results" / "all" / "b" / "plain.csv").write_text("\n".join(rows))
+    before, after = (text.splitlines() for text in (alone, results.with_parts(marked, root / "results")))
+    (changed,) = (new for old, new in zip(before, after, strict=True) if old != new)
+    assert "lenet5/cifar10" in changed
+    speed, plain, ratio = (float(cell) for cell in changed.split("|")[-4:-1])
+    assert plain == 1 / 8
+    assert ratio == pytest.approx(speed * 8, rel=1e-2)
 
 
 def test_runs_of_the_study_are_in_no_part_but_those_about_it(tmp_path: Path) -> None:
@@ -93,7 +112,7 @@ def test_runs_of_the_study_are_in_no_part_but_those_about_it(tmp_path: Path) -> 
 
     def parts() -> dict[tuple[str, str], str]:
         written = "".join(results.with_parts(text, tmp_path) for text in texts)
-        return {(name, folder): text for _, name, folder, text, _ in results.MARKED.findall(written)}
+        return {(name, folders.strip()): text for _, name, folders, text, _ in results.MARKED.findall(written)}
 
     Records(tmp_path / "columns" / "records.jsonl").add(made.make_records(REACHED))
     before = parts()
@@ -103,7 +122,10 @@ def test_runs_of_the_study_are_in_no_part_but_those_about_it(tmp_path: Path) -> 
     after = parts()
     assert {name for (name, _), text in before.items() if results.NOTHING in text} == {"study", "study-test"}
     assert {name for (name, _), text in after.items() if results.NOTHING in text} == set()
-    assert {key for key in after if before[key] != after[key]} == {("study", "study"), ("study-test", "study-test")}
+    assert {key for key in after if before[key] != after[key]} == {
+        ("study", "study"),
+        ("study-test", "columns study-test"),
+    }
 
 
 def test_without_records_every_part_says_so(tmp_path: Path) -> None:

@@ -1,13 +1,16 @@
-"""How long populations took, as their records say."""
+"""How long populations took, as their records say, beside one network alone."""
 
 from __future__ import annotations
 
+import csv
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 
+from hullo.lab.grid import parse_column
 from hullo.lab.paper import ROWS, Column
 from hullo.lab.records import Record
 from hullo.lab.table.experiments import place
@@ -53,19 +56,28 @@ def paces(records: Iterable[Record]) -> list[Pace]:
     )
 
 
-def speed_table(records: Iterable[Record]) -> str:
-    """The time that populations took, as Markdown."""
+def read_plain(paths: Iterable[Path]) -> dict[tuple[Column, int], float]:
+    """Seconds for an epoch of one network alone, by column and batch, from files of `benchmarks/plain_epoch.py`."""
+    rows = [row for path in paths for row in csv.DictReader(path.read_text().splitlines())]
+    return {(parse_column(row["column"]), int(row["batch"])): float(row["epoch_s"]) for row in rows}
+
+
+def speed_table(records: Iterable[Record], plain: Mapping[tuple[Column, int], float]) -> str:
+    """The time that populations took, and what plain PyTorch would take for their networks, as Markdown."""
     head = ("column", "device", "products in", "batch", "epochs", "networks side by side", "populations")
-    lines = [
-        [
-            *map(escape, (str(pace.column), pace.device, pace.precision)),
-            *map(str, (pace.batch, pace.epochs, pace.members, pace.populations)),
-            str(timedelta(seconds=round(pace.seconds))),
-            f"{pace.network_epochs_a_second:.3g}",
-        ]
-        for pace in paces(records)
-    ]
-    return grid([*head, "device time", "network-epochs a second"], lines)
+    lines = []
+    for pace in paces(records):
+        alone = 1 / plain[pace.column, pace.batch] if (pace.column, pace.batch) in plain else math.nan
+        speeds = (pace.network_epochs_a_second, alone, pace.network_epochs_a_second / alone)
+        lines.append(
+            [
+                *map(escape, (str(pace.column), pace.device, pace.precision)),
+                *map(str, (pace.batch, pace.epochs, pace.members, pace.populations)),
+                str(timedelta(seconds=round(pace.seconds))),
+                *("" if math.isnan(speed) else f"{speed:.3g}" for speed in speeds),
+            ]
+        )
+    return grid([*head, "device time", "network-epochs a second", "in plain PyTorch", "times as many"], lines)
 
 
 def cost_table(records: Iterable[Record]) -> str:

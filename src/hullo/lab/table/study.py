@@ -5,7 +5,7 @@ Choices are made on training pictures that were held out; those chosen are then 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from statistics import mean
@@ -119,17 +119,18 @@ def families(records: Iterable[Record]) -> list[Family]:
 
 def study_tables(records: Iterable[Record]) -> str:
     """What runs with held-out pictures say, as Markdown: the best choice, the effect of each factor, all choices."""
-    return _render((r for r in records if r.spec.validation), _winner, _effects, _ranking)
+    return _render(families(r for r in records if r.spec.validation), _winner, _effects, _ranking)
 
 
 def study_test_tables(records: Iterable[Record]) -> str:
-    """What runs with the test pictures say of the choices that were made, as Markdown."""
-    return _render((r for r in records if not r.spec.validation), _outcome, _ranking)
+    """What runs with the test pictures say of the choices that were made, as Markdown; hulls that were run by default
+    alone are left out."""
+    found = families(r for r in records if not r.spec.validation)
+    return _render([family for family in found if set(family.reached) != {family.default}], _outcome, _ranking)
 
 
-def _render(records: Iterable[Record], *parts: Callable[[Family], str]) -> str:
-    """Under a heading a family, its parts; nothing of no records."""
-    found = families(records)
+def _render(found: Sequence[Family], *parts: Callable[[Family], str]) -> str:
+    """Under a heading a family, its parts; nothing of no families."""
     texts = [text for family in found for part in (_head, *parts) if (text := part(family))]
     read = "Means and 95 % intervals over seeds; differences on the same seeds; runs that diverged count as they ended."
     made = f"<sub>{read} {origin(record for family in found for record in family.records)}</sub>"
@@ -155,7 +156,7 @@ def _winner(family: Family) -> str:
 def _outcome(family: Family) -> str:
     """How each choice did, be it better or worse than the default."""
     others = [choice for choice in family.reached if choice != family.default]
-    said = [f"{choice}: {_lead(family, choice)}." for choice in others] or ["The default alone was run."]
+    said = [f"{choice}: {_lead(family, choice)}." for choice in others]
     if len(others) > 1:
         said.append(f"As {len(others)} settings saw the test pictures, the best of them is flattered here, too.")
     return escape(" ".join(said))
