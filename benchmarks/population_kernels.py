@@ -185,7 +185,7 @@ def normalisation(bench: Bench, layer: str) -> None:
         return apply(y if other is None else y + other, rows, plan)
 
     def fused(other: Tensor | None) -> Tensor:
-        return norm.normalise_combine(x, *running, *affine, rows, TRIO, True, **constants, residual=other)
+        return norm.normalise_combine(x, *running, *affine, rows, TRIO, True, **constants, residual=other)[0]
 
     def compared(name: str, three: str, other: Tensor | None, times: tuple[int, int]) -> None:
         leaves = [x, *affine, rows, *([] if other is None else [other])]

@@ -9,7 +9,8 @@ parameters' gradients need, and writes ds where there is a residual, whose gradi
 
     dx = scale / sqrt(variance + eps) * (ds - mean of ds - xhat * mean of ds * xhat)
 
-Without a residual it computes ds once more: x and dy are as many bytes as x and ds, and ds is never written. Second
+Without a residual it computes ds once more: x and dy are as many bytes as x and ds, and ds is never written. What goes
+two ways, as into a block and past it, has two gradients: `collect` adds them up as it reads them, and writes ds. Second
 passes go from the last tile to the first, since the cache holds what was read last.
 """
 
@@ -51,8 +52,9 @@ def normalise_combine(
     eps: float,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
-) -> Tensor:
-    """Pictures (B, channels, H, W) normalised, added to others, and after their activation.
+) -> tuple[Tensor, Tensor]:
+    """Pictures (B, channels, H, W) normalised, added to others, and after their activation; twice, in the same memory,
+    so that the gradients of what goes two ways are added up here.
 
     Args:
         x: what a convolution gives, channels last (else it is copied first).
@@ -78,8 +80,8 @@ def normalise_combine(
     if rows.dim() == 2 and x.shape[1] % len(rows):
         raise ValueError(f"{x.shape[1]} channels do not fall into {len(rows)} equal parts, as many as there are rows")
     others = _Others(running_mean, running_variance, scale, shift, rows, bias, residual)
-    y: Tensor = _NormaliseCombine.apply(x, *others, _Call(tuple(bases), training, momentum, eps))
-    return y
+    both: tuple[Tensor, Tensor] = _NormaliseCombine.apply(x, *others, _Call(tuple(bases), training, momentum, eps))
+    return both
 
 
 class _Call(NamedTuple):
@@ -114,8 +116,9 @@ class _Others(NamedTuple):
 
 class _NormaliseCombine(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *given: Any) -> Tensor:
+    def forward(ctx: Any, x: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
         others, call = _Others(*given[:-1]), given[-1]
+        ctx.set_materialize_grads(False)
         ctx.call, ctx.bias = call, others.bias
         x, residual = channels_last(x), None if others.residual is None else channels_last(others.residual)
         others = others._replace(rows=others.rows.contiguous(), residual=residual)
@@ -128,20 +131,22 @@ class _NormaliseCombine(torch.autograd.Function):
             _kernels(call.bases, x.dtype)["apply"], cut.programs, x, *others.pointers(), y, call.eps, *cut.sizes,
             follows=call.training, **cut.constants, **others.constants(),
         )  # fmt: skip
-        return y
+        return y, y.view_as(y)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         x, *saved = ctx.saved_tensors
-        others, call, dy = _Others(*saved), ctx.call, channels_last(gradient)
-        kernels, constants, channels = _kernels(call.bases, x.dtype), others.constants(), x.shape[1]
-        ds = dy if others.residual is None else torch.empty_like(x)
+        others, call = _Others(*saved), ctx.call
+        dy, *more = (channels_last(gradient) for gradient in gradients if gradient is not None)
+        kernels, channels = _kernels(call.bases, x.dtype), x.shape[1]
+        constants = others.constants() | {"WRITTEN": bool(more) or others.residual is not None}
+        ds = torch.empty_like(x) if constants["WRITTEN"] else dy
         cut = Cut.of(x, TILES["collect"])
         partial = torch.empty(len(call.bases) + 2, cut.splits, channels, dtype=torch.float32, device=x.device)
         launch(
-            kernels["collect"], cut.programs, dy, x, *others.pointers(), ds, partial, call.eps, *cut.sizes,
-            follows=False, **cut.constants, **constants,
+            kernels["collect"], cut.programs, dy, more[0] if more else dy, x, *others.pointers(), ds, partial, call.eps,
+            *cut.sizes, follows=False, **cut.constants, **constants, TWICE=bool(more),
         )  # fmt: skip
         dshift, dscale = sums = add_moments(partial[len(call.bases) :], others.variance, call.eps)
         cut, dx = Cut.of(x, TILES["pull"]), torch.empty_like(x)
@@ -216,9 +221,9 @@ def apply(
 
 @triton.jit
 def collect(
-    dy_ptr, x_ptr,
+    dy_ptr, more_ptr, x_ptr,
     $OTHERS
-    ds_ptr, partial_ptr, eps, pixels, tiles, splits,
+    ds_ptr, partial_ptr, eps, pixels, tiles, splits, TWICE: tl.constexpr, WRITTEN: tl.constexpr,
     $CONSTANTS
 ):
     $COLUMNS
@@ -227,9 +232,11 @@ def collect(
         start, at, inside = place(tile, column, pixels, CHANNELS, ROWS, COLUMNS, EVEN, BIG)
         centred = centre(x_ptr, start, at, inside, mean, EVEN)
         dy = tl.load(dy_ptr + start + at, mask=inside, other=0.0).to(tl.float32)
+        if TWICE:
+            dy += tl.load(more_ptr + start + at, mask=inside, other=0.0).to(tl.float32)
         $ARGUMENT
         $SLOPES
-        if RESIDUAL:
+        if WRITTEN:
             tl.store(ds_ptr + start + at, ds.to(ds_ptr.dtype.element_ty), mask=inside)
         $ADD
     to = partial_ptr + split * CHANNELS + column
@@ -240,7 +247,7 @@ def collect(
 def pull(
     ds_ptr, x_ptr,
     $OTHERS
-    sums_ptr, dx_ptr, eps, pixels, tiles, splits, TRAINING: tl.constexpr,
+    sums_ptr, dx_ptr, eps, pixels, tiles, splits, TRAINING: tl.constexpr, WRITTEN: tl.constexpr,
     $CONSTANTS
 ):
     $COLUMNS
@@ -251,7 +258,7 @@ def pull(
         start, at, inside = place(tiles - 1 - turn, column, pixels, CHANNELS, ROWS, COLUMNS, EVEN, BIG)
         centred = centre(x_ptr, start, at, inside, mean, EVEN)
         ds = tl.load(ds_ptr + start + at, mask=inside, other=0.0).to(tl.float32)
-        if not RESIDUAL:
+        if not WRITTEN:
             dy = ds  # it was not written; this is where it comes from
             $ARGUMENT
             $SLOPES

@@ -138,8 +138,11 @@ class BatchNorm(nn.Module):
         self.register_buffer("running_mean", torch.zeros(members * channels))
         self.register_buffer("running_variance", torch.ones(members * channels))
 
-    def forward(self, x: Tensor, bias: Tensor, activation: Activation, residual: Tensor | None = None) -> Tensor:
-        """The activation of what is normalised, and of a residual that is added to it: in fused passes on a GPU."""
+    def forward(
+        self, x: Tensor, bias: Tensor, activation: Activation, residual: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The activation of what is normalised, and of a residual that is added to it, in fused passes on a GPU; once
+        for each of two ways on, so that the fused passes add up their gradients, too."""
         if kernels.serve(x):
             from hullo.lab.kernels.norm import normalise_combine
 
@@ -158,7 +161,8 @@ class BatchNorm(nn.Module):
                 residual=residual,
             )
         y = self.normalise(x, bias)
-        return activation(y if residual is None else y + residual)
+        y = activation(y if residual is None else y + residual)
+        return y, y
 
     def normalise(self, x: Tensor, bias: Tensor) -> Tensor:
         statistics, bias = (self.running_mean, self.running_variance), bias.to(self.shift.dtype)

@@ -24,10 +24,12 @@ class Block(nn.Module):
         self.norm2 = BatchNorm(members, outputs)
         self.shortcut = Convolution(members, inputs, outputs, 1, stride=2) if stride > 1 else nn.Identity()
 
-    def forward(self, x: Tensor, activations: Iterator[Activation]) -> Tensor:
-        y = self.norm1(self.conv1(x, biased=False), self.conv1.bias, next(activations))
-        z: Tensor = self.norm2(
-            self.conv2(y, biased=False), self.conv2.bias, next(activations), residual=self.shortcut(x)
+    def forward(self, both: tuple[Tensor, Tensor], activations: Iterator[Activation]) -> tuple[Tensor, Tensor]:
+        """From x, once for each of its two ways, to the result, in the same way."""
+        x, past = both
+        y, _ = self.norm1(self.conv1(x, biased=False), self.conv1.bias, next(activations))
+        z: tuple[Tensor, Tensor] = self.norm2(
+            self.conv2(y, biased=False), self.conv2.bias, next(activations), residual=self.shortcut(past)
         )
         return z
 
@@ -50,8 +52,8 @@ class ResNet(Network):
 
     def logits(self, x: Tensor | Sight) -> Tensor:
         activations = self.activations()
-        y = self.norm(self.conv(x, biased=False), self.conv.bias, next(activations))
+        both = self.norm(self.conv(x, biased=False), self.conv.bias, next(activations))
         for block in self.blocks:
-            y = block(y, activations)
-        logits: Tensor = self.linear(average(y, self.members))
+            both = block(both, activations)
+        logits: Tensor = self.linear(average(both[0], self.members))
         return logits
