@@ -175,6 +175,15 @@ def test_runs_on_a_part_of_a_data_set_say_so_and_are_not_set_beside_the_papers()
     assert "1,200" in markdown_table([experiment])
 
 
+def test_runs_on_different_parts_of_a_data_set_are_refused() -> None:
+    one, other = make_records({"relu": [80.0, 81.0]}, column="alexnet/ilsvrc2012")
+    for pictures in ([1200, 50], [1200, 60]):
+        with pytest.raises(ValueError, match=r"relu.* saw all pictures; .* saw 1200 \+ [56]0 pictures; name one kind"):
+            experiments([one, replace(other, pictures=pictures)])
+    with pytest.raises(ValueError, match=r"saw 1200 \+ 50 pictures; .* saw 1200 \+ 60 pictures"):
+        experiments([replace(one, pictures=[1200, 50]), replace(other, pictures=[1200, 60])])
+
+
 def test_numbers_of_seeds_are_said() -> None:
     def seeds(*counts: int) -> str:
         rows = dict(zip(("relu", "tanh", "identity"), ([50.0] * count for count in counts), strict=False))

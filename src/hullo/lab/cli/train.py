@@ -217,7 +217,9 @@ def reproduce(
         )
     else:
         records = _run(plan, device=device, data_dir=data_dir, every=checkpoint_every, board=tensorboard, quiet=quiet)
-    for experiment in experiments(records):
+    with refusals():
+        shown = experiments(records)
+    for experiment in shown:
         console().print(terminal_table(experiment))
         with lasting(output), drawing():
             if figure := draw_activations(experiment):

@@ -89,7 +89,7 @@ class Experiment:
         part that happened to be there."""
         column = self.setting.column
         column = column._replace(data=column.data.removesuffix(SAMPLE))
-        known = row in paper.ROWS and column in paper.COLUMNS and not self.validates and not self._parts
+        known = row in paper.ROWS and column in paper.COLUMNS and not self.validates and not self._part
         return paper.accuracy(row, column) if known else None
 
     @property
@@ -103,9 +103,9 @@ class Experiment:
         return "validation" if self.validates else "test"
 
     @property
-    def _parts(self) -> list[list[int]]:
-        """How many pictures runs saw that did not see the whole data set."""
-        return sorted({tuple(record.pictures): record.pictures for record in self.records if record.pictures}.values())
+    def _part(self) -> list[int]:
+        """How many pictures the runs were trained with and evaluated on, if not all of the data set was there."""
+        return self.records[0].pictures
 
     @property
     def time(self) -> str:
@@ -128,7 +128,8 @@ class Experiment:
         if self.setting.data.endswith(SAMPLE):
             whole = self.setting.data.removesuffix(SAMPLE)
             said.append(f"A short run on a sample: the paper's networks saw all of {whole}, for longer.")
-        for trained, tested in self._parts:
+        if self._part:
+            trained, tested = self._part
             said.append(f"Trained with {trained:,} and evaluated on {tested:,} pictures, not on all of the data set.")
         if unusual:
             said.append(f"Not as by default: {', '.join(_spell(self.setting, unusual))}.")
@@ -144,7 +145,8 @@ def experiments(
 ) -> list[Experiment]:
     """The experiments that records make up, in the paper's order, whatever the order of the records.
 
-    Runs with different settings are never in one experiment; the names say what sets them apart.
+    Runs with different settings are never in one experiment; the names say what sets them apart. Runs that saw
+    different parts of a data set are refused.
 
     Args:
         records: one a run.
@@ -155,6 +157,10 @@ def experiments(
     runs: dict[Spec, list[Record]] = {}
     for record in records:
         runs.setdefault(replace(record.spec, activation=REFERENCE, seed=0), []).append(record)
+    for alike in runs.values():
+        if len(parts := {tuple(record.pictures): record for record in alike}) > 1:
+            saw = (f"{r.spec} saw {' + '.join(map(str, r.pictures)) or 'all'} pictures" for r in parts.values())
+            raise ValueError(f"runs on different parts of a data set do not compare: {'; '.join(saw)}; name one kind")
     names = _names(sorted(runs, key=lambda setting: (place(setting.column), astuple(setting))))
     if columns:
         chosen = {setting for text in columns for setting in _fitting(text, names)}
