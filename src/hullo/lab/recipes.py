@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -11,6 +11,9 @@ from torch import Tensor
 from hullo.lab import kernels
 from hullo.lab.networks.layers import by_member
 from hullo.lab.networks.network import Network
+
+if TYPE_CHECKING:
+    from hullo.lab.kernels.flat import Rule
 
 Numbers = float | Sequence[float] | Tensor
 
@@ -171,21 +174,9 @@ class RMSprop(Optimiser):
         by_member(parameter, len(rates)).addcmul_(update, _beside(rates, update), value=-1)
 
     def move_all(self, flat: _Flat, gradients: Sequence[Tensor]) -> None:
-        from hullo.lab.kernels.rmsprop import move
+        from hullo.lab.kernels.rmsprop import rule
 
-        move(
-            flat.layout,
-            flat.values,
-            flat.memory,
-            gradients,
-            rates=self.rates,
-            scales=flat.scales,
-            updates=self.updates,
-            decay=self.decay,
-            rho=self.rho,
-            epsilon=self.epsilon,
-            copies=flat.copies,
-        )
+        flat.move(gradients, self.rates, rule(self.updates, decay=self.decay, rho=self.rho, epsilon=self.epsilon))
 
 
 class SGD(Optimiser):
@@ -259,19 +250,9 @@ class SGD(Optimiser):
         parameter.sub_(self.memory[name])
 
     def move_all(self, flat: _Flat, gradients: Sequence[Tensor]) -> None:
-        from hullo.lab.kernels.sgd import move
+        from hullo.lab.kernels.sgd import rule
 
-        move(
-            flat.layout,
-            flat.values,
-            flat.memory,
-            gradients,
-            rates=self.current_rates(),
-            scales=flat.scales,
-            decays=self._decays,
-            momentum=self.momentum,
-            copies=flat.copies,
-        )
+        flat.move(gradients, self.current_rates(), rule(self._decays, momentum=self.momentum))
 
 
 class _Flat:
@@ -296,6 +277,13 @@ class _Flat:
                 if name.endswith(("weight", "bias")):
                     optimiser.leaves[name] = view.requires_grad_()
             self.copy()
+
+    def move(self, gradients: Sequence[Tensor], rates: Tensor, rule: Rule) -> None:
+        """Move all parameters once by a rule, at the members' rates."""
+        from hullo.lab.kernels.flat import move
+
+        buffers = self.layout, self.values, self.memory
+        move(*buffers, gradients, rates=rates, scales=self.scales, rule=rule, copies=self.copies)
 
     @torch.no_grad()
     def copy(self) -> None:

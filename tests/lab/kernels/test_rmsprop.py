@@ -8,8 +8,8 @@ import torch
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
-from hullo.lab.kernels.flat import Layout  # noqa: E402
-from hullo.lab.kernels.rmsprop import move  # noqa: E402
+from hullo.lab.kernels.flat import Layout, move  # noqa: E402
+from hullo.lab.kernels.rmsprop import rule  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")  # by the interpreter
 
@@ -29,7 +29,7 @@ def test_it_takes_the_steps_of_the_formula(layout: Layout) -> None:
     for updates in range(3):
         gradients = [torch.randn(each.shape, device=DEVICE) for each in w]
         count = torch.tensor(updates, device=DEVICE)
-        move(layout, values, squares, gradients, rates=rates, scales=scales, updates=count, **SETTINGS)
+        move(layout, values, squares, gradients, rates=rates, scales=scales, rule=rule(count, **SETTINGS))
         for i, g in enumerate(gradients):
             v[i] = 0.75 * v[i] + 0.25 * g.double() ** 2
             rate = (scales[i] * rates)[:, None].double() / (1 + 0.25 * updates)
@@ -42,9 +42,8 @@ def test_it_takes_the_steps_of_the_formula(layout: Layout) -> None:
 
 def test_gradients_that_do_not_fit_are_refused(layout: Layout) -> None:
     values, squares = layout.buffer(torch.float32), layout.buffer(torch.float32)
-    rates, scales, updates = torch.ones(2), torch.ones(2, 2), torch.tensor(0)
-    tables = {"rates": rates, "scales": scales, "updates": updates}
+    how = {"rates": torch.ones(2), "scales": torch.ones(2, 2), "rule": rule(torch.tensor(0), **SETTINGS)}
     with pytest.raises(ValueError, match="2 parameters need as many gradients, got 1"):
-        move(layout, values, squares, [torch.zeros(2, 700)], **tables, **SETTINGS)
+        move(layout, values, squares, [torch.zeros(2, 700)], **how)
     with pytest.raises(ValueError, match=r"float32 or bfloat16 of that shape, got torch\.float64"):
-        move(layout, values, squares, [torch.zeros(2, 700), torch.zeros(2, 3).double()], **tables, **SETTINGS)
+        move(layout, values, squares, [torch.zeros(2, 700), torch.zeros(2, 3).double()], **how)

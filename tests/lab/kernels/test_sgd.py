@@ -8,8 +8,8 @@ import torch
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
-from hullo.lab.kernels.flat import Layout  # noqa: E402
-from hullo.lab.kernels.sgd import move  # noqa: E402
+from hullo.lab.kernels.flat import Layout, move  # noqa: E402
+from hullo.lab.kernels.sgd import rule  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")  # by the interpreter
 
@@ -26,7 +26,7 @@ def test_it_takes_the_steps_of_the_formula() -> None:
     v = [torch.zeros_like(each) for each in w]
     for rates in torch.tensor([[0.5, 0.25], [0.5, 0.25], [0.125, 0.0]], device=DEVICE):
         gradients = [torch.randn(each.shape, device=DEVICE) for each in w]
-        move(layout, values, velocities, gradients, rates=rates, scales=scales, decays=decays, momentum=0.75)
+        move(layout, values, velocities, gradients, rates=rates, scales=scales, rule=rule(decays, momentum=0.75))
         for i, g in enumerate(gradients):
             v[i] = 0.75 * v[i] + (scales[i] * rates)[:, None].double() * (g.double() + decays[i].double() * w[i])
             w[i] = w[i] - v[i]

@@ -1,4 +1,4 @@
-"""A real browser for the page: every visit checks that nothing went wrong and that nothing was asked of the network."""
+"""A page and a real browser for it: every visit checks that nothing went wrong or was asked of the network."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from report_records import RECORDS, write_report
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
@@ -24,6 +25,12 @@ def browser() -> Iterator[Any]:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="session")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page that most tests visit."""
+    return write_report(tmp_path_factory.mktemp("report"), RECORDS)
 
 
 @pytest.fixture

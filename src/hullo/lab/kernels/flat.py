@@ -3,7 +3,7 @@
 Parameters live in one buffer, what an optimiser remembers of each number in another, copies of lower precision in a
 third, all by one `Layout`. A program moves BLOCK neighbouring numbers of one parameter. Gradients stay where automatic
 differentiation put them: their addresses are arguments of the kernel, so a CUDA graph holds them, and nothing is
-gathered first. How a number moves is a rule, a function that is compiled into the kernel.
+gathered first. How a number moves is a `Rule`, whose function is compiled into the kernel.
 """
 
 # mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
@@ -11,7 +11,7 @@ gathered first. How a number moves is a rule, a function that is compiled into t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton  # type: ignore[import-untyped]
@@ -73,6 +73,15 @@ class Layout:
         return [buffer.as_strided(shape, strides, start) for (shape, strides), start in places]
 
 
+class Rule(NamedTuple):
+    """How a number w of parameter i moves, with v remembered: w, v <- function(w, v, gradient, rate, i, settings)."""
+
+    function: Any
+    """Of blocks of numbers; Triton compiles it."""
+
+    settings: tuple[Tensor | float, ...]
+
+
 def move(
     layout: Layout,
     values: Tensor,
@@ -81,13 +90,12 @@ def move(
     *,
     rates: Tensor,
     scales: Tensor,
-    rule: Any,
-    settings: tuple[Tensor | float, ...],
+    rule: Rule,
     copies: Tensor | None = None,
 ) -> None:
     """One update of all parameters, in place: for every number w of a parameter i of a member k
 
-        w, v <- rule(w, v, g, scales[i, k] * rates[k], i, settings)
+        w, v <- rule.function(w, v, g, scales[i, k] * rates[k], i, rule.settings)
 
     Args:
         layout: where the parameters are in the buffers.
@@ -96,8 +104,7 @@ def move(
         gradients: g of each parameter, in float32 or bfloat16.
         rates: learning rates, (members,).
         scales: what each parameter's rate is multiplied with, (parameters, members).
-        rule: a function that Triton compiles, of blocks of numbers.
-        settings: what the rule takes besides.
+        rule: how numbers move.
         copies: a buffer that takes up the new values in its own precision.
     """
     if len(gradients) != len(layout.shapes):
@@ -106,8 +113,8 @@ def move(
     with torch.cuda.device_of(values):
         _move[(layout.programs,)](
             values, memory, values if copies is None else copies, placed, layout.segment, layout.table,
-            rates, scales, layout.members, settings,
-            RULE=rule, COPY=copies is not None, BLOCK=BLOCK, num_warps=WARPS, enable_fp_fusion=False,
+            rates, scales, layout.members, rule.settings,
+            RULE=rule.function, COPY=copies is not None, BLOCK=BLOCK, num_warps=WARPS, enable_fp_fusion=False,
         )  # fmt: skip
 
 

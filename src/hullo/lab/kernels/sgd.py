@@ -1,44 +1,28 @@
-"""Stochastic gradient descent as in Caffe on a GPU: one launch moves every parameter of a population."""
+"""Stochastic gradient descent as in Caffe, as a rule by which one launch moves every parameter of a population."""
 
 # mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-from hullo.lab.kernels import flat
+from hullo.lab.kernels.flat import Rule
 
 
-def move(
-    layout: flat.Layout,
-    values: Tensor,
-    velocities: Tensor,
-    gradients: Sequence[Tensor],
-    *,
-    rates: Tensor,
-    scales: Tensor,
-    decays: Tensor,
-    momentum: float,
-    copies: Tensor | None = None,
-) -> None:
-    """One update of all parameters, in place: for a parameter i of a member k
+def rule(decays: Tensor, *, momentum: float) -> Rule:
+    """For numbers w of a parameter i with gradient g, at a rate, and their velocities v
 
-        v <- momentum v + scales[i, k] * rates[k] * (g + decays[i] w)
+        v <- momentum v + rate * (g + decays[i] w)
         w <- w - v
 
-    with v in `velocities` and `decays` of shape (parameters,); the rest is as in :func:`hullo.lab.kernels.flat.move`.
+    with `decays` of shape (parameters,).
     """
-    settings = momentum, decays
-    flat.move(
-        layout, values, velocities, gradients, rates=rates, scales=scales, rule=_rule, settings=settings, copies=copies
-    )
+    return Rule(_move_numbers, (momentum, decays))
 
 
 @triton.jit
-def _rule(value, velocity, gradient, rate, segment, settings):
+def _move_numbers(value, velocity, gradient, rate, segment, settings):
     """In the order of operations of the plain form."""
     momentum, decays = settings
     velocity = tl.fma(gradient, rate, velocity * momentum)

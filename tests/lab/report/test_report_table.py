@@ -1,0 +1,78 @@
+"""The table in a real browser: it sorts, shows differences, marks the best, and leads to the runs behind a cell."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from browsing import MINUS, NOTHING, column, wait_until
+from report_records import RECORDS, make_records, write_report
+
+from hullo.lab.paper import COLUMNS, ROWS
+
+
+def test_sorting_sorts_and_says_so(visit: Any, report: Path) -> None:
+    page = visit(report)
+    head = page.locator("th:has(> button.sort)")
+    assert column(page, "tbody th") == list(ROWS)
+    for header, cell in ((1, "td:nth-child(2)"), (2, "td:nth-child(3)")):
+        button = head.nth(header).locator("button")
+        button.focus()
+        for key, order in (("Enter", "descending"), ("Space", "ascending")):
+            page.keyboard.press(key)
+            wait_until(page, f"document.querySelector('th[aria-sort={order}] :focus') !== null")
+            numbers = [float(text.split()[0]) for text in column(page, f"tbody {cell}")]
+            assert numbers == sorted(numbers, reverse=order == "descending")
+            assert len(set(numbers)) > 3
+    head.nth(0).locator("button").click()
+    assert column(page, "tbody th") == list(ROWS)
+    assert head.evaluate_all("all => all.filter((th) => th.ariaSort !== 'none').length") == 1
+
+
+def test_a_column_sorts_those_without_a_value_to_the_end(visit: Any, report: Path) -> None:
+    page = visit(report)
+    page.locator("button.sort").nth(3).click()
+    assert column(page, "tbody td:nth-child(4)")[-7:] == [NOTHING] * 7
+
+
+def test_the_table_shows_differences_from_relu(visit: Any, report: Path) -> None:
+    page = visit(report, "#table?show=difference")
+    cells = dict(zip(ROWS, column(page, "tbody td:nth-child(2)"), strict=True))
+    assert cells["relu"] == NOTHING
+    assert re.fullmatch(rf"[+{MINUS}]\d\.\d\d ± \d\.\d\d", cells["tanh"])
+    assert column(page, "tbody td:nth-child(3)")[2] == "+1.27"
+
+
+def test_bold_is_the_best_and_nothing_below_the_reference(visit: Any, tmp_path: Path) -> None:
+    runs = make_records([COLUMNS[0]], ["relu", "affine(identity,relu)"], seeds=1, epochs=2)
+    worse = [replace(record, accuracy=20.0, test_accuracy=[20.0, 20.0]) for record in runs[1:]]
+    page = visit(write_report(tmp_path, [runs[0], *worse]))
+    assert column(page, "tbody strong") == [f"{runs[0].accuracy:.2f}"]  # the paper's best is not among these rows
+    page.select_option("#show", "difference")
+    assert column(page, "tbody td:nth-child(3)") == ["", "+1.77"]
+    assert column(page, "tbody strong") == []
+
+
+def test_a_remark_on_several_columns_is_made_once(visit: Any, tmp_path: Path) -> None:
+    alike = [replace(r, spec=replace(r.spec, batch=64)) for r in make_records(COLUMNS[:3], ["relu"], 1, 2)]
+    assert column(visit(write_report(tmp_path / "all", alike)), ".remarks li") == ["Not as by default: batch=64."]
+    other = [*alike[:2], *make_records(COLUMNS[2:3], ["relu"], 1, 2)]
+    names = "lenet5/fashion-mnist, kerasnet/fashion-mnist"
+    page = visit(write_report(tmp_path / "some", other))
+    assert column(page, ".remarks li") == [f"{names}: Not as by default: batch=64."]
+
+
+def test_a_cell_leads_to_its_runs_and_these_to_all_that_is_known(visit: Any, report: Path) -> None:
+    page = visit(report)
+    page.locator("tbody tr", has_text="convex(relu,tanh)").locator("td a").first.click()
+    runs = [r for r in RECORDS if r.spec.activation == "convex(relu,tanh)" and r.spec.network == "lenet5"]
+    page.locator("#runs summary").first.wait_for()
+    assert page.locator("#runs summary").count() == len(runs)
+    page.locator("#runs summary").nth(1).click()
+    facts = page.locator("#runs details[open] dl").inner_text()
+    for text in ("finished", "NVIDIA H200", "2.13.0", "0123456789ab", "4,321 s for 60 networks", runs[1].spec.id):
+        assert text in facts
+    page.go_back()
+    page.locator("#table").wait_for()

@@ -1,0 +1,31 @@
+"""Bases, coefficients and hulls that tests of functions and of modules share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import hullo
+from hullo.modules import Hull
+
+TRIO = ("identity", "relu", "tanh")
+QUARTET = ("identity", "relu", "tanh", "unit_silu")
+HULLS = [(hullo.ConvexHull, keep) for keep in hullo.Simplex.ways] + [
+    (hullo.AffineHull, keep) for keep in hullo.Hyperplane.ways
+]
+every_hull = pytest.mark.parametrize(("hull", "keep"), HULLS)
+
+
+def uneven(hull: type[Hull], keep: str, groups: int = 1, **options: Any) -> Hull:
+    """A hull whose coefficients all differ."""
+    rows = [[0.1 + 0.05 * g, 0.3, 0.6 - 0.05 * g] for g in range(groups)]
+    return hull(*TRIO, keep=keep, groups=groups, start=rows[0] if groups == 1 else rows, **options)
+
+
+def rows_of(groups: int | None, n: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Coefficients of n bases, shared by all channels or a row for each group."""
+    shape = (n,) if groups is None else (groups, n)
+    return torch.randn(shape, dtype=dtype)

@@ -1,0 +1,77 @@
+"""combine's derivatives are right, to any order, one by one and in batches."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import hullo
+import oracle
+from hullo.coefficients import way
+from made_hulls import QUARTET
+
+
+class TestDerivatives:
+    """In float64 against differences, away from kinks."""
+
+    @staticmethod
+    def inputs(keep: str, groups: int | None) -> tuple[Tensor, Tensor]:
+        x = torch.tensor([[-2.3, 0.7, 1.9, -0.4], [0.2, -1.1, 4.0, -5.0]], dtype=torch.float64)
+        rows = torch.tensor([[0.2, 0.3, 0.1, 0.4], [0.4, 0.15, 0.25, 0.2]], dtype=torch.float64)
+        raw = way(keep).raw(rows if groups else rows[0])
+        return x.requires_grad_(), raw.clone().requires_grad_()
+
+    @pytest.mark.parametrize("groups", [None, 2])
+    @pytest.mark.parametrize("keep", ["given", *hullo.Simplex.ways, *hullo.Hyperplane.ways])
+    def test_first_and_second_derivatives_are_right_for_every_way(self, keep: str, groups: int | None) -> None:
+        def function(x: Tensor, raw: Tensor) -> Tensor:
+            if keep == "given":
+                return hullo.combine(x, raw, QUARTET)
+            kind = hullo.ConvexHull if keep in hullo.Simplex.ways else hullo.AffineHull
+            act = kind(*QUARTET, keep=keep, groups=groups or 1, dtype=torch.float64)
+            return torch.func.functional_call(act, {"raw": raw}, (x,))
+
+        inputs = self.inputs(keep, groups)
+        assert torch.autograd.gradcheck(function, inputs, check_batched_grad=True, check_forward_ad=True)
+        assert torch.autograd.gradgradcheck(function, inputs, check_batched_grad=True)
+
+    @pytest.mark.parametrize("name", oracle.CLOSED_FORMS)
+    def test_three_derivatives_are_those_of_the_closed_form(self, name: str) -> None:
+        x, _ = self.inputs("given", None)
+        c = torch.tensor([0.7], dtype=torch.float64, requires_grad=True)
+        results = []
+        for function in (hullo.combine, oracle.combine):
+            value = function(x, c, [name]).sum()
+            chain = [value]
+            for _ in range(3):
+                slope = torch.zeros_like(x)  # that of a constant
+                if value.requires_grad:
+                    (slope,) = torch.autograd.grad(
+                        value, x, create_graph=True, allow_unused=True, materialize_grads=True
+                    )
+                value = slope.sum()
+                chain += [slope, value]
+            results.append(chain)
+        for found, expected in zip(*results, strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+
+    def test_a_gradient_penalty_reaches_the_coefficients(self) -> None:
+        x, c = self.inputs("given", 2)
+        results = []
+        for function in (hullo.combine, oracle.combine):
+            (slope,) = torch.autograd.grad(function(x, c, QUARTET).sum(), x, create_graph=True)
+            results.append(torch.autograd.grad(slope.square().sum(), (x, c)))
+        for found, expected in zip(*results, strict=True):
+            torch.testing.assert_close(found, expected)
+
+    def test_gradients_in_batches_are_those_one_by_one(self) -> None:
+        x, c = self.inputs("given", 2)
+        y = hullo.combine(x, c, QUARTET)
+        upstream = torch.randn(5, *y.shape, dtype=torch.float64)
+        together = torch.autograd.grad(y, (x, c), upstream, is_grads_batched=True, retain_graph=True)
+        for k in range(5):
+            for found, expected in zip(
+                together, torch.autograd.grad(y, (x, c), upstream[k], retain_graph=True), strict=True
+            ):
+                torch.testing.assert_close(found[k], expected)

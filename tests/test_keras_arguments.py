@@ -1,0 +1,104 @@
+"""Keras layers take what the modules of PyTorch take, refuse what these refuse, and read like their calls."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("keras")
+
+import keras
+
+import hullo.keras
+from keras_layers import HULLS, PAPER, numpy, without_array_warning
+
+pytestmark = without_array_warning
+
+
+@pytest.mark.parametrize("name", HULLS)
+@pytest.mark.parametrize(
+    ("bases", "arguments"),
+    [
+        (["identity", "rellu"], {}),
+        (["relu", "relu"], {}),
+        (["relu", "leaky_relu", "identity"], {}),
+        (["gelu"], {}),
+        ([], {}),
+        ([3], {}),
+        (PAPER, {"start": [0.5, 0.4, 0.3]}),
+        (PAPER, {"start": [0.5, float("nan"), 0.5]}),
+        (PAPER, {"start": [0.5, 0.5]}),
+        (PAPER, {"start": "elu"}),
+        (PAPER, {"start": [[1.0, 0.0], [1.0]]}),
+        (PAPER, {"start": ["a", "b", "c"]}),
+        (PAPER, {"start": [[1.0, 0.0, 0.0]] * 3, "groups": 2}),
+        (PAPER, {"groups": 0}),
+        (PAPER, {"groups": 2.0}),
+        (PAPER, {"keep": "division"}),
+    ],
+)
+def test_bad_arguments_raise_the_errors_of_pytorch(name, bases, arguments):
+    with pytest.raises((ValueError, TypeError)) as expected:
+        getattr(hullo, name)(*bases, **arguments)
+    with pytest.raises(expected.type) as found:
+        getattr(hullo.keras, name)(bases, **arguments)
+    assert str(found.value) == str(expected.value)
+
+
+@pytest.mark.parametrize("bases", ["relu", None])
+def test_bases_are_a_list(bases):
+    with pytest.raises(TypeError, match=r"give a list, as in bases=\['identity'"):
+        hullo.keras.AffineHull(bases)
+
+
+def test_an_axis_is_an_index():
+    with pytest.raises(ValueError, match="axis='channels_last'"):
+        hullo.keras.AffineHull(PAPER, axis="channels_last")
+
+
+def test_a_base_known_as_code_alone_is_refused():
+    own = hullo.add_base("own", lambda x: x + x * x * x)
+    with pytest.raises(ValueError, match="'own' is known to PyTorch alone"):
+        hullo.keras.AffineHull(["relu", own])
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((None, 5), r"5 channels \(dimension -1 of \(None, 5\)\) do not fall into 2 equal groups"),
+        ((None, None), "no fixed number of channels"),
+        ((), r"x of shape \(\) has no dimension -1"),
+    ],
+)
+def test_channels_that_do_not_fall_into_groups_are_refused_when_the_layer_is_built(shape, message):
+    with pytest.raises(ValueError, match=message):
+        hullo.keras.AffineHull(PAPER, groups=2).build(shape)
+
+
+def test_a_layer_with_groups_keeps_its_number_of_channels():
+    layer = hullo.keras.AffineHull(PAPER, groups=2)
+    layer(np.zeros((1, 4), dtype="float32"))
+    with pytest.raises(ValueError, match=r"expected axis -1 of input shape to have value 4"):
+        layer(np.zeros((1, 6), dtype="float32"))
+
+
+def test_integers_are_refused():
+    with pytest.raises(TypeError, match="x must be a floating-point tensor, got int32"):
+        hullo.keras.AffineHull(PAPER)(keras.ops.convert_to_tensor([[1, 2]], dtype="int32"))
+
+
+@pytest.mark.parametrize("name", HULLS)
+def test_coefficients_can_be_set_and_a_value_off_the_hull_changes_nothing(name):
+    layer = getattr(hullo.keras, name)(PAPER, groups=2)
+    layer.coefficients = "relu"
+    np.testing.assert_array_equal(numpy(layer.coefficients), [[0, 1, 0]] * 2)
+    layer.coefficients = [0.25, 0.5, 0.25]
+    with pytest.raises(ValueError, match="coefficients must sum to one"):
+        layer.coefficients = [1.0, 1.0, 0.0]
+    np.testing.assert_allclose(numpy(layer.coefficients), [[0.25, 0.5, 0.25]] * 2, atol=1e-7)
+    other = getattr(hullo.keras, name)(PAPER, groups=2, start=layer.coefficients)
+    np.testing.assert_allclose(numpy(other.coefficients), [[0.25, 0.5, 0.25]] * 2, atol=1e-7)
+
+
+def test_a_layer_reads_like_its_call():
+    assert repr(hullo.keras.AffineHull(["relu", "elu(2)"], strict=False)) == "AffineHull(['relu', 'elu(2)'])"
+    layer = hullo.keras.ConvexHull(["identity"], groups=3, axis=1, keep="softmax")
+    assert repr(layer) == "ConvexHull(['identity'], groups=3, axis=1, keep='softmax')"

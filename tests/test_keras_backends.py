@@ -1,0 +1,42 @@
+"""Keras is imported only if asked for; what tests say of its layers on PyTorch holds on its other backends too."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from keras_layers import BACKEND
+
+pytestmark = pytest.mark.skipif(BACKEND != "torch", reason="does not depend on the backend")
+
+HERE = sorted(Path(__file__).parent.glob("test_keras*.py"))
+FASTER = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # to compile: the arrays are small
+
+
+def run(*arguments, **environment):
+    return subprocess.run(
+        [sys.executable, *arguments], env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
+
+
+def test_hullo_does_not_import_keras():
+    assert run("-c", "import hullo, sys; assert 'keras' not in sys.modules").returncode == 0
+
+
+def test_without_keras_the_error_says_what_to_install():
+    done = run("-c", "import sys; sys.modules['keras'] = None; import hullo.keras")
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("ModuleNotFoundError: hullo.keras needs Keras 3")
+    assert "pip install 'hullo[keras]'" in last
+
+
+@pytest.mark.parametrize("backend", ["jax", "tensorflow"])
+def test_everything_here_holds_on_the_other_backends(backend):
+    if importlib.util.find_spec(backend) is None:
+        pytest.skip(f"{backend} is not installed")
+    done = run("-m", "pytest", "-p", "no:cacheprovider", *HERE, KERAS_BACKEND=backend, **FASTER)
+    assert done.returncode == 0, done.stdout[-4000:]

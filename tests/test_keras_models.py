@@ -1,0 +1,135 @@
+"""Keras layers serve in models: these learn, are saved and loaded, and run in half precision."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("keras")
+
+import keras
+
+import hullo.keras
+from keras_layers import PAPER, WAYS, network, numpy, sample, without_array_warning
+
+pytestmark = without_array_warning
+
+
+def test_fit_leaves_a_vertex_finds_the_function_and_never_leaves_the_hull():
+    layer = hullo.keras.ConvexHull(PAPER, start="identity")
+    model = network(layer)
+    model.compile(keras.optimizers.SGD(0.5), "mse")
+    seen = []
+    watch = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: seen.append(numpy(layer.coefficients)))
+    x = np.random.default_rng(0).normal(size=(256, 4)).astype("float32")
+    model.fit(x, 0.25 * np.tanh(x) + 0.75 * np.maximum(x, 0), epochs=100, batch_size=256, verbose=0, callbacks=[watch])
+    np.testing.assert_allclose(seen[-1], [0, 0.75, 0.25], atol=1e-3)
+    np.testing.assert_allclose(np.sum(seen, axis=-1), 1, atol=1e-6)
+    assert np.min(seen) >= 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"bases": PAPER},
+        {"bases": ["leaky_relu(0.2)", "gelu"], "strict": False, "start": "gelu", "axis": 1, "groups": 2},
+        {"bases": PAPER, "start": np.eye(3)[[0, 1, 2, 2]], "groups": 4, "dtype": "mixed_bfloat16"},
+        {"bases": ["tanh"]},
+    ],
+)
+@pytest.mark.parametrize(("name", "keep"), WAYS)
+def test_a_saved_model_loads_with_equal_outputs(name, keep, arguments, tmp_path):
+    if keep == "softmax" and len(arguments["bases"]) > 1:
+        arguments = {**arguments, "start": None}
+    layer = getattr(hullo.keras, name)(**arguments, keep=keep, name="act")
+    model = network(layer)
+    x = sample((8, 4))[0]
+    layer.raw.assign(layer.raw.numpy() + np.linspace(0, 1, layer.raw.numpy().size).reshape(layer.raw.shape))
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(numpy(loaded(x)), numpy(model(x)))
+    again = type(layer).from_config(layer.get_config())
+    assert again.get_config() == layer.get_config() == loaded.get_layer("act").get_config()
+    assert repr(again) == repr(layer)
+
+
+@pytest.mark.parametrize("other", [{"bases": ["identity", "relu", "sin"]}, {"keep": "softmax"}, {"groups": 4}])
+def test_weights_of_another_hull_are_refused(other, tmp_path):
+    saved = network(hullo.keras.ConvexHull(**{"bases": PAPER, **other}))
+    model = network(hullo.keras.ConvexHull(PAPER, start="tanh", name="act"))
+    saved.save_weights(tmp_path / "it.weights.h5")
+    with pytest.raises(ValueError, match=r"was saved by 'convex\(.*'; this layer is 'convex\(identity,relu,tanh\)"):
+        model.load_weights(tmp_path / "it.weights.h5")
+    np.testing.assert_array_equal(numpy(model.get_layer("act").coefficients), [0, 0, 1])
+
+
+def test_weights_of_another_layer_are_refused(tmp_path):
+    network(keras.layers.PReLU()).save_weights(tmp_path / "it.weights.h5")
+    with pytest.raises(ValueError, match="was saved by 'another layer'"):
+        network(hullo.keras.ConvexHull(PAPER)).load_weights(tmp_path / "it.weights.h5")
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "bfloat16"])
+def test_half_precision_computes_in_float32_and_keeps_float32_coefficients(policy):
+    half = policy.removeprefix("mixed_")
+    layer = hullo.keras.AffineHull(PAPER, start=[3.0, -1.0, -1.0], dtype=policy)
+    x = keras.ops.cast(sample((8, 4))[0], half)
+    wide = hullo.keras.AffineHull(PAPER, start=[3.0, -1.0, -1.0])(keras.ops.cast(x, "float32"))
+    y = layer(x)
+    assert layer.raw.dtype == "float32"
+    assert keras.backend.standardize_dtype(y.dtype) == half
+    np.testing.assert_array_equal(
+        numpy(keras.ops.cast(y, "float32")), numpy(keras.ops.cast(keras.ops.cast(wide, half), "float32"))
+    )
+
+
+def test_masks_pass_through():
+    model = keras.Sequential([keras.Input((3, 4)), keras.layers.Masking(), hullo.keras.AffineHull(PAPER)])
+    x = keras.ops.convert_to_tensor(np.array([[[1.0] * 4, [0.0] * 4, [2.0] * 4]], dtype="float32"))
+    assert numpy(model(x)._keras_mask).tolist() == [[True, False, True]]
+
+
+def decay(model):
+    """One step of training without gradients: only weight decay can move anything."""
+    zeros = np.zeros((8, 4), dtype="float32")
+    model.fit(zeros, zeros, verbose=0)
+    return numpy(model.get_layer("act").coefficients).tolist()
+
+
+@pytest.mark.parametrize("excluded", [True, False])
+def test_weight_decay_leaves_coefficients_alone_if_they_are_excluded_by_name(excluded, tmp_path):
+    start = [2.0, 0.0, -1.0]
+    model = network(keras.layers.Dense(4), hullo.keras.AffineHull(PAPER, start=start, name="act"))
+    model.compile(keras.optimizers.AdamW(0.1, weight_decay=0.5), "mse")
+    if excluded:
+        model.optimizer.exclude_from_weight_decay(var_names=["raw_coefficients"])
+    assert (decay(model) == start) == excluded
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    if excluded:
+        loaded.optimizer.exclude_from_weight_decay(var_names=["raw_coefficients"])
+    assert (decay(loaded) == start) == excluded
+
+
+def kerasnet(shape, activation):
+    layers = keras.layers
+    blocks = [
+        layer
+        for width in (32, 64)
+        for layer in (
+            layers.Conv2D(width, 3, padding="same"),
+            activation(),
+            layers.Conv2D(width, 3),
+            activation(),
+            layers.MaxPooling2D(2),
+            layers.Dropout(0.25),
+        )
+    ]
+    head = [layers.Flatten(), layers.Dense(512), activation(), layers.Dropout(0.5), layers.Dense(10)]
+    return keras.Sequential([keras.Input(shape), *blocks, *head])
+
+
+@pytest.mark.parametrize(("shape", "parameters"), [((28, 28, 1), 889_834), ((32, 32, 3), 1_250_858)])
+def test_kerasnet_has_the_papers_parameters_and_a_hull_adds_its_coefficients(shape, parameters):
+    assert kerasnet(shape, keras.layers.ReLU).count_params() == parameters
+    model = kerasnet(shape, lambda: hullo.keras.AffineHull(PAPER))
+    assert model.count_params() == parameters + 5 * 3
+    assert model.output_shape == (None, 10)

@@ -1,0 +1,62 @@
+"""Hulls in models of any precision keep their coefficients in float32 or better."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import hullo
+import oracle
+from hullo.modules import Hull
+from made_hulls import TRIO, every_hull, uneven
+
+
+class TestPrecision:
+    @every_hull
+    @pytest.mark.parametrize("convert", [nn.Module.half, nn.Module.bfloat16, lambda m: m.to(torch.float16)])
+    def test_half_precision_models_keep_their_coefficients_in_float32(
+        self, hull: type[Hull], keep: str, convert: Callable[[nn.Module], nn.Module]
+    ) -> None:
+        model = nn.Sequential(nn.Linear(4, 4), uneven(hull, keep), nn.Linear(4, 2))
+        before = model[1].raw.detach().clone()
+        x = torch.randn(3, 4)
+        model(x).sum().backward()
+        convert(model)
+        assert torch.equal(model[1].raw, before)
+        assert model[1].raw.grad.dtype == torch.float32
+        y = model(x.to(model[0].weight.dtype))
+        assert y.dtype == model[0].weight.dtype
+        y.sum().backward()
+
+    def test_double_models_have_double_coefficients(self) -> None:
+        act = hullo.AffineHull(*TRIO).double()
+        assert act.raw.dtype == torch.float64
+        assert act(torch.randn(3, dtype=torch.float64)).dtype == torch.float64
+
+    @every_hull
+    def test_autocast_feeds_bfloat16_in_and_gets_bfloat16_out(self, hull: type[Hull], keep: str) -> None:
+        model = nn.Sequential(nn.Linear(8, 8), uneven(hull, keep, groups=2), nn.Linear(8, 2))
+        x, seen = torch.randn(5, 8), []
+        model[1].register_forward_hook(lambda module, args, y: seen.append((args[0], y)))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(x).square().mean()
+        loss.backward()
+        given, y = seen[0]
+        assert given.dtype == y.dtype == torch.bfloat16
+        assert model[1].raw.dtype == model[1].raw.grad.dtype == torch.float32
+        exact = oracle.combine(given, model[1].coefficients, TRIO).detach()
+        torch.testing.assert_close(y.double(), exact, rtol=2**-8, atol=1e-6)
+
+    def test_autocast_changes_nothing_in_the_hull_itself(self) -> None:
+        act, x = uneven(hullo.AffineHull, "free", groups=2), torch.randn(3, 4, requires_grad=True)
+        results = []
+        for enabled in (False, True):
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+                y = act(x)
+                results.append((y, *torch.autograd.grad(y.square().sum(), (x, act.raw))))
+        for plain, cast in zip(*results, strict=True):
+            assert plain.dtype == cast.dtype == torch.float32
+            assert torch.equal(plain, cast)
