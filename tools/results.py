@@ -61,6 +61,8 @@ def with_parts(text: str, results: Path) -> str:
         records = read(folders)
         return f"{start}{(records and PARTS[name](records, folders)) or NOTHING}\n{end}"
 
+    if not len(MARKED.findall(text)) == text.count("<!-- results:") == text.count("<!-- /results"):
+        raise ValueError("each part wants its <!-- results:table columns --> and <!-- /results -->, spelled like that")
     return MARKED.sub(part, text)
 
 

@@ -88,7 +88,7 @@ def test_most_columns_are_more_than_half() -> None:
 @given(st.lists(st.sampled_from([HOLDS, FAILS, OPEN]), max_size=7), st.booleans())
 def test_a_claim_holds_if_enough_answers_do_whatever_the_undecided_are(verdicts: list[str], of_most: bool) -> None:
     def settle(undecided: str) -> str:
-        shares = [Share("e", str(i), 1, 1, undecided if v == OPEN else v) for i, v in enumerate(verdicts)]
+        shares = [Share("e", str(i), 1, 1, 1, 1, undecided if v == OPEN else v) for i, v in enumerate(verdicts)]
         return Claim("", tuple(shares), of_most).verdict
 
     if not verdicts:
@@ -130,10 +130,24 @@ def test_monotone_activations_are_counted_by_layer_and_seed() -> None:
     runs += [make_record("affine(identity,tanh)", [10.0], seed=2, coefficients=[[None, None], *layers[1:]])]
     runs += [make_record("convex(identity,tanh)", [80.0], coefficients=[[0.25, 0.75], [0.0, 1.0]])]
     assert claim(runs, "lose monotonicity").answers == (
-        Share("kerasnet/cifar10", "affine(identity,tanh)", 5, 8, HOLDS),
+        Share("kerasnet/cifar10", "affine(identity,tanh)", 5, 8, 0, 3, HOLDS),
     )
-    assert claim(runs, "are monotone").answers == (Share("kerasnet/cifar10", "convex(identity,tanh)", 2, 2, HOLDS),)
+    assert claim(runs, "are monotone").answers == (
+        Share("kerasnet/cifar10", "convex(identity,tanh)", 2, 2, 1, 1, HOLDS),
+    )
     assert claim(runs[-1:], "lose monotonicity").verdict == OPEN
+
+
+@pytest.mark.parametrize(("kept", "verdict"), [(0, HOLDS), (1, OPEN), (2, OPEN), (3, FAILS)])
+def test_an_affine_hull_loses_monotonicity_if_it_does_in_every_run(kept: int, verdict: str) -> None:
+    rises, falls = [2.0, -1.0], [-1.0, 2.0]
+    runs = [
+        make_record("affine(identity,tanh)", [80.0], seed=seed, coefficients=[rises, rises if seed < kept else falls])
+        for seed in range(3)
+    ]
+    (share,) = claim(runs, "lose monotonicity").answers
+    assert share.verdict == verdict
+    assert share.figures[1] == f"all in {kept} of 3 runs"
 
 
 def test_validation_proves_nothing() -> None:

@@ -81,11 +81,17 @@ def test_any_epoch_can_be_asked_for(epoch: int) -> None:
     assert only(experiments(runs)).cells == only(experiments(runs, epoch=3)).cells
 
 
-@pytest.mark.parametrize("epoch", [-1, 0, 3, 4])
+@pytest.mark.parametrize("epoch", [-1, 0, 4])
 def test_an_epoch_that_is_not_there_is_refused_with_what_there_is(epoch: int) -> None:
     runs = [make_record("relu", [10.0] * 3), make_record("relu", [10.0] * 2, column="lenet5/cifar10")]
     with pytest.raises(ValueError, match=rf"no epoch {epoch}: .*lenet5/cifar10 has epochs 1 to 2.*--columns"):
         experiments(runs, epoch=epoch)
+
+
+def test_what_ended_before_the_epoch_is_left_out() -> None:
+    runs = [make_record("relu", [10.0] * 3), make_record("relu", [10.0] * 2, column="lenet5/cifar10")]
+    (found,) = experiments(runs, epoch=3)
+    assert (found.name, found.epoch) == ("kerasnet/cifar10", 3)
 
 
 @pytest.mark.parametrize(

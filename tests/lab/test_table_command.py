@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from made_records import make_records
+from made_records import make_record, make_records
 from typer.testing import CliRunner, Result
 
 from hullo.lab.cli import app
@@ -54,6 +54,15 @@ def test_several_directories_make_one_table() -> None:
     result = invoke("runs", "more", "--format", "markdown")
     assert result.stdout.startswith("|  | lenet5/cifar10<br>test, 1 epoch, 3 seeds | kerasnet/cifar10<br>")
     assert "kerasnet" not in invoke("runs", "more", "--columns", "lenet5/cifar10").stdout
+
+
+@pytest.mark.usefixtures("runs")
+def test_what_ended_before_the_epoch_is_named_and_left_out() -> None:
+    Records(Path("long/records.jsonl")).add([make_record("relu", [80.0, 81.0, 82.0], column="lenet5/cifar10")])
+    result = invoke("runs", "long", "--epoch", "2", "--format", "csv")
+    assert result.stderr == "left out, as they ended before epoch 2: kerasnet/cifar10\n"
+    assert "lenet5,cifar10" in result.stdout
+    assert "kerasnet" not in result.stdout
 
 
 @pytest.mark.parametrize(

@@ -133,21 +133,32 @@ def test_hostile_machines_do_no_harm() -> None:
     assert "(_e_)" in rendered
 
 
-def test_latex_is_a_whole_tabular_with_as_many_cells_in_every_line() -> None:
-    lines = latex.latex_table(experiments(RUNS)).splitlines()
-    assert lines[0].startswith("%")
-    assert lines[1] == r"\begin{tabular}{lr@{ }lr@{ }l}"
-    rules = [r"\toprule", r"\midrule", r"\bottomrule"]
-    assert [line for line in lines if line in rules] == rules
-    assert lines[-1] == r"\end{tabular}"
-    body = [line for line in lines if line.endswith(r"\\")]
-    assert len(body) == 2 + 3
-    for line in body:
-        spans = sum(int(span) - 1 for span in re.findall(r"\\multicolumn\{(\d)\}", line))
-        assert line.count(" & ") + spans == 4
-        assert line.count("{") == line.count("}")
-        assert line.count("$") % 2 == 0
-    assert body[-1] == r"affine(identity,tanh) & \textbf{92.0} & (92.7) & \textbf{85.5 $\pm$ 2.5} & (86.0) \\"
+def test_latex_is_whole_tabulars_with_as_many_cells_in_every_line() -> None:
+    about, *tables = latex.latex_table(experiments(RUNS)).strip().split("\n\n")
+    assert about.startswith(r"% Needs \usepackage{booktabs}. Runs made with")
+    assert str(RUNS[0].setting) in about
+    assert [table.splitlines()[1] for table in tables] == [
+        r"\begin{tabular}{lr@{ }lr@{ }l}",
+        *[r"\begin{tabular}{lrrrrrl}"] * 2,
+    ]
+    for table, cells, lines in zip(tables, (5, 7, 7), (2 + 3, 1 + 2, 1 + 3), strict=True):
+        said, _, *body, end = table.splitlines()
+        assert said.startswith("% ")
+        rules = [r"\toprule", r"\midrule", r"\bottomrule"]
+        assert [line for line in body if line in rules] == rules
+        assert end == r"\end{tabular}"
+        body = [line for line in body if line not in rules]
+        assert len(body) == lines
+        for line in body:
+            spans = sum(int(span) - 1 for span in re.findall(r"\\multicolumn\{(\d)\}", line))
+            assert line.endswith(r"\\")
+            assert 1 + line.count(" & ") + spans == cells
+            assert line.count("{") == line.count("}")
+            assert line.count("$") % 2 == 0
+    last = r"affine(identity,tanh) & \textbf{92.0} & (92.7) & \textbf{85.5 $\pm$ 2.5} & (86.0) \\"
+    assert tables[0].splitlines()[-3] == last
+    figures = ("85.50", r"+5.50 $\pm$ 0.00", "86.05", "$-$0.55", "best")
+    assert all(rf"\textbf{{{figure}" in tables[2].splitlines()[-3] for figure in figures)
 
 
 def test_csv_has_every_number_as_it_is() -> None:

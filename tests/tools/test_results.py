@@ -48,6 +48,16 @@ def root(tmp_path: Path) -> Path:
 
 def test_this_projects_documents_say_what_its_records_say() -> None:
     assert results.main(["--check"]) is None
+    assert "<!-- results:table columns -->" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("broken", ["<!-- results:table  all -->", "<!-- results: table all -->", ""])
+def test_a_part_that_lost_its_marks_is_noticed(broken: str, root: Path) -> None:
+    results.main([], root)
+    text = (root / "README.md").read_text()
+    for mark in ("<!-- results:table all -->", "<!-- /results -->"):
+        (root / "README.md").write_text(text.replace(mark, broken, 1))
+        assert "README.md: each part wants its <!-- results:table columns -->" in results.main(["--check"], root)
 
 
 def test_parts_are_made_once_and_for_all_and_the_rest_is_left_alone(root: Path) -> None:

@@ -150,7 +150,7 @@ def experiments(
 
     Args:
         records: one a run.
-        epoch: which, counted from 1; by default the last.
+        epoch: which, counted from 1; by default the last. Experiments that ended before it are left out.
         columns: which columns, and if there are several of one, with which settings, as their names are spelled.
         rows: which activations; by default all.
     """
@@ -165,10 +165,11 @@ def experiments(
     if columns:
         chosen = {setting for text in columns for setting in _fitting(text, names)}
         names = {setting: name for setting, name in names.items() if setting in chosen}
-    if epoch is not None and (short := [s for s in names if not 1 <= epoch <= s.epochs]):
-        there = ", ".join(f"{names[s]} has epochs 1 to {s.epochs}" for s in short)
+    if epoch is not None and not any(1 <= epoch <= setting.epochs for setting in names):
+        there = ", ".join(f"{name} has epochs 1 to {setting.epochs}" for setting, name in names.items())
         raise ValueError(f"there is no epoch {epoch}: {there}; choose another epoch, or other columns with --columns")
-    found = [Experiment(name, s, epoch or s.epochs, tuple(runs[s])) for s, name in names.items()]
+    long_enough = ((s, name) for s, name in names.items() if s.epochs >= (epoch or 1))
+    found = [Experiment(name, s, epoch or s.epochs, tuple(runs[s])) for s, name in long_enough]
     return _only(found, rows) if rows else found
 
 
@@ -192,8 +193,7 @@ def read_records(paths: Iterable[Path]) -> list[Record]:
     for path in paths:
         if not path.exists():
             raise ValueError(f"{path} does not exist; name files of records, or directories that hold them")
-        files = sorted(path.rglob("records.jsonl")) if path.is_dir() else [path]
-        records = [(file, record) for file in files for record in _read(file)]
+        records = [(file, record) for file in record_files(path) for record in _read(file)]
         if not records:
             raise ValueError(f"there are no records in {path}; name files of records, or directories that hold them")
         for file, record in records:
@@ -201,6 +201,11 @@ def read_records(paths: Iterable[Path]) -> list[Record]:
             if known != record:
                 raise ValueError(f"{other} and {file} disagree about {record.spec}; name only one of them")
     return [record for _, record in found.values()]
+
+
+def record_files(path: Path) -> list[Path]:
+    """A file of records, or all files `records.jsonl` under a directory."""
+    return sorted(path.rglob("records.jsonl")) if path.is_dir() else [path]
 
 
 def _read(file: Path) -> list[Record]:

@@ -1,11 +1,12 @@
-"""The table as LaTeX: a `tabular` with the rules of booktabs, to be put into a float of one's own."""
+"""The table as LaTeX: `tabular`s with the rules of booktabs, to be put into floats of one's own."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from hullo.lab.table.experiments import Experiment, rows_of
-from hullo.lab.table.lines import glance, note
+from hullo.lab.table.lines import HEAD, caption, glance, line, note, origin, title
 
 SPECIAL = str.maketrans(
     {character: f"\\{character}" for character in "&%$#_{}"}
@@ -25,24 +26,32 @@ SPECIAL = str.maketrans(
 
 
 def latex_table(experiments: Sequence[Experiment]) -> str:
+    """All experiments at a glance, then each in detail: as many tabulars, which stand alone."""
+    made = origin(record for experiment in experiments for record in experiment.records)
+    parts = [rf"% Needs \usepackage{{booktabs}}. {made}", _glance(experiments), *map(_details, experiments)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _glance(experiments: Sequence[Experiment]) -> str:
     """A line an activation and two columns an experiment: ours, and the paper's in brackets."""
     heads = [(e.name for e in experiments), (f"{e.pictures}, {e.time}, {e.seeds}" for e in experiments)]
-    return "\n".join(
-        [
-            rf"% Needs \usepackage{{booktabs}}. {note(experiments)}",
-            rf"\begin{{tabular}}{{l{'r@{ }l' * len(experiments)}}}",
-            r"\toprule",
-            *(_line(["", *(rf"\multicolumn{{2}}{{c}}{{{escape(text)}}}" for text in head)]) for head in heads),
-            r"\midrule",
-            *(
-                _line([escape(row), *(_mark(*part) for e in experiments for part in glance(e, row))])
-                for row in rows_of(experiments)
-            ),
-            r"\bottomrule",
-            r"\end{tabular}",
-            "",
-        ]
-    )
+    spanning = [["", *(rf"\multicolumn{{2}}{{c}}{{{escape(text)}}}" for text in head)] for head in heads]
+    lines = [
+        [escape(row), *(_mark(*part) for e in experiments for part in glance(e, row))] for row in rows_of(experiments)
+    ]
+    return _tabular(note(experiments), "l" + "r@{ }l" * len(experiments), spanning, lines)
+
+
+def _details(experiment: Experiment) -> str:
+    """A line an activation with all that is known of it; the best is bold."""
+    lines = [[_mark(text, cell.best) for text in line(cell)] for cell in experiment.cells.values()]
+    about = f"{title(experiment)}. {caption(experiment)}"
+    return _tabular(about, "l" + "r" * (len(HEAD) - 2) + "l", [list(map(escape, HEAD))], lines)
+
+
+def _tabular(about: str, places: str, heads: Sequence[Sequence[str]], lines: Sequence[Sequence[str]]) -> str:
+    body = [r"\toprule", *map(_line, heads), r"\midrule", *map(_line, lines), r"\bottomrule"]
+    return "\n".join([f"% {about}", rf"\begin{{tabular}}{{{places}}}", *body, r"\end{tabular}"])
 
 
 def escape(text: str) -> str:
@@ -55,7 +64,8 @@ def escape(text: str) -> str:
 
 
 def _mark(text: str, best: bool) -> str:
-    return rf"\textbf{{{escape(text)}}}" if best and text else escape(text)
+    spelled = re.sub(r"^-(?=\d)", "$-$", escape(text))  # a minus, not a hyphen
+    return rf"\textbf{{{spelled}}}" if best and text else spelled
 
 
 def _line(texts: Sequence[str]) -> str:

@@ -1,10 +1,11 @@
-"""An experiment as lines of text, the same in the terminal and in Markdown."""
+"""Experiments as lines of text, the same in the terminal, in Markdown and in LaTeX."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from hullo.lab import paper
+from hullo.lab.records import Record
 from hullo.lab.table.experiments import REFERENCE, Cell, Experiment
 
 HEAD = ("activation", "hullo", f"vs {REFERENCE}", "paper", "vs paper", "seeds", "")
@@ -59,3 +60,8 @@ def caption(experiment: Experiment) -> str:
     single = max(cell.accuracy.count for cell in experiment.cells.values()) == 1
     means = [] if single else [f"Means and 95 % intervals over seeds; vs {REFERENCE} on the same seeds."]
     return " ".join(means + experiment.remarks)
+
+
+def origin(records: Iterable[Record]) -> str:
+    """Where and with what runs were made."""
+    return f"Runs made with {'; '.join(sorted({str(record.setting) for record in records}))}."

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from hullo.lab.records import Record
 from hullo.lab.table.experiments import Experiment, rows_of
-from hullo.lab.table.lines import HEAD, caption, glance, line, note, title
+from hullo.lab.table.lines import HEAD, caption, glance, line, note, origin, title
 
 
 def markdown_table(experiments: Sequence[Experiment]) -> str:
@@ -23,7 +22,7 @@ def glance_table(experiments: Sequence[Experiment]) -> str:
         for row in rows_of(experiments)
     )
     made = origin(record for experiment in experiments for record in experiment.records)
-    return f"{grid(['', *heads], lines)}\n\n<sub>{escape(note(experiments))} {made}</sub>"
+    return f"{grid(['', *heads], lines)}\n\n<sub>{escape(f'{note(experiments)} {made}')}</sub>"
 
 
 def detailed_tables(experiments: Iterable[Experiment]) -> str:
@@ -40,11 +39,6 @@ def grid(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     """A table of texts that are Markdown already; the first column stands left, the others right."""
     rule = [":---"] + ["---:"] * (len(head) - 1)
     return "\n".join(f"| {' | '.join(texts)} |" for texts in (head, rule, *lines))
-
-
-def origin(records: Iterable[Record]) -> str:
-    """Where and with what runs were made."""
-    return f"Runs made with {escape('; '.join(sorted({str(record.setting) for record in records})))}."
 
 
 def escape(text: str) -> str:

@@ -16,8 +16,8 @@ from hullo.lab.intervals import Interval
 from hullo.lab.records import Record
 from hullo.lab.specs import Spec
 from hullo.lab.table.experiments import Experiment, place
-from hullo.lab.table.lines import title
-from hullo.lab.table.markdown import escape, grid, origin
+from hullo.lab.table.lines import origin, title
+from hullo.lab.table.markdown import escape, grid
 
 TOP = 10
 """How many settings are shown at once, beside the default."""
@@ -133,7 +133,7 @@ def _render(found: Sequence[Family], *parts: Callable[[Family], str]) -> str:
     """Under a heading a family, its parts; nothing of no families."""
     texts = [text for family in found for part in (_head, *parts) if (text := part(family))]
     read = "Means and 95 % intervals over seeds; differences on the same seeds; runs that diverged count as they ended."
-    made = f"<sub>{read} {origin(record for family in found for record in family.records)}</sub>"
+    made = f"<sub>{read} {escape(origin(record for family in found for record in family.records))}</sub>"
     return "\n\n".join([*texts, made]) if texts else ""
 
 
