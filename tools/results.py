@@ -20,6 +20,7 @@ from hullo.lab.records import Record
 from hullo.lab.table.epochs import epochs_tables
 from hullo.lab.table.experiments import experiments, read_records
 from hullo.lab.table.markdown import detailed_tables, glance_table
+from hullo.lab.table.moves import moves_tables
 from hullo.lab.table.speed import cost_table, read_plain, speed_table
 from hullo.lab.table.study import study_tables, study_test_tables
 
@@ -32,6 +33,7 @@ PARTS: dict[str, Callable[[Sequence[Record], Sequence[Path]], str]] = {
     "table": lambda records, _: glance_table(experiments(records)),
     "details": lambda records, _: detailed_tables(experiments(records)),
     "epochs": lambda records, _: epochs_tables(experiments(records)),
+    "moves": lambda records, _: moves_tables(experiments(records)),
     "claims": lambda records, _: render_claims(claims(experiments(records))),
     "speed": lambda records, folders: speed_table(records, read_plain(_files(folders, "plain.csv"))),
     "cost": lambda records, _: cost_table(records),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from hullo.lab.records import Record
 from hullo.lab.table import latex, markdown
 from hullo.lab.table.epochs import epochs_tables
 from hullo.lab.table.experiments import SETTINGS, experiments
+from hullo.lab.table.moves import moves_tables
 from hullo.lab.table.speed import cost_table, paces, speed_table
 from hullo.lab.table.terminal import terminal_table
 from hullo.lab.table.tidy import csv_table
@@ -212,3 +214,20 @@ def test_accuracies_on_the_way_are_those_after_each_quarter() -> None:
     assert head[1:6] == ["2", "4", "6", "8", "from 6 to 8"]
     assert relu == ["relu", "21.00", "41.00", "61.00", "81.00", "+20.00 ± 0.00", "+1.03"]
     assert tanh[1:6] == ["50.00", "50.00", "50.00", "48.00", "-2.00"]
+
+
+def test_moves_are_counted_from_the_start_and_corners_at_the_end() -> None:
+    hull = "affine(identity,tanh)"
+    paths = [
+        [[[0.5, 0.5], [0.5, 0.5]], [[0.6, 0.4], [0.5, 0.5]], [[0.0, 1.0], [1.5, -0.5]]],
+        [[[0.5, 0.5], [0.5, 0.5]], [[0.5, 0.5], [0.9, 0.1]], [[0.005, 0.995], [-0.02, 1.02]]],
+    ]
+    runs = [
+        replace(make_record(hull, [50.0, 60.0], seed=seed), coefficients=path, bases=["identity", "tanh"])
+        for seed, path in enumerate(paths)
+    ]
+    lost = replace(runs[0], spec=replace(runs[0].spec, seed=2), ended="diverged in epoch 1")
+    ((head, line),) = parsed(moves_tables(experiments([*runs, lost, make_record("relu", [50.0, 60.0])])))
+    assert head == ["after epoch", "1", "1", "1", "2", "layers at a corner"]
+    assert line == [hull, *["0.12"] * 3, f"{(0.5 + 1.0 + 0.495 + 0.52) / 4:.2f}", "2 of 4"]
+    assert moves_tables(experiments([make_record("relu", [50.0])])) == ""

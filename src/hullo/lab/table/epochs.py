@@ -13,6 +13,11 @@ PARTS = 4
 """Of a training, after each of which accuracies are shown."""
 
 
+def quarters(experiment: Experiment) -> list[int]:
+    """The epochs after which accuracies, and what led to them, are shown; the last is the experiment's."""
+    return [max(1, experiment.epoch * part // PARTS) for part in range(1, PARTS + 1)]
+
+
 def epochs_tables(experiments: Sequence[Experiment]) -> str:
     """Under a heading each, as Markdown: mean accuracies after each part of a training, and what the last part gained.
 
@@ -22,7 +27,7 @@ def epochs_tables(experiments: Sequence[Experiment]) -> str:
 
 
 def _table(experiment: Experiment) -> str:
-    epochs = [max(1, experiment.epoch * part // PARTS) for part in range(1, PARTS + 1)]
+    epochs = quarters(experiment)
     stages = [replace(experiment, epoch=epoch).accuracies for epoch in epochs]
     lines = []
     for row, cell in experiment.cells.items():
