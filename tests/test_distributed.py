@@ -1,9 +1,11 @@
-"""DistributedDataParallel, with two real processes: the same coefficients as one process that sees all the data."""
+"""DistributedDataParallel and fully_shard, with two real processes: the same coefficients as in one process."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -11,10 +13,14 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import hullo
 
 STEPS = 3
+KEEPS = ("projection", "softmax", "recentred", "free")
+Job = Callable[[int, str], None]
 
 
 def model(keep: str) -> nn.Sequential:
@@ -36,25 +42,55 @@ def train(network: nn.Module, x: Tensor, y: Tensor) -> None:
         optimiser.step()
 
 
-def worker(rank: int, folder: str) -> None:
+def worker(rank: int, folder: str, job: Job) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
-    x, y = (part.chunk(2)[rank] for part in data())
-    for keep in ("projection", "softmax", "recentred", "free"):
-        network = nn.parallel.DistributedDataParallel(model(keep))
-        train(network, x, y)
-        torch.save(network.module.state_dict(), f"{folder}/{keep}{rank}.pt")
+    rendezvous = f"file://{folder}/rendezvous"
+    dist.init_process_group("gloo", rendezvous, timeout=timedelta(minutes=1), rank=rank, world_size=2)
+    job(rank, folder)
     dist.barrier()
     dist.destroy_process_group()
     # A thread of gloo that asks for the interpreter's lock while the interpreter shuts down aborts the process.
     os._exit(0)
 
 
-@pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
-def test_two_processes_learn_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def learn_together(rank: int, folder: str) -> None:
+    x, y = (part.chunk(2)[rank] for part in data())
+    for keep in KEEPS:
+        network = nn.parallel.DistributedDataParallel(model(keep))
+        train(network, x, y)
+        torch.save(network.module.state_dict(), f"{folder}/{keep}{rank}.pt")
+
+
+def keep_parts(rank: int, folder: str) -> None:
+    mesh = init_device_mesh("cpu", (2,))
+    for keep in KEEPS:
+        network, alone = fully_shard(model(keep), mesh=mesh), model(keep)
+        hull = network[1]
+        assert len(hull.raw.to_local()) == 1  # of two rows
+        if rank == 0:  # the other process takes no part: what asked it for its rows would wait in vain
+            assert "Hull(identity, relu, tanh, groups=2" in repr(network)
+            assert "not at hand" in str(hullo.summary(network))
+        assert torch.equal(hull.coefficients, alone[1].coefficients)
+        train(network, *data())
+        train(alone, *data())
+        torch.testing.assert_close(hull.coefficients, alone[1].coefficients, rtol=1e-4, atol=1e-5)
+        hull.reset_parameters()
+        assert torch.equal(hull.coefficients, model(keep)[1].coefficients)
+    hull.coefficients = [[0.25, 0.75, 0.0], [0.0, 1.0, 0.0]]
+    assert hullo.known_as(hull) == [hullo.base("leaky_relu(0.25)"), hullo.base("relu")]
+
+
+@pytest.fixture
+def in_two_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Job], None]:
+    if not dist.is_available() or not dist.is_gloo_available():
+        pytest.skip("needs gloo")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *sys.path]))
-    mp.spawn(worker, args=(str(tmp_path),), nprocs=2)
-    for keep in ("projection", "softmax", "recentred", "free"):
+    return lambda job: mp.spawn(worker, args=(str(tmp_path), job), nprocs=2)
+
+
+def test_two_processes_learn_what_one_does(in_two_processes: Callable[[Job], None], tmp_path: Path) -> None:
+    in_two_processes(learn_together)
+    for keep in KEEPS:
         alone = model(keep)
         train(alone, *data())
         first, second = (torch.load(tmp_path / f"{keep}{rank}.pt", weights_only=True) for rank in (0, 1))
@@ -62,3 +98,7 @@ def test_two_processes_learn_what_one_does(tmp_path: Path, monkeypatch: pytest.M
             assert torch.equal(first[name], second[name])
             torch.testing.assert_close(first[name], tensor, rtol=1e-4, atol=1e-5)
         assert not torch.equal(first["1.raw"], model(keep)[1].raw)
+
+
+def test_a_sharded_hull_is_printed_trained_read_and_set(in_two_processes: Callable[[Job], None]) -> None:
+    in_two_processes(keep_parts)  # raises what a process raised

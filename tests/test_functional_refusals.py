@@ -11,12 +11,38 @@ import hullo
 
 class TestRefusals:
     @pytest.mark.parametrize(
-        "x", [torch.arange(3), torch.tensor([True]), torch.randn(3, dtype=torch.complex64), 1.0, None]
+        ("x", "remedy"),
+        [
+            (torch.arange(3), "for integers call x.float() first"),
+            (torch.tensor([True]), "for integers call x.float() first"),
+            (torch.randn(3, dtype=torch.complex64), "torch.view_as_real(x) makes it real"),
+            ([1.0, 2.0], "torch.as_tensor(x) makes one of numbers"),
+            (1.0, "torch.as_tensor(x) makes one of numbers"),
+            (None, "torch.as_tensor(x) makes one of numbers"),
+        ],
     )
-    def test_an_input_that_is_no_floating_point_tensor(self, x: object) -> None:
-        with pytest.raises(TypeError, match=r"x must be a floating-point tensor, got .*; for integers call") as refusal:
+    def test_an_input_that_is_no_floating_point_tensor(self, x: object, remedy: str) -> None:
+        given = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        with pytest.raises(TypeError) as refusal:
             hullo.combine(x, torch.ones(1), ["relu"])  # type: ignore[arg-type]
-        assert str(x.dtype if isinstance(x, Tensor) else type(x).__name__) in str(refusal.value)
+        assert str(refusal.value) == f"x must be a floating-point tensor, got {given}; {remedy}"
+
+    @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr, torch._mkldnn])
+    @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
+    def test_an_input_that_is_not_dense(self, layout: torch.layout) -> None:
+        x, act = torch.eye(3), hullo.AffineHull("identity", "relu", "tanh")
+        other = x.to_mkldnn() if layout is torch._mkldnn else x.to_sparse(layout=layout)
+        with pytest.raises(TypeError, match=rf"must be a dense tensor, got one of layout {layout}; x.to_dense\(\)"):
+            act(other)
+        assert torch.equal(act(other.to_dense()), act(x))
+
+    @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+    @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+    def test_an_input_that_is_nested(self, layout: torch.layout) -> None:
+        x = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)], layout=layout)
+        with pytest.raises(TypeError, match=r"got a nested one; torch.nested.to_padded_tensor\(x, 0.0\) makes it"):
+            hullo.combine(x, torch.ones(1), ["relu"])
+        assert hullo.combine(torch.nested.to_padded_tensor(x, 0.0), torch.ones(1), ["relu"]).sum() == 9
 
     @pytest.mark.parametrize("c", [[0.5, 0.5], torch.tensor([1, 0]), None, 0.5])
     def test_coefficients_that_are_no_floating_point_tensor(self, c: object) -> None:

@@ -1,5 +1,7 @@
 """Keras layers take what the modules of PyTorch take, refuse what these refuse, and read like their calls."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -43,10 +45,11 @@ def test_bad_arguments_raise_the_errors_of_pytorch(name, bases, arguments):
     assert str(found.value) == str(expected.value)
 
 
-@pytest.mark.parametrize("bases", ["relu", None])
-def test_bases_are_a_list(bases):
-    with pytest.raises(TypeError, match=r"give a list, as in bases=\['identity'"):
-        hullo.keras.AffineHull(bases)
+@pytest.mark.parametrize("arguments", [("relu",), (None,), ("identity", "relu")])
+def test_bases_are_a_list(arguments):
+    given = re.escape(repr(arguments if len(arguments) > 1 else arguments[0]))
+    with pytest.raises(TypeError, match=rf"bases={given}: give a list, as in bases=\['identity'"):
+        hullo.keras.AffineHull(*arguments)
 
 
 def test_an_axis_is_an_index():

@@ -8,7 +8,7 @@ pytest.importorskip("keras")
 import keras
 
 import hullo.keras
-from keras_layers import PAPER, WAYS, network, numpy, sample, without_array_warning
+from keras_layers import BACKEND, PAPER, WAYS, network, numpy, sample, without_array_warning
 
 pytestmark = without_array_warning
 
@@ -85,6 +85,22 @@ def test_masks_pass_through():
     model = keras.Sequential([keras.Input((3, 4)), keras.layers.Masking(), hullo.keras.AffineHull(PAPER)])
     x = keras.ops.convert_to_tensor(np.array([[[1.0] * 4, [0.0] * 4, [2.0] * 4]], dtype="float32"))
     assert numpy(model(x)._keras_mask).tolist() == [[True, False, True]]
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="other backends export by packages of their own")
+@pytest.mark.filterwarnings("ignore")  # the exporter's own
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize(("name", "keep"), WAYS)
+def test_onnx_keeps_the_values_for_any_batch(name, keep, groups, tmp_path):
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    start = [0.2, 0.3, 0.5]
+    model = network(keras.layers.Dense(4), getattr(hullo.keras, name)(PAPER, keep=keep, groups=groups, start=start))
+    x = sample((5, 4))[0]
+    y = numpy(model(x))
+    model.export(tmp_path / "model.onnx", format="onnx", verbose=False)
+    session = runtime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(session.run(None, {session.get_inputs()[0].name: x})[0], y, rtol=1e-5, atol=1e-6)
 
 
 def decay(model):

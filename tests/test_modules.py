@@ -114,7 +114,7 @@ class TestAssignment:
             (["a", "b", "c"], TypeError, r"takes 3 numbers as coefficients, got \['a', 'b', 'c'\]"),
             ({"relu": 1.0}, TypeError, "takes 3 numbers as coefficients, got {'relu': 1.0}"),
             ("sin", ValueError, "cannot start as 'sin': it is not one of the bases of"),
-            ("rellu", ValueError, r"unknown base function 'rellu'.*Did you mean 'relu'"),
+            ("rellu", ValueError, r"unknown base function 'rellu' .did you mean 'relu'"),
         ],
     )
     def test_a_value_off_the_hull_is_refused_and_changes_nothing(

@@ -80,6 +80,20 @@ class TestCopies:
         with pytest.raises(RuntimeError, match="raw was saved with groups=1; this module has groups=4"):
             act.load_state_dict(hullo.AffineHull(*TRIO).state_dict())
 
+    @every_hull
+    def test_a_checkpoint_of_parameters_alone_is_taken_and_its_shapes_checked(
+        self, hull: type[Hull], keep: str
+    ) -> None:
+        model = nn.Sequential(nn.Linear(4, 4), uneven(hull, keep))
+        parameters = {name: value for name, value in model.state_dict().items() if not name.endswith("_extra_state")}
+        other = nn.Sequential(nn.Linear(4, 4), hull(*TRIO, keep=keep))
+        assert other.load_state_dict(parameters) == ([], [])
+        assert torch.equal(other[1].raw, model[1].raw)
+        with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "1.raw"\. '):
+            other.load_state_dict({name: value for name, value in parameters.items() if name != "1.raw"})
+        with pytest.raises(RuntimeError, match="saved with groups=1; this module has groups=2"):
+            nn.Sequential(nn.Linear(4, 4), hull(*TRIO, keep=keep, groups=2)).load_state_dict(parameters)
+
     def test_layers_do_not_share_coefficients_by_accident(self) -> None:
         act = hullo.AffineHull(*TRIO)
         model = nn.Sequential(act, copy.deepcopy(act), hullo.AffineHull(*TRIO))
@@ -97,6 +111,38 @@ class TestCopies:
         back = hullo.AffineHull(*TRIO, groups=2).cuda()
         back.load_state_dict(other.state_dict())
         assert torch.equal(back.raw, act.raw)
+
+
+class TestReset:
+    @every_hull
+    @pytest.mark.parametrize("groups", [1, 2])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_coefficients_go_back_to_their_start(
+        self, hull: type[Hull], keep: str, groups: int, dtype: torch.dtype
+    ) -> None:
+        act = uneven(hull, keep, groups, dtype=dtype)
+        first, parameter = act.raw.detach().clone(), act.raw
+        for twin in (act, copy.deepcopy(act), pickle.loads(pickle.dumps(act))):
+            with torch.no_grad():
+                twin.raw.add_(torch.arange(twin.raw.numel()).reshape(twin.raw.shape))
+            twin.reset_parameters()
+            assert torch.equal(twin.raw, first)
+        assert act.raw is parameter
+        empty = act.to("meta").to_empty(device="cpu")
+        with torch.no_grad():
+            empty.raw.fill_(torch.nan)
+        empty.reset_parameters()
+        assert torch.equal(empty.raw, first)
+
+    def test_a_start_is_no_part_of_a_checkpoint(self) -> None:
+        assert set(hullo.AffineHull(*TRIO, start="relu").state_dict()) == {"raw", "_extra_state"}
+
+    def test_a_hull_pickled_without_its_start_resets_to_equal_shares(self) -> None:
+        act = hullo.AffineHull(*TRIO, start="relu")
+        del vars(act)["start"]
+        old = pickle.loads(pickle.dumps(act))
+        old.reset_parameters()
+        assert torch.equal(old.raw, hullo.AffineHull(*TRIO).raw)
 
 
 class TestMeta:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 import shutil
 
 import pytest
@@ -52,6 +53,32 @@ class TestTransforms:
 
         raw = act.raw.detach()
         torch.testing.assert_close(torch.func.jacfwd(function)(raw), torch.func.jacrev(function)(raw))
+
+
+class TestSymbolicTrace:
+    @every_hull
+    @pytest.mark.parametrize("groups", [1, 2])
+    def test_a_traced_model_has_equal_values_and_gradients(self, hull: type[Hull], keep: str, groups: int) -> None:
+        model = nn.Sequential(nn.Linear(4, 4), uneven(hull, keep, groups, channel_dim=-1), nn.Linear(4, 2))
+        self.check_traced(model, torch.randn(3, 5, 4))
+
+    def test_a_hull_that_changes_its_input_is_traced(self) -> None:
+        model = hullo.replace_activations(nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True)))
+        self.check_traced(model, torch.randn(3, 4))
+
+    @staticmethod
+    def check_traced(model: nn.Module, x: Tensor) -> None:
+        graph = torch.fx.symbolic_trace(model)
+        results = []
+        for function in (model, graph, pickle.loads(pickle.dumps(graph))):
+            leaf = x.clone().requires_grad_()
+            y = function(leaf)
+            gradients = torch.autograd.grad(y.square().sum(), (leaf, *function.parameters()))
+            names = ("x", *(name for name, _ in function.named_parameters()))
+            results.append({"y": y, **dict(zip(names, gradients, strict=True))})
+        for found in results[1:]:
+            assert found.keys() == results[0].keys()
+            assert all(torch.equal(found[name], value) for name, value in results[0].items())
 
 
 class TestCompilers:

@@ -64,3 +64,10 @@ def test_a_model_of_one_kind_of_parameter_has_one_group() -> None:
 def test_a_negative_number_is_refused(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{name}={value!r}: give a number that is not negative"):
         hullo.parameter_groups(nn.Linear(2, 2), **{"lr": 0.1, name: value})
+
+
+def test_what_is_no_model_is_refused_by_name() -> None:
+    with pytest.raises(TypeError, match=r"parameter_groups takes a torch.nn.Module, not a generator; give the model"):
+        hullo.parameter_groups(nn.Linear(2, 2).parameters(), lr=0.1)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"summary takes a torch.nn.Module, not a str; give the model"):
+        hullo.summary("x")  # type: ignore[arg-type]

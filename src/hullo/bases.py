@@ -162,7 +162,7 @@ def _parse(spelling: str) -> Base:
     match = re.fullmatch(r"\s*(\w+)\s*(?:\(([^()]*)\))?\s*", spelling)
     name = match[1] if match else spelling
     if name not in names() or not match:
-        raise ValueError(f"unknown base function {spelling!r}; known are: {', '.join(names())}{_guess(name)}")
+        raise ValueError(f"unknown base function {spelling!r}{_guess(name)}; known are: {', '.join(names())}")
     defaults = _families[name].parameters
     try:
         # adding zero turns -0.0, which spells differently, into 0.0
@@ -180,7 +180,7 @@ def _guess(name: str) -> str:
     import difflib
 
     close = difflib.get_close_matches(name.lower(), names(), n=1)
-    return f". Did you mean {close[0]!r}?" if close else ""
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _usage(name: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from hullo import operators
 from hullo.bases import Base, is_exporting, resolve
@@ -26,7 +26,7 @@ def combine(
     r"""Combine base functions: y = sum over i of c_i f_i(x), entry by entry.
 
     Args:
-        x: any floating-point tensor.
+        x: any dense floating-point tensor.
         coefficients: N numbers, or G rows of them: then the channels fall into G equal groups in their order, each
             with its own row. They are used as given; a hull's coefficients sum to one.
         bases: N names of the catalogue or :class:`hullo.Base` objects; any function is admitted here.
@@ -56,9 +56,10 @@ def combine(
 
 def apply(x: Tensor, raw: Tensor, plan: Plan, backend: str | None = None) -> Tensor:
     """`combine` over raw numbers, for those who hold a plan: the modules."""
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        given = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        raise TypeError(f"x must be a floating-point tensor, got {given}; for integers call x.float() first")
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.layout is not torch.strided or x.is_nested:
+        if isinstance(x, fx.Proxy):  # torch.fx follows code with these in the places of tensors
+            return apply_spelled(x, raw, *plan.spelled, backend)
+        raise TypeError(_why_not(x))
     if raw.device != x.device and "meta" not in (raw.device.type, x.device.type):
         raise ValueError(f"x is on {x.device} and the coefficients on {raw.device}; move both to one device with .to()")
     if raw.dim() == 2:
@@ -67,10 +68,28 @@ def apply(x: Tensor, raw: Tensor, plan: Plan, backend: str | None = None) -> Ten
     if not torch.compiler.is_compiling() and torch._C._get_tracing_state() is None:
         return _dispatch(x, raw, plan, kernel)
     if kernel == "triton" and not is_exporting():
-        spelled = ";".join(item.name for item in plan.bases)
-        result: Tensor = operators.combine(x, raw, spelled, plan.way.name, plan.channel_dim, backend)
+        result: Tensor = operators.combine(x, raw, *plan.spelled, backend)
         return result
     return reference.forward(x, raw, plan)  # plain operations: a compiler fuses them, and exporters know them
+
+
+@fx.wrap
+def apply_spelled(x: Tensor, raw: Tensor, bases: str, keep: str, channel_dim: int, backend: str | None) -> Tensor:
+    """`apply` with its plan spelled: what a hull is in a graph of torch.fx."""
+    return apply(x, raw, operators.plan(bases, keep, channel_dim), backend)
+
+
+def _why_not(x: object) -> str:
+    """Why something cannot be the input of a hull, and what to do."""
+    if not isinstance(x, Tensor):
+        return f"x must be a floating-point tensor, got {type(x).__name__}; torch.as_tensor(x) makes one of numbers"
+    if x.is_nested:
+        return "x must be a dense tensor, got a nested one; torch.nested.to_padded_tensor(x, 0.0) makes it dense"
+    if x.layout is not torch.strided:
+        return f"x must be a dense tensor, got one of layout {x.layout}; x.to_dense() makes it dense"
+    if x.is_complex():
+        return f"x must be a floating-point tensor, got {x.dtype}; torch.view_as_real(x) makes it real"
+    return f"x must be a floating-point tensor, got {x.dtype}; for integers call x.float() first"
 
 
 def check_groups(shape: Sequence[int], groups: int, channel_dim: int) -> None:

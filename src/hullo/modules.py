@@ -22,6 +22,7 @@ class Hull(nn.Module):
     kind: ClassVar[str]
     set_class: ClassVar[type[Simplex] | type[Hyperplane]]
     raw: nn.Parameter
+    start: Start = None  # 1/N each, for hulls that were pickled before they kept it
 
     def __init__(
         self,
@@ -46,32 +47,37 @@ class Hull(nn.Module):
         self.groups = groups
         self.constraint = self.set_class() if keep is None else self.set_class(keep)
         self.plan = Plan(self.bases, self.constraint.way, channel_dim)
-        coefficients = self._admitted(self._uniform() if start is None else start)
-        raw = self.constraint.way.raw(coefficients)
+        self.start = self._admitted(self._uniform() if start is None else start)
         self.raw = nn.Parameter(
-            raw.to(
+            self.constraint.way.raw(self.start).to(
                 device=torch.get_default_device() if device is None else device,
                 dtype=torch.float64 if dtype == torch.float64 else torch.float32,
+                copy=True,
             )
         )
 
     def forward(self, x: Tensor) -> Tensor:
         return apply(x, self.raw, self.plan)
 
+    def reset_parameters(self) -> None:
+        """Set the coefficients back to those the hull started with, also after `to_empty`."""
+        self.coefficients = self.start
+
     @property
     def coefficients(self) -> Tensor:
         """N coefficients, or one row of them a group. They follow the raw numbers and are in the hull.
 
-        Assign N numbers, a row a group, or a base's name to set them; a value off the hull is refused.
+        Assign N numbers, a row a group, or a base's name to set them; a value off the hull is refused. Where the raw
+        numbers are spread over processes (a DTensor), every process has to ask, and gets all of them.
         """
-        coefficients: Tensor = self.constraint.way.coefficients(self.raw)
+        coefficients: Tensor = self.constraint.way.coefficients(_whole(self.raw))
         return coefficients
 
     @coefficients.setter
     def coefficients(self, value: Start) -> None:
         raw = self.constraint.way.raw(self._admitted(self._uniform() if value is None else value))
         with torch.no_grad():
-            self.raw.copy_(raw)
+            self.raw.copy_(_spread_as(self.raw, raw))
 
     @property
     def spelling(self) -> str:
@@ -122,8 +128,9 @@ class Hull(nn.Module):
         """Nothing to set: `_load_from_state_dict` has checked it."""
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        errors: list[str] = rest[-1]
-        saved = state_dict.get(f"{prefix}_extra_state")
+        missing, errors = rest[2], rest[4]
+        key = f"{prefix}_extra_state"
+        saved = state_dict.get(key)
         if saved is not None and bytes(saved.tolist()).decode() != self._meaning:
             meaning = bytes(saved.tolist()).decode()
             errors.append(f"{prefix}raw was saved by {meaning!r}; this module is {self._meaning!r}")
@@ -134,11 +141,26 @@ class Hull(nn.Module):
             errors.append(f"{prefix}raw was saved with groups={saved_groups}; this module has groups={self.groups}")
             return
         super()._load_from_state_dict(state_dict, prefix, *rest)
+        if key in missing:
+            missing.remove(key)  # tools that keep parameters alone drop it: then its meaning is not checked
+
+    def rows_at_hand(self) -> list[list[float]] | None:
+        """The coefficients as numbers, a row a group, for printing: it neither fails nor waits for other processes.
+
+        None if they have no values (on meta, in a trace) or are spread over processes.
+        """
+        if _is_spread(self.raw):
+            return None
+        try:
+            rows: list[list[float]] = self.coefficients.detach().double().reshape(self.groups, -1).tolist()
+        except RuntimeError:
+            return None
+        return rows
 
     def extra_repr(self) -> str:
         parts = [item.name for item in self.bases]
-        if self.groups == 1 and self.raw.device.type != "meta":
-            parts = [f"{name}={value:.2g}" for name, value in zip(parts, self.coefficients.tolist(), strict=True)]
+        if self.groups == 1 and (rows := self.rows_at_hand()):
+            parts = [f"{name}={value:.2g}" for name, value in zip(parts, rows[0], strict=True)]
         if self.groups > 1:
             parts.append(f"groups={self.groups}")
         if self.groups > 1 and self.plan.channel_dim != 1:
@@ -150,6 +172,26 @@ class Hull(nn.Module):
 
 def _shown(given: Tensor) -> str:
     return str([round(value, 6) for value in given.tolist()]) if given.dim() == 1 else f"{len(given)} rows"
+
+
+def _is_spread(tensor: Tensor) -> bool:
+    """Whether this is a DTensor, asked without an import of torch.distributed."""
+    return hasattr(tensor, "full_tensor")
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """The tensor, gathered from all processes if it is spread over them."""
+    return tensor.full_tensor() if _is_spread(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def _spread_as(like: Tensor, values: Tensor) -> Tensor:
+    """Values that every process has, as the part of them that `like` has here if it is spread over processes."""
+    if not _is_spread(like):
+        return values
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh, placements = like.device_mesh, like.placements  # type: ignore[attr-defined]
+    return distribute_tensor(values.to(like.device, like.dtype), mesh, placements, src_data_rank=None)
 
 
 class AffineHull(Hull):

@@ -18,16 +18,16 @@ from hullo.kernels import Plan, choose, load
 
 @torch.library.custom_op("hullo::combine", mutates_args=())
 def combine(x: Tensor, raw: Tensor, bases: str, keep: str, channel_dim: int, backend: str | None) -> Tensor:
-    plan = _plan(bases, keep, channel_dim)
-    return load(choose(x, plan, backend)).forward(x, raw, plan)
+    found = plan(bases, keep, channel_dim)
+    return load(choose(x, found, backend)).forward(x, raw, found)
 
 
 @torch.library.custom_op("hullo::combine_backward", mutates_args=())
 def combine_backward(
     gradient: Tensor, x: Tensor, raw: Tensor, bases: str, keep: str, channel_dim: int, backend: str | None
 ) -> tuple[Tensor, Tensor]:
-    plan = _plan(bases, keep, channel_dim)
-    return load(choose(x, plan, backend)).backward(gradient, x, raw, plan)
+    found = plan(bases, keep, channel_dim)
+    return load(choose(x, found, backend)).backward(gradient, x, raw, found)
 
 
 @combine.register_fake
@@ -54,5 +54,6 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 combine.register_autograd(_backward, setup_context=_setup_context)
 
 
-def _plan(bases: str, keep: str, channel_dim: int) -> Plan:
+def plan(bases: str, keep: str, channel_dim: int) -> Plan:
+    """The plan that is spelled so."""
     return Plan(tuple(base(name) for name in bases.split(";")), way(keep), channel_dim)

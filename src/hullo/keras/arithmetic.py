@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
+import torch
 from keras import ops
 
 from hullo.bases import Base
@@ -65,8 +66,11 @@ def _differentiated(function: Callable[..., Array], pullback: Callable[..., Arra
 
         return function(*arguments), backward
 
-    result: Callable[..., Array] = both
-    return result
+    def differentiated(*arguments: Array) -> Array:
+        # PyTorch's tracer, by which Keras exports to ONNX, cannot write down a backward pass of one's own.
+        return both(*arguments) if torch._C._get_tracing_state() is None else function(*arguments)
+
+    return differentiated
 
 
 def _nearest(raw: Array) -> Array:

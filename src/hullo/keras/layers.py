@@ -28,7 +28,7 @@ class Hull(keras.layers.Layer):  # type: ignore[misc]
     def __init__(
         self,
         bases: Iterable[str | Base],
-        *,
+        *more: object,
         start: Any = None,
         groups: int = 1,
         axis: int = -1,
@@ -37,8 +37,9 @@ class Hull(keras.layers.Layer):  # type: ignore[misc]
         **layer: Any,
     ) -> None:
         super().__init__(**layer)
-        if isinstance(bases, str) or not isinstance(bases, Iterable):
-            raise TypeError(f"bases={bases!r}: give a list, as in bases=['identity', 'relu', 'tanh']")
+        if more or isinstance(bases, str) or not isinstance(bases, Iterable):
+            given = (bases, *more) if more else bases
+            raise TypeError(f"bases={given!r}: give a list, as in bases=['identity', 'relu', 'tanh']")
         if not isinstance(axis, int) or isinstance(axis, bool):
             raise ValueError(f"axis={axis!r}: give the index of the axis that holds the channels")
         self.supports_masking = True
@@ -79,12 +80,12 @@ class Hull(keras.layers.Layer):  # type: ignore[misc]
         if not dtype.startswith(("float", "bfloat")):
             raise TypeError(f"x must be a floating-point tensor, got {dtype}; keras.ops.cast(x, 'float32') makes one")
         wide = "float64" if dtype == "float64" else "float32"
-        rows = self._coefficients(wide)
+        columns = self._coefficients(wide)
         shape = [1] * len(x.shape)
         if self.groups > 1:
             shape[self.axis] = x.shape[self.axis]
-            rows = ops.repeat(rows, shape[self.axis] // self.groups, axis=0)
-        columns = ops.reshape(ops.moveaxis(rows, -1, 0), (len(self.bases), *shape))
+            columns = ops.transpose(ops.repeat(columns, shape[self.axis] // self.groups, axis=0))
+        columns = ops.reshape(columns, (len(self.bases), *shape))
         return ops.cast(self._combine(ops.cast(x, wide), columns), dtype)
 
     def compute_output_shape(self, input_shape: Any) -> Any:

@@ -20,6 +20,11 @@ class Plan:
     way: Way
     channel_dim: int
 
+    @property
+    def spelled(self) -> tuple[str, str, int]:
+        """The plan in text and numbers, which a graph can hold; :func:`hullo.operators.plan` reads it."""
+        return ";".join(item.name for item in self.bases), self.way.name, self.channel_dim
+
 
 def compute_dtype(x: Tensor) -> torch.dtype:
     """The type in which values are computed and summed: at least float32."""

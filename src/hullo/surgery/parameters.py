@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from hullo.modules import Hull
+from hullo.surgery.survey import expect_model
 
 
 def parameter_groups(
@@ -30,6 +31,7 @@ def parameter_groups(
         >>> [(group["lr"], group["weight_decay"]) for group in optimiser.param_groups]
         [(0.001, 0.01), (0.01, 0.0)]
     """
+    expect_model("parameter_groups", model)
     for name, value in (("lr", lr), ("weight_decay", weight_decay), ("coefficient_lr_scale", coefficient_lr_scale)):
         if not value >= 0:
             raise ValueError(f"{name}={value!r}: give a number that is not negative")

@@ -33,6 +33,7 @@ def replace_activations(
     start: Start = None,
     groups: int | str = 1,
     channel_dim: int = 1,
+    keep: str | None = None,
     example_inputs: Inputs | None = None,
 ) -> nn.Module:
     r"""Turn the activations of a model into hulls, each its own, that start as the functions they replace.
@@ -58,6 +59,7 @@ def replace_activations(
         groups: 1 is one activation for each site, a number G is one for each of G groups of channels, and
             ``"channels"`` one for each channel, which takes `example_inputs`.
         channel_dim: the dimension of the channels: 1 as in convolutions, -1 in transformers.
+        keep: how coefficients are kept in the hull, as in :class:`hullo.AffineHull`.
         example_inputs: what the model is given, as a tensor, a tuple or a dict, to count channels on a copy of it.
 
     Returns:
@@ -78,9 +80,9 @@ def replace_activations(
     for site in chosen:
         if isinstance(hull, type) and issubclass(hull, Hull):
             like = _nearby_tensor(modules, site)
-            made[site.name] = _make(hull, site, bases, start, channels.get(site.name, groups), channel_dim, like)
-        elif bases is not None or start is not None or groups != 1:
-            raise TypeError("a function that makes hulls chooses bases, start and groups itself; do not give them here")
+            made[site.name] = _make(hull, site, bases, start, channels.get(site.name, groups), channel_dim, keep, like)
+        elif bases is not None or start is not None or groups != 1 or keep is not None:
+            raise TypeError("a function that makes hulls chooses bases, start, groups and keep; do not give them here")
         else:
             made[site.name] = _made_by(hull, site, made.values()).to(_nearby_tensor(modules, site).device)
     _swap(sites, made)
@@ -137,6 +139,7 @@ def _make(
     start: Start,
     groups: int | str,
     channel_dim: int,
+    keep: str | None,
     like: Tensor,
 ) -> Hull:
     if not isinstance(groups, int):
@@ -158,9 +161,8 @@ def _make(
             groups, channel_dim = len(rows), 1
         start = rows if len(rows) > 1 else rows[0]
     dtype = like.dtype if like.is_floating_point() else None
-    return hull(
-        *found, start=start, groups=groups, channel_dim=channel_dim, strict=False, device=like.device, dtype=dtype
-    )
+    options: dict[str, Any] = {"groups": groups, "channel_dim": channel_dim, "keep": keep}
+    return hull(*found, start=start, **options, strict=False, device=like.device, dtype=dtype)
 
 
 def _bases_for(known: Known) -> tuple[Base, ...]:

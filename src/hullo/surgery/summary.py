@@ -9,7 +9,7 @@ from torch import nn
 
 from hullo.modules import Hull
 from hullo.surgery.recognise import AMBIGUOUS
-from hullo.surgery.survey import Site, survey
+from hullo.surgery.survey import Site, expect_model, survey
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +52,7 @@ def summary(model: nn.Module) -> Summary:
         left alone  function  why
         3           sigmoid   replaced only if named in functions
     """
+    expect_model("summary", model)
     hulls = {name: module for name, module in model.named_modules() if isinstance(module, Hull)}
     return Summary(hulls, tuple(survey(model)))
 
@@ -65,11 +66,11 @@ def why_left(site: Site) -> str:
 
 
 def _coefficients(hull: Hull) -> str:
-    if hull.raw.device.type == "meta":
-        return "not there yet"
-    rows = hull.coefficients.detach().double().reshape(hull.groups, -1)
-    low, high = rows.amin(0).tolist(), rows.amax(0).tolist()
-    shown = (f"{a:.3g}" if f"{a:.3g}" == f"{b:.3g}" else f"{a:.3g}..{b:.3g}" for a, b in zip(low, high, strict=True))
+    rows = hull.rows_at_hand()
+    if rows is None:
+        return "not at hand"
+    bounds = ((f"{min(column):.3g}", f"{max(column):.3g}") for column in zip(*rows, strict=True))
+    shown = (low if low == high else f"{low}..{high}" for low, high in bounds)
     return " ".join(shown) + (f" ({hull.groups} groups)" if hull.groups > 1 else "")
 
 

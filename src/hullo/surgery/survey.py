@@ -83,6 +83,12 @@ def take_hooks(new: nn.Module, old: nn.Module, copies: bool = False) -> None:
         setattr(new, name, copy.copy(hooks) if copies else hooks)
 
 
+def expect_model(caller: str, model: object) -> None:
+    """Refuse what is no model, such as model.parameters()."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{caller} takes a torch.nn.Module, not a {type(model).__name__}; give the model itself")
+
+
 def survey(model: nn.Module) -> list[Site]:
     """All activations of a model, in the order of its modules."""
     return list(_Survey(model).sites())
