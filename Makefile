@@ -17,7 +17,7 @@ check: setup  ## formatting, lint, types, and whether tables say what records sa
 demo: $(VENV)/lab  ## LeNet-5 with all twelve activations at once, on the packaged sample; coefficients hurry to be seen
 	$(VENV)/bin/hullo reproduce lenet5/fashion-mnist-sample --seeds 1 --epochs 4 --coefficient-lr-scale 10 --device cpu --output demo
 
-docs: setup  ## the site: site/index.html
+docs: $(VENV)/docs  ## the site: site/index.html
 	$(PYTHON) -m sphinx --quiet --fail-on-warning docs site
 
 setup: $(VENV)/dev  ## a virtual environment with everything in it
@@ -25,6 +25,10 @@ setup: $(VENV)/dev  ## a virtual environment with everything in it
 $(VENV)/lab: pyproject.toml constraints.txt
 	python3 -m venv $(VENV)
 	$(PYTHON) -m pip install --quiet --constraint constraints.txt --editable ".[lab]"
+	touch $@
+
+$(VENV)/docs: $(VENV)/lab
+	$(PYTHON) -m pip install --quiet --constraint constraints.txt --editable ".[docs,lab,keras]"
 	touch $@
 
 $(VENV)/dev: $(VENV)/lab

@@ -78,6 +78,17 @@ def test_a_torn_write_loses_only_what_was_not_whole(
     assert records.path.read_bytes() == content
 
 
+def test_what_is_torn_is_counted_until_it_is_taken_away(records: Records) -> None:
+    assert records.torn == 0
+    records.add(several(2))
+    assert records.torn == 0
+    with records.path.open("ab") as file:
+        file.write(b'{"version":1,')
+    assert records.torn == 13
+    records.add(several(3))
+    assert records.torn == 0
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -85,6 +96,11 @@ def test_a_torn_write_loses_only_what_was_not_whole(
         (b"{}\n", "line 2: a record of version None"),
         (b'{"version":1,"id":"x"}\n', "line 2"),
         (b"nonsense\n", "line 2"),
+        (b"12\n", "line 2"),
+        (
+            replace(RECORD, accuracy=RECORD.accuracy + 1).line(),
+            f"line 2: an accuracy of {RECORD.accuracy + 1}, but the last epoch's is {RECORD.accuracy}",
+        ),
     ],
 )
 def test_a_line_that_is_no_record_of_this_version_is_refused_by_name(records: Records, line: bytes, said: str) -> None:
@@ -92,7 +108,7 @@ def test_a_line_that_is_no_record_of_this_version_is_refused_by_name(records: Re
     content = records.path.read_bytes() + line
     records.path.write_bytes(content)
     for attempt in (records.read, lambda: records.add(several(3))):
-        with pytest.raises(ValueError, match=f"records.jsonl, {said}.*name another output directory"):
+        with pytest.raises(ValueError, match=f"records.jsonl, {said}.*name another file or directory"):
             attempt()
     assert records.path.read_bytes() == content
 

@@ -202,7 +202,13 @@ def test_more_seeds_add_to_what_is_there(tmp_path: Path) -> None:
         ((*TRAIN, "--activation", "swosh"), "'swosh' is no activation"),
         ((*TRAIN, "--lr", "-1"), "lr=-1.0: give a number"),
         ((*TRAIN, "--batch", "0"), "batch=0: give a whole number"),
+        (
+            (*TRAIN, "--seed", "999999999999999999999"),
+            "seed=999999999999999999999: give a whole number of at least 0 and",
+        ),
         ((*TRAIN, "--device", "tpu"), "unknown device 'tpu'"),
+        ((*TRAIN, "--validation", "100000"), "fashion-mnist-sample: cannot keep back 100000 pictures for validation"),
+        (("reproduce", COLUMN, "alexnet/fashion-mnist-sample"), "image_size=28: pictures for AlexNet have at least 39"),
         (("train", "vgg", "cifar10"), "unknown network 'vgg'; there are lenet5"),
         (("train", "lenet5", "mnist"), "unknown data set 'mnist'; there are"),
         (("reproduce", "lenet5"), "'lenet5' is no column: write network/data; the paper's are lenet5/fashion-mnist,"),
@@ -222,9 +228,8 @@ def test_a_bad_option_is_one_line_exit_code_2_and_no_directory(
 def test_an_output_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file")
     result = invoke(*TRAIN, "--output", tmp_path / "taken")
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr.startswith(f"hullo: cannot write {tmp_path / 'taken'}: File exists; finished runs are kept;")
-    assert result.stderr.count("\n") == 1
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == f"hullo: cannot write to {tmp_path / 'taken'}: it is a file; name another directory\n"
 
 
 def test_a_file_that_cannot_grow_is_one_clear_line_and_leaves_nothing_half_done(tmp_path: Path) -> None:

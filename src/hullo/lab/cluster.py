@@ -26,6 +26,7 @@ from rich.console import Console
 from hullo.lab.bench.clocks import clock_for
 from hullo.lab.bench.rows import setting
 from hullo.lab.board import Board
+from hullo.lab.failures import FailedError
 from hullo.lab.feeds import open_feed
 from hullo.lab.grid import Grid, asked_to_stop, describe_accuracies
 from hullo.lab.plan import Plan, Population, does_not_fit, title
@@ -154,7 +155,7 @@ class Cluster:
         finally:
             work.stop()
         if work.failed:
-            raise ValueError("; ".join(dict.fromkeys(work.failed.values())))
+            raise FailedError("; ".join(dict.fromkeys(work.failed.values())))
         return self.plan.outcome()
 
 

@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Files that are whole or not there, and directories to write them into."""
 
 from __future__ import annotations
 
@@ -32,3 +32,16 @@ def whole(path: Path, part: Path | None = None) -> Iterator[BinaryIO]:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def make_folder(path: Path) -> None:
+    """Make a directory to write into, unless it is there; a ValueError says why there is none."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        reason = "" if os.access(path, os.W_OK | os.X_OK) else "Permission denied"
+    except FileExistsError:
+        reason = "it is a file"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    if reason:
+        raise ValueError(f"cannot write to {path}: {reason}; name another directory")

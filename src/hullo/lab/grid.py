@@ -14,9 +14,11 @@ from threading import Event
 
 import torch
 
+from hullo.lab.activations import Row
 from hullo.lab.bench.rows import Setting
 from hullo.lab.board import Board
 from hullo.lab.feeds import Feed
+from hullo.lab.networks import NETWORKS
 from hullo.lab.paper import COLUMNS, Column
 from hullo.lab.plan import Plan, Population, does_not_fit, title
 from hullo.lab.progress import Steps
@@ -63,6 +65,12 @@ class Grid:
     every: float = 30.0
     board: Board | None = None
     team: Team = ALONE
+
+    def __post_init__(self) -> None:
+        """Refuse pictures that are too small for a network, before anything is trained."""
+        for network, key in {(spec.network, (spec.data, spec.validation)) for spec in self.plan.specs}:
+            with torch.device("meta"):  # where nothing is computed
+                NETWORKS[network]([Row.parse("relu")], self.feeds[key].task)
 
     def run(self, progress: Steps) -> list[Record]:
         """Make the runs that have no record; the records of all. Ctrl-C saves, then raises KeyboardInterrupt."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hullo.lab.checkpoints import Checkpoints
+from hullo.lab.failures import FailedError
 from hullo.lab.records import Record, Records
 from hullo.lab.specs import Spec
 
@@ -92,5 +93,5 @@ def title(population: Population) -> str:
     return f"{population[0].column} x {len(population)}"
 
 
-def does_not_fit(population: Population) -> ValueError:
-    return ValueError(f"{population[0]} does not fit into memory; choose a smaller --batch")
+def does_not_fit(population: Population) -> FailedError:
+    return FailedError(f"{population[0]} does not fit into memory; choose a smaller --batch")

@@ -64,12 +64,15 @@ class Record:
 
     @classmethod
     def parse(cls, line: bytes) -> Record:
-        """The record in a line; one of another version is refused."""
+        """The record in a line; one of another version, or at odds with itself, is refused."""
         values: dict[str, Any] = json.loads(line)
         if (version := values.pop("version", None)) != VERSION:
             raise ValueError(f"a record of version {version}, but this hullo reads version {VERSION}")
         del values["id"]
-        return cls(**values | {"spec": Spec(**values["spec"]), "setting": Setting(**values["setting"])})
+        record = cls(**values | {"spec": Spec(**values["spec"]), "setting": Setting(**values["setting"])})
+        if record.accuracy != (last := record.test_accuracy[-1]):
+            raise ValueError(f"an accuracy of {record.accuracy}, but the last epoch's is {last}")
+        return record
 
 
 def take_records(training: Training, setting: Setting) -> list[Record]:
@@ -136,9 +139,14 @@ class Records:
         for number, line in enumerate(whole.splitlines(), 1):
             try:
                 records.append(Record.parse(line))
-            except (ValueError, TypeError, KeyError) as error:
-                raise ValueError(f"{self.path}, line {number}: {error}; name another output directory") from error
+            except (ValueError, TypeError, LookupError, AttributeError) as error:
+                raise ValueError(f"{self.path}, line {number}: {error}; name another file or directory") from error
         return records
+
+    @property
+    def torn(self) -> int:
+        """How many bytes there are of a last line without an end."""
+        return self.path.stat().st_size - self._end() if self.path.exists() else 0
 
     def add(self, records: Iterable[Record]) -> None:
         """Add those whose spec has no record yet, all in one write; if that fails, none."""

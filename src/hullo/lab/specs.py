@@ -74,7 +74,7 @@ class Spec:
         for name, least in (("seed", 0), ("epochs", 1), ("batch", 1), ("validation", 0)):
             value = getattr(self, name)
             if not isinstance(value, int) or not least <= value < 2**63:
-                raise ValueError(f"{name}={value!r}: give a whole number of at least {least}")
+                raise ValueError(f"{name}={value!r}: give a whole number of at least {least} and below 2^63")
         for name in ("lr", "decay", "coefficient_lr_scale"):
             value = getattr(self, name)
             if not 0 <= value < math.inf:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from browsing import go_through_views
+from report_records import make_records, write_report
+
+from hullo.lab.paper import COLUMNS
 
 
 def test_a_phone_needs_no_sideways_scrolling(visit: Any, report: Path) -> None:
@@ -15,6 +19,18 @@ def test_a_phone_needs_no_sideways_scrolling(visit: Any, report: Path) -> None:
         assert page.evaluate("document.documentElement.scrollWidth") <= 375, view
         if view == "table":
             assert page.evaluate("(box => box.scrollWidth - box.clientWidth)(document.querySelector('.scroll'))") <= 0
+
+
+@pytest.mark.parametrize("width", [375, 500])
+def test_long_names_do_not_widen_the_page(visit: Any, tmp_path: Path, width: int) -> None:
+    rows = ["relu", "affine(identity,relu,tanh,keep=free,start=relu,per=channel)"]
+    short = make_records(COLUMNS[:1], rows, seeds=1, epochs=2)
+    long = [replace(r, spec=replace(r.spec, validation=5000, coefficient_lr_scale=10.0)) for r in short]
+    page = visit(write_report(tmp_path, [*short, *long]), width=width)
+    name = page.evaluate("DOCUMENT.columns[1].name")
+    assert name == "lenet5/fashion-mnist coefficient_lr_scale=10.0 validation=5000"
+    for view in go_through_views(page, f"?column={name}"):
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, view
 
 
 CONTRAST = """() => {

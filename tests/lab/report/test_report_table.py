@@ -55,6 +55,31 @@ def test_bold_is_the_best_and_nothing_below_the_reference(visit: Any, tmp_path: 
     assert column(page, "tbody strong") == []
 
 
+def test_columns_with_other_rows_have_a_table_of_their_own(visit: Any, tmp_path: Path) -> None:
+    own = ["affine(identity,relu,tanh)", "affine(identity,relu,tanh,keep=free)"]
+    few, all_rows = make_records(COLUMNS[:1], ROWS[3:5], 1, 2), make_records(COLUMNS[2:3], ROWS, 1, 2)
+    page = visit(write_report(tmp_path, [*few, *make_records(COLUMNS[1:2], own, 1, 2), *all_rows]))
+    tables = page.locator("table.results")
+    assert [column(table, "thead a") for table in tables.all()] == [
+        [str(COLUMNS[0]), str(COLUMNS[2])],
+        [str(COLUMNS[1])],
+    ]
+    assert [column(table, "tbody th") for table in tables.all()] == [list(ROWS), own]
+    assert NOTHING not in column(tables.nth(1), "tbody td:nth-child(2)")
+    tables.nth(1).locator("button.sort").nth(0).click()  # names the other way round, in both
+    wait_until(page, "state.sort === '-activation'")
+    assert [column(table, "tbody th") for table in tables.all()] == [list(ROWS)[::-1], own[::-1]]
+    tables.nth(1).locator("button.sort").nth(1).click()  # by a column that one of them has
+    wait_until(page, "state.sort.startsWith('-ours')")
+    assert column(tables.nth(0), "tbody th") == list(ROWS)
+    assert page.locator(":focus").inner_text() == "hullo"
+    assert tables.nth(1).locator("th[aria-sort=descending] :focus").count() == 1
+    assert (
+        len(set(page.evaluate("[...document.querySelectorAll('[id]')].map(({id}) => id)")))
+        == page.locator("[id]").count()
+    )
+
+
 def test_a_remark_on_several_columns_is_made_once(visit: Any, tmp_path: Path) -> None:
     alike = [replace(r, spec=replace(r.spec, batch=64)) for r in make_records(COLUMNS[:3], ["relu"], 1, 2)]
     assert column(visit(write_report(tmp_path / "all", alike)), ".remarks li") == ["Not as by default: batch=64."]

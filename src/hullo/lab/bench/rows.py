@@ -17,6 +17,7 @@ import torch
 
 import hullo
 from hullo.lab.bench.cases import Case
+from hullo.lab.files import make_folder
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class RowFile:
     """A file of rows that holds whatever was added, also when the run is cut off."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         self._file = path.open("w", newline="")
         self._writer = csv.DictWriter(self._file, COLUMNS, lineterminator="\n")
         self._writer.writeheader()

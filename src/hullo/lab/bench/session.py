@@ -57,7 +57,7 @@ class Session:
         try:
             file = None if folder is None else RowFile(folder / f"{clock.file_stem}.csv")
         except OSError as error:
-            raise ValueError(f"cannot write rows to {folder}: {error.strerror}; name a folder to write to") from error
+            raise ValueError(f"cannot write {error.filename}: {error.strerror}; name another directory") from error
         return cls(clock, cases, names, repeats, budget, commit, folder, file)
 
     def run(self, console: Console, *, quiet: bool = False) -> None:

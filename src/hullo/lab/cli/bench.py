@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from hullo.lab.cli.common import DeviceOption, QuietOption, console, refusals
+from hullo.lab.cli.common import DeviceOption, QuietOption, console, refusals, writing
 
 
 def bench(
@@ -52,4 +53,5 @@ def bench(
             commit=commit,
             folder=output,
         )
-    session.run(console(), quiet=quiet)
+    with writing(output) if output else nullcontext():
+        session.run(console(), quiet=quiet)

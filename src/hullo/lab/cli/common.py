@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+
+from hullo.lab.failures import FailedError
 
 DataOption = Annotated[
     Path | None,
@@ -37,7 +39,7 @@ RecordsArgument = Annotated[
     list[Path] | None,
     typer.Argument(
         help="Files of records, or directories that hold them at any depth.",
-        show_default="runs, or results where there is none",
+        show_default="runs, or results/columns, or results",
     ),
 ]
 ColumnsOption = Annotated[
@@ -47,7 +49,7 @@ ColumnsOption = Annotated[
         show_default="all",
     ),
 ]
-USUAL = (Path("runs"), Path("results"))
+USUAL = (Path("runs"), Path("results/columns"), Path("results"))
 """Where records are looked for."""
 QuietOption = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 
@@ -82,13 +84,34 @@ GpusOption = Annotated[
 
 
 @contextlib.contextmanager
-def refusals(exit_code: int = 2) -> Iterator[None]:
-    """What a user got wrong, found before anything is done, as one line and exit code 2; what failed, as another."""
+def refusals() -> Iterator[None]:
+    """What was asked for wrongly, as one line and exit code 2; what failed although it was right, with exit code 1."""
     try:
         yield
     except ValueError as error:
         typer.echo(f"hullo: {error}", err=True)
-        raise typer.Exit(exit_code) from error
+        raise typer.Exit(1 if isinstance(error, FailedError) else 2) from error
+
+
+@contextlib.contextmanager
+def writing(output: Path, then: str = "make room, or name another place") -> Iterator[None]:
+    """What goes wrong while files are written, as one line that says what to do then."""
+    with refusals():
+        try:
+            yield
+        except OSError as error:
+            raise FailedError(f"cannot write {error.filename or output}: {error.strerror}; {then}") from error
+
+
+def note_torn(paths: Iterable[Path]) -> None:
+    """Say which files of records end within a line, as a process that was killed leaves them."""
+    from hullo.lab.records import Records
+    from hullo.lab.table.experiments import record_files
+
+    for file in (file for path in paths for file in record_files(path)):
+        if count := Records(file).torn:
+            left = f"the last line of {file} breaks off after {count:,} bytes and is left out"
+            typer.echo(f"note: {left}; the next run that is recorded there takes it away", err=True)
 
 
 def console() -> Console:
@@ -101,16 +124,10 @@ def console() -> Console:
 def lasting(output: Path) -> Iterator[None]:
     """What ends a long command before its time, as one line that says how to go on."""
     command = shlex.join(["hullo", *sys.argv[1:]])
+    kept = "finished runs are kept; make room, or choose another directory with --output"
     try:
-        with refusals(exit_code=1):
+        with writing(output, f"{kept}; go on with: {command}"):
             yield
     except KeyboardInterrupt:
         typer.echo(f"hullo: stopped; the state is saved in {output}; go on with: {command}", err=True)
         raise typer.Exit(130) from None
-    except OSError as error:
-        typer.echo(
-            f"hullo: cannot write {error.filename or output}: {error.strerror}; finished runs are kept; make room, or "
-            f"choose another directory with --output; go on with: {command}",
-            err=True,
-        )
-        raise typer.Exit(1) from error

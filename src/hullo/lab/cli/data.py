@@ -28,8 +28,11 @@ SourceOption = Annotated[
 def _copies(names: list[str] | None, data_dir: Path | None) -> list[Copy]:
     """The copies of data sets; without names, of all that can be fetched."""
     from hullo.lab.data import RELEASES, find, ilsvrc2012
+    from hullo.lab.specs import DATASETS
 
     with refusals():
+        if unknown := [name for name in names or () if name not in DATASETS]:
+            raise ValueError(f"unknown data set {unknown[0]!r}; there are {', '.join(DATASETS)}")
         return [find(name, data_dir) for name in names or RELEASES if name != ilsvrc2012.NAME]
 
 
@@ -54,7 +57,7 @@ def fetch(
     from hullo.lab.data.fetch import fetch
 
     for copy in _copies(names, data_dir):
-        with refusals(exit_code=1):
+        with refusals():
             fetch(copy, console(), quiet=quiet)
         typer.echo(f"{copy.release.name} is ready in {copy.folder}")
     if names and (home := _home(names, data_dir)):
@@ -69,7 +72,10 @@ def check(
     source: SourceOption = None,
     quiet: QuietOption = False,
 ) -> None:
-    """Compare every byte of data sets with what was released; exit code 1 if one is missing or differs."""
+    """Compare every byte of data sets with what was released; exit code 1 if one is missing or differs.
+
+    Without names, ilsvrc2012 counts only if something of it is there: it cannot be fetched.
+    """
     from hullo.lab.progress import Steps
 
     home, sound = _home(names, data_dir, source), True
@@ -78,8 +84,8 @@ def check(
         sound = sound and not flaws
         for line in flaws.values() or [f"{copy.release.name} is ready in {copy.folder}"]:
             typer.echo(line)
-    if home is not None:
-        with refusals(exit_code=1), Steps(console(), quiet=quiet) as progress:
+    if home is not None and (names or source or home.holds_anything):
+        with refusals(), Steps(console(), quiet=quiet) as progress:
             ready, lines = home.check(progress)
         sound = sound and ready
         for line in lines:
@@ -94,7 +100,7 @@ def list_data(data_dir: DataOption = None) -> None:
 
     table = overview(_copies(None, data_dir))
     if home := _home(None, data_dir):
-        with refusals(exit_code=1):
+        with refusals():
             table.add_row(*home.overview_row())
     console().print(table)
 
@@ -129,4 +135,7 @@ def pack(
         with lasting(home.packed):
             made = packing.pack(home.source, chosen, home.packed, pool, progress, partial=partial)
     counts = " and ".join(f"{part.pictures:,} {split}" for split, part in made.parts.items())
-    typer.echo(f"{name} is packed in {home.packed}: {counts} pictures")
+    lacking = sum(part.wanted - part.pictures for part in made.parts.values())
+    typer.echo(
+        f"{name} is packed in {home.packed}: {counts} pictures{f'; {lacking:,} are left out' if lacking else ''}"
+    )

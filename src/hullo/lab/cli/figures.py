@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hullo.lab.cli.common import USUAL, ColumnsOption, RecordsArgument, refusals
+from hullo.lab.cli.common import USUAL, ColumnsOption, RecordsArgument, note_torn, refusals, writing
 
 
 def figures(
@@ -34,6 +34,7 @@ def figures(
 ) -> None:
     """Draw what runs learned and reached, as PNG and PDF, and the geometry of hulls."""
     from hullo.lab.figures import ALONE, FIGURES, draw_figures, drawing, save
+    from hullo.lab.files import make_folder
     from hullo.lab.table.experiments import experiments, read_records
 
     with refusals():
@@ -49,17 +50,14 @@ def figures(
         seeds = {record.spec.seed for experiment in found for record in experiment.records}
         if found and seed is not None and seed not in seeds:
             raise ValueError(f"there is no run of seed {seed}; there are {', '.join(map(str, sorted(seeds)))}")
-        try:
-            output.mkdir(parents=True, exist_ok=True)
-            with drawing():
-                for name, figure in draw_figures(found, wanted, seed):
-                    if figure is None:
-                        typer.echo(f"note: no {name}: of these runs none that ended well learned activations", err=True)
-                    else:
-                        png, pdf = save(figure, output / name)
-                        typer.echo(f"{png}, {pdf.name}")
-        except OSError as error:
-            place = error.filename or output
-            raise ValueError(f"cannot write {place}: {error.strerror}; name another directory with --output") from error
+        make_folder(output)
+    note_torn(paths if needy else ())
+    with writing(output), drawing():
+        for name, figure in draw_figures(found, wanted, seed):
+            if figure is None:
+                typer.echo(f"note: no {name}: of these runs none that ended well learned activations", err=True)
+            else:
+                png, pdf = save(figure, output / name)
+                typer.echo(f"{png}, {pdf.name}")
     if needy and not paths:
         typer.echo(f"note: no {', '.join(needy)}: these need records; name directories of them", err=True)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hullo.lab.cli.common import USUAL, RecordsArgument, refusals
+from hullo.lab.cli.common import USUAL, RecordsArgument, note_torn, refusals, writing
 
 
 def report(
@@ -18,11 +18,9 @@ def report(
     from hullo.lab.report import gather, write_page
 
     with refusals():
-        usual = next((path for path in USUAL if path.exists()), USUAL[0])
-        document = gather(records or [usual])
-    with refusals(exit_code=1):
-        try:
-            write_page(document, output)
-        except OSError as error:
-            raise ValueError(f"cannot write {output}: {error.strerror}; choose --output") from error
+        paths = records or [next((path for path in USUAL if path.exists()), USUAL[0])]
+        document = gather(paths)
+    note_torn(paths)
+    with writing(output):
+        write_page(document, output)
     typer.echo(f"the page: {output}")

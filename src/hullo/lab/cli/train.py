@@ -50,6 +50,7 @@ def _run(
     from hullo.lab.bench.rows import setting
     from hullo.lab.board import Board
     from hullo.lab.feeds import open_feed
+    from hullo.lab.files import make_folder
     from hullo.lab.grid import Grid
     from hullo.lab.progress import Steps
     from hullo.lab.team import join, own_device
@@ -58,10 +59,11 @@ def _run(
         clock = clock_for(own_device(device))
         watched = Board(board) if board else nullcontext()
     with lasting(plan.output), join(clock.device) as team, watched as watcher:
-        plan.output.mkdir(parents=True, exist_ok=True)
         wanted = {(spec.data, spec.validation) for spec in plan.specs}
         feeds = {key: open_feed(*key, data_dir, clock.device) for key in wanted}
         grid = Grid(plan, feeds, setting(clock.device_name), every, watcher, team)
+        for folder in filter(None, (plan.output, board)):
+            make_folder(folder)
         with Steps(console(), quiet=quiet or not team.leads) as progress:
             records = grid.run(progress)
     if not team.leads:
@@ -80,13 +82,15 @@ def _run_on_cluster(
     quiet: bool,
 ) -> list[Record]:
     from hullo.lab.cluster import Cluster, choose_gpus, connect
+    from hullo.lab.files import make_folder
     from hullo.lab.progress import Steps
 
     with lasting(plan.output), ExitStack() as stack:
         with refusals():
             stack.enter_context(connect(address))
             gpus = choose_gpus(gpus)
-        plan.output.mkdir(parents=True, exist_ok=True)
+        for folder in filter(None, (plan.output, board)):
+            make_folder(folder)
         elsewhere = replace(plan, output=plan.output.absolute())
         cluster = Cluster(elsewhere, gpus, data_dir and data_dir.absolute(), every, board and board.absolute())
         with Steps(console(), quiet=quiet) as progress:

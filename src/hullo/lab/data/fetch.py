@@ -15,6 +15,7 @@ from filelock import FileLock, Timeout
 from rich.console import Console
 
 from hullo.lab.data.release import Copy, DataError, File
+from hullo.lab.files import make_folder
 from hullo.lab.progress import Steps
 
 PATIENCE = 30
@@ -28,8 +29,8 @@ def fetch(copy: Copy, console: Console, *, quiet: bool = False) -> None:
         return
     if copy.release.address is None:
         raise DataError(next(iter(flaws.values())))
+    make_folder(copy.folder)
     try:
-        copy.folder.mkdir(parents=True, exist_ok=True)
         with Steps(console, quiet=quiet) as progress, _alone(copy, progress):
             _mend(copy, progress)
     except OSError as error:

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hullo.lab.data.dataset import Dataset
+from hullo.lab.failures import FailedError
 
 
-class DataError(ValueError):
+class DataError(FailedError):
     """A file of a data set is missing, cut off or altered, or cannot be fetched."""
 
 

@@ -16,7 +16,7 @@ from hullo.lab.checkpoints import Checkpoints
 from hullo.lab.intervals import Interval
 from hullo.lab.records import Record
 from hullo.lab.specs import Spec
-from hullo.lab.table.experiments import REFERENCE, Cell, Experiment, experiments, read_records, rows_of
+from hullo.lab.table.experiments import REFERENCE, Cell, Experiment, experiments, read_records, record_files, rows_of
 
 SCALE = 100_000
 """Coefficients over training are kept as whole numbers of hundred-thousandths: less than a line's width."""
@@ -50,8 +50,7 @@ def _begun(path: Path) -> list[Spec]:
 
 
 def _holds_records(path: Path) -> bool:
-    files = path.rglob("records.jsonl") if path.is_dir() else [path]
-    return any(file.exists() and file.stat().st_size for file in files)
+    return any(file.exists() and file.stat().st_size for file in record_files(path))
 
 
 def _column(experiment: Experiment, settings: Sequence[Setting]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from hullo.lab.files import whole
+from hullo.lab.files import make_folder, whole
 from hullo.lab.report.functions import known_bases, quote, write_bases
 
 STYLES = ("page.css", "views.css")
@@ -33,7 +33,9 @@ SCRIPTS = (
 
 def write_page(document: dict[str, Any], path: Path) -> None:
     """Write the page; a file that is there is replaced by the whole page, or stays."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
+    if path.is_dir():
+        raise ValueError(f"cannot write {path}: it is a directory; name a file")
     with whole(path) as file:
         file.write(render(document).encode())
 

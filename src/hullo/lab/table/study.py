@@ -144,13 +144,14 @@ def _head(family: Family) -> str:
 
 
 def _winner(family: Family) -> str:
-    """The best choice, whether that is clear, and what to think of it."""
+    """The best choice and what to think of its lead, which the choice itself makes too good to be judged."""
     number = len(family.reached)
     settings = f"{number} setting{'s' * (number > 1)}"
     if family.best == family.default:
         return escape(f"The default, {family.default}, is the best of {settings}.")
+    lead = _against(family.difference((family.best, family.default)))
     flattered = f"Picked from {number}, its lead is flattered: what it reaches on the test pictures counts."
-    return escape(f"{family.best} is the best of {settings}: {_lead(family, family.best)}. {flattered}")
+    return escape(f"{family.best} is the best of {settings}: {lead}. {flattered}")
 
 
 def _outcome(family: Family) -> str:
@@ -163,14 +164,19 @@ def _outcome(family: Family) -> str:
 
 
 def _lead(family: Family, choice: Choice) -> str:
+    """By how much a choice exceeds the default, and whether that is clear."""
     difference = family.difference((choice, family.default))
+    if difference is None or difference.half is None:
+        return _against(difference)
+    holds_zero = difference.low <= 0 <= difference.high
+    return f"{_against(difference)}, which is {'not clear, as the interval holds 0' if holds_zero else 'clear'}"
+
+
+def _against(difference: Interval | None) -> str:
     if difference is None:
         return "the default was not run with its seeds"
     against = f"{difference.spell('+.2f')} against the default"
-    if difference.half is None:
-        return f"{against}, but one seed decides nothing"
-    holds_zero = difference.low <= 0 <= difference.high
-    return f"{against}, which is {'not clear, as the interval holds 0' if holds_zero else 'clear'}"
+    return against if difference.half is not None else f"{against}, but one seed decides nothing"
 
 
 def _effects(family: Family) -> str:

@@ -1,5 +1,7 @@
 """Packing within this process, and the real data set, or a part of it, where there is any."""
 
+import errno
+import io
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,6 +31,25 @@ def pack(progress, monkeypatch):
         return packing.pack(source, chosen, folder, lambda: ThreadPoolExecutor(1), progress, partial=partial)
 
     return pack
+
+
+@pytest.fixture
+def forbid(monkeypatch):
+    """Take away the right to read a file or a folder, even from root."""
+
+    def forbid(path):
+        def without(read):
+            def refuse(asked, *arguments, **options):
+                if os.fspath(asked) == os.fspath(path):
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(asked))
+                return read(asked, *arguments, **options)
+
+            return refuse
+
+        for module, name in ((os, "listdir"), (os, "scandir"), (io, "open")):
+            monkeypatch.setattr(module, name, without(getattr(module, name)))
+
+    return forbid
 
 
 @pytest.fixture

@@ -69,8 +69,20 @@ def test_a_shard_that_is_cut_off_while_it_is_read_is_one_clear_error(packed):
     found[5]
     with pytest.raises(DataError, match=r"train-001.safetensors is cut off; make it anew with: hullo data pack ilsv"):
         found[6]
-    with pytest.raises(DataError, match=r"train-001.safetensors is missing or damaged"):
+    with pytest.raises(DataError, match=r"train-001.safetensors is missing or damaged .*with: hullo data pack ilsv"):
         packed.pictures("train")
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{}"])
+def test_a_mean_that_is_missing_or_damaged_is_one_clear_error(packed, content):
+    path = packed.folder / "mean.safetensors"
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        Pack.open(packed.folder).mean  # noqa: B018
+    assert str(caught.value).startswith(f"{path} is missing or damaged (")
+    assert str(caught.value).endswith("; make it anew with: hullo data pack ilsvrc2012")
 
 
 def test_other_folders_and_versions_are_refused(packed, tmp_path):
@@ -82,6 +94,31 @@ def test_other_folders_and_versions_are_refused(packed, tmp_path):
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"version": 2}))
     with pytest.raises(DataError, match="holds a pack of version 2, not 1; delete it, then: hullo data pack"):
         Pack.open(packed.folder)
-    manifest.write_text(manifest.read_text()[:100])
-    with pytest.raises(DataError, match=r"manifest.json is damaged \(.*; delete it, then: hullo data pack"):
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda values: json.dumps(values)[:100],
+        lambda values: "[]",
+        lambda values: "null",
+        lambda values: "{}",
+        lambda values: '{"version": 1}',
+        lambda values: json.dumps(values | {"parts": {}}),
+        lambda values: json.dumps(values | {"parts": {split: {"shards": [{"name": ""}]} for split in values["parts"]}}),
+        lambda values: json.dumps(values | {"classes": [["n01000002"]]}),
+    ],
+)
+def test_a_damaged_manifest_is_one_clear_error(packed, damage):
+    manifest = packed.folder / "manifest.json"
+    manifest.write_text(damage(json.loads(manifest.read_text())))
+    with pytest.raises(DataError) as caught:
+        Pack.open(packed.folder)
+    assert str(caught.value).startswith(f"{manifest} is damaged (")
+    assert str(caught.value).endswith("; delete it, then: hullo data pack ilsvrc2012")
+
+
+def test_a_manifest_that_cannot_be_read_is_one_clear_error(packed, forbid):
+    forbid(packed.folder / "manifest.json")
+    with pytest.raises(DataError, match=r"/manifest.json cannot be read \(Permission denied\); make it readable, then"):
         Pack.open(packed.folder)

@@ -4,8 +4,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from collections import namedtuple
+from contextlib import nullcontext
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -50,12 +53,13 @@ def test_a_finished_pack_is_left_alone(tmp_path, pack):
     assert inodes(tmp_path / "packed") == before
 
 
+@pytest.mark.parametrize("lose", [Path.unlink, lambda path: os.truncate(path, 300)])
 @pytest.mark.parametrize("lost", ["train-001.safetensors", "manifest.json", "mean.safetensors"])
-def test_what_is_lost_alone_is_made_anew(tmp_path, pack, lost):
+def test_what_is_lost_or_cut_off_alone_is_made_anew(tmp_path, pack, lost, lose):
     packed = tmp_path / "packed"
     pack(lay_out(tmp_path / "source"), packed)
     before, whole = inodes(packed), contents(packed)
-    (packed / lost).unlink()
+    lose(packed / lost)
     pack(tmp_path / "source", packed)
     assert contents(packed) == whole
     assert {name: inode for name, inode in inodes(packed).items() if name != lost}.items() <= before.items()
@@ -118,17 +122,49 @@ def test_broken_pictures_are_named_lose_no_work_and_are_left_out_only_on_demand(
     assert not made.is_complete
 
 
-def test_mended_pictures_alone_are_packed_again(tmp_path, damaged, pack):
+@pytest.mark.parametrize("partial", [False, True])
+def test_mended_pictures_alone_are_packed_again(tmp_path, damaged, pack, partial):
     packed = tmp_path / "packed"
-    with pytest.raises(DataError, match="2 pictures are broken"):
-        pack(damaged, packed)
+    assert not pack(damaged, packed, partial=True).is_complete
     before = inodes(packed)
     lay_out(damaged)
-    assert pack(damaged, packed).is_complete
+    assert pack(damaged, packed, partial=partial).is_complete
     pack(damaged, tmp_path / "fresh")
     assert contents(packed) == contents(tmp_path / "fresh")
     kept = {name for name, inode in inodes(packed).items() if before[name] == inode}
     assert kept == {"train-001.safetensors", "train-002.safetensors", "val-001.safetensors"}
+
+
+@pytest.mark.parametrize("partial", [False, True])
+def test_pictures_that_stay_broken_are_named_again_and_nothing_is_packed_again(
+    tmp_path, damaged, pack, capsys, partial
+):
+    packed = tmp_path / "packed"
+    usable = pack(damaged, packed, partial=True)
+    before = inodes(packed)
+    capsys.readouterr()
+    with nullcontext() if partial else pytest.raises(DataError, match="2 pictures are broken"):
+        pack(damaged, packed, partial=partial)
+    assert inodes(packed) == before
+    assert capsys.readouterr().err.count("is broken: neither JPEG nor PNG") == 2
+    assert Pack.open(packed) == usable
+
+
+def test_a_part_is_not_packed_without_a_word(tmp_path, pack, capsys):
+    source = lay_out(tmp_path / "source", "tars")
+    path = source / "ILSVRC2012_img_train.tar"
+    with tarfile.open(path) as tar:
+        end = tar.getmembers()[2].offset
+    path.write_bytes(path.read_bytes()[:end])
+    said = (
+        f"{source} has 7 of 12 train pictures (ILSVRC2012_img_train.tar has {end:,} of the 147,897,477,120 bytes "
+        "released: cut off, unless it was made anew)"
+    )
+    with pytest.raises(DataError) as caught:
+        pack(source, tmp_path / "packed")
+    assert str(caught.value).startswith(f"{said}; hullo data check ilsvrc2012 says which are missing")
+    pack(source, tmp_path / "packed", partial=True)
+    assert capsys.readouterr().err == f"note: {said}; they alone are packed\n"
 
 
 def test_too_little_space_is_known_beforehand(tmp_path, pack, monkeypatch):
@@ -170,9 +206,7 @@ def test_a_disk_that_fills_up_is_one_clear_error_and_leaves_whole_shards_alone(t
 
 def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path, pack):
     (tmp_path / "packed").write_text("a file where the folder should be")
-    with pytest.raises(
-        DataError, match=rf"cannot write {tmp_path}/packed: File exists; finished shards are kept; make"
-    ):
+    with pytest.raises(ValueError, match=rf"cannot write to {tmp_path}/packed: it is a file; name another directory"):
         pack(lay_out(tmp_path / "source"), tmp_path / "packed")
 
 

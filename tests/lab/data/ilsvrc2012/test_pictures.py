@@ -1,3 +1,6 @@
+import tarfile
+from dataclasses import replace
+
 import pytest
 from made_ilsvrc import LAYOUTS, TRAIN, WNIDS, lay_out, pictures, write
 
@@ -39,7 +42,7 @@ def test_a_missing_devkit_is_one_clear_error_where_val_is_not_sorted(tmp_path, l
     lay_out(tmp_path, layout)
     for path in tmp_path.glob("*devkit*"):
         path.rename(tmp_path / "elsewhere")
-    with pytest.raises(DataError, match=rf"{tmp_path} has no devkit: .* put ILSVRC2012_devkit_t12.tar.gz \(md5 fa75"):
+    with pytest.raises(DataError, match=rf"{tmp_path} has no devkit: .* put ILSVRC2012_devkit_t12.tar.gz \(2,568,145"):
         Source(tmp_path).pictures(split)
 
 
@@ -64,6 +67,48 @@ def test_a_half_downloaded_tar_is_one_clear_error(tmp_path, split, part):
     tar = module.TARS[split]
     assert str(caught.value).startswith(f"{path} is cut off or damaged (")
     assert str(caught.value).endswith(f"{tar.size:,} bytes, md5 {tar.digest}, are wanted; download it again")
+
+
+@pytest.mark.parametrize("kept", [1, 2])
+def test_a_tar_cut_between_its_members_is_remarked_on(tmp_path, kept):
+    path = lay_out(tmp_path, "tars") / "ILSVRC2012_img_train.tar"
+    with tarfile.open(path) as tar:
+        end = tar.getmembers()[kept].offset
+    path.write_bytes(path.read_bytes()[:end])
+    source = Source(tmp_path)
+    assert len(source.pictures("train")) == sum(list(TRAIN.values())[:kept])
+    assert source.shortfall("train") == (
+        f" (ILSVRC2012_img_train.tar has {end:,} of the 147,897,477,120 bytes released: cut off, unless it was made "
+        "anew)"
+    )
+
+
+def test_a_tar_as_long_as_the_released_one_and_a_folder_are_not_remarked_on(tmp_path, monkeypatch):
+    lay_out(tmp_path, "tars")
+    size = (tmp_path / "ILSVRC2012_img_val.tar").stat().st_size
+    monkeypatch.setitem(module.TARS, "val", replace(module.TARS["val"], size=size))
+    assert Source(tmp_path).shortfall("val") == ""
+    assert Source(lay_out(tmp_path / "folders")).shortfall("train") == ""
+
+
+@pytest.mark.parametrize(
+    ("layout", "place"),
+    [
+        ("flat", ""),
+        ("flat", "train"),
+        ("flat", "train/n02000003"),
+        ("class tars", "train/n02000003.tar"),
+        ("tars", "ILSVRC2012_img_train.tar"),
+    ],
+)
+def test_what_cannot_be_read_is_one_clear_error(tmp_path, forbid, layout, place):
+    source = Source(lay_out(tmp_path, layout))
+    forbid(tmp_path / place)
+    with pytest.raises(DataError) as caught:
+        source.pictures("train")
+    assert str(caught.value) == (
+        f"{tmp_path / place} cannot be read (Permission denied); make it readable, then try again"
+    )
 
 
 def test_a_page_saved_as_a_tar_is_one_clear_error(tmp_path):

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 from made_ilsvrc import lay_out
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from hullo.lab.data.ilsvrc2012.decoding import decode
 from hullo.lab.data.ilsvrc2012.pictures import Bytes, Source
@@ -59,6 +59,15 @@ def test_a_shard_knows_which_pictures_it_holds(shard, pictures):
     assert not shard.holds([*pictures[:2], *pictures[3:]])  # without a broken one
 
 
+def test_a_shard_does_not_hold_what_was_broken_and_is_mended_or_broken_otherwise(shard, pictures, tmp_path):
+    (tmp_path / "nowhere").write_bytes(b"")
+    assert not shard.holds(pictures)
+    (tmp_path / "nowhere").write_bytes(pictures[0].encoded.read())
+    assert not shard.holds(pictures)
+    (tmp_path / "nowhere").unlink()
+    assert shard.holds(pictures)
+
+
 def test_a_shard_may_hold_nothing(pictures, tmp_path):
     write_shard(tmp_path / "val-000.safetensors", [pictures[2]])
     shard = Shard.open(tmp_path / "val-000.safetensors")
@@ -79,11 +88,33 @@ def test_every_byte_counts(shard):
 def test_a_cut_off_or_missing_shard_is_refused(shard, keep):
     content = shard.path.read_bytes()
     shard.path.write_bytes(content[:keep])
-    with pytest.raises(DataError, match=r"train-000.safetensors is missing or damaged \("):
+    refused = r"train-000.safetensors is missing or damaged \(.*\); make it anew with: hullo data pack ilsvrc2012$"
+    with pytest.raises(DataError, match=refused):
         Shard.open(shard.path)
     shard.path.unlink()
+    with pytest.raises(DataError, match=refused):
+        Shard.open(shard.path)
+
+
+@pytest.mark.parametrize(("written", "other"), [(b'"sha256"', b'"sha257"'), (b'[["n', b'[{"n')])
+def test_a_shard_whose_words_are_damaged_is_refused(shard, written, other):
+    content = shard.path.read_bytes()
+    assert written in content
+    shard.path.write_bytes(content.replace(written, other))
     with pytest.raises(DataError, match=r"train-000.safetensors is missing or damaged \("):
         Shard.open(shard.path)
+
+
+def test_another_safetensors_file_is_refused(tmp_path):
+    save_file({"images": np.zeros(3)}, tmp_path / "train-000.safetensors")
+    with pytest.raises(DataError, match=r"train-000.safetensors is missing or damaged \("):
+        Shard.open(tmp_path / "train-000.safetensors")
+
+
+def test_a_shard_whose_names_are_damaged_holds_no_pictures(shard, pictures):
+    names = "\n".join(shard.names()).encode()
+    shard.path.write_bytes(shard.path.read_bytes().replace(names, b"\xff" + names[1:]))
+    assert not shard.holds(pictures)
 
 
 def test_what_is_interrupted_leaves_nothing(pictures, tmp_path):

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from hullo.lab.cli import app
 from hullo.lab.data.ilsvrc2012 import Home, packing, pictures
 from hullo.lab.data.ilsvrc2012 import workers as processes
+from hullo.lab.data.release import Copy
 
 
 @pytest.fixture(autouse=True)
@@ -69,10 +70,12 @@ def test_what_is_incomplete_is_counted_by_class_and_packed_on_demand(tmp_path):
     assert lines[4].startswith("get the rest (ILSVRC2012_img_train.tar (147.9 GB, md5 1d675b47d978889d74fa0da5fadf")
     assert lines[4].endswith(f"or pack what is there with: hullo data pack ilsvrc2012 --data {tmp_path} --partial")
     refused = invoke("pack", "ilsvrc2012", "--data", tmp_path, "--quiet")
-    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert (refused.exit_code, refused.stdout) == (1, "")
     assert refused.stderr.startswith(f"hullo: {home} has 8 of 12 train pictures and 5 of 6 val pictures; hullo data ch")
     assert refused.stderr.count("\n") == 1
-    assert invoke("pack", "ilsvrc2012", "--data", tmp_path, "--partial").exit_code == 0
+    packed = invoke("pack", "ilsvrc2012", "--data", tmp_path, "--partial")
+    assert packed.exit_code == 0
+    assert packed.stdout.endswith(": 8 train and 5 val pictures; 5 are left out\n")
     checked = invoke("check", "ilsvrc2012", "--data", tmp_path)
     assert checked.exit_code == 1
     usable = f"ilsvrc2012 is incomplete, but can be used in {home}/packed: 8 of 12 train and 5 of 6 val pictures\n"
@@ -134,6 +137,54 @@ def test_a_tar_of_the_right_size_is_compared_to_the_byte(tmp_path, monkeypatch):
     assert checked.endswith("--partial\n")
 
 
+def test_a_tar_that_lacks_pictures_is_compared_with_the_released_one_in_bytes(tmp_path):
+    path = lay_out(tmp_path / "ilsvrc2012", "tars") / "ILSVRC2012_img_val.tar"
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2 // 512 * 512].ljust(len(content), b"\0"))
+    checked = invoke("check", "ilsvrc2012", "--data", tmp_path).stdout
+    assert (
+        f"of 6 pictures (ILSVRC2012_img_val.tar has {len(content):,} of the 6,744,924,160 bytes released: cut off, "
+        "unless it was made anew)\n"
+    ) in checked
+    assert f"{path.parent}/ILSVRC2012_img_train.tar: 12 of 12 pictures\n" in checked
+
+
+def test_what_cannot_be_read_is_said_beside_what_can(tmp_path, forbid):
+    home = lay_out(tmp_path / "ilsvrc2012")
+    forbid(home / "train")
+    lines = invoke("check", "ilsvrc2012", "--data", tmp_path).stdout.splitlines()
+    assert lines[2] == f"train: {home}/train cannot be read (Permission denied); make it readable, then try again"
+    assert lines[3] == f"val: {home}/val: 6 of 6 pictures"
+
+
+def test_a_tar_of_the_right_size_that_cannot_be_read_is_one_clear_error(tmp_path, forbid, monkeypatch):
+    path = lay_out(tmp_path / "ilsvrc2012", "tars") / "ILSVRC2012_img_train.tar"
+    monkeypatch.setitem(pictures.TARS, "train", replace(pictures.TARS["train"], size=path.stat().st_size))
+    forbid(path)
+    assert (
+        f"train: {path} cannot be read (Permission denied)" in invoke("check", "ilsvrc2012", "--data", tmp_path).stdout
+    )
+
+
+def test_a_link_to_a_tar_that_is_gone_is_one_clear_error(tmp_path):
+    path = lay_out(tmp_path / "ilsvrc2012", "tars") / "ILSVRC2012_img_train.tar"
+    path.unlink()
+    path.symlink_to(tmp_path / "gone")
+    said = f"{path} cannot be read (No such file or directory); make it readable, then try again\n"
+    assert f"train: {said}" in invoke("check", "ilsvrc2012", "--data", tmp_path).stdout
+    assert invoke("pack", "ilsvrc2012", "--data", tmp_path, "--quiet").stderr == f"hullo: {said}"
+
+
+@pytest.mark.parametrize("command", [("check", "ilsvrc2012"), ("list",)])
+def test_a_pack_that_cannot_be_read_is_one_clear_error(tmp_path, forbid, command):
+    manifest = lay_out(tmp_path / "ilsvrc2012") / "packed" / "manifest.json"
+    assert invoke("pack", "ilsvrc2012", "--data", tmp_path).exit_code == 0
+    forbid(manifest)
+    result = invoke(*command, "--data", tmp_path)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == f"hullo: {manifest} cannot be read (Permission denied); make it readable, then try again\n"
+
+
 @pytest.mark.parametrize("command", ["check", "pack"])
 @pytest.mark.parametrize(
     ("change", "said"),
@@ -155,7 +206,7 @@ def test_bad_input_is_one_clear_error_and_leaves_nothing_behind(tmp_path, comman
     change(home)
     before = sorted(tmp_path.rglob("*"))
     result = invoke(command, "ilsvrc2012", "--data", tmp_path / "data", "--source", home, "--quiet")
-    assert result.exit_code == (2 if command == "pack" else 1)
+    assert result.exit_code == 1
     assert said in (result.stderr if command == "pack" else result.stdout)
     assert "Traceback" not in result.output
     if command == "pack":
@@ -163,10 +214,22 @@ def test_bad_input_is_one_clear_error_and_leaves_nothing_behind(tmp_path, comman
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_without_names_it_is_checked_and_not_fetched(tmp_path, monkeypatch):
-    *_, state, remedy = invoke("check", "--data", tmp_path).stdout.splitlines()
+def test_without_names_it_is_checked_only_if_there_is_anything_of_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(Copy, "flaws", lambda _: {})
+    assert "ilsvrc2012" in invoke("check", "--data", tmp_path, "--source", tmp_path).stdout
+    (tmp_path / "ilsvrc2012").mkdir()
+    checked = invoke("check", "--data", tmp_path)
+    assert (checked.exit_code, checked.stdout.count("is ready in")) == (0, 3)
+    assert "ilsvrc2012" not in checked.stdout
+    (tmp_path / "ilsvrc2012" / "notes.txt").write_text("of something")
+    checked = invoke("check", "--data", tmp_path)
+    assert checked.exit_code == 1
+    *_, state, remedy = checked.stdout.splitlines()
     assert state == f"ilsvrc2012 is not packed in {tmp_path}/ilsvrc2012/packed"
     assert remedy == Home(tmp_path).explain_fetch()
+
+
+def test_without_names_it_is_not_fetched(tmp_path, monkeypatch):
     monkeypatch.setattr("hullo.lab.data.fetch.fetch", lambda *_, **__: None)
     fetched = invoke("fetch", "--data", tmp_path)
     assert (fetched.exit_code, fetched.stdout.count("is ready in"), fetched.stderr) == (0, 3, "")

@@ -1,6 +1,7 @@
 """ILSVRC-2012: 1.3 million colour pictures of things in a thousand classes (Russakovsky et al., 2015).
 
-Too large to be whole on a device: it is packed once (`packing`), then streamed (`stream`).
+Too large to be whole on a device: it is packed once (`packing`), then streamed (`stream`). Pictures are decoded while
+they are packed, and only then: training reads nothing but the pack.
 
     pictures  what was released, as tars or folders      decoding  JPEG to 256 x 256 pixels
     devkit    the classes and what val pictures show     shards    many pictures in one file

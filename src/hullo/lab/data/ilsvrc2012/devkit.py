@@ -11,9 +11,10 @@ from hullo.lab.data.ilsvrc2012.matlab import read_structs
 from hullo.lab.data.release import DataError
 
 ARCHIVE = "ILSVRC2012_devkit_t12.tar.gz"
+ARCHIVE_SIZE = 2_568_145
 ARCHIVE_MD5 = "fa75699e90414af021442c21a62c3abf"
 FOLDERS = ("ILSVRC2012_devkit_t12", "devkit")
-REMEDY = f"put {ARCHIVE} (md5 {ARCHIVE_MD5}) there, or unpack it there"
+REMEDY = f"put {ARCHIVE} ({ARCHIVE_SIZE:,} bytes, md5 {ARCHIVE_MD5}) there, or unpack it there"
 
 _META, _TRUTH = "meta.mat", "ILSVRC2012_validation_ground_truth.txt"
 

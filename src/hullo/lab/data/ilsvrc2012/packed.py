@@ -16,18 +16,19 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from hullo.lab.data.ilsvrc2012.decoding import SHAPE
-from hullo.lab.data.ilsvrc2012.shards import HEADER, PICTURE, Shard
+from hullo.lab.data.ilsvrc2012.pictures import SPLITS, readable
+from hullo.lab.data.ilsvrc2012.shards import COMMAND, HEADER, PICTURE, Shard
 from hullo.lab.data.ilsvrc2012.workers import available_cores
 from hullo.lab.data.release import DataError
 
 MANIFEST = "manifest.json"
 MEAN = "mean.safetensors"
 VERSION = 1
-COMMAND = "hullo data pack ilsvrc2012"
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,12 @@ class Part:
     broken: tuple[tuple[str, str], ...]
     wanted: int
 
+    @classmethod
+    def parse(cls, values: dict[str, Any]) -> Part:
+        """The split as the manifest has it."""
+        shards = tuple(ShardEntry(**shard) for shard in values["shards"])
+        return cls(shards, tuple((name, reason) for name, reason in values["broken"]), values["wanted"])
+
     @property
     def pictures(self) -> int:
         return sum(shard.pictures for shard in self.shards)
@@ -64,26 +71,25 @@ class Pack:
     @classmethod
     def open(cls, folder: Path) -> Pack:
         """The pack in a folder; one that is not finished is refused."""
+        path = folder / MANIFEST
+        with readable(path):
+            try:
+                content = path.read_bytes()
+            except FileNotFoundError as error:
+                raise DataError(f"{folder} holds no finished pack; make it with: {COMMAND}") from error
         try:
-            values: dict[str, Any] = json.loads((folder / MANIFEST).read_bytes())
-        except FileNotFoundError as error:
-            raise DataError(f"{folder} holds no finished pack; make it with: {COMMAND}") from error
-        except ValueError as error:
-            raise DataError(f"{folder / MANIFEST} is damaged ({error}); delete it, then: {COMMAND}") from error
-        if values.get("version") != VERSION:
-            raise DataError(
-                f"{folder} holds a pack of version {values.get('version')}, not {VERSION}; delete it, then: {COMMAND}"
-            )
-        parts = {
-            split: Part(
-                tuple(ShardEntry(**shard) for shard in part["shards"]),
-                tuple((name, reason) for name, reason in part["broken"]),
-                part["wanted"],
-            )
-            for split, part in values["parts"].items()
-        }
-        classes = tuple((wnid, words) for wnid, words in values["classes"])
-        return cls(folder, classes, parts, values["mean_sha256"])
+            values = json.loads(content)
+            if (version := values["version"]) != VERSION:
+                raise DataError(
+                    f"{folder} holds a pack of version {version}, not {VERSION}; delete it, then: {COMMAND}"
+                )
+            parts = {split: Part.parse(values["parts"][split]) for split in SPLITS}
+            classes = tuple((wnid, words) for wnid, words in values["classes"])
+            return cls(folder, classes, parts, values["mean_sha256"])
+        except DataError:
+            raise
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{path} is damaged ({error!r}); delete it, then: {COMMAND}") from error
 
     def manifest(self) -> bytes:
         """The content of the manifest."""
@@ -99,7 +105,11 @@ class Pack:
     @cached_property
     def mean(self) -> Tensor:
         """The mean training picture, float32 of shape (256, 256, 3)."""
-        return load_file(self.folder / MEAN)["mean"]
+        path = self.folder / MEAN
+        try:
+            return load_file(path)["mean"]
+        except (KeyError, OSError, SafetensorError) as error:
+            raise DataError(f"{path} is missing or damaged ({error}); make it anew with: {COMMAND}") from error
 
     def pictures(self, split: str) -> PackedPictures:
         """The pictures of a split."""

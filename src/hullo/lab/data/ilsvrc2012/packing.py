@@ -22,7 +22,7 @@ from hullo.lab.data.ilsvrc2012.packed import MANIFEST, MEAN, Pack, Part, ShardEn
 from hullo.lab.data.ilsvrc2012.pictures import SPLITS, Picture, Source
 from hullo.lab.data.ilsvrc2012.shards import PICTURE, Shard, write_shard
 from hullo.lab.data.release import DataError
-from hullo.lab.files import whole
+from hullo.lab.files import make_folder, whole
 from hullo.lab.progress import Steps
 
 SHARD = 4096
@@ -43,12 +43,14 @@ def choose(source: Source, progress: Steps, *, partial: bool) -> dict[str, list[
         if not found:
             raise DataError(f"{source.place(split)} holds no pictures; their names end in .JPEG")
         if found != wanted:
-            lacking.append(f"{found:,} of {wanted:,} {split} pictures")
+            lacking.append(f"{found:,} of {wanted:,} {split} pictures{source.shortfall(split)}")
+    state = f"{source.folder} has {' and '.join(lacking)}"
     if lacking and not partial:
         raise DataError(
-            f"{source.folder} has {' and '.join(lacking)}; hullo data check ilsvrc2012 says which are missing; to pack "
-            "those that are there, add --partial"
+            f"{state}; hullo data check ilsvrc2012 says which are missing; to pack those that are there, add --partial"
         )
+    if lacking:
+        progress.note(f"{state}; they alone are packed")
     return chosen
 
 
@@ -58,14 +60,17 @@ def pack(
     """Make the pack of the chosen pictures, or what is lacking of it, in a folder; `pool` gives those who do the work.
 
     A picture that cannot be decoded is named and stops nothing. At the end the pack is made without such pictures, and
-    counts them, if a part will do. Else there is no manifest, and the shards are kept: the next run makes those anew
-    that lack a picture, or accepts them.
+    counts them, if a part will do. Else no manifest is written, and the shards are kept. The next run makes those anew
+    whose broken pictures were mended.
     """
+    make_folder(folder)
     plans = {split: _plan(folder, split, pictures) for split, pictures in chosen.items()}
     whole = {path: pictures for plan in plans.values() for path, pictures in plan.items()}
     try:
         with _alone(folder):
-            missing = {path: pictures for path, pictures in whole.items() if not _is_done(path, pictures, partial)}
+            missing = {path: pictures for path, pictures in whole.items() if not _is_done(path, pictures)}
+            for path in sorted(whole.keys() - missing.keys()):
+                _note_broken(path, progress)
             _clear(folder.glob("*.part"))  # of a process that was killed
             _check_space(folder, missing)
             if missing:
@@ -96,7 +101,6 @@ def _plan(folder: Path, split: str, pictures: list[Picture]) -> Plan:
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Only when no other process is packing into the same folder; the lock of a killed process is free."""
-    folder.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(folder / ".lock", timeout=0):
             yield
@@ -104,12 +108,16 @@ def _alone(folder: Path) -> Iterator[None]:
         raise DataError(f"another process is packing into {folder}; wait for it, or stop it") from error
 
 
-def _is_done(path: Path, pictures: list[Picture], partial: bool) -> bool:
+def _is_done(path: Path, pictures: list[Picture]) -> bool:
     try:
-        shard = Shard.open(path)
+        return Shard.open(path).holds(pictures)
     except DataError:
         return False
-    return shard.holds(pictures) and (partial or not shard.broken)
+
+
+def _note_broken(path: Path, progress: Steps) -> None:
+    for name, reason in Shard.open(path).broken:
+        progress.note(f"{name} is broken: {reason}")
 
 
 def _clear(paths: Iterable[Path]) -> None:
@@ -134,8 +142,7 @@ def _write_shards(missing: Plan, total: int, pool: Pool, progress: Steps) -> Non
             for done, future in enumerate(as_completed(futures), total - len(missing)):
                 future.result()
                 progress.begin(futures[future].name, done, total)
-                for name, reason in Shard.open(futures[future]).broken:
-                    progress.note(f"{name} is broken: {reason}")
+                _note_broken(futures[future], progress)
         except BaseException:
             for future in futures:
                 future.cancel()

@@ -6,6 +6,7 @@ import os
 import re
 import tarfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -26,6 +27,17 @@ CLASSES = 1000
 _WNID = re.compile(r"n\d{8}")
 
 Reach = Callable[[float], None]
+
+
+@contextmanager
+def readable(place: Path) -> Iterator[None]:
+    """What cannot be read, in a place or below it, is one clear error."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"{error.filename or place} cannot be read ({error.strerror}); make it readable, then try again"
+        ) from error
 
 
 class Bytes(NamedTuple):
@@ -66,7 +78,9 @@ class Source:
 
     def places(self, split: str) -> list[Path]:
         """The tar and the folder of a split, as far as they are there."""
-        return [path for path in (self.folder / TARS[split].name, self.folder / split) if path.exists()]
+        with readable(self.folder):
+            names = os.listdir(self.folder) if self.folder.is_dir() else []
+        return [self.folder / name for name in (TARS[split].name, split) if name in names]
 
     def place(self, split: str) -> Path:
         """The tar or the folder of a split."""
@@ -78,6 +92,14 @@ class Source:
             f"{self.folder} {state}; wanted there are {tars}, or the folders {' and '.join(SPLITS)}, and "
             f"{devkits.ARCHIVE} or what it unpacks to"
         )
+
+    def shortfall(self, split: str) -> str:
+        """A remark on a tar that is shorter than the one released, as it may also be if it was made anew."""
+        place, wanted = self.place(split), TARS[split]
+        found = place.stat().st_size
+        if place.name != wanted.name or found >= wanted.size:
+            return ""
+        return f" ({place.name} has {found:,} of the {wanted.size:,} bytes released: cut off, unless it was made anew)"
 
     @cached_property
     def wnids(self) -> tuple[str, ...]:
@@ -102,6 +124,10 @@ class Source:
     def pictures(self, split: str, reach: Reach = lambda _: None) -> list[Picture]:
         """The pictures of a split, sorted by name: one list, whichever way they lie; `reach` is told how far it is."""
         place = self.place(split)
+        with readable(place):
+            return self._list(split, place, reach)
+
+    def _list(self, split: str, place: Path, reach: Reach) -> list[Picture]:
         label_of = {wnid: label for label, wnid in enumerate(self.wnids)}
         truth = self.devkit.truth if split == "val" and self.devkit else ()
         shown = {f"ILSVRC2012_val_{number:08}.JPEG": label for number, label in enumerate(truth, 1)}

@@ -29,6 +29,8 @@ from hullo.lab.data.ilsvrc2012.pictures import Picture
 from hullo.lab.data.release import DataError
 from hullo.lab.files import whole
 
+COMMAND = "hullo data pack ilsvrc2012"
+
 HEADER = 4096
 """Bytes before the pictures: a page, so that pictures, too, begin where pages do."""
 
@@ -55,8 +57,8 @@ class Shard:
                     file.get_tensor("labels"),
                     tuple((name, reason) for name, reason in json.loads(file.get_tensor("broken").tobytes())),
                 )
-        except (OSError, SafetensorError) as error:
-            raise DataError(f"{path} is missing or damaged ({error})") from error
+        except (KeyError, OSError, SafetensorError, TypeError, ValueError) as error:
+            raise DataError(f"{path} is missing or damaged ({error}); make it anew with: {COMMAND}") from error
 
     def sum(self) -> NDArray[np.int64]:
         """The sum of all pictures."""
@@ -66,20 +68,21 @@ class Shard:
     def names(self) -> list[str]:
         """The names of the pictures."""
         lines: NDArray[np.uint8] = self._tensor("names")
-        return lines.tobytes().decode().splitlines()
+        return lines.tobytes().decode(errors="replace").splitlines()  # damaged ones are the names of no picture
 
     def _tensor(self, name: str) -> Any:
         with safe_open(self.path, framework="numpy") as file:
             return file.get_tensor(name)
 
     def holds(self, pictures: Sequence[Picture]) -> bool:
-        """Whether these pictures, and no others, are in the shard, or broken."""
-        broken = {name for name, _ in self.broken}
-        sound = [picture for picture in pictures if picture.name not in broken]
+        """Whether these pictures, and no others, are in the shard, or broken still, for the reasons it names."""
+        reasons = dict(self.broken)
+        sound = [picture for picture in pictures if picture.name not in reasons]
         return (
-            len(sound) == len(pictures) - len(broken)
+            len(sound) == len(pictures) - len(reasons)
             and self.names() == [picture.name for picture in sound]
             and self.labels.tolist() == [picture.label for picture in sound]
+            and all(_flaw(picture) == reasons[picture.name] for picture in pictures if picture.name in reasons)
         )
 
     def verify(self) -> bool:
@@ -100,7 +103,7 @@ def write_shard(path: Path, pictures: Iterable[Picture]) -> None:
         file.seek(HEADER)  # it is known last
         for picture in pictures:
             try:
-                pixels = decode(_read(picture))
+                pixels = _decode(picture)
             except PictureError as error:
                 broken.append((picture.name, str(error)))
                 continue
@@ -122,11 +125,20 @@ def write_shard(path: Path, pictures: Iterable[Picture]) -> None:
         file.write(_header(len(labels), rest, digest.hexdigest()))
 
 
-def _read(picture: Picture) -> bytes:
+def _decode(picture: Picture) -> NDArray[np.uint8]:
     try:
-        return picture.encoded.read()
+        content = picture.encoded.read()
     except OSError as error:
         raise PictureError(f"cannot be read: {error.strerror}") from error
+    return decode(content)
+
+
+def _flaw(picture: Picture) -> str | None:
+    try:
+        _decode(picture)
+    except PictureError as error:
+        return str(error)
+    return None
 
 
 def _header(count: int, rest: dict[str, NDArray[Any]], digest: str) -> bytes:

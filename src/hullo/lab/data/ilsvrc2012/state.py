@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hullo.lab.data.ilsvrc2012 import devkit as devkits
 from hullo.lab.data.ilsvrc2012.packed import MANIFEST, Pack
-from hullo.lab.data.ilsvrc2012.pictures import PICTURES, SPLITS, TARS, Source
+from hullo.lab.data.ilsvrc2012.pictures import PICTURES, SPLITS, TARS, Source, readable
 from hullo.lab.data.ilsvrc2012.shards import PICTURE
 from hullo.lab.data.release import DataError, data_root
 from hullo.lab.progress import Steps
@@ -43,6 +43,11 @@ class Home:
         return self.root / NAME / "packed"
 
     @property
+    def holds_anything(self) -> bool:
+        """Whether there is anything of it in the data directory."""
+        return any(self.packed.parent.glob("*"))
+
+    @property
     def command(self) -> str:
         """The command that makes the pack."""
         data = [] if self.root == data_root() else ["--data", str(self.root)]
@@ -59,10 +64,11 @@ class Home:
     def overview_row(self) -> tuple[str, str, str, str, str]:
         """Name, summary, size, state at a glance, and place."""
         size = f"{sum(PICTURES.values()) * PICTURE / 1e6:,.1f} MB"
-        if (self.packed / MANIFEST).exists():
-            state = "packed" if Pack.open(self.packed).is_complete else "packed in part"
-        else:
-            state = "not packed" if self.source.folder.is_dir() else "not fetched"
+        with readable(self.packed):
+            if (self.packed / MANIFEST).exists():
+                state = "packed" if Pack.open(self.packed).is_complete else "packed in part"
+            else:
+                state = "not packed" if self.source.folder.is_dir() else "not fetched"
         return NAME, SUMMARY, size, state, str(self.packed.parent)
 
     def check(self, progress: Steps) -> tuple[bool, list[str]]:
@@ -70,7 +76,8 @@ class Home:
 
         Where the pack is, what it was made of need not be any more.
         """
-        ready, lines = self._check_pack(progress)
+        with readable(self.packed):
+            ready, lines = self._check_pack(progress)
         return ready, lines if ready else [*lines, *self._check_source(progress)]
 
     def _check_pack(self, progress: Steps) -> tuple[bool, list[str]]:
@@ -104,7 +111,8 @@ class Home:
             try:
                 place = source.place(split)
                 progress.begin(f"looking through {place}", done, len(SPLITS))
-                complete, line = _check_split(source, split, place, progress)
+                with readable(place):
+                    complete, line = _check_split(source, split, place, progress)
             except DataError as error:
                 complete, line = False, str(error)
             sound = sound and complete
@@ -138,4 +146,6 @@ def _check_split(source: Source, split: str, place: Path, progress: Steps) -> tu
         ]
     more = f", {len(lacking) - SHOWN:,} more classes lack pictures" if len(lacking) > SHOWN else ""
     examples = f" ({', '.join(lacking[:SHOWN])}{more})" if lacking else ""
-    return len(pictures) == wanted, f"{place}: {len(pictures):,} of {wanted:,} pictures{examples}"
+    complete = len(pictures) == wanted
+    remark = "" if complete else source.shortfall(split)
+    return complete, f"{place}: {len(pictures):,} of {wanted:,} pictures{examples}{remark}"

@@ -1,5 +1,5 @@
 "use strict";
-// All columns beside the paper's; any of them sorts the rows, and each cell leads to its runs.
+// All columns beside the paper's; any of them sorts the rows of its table, and each cell leads to its runs.
 
 const SHOWN = {accuracy: "accuracy", difference: "difference from relu"};
 
@@ -11,18 +11,34 @@ function cellOf(column, name) {
   return {row, ours, half, paper: column.paper[name]?.[Number(difference)] ?? null};
 }
 
+const hasRow = (column, name) => column.rows.some((row) => row.name === name);
+
+/** The columns of each table: one of them has all rows of the others, so that few cells are empty. */
+function tables() {
+  const found = [];
+  for (const column of [...DOCUMENT.columns].sort((a, b) => b.rows.length - a.rows.length)) {
+    const table = found.find(([widest]) => column.rows.every(({name}) => hasRow(widest, name)));
+    if (table) table.push(column);
+    else found.push([column]);
+  }
+  const place = (column) => DOCUMENT.columns.indexOf(column);
+  for (const columns of found) columns.sort((a, b) => place(a) - place(b));
+  return found.sort(([a], [b]) => place(a) - place(b));
+}
+
 function buildTable() {
-  const names = sortedNames();
   const shown = select("show", Object.entries(SHOWN), state.show ?? "accuracy", (show) => go({show}));
   const choose = columnSelect();
   choose.classList.add("narrow");
   const pairs = state.show === "difference" ? ", of differences between runs of the same seed" : "";
   bodyOf("table").replaceChildren(
     node("div", {class: "bar"}, choose, labelled("Show", shown)),
-    node(
-      "div",
-      {class: "scroll", tabindex: 0, role: "region", "aria-labelledby": "table-title"},
-      node("table", {class: "results"}, tableHead(), tableBody(names)),
+    ...tables().map((columns) =>
+      node(
+        "div",
+        {class: "scroll", tabindex: 0, role: "region", "aria-label": columns.map(({name}) => name).join(", ")},
+        node("table", {class: "results"}, tableHead(columns), tableBody(columns)),
+      ),
     ),
     node(
       "p",
@@ -54,8 +70,8 @@ function partOf(column) {
   return column === currentColumn() ? "chosen" : "";
 }
 
-function tableHead() {
-  const groups = DOCUMENT.columns.map((column) =>
+function tableHead(columns) {
+  const groups = columns.map((column) =>
     node(
       "th",
       {colspan: 2, scope: "colgroup", class: partOf(column)},
@@ -63,24 +79,25 @@ function tableHead() {
       node("small", null, column.about),
     ),
   );
-  const headings = DOCUMENT.columns.map((column) => [
-    heading("hullo", `ours ${column.name}`, partOf(column)),
-    heading("paper", `paper ${column.name}`, partOf(column)),
+  const headings = columns.map((column) => [
+    heading(columns, "hullo", `ours ${column.name}`, partOf(column)),
+    heading(columns, "paper", `paper ${column.name}`, partOf(column)),
   ]);
   return node(
     "thead",
     null,
     node("tr", null, node("td"), groups),
-    node("tr", null, heading("activation", "activation", ""), headings),
+    node("tr", null, heading(columns, "activation", "activation", ""), headings),
   );
 }
 
-function tableBody(names) {
+function tableBody(columns) {
+  const names = sortedNames(columns);
   const difference = state.show === "difference";
   const spell = difference ? signed : percent;
   const least = difference ? 0 : -Infinity; // what is below the reference is not the best
   const rows = names.map((name) => node("tr", null, node("th", {scope: "row"}, name)));
-  for (const column of DOCUMENT.columns) {
+  for (const column of columns) {
     const cells = names.map((name) => cellOf(column, name));
     const bestOf = (values) => Math.max(least, ...values.map((value) => value ?? -Infinity));
     const ourBest = bestOf(cells.map(({ours}) => ours));
@@ -110,31 +127,37 @@ function strongIf(best, text) {
   return best ? node("strong", null, text) : text;
 }
 
+/** By which of its headers a table is sorted, and whether from the largest; in the paper's order if by none. */
+function sortOf(columns) {
+  const [, sign, key] = /^(-?)(.*)$/.exec(state.sort ?? "activation");
+  const own = columns.some(({name}) => key === `ours ${name}` || key === `paper ${name}`);
+  return own || key === "activation" ? {key, down: sign === "-"} : {key: "activation", down: false};
+}
+
 /** A header that sorts: numbers from the largest, names in the paper's order; again, the other way round. */
-function heading(text, key, part) {
-  const [, sign, by] = /^(-?)(.*)$/.exec(state.sort ?? "activation");
-  const sorted = by === key;
-  const down = key !== "activation";
-  const id = `sort-${key.replaceAll(" ", "-")}`;
-  const next = sorted ? `${sign ? "" : "-"}${key}` : `${down ? "-" : ""}${key}`;
+function heading(columns, text, key, part) {
+  const sort = sortOf(columns);
+  const sorted = sort.key === key;
+  const next = (sorted ? !sort.down : key !== "activation") ? `-${key}` : key;
+  const id = `sort ${columns[0].name} ${key}`.replaceAll(" ", "-");
   return node(
     "th",
-    {scope: "col", class: part, "aria-sort": sorted ? (sign ? "descending" : "ascending") : "none"},
+    {scope: "col", class: part, "aria-sort": sorted ? (sort.down ? "descending" : "ascending") : "none"},
     node("button", {type: "button", id, class: "sort", click: () => go({sort: next})}, text),
   );
 }
 
-/** All activations in the order that the view asks for; those without a value come last. */
-function sortedNames() {
-  const names = DOCUMENT.rows;
-  const [, sign, whose, by] = /^(-?)(\w*) ?(.*)$/.exec(state.sort ?? "activation");
-  const column = DOCUMENT.columns.find(({name}) => name === by);
-  if (!column) return sign ? [...names].reverse() : names;
-  const value = (name) => cellOf(column, name)[whose] ?? null;
-  const direction = sign ? -1 : 1;
-  return [...names].sort((a, b) => {
+/** The activations of a table in the order that the view asks for; those without a value come last. */
+function sortedNames(columns) {
+  const {key, down} = sortOf(columns);
+  const names = DOCUMENT.rows.filter((name) => columns.some((column) => hasRow(column, name)));
+  if (key === "activation") return down ? names.reverse() : names;
+  const [, whose, by] = /^(\w+) (.*)$/.exec(key);
+  const column = columns.find(({name}) => name === by);
+  const value = (name) => cellOf(column, name)[whose];
+  return names.sort((a, b) => {
     const [one, two] = [value(a), value(b)];
     if (one === null || two === null) return (one === null) - (two === null);
-    return direction * (one - two);
+    return (down ? -1 : 1) * (one - two);
   });
 }

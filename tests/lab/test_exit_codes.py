@@ -1,0 +1,146 @@
+"""One rule for all commands: 2 for what was asked for wrongly, before anything is done; 1 for what then failed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import tiny_command
+from made_records import make_record
+from typer.testing import CliRunner, Result
+
+from hullo.lab.cli import app
+from hullo.lab.records import Records
+
+TRAIN = ("train", "lenet5", "fashion-mnist-sample", "--device", "cpu", "--epochs", "1")
+REPRODUCE = ("reproduce", "lenet5/fashion-mnist-sample", "--rows", "relu", "--seeds", "1", *TRAIN[3:])
+BENCH = ("bench", "--device", "cpu", "--sizes", "512", "--activations", "relu", "--repeats", "3")
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory with records, with others that cannot be read, with a file and with no data."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HULLO_DATA", "data")
+    Records(Path("sound/records.jsonl")).add([make_record("relu", [80.0])])
+    Path("broken").mkdir()
+    Path("broken/records.jsonl").write_text("nonsense\n")
+    Path("taken").write_text("a file")
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def everything() -> list[Path]:
+    return sorted(path for path in Path().rglob("*") if "lock" not in path.name)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        # an unknown name
+        ("train", "vgg", "cifar10"),
+        ("reproduce", "lenet5/mnist"),
+        ("table", "sound", "--columns", "lenet5/mnist"),
+        ("figures", "sound", "--only", "histogram"),
+        ("bench", "--activations", "swish"),
+        ("data", "fetch", "nope"),
+        ("data", "check", "nope"),
+        ("data", "pack", "nope"),
+        # a wrong number
+        (*TRAIN, "--validation", "100000"),
+        (*TRAIN, "--seed", "999999999999999999999"),
+        (*REPRODUCE, "--validation", "7"),
+        ("table", "sound", "--epoch", "9"),
+        ("figures", "sound", "--seed", "9"),
+        ("bench", "--repeats", "0"),
+        # pictures that are too small for a network
+        ("train", "alexnet", "fashion-mnist-sample"),
+        ("reproduce", "lenet5/fashion-mnist-sample", "alexnet/fashion-mnist-sample"),
+        # no records
+        (*TRAIN, "--output", "broken"),
+        (*REPRODUCE, "--output", "broken"),
+        ("table", "broken"),
+        ("figures", "broken"),
+        ("report", "broken"),
+        ("table", "taken"),
+        ("figures", "nowhere"),
+        ("report", "nowhere"),
+        # an output that cannot be written to
+        (*TRAIN, "--output", "taken"),
+        (*TRAIN, "--output", "taken/runs"),
+        (*TRAIN, "--output", "sound", "--tensorboard", "taken"),
+        (*REPRODUCE, "--output", "taken"),
+        ("figures", "--output", "taken"),
+        ("report", "sound", "--output", "taken/page.html"),
+        ("report", "sound", "--output", "sound"),
+        (*BENCH, "--output", "taken"),
+        ("data", "fetch", "cifar10", "--data", "taken"),
+    ],
+    ids=" ".join,
+)
+def test_what_was_asked_for_wrongly_is_refused_with_2_before_anything_is_done(command: tuple[str, ...]) -> None:
+    before = everything()
+    result = invoke(*command)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("hullo: ")
+    assert result.stderr.count("\n") == 1
+    assert everything() == before
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("train", "lenet5", "cifar10", "--output", "new"),
+        ("reproduce", "lenet5/cifar10", "--output", "new"),
+        ("data", "pack", "ilsvrc2012"),
+        ("data", "fetch", "ilsvrc2012"),
+        ("data", "check", "cifar10"),
+        ("data", "check", "ilsvrc2012"),
+    ],
+    ids=" ".join,
+)
+def test_missing_data_are_a_failure(command: tuple[str, ...]) -> None:
+    before = everything()
+    result = invoke(*command)
+    assert result.exit_code == 1
+    assert "Traceback" not in result.output
+    assert everything() == before
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        (*TRAIN, "--output", "new"),
+        (*REPRODUCE, "--output", "new"),
+        ("figures", "--only", "pipeline", "--output", "new"),
+        ("report", "sound", "--output", "new/page.html"),
+        (*BENCH, "--output", "new"),
+    ],
+    ids=" ".join,
+)
+def test_a_full_disk_is_a_failure(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("hullo.lab.data.load", tiny_command.load)
+    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr("hullo.lab.bench.rows.RowFile.add", full)
+    result = invoke(*command, *(["--quiet"] if command[0] in ("train", "reproduce", "bench") else []))
+    assert result.exit_code == 1
+    assert result.stderr.startswith("hullo: cannot write new")
+    assert "No space left on device; " in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["table", "figures", "report"])
+def test_a_line_that_a_killed_process_left_is_noted_and_does_no_harm(command: str) -> None:
+    with Path("sound/records.jsonl").open("a") as file:
+        file.write('{"version":1,')
+    result = invoke(command, "sound")
+    assert result.exit_code == 0, result.output
+    left = "the last line of sound/records.jsonl breaks off after 13 bytes and is left out"
+    assert result.stderr.startswith(f"note: {left}; the next run that is recorded there takes it away\n")
+    assert result.stderr.count("breaks off") == 1
