@@ -4,8 +4,8 @@ PYTHON := $(VENV)/bin/python
 .PHONY: test check demo docs setup
 .DEFAULT_GOAL := test
 
-test: check  ## every check and every test
-	$(PYTHON) -m pytest
+test: check  ## every check and every test, two at a time: many wait for processes, and threads would wait for each other
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist loadfile
 
 check: setup  ## formatting, lint, types, and whether tables say what records say
 	$(PYTHON) -m ruff format --check .
