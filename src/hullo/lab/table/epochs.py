@@ -41,4 +41,4 @@ def _table(experiment: Experiment) -> str:
             ]
         )
     heads = ["after epoch", *map(str, epochs), f"from {epochs[-2]} to {epochs[-1]}", "at the end beside the paper"]
-    return f"### {escape(experiment.name)}\n\n{grid(heads, lines)}"
+    return f"### {escape(experiment.name)}: accuracy on the way, in %\n\n{grid(heads, lines)}"

@@ -34,7 +34,7 @@ def _table(experiment: Experiment) -> str:
             moves = (mean(move for run in runs for move in _moves(run, epoch)) for epoch in epochs)
             lines.append([escape(row), *(f"{move:.2f}" for move in moves), f"{corners} of {len(ends)}"])
     heads = ["after epoch", *map(str, epochs), "layers at a corner"]
-    return f"### {escape(experiment.name)}\n\n{grid(heads, lines)}" if lines else ""
+    return f"### {escape(experiment.name)}: how far coefficients came\n\n{grid(heads, lines)}" if lines else ""
 
 
 def _layers(record: Record, epoch: int) -> list[Layer]:
