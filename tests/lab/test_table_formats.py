@@ -133,6 +133,9 @@ def test_hostile_machines_do_no_harm() -> None:
     rendered = MarkdownIt("commonmark").enable("table").render(text)
     assert "a|b `c` &lt;b&gt; **d**, 1 CPU threads" in rendered
     assert "(_e_)" in rendered
+    text = latex.latex_table(experiments([make_record("relu", [80.0], setting=replace(hostile, device="a\n\\b"))]))
+    assert "a \\b, 1 CPU threads" in text
+    assert not any(line.startswith("\\b,") for line in text.splitlines())
 
 
 def test_latex_is_whole_tabulars_with_as_many_cells_in_every_line() -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import shlex
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from hullo.lab.failures import FailedError
+
+if TYPE_CHECKING:
+    from hullo.lab.records import Record
 
 DataOption = Annotated[
     Path | None,
@@ -101,6 +104,20 @@ def writing(output: Path, then: str = "make room, or name another place") -> Ite
             yield
         except OSError as error:
             raise FailedError(f"cannot write {error.filename or output}: {error.strerror}; {then}") from error
+
+
+def known_paths(records: list[Path] | None) -> list[Path]:
+    """Where records are to be read from: where a user says, or where they usually are."""
+    return records or [next((path for path in USUAL if path.exists()), USUAL[0])]
+
+
+def note_ended(known: Sequence[Record], epoch: int | None, columns: list[str] | None) -> None:
+    """Say which experiments are not shown, as they have no such epoch."""
+    from hullo.lab.table.experiments import experiments
+
+    chosen = experiments(known, columns=columns or ()) if epoch and known else []
+    if ended := [experiment.name for experiment in chosen if experiment.setting.epochs < (epoch or 0)]:
+        typer.echo(f"left out, as they ended before epoch {epoch}: {', '.join(ended)}", err=True)
 
 
 def note_torn(paths: Iterable[Path]) -> None:

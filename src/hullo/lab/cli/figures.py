@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hullo.lab.cli.common import USUAL, ColumnsOption, RecordsArgument, note_torn, refusals, writing
+from hullo.lab.cli.common import USUAL, ColumnsOption, RecordsArgument, note_ended, note_torn, refusals, writing
 
 
 def figures(
@@ -52,6 +52,7 @@ def figures(
             raise ValueError(f"there is no run of seed {seed}; there are {', '.join(map(str, sorted(seeds)))}")
         make_folder(output)
     note_torn(paths if needy else ())
+    note_ended(known, epoch, columns)
     with writing(output), drawing():
         for name, figure in draw_figures(found, wanted, seed):
             if figure is None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hullo.lab.cli.common import USUAL, RecordsArgument, note_torn, refusals, writing
+from hullo.lab.cli.common import RecordsArgument, known_paths, note_torn, refusals, writing
 
 
 def report(
@@ -18,7 +18,7 @@ def report(
     from hullo.lab.report import gather, write_page
 
     with refusals():
-        paths = records or [next((path for path in USUAL if path.exists()), USUAL[0])]
+        paths = known_paths(records)
         document = gather(paths)
     note_torn(paths)
     with writing(output):

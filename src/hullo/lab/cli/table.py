@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hullo.lab.cli.common import USUAL, ColumnsOption, RecordsArgument, console, note_torn, refusals
+from hullo.lab.cli.common import ColumnsOption, RecordsArgument, console, known_paths, note_ended, note_torn, refusals
 
 FORMATS = ("terminal", "markdown", "latex", "csv")
 
@@ -27,13 +27,11 @@ def table(
     with refusals():
         if form not in FORMATS:
             raise ValueError(f"unknown format {form!r}; there are {', '.join(FORMATS)}")
-        paths = records or [next((path for path in USUAL if path.exists()), USUAL[0])]
+        paths = known_paths(records)
         known = read_records(paths)
         found = experiments(known, epoch=epoch, columns=columns or ())
     note_torn(paths)
-    shown = {experiment.name for experiment in found}
-    if ended := [e.name for e in experiments(known, columns=columns or ()) if e.name not in shown]:
-        typer.echo(f"left out, as they ended before epoch {epoch}: {', '.join(ended)}", err=True)
+    note_ended(known, epoch, columns)
     if form == "terminal":
         for experiment in found:
             console().print(terminal_table(experiment), "")

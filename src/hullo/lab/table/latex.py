@@ -28,7 +28,7 @@ SPECIAL = str.maketrans(
 def latex_table(experiments: Sequence[Experiment]) -> str:
     """All experiments at a glance, then each in detail: as many tabulars, which stand alone."""
     made = origin(record for experiment in experiments for record in experiment.records)
-    parts = [rf"% Needs \usepackage{{booktabs}}. {made}", _glance(experiments), *map(_details, experiments)]
+    parts = [_comment(rf"Needs \usepackage{{booktabs}}. {made}"), _glance(experiments), *map(_details, experiments)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -51,7 +51,7 @@ def _details(experiment: Experiment) -> str:
 
 def _tabular(about: str, places: str, heads: Sequence[Sequence[str]], lines: Sequence[Sequence[str]]) -> str:
     body = [r"\toprule", *map(_line, heads), r"\midrule", *map(_line, lines), r"\bottomrule"]
-    return "\n".join([f"% {about}", rf"\begin{{tabular}}{{{places}}}", *body, r"\end{tabular}"])
+    return "\n".join([_comment(about), rf"\begin{{tabular}}{{{places}}}", *body, r"\end{tabular}"])
 
 
 def escape(text: str) -> str:
@@ -66,6 +66,10 @@ def escape(text: str) -> str:
 def _mark(text: str, best: bool) -> str:
     spelled = re.sub(r"^-(?=\d)", "$-$", escape(text))  # a minus, not a hyphen
     return rf"\textbf{{{spelled}}}" if best and text else spelled
+
+
+def _comment(text: str) -> str:
+    return f"% {' '.join(text.split())}"
 
 
 def _line(texts: Sequence[str]) -> str:
