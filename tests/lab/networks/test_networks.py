@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from hullo.lab import networks, paper
 from hullo.lab.activations import Row
@@ -160,3 +161,28 @@ class TestRefusals:
     def test_the_smallest_pictures_leave_a_pixel_at_the_end(self, name: str, smallest: int) -> None:
         network = networks.build(name, activation="relu", image_size=smallest)
         assert network(torch.zeros(1, 3, smallest, smallest)).shape == (1, 1, 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "training"),  # KerasNet's dropout would draw anew at every call
+    [("lenet5", True), ("kerasnet", False), ("resnet8", False), ("resnet8", True)],
+)
+def test_gradients_are_the_slope_of_the_loss(name: str, training: bool) -> None:
+    """Along any direction, by differences: nothing on the way from a parameter to the loss is forgotten."""
+    rows = [Row.parse("affine(identity,tanh)")]
+    task = Task(in_channels=3, image_size=16, num_classes=4)
+    network = ResNet(rows, task, 1) if name == "resnet8" else networks.NETWORKS[name](rows, task)
+    initialise(network, [0])
+    network.double().train(training)
+    x, labels, step = torch.rand(5, 3, 16, 16).double(), torch.arange(5) % 4, 1e-6
+    parameters = dict(network.named_parameters())
+
+    def loss(**others: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(functional_call(network, parameters | others, (x,))[0], labels)
+
+    gradients = torch.autograd.grad(loss(), list(parameters.values()))
+    for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
+        move = step * torch.randn_like(parameter)
+        with torch.no_grad():
+            slope = (loss(**{name: parameter + move}) - loss(**{name: parameter - move})) / 2
+        torch.testing.assert_close((gradient * move).sum() / step, slope / step, rtol=1e-5, atol=1e-7, msg=name)
