@@ -15,8 +15,8 @@ and the highest; with a file named, writes them there too. Without a GPU it take
 which shows that it runs and no more.
 
 What limits it: the pack has just been written and lies in the page cache, which would not hold the real one, of 252 GB.
-Where that is read from a disk, the disk gives one picture for 196,608 bytes of its bandwidth, so 21,700 a second want
-4.3 GB/s. Each file counts eight times, so that no epoch ends in between: evaluation, checkpoints and the first batches
+Where that is read from a disk, the disk gives one picture for 196,608 bytes of its bandwidth, so 23,000 a second want
+4.5 GB/s. Each file counts eight times, so that no epoch ends in between: evaluation, checkpoints and the first batches
 of an epoch are left out.
 """
 

@@ -16,6 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import astuple, fields
 from typing import NamedTuple
 from unittest import mock
 
@@ -24,8 +25,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
-import hullo
 from hullo.lab import networks, recipes
+from hullo.lab.bench.clocks import clock_for
+from hullo.lab.bench.rows import setting
 from hullo.lab.networks import alexnet
 from hullo.lab.networks.layers import local_response_norm
 
@@ -49,9 +51,6 @@ class Step(NamedTuple):
 
 
 class Measured(NamedTuple):
-    device: str
-    torch: str
-    hullo: str
     activation: str
     normalisation: str
     batch: int
@@ -115,20 +114,20 @@ def main() -> None:
     for _ in range(WARM_UP + ROUNDS):
         for case, step in steps.items():
             times[case].append(milliseconds(step.run))
-    device = torch.cuda.get_device_name() if DEVICE == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    where = setting(clock_for(DEVICE).device_name)
     rows = []
-    print(f"{device}, torch {torch.__version__}, hullo {hullo.__version__}")
+    print(where)
     for case, values in times.items():
         ordered = sorted(values[WARM_UP:])
         median = statistics.median(ordered)
         p10, p90 = (ordered[round(share * (len(ordered) - 1))] for share in (0.1, 0.9))
         speed, peak = 1e3 * BATCH / median, steps[case].peak_mib
-        rows.append(Measured(device, torch.__version__, hullo.__version__, *case, BATCH, median, p10, p90, speed, peak))
+        rows.append((*astuple(where), *Measured(*case, BATCH, median, p10, p90, speed, peak)))
         print(f"{case[0]:28s} {case[1]:6s} {median:8.3f} ms {speed:8.0f} pictures/s {peak:8.0f} MiB")
     if len(sys.argv) > 1:
         with open(sys.argv[1], "w", newline="") as file:
             writer = csv.writer(file)
-            writer.writerow(Measured._fields)
+            writer.writerow([*(field.name for field in fields(where)), *Measured._fields])
             writer.writerows(rows)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from hullo.lab.claims import claims, render_claims
 from hullo.lab.records import Record
+from hullo.lab.table.batches import batches_tables
 from hullo.lab.table.epochs import epochs_tables
 from hullo.lab.table.experiments import experiments, read_records
 from hullo.lab.table.markdown import detailed_tables, glance_table
@@ -34,6 +35,7 @@ PARTS: dict[str, Callable[[Sequence[Record], Sequence[Path]], str]] = {
     "details": lambda records, _: detailed_tables(experiments(records)),
     "epochs": lambda records, _: epochs_tables(experiments(records)),
     "moves": lambda records, _: moves_tables(experiments(records)),
+    "batches": lambda records, _: batches_tables(experiments(records)),
     "claims": lambda records, _: render_claims(claims(experiments(records))),
     "speed": lambda records, folders: speed_table(records, read_plain(_files(folders, "plain.csv"))),
     "cost": lambda records, _: cost_table(records),

@@ -17,6 +17,7 @@ from hullo.lab import paper
 from hullo.lab.bench.rows import Setting
 from hullo.lab.records import Record
 from hullo.lab.table import latex, markdown
+from hullo.lab.table.batches import batches_tables
 from hullo.lab.table.epochs import epochs_tables
 from hullo.lab.table.experiments import SETTINGS, experiments
 from hullo.lab.table.moves import moves_tables
@@ -234,3 +235,15 @@ def test_moves_are_counted_from_the_start_and_corners_at_the_end() -> None:
     assert head == ["after epoch", "1", "1", "1", "2", "layers at a corner"]
     assert line == [hull, *["0.12"] * 3, f"{(0.5 + 1.0 + 0.495 + 0.52) / 4:.2f}", "2 of 4"]
     assert moves_tables(experiments([make_record("relu", [50.0])])) == ""
+
+
+def test_batches_are_compared_on_the_same_seeds_after_as_many_epochs_and_after_as_many_updates() -> None:
+    usual = [make_record("relu", [50.0 + seed + epoch for epoch in range(1, 11)], seed=seed) for seed in range(3)]
+    other = [make_record("relu", [60.0] * 7 + [70.0 + 3 * seed], seed=seed, batch=128) for seed in (1, 2)]
+    unlike = make_record("relu", [0.0] * 8, seed=1, batch=128, lr=1e-3)
+    longer = make_record("relu", [0.0] * 11, seed=1, batch=128)
+    alone = make_record("tanh", [60.0] * 8, seed=1, batch=128)
+    ((head, line),) = parsed(batches_tables(experiments([*usual, *other, unlike, longer, alone])))
+    assert (head[1], head[2], head[4]) == ("batch 128, epoch 8", "batch 32, epoch 8", "batch 32, epoch 2")
+    assert [cell.split(" ±")[0] for cell in line[1:]] == ["74.50", "59.50", "+15.00", "53.50", "+21.00", "2"]
+    assert batches_tables(experiments(usual)) == ""

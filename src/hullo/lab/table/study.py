@@ -168,8 +168,9 @@ def _lead(family: Family, choice: Choice) -> str:
     difference = family.difference((choice, family.default))
     if difference is None or difference.half is None:
         return _against(difference)
-    holds_zero = difference.low <= 0 <= difference.high
-    return f"{_against(difference)}, which is {'not clear, as the interval holds 0' if holds_zero else 'clear'}"
+    if difference.low <= 0 <= difference.high:
+        return f"{_against(difference)}, no clear difference"
+    return f"{_against(difference)}, clearly {'better' if difference.mean > 0 else 'worse'}"
 
 
 def _against(difference: Interval | None) -> str:
