@@ -109,13 +109,18 @@ def test_killed_at_random_moments_it_ends_where_it_would_have_ended(uninterrupte
     assert results(tmp_path) == results(uninterrupted)
 
 
-def test_ctrl_c_saves_says_how_to_go_on_and_going_on_ends_at_the_same(uninterrupted: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("times", [1, 2], ids=["once", "passed on to it twice"])
+def test_ctrl_c_saves_says_how_to_go_on_and_going_on_ends_at_the_same(
+    times: int, uninterrupted: Path, tmp_path: Path
+) -> None:
     command = (*REPRODUCE, "--output", tmp_path)
     process = start(*command)
     assert process.stderr is not None
     while "[1/4]" not in process.stderr.readline():
         pass
-    process.send_signal(signal.SIGINT)
+    for _ in range(times):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.01)  # signals that are pending together count once
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     last = errors.splitlines()[-1]

@@ -32,6 +32,9 @@ DATA_COLUMNS = tuple(column for column in COLUMNS if column.network != "alexnet"
 GLANCE = 0.5
 """Seconds between two moves of the progress bar."""
 
+AGAIN = 1.0
+"""Seconds within which a Ctrl-C is the same one again: `timeout` and `torchrun` pass it on to all that have it."""
+
 
 def parse_column(text: str) -> Column:
     """The column of a spelling such as ``kerasnet/cifar10``.
@@ -179,13 +182,18 @@ def describe_accuracies(accuracies: Sequence[float]) -> list[str]:
 
 @contextmanager
 def asked_to_stop() -> Iterator[Event]:
-    """Set by the first Ctrl-C, so that what is under way can be saved whole; the second one interrupts at once."""
+    """Set by the first Ctrl-C, so that what is under way can be saved whole; a later one interrupts at once."""
     stop = Event()
     usual = signal.getsignal(signal.SIGINT)
+    first: float | None = None
 
     def ask(*_: object) -> None:
+        nonlocal first
+        now = time.monotonic()
+        first = first or now
+        if now - first > AGAIN:
+            raise KeyboardInterrupt
         stop.set()
-        signal.signal(signal.SIGINT, usual)
 
     signal.signal(signal.SIGINT, ask)
     try:
