@@ -15,7 +15,7 @@ from hullo.lab.records import Records
 REACHED = {"relu": [79.0, 80.0, 81.0], "affine(identity,tanh)": [84.5, 85.5, 86.5]}
 BEGINNINGS = {
     "terminal": "kerasnet/cifar10: test accuracy after 1 epoch, in %",
-    "markdown": "|  | kerasnet/cifar10<br>test, 1 epoch, 3 seeds |",
+    "markdown": "|  | kerasnet/<br>cifar10<br>test, 1 epoch<br>3 seeds |",
     "latex": r"% Needs \usepackage{booktabs}",
     "csv": "network,data,",
 }
@@ -52,7 +52,7 @@ def test_results_are_shown_where_there_are_no_runs(runs: Path) -> None:
 def test_several_directories_make_one_table() -> None:
     Records(Path("more/records.jsonl")).add(make_records(REACHED, column="lenet5/cifar10"))
     result = invoke("runs", "more", "--format", "markdown")
-    assert result.stdout.startswith("|  | lenet5/cifar10<br>test, 1 epoch, 3 seeds | kerasnet/cifar10<br>")
+    assert result.stdout.startswith("|  | lenet5/<br>cifar10<br>test, 1 epoch<br>3 seeds | kerasnet/<br>")
     assert "kerasnet" not in invoke("runs", "more", "--columns", "lenet5/cifar10").stdout
 
 

@@ -20,6 +20,7 @@ from hullo.lab.table import latex, markdown
 from hullo.lab.table.batches import batches_tables
 from hullo.lab.table.epochs import epochs_tables
 from hullo.lab.table.experiments import SETTINGS, experiments
+from hullo.lab.table.lines import origin
 from hullo.lab.table.moves import moves_tables
 from hullo.lab.table.speed import cost_table, paces, speed_table
 from hullo.lab.table.terminal import terminal_table
@@ -85,11 +86,11 @@ def test_fewer_pairs_than_seeds_are_said() -> None:
 
 def test_markdown_is_a_glance_then_details() -> None:
     glance, first, second = parsed(markdown.markdown_table(experiments(RUNS)))
-    assert glance[0][1].startswith("lenet5/fashion-mnist")
+    assert glance[0][1].startswith("lenet5/<br>fashion-mnist<br>")
     assert glance[1:] == [
-        ["relu", "91.0 (91.1)", "80.0 ± 2.5 (80.0)"],
-        ["leaky_relu", "(91.0)", "80.0 ± 0.0 (80.1)"],
-        ["affine(identity,tanh)", "92.0 (92.7)", "85.5 ± 2.5 (86.0)"],
+        ["relu", "91.0<br>(91.1)", "80.0 ± 2.5<br>(80.0)"],
+        ["leaky_relu", "(91.0)", "80.0 ± 0.0<br>(80.1)"],
+        ["affine(identity,tanh)", "92.0<br>(92.7)", "85.5 ± 2.5<br>(86.0)"],
     ]
     assert first[2] == ["affine(identity,tanh)", "92.00", "+1.00", "92.65", "-0.65", "1", "best"]
     assert second[3][:3] == ["affine(identity,tanh)", "85.50 ± 2.48", "+5.50 ± 0.00"]
@@ -247,3 +248,12 @@ def test_batches_are_compared_on_the_same_seeds_after_as_many_epochs_and_after_a
     assert (head[1], head[2], head[4]) == ("batch 128, epoch 8", "batch 32, epoch 8", "batch 32, epoch 2")
     assert [cell.split(" ±")[0] for cell in line[1:]] == ["74.50", "59.50", "+15.00", "53.50", "+21.00", "2"]
     assert batches_tables(experiments(usual)) == ""
+
+
+def test_commits_of_runs_that_are_alike_in_all_else_are_said_together() -> None:
+    settings = [Setting("a GPU", 1, "3.11", "2.13", "", "0.1", commit) for commit in ("b2", "a1", "")]
+    settings.append(Setting("another", 1, "3.11", "2.13", "", "0.1", "a1"))
+    runs = [make_record("relu", [50.0], seed=seed, setting=setting) for seed, setting in enumerate(settings)]
+    shared = "1 CPU threads, Python 3.11, torch 2.13, hullo 0.1"
+    assert origin(runs) == f"Runs made with a GPU, {shared} (a1, b2); another, {shared} (a1)."
+    assert origin(runs[2:3]) == f"Runs made with a GPU, {shared}."

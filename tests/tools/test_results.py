@@ -97,10 +97,10 @@ def test_a_part_is_about_the_folders_that_it_names(root: Path) -> None:
         text: str = results.with_parts(f"<!-- results:table {folders} -->\n<!-- /results -->", root / "results")
         return text
 
-    assert "lenet5/cifar10" in shown("all/b/c")
+    assert "lenet5/" in shown("all/b/c")
     assert "kerasnet" not in shown("all/b/c")
     assert "kerasnet" in shown("all/a")
-    assert shown("all/a all/b/c").count("/cifar10") == 2
+    assert shown("all/a all/b/c").count("/<br>cifar10") == 2
 
 
 def test_plain_pytorch_stands_beside_the_populations_of_its_column_and_batch(root: Path) -> None:

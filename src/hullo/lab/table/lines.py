@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from hullo.lab import paper
+from hullo.lab.bench.rows import Setting
 from hullo.lab.records import Record
 from hullo.lab.table.experiments import REFERENCE, Cell, Experiment
 
@@ -63,5 +65,9 @@ def caption(experiment: Experiment) -> str:
 
 
 def origin(records: Iterable[Record]) -> str:
-    """Where and with what runs were made."""
-    return f"Runs made with {'; '.join(sorted({str(record.setting) for record in records}))}."
+    """Where, with what and at which commits runs were made."""
+    commits: dict[Setting, set[str]] = {}
+    for setting in (record.setting for record in records):
+        commits.setdefault(replace(setting, commit=""), set()).add(setting.commit)
+    made = (replace(setting, commit=", ".join(sorted(filter(None, known)))) for setting, known in commits.items())
+    return f"Runs made with {'; '.join(sorted(map(str, made)))}."

@@ -16,9 +16,9 @@ def markdown_table(experiments: Sequence[Experiment]) -> str:
 
 def glance_table(experiments: Sequence[Experiment]) -> str:
     """A line an activation and a column an experiment, with the paper's figures in brackets."""
-    heads = (f"{escape(e.name)}<br>{e.pictures}, {e.time}, {e.seeds}" for e in experiments)
+    heads = (f"{escape(e.name).replace('/', '/<br>')}<br>{e.pictures}, {e.time}<br>{e.seeds}" for e in experiments)
     lines = (
-        [escape(row), *(" ".join(_mark(text, best) for text, best in glance(e, row) if text) for e in experiments)]
+        [escape(row), *("<br>".join(_mark(text, best) for text, best in glance(e, row) if text) for e in experiments)]
         for row in rows_of(experiments)
     )
     made = origin(record for experiment in experiments for record in experiment.records)
