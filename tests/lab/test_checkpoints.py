@@ -44,6 +44,19 @@ def test_a_population_that_was_not_begun_starts_at_the_start(tmp_path: Path) -> 
     assert (training.epoch, training.step) == (0, 0)
 
 
+def test_a_checkpoint_that_was_made_with_other_data_is_refused_and_stays(tmp_path: Path) -> None:
+    Checkpoints(tmp_path).save(training := after(1))
+    (path,) = tmp_path.iterdir()
+    before = path.read_bytes()
+    feed = training.feed
+    assert isinstance(feed, Resident)
+    fewer = Resident(feed.dataset.split_validation(10, seed=0))
+    there = rf"{feed.count:,} and {feed.tested:,} pictures of 10 classes, and now there are {fewer.count:,} and 10 pict"
+    with pytest.raises(ValueError, match=f"made with {there}"):
+        Checkpoints(tmp_path).restore(Training(SPECS, fewer))
+    assert path.read_bytes() == before
+
+
 def test_a_disk_that_is_full_leaves_the_checkpoint_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(after(1))
@@ -62,7 +75,7 @@ def test_a_disk_that_is_full_leaves_the_checkpoint_before(tmp_path: Path, monkey
 
 def test_a_checkpoint_of_another_version_is_refused_by_name(tmp_path: Path) -> None:
     save_file({"x": torch.zeros(1)}, tmp_path / "abc.safetensors", {"version": "0"})
-    with pytest.raises(ValueError, match=r"abc.safetensors is a checkpoint of version 0, this hullo reads version 1"):
+    with pytest.raises(ValueError, match=r"abc.safetensors is a checkpoint of version 0, this hullo reads version 2"):
         Checkpoints(tmp_path).begun()
 
 

@@ -13,11 +13,12 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
+from hullo.lab.feeds import Feed
 from hullo.lab.files import whole
 from hullo.lab.specs import Spec, identify
 from hullo.lab.training import Training
 
-VERSION = "1"
+VERSION = "2"
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class Checkpoints:
     def save(self, training: Training) -> None:
         """Keep a training's state; the one before it is replaced in one go, or stays."""
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in training.state_dict().items()}
-        about = {"version": VERSION, "specs": json.dumps([str(spec) for spec in training.specs])}
+        specs = json.dumps([str(spec) for spec in training.specs])
+        about = {"version": VERSION, "specs": specs, "data": _describe(training.feed)}
         with whole(self._path(training.specs)) as file:
             file.write(save(tensors, about))
 
@@ -47,6 +49,11 @@ class Checkpoints:
         if path.exists():
             self._members(path)
             with safe_open(path, "pt") as file:
+                if (before := file.metadata()["data"]) != (now := _describe(training.feed)):
+                    raise ValueError(
+                        f"{path} was made with {before}, and now there are {now}; bring back the data that it was made "
+                        "with, or delete it to train its runs anew"
+                    )
                 training.load_state_dict({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
 
     def drop(self, specs: tuple[Spec, ...]) -> None:
@@ -88,3 +95,7 @@ class Checkpoints:
                 "finish with the hullo that wrote it, or delete it to train its runs anew"
             )
         return tuple(map(Spec.parse, json.loads(about["specs"])))
+
+
+def _describe(feed: Feed) -> str:
+    return f"{feed.count:,} and {feed.tested:,} pictures of {feed.task.num_classes:,} classes"

@@ -100,15 +100,22 @@ class Resident:
 
 
 class Streamed:
-    """ILSVRC-2012's pack, read ahead from the disk; all members see the same pictures, in the order of their seed."""
+    """ILSVRC-2012's pack, read ahead from the disk; all members see the same pictures, in the order of their seed.
+
+    In a pack of a part of the data set, classes are those that there are pictures of. To a network with outputs for
+    others all pictures would say the same of these, and its first updates would go the same way, too far.
+    """
 
     tops: tuple[int, ...] = (1, 5)
 
     def __init__(self, pack: ilsvrc2012.Pack, device: torch.device) -> None:
         self.device = device
-        self.task = Task(3, ilsvrc2012.CROP, len(pack.classes))
         self.train, self.val = pack.pictures("train"), pack.pictures("val")
         self.count, self.tested, self.whole = len(self.train), len(self.val), pack.is_complete
+        released = self.train.labels, self.val.labels
+        classes = torch.cat(released).bincount().nonzero().flatten()
+        self.train_labels, self.val_labels = (torch.searchsorted(classes, labels).to(device) for labels in released)
+        self.task = Task(3, ilsvrc2012.CROP, len(classes))
         self.mean = pack.mean.to(device)
 
     def batches(self, seeds: Tensor, epoch: int, size: int, start: int, team: Team) -> Iterator[Batch]:
@@ -118,7 +125,7 @@ class Streamed:
         (crops,) = ilsvrc2012.draw_crops(seeds[:1], epoch, order[None])
         numbers, *plans = (
             ilsvrc2012.split_steps(plan, size, start=start, team=team)
-            for plan in (order.cpu(), self.train.labels.to(self.device)[order], crops)
+            for plan in (order.cpu(), self.train_labels[order], crops)
         )
         images = ilsvrc2012.to_device(ilsvrc2012.read_ahead(self.train, numbers), self.device)
         for step, batch in enumerate(zip(images, *plans, strict=True), start):
@@ -130,7 +137,7 @@ class Streamed:
 
     def tests(self, team: Team) -> Iterator[tuple[Tensor, Tensor]]:
         own = torch.arange(self.tested)[team.share(self.tested)]
-        numbers, labels = (torch.split(plan, SHOWN) for plan in (own, self.val.labels[own].to(self.device)))
+        numbers, labels = (torch.split(plan, SHOWN) for plan in (own, self.val_labels[own]))
         crops = ilsvrc2012.centre_crops(SHOWN, self.device)
         read = ilsvrc2012.to_device(ilsvrc2012.read_ahead(self.val, numbers), self.device)
         for images, named in zip(read, labels, strict=True):

@@ -1,8 +1,10 @@
 """AlexNet trains on ILSVRC-2012 as people have it, from tars or folders to a record."""
 
+import shutil
+
 import pytest
 import torch
-from made_ilsvrc import lay_out
+from made_ilsvrc import TRAIN, TRUTH, WNIDS, lay_out
 from typer.testing import CliRunner
 
 from hullo.lab.cli import app
@@ -105,6 +107,23 @@ def test_a_record_of_a_pack_that_lacks_pictures_says_how_many_there_were(tmp_pat
     assert invoke(*train, "--device", "cpu", "--output", tmp_path / "runs", "--quiet").exit_code == 0
     (record,) = Records(tmp_path / "runs" / "records.jsonl").read()
     assert record.pictures == [11, 6]
+
+
+def test_a_pack_that_lacks_a_class_is_of_the_others_in_their_order(tmp_path, pack):
+    source = lay_out(tmp_path / "source")
+    shutil.rmtree(source / "train" / WNIDS[1])
+    for number, shown in enumerate(TRUTH, 1):
+        if list(TRAIN)[shown - 1] == WNIDS[1]:
+            next((source / "val").rglob(f"*{number:08}.JPEG")).unlink()
+    packed = pack(source, tmp_path / "ilsvrc2012" / "packed", partial=True)
+    assert packed.pictures("train").labels.unique().tolist() == [0, 2]  # as released
+    feed = open_feed("ilsvrc2012", 0, tmp_path, CPU)
+    assert feed.task.num_classes == 2
+    (order,) = draw_order(torch.tensor([0]), 0, feed.count)
+    trained = [batch[1] for _, batch in feed.batches(torch.tensor([0]), 0, 5, 0, ALONE)]
+    assert torch.equal(torch.cat(trained), packed.pictures("train").labels[order] // 2)
+    tested = [labels for _, labels in feed.tests(ALONE)]
+    assert torch.equal(torch.cat(tested), packed.pictures("val").labels // 2)
 
 
 def test_training_goes_on_from_any_step_to_the_bit(home):
