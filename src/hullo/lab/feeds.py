@@ -12,6 +12,7 @@ from torch import Tensor
 from hullo.lab import data, kernels
 from hullo.lab.data import Dataset, ilsvrc2012
 from hullo.lab.data.augment import draw_moves, draw_order, move, scale
+from hullo.lab.data.release import DataError
 from hullo.lab.networks import Task
 from hullo.lab.sights import Sight
 from hullo.lab.team import ALONE, Team  # noqa: F401 (in an example)
@@ -102,8 +103,9 @@ class Resident:
 class Streamed:
     """ILSVRC-2012's pack, read ahead from the disk; all members see the same pictures, in the order of their seed.
 
-    In a pack of a part of the data set, classes are those that there are pictures of. To a network with outputs for
-    others all pictures would say the same of these, and its first updates would go the same way, too far.
+    In a pack of a part of the data set, classes are those that there are training pictures of, and val pictures of
+    others are left out. Of outputs for others all pictures would say the same, and a network's first updates would add
+    up to too much.
     """
 
     tops: tuple[int, ...] = (1, 5)
@@ -111,9 +113,12 @@ class Streamed:
     def __init__(self, pack: ilsvrc2012.Pack, device: torch.device) -> None:
         self.device = device
         self.train, self.val = pack.pictures("train"), pack.pictures("val")
-        self.count, self.tested, self.whole = len(self.train), len(self.val), pack.is_complete
-        released = self.train.labels, self.val.labels
-        classes = torch.cat(released).bincount().nonzero().flatten()
+        classes = self.train.labels.bincount().nonzero().flatten()
+        self.shown = torch.isin(self.val.labels, classes).nonzero().flatten()
+        if not len(self.shown):
+            raise DataError(f"{pack.folder}: no val picture shows a class of its training pictures; pack some that do")
+        self.count, self.tested, self.whole = len(self.train), len(self.shown), pack.is_complete
+        released = self.train.labels, self.val.labels[self.shown]
         self.train_labels, self.val_labels = (torch.searchsorted(classes, labels).to(device) for labels in released)
         self.task = Task(3, ilsvrc2012.CROP, len(classes))
         self.mean = pack.mean.to(device)
@@ -136,8 +141,8 @@ class Streamed:
         return self._crop(images, crops), labels
 
     def tests(self, team: Team) -> Iterator[tuple[Tensor, Tensor]]:
-        own = torch.arange(self.tested)[team.share(self.tested)]
-        numbers, labels = (torch.split(plan, SHOWN) for plan in (own, self.val_labels[own]))
+        own = team.share(self.tested)
+        numbers, labels = (torch.split(plan[own], SHOWN) for plan in (self.shown, self.val_labels))
         crops = ilsvrc2012.centre_crops(SHOWN, self.device)
         read = ilsvrc2012.to_device(ilsvrc2012.read_ahead(self.val, numbers), self.device)
         for images, named in zip(read, labels, strict=True):

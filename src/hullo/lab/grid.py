@@ -108,8 +108,10 @@ class Grid:
             training.seconds += now - last
             last = now
             view.update(now)
-            if self.board and self.team.leads and training.step == 0:
-                self.board.show(training)
+            if self.team.leads and training.step == 0:
+                _note_lost(training, progress)
+                if self.board:
+                    self.board.show(training)
             if self.team.leads and (stop.is_set() or now - saved >= self.every):
                 checkpoints.save(training)
                 last = saved = time.monotonic()
@@ -133,6 +135,15 @@ class Grid:
         gc.collect()
         torch.cuda.empty_cache()
         progress.note(self.plan.halve(population))
+
+
+def _note_lost(training: Training, progress: Steps) -> None:
+    """Say which members have diverged in the epoch that has just ended."""
+    *before, now = training.curves["sound"]
+    new = torch.stack([~now, *before]).all(0)
+    if lost := [f"{spec.activation} seed={spec.seed}" for spec, gone in zip(training.specs, new, strict=True) if gone]:
+        meaning = "losses or weights are not finite any more; a smaller --lr may help"
+        progress.note(f"diverged in epoch {training.epoch}: {', '.join(lost)}: {meaning}")
 
 
 class _View:

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from hullo.lab.cli import app
 from hullo.lab.data.augment import draw_order
 from hullo.lab.data.ilsvrc2012 import centre_crops, crop, draw_crops
+from hullo.lab.data.release import DataError
 from hullo.lab.feeds import open_feed
 from hullo.lab.records import Records
 from hullo.lab.specs import Spec
@@ -109,21 +110,35 @@ def test_a_record_of_a_pack_that_lacks_pictures_says_how_many_there_were(tmp_pat
     assert record.pictures == [11, 6]
 
 
-def test_a_pack_that_lacks_a_class_is_of_the_others_in_their_order(tmp_path, pack):
+def test_a_part_of_the_data_set_is_of_the_classes_of_its_training_pictures_in_their_order(tmp_path, pack):
     source = lay_out(tmp_path / "source")
     shutil.rmtree(source / "train" / WNIDS[1])
-    for number, shown in enumerate(TRUTH, 1):
-        if list(TRAIN)[shown - 1] == WNIDS[1]:
-            next((source / "val").rglob(f"*{number:08}.JPEG")).unlink()
     packed = pack(source, tmp_path / "ilsvrc2012" / "packed", partial=True)
-    assert packed.pictures("train").labels.unique().tolist() == [0, 2]  # as released
+    trained, tested = (packed.pictures(split).labels for split in ("train", "val"))
+    assert (trained.unique().tolist(), tested.unique().tolist()) == ([0, 2], [0, 1, 2])  # as they were released
     feed = open_feed("ilsvrc2012", 0, tmp_path, CPU)
-    assert feed.task.num_classes == 2
+    assert (feed.task.num_classes, feed.tested) == (2, 4)
     (order,) = draw_order(torch.tensor([0]), 0, feed.count)
-    trained = [batch[1] for _, batch in feed.batches(torch.tensor([0]), 0, 5, 0, ALONE)]
-    assert torch.equal(torch.cat(trained), packed.pictures("train").labels[order] // 2)
-    tested = [labels for _, labels in feed.tests(ALONE)]
-    assert torch.equal(torch.cat(tested), packed.pictures("val").labels // 2)
+    shown = [batch[1] for _, batch in feed.batches(torch.tensor([0]), 0, 5, 0, ALONE)]
+    assert torch.equal(torch.cat(shown), trained[order] // 2)
+    numbers = (tested != 1).nonzero().flatten()
+    for processes in (1, 3):
+        shown = [batch for rank in range(processes) for batch in feed.tests(Team(rank, processes))]
+        assert torch.equal(torch.cat([labels for _, labels in shown]), tested[numbers] // 2)
+        middle = crop(torch.stack([feed.val[n][0] for n in numbers.tolist()]), centre_crops(4), feed.mean)
+        assert torch.equal(torch.cat([pictures for pictures, _ in shown]), middle)
+
+
+def test_a_part_whose_val_pictures_show_none_of_its_classes_is_refused(tmp_path, pack):
+    source = lay_out(tmp_path / "source")
+    for wnid in WNIDS[1:]:
+        shutil.rmtree(source / "train" / wnid)
+    for number, shown in enumerate(TRUTH, 1):
+        if list(TRAIN)[shown - 1] == WNIDS[0]:
+            next((source / "val").rglob(f"*{number:08}.JPEG")).unlink()
+    pack(source, tmp_path / "ilsvrc2012" / "packed", partial=True)
+    with pytest.raises(DataError, match="no val picture shows a class of its training pictures; pack some that do"):
+        open_feed("ilsvrc2012", 0, tmp_path, CPU)
 
 
 def test_training_goes_on_from_any_step_to_the_bit(home):
