@@ -53,6 +53,7 @@ def test_the_best_hull_is_compared_with_the_best_fixed_activation(reached: list[
     pairs = zip(reached, [79.0, 81.0, 81.0], strict=False)
     assert answer.difference == Interval.of(one - other for one, other in pairs)
     assert answer.published == pytest.approx(87.45 - 82.86)  # the paper's best hull is another
+    assert answer.by_means == (answer.difference.mean > 0)
 
 
 def test_a_fixed_activation_that_is_best_refutes_it() -> None:
@@ -60,6 +61,7 @@ def test_a_fixed_activation_that_is_best_refutes_it() -> None:
     found = claim(runs, "best activation is a hull")
     assert [answer.verdict for answer in found.answers] == [HOLDS, FAILS]
     assert found.verdict == FAILS
+    assert "By means alone 1 would hold." in render_claims([found])
 
 
 @pytest.mark.parametrize(("gain", "verdict"), [(5.0, HOLDS), (4.0, FAILS)])
@@ -163,4 +165,5 @@ def test_every_answer_is_in_the_rendered_page() -> None:
     assert page.count("<td") == sum(len({a.question for a in c.answers}) * (1 + len(COLUMNS)) for c in found)
     assert "<h3>The best activation is a hull, in every column: undecided</h3>" in page
     assert "affine(relu,tanh) over identity<br>+2.00 ± 2.48<br>paper +0.69<br>undecided" in page
+    assert "Of 5: 0 hold, 0 do not, 5 undecided. By means alone 5 would hold." in page
     assert "In all, 60 of 60 learned activations are monotone." in page

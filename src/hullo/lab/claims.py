@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hullo.lab import paper
 from hullo.lab.activations import Row
@@ -37,6 +37,7 @@ class Comparison:
         difference: over the seeds that both have.
         published: the same in the paper's figures, where others may be the best.
         verdict: HOLDS, FAILS or OPEN.
+        by_means: whether it would hold if the mean difference were certain, as the paper's single figures are read.
     """
 
     experiment: str
@@ -46,6 +47,7 @@ class Comparison:
     difference: Interval
     published: float | None
     verdict: str
+    by_means: bool
 
     @property
     def figures(self) -> list[str]:
@@ -172,7 +174,9 @@ def _compare(
     known = {name: value for name in paper.ROWS if (value := experiment.published(name)) is not None}
     ours, theirs = ([known[name] for name in names if name in known] for names in (rows, others))
     published = max(ours) - max(theirs) if ours and theirs else None
-    return Comparison(experiment.name, question, row, other, difference, published, judge(difference, published))
+    by_means = judge(replace(difference, half=0.0), published) == HOLDS
+    verdict = judge(difference, published)
+    return Comparison(experiment.name, question, row, other, difference, published, verdict, by_means)
 
 
 def _shares(
@@ -210,6 +214,9 @@ def _render(claim: Claim) -> str:
     if shares := [answer for answer in claim.answers if isinstance(answer, Share)]:
         monotone, total = sum(share.monotone for share in shares), sum(share.total for share in shares)
         counted += f" In all, {monotone} of {total} learned activations are monotone."
+    else:
+        by_means = sum(isinstance(answer, Comparison) and answer.by_means for answer in claim.answers)
+        counted += f" By means alone {by_means} would hold."
     return f"### {escape(claim.statement)}: {claim.verdict}\n\n{counted}\n\n{table}"
 
 
