@@ -18,7 +18,7 @@ from pathlib import Path
 from hullo.lab.claims import claims, render_claims
 from hullo.lab.records import Record
 from hullo.lab.table.batches import batches_tables
-from hullo.lab.table.epochs import epochs_tables
+from hullo.lab.table.epochs import epochs_tables, losses_tables
 from hullo.lab.table.experiments import experiments, read_records
 from hullo.lab.table.markdown import detailed_tables, glance_table
 from hullo.lab.table.moves import moves_tables
@@ -34,6 +34,7 @@ PARTS: dict[str, Callable[[Sequence[Record], Sequence[Path]], str]] = {
     "table": lambda records, _: glance_table(experiments(records)),
     "details": lambda records, _: detailed_tables(experiments(records)),
     "epochs": lambda records, _: epochs_tables(experiments(records)),
+    "losses": lambda records, _: losses_tables(experiments(records)),
     "moves": lambda records, _: moves_tables(experiments(records)),
     "batches": lambda records, _: batches_tables(experiments(records)),
     "claims": lambda records, _: render_claims(claims(experiments(records))),

@@ -18,7 +18,7 @@ from hullo.lab.bench.rows import Setting
 from hullo.lab.records import Record
 from hullo.lab.table import latex, markdown
 from hullo.lab.table.batches import batches_tables
-from hullo.lab.table.epochs import epochs_tables
+from hullo.lab.table.epochs import epochs_tables, losses_tables
 from hullo.lab.table.experiments import SETTINGS, experiments
 from hullo.lab.table.lines import origin
 from hullo.lab.table.moves import moves_tables
@@ -219,6 +219,16 @@ def test_accuracies_on_the_way_are_those_after_each_quarter() -> None:
     assert head[1:6] == ["2", "4", "6", "8", "from 6 to 8"]
     assert relu == ["relu", "21.00", "41.00", "61.00", "81.00", "+20.00 ± 0.00", "+1.03"]
     assert tanh[1:6] == ["50.00", "50.00", "50.00", "48.00", "-2.00"]
+
+
+def test_losses_are_those_in_the_first_epoch_and_at_the_end_of_each_quarter() -> None:
+    curves = {seed: [seed + 8.0 - epoch for epoch in range(8)] for seed in (0, 1)}
+    runs = [replace(make_record("relu", [50.0] * 8, seed=seed), train_loss=curve) for seed, curve in curves.items()]
+    lost = replace(make_record("tanh", [50.0] * 8), train_loss=[2.0] + [None] * 7)
+    ((head, relu, tanh),) = parsed(losses_tables(experiments([*runs, lost])))
+    assert head == ["in epoch", "1", "2", "4", "6", "8"]
+    assert relu == ["relu", "8.500", "7.500", "5.500", "3.500", "1.500"]
+    assert tanh == ["tanh", "2.000", "", "", "", ""]
 
 
 def test_moves_are_counted_from_the_start_and_corners_at_the_end() -> None:

@@ -126,6 +126,8 @@ def test_runs_of_the_study_are_in_no_part_but_those_about_it(tmp_path: Path) -> 
 
     Records(tmp_path / "columns" / "records.jsonl").add(made.make_records(REACHED, coefficients=[[0.5, 0.5]]))
     Records(tmp_path / "batch" / "records.jsonl").add(made.make_records(REACHED, batch=128))
+    slice_of = made.make_records(REACHED, column="alexnet/ilsvrc2012")
+    Records(tmp_path / "alexnet-slice" / "records.jsonl").add(slice_of)
     before = parts()
     Records(tmp_path / "study" / "records.jsonl").add(made.make_records(REACHED, validation=5000))
     chosen = made.make_records(REACHED, coefficient_lr_scale=10.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import mean
 
 from hullo.lab.intervals import Interval
 from hullo.lab.table.experiments import Experiment
@@ -42,3 +43,20 @@ def _table(experiment: Experiment) -> str:
         )
     heads = ["after epoch", *map(str, epochs), f"from {epochs[-2]} to {epochs[-1]}", "at the end beside the paper"]
     return f"### {escape(experiment.name)}: accuracy on the way, in %\n\n{grid(heads, lines)}"
+
+
+def losses_tables(experiments: Sequence[Experiment]) -> str:
+    """Under a heading each, as Markdown: mean losses on training pictures, in the first epoch and in the last of each
+    part of a training; of runs that had not diverged by then."""
+    return "\n\n".join(_losses(experiment) for experiment in experiments)
+
+
+def _losses(experiment: Experiment) -> str:
+    epochs = sorted({1, *quarters(experiment)})
+    lines = []
+    for row in experiment.cells:
+        curves = [record.train_loss for record in experiment.records if record.spec.activation == row]
+        known = ([loss for curve in curves if (loss := curve[epoch - 1]) is not None] for epoch in epochs)
+        lines.append([escape(row), *(f"{mean(losses):.3f}" if losses else "" for losses in known)])
+    heads = ["in epoch", *map(str, epochs)]
+    return f"### {escape(experiment.name)}: loss on training pictures\n\n{grid(heads, lines)}"
