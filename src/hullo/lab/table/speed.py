@@ -64,20 +64,20 @@ def read_plain(paths: Iterable[Path]) -> dict[tuple[Column, int], float]:
 
 def speed_table(records: Iterable[Record], plain: Mapping[tuple[Column, int], float]) -> str:
     """The time that populations took, and what plain PyTorch would take for their networks, as Markdown."""
-    head = ("column", "device", "products in", "batch", "epochs", "networks side by side", "populations")
+    head = ("column", "epochs", "networks side by side", "populations", "device time", "network-epochs a second")
     lines = []
     for pace in paces(records):
         alone = 1 / plain[pace.column, pace.batch] if (pace.column, pace.batch) in plain else math.nan
         speeds = (pace.network_epochs_a_second, alone, pace.network_epochs_a_second / alone)
         lines.append(
             [
-                *map(escape, (str(pace.column), pace.device, pace.precision)),
-                *map(str, (pace.batch, pace.epochs, pace.members, pace.populations)),
+                f"{escape(str(pace.column))}<br>{escape(f'{pace.device}, {pace.precision}, batch {pace.batch}')}",
+                *map(str, (pace.epochs, pace.members, pace.populations)),
                 str(timedelta(seconds=round(pace.seconds))),
                 *("" if math.isnan(speed) else f"{speed:.3g}" for speed in speeds),
             ]
         )
-    return grid([*head, "device time", "network-epochs a second", "in plain PyTorch", "times as many"], lines)
+    return grid([*head, "in plain PyTorch", "times as many"], lines)
 
 
 def cost_table(records: Iterable[Record]) -> str:
