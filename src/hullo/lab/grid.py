@@ -33,7 +33,7 @@ GLANCE = 0.5
 """Seconds between two moves of the progress bar."""
 
 AGAIN = 1.0
-"""Seconds within which a Ctrl-C is the same one again: `timeout` and `torchrun` pass it on to all that have it."""
+"""Seconds within which a Ctrl-C is the same one again: `timeout -s INT` sends it to a process, then to its group."""
 
 
 def parse_column(text: str) -> Column:
