@@ -235,8 +235,8 @@ def _check(found: tuple[Base, ...], strict: bool) -> None:
 
 
 def _unit_form(item: Base) -> str:
-    unit = re.sub(r"^\w+", r"unit_\g<0>", item.name)
-    return f"Use its normalised form {unit!r}; " if re.match(r"\w+", unit)[0] in names() else ""  # type: ignore[index]
+    unit = f"unit_{item.name}"
+    return f"Use its normalised form {unit!r}; " if unit.partition("(")[0] in names() else ""
 
 
 @_disable_current_modes()  # real numbers are needed, also while an exporter traces with tensors that have none
@@ -291,7 +291,7 @@ def add_base(
     _families[name] = _Family(make, defaults)
     try:
         return base(name)
-    except Exception:
+    except BaseException:  # Ctrl-C, too: what is not finished is not there
         del _families[name]
         raise
 

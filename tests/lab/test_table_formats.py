@@ -195,6 +195,7 @@ def test_the_time_of_a_population_counts_once() -> None:
     ((head, *lines),) = parsed(speed_table(wide + alone, {}))
     assert len(lines) == 2
     assert dict(zip(head, lines[1], strict=True))["device time"] == "0:00:08"
+    assert lines[1][:4] == ["kerasnet/cifar10<br>a machine, float32, batch 32", "6", "1", "3"]
 
 
 def test_populations_that_are_not_alike_are_not_added_up() -> None:
@@ -258,6 +259,15 @@ def test_batches_are_compared_on_the_same_seeds_after_as_many_epochs_and_after_a
     assert (head[1], head[2], head[4]) == ("batch 128, epoch 8", "batch 32, epoch 8", "batch 32, epoch 2")
     assert [cell.split(" ±")[0] for cell in line[1:]] == ["74.50", "59.50", "+15.00", "53.50", "+21.00", "2"]
     assert batches_tables(experiments(usual)) == ""
+    smaller = [make_record("relu", [60.0] * 8, seed=seed, batch=8) for seed in (0, 1)]
+    ((head, _),) = parsed(batches_tables(experiments(usual + smaller)))  # there are not as many updates of 32
+    assert head[1:] == ["batch 8, epoch 8", "batch 32, epoch 8", "difference after as many epochs", "seeds"]
+
+
+def test_the_papers_figures_are_explained_where_they_are() -> None:
+    unknown = make_records({"gelu": [80.0]})
+    assert "in brackets the paper's" in markdown.glance_table(experiments(RUNS))
+    assert "brackets" not in markdown.glance_table(experiments(unknown))
 
 
 def test_commits_of_runs_that_are_alike_in_all_else_are_said_together() -> None:

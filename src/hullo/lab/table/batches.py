@@ -29,20 +29,19 @@ def _comparable(usual: Spec, other: Spec) -> bool:
 
 
 def _table(usual: Experiment, other: Experiment) -> str:
-    small, large = usual.setting.batch, other.setting.batch
-    epochs = {"epochs": other.epoch, "updates": max(1, round(other.epoch * small / large))}
-    stages = [replace(usual, epoch=epoch).accuracies for epoch in epochs.values()]
+    batch, seen = other.setting.batch, other.epoch
+    epochs = {"epochs": seen, "updates": max(1, round(seen * usual.setting.batch / batch))}
+    stages = {alike: replace(usual, epoch=e) for alike, e in epochs.items() if e <= usual.setting.epochs}
     lines = []
     for row, reached in other.accuracies.items():
-        seeds = sorted(reached.keys() & usual.accuracies.get(row, {}).keys())
-        if seeds:
+        if seeds := sorted(reached.keys() & usual.accuracies.get(row, {}).keys()):
             line = [escape(row), Interval.of(reached[seed] for seed in seeds).spell()]
-            for stage in stages:
-                line.append(Interval.of(stage[row][seed] for seed in seeds).spell())
-                line.append(Interval.of(reached[seed] - stage[row][seed] for seed in seeds).spell("+.2f"))
+            for before in (stage.accuracies[row] for stage in stages.values()):
+                line.append(Interval.of(before[seed] for seed in seeds).spell())
+                line.append(Interval.of(reached[seed] - before[seed] for seed in seeds).spell("+.2f"))
             lines.append([*line, str(len(seeds))])
-    heads = ["activation", f"batch {large}, epoch {other.epoch}"]
-    for alike, epoch in epochs.items():
-        heads += [f"batch {small}, epoch {epoch}", f"difference after as many {alike}"]
-    title = f"### {escape(str(usual.setting.column))}: {other.pictures} accuracy with batches of {large}, in %"
+    heads = ["activation", f"batch {batch}, epoch {seen}"]
+    for alike, stage in stages.items():
+        heads += [f"batch {usual.setting.batch}, epoch {stage.epoch}", f"difference after as many {alike}"]
+    title = f"### {escape(str(usual.setting.column))}: {other.pictures} accuracy with batches of {batch}, in %"
     return f"{title}\n\n{grid([*heads, 'seeds'], lines)}"

@@ -8,7 +8,7 @@ from dataclasses import replace
 from hullo.lab import paper
 from hullo.lab.bench.rows import Setting
 from hullo.lab.records import Record
-from hullo.lab.table.experiments import REFERENCE, Cell, Experiment
+from hullo.lab.table.experiments import REFERENCE, Cell, Experiment, rows_of
 
 HEAD = ("activation", "hullo", f"vs {REFERENCE}", "paper", "vs paper", "seeds", "")
 
@@ -39,11 +39,10 @@ def glance(experiment: Experiment, row: str) -> list[tuple[str, bool]]:
 
 def note(experiments: Sequence[Experiment]) -> str:
     """How to read accuracies in short."""
+    known = any(e.published(row) is not None for e in experiments for row in rows_of(experiments))
     diverged = any(cell.diverged for experiment in experiments for cell in experiment.cells.values())
-    said = [
-        "Accuracy in %: mean ± 95 % interval over seeds, in brackets the paper's; the best of each column is bold"
-        f"{'; † with runs that diverged' * diverged}."
-    ]
+    beside, lost = ", in brackets the paper's" * known, "; † with runs that diverged" * diverged
+    said = [f"Accuracy in %: mean ± 95 % interval over seeds{beside}; the best of each column is bold{lost}."]
     remarks: dict[str, list[str]] = {}
     for experiment in experiments:
         for remark in experiment.remarks:
