@@ -257,6 +257,14 @@ class TestAdditions:
             hullo.add_base(name, torch.tanh)  # type: ignore[arg-type]
         assert repr(name) in str(refusal.value)
 
+    def test_one_that_ctrl_c_cut_off_is_not_there(self) -> None:
+        def stop(x: Tensor) -> Tensor:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            hullo.add_base("cut_off", stop)
+        assert "cut_off" not in hullo.names()
+
     def test_a_name_that_is_taken_is_refused(self) -> None:
         before, relu = hullo.names(), hullo.base("relu")
         with pytest.raises(ValueError, match="there is a base function 'relu' already; choose another name"):
