@@ -26,7 +26,9 @@ Job = Callable[[int, str], None]
 def model(keep: str) -> nn.Sequential:
     torch.manual_seed(0)
     hull = hullo.ConvexHull if keep in hullo.Simplex.ways else hullo.AffineHull
-    return nn.Sequential(nn.Linear(4, 6), hull("identity", "relu", "tanh", groups=2, keep=keep), nn.Linear(6, 1))
+    start = [[0.0, 1.0, 0.0], [0.5, 0.5, 0.0]] if keep == "projection" else None  # on the boundary of the simplex
+    act = hull("identity", "relu", "tanh", groups=2, keep=keep, start=start)
+    return nn.Sequential(nn.Linear(4, 6), act, nn.Linear(6, 1))
 
 
 def data() -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ import torch
 
 import hullo
 from hullo import catalogue
+from hullo.coefficients import feasible_gradient
 
 pytest.importorskip("keras")
 
@@ -69,7 +70,10 @@ def assert_twins_agree(layer, module, x, upstream):
     expected.backward(torch.tensor(upstream, dtype=torch.float64))
     np.testing.assert_allclose(numpy(y), expected.detach(), rtol=tolerance, atol=tolerance)
     np.testing.assert_allclose(numpy(dx), x.grad, rtol=tolerance, atol=tolerance * np.max(np.abs(upstream), initial=0))
-    np.testing.assert_allclose(numpy(draw), module.raw.grad, rtol=tolerance, atol=tolerance)
+    expected_draw = module.raw.grad
+    if module.constraint.keep == "projection":  # in PyTorch the gradient is restricted just before a step
+        expected_draw = feasible_gradient(module.coefficients.detach(), expected_draw)
+    np.testing.assert_allclose(numpy(draw), expected_draw, rtol=tolerance, atol=tolerance)
     np.testing.assert_allclose(numpy(layer.coefficients), module.coefficients.detach(), atol=tolerance)
 
 
@@ -108,14 +112,14 @@ def test_every_way_of_keeping_coefficients_agrees_with_pytorch(name, keep, group
     assert_twins_agree(layer, module, x, upstream)
 
 
-def test_the_projection_pulls_gradients_back_as_in_pytorch_from_every_face():
+def test_the_projection_gives_feasible_gradients_on_every_face():
     rng = np.random.default_rng(0)
     rows = np.array(coefficients(rng, "ConvexHull", 64, 4, "projection"), dtype="float32")
     rows[:32] += rng.normal(size=(32, 4)).astype("float32")  # raw numbers off the simplex, as an optimiser leaves them
     upstream = rng.normal(size=rows.shape).astype("float32")
     project = arithmetic.COEFFICIENTS["projection"]
     (pulled,) = gradients(lambda raw: dot(project(raw), upstream), tensor(rows))
-    expected = hullo.Simplex().way.pullback(*map(torch.tensor, (rows, numpy(project(tensor(rows))), upstream)))
+    expected = feasible_gradient(*map(torch.tensor, (numpy(project(tensor(rows))), upstream)))
     np.testing.assert_allclose(numpy(pulled), expected, atol=1e-6)
 
 

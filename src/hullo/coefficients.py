@@ -67,7 +67,7 @@ def _softmax_pullback(raw: Tensor, coefficients: Tensor, gradient: Tensor) -> Te
     return coefficients * (gradient - (coefficients * gradient).sum(-1, keepdim=True))
 
 
-def _nearest(raw: Tensor) -> Tensor:
+def nearest_in_simplex(raw: Tensor) -> Tensor:
     """c = argmin |c - r| subject to c >= 0, sum c = 1.
 
     The solution is c = max(r - t, 0) with t = max over k of (sum of the k largest r - 1) / k.
@@ -80,18 +80,17 @@ def _nearest(raw: Tensor) -> Tensor:
     return (raw - threshold).clamp_min(0)
 
 
-def _tangent(raw: Tensor, coefficients: Tensor, gradient: Tensor) -> Tensor:
-    """The part of the gradient along which the coefficients can move.
+def feasible_gradient(coefficients: Tensor, gradient: Tensor) -> Tensor:
+    """Return the part of a gradient along which coefficients can move without leaving the simplex.
 
     Descent goes along -gradient, so this is g = argmin |g - gradient| subject to sum g = 0 and g_i <= 0 wherever
-    c_i = 0: a coefficient at zero is moved if that makes it grow, and is left alone otherwise. Inside the simplex this
-    is the projection's own Jacobian, gradient - mean(gradient). On its boundary the Jacobian would give a coefficient
-    at zero no gradient ever again.
+    c_i = 0: a coefficient at zero moves if it would grow, and stays otherwise. Inside the simplex this is the centred
+    gradient.
 
-    The solution is g_i = gradient_i - t, cut to at most 0 where c_i = 0, with t as in the projection: the minimum
+    The solution is g_i = gradient_i - t, clamped to at most 0 where c_i = 0, with t as in the projection: the minimum
     over k of the mean of the gradients inside and the k smallest gradients of those at zero.
     """
-    inside = coefficients > 0
+    inside = coefficients > 8 * torch.finfo(coefficients.dtype).eps  # a projection leaves rounding errors where zero is
     entered = torch.where(inside, -torch.inf, gradient)  # those inside count always, those at zero by their gradient
     order = entered.argsort(dim=-1)
     ordered = gradient.gather(-1, order)
@@ -104,27 +103,33 @@ def _tangent(raw: Tensor, coefficients: Tensor, gradient: Tensor) -> Tensor:
 
 
 class _Projection(torch.autograd.Function):
-    """The projection onto the simplex, with :func:`_tangent` as its backward pass."""
+    """Project onto the simplex; the backward pass centres the gradient.
+
+    That is the Jacobian inside the simplex. On the boundary the Jacobian would never again give a gradient to a
+    coefficient at zero. Centring is linear everywhere, so gradients of micro-batches and of processes add up to that
+    of the whole batch; :mod:`hullo.boundary` restricts the sum to feasible directions before an optimizer step.
+    """
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(raw: Tensor) -> Tensor:
-        return _nearest(raw)
+        return nearest_in_simplex(raw)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0], output)
+        """Save nothing: the backward pass needs the gradient alone."""
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        raw, coefficients = ctx.saved_tensors
-        return _tangent(raw, coefficients, gradient)
+        return _centred(gradient)
 
 
 def _project(raw: Tensor) -> Tensor:
     if torch.autograd.forward_ad._current_level >= 0:
-        return _nearest(raw)  # PyTorch drops second derivatives where a function of one's own has a forward derivative
+        return nearest_in_simplex(
+            raw
+        )  # PyTorch drops second derivatives where a function of one's own has a forward derivative
     projected: Tensor = _Projection.apply(raw)  # type: ignore[no-untyped-call]
     return projected
 
@@ -133,7 +138,7 @@ _WAYS = {
     made.name: made
     for made in (
         Way("given", lambda raw: raw, lambda c: c, lambda raw, c, gradient: gradient),
-        Way("projection", _project, lambda c: c, _tangent),
+        Way("projection", _project, lambda c: c, lambda raw, c, gradient: _centred(gradient)),
         Way("softmax", lambda raw: raw.softmax(-1), lambda c: _centred(c.log()), _softmax_pullback),
         Way("recentred", _recentre, lambda c: c, lambda raw, c, gradient: _centred(gradient)),
         Way("free", _complete, lambda c: c[..., :-1], _free_pullback, fewer=1),
@@ -191,7 +196,9 @@ class Simplex(_Set):
     """The coefficients of a convex hull: {c : c >= 0, sum c = 1}.
 
     `keep` is ``"projection"``, the Euclidean projection, which reaches vertices and edges exactly and leaves them
-    again when the gradient says so, or ``"softmax"``, which stays strictly inside.
+    again when the gradient says so, or ``"softmax"``, which stays strictly inside. With both, the gradients of
+    micro-batches and of processes add up to that of the whole batch. On the boundary, an optimizer of torch.optim steps
+    along the part of the summed gradient that stays in the simplex; see :mod:`hullo.boundary`.
 
     >>> import torch, hullo
     >>> hullo.Simplex().check(torch.tensor([2.0, -1.0]))

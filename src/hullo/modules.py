@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from hullo.bases import Base, base, resolve
+from hullo.boundary import watch
 from hullo.coefficients import Hyperplane, Simplex
 from hullo.functional import apply
 from hullo.kernels import Plan
+from hullo.sharding import gather, is_sharded, shard_like
 
 Start = Sequence[float] | Sequence[Sequence[float]] | Tensor | str | None
 
@@ -70,14 +72,20 @@ class Hull(nn.Module):
         Assign N numbers, a row a group, or a base's name to set them; a value off the hull is refused. Where the raw
         numbers are spread over processes (a DTensor), every process has to ask, and gets all of them.
         """
-        coefficients: Tensor = self.constraint.way.coefficients(_whole(self.raw))
+        coefficients: Tensor = self.constraint.way.coefficients(gather(self.raw))
         return coefficients
 
     @coefficients.setter
     def coefficients(self, value: Start) -> None:
         raw = self.constraint.way.raw(self._admitted(self._uniform() if value is None else value))
         with torch.no_grad():
-            self.raw.copy_(_spread_as(self.raw, raw))
+            self.raw.copy_(shard_like(raw, self.raw))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the raw numbers."""
+        per_row = len(self.bases) - self.constraint.way.fewer
+        return (per_row,) if self.groups == 1 else (self.groups, per_row)
 
     @property
     def spelling(self) -> str:
@@ -149,7 +157,7 @@ class Hull(nn.Module):
 
         None if they have no values (on meta, in a trace) or are spread over processes.
         """
-        if _is_spread(self.raw):
+        if is_sharded(self.raw):
             return None
         try:
             rows: list[list[float]] = self.coefficients.detach().double().reshape(self.groups, -1).tolist()
@@ -172,26 +180,6 @@ class Hull(nn.Module):
 
 def _shown(given: Tensor) -> str:
     return str([round(value, 6) for value in given.tolist()]) if given.dim() == 1 else f"{len(given)} rows"
-
-
-def _is_spread(tensor: Tensor) -> bool:
-    """Whether this is a DTensor, asked without an import of torch.distributed."""
-    return hasattr(tensor, "full_tensor")
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    """The tensor, gathered from all processes if it is spread over them."""
-    return tensor.full_tensor() if _is_spread(tensor) else tensor  # type: ignore[attr-defined]
-
-
-def _spread_as(like: Tensor, values: Tensor) -> Tensor:
-    """Values that every process has, as the part of them that `like` has here if it is spread over processes."""
-    if not _is_spread(like):
-        return values
-    from torch.distributed.tensor import distribute_tensor
-
-    mesh, placements = like.device_mesh, like.placements  # type: ignore[attr-defined]
-    return distribute_tensor(values.to(like.device, like.dtype), mesh, placements, src_data_rank=None)
 
 
 class AffineHull(Hull):
@@ -235,3 +223,8 @@ class ConvexHull(Hull):
 
     kind = "convex"
     set_class = Simplex
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> ConvexHull:
+        hull = super().__new__(cls)  # copies and unpickled hulls come this way, too
+        watch(hull)
+        return hull

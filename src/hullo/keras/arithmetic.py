@@ -74,7 +74,7 @@ def _differentiated(function: Callable[..., Array], pullback: Callable[..., Arra
 
 
 def _nearest(raw: Array) -> Array:
-    """The projection onto the simplex, as :func:`hullo.coefficients._nearest` has it."""
+    """The projection onto the simplex, as :func:`hullo.coefficients.nearest_in_simplex` has it."""
     raw = raw - ops.floor(ops.amax(raw, axis=-1, keepdims=True))
     ordered = ops.flip(ops.sort(raw, axis=-1), axis=-1)
     counts = ops.arange(1, raw.shape[-1] + 1, dtype=raw.dtype)
@@ -82,8 +82,12 @@ def _nearest(raw: Array) -> Array:
     return ops.relu(raw - threshold)
 
 
-def _tangent(raw: Array, gradient: Array) -> Array:
-    """The part of the gradient along which coefficients can move, as :func:`hullo.coefficients._tangent` has it."""
+def _feasible_gradient(raw: Array, gradient: Array) -> Array:
+    """Return the part of a gradient along which coefficients can move.
+
+    As :func:`hullo.coefficients.feasible_gradient`, but of each backward pass alone: an optimizer of Keras offers no
+    place to restrict the summed gradient.
+    """
     inside = _nearest(raw) > 0
     order = ops.argsort(_where(inside, -np.inf, gradient), axis=-1)
     means = _running_means(ops.take_along_axis(gradient, order, axis=-1))
@@ -95,7 +99,7 @@ def _tangent(raw: Array, gradient: Array) -> Array:
 
 
 COEFFICIENTS: dict[str, Callable[[Array], Array]] = {
-    "projection": _differentiated(_nearest, _tangent),
+    "projection": _differentiated(_nearest, _feasible_gradient),
     "softmax": lambda raw: ops.exp(ops.log_softmax(raw, axis=-1)),  # ops.softmax warns when there is one base
     "recentred": lambda raw: raw - (ops.sum(raw, axis=-1, keepdims=True) - 1) / raw.shape[-1],
     "free": lambda raw: ops.concatenate([raw, 1 - ops.sum(raw, axis=-1, keepdims=True)], axis=-1),

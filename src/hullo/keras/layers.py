@@ -181,6 +181,9 @@ class ConvexHull(Hull):
     r"""An activation learned in the convex hull of base functions: sum c_i f_i(x) with sum c_i = 1 and c_i >= 0.
 
     The arguments are those of :class:`AffineHull`; `keep` is "projection" or "softmax", see :class:`hullo.Simplex`.
+    With a projection, each backward pass gives the part of its gradient that stays in the simplex. So where a
+    coefficient is zero, accumulated gradients, or those of several replicas, differ a little from the gradient of the
+    whole batch; with a softmax they do not.
 
     Example:
         >>> import hullo.keras

@@ -179,27 +179,12 @@ def _softmax_pullback(c: list[str], g: list[str], d: list[str]) -> list[str]:
     return [f"mean = {mean}", *(f"{di} = {ci} * ({gi} - mean)" for di, ci, gi in zip(d, c, g, strict=True))]
 
 
-def _tangent(c: list[str], g: list[str], d: list[str]) -> list[str]:
-    """The threshold is the least mean of the gradients inside and of those at zero up to one of them."""
-    pairs = list(zip(c, g, strict=True))
-    lines = []
-    for i, (ci, gi) in enumerate(pairs):
-        joins = [f"({cj} > 0) | (({ci} <= 0) & ({gj} <= {gi}))" for cj, gj in pairs]
-        total = _sum([f"tl.where({join}, {gj}, 0.0)" for join, (_, gj) in zip(joins, pairs, strict=True)])
-        count = _sum([f"tl.where({join}, 1.0, 0.0)" for join in joins])
-        candidate = f"{total} / {count}"
-        lines.append(f"threshold = {candidate}" if i == 0 else f"threshold = tl.minimum(threshold, {candidate})")
-    for di, (ci, gi) in zip(d, pairs, strict=True):
-        lines.append(f"{di} = tl.where({ci} > 0, {gi} - threshold, tl.minimum({gi} - threshold, 0.0))")
-    return lines
-
-
 _PULLBACKS = {
     "given": _keep,
     "recentred": _centre,
     "free": _against_last,
     "softmax": _softmax_pullback,
-    "projection": _tangent,
+    "projection": _centre,
 }
 
 

@@ -1,0 +1,89 @@
+"""Gradient descent on the boundary of the simplex.
+
+The raw numbers of a convex hull that is kept by projection get a gradient that is linear in that of the coefficients,
+so gradients of micro-batches and of processes add up to that of the whole batch. On the boundary of the simplex a step
+along it would carry raw numbers further and further outside, where they no longer change the coefficients. So before
+every step of an optimizer of torch.optim, the summed gradient is restricted to the directions in which the
+coefficients can move: :func:`hullo.coefficients.feasible_gradient`.
+
+An optimizer that is not a :class:`torch.optim.Optimizer` does without this. Its coefficients are right all the same;
+one that has reached zero comes back only after raw numbers have come back to the simplex.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+
+from hullo.coefficients import feasible_gradient, nearest_in_simplex
+from hullo.sharding import gather, is_sharded, shard_like
+
+if TYPE_CHECKING:
+    from hullo.modules import Hull
+
+_watched: weakref.WeakSet[Hull] = weakref.WeakSet()
+
+
+def watch(hull: Hull) -> None:
+    """Restrict the gradients of a hull's raw numbers before every optimizer step, as long as the hull exists."""
+    _watched.add(hull)
+    _register()
+
+
+@functools.cache
+def _register() -> None:
+    register_optimizer_step_pre_hook(_before_step)
+
+
+def _before_step(
+    optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Restrict the gradients of a step, or of each call of the closure that a step is given."""
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if not callable(closure):
+        _restrict_gradients(optimizer)
+        return None
+
+    @functools.wraps(closure)
+    def restricted() -> Any:
+        loss = closure()
+        _restrict_gradients(optimizer)
+        return loss
+
+    return args[:1], kwargs | {"closure": restricted}
+
+
+@torch.no_grad()
+def _restrict_gradients(optimizer: Optimizer) -> None:
+    batches: dict[tuple[torch.device, torch.dtype, int], list[Tensor]] = defaultdict(list)
+    for raw in _projected(optimizer):
+        if is_sharded(raw):
+            restricted = _restrict(gather(raw), gather(raw.grad))  # type: ignore[arg-type]
+            raw.grad.copy_(shard_like(restricted, raw.grad))  # type: ignore[arg-type, union-attr]
+        else:
+            batches[raw.device, raw.dtype, raw.shape[-1]].append(raw)
+    for (_, _, bases), raws in batches.items():
+        gradients = [raw.grad.view(-1, bases) for raw in raws if raw.grad is not None]
+        restricted = _restrict(torch.cat([raw.view(-1, bases) for raw in raws]), torch.cat(gradients))
+        torch._foreach_copy_(gradients, torch.split(restricted, [len(gradient) for gradient in gradients]))
+
+
+def _projected(optimizer: Optimizer) -> Iterator[Tensor]:
+    """Yield the raw numbers with gradients that are kept by projection, in the optimizer's order."""
+    hulls = {id(hull._parameters.get("raw")): hull for hull in _watched if hasattr(hull, "constraint")}
+    for raw in (raw for group in optimizer.param_groups for raw in group["params"]):
+        hull = hulls.get(id(raw))
+        # a shard of a flattened parameter has another shape, and not all coefficients of a row
+        if hull and hull.constraint.keep == "projection" and raw.grad is not None and raw.shape == hull.shape:
+            yield raw
+
+
+def _restrict(raw: Tensor, gradient: Tensor) -> Tensor:
+    return feasible_gradient(nearest_in_simplex(raw), gradient)

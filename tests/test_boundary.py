@@ -1,0 +1,165 @@
+"""On the boundary of the simplex: gradients add up, and steps stay feasible."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import hullo
+from hullo import boundary
+from hullo.coefficients import feasible_gradient
+
+BASES = ("identity", "relu", "tanh")
+OPTIMIZERS: list[Callable[[Sequence[Tensor]], torch.optim.Optimizer]] = [
+    lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+    lambda parameters: torch.optim.RMSprop(parameters, lr=0.01),
+]
+on_faces = st.lists(st.sampled_from([0.0, 0.0, 0.25, 0.5, 1.0]), min_size=3, max_size=3).filter(sum)
+
+
+def hull(numbers: list[float], **options: object) -> hullo.ConvexHull:
+    """A hull on the boundary: many of the coefficients are zero."""
+    start = torch.tensor(numbers, dtype=torch.float64)
+    return hullo.ConvexHull(*BASES, start=start / start.sum(), dtype=torch.float64, **options)
+
+
+def batch(seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x, target = torch.randn(2, 12, 4, dtype=torch.float64, generator=generator).unbind()
+    return x, target
+
+
+def accumulate(model: nn.Module, x: Tensor, target: Tensor, micro_batches: int) -> None:
+    model.zero_grad()
+    for part, wanted in zip(x.chunk(micro_batches), target.chunk(micro_batches), strict=True):
+        (model(part) - wanted).square().sum().backward()
+
+
+@given(on_faces, st.integers(0, 2**31), st.sampled_from([2, 3, 12]), st.sampled_from([1, 2, 4]))
+@settings(max_examples=50)
+def test_gradients_of_micro_batches_add_up_to_that_of_the_whole_batch(
+    numbers: list[float], seed: int, micro_batches: int, groups: int
+) -> None:
+    act = hull(numbers, groups=groups)
+    accumulate(act, *batch(seed), micro_batches=1)
+    whole = act.raw.grad
+    accumulate(act, *batch(seed), micro_batches=micro_batches)
+    torch.testing.assert_close(act.raw.grad, whole, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS)
+@given(numbers=on_faces, seed=st.integers(0, 2**31))
+@settings(max_examples=10)
+def test_training_with_micro_batches_is_training_with_whole_batches(
+    make: Callable[[Sequence[Tensor]], torch.optim.Optimizer], numbers: list[float], seed: int
+) -> None:
+    whole = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), hull(numbers))
+    parts = copy.deepcopy(whole)
+    for model, micro_batches in ((whole, 1), (parts, 4)):
+        optimizer = make(list(model.parameters()))
+        for step in range(5):
+            accumulate(model, *batch(seed + step), micro_batches=micro_batches)
+            optimizer.step()
+    torch.testing.assert_close(parts[1].coefficients, whole[1].coefficients, rtol=1e-9, atol=1e-9)
+
+
+@given(on_faces, st.lists(st.floats(-2, 2), min_size=3, max_size=3))
+def test_a_step_goes_along_the_feasible_part_of_the_gradient(numbers: list[float], gradient: list[float]) -> None:
+    act = hull(numbers)
+    before = act.coefficients.detach()
+    act.coefficients.backward(torch.tensor(gradient, dtype=torch.float64))
+    torch.optim.SGD(act.parameters(), lr=1e-6).step()
+    expected = before - 1e-6 * feasible_gradient(before, torch.tensor(gradient, dtype=torch.float64))
+    torch.testing.assert_close(act.coefficients.detach(), expected, rtol=0, atol=1e-14)
+
+
+def through_pickle(model: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    copied: nn.Module = torch.load(file, weights_only=False)
+    return copied
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, through_pickle, lambda model: model.to(torch.float32)])
+def test_copies_step_as_the_original_does(copied: Callable[[nn.Module], nn.Module]) -> None:
+    model = copied(nn.Sequential(hull([0.0, 1.0, 0.0], groups=2)))
+    act = model[0]
+    act.coefficients.sum(0).backward(torch.tensor([1.0, 0.0, 0.5], dtype=act.raw.dtype))  # nothing helps
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert act.raw.grad.tolist() == [[0.0] * 3] * 2
+    assert act.raw.tolist() == [[0.0, 1.0, 0.0]] * 2
+
+
+def test_raw_numbers_stay_near_the_simplex_under_a_steady_push() -> None:
+    act = hull([0.2, 0.6, 0.2])
+    optimizer = torch.optim.Adam(act.parameters(), lr=0.01)
+    for _ in range(1000):
+        act.raw.grad = torch.tensor([1.0, -2.0, 1.0], dtype=torch.float64)
+        optimizer.step()
+    assert act.coefficients.tolist() == [0.0, 1.0, 0.0]
+    assert (act.raw - act.coefficients).abs().max() < 0.5  # without the restriction: 10
+    steps = 0
+    while act.coefficients[0] == 0:
+        act.raw.grad = torch.tensor([-1.0, 1.0, 0.0], dtype=torch.float64)
+        optimizer.step()
+        steps += 1
+    assert steps < 100
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_gradients_that_a_closure_computes_are_restricted(by_name: bool) -> None:
+    act = hull([0.0, 1.0, 0.0])
+
+    def closure() -> float:
+        act.raw.grad = torch.tensor([-1.0, 0.5, 2.0], dtype=torch.float64)
+        return 3.0
+
+    step = torch.optim.SGD(act.parameters(), lr=0.1).step
+    assert (step(closure=closure) if by_name else step(closure)) == 3.0
+    expected = feasible_gradient(torch.tensor([0.0, 1.0, 0.0]), torch.tensor([-1.0, 0.5, 2.0]))
+    torch.testing.assert_close(act.raw.grad, expected.double())
+
+
+def test_other_parameters_and_other_hulls_keep_their_gradients() -> None:
+    others = nn.ModuleList(
+        [
+            nn.Linear(3, 3),
+            hullo.AffineHull(*BASES, start="relu"),
+            hullo.ConvexHull(*BASES, keep="softmax"),
+            hullo.ConvexHull(*BASES, start="relu"),
+        ]
+    )
+    for parameter in others.parameters():
+        parameter.grad = torch.randn(parameter.shape)
+    before = {name: parameter.grad.clone() for name, parameter in others.named_parameters()}
+    trained = [p for name, p in others.named_parameters() if name != "3.raw"]
+    torch.optim.SGD([*trained, *hullo.ConvexHull(*BASES).parameters()], lr=0.1).step()
+    assert all(torch.equal(parameter.grad, before[name]) for name, parameter in others.named_parameters())
+
+
+def test_a_hull_that_is_gone_is_not_kept_alive() -> None:
+    gc.collect()
+    before = len(boundary._watched)
+    act = hullo.ConvexHull(*BASES)
+    assert len(boundary._watched) == before + 1
+    del act
+    gc.collect()
+    assert len(boundary._watched) == before
+
+
+def test_a_compiled_step_is_a_step() -> None:
+    plain, compiled = hull([0.0, 1.0, 0.0]), hull([0.0, 1.0, 0.0])
+    for act, wrap in ((plain, lambda step: step), (compiled, lambda step: torch.compile(step, backend="eager"))):
+        act.raw.grad = torch.tensor([-1.0, 0.5, 2.0], dtype=torch.float64)
+        wrap(torch.optim.SGD(act.parameters(), lr=0.1).step)()
+    assert torch.equal(plain.raw, compiled.raw)
