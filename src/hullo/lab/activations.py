@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from hullo.bases import Base, base, names, resolve
-from hullo.coefficients import Hyperplane, Simplex, way
+from hullo.coefficients import Hyperplane, Simplex, feasible_gradient, way
 from hullo.functional import apply
 from hullo.kernels import Plan
 from hullo.lab import kernels
@@ -199,6 +199,22 @@ class Activations(nn.Module):
         layers = torch.split(kept.transpose(0, 1).contiguous(), self.widths)
         return [rows.transpose(0, 1).flatten(0, 1) for rows in layers]
 
+    def feasible_gradient(self, gradient: Tensor) -> Tensor:
+        """Restrict a gradient of the raw numbers to directions in which convex coefficients can move.
+
+        Optimizers call this just before a step, on the gradient of the whole batch; see :mod:`hullo.boundary`.
+        """
+        if "projection" not in self.ways:
+            return gradient
+        if kernels.serve(self.raw):
+            from hullo.lab.kernels.keep import restrict
+
+            return restrict(self.raw, gradient, self.unused, self.codes, self.order)
+        coefficients = WAYS["projection"].coefficients(self.raw, self.unused)
+        # against a gradient of inf, that of a base that is not used, no coefficient can move
+        restricted = feasible_gradient(coefficients, gradient.masked_fill(self.unused, torch.inf))
+        return torch.where(self.codes == CODES["projection"], restricted, gradient)
+
     def extra_repr(self) -> str:
         return f"{', '.join(dict.fromkeys(map(str, self.rows)))}; layers={len(self.widths)}"
 
@@ -263,11 +279,11 @@ def _softmax_pullback(raw: Tensor, coefficients: Tensor, gradient: Tensor, unuse
 
 WAYS = {
     "given": _Way(lambda c, unused: c, lambda r, unused: r, lambda r, c, g, unused: torch.zeros_like(g)),
-    # a base that is not used has the raw number -inf, and the gradient +inf, against which no coefficient can move
+    # a base that is not used has the raw number -inf
     "projection": _Way(
         lambda c, unused: c,
         lambda r, unused: way("projection").coefficients(r.masked_fill(unused, -torch.inf)),
-        lambda r, c, g, unused: way("projection").pullback(r, c, g.masked_fill(unused, torch.inf)),
+        lambda r, c, g, unused: _recentre(g, unused, 0.0),
     ),
     "softmax": _Way(
         lambda c, unused: _recentre(c.log(), unused, 0.0),

@@ -47,11 +47,11 @@ class Optimiser:
         self.rates = per_member("lr", lr, network)
         coefficients = per_member("coefficient_lr_scale", coefficient_lr_scale, network)
         self.updates = torch.zeros((), dtype=torch.int64, device=network.seeds.device)
-        self.coefficients = network.activations.raw
+        self.activations = network.activations
         self.parameters = dict(network.named_parameters())
         alike = torch.ones_like(self.rates)
         self.scales = {name: self.bias_lr_scale * alike if is_bias(name) else alike for name in self.parameters}
-        self.scales |= {name: coefficients for name, p in self.parameters.items() if p is self.coefficients}
+        self.scales |= {name: coefficients for name, p in self.parameters.items() if p is self.activations.raw}
         self.memory = {name: torch.zeros_like(parameter) for name, parameter in self.parameters.items()}
         self.leaves = dict(self.parameters)
         served = all(map(kernels.serve, self.parameters.values()))
@@ -79,6 +79,9 @@ class Optimiser:
     def step(self) -> None:
         """Move every parameter once, along the gradient that it holds."""
         gradients = self.gradients()
+        for name in gradients:
+            if self.parameters[name] is self.activations.raw:
+                gradients[name] = self.activations.feasible_gradient(gradients[name])
         if self._flat is None:
             rates = self.current_rates()
             for name, gradient in gradients.items():
@@ -239,7 +242,7 @@ class SGD(Optimiser):
 
     def decay(self, name: str) -> float:
         """The share of a parameter that is added to its gradient."""
-        return 0.0 if is_bias(name) or self.parameters[name] is self.coefficients else self.weight_decay
+        return 0.0 if is_bias(name) or self.parameters[name] is self.activations.raw else self.weight_decay
 
     def move(self, name: str, gradient: Tensor, rates: Tensor) -> None:
         parameter, velocity = self.parameters[name], by_member(self.memory[name], len(rates))

@@ -21,7 +21,7 @@ from hullo.lab.activations import Activations, Row
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
-from hullo.lab.kernels.keep import keep  # noqa: E402
+from hullo.lab.kernels.keep import keep, restrict  # noqa: E402
 
 pytestmark = [  # of the interpreter: inf - inf and the like, and its own way of reading a number
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
@@ -57,25 +57,29 @@ def fill(layers: Activations, raw: Tensor) -> None:
         layers.raw.copy_(torch.where(learns, raw.to(layers.raw), layers.raw))
 
 
-def run(layers: Activations, gradients: Tensor) -> tuple[Tensor, Tensor]:
-    """The kernel's coefficients and the gradient for raw numbers, where the layers get parts of `gradients`."""
+def run(layers: Activations, gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the kernel's coefficients, the gradient for raw numbers where the layers get parts of `gradients`, and its
+    feasible part."""
     raw = layers.raw.detach().requires_grad_()
     kept = keep(raw, layers.unused, layers.codes, layers.order, layers.widths)
     assert [len(rows) for rows in kept] == [len(layers.rows) * width for width in layers.widths]
     parts = gradients.to(raw).split([len(rows) for rows in kept])
-    return torch.cat(kept).detach(), torch.autograd.grad(kept, raw, parts)[0]
+    (pulled,) = torch.autograd.grad(kept, raw, parts)
+    feasible = restrict(layers.raw.detach(), pulled, layers.unused, layers.codes, layers.order)
+    return torch.cat(kept).detach(), pulled, feasible
 
 
-def plain(layers: Activations, gradients: Tensor) -> tuple[Tensor, Tensor]:
+def plain(layers: Activations, gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The same by plain operations in float64."""
     layers = copy.deepcopy(layers).double()
     layers.raw = torch.nn.Parameter(layers.raw.detach())
     kept = [activation.rows.view(-1, len(layers.bases)) for activation in layers()]
     parts = gradients.to(layers.raw).split([len(rows) for rows in kept])
-    return torch.cat(kept).detach(), torch.autograd.grad(kept, layers.raw, parts)[0]
+    (pulled,) = torch.autograd.grad(kept, layers.raw, parts)
+    return torch.cat(kept).detach(), pulled, layers.feasible_gradient(pulled).detach()
 
 
-def check(layers: Activations, gradients: Tensor) -> tuple[Tensor, Tensor]:
+def check(layers: Activations, gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     found, expected = run(layers, gradients), plain(layers, gradients)
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours.double(), theirs, **CLOSE)
@@ -117,14 +121,14 @@ def test_convex_coefficients_are_exact_wherever_an_optimiser_goes(numbers: list[
     raw = torch.tensor(numbers).view(4, 1, 5)
     raw[::2] = raw[::2].remainder(1.0) + level
     fill(layers, raw)
-    kept, _ = check(layers, torch.ones(4, 5))
+    kept, _, _ = check(layers, torch.ones(4, 5))
     assert (kept >= 0).all()
     assert not kept[layers.unused[:, 0]].any()
     torch.testing.assert_close(kept.double().sum(-1).cpu(), torch.ones(4, dtype=torch.float64), rtol=0, atol=5e-7)
 
 
 @pytest.mark.parametrize(
-    ("raw", "coefficients", "gradient", "pulled"),
+    ("raw", "coefficients", "gradient", "feasible"),
     [
         ((1, 0, 0), (1, 0, 0), (0, -1, 1), (0.5, -0.5, 0)),  # leaves a vertex for the better of its neighbours
         ((1, 0, 0), (1, 0, 0), (-1, 2, 2), (0, 0, 0)),  # stays, since both are worse
@@ -134,15 +138,15 @@ def test_convex_coefficients_are_exact_wherever_an_optimiser_goes(numbers: list[
     ],
 )
 def test_a_projection_leaves_vertices_and_edges_when_the_gradient_says_so(
-    raw: tuple[float, ...], coefficients: tuple[float, ...], gradient: tuple[float, ...], pulled: tuple[float, ...]
+    raw: tuple[float, ...], coefficients: tuple[float, ...], gradient: tuple[float, ...], feasible: tuple[float, ...]
 ) -> None:
     layers = build([f"convex({','.join(NAMES[:3])})", f"convex({','.join(NAMES[:4])})"], widths=[1])
     padded = torch.tensor([[*raw, 7.0], [*raw, -9.0]]).unsqueeze(1)  # not used, and far from being used
     fill(layers, padded)
-    kept, found = check(layers, torch.tensor([[*gradient, -100.0], [*gradient, 100.0]]))
+    kept, _, found = check(layers, torch.tensor([[*gradient, -100.0], [*gradient, 100.0]]))
     assert kept[0].tolist() == pytest.approx([*coefficients, 0], abs=1e-7)
     assert kept[1].tolist() == pytest.approx([*coefficients, 0], abs=1e-7)
-    assert found[0, 0].tolist() == found[1, 0].tolist() == pytest.approx([*pulled, 0], abs=1e-7)
+    assert found[0, 0].tolist() == found[1, 0].tolist() == pytest.approx([*feasible, 0], abs=1e-7)
 
 
 @pytest.mark.parametrize("count", [1, 3, 4])
@@ -165,9 +169,10 @@ def test_a_row_that_diverges_is_as_in_the_plain_form_and_the_others_are_unchange
     found = [check(layers, worse_gradient.flatten(0, 1))]
     fill(layers, worse)
     found += [check(layers, given.flatten(0, 1)) for given in (gradient, worse_gradient)]
-    for kept, pulled in found:
+    for kept, pulled, feasible in found:
         assert torch.equal(kept[others.flatten()], healthy[0][others.flatten()])
         assert torch.equal(pulled[others.T], healthy[1][others.T])
+        assert torch.equal(feasible[others.T], healthy[2][others.T])
 
 
 def test_layers_without_a_gradient_count_as_zero() -> None:
@@ -175,7 +180,7 @@ def test_layers_without_a_gradient_count_as_zero() -> None:
     fill(layers, torch.randn(layers.raw.shape))
     gradients = torch.randn(len(layers.order), len(layers.bases))
     gradients[5:10] = gradients[15:20] = 0
-    _, expected = run(layers, gradients)
+    _, expected, _ = run(layers, gradients)
     raw = layers.raw.detach().requires_grad_()
     kept = keep(raw, layers.unused, layers.codes, layers.order, layers.widths)
     parts = gradients.to(DEVICE).split(5)
@@ -221,7 +226,7 @@ from hullo.lab.kernels import keep
 for bases in (1, 3, 4, 16):
     columns = triton.next_power_of_2(bases)
     constants = dict(BASES=bases, COLUMNS=columns, ROWS=max(1, keep.PAIRS // columns**2))
-    for kernel, tensors in ((keep._keep, 2), (keep._pull, 3)):
+    for kernel, tensors in ((keep._keep, 2), (keep._pull, 3), (keep._restrict, 3)):
         kinds = ["*fp32"] * tensors + ["*i1", "*i32", "*i32", "i32", "i32"] + ["constexpr"] * len(constants)
         source = ASTSource(kernel, dict(zip(kernel.arg_names, kinds)), constants)
         print(compile(source, GPUTarget("cuda", 90, 32), {"num_warps": 1}).name)
@@ -233,7 +238,7 @@ def test_it_compiles_for_a_gpu() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == 4 * ["_keep", "_pull"]
+    assert done.stdout.split() == 4 * ["_keep", "_pull", "_restrict"]
 
 
 @pytest.mark.gpu

@@ -24,6 +24,7 @@ from hullo.lab.activations import CODES
 PROJECTION, SOFTMAX, RECENTRED, FREE = (
     tl.constexpr(CODES[name]) for name in ("projection", "softmax", "recentred", "free")
 )
+EPSILON = tl.constexpr(torch.finfo(torch.float32).eps)
 PAIRS = 128
 """Pairs of bases that a program compares: it is one warp, which waits for no other, and each thread takes four."""
 
@@ -40,6 +41,13 @@ def keep(raw: Tensor, unused: Tensor, codes: Tensor, order: Tensor, widths: Sequ
     """
     kept: tuple[Tensor, ...] = _Keep.apply(raw, unused, codes, order, widths)
     return kept
+
+
+def restrict(raw: Tensor, gradient: Tensor, unused: Tensor, codes: Tensor, order: Tensor) -> Tensor:
+    """Restrict the gradient of raw numbers, (K, L, N), to directions in which convex coefficients can move."""
+    restricted = torch.empty_like(gradient, memory_format=torch.contiguous_format)
+    _launch(_restrict, (raw.contiguous(), gradient.contiguous(), restricted), unused, codes, order)
+    return restricted
 
 
 class _Keep(torch.autograd.Function):
@@ -98,12 +106,25 @@ def _pull(
     at, source, inside, codes, used = _read(unused_ptr, codes_ptr, order_ptr, rows, layers, BASES, COLUMNS, ROWS)
     kept = tl.load(kept_ptr + at, mask=inside, other=0.0).to(tl.float32)
     gradient = tl.load(gradient_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    known = tl.arange(0, COLUMNS)[None, :] < BASES
-    pulled = tl.where(codes == PROJECTION, _tangent(kept, gradient, used, known), 0.0)
+    centred = (codes == PROJECTION) | (codes == RECENTRED)
+    pulled = tl.where(centred, _recentre(gradient, used, 0.0), 0.0)
     pulled = tl.where(codes == SOFTMAX, _soften_back(kept, gradient, used), pulled)
-    pulled = tl.where(codes == RECENTRED, _recentre(gradient, used, 0.0), pulled)
     pulled = tl.where(codes == FREE, _complete_back(gradient, used), pulled)
     tl.store(pulled_ptr + source, pulled.to(pulled_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _restrict(
+    raw_ptr, gradient_ptr, restricted_ptr, unused_ptr, codes_ptr, order_ptr, rows, layers,
+    BASES: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    _, at, inside, codes, used = _read(unused_ptr, codes_ptr, order_ptr, rows, layers, BASES, COLUMNS, ROWS)
+    raw = tl.load(raw_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    gradient = tl.load(gradient_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    known = tl.arange(0, COLUMNS)[None, :] < BASES
+    feasible = _feasible(_project(raw, used), gradient, used, known)
+    restricted = tl.where(codes == PROJECTION, feasible, gradient)
+    tl.store(restricted_ptr + at, restricted.to(restricted_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -136,14 +157,14 @@ def _project(raw, used):
 
 
 @triton.jit
-def _tangent(kept, gradient, used, known):
-    """g - t, cut to at most 0 where c = 0, with t = min over i of the mean of those inside and those up to g_i.
+def _feasible(kept, gradient, used, known):
+    """g - t, clamped to at most 0 where c = 0, with t = min over i of the mean of those inside and those up to g_i.
 
     That is the mean of those inside alone too, where it is the least: none at zero is then below the least inside.
     Against a gradient of inf no coefficient can move.
     """
     gradient = tl.where(used, gradient, float("inf"))
-    inside = kept > 0
+    inside = kept > 8 * EPSILON
     counted = inside[:, None, :] | (gradient[:, None, :] <= gradient[:, :, None])
     means = tl.div_rn(_add(gradient, counted), tl.sum(counted.to(tl.float32), 2))
     threshold = _unless_lost(tl.min(means, 1, keep_dims=True), tl.where(known, gradient, 0.0))
