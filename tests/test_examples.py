@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from hullo.lab.data import augment
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -24,3 +28,38 @@ def test_the_swap_example_learns_and_draws(tmp_path: Path) -> None:
     assert min(accuracies) > 50  # a guess is right in one case of four
     for hull in ("encoder.layers.0.activation", "encoder.layers.1.activation", "relu_1", "tanh_1"):
         assert hull in printed
+
+
+def test_the_kerasnet_example_trains_on_a_few_images(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for name in (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"):
+        labels = torch.randint(2, (12, 1), generator=generator)
+        pixels = (100 * labels + torch.randint(100, (12, 3072), generator=generator)).byte()  # dark and bright images
+        (tmp_path / name).write_bytes(bytes(torch.cat([labels.byte(), pixels], 1).flatten().tolist()))
+    script = EXAMPLES / "kerasnet_cifar10.py"
+    options = ["--hull", "convex", "--epochs", "6", "--batch-size", "4", "--val-size", "12", "--device", "cpu"]
+    command = [sys.executable, "-W", "error", str(script), str(tmp_path), *options]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    losses = [float(text) for text in re.findall(r"training loss ([\d.]+)", printed)]
+    assert len(losses) == 6
+    assert losses[-1] < losses[0] / 2
+    rows = re.findall(r"^(\S+) +convex\(identity,relu,tanh\) +([\d. ]+?) *$", printed, re.MULTILINE)
+    assert [name for name, _ in rows] == ["features.1", "features.3", "features.7", "features.9", "classifier.2"]
+    assert all(sum(map(float, numbers.split())) == pytest.approx(1, abs=0.01) for _, numbers in rows)
+
+
+def test_its_network_has_as_many_parameters_as_the_papers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    kerasnet = importlib.import_module("kerasnet_cifar10")
+    network = kerasnet.KerasNet(torch.nn.ReLU)
+    assert sum(parameter.numel() for parameter in network.parameters()) == 1_250_858
+
+
+def test_it_flips_and_shifts_images_as_the_laboratory_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    kerasnet = importlib.import_module("kerasnet_cifar10")
+    image = torch.randint(256, (1, 3, 32, 32), dtype=torch.uint8)
+    moves = torch.cartesian_prod(torch.arange(2), torch.arange(-3, 4), torch.arange(-3, 4))
+    possible = augment.move(image, torch.zeros(len(moves), dtype=torch.long), moves)
+    for made in kerasnet.augment(image.expand(40, -1, -1, -1)):
+        assert (made == possible).flatten(1).all(1).sum() == 1
