@@ -41,7 +41,7 @@ from rich.console import Console
 from torch import Tensor
 
 from hullo.lab.bench.clocks import Clock, clock_for
-from hullo.lab.bench.rows import setting
+from hullo.lab.bench.rows import environment
 from hullo.lab.data.ilsvrc2012 import Pack, read_ahead, split_steps
 from hullo.lab.data.ilsvrc2012.packing import pack
 from hullo.lab.data.ilsvrc2012.pictures import CLASSES, Source
@@ -121,7 +121,7 @@ def take_turn(steps: Iterator[None], clock: Clock) -> float:
 
 def main() -> None:
     clock = clock_for(None)
-    where = setting(clock.device_name)
+    where = environment(clock.device_name)
     print(f"{where}; pictures a second:")
     with tempfile.TemporaryDirectory() as folder:
         made = make_pack(Path(folder))

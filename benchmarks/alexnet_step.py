@@ -27,7 +27,7 @@ from torch.func import functional_call
 
 from hullo.lab import networks, recipes
 from hullo.lab.bench.clocks import clock_for
-from hullo.lab.bench.rows import setting
+from hullo.lab.bench.rows import environment
 from hullo.lab.networks import alexnet
 from hullo.lab.networks.layers import local_response_norm
 
@@ -114,7 +114,7 @@ def main() -> None:
     for _ in range(WARM_UP + ROUNDS):
         for case, step in steps.items():
             times[case].append(milliseconds(step.run))
-    where = setting(clock_for(DEVICE).device_name)
+    where = environment(clock_for(DEVICE).device_name)
     rows = []
     print(where)
     for case, values in times.items():

@@ -21,7 +21,7 @@ from PIL import Image
 from rich.console import Console
 
 from hullo.lab.bench.clocks import clock_for
-from hullo.lab.bench.rows import setting
+from hullo.lab.bench.rows import environment
 from hullo.lab.data.ilsvrc2012 import Pack, read_ahead, split_steps
 from hullo.lab.data.ilsvrc2012.decoding import decode
 from hullo.lab.data.ilsvrc2012.packing import pack
@@ -83,7 +83,7 @@ def main() -> None:
     options = parser.parse_args()
     source = Source(options.source)
     chosen = {split: source.pictures(split)[:COUNT] for split in ("train", "val")}
-    print(f"{setting(clock_for('cpu').device_name)}; pictures a second:")
+    print(f"{environment(clock_for('cpu').device_name)}; pictures a second:")
     with tempfile.TemporaryDirectory(dir=options.folder) as scratch, Steps(Console(), quiet=True) as progress:
         folder = Path(scratch)
         large = [enlarge(picture, folder) for picture in chosen["train"]]

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from resnet56_step import resnet56
 from torch import nn
 
-from hullo.lab.bench.rows import setting
+from hullo.lab.bench.rows import environment
 from hullo.lab.grid import DATA_COLUMNS
 from hullo.lab.paper import Column
 
@@ -82,7 +82,7 @@ def plain_epoch(column: Column) -> float:
 def main() -> None:
     if not torch.cuda.is_available():
         sys.exit("populations are measured on a GPU, and so is what they are set beside; there is none here")
-    about = vars(setting(torch.cuda.get_device_name()))
+    about = vars(environment(torch.cuda.get_device_name()))
     rows = [
         {"column": str(column), "batch": BATCH, "epoch_s": round(plain_epoch(column), 4), **about}
         for column in DATA_COLUMNS

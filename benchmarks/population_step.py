@@ -22,7 +22,7 @@ from plain_epoch import NETWORKS, plain_epoch
 
 import hullo
 from hullo.lab import paper
-from hullo.lab.bench.rows import setting
+from hullo.lab.bench.rows import environment
 from hullo.lab.data import Dataset
 from hullo.lab.feeds import Resident
 from hullo.lab.paper import Column
@@ -106,7 +106,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         sys.exit("populations are measured on a GPU; there is none here")
     data, rows = pictures(), []
-    about = vars(setting(torch.cuda.get_device_name()))
+    about = vars(environment(torch.cuda.get_device_name()))
     print(f"{about['device']}, torch {about['torch']}, hullo {hullo.__version__} ({about['commit']})")
     for network in arguments.networks:
         plain = plain_epoch(Column(network, "cifar10"))

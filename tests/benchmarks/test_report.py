@@ -12,7 +12,7 @@ report = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(report)
 
 ROW = rows.Row(
-    **vars(rows.setting("a machine", "abc")),
+    **vars(rows.environment("a machine", "abc")),
     kind="eager",
     shape="1024",
     dtype="float32",

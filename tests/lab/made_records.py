@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from hullo.lab.activations import Row
-from hullo.lab.bench.rows import Setting
+from hullo.lab.bench.rows import Environment
 from hullo.lab.records import Record
 from hullo.lab.specs import Spec
 
-SETTING = Setting("a machine", 1, "3.11", "2.13", "", "0.1", "abc")
+ENVIRONMENT = Environment("a machine", 1, "3.11", "2.13", "", "0.1", "abc")
 
 
 def make_record(
@@ -23,23 +23,29 @@ def make_record(
     coefficients: Sequence[Sequence[float | None]] = (),
     members: int = 1,
     seconds: float = 1.0,
-    setting: Setting = SETTING,
+    environment: Environment = ENVIRONMENT,
     **settings: Any,
 ) -> Record:
-    """A run that had these accuracies, one an epoch, and began and stayed with these coefficients, a row a layer."""
+    """Make the record of a run with these accuracies per epoch, on held-out images alone if there are any.
+
+    Its coefficients, a row per layer, never change.
+    """
     row, (network, data) = Row.parse(activation), column.split("/")
+    spec = Spec(network, data, activation, seed=seed, epochs=len(accuracies), **settings)
+    held_out, losses = spec.val_size > 0, [1.0] * len(accuracies)
     return Record(
-        spec=Spec(network, data, activation, seed=seed, epochs=len(accuracies), **settings),
+        spec=spec,
         ended=ended,
-        accuracy=accuracies[-1],
         train_loss=[1.0] * len(accuracies),
-        test_loss=[1.0] * len(accuracies),
-        test_accuracy=list(accuracies),
+        test_loss=[] if held_out else losses,
+        test_accuracy=[] if held_out else list(accuracies),
+        val_loss=losses if held_out else [],
+        val_accuracy=list(accuracies) if held_out else [],
         bases=[item.name for item in row.bases] if row.learns else [],
         coefficients=[[list(layer) for layer in coefficients]] * (len(accuracies) + 1) if row.learns else [],
         members=members,
         seconds=seconds,
-        setting=setting,
+        environment=environment,
     )
 
 

@@ -50,6 +50,9 @@ class TestSpelling:
             ("affine(relu, per = channel, identity, keep=free)", "affine(identity,relu,keep=free,per=channel)"),
             ("convex(elu(2),tanh,start=elu(2))", "convex(tanh,elu(2),start=elu(2))"),
             ("affine(identity,relu,start=uniform,keep=recentred,per=layer)", "affine(identity,relu)"),
+            (" prelu ", "prelu"),
+            ("affine(relu,identity,per=channel,keep=free,start=relu)", "prelu"),
+            ("affine(relu,identity,keep=free,start=relu)", "affine(identity,relu,keep=free,start=relu)"),
         ],
     )
     def test_parameters_of_bases_are_part_of_the_spelling(self, given_as: str, spelled: str) -> None:
@@ -66,6 +69,8 @@ class TestSpelling:
             "affine(relu",
             "relu,tanh",
             "relu(start=relu)",
+            "prelu(0.1)",
+            "convex(identity,prelu)",
             "convex(identity,relu,keep=free)",
             "convex(identity,relu,keep=softmax,start=relu)",
             "affine(identity,relu,start=tanh)",
@@ -74,7 +79,9 @@ class TestSpelling:
         ],
     )
     def test_what_is_no_activation_is_refused_and_says_what_is(self, text: str) -> None:
-        with pytest.raises(ValueError, match=r"no activation: .*An activation is a base function, or convex") as error:
+        with pytest.raises(
+            ValueError, match=r"no activation: .*An activation is a base function, prelu, or convex"
+        ) as error:
             Row.parse(text)
         assert repr(text) in str(error.value)
 
@@ -192,10 +199,28 @@ class TestLayers:
             alone.load_state_dict({"raw": raw[3]}, strict=False)
             torch.testing.assert_close(z[k], alone(flat[k]))
 
-    def test_activations_a_layer_and_a_channel_do_not_stand_side_by_side(self) -> None:
-        rows = [Row.parse("relu"), Row.parse("affine(identity,relu,per=channel)")]
-        with pytest.raises(ValueError, match="or all have one a channel"):
-            Activations(rows, widths=[3])
+    def test_members_per_layer_beside_one_per_channel_get_the_gradient_that_they_get_alone(self) -> None:
+        apart = moved(ROWS, layers=2)
+        beside = Activations([*ROWS, Row.parse("prelu")], widths=[3, 1]).double()
+        assert beside.raw.shape[1] == 4
+        columns = [beside.bases.index(item) for item in apart.bases]
+        with torch.no_grad():
+            for mixed, plain in zip(beside.raw, apart.raw, strict=False):
+                mixed[:, columns] = plain.repeat_interleave(torch.tensor([3, 1]), 0)
+        count = len(ROWS)
+        x, flat = torch.randn(2, 3 * (count + 1), 4, 4).double(), torch.randn(count + 1, 5, 7).double()
+        upstream, flat_upstream = torch.randn_like(x), torch.randn_like(flat)
+        for population, members in ((apart, count), (beside, count + 1)):
+            images, features = population()
+            y, z = images(x[:, : 3 * members]), features(flat[:members])
+            ((y * upstream[:, : 3 * members]).sum() + (z * flat_upstream[:members]).sum()).backward()
+        for k, plain in enumerate(apart.raw.grad):
+            first, second = beside.split_member(k, beside.raw.grad[k])
+            torch.testing.assert_close(torch.cat([first, second])[:, columns], plain, rtol=1e-10, atol=1e-10)
+            assert torch.equal(beside.raw.grad[k, :3], first.expand(3, -1))
+        slopes = beside.raw.grad[-1, :3, beside.bases.index(hullo.base("identity"))]
+        own = x[:, 3 * count :], upstream[:, 3 * count :]
+        torch.testing.assert_close(slopes, (own[0].clamp(max=0) * own[1]).sum((0, 2, 3)))
 
     def test_fixed_activations_have_no_parameters(self) -> None:
         assert not list(Activations([Row.parse("relu"), Row.parse("leaky_relu")], widths=[1, 1, 1]).parameters())

@@ -24,7 +24,7 @@ def bench() -> Bench:
     clock = clocks.CpuClock(torch.device("cpu"))
     clock.copy_bytes = 2**20
     names = ("gelu", "plain", "hullo")
-    return Bench(clock, rows.setting(clock.device_name), names, 4, Steps(Console(quiet=True), quiet=True))
+    return Bench(clock, rows.environment(clock.device_name), names, 4, Steps(Console(quiet=True), quiet=True))
 
 
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=4), st.integers(1, 6))
@@ -118,7 +118,7 @@ def test_graphs_are_measured_last_and_for_small_inputs_alone(bench):
 
 
 def test_a_short_budget_gives_fewer_repeats_and_a_spent_one_leaves_tasks_out(bench, capsys):
-    many = Bench(bench.clock, bench.setting, ("gelu",), 10**9, bench.progress)
+    many = Bench(bench.clock, bench.environment, ("gelu",), 10**9, bench.progress)
     found = [row for part in many.run(many.tasks([FLAT]), budget=2.0) for row in part]
     assert {row.kind for row in found} == {"eager", "overhead"}
     assert all(1 <= row.repeats < 10**9 for row in found)
@@ -131,7 +131,7 @@ def test_without_a_compiler_the_compiled_hull_is_left_out_with_a_note(bench, mon
         raise RuntimeError("no C++ compiler\n\nand a long story")
 
     monkeypatch.setattr(torch, "compile", lambda *_, **__: refuse)
-    both = Bench(bench.clock, bench.setting, ("relu", "compiled"), 1, bench.progress)
+    both = Bench(bench.clock, bench.environment, ("relu", "compiled"), 1, bench.progress)
     assert {row.activation for row in both.eager(FLAT, math.inf)} == {"relu"}
     assert "compiled is left out of 2^12 float32: RuntimeError: no C++ compiler\n" in capsys.readouterr().err
 

@@ -16,7 +16,7 @@ accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_ac
 
 def test_every_epoch_of_every_member_is_on_the_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hullo.lab.data.load", tiny_command.load)
-    rows = ("--rows", "relu", "--rows", "affine(identity,relu)")
+    rows = ("--rows", "prelu", "--rows", "affine(identity,relu)", "--val-size", "20")
     command = ("reproduce", "lenet5/fashion-mnist-sample", *rows, "--seeds", "1", "--epochs", "2", "--device", "cpu")
     places = ("--output", str(tmp_path / "runs"), "--tensorboard", str(tmp_path / "board"), "--quiet")
     result = CliRunner().invoke(app, [*command, *places])
@@ -26,7 +26,7 @@ def test_every_epoch_of_every_member_is_on_the_board(tmp_path: Path, monkeypatch
         (folder,) = (tmp_path / "board").glob(f"**/*{record.spec.id}")
         events = accumulator.EventAccumulator(str(folder))
         events.Reload()
-        for name in ("train_loss", "test_loss", "test_accuracy"):
+        for name in ("train_loss", "test_loss", "test_accuracy", "val_loss", "val_accuracy"):
             shown = events.Scalars(name)
             assert [event.step for event in shown] == [1, 2]
             assert [event.value for event in shown] == pytest.approx(getattr(record, name), rel=1e-5)

@@ -51,8 +51,9 @@ def test_a_checkpoint_that_was_made_with_other_data_is_refused_and_stays(tmp_pat
     feed = training.feed
     assert isinstance(feed, Resident)
     fewer = Resident(feed.dataset.split_validation(10, seed=0))
-    there = rf"{feed.count:,} and {feed.tested:,} pictures of 10 classes, and now there are {fewer.count:,} and 10 pict"
-    with pytest.raises(ValueError, match=f"made with {there}"):
+    there = f"{feed.count} training, {len(feed.dataset.test_labels)} test images of 10 classes"
+    now = f"{feed.count - 10} training, {len(feed.dataset.test_labels)} test, 10 val images of 10 classes"
+    with pytest.raises(ValueError, match=f"made with {there}, and now there are {now}"):
         Checkpoints(tmp_path).restore(Training(SPECS, fewer))
     assert path.read_bytes() == before
 
@@ -75,7 +76,7 @@ def test_a_disk_that_is_full_leaves_the_checkpoint_before(tmp_path: Path, monkey
 
 def test_a_checkpoint_of_another_version_is_refused_by_name(tmp_path: Path) -> None:
     save_file({"x": torch.zeros(1)}, tmp_path / "abc.safetensors", {"version": "0"})
-    with pytest.raises(ValueError, match=r"abc.safetensors is a checkpoint of version 0, this hullo reads version 2"):
+    with pytest.raises(ValueError, match=r"abc.safetensors is a checkpoint of version 0, this hullo reads version 3"):
         Checkpoints(tmp_path).begun()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import tiny_command
 import torch
 from hypothesis import given, settings
@@ -45,16 +44,19 @@ def test_pictures_and_labels_belong_together() -> None:
 def test_tests_are_shown_once_whatever_the_number_of_processes() -> None:
     feed = Resident(DATA)
     for processes in (1, 3):
-        shown = [batch for rank in range(processes) for batch in feed.tests(Team(rank, processes))]
+        shown = [batch for rank in range(processes) for batch in feed.eval_batches("test", Team(rank, processes))]
         assert torch.equal(torch.cat([labels for _, labels in shown]), DATA.test_labels)
         assert torch.equal(torch.cat([pictures for pictures, _ in shown]), DATA.test_images / 255)
 
 
-def test_validation_takes_the_place_of_the_test_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_held_out_images_are_evaluated_beside_the_test_images() -> None:
     whole = open_feed("fashion-mnist-sample", 0, None, torch.device("cpu"))
-    held_out = open_feed("fashion-mnist-sample", 600, Path("unused"), torch.device("cpu"))
-    assert (whole.count, whole.tested, held_out.count, held_out.tested) == (6000, 1000, 5400, 600)
+    split = open_feed("fashion-mnist-sample", 600, Path("unused"), torch.device("cpu"))
+    assert (whole.count, whole.eval_sizes) == (6000, {"test": 1000})
+    assert (split.count, split.eval_sizes) == (5400, {"test": 1000, "val": 600})
     sample = data.load("fashion-mnist-sample")
-    (first, *_) = held_out.tests(ALONE)
-    known = {bytes(picture) for picture in sample.train_images.flatten(1).numpy()}
-    assert all(bytes((255 * picture).round().byte().numpy()) in known for picture in first[0].flatten(1))
+    sources = {"test": sample.test_images, "val": sample.train_images}
+    for name, source in sources.items():
+        (first, *_) = split.eval_batches(name, ALONE)
+        known = {bytes(image) for image in source.flatten(1).numpy()}
+        assert all(bytes((255 * image).round().byte().numpy()) in known for image in first[0].flatten(1))

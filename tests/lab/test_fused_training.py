@@ -41,21 +41,34 @@ def data(side: int, train: int = 6, test: int = 4) -> Dataset:
     return Dataset("corner", SAMPLE.classes, *(part.contiguous() for part in parts), SAMPLE.test_labels[:test])
 
 
-def train(network: str, side: int, device: str, precision: str = "float32") -> Training:
+def train(network: str, side: int, device: str, precision: str = "float32", rows: tuple[str, ...] = ROWS) -> Training:
     spec = Spec(network, "fashion-mnist-sample", "relu", epochs=1, batch=4, lr=1e-3, precision=precision)
-    specs = [replace(spec, activation=row, seed=seed, lr=1e-3 / (1 + seed)) for seed, row in enumerate(ROWS)]
+    specs = [replace(spec, activation=row, seed=seed, lr=1e-3 / (1 + seed)) for seed, row in enumerate(rows)]
     training = Training(specs, Resident(data(side).to(device)))
     for _ in training.advance():
         pass
     return training
 
 
-@pytest.mark.parametrize(("network", "side"), [("lenet5", 18), ("kerasnet", 12), ("resnet56", 8), ("alexnet", 18)])
-def test_kernels_take_the_plain_steps(network: str, side: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("network", "side", "rows"),
+    [
+        ("lenet5", 18, ROWS),
+        ("kerasnet", 12, ROWS),
+        ("resnet56", 8, ROWS),
+        ("alexnet", 18, ROWS),
+        ("lenet5", 18, ("convex(relu,tanh)", "prelu")),
+        ("kerasnet", 12, ("convex(relu,tanh)", "prelu")),
+        ("resnet56", 8, ("convex(relu,tanh)", "prelu")),
+    ],
+)
+def test_kernels_take_the_plain_steps(
+    network: str, side: int, rows: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(NETWORKS, "resnet56", lambda rows, task: ResNet(rows, task, n=1))  # eight layers will do
-    plain = train(network, side, "cpu")
+    plain = train(network, side, "cpu", rows=rows)
     monkeypatch.setattr(kernels, "serve", lambda x: x.dtype != torch.float64)
-    fused = train(network, side, "cuda" if GPU else "cpu")
+    fused = train(network, side, "cuda" if GPU else "cpu", rows=rows)
     for name in ("train_loss", "test_loss", "coefficients"):
         torch.testing.assert_close(fused.curves[name], plain.curves[name], rtol=2e-3, atol=2e-4, msg=name)
     assert fused.curves["test_accuracy"].shape == plain.curves["test_accuracy"].shape

@@ -12,7 +12,7 @@ import pytest
 import tiny_command
 from rich.console import Console
 
-from hullo.lab.bench.rows import setting
+from hullo.lab.bench.rows import environment
 from hullo.lab.feeds import Resident
 from hullo.lab.grid import AGAIN, Grid, asked_to_stop, parse_column
 from hullo.lab.plan import Plan
@@ -30,7 +30,7 @@ class Death(BaseException):
 
 def run(output: Path) -> list[Record]:
     with Steps(Console(), quiet=True) as progress:
-        return Grid(Plan(SPECS, output), DATA, setting("here"), every=0.0).run(progress)
+        return Grid(Plan(SPECS, output), DATA, environment("here"), every=0.0).run(progress)
 
 
 def ends(records: list[Record]) -> list[object]:
@@ -81,7 +81,7 @@ def test_what_another_command_began_is_finished_as_it_was(tmp_path: Path, monkey
         with pytest.raises(Death):
             run(tmp_path)
     with Steps(Console(), quiet=True) as progress:
-        (record,) = Grid(Plan(SPECS[1:], tmp_path), DATA, setting("here")).run(progress)
+        (record,) = Grid(Plan(SPECS[1:], tmp_path), DATA, environment("here")).run(progress)
     assert (record.spec, record.members) == (SPECS[1], 2)
 
 

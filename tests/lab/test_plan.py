@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import tiny_command
 
-from hullo.lab.bench.rows import setting
+from hullo.lab.bench.rows import environment
 from hullo.lab.feeds import Resident
 from hullo.lab.plan import Plan, Population
 from hullo.lab.records import take_records
@@ -38,7 +38,7 @@ def begin(plan: Plan, *population: Spec) -> Training:
 
 
 def settle(plan: Plan, training: Training) -> None:
-    plan.settle(training.specs, take_records(training, setting("here")))
+    plan.settle(training.specs, take_records(training, environment("here")))
 
 
 def test_every_run_is_in_one_population_of_its_company(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hullo.lab.bench.rows import Setting, setting
+from hullo.lab.bench.rows import Environment, environment
 from hullo.lab.feeds import Resident
 from hullo.lab.records import VERSION, Record, Records, take_records
 from hullo.lab.specs import Spec
@@ -26,7 +26,6 @@ SPEC = Spec("lenet5", "fashion-mnist-sample", "convex(identity,tanh)", epochs=2)
 RECORD = Record(
     SPEC,
     "finished",
-    accuracy=51.5,
     train_loss=[2.0, 1.5],
     test_loss=[1.75, None],
     test_accuracy=[30.0, 51.5],
@@ -34,7 +33,7 @@ RECORD = Record(
     coefficients=[[[0.5, 0.5]], [[0.4, 0.6]], [[0.3, 0.7]]],
     members=1,
     seconds=1.5,
-    setting=Setting("a machine", 1, "3.11", "2.13", "", "0.1", "abc"),
+    environment=Environment("a machine", 1, "3.11", "2.13", "", "0.1", "abc"),
 )
 
 
@@ -92,15 +91,12 @@ def test_what_is_torn_is_counted_until_it_is_taken_away(records: Records) -> Non
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (RECORD.line().replace(b'"version":1', b'"version":7'), "line 2: a record of version 7, but this hullo reads"),
+        (RECORD.line().replace(b'"version":2', b'"version":7'), "line 2: a record of version 7, but this hullo reads"),
+        (RECORD.line().replace(b'"version":2', b'"version":1'), "line 2: a record of version 1, but this hullo reads"),
         (b"{}\n", "line 2: a record of version None"),
-        (b'{"version":1,"id":"x"}\n', "line 2"),
+        (b'{"version":2,"id":"x"}\n', "line 2"),
         (b"nonsense\n", "line 2"),
         (b"12\n", "line 2"),
-        (
-            replace(RECORD, accuracy=RECORD.accuracy + 1).line(),
-            f"line 2: an accuracy of {RECORD.accuracy + 1}, but the last epoch's is {RECORD.accuracy}",
-        ),
     ],
 )
 def test_a_line_that_is_no_record_of_this_version_is_refused_by_name(records: Records, line: bytes, said: str) -> None:
@@ -148,7 +144,7 @@ def test_a_training_is_recorded_member_by_member() -> None:
     training = Training(specs, Resident(tiny_command.load(SPEC.data)))
     for _ in training.advance():
         training.seconds += 1
-    fixed, learned, lost = take_records(training, setting("here"))
+    fixed, learned, lost = take_records(training, environment("here"))
     assert [record.spec for record in (fixed, learned, lost)] == specs
     assert (fixed.ended, learned.ended, lost.ended) == ("finished", "finished", "diverged in epoch 1")
     assert (fixed.bases, fixed.coefficients) == ([], [])
@@ -165,12 +161,33 @@ def test_a_training_is_recorded_member_by_member() -> None:
         assert Record.parse(record.line()) == record
 
 
-def test_one_activation_a_channel_is_recorded_as_means_over_time_and_channel_by_channel_at_the_end() -> None:
-    spec = replace(SPEC, activation="affine(identity,relu,per=channel)", lr=1e-2)
-    training = Training([spec], Resident(tiny_command.load(SPEC.data)))
+def test_held_out_images_have_curves_of_their_own() -> None:
+    training = Training([replace(SPEC, val_size=20)], Resident(tiny_command.load(SPEC.data).split_validation(20, 0)))
     for _ in training.advance():
         pass
-    (record,) = take_records(training, setting("here"))
+    (record,) = take_records(training, environment("here"))
+    assert record.val_loss == pytest.approx(training.curves["val_loss"][:, 0].tolist(), rel=1e-5)
+    assert record.val_accuracy == pytest.approx(training.curves["val_accuracy"][:, 0, 0].tolist(), rel=1e-5)
+    assert record.test_loss == pytest.approx(training.curves["test_loss"][:, 0].tolist(), rel=1e-5)
+    assert record.accuracy == record.test_accuracy[-1]
+    assert Record.parse(record.line()) == record
+    assert replace(record, test_loss=[], test_accuracy=[]).accuracy == record.val_accuracy[-1]
+
+
+@pytest.mark.parametrize("beside", [(), ("convex(identity,tanh)", "relu")])
+def test_activations_per_channel_are_recorded_as_means_over_time_and_per_channel_at_the_end(
+    beside: tuple[str, ...],
+) -> None:
+    rows = ("affine(identity,relu,per=channel)", *beside)
+    specs = [replace(SPEC, activation=row, lr=1e-2) for row in rows]
+    training = Training(specs, Resident(tiny_command.load(SPEC.data)))
+    for _ in training.advance():
+        pass
+    record, *others = take_records(training, environment("here"))
+    for k, other in enumerate(others, 1):
+        assert other.channels == []
+        learned = training.network.member(k).coefficients[0].flatten().tolist() if other.bases else []
+        assert [c for layer in (other.coefficients or [[]])[-1] for c in layer] == pytest.approx(learned, abs=1e-6)
     assert [len(layer) for layer in record.channels] == [20, 50, 1]
     assert [len(point) for point in record.coefficients] == [3, 3, 3]
     for channels, mean in zip(record.channels, record.coefficients[-1], strict=True):

@@ -199,6 +199,15 @@ def test_one_network_is_trained_by_its_own_command(tmp_path: Path) -> None:
     assert "[1/1] lenet5/fashion-mnist-sample x 1" in result.stderr
 
 
+def test_both_accuracies_are_said_where_images_are_held_out(tmp_path: Path) -> None:
+    result = invoke(*TRAIN, "--val-size", 20, "--output", tmp_path)
+    assert result.exit_code == 0, result.output
+    (record,) = Records(tmp_path / "records.jsonl").read()
+    assert record.spec.val_size == 20
+    assert f"test accuracy {record.test_accuracy[-1]:.2f} %" in result.stdout
+    assert f"held-out images {record.val_accuracy[-1]:.2f} %" in result.stdout
+
+
 def test_more_seeds_add_to_what_is_there(tmp_path: Path) -> None:
     shared = ("reproduce", COLUMN, "--rows", "relu", "--epochs", 1, "--device", "cpu", "--output", tmp_path, "--quiet")
     assert invoke(*shared, "--seeds", 1).stderr == ""
@@ -219,7 +228,7 @@ def test_more_seeds_add_to_what_is_there(tmp_path: Path) -> None:
             "seed=999999999999999999999: give a whole number of at least 0 and",
         ),
         ((*TRAIN, "--device", "tpu"), "unknown device 'tpu'"),
-        ((*TRAIN, "--validation", "100000"), "fashion-mnist-sample: cannot keep back 100000 pictures for validation"),
+        ((*TRAIN, "--val-size", "100000"), "fashion-mnist-sample: cannot hold out 100000 training images"),
         (("reproduce", COLUMN, "alexnet/fashion-mnist-sample"), "image_size=28: pictures for AlexNet have at least 39"),
         (("train", "vgg", "cifar10"), "unknown network 'vgg'; there are lenet5"),
         (("train", "lenet5", "mnist"), "unknown data set 'mnist'; there are"),

@@ -102,7 +102,7 @@ def test_what_ended_before_the_epoch_is_left_out() -> None:
         ("decay", 0.0),
         ("coefficient_lr_scale", 10.0),
         ("precision", "bfloat16"),
-        ("validation", 500),
+        ("val_size", 500),
     ],
 )
 def test_runs_with_other_settings_are_never_averaged(setting: str, value: Any) -> None:
@@ -137,14 +137,27 @@ def test_a_column_that_is_not_there_is_refused_with_what_there_is(columns: str, 
 
 
 def test_validation_is_never_shown_as_test_accuracy_nor_beside_the_papers() -> None:
-    experiment = only(experiments(make_records(REACHED, validation=5000)))
-    assert experiment.name == "kerasnet/cifar10 validation=5000"
+    experiment = only(experiments(make_records(REACHED, val_size=5000)))
+    assert experiment.name == "kerasnet/cifar10 val_size=5000"
     assert all(cell.published is None for cell in experiment.cells.values())
     for form in (markdown_table, latex_table):
         assert "validation, 1 epoch" in form([experiment])
         assert "test" not in form([experiment])
         assert "84.9" not in form([experiment])
     assert all(",validation," in line and ",test," not in line for line in csv_table([experiment]).splitlines()[1:])
+
+
+def test_test_accuracies_are_shown_where_held_out_images_were_evaluated_beside() -> None:
+    held_out = make_records(REACHED, val_size=5000)
+    both = [replace(record, test_accuracy=[record.accuracy - 1]) for record in held_out]
+    experiment = only(experiments(both))
+    assert experiment.name == "kerasnet/cifar10"
+    assert experiment.published("relu") == paper.accuracy("relu", paper.Column("kerasnet", "cifar10"))
+    plain = only(experiments(make_records(REACHED)))
+    for row, cell in plain.cells.items():
+        assert experiment.cells[row].accuracy.mean == pytest.approx(cell.accuracy.mean - 1)
+    assert "val_size=5000" in " ".join(experiment.remarks)
+    assert only(experiments([held_out[0], *both[1:]])).pictures == "validation"
 
 
 def test_runs_that_diverged_count_as_they_ended_and_are_marked_from_then_on() -> None:
@@ -174,7 +187,7 @@ def test_what_sets_runs_apart_from_the_papers_is_said() -> None:
 
 
 def test_runs_on_a_part_of_a_data_set_say_so_and_are_not_set_beside_the_papers() -> None:
-    runs = [replace(record, pictures=[1200, 50]) for record in make_records(REACHED, column="alexnet/ilsvrc2012")]
+    runs = [replace(record, images=[1200, 50]) for record in make_records(REACHED, column="alexnet/ilsvrc2012")]
     experiment = only(experiments(runs))
     assert "Trained with 1,200 and evaluated on 50 pictures, not on all of the data set." in experiment.remarks
     assert all(cell.published is None for cell in experiment.cells.values())
@@ -183,11 +196,11 @@ def test_runs_on_a_part_of_a_data_set_say_so_and_are_not_set_beside_the_papers()
 
 def test_runs_on_different_parts_of_a_data_set_are_refused() -> None:
     one, other = make_records({"relu": [80.0, 81.0]}, column="alexnet/ilsvrc2012")
-    for pictures in ([1200, 50], [1200, 60]):
-        with pytest.raises(ValueError, match=r"relu.* saw all pictures; .* saw 1200 \+ [56]0 pictures; name one kind"):
-            experiments([one, replace(other, pictures=pictures)])
-    with pytest.raises(ValueError, match=r"saw 1200 \+ 50 pictures; .* saw 1200 \+ 60 pictures"):
-        experiments([replace(one, pictures=[1200, 50]), replace(other, pictures=[1200, 60])])
+    for images in ([1200, 50], [1200, 60]):
+        with pytest.raises(ValueError, match=r"relu.* saw all images; .* saw 1200 \+ [56]0 images; name one kind"):
+            experiments([one, replace(other, images=images)])
+    with pytest.raises(ValueError, match=r"saw 1200 \+ 50 images; .* saw 1200 \+ 60 images"):
+        experiments([replace(one, images=[1200, 50]), replace(other, images=[1200, 60])])
 
 
 def test_numbers_of_seeds_are_said() -> None:

@@ -14,7 +14,7 @@ from markdown_it import MarkdownIt
 from rich.console import Console
 
 from hullo.lab import paper
-from hullo.lab.bench.rows import Setting
+from hullo.lab.bench.rows import Environment
 from hullo.lab.records import Record
 from hullo.lab.table import latex, markdown
 from hullo.lab.table.batches import batches_tables
@@ -130,12 +130,12 @@ def test_text_is_text_in_latex(text: str) -> None:
 
 
 def test_hostile_machines_do_no_harm() -> None:
-    hostile = Setting("a|b `c` <b> **d**", 1, "3", "2", "", "0", "_e_")
-    text = markdown.glance_table(experiments([make_record("relu", [80.0], setting=hostile)]))
+    hostile = Environment("a|b `c` <b> **d**", 1, "3", "2", "", "0", "_e_")
+    text = markdown.glance_table(experiments([make_record("relu", [80.0], environment=hostile)]))
     rendered = MarkdownIt("commonmark").enable("table").render(text)
     assert "a|b `c` &lt;b&gt; **d**, 1 CPU threads" in rendered
     assert "(_e_)" in rendered
-    text = latex.latex_table(experiments([make_record("relu", [80.0], setting=replace(hostile, device="a\n\\b"))]))
+    text = latex.latex_table(experiments([make_record("relu", [80.0], environment=replace(hostile, device="a\n\\b"))]))
     assert "a \\b, 1 CPU threads" in text
     assert not any(line.startswith("\\b,") for line in text.splitlines())
 
@@ -143,7 +143,7 @@ def test_hostile_machines_do_no_harm() -> None:
 def test_latex_is_whole_tabulars_with_as_many_cells_in_every_line() -> None:
     about, *tables = latex.latex_table(experiments(RUNS)).strip().split("\n\n")
     assert about.startswith(r"% Needs \usepackage{booktabs}. Runs made with")
-    assert str(RUNS[0].setting) in about
+    assert str(RUNS[0].environment) in about
     assert [table.splitlines()[1] for table in tables] == [
         r"\begin{tabular}{lr@{ }lr@{ }l}",
         *[r"\begin{tabular}{lrrrrrl}"] * 2,
@@ -271,9 +271,9 @@ def test_the_papers_figures_are_explained_where_they_are() -> None:
 
 
 def test_commits_of_runs_that_are_alike_in_all_else_are_said_together() -> None:
-    settings = [Setting("a GPU", 1, "3.11", "2.13", "", "0.1", commit) for commit in ("b2", "a1", "")]
-    settings.append(Setting("another", 1, "3.11", "2.13", "", "0.1", "a1"))
-    runs = [make_record("relu", [50.0], seed=seed, setting=setting) for seed, setting in enumerate(settings)]
+    environments = [Environment("a GPU", 1, "3.11", "2.13", "", "0.1", commit) for commit in ("b2", "a1", "")]
+    environments.append(Environment("another", 1, "3.11", "2.13", "", "0.1", "a1"))
+    runs = [make_record("relu", [50.0], seed=seed, environment=where) for seed, where in enumerate(environments)]
     shared = "1 CPU threads, Python 3.11, torch 2.13, hullo 0.1"
     assert origin(runs) == f"Runs made with a GPU, {shared} (a1, b2); another, {shared} (a1)."
     assert origin(runs[2:3]) == f"Runs made with a GPU, {shared}."

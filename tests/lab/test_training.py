@@ -8,12 +8,14 @@ import pytest
 import tiny_command
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+import hullo
+from hullo.lab import networks
 from hullo.lab.data import Dataset
 from hullo.lab.data.augment import draw_moves, draw_order, move, scale
 from hullo.lab.feeds import Resident
-from hullo.lab.recipes import SGD
+from hullo.lab.recipes import SGD, RMSprop
 from hullo.lab.specs import Spec
 from hullo.lab.training import Training
 
@@ -49,6 +51,72 @@ def test_a_member_trains_as_it_does_alone(network: str) -> None:
         torch.testing.assert_close(own, alone.network.coefficients, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("network", ["lenet5", "kerasnet"])
+def test_members_per_layer_train_beside_one_per_channel_as_without_it(network: str) -> None:
+    specs = members(network)
+    apart = finish(Training(specs, FEED))
+    beside = finish(Training([*specs, replace(specs[0], activation="prelu")], FEED))
+    for name in ("train_loss", "test_loss"):
+        torch.testing.assert_close(beside.curves[name][:, :3], apart.curves[name], rtol=1e-3, atol=1e-4)
+    activations = beside.network.activations
+    for k in range(3):
+        before, after = (training.network.member(k).state_dict() for training in (apart, beside))
+        assert all(torch.allclose(before[name], after[name], rtol=1e-3, atol=2e-4) for name in before)
+        for rows in activations.raw[k].split(activations.widths):
+            assert torch.equal(rows, rows[:1].expand_as(rows))
+    slopes = activations.raw[3, :20, activations.bases.index(hullo.base("identity"))]
+    assert len(set(slopes.tolist())) > 1
+
+
+def test_prelu_learns_as_in_torch() -> None:
+    population = networks.build(
+        "lenet5", activation=["tanh", "prelu"], in_channels=1, image_size=28, members=2, seeds=[1, 2]
+    )
+    population.double()
+    alone = TorchLeNet5(population.member(1))
+    ours = RMSprop(population, lr=1e-2, decay=0.0)
+    theirs = torch.optim.RMSprop(alone.parameters(), lr=1e-2, alpha=0.9, eps=1e-7)
+    images, labels = DATA.train_images[:20].double() / 255, DATA.train_labels[:20]
+    for _ in range(4):
+        ours.zero_grad()
+        theirs.zero_grad()
+        sum(F.cross_entropy(logits, labels) for logits in population(images)).backward()
+        F.cross_entropy(alone(images), labels).backward()
+        ours.step()
+        theirs.step()
+    learned = population.activations.split_member(1, population.coefficients[1])
+    slopes = [layer[:, population.activations.bases.index(hullo.base("identity"))] for layer in learned]
+    assert [len(layer) for layer in slopes] == [20, 50, 1]
+    for own, layer in zip(slopes, alone.slopes, strict=True):
+        torch.testing.assert_close(own, layer.weight, rtol=1e-6, atol=1e-8)
+        assert own.abs().min() > 1e-4
+    torch.testing.assert_close(population(images)[1], alone(images), rtol=1e-6, atol=1e-6)
+
+
+class TorchLeNet5(nn.Module):
+    """LeNet-5 with PReLU of torch's own modules, with the weights of a network of the laboratory."""
+
+    def __init__(self, network: networks.Network) -> None:
+        super().__init__()
+        state = network.state_dict()
+        self.conv1, self.conv2 = nn.Conv2d(1, 20, 5), nn.Conv2d(20, 50, 5)
+        self.linear1, self.linear2 = nn.Linear(800, 500), nn.Linear(500, 10)
+        for name in ("conv1", "conv2", "linear1", "linear2"):
+            weight = state[f"{name}.weight"]
+            own = {
+                "weight": weight[0].T if name.startswith("linear") else weight,
+                "bias": state[f"{name}.bias"].flatten(),
+            }
+            getattr(self, name).load_state_dict(own)
+        self.slopes = nn.ModuleList(nn.PReLU(count, init=0.0) for count in (20, 50, 1))
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(self.slopes[0](self.conv1(x)), 2)
+        x = F.max_pool2d(self.slopes[1](self.conv2(x)), 2).permute(0, 2, 3, 1).flatten(1)
+        return self.linear2(self.slopes[2](self.linear1(x)))
+
+
 def test_every_picture_counts_once_an_epoch_also_those_of_the_last_small_batch() -> None:
     training = finish(Training(members(epochs=1, lr=0.0), FEED))
     assert training.steps == 3
@@ -62,15 +130,19 @@ def test_every_picture_counts_once_an_epoch_also_those_of_the_last_small_batch()
         assert training.curves["train_loss"][0, k].item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_test_curves_are_those_of_the_network_as_it_is_used() -> None:
-    training = finish(Training(members("kerasnet", epochs=1), FEED))
+def test_the_test_and_val_curves_are_those_of_the_network_as_it_is_used() -> None:
+    data = DATA.split_validation(20, seed=0)
+    training = finish(Training(members("kerasnet", epochs=1), Resident(data)))
+    assert data.eval_sets.keys() == {"test", "val"}
     for k in range(3):
         alone = training.network.member(k)
         assert not alone.training
-        logits = alone(scale(DATA.test_images))[0]
-        loss, right = F.cross_entropy(logits, DATA.test_labels).item(), (logits.argmax(1) == DATA.test_labels).sum()
-        assert training.curves["test_loss"][0, k].item() == pytest.approx(loss, rel=1e-5)
-        assert training.curves["test_accuracy"][0, k, 0].item() == pytest.approx(100 * right.item() / 30)
+        for name, (images, labels) in data.eval_sets.items():
+            logits = alone(scale(images))[0]
+            loss, right = F.cross_entropy(logits, labels).item(), (logits.argmax(1) == labels).double().mean()
+            assert training.curves[f"{name}_loss"][0, k].item() == pytest.approx(loss, rel=1e-5)
+            assert training.curves[f"{name}_accuracy"][0, k, 0].item() == pytest.approx(100 * right.item())
+    assert "val_loss" not in finish(Training(members(epochs=1), FEED)).curves
 
 
 @pytest.mark.parametrize("lr", [1e30, float("3e38")])

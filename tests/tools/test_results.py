@@ -37,7 +37,7 @@ def root(tmp_path: Path) -> Path:
     runs = {
         "a": made.make_records(REACHED),
         "b/c": made.make_records(REACHED, column="lenet5/cifar10"),
-        "study": made.make_records(REACHED, validation=5000),
+        "study": made.make_records(REACHED, val_size=5000),
         "study-test": made.make_records(REACHED, coefficient_lr_scale=10.0),
     }
     for folder, records in runs.items():
@@ -129,7 +129,7 @@ def test_runs_of_the_study_are_in_no_part_but_those_about_it(tmp_path: Path) -> 
     slice_of = made.make_records(REACHED, column="alexnet/ilsvrc2012")
     Records(tmp_path / "alexnet-slice" / "records.jsonl").add(slice_of)
     before = parts()
-    Records(tmp_path / "study" / "records.jsonl").add(made.make_records(REACHED, validation=5000))
+    Records(tmp_path / "study" / "records.jsonl").add(made.make_records(REACHED, val_size=5000))
     chosen = made.make_records(REACHED, coefficient_lr_scale=10.0)
     Records(tmp_path / "study-test" / "records.jsonl").add(chosen)
     after = parts()

@@ -1,13 +1,14 @@
 """Activations by their spelling, and the activation layers of a population, each member with its own.
 
 A *row* says what a network's activations are: a base function such as ``relu`` or ``leaky_relu(0.2)``, which stays as
-it is, or a hull such as ``convex(identity,relu)`` or ``affine(identity,relu,tanh)``, which is learned. Every row is a
-point or a set in the space of coefficients over the bases of all rows, so members with different rows are one call of
-`combine`: a fixed activation is a row of coefficients that never moves.
+it is, or a hull such as ``convex(identity,relu)`` or ``affine(identity,relu,tanh)``, or ``prelu``, which are learned.
+Every row is a point or a set in the space of coefficients over the bases of all rows, so members with different rows
+are one call of `combine`: a fixed activation is a row of coefficients that never moves.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -34,8 +35,11 @@ class Row:
     """What the activations of a network are: one base function, or the hull of several, in the catalogue's order.
 
     A hull's spelling may say how coefficients are kept, that it starts as one of its bases rather than at 1/N each, and
-    that there is one activation a channel: ``affine(identity,relu,keep=free,start=relu,per=channel)``. Layers of
-    features, which have no channels, have one activation all the same.
+    that there is one activation per channel: ``convex(identity,relu,start=relu,per=channel)``. Fully connected layers,
+    which have no channels, have one activation each all the same.
+
+    ``prelu`` is ``affine(identity,relu,keep=free,start=relu,per=channel)``, which is a * identity + (1 - a) * relu: one
+    learned slope per channel after a convolution and one after a fully connected layer, each starting at 0.
 
     >>> from hullo.lab.activations import Row
     >>> str(Row.parse("affine(tanh, identity)"))
@@ -44,6 +48,8 @@ class Row:
     'convex(identity,relu,start=relu)'
     >>> str(Row.parse("leaky_relu(0.01)"))
     'leaky_relu'
+    >>> str(Row.parse("affine(identity,relu,keep=free,start=relu,per=channel)"))
+    'prelu'
     """
 
     kind: str
@@ -54,11 +60,13 @@ class Row:
 
     @classmethod
     def parse(cls, text: str | Row) -> Row:
-        """The row of a spelling."""
+        """Read the row of a spelling."""
         if isinstance(text, Row):
             return text
         if not isinstance(text, str):
             raise TypeError(f"an activation is spelled in text, as in 'relu'; got {text!r} of {type(text).__name__}")
+        if text.strip() == "prelu":
+            return PRELU
         hull = re.fullmatch(rf"\s*({'|'.join(HULLS)})\s*\((.*)\)\s*", text)
         kind, inner = (hull[1], hull[2]) if hull else ("fixed", text)
         # commas between bases, not those between the parameters of one
@@ -69,12 +77,14 @@ class Row:
             found = in_order(resolve(spelled, strict=False))
             return cls(kind, found, *_read_options(options, kind, found))
         except ValueError as error:
-            wanted = "a base function, or convex(...) or affine(...) of several, as in convex(identity,relu)"
+            wanted = "a base function, prelu, or convex(...) or affine(...) of several, as in convex(identity,relu)"
             raise ValueError(f"{text!r} is no activation: {error}. An activation is {wanted}") from None
 
     def __str__(self) -> str:
         if not self.learns:
             return self.bases[0].name
+        if self == PRELU:
+            return "prelu"
         options = {"keep": self.keep, "start": self.begin.name if self.begin else "uniform", "per": self.per}
         usual = OPTIONS | {"keep": KEEP[self.kind]}
         said = [f"{name}={value}" for name, value in options.items() if value != usual[name]]
@@ -96,6 +106,10 @@ class Row:
         if self.begin:
             return {item: float(item == self.begin) for item in self.bases}
         return dict.fromkeys(self.bases, 1 / len(self.bases))
+
+
+PRELU = Row("affine", (base("identity"), base("relu")), keep="free", begin=base("relu"), per="channel")
+"""PReLU, whose slopes Keras starts at 0."""
 
 
 def _read_options(options: dict[str, str], kind: str, bases: tuple[Base, ...]) -> tuple[str, Base | None, str]:
@@ -128,11 +142,13 @@ class Activations(nn.Module):
     """All activation layers of a population: K members with a row each, and coefficients for each of their layers.
 
     The raw numbers of all members and layers are one parameter of shape (K, L, N), so that keeping them in their hulls
-    takes one pass a step, however deep the network is; with one activation a channel, L counts the channels of all
-    layers. A buffer holds them where no row learns.
+    takes one pass a step, however deep the network is. If any member has one activation per channel, L counts the
+    channels of all layers, and members with one per layer are *tied*: the rows of a layer start alike and all get the
+    sum of their gradients, so that any optimiser that treats entries alike keeps them alike. A buffer holds the raw
+    numbers where no row learns.
 
     Args:
-        rows: what each member's activations are; all have one a layer, or all have one a channel.
+        rows: what each member's activations are.
         widths: the channels of each layer, 1 for features.
 
     Example:
@@ -152,13 +168,13 @@ class Activations(nn.Module):
     unused: Tensor
     codes: Tensor
     order: Tensor
+    tied: Tensor | None
+    spans: Tensor | None
 
     def __init__(self, rows: Sequence[Row], widths: Sequence[int]) -> None:
         super().__init__()
-        if len({row.per for row in rows}) != 1:
-            raise ValueError("members side by side have one activation a layer, or all have one a channel")
         self.rows = tuple(rows)
-        self.widths = list(widths) if rows[0].per == "channel" else [1] * len(widths)
+        self.widths = list(widths) if any(row.per == "channel" for row in rows) else [1] * len(widths)
         self.bases = in_order(item for row in rows for item in row.start)
         start = torch.tensor([[row.start.get(item, 0.0) for item in self.bases] for row in rows]).unsqueeze(1)
         unused = torch.tensor([[item not in row.start for item in self.bases] for row in rows]).unsqueeze(1)
@@ -169,6 +185,7 @@ class Activations(nn.Module):
         self.register_buffer("unused", unused, persistent=False)
         self.register_buffer("codes", codes, persistent=False)
         self.register_buffer("order", order, persistent=False)
+        self._tie([row.learns and row.per == "layer" for row in rows])
         self.ways = tuple(sorted({row.keep for row in rows}))
         raw = start
         for name in self.ways:
@@ -179,9 +196,26 @@ class Activations(nn.Module):
         else:
             self.register_buffer("raw", raw)
 
+    def _tie(self, tied: Sequence[bool]) -> None:
+        """Register which members' rows are tied, and where the rows of each of their layers are in the order of all."""
+        wanted = max(self.widths) > 1 and any(tied)
+        spans = [
+            ((end - width) * len(tied) + k * width, width)
+            for end, width in zip(itertools.accumulate(self.widths), self.widths, strict=True)
+            for k, own in enumerate(tied)
+            if own and width > 1
+        ]
+        self.register_buffer("tied", torch.tensor(tied).view(-1, 1, 1) if wanted else None, persistent=False)
+        self.register_buffer("spans", torch.tensor(spans, dtype=torch.int32) if wanted else None, persistent=False)
+
+    def split_member(self, k: int, numbers: Tensor) -> list[Tensor]:
+        """Split member k's part of `raw` or `coefficients`, (L, N), by layer: a row per channel, or one per layer."""
+        layers = torch.split(numbers, self.widths)
+        return [layer[:1] for layer in layers] if self.rows[k].per == "layer" else list(layers)
+
     @property
     def coefficients(self) -> Tensor:
-        """The coefficients of every member and layer, shape (K, L, N), over `bases`; each row is in its hull."""
+        """Return the coefficients of every member and layer, (K, L, N), over `bases`; each row is in its hull."""
         return torch.cat([rows.view(len(self.rows), -1, len(self.bases)) for rows in self._by_layer()], 1)
 
     def forward(self) -> Iterator[Activation]:
@@ -194,8 +228,10 @@ class Activations(nn.Module):
         if kernels.serve(self.raw):
             from hullo.lab.kernels.keep import keep
 
-            return keep(self.raw, self.unused, self.codes, self.order, self.widths)
+            return keep(self.raw, self.unused, self.codes, self.order, self.widths, self.spans)
         kept: Tensor = _Kept.apply(self.raw, self.unused, self.codes, self.ways)  # type: ignore[no-untyped-call]
+        if self.tied is not None:
+            kept = _Tied.apply(kept, self.tied, self.widths)  # type: ignore[no-untyped-call]
         layers = torch.split(kept.transpose(0, 1).contiguous(), self.widths)
         return [rows.transpose(0, 1).flatten(0, 1) for rows in layers]
 
@@ -322,3 +358,20 @@ class _Kept(torch.autograd.Function):
         for name in ctx.ways:
             pulled = torch.where(codes == CODES[name], WAYS[name].pullback(raw, kept, gradient, unused), pulled)
         return pulled, None, None, None
+
+
+class _Tied(torch.autograd.Function):
+    """The identity, which gives each row of a tied member the sum of the gradients of all rows of its layer."""
+
+    @staticmethod
+    def forward(ctx: Any, kept: Tensor, tied: Tensor, widths: Sequence[int]) -> Tensor:
+        ctx.save_for_backward(tied)
+        ctx.widths = widths
+        return kept.view_as(kept)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (tied,) = ctx.saved_tensors
+        sums = [layer.sum(1, keepdim=True).expand_as(layer) for layer in torch.split(gradient, ctx.widths, 1)]
+        return torch.where(tied, torch.cat(sums, 1), gradient), None, None

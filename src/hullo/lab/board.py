@@ -1,12 +1,10 @@
-"""TensorBoard: a training's curves, shown while it goes on."""
+"""TensorBoard: the curves of a training, written as epochs end."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from types import TracebackType
 from typing import Any
-
-import torch
 
 from hullo.lab.specs import Spec
 from hullo.lab.training import Training
@@ -37,9 +35,9 @@ class Board:
         curves, activations = training.curves, training.network.activations
         for k, (spec, row) in enumerate(zip(training.specs, training.network.rows, strict=True)):
             writer = self._writer(spec, training.epoch)
-            points = {name: curves[name][-1, k] for name in ("train_loss", "test_loss")}
-            points["test_accuracy"] = curves["test_accuracy"][-1, k, 0]
-            layers = torch.split(curves["coefficients"][-1, k], activations.widths) if row.learns else ()
+            points = {name: curve[-1, k] for name, curve in curves.items() if name.endswith("_loss")}
+            points |= {name: curve[-1, k, 0] for name, curve in curves.items() if name.endswith("_accuracy")}
+            layers = activations.split_member(k, curves["coefficients"][-1, k]) if row.learns else ()
             for layer, channels in enumerate(layers, 1):
                 means = zip(activations.bases, channels.mean(0), strict=True)
                 points |= {f"coefficients/{layer}/{item.name}": mean for item, mean in means if item in row.bases}

@@ -18,7 +18,7 @@ from hullo.lab.files import whole
 from hullo.lab.specs import Spec, identify
 from hullo.lab.training import Training
 
-VERSION = "2"
+VERSION = "3"
 
 
 @dataclass(frozen=True)
@@ -98,4 +98,5 @@ class Checkpoints:
 
 
 def _describe(feed: Feed) -> str:
-    return f"{feed.count:,} and {feed.tested:,} pictures of {feed.task.num_classes:,} classes"
+    counts = [f"{count:,} {name}" for name, count in {"training": feed.count, **feed.eval_sizes}.items()]
+    return f"{', '.join(counts)} images of {feed.task.num_classes:,} classes"

@@ -24,7 +24,7 @@ import torch
 from rich.console import Console
 
 from hullo.lab.bench.clocks import clock_for
-from hullo.lab.bench.rows import setting
+from hullo.lab.bench.rows import environment
 from hullo.lab.board import Board
 from hullo.lab.failures import FailedError
 from hullo.lab.feeds import open_feed
@@ -236,13 +236,13 @@ def _train(cluster: Cluster, population: Population, mark: str) -> Iterator[tupl
         if not (output / MARK).is_file() or (output / MARK).read_text() != mark:
             raise ValueError(f"{output} is not the directory of that name elsewhere; share it between all machines")
         clock = clock_for("cuda" if cluster.gpus else "cpu")
-        feeds = {(spec.data, spec.validation): open_feed(spec.data, spec.validation, cluster.data_dir, clock.device)}
+        feeds = {(spec.data, spec.val_size): open_feed(spec.data, spec.val_size, cluster.data_dir, clock.device)}
         with (
             Steps(Console(), quiet=True) as progress,
             Board(cluster.board) if cluster.board else nullcontext() as board,
             asked_to_stop() as stop,
         ):
-            grid = Grid(Plan(population, output), feeds, setting(clock.device_name), cluster.every, board)
+            grid = Grid(Plan(population, output), feeds, environment(clock.device_name), cluster.every, board)
             with grid.alone(population, progress, stop) as wanted:
                 records = grid.train(population, progress, stop) if wanted else []
     except (ValueError, OSError) as error:

@@ -1,4 +1,4 @@
-"""Where a training's pictures come from."""
+"""Where the images of a training come from."""
 
 from __future__ import annotations
 
@@ -18,48 +18,48 @@ from hullo.lab.sights import Sight
 from hullo.lab.team import ALONE, Team  # noqa: F401 (in an example)
 
 SHOWN = 250
-"""Test pictures that are evaluated at once."""
+"""Images that are evaluated at once."""
 
 
 Batch = tuple[int, tuple[Tensor, ...]]
 
 
 class Feed(Protocol):
-    """The pictures of a training: `batches` says which come next, `show` makes pictures and labels of a batch.
+    """Feed a training with images: `batches` says which come next, `show` makes images and labels of a batch.
 
-    A batch is how many pictures there are in all processes together, and this process's part of them: a few tensors
-    on the device, whose shapes depend on the number of pictures alone, so that `show` can be part of a CUDA graph.
+    A batch is how many images there are in all processes together, and this process's part of them: a few tensors
+    on the device, whose shapes depend on the number of images alone, so that `show` can be part of a CUDA graph.
     """
 
     task: Task
     device: torch.device
-    count: int  # training pictures an epoch
-    tested: int  # test pictures
-    whole: bool  # whether these are all pictures of the data set
-    tops: tuple[int, ...]  # a picture counts as right if its class is among as many best guesses
+    count: int  # training images per epoch
+    eval_sizes: dict[str, int]  # images to evaluate on: "test", and "val" where training images are held out
+    whole: bool  # whether these are all images of the data set
+    tops: tuple[int, ...]  # an image counts as right if its class is among as many best guesses
 
     def batches(self, seeds: Tensor, epoch: int, size: int, start: int, team: Team) -> Iterator[Batch]:
-        """An epoch's batches of `size` pictures, from batch `start` on."""
+        """Yield an epoch's batches of `size` images, from batch `start` on."""
 
     def show(self, *batch: Tensor) -> tuple[Tensor | Sight, Tensor]:
-        """Pictures (B, K*C, H, W), or (B, C, H, W) for all members alike, and labels (K, B) or (B)."""
+        """Return images (B, K*C, H, W), or (B, C, H, W) for all members alike, and labels (K, B) or (B)."""
 
-    def tests(self, team: Team) -> Iterator[tuple[Tensor, Tensor]]:
-        """This process's part of the test pictures, (B, C, H, W), and their labels, (B)."""
+    def eval_batches(self, name: str, team: Team) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield this process's part of the images to evaluate on, (B, C, H, W), and their labels, (B)."""
 
 
-def open_feed(name: str, validation: int, data_dir: Path | None, device: torch.device) -> Feed:
-    """The pictures of a data set; with `validation`, as many of the training pictures in place of the test pictures."""
+def open_feed(name: str, val_size: int, data_dir: Path | None, device: torch.device) -> Feed:
+    """Open the images of a data set, `val_size` of its training images held out."""
     if name == ilsvrc2012.NAME:
-        if validation:
-            raise ValueError(f"validation={validation}: {name} is evaluated on its own validation pictures")
+        if val_size:
+            raise ValueError(f"val_size={val_size}: {name} is evaluated on its own validation images; leave it at 0")
         return Streamed(ilsvrc2012.Pack.open(ilsvrc2012.Home(data.data_root(data_dir)).packed), device)
     dataset = data.load(name, data_dir, device)
-    return Resident(dataset.split_validation(validation, seed=0) if validation else dataset)
+    return Resident(dataset.split_validation(val_size, seed=0) if val_size else dataset)
 
 
 class Resident:
-    """A data set that is whole on the device, where every member sees the pictures in its own order.
+    """Feed from a data set that is whole on the device; every member sees the images in its own order.
 
     >>> from hullo.lab import data, kernels
     >>> feed = Resident(data.load("fashion-mnist-sample"))
@@ -77,7 +77,8 @@ class Resident:
         channels, side = dataset.train_images.shape[1:3]
         self.task = Task(channels, side, len(dataset.classes))
         self.device = dataset.train_images.device
-        self.count, self.tested = len(dataset.train_labels), len(dataset.test_labels)
+        self.count = len(dataset.train_labels)
+        self.eval_sizes = {name: len(labels) for name, (_, labels) in dataset.eval_sets.items()}
 
     def batches(self, seeds: Tensor, epoch: int, size: int, start: int, team: Team) -> Iterator[Batch]:
         order = draw_order(seeds, epoch, self.count)
@@ -93,9 +94,9 @@ class Resident:
             return Sight(images, order, moves), labels
         return scale(_side_by_side(move(images, order, moves))), labels
 
-    def tests(self, team: Team) -> Iterator[tuple[Tensor, Tensor]]:
-        own = team.share(self.tested)
-        images, labels = self.dataset.test_images[own], self.dataset.test_labels[own]
+    def eval_batches(self, name: str, team: Team) -> Iterator[tuple[Tensor, Tensor]]:
+        own = team.share(self.eval_sizes[name])
+        images, labels = (tensor[own] for tensor in self.dataset.eval_sets[name])
         for some, named in zip(torch.split(images, SHOWN), torch.split(labels, SHOWN), strict=True):
             yield scale(some.contiguous(memory_format=torch.channels_last)), named
 
@@ -117,7 +118,7 @@ class Streamed:
         self.shown = torch.isin(self.val.labels, classes).nonzero().flatten()
         if not len(self.shown):
             raise DataError(f"{pack.folder}: no val picture shows a class of its training pictures; pack some that do")
-        self.count, self.tested, self.whole = len(self.train), len(self.shown), pack.is_complete
+        self.count, self.eval_sizes, self.whole = len(self.train), {"test": len(self.shown)}, pack.is_complete
         released = self.train.labels, self.val.labels[self.shown]
         self.train_labels, self.val_labels = (torch.searchsorted(classes, labels).to(device) for labels in released)
         self.task = Task(3, ilsvrc2012.CROP, len(classes))
@@ -140,8 +141,8 @@ class Streamed:
         images, labels, crops = batch
         return self._crop(images, crops), labels
 
-    def tests(self, team: Team) -> Iterator[tuple[Tensor, Tensor]]:
-        own = team.share(self.tested)
+    def eval_batches(self, name: str, team: Team) -> Iterator[tuple[Tensor, Tensor]]:
+        own = team.share(self.eval_sizes[name])
         numbers, labels = (torch.split(plan[own], SHOWN) for plan in (self.shown, self.val_labels))
         crops = ilsvrc2012.centre_crops(SHOWN, self.device)
         read = ilsvrc2012.to_device(ilsvrc2012.read_ahead(self.val, numbers), self.device)

@@ -15,7 +15,7 @@ from threading import Event
 import torch
 
 from hullo.lab.activations import Row
-from hullo.lab.bench.rows import Setting
+from hullo.lab.bench.rows import Environment
 from hullo.lab.board import Board
 from hullo.lab.feeds import Feed
 from hullo.lab.networks import NETWORKS
@@ -55,8 +55,8 @@ class Grid:
 
     Args:
         plan: the runs and their output directory, which all processes of a team see.
-        feeds: the pictures they see, by the name of the data set and the number that is held out for validation.
-        setting: the machine and the versions, as the records have them.
+        feeds: the images they see, by the name of the data set and the number of held-out images.
+        environment: the machine and the versions, as they are recorded.
         every: seconds between checkpoints.
         board: where epochs are shown as they end, if anywhere.
         team: the processes that make each run together.
@@ -64,14 +64,14 @@ class Grid:
 
     plan: Plan
     feeds: Mapping[tuple[str, int], Feed]
-    setting: Setting
+    environment: Environment
     every: float = 30.0
     board: Board | None = None
     team: Team = ALONE
 
     def __post_init__(self) -> None:
         """Refuse pictures that are too small for a network, before anything is trained."""
-        for network, key in {(spec.network, (spec.data, spec.validation)) for spec in self.plan.specs}:
+        for network, key in {(spec.network, (spec.data, spec.val_size)) for spec in self.plan.specs}:
             with torch.device("meta"):  # where nothing is computed
                 NETWORKS[network]([Row.parse("relu")], self.feeds[key].task)
 
@@ -99,7 +99,7 @@ class Grid:
     def train(self, population: Population, progress: Steps, stop: Event) -> list[Record]:
         """Train a population, from its checkpoint if there is one; its records, while the checkpoint still stands."""
         spec, checkpoints = population[0], self.plan.checkpoints
-        training = Training(population, self.feeds[spec.data, spec.validation], self.team)
+        training = Training(population, self.feeds[spec.data, spec.val_size], self.team)
         checkpoints.restore(training)
         view = _View(training, progress)
         last = saved = time.monotonic()
@@ -119,7 +119,7 @@ class Grid:
                 raise KeyboardInterrupt
         if self.team.leads:
             checkpoints.save(training)  # so that a kill before there are records costs nothing
-        return take_records(training, self.setting)
+        return take_records(training, self.environment)
 
     def _make(self, population: Population, progress: Steps, stop: Event) -> None:
         try:

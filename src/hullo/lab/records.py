@@ -1,4 +1,4 @@
-"""One record a run, in a file that only grows: everything shown or drawn later derives from records."""
+"""Records of runs, one line each, in a file that only grows: tables and figures are made from records alone."""
 
 from __future__ import annotations
 
@@ -11,31 +11,30 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from filelock import FileLock
 from torch import Tensor
 
-from hullo.lab.bench.rows import Setting
+from hullo.lab.bench.rows import Environment
 from hullo.lab.specs import Spec
 from hullo.lab.training import Training
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
 class Record:
-    """How a run went. Numbers that are not finite are None.
+    """Describe how a run went. Numbers that are not finite are None.
 
-    Lists hold a value an epoch; `coefficients` one more, what training began with. Each of its items is a list of
-    layers, each of these a coefficient for each of `bases`; a fixed activation has none. Where there is one activation
-    a channel, those are the means over the channels, and `channels` holds, for each layer, what its channels ended
-    with. `test_top5` is there where the data set's results are usually given so, `pictures` where not all of the data
-    set was there. With `spec.validation`, the pictures called test pictures here are held-out training pictures.
+    Lists hold a value per epoch; `coefficients` one more, the initial ones. Each of its items is a list of layers, each
+    of these a coefficient for each of `bases`; a fixed activation has none. With one activation per channel, those are
+    the means over the channels, and `channels` holds the final coefficients of each layer's channels. `val_loss` and
+    `val_accuracy` are those on held-out training images and empty where there are none; `test_top5` is there where a
+    data set's results are usually given so, `images` where not all of the data set was there. Runs that were evaluated
+    on held-out images alone have no test curves.
     """
 
     spec: Spec
     ended: str  # "finished", or "diverged in epoch N", counted from 1
-    accuracy: float  # on the test pictures after the last epoch, in percent
     train_loss: list[float | None]
     test_loss: list[float | None]
     test_accuracy: list[float]
@@ -43,10 +42,17 @@ class Record:
     coefficients: list[list[list[float | None]]]
     members: int  # how many runs were trained side by side
     seconds: float  # which they took together
-    setting: Setting
+    environment: Environment
     channels: list[list[list[float | None]]] = field(default_factory=list)
     test_top5: list[float] = field(default_factory=list)
-    pictures: list[int] = field(default_factory=list)  # how many it was trained with and evaluated on
+    val_loss: list[float | None] = field(default_factory=list)
+    val_accuracy: list[float] = field(default_factory=list)
+    images: list[int] = field(default_factory=list)  # how many it was trained with and tested on
+
+    @property
+    def accuracy(self) -> float:
+        """Return the accuracy after the last epoch in percent, on the test images if there is one."""
+        return (self.test_accuracy or self.val_accuracy)[-1]
 
     @property
     def diverged(self) -> bool:
@@ -54,42 +60,38 @@ class Record:
 
     @property
     def diverged_in(self) -> int | None:
-        """The epoch, counted from 1."""
+        """Return the epoch, counted from 1."""
         return int(self.ended.rpartition(" ")[2]) if self.diverged else None
 
     def line(self) -> bytes:
-        """The record as one line of JSON."""
+        """Return the record as one line of JSON."""
         values = {"version": VERSION, "id": self.spec.id, **asdict(self)}
         return json.dumps(values, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
     @classmethod
     def parse(cls, line: bytes) -> Record:
-        """The record in a line; one of another version, or at odds with itself, is refused."""
+        """Read the record of a line; refuse another version."""
         values: dict[str, Any] = json.loads(line)
         if (version := values.pop("version", None)) != VERSION:
             raise ValueError(f"a record of version {version}, but this hullo reads version {VERSION}")
         del values["id"]
-        record = cls(**values | {"spec": Spec(**values["spec"]), "setting": Setting(**values["setting"])})
-        if record.accuracy != (last := record.test_accuracy[-1]):
-            raise ValueError(f"an accuracy of {record.accuracy}, but the last epoch's is {last}")
-        return record
+        return cls(**values | {"spec": Spec(**values["spec"]), "environment": Environment(**values["environment"])})
 
 
-def take_records(training: Training, setting: Setting) -> list[Record]:
-    """The members' records at the end of their training."""
-    network, curves = training.network, training.curves
+def take_records(training: Training, environment: Environment) -> list[Record]:
+    """Return the members' records at the end of their training."""
+    network, curves, held_out = training.network, training.curves, "val" in training.feed.eval_sizes
     records = []
     for k, (spec, row) in enumerate(zip(training.specs, network.rows, strict=True)):
         columns = [network.activations.bases.index(item) for item in row.bases] if row.learns else []
-        widths = network.activations.widths
-        over_time = [_by_layer(point, widths, columns) for point in (training.start[k], *curves["coefficients"][:, k])]
+        points = (training.start[k], *curves["coefficients"][:, k])
+        over_time = [[layer[:, columns] for layer in network.activations.split_member(k, point)] for point in points]
         sound = curves["sound"][:, k].tolist()
         accuracy, *top5 = (list(map(_rounded, top)) for top in curves["test_accuracy"][:, k].T.tolist())
         records.append(
             Record(
                 spec=spec,
                 ended="finished" if all(sound) else f"diverged in epoch {sound.index(False) + 1}",
-                accuracy=accuracy[-1],
                 train_loss=_numbers(curves["train_loss"][:, k]),
                 test_loss=_numbers(curves["test_loss"][:, k]),
                 test_accuracy=accuracy,
@@ -97,18 +99,15 @@ def take_records(training: Training, setting: Setting) -> list[Record]:
                 coefficients=[[_numbers(layer.mean(0)) for layer in point] for point in over_time] if columns else [],
                 members=len(training.specs),
                 seconds=round(training.seconds, 3),
-                setting=setting,
+                environment=environment,
                 channels=[[*map(_numbers, layer)] for layer in over_time[-1]] if row.per == "channel" else [],
                 test_top5=top5[0] if top5 else [],
-                pictures=[] if training.feed.whole else [training.feed.count, training.feed.tested],
+                val_loss=_numbers(curves["val_loss"][:, k]) if held_out else [],
+                val_accuracy=[*map(_rounded, curves["val_accuracy"][:, k, 0].tolist())] if held_out else [],
+                images=[] if training.feed.whole else [training.feed.count, training.feed.eval_sizes["test"]],
             )
         )
     return records
-
-
-def _by_layer(coefficients: Tensor, widths: list[int], columns: list[int]) -> list[Tensor]:
-    """The coefficients of each layer, (channels, bases)."""
-    return list(torch.split(coefficients[:, columns], widths))
 
 
 def _numbers(values: Tensor) -> list[float | None]:

@@ -35,7 +35,7 @@ class Spec:
             after every 1 / decay updates with AlexNet's SGD.
         coefficient_lr_scale: the coefficients' learning rate is `lr` times this.
         precision: "float32", or "bfloat16" for products in bfloat16 and everything else in float32.
-        validation: training pictures that are held out and evaluated in place of the test pictures.
+        val_size: how many training images are held out and evaluated beside the test images.
 
     Example:
         >>> from hullo.lab.specs import Spec
@@ -44,7 +44,7 @@ class Spec:
         'affine(identity,tanh)'
         >>> print(spec)  # doctest: +NORMALIZE_WHITESPACE
         lenet5/cifar10 affine(identity,tanh) seed=3 epochs=10 batch=32 lr=0.0001 decay=1e-06
-        coefficient_lr_scale=1.0 precision=float32 validation=0
+        coefficient_lr_scale=1.0 precision=float32 val_size=0
         >>> Spec.parse(str(spec)) == spec
         True
         >>> spec.id
@@ -61,7 +61,7 @@ class Spec:
     decay: float = 1e-6
     coefficient_lr_scale: float = 1.0
     precision: str = "float32"
-    validation: int = 0
+    val_size: int = 0
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -71,7 +71,7 @@ class Spec:
         ):
             if value not in known:
                 raise ValueError(f"unknown {name} {value!r}; there are {', '.join(known)}")
-        for name, least in (("seed", 0), ("epochs", 1), ("batch", 1), ("validation", 0)):
+        for name, least in (("seed", 0), ("epochs", 1), ("batch", 1), ("val_size", 0)):
             value = getattr(self, name)
             if not isinstance(value, int) or not least <= value < 2**63:
                 raise ValueError(f"{name}={value!r}: give a whole number of at least {least} and below 2^63")
@@ -125,13 +125,12 @@ class Spec:
 
     @property
     def company(self) -> Spec:
-        """What the spec shares with those that can be trained beside it; activations, seeds and rates may differ.
+        """Return what the spec shares with all that can be trained beside it: not activation, seed and rates.
 
-        Hulls with one activation a channel are no company for others, and what sees a stream shares its order.
+        Members that read one stream of images share its order, and so the seed.
         """
-        alike = "affine(identity,relu,per=channel)" if Row.parse(self.activation).per == "channel" else "relu"
         seed = self.seed if self.data == ilsvrc2012.NAME else 0
-        return replace(self, activation=alike, seed=seed, lr=0.0, coefficient_lr_scale=0.0)
+        return replace(self, activation="relu", seed=seed, lr=0.0, coefficient_lr_scale=0.0)
 
 
 _KINDS = {"int": int, "float": float, "str": str}

@@ -24,14 +24,13 @@ from hullo.lab.team import ALONE, Team
 
 NEVER = 2**62
 
-CURVES = ("train_loss", "test_loss", "test_accuracy", "sound", "coefficients")
-"""What is kept after each epoch, for each member: the mean loss over the epoch's steps, the loss on the test pictures
-and, for each of the feed's `tops`, the share of them that is right, in percent, whether losses and weights are all
-finite, and the coefficients (layers, bases)."""
-
 
 class Training:
-    """A population on its way: what a checkpoint holds is `state_dict`, and from there training goes on to the bit.
+    """Train a population: what a checkpoint holds is `state_dict`, and from there training goes on to the bit.
+
+    `curves` holds a point per epoch and member: `train_loss`, the mean over the epoch's steps; for each set of images
+    to evaluate on, `test_loss` and `test_accuracy`, in percent for each of the feed's `tops`, and `val_loss` and
+    `val_accuracy` where images are held out; `sound`, whether all losses and weights are finite; and `coefficients`.
 
     Args:
         specs: the members' specs; they may differ in activation, seed and learning rates.
@@ -124,24 +123,32 @@ class Training:
 
     @torch.no_grad()
     def _end_epoch(self) -> None:
-        """Evaluate; add a point to every curve."""
+        """Evaluate, and add a point to every curve."""
         self.network.eval()
-        sums = self.total.new_zeros(1 + len(self.feed.tops), self.network.members)
-        with self._autocast():
-            for pictures, labels in self.feed.tests(self.team):
-                losses, logits = self._losses(pictures, labels)
-                hits = (logits.topk(min(max(self.feed.tops), logits.shape[-1]), -1).indices == labels[:, None]).sum(1)
-                sums += torch.stack([losses.sum(1), *(hits[:, :top].sum(-1) for top in self.feed.tops)])
-        sums = self.team.add(sums) / self.feed.tested
-        train_loss, loss = self.total / self.feed.count, sums[0]
+        losses, accuracies = {"train": self.total / self.feed.count}, {}
+        for name in self.feed.eval_sizes:
+            losses[name], accuracies[name] = self._evaluate(name)
         finite = [by_member(p, self.network.members).flatten(1).isfinite().all(1) for p in self.network.parameters()]
-        sound = torch.stack([*finite, train_loss.isfinite(), loss.isfinite()]).all(0)
-        points = train_loss, loss, 100 * sums[1:].T, sound, self.network.coefficients
-        for name, point in zip(CURVES, points, strict=True):
+        sound = torch.stack([*finite, *(loss.isfinite() for loss in losses.values())]).all(0)
+        points = {f"{name}_loss": loss for name, loss in losses.items()}
+        points |= {f"{name}_accuracy": accuracy for name, accuracy in accuracies.items()}
+        points |= {"sound": sound, "coefficients": self.network.coefficients}
+        for name, point in points.items():
             known = self.curves.get(name, point.new_empty(0, *point.shape).cpu())
             self.curves[name] = torch.cat([known, point.cpu().unsqueeze(0)])
         self.total.zero_()
         self.epoch, self.step = self.epoch + 1, 0
+
+    def _evaluate(self, name: str) -> tuple[Tensor, Tensor]:
+        """Return each member's loss on a set of images, (K), and its accuracies in percent, (K, tops)."""
+        sums = self.total.new_zeros(1 + len(self.feed.tops), self.network.members)
+        with self._autocast():
+            for images, labels in self.feed.eval_batches(name, self.team):
+                losses, logits = self._losses(images, labels)
+                hits = (logits.topk(min(max(self.feed.tops), logits.shape[-1]), -1).indices == labels[:, None]).sum(1)
+                sums += torch.stack([losses.sum(1), *(hits[:, :top].sum(-1) for top in self.feed.tops)])
+        sums = self.team.add(sums) / self.feed.eval_sizes[name]
+        return sums[0], 100 * sums[1:].T
 
     def state_dict(self) -> dict[str, Tensor]:
         """All that training goes on from, as tensors by name."""

@@ -19,32 +19,32 @@ def numbered(labels):
 )
 def test_validation_keeps_back_equally_many_of_each_class_and_loses_none(labels, n, seed):
     split = numbered(labels).split_validation(n, seed)
-    assert split.test_labels.bincount().tolist() == [n // 3] * 3
-    kept_back, rest = split.test_images.flatten().tolist(), split.train_images.flatten().tolist()
-    assert sorted(kept_back + rest) == list(range(len(labels)))
-    assert kept_back == sorted(kept_back)
+    assert split.val_labels.bincount().tolist() == [n // 3] * 3
+    held_out, rest = split.val_images.flatten().tolist(), split.train_images.flatten().tolist()
+    assert sorted(held_out + rest) == list(range(len(labels)))
+    assert held_out == sorted(held_out)
     assert rest == sorted(rest)
-    assert [labels[place] for place in kept_back] == split.test_labels.tolist()
+    assert [labels[place] for place in held_out] == split.val_labels.tolist()
     assert [labels[place] for place in rest] == split.train_labels.tolist()
 
 
 def test_validation_depends_on_the_seed_alone():
     dataset = numbered([0, 1, 2] * 80)
-    splits = [dataset.split_validation(60, seed).test_images.flatten().tolist() for seed in (5, 6, 5)]
+    splits = [dataset.split_validation(60, seed).val_images.flatten().tolist() for seed in (5, 6, 5)]
     assert splits[0] == splits[2] != splits[1]
 
 
-def test_every_picture_is_equally_likely_to_be_kept_back():
+def test_every_picture_is_equally_likely_to_be_held_out():
     dataset = numbered([0, 1, 2] * 4)
     times = sum(
-        torch.bincount(dataset.split_validation(3, seed).test_images.flatten(), minlength=12) for seed in range(2000)
+        torch.bincount(dataset.split_validation(3, seed).val_images.flatten(), minlength=12) for seed in range(2000)
     )
     assert (times - 500).abs().max() < 5 * (2000 * 3 / 16) ** 0.5
 
 
 @pytest.mark.parametrize("n", [-3, 0, 4, 12, 15])
 def test_a_validation_that_cannot_be_is_refused(n):
-    with pytest.raises(ValueError, match=rf"numbered: cannot keep back {n} pictures.* a multiple of 3 below 12$"):
+    with pytest.raises(ValueError, match=rf"numbered: cannot hold out {n} training images.* a multiple of 3 below 12$"):
         numbered([0, 1, 2] * 4).split_validation(n, 0)
 
 
@@ -54,10 +54,10 @@ IMAGES, LABELS = torch.zeros(2, 1, 3, 3, dtype=torch.uint8), torch.tensor([0, 1]
 @pytest.mark.parametrize(
     ("images", "labels", "said"),
     [
-        (IMAGES.float(), LABELS, "pictures must be uint8 .* got torch.float32"),
+        (IMAGES.float(), LABELS, "images must be uint8 .* got torch.float32"),
         (IMAGES[:, 0], LABELS, r"got torch.uint8 of shape \(2, 3, 3\)"),
         (IMAGES, LABELS.int(), "labels int64; got .* torch.int32"),
-        (IMAGES, LABELS[:1], r"2 pictures, but labels of shape \(1,\)"),
+        (IMAGES, LABELS[:1], r"2 images, but labels of shape \(1,\)"),
         (IMAGES, LABELS + 1, "labels from 1 to 2, but 2 classes"),
         (IMAGES, LABELS - 1, "labels from -1 to 0, but 2 classes"),
     ],
@@ -74,4 +74,4 @@ def test_a_data_set_moves_whole_to_a_device():
     there = numbered([0, 1, 2] * 4).to("cuda")
     assert all(tensor.is_cuda for tensor in vars(there).values() if isinstance(tensor, torch.Tensor))
     split, expected = there.split_validation(6, 0), numbered([0, 1, 2] * 4).split_validation(6, 0)
-    assert torch.equal(split.test_images.cpu(), expected.test_images)
+    assert torch.equal(split.val_images.cpu(), expected.val_images)

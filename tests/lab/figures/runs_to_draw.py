@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hullo.lab.activations import Row
-from hullo.lab.bench.rows import Setting
+from hullo.lab.bench.rows import Environment
 from hullo.lab.records import Record
 from hullo.lab.specs import Spec
 from hullo.lab.table.experiments import Experiment, experiments
@@ -30,7 +30,6 @@ def run(
     return Record(
         spec=Spec(*column, row, seed=seed, epochs=epochs),
         ended=ended,
-        accuracy=accuracies[-1],
         train_loss=[1.0] * epochs,
         test_loss=[1.0] * epochs,
         test_accuracy=list(accuracies),
@@ -38,7 +37,7 @@ def run(
         coefficients=np.asarray(paths).tolist(),
         members=1,
         seconds=1.0,
-        setting=Setting("a machine", 1, "3.11", "2.13", "", "0.1", "abc"),
+        environment=Environment("a machine", 1, "3.11", "2.13", "", "0.1", "abc"),
         channels=[np.asarray(layer).tolist() for layer in channels],
     )
 

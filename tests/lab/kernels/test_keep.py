@@ -40,10 +40,8 @@ CLOSE = {"rtol": 1e-6, "atol": 1e-6, "equal_nan": True}
 
 bases = st.lists(st.sampled_from(NAMES), min_size=1, unique=True).map(",".join)
 hulls = st.builds(str.format, st.sampled_from(HULLS), bases)
-members = st.one_of(
-    st.tuples(st.just(""), st.lists(hulls | st.sampled_from(NAMES), min_size=1, max_size=4)),
-    st.tuples(st.just(",per=channel)"), st.lists(hulls, min_size=1, max_size=3)),
-)
+by_channel = hulls.map(lambda row: f"{row[:-1]},per=channel)")
+members = st.lists(hulls | by_channel | st.sampled_from([*NAMES, "prelu"]), min_size=1, max_size=4)
 
 
 def build(rows: list[str], widths: list[int]) -> Activations:
@@ -61,7 +59,7 @@ def run(layers: Activations, gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]
     """Return the kernel's coefficients, the gradient for raw numbers where the layers get parts of `gradients`, and its
     feasible part."""
     raw = layers.raw.detach().requires_grad_()
-    kept = keep(raw, layers.unused, layers.codes, layers.order, layers.widths)
+    kept = keep(raw, layers.unused, layers.codes, layers.order, layers.widths, layers.spans)
     assert [len(rows) for rows in kept] == [len(layers.rows) * width for width in layers.widths]
     parts = gradients.to(raw).split([len(rows) for rows in kept])
     (pulled,) = torch.autograd.grad(kept, raw, parts)
@@ -98,11 +96,8 @@ def eighths(shape: tuple[int, ...], most: int = 2) -> Tensor:
     most=st.integers(1, 5),
     seed=st.integers(0, 2**31),
 )
-def test_any_rows_and_layers_agree_with_float64(
-    members: tuple[str, list[str]], widths: list[int], most: int, seed: int
-) -> None:
-    per, rows = members
-    layers = build([row.removesuffix(")") + per if per else row for row in rows], widths)
+def test_any_rows_and_layers_agree_with_float64(members: list[str], widths: list[int], most: int, seed: int) -> None:
+    layers = build(members, widths)
     torch.manual_seed(seed)
     fill(layers, eighths(layers.raw.shape, most))
     check(layers, eighths((len(layers.order), len(layers.bases)), most))
@@ -198,7 +193,20 @@ def test_16_bits_are_those_of_float32_rounded(dtype: torch.dtype) -> None:
         torch.testing.assert_close(ours, theirs.to(dtype), rtol=0.01, atol=0.01)
 
 
-@pytest.mark.parametrize("rows", [["relu"], ["convex(identity,relu)"], ["tanh", *EVERY]])
+def test_tied_rows_that_are_alike_stay_alike_to_the_bit() -> None:
+    layers = build([*EVERY, "prelu"], widths=[5, 1, 9])
+    fill(layers, torch.randn(len(layers.rows), 1, len(layers.bases)).expand(layers.raw.shape))
+    kept, pulled, feasible = check(layers, torch.randn(len(layers.order), len(layers.bases)))
+    first_layer = kept[: 5 * len(layers.rows)].view(-1, 5, len(layers.bases))
+    assert torch.equal(first_layer, first_layer[:, :1].expand_as(first_layer))
+    for k in range(len(EVERY)):
+        for gradient in (pulled[k], feasible[k]):
+            for rows, first in zip(gradient.split(layers.widths), layers.split_member(k, gradient), strict=True):
+                assert torch.equal(rows, first.expand_as(rows))
+    assert len(set(pulled[-1, :5, 0].tolist())) == 5
+
+
+@pytest.mark.parametrize("rows", [["relu"], ["convex(identity,relu)"], ["tanh", *EVERY], ["prelu", *EVERY]])
 def test_activations_are_kept_by_the_kernel_where_it_serves(rows: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "serve", lambda x: x.dtype != torch.float64)
     layers = build(rows, widths=[3, 1])
@@ -230,6 +238,9 @@ for bases in (1, 3, 4, 16):
         kinds = ["*fp32"] * tensors + ["*i1", "*i32", "*i32", "i32", "i32"] + ["constexpr"] * len(constants)
         source = ASTSource(kernel, dict(zip(kernel.arg_names, kinds)), constants)
         print(compile(source, GPUTarget("cuda", 90, 32), {"num_warps": 1}).name)
+    constants["ROWS"] = 64
+    kinds = dict(zip(keep._tie.arg_names, ["*fp32", "*i32"] + ["constexpr"] * len(constants)))
+    print(compile(ASTSource(keep._tie, kinds, constants), GPUTarget("cuda", 90, 32)).name)
 """
 
 
@@ -238,7 +249,7 @@ def test_it_compiles_for_a_gpu() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == 4 * ["_keep", "_pull", "_restrict"]
+    assert done.stdout.split() == 4 * ["_keep", "_pull", "_restrict", "_tie"]
 
 
 @pytest.mark.gpu

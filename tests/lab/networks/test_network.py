@@ -119,6 +119,22 @@ class TestPopulation:
         assert before.keys() == after.keys()
         assert all(torch.equal(before[key], after[key]) for key in before)
 
+    @every_kind
+    def test_members_per_layer_and_per_channel_come_apart_and_together(self, kind: str) -> None:
+        rows = ("affine(identity,relu)", "prelu", "tanh")
+        population = build(kind, rows, (1, 2, 3))
+        per_layer, per_channel, fixed = population.parameter_counts()
+        widths = population.activations.widths
+        assert (per_layer - fixed, per_channel - fixed) == (2 * len(widths), sum(widths))
+        alone = [population.member(k) for k in range(3)]
+        assert [network.parameter_counts() for network in alone] == [[per_layer], [per_channel], [fixed]]
+        pictures = torch.rand(BATCH, 3, SIDE, SIDE)
+        expected = torch.cat([network.eval()(pictures) for network in alone])
+        torch.testing.assert_close(population.eval()(pictures), expected, rtol=1e-5, atol=1e-5)
+        for parts in (alone, [stack(alone[:2]), alone[2]], [alone[0], stack(alone[1:])]):
+            again = stack(parts).state_dict()
+            assert all(torch.equal(again[key], tensor) for key, tensor in population.state_dict().items())
+
     def test_populations_stack_too(self) -> None:
         population = build("resnet8")
         pairs = [stack([population.member(k) for k in pair]) for pair in ((0, 1), (2, 3))]

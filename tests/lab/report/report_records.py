@@ -12,14 +12,14 @@ from torch import Tensor
 
 from hullo.lab import paper
 from hullo.lab.activations import HULLS, Row
-from hullo.lab.bench.rows import Setting
+from hullo.lab.bench.rows import Environment
 from hullo.lab.paper import Column
 from hullo.lab.records import Record, Records
 from hullo.lab.report import gather, write_page
 from hullo.lab.specs import Spec
 
 LAYERS = {"lenet5": 3, "kerasnet": 5, "resnet56": 55}
-SETTING = Setting("NVIDIA H200", 16, "3.11.9", "2.13.0", "3.6.0", "0.1.0", "0123456789ab")
+ENVIRONMENT = Environment("NVIDIA H200", 16, "3.11.9", "2.13.0", "3.6.0", "0.1.0", "0123456789ab")
 
 
 def make_records(
@@ -50,7 +50,6 @@ def _make_record(spec: Spec) -> Record:
     return Record(
         spec=spec,
         ended="finished",
-        accuracy=accuracy[-1],
         train_loss=[_digits(2.3 - 2.1 * p + chance.gauss(0, 0.01)) for p in progress],
         test_loss=[_digits(2.3 - 1.7 * p + chance.gauss(0, 0.02)) for p in progress],
         test_accuracy=accuracy,
@@ -58,7 +57,7 @@ def _make_record(spec: Spec) -> Record:
         coefficients=[[[_digits(number) for number in layer] for layer in point] for point in walk],
         members=60,
         seconds=4321.0,
-        setting=SETTING,
+        environment=ENVIRONMENT,
     )
 
 

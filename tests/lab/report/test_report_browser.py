@@ -69,8 +69,8 @@ def test_an_address_with_nonsense_shows_what_it_can(visit: Any, report: Path) ->
 
 def test_hostile_text_is_text(visit: Any, tmp_path: Path) -> None:
     record = make_records([COLUMNS[0]], ["affine(identity,tanh)"], seeds=1, epochs=2)[0]
-    setting = replace(record.setting, device=HOSTILE, commit=HOSTILE)
-    hostile = replace(record, ended=f"{HOSTILE} in epoch 1", setting=setting, bases=[HOSTILE, "tanh"])
+    environment = replace(record.environment, device=HOSTILE, commit=HOSTILE)
+    hostile = replace(record, ended=f"{HOSTILE} in epoch 1", environment=environment, bases=[HOSTILE, "tanh"])
     page = visit(write_report(tmp_path, [hostile]))
     dialogs: list[Any] = []
     page.on("dialog", lambda dialog: dialogs.append(dialog.message))

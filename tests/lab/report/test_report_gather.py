@@ -79,12 +79,13 @@ def test_a_column_holds_all_that_the_paper_reports_of_it_also_of_what_was_not_ru
 def test_from_the_epoch_on_in_which_a_run_diverged_nothing_is_known_but_how_it_ended(
     epoch: int, tmp_path: Path
 ) -> None:
-    record = replace(RUNS[4], ended=f"diverged in epoch {epoch}", channels=[[[0.2, 0.3, 0.5]]] * 3)
-    (column,) = gather([keep(tmp_path, [record, RUNS[5]])])["columns"]
+    curves = {"val_loss": [1.0] * 3, "val_accuracy": [50.0] * 3}
+    record = replace(RUNS[4], ended=f"diverged in epoch {epoch}", channels=[[[0.2, 0.3, 0.5]]] * 3, **curves)
+    (column,) = gather([keep(tmp_path, [record, replace(RUNS[5], **curves)])])["columns"]
     lost, sound = column["runs"]
     assert (lost["lost"], sound["lost"]) == (epoch, None)
     assert (lost["accuracy"], lost["ended"], lost["channels"]) == (record.accuracy, record.ended, [])
-    for name in ("test_accuracy", "test_loss", "train_loss"):
+    for name in ("test_accuracy", "test_loss", "train_loss", "val_accuracy"):
         assert [value is None for value in lost[name]] == [e >= epoch for e in (1, 2, 3)]
         assert None not in sound[name]
     for path in (path for layer in lost["coefficients"] for path in layer):
@@ -98,7 +99,7 @@ def test_runs_hold_all_that_their_records_say(tmp_path: Path) -> None:
     for record in RUNS:
         run = runs[record.spec.id]
         assert run["test_accuracy"] == record.test_accuracy
-        assert document["settings"][run["setting"]]["device"] == record.setting.device
+        assert document["environments"][run["environment"]]["device"] == record.environment.device
         for name in ("ended", "members", "seconds", "bases"):
             assert run[name] == getattr(record, name)
         layers = [[[*accumulate(path)] for path in layer] for layer in run["coefficients"]]

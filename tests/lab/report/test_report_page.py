@@ -48,10 +48,10 @@ def test_there_is_no_outside_address(tmp_path: Path) -> None:
 
 
 def test_text_of_records_cannot_end_the_data(tmp_path: Path) -> None:
-    setting = replace(RUNS[0].setting, device="</script><script>alert(1)</script><!--")
-    text = write_report(tmp_path, [replace(RUNS[0], setting=setting)]).read_text("utf-8")
+    environment = replace(RUNS[0].environment, device="</script><script>alert(1)</script><!--")
+    text = write_report(tmp_path, [replace(RUNS[0], environment=environment)]).read_text("utf-8")
     data = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)[1]
-    assert json.loads(data)["settings"][0]["device"] == setting.device
+    assert json.loads(data)["environments"][0]["device"] == environment.device
 
 
 def test_the_command_writes_the_page(tmp_path: Path) -> None:

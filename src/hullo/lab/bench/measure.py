@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hullo.lab.bench.cases import SMALL, Case, bytes_to_move
 from hullo.lab.bench.clocks import Clock, Step, wall_laps
 from hullo.lab.bench.contenders import CONTENDERS
-from hullo.lab.bench.rows import Row, Setting
+from hullo.lab.bench.rows import Environment, Row
 from hullo.lab.progress import Steps
 
 WARM_UP = 3
@@ -76,7 +76,7 @@ class Bench:
     """What is measured, with which clock, how often, and who is told."""
 
     clock: Clock
-    setting: Setting
+    environment: Environment
     activations: Sequence[str]
     repeats: int
     progress: Steps
@@ -229,7 +229,7 @@ class Bench:
             p10, median, p90 = _quantiles(seconds)
             moved = bytes_to_move(case.input_bytes, direction)
             row = Row(
-                **asdict(self.setting),
+                **asdict(self.environment),
                 kind=kind,
                 shape="x".join(map(str, case.shape)),
                 dtype=case.dtype,

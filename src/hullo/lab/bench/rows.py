@@ -21,7 +21,7 @@ from hullo.lab.files import make_folder
 
 
 @dataclass(frozen=True)
-class Setting:
+class Environment:
     """Where and with what a row was measured."""
 
     device: str
@@ -40,7 +40,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Row(Setting):
+class Row(Environment):
     """One measurement.
 
     kind is "eager" (a call as one writes it), "graph" (a call in a CUDA graph) or "overhead" (what Python spends on a
@@ -84,13 +84,13 @@ COLUMNS = tuple(field.name for field in fields(Row))
 _PARSERS = {"int": int, "float": float, "int | None": int, "float | None": float, "str": str}
 
 
-def setting(device_name: str, commit: str | None = None) -> Setting:
+def environment(device_name: str, commit: str | None = None) -> Environment:
     """This machine and these versions."""
     try:
         triton = version("triton")
     except PackageNotFoundError:
         triton = ""
-    return Setting(
+    return Environment(
         device=device_name,
         threads=torch.get_num_threads(),
         python=platform.python_version(),

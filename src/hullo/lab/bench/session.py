@@ -12,7 +12,7 @@ from hullo.lab.bench.cases import Case, make_cases, parse_dtypes, parse_sizes
 from hullo.lab.bench.clocks import Clock, clock_for
 from hullo.lab.bench.contenders import parse_activations
 from hullo.lab.bench.measure import Bench
-from hullo.lab.bench.rows import Row, RowFile, setting
+from hullo.lab.bench.rows import Row, RowFile, environment
 from hullo.lab.bench.tables import terminal_tables
 from hullo.lab.progress import Steps
 
@@ -64,7 +64,7 @@ class Session:
         """Measure; show and keep each part as it is done; draw at the end."""
         rows: list[Row] = []
         with self.file or nullcontext(), Steps(console, quiet=quiet) as progress:
-            here = setting(self.clock.device_name, self.commit)
+            here = environment(self.clock.device_name, self.commit)
             bench = Bench(self.clock, here, self.activations, self.repeats, progress)
             for part in bench.run(bench.tasks(self.cases), self.budget):
                 rows += part

@@ -32,8 +32,8 @@ ScaleOption = Annotated[float, typer.Option(help="The coefficients' learning rat
 BfloatOption = Annotated[bool, typer.Option("--bfloat16", help="Compute products in bfloat16.")]
 OutputOption = Annotated[Path, typer.Option(help="The directory of the records; what is recorded is not run again.")]
 EveryOption = Annotated[float, typer.Option(help="Seconds between checkpoints.", min=0)]
-ValidationOption = Annotated[
-    int, typer.Option(help="Training pictures to hold out and evaluate in place of the test pictures.")
+ValSizeOption = Annotated[
+    int, typer.Option(help="How many training images to hold out and evaluate beside the test images.")
 ]
 BoardOption = Annotated[
     Path | None, typer.Option(help="A directory for TensorBoard to show, written as epochs end.", show_default="none")

@@ -26,7 +26,7 @@ from hullo.lab.cli.common import (
     QuietOption,
     RateOption,
     ScaleOption,
-    ValidationOption,
+    ValSizeOption,
     console,
     lasting,
     refusals,
@@ -47,7 +47,7 @@ def _run(
     quiet: bool,
 ) -> list[Record]:
     from hullo.lab.bench.clocks import clock_for
-    from hullo.lab.bench.rows import setting
+    from hullo.lab.bench.rows import environment
     from hullo.lab.board import Board
     from hullo.lab.feeds import open_feed
     from hullo.lab.files import make_folder
@@ -59,9 +59,9 @@ def _run(
         clock = clock_for(own_device(device))
         watched = Board(board) if board else nullcontext()
     with lasting(plan.output), join(clock.device) as team, watched as watcher:
-        wanted = {(spec.data, spec.validation) for spec in plan.specs}
+        wanted = {(spec.data, spec.val_size) for spec in plan.specs}
         feeds = {key: open_feed(*key, data_dir, clock.device) for key in wanted}
-        grid = Grid(plan, feeds, setting(clock.device_name), every, watcher, team)
+        grid = Grid(plan, feeds, environment(clock.device_name), every, watcher, team)
         for folder in filter(None, (plan.output, board)):
             make_folder(folder)
         with Steps(console(), quiet=quiet or not team.leads) as progress:
@@ -106,7 +106,7 @@ def train(
     batch: BatchOption = None,
     lr: RateOption = None,
     coefficient_lr_scale: ScaleOption = 1.0,
-    validation: ValidationOption = 0,
+    val_size: ValSizeOption = 0,
     bfloat16: BfloatOption = False,
     device: DeviceOption = None,
     data_dir: DataOption = None,
@@ -130,7 +130,7 @@ def train(
             lr=lr,
             coefficient_lr_scale=coefficient_lr_scale,
             precision="bfloat16" if bfloat16 else "float32",
-            validation=validation,
+            val_size=val_size,
         )
     (record,) = _run(
         Plan([spec], output),
@@ -140,8 +140,9 @@ def train(
         board=tensorboard,
         quiet=quiet,
     )
-    pictures = "validation" if validation else "test"
-    typer.echo(f"{spec}: {record.ended}, {pictures} accuracy {record.accuracy:.2f} %")
+    reached = [f"test accuracy {record.accuracy:.2f} %"]
+    reached += [f"accuracy on held-out images {last:.2f} %" for last in record.val_accuracy[-1:]]
+    typer.echo(f"{spec}: {record.ended}, {', '.join(reached)}")
 
 
 def reproduce(
@@ -150,7 +151,12 @@ def reproduce(
         typer.Argument(help="Networks on data sets: lenet5/cifar10.", show_default="the paper's, without AlexNet's"),
     ] = None,
     rows: Annotated[
-        list[str] | None, typer.Option(help="An activation; may be given several times.", show_default="the paper's")
+        list[str] | None,
+        typer.Option(
+            help="An activation; may be given several times. Beside the paper's twelve, 'prelu' and 'leaky_relu(0.3)', "
+            "Keras's defaults, are worth a comparison; any base or hull will do.",
+            show_default="the paper's",
+        ),
     ] = None,
     seeds: Annotated[int, typer.Option(help="How many seeds, from 0 on.", min=1)] = 5,
     epochs: EpochsOption = None,
@@ -163,7 +169,7 @@ def reproduce(
             show_default="1",
         ),
     ] = None,
-    validation: ValidationOption = 0,
+    val_size: ValSizeOption = 0,
     bfloat16: BfloatOption = False,
     members: MembersOption = None,
     engine: EngineOption = Engine.LOCAL,
@@ -201,7 +207,7 @@ def reproduce(
                 lr=lr,
                 coefficient_lr_scale=scale,
                 precision="bfloat16" if bfloat16 else "float32",
-                validation=validation,
+                val_size=val_size,
             )
             for column in chosen
             for row in rows or ROWS

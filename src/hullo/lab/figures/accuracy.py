@@ -84,13 +84,13 @@ def arrange(rows: Sequence[str] | Mapping[str, Any]) -> dict[str, list[str]]:
 def intervals(experiment: Experiment, row: str) -> list[Interval]:
     """What the runs of a row that did not diverge had reached after each epoch."""
     own = (r for r in experiment.records if r.spec.activation == row and not experiment.lost(r))
-    return [Interval.of(reached) for reached in zip(*(r.test_accuracy[: experiment.epoch] for r in own), strict=True)]
+    return [Interval.of(reached) for reached in zip(*map(experiment.curve, own), strict=True)]
 
 
 def cut_short(experiment: Experiment, row: str) -> list[list[float]]:
     """What the runs of a row that diverged had reached before."""
     own = (r for r in experiment.records if r.spec.activation == row and experiment.lost(r))
-    return [record.test_accuracy[: (record.diverged_in or 0) - 1] for record in own]
+    return [experiment.curve(record)[: (record.diverged_in or 0) - 1] for record in own]
 
 
 def _count(experiment: Experiment, row: str) -> str:

@@ -33,7 +33,7 @@ class Learned:
 class Pair:
     """Runs whose rows differ in the kind of hull alone, by kind: affine, convex, or both."""
 
-    about: str  # what the rows have in their parentheses
+    about: str  # what the rows have in their parentheses, or "prelu"
     bases: tuple[str, ...]
     runs: Mapping[str, Learned]
 
@@ -42,7 +42,7 @@ def find_learned(experiment: Experiment, seed: int | None = None) -> list[Pair]:
     """All hulls of an experiment; each with the run of the seed, by default the first that did not diverge."""
     pairs: dict[str, dict[str, Learned]] = {}
     for row in experiment.accuracies:
-        kind, about = row.partition("(")[0], row.partition("(")[2].removesuffix(")")
+        kind, about = Row.parse(row).kind, row.partition("(")[2].removesuffix(")") or row
         runs = [r for r in experiment.records if r.spec.activation == row and r.coefficients and not experiment.lost(r)]
         own = min((r for r in runs if seed in (None, r.spec.seed)), key=lambda r: r.spec.seed, default=None)
         if own is not None and Row.parse(row).learns:

@@ -3,7 +3,8 @@
 A program takes a block of rows, each with all its bases, and keeps every row by the way of its member. Rows are written
 layer by layer, so that the rows of each layer are a part of one buffer, and nothing is moved afterwards. The reference
 is :data:`hullo.lab.activations.WAYS`, whose ways these are one for one. A threshold takes no sort here: with so few
-bases each is compared with each. No row sees another, so that members never do.
+bases each is compared with each. No row sees another, so that members never do, but for the gradients of tied rows,
+which a kernel of its own adds up first.
 """
 
 # mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
@@ -29,8 +30,10 @@ PAIRS = 128
 """Pairs of bases that a program compares: it is one warp, which waits for no other, and each thread takes four."""
 
 
-def keep(raw: Tensor, unused: Tensor, codes: Tensor, order: Tensor, widths: Sequence[int]) -> tuple[Tensor, ...]:
-    """The coefficients of each layer, (K * width, N), parts of one buffer.
+def keep(
+    raw: Tensor, unused: Tensor, codes: Tensor, order: Tensor, widths: Sequence[int], spans: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    """Return the coefficients of each layer, (K * width, N), parts of one buffer.
 
     Args:
         raw: raw numbers, (K, L, N).
@@ -38,8 +41,10 @@ def keep(raw: Tensor, unused: Tensor, codes: Tensor, order: Tensor, widths: Sequ
         codes: the ways in which members keep coefficients, (K, 1, 1), as in :data:`hullo.lab.activations.CODES`.
         order: which of the K * L raw rows each row of the buffer is.
         widths: how many rows of a member each layer has; they add up to L.
+        spans: the first row in the buffer and the number of rows of each set of tied rows, (sets, 2); None if there
+            are none. Each row of a set gets the sum of the set's gradients.
     """
-    kept: tuple[Tensor, ...] = _Keep.apply(raw, unused, codes, order, widths)
+    kept: tuple[Tensor, ...] = _Keep.apply(raw, unused, codes, order, widths, spans)
     return kept
 
 
@@ -53,11 +58,18 @@ def restrict(raw: Tensor, gradient: Tensor, unused: Tensor, codes: Tensor, order
 class _Keep(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, raw: Tensor, unused: Tensor, codes: Tensor, order: Tensor, widths: Sequence[int]
+        ctx: Any,
+        raw: Tensor,
+        unused: Tensor,
+        codes: Tensor,
+        order: Tensor,
+        widths: Sequence[int],
+        spans: Tensor | None,
     ) -> tuple[Tensor, ...]:
         kept = raw.new_empty(len(order), raw.shape[2])
         _launch(_keep, (raw.contiguous(), kept), unused, codes, order)
-        ctx.save_for_backward(kept, unused, codes, order)
+        ctx.save_for_backward(kept, spans, unused, codes, order)
+        ctx.widest = max(widths)
         ctx.shape, ctx.heights = raw.shape, [len(raw) * width for width in widths]
         ctx.set_materialize_grads(False)  # a layer that nobody asks about has none
         return torch.split(kept, ctx.heights)
@@ -65,12 +77,19 @@ class _Keep(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        kept, *others = ctx.saved_tensors
+        kept, spans, *others = ctx.saved_tensors
         parts = zip(torch.split(kept, ctx.heights), gradients, strict=True)
         gradient = torch.cat([torch.zeros_like(own) if given is None else given for own, given in parts])
+        if spans is not None:
+            bases = kept.shape[1]
+            with torch.cuda.device_of(kept):
+                _tie[len(spans),](
+                    gradient, spans, BASES=bases,
+                    COLUMNS=triton.next_power_of_2(bases), ROWS=triton.next_power_of_2(ctx.widest),
+                )  # fmt: skip
         pulled = kept.new_empty(ctx.shape)
         _launch(_pull, (kept, gradient, pulled), *others)
-        return pulled, None, None, None, None
+        return pulled, None, None, None, None, None
 
 
 def _launch(kernel: Any, tensors: tuple[Tensor, ...], unused: Tensor, codes: Tensor, order: Tensor) -> None:
@@ -125,6 +144,19 @@ def _restrict(
     feasible = _feasible(_project(raw, used), gradient, used, known)
     restricted = tl.where(codes == PROJECTION, feasible, gradient)
     tl.store(restricted_ptr + at, restricted.to(restricted_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _tie(gradient_ptr, spans_ptr, BASES: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr):
+    """Give every row of a set of tied rows the sum of their gradients."""
+    first = tl.load(spans_ptr + 2 * tl.program_id(0))
+    width = tl.load(spans_ptr + 2 * tl.program_id(0) + 1)
+    row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]
+    inside = (row < width) & (column < BASES)
+    at = (first + row) * BASES + column
+    gradient = tl.load(gradient_ptr + at, mask=inside, other=0.0)
+    total = tl.sum(gradient, 0, keep_dims=True)
+    tl.store(gradient_ptr + at, tl.broadcast_to(total, gradient.shape), mask=inside)
 
 
 @triton.jit

@@ -130,10 +130,13 @@ class Network(nn.Module):
         return type(self)(rows, self.task)  # type: ignore[call-arg]
 
     def parameter_counts(self) -> list[int]:
-        """How many numbers each member learns; unused entries in the table of coefficients do not count."""
+        """Return how many numbers each member learns; unused entries in the table of coefficients do not count."""
         others = sum(p.numel() for p in self.parameters() if p is not self.activations.raw) // self.members
-        layers = self.activations.raw.shape[1]
-        return [others + layers * (len(row.bases) - way(row.keep).fewer) * row.learns for row in self.rows]
+        counts = []
+        for k, row in enumerate(self.rows):
+            layers = sum(map(len, self.activations.split_member(k, self.activations.raw[k])))
+            counts.append(others + layers * (len(row.bases) - way(row.keep).fewer) * row.learns)
+        return counts
 
     def member(self, k: int) -> Network:
         """Member k as an ordinary network, with a copy of its weights and of all its state."""
@@ -142,7 +145,8 @@ class Network(nn.Module):
         alone = self.alike([self.rows[k]]).to(self.activations.raw)
         state = {key: by_member(tensor, self.members)[k] for key, tensor in self.state_dict().items()}
         columns = [self.activations.bases.index(item) for item in alone.activations.bases]
-        state["activations.raw"] = state["activations.raw"][..., columns]
+        raw = torch.cat(self.activations.split_member(k, self.activations.raw[k]))
+        state["activations.raw"] = raw[None, :, columns]
         alone.load_state_dict(state)
         return alone.train(self.training)
 
@@ -165,6 +169,8 @@ def stack(networks: Sequence[Network]) -> Network:
             kinds = (f"{type(item).__name__} for {item.task}" for item in (first, other))
             raise ValueError(f"only networks of one architecture stack, got {' and '.join(kinds)}")
         known = given["activations.raw"]
+        if other.activations.widths != population.activations.widths:  # one row per layer, beside one per channel
+            known = known.repeat_interleave(known.new_tensor(population.activations.widths, dtype=torch.int64), 1)
         given["activations.raw"] = known.new_zeros(*known.shape[:2], len(population.activations.bases))
         columns = [population.activations.bases.index(item) for item in other.activations.bases]
         given["activations.raw"][..., columns] = known

@@ -11,7 +11,7 @@ from typing import Any
 import hullo
 from hullo.lab import paper
 from hullo.lab.activations import Row
-from hullo.lab.bench.rows import Setting
+from hullo.lab.bench.rows import Environment
 from hullo.lab.checkpoints import Checkpoints
 from hullo.lab.intervals import Interval
 from hullo.lab.records import Record
@@ -22,7 +22,7 @@ SCALE = 100_000
 """Coefficients over training are kept as whole numbers of hundred-thousandths: less than a line's width."""
 MOST_CHANNELS = 16
 """Of the activations of a layer's channels so many are kept, evenly spaced."""
-CURVES = ("test_accuracy", "test_top5", "test_loss", "train_loss")
+CURVES = ("test_accuracy", "val_accuracy", "test_top5", "test_loss", "val_loss", "train_loss")
 
 
 def gather(paths: Sequence[Path]) -> dict[str, Any]:
@@ -31,15 +31,15 @@ def gather(paths: Sequence[Path]) -> dict[str, Any]:
     records = read_records(path for path in paths if not begun[path] or _holds_records(path))
     recorded = {record.spec for record in records}
     waiting = {spec for specs in begun.values() for spec in specs} - recorded
-    settings = list(dict.fromkeys(record.setting for record in records))
+    environments = list(dict.fromkeys(record.environment for record in records))
     columns = experiments(records)
     return {
         "hullo": hullo.__version__,
         "scale": SCALE,
         "waiting": sorted(Counter(str(spec.column) for spec in waiting).items()),
-        "settings": list(map(asdict, settings)),
+        "environments": list(map(asdict, environments)),
         "rows": rows_of(columns),
-        "columns": [_column(experiment, settings) for experiment in columns],
+        "columns": [_column(experiment, environments) for experiment in columns],
     }
 
 
@@ -53,7 +53,7 @@ def _holds_records(path: Path) -> bool:
     return any(file.exists() and file.stat().st_size for file in record_files(path))
 
 
-def _column(experiment: Experiment, settings: Sequence[Setting]) -> dict[str, Any]:
+def _column(experiment: Experiment, environments: Sequence[Environment]) -> dict[str, Any]:
     published = {row: value for row in paper.ROWS if (value := experiment.published(row)) is not None}
     reference = published.get(REFERENCE)
     return {
@@ -67,7 +67,7 @@ def _column(experiment: Experiment, settings: Sequence[Setting]) -> dict[str, An
             for row, value in published.items()
         },
         "runs": [
-            _run(record, settings.index(record.setting))
+            _run(record, environments.index(record.environment))
             for record in sorted(experiment.records, key=lambda record: record.spec.seed)
         ],
     }
@@ -89,7 +89,7 @@ def _interval(interval: Interval | None) -> list[float | None] | None:
     return None if interval is None else [_short(interval.mean), _short(interval.half)]
 
 
-def _run(record: Record, setting: int) -> dict[str, Any]:
+def _run(record: Record, environment: int) -> dict[str, Any]:
     """A run, with nothing from the epoch on in which it diverged: no number from there means anything."""
     sound = record.spec.epochs if record.diverged_in is None else record.diverged_in - 1
     channels = [] if record.diverged else record.channels
@@ -101,7 +101,7 @@ def _run(record: Record, setting: int) -> dict[str, Any]:
         "accuracy": record.accuracy,
         "members": record.members,
         "seconds": record.seconds,
-        "setting": setting,
+        "environment": environment,
         "bases": record.bases,
         "coefficients": [_paths(layer, 1 + sound) for layer in zip(*record.coefficients, strict=True)],
         "channels": [_spaced([[*map(_short, row)] for row in layer], MOST_CHANNELS) for layer in channels],

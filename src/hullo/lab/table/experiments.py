@@ -46,20 +46,26 @@ class Experiment:
         setting: what the runs share; its activation and seed mean nothing.
         epoch: counted from 1.
         records: one a run.
+        split: the images that accuracies are about, "test" or "val".
     """
 
     name: str
     setting: Spec
     epoch: int
     records: tuple[Record, ...]
+    split: str = "test"
 
     @cached_property
     def accuracies(self) -> dict[str, dict[int, float]]:
         """What each run had reached, by activation, in the paper's order, and seed."""
         found: dict[str, dict[int, float]] = {}
         for record in sorted(self.records, key=lambda record: (_position(record.spec.activation), record.spec.seed)):
-            found.setdefault(record.spec.activation, {})[record.spec.seed] = record.test_accuracy[self.epoch - 1]
+            found.setdefault(record.spec.activation, {})[record.spec.seed] = self.curve(record)[-1]
         return found
+
+    def curve(self, record: Record) -> list[float]:
+        """Return the accuracies of a run, up to the epoch."""
+        return (record.test_accuracy if self.split == "test" else record.val_accuracy)[: self.epoch]
 
     @cached_property
     def cells(self) -> dict[str, Cell]:
@@ -94,8 +100,8 @@ class Experiment:
 
     @property
     def validates(self) -> bool:
-        """Whether accuracies are those on training pictures that were held out, and say nothing of the test set."""
-        return self.setting.validation > 0
+        """Whether accuracies are those on held-out training images, and say nothing of the test set."""
+        return self.split == "val"
 
     @property
     def pictures(self) -> str:
@@ -104,8 +110,8 @@ class Experiment:
 
     @property
     def _part(self) -> list[int]:
-        """How many pictures the runs were trained with and evaluated on, if not all of the data set was there."""
-        return self.records[0].pictures
+        """Return how many images the runs were trained with and tested on, if not all of the data set was there."""
+        return self.records[0].images
 
     @property
     def time(self) -> str:
@@ -158,10 +164,11 @@ def experiments(
     for record in records:
         runs.setdefault(replace(record.spec, activation=REFERENCE, seed=0), []).append(record)
     for alike in runs.values():
-        if len(parts := {tuple(record.pictures): record for record in alike}) > 1:
-            saw = (f"{r.spec} saw {' + '.join(map(str, r.pictures)) or 'all'} pictures" for r in parts.values())
+        if len(parts := {tuple(record.images): record for record in alike}) > 1:
+            saw = (f"{r.spec} saw {' + '.join(map(str, r.images)) or 'all'} images" for r in parts.values())
             raise ValueError(f"runs on different parts of a data set do not compare: {'; '.join(saw)}; name one kind")
-    names = _names(sorted(runs, key=lambda setting: (place(setting.column), astuple(setting))))
+    splits = {s: "test" if all(record.test_accuracy for record in alike) else "val" for s, alike in runs.items()}
+    names = _names(sorted(runs, key=lambda setting: (place(setting.column), astuple(setting))), splits)
     if columns:
         chosen = {setting for text in columns for setting in _fitting(text, names)}
         names = {setting: name for setting, name in names.items() if setting in chosen}
@@ -169,7 +176,7 @@ def experiments(
         there = ", ".join(f"{name} has epochs 1 to {setting.epochs}" for setting, name in names.items())
         raise ValueError(f"there is no epoch {epoch}: {there}; choose another epoch, or other columns with --columns")
     long_enough = ((s, name) for s, name in names.items() if s.epochs >= (epoch or 1))
-    found = [Experiment(name, s, epoch or s.epochs, tuple(runs[s])) for s, name in long_enough]
+    found = [Experiment(name, s, epoch or s.epochs, tuple(runs[s]), splits[s]) for s, name in long_enough]
     return _only(found, rows) if rows else found
 
 
@@ -226,13 +233,13 @@ def _fitting(text: str, names: Mapping[Spec, str]) -> list[Spec]:
     return fitting
 
 
-def _names(settings: Sequence[Spec]) -> dict[Spec, str]:
-    """Each with its column, and with what sets it apart from the others of its column."""
+def _names(settings: Sequence[Spec], splits: Mapping[Spec, str]) -> dict[Spec, str]:
+    """Name each by its column and what sets it apart from the others of its column, or from results on test images."""
     names = {}
     for setting in settings:
         beside = [other for other in settings if other.column == setting.column]
         differ = {name for name in SETTINGS if len({getattr(other, name) for other in beside}) > 1}
-        apart = [name for name in SETTINGS if name in differ or (name == "validation" and setting.validation)]
+        apart = [name for name in SETTINGS if name in differ or (name == "val_size" and splits[setting] == "val")]
         names[setting] = " ".join([str(setting.column), *_spell(setting, apart)])
     return names
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from hullo.lab import paper
-from hullo.lab.bench.rows import Setting
+from hullo.lab.bench.rows import Environment
 from hullo.lab.records import Record
 from hullo.lab.table.experiments import REFERENCE, Cell, Experiment, rows_of
 
@@ -65,8 +65,8 @@ def caption(experiment: Experiment) -> str:
 
 def origin(records: Iterable[Record]) -> str:
     """Where, with what and at which commits runs were made."""
-    commits: dict[Setting, set[str]] = {}
-    for setting in (record.setting for record in records):
-        commits.setdefault(replace(setting, commit=""), set()).add(setting.commit)
-    made = (replace(setting, commit=", ".join(sorted(filter(None, known)))) for setting, known in commits.items())
+    commits: dict[Environment, set[str]] = {}
+    for environment in (record.environment for record in records):
+        commits.setdefault(replace(environment, commit=""), set()).add(environment.commit)
+    made = (replace(where, commit=", ".join(sorted(filter(None, known)))) for where, known in commits.items())
     return f"Runs made with {'; '.join(sorted(map(str, made)))}."

@@ -44,7 +44,7 @@ def paces(records: Iterable[Record]) -> list[Pace]:
 
     Records of one population share the time that it took, which counts once, also where not all of them are there.
     """
-    recorded = Counter((r.spec.company, r.setting.device, r.members, r.seconds) for r in records)
+    recorded = Counter((r.spec.company, r.environment.device, r.members, r.seconds) for r in records)
     alike: dict[tuple[Column, str, str, int, int, int], list[float]] = {}
     for (spec, device, members, seconds), count in recorded.items():
         key = spec.column, device, spec.precision, spec.batch, spec.epochs, members

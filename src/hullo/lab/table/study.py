@@ -72,12 +72,18 @@ class Family:
     def default(self) -> Choice:
         return Choice.of(self.plain)
 
+    @property
+    def split(self) -> str:
+        """Return the images that choices are compared on: held-out ones if there are any."""
+        return "val" if self.plain.val_size else "test"
+
     @cached_property
     def reached(self) -> dict[Choice, dict[int, float]]:
         """Accuracy after the last epoch by choice, the best mean first, and seed."""
         found: dict[Choice, dict[int, float]] = {}
         for record in self.records:
-            found.setdefault(Choice.of(record.spec), {})[record.spec.seed] = record.accuracy
+            curve = record.test_accuracy if self.split == "test" else record.val_accuracy
+            found.setdefault(Choice.of(record.spec), {})[record.spec.seed] = curve[-1]
         return dict(sorted(found.items(), key=lambda item: (-mean(item[1].values()), item[0] != self.default, item[0])))
 
     @property
@@ -119,13 +125,13 @@ def families(records: Iterable[Record]) -> list[Family]:
 
 def study_tables(records: Iterable[Record]) -> str:
     """What runs with held-out pictures say, as Markdown: the best choice, the effect of each factor, all choices."""
-    return _render(families(r for r in records if r.spec.validation), _winner, _effects, _ranking)
+    return _render(families(r for r in records if r.spec.val_size), _winner, _effects, _ranking)
 
 
 def study_test_tables(records: Iterable[Record]) -> str:
     """What runs with the test pictures say of the choices that were made, as Markdown; hulls that were run by default
     alone are left out."""
-    found = families(r for r in records if not r.spec.validation)
+    found = families(r for r in records if not r.spec.val_size)
     return _render([family for family in found if set(family.reached) != {family.default}], _outcome, _ranking)
 
 
@@ -139,7 +145,7 @@ def _render(found: Sequence[Family], *parts: Callable[[Family], str]) -> str:
 
 def _head(family: Family) -> str:
     plain = family.plain
-    shared = Experiment(f"{plain.activation}, {plain.column}", plain, plain.epochs, family.records)
+    shared = Experiment(f"{plain.activation}, {plain.column}", plain, plain.epochs, family.records, family.split)
     return "\n\n".join([f"### {escape(title(shared))}", *map(escape, shared.remarks)])
 
 

@@ -37,7 +37,7 @@ def feed(home):
 
 
 def test_a_batch_is_cropped_less_the_mean_and_named_as_it_was_packed(feed):
-    assert (feed.count, feed.tested, feed.task.num_classes, feed.task.image_size) == (12, 6, 3, 227)
+    assert (feed.count, feed.eval_sizes, feed.task.num_classes, feed.task.image_size) == (12, {"test": 6}, 3, 227)
     seeds, epoch = torch.tensor([5, 5]), 1
     shown = [(whole, *feed.show(*batch)) for whole, batch in feed.batches(seeds, epoch, 5, 0, ALONE)]
     assert [whole for whole, _, _ in shown] == [5, 5, 2]
@@ -58,7 +58,7 @@ def test_the_parts_of_all_processes_are_the_steps_that_are_left(feed):
 
 def test_evaluation_takes_the_middle_of_every_picture_once(feed):
     for processes in (1, 4):
-        shown = [batch for rank in range(processes) for batch in feed.tests(Team(rank, processes))]
+        shown = [batch for rank in range(processes) for batch in feed.eval_batches("test", Team(rank, processes))]
         labels = torch.cat([labels for _, labels in shown])
         assert torch.equal(labels, feed.val.labels)
         middle = crop(feed.val[4][0][None], centre_crops(1), feed.mean)
@@ -94,7 +94,7 @@ def test_the_command_trains_records_both_accuracies_and_goes_on(home, tmp_path):
     (record,) = Records(tmp_path / "runs" / "records.jsonl").read()
     assert len(record.test_top5) == len(record.test_accuracy) == 1
     assert record.test_top5 == [100.0]  # of three classes
-    assert record.pictures == []  # all were there
+    assert record.images == []  # all were there
     assert record.coefficients[0] != record.coefficients[1]
     assert invoke(*train).exit_code == 0
     assert len(Records(tmp_path / "runs" / "records.jsonl").read()) == 1
@@ -107,7 +107,7 @@ def test_a_record_of_a_pack_that_lacks_pictures_says_how_many_there_were(tmp_pat
     train = ("train", "alexnet", "ilsvrc2012", "--activation", "relu", "--data", tmp_path, "--batch", 12, "--epochs", 1)
     assert invoke(*train, "--device", "cpu", "--output", tmp_path / "runs", "--quiet").exit_code == 0
     (record,) = Records(tmp_path / "runs" / "records.jsonl").read()
-    assert record.pictures == [11, 6]
+    assert record.images == [11, 6]
 
 
 def test_a_part_of_the_data_set_is_of_the_classes_of_its_training_pictures_in_their_order(tmp_path, pack):
@@ -117,13 +117,13 @@ def test_a_part_of_the_data_set_is_of_the_classes_of_its_training_pictures_in_th
     trained, tested = (packed.pictures(split).labels for split in ("train", "val"))
     assert (trained.unique().tolist(), tested.unique().tolist()) == ([0, 2], [0, 1, 2])  # as they were released
     feed = open_feed("ilsvrc2012", 0, tmp_path, CPU)
-    assert (feed.task.num_classes, feed.tested) == (2, 4)
+    assert (feed.task.num_classes, feed.eval_sizes) == (2, {"test": 4})
     (order,) = draw_order(torch.tensor([0]), 0, feed.count)
     shown = [batch[1] for _, batch in feed.batches(torch.tensor([0]), 0, 5, 0, ALONE)]
     assert torch.equal(torch.cat(shown), trained[order] // 2)
     numbers = (tested != 1).nonzero().flatten()
     for processes in (1, 3):
-        shown = [batch for rank in range(processes) for batch in feed.tests(Team(rank, processes))]
+        shown = [batch for rank in range(processes) for batch in feed.eval_batches("test", Team(rank, processes))]
         assert torch.equal(torch.cat([labels for _, labels in shown]), tested[numbers] // 2)
         middle = crop(torch.stack([feed.val[n][0] for n in numbers.tolist()]), centre_crops(4), feed.mean)
         assert torch.equal(torch.cat([pictures for pictures, _ in shown]), middle)
@@ -163,7 +163,7 @@ def test_training_goes_on_from_any_step_to_the_bit(home):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--validation", 5), "validation=5: ilsvrc2012 is evaluated on its own validation pictures"),
+        (("--val-size", 5), "val_size=5: ilsvrc2012 is evaluated on its own validation images"),
         ((), "holds no finished pack; make it with: hullo data pack ilsvrc2012"),
     ],
 )

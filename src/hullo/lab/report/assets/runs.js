@@ -21,7 +21,7 @@ function buildRuns() {
 }
 
 function runDetails(run) {
-  const setting = DOCUMENT.settings[run.setting];
+  const environment = DOCUMENT.environments[run.environment];
   const {network, data, activation, ...rest} = run.spec;
   const said = {
     "how it ended": run.ended,
@@ -30,7 +30,7 @@ function runDetails(run) {
     "data set": data,
     activation,
     ...rest,
-    ...setting,
+    ...environment,
     id: run.id,
   };
   const made = node(

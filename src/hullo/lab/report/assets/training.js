@@ -2,18 +2,26 @@
 // Accuracy and loss over the epochs.
 
 const METRICS = {
-  test_accuracy: "accuracy, %",
-  test_top5: "top-5 accuracy, %",
-  test_loss: "loss",
+  test_accuracy: "test accuracy, %",
+  val_accuracy: "accuracy on held-out images, %",
+  test_top5: "test top-5 accuracy, %",
+  test_loss: "test loss",
+  val_loss: "loss on held-out images",
   train_loss: "training loss",
 };
 
+/** The metrics that the runs of the column have. */
+function knownMetrics() {
+  return Object.keys(METRICS).filter((name) => currentColumn().runs.some((run) => run[name].length));
+}
+
 function currentMetric() {
-  return Object.hasOwn(METRICS, state.metric ?? "") ? state.metric : "test_accuracy";
+  const known = knownMetrics();
+  return known.includes(state.metric) ? state.metric : known[0];
 }
 
 function buildTraining() {
-  const there = Object.entries(METRICS).filter(([name]) => currentColumn().runs.some((run) => run[name].length));
+  const there = knownMetrics().map((name) => [name, METRICS[name]]);
   const metric = select("metric", there, currentMetric(), (value) => change({metric: value}));
   bodyOf("training").replaceChildren(
     node("div", {class: "bar"}, labelled("Show", metric)),
