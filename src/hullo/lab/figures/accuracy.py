@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from hullo.lab.activations import Row
+from hullo.lab.activations import PRELU, Row
 from hullo.lab.figures.style import COLOURS, FAINT, GREY, KINDS, WIDTH, Round
 from hullo.lab.intervals import Interval
 from hullo.lab.table.experiments import SAMPLE, Experiment
@@ -63,16 +63,16 @@ def draw_learning(experiment: Experiment) -> Figure:
 
 
 def arrange(rows: Sequence[str] | Mapping[str, Any]) -> dict[str, list[str]]:
-    """Which rows stand together: hulls of the same bases with the fixed activations in them; then those in none.
+    """Arrange rows in panels: hulls of the same bases with the other activations in them; then those in none.
 
-    >>> arrange(["relu", "gelu", "convex(identity,relu)", "affine(identity,relu)"])
-    {'identity,relu': ['convex(identity,relu)', 'affine(identity,relu)', 'relu'], 'fixed': ['gelu']}
+    >>> arrange(["relu", "gelu", "prelu", "convex(identity,relu)", "affine(identity,relu)"])
+    {'identity,relu': ['convex(identity,relu)', 'affine(identity,relu)', 'relu', 'prelu'], 'fixed': ['gelu']}
     """
     parsed = {row: Row.parse(row) for row in rows}
-    fixed = [row for row in rows if not parsed[row].learns]
+    fixed = [row for row in rows if not _is_hull(row)]
     panels: dict[str, list[str]] = {}
     for row in rows:
-        if parsed[row].learns:
+        if _is_hull(row):
             panels.setdefault(row.partition("(")[2].removesuffix(")"), []).append(row)
     for together in panels.values():
         bases = set(parsed[together[0]].bases)
@@ -99,13 +99,18 @@ def _count(experiment: Experiment, row: str) -> str:
 
 
 def _short(row: str) -> str:
-    """A hull's kind, where its bases are known; a fixed activation's name."""
-    return row.partition("(")[0] if Row.parse(row).learns else row
+    """Return a hull's kind, where its bases are known; another activation's name."""
+    return Row.parse(row).kind if _is_hull(row) else row
+
+
+def _is_hull(row: str) -> bool:
+    """Whether a row is spelled as a hull, as PReLU is not."""
+    return Row.parse(row).learns and row != str(PRELU)
 
 
 def _looks(rows: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Hulls by their kind; each fixed activation in its own way, the same in all panels."""
-    looks = {row: KINDS[_short(row)] for row in rows if Row.parse(row).learns}
+    looks = {row: KINDS[_short(row)] for row in rows if _is_hull(row)}
     for i, row in enumerate(row for row in rows if row not in looks):
         colour, line = FIXED_COLOURS[i % len(FIXED_COLOURS)], FIXED_LINES[i % len(FIXED_LINES)]
         looks[row] = {"color": colour, "linestyle": line, "linewidth": 1.1}
@@ -161,7 +166,7 @@ def draw_final(experiment: Experiment) -> Figure:
     for y, cell in enumerate(cells):
         runs = [r for r in experiment.records if r.spec.activation == cell.row]
         sound = [experiment.accuracies[cell.row][r.spec.seed] for r in runs if not experiment.lost(r)]
-        colour = KINDS.get(cell.row.partition("(")[0], {"color": "black"})["color"]
+        colour = KINDS.get(_short(cell.row), {"color": "black"})["color"]
         shape = LOST if cell.diverged == cell.accuracy.count else {"fmt": "o", "markersize": 4.5}
         mean = "diverged" if shape is LOST else "mean and 95 % interval" if several else "the run"
         look = {"color": colour, "capsize": 2.5, "zorder": 3}
