@@ -153,7 +153,7 @@ def test_an_affine_hull_loses_monotonicity_if_it_does_in_every_run(kept: int, ve
 
 
 def test_validation_proves_nothing() -> None:
-    runs = make_records({"relu": [80.0] * 3, "affine(identity,relu)": [85.0] * 3}, validation=500)
+    runs = make_records({"relu": [80.0] * 3, "affine(identity,relu)": [85.0] * 3}, val_size=500)
     assert all(claim.answers == () and claim.verdict == OPEN for claim in claims(experiments(runs)))
 
 

@@ -57,9 +57,9 @@ def train(network: str, side: int, device: str, precision: str = "float32", rows
         ("kerasnet", 12, ROWS),
         ("resnet56", 8, ROWS),
         ("alexnet", 18, ROWS),
-        ("lenet5", 18, ("convex(relu,tanh)", "prelu")),
-        ("kerasnet", 12, ("convex(relu,tanh)", "prelu")),
-        ("resnet56", 8, ("convex(relu,tanh)", "prelu")),
+        pytest.param("lenet5", 18, ("convex(relu,tanh)", "prelu"), marks=pytest.mark.gpu),
+        pytest.param("kerasnet", 12, ("convex(relu,tanh)", "prelu"), marks=pytest.mark.gpu),
+        pytest.param("resnet56", 8, ("convex(relu,tanh)", "prelu"), marks=pytest.mark.gpu),
     ],
 )
 def test_kernels_take_the_plain_steps(

@@ -48,7 +48,7 @@ class Spec:
         >>> Spec.parse(str(spec)) == spec
         True
         >>> spec.id
-        'ce9f8e709fbf'
+        '6431fa994f91'
     """
 
     network: str
