@@ -7,8 +7,11 @@ keras = pytest.importorskip("keras")
 
 BACKEND = keras.backend.backend()
 PAPER = ["identity", "relu", "tanh"]
-HULLS = ["ConvexHull", "AffineHull"]
-WAYS = [("ConvexHull", "projection"), ("ConvexHull", "softmax"), ("AffineHull", "recentred"), ("AffineHull", "free")]
+HULLS = ["ConvexHull", "AffineHull", "ConicHull", "LinearHull"]
+WAYS = [
+    ("ConvexHull", "projection"), ("ConvexHull", "softmax"), ("AffineHull", "recentred"), ("AffineHull", "free"),
+    ("ConicHull", "clamped"), ("ConicHull", "softplus"), ("LinearHull", "given"),
+]  # fmt: skip
 
 # Keras turns PyTorch's tensors into arrays in a way that NumPy no longer likes.
 without_array_warning = pytest.mark.filterwarnings(

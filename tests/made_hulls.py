@@ -13,8 +13,10 @@ from hullo.modules import Hull
 
 TRIO = ("identity", "relu", "tanh")
 QUARTET = ("identity", "relu", "tanh", "unit_silu")
-HULLS = [(hullo.ConvexHull, keep) for keep in hullo.Simplex.ways] + [
-    (hullo.AffineHull, keep) for keep in hullo.Hyperplane.ways
+HULLS = [
+    (hull, keep)
+    for hull in (hullo.ConvexHull, hullo.AffineHull, hullo.ConicHull, hullo.LinearHull)
+    for keep in hull.set_class.ways
 ]
 every_hull = pytest.mark.parametrize(("hull", "keep"), HULLS)
 

@@ -17,7 +17,14 @@ from hullo.coefficients import feasible_gradient, way
 
 SIMPLEX = hullo.Simplex.ways
 HYPERPLANE = hullo.Hyperplane.ways
-WAYS = (*SIMPLEX, *HYPERPLANE)
+ORTHANT = hullo.Orthant.ways
+WAYS = (*SIMPLEX, *HYPERPLANE, *ORTHANT, *hullo.Space.ways)
+NEVER_ZERO = ("softmax", "softplus")
+HULLS = {
+    keep: hull
+    for hull in (hullo.ConvexHull, hullo.AffineHull, hullo.ConicHull, hullo.LinearHull)
+    for keep in hull.set_class.ways
+}
 DTYPES = (torch.float32, torch.float64)
 
 numbers = st.floats(-1e9, 1e9, width=32) | st.floats(-3, 3, width=32)
@@ -38,16 +45,17 @@ def closest_in_simplex(raw: Tensor) -> Tensor:
 @pytest.mark.parametrize("dtype", DTYPES)
 class TestEveryWay:
     @given(numbers=raws)
-    def test_coefficients_sum_to_one_at_any_raw_numbers(
+    def test_coefficients_are_in_their_set_at_any_raw_numbers(
         self, keep: str, dtype: torch.dtype, numbers: list[float]
     ) -> None:
         raw = torch.tensor(numbers, dtype=dtype)
         found = way(keep).coefficients(raw)
         assert len(found) == len(raw) + way(keep).fewer
-        # A coefficient of 1e9 is known to within 1e9 times the type's precision, and so is the sum.
-        size = 1.0 if keep in SIMPLEX else max(1.0, raw.abs().max().item())
-        assert found.double().sum().item() == pytest.approx(1, abs=4 * len(found) * torch.finfo(dtype).eps * size)
-        if keep in SIMPLEX:
+        if keep in SIMPLEX + HYPERPLANE:
+            # A coefficient of 1e9 is known to within 1e9 times the type's precision, and so is the sum.
+            size = 1.0 if keep in SIMPLEX else max(1.0, raw.abs().max().item())
+            assert found.double().sum().item() == pytest.approx(1, abs=4 * len(found) * torch.finfo(dtype).eps * size)
+        if keep in SIMPLEX + ORTHANT:
             assert found.min() >= 0
 
     @given(numbers=small)
@@ -55,7 +63,12 @@ class TestEveryWay:
         self, keep: str, dtype: torch.dtype, numbers: list[float]
     ) -> None:
         given = torch.tensor(numbers, dtype=dtype)
-        given = given.softmax(-1) if keep in SIMPLEX else given - given.mean() + 1 / len(given)
+        if keep in SIMPLEX:
+            given = given.softmax(-1)
+        elif keep in HYPERPLANE:
+            given = given - given.mean() + 1 / len(given)
+        elif keep in ORTHANT:
+            given = given.abs() + 0.1
         found = way(keep).coefficients(way(keep).raw(given))
         torch.testing.assert_close(found, given, rtol=0, atol=32 * torch.finfo(dtype).eps)
 
@@ -82,7 +95,7 @@ class TestEveryWay:
         torch.testing.assert_close(automatic, pulled, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("keep", ["projection", "recentred", "free"])
+@pytest.mark.parametrize("keep", [keep for keep in WAYS if keep not in NEVER_ZERO])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 20])
 def test_vertices_are_reached_exactly(keep: str, dtype: torch.dtype, n: int) -> None:
@@ -204,15 +217,15 @@ OPTIMISERS: dict[str, Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer
 @pytest.mark.parametrize("optimiser", OPTIMISERS)
 @pytest.mark.parametrize("keep", WAYS)
 def test_coefficients_are_in_the_hull_after_every_step_of_any_optimiser(optimiser: str, keep: str) -> None:
-    hull = hullo.ConvexHull if keep in SIMPLEX else hullo.AffineHull
-    act = hull("identity", "relu", "tanh", keep=keep)
+    act = HULLS[keep]("identity", "relu", "tanh", keep=keep)
     moved = []
 
     def check() -> None:
         c = act.coefficients.detach().double()
         moved.append((c - 1 / 3).abs().max().item())
-        assert c.sum().item() == pytest.approx(1, abs=1e-6 * max(1, act.raw.abs().max().item()))
-        if keep in SIMPLEX:
+        if keep in SIMPLEX + HYPERPLANE:
+            assert c.sum().item() == pytest.approx(1, abs=1e-6 * max(1, act.raw.abs().max().item()))
+        if keep in SIMPLEX + ORTHANT:
             assert c.min() >= 0
 
     learn(act, lambda x: torch.sin(2 * x), OPTIMISERS[optimiser](list(act.parameters())), steps=25, after_each=check)
@@ -239,12 +252,27 @@ class TestSets:
         assert not ok
         assert "must not be negative, one is -0.5" in reason
 
-    def test_a_softmax_cannot_start_at_zero_and_the_projection_can(self) -> None:
+    @pytest.mark.parametrize(
+        ("kind", "never_zero", "other"),
+        [(hullo.Simplex, "softmax", "projection"), (hullo.Orthant, "softplus", "clamped")],
+    )
+    def test_what_never_reaches_zero_cannot_start_there(
+        self, kind: Callable[[str], hullo.Simplex | hullo.Orthant], never_zero: str, other: str
+    ) -> None:
         vertex = torch.tensor([1.0, 0.0])
-        assert hullo.Simplex("projection").check(vertex) == (True, "")
-        ok, reason = hullo.Simplex("softmax").check(vertex)
+        assert kind(other).check(vertex) == (True, "")
+        ok, reason = kind(never_zero).check(vertex)
         assert not ok
-        assert "keep='projection' can start there" in reason
+        assert f"keep={other!r} can start there" in reason
+
+    def test_only_convex_and_affine_coefficients_sum_to_one(self) -> None:
+        assert hullo.Orthant().check(torch.tensor([2.0, 0.5])) == (True, "")
+        assert hullo.Space().check(torch.tensor([2.0, -0.5])) == (True, "")
+        ok, reason = hullo.Orthant().check(torch.tensor([2.0, -0.5]))
+        assert not ok
+        assert "must not be negative, one is -0.5" in reason
+        for kind in (hullo.Orthant, hullo.Space):
+            assert kind().check(torch.tensor([0.5, torch.nan])) == (False, "coefficients must be finite numbers")
 
     @pytest.mark.parametrize(
         ("kind", "keep", "said"),

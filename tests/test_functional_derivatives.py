@@ -9,7 +9,7 @@ from torch import Tensor
 import hullo
 import oracle
 from hullo.coefficients import way
-from made_hulls import QUARTET
+from made_hulls import QUARTET, every_hull
 
 
 class TestDerivatives:
@@ -23,13 +23,12 @@ class TestDerivatives:
         return x.requires_grad_(), raw.clone().requires_grad_()
 
     @pytest.mark.parametrize("groups", [None, 2])
-    @pytest.mark.parametrize("keep", ["given", *hullo.Simplex.ways, *hullo.Hyperplane.ways])
-    def test_first_and_second_derivatives_are_right_for_every_way(self, keep: str, groups: int | None) -> None:
+    @every_hull
+    def test_first_and_second_derivatives_are_right_for_every_way(
+        self, hull: type[hullo.Hull], keep: str, groups: int | None
+    ) -> None:
         def function(x: Tensor, raw: Tensor) -> Tensor:
-            if keep == "given":
-                return hullo.combine(x, raw, QUARTET)
-            kind = hullo.ConvexHull if keep in hullo.Simplex.ways else hullo.AffineHull
-            act = kind(*QUARTET, keep=keep, groups=groups or 1, dtype=torch.float64)
+            act = hull(*QUARTET, keep=keep, groups=groups or 1, dtype=torch.float64)
             return torch.func.functional_call(act, {"raw": raw}, (x,))
 
         inputs = self.inputs(keep, groups)

@@ -71,15 +71,17 @@ def assert_twins_agree(layer, module, x, upstream):
     np.testing.assert_allclose(numpy(y), expected.detach(), rtol=tolerance, atol=tolerance)
     np.testing.assert_allclose(numpy(dx), x.grad, rtol=tolerance, atol=tolerance * np.max(np.abs(upstream), initial=0))
     expected_draw = module.raw.grad
-    if module.constraint.keep == "projection":  # in PyTorch the gradient is restricted just before a step
-        expected_draw = feasible_gradient(module.coefficients.detach(), expected_draw)
+    if restrict := module.constraint.way.restrict:  # in PyTorch just before a step
+        expected_draw = restrict(module.raw.detach(), expected_draw)
     np.testing.assert_allclose(numpy(draw), expected_draw, rtol=tolerance, atol=tolerance)
     np.testing.assert_allclose(numpy(layer.coefficients), module.coefficients.detach(), atol=tolerance)
 
 
 def coefficients(rng, name, groups, n, keep=None):
-    """Rows of coefficients, exact in float32; of a projection's, most lie on a face of the simplex."""
-    rows = rng.multinomial(4 if keep == "projection" else 64, np.full(n, 1 / n), size=groups).astype("float64")
+    """Rows of coefficients, exact in float32; where zero can be reached, many are zero."""
+    rows = rng.multinomial(4 if keep in ("projection", "clamped") else 64, np.full(n, 1 / n), size=groups).astype(
+        "float64"
+    )
     rows /= rows.sum(-1, keepdims=True)
     if name == "AffineHull":
         rows = 2 * rows - np.eye(n)[0]

@@ -1,10 +1,10 @@
-"""hullo: activation functions that learn, as convex or affine combinations of base functions."""
+"""hullo: activation functions that learn, as combinations of base functions."""
 
 import hullo.catalogue  # noqa: F401  (fills the list of bases)
 from hullo.bases import Base, add_base, base, names
-from hullo.coefficients import Hyperplane, Simplex
+from hullo.coefficients import Hyperplane, Orthant, Simplex, Space
 from hullo.functional import combine
-from hullo.modules import AffineHull, ConvexHull
+from hullo.modules import AffineHull, ConicHull, ConvexHull, Hull, LinearHull
 from hullo.properties import approximates_identity, is_monotone, known_as, slope_bounds
 from hullo.surgery import fold, parameter_groups, replace_activations, summary
 
@@ -13,9 +13,14 @@ __version__ = "0.1.0"
 __all__ = [
     "AffineHull",
     "Base",
+    "ConicHull",
     "ConvexHull",
+    "Hull",
     "Hyperplane",
+    "LinearHull",
+    "Orthant",
     "Simplex",
+    "Space",
     "add_base",
     "approximates_identity",
     "base",

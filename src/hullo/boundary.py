@@ -1,13 +1,13 @@
-"""Gradient descent on the boundary of the simplex.
+"""Gradient descent on the boundary of the simplex and of the orthant.
 
-The raw numbers of a convex hull that is kept by projection get a gradient that is linear in that of the coefficients,
-so gradients of micro-batches and of processes add up to that of the whole batch. On the boundary of the simplex a step
+The raw numbers of a convex or conic hull that is kept by projection get a gradient that is linear in that of the
+coefficients, so gradients of micro-batches and of processes add up to that of the whole batch. On the boundary a step
 along it would carry raw numbers further and further outside, where they no longer change the coefficients. So before
 every step of an optimizer of torch.optim, the summed gradient is restricted to the directions in which the
-coefficients can move: :func:`hullo.coefficients.feasible_gradient`.
+coefficients can move, by the `restrict` of a :class:`hullo.coefficients.Way`.
 
 An optimizer that is not a :class:`torch.optim.Optimizer` does without this. Its coefficients are right all the same;
-one that has reached zero comes back only after raw numbers have come back to the simplex.
+one that has reached zero comes back only after its raw number has come back.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
-from hullo.coefficients import feasible_gradient, nearest_in_simplex
+from hullo.coefficients import Way
 from hullo.sharding import gather, is_sharded, shard_like
 
 if TYPE_CHECKING:
@@ -62,28 +62,24 @@ def _before_step(
 
 @torch.no_grad()
 def _restrict_gradients(optimizer: Optimizer) -> None:
-    batches: dict[tuple[torch.device, torch.dtype, int], list[Tensor]] = defaultdict(list)
-    for raw in _projected(optimizer):
+    batches: dict[tuple[Way, torch.device, torch.dtype, int], list[Tensor]] = defaultdict(list)
+    for raw, way in _restricted(optimizer):
         if is_sharded(raw):
-            restricted = _restrict(gather(raw), gather(raw.grad))  # type: ignore[arg-type]
-            raw.grad.copy_(shard_like(restricted, raw.grad))  # type: ignore[arg-type, union-attr]
+            feasible = way.restrict(gather(raw), gather(raw.grad))  # type: ignore[arg-type, misc]
+            raw.grad.copy_(shard_like(feasible, raw.grad))  # type: ignore[arg-type, union-attr]
         else:
-            batches[raw.device, raw.dtype, raw.shape[-1]].append(raw)
-    for (_, _, bases), raws in batches.items():
+            batches[way, raw.device, raw.dtype, raw.shape[-1]].append(raw)
+    for (way, _, _, bases), raws in batches.items():
         gradients = [raw.grad.view(-1, bases) for raw in raws if raw.grad is not None]
-        restricted = _restrict(torch.cat([raw.view(-1, bases) for raw in raws]), torch.cat(gradients))
-        torch._foreach_copy_(gradients, torch.split(restricted, [len(gradient) for gradient in gradients]))
+        feasible = way.restrict(torch.cat([raw.view(-1, bases) for raw in raws]), torch.cat(gradients))  # type: ignore[misc]
+        torch._foreach_copy_(gradients, torch.split(feasible, [len(gradient) for gradient in gradients]))
 
 
-def _projected(optimizer: Optimizer) -> Iterator[Tensor]:
-    """Yield the raw numbers with gradients that are kept by projection, in the optimizer's order."""
+def _restricted(optimizer: Optimizer) -> Iterator[tuple[Tensor, Way]]:
+    """Yield the raw numbers with gradients to restrict, in the optimizer's order."""
     hulls = {id(hull._parameters.get("raw")): hull for hull in _watched if hasattr(hull, "constraint")}
     for raw in (raw for group in optimizer.param_groups for raw in group["params"]):
         hull = hulls.get(id(raw))
         # a shard of a flattened parameter has another shape, and not all coefficients of a row
-        if hull and hull.constraint.keep == "projection" and raw.grad is not None and raw.shape == hull.shape:
-            yield raw
-
-
-def _restrict(raw: Tensor, gradient: Tensor) -> Tensor:
-    return feasible_gradient(nearest_in_simplex(raw), gradient)
+        if hull and hull.constraint.way.restrict and raw.grad is not None and raw.shape == hull.shape:
+            yield raw, hull.constraint.way

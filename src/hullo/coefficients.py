@@ -1,8 +1,9 @@
 """Where the coefficients of a hull live, and how they are kept there.
 
-A convex hull's coefficients live in the :class:`Simplex`, an affine hull's in the :class:`Hyperplane`. An optimiser
-moves *raw* numbers without constraints; a :class:`Way` maps them into the set, so that coefficients are exact after
-every step of any optimiser. No way divides by something that can reach zero.
+A convex hull's coefficients live in the :class:`Simplex`, an affine hull's in the :class:`Hyperplane`, a conic hull's
+in the :class:`Orthant`, a linear hull's anywhere in :class:`Space`. An optimizer updates *raw* numbers without
+constraints; a :class:`Way` maps them into the set, so that coefficients are exact after every step of any optimizer. No
+way divides by something that can reach zero.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 _TOLERANCE = 1e-5  # on given coefficients; what is kept is exact to rounding
@@ -27,6 +29,8 @@ class Way:
         raw: coefficients to raw numbers, so that `coefficients(raw(c)) = c`.
         pullback: (raw, coefficients, gradient for coefficients) to the gradient for raw numbers.
         fewer: how many raw numbers fewer than coefficients there are.
+        restrict: (raw, gradient for raw numbers) to the part of the gradient along which coefficients can move, applied
+            to the summed gradient just before a step; None where every direction is open. See :mod:`hullo.boundary`.
     """
 
     name: str
@@ -34,6 +38,7 @@ class Way:
     raw: Callable[[Tensor], Tensor]
     pullback: Callable[[Tensor, Tensor, Tensor], Tensor]
     fewer: int = 0
+    restrict: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def __repr__(self) -> str:
         return f"Way({self.name})"
@@ -125,6 +130,35 @@ class _Projection(torch.autograd.Function):
         return _centred(gradient)
 
 
+class _Clamp(torch.autograd.Function):
+    """Project onto the orthant, max(r, 0); the backward pass hands the gradient on, for the reasons given above."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(raw: Tensor) -> Tensor:
+        return raw.clamp_min(0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        """Save nothing: the backward pass needs the gradient alone."""
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.clone()
+
+
+def _clamp(raw: Tensor) -> Tensor:
+    if torch.autograd.forward_ad._current_level >= 0:
+        return raw.clamp_min(0)
+    clamped: Tensor = _Clamp.apply(raw)  # type: ignore[no-untyped-call]
+    return clamped
+
+
+def _inverse_softplus(coefficients: Tensor) -> Tensor:
+    return coefficients + (-torch.expm1(-coefficients)).log()
+
+
 def _project(raw: Tensor) -> Tensor:
     if torch.autograd.forward_ad._current_level >= 0:
         return nearest_in_simplex(
@@ -138,10 +172,24 @@ _WAYS = {
     made.name: made
     for made in (
         Way("given", lambda raw: raw, lambda c: c, lambda raw, c, gradient: gradient),
-        Way("projection", _project, lambda c: c, lambda raw, c, gradient: _centred(gradient)),
+        Way(
+            "projection",
+            _project,
+            lambda c: c,
+            lambda raw, c, gradient: _centred(gradient),
+            restrict=lambda raw, gradient: feasible_gradient(nearest_in_simplex(raw), gradient),
+        ),
         Way("softmax", lambda raw: raw.softmax(-1), lambda c: _centred(c.log()), _softmax_pullback),
         Way("recentred", _recentre, lambda c: c, lambda raw, c, gradient: _centred(gradient)),
         Way("free", _complete, lambda c: c[..., :-1], _free_pullback, fewer=1),
+        Way(
+            "clamped",
+            _clamp,
+            lambda c: c,
+            lambda raw, c, gradient: gradient,
+            restrict=lambda raw, gradient: torch.where(raw > 0, gradient, gradient.clamp_max(0)),
+        ),
+        Way("softplus", F.softplus, _inverse_softplus, lambda raw, c, gradient: gradient * -torch.expm1(-c)),
     )
 }
 
@@ -165,13 +213,23 @@ class _Set:
         return way(self.keep)
 
     def check(self, coefficients: Tensor) -> tuple[bool, str]:
-        """Whether every row of coefficients is in the set, and if not, why."""
-        if not bool(coefficients.isfinite().all()):
-            return False, "coefficients must be finite numbers"
+        """Return whether every row of coefficients is in the set, and if not, why."""
+        ok = bool(coefficients.isfinite().all())
+        return ok, "" if ok else "coefficients must be finite numbers"
+
+    def _check_sum(self, coefficients: Tensor) -> tuple[bool, str]:
         sums = coefficients.sum(-1)
         worst = sums.flatten()[(sums - 1).abs().argmax()].item()
-        if abs(worst - 1) > _TOLERANCE:
-            return False, f"coefficients must sum to one, these sum to {worst:.6g}"
+        ok = abs(worst - 1) <= _TOLERANCE
+        return ok, "" if ok else f"coefficients must sum to one, these sum to {worst:.6g}"
+
+    def _check_signs(self, coefficients: Tensor, hull: str, open_way: str, closed_way: str) -> tuple[bool, str]:
+        """Check that no coefficient is negative and, for a way that never reaches zero, that none is zero."""
+        least = coefficients.amin().item()
+        if least < 0:
+            return False, f"coefficients of a {hull} hull must not be negative, one is {least:.6g}"
+        if self.keep == open_way and least < 1e-30:
+            return False, f"a {open_way} never reaches zero and could not leave it; keep={closed_way!r} can start there"
         return True, ""
 
 
@@ -189,6 +247,10 @@ class Hyperplane(_Set):
 
     keep: str = "recentred"
     ways: ClassVar[tuple[str, ...]] = ("recentred", "free")
+
+    def check(self, coefficients: Tensor) -> tuple[bool, str]:
+        ok, reason = super().check(coefficients)
+        return self._check_sum(coefficients) if ok else (ok, reason)
 
 
 @dataclass(frozen=True)
@@ -210,9 +272,38 @@ class Simplex(_Set):
 
     def check(self, coefficients: Tensor) -> tuple[bool, str]:
         ok, reason = super().check(coefficients)
-        least = coefficients.amin().item()
-        if ok and least < 0:
-            return False, f"coefficients of a convex hull must not be negative, one is {least:.6g}"
-        if ok and self.keep == "softmax" and least < 1e-30:
-            return False, "a softmax never reaches zero and could not leave it; keep='projection' can start there"
-        return ok, reason
+        ok, reason = self._check_sum(coefficients) if ok else (ok, reason)
+        return self._check_signs(coefficients, "convex", "softmax", "projection") if ok else (ok, reason)
+
+
+@dataclass(frozen=True)
+class Orthant(_Set):
+    """The coefficients of a conic hull: {c : c >= 0}.
+
+    `keep` is ``"clamped"``, c = max(r, 0), which reaches zero exactly and leaves it again when the gradient says so, as
+    the projection of :class:`Simplex` does, or ``"softplus"``, c = log(1 + exp(r)), which stays above zero.
+
+    >>> import torch, hullo
+    >>> hullo.Orthant().check(torch.tensor([2.0, 0.0]))
+    (True, '')
+    """
+
+    keep: str = "clamped"
+    ways: ClassVar[tuple[str, ...]] = ("clamped", "softplus")
+
+    def check(self, coefficients: Tensor) -> tuple[bool, str]:
+        ok, reason = super().check(coefficients)
+        return self._check_signs(coefficients, "conic", "softplus", "clamped") if ok else (ok, reason)
+
+
+@dataclass(frozen=True)
+class Space(_Set):
+    """The coefficients of a linear hull: any numbers, the raw numbers themselves.
+
+    >>> import torch, hullo
+    >>> hullo.Space().check(torch.tensor([2.0, -3.0]))
+    (True, '')
+    """
+
+    keep: str = "given"
+    ways: ClassVar[tuple[str, ...]] = ("given",)

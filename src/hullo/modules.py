@@ -1,16 +1,16 @@
-"""ConvexHull and AffineHull: activation functions that learn."""
+"""The hulls: activation functions that learn."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from hullo.bases import Base, base, resolve
 from hullo.boundary import watch
-from hullo.coefficients import Hyperplane, Simplex
+from hullo.coefficients import Hyperplane, Orthant, Simplex, Space, way
 from hullo.functional import apply
 from hullo.kernels import Plan
 from hullo.sharding import gather, is_sharded, shard_like
@@ -19,10 +19,11 @@ Start = Sequence[float] | Sequence[Sequence[float]] | Tensor | str | None
 
 
 class Hull(nn.Module):
-    """What both hulls share: the bases, the raw numbers an optimiser moves, and the coefficients made of them."""
+    """The base class of all hulls: bases, the raw numbers that an optimizer updates, and coefficients made of them."""
 
     kind: ClassVar[str]
-    set_class: ClassVar[type[Simplex] | type[Hyperplane]]
+    set_class: ClassVar[type[Simplex] | type[Hyperplane] | type[Orthant] | type[Space]]
+    is_strict: ClassVar[bool] = True  # the default of `strict`
     raw: nn.Parameter
     start: Start = None  # 1/N each, for hulls that were pickled before they kept it
 
@@ -33,7 +34,7 @@ class Hull(nn.Module):
         groups: int = 1,
         channel_dim: int = 1,
         keep: str | None = None,
-        strict: bool = True,
+        strict: bool | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -45,7 +46,7 @@ class Hull(nn.Module):
         dtype = torch.get_default_dtype() if dtype is None else dtype
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             raise TypeError(f"dtype={dtype!r}: coefficients need a floating-point torch.dtype such as torch.float32")
-        self.bases = resolve(bases, strict=strict)
+        self.bases = resolve(bases, strict=self.is_strict if strict is None else strict)
         self.groups = groups
         self.constraint = self.set_class() if keep is None else self.set_class(keep)
         self.plan = Plan(self.bases, self.constraint.way, channel_dim)
@@ -57,6 +58,12 @@ class Hull(nn.Module):
                 copy=True,
             )
         )
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        hull = super().__new__(cls)  # copies and unpickled hulls are made here, too
+        if any(way(keep).restrict for keep in cls.set_class.ways):
+            watch(hull)
+        return hull
 
     def forward(self, x: Tensor) -> Tensor:
         return apply(x, self.raw, self.plan)
@@ -193,7 +200,8 @@ class AffineHull(Hull):
             the number of channels is one activation a channel.
         channel_dim: the dimension of the channels: 1 as in convolutions, -1 in transformers.
         keep: how coefficients are kept in the hull, "recentred" or "free"; see :class:`hullo.Hyperplane`.
-        strict: refuse bases that do not start at the origin with slope one.
+        strict: refuse bases that do not have value zero and slope one at the origin. By default convex and affine
+            hulls do, conic and linear ones do not.
 
     Example:
         >>> import torch, hullo
@@ -224,7 +232,35 @@ class ConvexHull(Hull):
     kind = "convex"
     set_class = Simplex
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> ConvexHull:
-        hull = super().__new__(cls)  # copies and unpickled hulls come this way, too
-        watch(hull)
-        return hull
+
+class ConicHull(Hull):
+    r"""An activation learned in the conic hull of base functions: sum c_i f_i(x) with c_i >= 0.
+
+    The arguments are those of :class:`AffineHull`; `keep` is "clamped" or "softplus", see :class:`hullo.Orthant`. Its
+    scale is free, and bases that never fall make a function that never falls.
+
+    Example:
+        >>> import hullo
+        >>> hullo.ConicHull("identity", "relu", start=[0.5, 1.5])
+        ConicHull(identity=0.5, relu=1.5)
+    """
+
+    kind = "conic"
+    set_class = Orthant
+    is_strict = False
+
+
+class LinearHull(Hull):
+    r"""An activation learned in the linear hull of base functions: sum c_i f_i(x) with any coefficients c_i.
+
+    The arguments are those of :class:`AffineHull`; the coefficients are the raw numbers themselves.
+
+    Example:
+        >>> import hullo
+        >>> hullo.LinearHull("relu", "tanh", start=[2.0, -0.5])
+        LinearHull(relu=2, tanh=-0.5)
+    """
+
+    kind = "linear"
+    set_class = Space
+    is_strict = False

@@ -11,7 +11,7 @@ from hullo.coefficients import way
 from hullo.kernels import Plan, reference
 
 NAMES = ("identity", "relu", "tanh", "unit_silu")
-WAYS = ["given", *hullo.Simplex.ways, *hullo.Hyperplane.ways]
+WAYS = [*hullo.Space.ways, *hullo.Simplex.ways, *hullo.Hyperplane.ways, *hullo.Orthant.ways]
 
 
 def plan(keep: str, channel_dim: int = 1) -> Plan:

@@ -29,7 +29,7 @@ pytestmark = [  # of the interpreter: 1 / 0 and the like, and its own way of rea
 
 TRIO = tuple(hullo.base(name) for name in ("identity", "relu", "tanh"))
 SIX = tuple(hullo.base(name) for name in ("identity", "relu", "tanh", "unit_gelu", "unit_silu", "softsign"))
-WAYS = ("given", "recentred", "free", "softmax", "projection")
+WAYS = ("given", "recentred", "free", "softmax", "projection", "clamped", "softplus")
 ROUNDING = {torch.float32: 1e-6, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8 if DEVICE == "cuda" else 2.0**-7}
 """A relative error in norm; for 16 bits the most that rounding a result can do (the interpreter cuts bfloat16 off)."""
 

@@ -14,6 +14,6 @@ except ImportError as error:
         name=error.name,
     ) from None
 
-from hullo.keras.layers import AffineHull, ConvexHull
+from hullo.keras.layers import AffineHull, ConicHull, ConvexHull, LinearHull
 
-__all__ = ["AffineHull", "ConvexHull"]
+__all__ = ["AffineHull", "ConicHull", "ConvexHull", "LinearHull"]

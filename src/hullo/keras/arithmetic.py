@@ -103,6 +103,9 @@ COEFFICIENTS: dict[str, Callable[[Array], Array]] = {
     "softmax": lambda raw: ops.exp(ops.log_softmax(raw, axis=-1)),  # ops.softmax warns when there is one base
     "recentred": lambda raw: raw - (ops.sum(raw, axis=-1, keepdims=True) - 1) / raw.shape[-1],
     "free": lambda raw: ops.concatenate([raw, 1 - ops.sum(raw, axis=-1, keepdims=True)], axis=-1),
+    "clamped": _differentiated(ops.relu, lambda raw, gradient: _where(raw > 0, gradient, -ops.relu(-gradient))),
+    "softplus": ops.softplus,
+    "given": lambda raw: raw,
 }
 """Raw numbers to coefficients, for each way of :mod:`hullo.coefficients`."""
 

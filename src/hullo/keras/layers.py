@@ -1,4 +1,4 @@
-"""ConvexHull and AffineHull as Keras layers: thin, they hold state and call the arithmetic.
+"""The hulls as Keras layers: thin, they hold state and call the arithmetic.
 
 Arguments and coefficients are checked by the PyTorch modules themselves, so that they mean the same in both.
 """
@@ -21,7 +21,7 @@ from hullo.keras.arithmetic import COEFFICIENTS, Array, combiner
 
 
 class Hull(keras.layers.Layer):  # type: ignore[misc]
-    """What both layers share."""
+    """The base class of the layers."""
 
     twin: ClassVar[type[modules.Hull]]
 
@@ -33,7 +33,7 @@ class Hull(keras.layers.Layer):  # type: ignore[misc]
         groups: int = 1,
         axis: int = -1,
         keep: str | None = None,
-        strict: bool = True,
+        strict: bool | None = None,
         **layer: Any,
     ) -> None:
         super().__init__(**layer)
@@ -157,7 +157,8 @@ class AffineHull(Hull):
             the number of channels is one activation a channel.
         axis: where the channels are: -1 as in Keras, 1 for channels-first data.
         keep: how coefficients are kept in the hull, "recentred" or "free"; see :class:`hullo.Hyperplane`.
-        strict: refuse bases that do not start at the origin with slope one.
+        strict: refuse bases that do not have value zero and slope one at the origin. By default convex and affine
+            hulls do, conic and linear ones do not.
 
     Example:
         >>> import keras, hullo.keras
@@ -192,3 +193,34 @@ class ConvexHull(Hull):
     """
 
     twin = modules.ConvexHull
+
+
+@keras.saving.register_keras_serializable(package="hullo")
+class ConicHull(Hull):
+    r"""An activation learned in the conic hull of base functions: sum c_i f_i(x) with c_i >= 0.
+
+    The arguments are those of :class:`AffineHull`; `keep` is "clamped" or "softplus", see :class:`hullo.Orthant`. A
+    clamped coefficient at zero has the gradients of a projected one in :class:`ConvexHull`.
+
+    Example:
+        >>> import hullo.keras
+        >>> hullo.keras.ConicHull(["identity", "relu"], keep="softplus")
+        ConicHull(['identity', 'relu'], keep='softplus')
+    """
+
+    twin = modules.ConicHull
+
+
+@keras.saving.register_keras_serializable(package="hullo")
+class LinearHull(Hull):
+    r"""An activation learned in the linear hull of base functions: sum c_i f_i(x) with any coefficients c_i.
+
+    The arguments are those of :class:`AffineHull`; the coefficients are the raw numbers themselves.
+
+    Example:
+        >>> import hullo.keras
+        >>> hullo.keras.LinearHull(["relu", "tanh"])
+        LinearHull(['relu', 'tanh'])
+    """
+
+    twin = modules.LinearHull

@@ -156,7 +156,26 @@ def _projection(raw: list[str], c: list[str]) -> list[str]:
     return lines + [f"{ci} = tl.maximum({ri} - threshold, 0.0)" for ci, ri in zip(c, raw, strict=True)]
 
 
-_WAYS = {"given": _given, "recentred": _recentred, "free": _free, "softmax": _softmax, "projection": _projection}
+def _clamped(raw: list[str], c: list[str]) -> list[str]:
+    return [f"{ci} = tl.maximum({ri}, 0.0, propagate_nan=tl.PropagateNan.ALL)" for ci, ri in zip(c, raw, strict=True)]
+
+
+def _softplus(raw: list[str], c: list[str]) -> list[str]:
+    return [
+        f"{ci} = tl.maximum({ri}, 0.0, propagate_nan=tl.PropagateNan.ALL) + log1p(tl.exp(-tl.abs({ri})))"
+        for ci, ri in zip(c, raw, strict=True)
+    ]
+
+
+_WAYS = {
+    "given": _given,
+    "recentred": _recentred,
+    "free": _free,
+    "softmax": _softmax,
+    "projection": _projection,
+    "clamped": _clamped,
+    "softplus": _softplus,
+}
 
 
 # Gradients for coefficients (g) to gradients for raw numbers (d).
@@ -179,12 +198,18 @@ def _softmax_pullback(c: list[str], g: list[str], d: list[str]) -> list[str]:
     return [f"mean = {mean}", *(f"{di} = {ci} * ({gi} - mean)" for di, ci, gi in zip(d, c, g, strict=True))]
 
 
+def _softplus_pullback(c: list[str], g: list[str], d: list[str]) -> list[str]:
+    return [f"{di} = {gi} * -expm1(-{ci})" for di, ci, gi in zip(d, c, g, strict=True)]
+
+
 _PULLBACKS = {
     "given": _keep,
     "recentred": _centre,
     "free": _against_last,
     "softmax": _softmax_pullback,
     "projection": _centre,
+    "clamped": _keep,
+    "softplus": _softplus_pullback,
 }
 
 
