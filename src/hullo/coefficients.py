@@ -260,7 +260,7 @@ class Simplex(_Set):
     `keep` is ``"projection"``, the Euclidean projection, which reaches vertices and edges exactly and leaves them
     again when the gradient says so, or ``"softmax"``, which stays strictly inside. With both, the gradients of
     micro-batches and of processes add up to that of the whole batch. On the boundary, an optimizer of torch.optim steps
-    along the part of the summed gradient that stays in the simplex; see :mod:`hullo.boundary`.
+    along the part of the summed gradient that stays in the simplex.
 
     >>> import torch, hullo
     >>> hullo.Simplex().check(torch.tensor([2.0, -1.0]))

@@ -26,14 +26,19 @@ MORE = [
     "affine(identity,relu,tanh,keep=free)",
     "affine(identity,tanh,keep=free,start=tanh)",
     "convex(relu,tanh,start=relu)",
+    "conic(identity,tanh)",
+    "conic(identity,relu,tanh,keep=softplus)",
+    "linear(relu,tanh)",
 ]
 ROWS = [Row.parse(text) for text in [*paper.ROWS, *MORE]]
-HULLS: dict[str, type[Hull]] = {"convex": hullo.ConvexHull, "affine": hullo.AffineHull}
+HULLS: dict[str, type[Hull]] = {
+    hull.kind: hull for hull in (hullo.ConvexHull, hullo.AffineHull, hullo.ConicHull, hullo.LinearHull)
+}
 names = st.sampled_from([name for name in hullo.names() if not name.startswith(("unit_", "leaky", "celu", "selu"))])
 
 
 class TestSpelling:
-    @given(st.sampled_from(["convex", "affine"]), st.lists(names, min_size=1, max_size=5, unique=True))
+    @given(st.sampled_from(list(HULLS)), st.lists(names, min_size=1, max_size=5, unique=True))
     def test_a_hull_is_spelled_in_the_catalogues_order_and_read_back(self, kind: str, bases: list[str]) -> None:
         row = Row.parse(f" {kind} ({' , '.join(bases)})")
         ordered = ",".join(name for name in hullo.names() if name in bases)

@@ -19,13 +19,18 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from hullo.bases import Base, base, names, resolve
-from hullo.coefficients import Hyperplane, Simplex, feasible_gradient, way
+from hullo.coefficients import Hyperplane, Orthant, Simplex, Space, way
 from hullo.functional import apply
 from hullo.kernels import Plan
 from hullo.lab import kernels
 
-HULLS: dict[str, type[Simplex] | type[Hyperplane]] = {"convex": Simplex, "affine": Hyperplane}
-KEEP = {"fixed": "given", "convex": "projection", "affine": "recentred"}
+HULLS: dict[str, type[Simplex | Hyperplane | Orthant | Space]] = {
+    "convex": Simplex,
+    "affine": Hyperplane,
+    "conic": Orthant,
+    "linear": Space,
+}
+KEEP = {"fixed": "fixed", "convex": "projection", "affine": "recentred", "conic": "clamped", "linear": "given"}
 """How coefficients are kept where a spelling does not say; a record means the same for ever."""
 OPTIONS = {"keep": "", "start": "uniform", "per": "layer"}
 
@@ -54,7 +59,7 @@ class Row:
 
     kind: str
     bases: tuple[Base, ...]
-    keep: str = "given"
+    keep: str = "fixed"
     begin: Base | None = None
     per: str = "layer"
 
@@ -236,20 +241,23 @@ class Activations(nn.Module):
         return [rows.transpose(0, 1).flatten(0, 1) for rows in layers]
 
     def feasible_gradient(self, gradient: Tensor) -> Tensor:
-        """Restrict a gradient of the raw numbers to directions in which convex coefficients can move.
+        """Restrict a gradient of the raw numbers to directions in which convex and conic coefficients can move.
 
         Optimizers call this just before a step, on the gradient of the whole batch; see :mod:`hullo.boundary`.
         """
-        if "projection" not in self.ways:
+        if not {"projection", "clamped"} & set(self.ways):
             return gradient
         if kernels.serve(self.raw):
             from hullo.lab.kernels.keep import restrict
 
             return restrict(self.raw, gradient, self.unused, self.codes, self.order)
-        coefficients = WAYS["projection"].coefficients(self.raw, self.unused)
-        # against a gradient of inf, that of a base that is not used, no coefficient can move
-        restricted = feasible_gradient(coefficients, gradient.masked_fill(self.unused, torch.inf))
-        return torch.where(self.codes == CODES["projection"], restricted, gradient)
+        # a base that is not used has the raw number -inf and the gradient inf, against which no coefficient can move
+        raw, against = self.raw.masked_fill(self.unused, -torch.inf), gradient.masked_fill(self.unused, torch.inf)
+        for name in self.ways:
+            feasible = None if name == "fixed" else way(name).restrict
+            if feasible:
+                gradient = torch.where(self.codes == CODES[name], feasible(raw, against), gradient)
+        return gradient
 
     def extra_repr(self) -> str:
         return f"{', '.join(dict.fromkeys(map(str, self.rows)))}; layers={len(self.widths)}"
@@ -313,8 +321,18 @@ def _softmax_pullback(raw: Tensor, coefficients: Tensor, gradient: Tensor, unuse
     return way("softmax").pullback(raw, coefficients, gradient.masked_fill(unused, 0.0))
 
 
+def _used(name: str) -> _Way:
+    """Return one of the library's ways that treats each coefficient alone, for the bases that a row uses."""
+    own = way(name)
+    return _Way(
+        lambda c, unused: own.raw(c).masked_fill(unused, 0.0),
+        lambda r, unused: own.coefficients(r).masked_fill(unused, 0.0),
+        lambda r, c, g, unused: own.pullback(r, c, g).masked_fill(unused, 0.0),
+    )
+
+
 WAYS = {
-    "given": _Way(lambda c, unused: c, lambda r, unused: r, lambda r, c, g, unused: torch.zeros_like(g)),
+    "fixed": _Way(lambda c, unused: c, lambda r, unused: r, lambda r, c, g, unused: torch.zeros_like(g)),
     # a base that is not used has the raw number -inf
     "projection": _Way(
         lambda c, unused: c,
@@ -332,6 +350,9 @@ WAYS = {
         lambda r, c, g, unused: _recentre(g, unused, 0.0),
     ),
     "free": _Way(lambda c, unused: c.masked_fill(_last(unused), 0.0), _complete, _free_pullback),
+    "given": _used("given"),
+    "clamped": _used("clamped"),
+    "softplus": _used("softplus"),
 }
 """The library's ways, for rows side by side that use different bases."""
 

@@ -127,3 +127,17 @@ def test_the_ends_of_channels_are_dots() -> None:
     for panel in figure.axes[:2]:
         (dots,) = (line for line in panel.lines if line.get_marker() == ".")
         np.testing.assert_allclose(np.array(dots.get_data()).T, project(np.concatenate(channels)), atol=1e-12)
+
+
+@pytest.mark.parametrize("bases", ["identity,tanh", "identity,relu,tanh"])
+def test_coefficients_that_need_not_sum_to_one_are_drawn_over_epochs_one_by_one(bases: str) -> None:
+    n = bases.count(",") + 1
+    paths = np.linspace(1 / n, 2, 3 * 2 * n).reshape(3, 2, n)
+    runs = [run(f"{kind}({bases})", paths=paths) for kind in ("convex", "conic", "linear")]
+    figures = draw_coefficients(experiment(*runs))
+    drawn = figures[bases if n == 2 else f"{bases} conic linear"]
+    titles = [panel.get_title() for panel in drawn.axes if panel.lines]
+    assert {f"{kind}: {name}" for kind in ("conic", "linear") for name in bases.split(",")} <= set(titles)
+    panel = drawn.axes[titles.index("linear: tanh")]
+    drawn_paths = [line.get_ydata() for line in panel.lines if str(line.get_label()).startswith("activation")]
+    np.testing.assert_allclose(drawn_paths, paths[:, :, -1].T)

@@ -6,7 +6,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -26,6 +26,7 @@ def make_panel() -> Axes:
 
 
 @given(st.lists(INSIDE, min_size=1, max_size=6), st.floats(0, 6.3))
+@example([np.array((0.125, 0.5))] * 5, 0.0)
 @settings(max_examples=25, deadline=None)
 def test_texts_never_overlap_leave_the_panel_or_cover_their_own_spots(spots: list[np.ndarray], angle: float) -> None:
     panel = make_panel()

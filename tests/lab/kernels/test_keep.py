@@ -29,7 +29,10 @@ pytestmark = [  # of the interpreter: inf - inf and the like, and its own way of
 ]
 
 NAMES = [name for name in hullo.names() if not name.startswith(("unit_", "leaky", "celu", "selu"))][:9]
-HULLS = ["convex({},keep=projection)", "convex({},keep=softmax)", "affine({},keep=recentred)", "affine({},keep=free)"]
+HULLS = [
+    "convex({},keep=projection)", "convex({},keep=softmax)", "affine({},keep=recentred)", "affine({},keep=free)",
+    "conic({},keep=clamped)", "conic({},keep=softplus)", "linear({})",
+]  # fmt: skip
 EVERY = [
     *(hull.format(",".join(bases)) for hull in HULLS for bases in (NAMES[:3], NAMES[:2], NAMES[1:3], NAMES[2:3])),
     "relu",

@@ -65,16 +65,17 @@ def _draw_layer(panel: Axes, pair: Pair, kind: str, layer: int) -> None:
 
 def _draw_by_depth(pairs: list[Pair], layers: int) -> Figure:
     figure = Figure(figsize=(WIDTH, 0.6 + 1.75 * len(pairs)), layout="constrained")
-    panels = figure.subplots(len(pairs), len(KINDS), sharex=True, sharey=True, squeeze=False)
+    kinds = [kind for kind in KINDS if any(kind in pair.runs for pair in pairs)]
+    panels = figure.subplots(len(pairs), len(kinds), sharex=True, sharey=True, squeeze=False)
     for pair, line in zip(pairs, panels, strict=True):
         line[0].set_ylabel(_broken(pair.about), fontsize=7.0)
-        for kind, panel in zip(KINDS, line, strict=True):
+        for kind, panel in zip(kinds, line, strict=True):
             _prepare(panel)
             if kind in pair.runs:
                 for layer, y in enumerate(curves(pair.runs[kind].paths[-1], pair.bases)):
                     look = {"color": shade(layer, layers), "linestyle": KINDS[kind]["linestyle"]}
                     panel.plot(X, y, **look, linewidth=0.7)
-    for kind, panel in zip(KINDS, panels[0], strict=True):
+    for kind, panel in zip(kinds, panels[0], strict=True):
         panel.set_title(kind)
     depth_bar(figure, panels, layers)
     return figure

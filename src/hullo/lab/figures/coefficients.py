@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,14 +28,20 @@ LINES = ("-", (0, (5, 1.5)), (0, (2, 1)), (0, (5, 1, 1, 1)))
 
 
 def draw_coefficients(experiment: Experiment, seed: int | None = None) -> dict[str, Figure]:
-    """A figure a set of bases, by what the rows have in their parentheses.
+    """Draw a figure for each set of bases, by what the rows have in their parentheses.
 
-    Three bases: paths in the plane of coefficients that sum to one. Otherwise: coefficients over epochs.
+    Coefficients of three bases that sum to one are drawn as paths in a plane, others over epochs.
     """
     figures = {}
     for pair in find_learned(experiment, seed):
         title = f"{experiment.name}: coefficients of {pair.about} over {experiment.time}, {spell_seeds([pair])}"
-        figures[pair.about] = (_draw_paths if len(pair.bases) == 3 else _draw_over_epochs)(pair, title)
+        on_plane = {kind: run for kind, run in pair.runs.items() if kind in WHERE and len(pair.bases) == 3}
+        others = {kind: run for kind, run in pair.runs.items() if kind not in on_plane}
+        if on_plane:
+            figures[pair.about] = _draw_paths(replace(pair, runs=on_plane), title)
+        if others:
+            name = f"{pair.about} {' '.join(others)}" if on_plane else pair.about
+            figures[name] = _draw_over_epochs(replace(pair, runs=others), title)
     return figures
 
 
@@ -101,10 +108,10 @@ def _numbers(run: Learned) -> list[Label]:
 
 
 def _draw_over_epochs(pair: Pair, title: str) -> Figure:
-    """A line of panels a hull, a panel a base; of two bases the first says all."""
-    kinds = [kind for kind in WHERE if kind in pair.runs]
+    """Draw a row of panels per hull, a panel per base; of two coefficients that sum to one the first is enough."""
+    kinds = list(pair.runs)
     first, *others = pair.bases
-    shown = pair.bases if len(others) > 1 else [first]
+    shown = [first] if len(others) == 1 and all(kind in WHERE for kind in kinds) else pair.bases
     layers = pair.runs[kinds[0]].layers
     grid = (1, len(kinds)) if len(shown) == 1 else (len(kinds), len(shown))
     figure = Figure(figsize=(WIDTH, 0.7 + (2.6 if len(shown) == 1 else 2.1) * grid[0]), layout="constrained")
@@ -115,7 +122,8 @@ def _draw_over_epochs(pair: Pair, title: str) -> Figure:
         _draw_lines(panel, pair.runs[kind], base)
         panel.set_title(kind if len(shown) == 1 else f"{kind}: {shown[base]}")
     for panel in panels[:, 0]:
-        panel.set_ylabel(f"coefficient of {first}\n({others[0]}: 1 minus it)" if len(shown) == 1 else "coefficient")
+        alone = len(shown) == len(others) == 1
+        panel.set_ylabel(f"coefficient of {first}\n({others[0]}: 1 minus it)" if alone else "coefficient")
     for panel in panels[-1]:
         panel.set_xlabel("epoch")
     panels[0, 0].xaxis.set_major_locator(Round(integer=True))

@@ -12,7 +12,7 @@ from matplotlib.patheffects import withStroke
 
 HALO = [withStroke(linewidth=2.0, foreground="white")]
 LOOK: dict[str, Any] = {"fontweight": "bold", "ha": "center", "va": "center", "path_effects": HALO, "zorder": 6}
-GAPS = (4.0, 7.0, 11.0)
+GAPS = (4.0, 7.0, 11.0, 16.0, 23.0)
 """Points between a spot and its text: the nearer, the better."""
 ANGLES = np.linspace(0, 2 * np.pi, 24, endpoint=False)
 SIDES = np.stack([np.cos(ANGLES), np.sin(ANGLES)], axis=1)

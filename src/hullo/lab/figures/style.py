@@ -31,6 +31,8 @@ KINDS: dict[str, dict[str, Any]] = {
     # wide and pale, so that it is seen behind an affine one that is the same
     "convex": {"color": COLOURS[1], "linestyle": (0, (3.0, 1.5)), "linewidth": 2.4, "alpha": 0.75},
     "affine": {"color": COLOURS[0], "linestyle": "-", "linewidth": 1.3},
+    "conic": {"color": COLOURS[2], "linestyle": (0, (5.0, 1.5, 1.0, 1.5)), "linewidth": 1.6},
+    "linear": {"color": COLOURS[3], "linestyle": (0, (1.0, 1.0)), "linewidth": 1.8},
 }
 TIME = ListedColormap(colormaps["cividis_r"](np.linspace(0.08, 1.0, 256)), "time")
 DEPTH = ListedColormap(colormaps["viridis"](np.linspace(0.0, 0.8, 256)), "depth")

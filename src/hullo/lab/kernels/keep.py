@@ -20,10 +20,11 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from hullo.kernels import words
 from hullo.lab.activations import CODES
 
-PROJECTION, SOFTMAX, RECENTRED, FREE = (
-    tl.constexpr(CODES[name]) for name in ("projection", "softmax", "recentred", "free")
+PROJECTION, SOFTMAX, RECENTRED, FREE, GIVEN, CLAMPED, SOFTPLUS = (
+    tl.constexpr(CODES[name]) for name in ("projection", "softmax", "recentred", "free", "given", "clamped", "softplus")
 )
 EPSILON = tl.constexpr(torch.finfo(torch.float32).eps)
 PAIRS = 128
@@ -114,6 +115,9 @@ def _keep(
     kept = tl.where(codes == SOFTMAX, _soften(raw, used), kept)
     kept = tl.where(codes == RECENTRED, _recentre(raw, used, 1.0), kept)
     kept = tl.where(codes == FREE, _complete(raw, used), kept)
+    kept = tl.where((codes == GIVEN) & ~used, 0.0, kept)
+    kept = tl.where(codes == CLAMPED, tl.where(used, _positive_part(raw), 0.0), kept)
+    kept = tl.where(codes == SOFTPLUS, tl.where(used, _soft_positive_part(raw), 0.0), kept)
     tl.store(kept_ptr + at, kept.to(kept_ptr.dtype.element_ty), mask=inside)
 
 
@@ -129,6 +133,8 @@ def _pull(
     pulled = tl.where(centred, _recentre(gradient, used, 0.0), 0.0)
     pulled = tl.where(codes == SOFTMAX, _soften_back(kept, gradient, used), pulled)
     pulled = tl.where(codes == FREE, _complete_back(gradient, used), pulled)
+    pulled = tl.where(((codes == GIVEN) | (codes == CLAMPED)) & used, gradient, pulled)
+    pulled = tl.where((codes == SOFTPLUS) & used, gradient * -words.expm1(-kept), pulled)
     tl.store(pulled_ptr + source, pulled.to(pulled_ptr.dtype.element_ty), mask=inside)
 
 
@@ -143,6 +149,8 @@ def _restrict(
     known = tl.arange(0, COLUMNS)[None, :] < BASES
     feasible = _feasible(_project(raw, used), gradient, used, known)
     restricted = tl.where(codes == PROJECTION, feasible, gradient)
+    at_zero = (codes == CLAMPED) & ~(raw > 0)
+    restricted = tl.where(at_zero, tl.minimum(gradient, 0.0, propagate_nan=tl.PropagateNan.ALL), restricted)
     tl.store(restricted_ptr + at, restricted.to(restricted_ptr.dtype.element_ty), mask=inside)
 
 
@@ -235,6 +243,16 @@ def _recentre(numbers, used, TOTAL: tl.constexpr):
     """Numbers, used ones shifted alike so that they sum to TOTAL."""
     missing = TOTAL - tl.sum(tl.where(used, numbers, 0.0), 1, keep_dims=True)
     return tl.where(used, numbers + tl.div_rn(missing, tl.sum(used.to(tl.float32), 1, keep_dims=True)), 0.0)
+
+
+@triton.jit
+def _positive_part(raw):
+    return tl.maximum(raw, 0.0, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _soft_positive_part(raw):
+    return _positive_part(raw) + words.log1p(tl.exp(-tl.abs(raw)))
 
 
 @triton.jit
