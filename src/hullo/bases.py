@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
+
+from hullo._compat import is_exporting, real_tensors
 
 Function = Callable[[Tensor], Tensor]
 Slope = Callable[[Tensor, Tensor], Any]
@@ -200,11 +201,6 @@ def resolve(bases: Iterable[str | Base], *, strict: bool = True) -> tuple[Base, 
     return found
 
 
-def is_exporting() -> bool:
-    """torch.compiler.is_exporting(), which some versions answer with yes for whatever is being compiled."""
-    return torch.compiler._is_exporting_flag
-
-
 def _looked_up(spelling: str) -> Base:
     """A base for code that is being compiled, which can look one up but not make one."""
     if spelling not in _known:
@@ -239,7 +235,7 @@ def _unit_form(item: Base) -> str:
     return f"Use its normalised form {unit!r}; " if unit.partition("(")[0] in names() else ""
 
 
-@_disable_current_modes()  # real numbers are needed, also while an exporter traces with tensors that have none
+@real_tensors()
 def _check_independence(found: tuple[Base, ...]) -> None:
     x = torch.linspace(-12.0, 12.0, 4801, dtype=torch.float64, device="cpu")
     columns = torch.stack([item.function(x) for item in found], dim=1)
@@ -309,12 +305,14 @@ def _differentiated(function: Function) -> Slope:
     return slope
 
 
+@real_tensors()
 def _measured(name: str, function: Function, slope: Slope) -> Base:
-    x = real_line().clone()
-    y = function(x)
+    x = real_line()
+    given = x.clone()
+    y = function(given)
     if not isinstance(y, Tensor) or y.shape != x.shape or y.dtype != x.dtype:
         raise ValueError(f"base function {name!r} must return a tensor like its input, of the same shape and dtype")
-    if not torch.equal(x, real_line()):
+    if not torch.equal(x, given):
         raise ValueError(f"base function {name!r} must leave its input as it is; torch.tanh does, torch.tanh_ does not")
     origin = torch.tensor([0.0, -_NEAR_ZERO, _NEAR_ZERO], dtype=torch.float64, device="cpu")
     at_zero = function(origin)
@@ -347,8 +345,7 @@ def _measured(name: str, function: Function, slope: Slope) -> Base:
     )
 
 
-@functools.cache
-@_disable_current_modes()
+@real_tensors()
 def real_line() -> Tensor:
     """Points that stand for the real line in numerical questions: dense near 0, then ever wider, in float64."""
     near = torch.linspace(-16.0, 16.0, 32001, dtype=torch.float64, device="cpu")

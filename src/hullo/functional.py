@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, fx
 
 from hullo import operators
-from hullo.bases import Base, is_exporting, resolve
+from hullo._compat import is_exporting, is_intercepted, needs_plain_operations
+from hullo.bases import Base, resolve
 from hullo.coefficients import way
 from hullo.kernels import Plan, choose, load, reference
 
@@ -65,6 +66,8 @@ def apply(x: Tensor, raw: Tensor, plan: Plan, backend: str | None = None) -> Ten
     if raw.dim() == 2:
         check_groups(x.shape, raw.shape[0], plan.channel_dim)
     kernel = choose(x, plan, backend)
+    if is_intercepted(x, raw):
+        kernel = "reference"
     if not torch.compiler.is_compiling() and torch._C._get_tracing_state() is None:
         return _dispatch(x, raw, plan, kernel)
     if kernel == "triton" and not is_exporting():
@@ -156,8 +159,8 @@ class _TransformedCombine(_Combine):
 
 
 def _dispatch(x: Tensor, raw: Tensor, plan: Plan, kernel: str) -> Tensor:
-    if torch.autograd.forward_ad._current_level >= 0:
-        return reference.forward(x, raw, plan)  # forward-mode differentiation needs plain operations to nest
+    if needs_plain_operations():
+        return reference.forward(x, raw, plan)
     function = _TransformedCombine if torch._C._are_functorch_transforms_active() else _Combine
     result: Tensor = function.apply(x, raw, plan, kernel)  # type: ignore[no-untyped-call]
     return result

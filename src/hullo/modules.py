@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from hullo._compat import real_tensors
 from hullo.bases import Base, base, resolve
 from hullo.boundary import watch
 from hullo.coefficients import Hyperplane, Orthant, Simplex, Space, way
@@ -52,10 +53,10 @@ class Hull(nn.Module):
         self.plan = Plan(self.bases, self.constraint.way, channel_dim)
         self.start = self._admitted(self._uniform() if start is None else start)
         self.raw = nn.Parameter(
-            self.constraint.way.raw(self.start).to(
+            torch.tensor(
+                self._raw_numbers(self.start),
                 device=torch.get_default_device() if device is None else device,
                 dtype=torch.float64 if dtype == torch.float64 else torch.float32,
-                copy=True,
             )
         )
 
@@ -84,7 +85,8 @@ class Hull(nn.Module):
 
     @coefficients.setter
     def coefficients(self, value: Start) -> None:
-        raw = self.constraint.way.raw(self._admitted(self._uniform() if value is None else value))
+        numbers = self._raw_numbers(self._admitted(self._uniform() if value is None else value))
+        raw = torch.tensor(numbers, device=self.raw.device, dtype=self.raw.dtype)
         with torch.no_grad():
             self.raw.copy_(shard_like(raw, self.raw))
 
@@ -99,9 +101,17 @@ class Hull(nn.Module):
         """The hull in one word, as in ``affine(identity,relu,tanh)``."""
         return f"{self.kind}({','.join(item.name for item in self.bases)})"
 
+    def _raw_numbers(self, coefficients: Tensor) -> list[Any]:
+        """Return the raw numbers of coefficients as lists, from which any mode makes tensors of its own kind."""
+        with real_tensors():
+            numbers: list[Any] = self.constraint.way.raw(coefficients).tolist()
+        return numbers
+
+    @real_tensors()
     def _uniform(self) -> Tensor:
         return torch.full((len(self.bases),), 1 / len(self.bases), dtype=torch.float64, device="cpu")
 
+    @real_tensors()
     def _admitted(self, value: Start) -> Tensor:
         """Coefficients as given, checked, in float64, in the shape that `coefficients` has."""
         n = len(self.bases)

@@ -15,6 +15,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from hullo._compat import real_tensors
 from hullo.bases import Base, base, real_line, resolve
 from hullo.modules import Hull
 
@@ -74,6 +75,7 @@ def known_as(
     return _for_each_row(_known_as, subject, bases)
 
 
+@real_tensors()
 def _for_each_row(
     question: Callable[[list[float], tuple[Base, ...]], Answer],
     subject: Hull | Coefficients,

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hullo._compat import real_tensors
 from hullo.bases import Base, base, names
 from hullo.modules import Hull
 
@@ -55,6 +56,7 @@ class Known:
         """The name without its parameters."""
         return self.name.partition("(")[0]
 
+    @real_tensors()
     def coefficients(self, bases: Sequence[Base]) -> list[list[float]] | None:
         """The function's coefficients in other bases, a row a channel; None if it is not in their affine hull."""
         if len(self.bases) == 1 and self.bases[0] in bases:
@@ -103,6 +105,7 @@ def read_module(module: nn.Module) -> Reading | None:
     return reading
 
 
+@real_tensors()
 def read_function(function: Callable[..., Any]) -> Reading | None:
     """What activation a function of one tensor is; None if it is none: not entry by entry, or linear."""
     x = _probe().clone()
@@ -124,7 +127,6 @@ def read_function(function: Callable[..., Any]) -> Reading | None:
     return Reading(None, in_place, "it is none of the catalogue's functions; hullo.add_base can make it one")
 
 
-@functools.cache
 def _probe() -> Tensor:
     return torch.linspace(-40.0, 40.0, 801, dtype=torch.float64, device="cpu").unsqueeze(0)
 

@@ -1,0 +1,61 @@
+"""Private state of PyTorch that hullo has to know, read in one place.
+
+What surrounds a call of `combine` decides which form serves it:
+
+======================================================  ==============================================================
+around the call                                         form
+======================================================  ==============================================================
+nothing                                                 the kernel of the device, inside an autograd Function
+torch.func transforms                                   the same, inside a Function with a rule for vmap
+forward-mode differentiation, functionalize             plain operations
+torch.compile                                           plain operations, or a custom operator around a Triton kernel
+torch.export, torch.jit.trace                           plain operations
+a dispatch mode (make_fx, FakeTensorMode, counters)     the reference kernel, inside an autograd Function
+a tensor subclass with a dispatch of its own (DTensor)  the reference kernel, inside an autograd Function
+======================================================  ==============================================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch._ops import _len_torch_dispatch_stack_pre_dispatch
+from torch.utils._python_dispatch import _disable_current_modes
+
+
+def is_exporting() -> bool:
+    """Return torch.compiler.is_exporting(), which in some versions is true for whatever is being compiled."""
+    return torch.compiler._is_exporting_flag
+
+
+def needs_plain_operations() -> bool:
+    """Return whether autograd Functions cannot serve: forward-mode differentiation, functionalize, make_fx before
+    dispatch."""
+    if torch.autograd.forward_ad._current_level >= 0 or _len_torch_dispatch_stack_pre_dispatch():
+        return True
+    functionalize = torch._C._functorch.TransformType.Functionalize
+    stack = torch._C._functorch.get_interpreter_stack()
+    return stack is not None and any(level.key() == functionalize for level in stack)
+
+
+def is_intercepted(*tensors: Tensor) -> bool:
+    """Return whether somebody watches or replaces operations on these tensors, such as a tracer.
+
+    Then their numbers must not be read: there may be none, and a graph would hold them as constants.
+    """
+    if torch._C._len_torch_dispatch_stack():
+        return True
+    return any(type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__ for tensor in tensors)
+
+
+@contextlib.contextmanager
+def real_tensors() -> Iterator[None]:
+    """Make ordinary CPU tensors with numbers, whatever modes surround the call.
+
+    For numerical questions, which need numbers, and for whatever outlives the call.
+    """
+    with _disable_current_modes(), torch.inference_mode(False), torch.device("cpu"), torch.autocast("cpu", enabled=False):
+        yield
