@@ -151,8 +151,10 @@ def use_everything(number: int, train: bool) -> list[Any]:
     act(torch.randn(3, 4))
     model = nn.Sequential(nn.Linear(4, 4), nn.LeakyReLU(0.3), nn.GELU(), hullo.ConvexHull(*TRIO))
     hullo.replace_activations(model)
-    added = hullo.add_base(f"ripple_{number}", lambda x, width: x + width * x.sin(), parameters={"width": 0.5})
-    other = hullo.AffineHull("relu", f"ripple_{number}(0.25)")
+    added = hullo.add_base(
+        f"bump_{number}", lambda x, width: x * torch.exp(-(x * width).square()), parameters={"width": 0.5}
+    )
+    other = hullo.AffineHull("relu", f"bump_{number}(0.25)")
     if train:
         x = torch.randn(3, 4, requires_grad=True)
         (model(x) + other(x)).square().sum().backward()

@@ -31,10 +31,14 @@ def is_exporting() -> bool:
     return torch.compiler._is_exporting_flag
 
 
+def is_forward_mode() -> bool:
+    """Return whether a call is inside forward-mode differentiation."""
+    return torch.autograd.forward_ad._current_level >= 0
+
+
 def needs_plain_operations() -> bool:
-    """Return whether autograd Functions cannot serve: forward-mode differentiation, functionalize, make_fx before
-    dispatch."""
-    if torch.autograd.forward_ad._current_level >= 0 or _len_torch_dispatch_stack_pre_dispatch():
+    """Return whether autograd Functions cannot serve: in forward mode, functionalize, and make_fx before dispatch."""
+    if is_forward_mode() or _len_torch_dispatch_stack_pre_dispatch():  # type: ignore[no-untyped-call]
         return True
     functionalize = torch._C._functorch.TransformType.Functionalize
     stack = torch._C._functorch.get_interpreter_stack()
@@ -57,5 +61,10 @@ def real_tensors() -> Iterator[None]:
 
     For numerical questions, which need numbers, and for whatever outlives the call.
     """
-    with _disable_current_modes(), torch.inference_mode(False), torch.device("cpu"), torch.autocast("cpu", enabled=False):
+    with (
+        _disable_current_modes(),
+        torch.inference_mode(False),
+        torch.device("cpu"),
+        torch.autocast("cpu", enabled=False),
+    ):
         yield

@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hullo._compat import is_forward_mode, needs_plain_operations
+
 _TOLERANCE = 1e-5  # on given coefficients; what is kept is exact to rounding
 
 
@@ -160,10 +162,11 @@ def _inverse_softplus(coefficients: Tensor) -> Tensor:
 
 
 def _project(raw: Tensor) -> Tensor:
-    if torch.autograd.forward_ad._current_level >= 0:
-        return nearest_in_simplex(
-            raw
-        )  # PyTorch drops second derivatives where a function of one's own has a forward derivative
+    if is_forward_mode():  # PyTorch drops second derivatives of a Function that has a forward derivative
+        return nearest_in_simplex(raw)
+    if needs_plain_operations():  # the same values and gradients
+        centred = _centred(raw)
+        return nearest_in_simplex(raw).detach() + (centred - centred.detach())
     projected: Tensor = _Projection.apply(raw)  # type: ignore[no-untyped-call]
     return projected
 
