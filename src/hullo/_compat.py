@@ -38,7 +38,11 @@ def is_forward_mode() -> bool:
 
 def needs_plain_operations() -> bool:
     """Return whether autograd Functions cannot serve: in forward mode, functionalize, and make_fx before dispatch."""
-    if is_forward_mode() or _len_torch_dispatch_stack_pre_dispatch():  # type: ignore[no-untyped-call]
+    if is_forward_mode():
+        return True
+    if torch.compiler.is_compiling():  # a compiler takes Functions apart itself, and cannot read what follows
+        return False
+    if _len_torch_dispatch_stack_pre_dispatch():  # type: ignore[no-untyped-call]
         return True
     functionalize = torch._C._functorch.TransformType.Functionalize
     stack = torch._C._functorch.get_interpreter_stack()

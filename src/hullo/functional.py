@@ -66,10 +66,8 @@ def apply(x: Tensor, raw: Tensor, plan: Plan, backend: str | None = None) -> Ten
     if raw.dim() == 2:
         check_groups(x.shape, raw.shape[0], plan.channel_dim)
     kernel = choose(x, plan, backend)
-    if is_intercepted(x, raw):
-        kernel = "reference"
     if not torch.compiler.is_compiling() and torch._C._get_tracing_state() is None:
-        return _dispatch(x, raw, plan, kernel)
+        return _dispatch(x, raw, plan, "reference" if is_intercepted(x, raw) else kernel)
     if kernel == "triton" and not is_exporting():
         result: Tensor = operators.combine(x, raw, *plan.spelled, backend)
         return result
