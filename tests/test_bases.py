@@ -60,6 +60,20 @@ class TestNames:
         assert copy.deepcopy(base) is base
         assert copy.copy(base) is base
 
+    @pytest.mark.parametrize(
+        ("written", "name"),
+        [
+            ("leaky_relu(negative_slope=0.2)", "leaky_relu(0.2)"),
+            ("elu( alpha = 2 )", "elu(2)"),
+            ("lrelu(0.3)", "leaky_relu(0.3)"),
+            ("swish", "silu"),
+            ("linear", "identity"),
+        ],
+    )
+    def test_parameters_by_name_and_other_names_are_understood(self, written: str, name: str) -> None:
+        assert hullo.base(written) is hullo.base(name)
+        assert hullo.base(written).name == name
+
     def test_a_pickle_holds_the_name_and_no_function(self) -> None:
         assert len(pickle.dumps(hullo.base("gelu"))) < 80
 
@@ -75,6 +89,10 @@ class TestNames:
             ("elu(1,2)", r"'elu\(1,2\)': elu is written elu\(alpha=1\) with finite numbers"),
             ("elu(nan)", r"'elu\(nan\)': elu is written elu\(alpha=1\) with finite numbers"),
             ("elu(inf)", r"with finite numbers"),
+            ("elu(beta=2)", r"'elu\(beta=2\)': elu is written elu\(alpha=1\)"),
+            ("elu(2,alpha=2)", r"elu is written elu\(alpha=1\)"),
+            ("elu(alpha=2,alpha=2)", r"elu is written elu\(alpha=1\)"),
+            ("relu(alpha=2)", r"without parameters"),
             ("elu(two)", r"'elu\(two\)': the parameters of elu are numbers, as in elu\(alpha=1\)"),
         ],
     )

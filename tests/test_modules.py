@@ -48,6 +48,17 @@ class TestConstruction:
             act = hull("identity", "relu", "gelu", start=name, keep=keep, strict=False)
             torch.testing.assert_close(act(x), hullo.base(name).function(x), rtol=0, atol=0)
 
+    @pytest.mark.parametrize("given", [["relu", "tanh"], ("relu", "tanh"), iter(["relu", hullo.base("tanh")])])
+    def test_bases_may_be_given_as_one_list(self, given: Any) -> None:
+        assert repr(hullo.ConvexHull(given, groups=2)) == repr(hullo.ConvexHull("relu", "tanh", groups=2))
+
+    def test_it_can_be_made_where_code_asks_for_in_place_activations(self) -> None:
+        act = hullo.AffineHull(*TRIO, inplace=True)
+        x = torch.randn(5)
+        before = x.clone()
+        assert torch.equal(act(x), hullo.AffineHull(*TRIO)(before))
+        assert torch.equal(x, before)
+
     def test_a_start_between_vertices_of_an_affine_hull_may_be_negative(self) -> None:
         assert hullo.AffineHull("identity", "tanh", start=[2.0, -1.0]).coefficients.tolist() == [2.0, -1.0]
 

@@ -144,11 +144,15 @@ def names() -> tuple[str, ...]:
 
 
 def base(spelling: str | Base) -> Base:
-    """The base function of a name such as ``tanh`` or ``leaky_relu(0.2)``.
+    """Return the base function of a name such as ``tanh``, ``leaky_relu(0.2)`` or ``leaky_relu(negative_slope=0.2)``.
+
+    Other names that are common for a base, such as ``swish`` for ``silu``, are understood, too.
 
     >>> import hullo
     >>> hullo.base("leaky_relu(0.2)").slopes_at_zero
     (0.2, 1.0)
+    >>> hullo.base("swish")
+    Base(silu)
     """
     if isinstance(spelling, Base):
         return spelling
@@ -159,20 +163,41 @@ def base(spelling: str | Base) -> Base:
     return _known[spelling]
 
 
+_ALIASES = {
+    "swish": "silu",
+    "hard_swish": "hardswish",
+    "hard_silu": "hardswish",
+    "hard_sigmoid": "hardsigmoid",
+    "hard_tanh": "hardtanh",
+    "linear": "identity",
+    "lrelu": "leaky_relu",
+    "atan": "arctan",
+    "arcsinh": "asinh",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+"""Other names of bases in PyTorch, Keras, transformers and papers."""
+
+
 def _parse(spelling: str) -> Base:
     match = re.fullmatch(r"\s*(\w+)\s*(?:\(([^()]*)\))?\s*", spelling)
     name = match[1] if match else spelling
-    if name not in names() or not match:
+    name = name if name in _families else _ALIASES.get(name, name)
+    if name not in _families or not match:
         raise ValueError(f"unknown base function {spelling!r}{_guess(name)}; known are: {', '.join(names())}")
     defaults = _families[name].parameters
+    written = [part.rpartition("=") for part in match[2].split(",")] if match[2] else []
     try:
         # adding zero turns -0.0, which spells differently, into 0.0
-        given = [float(text) + 0.0 for text in match[2].split(",")] if match[2] else []
+        given = [(key.strip(), float(number) + 0.0) for key, _, number in written]
     except ValueError:
         raise ValueError(f"{spelling!r}: the parameters of {name} are numbers, as in {_usage(name)}") from None
-    if len(given) > len(defaults) or not all(map(math.isfinite, given)):
+    in_order = dict(zip(defaults, (number for key, number in given if not key), strict=False))
+    by_name = {key: number for key, number in given if key}
+    parameters = {**defaults, **in_order, **by_name}
+    is_valid = len(in_order) + len(by_name) == len(given) and parameters.keys() == defaults.keys()
+    if not is_valid or in_order.keys() & by_name.keys() or not all(math.isfinite(number) for _, number in given):
         raise ValueError(f"{spelling!r}: {name} is written {_usage(name)}")
-    parameters = {**defaults, **dict(zip(defaults, given, strict=False))}
     canonical = spell(name, parameters)
     return _families[name].make(**parameters) if canonical == spelling else base(canonical)
 

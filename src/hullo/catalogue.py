@@ -83,14 +83,14 @@ def tanh() -> Base:
 
 
 @family
-def leaky_relu(slope: float = 0.01) -> Base:
+def leaky_relu(negative_slope: float = 0.01) -> Base:
     return _base(
-        spell("leaky_relu", {"slope": slope}),
-        f"where(x < 0, {slope} * x, x)",
-        f"{slope} + (1 - {slope}) * step(x)",
-        lambda x: F.leaky_relu(x, slope),
-        at_zero=(0.0, slope, 1.0),
-        bounds=(min(slope, 1.0), max(slope, 1.0)),
+        spell("leaky_relu", {"negative_slope": negative_slope}),
+        f"where(x < 0, {negative_slope} * x, x)",
+        f"{negative_slope} + (1 - {negative_slope}) * step(x)",
+        lambda x: F.leaky_relu(x, negative_slope),
+        at_zero=(0.0, negative_slope, 1.0),
+        bounds=(min(negative_slope, 1.0), max(negative_slope, 1.0)),
         kinks=(0.0,),
     )
 

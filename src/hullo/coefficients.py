@@ -151,8 +151,10 @@ class _Clamp(torch.autograd.Function):
 
 
 def _clamp(raw: Tensor) -> Tensor:
-    if torch.autograd.forward_ad._current_level >= 0:
+    if is_forward_mode():
         return raw.clamp_min(0)
+    if needs_plain_operations():  # the same values and gradients
+        return raw.clamp_min(0).detach() + (raw - raw.detach())
     clamped: Tensor = _Clamp.apply(raw)  # type: ignore[no-untyped-call]
     return clamped
 

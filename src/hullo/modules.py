@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
@@ -30,12 +30,13 @@ class Hull(nn.Module):
 
     def __init__(
         self,
-        *bases: str | Base,
+        *bases: str | Base | Iterable[str | Base],
         start: Start = None,
         groups: int = 1,
         channel_dim: int = 1,
         keep: str | None = None,
         strict: bool | None = None,
+        inplace: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -47,7 +48,7 @@ class Hull(nn.Module):
         dtype = torch.get_default_dtype() if dtype is None else dtype
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             raise TypeError(f"dtype={dtype!r}: coefficients need a floating-point torch.dtype such as torch.float32")
-        self.bases = resolve(bases, strict=self.is_strict if strict is None else strict)
+        self.bases = resolve(_listed(bases), strict=self.is_strict if strict is None else strict)
         self.groups = groups
         self.constraint = self.set_class() if keep is None else self.set_class(keep)
         self.plan = Plan(self.bases, self.constraint.way, channel_dim)
@@ -195,6 +196,13 @@ class Hull(nn.Module):
         return ", ".join(parts)
 
 
+def _listed(bases: tuple[str | Base | Iterable[str | Base], ...]) -> Iterable[str | Base]:
+    """Return bases that are given one by one, or as one list."""
+    if len(bases) == 1 and isinstance(bases[0], Iterable) and not isinstance(bases[0], str):
+        return bases[0]
+    return bases  # type: ignore[return-value]  # `resolve` says what is wrong with others
+
+
 def _shown(given: Tensor) -> str:
     return str([round(value, 6) for value in given.tolist()]) if given.dim() == 1 else f"{len(given)} rows"
 
@@ -203,7 +211,7 @@ class AffineHull(Hull):
     r"""An activation learned in the affine hull of base functions: f(x) = sum c_i f_i(x) with sum c_i = 1.
 
     Args:
-        bases: names of the catalogue, or :class:`hullo.Base` objects.
+        bases: names of the catalogue, or :class:`hullo.Base` objects, one by one or as one list.
         start: the first coefficients: N numbers, a row of them a group, or the name of the base to start as;
             1/N each by default.
         groups: 1 is one activation for the layer; G gives each of G equal groups of channels its own coefficients;
@@ -212,6 +220,8 @@ class AffineHull(Hull):
         keep: how coefficients are kept in the hull, "recentred" or "free"; see :class:`hullo.Hyperplane`.
         strict: refuse bases that do not have value zero and slope one at the origin. By default convex and affine
             hulls do, conic and linear ones do not.
+        inplace: accepted for code that makes its activations with it, such as timm's `act_layer`, and without effect: a
+            hull needs its input for the backward pass, and returns a new tensor.
 
     Example:
         >>> import torch, hullo

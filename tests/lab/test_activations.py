@@ -38,6 +38,10 @@ names = st.sampled_from([name for name in hullo.names() if not name.startswith((
 
 
 class TestSpelling:
+    def test_a_parameter_by_name_is_no_option(self) -> None:
+        row = Row.parse("convex(relu,leaky_relu(negative_slope=0.2),start=relu)")
+        assert str(row) == "convex(relu,leaky_relu(0.2),start=relu)"
+
     @given(st.sampled_from(list(HULLS)), st.lists(names, min_size=1, max_size=5, unique=True))
     def test_a_hull_is_spelled_in_the_catalogues_order_and_read_back(self, kind: str, bases: list[str]) -> None:
         row = Row.parse(f" {kind} ({' , '.join(bases)})")

@@ -32,6 +32,7 @@ HULLS: dict[str, type[Simplex | Hyperplane | Orthant | Space]] = {
 }
 KEEP = {"fixed": "fixed", "convex": "projection", "affine": "recentred", "conic": "clamped", "linear": "given"}
 """How coefficients are kept where a spelling does not say; a record means the same for ever."""
+_OPTION = re.compile(r"\s*\w+\s*=")
 OPTIONS = {"keep": "", "start": "uniform", "per": "layer"}
 
 
@@ -76,8 +77,8 @@ class Row:
         kind, inner = (hull[1], hull[2]) if hull else ("fixed", text)
         # commas between bases, not those between the parameters of one
         parts = re.split(r",(?![^(]*\))", inner) if hull else [inner]
-        spelled = [part for part in parts if "=" not in part]
-        options = dict(re.split(r"\s*=\s*", part.strip(), maxsplit=1) for part in parts if "=" in part)
+        options = dict(re.split(r"\s*=\s*", part.strip(), maxsplit=1) for part in parts if _OPTION.match(part))
+        spelled = [part for part in parts if not _OPTION.match(part)]
         try:
             found = in_order(resolve(spelled, strict=False))
             return cls(kind, found, *_read_options(options, kind, found))
