@@ -1,5 +1,6 @@
 """hullo: activation functions that learn, as combinations of base functions."""
 
+import hullo._signals  # (first: the command answers Ctrl-C while PyTorch is imported)
 import hullo.catalogue  # noqa: F401  (fills the list of bases)
 from hullo.bases import Base, add_base, base, names
 from hullo.coefficients import Hyperplane, Orthant, Simplex, Space

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import suppress
+
+from hullo import _signals
 
 
 def main() -> None:
     """Run the laboratory's command line, or say in one line what it needs."""
+    _signals.install()
     try:
         from hullo.lab.cli import app
     except ModuleNotFoundError as error:
@@ -14,7 +19,20 @@ def main() -> None:
         if package == "hullo":
             raise
         sys.exit(f"hullo: the command line needs {package}; get it with: pip install 'hullo[lab]'")
-    app(prog_name="hullo")
+    try:
+        app(prog_name="hullo")
+    except SystemExit as end:
+        if _signals.was_received():
+            _leave(end.code)
+        raise
+
+
+def _leave(code: str | int | None) -> None:
+    """Leave at once: to take PyTorch down would take seconds."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        with suppress(OSError):
+            stream.flush()
+    os._exit(code if isinstance(code, int) else 1)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ from rich.console import Console
 
 from hullo.lab.bench.rows import environment
 from hullo.lab.feeds import Resident
-from hullo.lab.grid import AGAIN, Grid, asked_to_stop, parse_column
+from hullo.lab.grid import Grid, parse_column
 from hullo.lab.plan import Plan
 from hullo.lab.progress import Steps
 from hullo.lab.records import Record
@@ -89,16 +87,3 @@ def test_what_another_command_began_is_finished_as_it_was(tmp_path: Path, monkey
 def test_a_column_without_a_slash_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=f"^'{text}' is no column: write network/data; the paper's are lenet5/fashion"):
         parse_column(text)
-
-
-def test_ctrl_c_asks_once_and_interrupts_when_it_is_given_again_later() -> None:
-    usual = signal.getsignal(signal.SIGINT)
-    with asked_to_stop() as stop:
-        assert not stop.is_set()
-        signal.raise_signal(signal.SIGINT)
-        assert stop.is_set()
-        signal.raise_signal(signal.SIGINT)
-        time.sleep(1.1 * AGAIN)
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is usual

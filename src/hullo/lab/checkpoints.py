@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from hullo.lab.feeds import Feed
-from hullo.lab.files import whole
+from hullo.lab.files import locked, whole
 from hullo.lab.specs import Spec, identify
 from hullo.lab.training import Training
 
@@ -61,22 +59,10 @@ class Checkpoints:
 
     @contextmanager
     def alone(self, specs: tuple[Spec, ...], on_wait: Callable[[int], None]) -> Iterator[None]:
-        """Only when no other process trains the same population; what a killed process held is free.
-
-        While there is another, `on_wait` is called again and again, with how often it was called before.
-        """
+        """Wait until no other process trains the same population, and keep others from it; see `locked`."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.folder / f".{identify(specs)}.lock")
-        for attempt in itertools.count():
-            try:
-                lock.acquire(timeout=0.2)
-                break
-            except Timeout:
-                on_wait(attempt)
-        try:
+        with locked(self.folder / f".{identify(specs)}.lock", on_wait):
             yield
-        finally:
-            lock.release()
 
     def _path(self, specs: tuple[Spec, ...]) -> Path:
         return self.folder / f"{identify(specs)}.safetensors"

@@ -23,12 +23,13 @@ from uuid import uuid4
 import torch
 from rich.console import Console
 
+from hullo._signals import stop_request
 from hullo.lab.bench.clocks import clock_for
 from hullo.lab.bench.rows import environment
 from hullo.lab.board import Board
 from hullo.lab.failures import FailedError
 from hullo.lab.feeds import open_feed
-from hullo.lab.grid import Grid, asked_to_stop, describe_accuracies
+from hullo.lab.grid import Grid, describe_accuracies
 from hullo.lab.plan import Plan, Population, does_not_fit, title
 from hullo.lab.progress import Steps
 from hullo.lab.records import Record
@@ -240,10 +241,10 @@ def _train(cluster: Cluster, population: Population, mark: str) -> Iterator[tupl
         with (
             Steps(Console(), quiet=True) as progress,
             Board(cluster.board) if cluster.board else nullcontext() as board,
-            asked_to_stop() as stop,
+            stop_request() as stop,
         ):
             grid = Grid(Plan(population, output), feeds, environment(clock.device_name), cluster.every, board)
-            with grid.alone(population, progress, stop) as wanted:
+            with grid.alone(population, progress) as wanted:
                 records = grid.train(population, progress, stop) if wanted else []
     except (ValueError, OSError) as error:
         raise ValueError(f"on {node}: {error}") from error

@@ -1,19 +1,28 @@
-"""Files that are whole or not there, and directories to write them into."""
+"""Atomic file writes, locks between processes, and directories to write into."""
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from filelock import FileLock, Timeout
+
+from hullo._signals import check_stop, unwinding
+
+POLL = 0.2
+"""Seconds between two looks at a lock that another process holds, and at signals."""
+
 
 @contextmanager
 def whole(path: Path, part: Path | None = None) -> Iterator[BinaryIO]:
-    """A file to write, which takes its place, and that of one that is there, when all of it is on the disk.
+    """Open a file that replaces the one at `path` once all of it is on the disk.
 
-    Until then it lies beside it as `part`; if anything goes wrong it is gone, and what was there stays.
+    Until then it lies beside it as `part`. If anything goes wrong, Ctrl-C included, `part` is deleted and `path` stays
+    as it was.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -23,15 +32,38 @@ def whole(path: Path, part: Path | None = None) -> Iterator[BinaryIO]:
     (b'abc', 1)
     """
     part = part or path.with_name(f".{path.name}.part")
+    with unwinding():
+        try:
+            with part.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def locked(path: Path, on_wait: Callable[[int], None] = lambda _: None) -> Iterator[None]:
+    """Hold the lock file at `path`, which no other process does meanwhile; the lock of a killed process is free.
+
+    While another process holds it, `on_wait` is called again and again, with the number of calls before; what it raises
+    ends the wait, and so does a request to stop.
+    """
+    lock = FileLock(path)
+    for attempt in itertools.count():
+        try:
+            lock.acquire(timeout=POLL)
+            break
+        except Timeout:
+            pass
+        check_stop()
+        on_wait(attempt)
     try:
-        with part.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+        yield
+    finally:
+        lock.release()
 
 
 def make_folder(path: Path) -> None:

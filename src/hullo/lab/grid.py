@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -14,6 +13,7 @@ from threading import Event
 
 import torch
 
+from hullo._signals import stop_request
 from hullo.lab.activations import Row
 from hullo.lab.bench.rows import Environment
 from hullo.lab.board import Board
@@ -31,9 +31,6 @@ DATA_COLUMNS = tuple(column for column in COLUMNS if column.network != "alexnet"
 
 GLANCE = 0.5
 """Seconds between two moves of the progress bar."""
-
-AGAIN = 1.0
-"""Seconds within which a Ctrl-C is the same one again: `timeout -s INT` sends it to a process, then to its group."""
 
 
 def parse_column(text: str) -> Column:
@@ -77,21 +74,19 @@ class Grid:
 
     def run(self, progress: Steps) -> list[Record]:
         """Make the runs that have no record; the records of all. Ctrl-C saves, then raises KeyboardInterrupt."""
-        with asked_to_stop() as stop:
+        with stop_request() as stop:
             while populations := self.team.follow(self.plan.populations()):
                 self._make(populations[0], progress, stop)
             self.team.follow(None)  # the leader has recorded everything
         return self.plan.outcome()
 
     @contextmanager
-    def alone(self, population: Population, progress: Steps, stop: Event) -> Iterator[bool]:
+    def alone(self, population: Population, progress: Steps) -> Iterator[bool]:
         """While no other process trains a population; whether it is still to be trained."""
 
         def wait(attempt: int) -> None:
             if attempt == 0:
                 progress.note(f"another process trains these networks into {self.plan.output}; waiting for it")
-            if stop.is_set():
-                raise KeyboardInterrupt
 
         with self.plan.checkpoints.alone(population, wait) if self.team.leads else nullcontext():
             yield self.team.follow(population in self.plan.populations())
@@ -123,7 +118,7 @@ class Grid:
 
     def _make(self, population: Population, progress: Steps, stop: Event) -> None:
         try:
-            with self.alone(population, progress, stop) as wanted:
+            with self.alone(population, progress) as wanted:
                 if wanted:
                     records = self.train(population, progress, stop)
                     if self.team.leads:
@@ -189,25 +184,3 @@ def describe_accuracies(accuracies: Sequence[float]) -> list[str]:
     ['best 90.00 %', 'median 71.50 %']
     """
     return [f"best {max(accuracies):.2f} %", f"median {median(accuracies):.2f} %"]
-
-
-@contextmanager
-def asked_to_stop() -> Iterator[Event]:
-    """Set by the first Ctrl-C, so that what is under way can be saved whole; a later one interrupts at once."""
-    stop = Event()
-    usual = signal.getsignal(signal.SIGINT)
-    first: float | None = None
-
-    def ask(*_: object) -> None:
-        nonlocal first
-        now = time.monotonic()
-        first = first or now
-        if now - first > AGAIN:
-            raise KeyboardInterrupt
-        stop.set()
-
-    signal.signal(signal.SIGINT, ask)
-    try:
-        yield stop
-    finally:
-        signal.signal(signal.SIGINT, usual)

@@ -8,6 +8,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 
+class PipeConsole(Console):
+    """A console that raises BrokenPipeError where nobody reads on, as other streams do."""
+
+    def on_broken_pipe(self) -> None:
+        """Let the command decide; Rich would exit."""
+        raise
+
+
 class Steps:
     """Shows how far a command has come through its steps, each begun with its name.
 
@@ -19,9 +27,9 @@ class Steps:
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
         self._bar = Progress(*columns, TimeElapsedColumn(), console=console, disable=quiet or not console.is_terminal)
         self._task = self._bar.add_task("", total=None)
-        self._lines = Console(stderr=True, quiet=quiet or console.is_terminal)
+        self._lines = PipeConsole(stderr=True, quiet=quiet or console.is_terminal)
         self._told = console if console.is_terminal and not quiet else self._lines
-        self._notes = console if console.is_terminal else Console(stderr=True)
+        self._notes = console if console.is_terminal else PipeConsole(stderr=True)
         self._done = 0
 
     def __enter__(self) -> Self:

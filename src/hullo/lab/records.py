@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
 from torch import Tensor
 
 from hullo.lab.bench.rows import Environment
+from hullo.lab.files import locked
 from hullo.lab.specs import Spec
 from hullo.lab.training import Training
 
@@ -150,7 +150,7 @@ class Records:
     def add(self, records: Iterable[Record]) -> None:
         """Add those whose spec has no record yet, all in one write; if that fails, none."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(self.path.with_name(f".{self.path.stem}.lock")):
+        with locked(self.path.with_name(f".{self.path.stem}.lock")):
             known = {record.spec for record in self.read()}
             lines = b"".join({r.spec: r.line() for r in records if r.spec not in known}.values())
             with self.path.open("ab", buffering=0) as file:

@@ -1,4 +1,7 @@
-"""The command line: thin commands over the laboratory, a file each; what they need is imported when they run."""
+"""The command line: thin commands over the laboratory, a file each; what they need is imported when they run.
+
+Usage errors exit with 2, failures with 1, an interrupted command with 128 + the signal's number.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import typer
 
 import hullo
 from hullo.lab.cli.bench import bench
+from hullo.lab.cli.common import Commands
 from hullo.lab.cli.data import data
 from hullo.lab.cli.figures import figures
 from hullo.lab.cli.report import report
@@ -15,7 +19,11 @@ from hullo.lab.cli.table import table
 from hullo.lab.cli.train import reproduce, train
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Activation functions that learn."
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Activation functions that learn.",
 )
 for command in (train, reproduce, table, figures, report, bench):
     app.command()(command)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+from typer.core import TyperGroup
 
+from hullo import _signals
 from hullo.lab.failures import FailedError
+from hullo.lab.progress import PipeConsole
 
 if TYPE_CHECKING:
     from hullo.lab.records import Record
@@ -86,9 +89,42 @@ GpusOption = Annotated[
 ]
 
 
+BROKEN_PIPE = 141
+"""The exit code that shells give for programs that ended because nobody read on."""
+
+
+class Commands(TyperGroup):
+    """The group of all commands; it turns what may end any of them into an exit code and at most one line."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            result = super().invoke(ctx)
+            if sys.stdout:
+                sys.stdout.flush()
+        except KeyboardInterrupt:
+            typer.echo(f"hullo: {_signals.describe()}", err=True)
+            raise typer.Exit(_signals.exit_code()) from None
+        except BrokenPipeError:  # the reader has seen enough, as in: hullo table | head
+            _discard_output()
+            raise typer.Exit(BROKEN_PIPE) from None
+        except OSError as error:
+            typer.echo(f"hullo: {error.filename or 'standard output'}: {error.strerror or error}", err=True)
+            raise typer.Exit(1) from error
+        return result
+
+
+def _discard_output() -> None:
+    """Send what is still to be written to a closed pipe nowhere."""
+    with open(os.devnull, "wb") as nowhere:
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            with contextlib.suppress(OSError, ValueError):  # which a stream without a file raises
+                os.dup2(nowhere.fileno(), stream.fileno())
+
+
 @contextlib.contextmanager
 def refusals() -> Iterator[None]:
-    """What was asked for wrongly, as one line and exit code 2; what failed although it was right, with exit code 1."""
+    """Turn a ValueError into one line and exit code 2 (a usage error), or 1 if it is a FailedError."""
     try:
         yield
     except ValueError as error:
@@ -98,10 +134,12 @@ def refusals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def writing(output: Path, then: str = "make room, or name another place") -> Iterator[None]:
-    """What goes wrong while files are written, as one line that says what to do then."""
+    """Turn an OSError while files are written into one line that says what to do then, and exit code 1."""
     with refusals():
         try:
             yield
+        except BrokenPipeError:
+            raise
         except OSError as error:
             raise FailedError(f"cannot write {error.filename or output}: {error.strerror}; {then}") from error
 
@@ -131,15 +169,15 @@ def note_torn(paths: Iterable[Path]) -> None:
             typer.echo(f"note: {left}; the next run that is recorded there takes it away", err=True)
 
 
-def console() -> Console:
-    """Where results are printed: as wide as the terminal, or wide enough for tables in a file."""
-    terminal = Console()
-    return terminal if terminal.is_terminal else Console(width=120)
+def console() -> PipeConsole:
+    """Return where results are printed: as wide as the terminal, or wide enough for tables in a file."""
+    terminal = PipeConsole()
+    return terminal if terminal.is_terminal else PipeConsole(width=120)
 
 
 @contextlib.contextmanager
 def lasting(output: Path) -> Iterator[None]:
-    """What ends a long command before its time, as one line that says how to go on."""
+    """Turn what ends a long command before its time into one line that says how to go on."""
     command = shlex.join(["hullo", *sys.argv[1:]])
     kept = "finished runs are kept; make room, or choose another directory with --output"
     try:
@@ -147,4 +185,4 @@ def lasting(output: Path) -> Iterator[None]:
             yield
     except KeyboardInterrupt:
         typer.echo(f"hullo: stopped; the state is saved in {output}; go on with: {command}", err=True)
-        raise typer.Exit(130) from None
+        raise typer.Exit(_signals.exit_code()) from None

@@ -119,6 +119,7 @@ def pack(
     quiet: QuietOption = False,
 ) -> None:
     """Decode a large data set once, into files that can be read fast; go on where an earlier packing broke off."""
+    from hullo._signals import unwinding
     from hullo.lab.data import data_root, ilsvrc2012
     from hullo.lab.data.ilsvrc2012 import packing
     from hullo.lab.data.ilsvrc2012.workers import available_cores, worker_processes
@@ -132,7 +133,7 @@ def pack(
     with Steps(console(), quiet=quiet) as progress:
         with refusals():
             chosen = packing.choose(home.source, progress, partial=partial)
-        with lasting(home.packed):
+        with lasting(home.packed), unwinding():
             made = packing.pack(home.source, chosen, home.packed, pool, progress, partial=partial)
     counts = " and ".join(f"{part.pictures:,} {split}" for split, part in made.parts.items())
     lacking = sum(part.wanted - part.pictures for part in made.parts.values())

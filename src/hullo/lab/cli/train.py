@@ -81,14 +81,16 @@ def _run_on_cluster(
     board: Path | None,
     quiet: bool,
 ) -> list[Record]:
+    from hullo._signals import install, unwinding
     from hullo.lab.cluster import Cluster, choose_gpus, connect
     from hullo.lab.files import make_folder
     from hullo.lab.progress import Steps
 
-    with lasting(plan.output), ExitStack() as stack:
+    with lasting(plan.output), unwinding(), ExitStack() as stack:
         with refusals():
             stack.enter_context(connect(address))
             gpus = choose_gpus(gpus)
+        install()  # Ray has put handlers of its own in place
         for folder in filter(None, (plan.output, board)):
             make_folder(folder)
         elsewhere = replace(plan, output=plan.output.absolute())

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import shutil
 import tarfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from filelock import FileLock, Timeout
 from rich.console import Console
 
 from hullo.lab.data.release import Copy, DataError, File
-from hullo.lab.files import make_folder
+from hullo.lab.files import locked, make_folder
 from hullo.lab.progress import Steps
 
 PATIENCE = 30
@@ -30,29 +28,19 @@ def fetch(copy: Copy, console: Console, *, quiet: bool = False) -> None:
     if copy.release.address is None:
         raise DataError(next(iter(flaws.values())))
     make_folder(copy.folder)
+
+    def wait(attempt: int) -> None:
+        if attempt == 0:
+            progress.note(f"another process is fetching {copy.release.name}; waiting for it")
+
     try:
-        with Steps(console, quiet=quiet) as progress, _alone(copy, progress):
+        with Steps(console, quiet=quiet) as progress, locked(copy.root / f".{copy.release.name}.lock", wait):
             _mend(copy, progress)
     except OSError as error:
         raise DataError(
             f"cannot write {error.filename or copy.root}: {error.strerror}; make room there, or choose another "
             "directory with --data"
         ) from error
-
-
-@contextmanager
-def _alone(copy: Copy, progress: Steps) -> Iterator[None]:
-    """Only when no other process is fetching the same copy; the lock of a killed process is free."""
-    lock = FileLock(copy.root / f".{copy.release.name}.lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        progress.note(f"another process is fetching {copy.release.name}; waiting for it")
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _mend(copy: Copy, progress: Steps) -> None:

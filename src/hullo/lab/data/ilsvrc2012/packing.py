@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
-from filelock import FileLock, Timeout
 from safetensors.numpy import save
 
 from hullo.lab.data.ilsvrc2012.packed import MANIFEST, MEAN, Pack, Part, ShardEntry
 from hullo.lab.data.ilsvrc2012.pictures import SPLITS, Picture, Source
 from hullo.lab.data.ilsvrc2012.shards import PICTURE, Shard, write_shard
 from hullo.lab.data.release import DataError
-from hullo.lab.files import make_folder, whole
+from hullo.lab.files import locked, make_folder, whole
 from hullo.lab.progress import Steps
 
 SHARD = 4096
@@ -63,11 +62,15 @@ def pack(
     counts them, if a part will do. Else no manifest is written, and the shards are kept. The next run makes those anew
     whose broken pictures were mended.
     """
+
+    def refuse(_: int) -> None:
+        raise DataError(f"another process is packing into {folder}; wait for it, or stop it")
+
     make_folder(folder)
     plans = {split: _plan(folder, split, pictures) for split, pictures in chosen.items()}
     whole = {path: pictures for plan in plans.values() for path, pictures in plan.items()}
     try:
-        with _alone(folder):
+        with locked(folder / ".lock", refuse):
             missing = {path: pictures for path, pictures in whole.items() if not _is_done(path, pictures)}
             for path in sorted(whole.keys() - missing.keys()):
                 _note_broken(path, progress)
@@ -96,16 +99,6 @@ def pack(
 def _plan(folder: Path, split: str, pictures: list[Picture]) -> Plan:
     starts = range(0, len(pictures), SHARD)
     return {folder / f"{split}-{n:03}.safetensors": pictures[start : start + SHARD] for n, start in enumerate(starts)}
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Only when no other process is packing into the same folder; the lock of a killed process is free."""
-    try:
-        with FileLock(folder / ".lock", timeout=0):
-            yield
-    except Timeout as error:
-        raise DataError(f"another process is packing into {folder}; wait for it, or stop it") from error
 
 
 def _is_done(path: Path, pictures: list[Picture]) -> bool:

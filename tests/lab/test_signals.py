@@ -1,0 +1,123 @@
+"""A command that is interrupted ends at once with one line and 128 + the signal's number, wherever it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import command_cases
+import pytest
+from command_cases import CASES
+from filelock import FileLock
+
+from hullo._signals import AGAIN, stop_request
+from hullo.lab.files import locked
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs signals")
+PROMPT = 10.0
+"""Seconds that stand for ever: what hangs, hangs for a minute."""
+
+
+@pytest.fixture(scope="module")
+def endings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    command = [sys.executable, command_cases.__file__, str(tmp_path_factory.mktemp("cases"))]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert run.returncode == 0, run.stderr
+    found = [json.loads(line) for line in run.stdout.splitlines()]
+    return {ending["name"]: ending for ending in found}
+
+
+WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.at])
+def test_a_signal_ends_any_command_at_once_with_one_line(name: str, endings: dict[str, dict[str, Any]]) -> None:
+    ending, number = endings[name], CASES[name].signals[0]
+    assert ending["code"] == 128 + number, ending["stderr"]
+    assert ending["seconds"] < PROMPT
+    said = ending["stderr"].removeprefix("note: another process is fetching cifar10; waiting for it\n")
+    expected = "stopped; the state is saved in new" if name.startswith("train waits") else WORDS[number]
+    assert said.startswith(f"hullo: {expected}")
+    assert said.count("\n") == 1
+    assert not [file for file in ending["files"] if file.endswith((".part", ".png", ".html"))]
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.output == "closed"])
+def test_a_command_that_nobody_reads_ends_quietly(name: str, endings: dict[str, dict[str, Any]]) -> None:
+    assert (endings[name]["code"], endings[name]["stderr"]) == (141, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full device")
+def test_output_that_cannot_be_written_is_one_line(endings: dict[str, dict[str, Any]]) -> None:
+    ending = endings["table, full disk"]
+    assert (ending["code"], ending["stderr"].count("\n")) == (1, 1)
+    assert ending["stderr"].startswith("hullo: standard output: No space left")
+
+
+@pytest.mark.parametrize("start", [("-m", "hullo"), ("-c", "import hullo")], ids=" ".join)
+def test_imports_are_interrupted_with_one_line_in_the_command_and_as_ever_elsewhere(
+    start: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "torch.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)")
+    source = Path(command_cases.__file__).parents[2] / "src"
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{source}"}
+    process = subprocess.Popen(
+        [sys.executable, *start], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "importing\n"
+    process.send_signal(signal.SIGINT)
+    errors = process.communicate(timeout=60)[1]
+    if start[0] == "-m":
+        assert (process.returncode, errors) == (130, "hullo: interrupted\n")
+    else:
+        assert "KeyboardInterrupt" in errors
+
+
+def test_what_the_parent_had_ignored_stays_ignored(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); from hullo import _signals\n"
+        "_signals.install(); os.kill(os.getpid(), signal.SIGHUP); print('alive', flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGTERM)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout, run.stderr) == (143, "alive\n", "hullo: terminated\n")
+
+
+def test_ctrl_c_asks_once_and_interrupts_when_it_is_given_again_later() -> None:
+    def work() -> None:
+        with stop_request() as stop:
+            assert not stop.is_set()
+            signal.raise_signal(signal.SIGINT)
+            assert stop.is_set()
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(1.1 * AGAIN)
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+
+    usual = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):  # what was asked for is not forgotten at the end
+        work()
+    assert signal.getsignal(signal.SIGINT) is usual
+
+
+def test_a_request_to_stop_ends_a_wait_for_a_lock(tmp_path: Path) -> None:
+    waited: list[int] = []
+
+    def wait(attempt: int) -> None:
+        waited.append(attempt)
+        if attempt == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    with FileLock(tmp_path / "lock"), pytest.raises(KeyboardInterrupt), stop_request(), locked(tmp_path / "lock", wait):
+        pass
+    assert waited == [0, 1]
+    with locked(tmp_path / "lock", wait):  # nothing is left of it
+        pass
