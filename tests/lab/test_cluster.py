@@ -148,7 +148,7 @@ def test_a_cluster_of_this_machine_gives_the_records_of_a_run_without_it(
     said, progress = finish(start(*REPRODUCE, *RAY, "--output", tmp_path))
     assert results(tmp_path) == results(here[0])
     assert said.replace(str(tmp_path), str(here[0])) == here[1]
-    best = max(line["accuracy"] for line in results(tmp_path))
+    best = max(line["test_accuracy"][-1] for line in results(tmp_path))
     name = f"{COLUMN} x 3"
     assert progress[0] == f"{name} begins on {socket.gethostname()}"
     assert progress[1].startswith(f"{name} has ended on {socket.gethostname()}, best {best:.2f} %, median ")

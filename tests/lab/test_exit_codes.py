@@ -50,9 +50,9 @@ def everything() -> list[Path]:
         ("data", "check", "nope"),
         ("data", "pack", "nope"),
         # a wrong number
-        (*TRAIN, "--validation", "100000"),
+        (*TRAIN, "--val-size", "100000"),
         (*TRAIN, "--seed", "999999999999999999999"),
-        (*REPRODUCE, "--validation", "7"),
+        (*REPRODUCE, "--val-size", "7"),
         ("table", "sound", "--epoch", "9"),
         ("figures", "sound", "--seed", "9"),
         ("bench", "--repeats", "0"),
