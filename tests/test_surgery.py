@@ -27,9 +27,12 @@ def test_every_parameter_is_in_exactly_one_group() -> None:
 
 def test_coefficients_do_not_decay_and_have_their_own_multiplier() -> None:
     network = model()
-    weights, coefficients = hullo.parameter_groups(network, lr=0.1, weight_decay=0.01, coefficient_lr_scale=3)
+    weights, vectors, coefficients = hullo.parameter_groups(network, lr=0.1, weight_decay=0.01, coefficient_lr_scale=3)
     assert {id(p) for p in coefficients["params"]} == {id(network[1].raw), id(network[2][1].raw)}
+    assert {p.dim() for p in weights["params"]} == {2}
+    assert {p.dim() for p in vectors["params"]} == {1}
     assert (weights["lr"], weights["weight_decay"]) == (0.1, 0.01)
+    assert (vectors["lr"], vectors["weight_decay"]) == (0.1, 0.0)
     assert coefficients["lr"] == pytest.approx(0.3)
     assert coefficients["weight_decay"] == 0
 
@@ -71,3 +74,55 @@ def test_what_is_no_model_is_refused_by_name() -> None:
         hullo.parameter_groups(nn.Linear(2, 2).parameters(), lr=0.1)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"summary takes a torch.nn.Module, not a str; give the model"):
         hullo.summary("x")  # type: ignore[arg-type]
+
+
+def test_groups_that_exist_already_are_split() -> None:
+    network = model()
+    given = [
+        {"params": list(network[:2].parameters()), "lr": 0.1, "weight_decay": 0.5, "betas": (0.5, 0.9)},
+        {"params": list(network[2:].parameters()), "lr": 0.01},
+    ]
+    given[1]["params"] = [p for p in given[1]["params"] if p is not network[1].raw]
+    before = [len(group["params"]) for group in given]
+    groups = hullo.parameter_groups(network, given, coefficient_lr_scale=10)
+    assert [len(group["params"]) for group in given] == before
+    assert [(group["lr"], group.get("weight_decay")) for group in groups] == [
+        (0.1, 0.5),
+        (0.01, None),
+        (1.0, 0.0),
+        (0.1, 0.0),
+    ]
+    assert [id(p) for p in groups[2]["params"]] == [id(network[1].raw)]
+    assert groups[2]["betas"] == (0.5, 0.9)
+    optimizer = torch.optim.AdamW(groups)
+    listed = [p for group in optimizer.param_groups for p in group["params"]]
+    assert {id(p) for p in listed} == {id(p) for p in network.parameters()}
+
+
+def test_parameters_without_groups_are_split_and_forgotten_coefficients_are_found() -> None:
+    network = nn.Sequential(nn.Linear(4, 4), hullo.AffineHull("relu", "tanh"))
+    for given in (network.parameters(), network[0].parameters()):
+        others, coefficients = hullo.parameter_groups(network, given)
+        assert [id(p) for p in others["params"]] == [id(p) for p in network[0].parameters()]
+        assert coefficients["params"] == [network[1].raw]
+        assert "lr" not in coefficients  # the optimizer's own
+        torch.optim.SGD([others, coefficients], lr=0.1)
+
+
+def test_a_scale_needs_a_rate() -> None:
+    network = nn.Sequential(nn.Linear(4, 4), hullo.AffineHull("relu", "tanh"))
+    with pytest.raises(TypeError, match="coefficient_lr_scale=10: give lr"):
+        hullo.parameter_groups(network, network.parameters(), coefficient_lr_scale=10)
+    with pytest.raises(TypeError, match="needs lr"):
+        hullo.parameter_groups(network)
+
+
+def test_coefficients_of_groups_are_logged_by_their_range() -> None:
+    rows = [[0.0, 1.0], [0.5, 0.5]]
+    network = nn.Sequential(hullo.ConvexHull("relu", "tanh", groups=2, start=rows), hullo.LinearHull("elu(2)"))
+    assert hullo.coefficient_dict(network) == {
+        "0/relu/mean": 0.25, "0/relu/min": 0.0, "0/relu/max": 0.5,
+        "0/tanh/mean": 0.75, "0/tanh/min": 0.5, "0/tanh/max": 1.0,
+        "1/elu(2)": 1.0,
+    }  # fmt: skip
+    assert hullo.coefficient_parameters(network) == [network[0].raw, network[1].raw]

@@ -7,7 +7,14 @@ from hullo.coefficients import Hyperplane, Orthant, Simplex, Space
 from hullo.functional import combine
 from hullo.modules import AffineHull, ConicHull, ConvexHull, Hull, LinearHull
 from hullo.properties import approximates_identity, is_monotone, known_as, slope_bounds
-from hullo.surgery import fold, parameter_groups, replace_activations, summary
+from hullo.surgery import (
+    coefficient_dict,
+    coefficient_parameters,
+    fold,
+    parameter_groups,
+    replace_activations,
+    summary,
+)
 
 __version__ = "0.1.0"
 
@@ -25,6 +32,8 @@ __all__ = [
     "add_base",
     "approximates_identity",
     "base",
+    "coefficient_dict",
+    "coefficient_parameters",
     "combine",
     "fold",
     "is_monotone",

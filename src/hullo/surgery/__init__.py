@@ -7,9 +7,18 @@
 """
 
 from hullo.surgery.fold import fold
-from hullo.surgery.parameters import parameter_groups
+from hullo.surgery.parameters import coefficient_dict, coefficient_parameters, parameter_groups
 from hullo.surgery.replace import replace_activations
 from hullo.surgery.summary import Summary, summary
 from hullo.surgery.survey import Site
 
-__all__ = ["Site", "Summary", "fold", "parameter_groups", "replace_activations", "summary"]
+__all__ = [
+    "Site",
+    "Summary",
+    "coefficient_dict",
+    "coefficient_parameters",
+    "fold",
+    "parameter_groups",
+    "replace_activations",
+    "summary",
+]
