@@ -53,14 +53,14 @@ def parameter_groups(
     own = {id(parameter) for parameter in coefficients}
     if groups is None:
         others = [parameter for parameter in model.parameters() if id(parameter) not in own]
-        given = [
+        given: list[Group] = [
             {"params": [p for p in others if p.dim() > 1 or not weight_decay], "lr": lr, "weight_decay": weight_decay},
             {"params": [p for p in others if p.dim() <= 1 and weight_decay], "lr": lr, "weight_decay": 0.0},
         ]
     else:
         given = [({} if lr is None else {"lr": lr}) | group for group in _as_groups(groups)]
     listed = {id(parameter) for group in given for parameter in group["params"]}
-    beside = [{**group, "params": [p for p in group["params"] if id(p) in own]} for group in given]
+    beside: list[Group] = [{**group, "params": [p for p in group["params"] if id(p) in own]} for group in given]
     beside.append({"params": [p for p in coefficients if id(p) not in listed]} | ({} if lr is None else {"lr": lr}))
     made = [{**group, "params": [p for p in group["params"] if id(p) not in own]} for group in given]
     for group in (group for group in beside if group["params"]):
