@@ -29,7 +29,7 @@ class TestDerivatives:
     ) -> None:
         def function(x: Tensor, raw: Tensor) -> Tensor:
             act = hull(*QUARTET, keep=keep, groups=groups or 1, dtype=torch.float64)
-            return torch.func.functional_call(act, {"raw": raw}, (x,))
+            return torch.func.functional_call(act, {act.raw_name: raw}, (x,))
 
         inputs = self.inputs(keep, groups)
         assert torch.autograd.gradcheck(function, inputs, check_batched_grad=True, check_forward_ad=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import warnings
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,12 @@ from torch import nn
 
 import hullo
 from hullo.modules import Hull
-from made_hulls import TRIO, every_hull, uneven
+from made_hulls import HULLS, TRIO, every_hull, uneven
+
+
+def model_of(act: Hull) -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 4), act)
 
 
 class TestCopies:
@@ -44,55 +50,48 @@ class TestCopies:
         x = torch.randn(3, 4)
         assert torch.equal(other(x), model(x))
 
-    def test_safetensors_hold_a_checkpoint(self, tmp_path: Path) -> None:
-        safetensors = pytest.importorskip("safetensors.torch")
-        model = nn.Sequential(nn.Linear(4, 4), uneven(hullo.ConvexHull, "projection", 2))
-        other = nn.Sequential(nn.Linear(4, 4), hullo.ConvexHull(*TRIO, groups=2))
-        safetensors.save_file(model.state_dict(), tmp_path / "model.safetensors")
-        other.load_state_dict(safetensors.load_file(tmp_path / "model.safetensors"))
-        assert torch.equal(other[1].raw, model[1].raw)
-
-    @pytest.mark.parametrize(
-        ("saved", "said"),
-        [
-            (
-                hullo.ConvexHull("identity", "relu", "sin"),
-                r"1\.raw was saved by 'convex\(identity,relu,sin\) projection'",
-            ),
-            (hullo.ConvexHull("identity", "tanh", "relu"), r"saved by 'convex\(identity,tanh,relu\) projection'"),
-            (hullo.ConvexHull(*TRIO, keep="softmax"), r"saved by 'convex\(identity,relu,tanh\) softmax'; this module"),
-            (hullo.AffineHull(*TRIO), r"saved by 'affine\(identity,relu,tanh\) recentred'"),
-            (hullo.ConvexHull(*TRIO, groups=2), "saved with groups=2; this module has groups=1"),
-        ],
-    )
+    @every_hull
+    @pytest.mark.parametrize("other", ["bases", "keep", "number of bases", "groups"])
     @pytest.mark.parametrize("strict", [True, False])
     def test_another_hulls_checkpoint_is_refused_and_changes_nothing(
-        self, saved: Hull, said: str, strict: bool
+        self, hull: type[Hull], keep: str, other: str, strict: bool
     ) -> None:
-        model = nn.Sequential(nn.Identity(), uneven(hullo.ConvexHull, "projection"))
-        before = model[1].raw.detach().clone()
-        with pytest.raises(RuntimeError, match=said):
-            model.load_state_dict(nn.Sequential(nn.Identity(), saved).state_dict(), strict=strict)
-        assert torch.equal(model[1].raw, before)
-
-    def test_an_older_count_of_groups_is_named(self) -> None:
-        act = hullo.AffineHull(*TRIO, groups=4)
-        with pytest.raises(RuntimeError, match="raw was saved with groups=1; this module has groups=4"):
-            act.load_state_dict(hullo.AffineHull(*TRIO).state_dict())
+        act = uneven(hull, keep, 2)
+        saved, named = {
+            "bases": (hull("identity", "relu", "sin", keep=keep, groups=2), r"\(identity,relu,sin\)"),
+            "keep": (uneven(*next(item for item in HULLS if item[1] != keep), 2), "keep='"),
+            "number of bases": (hull("identity", "relu", keep=keep, groups=2), r"\(identity,relu\)"),
+            "groups": (hull(*TRIO, keep=keep, groups=4), "groups=4.*groups=2"),
+        }[other]
+        before = act.raw.detach().clone()
+        with pytest.raises(RuntimeError, match=rf"1\.raw_\w+ .*{named}"):
+            model_of(act).load_state_dict(model_of(saved).state_dict(), strict=strict)
+        assert torch.equal(act.raw, before)
 
     @every_hull
-    def test_a_checkpoint_of_parameters_alone_is_taken_and_its_shapes_checked(
-        self, hull: type[Hull], keep: str
-    ) -> None:
-        model = nn.Sequential(nn.Linear(4, 4), uneven(hull, keep))
-        parameters = {name: value for name, value in model.state_dict().items() if not name.endswith("_extra_state")}
-        other = nn.Sequential(nn.Linear(4, 4), hull(*TRIO, keep=keep))
-        assert other.load_state_dict(parameters) == ([], [])
-        assert torch.equal(other[1].raw, model[1].raw)
-        with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "1.raw"\. '):
-            other.load_state_dict({name: value for name, value in parameters.items() if name != "1.raw"})
-        with pytest.raises(RuntimeError, match="saved with groups=1; this module has groups=2"):
-            nn.Sequential(nn.Linear(4, 4), hull(*TRIO, keep=keep, groups=2)).load_state_dict(parameters)
+    def test_where_only_tensors_are_kept_names_and_shapes_are_checked(self, hull: type[Hull], keep: str) -> None:
+        act = uneven(hull, keep)
+        other, bare = hull(*TRIO, keep=keep), dict(model_of(act).state_dict())
+        model_of(other).load_state_dict(bare)
+        assert torch.equal(other.raw, act.raw)
+        with pytest.raises(RuntimeError, match=rf'Missing key.*"1\.raw_{keep}"'):
+            model_of(other).load_state_dict({name: value for name, value in bare.items() if "raw" not in name})
+        fewer, grouped = hull(*TRIO[:2], keep=keep), hull(*TRIO, keep=keep, groups=2)
+        with pytest.raises(RuntimeError, match="3 bases and groups=1; this one has 2 bases and groups=1"):
+            model_of(fewer).load_state_dict(bare)
+        with pytest.raises(RuntimeError, match="3 bases and groups=1; this one has 3 bases and groups=2"):
+            model_of(grouped).load_state_dict(bare, strict=False)
+        for others, kept in HULLS:
+            if kept != keep:
+                with pytest.raises(RuntimeError, match=f"keep='{keep}'; this one has keep='{kept}'"):
+                    model_of(others(*TRIO, keep=kept)).load_state_dict(bare, strict=False)
+
+    def test_hulls_can_share_their_raw_numbers(self) -> None:
+        model = nn.Sequential(hullo.AffineHull(*TRIO), hullo.AffineHull(*TRIO))
+        model[1].raw = model[0].raw
+        assert [name for name, _ in model.named_parameters()] == ["0.raw_recentred"]
+        model[0].coefficients = "relu"
+        assert torch.equal(model(torch.tensor([-1.0, 2.0])), torch.tensor([0.0, 2.0]))
 
     def test_layers_do_not_share_coefficients_by_accident(self) -> None:
         act = hullo.AffineHull(*TRIO)
@@ -135,7 +134,7 @@ class TestReset:
         assert torch.equal(empty.raw, first)
 
     def test_a_start_is_no_part_of_a_checkpoint(self) -> None:
-        assert set(hullo.AffineHull(*TRIO, start="relu").state_dict()) == {"raw", "_extra_state"}
+        assert set(hullo.AffineHull(*TRIO, start="relu").state_dict()) == {"raw_recentred"}
 
     def test_a_hull_pickled_without_its_start_resets_to_equal_shares(self) -> None:
         act = hullo.AffineHull(*TRIO, start="relu")
@@ -143,6 +142,85 @@ class TestReset:
         old = pickle.loads(pickle.dumps(act))
         old.reset_parameters()
         assert torch.equal(old.raw, hullo.AffineHull(*TRIO).raw)
+
+
+@every_hull
+@pytest.mark.parametrize("groups", [1, 2])
+class TestTools:
+    """Tools that know nothing of hulls: they treat each entry of a state_dict as a tensor that a module holds."""
+
+    def test_every_entry_is_a_floating_point_parameter(self, hull: type[Hull], keep: str, groups: int) -> None:
+        state = uneven(hull, keep, groups).state_dict()
+        assert set(state) == {name for name, _ in uneven(hull, keep, groups).named_parameters()}
+        assert all(tensor.is_floating_point() for tensor in state.values())
+
+    def test_safetensors(self, hull: type[Hull], keep: str, groups: int, tmp_path: Path) -> None:
+        safetensors = pytest.importorskip("safetensors.torch")
+        saved, loaded = model_of(uneven(hull, keep, groups)), model_of(hull(*TRIO, keep=keep, groups=groups))
+        safetensors.save_model(saved, tmp_path / "model.safetensors")
+        assert safetensors.load_model(loaded, tmp_path / "model.safetensors") == (set(), [])
+        assert torch.equal(loaded[1].raw, saved[1].raw)
+
+    def test_distributed_checkpoints(self, hull: type[Hull], keep: str, groups: int, tmp_path: Path) -> None:
+        dcp = pytest.importorskip("torch.distributed.checkpoint")
+        state_dict = pytest.importorskip("torch.distributed.checkpoint.state_dict")
+        saved, loaded = model_of(uneven(hull, keep, groups)), model_of(hull(*TRIO, keep=keep, groups=groups))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that there is one process alone
+            dcp.save(state_dict.get_model_state_dict(saved), checkpoint_id=tmp_path / "checkpoint")
+            state = state_dict.get_model_state_dict(loaded)
+            dcp.load(state, checkpoint_id=tmp_path / "checkpoint")
+        state_dict.set_model_state_dict(loaded, state)
+        assert torch.equal(loaded[1].raw, saved[1].raw)
+
+    @pytest.mark.parametrize("use_buffers", [False, True])
+    def test_averaged_models(self, hull: type[Hull], keep: str, groups: int, use_buffers: bool) -> None:
+        model = model_of(uneven(hull, keep, groups))
+        averaged = torch.optim.swa_utils.AveragedModel(model, use_buffers=use_buffers)
+        for _ in range(3):
+            averaged.update_parameters(model)
+        x = torch.randn(3, 4)
+        torch.testing.assert_close(averaged(x), model(x))
+        again = torch.optim.swa_utils.AveragedModel(model_of(hull(*TRIO, keep=keep, groups=groups)))
+        again.load_state_dict(averaged.state_dict())
+        assert torch.equal(again(x), averaged(x))
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+    @pytest.mark.parametrize("assign", [False, True])
+    def test_cast_and_averaged_checkpoints(
+        self, hull: type[Hull], keep: str, groups: int, dtype: torch.dtype, assign: bool
+    ) -> None:
+        act, other = uneven(hull, keep, groups), hull(*TRIO, keep=keep, groups=groups)
+        cast = {name: torch.stack([value.to(dtype)] * 3).mean(0) for name, value in act.state_dict().items()}
+        other.load_state_dict(cast, assign=assign)
+        torch.testing.assert_close(other.raw, act.raw, rtol=0.02, atol=0.02, check_dtype=False)
+        assert other.raw.dtype == (torch.float64 if assign and dtype == torch.float64 else torch.float32)
+
+    def test_raw_numbers_in_half_precision(self, hull: type[Hull], keep: str, groups: int) -> None:
+        act, other = uneven(hull, keep, groups), uneven(hull, keep, groups)
+        other.raw = nn.Parameter(other.raw.detach().half())  # as tools do that put tensors into modules themselves
+        x = torch.randn(3, 4)
+        torch.testing.assert_close(other(x), act(x), rtol=0.01, atol=0.01)
+        other(x).sum().backward()
+        assert other.raw.grad is not None
+
+    def test_state_dicts_in_functional_calls(self, hull: type[Hull], keep: str, groups: int) -> None:
+        model, x = model_of(uneven(hull, keep, groups)), torch.randn(3, 4)
+        other = model_of(hull(*TRIO, keep=keep, groups=groups))
+        assert torch.equal(torch.func.functional_call(other, model.state_dict(), (x,), strict=True), model(x))
+
+    @pytest.mark.parametrize("device_map", [{"": "cpu"}, {"0": "cpu", "1": "disk"}])
+    def test_accelerate(
+        self, hull: type[Hull], keep: str, groups: int, device_map: dict[str, str], tmp_path: Path
+    ) -> None:
+        accelerate = pytest.importorskip("accelerate")
+        model, x = model_of(uneven(hull, keep, groups)), torch.randn(3, 4)
+        file = str(tmp_path / "model.bin")
+        torch.save(model.state_dict(), file)
+        with accelerate.init_empty_weights():
+            other = model_of(hull(*TRIO, keep=keep, groups=groups))
+        accelerate.load_checkpoint_and_dispatch(other, file, device_map, offload_folder=str(tmp_path / "offloaded"))
+        assert torch.equal(other(x), model(x))
 
 
 class TestMeta:

@@ -21,9 +21,9 @@ class TestTransforms:
         act, x = uneven(hull, keep, 2), torch.randn(3, 4)
         act(x).square().sum().backward()
         found = torch.func.grad(lambda p: torch.func.functional_call(act, p, (x,)).square().sum())(
-            {"raw": act.raw.detach()}
+            {act.raw_name: act.raw.detach()}
         )
-        torch.testing.assert_close(found["raw"], act.raw.grad)
+        torch.testing.assert_close(found[act.raw_name], act.raw.grad)
 
     @every_hull
     @pytest.mark.parametrize("groups", [1, 2])
@@ -41,7 +41,7 @@ class TestTransforms:
         found = torch.vmap(torch.func.grad(loss))(parameters, buffers)
         for k, member in enumerate(members):
             member(x).square().sum().backward()
-            torch.testing.assert_close(found["1.raw"][k], member[1].raw.grad, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(found[f"1.{member[1].raw_name}"][k], member[1].raw.grad, rtol=1e-4, atol=1e-5)
 
     @pytest.mark.parametrize("keep", hullo.Simplex.ways)
     def test_jacobians_by_both_modes_agree(self, keep: str) -> None:
@@ -49,7 +49,7 @@ class TestTransforms:
         x = torch.randn(5, dtype=torch.float64)
 
         def function(raw: Tensor) -> Tensor:
-            return torch.func.functional_call(act, {"raw": raw}, (x,))
+            return torch.func.functional_call(act, {act.raw_name: raw}, (x,))
 
         raw = act.raw.detach()
         torch.testing.assert_close(torch.func.jacfwd(function)(raw), torch.func.jacrev(function)(raw))

@@ -27,7 +27,7 @@ def functions(act: Hull) -> dict[str, Function]:
     """What people trace: the function itself, its gradients, and transforms of both, with the raw numbers as input."""
 
     def forward(x: Tensor, raw: Tensor) -> Tensor:
-        result: Tensor = torch.func.functional_call(act, {"raw": raw}, (x,))
+        result: Tensor = torch.func.functional_call(act, {act.raw_name: raw}, (x,))
         return result
 
     def loss(x: Tensor, raw: Tensor) -> Tensor:

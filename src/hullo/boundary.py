@@ -77,7 +77,7 @@ def _restrict_gradients(optimizer: Optimizer) -> None:
 
 def _restricted(optimizer: Optimizer) -> Iterator[tuple[Tensor, Way]]:
     """Yield the raw numbers with gradients to restrict, in the optimizer's order."""
-    hulls = {id(hull._parameters.get("raw")): hull for hull in _watched if hasattr(hull, "constraint")}
+    hulls = {id(hull._parameters.get(hull.raw_name)): hull for hull in _watched if hasattr(hull, "constraint")}
     for raw in (raw for group in optimizer.param_groups for raw in group["params"]):
         hull = hulls.get(id(raw))
         # a shard of a flattened parameter has another shape, and not all coefficients of a row

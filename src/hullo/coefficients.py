@@ -150,11 +150,16 @@ class _Clamp(torch.autograd.Function):
         return gradient.clone()
 
 
+def _with_derivative(values: Tensor, like: Tensor) -> Tensor:
+    """Return values with the derivative of another tensor, as the Functions above do, in plain operations."""
+    return values.detach() + (like - like.detach())
+
+
 def _clamp(raw: Tensor) -> Tensor:
     if is_forward_mode():
         return raw.clamp_min(0)
-    if needs_plain_operations():  # the same values and gradients
-        return raw.clamp_min(0).detach() + (raw - raw.detach())
+    if needs_plain_operations():
+        return _with_derivative(raw.clamp_min(0), raw)
     clamped: Tensor = _Clamp.apply(raw)  # type: ignore[no-untyped-call]
     return clamped
 
@@ -166,9 +171,8 @@ def _inverse_softplus(coefficients: Tensor) -> Tensor:
 def _project(raw: Tensor) -> Tensor:
     if is_forward_mode():  # PyTorch drops second derivatives of a Function that has a forward derivative
         return nearest_in_simplex(raw)
-    if needs_plain_operations():  # the same values and gradients
-        centred = _centred(raw)
-        return nearest_in_simplex(raw).detach() + (centred - centred.detach())
+    if needs_plain_operations():
+        return _with_derivative(nearest_in_simplex(raw), _centred(raw))
     projected: Tensor = _Projection.apply(raw)  # type: ignore[no-untyped-call]
     return projected
 

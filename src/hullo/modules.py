@@ -25,7 +25,6 @@ class Hull(nn.Module):
     kind: ClassVar[str]
     set_class: ClassVar[type[Simplex] | type[Hyperplane] | type[Orthant] | type[Space]]
     is_strict: ClassVar[bool] = True  # the default of `strict`
-    raw: nn.Parameter
     start: Start = None  # 1/N each, for hulls that were pickled before they kept it
 
     def __init__(
@@ -53,7 +52,7 @@ class Hull(nn.Module):
         self.constraint = self.set_class() if keep is None else self.set_class(keep)
         self.plan = Plan(self.bases, self.constraint.way, channel_dim)
         self.start = self._admitted(self._uniform() if start is None else start)
-        self.raw = nn.Parameter(
+        self.raw = nn.Parameter(  # type: ignore[misc]
             torch.tensor(
                 self._raw_numbers(self.start),
                 device=torch.get_default_device() if device is None else device,
@@ -90,6 +89,23 @@ class Hull(nn.Module):
         raw = torch.tensor(numbers, device=self.raw.device, dtype=self.raw.dtype)
         with torch.no_grad():
             self.raw.copy_(shard_like(raw, self.raw))
+
+    @property
+    def raw(self) -> nn.Parameter:
+        """The numbers that an optimizer updates. They are registered as :attr:`raw_name`."""
+        raw: nn.Parameter = getattr(self, self.raw_name)
+        return raw
+
+    @property
+    def raw_name(self) -> str:
+        """The name of the raw numbers in a state_dict, which says how they become coefficients: ``raw_softmax``.
+
+        So no tool loads the numbers of another parametrization, whatever it keeps of a state_dict.
+        """
+        return f"raw_{self.constraint.keep}"
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(self.raw_name if name == "raw" else name, value)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -142,33 +158,40 @@ class Hull(nn.Module):
         super()._apply(keep_precision, recurse)  # type: ignore[no-untyped-call]
         return self
 
-    @property
-    def _meaning(self) -> str:
-        return f"{self.spelling} {self.constraint.keep}"
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        metadata = getattr(destination, "_metadata", {}).get(prefix[:-1])
+        if metadata is not None:
+            metadata["hull"] = self.spelling
 
-    def get_extra_state(self) -> Tensor:
-        """What the raw numbers mean, kept with them: as bytes in a tensor, which every checkpoint format can hold."""
-        return torch.tensor(list(self._meaning.encode()), dtype=torch.uint8, device="cpu")
-
-    def set_extra_state(self, state: Tensor) -> None:
-        """Nothing to set: `_load_from_state_dict` has checked it."""
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        missing, errors = rest[2], rest[4]
-        key = f"{prefix}_extra_state"
-        saved = state_dict.get(key)
-        if saved is not None and bytes(saved.tolist()).decode() != self._meaning:
-            meaning = bytes(saved.tolist()).decode()
-            errors.append(f"{prefix}raw was saved by {meaning!r}; this module is {self._meaning!r}")
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, metadata: Any, *rest: Any) -> None:
+        """Refuse numbers that another hull has saved, also where `strict` is off."""
+        errors, key = rest[3], prefix + self.raw_name
+        if reason := self._why_not_loaded(state_dict, prefix, metadata):
+            errors.append(f"{reason}; make this hull with the same arguments")
             return
-        raw = state_dict.get(f"{prefix}raw")
-        if raw is not None and raw.shape != self.raw.shape:
-            saved_groups = raw.shape[0] if raw.dim() == 2 else 1
-            errors.append(f"{prefix}raw was saved with groups={saved_groups}; this module has groups={self.groups}")
-            return
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-        if key in missing:
-            missing.remove(key)  # tools that keep parameters alone drop it: then its meaning is not checked
+        if key in state_dict and state_dict[key].dtype in (torch.float16, torch.bfloat16):
+            state_dict[key] = state_dict[key].float()  # assign=True would keep the type
+        super()._load_from_state_dict(state_dict, prefix, metadata, *rest)
+
+    def _why_not_loaded(self, state_dict: dict[str, Any], prefix: str, metadata: Any) -> str:
+        """Return why saved numbers are not those of this hull; an empty string if they may be."""
+        own = prefix + self.raw_name
+        others = [key for key in state_dict if key.startswith(f"{prefix}raw_") and key != own]
+        if others and own not in state_dict:
+            keep = others[0].removeprefix(f"{prefix}raw_")
+            return f"{others[0]} was saved by a hull with keep={keep!r}; this one has keep={self.constraint.keep!r}"
+        saved = metadata.get("hull", self.spelling)
+        if saved != self.spelling:
+            return f"{own} was saved by {saved}; this hull is {self.spelling}"
+        shape = tuple(state_dict[own].shape) if own in state_dict else self.shape
+        if shape == self.shape:
+            return ""
+        bases, groups = shape[-1:] and shape[-1] + self.constraint.way.fewer, shape[0] if len(shape) == 2 else 1
+        return (
+            f"{own} of shape {shape} was saved by a hull with {bases} bases and groups={groups}; "
+            f"this one has {len(self.bases)} bases and groups={self.groups}"
+        )
 
     def rows_at_hand(self) -> list[list[float]] | None:
         """The coefficients as numbers, a row a group, for printing: it neither fails nor waits for other processes.

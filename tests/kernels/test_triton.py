@@ -283,7 +283,7 @@ def test_second_derivatives_and_torch_func_agree_with_the_cpu() -> None:
         call = copy.deepcopy(act).to(device)
 
         def loss(raw: Tensor, x: Tensor) -> Tensor:
-            return torch.func.functional_call(call, {"raw": raw}, (x,)).square().sum()
+            return torch.func.functional_call(call, {call.raw_name: raw}, (x,)).square().sum()
 
         per_sample = torch.vmap(torch.func.grad(loss), (None, 0))(raw, at)
         rows = torch.vmap(loss, (0, None))(torch.stack([raw, raw.flip(0)]), at)
