@@ -91,12 +91,56 @@ def test_convex_identity_relu_is_known_as_leaky_relu(p: float) -> None:
         ([0.5, 0.5], ["relu", "leaky_relu(0.2)"], "leaky_relu(0.1)"),
         ([0.0, 1.0, 0.0], ["identity", "tanh", "relu"], "tanh"),
         ([0.0, 1.0, 1e-9], ["identity", "elu(2)", "relu"], "elu(2)"),
+        ([0.5, 0.5], ["relu", "elu"], "elu(0.5)"),
+        ([1.0, 0.0], ["celu", "relu"], "celu"),
     ],
 )
 def test_well_known_functions_are_recognised(coefficients: list[float], bases: list[str], name: str) -> None:
     assert hullo.known_as(coefficients, bases) is hullo.base(name)
     if min(coefficients) >= 0:
         assert hullo.known_as(hullo.ConvexHull(*bases, start=coefficients)) is hullo.base(name)
+
+
+SELU = hullo.base("selu").slopes_at_zero
+
+
+@given(
+    st.sampled_from(["leaky_relu", "elu", "selu", "other"]),
+    st.floats(-2, 3).filter(lambda p: abs(p) > 1e-5 and abs(p - 1) > 1e-5).map(lambda p: round(p, 6)),
+    st.sampled_from(["elu", "elu(0.3)", "elu(-2)", "selu", "unit_selu", "celu"]),
+    st.sampled_from(["identity", "leaky_relu", "leaky_relu(3)"]),
+    st.permutations([0, 1, 2]),
+)
+def test_a_combination_that_is_one_base_is_known_whatever_it_is_made_of(
+    name: str, p: float, exponential: str, straight: str, order: list[int]
+) -> None:
+    """With slope a on the right, b x + c (e^x - 1) on the left: every member of three families, and others."""
+    a, b, c, expected = {
+        "leaky_relu": (1.0, p, 0.0, f"leaky_relu({p})"),
+        "elu": (1.0, 0.0, p, f"elu({p})"),
+        "selu": (SELU[1], 0.0, SELU[0], "selu"),
+        "other": (1.0, p, 2.0, None),
+    }[name]
+    curved, line = hullo.base(exponential), hullo.base(straight)
+    weights = {exponential: c / curved.slopes_at_zero[0], straight: b / line.slopes_at_zero[0]}
+    weights["relu"] = a - sum(weights[item.name] * item.slopes_at_zero[1] for item in (curved, line))
+    names = [list(weights)[n] for n in order]
+    known = hullo.known_as([weights[item] for item in names], names)
+    assert known is (None if expected is None else hullo.base(expected))
+
+
+@given(
+    st.sampled_from(["softplus", "unit_softplus", "celu", "elu", "leaky_relu"]),
+    st.integers(10**5 + 1, 10**6 - 1),
+    st.integers(-2, 1),
+)
+def test_a_doubled_half_of_a_base_is_the_base(family: str, digits: int, exponent: int) -> None:
+    spelled = f"{family}({float(f'{digits}e{exponent - 5}')})"
+    hullo.add_base("half", lambda x: 0.5 * hullo.base(spelled).function(x))
+    try:
+        assert hullo.known_as([2.0], ["half"]) is hullo.base(spelled)
+    finally:
+        del hullo.bases._families["half"], hullo.bases._known["half"]
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from hullo._compat import is_exporting, real_tensors
+from hullo.span import Function, express
 
-Function = Callable[[Tensor], Tensor]
 Slope = Callable[[Tensor, Tensor], Any]
 
 _NEAR_ZERO = 2.0**-40  # far enough from 0 to be on one side, near enough that curvature does not show
@@ -163,6 +163,12 @@ def base(spelling: str | Base) -> Base:
     return _known[spelling]
 
 
+def make(name: str, *parameters: float) -> Base:
+    """Return a member of a family without adding it to those that are known."""
+    found = _families[name]
+    return found.make(**dict(zip(found.parameters, parameters, strict=True)))
+
+
 _ALIASES = {
     "swish": "silu",
     "hard_swish": "hardswish",
@@ -260,19 +266,14 @@ def _unit_form(item: Base) -> str:
     return f"Use its normalised form {unit!r}; " if unit.partition("(")[0] in names() else ""
 
 
-@real_tensors()
 def _check_independence(found: tuple[Base, ...]) -> None:
-    x = torch.linspace(-12.0, 12.0, 4801, dtype=torch.float64, device="cpu")
-    columns = torch.stack([item.function(x) for item in found], dim=1)
-    columns = columns / columns.norm(dim=0).clamp_min(1e-300)
-    for n in range(2, len(found) + 1):
-        fit = torch.linalg.lstsq(columns[:, : n - 1], columns[:, n - 1 : n], driver="gelsd")
-        residual = columns[:, : n - 1] @ fit.solution - columns[:, n - 1 : n]
-        if residual.norm() < 1e-9:
-            weights = fit.solution[:, 0].tolist()
-            involved = [item.name for item, weight in zip(found, weights, strict=False) if abs(weight) > 1e-9]
+    functions = [item.function for item in found]
+    for n in range(1, len(found)):
+        (weights,) = express([functions[n]], functions[:n])
+        if weights is not None:
+            involved = [item.name for item, weight in zip(found, weights, strict=False) if abs(weight) > _TOLERANCE]
             raise ValueError(
-                f"base function {found[n - 1].name!r} is a linear combination of {', '.join(involved)}; "
+                f"base function {found[n].name!r} is a linear combination of {', '.join(involved)}; "
                 "coefficients would not be unique. Leave one of them out"
             )
 

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hullo.bases import Base, Formula, Function, family, spell
+from hullo.bases import Base, Formula, family, spell
+from hullo.span import Function
 
 _ROOT_HALF = math.sqrt(0.5)
 _NORMAL_AT_0 = 1 / math.sqrt(2 * math.pi)
@@ -67,6 +68,12 @@ def _base(
     return Base(name, native or written, slope_function, at_zero[0], at_zero[1:], bounds, kinks, formula)
 
 
+def _check_positive(name: str, parameter: str, value: float) -> None:
+    """Refuse a parameter that is not above zero, or too small to divide by."""
+    if value <= 0 or not math.isfinite(1 / value):
+        raise ValueError(f"{name} needs {parameter} above zero, got {value:g}; {name}(1) is the usual one")
+
+
 @family
 def identity() -> Base:
     return _base("identity", "x", "1.0", lambda x: x, bounds=(1.0, 1.0))
@@ -110,8 +117,7 @@ def elu(alpha: float = 1.0) -> Base:
 
 @family
 def celu(alpha: float = 1.0) -> Base:
-    if alpha <= 0:
-        raise ValueError(f"celu needs alpha above zero, got {alpha:g}; celu(1) is the usual one")
+    _check_positive("celu", "alpha", alpha)
     return _base(
         spell("celu", {"alpha": alpha}),
         f"where(x > 0, x, {alpha} * expm1(minimum(x, 0.0) / {alpha}))",
@@ -267,8 +273,7 @@ def unit_mish() -> Base:
 
 @family
 def softplus(beta: float = 1.0) -> Base:
-    if beta <= 0:
-        raise ValueError(f"softplus needs beta above zero, got {beta:g}; softplus(1) is the usual one")
+    _check_positive("softplus", "beta", beta)
     return _base(
         spell("softplus", {"beta": beta}),
         f"positive_part(x) + log1p(exp(-{beta} * abs(x))) * {1 / beta!r}",
@@ -280,6 +285,7 @@ def softplus(beta: float = 1.0) -> Base:
 
 @family
 def unit_softplus(beta: float = 1.0) -> Base:
+    _check_positive("unit_softplus", "beta", beta)
     # exact near 0, where the difference of softplus and its value at 0 is not
     text = f"2 * (positive_part(x) + log1p(0.5 * expm1(-{beta} * abs(x))) * {1 / beta!r})"
     return _unit(softplus(beta), value=text, native=None)

@@ -7,8 +7,6 @@ to about 1e-6.
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
@@ -16,7 +14,8 @@ import torch
 from torch import Tensor
 
 from hullo._compat import real_tensors
-from hullo.bases import Base, base, real_line, resolve
+from hullo.bases import Base, real_line, resolve
+from hullo.matching import same_as
 from hullo.modules import Hull
 
 Coefficients = Tensor | Sequence[float] | Sequence[Sequence[float]]
@@ -66,13 +65,17 @@ def approximates_identity(subject: Hull | Coefficients, bases: Iterable[str | Ba
 def known_as(
     subject: Hull | Coefficients, bases: Iterable[str | Base] | None = None
 ) -> Base | list[Base | None] | None:
-    """The base function of the catalogue that the combination equals, if there is one.
+    """Return the base function of the catalogue that the combination equals, or None.
+
+    Members of families, such as ``elu(0.5)``, are found, too. Coefficients that differ by at most 1e-6 count as equal.
 
     >>> import hullo
     >>> hullo.known_as(hullo.ConvexHull("identity", "relu", start=[0.25, 0.75]))
     Base(leaky_relu(0.25))
+    >>> hullo.known_as([0.5, 0.5], ["relu", "elu"])
+    Base(elu(0.5))
     """
-    return _for_each_row(_known_as, subject, bases)
+    return _for_each_row(lambda c, found: same_as(c, found, _TOLERANCE), subject, bases)
 
 
 @real_tensors()
@@ -117,18 +120,3 @@ def _slopes_at_zero(coefficients: list[float], found: tuple[Base, ...]) -> tuple
     return tuple(
         sum(c * item.slopes_at_zero[side] for c, item in zip(coefficients, found, strict=True)) for side in (0, 1)
     )
-
-
-def _known_as(coefficients: list[float], found: tuple[Base, ...]) -> Base | None:
-    used = [(c, item) for c, item in zip(coefficients, found, strict=True) if abs(c) > _TOLERANCE]
-    if len(used) == 1 and math.isclose(used[0][0], 1, abs_tol=_TOLERANCE):
-        return used[0][1]
-    if not all(re.fullmatch(r"identity|relu|leaky_relu(\(.*\))?", item.name) for _, item in used):
-        return None
-    left, right = _slopes_at_zero(coefficients, found)
-    if not math.isclose(right, 1, abs_tol=_TOLERANCE):
-        return None
-    for name, slope in (("identity", 1.0), ("relu", 0.0)):
-        if math.isclose(left, slope, abs_tol=_TOLERANCE):
-            return base(name)
-    return base(f"leaky_relu({round(left, 6)})")

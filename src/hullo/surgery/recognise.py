@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from hullo._compat import real_tensors
 from hullo.bases import Base, base, names
 from hullo.modules import Hull
+from hullo.span import express
 
 _TOLERANCE = 1e-6  # relative, in float64: wide enough for code that computes in float32 and cuts its constants short
 
@@ -56,19 +57,22 @@ class Known:
         """The name without its parameters."""
         return self.name.partition("(")[0]
 
-    @real_tensors()
     def coefficients(self, bases: Sequence[Base]) -> list[list[float]] | None:
-        """The function's coefficients in other bases, a row a channel; None if it is not in their affine hull."""
+        """Return the function's coefficients in other bases, one row per channel; None if it is not in their affine
+        hull."""
         if len(self.bases) == 1 and self.bases[0] in bases:
             return [[float(item is self.bases[0]) for item in bases]]
-        x = torch.linspace(-12.0, 12.0, 4801, dtype=torch.float64, device="cpu")
-        rows = torch.tensor(self.rows, dtype=torch.float64, device="cpu")
-        columns = torch.stack([item.function(x) for item in bases], dim=1)
-        values = torch.stack([item.function(x) for item in self.bases], dim=1) @ rows.T
-        found = torch.linalg.lstsq(columns, values, driver="gelsd").solution
-        in_span = torch.allclose(columns @ found, values, rtol=0, atol=1e-9)
-        written = [[round(number, 12) for number in row] for row in found.T.tolist()]
-        return written if in_span and all(math.isclose(sum(row), 1, abs_tol=1e-9) for row in written) else None
+        functions = [functools.partial(_combine, row, self.bases) for row in self.rows]
+        rows = [
+            [round(number, 12) for number in found]
+            for found in express(functions, [item.function for item in bases])
+            if found is not None and math.isclose(sum(found), 1, abs_tol=1e-9)
+        ]
+        return rows if len(rows) == len(self.rows) else None
+
+
+def _combine(row: Sequence[float], bases: Sequence[Base], x: Tensor) -> Tensor:
+    return sum((c * item.function(x) for c, item in zip(row, bases, strict=True)), torch.zeros_like(x))
 
 
 @dataclass(frozen=True)

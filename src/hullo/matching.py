@@ -1,0 +1,80 @@
+"""Which base of the catalogue a function is, its parameter included."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from hullo.bases import Base, base, make, names
+from hullo.span import express
+
+_FAR = 1e30  # where exponentials have died out
+_POINTS = (-_FAR, -1.0, 0.0, 1.0)
+
+_PARAMETERS: dict[str, Callable[[float, float, float, float], float]] = {
+    "leaky_relu": lambda far, left, middle, right: -left if right == 1 else math.nan,
+    "elu": lambda far, left, middle, right: -far if right == 1 else math.nan,
+    "celu": lambda far, left, middle, right: -far if right == 1 else math.nan,
+    "softplus": lambda far, left, middle, right: math.log(2) / middle,
+    "unit_softplus": lambda far, left, middle, right: -2 * math.log(2) / far,
+}
+"""The parameter of each family of the catalogue, told from a member's values at four points."""
+
+
+def members(function: Callable[[Tensor], Tensor]) -> Iterator[Base]:
+    """Yield for each family with a parameter the one member that a function may be.
+
+    Its parameter is given to 6 decimals, for coefficients in float32, then to 12 digits.
+    """
+    values = function(torch.tensor(_POINTS, dtype=torch.float64, device="cpu")).tolist()
+    far, left, middle, right = values[0], values[1], values[2] or math.nan, round(values[3], 5)
+    for name, solve in _PARAMETERS.items():
+        parameter = solve(far or math.nan, left, middle, right)
+        if math.isnan(parameter) or abs(parameter) > _FAR / 1e6:
+            continue
+        for rounded in dict.fromkeys((round(parameter, 6) + 0.0, float(f"{parameter:.12g}") + 0.0)):
+            with contextlib.suppress(ValueError):  # no member has such a parameter
+                yield make(name, rounded)
+
+
+def same_as(coefficients: Sequence[float], bases: tuple[Base, ...], tolerance: float) -> Base | None:
+    """Return the base of the catalogue that a combination equals, with a tolerance on each coefficient.
+
+    A base equals the combination if it lies in the span of the bases and has the same coefficients there.
+    """
+    for item in bases:
+        if _agree(coefficients, [float(other is item) for other in bases], tolerance):
+            return item
+    for item, own in _in_span(bases, names()):
+        if _agree(coefficients, own, tolerance):
+            return item
+    few = torch.tensor([-7.0, -2.0, -0.5, 0.0, 0.5, 2.0, 7.0], dtype=torch.float64, device="cpu")
+    scale = 1 + sum(map(abs, coefficients))
+
+    def combined(x: Tensor) -> Tensor:
+        return sum((c * item.function(x) for c, item in zip(coefficients, bases, strict=True)), torch.zeros_like(x))
+
+    for item in members(combined):
+        if bool((combined(few) - item.function(few)).abs().max() > 100 * tolerance * scale):
+            continue
+        (found,) = express([item.function], [other.function for other in bases])
+        if found is not None and _agree(coefficients, found, tolerance):
+            return base(item.name)
+    return None
+
+
+def _agree(some: Sequence[float], others: Sequence[float], tolerance: float) -> bool:
+    return all(abs(a - b) <= tolerance for a, b in zip(some, others, strict=True))
+
+
+@functools.lru_cache(maxsize=256)
+def _in_span(bases: tuple[Base, ...], known: tuple[str, ...]) -> list[tuple[Base, list[float]]]:
+    """The catalogue's bases that are combinations of these bases, with their coefficients."""
+    candidates = [base(name) for name in known]
+    found = express([item.function for item in candidates], [item.function for item in bases])
+    return [(item, own) for item, own in zip(candidates, found, strict=True) if own is not None]
