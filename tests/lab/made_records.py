@@ -28,11 +28,12 @@ def make_record(
 ) -> Record:
     """Make the record of a run with these accuracies per epoch, on held-out images alone if there are any.
 
-    Its coefficients, a row per layer, never change.
+    Its coefficients, a row per layer, never change; by default there is one layer.
     """
     row, (network, data) = Row.parse(activation), column.split("/")
     spec = Spec(network, data, activation, seed=seed, epochs=len(accuracies), **settings)
     held_out, losses = spec.val_size > 0, [1.0] * len(accuracies)
+    layers = [list(layer) for layer in coefficients or [list(row.start.values())]] if row.learns else []
     return Record(
         spec=spec,
         ended=ended,
@@ -42,7 +43,8 @@ def make_record(
         val_loss=losses if held_out else [],
         val_accuracy=list(accuracies) if held_out else [],
         bases=[item.name for item in row.bases] if row.learns else [],
-        coefficients=[[list(layer) for layer in coefficients]] * (len(accuracies) + 1) if row.learns else [],
+        coefficients=[layers] * (len(accuracies) + 1) if row.learns else [],
+        channels=[[layer] for layer in layers] if row.per == "channel" else [],
         members=members,
         seconds=seconds,
         environment=environment,

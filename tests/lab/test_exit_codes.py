@@ -62,9 +62,6 @@ def everything() -> list[Path]:
         # no records
         (*TRAIN, "--output", "broken"),
         (*REPRODUCE, "--output", "broken"),
-        ("table", "broken"),
-        ("figures", "broken"),
-        ("report", "broken"),
         ("table", "taken"),
         ("figures", "nowhere"),
         ("report", "nowhere"),
@@ -133,6 +130,22 @@ def test_a_full_disk_is_a_failure(command: tuple[str, ...], monkeypatch: pytest.
     assert result.stderr.startswith("hullo: cannot write new")
     assert "No space left on device; " in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["table", "figures", "report"])
+def test_records_that_cannot_be_read_are_warned_of_and_hide_no_others(command: str) -> None:
+    only = ("--only", "accuracy") if command == "figures" else ()
+    result = invoke(command, "broken", *only)
+    assert result.exit_code == 2
+    warning, error = result.stderr.splitlines()
+    assert warning.startswith("warning: broken/records.jsonl, line 1: no JSON")
+    assert error.startswith("hullo: there are no records in broken")
+    Path("broken/records.jsonl").write_bytes(b"nonsense\n" * 20 + Path("sound/records.jsonl").read_bytes())
+    result = invoke(command, "broken", *only)
+    assert result.exit_code == 0, result.output
+    warnings = result.stderr.splitlines()
+    assert all(line.startswith("warning: broken/records.jsonl") for line in warnings)
+    assert (len(warnings), "10 more lines" in warnings[-1]) == (11, True)
 
 
 @pytest.mark.parametrize("command", ["table", "figures", "report"])

@@ -25,7 +25,7 @@ from hullo.lab.training import Training
 SPEC = Spec("lenet5", "fashion-mnist-sample", "convex(identity,tanh)", epochs=2)
 RECORD = Record(
     SPEC,
-    "finished",
+    "diverged in epoch 2",
     train_loss=[2.0, 1.5],
     test_loss=[1.75, None],
     test_accuracy=[30.0, 51.5],
@@ -91,12 +91,13 @@ def test_what_is_torn_is_counted_until_it_is_taken_away(records: Records) -> Non
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (RECORD.line().replace(b'"version":2', b'"version":7'), "line 2: a record of version 7, but this hullo reads"),
-        (RECORD.line().replace(b'"version":2', b'"version":1'), "line 2: a record of version 1, but this hullo reads"),
-        (b"{}\n", "line 2: a record of version None"),
-        (b'{"version":2,"id":"x"}\n', "line 2"),
-        (b"nonsense\n", "line 2"),
-        (b"12\n", "line 2"),
+        (RECORD.line().replace(b'"version":2', b'"version":7'), "version: 7"),
+        (RECORD.line().replace(b'"version":2', b'"version":true'), "version: True"),
+        (b"{}\n", "version: None"),
+        (b'{"version":2,"id":"x"}\n', "spec: missing"),
+        (b"nonsense\n", "no JSON"),
+        (b"12\n", "version: None"),
+        (replace(RECORD, seconds=2.5).line(), "spec: the run of line 1"),
     ],
 )
 def test_a_line_that_is_no_record_of_this_version_is_refused_by_name(records: Records, line: bytes, said: str) -> None:
@@ -104,7 +105,7 @@ def test_a_line_that_is_no_record_of_this_version_is_refused_by_name(records: Re
     content = records.path.read_bytes() + line
     records.path.write_bytes(content)
     for attempt in (records.read, lambda: records.add(several(3))):
-        with pytest.raises(ValueError, match=f"records.jsonl, {said}.*name another file or directory"):
+        with pytest.raises(ValueError, match=f"records.jsonl, line 2: {said}.*name another file or directory"):
             attempt()
     assert records.path.read_bytes() == content
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +17,27 @@ from hullo._signals import check_stop, unwinding
 
 POLL = 0.2
 """Seconds between two looks at a lock that another process holds, and at signals."""
+
+
+def open_regular(path: Path | str) -> BinaryIO:
+    """Open a file to read; raise an OSError if it is none, after following links: a pipe, a device, a directory."""
+    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
+    check_regular(os.stat(path), path)  # before it is opened: to open a device may set it to work
+    file = os.fdopen(os.open(path, flags), "rb")
+    try:
+        check_regular(os.fstat(file.fileno()), path)
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def check_regular(found: os.stat_result, path: Path | str) -> None:
+    """Raise an OSError if what was found at a path is not a regular file."""
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
 @contextmanager

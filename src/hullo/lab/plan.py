@@ -85,6 +85,11 @@ class Plan:
     def outcome(self) -> list[Record]:
         """The records of all runs, when there are no more populations."""
         found = {record.spec: record for record in self.records.read()}
+        if lost := [spec for spec in self.specs if spec not in found]:
+            raise FailedError(
+                f"{self.records.path} has lost the record of {lost[0]} since it was added; give the command again to "
+                "train what is missing"
+            )
         return [found[spec] for spec in self.specs]
 
 

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import math
 import os
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from hullo.lab.activations import Row
 from hullo.lab.bench.rows import Environment
-from hullo.lab.files import locked
+from hullo.lab.files import locked, open_regular
+from hullo.lab.schema import Exactly, List, Number, Object, Rule, Text, Whole, read_json, refuse
 from hullo.lab.specs import Spec
 from hullo.lab.training import Training
 
 VERSION = 2
+LONGEST = 2**26
+"""Bytes of the longest line that is read."""
+
+_KINDS: dict[str, Rule] = {"int": Whole(), "float": Number(0), "str": Text()}
+_SPEC, _ENVIRONMENT = (Object({f.name: _KINDS[str(f.type)] for f in fields(kind)}) for kind in (Spec, Environment))
+_FLOAT32 = 3.4028235e38
+_FINITE, _ANY = (Number(-_FLOAT32, _FLOAT32, null=null) for null in (False, True))
+_PERCENT = Number(0, 100)
 
 
 @dataclass(frozen=True)
@@ -70,12 +82,66 @@ class Record:
 
     @classmethod
     def parse(cls, line: bytes) -> Record:
-        """Read the record of a line; refuse another version."""
-        values: dict[str, Any] = json.loads(line)
-        if (version := values.pop("version", None)) != VERSION:
-            raise ValueError(f"a record of version {version}, but this hullo reads version {VERSION}")
-        del values["id"]
-        return cls(**values | {"spec": Spec(**values["spec"]), "environment": Environment(**values["environment"])})
+        """Read the record of a line; a ValueError names the field that is wrong."""
+        values = read_json(line)
+        version = values.get("version") if isinstance(values, dict) else None
+        if version != VERSION or type(version) is not int:
+            refuse("version", version, f"this hullo reads version {VERSION}")
+        if "spec" not in values:
+            raise ValueError("spec: missing")
+        _SPEC.check(values["spec"], "spec")
+        try:
+            spec = Spec(**values["spec"])
+        except ValueError as error:
+            raise ValueError(f"spec: {error}") from None
+        Object(_rules(spec, values)).check(values, "")
+        if values["id"] != spec.id:
+            refuse("id", values["id"], f"that of the spec is {spec.id!r}; the line was edited")
+        own = {name: value for name, value in values.items() if name not in ("version", "id")}
+        return cls(**own | {"spec": spec, "environment": Environment(**values["environment"])})
+
+
+def _rules(spec: Spec, values: dict[str, Any]) -> dict[str, Rule]:
+    """Return the rules for the fields of a run's record: how long its lists are, and where null may stand.
+
+    Numbers are null from the epoch on in which the run diverged, and not before.
+    """
+    row, epochs, ended = Row.parse(spec.activation), spec.epochs, values.get("ended")
+    diverged = re.fullmatch(r"diverged in epoch ([1-9]\d{0,18})", ended) if isinstance(ended, str) else None
+    if ended != "finished" and not (diverged and int(diverged[1]) <= epochs):
+        refuse("ended", ended, f"'finished' or 'diverged in epoch N', N from 1 to {epochs}, is wanted")
+    sound = int(diverged[1]) - 1 if diverged else epochs
+    losses = List(_FINITE, epochs, "epoch", turn=sound, after=_ANY)
+    accuracies = List(_PERCENT, epochs, "epoch")
+    nothing = List(_ANY, 0)
+    held_out = spec.val_size > 0
+    tested = not held_out or values.get("test_accuracy") != []  # some were evaluated on held-out images alone
+    bases = [item.name for item in row.bases] if row.learns else []
+    points = values.get("coefficients")
+    layers = len(points[0]) if isinstance(points, list) and points and isinstance(points[0], list) else 1
+    point, later = (
+        List(List(number, len(bases), "base function"), max(1, layers), "layer") for number in (_FINITE, _ANY)
+    )
+    per_channel = List(List(List(_ANY if diverged else _FINITE, len(bases), "base function")), layers, "layer")
+    return {
+        "version": Whole(),
+        "id": Text(),
+        "spec": _SPEC,
+        "ended": Text(),
+        "train_loss": losses,
+        "test_loss": losses if tested else nothing,
+        "test_accuracy": accuracies if tested else nothing,
+        "bases": Exactly(bases),
+        "coefficients": List(point, 1 + epochs, "epoch and one before", 1 + sound, later) if bases else nothing,
+        "members": Whole(1, 2**31),
+        "seconds": Number(0, 1e10),
+        "environment": _ENVIRONMENT,
+        "channels": per_channel if row.per == "channel" else nothing,
+        "test_top5": accuracies if values.get("test_top5") else nothing,
+        "val_loss": losses if held_out else nothing,
+        "val_accuracy": accuracies if held_out else nothing,
+        "images": List(Whole(1), 2) if values.get("images") else nothing,
+    }
 
 
 def take_records(training: Training, environment: Environment) -> list[Record]:
@@ -86,7 +152,10 @@ def take_records(training: Training, environment: Environment) -> list[Record]:
         columns = [network.activations.bases.index(item) for item in row.bases] if row.learns else []
         points = (training.start[k], *curves["coefficients"][:, k])
         over_time = [[layer[:, columns] for layer in network.activations.split_member(k, point)] for point in points]
+        coefficients = [[_numbers(layer.mean(0)) for layer in point] for point in over_time] if columns else []
         sound = curves["sound"][:, k].tolist()
+        for epoch, point in enumerate(coefficients[1:]):  # weights may be finite where their mean is not
+            sound[epoch] = sound[epoch] and None not in itertools.chain(*point)
         accuracy, *top5 = (list(map(_rounded, top)) for top in curves["test_accuracy"][:, k].T.tolist())
         records.append(
             Record(
@@ -96,7 +165,7 @@ def take_records(training: Training, environment: Environment) -> list[Record]:
                 test_loss=_numbers(curves["test_loss"][:, k]),
                 test_accuracy=accuracy,
                 bases=[network.activations.bases[column].name for column in columns],
-                coefficients=[[_numbers(layer.mean(0)) for layer in point] for point in over_time] if columns else [],
+                coefficients=coefficients,
                 members=len(training.specs),
                 seconds=round(training.seconds, 3),
                 environment=environment,
@@ -130,21 +199,48 @@ class Records:
     path: Path
 
     def read(self) -> list[Record]:
-        """All records in the order in which they were added."""
-        if not self.path.exists():
-            return []
-        whole = self.path.read_bytes().rpartition(b"\n")[0]
-        records = []
-        for number, line in enumerate(whole.splitlines(), 1):
-            try:
-                records.append(Record.parse(line))
-            except (ValueError, TypeError, LookupError, AttributeError) as error:
-                raise ValueError(f"{self.path}, line {number}: {error}; name another file or directory") from error
+        """Return all records in the order in which they were added; refuse the file if a line of it is no record."""
+        records, flaws = self.scan()
+        if flaws:
+            raise ValueError(f"{flaws[0]}; correct or delete that line, or name another file or directory")
         return records
+
+    def scan(self) -> tuple[list[Record], list[str]]:
+        """Return all records in the order in which they were added, and what is wrong with lines that are none."""
+        found: dict[Spec, tuple[int, Record]] = {}
+        flaws = []
+        try:
+            for number, line in self._lines():
+                try:
+                    if len(line) == LONGEST and not line.endswith(b"\n"):
+                        raise ValueError(f"longer than {LONGEST:,} bytes")
+                    record = Record.parse(line)
+                    first, known = found.setdefault(record.spec, (number, record))
+                    if known != record:
+                        raise ValueError(f"spec: the run of line {first}, of which this tells something else")
+                except ValueError as error:
+                    flaws.append(f"{self.path}, line {number}: {error}")
+        except OSError as error:
+            raise ValueError(f"cannot read {self.path}: {error.strerror}; name another file or directory") from error
+        return [record for _, record in found.values()], flaws
+
+    def _lines(self) -> Iterator[tuple[int, bytes]]:
+        """Yield whole lines with their numbers; of one that is too long, the beginning; no empty ones."""
+        if not self.path.exists():
+            return
+        with open_regular(self.path) as file:
+            for number in itertools.count(1):
+                line = rest = file.readline(LONGEST)
+                while rest and not rest.endswith(b"\n"):
+                    rest = file.readline(LONGEST)
+                if not rest:
+                    return
+                if line.strip():
+                    yield number, line
 
     @property
     def torn(self) -> int:
-        """How many bytes there are of a last line without an end."""
+        """Return how many bytes there are of a last line without an end."""
         return self.path.stat().st_size - self._end() if self.path.exists() else 0
 
     def add(self, records: Iterable[Record]) -> None:
@@ -152,7 +248,7 @@ class Records:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with locked(self.path.with_name(f".{self.path.stem}.lock")):
             known = {record.spec for record in self.read()}
-            lines = b"".join({r.spec: r.line() for r in records if r.spec not in known}.values())
+            lines = b"".join({r.spec: _readable(r.line()) for r in records if r.spec not in known}.values())
             with self.path.open("ab", buffering=0) as file:
                 end = self._end()
                 file.truncate(end)
@@ -165,5 +261,19 @@ class Records:
                     raise
 
     def _end(self) -> int:
-        """Where the last whole line ends."""
-        return self.path.read_bytes().rfind(b"\n") + 1
+        """Return where the last whole line ends."""
+        with open_regular(self.path) as file:
+            end = file.seek(0, os.SEEK_END)
+            while end:
+                start = max(0, end - 2**20)
+                file.seek(start)
+                if (last := file.read(end - start).rfind(b"\n")) >= 0:
+                    return start + last + 1
+                end = start
+        return 0
+
+
+def _readable(line: bytes) -> bytes:
+    """Return a line that was made of a record, if the record can be made of it again."""
+    Record.parse(line)
+    return line

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -12,6 +11,7 @@ from hullo.lab.activations import Row
 from hullo.lab.data import RELEASES, ilsvrc2012
 from hullo.lab.networks import NETWORKS
 from hullo.lab.paper import Column
+from hullo.lab.schema import LARGEST
 
 DATASETS = (*RELEASES, ilsvrc2012.NAME)
 ALEXNET = {"epochs": 90, "batch": 256, "lr": 0.01, "decay": 1e-5}
@@ -69,15 +69,15 @@ class Spec:
             ("data set", self.data, DATASETS),
             ("precision", self.precision, PRECISIONS),
         ):
-            if value not in known:
+            if value not in tuple(known):
                 raise ValueError(f"unknown {name} {value!r}; there are {', '.join(known)}")
         for name, least in (("seed", 0), ("epochs", 1), ("batch", 1), ("val_size", 0)):
             value = getattr(self, name)
-            if not isinstance(value, int) or not least <= value < 2**63:
+            if type(value) is not int or not least <= value < 2**63:
                 raise ValueError(f"{name}={value!r}: give a whole number of at least {least} and below 2^63")
         for name in ("lr", "decay", "coefficient_lr_scale"):
             value = getattr(self, name)
-            if not 0 <= value < math.inf:
+            if type(value) not in (int, float) or not 0 <= value <= LARGEST:
                 raise ValueError(f"{name}={value!r}: give a number that is not negative")
             object.__setattr__(self, name, float(value))
         object.__setattr__(self, "activation", str(Row.parse(self.activation)))

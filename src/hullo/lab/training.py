@@ -6,6 +6,7 @@ one that diverges goes on beside the others without touching them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 
@@ -158,7 +159,8 @@ class Training:
         return state | {"total": self.total, "position": position}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a state that a training of the same specs has saved."""
+        """Go on from a state that a training of the same specs has saved; one of another kind changes nothing."""
+        self._check_state(state)
 
         def part(prefix: str) -> dict[str, Tensor]:
             return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
@@ -169,6 +171,41 @@ class Training:
         self.total.copy_(state["total"])
         self.epoch, self.step = map(int, state["position"][:2].tolist())
         self.seconds = state["position"][2].item()
+
+    def _check_state(self, state: Mapping[str, Tensor]) -> None:
+        """Raise a ValueError that names a tensor which is not as in a state of this training."""
+        own = {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("curves.")}
+        _check_alike(own, {name: tensor for name, tensor in state.items() if not name.startswith("curves.")})
+        epochs, (epoch, step, seconds) = self.specs[0].epochs, state["position"].tolist()
+        steps = self.steps if epoch < epochs else 0
+        if epoch not in range(epochs + 1) or step not in range(steps + 1) or not 0 <= seconds < math.inf:
+            found = f"epoch {epoch:g}, step {step:g} after {seconds:g} seconds"
+            raise ValueError(f"position: {found}, but epochs from 0 to {epochs} and steps from 0 to {steps} are wanted")
+        updates = int(epoch) * self.steps + int(step)
+        if state["optimiser.updates"] != updates:
+            raise ValueError(f"optimiser.updates: {state['optimiser.updates']}, but its position is after {updates}")
+        curves = self._new_curves(int(epoch)) if epoch else {}
+        _check_alike(
+            {f"curves.{name}": curve for name, curve in curves.items()},
+            {name: tensor for name, tensor in state.items() if name.startswith("curves.")},
+        )
+
+    def _new_curves(self, epochs: int) -> dict[str, Tensor]:
+        """Return curves of so many epochs, without values."""
+        losses, tops = self.total.new_empty(epochs, len(self.specs)), len(self.feed.tops)
+        curves = {f"{name}_loss": losses for name in ("train", *self.feed.eval_sizes)}
+        curves |= {f"{name}_accuracy": losses.unsqueeze(-1).expand(-1, -1, tops) for name in self.feed.eval_sizes}
+        return curves | {"sound": losses.bool(), "coefficients": self.start.expand(epochs, *self.start.shape)}
+
+
+def _check_alike(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
+    """Raise a ValueError that names a tensor in which two states differ by its name, shape or type."""
+    if names := sorted(own.keys() ^ given.keys()):
+        raise ValueError(f"{names[0]}: {'missing' if names[0] in own else 'unknown'}")
+    for name, tensor in own.items():
+        kinds = [f"{t.dtype} of shape {tuple(t.shape)}".removeprefix("torch.") for t in (given[name], tensor)]
+        if kinds[0] != kinds[1]:
+            raise ValueError(f"{name}: {kinds[0]}, but {kinds[1]} is wanted")
 
 
 def _optimiser(network: networks.Network, specs: Sequence[Spec], team: Team) -> Optimiser:

@@ -19,7 +19,7 @@ from hullo.lab.paper import ROWS as PAPER_ROWS
 from hullo.lab.records import Record, Records
 from hullo.lab.report import gather
 from hullo.lab.report.gather import MOST_CHANNELS, SCALE, encode
-from hullo.lab.specs import Spec
+from hullo.lab.specs import Spec, identify
 
 ROWS = ("relu", "convex(identity,relu)", "affine(identity,relu,tanh)")
 RUNS = make_records(COLUMNS[:1], ROWS, seeds=2, epochs=3)
@@ -34,7 +34,7 @@ def begin(folder: Path, specs: list[Spec]) -> None:
     """What a population under way leaves in its directory; nothing reads its weights here."""
     (folder / "checkpoints").mkdir(parents=True)
     about = {"version": VERSION, "specs": json.dumps([str(spec) for spec in specs])}
-    save_file({}, folder / "checkpoints" / "0.safetensors", about)
+    save_file({}, folder / "checkpoints" / f"{identify(specs)}.safetensors", about)
 
 
 @given(st.lists(st.none() | st.floats(-1e6, 1e6), max_size=30))
@@ -79,9 +79,11 @@ def test_a_column_holds_all_that_the_paper_reports_of_it_also_of_what_was_not_ru
 def test_from_the_epoch_on_in_which_a_run_diverged_nothing_is_known_but_how_it_ended(
     epoch: int, tmp_path: Path
 ) -> None:
-    curves = {"val_loss": [1.0] * 3, "val_accuracy": [50.0] * 3}
-    record = replace(RUNS[4], ended=f"diverged in epoch {epoch}", channels=[[[0.2, 0.3, 0.5]]] * 3, **curves)
-    (column,) = gather([keep(tmp_path, [record, replace(RUNS[5], **curves)])])["columns"]
+    specs = [replace(r.spec, activation="affine(identity,relu,tanh,per=channel)", val_size=10) for r in RUNS[4:]]
+    curves = {"val_loss": [1.0] * 3, "val_accuracy": [50.0] * 3, "channels": [[[0.2, 0.3, 0.5]]] * 3}
+    record, other = (replace(run, spec=spec, **curves) for run, spec in zip(RUNS[4:], specs, strict=True))
+    record = replace(record, ended=f"diverged in epoch {epoch}")
+    (column,) = gather([keep(tmp_path, [record, other])])["columns"]
     lost, sound = column["runs"]
     assert (lost["lost"], sound["lost"]) == (epoch, None)
     assert (lost["accuracy"], lost["ended"], lost["channels"]) == (record.accuracy, record.ended, [])
@@ -128,6 +130,18 @@ def test_runs_under_way_are_counted_until_they_are_recorded(tmp_path: Path) -> N
     assert gather([tmp_path / "records.jsonl"])["waiting"] == document["waiting"]
 
 
+def test_a_checkpoint_that_cannot_be_read_hides_nothing_if_somebody_is_told(tmp_path: Path) -> None:
+    keep(tmp_path, RUNS)
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "abc.safetensors").write_bytes(b"nonsense")
+    told: list[str] = []
+    (column,) = gather([tmp_path], told.append)["columns"]
+    assert len(column["runs"]) == len(RUNS)
+    assert ["abc.safetensors is no checkpoint" in line for line in told] == [True]
+    with pytest.raises(ValueError, match=r"abc.safetensors is no checkpoint"):
+        gather([tmp_path])
+
+
 def test_where_nothing_was_run_that_is_said(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"there are no records in"):
         gather([tmp_path])
@@ -137,7 +151,8 @@ def test_where_nothing_was_run_that_is_said(tmp_path: Path) -> None:
 
 def test_of_many_channels_some_are_kept(tmp_path: Path) -> None:
     rows = [[i / 50, 1 - i / 50] for i in range(50)]
-    record = replace(RUNS[2], channels=[rows, rows[:1], rows[:3]])
+    spec = replace(RUNS[2].spec, activation="convex(identity,relu,per=channel)")
+    record = replace(RUNS[2], spec=spec, channels=[rows, rows[:1], rows[:3]])
     (column,) = gather([keep(tmp_path, [record])])["columns"]
     kept = column["runs"][0]["channels"]
     assert [len(layer) for layer in kept] == [MOST_CHANNELS, 1, 3]

@@ -149,6 +149,11 @@ def known_paths(records: list[Path] | None) -> list[Path]:
     return records or [next((path for path in USUAL if path.exists()), USUAL[0])]
 
 
+def warn(text: str) -> None:
+    """Say what is wrong with what was found, and is left out."""
+    typer.echo(f"warning: {text}", err=True)
+
+
 def note_ended(known: Sequence[Record], epoch: int | None, columns: list[str] | None) -> None:
     """Say which experiments are not shown, as they have no such epoch."""
     from hullo.lab.table.experiments import experiments

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hullo.lab.cli.common import USUAL, ColumnsOption, RecordsArgument, note_ended, note_torn, refusals, writing
+from hullo.lab.cli.common import USUAL, ColumnsOption, RecordsArgument, note_ended, note_torn, refusals, warn, writing
 
 
 def figures(
@@ -45,7 +45,7 @@ def figures(
         paths = records or [path for path in USUAL if path.exists()][:1]
         if needy and not paths and (only or columns or rows or (epoch, seed) != (None, None)):
             raise ValueError(f"no records for the figure {needy[0]!r}: name files of records, or directories of them")
-        known = read_records(paths) if needy and paths else []
+        known = read_records(paths, warn) if needy and paths else []
         found = experiments(known, epoch=epoch, columns=columns or (), rows=rows or ()) if known else []
         seeds = {record.spec.seed for experiment in found for record in experiment.records}
         if found and seed is not None and seed not in seeds:

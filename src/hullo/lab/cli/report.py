@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hullo.lab.cli.common import RecordsArgument, known_paths, note_torn, refusals, writing
+from hullo.lab.cli.common import RecordsArgument, known_paths, note_torn, refusals, warn, writing
 
 
 def report(
@@ -19,7 +19,7 @@ def report(
 
     with refusals():
         paths = known_paths(records)
-        document = gather(paths)
+        document = gather(paths, warn)
     note_torn(paths)
     with writing(output):
         write_page(document, output)

@@ -6,7 +6,16 @@ from typing import Annotated
 
 import typer
 
-from hullo.lab.cli.common import ColumnsOption, RecordsArgument, console, known_paths, note_ended, note_torn, refusals
+from hullo.lab.cli.common import (
+    ColumnsOption,
+    RecordsArgument,
+    console,
+    known_paths,
+    note_ended,
+    note_torn,
+    refusals,
+    warn,
+)
 
 FORMATS = ("terminal", "markdown", "latex", "csv")
 
@@ -28,7 +37,7 @@ def table(
         if form not in FORMATS:
             raise ValueError(f"unknown format {form!r}; there are {', '.join(FORMATS)}")
         paths = known_paths(records)
-        known = read_records(paths)
+        known = read_records(paths, warn)
         found = experiments(known, epoch=epoch, columns=columns or ())
     note_torn(paths)
     note_ended(known, epoch, columns)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,13 @@ MOST_CHANNELS = 16
 CURVES = ("test_accuracy", "val_accuracy", "test_top5", "test_loss", "val_loss", "train_loss")
 
 
-def gather(paths: Sequence[Path]) -> dict[str, Any]:
-    """The document of files of records, and of directories that hold them; runs may be under way there."""
-    begun = {path: _begun(path) for path in paths}
-    records = read_records(path for path in paths if not begun[path] or _holds_records(path))
+def gather(paths: Sequence[Path], warn: Callable[[str], None] | None = None) -> dict[str, Any]:
+    """Return the document of files of records, and of directories that hold them; runs may be under way there.
+
+    What cannot be read is left out, and `warn` is told of it; without it, it is refused.
+    """
+    begun = {path: _begun(path, warn) for path in paths}
+    records = read_records((path for path in paths if not begun[path] or _holds_records(path)), warn)
     recorded = {record.spec for record in records}
     waiting = {spec for specs in begun.values() for spec in specs} - recorded
     environments = list(dict.fromkeys(record.environment for record in records))
@@ -43,10 +47,17 @@ def gather(paths: Sequence[Path]) -> dict[str, Any]:
     }
 
 
-def _begun(path: Path) -> list[Spec]:
-    """The runs that were begun in a directory, recorded or not."""
-    folders = path.rglob("checkpoints") if path.is_dir() else [path.with_name("checkpoints")]
-    return [spec for folder in folders for population in Checkpoints(folder).begun() for spec in population]
+def _begun(path: Path, warn: Callable[[str], None] | None) -> list[Spec]:
+    """Return the runs that were begun in a directory, recorded or not."""
+    begun: list[Spec] = []
+    for folder in path.rglob("checkpoints") if path.is_dir() else [path.with_name("checkpoints")]:
+        populations, flaws = Checkpoints(folder).scan()
+        begun += itertools.chain(*populations)
+        for flaw in flaws:
+            if warn is None:
+                raise ValueError(flaw)
+            warn(flaw)
+    return begun
 
 
 def _holds_records(path: Path) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,8 @@ REFERENCE = "relu"
 """The activation that all are compared with."""
 SETTINGS = tuple(field.name for field in fields(Spec) if field.name not in ("network", "data", "activation", "seed"))
 """What may set two experiments of a column apart."""
+FLAWS = 10
+"""So many lines of a file that are no records are named; others are counted."""
 
 
 @dataclass(frozen=True)
@@ -194,13 +196,16 @@ def rows_of(experiments: Iterable[Experiment]) -> list[str]:
     return sorted({row for experiment in experiments for row in experiment.cells}, key=_position)
 
 
-def read_records(paths: Iterable[Path]) -> list[Record]:
-    """The records in files, and in all files `records.jsonl` under directories; each run once."""
+def read_records(paths: Iterable[Path], warn: Callable[[str], None] | None = None) -> list[Record]:
+    """Return the records in files, and in all files `records.jsonl` under directories; each run once.
+
+    Lines that are no records are left out, and `warn` is told what is wrong with each; without it they are refused.
+    """
     found: dict[Spec, tuple[Path, Record]] = {}
     for path in paths:
         if not path.exists():
             raise ValueError(f"{path} does not exist; name files of records, or directories that hold them")
-        records = [(file, record) for file in record_files(path) for record in _read(file)]
+        records = [(file, record) for file in record_files(path) for record in _read(file, warn)]
         if not records:
             raise ValueError(f"there are no records in {path}; name files of records, or directories that hold them")
         for file, record in records:
@@ -215,11 +220,19 @@ def record_files(path: Path) -> list[Path]:
     return sorted(path.rglob("records.jsonl")) if path.is_dir() else [path]
 
 
-def _read(file: Path) -> list[Record]:
-    try:
+def _read(file: Path, warn: Callable[[str], None] | None) -> list[Record]:
+    if warn is None:
         return Records(file).read()
-    except OSError as error:
-        raise ValueError(f"cannot read {file}: {error.strerror}") from error
+    try:
+        records, flaws = Records(file).scan()
+    except ValueError as error:
+        warn(str(error))
+        return []
+    for flaw in flaws[:FLAWS]:
+        warn(f"{flaw}; the line is left out, correct or delete it")
+    if more := flaws[FLAWS:]:
+        warn(f"{file}: {len(more):,} more lines are left out")
+    return records
 
 
 def _fitting(text: str, names: Mapping[Spec, str]) -> list[Spec]:
