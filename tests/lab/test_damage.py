@@ -114,7 +114,7 @@ def test_a_damaged_record_can_be_shown_or_is_named_with_its_line_and_field(
             "unknown" in what
         )
         assert flaws[0].isprintable()
-        assert len(flaws[0]) < 700
+        assert len(flaws[0]) < len(str(path)) + 400
         return
     if found[-1] in (good, record):
         return  # shown often enough
@@ -216,8 +216,9 @@ def test_a_damaged_checkpoint_is_refused_and_nothing_of_it_is_loaded(
     elif kind == "type":
         state[name] = state[name].to(new)
     elif kind == "shape":
-        harmless = state[name].shape == new
-        state[name] = torch.zeros(new, dtype=state[name].dtype)
+        changed = torch.zeros(new, dtype=state[name].dtype)
+        harmless = torch.equal(state[name], changed)
+        state[name] = changed
     elif kind == "position":
         harmless = name == 2 and 0 <= new < math.inf
         state["position"][name] = new
