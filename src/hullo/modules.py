@@ -25,7 +25,7 @@ class Hull(nn.Module):
     kind: ClassVar[str]
     set_class: ClassVar[type[Simplex] | type[Hyperplane] | type[Orthant] | type[Space]]
     is_strict: ClassVar[bool] = True  # the default of `strict`
-    start: Start = None  # 1/N each, for hulls that were pickled before they kept it
+    raw_name: str
 
     def __init__(
         self,
@@ -51,6 +51,7 @@ class Hull(nn.Module):
         self.groups = groups
         self.constraint = self.set_class() if keep is None else self.set_class(keep)
         self.plan = Plan(self.bases, self.constraint.way, channel_dim)
+        self.raw_name = _raw_name(self.constraint.keep, self.bases)
         self.start = self._admitted(self._uniform() if start is None else start)
         self.raw = nn.Parameter(  # type: ignore[misc]
             torch.tensor(
@@ -92,17 +93,13 @@ class Hull(nn.Module):
 
     @property
     def raw(self) -> nn.Parameter:
-        """The numbers that an optimizer updates. They are registered as :attr:`raw_name`."""
+        """The numbers that an optimizer updates.
+
+        They are registered as `raw_name`, such as ``raw_projection__identity__relu``, which says what they are. So no
+        tool takes them for those of another hull, whatever it keeps of a state_dict.
+        """
         raw: nn.Parameter = getattr(self, self.raw_name)
         return raw
-
-    @property
-    def raw_name(self) -> str:
-        """The name of the raw numbers in a state_dict, which says how they become coefficients: ``raw_softmax``.
-
-        So no tool loads the numbers of another parametrization, whatever it keeps of a state_dict.
-        """
-        return f"raw_{self.constraint.keep}"
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(self.raw_name if name == "raw" else name, value)
@@ -158,40 +155,27 @@ class Hull(nn.Module):
         super()._apply(keep_precision, recurse)  # type: ignore[no-untyped-call]
         return self
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        metadata = getattr(destination, "_metadata", {}).get(prefix[:-1])
-        if metadata is not None:
-            metadata["hull"] = self.spelling
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, metadata: Any, *rest: Any) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Refuse numbers that another hull has saved, also where `strict` is off."""
-        errors, key = rest[3], prefix + self.raw_name
-        if reason := self._why_not_loaded(state_dict, prefix, metadata):
+        errors, key = rest[4], prefix + self.raw_name
+        if reason := self._why_not_loaded(state_dict, prefix):
             errors.append(f"{reason}; make this hull with the same arguments")
             return
         if key in state_dict and state_dict[key].dtype in (torch.float16, torch.bfloat16):
             state_dict[key] = state_dict[key].float()  # assign=True would keep the type
-        super()._load_from_state_dict(state_dict, prefix, metadata, *rest)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
-    def _why_not_loaded(self, state_dict: dict[str, Any], prefix: str, metadata: Any) -> str:
+    def _why_not_loaded(self, state_dict: dict[str, Any], prefix: str) -> str:
         """Return why saved numbers are not those of this hull; an empty string if they may be."""
         own = prefix + self.raw_name
-        others = [key for key in state_dict if key.startswith(f"{prefix}raw_") and key != own]
-        if others and own not in state_dict:
-            keep = others[0].removeprefix(f"{prefix}raw_")
-            return f"{others[0]} was saved by a hull with keep={keep!r}; this one has keep={self.constraint.keep!r}"
-        saved = metadata.get("hull", self.spelling)
-        if saved != self.spelling:
-            return f"{own} was saved by {saved}; this hull is {self.spelling}"
+        others = [key for key in state_dict if key.startswith(f"{prefix}raw_")]
+        if others and own not in others:
+            return f"{others[0]} was saved by another hull; this one, {self.spelling}, has {self.raw_name}"
         shape = tuple(state_dict[own].shape) if own in state_dict else self.shape
         if shape == self.shape:
             return ""
-        bases, groups = shape[-1:] and shape[-1] + self.constraint.way.fewer, shape[0] if len(shape) == 2 else 1
-        return (
-            f"{own} of shape {shape} was saved by a hull with {bases} bases and groups={groups}; "
-            f"this one has {len(self.bases)} bases and groups={self.groups}"
-        )
+        groups = shape[0] if len(shape) == 2 else 1
+        return f"{own} of shape {shape} was saved with groups={groups}; this hull has groups={self.groups}"
 
     def rows_at_hand(self) -> list[list[float]] | None:
         """The coefficients as numbers, a row a group, for printing: it neither fails nor waits for other processes.
@@ -217,6 +201,12 @@ class Hull(nn.Module):
         if self.constraint != self.set_class():
             parts.append(f"keep={self.constraint.keep!r}")
         return ", ".join(parts)
+
+
+def _raw_name(keep: str, bases: tuple[Base, ...]) -> str:
+    """Return the name of raw numbers: an identifier, since a state_dict's names are split at dots."""
+    spelled = "__".join(item.name for item in bases).translate(str.maketrans("(,.-", "__pm", ")+"))
+    return f"raw_{keep}__{spelled}"
 
 
 def _listed(bases: tuple[str | Base | Iterable[str | Base], ...]) -> Iterable[str | Base]:
