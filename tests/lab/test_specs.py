@@ -71,8 +71,8 @@ def test_what_is_usual_depends_on_the_network_and_yields_to_what_is_given() -> N
     assert Spec.usual("lenet5", "cifar10", "relu", epochs=None, batch=None) == PLAIN
     assert Spec.usual("lenet5", "cifar10", "relu", epochs=3, lr=None).epochs == 3
     whole, short = (Spec.usual("alexnet", "cifar10", "relu", epochs=epochs, lr=None) for epochs in (None, 45))
-    assert (whole.epochs, whole.batch, whole.lr, whole.decay) == (90, 256, 0.01, 1e-5)
-    assert (short.epochs, short.batch, short.lr, short.decay) == (45, 256, 0.01, 2e-5)
+    assert (whole.epochs, whole.batch, whole.lr, whole.decay) == (90, 256, 0.01, 0.05)
+    assert (short.epochs, short.batch, short.lr, short.decay) == (45, 256, 0.01, 0.1)
     assert Spec.usual("alexnet", "cifar10", "relu", decay=0.0).decay == 0.0
 
 

@@ -218,10 +218,16 @@ def test_alexnet_learns_by_sgd_at_a_rate_that_falls_in_steps() -> None:
     pictures = DATA.train_images.expand(-1, 3, -1, -1).repeat(1, 1, 2, 2)  # 56 pixels on a side
     parts = pictures[:8], DATA.train_labels[:8], pictures[8:16], DATA.train_labels[8:16]
     feed = Resident(Dataset("wide", DATA.classes, *parts))
-    spec = Spec.usual("alexnet", "fashion-mnist-sample", "affine(identity,relu)", epochs=1, batch=4, decay=0.5)
+    spec = Spec.usual("alexnet", "fashion-mnist-sample", "affine(identity,relu)", epochs=1, batch=4, decay=1.0)
     training = finish(Training([spec], feed))
     assert isinstance(training.optimiser, SGD)
     assert training.optimiser.current_rates().tolist() == pytest.approx([0.001])
+    for batch, updates in ((4, 3), (2, 7)):  # one update before 1 / decay = 2 epochs of 8 images are over
+        slower = Training([replace(spec, decay=0.5, batch=batch)], feed)
+        slower.optimiser.updates.fill_(updates)
+        assert slower.optimiser.current_rates().tolist() == pytest.approx([0.01])
+        slower.optimiser.updates.fill_(updates + 1)
+        assert slower.optimiser.current_rates().tolist() == pytest.approx([0.001])
     constant = Training([replace(spec, decay=0.0)], feed)
     constant.optimiser.updates.fill_(10**9)
     assert constant.optimiser.current_rates().tolist() == pytest.approx([0.01])

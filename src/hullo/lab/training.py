@@ -66,7 +66,8 @@ class Training:
             members=len(specs),
             seeds=[spec.seed for spec in specs],
         ).to(feed.device)
-        self.optimiser = _optimiser(self.network, specs, team)
+        self.steps = -(-feed.count // first.batch)
+        self.optimiser = _optimiser(self.network, specs, self.steps, team)
         self._forward: Callable[[Tensor | Sight], Tensor] = self.network
         if self.optimiser.has_copies:
             self._forward = self._compute
@@ -74,7 +75,6 @@ class Training:
             if any(isinstance(module, BatchNorm) for module in self.network.modules()):
                 raise ValueError(f"{first.network} normalises over whole batches: train it in one process")
             self._forward = nn.parallel.DistributedDataParallel(self.network)
-        self.steps = -(-feed.count // first.batch)
         self.epoch = self.step = 0
         self.seconds = 0.0
         self.total = torch.zeros(len(specs), dtype=torch.float64, device=feed.device)
@@ -208,13 +208,13 @@ def _check_alike(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None
             raise ValueError(f"{name}: {kinds[0]}, but {kinds[1]} is wanted")
 
 
-def _optimiser(network: networks.Network, specs: Sequence[Spec], team: Team) -> Optimiser:
+def _optimiser(network: networks.Network, specs: Sequence[Spec], steps: int, team: Team) -> Optimiser:
     """What the protocol moves a network's weights with: SGD for AlexNet, RMSprop for the others."""
     lr, scale, decay = [spec.lr for spec in specs], [spec.coefficient_lr_scale for spec in specs], specs[0].decay
     # DistributedDataParallel gathers the gradients of parameters, not of copies
     copies = torch.bfloat16 if specs[0].precision == "bfloat16" and team.size == 1 else torch.float32
     if specs[0].network == "alexnet":
-        every = round(1 / decay) if decay else NEVER
+        every = max(1, round(steps / decay)) if decay else NEVER
         return SGD(network, lr=lr, every=every, coefficient_lr_scale=scale, copies=copies)
     return RMSprop(network, lr=lr, decay=decay, coefficient_lr_scale=scale, copies=copies)
 
