@@ -15,7 +15,7 @@ from hullo.lab.schema import LARGEST
 
 DATASETS = (*RELEASES, ilsvrc2012.NAME)
 ALEXNET = {"epochs": 90, "batch": 256, "lr": 0.01, "decay": 0.05}
-"""As in Caffe's solver, but for a part in a thousand: 450,000 updates with 256 images of the whole ILSVRC-2012 each, at a
+"""As in Caffe's solver, but for a part in a thousand: 450,000 updates with 256 images each of the whole ILSVRC-2012, a
 tenth of the learning rate after every 100,000."""
 PRECISIONS = ("float32", "bfloat16")
 
@@ -32,8 +32,8 @@ class Spec:
         epochs: how often all training pictures are seen.
         batch: pictures a step; the last step of an epoch takes what is left, as in Keras.
         lr: the learning rate.
-        decay: how fast it falls: to lr / (1 + decay * updates) with RMSprop, and to a tenth after every 1 / decay epochs
-            with AlexNet's SGD, however many images an epoch has.
+        decay: how fast it falls: to lr / (1 + decay * updates) with RMSprop, and to a tenth after every 1 / decay
+            epochs with AlexNet's SGD, however many images an epoch has.
         coefficient_lr_scale: the coefficients' learning rate is `lr` times this.
         precision: "float32", or "bfloat16" for products in bfloat16 and everything else in float32.
         val_size: how many training images are held out and evaluated beside the test images.
