@@ -7,9 +7,10 @@ import itertools
 import os
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from io import BufferedReader, BufferedWriter
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 from filelock import FileLock, Timeout
 
@@ -19,20 +20,20 @@ POLL = 0.2
 """Seconds between two looks at a lock that another process holds, and at signals."""
 
 
-def open_regular(path: Path | str) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """Open a file to read; raise an OSError if it is none, after following links: a pipe, a device, a directory."""
-    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
-    check_regular(os.stat(path), path)  # before it is opened: to open a device may set it to work
-    file = os.fdopen(os.open(path, flags), "rb")
-    try:
-        check_regular(os.fstat(file.fileno()), path)
-    except OSError:
-        file.close()
-        raise
-    return file
+    check_regular(path.stat(), path)  # before it is opened, which might wait for ever, or set a device to work
+    return path.open("rb")
 
 
-def check_regular(found: os.stat_result, path: Path | str) -> None:
+def open_output(path: Path, mode: Literal["wb", "ab"] = "wb") -> BufferedWriter:
+    """Open a file to write, unless there is something that is not a regular file."""
+    with suppress(FileNotFoundError):
+        check_regular(path.stat(), path)
+    return path.open(mode)
+
+
+def check_regular(found: os.stat_result, path: Path) -> None:
     """Raise an OSError if what was found at a path is not a regular file."""
     if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -57,7 +58,7 @@ def whole(path: Path, part: Path | None = None) -> Iterator[BinaryIO]:
     part = part or path.with_name(f".{path.name}.part")
     with unwinding():
         try:
-            with part.open("wb") as file:
+            with open_output(part) as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())

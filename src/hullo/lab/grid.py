@@ -32,6 +32,9 @@ DATA_COLUMNS = tuple(column for column in COLUMNS if column.network != "alexnet"
 GLANCE = 0.5
 """Seconds between two moves of the progress bar."""
 
+AGES = 10**10
+"""The most seconds that are shown as left."""
+
 
 def parse_column(text: str) -> Column:
     """The column of a spelling such as ``kerasnet/cifar10``.
@@ -173,7 +176,7 @@ class _View:
         if (steps := self._steps() - self.behind) and now > self.began:
             pace = steps / (now - self.began)
             left = round((spec.epochs * self.training.steps - self._steps()) / pace)
-            words += [f"{pace * spec.batch * members:,.0f} pictures/s", f"{timedelta(seconds=left)} left"]
+            words += [f"{pace * spec.batch * members:,.0f} images/s", f"{timedelta(seconds=min(left, AGES))} left"]
         return words
 
 

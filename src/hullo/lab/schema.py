@@ -88,7 +88,7 @@ class List:
 
     Args:
         item: the rule.
-        length: how many items there are; at least one by default.
+        length: how many items there are; by default at least one, or any number if it may be `empty`.
         unit: what there is one item for, in words.
         turn: the first item for which `after` holds.
         after: the other rule.
@@ -99,11 +99,12 @@ class List:
     unit: str = ""
     turn: int = 0
     after: Rule | None = None
+    empty: bool = False
 
     def check(self, value: Any, where: str) -> None:
         if not isinstance(value, list):
             refuse(where, value, "a list is wanted")
-        if len(value) != self.length and (self.length is not None or not value):
+        if len(value) != self.length and (self.length is not None or not (value or self.empty)):
             wanted = "at least one" if self.length is None else str(self.length)
             unit = f", one per {self.unit}," if self.unit else ""
             raise ValueError(f"{where}: a list of {len(value)}, but a list of {wanted}{unit} is wanted")

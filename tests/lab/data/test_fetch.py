@@ -8,7 +8,6 @@ import tarfile
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -184,7 +183,7 @@ def test_an_altered_archive_is_never_opened(packed, site, monkeypatch):
 
 
 def test_an_archive_that_was_brought_is_not_brought_again(packed, site, monkeypatch):
-    def interrupt(*_):
+    def interrupt(*_, **__):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -216,10 +215,11 @@ def test_a_directory_that_cannot_be_written_is_one_clear_error(copy):
         bring(copy)
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full device")
-def test_a_full_disk_is_one_clear_error(packed):
-    packed.folder.mkdir(parents=True)
-    (packed.folder / "first.bin.part").symlink_to("/dev/full")
+def test_a_full_disk_is_one_clear_error(packed, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(fetching, "open_output", full)
     with pytest.raises(DataError, match=rf"cannot write {packed.root}: No space left on device; make room there"):
         bring(packed)
 

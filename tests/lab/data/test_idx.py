@@ -28,7 +28,9 @@ def test_bytes_and_shape_are_those_of_the_file(shape, data):
         (b"\0\0\x0d\1\0\0\0\1abcd", r"begins with '00 00 0d 01'"),  # an idx file of floats
         (b"\0\0\x08\3\0\0\0\1\0\0", r"ends within its header, after 10 of 16 bytes"),
         (b"\0\0\x08\1\0\0\0\4abc", r"3 bytes for the shape \(4,\) in its header"),
-        (b"\0\0\x08\1\0\0\0\2abc", r"3 bytes for the shape \(2,\) in its header"),
+        (b"\0\0\x08\1\0\0\0\2abc", r"3 bytes or more for the shape \(2,\) in its header"),
+        (b"\0\0\x08\3\0\0\0\0" + b"\xff" * 8, r"the shape \(0, 4294967295, 4294967295\) in its header, but fewer dim"),
+        (b"\0\0\x08\xff" + b"\0\0\0\2" * 255, r"the shape \(2, 2, .*\) in its header, but fewer dimensions"),
         (b"\0\0\x08\2\0\0\0\2\0\0\0\2abc", r"3 bytes for the shape \(2, 2\) in its header"),
     ],
 )
@@ -37,7 +39,29 @@ def test_other_content_is_refused(content, said):
         read_idx(gzip.compress(content), "some.gz")
 
 
-@pytest.mark.parametrize("content", [as_idx((1,), b"a")[:-1], b"not gzip"])
+def test_another_number_of_dimensions_is_refused():
+    with pytest.raises(ValueError, match=r"^some\.gz: the shape \(\) in its header, but 1 dimensions"):
+        read_idx(as_idx((), b"a"), "some.gz", 1)
+
+
+def test_no_more_is_inflated_than_the_header_asks_for(monkeypatch):
+    asked = []
+    read = gzip.GzipFile.read
+
+    def limited(self, size=-1):
+        asked.append(size)
+        return read(self, size)
+
+    monkeypatch.setattr(gzip.GzipFile, "read", limited)
+    with pytest.raises(ValueError, match=r"5 bytes or more for the shape \(4,\)"):
+        read_idx(as_idx((4,), bytes(10**6)), "some.gz")
+    assert asked == [4, 4, 5]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [as_idx((1,), b"a")[:-1], as_idx((3,), b"abc")[:10] + b"\xff" * 20, b"not gzip"],
+)
 def test_what_is_not_a_whole_gzip_file_is_refused(content):
     with pytest.raises(ValueError, match=r"^some\.gz: not a whole gzip file"):
         read_idx(content, "some.gz")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 import platform
 import shutil
 import subprocess
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,7 +19,7 @@ import torch
 
 import hullo
 from hullo.lab.bench.cases import Case
-from hullo.lab.files import make_folder
+from hullo.lab.files import check_regular, make_folder, open_regular
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,8 @@ class RowFile:
 
     def __init__(self, path: Path) -> None:
         make_folder(path.parent)
+        with suppress(FileNotFoundError):
+            check_regular(path.stat(), path)
         self._file = path.open("w", newline="")
         self._writer = csv.DictWriter(self._file, COLUMNS, lineterminator="\n")
         self._writer.writeheader()
@@ -138,7 +142,7 @@ class RowFile:
 
 def read_rows(path: Path) -> list[Row]:
     """The rows of a file; every column of :class:`Row` must be there."""
-    with path.open(newline="") as file:
+    with io.TextIOWrapper(open_regular(path), "utf-8", newline="") as file:
         reader = csv.DictReader(file)
         missing = set(COLUMNS) - set(reader.fieldnames or ())
         if missing:

@@ -42,6 +42,8 @@ class Dataset:
                 )
             if labels.shape != images.shape[:1]:
                 raise ValueError(f"{self.name}: {len(images)} images, but labels of shape {tuple(labels.shape)}")
+            if not len(labels):
+                raise ValueError(f"{self.name}: no images, but at least one is wanted")
             low, high = (int(end) for end in labels.aminmax())
             if not 0 <= low <= high < len(self.classes):
                 raise ValueError(f"{self.name}: labels from {low} to {high}, but {len(self.classes)} classes")

@@ -27,7 +27,7 @@ def read(name: str, content: Callable[[str], bytes]) -> Dataset:
 
     def tensors(part: str) -> tuple[Tensor, Tensor]:
         images, labels = (f"{part}-{kind}-ubyte.gz" for kind in ("images-idx3", "labels-idx1"))
-        return read_idx(content(images), images)[:, None], read_idx(content(labels), labels).long()
+        return read_idx(content(images), images, 3)[:, None], read_idx(content(labels), labels, 1).long()
 
     return Dataset(name, CLASSES, *tensors("train"), *tensors("t10k"))
 

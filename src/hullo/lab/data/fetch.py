@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tarfile
 from collections.abc import Callable
 from http.client import HTTPException, HTTPResponse
@@ -13,7 +12,7 @@ from urllib.request import Request, urlopen
 from rich.console import Console
 
 from hullo.lab.data.release import Copy, DataError, File
-from hullo.lab.files import locked, make_folder
+from hullo.lab.files import locked, make_folder, open_output, open_regular
 from hullo.lab.progress import Steps
 
 PATIENCE = 30
@@ -95,7 +94,7 @@ def _pull(url: str, part: Path, size: int, reach: Callable[[float], None]) -> st
 
 
 def _append(response: HTTPResponse, part: Path, start: int, size: int, reach: Callable[[float], None]) -> str:
-    with part.open("ab") as out:
+    with open_output(part, "ab") as out:
         out.seek(start)
         out.truncate()
         while out.tell() <= size:
@@ -117,19 +116,22 @@ def _size(part: Path) -> int:
 def _unpack(copy: Copy, files: list[File], archive: Path, reach: Callable[[float], None]) -> None:
     """Take files out of an archive, and nothing else."""
     wanted = {f"{copy.release.folder}/{file.name}": file for file in files}
-    with tarfile.open(archive, "r|*") as tar:
+    with open_regular(archive) as packed, tarfile.open(fileobj=packed, mode="r|*") as tar:
         for member in tar:
-            source = tar.extractfile(member)
-            if source is None or member.name not in wanted:
+            source = tar.extractfile(member) if member.name in wanted and member.isreg() else None
+            if source is None:
                 continue
             file = wanted.pop(member.name)
             part = copy.folder / f"{file.name}.part"
-            with part.open("wb") as out:
-                shutil.copyfileobj(source, out)
+            with open_output(part) as out:
+                while out.tell() <= file.size and (chunk := source.read(1 << 20)):
+                    out.write(chunk)
             _checked(copy, file, part).replace(copy.folder / file.name)
             reach(1 - len(wanted) / len(files))
     if wanted:
-        raise DataError(f"{archive} does not hold {', '.join(wanted)}")
+        raise DataError(
+            f"{archive} does not hold {', '.join(wanted)} as regular files; delete it, then: {copy.command}"
+        )
 
 
 def _checked(copy: Copy, file: File, part: Path) -> Path:

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import gzip
+import io
 import math
 import struct
+import zlib
 
 import torch
 from torch import Tensor
 
+LARGEST = 2**40
+"""Bytes of the largest tensor that a header may ask for."""
 
-def read_idx(content: bytes, name: str) -> Tensor:
-    """The uint8 tensor in a gzipped idx file; `name` is what errors call it.
 
-    The header is two zero bytes, 8 for bytes, the number of dimensions, and each dimension as four bytes.
+def read_idx(content: bytes, name: str, dims: int | None = None) -> Tensor:
+    """Return the uint8 tensor in a gzipped idx file; `name` is what errors call it.
+
+    The header is two zero bytes, 8 for bytes, the number of dimensions, and each dimension as four bytes. No more is
+    inflated than the header asks for.
+
+    Args:
+        content: the bytes of the file.
+        name: its name.
+        dims: how many dimensions it must have; by default any number.
 
     Examples:
         >>> content = gzip.compress(bytes([0, 0, 8, 1, 0, 0, 0, 3]) + b"abc")
@@ -21,15 +32,23 @@ def read_idx(content: bytes, name: str) -> Tensor:
         tensor([97, 98, 99], dtype=torch.uint8)
     """
     try:
-        data = gzip.decompress(content)
-    except (EOFError, OSError) as error:
+        with gzip.open(io.BytesIO(content)) as file:
+            begin = file.read(4)
+            if len(begin) < 4 or begin[:3] != b"\0\0\x08":
+                raise ValueError(f"{name}: begins with {begin.hex(' ')!r}, but idx files of bytes with '00 00 08'")
+            header = file.read(4 * begin[3])
+            if len(header) < 4 * begin[3]:
+                found, wanted = 4 + len(header), 4 + 4 * begin[3]
+                raise ValueError(f"{name}: ends within its header, after {found} of {wanted} bytes")
+            shape = struct.unpack(f">{begin[3]}I", header)
+            if (dims is not None and len(shape) != dims) or math.prod(max(1, side) for side in shape) > LARGEST:
+                raise ValueError(
+                    f"{name}: the shape {shape} in its header, but {dims or 'fewer'} dimensions are wanted"
+                )
+            data = bytearray(file.read(math.prod(shape) + 1))
+    except (EOFError, OSError, zlib.error) as error:
         raise ValueError(f"{name}: not a whole gzip file ({error})") from error
-    if len(data) < 4 or data[:3] != b"\0\0\x08":
-        raise ValueError(f"{name}: begins with {data[:4].hex(' ')!r}, but idx files of bytes with '00 00 08'")
-    start = 4 + 4 * data[3]
-    if len(data) < start:
-        raise ValueError(f"{name}: ends within its header, after {len(data)} of {start} bytes")
-    shape = struct.unpack_from(f">{data[3]}I", data, 4)
-    if len(data) - start != math.prod(shape):
-        raise ValueError(f"{name}: {len(data) - start} bytes for the shape {shape} in its header")
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)[start:].reshape(shape)
+    if len(data) != math.prod(shape):
+        more = " or more" if len(data) > math.prod(shape) else ""
+        raise ValueError(f"{name}: {len(data)} bytes{more} for the shape {shape} in its header")
+    return (torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)).reshape(shape)

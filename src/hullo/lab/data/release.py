@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hullo.lab.data.dataset import Dataset
 from hullo.lab.failures import FailedError
+from hullo.lab.files import open_regular
 
 
 class DataError(FailedError):
@@ -27,16 +28,19 @@ class File:
     algorithm: str = "sha256"
 
     def read(self, path: Path, remedy: str) -> bytes:
-        """What lies at `path`, if it is this file to the byte; else an error that ends with the `remedy`."""
+        """Return what lies at `path`, if it is this file to the byte; else an error ends with the `remedy`."""
         wanted = f"{self.algorithm} wanted {self.digest}"
         try:
-            content = path.read_bytes()
+            with open_regular(path) as file:
+                content = file.read(self.size)
+                digest = hashlib.new(self.algorithm, content, usedforsecurity=False)
+                while more := file.read(2**20):
+                    digest.update(more)
         except FileNotFoundError as error:
             raise DataError(f"{path} is missing: {wanted}; {remedy}") from error
         except OSError as error:
             raise DataError(f"{path} cannot be read ({error.strerror}): {wanted}; {remedy}") from error
-        found = hashlib.new(self.algorithm, content, usedforsecurity=False).hexdigest()
-        if found != self.digest:
+        if (found := digest.hexdigest()) != self.digest:
             state = "altered"
             if len(content) < self.size:
                 state = f"cut off after {len(content):,} of {self.size:,} bytes"

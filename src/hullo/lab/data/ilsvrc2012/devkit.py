@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tarfile
 import zlib
 from dataclasses import dataclass
@@ -9,12 +10,18 @@ from pathlib import Path
 
 from hullo.lab.data.ilsvrc2012.matlab import read_structs
 from hullo.lab.data.release import DataError
+from hullo.lab.files import open_regular
 
 ARCHIVE = "ILSVRC2012_devkit_t12.tar.gz"
 ARCHIVE_SIZE = 2_568_145
 ARCHIVE_MD5 = "fa75699e90414af021442c21a62c3abf"
 FOLDERS = ("ILSVRC2012_devkit_t12", "devkit")
 REMEDY = f"put {ARCHIVE} ({ARCHIVE_SIZE:,} bytes, md5 {ARCHIVE_MD5}) there, or unpack it there"
+
+DAMAGE = (ArithmeticError, EOFError, LookupError, TypeError, tarfile.TarError, zlib.error)
+"""What reading damaged archives and files raises, beside ValueError and OSError."""
+LARGEST = 2**24
+"""Bytes that a file of the devkit has at most."""
 
 _META, _TRUTH = "meta.mat", "ILSVRC2012_validation_ground_truth.txt"
 
@@ -46,24 +53,42 @@ def find_devkit(folder: Path) -> Devkit | None:
         if path.exists():
             try:
                 return _parse(path, *(_from_archive(path) if path.name == ARCHIVE else _from_folder(path)))
-            except (EOFError, KeyError, OSError, ValueError, tarfile.TarError, zlib.error) as error:
+            except (*DAMAGE, OSError, ValueError) as error:
                 raise DataError(f"{path} is no whole devkit ({error}); {REMEDY}") from error
     return None
 
 
 def _from_folder(path: Path) -> list[bytes]:
-    return [(path / "data" / name).read_bytes() for name in (_META, _TRUTH)]
+    contents = []
+    for name in (_META, _TRUTH):
+        with open_regular(path / "data" / name) as file:
+            contents.append(_bounded(file.read(LARGEST + 1), name))
+    return contents
 
 
 def _from_archive(path: Path) -> list[bytes]:
-    with tarfile.open(path, "r:gz") as tar:
-        streams = [tar.extractfile(f"{path.name.removesuffix('.tar.gz')}/data/{name}") for name in (_META, _TRUTH)]
-        return [stream.read() for stream in streams if stream]
+    contents = []
+    with open_regular(path) as file, tarfile.open(fileobj=file, mode="r:gz") as tar:
+        for name in (_META, _TRUTH):
+            member = tar.getmember(f"{path.name.removesuffix('.tar.gz')}/data/{name}")
+            stream = tar.extractfile(member) if member.isreg() else None
+            if stream is None:
+                raise ValueError(f"{name} is not a regular file")
+            contents.append(_bounded(stream.read(LARGEST + 1), name))
+    return contents
+
+
+def _bounded(content: bytes, name: str) -> bytes:
+    if len(content) > LARGEST:
+        raise ValueError(f"{name} has more than {LARGEST:,} bytes")
+    return content
 
 
 def _parse(path: Path, meta: bytes, truth: bytes) -> Devkit:
     leaves = [item for item in read_structs(meta) if item["num_children"] == [0.0]]  # the others are kinds of classes
-    leaves.sort(key=lambda item: item["WNID"])
+    leaves.sort(key=lambda item: str(item["WNID"]))
+    if not leaves or not all(re.fullmatch(r"n\d{8}", str(item["WNID"])) for item in leaves):
+        raise ValueError(f"{_META} lists no classes by their WordNet identifiers")
     classes = [Class(str(item["WNID"]), str(item["words"]), int(item["num_train_images"][0])) for item in leaves]
     label_of = {int(item["ILSVRC2012_ID"][0]): label for label, item in enumerate(leaves)}
     return Devkit(path, tuple(classes), tuple(label_of[int(line)] for line in truth.split()))

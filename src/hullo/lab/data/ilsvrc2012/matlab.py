@@ -11,6 +11,8 @@ import numpy as np
 _MATRIX, _COMPRESSED = 14, 15
 _NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8", 16: "u1"}
 _STRUCT, _TEXT = 2, 4
+LARGEST = 2**26
+"""Bytes that are inflated at most."""
 
 Value = str | list[float]
 
@@ -27,16 +29,24 @@ def read_structs(content: bytes) -> list[dict[str, Value]]:
     try:
         ((kind, data),) = _elements(content[128:])
         if kind == _COMPRESSED:
-            ((kind, data),) = _elements(zlib.decompress(data))
+            ((kind, data),) = _elements(_inflate(data))
         flags, _, _, length, fields, *values = _elements(data)
         if kind != _MATRIX or flags[1][0] != _STRUCT:
             raise ValueError("holds no array of structs")
         (width,) = struct.unpack("<i", length[1])
         names = [name.rstrip(b"\0").decode() for (name,) in struct.iter_unpack(f"{width}s", fields[1])]
         parsed = [_value(matrix) for _, matrix in values]
-    except (zlib.error, struct.error, IndexError, KeyError) as error:
+    except (zlib.error, struct.error, ArithmeticError, LookupError, TypeError) as error:
         raise ValueError(f"is damaged ({error})") from error
     return [dict(zip(names, parsed[k : k + len(names)], strict=True)) for k in range(0, len(parsed), len(names))]
+
+
+def _inflate(data: bytes) -> bytes:
+    stream = zlib.decompressobj()
+    content = stream.decompress(data, LARGEST)
+    if not stream.eof:
+        raise ValueError(f"is cut off, or has more than {LARGEST:,} bytes")
+    return content
 
 
 def _value(matrix: bytes) -> Value:

@@ -25,10 +25,25 @@ from hullo.lab.data.ilsvrc2012.pictures import SPLITS, readable
 from hullo.lab.data.ilsvrc2012.shards import COMMAND, HEADER, PICTURE, Shard
 from hullo.lab.data.ilsvrc2012.workers import available_cores
 from hullo.lab.data.release import DataError
+from hullo.lab.files import check_regular, open_regular
+from hullo.lab.schema import List, Object, Text, Whole, read_json
 
 MANIFEST = "manifest.json"
 MEAN = "mean.safetensors"
 VERSION = 1
+LONGEST = 2**28
+"""Bytes of the longest manifest that is read."""
+
+_SHARD = Object({"file": Text(), "pictures": Whole(), "sha256": Text()})
+_PART = Object({"shards": List(_SHARD), "broken": List(List(Text(), 2), empty=True), "wanted": Whole()})
+_MANIFEST = Object(
+    {
+        "version": Whole(),
+        "classes": List(List(Text(), 2)),
+        "parts": Object(dict.fromkeys(SPLITS, _PART)),
+        "mean_sha256": Text(),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +65,7 @@ class Part:
 
     @classmethod
     def parse(cls, values: dict[str, Any]) -> Part:
-        """The split as the manifest has it."""
+        """Read the split of a manifest."""
         shards = tuple(ShardEntry(**shard) for shard in values["shards"])
         return cls(shards, tuple((name, reason) for name, reason in values["broken"]), values["wanted"])
 
@@ -74,22 +89,25 @@ class Pack:
         path = folder / MANIFEST
         with readable(path):
             try:
-                content = path.read_bytes()
+                with open_regular(path) as file:
+                    content = file.read(LONGEST)
             except FileNotFoundError as error:
                 raise DataError(f"{folder} holds no finished pack; make it with: {COMMAND}") from error
         try:
-            values = json.loads(content)
-            if (version := values["version"]) != VERSION:
+            values = read_json(content)
+            version = values.get("version") if isinstance(values, dict) else None
+            if type(version) is int and version != VERSION:
                 raise DataError(
                     f"{folder} holds a pack of version {version}, not {VERSION}; delete it, then: {COMMAND}"
                 )
-            parts = {split: Part.parse(values["parts"][split]) for split in SPLITS}
-            classes = tuple((wnid, words) for wnid, words in values["classes"])
-            return cls(folder, classes, parts, values["mean_sha256"])
+            _MANIFEST.check(values, "")
         except DataError:
             raise
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError(f"{path} is damaged ({error!r}); delete it, then: {COMMAND}") from error
+        except ValueError as error:
+            raise DataError(f"{path} is damaged ({error}); delete it, then: {COMMAND}") from error
+        parts = {split: Part.parse(values["parts"][split]) for split in SPLITS}
+        classes = tuple((wnid, words) for wnid, words in values["classes"])
+        return cls(folder, classes, parts, values["mean_sha256"])
 
     def manifest(self) -> bytes:
         """The content of the manifest."""
@@ -107,13 +125,24 @@ class Pack:
         """The mean training picture, float32 of shape (256, 256, 3)."""
         path = self.folder / MEAN
         try:
-            return load_file(path)["mean"]
-        except (KeyError, OSError, SafetensorError) as error:
+            check_regular(path.stat(), path)
+            mean = load_file(path)["mean"]
+            if mean.dtype != torch.float32 or mean.shape != SHAPE or not 0 <= mean.min() <= mean.max() <= 255:
+                raise ValueError(
+                    f"{mean.dtype} of shape {tuple(mean.shape)}, but pixels in float32 of {SHAPE} are wanted"
+                )
+        except (KeyError, OSError, SafetensorError, ValueError) as error:
             raise DataError(f"{path} is missing or damaged ({error}); make it anew with: {COMMAND}") from error
+        return mean
 
     def pictures(self, split: str) -> PackedPictures:
-        """The pictures of a split."""
-        return PackedPictures([self.folder / shard.file for shard in self.parts[split].shards])
+        """Return the pictures of a split."""
+        pictures = PackedPictures([self.folder / shard.file for shard in self.parts[split].shards])
+        if len(pictures) and (label := int(pictures.labels.max())) >= len(self.classes):
+            raise DataError(
+                f"{self.folder}: label {label} in {split}, but {len(self.classes)} classes; delete it, then: {COMMAND}"
+            )
+        return pictures
 
     def flaws(self, reach: Callable[[float], None]) -> list[str]:
         """What is wrong with the files, every byte of them being compared with what was written."""
@@ -128,8 +157,11 @@ class Pack:
 
     def _mean_flaw(self) -> list[str]:
         path = self.folder / MEAN
-        content = path.read_bytes() if path.exists() else b""
-        sound = hashlib.sha256(content).hexdigest() == self.mean_sha256
+        try:
+            with open_regular(path) as file:
+                sound = hashlib.file_digest(file, "sha256").hexdigest() == self.mean_sha256
+        except OSError:
+            sound = False
         return [] if sound else [f"{path} is missing or altered: sha256 wanted {self.mean_sha256}"]
 
     def _flaw(self, entry: ShardEntry) -> list[str]:

@@ -15,6 +15,7 @@ from typing import BinaryIO, NamedTuple
 
 from hullo.lab.data.ilsvrc2012 import devkit as devkits
 from hullo.lab.data.release import DataError, File
+from hullo.lab.files import open_regular
 
 SPLITS = ("train", "val")
 TARS = {
@@ -23,6 +24,8 @@ TARS = {
 }
 PICTURES = {"train": 1_281_167, "val": 50_000}
 CLASSES = 1000
+LARGEST = 2**28
+"""Bytes of the largest file that is taken for a picture; the largest one released has 15 million."""
 
 _WNID = re.compile(r"n\d{8}")
 
@@ -45,12 +48,12 @@ class Bytes(NamedTuple):
 
     path: str
     start: int = 0
-    size: int = -1  # up to the file's end
+    size: int = -1  # up to the file's end, or as much as a picture may have
 
     def read(self) -> bytes:
-        with open(self.path, "rb") as file:
+        with open_regular(Path(self.path)) as file:
             file.seek(self.start)
-            return file.read(self.size)
+            return file.read(LARGEST if self.size < 0 else self.size)
 
 
 class Picture(NamedTuple):
@@ -133,6 +136,8 @@ class Source:
         shown = {f"ILSVRC2012_val_{number:08}.JPEG": label for number, label in enumerate(truth, 1)}
         pictures = []
         for wnid, name, encoded in _in_tar(place, reach=reach) if place.is_file() else _in_folder(place, reach):
+            if not name.isprintable():
+                raise DataError(f"{place}: {name!r} is no name for a picture; rename it, or take it away")
             if wnid and wnid not in label_of:
                 raise DataError(
                     f"{place}: {wnid} is none of the {len(label_of):,} classes of ILSVRC-2012; take it away"
@@ -175,9 +180,14 @@ def _in_tar(path: Path, wnid: str = "", reach: Reach = lambda _: None) -> Found:
         with tarfile.open(fileobj=file, mode="r:") as tar:  # from where the file is at: a tar within a tar, too
             for member in tar:
                 end = member.offset_data + member.size
-                if end > size:
+                if not member.offset_data <= end <= size:
                     raise tarfile.ReadError(f"{member.name} would end at byte {end:,} of {size:,}")
-                if member.name.endswith(".tar"):
+                inner = member.name.endswith(".tar")
+                if (inner or member.name.endswith(".JPEG")) and (not member.isreg() or member.issparse()):
+                    raise tarfile.ReadError(f"{member.name} is a link, or else no regular file")
+                if inner and wnid:
+                    raise tarfile.ReadError(f"{member.name} is a tar in the tar of a class")
+                if inner:
                     file.seek(member.offset_data)
                     yield from members(file, Path(member.name).stem)
                 elif member.name.endswith(".JPEG"):
@@ -185,9 +195,11 @@ def _in_tar(path: Path, wnid: str = "", reach: Reach = lambda _: None) -> Found:
                 reach(end / size)
 
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             yield from members(file, wnid)
-    except tarfile.TarError as error:
+    except DataError:
+        raise
+    except (*devkits.DAMAGE, ValueError) as error:
         wanted = [
             f"; {tar.size:,} bytes, md5 {tar.digest}, are wanted" for tar in TARS.values() if tar.name == path.name
         ]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import struct
 from collections.abc import Iterable, Sequence
@@ -27,7 +28,8 @@ from safetensors import SafetensorError, safe_open
 from hullo.lab.data.ilsvrc2012.decoding import SHAPE, PictureError, decode
 from hullo.lab.data.ilsvrc2012.pictures import Picture
 from hullo.lab.data.release import DataError
-from hullo.lab.files import whole
+from hullo.lab.files import open_regular, whole
+from hullo.lab.schema import List, Text, Whole, read_json
 
 COMMAND = "hullo data pack ilsvrc2012"
 
@@ -48,16 +50,25 @@ class Shard:
 
     @classmethod
     def open(cls, path: Path) -> Shard:
-        """The shard in a file; its pictures are left there."""
+        """Open the shard in a file, and leave its pictures there; refuse one that is not as `write_shard` makes it."""
         try:
-            with safe_open(path, framework="numpy") as file:
-                return cls(
-                    path,
-                    file.metadata()["sha256"],
-                    file.get_tensor("labels"),
-                    tuple((name, reason) for name, reason in json.loads(file.get_tensor("broken").tobytes())),
-                )
-        except (KeyError, OSError, SafetensorError, TypeError, ValueError) as error:
+            with open_regular(path) as file:
+                header, size = file.read(HEADER), os.fstat(file.fileno()).st_size
+            layout = read_json(header[8:])
+            counts = [layout[name]["shape"][0] for name in ("labels", "names", "broken")]
+            List(Whole(most=size), 3).check(counts, "shapes")
+            digest = layout["__metadata__"]["sha256"]
+            Text().check(digest, "sha256")
+            if header != _header(counts, digest):
+                raise ValueError("its header is not that of a shard")
+            with safe_open(path, framework="numpy") as file:  # which notices a file that is cut off
+                labels, broken = file.get_tensor("labels"), read_json(file.get_tensor("broken").tobytes())
+            if len(labels) and labels.min() < 0:
+                raise ValueError(f"the label {labels.min()}")
+            for pair in broken:
+                List(Text(), 2).check(pair, "broken")
+            return cls(path, digest, labels, tuple((name, reason) for name, reason in broken))
+        except (LookupError, OSError, SafetensorError, TypeError, ValueError) as error:
             raise DataError(f"{path} is missing or damaged ({error}); make it anew with: {COMMAND}") from error
 
     def sum(self) -> NDArray[np.int64]:
@@ -87,7 +98,7 @@ class Shard:
 
     def verify(self) -> bool:
         """Whether the file holds the bytes that were written."""
-        with self.path.open("rb") as file:
+        with open_regular(self.path) as file:
             file.seek(HEADER)
             return hashlib.file_digest(file, "sha256").hexdigest() == self.digest
 
@@ -105,7 +116,7 @@ def write_shard(path: Path, pictures: Iterable[Picture]) -> None:
             try:
                 pixels = _decode(picture)
             except PictureError as error:
-                broken.append((picture.name, str(error)))
+                broken.append((picture.name, _one_line(error)))
                 continue
             digest.update(pixels.data)
             file.write(pixels.data)
@@ -122,7 +133,7 @@ def write_shard(path: Path, pictures: Iterable[Picture]) -> None:
             digest.update(array.data)
             file.write(array.data)
         file.seek(0)
-        file.write(_header(len(labels), rest, digest.hexdigest()))
+        file.write(_header([len(rest[name]) for name in ("labels", "names", "broken")], digest.hexdigest()))
 
 
 def _decode(picture: Picture) -> NDArray[np.uint8]:
@@ -137,16 +148,26 @@ def _flaw(picture: Picture) -> str | None:
     try:
         _decode(picture)
     except PictureError as error:
-        return str(error)
+        return _one_line(error)
     return None
 
 
-def _header(count: int, rest: dict[str, NDArray[Any]], digest: str) -> bytes:
-    images = {"dtype": "U8", "shape": [count, *SHAPE], "data_offsets": [0, count * PICTURE]}
-    header: dict[str, object] = {"__metadata__": {"sha256": digest}, "images": images}
-    at = count * PICTURE
-    for name, array in rest.items():
-        dtype = {"int64": "I64", "uint8": "U8"}[array.dtype.name]
-        header[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": [at, at + array.nbytes]}
-        at += array.nbytes
+def _one_line(error: PictureError) -> str:
+    return "".join(filter(str.isprintable, str(error)))[:200]
+
+
+def _header(counts: Sequence[int], digest: str) -> bytes:
+    """Return the header of a shard: of so many pictures, bytes of names, and bytes of broken ones."""
+    count, names, broken = counts
+    header: dict[str, object] = {"__metadata__": {"sha256": digest}}
+    end = 0
+    for name, dtype, size, shape in (
+        ("images", "U8", 1, (count, *SHAPE)),
+        ("labels", "I64", 8, (count,)),
+        ("sum", "I64", 8, SHAPE),
+        ("names", "U8", 1, (names,)),
+        ("broken", "U8", 1, (broken,)),
+    ):
+        start, end = end, end + size * math.prod(shape)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
     return struct.pack("<Q", HEADER - 8) + json.dumps(header).encode().ljust(HEADER - 8)

@@ -15,6 +15,7 @@ from hullo.lab.data.ilsvrc2012.packed import MANIFEST, Pack
 from hullo.lab.data.ilsvrc2012.pictures import PICTURES, SPLITS, TARS, Source, readable
 from hullo.lab.data.ilsvrc2012.shards import PICTURE
 from hullo.lab.data.release import DataError, data_root
+from hullo.lab.files import open_regular
 from hullo.lab.progress import Steps
 
 NAME = "ilsvrc2012"
@@ -131,7 +132,7 @@ def _check_split(source: Source, split: str, place: Path, progress: Steps) -> tu
     """Whether all pictures are there, and what there is: of a tar of the right size every byte is compared."""
     tar = TARS[split]
     if place.name == tar.name and place.stat().st_size == tar.size:
-        with place.open("rb") as file:
+        with open_regular(place) as file:
             found = hashlib.file_digest(file, "md5").hexdigest()
         same = found == tar.digest
         return same, f"{place} is {'as released' if same else 'altered'}: md5 wanted {tar.digest}, found {found}"
