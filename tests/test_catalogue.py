@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
 from torch import Tensor
 
 import hullo
@@ -159,5 +164,50 @@ def test_the_functions_that_break_the_papers_requirement_are_known() -> None:
     "spelling", ["celu(0)", "celu(-1)", "softplus(0)", "unit_softplus(-2)", "softplus(1e-320)", "unit_softplus(1e-320)"]
 )
 def test_a_parameter_without_meaning_is_refused(spelling: str) -> None:
-    with pytest.raises(ValueError, match=r"above zero, got (0|-1|-2|9.99989e-321)"):
+    with pytest.raises(ValueError, match=r"from 5.42e-20 to 1.84e\+19, got (0|-1|-2|9.99989e-321)"):
         hullo.base(spelling)
+
+
+EXACT: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "leaky_relu": lambda x, a: torch.where(x > 0, x, a * x),
+    "elu": lambda x, a: torch.where(x > 0, x, a * torch.expm1(x.clamp(max=0))),
+    "celu": lambda x, a: torch.where(x > 0, x, a * torch.expm1(x.clamp(max=0) / a)),
+    "softplus": lambda x, b: x.clamp(min=0) + torch.log1p(torch.exp(-b * x.abs())) / b,
+    "unit_softplus": lambda x, b: 2 * (x.clamp(min=0) + torch.log1p(0.5 * torch.expm1(-b * x.abs())) / b),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("family", EXACT)
+@given(exponent=st.integers(-330, 307), digit=st.integers(1, 9), sign=st.sampled_from([1, -1]))
+@example(exponent=0, digit=1, sign=1)
+@example(exponent=19, digit=1, sign=-1)
+@example(exponent=-19, digit=1, sign=1)
+def test_any_parameter_is_refused_or_gives_right_values_slopes_and_facts(
+    family: str, dtype: torch.dtype, exponent: int, digit: int, sign: int
+) -> None:
+    parameter = sign * float(f"{digit}e{exponent}") + 0.0  # no -0.0
+    spelling, positive = f"{family}({parameter!r})", family in ("celu", "softplus", "unit_softplus")
+    if not (2.0**-64 <= parameter <= 2.0**64 if positive else abs(parameter) <= 2.0**64):
+        with pytest.raises(ValueError, match=rf"got {re.escape(f'{parameter:g}')}"):
+            hullo.base(spelling)
+        return
+    base = hullo.base(spelling)
+    assert base.formula is not None
+    value, slope = base.formula.functions(WORDS)
+    x = torch.tensor([-30.0, -1, -0.3, -1e-3, -1e-6, 0, 1e-6, 1e-3, 0.3, 1, 30], dtype=dtype)
+    wide = x.double().requires_grad_()
+    exact = EXACT[family](wide, parameter)
+    (exact_slope,) = torch.autograd.grad(exact.sum(), wide)
+    for found in (base.function(x), value(x)):
+        scale = min(1, exact.abs().max().item())
+        torch.testing.assert_close(found, exact.detach().to(dtype), rtol=1e-5, atol=1e-6 * scale)
+    off, scale = x != 0, exact_slope.abs().max().item()
+    for found in (base.derivative(x), slope(x, value(x))):
+        torch.testing.assert_close(found[off], exact_slope.to(dtype)[off], rtol=1e-5, atol=1e-6 * scale)
+    assert base.value_at_zero == pytest.approx(EXACT[family](torch.zeros((), dtype=torch.float64), parameter).item())
+    low, high = base.slope_bounds
+    assert low <= min(base.slopes_at_zero) <= max(base.slopes_at_zero) <= high
+    slopes = exact_slope[off]
+    assert low - 1e-6 * scale <= slopes.min() <= slopes.max() <= high + 1e-6 * scale
+    assert bool(base.kinks) == (base.slopes_at_zero[0] != base.slopes_at_zero[1])

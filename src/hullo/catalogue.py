@@ -68,10 +68,14 @@ def _base(
     return Base(name, native or written, slope_function, at_zero[0], at_zero[1:], bounds, kinks, formula)
 
 
-def _check_positive(name: str, parameter: str, value: float) -> None:
-    """Refuse a parameter that is not above zero, or too small to divide by."""
-    if value <= 0 or not math.isfinite(1 / value):
-        raise ValueError(f"{name} needs {parameter} above zero, got {value:g}; {name}(1) is the usual one")
+_MOST = 2.0**64
+
+
+def _check(name: str, parameter: str, value: float, *, positive: bool = False) -> None:
+    """Refuse a parameter for which values in float32 would overflow, or vanish where they are divided by it."""
+    least = 1 / _MOST if positive else -_MOST
+    if not least <= value <= _MOST:
+        raise ValueError(f"{name} needs {parameter} from {least:.3g} to {_MOST:.3g}, got {value:g}; try {name}(1)")
 
 
 @family
@@ -91,19 +95,21 @@ def tanh() -> Base:
 
 @family
 def leaky_relu(negative_slope: float = 0.01) -> Base:
+    _check("leaky_relu", "negative_slope", negative_slope)
     return _base(
         spell("leaky_relu", {"negative_slope": negative_slope}),
         f"where(x < 0, {negative_slope} * x, x)",
-        f"{negative_slope} + (1 - {negative_slope}) * step(x)",
+        f"where(x > 0, step(x), {negative_slope})",
         lambda x: F.leaky_relu(x, negative_slope),
         at_zero=(0.0, negative_slope, 1.0),
         bounds=(min(negative_slope, 1.0), max(negative_slope, 1.0)),
-        kinks=(0.0,),
+        kinks=() if negative_slope == 1 else (0.0,),
     )
 
 
 @family
 def elu(alpha: float = 1.0) -> Base:
+    _check("elu", "alpha", alpha)
     return _base(
         spell("elu", {"alpha": alpha}),
         f"where(x > 0, x, {alpha} * expm1(minimum(x, 0.0)))",
@@ -117,7 +123,7 @@ def elu(alpha: float = 1.0) -> Base:
 
 @family
 def celu(alpha: float = 1.0) -> Base:
-    _check_positive("celu", "alpha", alpha)
+    _check("celu", "alpha", alpha, positive=True)
     return _base(
         spell("celu", {"alpha": alpha}),
         f"where(x > 0, x, {alpha} * expm1(minimum(x, 0.0) / {alpha}))",
@@ -273,7 +279,7 @@ def unit_mish() -> Base:
 
 @family
 def softplus(beta: float = 1.0) -> Base:
-    _check_positive("softplus", "beta", beta)
+    _check("softplus", "beta", beta, positive=True)
     return _base(
         spell("softplus", {"beta": beta}),
         f"positive_part(x) + log1p(exp(-{beta} * abs(x))) * {1 / beta!r}",
@@ -285,7 +291,7 @@ def softplus(beta: float = 1.0) -> Base:
 
 @family
 def unit_softplus(beta: float = 1.0) -> Base:
-    _check_positive("unit_softplus", "beta", beta)
+    _check("unit_softplus", "beta", beta, positive=True)
     # exact near 0, where the difference of softplus and its value at 0 is not
     text = f"2 * (positive_part(x) + log1p(0.5 * expm1(-{beta} * abs(x))) * {1 / beta!r})"
     return _unit(softplus(beta), value=text, native=None)

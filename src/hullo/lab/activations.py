@@ -102,12 +102,13 @@ class Row:
 
     @property
     def start(self) -> dict[Base, float]:
-        """The first coefficients: 1/N each in a hull, unless it starts as one of its bases.
+        """Return the first coefficients: 1/N each in a hull, unless it starts as one of its bases.
 
-        A fixed leaky_relu(a) is a * identity + (1 - a) * relu, and so needs no base of its own beside these.
+        A fixed leaky_relu(a) is a * identity + (1 - a) * relu, and so needs no base of its own beside these, unless a
+        is so large that the sum would be rounded.
         """
-        if not self.learns and self.bases[0].name.startswith("leaky_relu"):
-            slope = self.bases[0].slopes_at_zero[0]
+        slope = self.bases[0].slopes_at_zero[0]
+        if not self.learns and self.bases[0].name.startswith("leaky_relu") and abs(slope) <= 1:
             return {base("identity"): slope, base("relu"): 1 - slope}
         if self.begin:
             return {item: float(item == self.begin) for item in self.bases}
