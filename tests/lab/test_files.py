@@ -1,14 +1,22 @@
-"""What is written takes its place whole, or leaves no trace."""
+"""What is written takes its place whole, or leaves no trace; what is no file is not opened."""
 
 from __future__ import annotations
 
 import errno
 import os
+import signal
+import socket
+from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 import pytest
+from made_records import make_record
+from typer.testing import CliRunner
 
-from hullo.lab.files import make_folder, whole
+from hullo.lab.cli import app
+from hullo.lab.files import make_folder, open_output, open_regular, whole
+from hullo.lab.records import Records
 
 
 def test_a_file_is_replaced_only_when_it_is_all_written(tmp_path: Path) -> None:
@@ -71,3 +79,96 @@ def test_a_folder_that_is_there_and_must_not_be_written_to_is_refused(
     monkeypatch.setattr(os, "access", lambda *_: False)  # a superuser may write anywhere
     with pytest.raises(ValueError, match=f"^cannot write to {tmp_path}: Permission denied; name another directory$"):
         make_folder(tmp_path)
+
+
+@pytest.fixture
+def _hurry() -> Iterator[None]:
+    """Fail what waits for a pipe that nobody writes to."""
+
+    def fail(_: int, __: FrameType | None) -> None:
+        raise TimeoutError("it waits for ever")
+
+    usual = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, usual)
+
+
+def put(kind: str, path: Path) -> None:
+    """Put something that is not a regular file in place of one."""
+    path.unlink(missing_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as server:
+            place = os.open(path.parent, os.O_RDONLY)
+            server.bind(f"/proc/self/fd/{place}/{path.name}")  # a path of a socket is short
+            os.close(place)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(kind)
+
+
+KINDS = ["pipe", "socket", "folder", "/dev/zero"]
+pytest_linux = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux")
+
+
+@pytest_linux
+@pytest.mark.usefixtures("_hurry")
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_not_a_regular_file_is_not_opened(kind: str, tmp_path: Path) -> None:
+    put(kind, tmp_path / "thing")
+    (tmp_path / "link").symlink_to(tmp_path / "thing")
+    for path in (tmp_path / "thing", tmp_path / "link"):
+        for attempt in (open_regular, open_output):
+            with pytest.raises(OSError, match="Is a directory" if kind == "folder" else "not a regular file"):
+                attempt(path)
+
+
+def test_a_link_to_a_file_is_as_good_as_the_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"abc")
+    (tmp_path / "link").symlink_to("file")
+    with open_regular(tmp_path / "link") as file:
+        assert file.read() == b"abc"
+    with open_output(tmp_path / "link", "ab") as file:
+        file.write(b"d")
+    assert (tmp_path / "file").read_bytes() == b"abcd"
+
+
+TRAIN = ("train", "lenet5", "fashion-mnist-sample", "--device", "cpu", "--epochs", "1", "--output", "runs")
+
+
+@pytest_linux
+@pytest.mark.usefixtures("_hurry")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("command", "place", "code"),
+    [
+        (("table", "runs"), "runs/records.jsonl", 2),
+        (("report", "runs"), "runs/records.jsonl", 2),
+        (("figures", "runs", "--only", "accuracy"), "runs/records.jsonl", 2),
+        (TRAIN, "runs/records.jsonl", 2),
+        (TRAIN, "runs/checkpoints/abc.safetensors", 2),
+        (("report", "runs", "--output", "page.html"), ".page.html.part", 1),
+        (("data", "check", "cifar10"), "data/cifar-10-batches-bin/test_batch.bin", 1),
+        (("data", "check", "ilsvrc2012"), "data/ilsvrc2012/packed/manifest.json", 1),
+        (("data", "pack", "ilsvrc2012"), "data/ilsvrc2012/ILSVRC2012_devkit_t12.tar.gz", 1),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else value,
+)
+def test_a_command_says_in_a_line_which_file_is_none(
+    command: tuple[str, ...], place: str, code: int, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HULLO_DATA", "data")
+    Records(Path("runs/records.jsonl")).add([make_record("relu", [80.0])])
+    for split in ("train", "val"):
+        Path("data/ilsvrc2012", split).mkdir(parents=True)
+    put(kind, Path(place))
+    result = CliRunner().invoke(app, list(command))
+    assert result.exit_code == code, result.output
+    (line,) = (line for line in result.output.splitlines() if place in line and not line.startswith("["))
+    assert ("Is a directory" if kind == "folder" else "not a regular file") in line

@@ -174,6 +174,20 @@ def test_an_archive_is_unpacked_for_its_wanted_files_alone_and_not_kept(packed, 
     assert [start for _, start in site.asked] == [0, 30_000]
 
 
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
+def test_a_wanted_file_that_is_a_link_is_not_followed(packed, site, kind):
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz") as tar:
+        for name in CONTENTS:
+            member = tarfile.TarInfo(f"pair/{name}")
+            member.type, member.linkname = kind, "/etc/hostname"
+            tar.addfile(member)
+    site.files["pair.tar.gz"] = stream.getvalue()
+    archive = as_file("pair.tar.gz", stream.getvalue(), "md5")
+    with pytest.raises(DataError, match=r"does not hold pair/first.bin, pair/second.bin as regular files"):
+        bring(replace(packed, release=replace(packed.release, archive=archive)))
+
+
 def test_an_altered_archive_is_never_opened(packed, site, monkeypatch):
     monkeypatch.setattr(tarfile, "open", None)
     site.files["pair.tar.gz"] = bytes(len(site.files["pair.tar.gz"]))

@@ -1,6 +1,12 @@
+import io
+import tarfile
+
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from made_ilsvrc import TRAIN, TRUTH, WNIDS, as_mat, as_tar, devkit_files, lay_out, synset, write
 
+from hullo.lab.data.ilsvrc2012 import devkit, matlab
 from hullo.lab.data.ilsvrc2012.devkit import ARCHIVE, Class, find_devkit
 from hullo.lab.data.release import DataError
 
@@ -41,6 +47,48 @@ def test_a_devkit_without_a_file_is_one_clear_error(tmp_path, missing):
     (folder / "data" / missing).unlink()
     with pytest.raises(DataError, match=rf"devkit is no whole devkit \(.*{missing}"):
         find_devkit(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "link"),
+    [(tarfile.SYMTYPE, "meta.mat"), (tarfile.SYMTYPE, "../data"), (tarfile.LNKTYPE, "nowhere"), (tarfile.DIRTYPE, "")],
+)
+def test_an_archive_whose_files_are_links_is_one_clear_error(tmp_path, kind, link):
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz") as tar:
+        member = tarfile.TarInfo(f"{PREFIX}/data/meta.mat")
+        member.type, member.linkname = kind, link
+        tar.addfile(member)
+    write(tmp_path, {ARCHIVE: stream.getvalue()})
+    with pytest.raises(DataError, match=rf"{ARCHIVE} is no whole devkit \(meta.mat is not a regular file\)"):
+        find_devkit(tmp_path)
+
+
+def test_no_more_is_inflated_than_a_devkit_may_have(tmp_path, monkeypatch):
+    monkeypatch.setattr(devkit, "LARGEST", 100)
+    lay_out(tmp_path, "tars")
+    with pytest.raises(DataError, match=r"is no whole devkit \(meta.mat has more than 100 bytes"):
+        find_devkit(tmp_path)
+    monkeypatch.undo()
+    monkeypatch.setattr(matlab, "LARGEST", 1000)
+    with pytest.raises(DataError, match=r"is no whole devkit \(is cut off, or has more than 1,000 bytes"):
+        find_devkit(tmp_path)
+
+
+@given(st.data())
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_bytes_are_damaged_there_is_a_devkit_or_a_reason(tmp_path, data):
+    files = {f"devkit/{name}": bytearray(content) for name, content in devkit_files().items()}
+    name = data.draw(st.sampled_from(sorted(files)))
+    plain = as_mat([synset(1, "n03000001", "thing", 0, 4), synset(2, "n03000002", "thing", 0, 4)], compressed=False)
+    files["devkit/data/meta.mat"] = bytearray(plain)
+    for place in data.draw(st.lists(st.integers(0, len(files[name]) - 1), min_size=1, max_size=3)):
+        files[name][place] = data.draw(st.integers(0, 255))
+    write(tmp_path, files)
+    try:
+        assert find_devkit(tmp_path).classes
+    except DataError as error:
+        assert "is no whole devkit" in str(error)  # noqa: PT017 (either is right)
 
 
 def test_a_truth_that_names_no_class_is_refused(tmp_path):

@@ -1,9 +1,12 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from made_ilsvrc import WNIDS, lay_out, pictures
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from hullo.lab.data.ilsvrc2012.decoding import decode
 from hullo.lab.data.ilsvrc2012.packed import Pack
@@ -73,6 +76,39 @@ def test_a_shard_that_is_cut_off_while_it_is_read_is_one_clear_error(packed):
         packed.pictures("train")
 
 
+@pytest.mark.parametrize(
+    "mean",
+    [
+        torch.zeros(256, 256, 3, dtype=torch.float64),
+        torch.zeros(256, 256, 3, dtype=torch.uint8),
+        torch.zeros(3, 256, 256),
+        torch.zeros(()),
+        torch.full((256, 256, 3), torch.nan),
+        torch.full((256, 256, 3), 256.0),
+    ],
+)
+def test_a_mean_of_another_kind_is_one_clear_error(packed, mean):
+    save_file({"mean": mean}, packed.folder / "mean.safetensors")
+    with pytest.raises(
+        DataError, match=r"mean.safetensors is missing or damaged \(.*; make it anew with: hullo data pack"
+    ):
+        Pack.open(packed.folder).mean  # noqa: B018
+
+
+def test_a_shard_that_was_saved_anew_is_refused_as_its_pictures_lie_elsewhere(packed):
+    path = packed.folder / "train-000.safetensors"
+    with safe_open(path, "pt") as file:
+        about, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    save_file(tensors, path, about)
+    with pytest.raises(DataError, match=r"train-000.safetensors is missing or damaged \("):
+        packed.pictures("train")
+
+
+def test_a_label_that_is_no_class_is_refused(packed):
+    with pytest.raises(DataError, match=r"label 2 in train, but 2 classes; delete it, then: hullo data pack"):
+        replace(packed, classes=packed.classes[:2]).pictures("train")
+
+
 @pytest.mark.parametrize("content", [None, b"", b"{}"])
 def test_a_mean_that_is_missing_or_damaged_is_one_clear_error(packed, content):
     path = packed.folder / "mean.safetensors"
@@ -107,6 +143,12 @@ def test_other_folders_and_versions_are_refused(packed, tmp_path):
         lambda values: json.dumps(values | {"parts": {}}),
         lambda values: json.dumps(values | {"parts": {split: {"shards": [{"name": ""}]} for split in values["parts"]}}),
         lambda values: json.dumps(values | {"classes": [["n01000002"]]}),
+        lambda values: json.dumps(values | {"mean_sha256": 12}),
+        lambda values: json.dumps(
+            values | {"parts": values["parts"] | {"val": values["parts"]["val"] | {"wanted": -1}}}
+        ),
+        lambda values: json.dumps(values).replace('"pictures": 5', '"pictures": "5"'),
+        lambda values: "[" * 5000,
     ],
 )
 def test_a_damaged_manifest_is_one_clear_error(packed, damage):

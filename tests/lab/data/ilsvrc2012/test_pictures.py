@@ -1,8 +1,9 @@
+import io
 import tarfile
 from dataclasses import replace
 
 import pytest
-from made_ilsvrc import LAYOUTS, TRAIN, WNIDS, lay_out, pictures, write
+from made_ilsvrc import LAYOUTS, TRAIN, WNIDS, as_tar, lay_out, pictures, write
 
 from hullo.lab.data.ilsvrc2012 import pictures as module
 from hullo.lab.data.ilsvrc2012.pictures import SPLITS, Source
@@ -109,6 +110,58 @@ def test_what_cannot_be_read_is_one_clear_error(tmp_path, forbid, layout, place)
     assert str(caught.value) == (
         f"{tmp_path / place} cannot be read (Permission denied); make it readable, then try again"
     )
+
+
+def tar_with(member, content=b""):
+    """A val tar of one picture and another member."""
+    stream = io.BytesIO(as_tar({name: data for files in MADE["val"].values() for name, data in files.items()}))
+    with tarfile.open(fileobj=stream, mode="a") as tar:
+        tar.addfile(member, io.BytesIO(content))
+    return stream.getvalue()
+
+
+def odd_member(kind, name="ILSVRC2012_val_00000007.JPEG", link="ILSVRC2012_val_00000001.JPEG"):
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = kind, link
+    return member
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        tar_with(odd_member(tarfile.SYMTYPE)),
+        tar_with(odd_member(tarfile.LNKTYPE)),
+        tar_with(odd_member(tarfile.SYMTYPE, link="/etc/passwd")),
+        tar_with(odd_member(tarfile.SYMTYPE, name="n01000002.tar")),
+        tar_with(odd_member(tarfile.FIFOTYPE)),
+        tar_with(odd_member(tarfile.CHRTYPE)),
+        tar_with(odd_member(tarfile.DIRTYPE)),
+        tar_with(odd_member(tarfile.GNUTYPE_SPARSE)),
+        as_tar({"n01000002.tar": as_tar({"n02000003.tar": as_tar({"a.JPEG": b""})})}),
+        tar_with(tarfile.TarInfo("x")).replace(b"00000000000\0", b"\xff" * 12, 1),  # a size below zero
+    ],
+)
+def test_a_tar_with_links_devices_or_other_oddities_is_one_clear_error(tmp_path, content):
+    lay_out(tmp_path, "tars")
+    write(tmp_path, {"ILSVRC2012_img_val.tar": content})
+    with pytest.raises(DataError, match=r"ILSVRC2012_img_val.tar is cut off or damaged \(.*; download it again"):
+        Source(tmp_path).pictures("val")
+
+
+@pytest.mark.parametrize("name", ["a\nb.JPEG", "\udcff.JPEG"])
+def test_a_name_that_no_line_can_hold_is_refused(tmp_path, name):
+    lay_out(tmp_path, "sorted")
+    (tmp_path / "val" / "n02000003" / name).write_bytes(b"")
+    with pytest.raises(DataError, match=r"val: '.*\.JPEG' is no name for a picture; rename it"):
+        Source(tmp_path).pictures("val")
+
+
+def test_names_that_lead_elsewhere_lead_nowhere(tmp_path):
+    lay_out(tmp_path, "tars")
+    content = next(iter(MADE["val"]["n02000003"].values()))
+    write(tmp_path, {"ILSVRC2012_img_val.tar": as_tar({"/../../ILSVRC2012_val_00000001.JPEG": content})})
+    (picture,) = Source(tmp_path).pictures("val")
+    assert (picture.name, picture.encoded.read()) == ("ILSVRC2012_val_00000001.JPEG", content)
 
 
 def test_a_page_saved_as_a_tar_is_one_clear_error(tmp_path):
