@@ -202,10 +202,10 @@ class TestLayers:
         for k, row in enumerate(layers.rows):
             raw = layers.raw[k, :, ~layers.unused[k, 0]]
             grouped = HULLS[row.kind](*row.bases, groups=3)
-            grouped.load_state_dict({"raw": raw[:3]}, strict=False)
+            grouped.load_state_dict({grouped.raw_name: raw[:3]})
             torch.testing.assert_close(y[:, 3 * k : 3 * k + 3], grouped(x[:, 3 * k : 3 * k + 3]))
             alone = HULLS[row.kind](*row.bases)
-            alone.load_state_dict({"raw": raw[3]}, strict=False)
+            alone.load_state_dict({alone.raw_name: raw[3]})
             torch.testing.assert_close(z[k], alone(flat[k]))
 
     def test_members_per_layer_beside_one_per_channel_get_the_gradient_that_they_get_alone(self) -> None:

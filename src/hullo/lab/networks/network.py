@@ -135,7 +135,7 @@ class Network(nn.Module):
         counts = []
         for k, row in enumerate(self.rows):
             layers = sum(map(len, self.activations.split_member(k, self.activations.raw[k])))
-            counts.append(others + layers * (len(row.bases) - way(row.keep).fewer) * row.learns)
+            counts.append(others + layers * (len(row.bases) - way(row.keep).fewer) if row.learns else others)
         return counts
 
     def member(self, k: int) -> Network:
