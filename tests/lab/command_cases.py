@@ -30,7 +30,7 @@ from hullo.lab.records import Records
 PRELOADED = ("cli", "figures", "report", "grid", "bench.session", "data.fetch", "board")
 TRAIN = ("train", "lenet5", "fashion-mnist-sample", "--device", "cpu", "--epochs", "1", "--output", "new", "--quiet")
 FETCH = ("data", "fetch", "cifar10", "--data", "data", "--quiet")
-READ = "hullo.lab.records.Records.read"
+READ = "hullo.lab.records.Records.scan"
 
 
 @dataclass

@@ -58,16 +58,18 @@ def _make_record(spec: Spec) -> Record:
         members=60,
         seconds=4321.0,
         environment=ENVIRONMENT,
+        channels=[[layer] for layer in walk[-1]] if row.per == "channel" else [],
     )
 
 
 def _wander(row: Row, layers: int, epochs: int, chance: torch.Generator) -> Tensor:
     """A walk of every layer in the row's hull, which begins in its middle and slowly settles; (epoch, layer, base)."""
+    way = HULLS[row.kind](row.keep).way
     size = 0.02 * torch.exp(-3 * torch.arange(epochs) / epochs)
-    drift = torch.randn(layers, len(row.bases), generator=chance) / epochs
-    steps = torch.randn(epochs, layers, len(row.bases), generator=chance) * size[:, None, None] + drift
+    drift = torch.randn(layers, len(row.bases) - way.fewer, generator=chance) / epochs
+    steps = torch.randn(epochs, *drift.shape, generator=chance) * size[:, None, None] + drift
     walk = torch.cat([torch.zeros(1, *drift.shape), steps.cumsum(0)]) + 1 / len(row.bases)
-    return HULLS[row.kind](row.keep).way.coefficients(walk)
+    return way.coefficients(walk)
 
 
 def _digits(value: float) -> float:
