@@ -13,8 +13,11 @@ from torch import Tensor, fx, nn
 from hullo.bases import Base
 from hullo.modules import Hull
 from hullo.properties import known_as
-from hullo.surgery.replace import InPlace, Inputs, record_inputs
-from hullo.surgery.survey import expect_model, put, take_hooks
+from hullo.surgery.inplace import InPlace
+from hullo.surgery.replace import Inputs, record_inputs
+from hullo.surgery.sites import put
+from hullo.surgery.survey import expect_model
+from hullo.surgery.swap import take_hooks
 
 _TOLERANCE = 1e-6  # coefficients closer to zero are taken for zero, as in `known_as`
 

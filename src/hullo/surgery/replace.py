@@ -12,10 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from hullo.bases import Base, names, resolve
-from hullo.modules import AffineHull, ConvexHull, Hull, Start
+from hullo.modules import AffineHull, Hull, Start
 from hullo.surgery.recognise import AMBIGUOUS, Known
+from hullo.surgery.sites import Site
 from hullo.surgery.summary import why_left
-from hullo.surgery.survey import Site, changed_classes, survey, take_hooks
+from hullo.surgery.survey import survey
+from hullo.surgery.swap import swap
 
 Choice = str | type[nn.Module] | Callable[[Site], bool]
 Inputs = Tensor | tuple[Any, ...] | Mapping[str, Any]
@@ -85,7 +87,7 @@ def replace_activations(
             raise TypeError("a function that makes hulls chooses bases, start, groups and keep; do not give them here")
         else:
             made[site.name] = _made_by(hull, site, made.values()).to(_nearby_tensor(modules, site).device)
-    _swap(sites, made)
+    swap(model, sites, made)
     return model
 
 
@@ -230,55 +232,3 @@ def record_inputs(model: nn.Module, example_inputs: Inputs) -> dict[str, Tensor]
         for hook in hooks:
             hook.remove()
     return seen
-
-
-class InPlace:
-    """What makes a hull change its input, as the activation did that was there: other code may count on it."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.copy_(super().forward(x.clone()))  # type: ignore[misc]  # the hull keeps the copy for its backward
-
-
-class InPlaceAffineHull(InPlace, AffineHull):
-    """An affine hull that changes its input."""
-
-
-class InPlaceConvexHull(InPlace, ConvexHull):
-    """A convex hull that changes its input."""
-
-
-_IN_PLACE = {AffineHull: InPlaceAffineHull, ConvexHull: InPlaceConvexHull}
-
-
-def _swap(sites: list[Site], made: Mapping[str, Hull]) -> None:
-    """Put hulls in their places, and what was there in the places of the same module that get none."""
-    touched = {id(site.group) for site in sites if site.group is not None and site.name in made}
-    moved = [site for site in sites if site.name in made or id(site.group) in touched]
-    for site in moved:
-        if site.name not in made and site.module is None:
-            raise ValueError(
-                f"{site.name} is a turn of a loop that other sites are in too; choose all of them, or none"
-            )
-    changes = changed_classes(moved)  # the last thing that can fail
-    for owner, cls in changes:
-        owner.__class__ = cls
-    hooked: set[int] = set()
-    for site in moved:
-        hull = made.get(site.name)
-        if hull is not None:
-            _settle(hull, site, first=id(site.module) not in hooked)
-            hooked.add(id(site.module))
-        site.put(hull or site.module)  # type: ignore[arg-type]  # one of the two is there: see above
-
-
-def _settle(hull: Hull, site: Site, first: bool) -> None:
-    """Give a hull what else its place had: mode, hooks, and whether it changes its input."""
-    if site.reading is not None and site.reading.in_place:
-        hull.__class__ = _IN_PLACE.get(type(hull), type(hull))
-    called = f" in {site.place}" if site.place else ""
-    vars(hull)["replaced"] = type(site.module).__name__ if site.module else site.function + called
-    source = site.module or site.keeper
-    assert source is not None  # noqa: S101
-    hull.train(source.training)
-    if site.module is not None:
-        take_hooks(hull, site.module, copies=not first)

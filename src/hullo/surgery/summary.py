@@ -9,7 +9,8 @@ from torch import nn
 
 from hullo.modules import Hull
 from hullo.surgery.recognise import AMBIGUOUS
-from hullo.surgery.survey import Site, expect_model, survey
+from hullo.surgery.sites import Site
+from hullo.surgery.survey import expect_model, survey
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,86 +1,31 @@
-"""The places of a model where activations are, and what it takes to change each."""
+"""Find the activations of a model, and what it takes to replace each."""
 
 from __future__ import annotations
 
 import ast
-import copy
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from hullo.modules import Hull
-from hullo.surgery.calls import Body, Call, Calls
-from hullo.surgery.reader import calls_of, times_named
-from hullo.surgery.recognise import Known, Reading, is_torch_function, read_function, read_module
-from hullo.surgery.source import Edits, Written, method, position, rewritten
+from hullo.surgery.limits import Limits
+from hullo.surgery.recognise import AMBIGUOUS, Reading, is_torch_function, read_function, read_module
+from hullo.surgery.rewrite.calls import Call, Findings, Missed
+from hullo.surgery.rewrite.entries import read_aside, read_forward
+from hullo.surgery.rewrite.mentions import times_named
+from hullo.surgery.rewrite.reach import Reach
+from hullo.surgery.rewrite.source import method
+from hullo.surgery.sharing import Group, conflicts, share
+from hullo.surgery.sites import Home, Names, Site
 
 _SHARED = "it is in a module without weights that is used more than once; give each place one of its own"
+_TURNS = "which of several is called changes from turn to turn of a loop"
+_OFF = "as the model is set up, this branch does not run"
 
 Kept = tuple[int, str]  # a module, by id, and the name of something it keeps
-
-
-@dataclass(frozen=True, eq=False)
-class Site:
-    """A place of a model where an activation is.
-
-    Args:
-        name: the name that the hull there has in the model, such as ``encoder.layers.0.activation``.
-        function: what is there, as a base's name such as ``gelu`` or ``leaky_relu(0.2)`` where it is one.
-        module: the module that is there; None for a function.
-        place: where it is called, for a call that the code makes of a function or of a module used more than once.
-        reason: why no hull can take its place; empty if one can.
-    """
-
-    name: str
-    function: str
-    module: nn.Module | None
-    place: str = ""
-    reason: str = ""
-    reading: Reading | None = None
-    keeper: nn.Module | None = None
-    attribute: str = ""
-    call: Call | None = None  # where the call has to be changed
-    renamed: bool = False  # whether the call goes by another name than before
-    group: object = None  # the same for sites of one module, or of one call in several turns
-
-    @property
-    def known(self) -> Known:
-        """The function that is there, for a site without a reason."""
-        assert self.reading is not None  # noqa: S101
-        assert self.reading.known is not None  # noqa: S101
-        return self.reading.known
-
-    def put(self, module: nn.Module) -> None:
-        """Put a module in this place; the code that calls it changes with `changed_classes`."""
-        assert self.keeper is not None  # noqa: S101  (sites with a reason are never given a module)
-        if not self.call or not self.call.turns:
-            put(self.keeper, self.attribute, module)
-            return
-        if not isinstance(getattr(self.keeper, self.attribute, None), nn.ModuleDict):
-            setattr(self.keeper, self.attribute, nn.ModuleDict())
-        getattr(self.keeper, self.attribute)[self.call.key] = module
-
-
-def put(keeper: nn.Module, name: str, module: nn.Module) -> None:
-    """Set a module's child, and tell encoder layers, whose fused path knows two functions only, which it is."""
-    if isinstance(keeper, nn.TransformerEncoderLayer) and name == "activation":
-        fused = {nn.ReLU: 1, nn.GELU: 2 if getattr(module, "approximate", "") == "none" else 0}
-        keeper.activation_relu_or_gelu = fused.get(type(module), 0)
-    setattr(keeper, name, module)
-
-
-_HOOKS = [name for name in vars(nn.Identity()) if name.startswith(("_forward_", "_backward_", "_is_full_backward"))]
-
-
-def take_hooks(new: nn.Module, old: nn.Module, copies: bool = False) -> None:
-    """Give a module another one's hooks: the very ones, so that their handles still remove them, or copies."""
-    for name in _HOOKS:
-        hooks = getattr(old, name)
-        setattr(new, name, copy.copy(hooks) if copies else hooks)
 
 
 def expect_model(caller: str, model: object) -> None:
@@ -90,7 +35,7 @@ def expect_model(caller: str, model: object) -> None:
 
 
 def survey(model: nn.Module) -> list[Site]:
-    """All activations of a model, in the order of its modules."""
+    """Return all activations of a model, in the order of its modules."""
     return list(_Survey(model).sites())
 
 
@@ -98,184 +43,233 @@ class _Survey:
     def __init__(self, model: nn.Module) -> None:
         self.paths = {id(module): name for name, module in model.named_modules()}
         self.owners = [module for module in model.modules() if self._has_code(module)]
-        self.calls = {id(module): calls_of(module) for module in self.owners if _has_own_code(module)}
-        self.taken: dict[int, set[str]] = defaultdict(set)
+        self.findings = self._read(model)
+        every = [call for found in self.findings.values() for call in found.calls]
+        self.order = {id(call): n for n, call in enumerate(every)}
+        self.visits = {at: count for found in self.findings.values() for at, count in found.visits.items()}
+        self.names = {id(module): Names(module) for module in model.modules()}
         self.kept: dict[Kept, list[Call]] = defaultdict(list)
-        for call in (call for calls in self.calls.values() for call in calls.found):
-            if call.kept:
+        for call in every:
+            if call.kept is not None and id(call.kept[0]) in self.paths:
                 self.kept[id(call.kept[0]), call.kept[1]].append(call)
-        self.shared = {id(part) for module in self._used_twice(model) for part in module.modules()}
-
-    def _used_twice(self, model: nn.Module) -> Iterator[nn.Module]:
-        """Modules around activations, without weights that would be shared too, that are used more than once."""
-        called = Counter(id(module) for calls in self.calls.values() for module in calls.weightless)
-        named = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
-        for module in self.owners:
-            if max(called[id(module)], named[id(module)]) > 1 and not any(True for _ in module.parameters()):
-                yield module
+        self.groups = {key: share(calls) for key, calls in self.kept.items()}
+        self.functions = {id(owner): self._functions_of(owner) for owner in self.owners}
+        self.used_twice = self._used_twice(model)
+        self.conflicts = self._conflicts()
 
     def _has_code(self, module: nn.Module) -> bool:
         if isinstance(module, (Hull, torch.jit.ScriptModule)) or read_module(module) is not None:
             return False
         return any(True for _ in module.children()) or not type(module).__module__.startswith("torch.")
 
+    def _read(self, model: nn.Module) -> dict[int, Findings]:
+        reach = Reach(model)
+        assigned = reach.assigned()
+        readable = [module for module in self.owners if _has_own_code(module)]
+        findings = {id(module): read_forward(module, assigned) for module in readable}
+        entered = {entry for found in findings.values() for entry in found.entered}
+        for module in readable:
+            read_aside(module, findings[id(module)], entered, assigned)
+        read = {function for found in findings.values() for function in found.seen}
+        self.limits = Limits(model, findings.values(), reach.walks(read), assigned)
+        return findings
+
+    def _functions_of(self, owner: nn.Module) -> list[Group]:
+        """Return the calls of functions, and of modules that are no part of the model, in groups that share a hull."""
+        by_function: dict[Any, list[Call]] = defaultdict(list)
+        for call in self._found(owner).calls:
+            if call.kept is None and id(call.callee) not in self.paths and call.reading is not None:
+                what = call.reading.known.name if call.reading.known else ast.unparse(call.callee_node)
+                by_function[what, call.reading.in_place].append(call)
+        groups = [group for calls in by_function.values() for group in share(calls)]
+        return sorted(groups, key=lambda group: self.order[id(group[0])])
+
+    def _found(self, owner: nn.Module) -> Findings:
+        return self.findings.get(id(owner), Findings())
+
+    def _used_twice(self, model: nn.Module) -> dict[int, str]:
+        """Return the parts of modules without weights, around activations, that are used more than once."""
+        parts: dict[int, list[Call]] = defaultdict(list)
+        for call in (call for found in self.findings.values() for call in found.parts):
+            parts[id(call.callee)].append(call)
+        self.parts = {key: share(calls) for key, calls in parts.items()}
+        named: dict[int, int] = defaultdict(int)
+        for _, module in model.named_modules(remove_duplicate=False):
+            named[id(module)] += 1
+        found: dict[int, str] = {}
+        for module in self.owners:
+            groups = self.parts.get(id(module), [])
+            often = len(groups) > 1 or any(call.trouble for group in groups for call in group)
+            if (often or named[id(module)] > 1) and not any(True for _ in module.parameters()):
+                found |= {id(part): _SHARED for part in module.modules()}
+        return found
+
+    def _conflicts(self) -> dict[int, str]:
+        """Return the first calls of groups, by id, that training and evaluation would not share, and why."""
+        result: dict[int, str] = {}
+        for owner in self.owners:
+            found = self._found(owner)
+            kept = [group for groups in self.groups.values() for group in groups if group[0].body.owner is owner]
+            parts = [group for groups in self.parts.values() for group in groups if group[0].body.owner is owner]
+            parts = [group for group in parts if any(True for _ in self._inside(group))]
+            every: list[Sequence[Call | Missed]] = [*kept, *self.functions[id(owner)], *parts]
+            every += [[missed] for missed in found.missed]
+            gates = {n for n, group in enumerate(every) if _is_gate(group[0])}
+            for n, why in conflicts(every, found.modes, gates).items():
+                result[id(every[n][0])] = why
+                for module in self._inside(every[n]) if every[n] in parts else ():
+                    self.used_twice.setdefault(id(module), why)
+        return result
+
+    def _inside(self, group: Sequence[Call | Missed]) -> Iterator[nn.Module]:
+        """Yield the modules with code in one without weights."""
+        for module in group[0].callee.modules():  # type: ignore[union-attr]
+            if any(read_module(child) is not None for child in module.children()) or id(module) in self.findings:
+                yield module
+
     def sites(self) -> Iterator[Site]:
         for owner in self.owners:
-            calls = self.calls.get(id(owner), Calls())
             for name, thing, reading in self._kept_by(owner):
-                yield from self._kept_sites(owner, name, thing, reading, calls.unread)
-            yield from self._function_sites(owner, [call for call in calls.found if call.kept is None])
-            for place, what, why in calls.missed:
+                yield from self._kept_sites(owner, name, thing, reading)
+            yield from self._function_sites(owner)
+            listed = {(item.place, item.what, item.why): None for item in self._found(owner).missed}
+            for place, what, why in listed:
                 yield Site(self.paths[id(owner)], what, None, place, why)
 
     def _name(self, keeper: nn.Module, *parts: str) -> str:
         return ".".join(part for part in (self.paths[id(keeper)], *parts) if part)
 
     def _kept_by(self, owner: nn.Module) -> Iterator[tuple[str, Any, Reading]]:
-        """The activations that a module keeps: children, and functions as attributes."""
+        """Yield the activations that a module keeps: children, and functions as attributes."""
         for name, child in owner._modules.items():
             if isinstance(child, torch.jit.ScriptModule):
                 yield name, child, Reading(None, reason="it is scripted; replace before scripting")
             elif child is not None and (reading := read_module(child)) is not None:
                 yield name, child, reading
         for name, thing in vars(owner).items():
-            if calls := self.kept.get((id(owner), name)):
+            calls = self.kept.get((id(owner), name), [])
+            if calls and calls[0].reading is not None:
                 yield name, thing, calls[0].reading
             elif is_torch_function(thing) and (reading := read_function(thing)) is not None:
                 yield name, thing, reading
 
-    def _kept_sites(self, owner: nn.Module, name: str, thing: Any, reading: Reading, unread: str) -> Iterator[Site]:
-        """A module, or a function, that a module keeps under a name: one site a call."""
+    def _kept_sites(self, owner: nn.Module, name: str, thing: Any, reading: Reading) -> Iterator[Site]:
+        """Yield the sites of a module, or a function, that a module keeps: one for each hull that its calls need."""
         module = thing if isinstance(thing, nn.Module) else None
         function = reading.known.name if reading.known else getattr(thing, "__name__", type(thing).__name__)
-        calls = self.kept.get((id(owner), name), [])
-        reason = reading.reason or self._trouble(owner, name, module, calls, unread)
-        if reason or len(calls) <= 1:
-            yield Site(self._name(owner, name), function, module, "", reason, reading, owner, name)
+        groups = self._with_partners(self.groups.get((id(owner), name), []))
+        reason = reading.reason or self._trouble(owner, name, module, groups)
+        homes = [] if reason else self._homes(owner, name, groups)
+        reason = reason or next((why for group, home in homes if (why := self._misplaced(group, home))), "")
+        if reason or not homes:
+            yield Site(self._name(owner, name), function, module, "", reason, reading, Home(owner, name, stays=True))
             return
-        group = object()
-        for number, node in enumerate(_by_node(calls)):
-            keeper, attribute = (owner, name) if number == 0 else (node[0].body.owner, "")
-            attribute = attribute or self._free_name(keeper, name, 2)
-            for call in node:
-                edit = call if number or call.turns else None
-                label = self._name(keeper, attribute, call.key)
-                yield Site(label, function, module, call.place, "", reading, keeper, attribute, edit, number > 0, group)
+        together = object()
+        for group, home in homes:
+            label = self._name(home.keeper, home.attribute, home.key)
+            place = group[0].place if len(homes) > 1 else ""
+            yield Site(label, function, module, place, "", reading, home, group, together)
 
-    def _trouble(self, owner: nn.Module, name: str, module: nn.Module | None, calls: list[Call], unread: str) -> str:
-        """Why something that is kept under a name cannot have a hull for every call; empty if it can."""
-        if id(owner) in self.shared:
-            return _SHARED
-        if unread:
+    def _with_partners(self, groups: list[Group]) -> list[Group]:
+        """Join idle calls without a partner to the first group: they call whatever is kept there."""
+        live = [group for group in groups if not all(call.idle for call in group)]
+        idle = [group for group in groups if all(call.idle for call in group)]
+        return [sum(idle, live[0]), *live[1:]] if live else groups
+
+    def _trouble(self, owner: nn.Module, name: str, module: nn.Module | None, groups: list[Group]) -> str:
+        """Return why something that is kept under a name cannot have a hull for every group of calls."""
+        calls = [call for group in groups for call in group]
+        if why := self.used_twice.get(id(owner), "") or self.limits.of_kept(owner, name):
+            return why
+        if isinstance(owner, nn.Sequential) and not _has_own_code(owner):
+            return self._why_not(calls)
+        if unread := self._found(owner).unread:
             forward = method(type(owner).__mro__, "forward")[2]
             once = "forward" not in vars(owner) and hasattr(forward, "__code__") and times_named(forward, name) == 1
-            return "" if once else f"it may be called more than once, and {unread}"
-        if module is None and not calls:
+            return "" if once and module is not None else f"it may be called more than once, and {unread}"
+        if not calls:
             return "no call of it was found"
-        repeated = next((call.repeated for call in calls if call.repeated), "")
-        if repeated or len(calls) <= 1:
-            return repeated
-        fixed = next((call.body.fixed for call in calls if call.body.fixed), "")
-        if fixed:
-            return f"it is called more than once, and {fixed}"
-        if any(
-            call.kept != other.kept for node in _by_node(calls) for call in self._same_node(node[0]) for other in node
-        ):
-            return "which of several is called changes from turn to turn of a loop"
+        if all(call.idle for call in calls):
+            return f"no call of it was found that runs: {_OFF}"
+        return self._why_not(calls)
+
+    def _why_not(self, calls: Sequence[Call]) -> str:
+        """Return why calls cannot be given a hull."""
+        recursive = {function for found in self.findings.values() for function in found.recursive}
+        for call in calls:
+            if call.trouble or id(call) in self.conflicts:
+                return call.trouble or self.conflicts[id(call)]
+            if call.body.function in recursive:
+                return f"{call.body.name} calls itself"
         return ""
 
-    def _same_node(self, call: Call) -> Iterator[Call]:
-        found = self.calls[id(call.body.owner)].found
-        return (other for other in found if other.body is call.body and other.node is call.node)
+    def _homes(self, owner: nn.Module, name: str, groups: list[Group]) -> list[tuple[Group, Home]]:
+        """Return where the hulls of a kept activation go: the first, or one whose calls are fixed, in its place."""
+        fixed = [group for group in groups if any(call.fixed for call in group)]
+        first = (fixed or groups)[:1]
+        order = first + [group for group in groups if group is not first[0]] if first else []
+        found = []
+        attributes: dict[Any, str] = {}
+        for group in order:
+            call = group[0]
+            stays = group is order[0] or attributes.get(call.at) == name
+            if call.at not in attributes:
+                stem = name if name.isidentifier() else self._name(owner, name)
+                attributes[call.at] = name if stays else self.names[id(call.body.owner)].take(stem, 2)
+            looped = len([part for part in groups if any(other.at == call.at for other in part)]) > 1
+            keeper = owner if stays else call.body.owner
+            found.append((group, Home(keeper, attributes[call.at], call.key if looped else "", stays)))
+        return found
 
-    def _function_sites(self, owner: nn.Module, calls: list[Call]) -> Iterator[Site]:
-        """Calls of functions, and of modules that are no part of the model, as in ``nn.ReLU()(x)``."""
-        for node in _by_node(calls):
-            first = node[0]
-            if id(first.callee) in self.paths:  # a module of the model is a site under each of its names
-                continue
-            known = first.reading.known
-            shared = _SHARED if id(owner) in self.shared else ""
-            reason = first.reading.reason or shared or first.repeated or first.body.fixed
-            if any(call.reading != first.reading for call in node):
-                reason = "which function it is changes from turn to turn of a loop"
+    def _function_sites(self, owner: nn.Module) -> Iterator[Site]:
+        """Yield the sites of calls of functions, and of modules that are no part of the model."""
+        attributes: dict[Any, str] = {}
+        groups = self.functions[id(owner)]
+        for group in groups:
+            first, known = group[0], group[0].reading.known if group[0].reading else None
+            reading = first.reading or Reading(None)
+            reason = reading.reason or self.used_twice.get(id(owner), "") or self._why_not(group)
+            reason = reason or (_OFF if all(call.idle for call in group) else "")
             if reason or known is None:
-                function = known.name if known else ast.unparse(first.node.func)
-                yield Site(self.paths[id(owner)], function, None, first.place, reason, first.reading)
+                function = known.name if known else ast.unparse(first.callee_node)
+                yield Site(self.paths[id(owner)], function, None, first.place, reason, reading)
                 continue
-            attribute = self._free_name(owner, known.family, 1)
-            for call in node:
-                label = self._name(owner, attribute, call.key)
-                yield Site(label, known.name, None, call.place, "", call.reading, owner, attribute, call, True, node)
+            if first.at not in attributes:
+                attributes[first.at] = self.names[id(owner)].take(known.family, 1)
+            looped = len([part for part in groups if any(call.at == first.at for call in part)]) > 1
+            home = Home(owner, attributes[first.at], first.key if looped else "")
+            reason = self._misplaced(group, home)
+            label = self._name(owner, *([] if reason else [home.attribute, home.key]))
+            yield Site(label, known.name, None, first.place, reason, reading, home, group)
 
-    def _free_name(self, owner: nn.Module, stem: str, number: int) -> str:
-        name = free_name(owner, stem, number, self.taken[id(owner)])
-        self.taken[id(owner)].add(name)
-        return name
+    def _misplaced(self, group: Group, home: Home) -> str:
+        """Return why a hull cannot be kept at home, or the calls of a group cannot be changed to go there."""
+        stays = home.stays and not home.key
+        for call in group:
+            if stays and call.plain:
+                continue
+            if call.fixed:
+                return f"its calls would have to be changed, and {call.fixed}"
+            if not home.stays and call.body.owner is not home.keeper:
+                return "it is called from several modules"
+            if call.body.pinned:
+                return f"the code that leads to its calls would have to be changed, and {call.body.pinned}"
+            if why := self.limits.of_code(call.body.owner):
+                return why
+            same = [other for other in self._found(call.body.owner).calls if other.at == call.at]
+            if len(same) != self.visits[call.at] or any(other.kept != call.kept for other in same):
+                return _TURNS
+        if home.stays and not stays and home.attribute in self._found(home.keeper).unreadable:
+            return "it is called more than once, and named in code that cannot be read"
+        return self.limits.of_child(home.keeper) or self.limits.of_code(home.keeper) if home.is_new else ""
 
 
 def _has_own_code(module: nn.Module) -> bool:
     return type(module).forward not in (nn.Sequential.forward, nn.Module.forward)  # the latter: lists and dicts
 
 
-def _by_node(calls: Iterable[Call]) -> list[list[Call]]:
-    """Calls that the same piece of code makes in different turns, together."""
-    nodes: dict[tuple[int, int], list[Call]] = defaultdict(list)
-    for call in calls:
-        nodes[id(call.body), id(call.node)].append(call)
-    return list(nodes.values())
-
-
-def changed_classes(sites: Iterable[Site]) -> list[tuple[nn.Module, type[nn.Module]]]:
-    """The modules whose code has to change for calls to go to the sites' attributes, and the classes they need."""
-    edits: dict[Body, Edits] = defaultdict(Edits)
-    for site in sites:
-        if site.call is None:
-            continue
-        call, at = site.call, position(site.call.node)
-        change = edits[call.body]
-        turns = [(target, f"turn_{target[0]}_{target[1]}") for target, _ in call.turns]
-        change.turns |= dict(turns)
-        subscript = f'[f"{"_".join(f"{{{name}}}" for _, name in turns)}"]' if turns else ""
-        called = f"{call.body.self_name}.{site.attribute}" if site.renamed else ast.unparse(call.node.func)
-        change.functions[at] = called + subscript
-        if site.module is None:
-            change.inputs_only.add(at)
-    return [(owner, rewritten(owner, methods)) for owner, methods in _written(edits).items()]
-
-
-def _written(edits: dict[Body, Edits]) -> dict[nn.Module, dict[str, Written]]:
-    """The methods to write anew.
-
-    The first run of a method in a forward keeps the method's name; each further one, and one by super(), gets a name
-    of its own, which its caller has to be told. So all runs of a method are written if one is.
-    """
-    names: dict[Body, str] = {}
-    waiting = list(edits)
-    while waiting:
-        body = waiting.pop()
-        if body in names:
-            continue
-        if body is body.siblings[0] and not body.by_super:
-            names[body] = body.name
-            waiting += body.siblings[1:]
-        else:
-            taken = {name for other, name in names.items() if other.owner is body.owner}
-            names[body] = free_name(body.owner, body.name, 2, taken)
-            waiting += [body.caller[0]] if body.caller else []
-    for body, name in names.items():
-        if body.caller and name != body.name:
-            caller, at = body.caller
-            edits[caller].functions[at] = f"{caller.self_name}.{name}"
-    result: dict[nn.Module, dict[str, Written]] = defaultdict(dict)
-    for body, name in names.items():
-        text = edits[body].applied_to(body.function, name)
-        result[body.owner][name] = Written(name, body.home, body.origin, text)
-    return result
-
-
-def free_name(owner: nn.Module, stem: str, number: int, taken: set[str]) -> str:
-    """stem_1, stem_2, ...: the first that a module does not have."""
-    while hasattr(owner, f"{stem}_{number}") or f"{stem}_{number}" in taken:
-        number += 1
-    return f"{stem}_{number}"
+def _is_gate(call: Call | Missed) -> bool:
+    """Return whether something is one of the functions that are activations only at times."""
+    if isinstance(call, Missed):
+        return call.what.rpartition(".")[2] in AMBIGUOUS
+    return call.reading is not None and call.reading.known is not None and call.reading.known.family in AMBIGUOUS

@@ -1,0 +1,146 @@
+"""Work out how the code of a model has to change for calls to go to hulls."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from hullo.surgery.copies import has_own_copies
+from hullo.surgery.rewrite.calls import Body, Call
+from hullo.surgery.rewrite.source import Position, position
+from hullo.surgery.rewrite.write import Edits, Written, rewritten
+from hullo.surgery.sites import Names, Site
+
+
+def changed_classes(sites: Iterable[Site], every: Iterable[Site]) -> list[tuple[nn.Module, type[nn.Module]]]:
+    """Return the modules whose classes have to change for calls to go to the sites' homes, with the classes they need.
+
+    Args:
+        sites: the sites to which calls go.
+        every: all sites of the model.
+
+    Raises:
+        ValueError: some of the hulls of a loop are among the sites, and others are not.
+    """
+    made = Counter(call.at for site in every for call in site.calls)
+    nodes: dict[tuple[int, Position], list[tuple[Site, Call]]] = defaultdict(list)
+    owners: dict[int, tuple[nn.Module, dict[str, Written]]] = {}
+    for site in sites:
+        home: Any = site.home
+        if home.attribute in vars(home.keeper) or has_own_copies(home.keeper):
+            owners[id(home.keeper)] = (home.keeper, {})
+        for call in site.calls:
+            nodes[call.at].append((site, call))
+    edits: dict[Body, Edits] = defaultdict(Edits)
+    for at, pairs in nodes.items():
+        if len(pairs) < made[at]:
+            raise ValueError(f"{pairs[0][0].name} is one of several hulls of a loop; choose all of them, or none")
+        _edit(edits[pairs[0][1].body], pairs)
+    for owner, methods in _Writer({body: change for body, change in edits.items() if change.callees}).methods():
+        owners[id(owner)] = (owner, methods)
+    return [(owner, rewritten(owner, methods)) for owner, methods in owners.values()]
+
+
+def _edit(change: Edits, pairs: Sequence[tuple[Site, Call]]) -> None:
+    """Make a piece of code call the homes of its sites."""
+    call = pairs[0][1]
+    words = {other.key: _words(site, other) for site, other in pairs}
+    if set(words.values()) == {ast.unparse(call.callee_node)} and call.plain:
+        return
+    if len(words) > 1:
+        turns = [(target, f"turn_{target[0]}_{target[1]}") for target, _ in call.turns]
+        change.turns |= dict(turns)
+        turn = f'f"{"_".join(f"{{{name}}}" for _, name in turns)}"'
+        stems = {text.removesuffix(f"[{key!r}]") for key, text in words.items()}
+        table = ", ".join(f"{key!r}: {text}" for key, text in words.items())
+        word = f"{stems.pop()}[{turn}]" if len(stems) == 1 else f"{{{table}}}[{turn}]"
+    else:
+        (word,) = words.values()
+    change.callees[position(call.callee_node)] = word
+    if call.input_node is not None:
+        change.inputs[position(call.node)] = position(call.input_node)
+
+
+def _words(site: Site, call: Call) -> str:
+    home: Any = site.home
+    named = ast.unparse(call.callee_node) if home.stays else f"{call.body.self_name}.{home.attribute}"
+    return f"{named}[{home.key!r}]" if home.key else named
+
+
+class _Writer:
+    """Writes methods anew, run by run.
+
+    The first run of a method in a forward keeps the method's name. Each other one, and one by super(), gets a name of
+    its own, unless it is written like one before it; its caller is then told the name.
+    """
+
+    def __init__(self, edits: Mapping[Body, Edits]) -> None:
+        self._edits = edits
+        self._texts: dict[Body, str | None] = {}
+        self._names: dict[Body, str | None] = {}
+        self._free: dict[int, Names] = {}
+
+    def methods(self) -> list[tuple[nn.Module, dict[str, Written]]]:
+        """Return the methods to write for each module."""
+        for root in self._roots():
+            self._name(root)
+        found: dict[int, tuple[nn.Module, dict[str, Written]]] = {}
+        for body, name in self._names.items():
+            if name is not None and (name != body.name or self._text(body) is not None):
+                text = self._changes(body).applied_to(body.function, name)
+                _, methods = found.setdefault(id(body.owner), (body.owner, {}))
+                methods[name] = Written(name, body.home, body.origin, text)
+        return list(found.values())
+
+    def _roots(self) -> list[Body]:
+        """Return where the code is entered that runs one of the changed methods, also without a change."""
+        found: dict[Body, None] = {}
+        waiting = list(self._edits)
+        while waiting:
+            body = waiting.pop()
+            root = next(item for item in body.chain() if item.caller is None)
+            if root not in found:
+                found[root] = None
+                waiting += [sibling for part in root.tree() for sibling in part.siblings]
+        return list(found)
+
+    def _changes(self, body: Body) -> Edits:
+        """Return the changes to a run, with the names of the runs that it calls."""
+        own = self._edits.get(body, Edits())
+        change = Edits(dict(own.callees), own.inputs, own.turns)
+        for callee in body.callees:
+            name = self._name(callee)
+            if name is not None and callee.caller is not None and (name != callee.name or callee.by_super):
+                change.callees[callee.caller[1]] = f"{body.self_name}.{name}"
+        return change
+
+    def _text(self, body: Body) -> str | None:
+        """Return the text of a run; None if it does not change."""
+        if body not in self._texts:
+            change = self._changes(body)
+            self._texts[body] = change.applied_to(body.function, body.name) if change.callees else None
+        return self._texts[body]
+
+    def _name(self, body: Body) -> str | None:
+        """Return the name that a run goes by; None if it is by super() and does not change."""
+        if body not in self._names:
+            text = self._text(body)
+            before = body.siblings[: body.siblings.index(body)]
+            before = [item for item in before if item.name == body.name and self._name(item) is not None]
+            alike = [self._name(item) for item in before if self._text(item) == text]
+            first = not before and not body.by_super
+            untouched = text is None and not any(self._name(item) == body.name and self._text(item) for item in before)
+            if first or (untouched and not body.by_super):
+                self._names[body] = body.name
+            elif untouched:
+                self._names[body] = None
+            elif alike:
+                self._names[body] = alike[0]
+            else:
+                names = self._free.setdefault(id(body.owner), Names(body.owner))
+                self._names[body] = names.take(body.name, 2)
+        return self._names[body]

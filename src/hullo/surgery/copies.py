@@ -1,0 +1,63 @@
+"""Find out whether copies of a module have its children, where its class has a say in how it is copied."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from torch import nn
+
+from hullo.surgery.rewrite.write import rewritten
+
+_PROBE = "_hullo_probe"
+_HOOKS = ("__deepcopy__", "__copy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")
+
+
+def has_own_copies(module: nn.Module) -> bool:
+    """Return whether somebody's class, not PyTorch's, has a say in how a module is copied or pickled."""
+    homes = [
+        cls for cls in type(module).__mro__ if cls.__module__.partition(".")[0] not in ("torch", "builtins", "hullo")
+    ]
+    return any(name in vars(cls) for cls in homes for name in _HOOKS)
+
+
+def loses_children(module: nn.Module) -> str:
+    """Return how copies of a module lose a child that it is given; empty if they keep it, or there are no copies."""
+    if not has_own_copies(module):
+        return ""
+    for way in (copy.deepcopy, _reduced):
+        if _survives(module, way) is False:
+            return f"copies of {type(module).__qualname__} are made anew by its own code, without a hull"
+    return ""
+
+
+def _survives(module: nn.Module, way: Any) -> bool | None:
+    """Return whether a child survives; None if the module cannot be copied at all."""
+    shared = {id(item): item for item in [*module.parameters(), *module.buffers()]}
+    children, cls, attributes = dict(module._modules), type(module), dict(vars(module))
+    memo = {**shared, **{id(child): child for child in children.values()}}
+    try:
+        way(module, dict(memo))
+    except Exception:  # it cannot be copied as it is
+        return None
+    try:
+        module.__class__ = rewritten(module, {})
+        module._modules[_PROBE] = nn.Identity()
+        return _PROBE in way(module, dict(memo))._modules
+    except Exception:
+        return False
+    finally:
+        module.__class__ = cls
+        vars(module).clear()
+        vars(module).update(attributes)
+        module._modules.clear()
+        module._modules.update(children)
+
+
+def _reduced(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """Return a copy by way of what pickle would keep."""
+    reduced: Any = module.__reduce_ex__(4)
+    made: nn.Module = reduced[0](*reduced[1])
+    if len(reduced) > 2 and isinstance(reduced[2], dict):
+        made.__setstate__({name: copy.copy(item) for name, item in reduced[2].items()})  # type: ignore[no-untyped-call]
+    return made

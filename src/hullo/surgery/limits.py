@@ -1,0 +1,99 @@
+"""Know what must not be changed in a model: what its code asks of modules, and how they are made and copied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
+
+from hullo.modules import Hull
+from hullo.surgery.copies import loses_children
+from hullo.surgery.rewrite.calls import Findings
+from hullo.surgery.rewrite.values import Assigned
+from hullo.surgery.rewrite.walks import Walk
+from hullo.surgery.rewrite.write import Rewritten
+
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+
+class Limits:
+    """What the code of a model does with modules that a hull must not disturb.
+
+    Args:
+        model: the model.
+        findings: what was found in its code.
+        walks: what code goes through that was not read.
+        assigned: attributes that some forward assigns.
+    """
+
+    def __init__(
+        self, model: nn.Module, findings: Iterable[Findings], walks: Iterable[Walk], assigned: Assigned
+    ) -> None:
+        found = list(findings)
+        self._assigned = assigned
+        self._tied = {(id(kept[0]), kept[1]): why for item in found for kept, why in item.tied}
+        self._tested = [test for item in found for test in item.tested]
+        self._walked: dict[str, dict[int, str]] = {"children": {}, "modules": {}, "parameters": {}}
+        self._anything: dict[str, str] = {}
+        for module, kind, where in [*(walk for item in found for walk in item.walked), *walks]:
+            if module is None:
+                self._anything.setdefault(kind, where)
+            else:
+                reached = [module] if kind == "children" else module.modules()
+                self._walked[kind] |= {id(part): where for part in reached}
+        self._lost: dict[int, str] = {}
+        for module in model.modules():
+            if why := loses_children(module):
+                self._lost |= {id(part): why for part in module.modules()}
+
+    def of_kept(self, keeper: nn.Module, name: str) -> str:
+        """Return why something that a module keeps has to stay as it is; empty if a hull can take its place."""
+        if isinstance(keeper, ParametrizationList):
+            return "it parametrizes a weight"
+        if (id(keeper), name) in self._tied:
+            return self._tied[id(keeper), name]
+        if self._assigned.has(keeper, name):
+            return f"a forward assigns {name}"
+        thing = keeper._modules.get(name)
+        for kinds, where in self._tested:
+            if thing is not None and _asks(kinds, thing):
+                return f"the code asks modules for this type ({where})"
+        return self._of_parameters(keeper)
+
+    def of_child(self, keeper: nn.Module) -> str:
+        """Return why a module cannot get a new child; empty if it can."""
+        new = "a hull would be a new child of it"
+        if isinstance(keeper, _CONTAINERS):
+            return f"{type(keeper).__name__} goes through its children, and {new}"
+        for kind in ("children", "modules"):
+            if where := self._walked[kind].get(id(keeper)):
+                return f"the code goes through the children of this module, and {new} ({where})"
+            if where := self._anything.get(kind):
+                return f"the code goes through the children of some module, perhaps of this one, and {new} ({where})"
+        return self._of_parameters(keeper)
+
+    def of_code(self, owner: nn.Module) -> str:
+        """Return why the code of a module cannot be changed; empty if it can."""
+        if is_parametrized(owner):
+            return "its class is one that torch.nn.utils.parametrize made; replace first, then parametrize"
+        if isinstance(owner, LazyModuleMixin) and owner.has_uninitialized_params():
+            return "the module is lazy and changes its class when it first runs; run it once before"
+        if isinstance(owner, Rewritten) and "_hullo_written" not in vars(type(owner)):
+            return "its class was changed after activations were replaced before; replace all of them at once"
+        return ""
+
+    def _of_parameters(self, keeper: nn.Module) -> str:
+        why = self._lost.get(id(keeper), "")
+        if where := self._walked["parameters"].get(id(keeper)) or self._anything.get("parameters"):
+            return why or f"the code goes through the parameters, and a hull would add one ({where})"
+        return why
+
+
+def _asks(kinds: Any, thing: nn.Module) -> bool:
+    try:
+        return isinstance(thing, kinds) != issubclass(Hull, kinds)
+    except TypeError:
+        return False

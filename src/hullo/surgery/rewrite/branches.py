@@ -1,0 +1,133 @@
+"""Tell which branches of a function exclude each other, and which depend on whether it trains.
+
+Every call has a path: the decisions it depends on, each with the branch it is on. Two calls are exclusive if they are
+on different branches of one decision. To take too many calls for exclusive is safe, since exclusive calls share a hull.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from hullo.surgery.rewrite.source import codes
+from hullo.surgery.rewrite.values import Scope, UnknownError
+
+Key = tuple[Any, ...]
+Path = Mapping[Key, Any]
+
+MODE: Key = ("mode",)  # the decision between training (True) and evaluation (False)
+_MODES = frozenset({"training", "is_grad_enabled", "is_inference_mode_enabled", "requires_grad", "is_inference"})
+_TRAINS = re.compile("(?<![a-z])train(ing)?(?![a-z])|requires_grad|grad_enabled")
+_EVALUATES = re.compile("(?<![a-z])(eval(uate|uating)?|infer(ence)?|deterministic)(?![a-z])")
+_OPPOSITES = {ast.NotEq: ast.Eq, ast.IsNot: ast.Is, ast.NotIn: ast.In, ast.GtE: ast.Lt, ast.LtE: ast.Gt}
+
+
+def exclusive(a: Path, b: Path) -> bool:
+    """Return whether no run of the code takes both paths."""
+    return any(key in b and b[key] != branch for key, branch in a.items())
+
+
+def decide(test: ast.expr, scope: Scope) -> bool | None:
+    """Return which way a test goes as the model is set up; None if it depends on the input or the mode."""
+    match test:
+        case ast.UnaryOp(op=ast.Not(), operand=inner):
+            result = decide(inner, scope)
+            return None if result is None else not result
+        case ast.BoolOp(op=op, values=values):
+            ends = isinstance(op, ast.Or)  # the result of one part that settles the whole
+            results = [decide(item, scope) for item in values]
+            return ends if ends in results else None if None in results else not ends
+    try:
+        return bool(scope.it(test))
+    except UnknownError:
+        return None
+    except Exception:  # the truth of anybody's object
+        return None
+
+
+def implied(test: ast.expr, branch: bool, scope: Scope) -> dict[Key, bool]:
+    """Return what a test's outcome says of other decisions: the mode, and tests with the same words."""
+    match test:
+        case ast.UnaryOp(op=ast.Not(), operand=inner):
+            return implied(inner, not branch, scope)
+        case ast.BoolOp(op=op, values=values) if branch is isinstance(op, ast.And):
+            return {key: side for item in values for key, side in implied(item, branch, scope).items()}
+        case ast.Name(id=name) if name in scope.definitions and name not in _names(scope.definitions[name]):
+            return implied(scope.definitions[name], branch, scope)
+        case ast.Compare(left=left, ops=[ast.Eq() | ast.Is()], comparators=[ast.Constant(value=bool() as side)]):
+            return implied(left, branch is side, scope)
+        case ast.Compare(left=left, ops=[ast.NotEq() | ast.IsNot()], comparators=[ast.Constant(value=bool() as side)]):
+            return implied(left, branch is not side, scope)
+        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _OPPOSITES:
+            return implied(ast.Compare(left, [_OPPOSITES[type(op)]()], [right]), not branch, scope)
+    word = _word(test)
+    if _TRAINS.search(word):
+        return {MODE: branch}
+    if _EVALUATES.search(word):
+        return {MODE: not branch}
+    return {("test", ast.unparse(test)): branch}
+
+
+def depends_on_mode(test: ast.expr, scope: Scope, seen: frozenset[str] = frozenset()) -> bool:
+    """Return whether a test may go one way in training and the other in evaluation, as far as its words tell."""
+    for part in ast.walk(test):
+        defined = scope.definitions.get(part.id) if isinstance(part, ast.Name) and part.id not in seen else None
+        if defined is not None and depends_on_mode(defined, scope, seen | {part.id}):  # type: ignore[attr-defined]
+            return True
+        if isinstance(part, (ast.Name, ast.Attribute)):
+            word = _word(part)
+            if _TRAINS.search(word) or _EVALUATES.search(word) or _reads_mode(part, scope):
+                return True
+    return False
+
+
+def _reads_mode(node: ast.expr, scope: Scope) -> bool:
+    """Return whether a name stands for a function, or for a property of a module, whose code reads the mode."""
+    try:
+        if isinstance(node, ast.Attribute) and isinstance(owner := scope.it(node.value), nn.Module):
+            found = getattr(type(owner), node.attr, None)
+            function = found.fget if isinstance(found, property) else found
+        else:
+            function = scope.it(node)
+    except UnknownError:
+        return False
+    return isinstance(function, types.FunctionType) and any(
+        not _MODES.isdisjoint(code.co_names) for code in codes(function.__code__)
+    )
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+
+
+def _word(node: ast.expr) -> str:
+    match node:
+        case ast.Call(func=inner):
+            return _word(inner)
+        case ast.Attribute(attr=name) | ast.Name(id=name):
+            return name
+    return ""
+
+
+def leaves(block: Sequence[ast.stmt]) -> frozenset[str]:
+    """Return how a block always ends before what follows it: by return, break or continue; empty if it may go on."""
+    if not block:
+        return frozenset()
+    match block[-1]:
+        case ast.Return() | ast.Raise():
+            return frozenset({"return"})
+        case ast.Break():
+            return frozenset({"break"})
+        case ast.Continue():
+            return frozenset({"continue"})
+        case ast.If(body=body, orelse=orelse):
+            sides = leaves(body), leaves(orelse)
+            return sides[0] | sides[1] if all(sides) else frozenset()
+        case ast.With(body=body):
+            return leaves(body)
+    return frozenset()

@@ -1,0 +1,83 @@
+"""Read the code of a module from where it is entered: by forward, or by another of its methods."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Set
+
+import torch
+from torch import nn
+
+from hullo.surgery.rewrite.branches import Key
+from hullo.surgery.rewrite.calls import Findings, Missed
+from hullo.surgery.rewrite.mentions import mentions_activation
+from hullo.surgery.rewrite.reader import Reader, body_of
+from hullo.surgery.rewrite.source import method, methods, position
+from hullo.surgery.rewrite.values import Assigned
+
+ENTRY: Key = ("entry",)  # the decision from where a module's code is entered
+
+
+def read_forward(owner: nn.Module, assigned: Assigned) -> Findings:
+    """Find the activations that a module's forward calls.
+
+    Args:
+        owner: the module.
+        assigned: attributes that some forward assigns.
+    """
+    findings, mro = Findings(), type(owner).__mro__
+    try:
+        if "forward" in vars(owner):
+            raise LookupError("it is set on the module itself, not in its class")
+        if isinstance(owner, torch.fx.GraphModule):
+            raise LookupError("it is made from a traced graph; replace before tracing")
+        for name in ("forward", "__call__"):
+            if method(mro, name)[0] is not nn.Module:
+                Reader(findings, body_of(owner, mro, name), findings.seen, assigned, {ENTRY: id(owner)}).read()
+    except LookupError as error:
+        forward = inspect.unwrap(method(mro, "forward")[2])
+        findings = Findings(unread=f"the code of {type(owner).__qualname__}.forward cannot be changed: {error}")
+        if not isinstance(forward, types.FunctionType) or mentions_activation(forward):
+            where = f"{type(owner).__qualname__}.forward"
+            findings.missed.append(Missed(where, "calls of functions", str(error)))
+    return findings
+
+
+def read_aside(owner: nn.Module, findings: Findings, entered: Set[tuple[int, str]], assigned: Assigned) -> None:
+    """Read the methods that forward does not call: they may call what it calls, and have to go on doing so.
+
+    Args:
+        owner: the module.
+        findings: what was found in its forward; what these methods call is added.
+        entered: the methods that other modules call, as the id of the module and the name.
+        assigned: attributes that some forward assigns.
+    """
+    made = {(call.body.function, position(call.node)) for call in findings.calls}
+    for name, function in methods(type(owner)):
+        if inspect.unwrap(function) in findings.seen or findings.unread:
+            continue
+        idle, body, aside = (id(owner), name) not in entered, body_of(owner, type(owner).__mro__, name), Findings()
+        try:
+            Reader(aside, body, findings.seen, assigned, {ENTRY: (id(owner), name)}, idle).read()
+        except LookupError as error:
+            findings.unreadable |= set(body.function.__code__.co_names)
+            if mentions_activation(body.function):
+                findings.missed.append(Missed(body.function.__qualname__, "an activation", str(error)))
+            continue
+        findings.visits |= aside.visits
+        findings.recursive |= aside.recursive
+        findings.unreadable |= aside.unreadable
+        if not idle:
+            findings.missed += aside.missed
+            findings.parts += aside.parts
+            findings.tied += aside.tied
+            findings.tested += aside.tested
+            findings.walked += aside.walked
+            findings.modes |= aside.modes
+        for call in aside.calls:
+            if not idle or call.kept is not None or (call.body.function, position(call.node)) in made:
+                findings.calls.append(call)
+            elif call.reading is not None and call.reading.known:
+                why = f"forward does not call {name}"
+                findings.missed.append(Missed(call.place, call.reading.known.name, why))

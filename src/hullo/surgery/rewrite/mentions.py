@@ -1,0 +1,100 @@
+"""Tell from a function's code, without its source, whether it may call an activation."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import nn
+
+from hullo.surgery.recognise import NAMES, is_torch_function, read_module
+from hullo.surgery.rewrite.source import codes
+
+_ACTIVATIONS = nn.ReLU.__module__
+
+
+def code_of(thing: Any) -> types.FunctionType | None:
+    """Return the function that somebody wrote, not PyTorch, that runs when something is called."""
+    if isinstance(thing, functools.partial):
+        return code_of(thing.func)
+    if isinstance(thing, types.MethodType):
+        return code_of(thing.__func__)
+    if isinstance(thing, types.FunctionType):
+        return None if thing.__module__ is not None and thing.__module__.startswith("torch.") else thing
+    if isinstance(thing, (type, nn.Module, types.BuiltinFunctionType)) or not callable(thing):
+        return None
+    call = next((vars(cls)["__call__"] for cls in type(thing).__mro__ if "__call__" in vars(cls)), None)
+    return code_of(call) if isinstance(call, types.FunctionType) else None
+
+
+def mentions_activation(thing: Any) -> bool:
+    """Return whether the code of something callable names what may be an activation, itself or through functions."""
+    function = code_of(thing)
+    return function is not None and _mentions(function)
+
+
+@functools.lru_cache(maxsize=4096)
+def _mentions(function: types.FunctionType) -> bool:
+    seen, waiting = {function}, [function]
+    while waiting:
+        item = waiting.pop()
+        names = {name for code in codes(item.__code__) for name in code.co_names}
+        constants = {value for code in codes(item.__code__) for value in code.co_consts if isinstance(value, str)}
+        if names & NAMES or ("getattr" in names and constants & NAMES):
+            return True
+        values = [item.__globals__[name] for name in names if name in item.__globals__] + list(_from_around(item))
+        if any(is_activation_or_holds_one(value) for value in values):
+            return True
+        helpers = {code for value in values if (code := code_of(value)) is not None} - seen
+        waiting += helpers
+        seen |= helpers
+    return False
+
+
+def _from_around(function: types.FunctionType) -> Iterator[Any]:
+    """Yield what a function has from around it: names of the functions it was made in, and defaults."""
+    yield from function.__defaults__ or ()
+    yield from (function.__kwdefaults__ or {}).values()
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # not filled yet
+            continue
+
+
+def is_activation_or_holds_one(value: Any) -> bool:
+    """Return whether something is an activation, a class of them, or a collection with one in it."""
+    if isinstance(value, Mapping):
+        return any(_is_activation(item) for item in value.values())
+    if isinstance(value, (nn.ModuleList, nn.ModuleDict)):
+        return any(_is_activation(item) for item in value.children())
+    return any(_is_activation(item) for item in (value if isinstance(value, (list, tuple)) else [value]))
+
+
+def _is_activation(value: Any) -> bool:
+    if isinstance(value, tuple) and value:  # a class and its arguments, as in tables of activations
+        value = value[0]
+    if isinstance(value, nn.Module):
+        return read_module(value) is not None
+    if isinstance(value, type):
+        return issubclass(value, nn.Module) and (value.__module__ == _ACTIVATIONS or mentions_activation(value.forward))
+    return is_from_torch(value)
+
+
+def is_from_torch(thing: Any) -> bool:
+    """Return whether something is a function of PyTorch that may be an activation, such as ``torch.Tensor.relu``."""
+    if is_torch_function(thing):
+        return True
+    name = getattr(thing, "__name__", None)
+    home = getattr(thing, "__module__", None) or getattr(getattr(thing, "__objclass__", None), "__module__", None)
+    return isinstance(name, str) and name.partition(".")[0] in NAMES and str(home).partition(".")[0] == "torch"
+
+
+def times_named(function: types.FunctionType, name: str) -> int:
+    """Return how often a function's code names an attribute, for code without source; a loop counts as once more."""
+    instructions = [item for code in codes(function.__code__) for item in dis.get_instructions(code)]
+    loops = any(item.opname in ("FOR_ITER", "JUMP_BACKWARD") for item in instructions)
+    return len([item for item in instructions if item.argval == name]) + loops

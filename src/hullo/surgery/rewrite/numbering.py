@@ -1,0 +1,75 @@
+"""Number the values of a function's expressions, so that the same computation in two branches has the same number."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from typing import Any
+
+from hullo.surgery.rewrite.values import Scope, UnknownError, bindings
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+class Numbers:
+    """Numbers for the values that names have at one point of a function.
+
+    Args:
+        scope: what is known of the function's names.
+        given: the numbers of its parameters.
+    """
+
+    def __init__(self, scope: Scope, given: Mapping[str, int]) -> None:
+        self._scope, self._names = scope, dict(given)
+
+    def of(self, node: ast.AST) -> int:
+        """Return the number of an expression's value; equal numbers are equal computations of equal values."""
+        if isinstance(node, (ast.Name, ast.Attribute)) and (word := ast.unparse(node)) in self._names:
+            return self._names[word]
+        if isinstance(node, ast.expr):
+            try:
+                thing = self._scope.it(node)
+            except UnknownError:
+                pass
+            else:
+                return hash((type(thing).__name__, thing if isinstance(thing, _PLAIN) else id(thing)))
+        return hash(
+            (type(node).__name__, *(self._field(item) for name, item in ast.iter_fields(node) if name != "ctx"))
+        )
+
+    def _field(self, item: Any) -> Any:
+        if isinstance(item, list):
+            return tuple(self._field(part) for part in item)
+        return self.of(item) if isinstance(item, ast.AST) else item
+
+    def assign(self, target: ast.expr, number: int) -> None:
+        """Give a target the number of what is assigned to it."""
+        if isinstance(target, (ast.Tuple, ast.List)):
+            for n, part in enumerate(target.elts):
+                self.assign(part, hash((number, n)))
+        elif isinstance(target, ast.Starred):
+            self.assign(target.value, number)
+        elif isinstance(target, ast.Subscript):
+            self.assign(target.value, hash((self.of(target.value), self.of(target.slice), number)))
+        else:
+            self._names[ast.unparse(target)] = number
+
+    def forget(self, target: ast.expr) -> None:
+        """Number a target by what it stands for from now on."""
+        for name in bindings(target):
+            self._names.pop(name, None)
+
+    def snapshot(self) -> dict[str, int]:
+        """Return the numbers of all names, to be gone back to."""
+        return dict(self._names)
+
+    def go_back(self, names: Mapping[str, int]) -> None:
+        """Take the numbers that a snapshot holds."""
+        self._names = dict(names)
+
+    def join(self, other: Mapping[str, int]) -> None:
+        """Take into account that another branch may have run instead."""
+        for name in {*self._names, *other}:
+            here, there = self._names.get(name), other.get(name)
+            if here != there:
+                self._names[name] = hash((here, there))

@@ -1,0 +1,114 @@
+"""Find the code that the forwards of a model may run, and what it does besides calling activations."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import types
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch import nn
+
+from hullo.surgery.rewrite.source import codes, parse
+from hullo.surgery.rewrite.values import Assigned, Scope, Value
+from hullo.surgery.rewrite.walks import Walk, is_trusted, walks_in
+
+_ENTRIES = ("forward", "__call__", "__iter__", "__len__", "__getitem__", "__getattr__", "__contains__", "__bool__")
+_BUILTIN = ("builtins", "torch", "typing", "collections", "abc", "enum", "hullo")
+
+
+class Reach:
+    """The functions that the forwards of a model may run, as far as names tell; rather too many than too few.
+
+    Args:
+        model: the model.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = list(model.modules())
+        held = [type(item) for module in self._modules for item in vars(module).values()]
+        classes = dict.fromkeys(cls for kind in (*map(type, self._modules), *held) for cls in kind.__mro__)
+        self._classes = [cls for cls in classes if cls.__module__.partition(".")[0] not in _BUILTIN]
+        self._names: set[str] = set()
+        self.functions: dict[types.FunctionType, set[type]] = defaultdict(set)  # each with the classes it is in
+        self._add([(hook, None) for module in self._modules for hook in _hooks(module)])
+        self._add([found for name in _ENTRIES for found in self._named(name)])
+
+    def _named(self, name: str) -> list[tuple[Any, type | None]]:
+        return [(vars(cls)[name], cls) for cls in self._classes if name in vars(cls)]
+
+    def _add(self, things: list[tuple[Any, type | None]]) -> None:
+        """Add functions, and what their code names."""
+        while things:
+            thing, cls = things.pop()
+            for function in _functions(thing):
+                if is_trusted(function):
+                    continue
+                new = function not in self.functions
+                self.functions[function] |= {cls} if cls is not None else set()
+                for code in codes(function.__code__) if new else ():
+                    words = {*code.co_names, *(item for item in code.co_consts if isinstance(item, str))}
+                    things += [(function.__globals__[name], None) for name in words if name in function.__globals__]
+                    things += [found for name in words - self._names for found in self._named(name)]
+                    self._names |= words
+
+    def assigned(self) -> Assigned:
+        """Return the attributes that these functions assign."""
+        found: dict[str, set[type]] = defaultdict(set)
+        for function, classes in self.functions.items():
+            for name, to_self in _assigned_in(function):
+                found[name] |= classes if to_self and classes else {object}
+        return Assigned({name: tuple(classes) for name, classes in found.items()})
+
+    def walks(self, read: Iterable[types.FunctionType]) -> Iterator[Walk]:
+        """Yield the children and descendants that functions go through which were not read with their module known."""
+        for function in self.functions.keys() - set(read):
+            try:
+                tree = parse(function)
+            except LookupError:
+                continue
+            parameters = list(inspect.signature(function).parameters)
+            owners = [module for module in self._modules if isinstance(module, tuple(self.functions[function]))]
+            for owner in owners if parameters and owners else [None]:
+                bound = {} if owner is None else {parameters[0]: Value(owner)}
+                for walk in walks_in(tree, function, Scope(function, bound, Assigned({}))):
+                    if walk[1] != "parameters":
+                        yield walk
+
+
+def _hooks(module: nn.Module) -> Iterator[Any]:
+    yield from module._forward_hooks.values()
+    yield from module._forward_pre_hooks.values()
+
+
+def _functions(thing: Any) -> Iterator[types.FunctionType]:
+    """Yield the functions that are in something: a wrapped one and its wrapper, the getter of a property."""
+    if isinstance(thing, property):
+        thing = thing.fget
+    if isinstance(thing, (staticmethod, classmethod, types.MethodType)):
+        thing = thing.__func__
+    while isinstance(thing, types.FunctionType):
+        yield thing
+        thing = getattr(thing, "__wrapped__", None)
+
+
+def _assigned_in(function: types.FunctionType) -> Iterator[tuple[str, bool]]:
+    """Yield the attributes that a function assigns, or whose parts it does, each with whether they are of `self`."""
+    try:
+        tree = parse(function)
+    except LookupError:
+        return
+    first = tree.args.args[0].arg if tree.args.args else ""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=owner, attr=name, ctx=ast.Store() | ast.Del()):
+                pass
+            case ast.Subscript(value=ast.Attribute(value=owner, attr=name), ctx=ast.Store() | ast.Del()):
+                pass
+            case ast.Call(func=ast.Name(id="setattr"), args=[owner, ast.Constant(value=str() as name), *_]):
+                pass
+            case _:
+                continue
+        yield name, isinstance(owner, ast.Name) and owner.id == first

@@ -1,0 +1,314 @@
+"""Find which activations a method calls, where, and how often.
+
+The code is read, not run: names, attributes of `self`, loops over parts of the model and helper methods are followed
+as far as they do not depend on the input. What depends on it is reported, not guessed.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from hullo.surgery.recognise import NAMES, Reading, read_function, read_module
+from hullo.surgery.rewrite.branches import Path
+from hullo.surgery.rewrite.calls import Body, Call, Findings, Seen
+from hullo.surgery.rewrite.mentions import is_activation_or_holds_one, is_from_torch, mentions_activation
+from hullo.surgery.rewrite.source import input_of, is_written_out, method, parse, position
+from hullo.surgery.rewrite.uses import Uses
+from hullo.surgery.rewrite.values import Assigned, Kept, Scope, UnknownError, Value
+from hullo.surgery.rewrite.walks import walks_in
+
+_SPACES = (torch, torch.nn.functional, nn)
+_CALLS = ("forward", "__call__", nn.Module.__call__.__name__)
+_OF_CHECKPOINT = frozenset(inspect.signature(checkpoint).parameters) | {"preserve_rng_state"}
+
+
+class Reader(Uses):
+    """Reads one body, and those it calls.
+
+    Args:
+        findings: what is found is put here.
+        body: the method to read.
+        seen: the methods that were read before.
+        assigned: attributes that some forward assigns.
+        path: the branches that lead to it.
+        idle: whether it does not run as the model is set up.
+        bound: what its parameters are given, where that is known.
+        numbers: the numbers of what its parameters are given.
+        trouble: why nothing in it can be given a hull.
+    """
+
+    def __init__(
+        self,
+        findings: Findings,
+        body: Body,
+        seen: Seen,
+        assigned: Assigned,
+        path: Path,
+        idle: bool = False,
+        bound: Mapping[str, Value] | None = None,
+        numbers: Mapping[str, int] | None = None,
+        trouble: str = "",
+    ) -> None:
+        scope = Scope(body.function, {**(bound or {}), body.self_name: Value(body.owner)}, assigned)
+        names = list(inspect.signature(body.function).parameters)[1:]
+        given = {name: hash(("parameter", n)) for n, name in enumerate(names)} if numbers is None else numbers
+        super().__init__(findings, body, scope, given, path, idle, trouble)
+        self.seen, self.owner = seen, body.owner
+
+    def read(self) -> None:
+        """Read the body.
+
+        Raises:
+            LookupError: its source code is unavailable.
+        """
+        tree = parse(self.body.function)
+        self.body.siblings = self.seen.setdefault(self.body.function, [])
+        self.body.siblings.append(self.body)
+        self.findings.walked += walks_in(tree, self.body.function, self.scope)
+        self.block(tree.body)
+
+    # What is called
+
+    def visit_Call(self, node: ast.Call) -> None:
+        if self.asks_type(node) or self._follows_super(node):
+            return
+        wrapped = bool(node.args) and self.it(node.func) is checkpoint
+        callee_node, given = node.func, node
+        if wrapped:
+            named = [item for item in node.keywords if item.arg not in _OF_CHECKPOINT]
+            callee_node, given = node.args[0], ast.Call(node.args[0], node.args[1:], named)
+        own = self.it(callee_node)
+        follows = isinstance(own, types.MethodType) and own.__self__ is self.owner
+        for part in (*given.args, *given.keywords):
+            if not (follows and self.is_known(part)):  # the method is read with what is known
+                self.visit(part)
+        self.findings.visits[id(self.body), position(node)] += 1
+        try:
+            callee = self.scope.evaluate(callee_node)
+        except UnknownError:
+            self._unknown(given)
+            return
+        if isinstance(callee.it, types.MethodType) and isinstance(callee.it.__self__, nn.Module):
+            if not isinstance(callee_node, ast.Attribute) or callee.it.__name__ not in _CALLS:
+                self._method(node, given, callee.it)
+                return
+            callee_node = callee_node.value  # self.act.forward(x)
+            callee = self.scope.evaluate(callee_node)
+            if callee.it is self.owner:
+                self._method(node, given, getattr(self.owner, "forward"))  # noqa: B009
+                return
+        self._called(node, callee_node, given, callee)
+
+    def _called(self, node: ast.Call, callee_node: ast.expr, given: ast.Call, callee: Value) -> None:
+        """Record a call of something known."""
+        thing = callee.it
+        if thing is self.owner:
+            self.findings.recursive.add(self.body.function)
+        elif isinstance(thing, nn.Module):
+            reading = read_module(thing)
+            if reading is not None or not any(True for _ in thing.parameters()):
+                self._record(node, callee_node, given, callee, reading, _not_alone(given))
+        elif callee.items is not None:  # a slice of a Sequential, called as a whole
+            for part in callee.items:
+                if isinstance(part.it, nn.Module) and (reading := read_module(part.it)) is not None:
+                    self._record(node, callee_node, given, part, reading, fixed="it is called as part of a slice")
+        elif is_from_torch(thing):
+            self._function(node, callee_node, given, callee)
+        elif isinstance(thing, type):
+            if is_activation_or_holds_one(thing):
+                self.miss(callee_node, "it is made anew whenever this code runs")
+        elif isinstance(thing, torch.jit.ScriptFunction) or mentions_activation(thing) or _is_autograd(thing):
+            self._callable(node, callee_node, given, callee)
+
+    def _function(self, node: ast.Call, callee_node: ast.expr, given: ast.Call, callee: Value) -> None:
+        """Record a call of one of PyTorch's functions; what is not the input must not depend on it."""
+        try:
+            if input_of(given) is None or (given is not node and _not_alone(given)):
+                raise UnknownError
+            rest = [self.scope.it(item) for item in given.args[1:]]
+            named = {str(item.arg): self.scope.it(item.value) for item in given.keywords if item.arg != "input"}
+        except UnknownError:
+            self.miss(callee_node, "its parameters depend on the input, or are tensors", callee.kept)
+            return
+        reading = read_function(lambda x: callee.it(x, *rest, **named))
+        if reading is not None:
+            self._record(node, callee_node, given, Value(callee.it) if rest or named else callee, reading)
+
+    def _callable(self, node: ast.Call, callee_node: ast.expr, given: ast.Call, callee: Value) -> None:
+        """Record a call of a function, or of an object, that somebody wrote."""
+        reading = None if _not_alone(given) else read_function(callee.it)
+        if reading is not None and not _is_autograd(callee.it):
+            self._record(node, callee_node, given, callee, reading)
+        elif reading is not None or not _is_autograd(callee.it):
+            name = getattr(callee.it, "__qualname__", type(callee.it).__name__)
+            why = (
+                "has a backward of its own"
+                if reading
+                else "calls an activation, and is not a method that can be changed"
+            )
+            self.miss(callee_node, f"{name} {why}", callee.kept)
+
+    def _unknown(self, given: ast.Call) -> None:
+        """List a call of something that the code does not tell, if it may be an activation."""
+        callee_node = given.func
+        match callee_node:
+            case ast.Attribute(value=value, attr=name):
+                self.visit(value)
+                if name in NAMES:
+                    self._method_of_value(given, callee_node)
+            case ast.Name(id=name):
+                default = inspect.signature(self.body.function).parameters.get(name)
+                if default is not None and is_activation_or_holds_one(default.default):
+                    self.miss(callee_node, f"it is an argument of {self.body.name}; its default is an activation")
+            case ast.Subscript(value=value) | ast.Call(func=ast.Name(id="getattr"), args=[value, *_]):
+                self.visit(callee_node)
+                space = self.it(value)
+                if is_activation_or_holds_one(space) or any(space is item for item in _SPACES):
+                    self.miss(callee_node, "which of several is called depends on the input")
+            case _:
+                self.visit(callee_node)
+
+    def _method_of_value(self, given: ast.Call, callee_node: ast.Attribute) -> None:
+        """Record x.relu() on something that is only there when the code runs."""
+        method = getattr(torch.Tensor, callee_node.attr, None)
+        if given.args or given.keywords or method is None:
+            self.miss(callee_node, f"the code does not tell what {ast.unparse(callee_node.value)} is")
+        elif (reading := read_function(method)) is not None:
+            self._record(given, callee_node, given, Value(method), reading)
+
+    def _record(
+        self, node: ast.Call, callee_node: ast.expr, given: ast.Call, callee: Value, reading: Reading | None,
+        trouble: str = "", fixed: str = "",
+    ) -> None:  # fmt: skip
+        argument = input_of(given)
+        call = Call(
+            body=self.body,
+            node=node,
+            callee_node=callee_node,
+            input_node=argument if given is node else None,
+            turns=self.turns,
+            path=self.path,
+            number=0 if argument is None else self.numbers.of(argument),
+            idle=self.idle,
+            reading=reading,
+            callee=callee.it,
+            kept=callee.kept or self._found_in(callee.it),
+            trouble=self.trouble or trouble,
+            fixed=fixed or self.body.fixed,
+            plain=given is not node or (len(given.args) == 1 and not given.keywords),
+        )
+        (self.findings.parts if reading is None else self.findings.calls).append(call)
+
+    def _found_in(self, thing: Any) -> Kept | None:
+        """Return where a module is kept that was reached by a name which does not say so."""
+        places = [(m, name) for m in self.owner.modules() for name, child in m._modules.items() if child is thing]
+        if len(places) > 1:
+            why = "it is called by a name that does not tell which of several places is meant"
+            self.findings.tied += [(place, why) for place in places]
+        return places[0] if len(places) == 1 else None
+
+    # Methods that are called
+
+    def _method(self, node: ast.Call, given: ast.Call, bound: types.MethodType) -> None:
+        """Follow a method of the module itself, and note one of another module."""
+        owner, name = bound.__self__, bound.__name__
+        if name in vars(owner) or inspect.getattr_static(type(owner), name, None) is not bound.__func__:
+            if mentions_activation(bound):
+                self.miss(given.func, f"{name} is set on the module itself, not in its class")
+            self.findings.unreadable |= set(bound.__func__.__code__.co_names)
+        elif owner is self.owner:
+            self._follow(given, type(owner).__mro__, name)
+        else:
+            self.findings.entered.add((id(owner), name))
+
+    def _follows_super(self, node: ast.Call) -> bool:
+        match node.func:
+            case ast.Attribute(value=ast.Call(func=ast.Name(id="super"), args=given), attr=name):
+                for part in (*node.args, *node.keywords):
+                    self.visit(part)
+                mro = type(self.owner).__mro__
+                home = self.it(given[0]) if given else self._home()
+                if home in mro:
+                    self._follow(node, mro[mro.index(home) + 1 :], name, by_super=True)
+                return True
+        return False
+
+    def _home(self) -> Any:
+        cells = zip(self.body.function.__code__.co_freevars, self.body.function.__closure__ or (), strict=True)
+        return next((cell.cell_contents for name, cell in cells if name == "__class__"), None)
+
+    def _follow(self, given: ast.Call, mro: Sequence[type], name: str, by_super: bool = False) -> None:
+        home, _, function = method(mro, name)
+        if home is nn.Module or not isinstance(function, types.FunctionType):
+            return
+        body = body_of(self.owner, mro, name)
+        if any(body.function is above.function for above in self.body.chain()):
+            self.findings.recursive.add(body.function)
+            return
+        body.caller, body.by_super = (self.body, position(given.func)), by_super
+        trouble = self.trouble or (f"{name} is called in a loop" if self.turns else "")
+        bound, numbers = self._arguments(body.function, given)
+        reader = Reader(
+            self.findings, body, self.seen, self.scope.assigned, self.path, self.idle, bound, numbers, trouble
+        )
+        try:
+            reader.read()
+            self.body.callees.append(body)
+        except LookupError as error:
+            self.findings.unreadable |= set(body.function.__code__.co_names)
+            if mentions_activation(body.function):
+                self.miss(given.func, f"the code of {name} cannot be read: {error}")
+
+    def _arguments(self, function: types.FunctionType, given: ast.Call) -> tuple[dict[str, Value], dict[str, int]]:
+        """Return what a method is given, where that is known, and the numbers of all that it is given."""
+        parameters = list(inspect.signature(function).parameters.values())[1:]
+        numbers = {item.name: hash(("default", function, item.name)) for item in parameters}
+        if not is_written_out(given):
+            return {}, {name: hash((number, self.numbers.of(given))) for name, number in numbers.items()}
+        bound = {item.name: Value(item.default) for item in parameters if item.default is not item.empty}
+        places = [item.name for item in parameters if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD)]
+        named = [(str(item.arg), item.value) for item in given.keywords]
+        for name, node in [*zip(places, given.args, strict=False), *named]:
+            bound.pop(name, None)
+            numbers[name] = self.numbers.of(node)
+            try:
+                bound[name] = self.scope.evaluate(node)
+            except UnknownError:
+                continue
+        return bound, numbers
+
+
+def _not_alone(given: ast.Call) -> str:
+    """Return why a call is not one of a function of one tensor; empty if it is."""
+    if not is_written_out(given):
+        return "its arguments are not written out where it is called"
+    return "" if len(given.args) + len(given.keywords) == 1 else "it is not called with one argument alone"
+
+
+def _is_autograd(thing: Any) -> bool:
+    owner = getattr(thing, "__self__", None)
+    return isinstance(owner, type) and issubclass(owner, torch.autograd.Function)
+
+
+def body_of(owner: nn.Module, mro: Sequence[type], name: str) -> Body:
+    """Return a method of a module, as the classes of an mro have it.
+
+    Raises:
+        LookupError: it is not an ordinary function.
+    """
+    home, origin, function = method(mro, name)
+    plain = inspect.unwrap(function)
+    if not isinstance(plain, types.FunctionType):
+        raise LookupError("it is not an ordinary function")
+    first = next(iter(inspect.signature(plain).parameters.values()), None)
+    if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
+        raise LookupError("it does not name the module it belongs to")
+    return Body(owner, name, home, origin, plain, fixed="" if plain is function else f"{name} is decorated")

@@ -1,0 +1,345 @@
+"""Evaluate expressions of a function without running it, as far as they do not depend on what it is given."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import inspect
+import operator
+import types
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hullo.surgery.rewrite.source import parse
+
+Kept = tuple[nn.Module, str]  # a module, and the name under which it keeps something
+
+_MAKERS = nn.ReLU.__module__
+_PURE = frozenset({
+    range, len, min, max, abs, int, float, bool, str, isinstance, issubclass, callable, functools.partial,
+    torch.jit.is_scripting,  # type: ignore[attr-defined]
+    torch.jit.is_tracing,  # type: ignore[attr-defined]
+    torch.onnx.is_in_onnx_export, torch.compiler.is_compiling,
+})  # fmt: skip
+_LONGEST = 10_000  # a loop of more turns is not followed turn by turn
+_CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+_OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow, ast.USub: operator.neg,
+    ast.UAdd: operator.pos, ast.Not: operator.not_, ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt,
+    ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not,
+    ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b,
+}  # fmt: skip
+
+
+class UnknownError(Exception):
+    """The expression depends on what is given to the function, on its mode, or on what it did before."""
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """What an expression stands for: the thing itself, where a module keeps it, and the parts of a sequence."""
+
+    it: Any
+    kept: Kept | None = None
+    items: tuple[Value, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """The attributes that forwards assign, which have no value before they run, each with the classes that have it."""
+
+    classes: Mapping[str, tuple[type, ...]]
+
+    def has(self, owner: Any, name: str) -> bool:
+        return name in self.classes and isinstance(owner, self.classes[name])
+
+
+class Scope:
+    """The names of a function, as far as they are known without running it.
+
+    A local name is known if it is bound in one place only, to something known; a loop's names are known turn by turn.
+
+    Args:
+        function: the function.
+        bound: what its parameters are given, where that is known.
+        assigned: attributes that some forward assigns.
+    """
+
+    def __init__(self, function: types.FunctionType, bound: Mapping[str, Value], assigned: Assigned) -> None:
+        self._outside = {name: Value(item) for name, item in {**vars(builtins), **function.__globals__}.items()}
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            try:
+                self._outside[name] = Value(cell.cell_contents)
+            except ValueError:  # not filled yet
+                self._outside.pop(name, None)
+        tree = parse(function)
+        loops = [node.target for node in ast.walk(tree) if isinstance(node, (ast.For, ast.comprehension))]
+        turns = [name for target in loops for name in bindings(target)]
+        every = bindings(tree)
+        plain = Counter(every) - Counter(turns)
+        self.turns, self.local, self.assigned = frozenset(turns), frozenset(every), assigned
+        self._bindable = {name for name in every if plain[name] + (name in self.turns) == 1}
+        self._known = {name: value for name, value in bound.items() if name in self._bindable}
+        self.definitions = {
+            node.targets[0].id: node.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+            if node.targets[0].id in self._bindable
+        }
+
+    def bind(self, target: ast.expr, value: Value) -> bool:
+        """Give a name, or several, their values; return whether all of them can be known."""
+        if isinstance(target, ast.Name) and target.id in self._bindable:
+            self._known[target.id] = value
+            return True
+        parts = value.items if isinstance(target, (ast.Tuple, ast.List)) else None
+        if parts is None or len(parts) != len(target.elts):  # type: ignore[attr-defined]
+            self.forget(target)
+            return False
+        bound = [self.bind(part, item) for part, item in zip(target.elts, parts, strict=True)]  # type: ignore[attr-defined]
+        return all(bound)
+
+    def forget(self, target: ast.expr) -> None:
+        """Take what a name stands for as unknown from now on."""
+        for name in bindings(target):
+            self._known.pop(name, None)
+
+    def it(self, node: ast.expr) -> Any:
+        """Return the thing that an expression stands for."""
+        return self.evaluate(node).it
+
+    def elements(self, node: ast.expr) -> tuple[Value, ...]:
+        """Return what a loop over an expression goes through."""
+        return _elements(self.evaluate(node))
+
+    def evaluate(self, node: ast.AST) -> Value:
+        """Return what an expression stands for.
+
+        Raises:
+            UnknownError: it has no value before the function runs.
+        """
+        handler = getattr(self, f"_{type(node).__name__.lower()}", None)
+        if handler is None:
+            raise UnknownError
+        try:
+            value: Value = handler(node)
+        except UnknownError:
+            raise
+        except Exception as error:  # an attribute or an operator of anybody's may raise anything
+            raise UnknownError from error
+        if isinstance(value.it, Tensor):
+            raise UnknownError
+        return value
+
+    # One method for each kind of expression
+
+    def _constant(self, node: ast.Constant) -> Value:
+        return Value(node.value)
+
+    def _name(self, node: ast.Name) -> Value:
+        space = self._known if node.id in self.local else self._outside
+        if node.id not in space:
+            raise UnknownError
+        return space[node.id]
+
+    def _attribute(self, node: ast.Attribute) -> Value:
+        owner = self.it(node.value)
+        if isinstance(owner, types.ModuleType):
+            return Value(getattr(owner, node.attr))
+        if self.assigned.has(owner, node.attr) or (isinstance(owner, nn.Module) and node.attr == "training"):
+            raise UnknownError
+        if not isinstance(owner, nn.Module):
+            return Value(getattr(owner, node.attr))
+        if node.attr in vars(owner) or node.attr in owner._modules:
+            return Value(getattr(owner, node.attr), (owner, node.attr))
+        found = inspect.getattr_static(type(owner), node.attr, None)
+        if isinstance(found, property):
+            return self._getter(found, owner)
+        if found is None and type(owner).__getattr__ is not nn.Module.__getattr__:
+            raise UnknownError  # it is looked up by somebody's code
+        return Value(getattr(owner, node.attr))
+
+    def _getter(self, found: property, owner: nn.Module) -> Value:
+        """Return the value of a property that does nothing but return an expression."""
+        function = found.fget
+        if not isinstance(function, types.FunctionType):
+            raise UnknownError
+        body = parse(function).body
+        match [item for item in body if not (isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant))]:
+            case [ast.Return(value=ast.expr() as result)]:
+                name = next(iter(inspect.signature(function).parameters))
+                return Scope(function, {name: Value(owner)}, self.assigned).evaluate(result)
+        raise UnknownError
+
+    def _subscript(self, node: ast.Subscript) -> Value:
+        value = self.evaluate(node.value)
+        if isinstance(node.slice, ast.Slice):
+            bounds = (node.slice.lower, node.slice.upper, node.slice.step)
+            lower, upper, step = (None if item is None else self.it(item) for item in bounds)
+            return _sequence(_elements(value)[lower:upper:step])
+        index: Any = self.it(node.slice)
+        if value.items is not None:
+            return value.items[index]  # type: ignore[no-any-return]
+        if not isinstance(value.it, nn.Module):
+            return Value(value.it[index])
+        if isinstance(value.it, _CONTAINERS) and type(value.it).__getitem__ in _GETTERS:
+            name = list(value.it._modules)[index] if isinstance(index, int) else index
+            return Value(value.it._modules[name], (value.it, name))
+        raise UnknownError
+
+    def _tuple(self, node: ast.Tuple | ast.List) -> Value:
+        return _sequence(tuple(self.evaluate(item) for item in node.elts))
+
+    _list = _tuple
+
+    def _dict(self, node: ast.Dict) -> Value:
+        if None in node.keys:
+            raise UnknownError
+        return Value({self.it(key): self.it(item) for key, item in zip(node.keys, node.values, strict=True)})  # type: ignore[arg-type]
+
+    def _joinedstr(self, node: ast.JoinedStr) -> Value:
+        return Value("".join(self.it(item) for item in node.values))
+
+    def _formattedvalue(self, node: ast.FormattedValue) -> Value:
+        if node.conversion != -1 or node.format_spec is not None:
+            raise UnknownError
+        return Value(f"{self.it(node.value)}")
+
+    def _unaryop(self, node: ast.UnaryOp) -> Value:
+        return Value(_OPERATORS[type(node.op)](self.it(node.operand)))
+
+    def _binop(self, node: ast.BinOp) -> Value:
+        return Value(_OPERATORS[type(node.op)](self.it(node.left), self.it(node.right)))
+
+    def _boolop(self, node: ast.BoolOp) -> Value:
+        for item in node.values:
+            value = self.evaluate(item)
+            if bool(value.it) is isinstance(node.op, ast.Or):
+                break
+        return value
+
+    def _compare(self, node: ast.Compare) -> Value:
+        parts = [self.it(item) for item in (node.left, *node.comparators)]
+        pairs = zip(node.ops, parts, parts[1:], strict=False)
+        return Value(all(_OPERATORS[type(op)](left, right) for op, left, right in pairs))
+
+    def _ifexp(self, node: ast.IfExp) -> Value:
+        value = self.evaluate(node.body if self.it(node.test) else node.orelse)
+        if callable(value.it) and self.has_switch(node.test):
+            raise UnknownError  # to turn the switch later would choose another function
+        return value
+
+    def has_switch(self, node: ast.expr) -> bool:
+        """Return whether an expression reads an attribute that is True or False, which may be turned over later."""
+        for part in ast.walk(node):
+            if isinstance(part, ast.Attribute):
+                try:
+                    if isinstance(self.it(part), bool):
+                        return True
+                except UnknownError:
+                    continue
+        return False
+
+    def _call(self, node: ast.Call) -> Value:
+        if isinstance(node.func, ast.Attribute) and node.func.attr in _PARTS and not node.args and not node.keywords:
+            owner = self.evaluate(node.func.value)
+            if isinstance(owner.it, (dict, nn.Module)) or owner.items is not None:
+                return _sequence(_PARTS[node.func.attr](owner))
+        function = self.it(node.func)
+        if any(isinstance(item, ast.Starred) for item in node.args) or any(item.arg is None for item in node.keywords):
+            raise UnknownError
+        given = [self.evaluate(item) for item in node.args]
+        named = {str(item.arg): self.it(item.value) for item in node.keywords}
+        if isinstance(function, type) and function in _LISTS:
+            rest = [item.it for item in given[1:]] if function is enumerate else [_elements(item) for item in given[1:]]
+            return _sequence(_LISTS[function](*(_elements(item) for item in given[:1]), *rest, **named))
+        if function in (getattr, hasattr):
+            return self._getattr(function, node, given)
+        if function in _PURE or (isinstance(function, type) and function.__module__ == _MAKERS):
+            return Value(function(*(item.it for item in given), **named))
+        raise UnknownError
+
+    def _getattr(self, function: Callable[..., Any], node: ast.Call, given: list[Value]) -> Value:
+        owner, name = given[0].it, given[1].it
+        if self.assigned.has(owner, name):
+            raise UnknownError
+        found = hasattr(owner, name)
+        if function is hasattr or (not found and len(given) == 3):
+            return Value(found) if function is hasattr else given[2]
+        return self._attribute(ast.Attribute(node.args[0], name, ast.Load()))
+
+
+def _sequence(items: tuple[Value, ...]) -> Value:
+    return Value([item.it for item in items], items=items)
+
+
+def _elements(value: Value) -> tuple[Value, ...]:
+    """Return the parts of a sequence, each with the module that keeps it."""
+    if value.items is not None:
+        return value.items
+    if isinstance(value.it, _CONTAINERS) and type(value.it).__iter__ in _ITERATORS:
+        return _keys(value) if isinstance(value.it, nn.ModuleDict) else _children(value)
+    if isinstance(value.it, (list, tuple, range, dict)) and len(value.it) <= _LONGEST:
+        return tuple(Value(item) for item in value.it)
+    raise UnknownError
+
+
+def _children(owner: Value) -> tuple[Value, ...]:
+    if not isinstance(owner.it, nn.Module):
+        raise UnknownError
+    return tuple(Value(child, (owner.it, name)) for name, child in owner.it._modules.items() if child is not None)
+
+
+def _keys(owner: Value) -> tuple[Value, ...]:
+    return tuple(Value(key) for key in (owner.it._modules if isinstance(owner.it, nn.Module) else owner.it))
+
+
+def _values(owner: Value) -> tuple[Value, ...]:
+    return _children(owner) if isinstance(owner.it, nn.ModuleDict) else tuple(map(Value, owner.it.values()))
+
+
+def _items(owner: Value) -> tuple[Value, ...]:
+    return tuple(_sequence(pair) for pair in zip(_keys(owner), _values(owner), strict=True))
+
+
+def _named_children(owner: Value) -> tuple[Value, ...]:
+    return tuple(_sequence((Value(child.kept[1]), child)) for child in _children(owner) if child.kept)
+
+
+_PARTS: dict[str, Callable[[Value], tuple[Value, ...]]] = {
+    "keys": _keys, "values": _values, "items": _items, "children": _children, "named_children": _named_children,
+}  # fmt: skip
+_LISTS: dict[Any, Callable[..., tuple[Value, ...]]] = {
+    list: lambda items=(): items,
+    tuple: lambda items=(): items,
+    reversed: lambda items: items[::-1],
+    enumerate: lambda items, start=0: tuple(_sequence((Value(n), item)) for n, item in enumerate(items, start)),
+    zip: lambda *parts, strict=False: tuple(_sequence(pair) for pair in zip(*parts, strict=strict)),
+}
+_GETTERS = [container.__getitem__ for container in _CONTAINERS]
+_ITERATORS = [container.__iter__ for container in _CONTAINERS]
+
+
+def bindings(tree: ast.AST) -> list[str]:
+    """Return the names that are given a value in a tree, once for each place."""
+    found: list[str | None] = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store() | ast.Del()) | ast.arg(arg=name):
+                found.append(name)
+            case ast.alias(name=name, asname=other):
+                found.append(other or name.partition(".")[0])
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                found.append(name if node is not tree else None)
+            case ast.ExceptHandler(name=name) | ast.MatchAs(name=name) | ast.MatchStar(name=name):
+                found.append(name)
+            case ast.MatchMapping(rest=name):
+                found.append(name)
+    return [name for name in found if name is not None]

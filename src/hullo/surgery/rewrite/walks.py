@@ -1,0 +1,62 @@
+"""Find code that goes through the children or the parameters of modules, and would meet a hull that is new there."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import types
+from collections.abc import Iterator
+
+from torch import nn
+
+from hullo.surgery.rewrite.source import place
+from hullo.surgery.rewrite.values import Scope, UnknownError
+
+Walk = tuple[nn.Module | None, str, str]  # the module, None for any; what is gone through; where
+
+_CHILDREN = frozenset({"children", "named_children", "_modules", "__dict__"})
+_DESCENDANTS = frozenset({"modules", "named_modules", "apply"})
+_PARAMETERS = frozenset({"parameters", "named_parameters", "state_dict"})
+_TRUSTED = ("torch", "transformers.utils", "transformers.modeling_utils", "accelerate")  # they look, and do not call
+_HARMLESS = frozenset({"next", "any", "all"})
+
+
+def walks_in(tree: ast.AST, function: types.FunctionType, scope: Scope) -> Iterator[Walk]:
+    """Yield the modules whose children, descendants or parameters a function goes through."""
+    if is_trusted(function):
+        return
+    harmless = {
+        part
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _HARMLESS
+        for part in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=value, attr=name):
+                kind, sure = _kind(name), name != "apply"  # other things have an `apply` too
+            case ast.Call(func=ast.Name(id="vars" | "dir"), args=[value]):
+                kind, sure = "children", True
+            case _:
+                continue
+        if not kind or (kind == "parameters" and node in harmless):
+            continue
+        try:
+            owner = scope.it(value)
+        except UnknownError:
+            owner = None
+        if isinstance(owner, nn.Module) or (owner is None and sure):
+            yield owner, kind, place(function, node)
+
+
+def _kind(name: str) -> str:
+    found = {"children": _CHILDREN, "modules": _DESCENDANTS, "parameters": _PARAMETERS}
+    return next((kind for kind, names in found.items() if name in names), "")
+
+
+def is_trusted(function: types.FunctionType) -> bool:
+    """Return whether a function comes from a package that looks at modules without a change of what they compute."""
+    home = function.__module__ or ""
+    if home.partition(".")[0] in sys.stdlib_module_names and home != "__main__":
+        return True
+    return any(home == name or home.startswith(f"{name}.") for name in _TRUSTED)

@@ -1,0 +1,190 @@
+"""Write methods of a class anew, with some calls changed.
+
+A module's code is changed by giving that one module a class of its own, derived from the one it had, in which a few
+methods are written anew. Everything but the changed calls stays as it was: control flow, arguments, `self.training`,
+names of parameters. The new code is ordinary Python; `inspect.getsource(type(module).forward)` shows it.
+"""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import copy
+import functools
+import linecache
+import types
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from torch import nn
+
+from hullo.surgery.rewrite.source import Position, codes, names_in, parse, position
+
+
+@dataclass
+class Edits:
+    """Changes to one function's calls.
+
+    Args:
+        callees: what is called instead, as source, by the position of the expression that is called.
+        inputs: the position of the only argument to pass on, by the position of the call.
+        turns: the names of counters for loops, by the position of the loop's target.
+    """
+
+    callees: dict[Position, str] = field(default_factory=dict)
+    inputs: dict[Position, Position] = field(default_factory=dict)
+    turns: dict[Position, str] = field(default_factory=dict)
+
+    def applied_to(self, function: types.FunctionType, name: str) -> str:
+        """Return the function's text with the changes, under a name."""
+        node = _Editor(self).visit(copy.deepcopy(parse(function)))
+        node.name = name
+        return ast.unparse(ast.fix_missing_locations(node))
+
+
+class _Editor(ast.NodeTransformer):
+    def __init__(self, edits: Edits) -> None:
+        self.edits = edits
+
+    def visit(self, node: ast.AST) -> Any:
+        if (
+            isinstance(node, (ast.Name, ast.Attribute, ast.Subscript, ast.Call))
+            and position(node) in self.edits.callees
+        ):
+            return ast.parse(self.edits.callees[position(node)], mode="eval").body
+        return super().visit(node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        wanted = self.edits.inputs.get(position(node))
+        if wanted is not None:
+            parts = [*node.args, *(item.value for item in node.keywords)]
+            parts += [node.func.value] if isinstance(node.func, ast.Attribute) else []
+            argument = next(part for part in parts if position(part) == wanted)
+            return ast.Call(self.visit(node.func), [self.visit(argument)], [])
+        return self.generic_visit(node)
+
+    def _counted(self, node: Any) -> Any:
+        counter = self.edits.turns.get(position(node.target))
+        self.generic_visit(node)
+        if counter is not None:
+            node.target = ast.Tuple([ast.Name(counter, ast.Store()), node.target], ast.Store())
+            node.iter = ast.Call(ast.Name("enumerate", ast.Load()), [node.iter], [])
+        return node
+
+    visit_For = visit_comprehension = _counted  # noqa: N815
+
+
+@dataclass(frozen=True)
+class Written:
+    """A method to write anew: its text, and the class and name of the method whose surroundings it gets."""
+
+    name: str
+    home: type
+    origin: str
+    text: str
+
+
+def _compile(function: types.FunctionType, node: ast.FunctionDef) -> types.CodeType:
+    """Return the code of a method, undecorated, with the names around it that `function` has around it."""
+    outer = [name for name in function.__code__.co_freevars if name != "__class__"]
+    names = {name for code in codes(function.__code__) for name in names_in(code)}
+    around = "Home"  # a class, so that super() works
+    while around in names:
+        around += "_"
+    flags = function.__code__.co_flags
+    futures = [name for name in __future__.all_feature_names if getattr(__future__, name).compiler_flag & flags]
+    tree = ast.parse(f"def outer({', '.join(outer)}):\n    class {around}: pass")
+    bare = ast.FunctionDef(**{**dict(ast.iter_fields(node)), "decorator_list": []})
+    tree.body[0].body[0].body = [bare]  # type: ignore[attr-defined]
+    text = "".join(f"from __future__ import {name}\n" for name in futures) + ast.unparse(
+        ast.fix_missing_locations(tree)
+    )
+    file = f"<{function.__module__}.{function.__qualname__} {zlib.crc32(text.encode()):08x}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(True), file)  # where inspect and tracebacks look
+    code: types.CodeType = compile(text, file, "exec", dont_inherit=True)
+    for name in ("outer", around, node.name):
+        code = next(item for item in code.co_consts if isinstance(item, types.CodeType) and item.co_name == name)
+    return code
+
+
+def _function(original: types.FunctionType, method: Written) -> types.FunctionType:
+    code = _compile(original, ast.parse(method.text).body[0])  # type: ignore[arg-type]
+    cells = dict(zip(original.__code__.co_freevars, original.__closure__ or (), strict=True))
+    closure = tuple(cells[name] for name in code.co_freevars)
+    function = types.FunctionType(code, original.__globals__, method.name, original.__defaults__, closure)
+    functools.update_wrapper(function, original)
+    del function.__wrapped__  # type: ignore[attr-defined]
+    function.__kwdefaults__ = original.__kwdefaults__
+    function.__name__ = method.name
+    return function
+
+
+class _Own:
+    """Stands for the derived class in a pickle, which cannot name it."""
+
+
+class Rewritten:
+    """The first parent of every derived class: lets its modules be copied and pickled."""
+
+    _hullo_written: ClassVar[tuple[type, tuple[Written, ...]]]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Keep a derived class out of registers that its parents keep of their subclasses."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        reduced = super().__reduce_ex__(protocol)
+        if isinstance(reduced, str):
+            return reduced
+        make, given, *state = reduced
+        given = tuple(_Own if item is type(self) else item for item in given)
+        return _restore, (*self._hullo_written, _Own if make is type(self) else make, given), *state
+
+    def __setstate__(self, state: Any) -> None:
+        children = dict(state.get("_modules") or {}) if isinstance(state, dict) else {}
+        super().__setstate__(state)  # type: ignore[misc]  # a class may set what an attribute was before it was a hull
+        put_children(self, children)  # type: ignore[arg-type]
+
+
+def put_children(module: nn.Module, children: dict[str, nn.Module | None]) -> None:
+    """Set children of a module, in front of whatever attributes have their names."""
+    for name, child in children.items():
+        vars(module).pop(name, None)
+        module._modules[name] = child
+
+
+def _restore(cls: type, methods: tuple[Written, ...], make: Any, given: Iterable[Any]) -> Any:
+    made = derived(cls, methods)
+    thing = (cls if make is _Own else make)(*(made if item is _Own else item for item in given))
+    thing.__class__ = made
+    return thing
+
+
+class _Derived(type):
+    """The type of derived classes: to make another module of one is to make one of the class it was derived from."""
+
+    _hullo_written: tuple[type, tuple[Written, ...]]
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return cls._hullo_written[0](*args, **kwargs)
+
+
+@functools.cache
+def derived(cls: type, methods: tuple[Written, ...]) -> type[nn.Module]:
+    """Return a class like `cls`, with the same name, some of whose methods are written anew."""
+    space: dict[str, Any] = {"_hullo_written": (cls, methods), "__doc__": cls.__doc__}
+    space |= {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    for method in methods:
+        space[method.name] = _function(vars(method.home)[method.origin], method)
+    meta = type("Derived", (_Derived, type(cls)), {}) if type(cls) is not type else _Derived
+    made: type[nn.Module] = meta(cls.__name__, (Rewritten, cls), space)
+    return made
+
+
+def rewritten(module: nn.Module, methods: dict[str, Written]) -> type[nn.Module]:
+    """Return the class for a module in which these methods are written anew, and those that were so before."""
+    current: type = type(module)
+    cls, before = vars(current).get("_hullo_written", (current, ()))
+    kept = {method.name: method for method in before} | methods
+    return derived(cls, tuple(kept.values()))

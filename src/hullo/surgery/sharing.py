@@ -1,0 +1,111 @@
+"""Decide which calls of an activation share one hull.
+
+Calls that one run of the model may both make get a hull each. Calls on different branches of a decision share one, so
+that what is learned on one branch holds on the other: in training and in evaluation, before and after a model is
+re-parametrized. Where the code does not tell which calls of two branches belong together, all of them share one hull.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Container, Iterable, Sequence
+from typing import Any
+
+from hullo.surgery.rewrite.branches import MODE, Key, exclusive
+from hullo.surgery.rewrite.calls import Call, Missed
+from hullo.surgery.rewrite.entries import ENTRY
+
+Group = list[Call]
+
+_DIFFERENT = "training and evaluation call different functions here"
+_UNTRAINED = "only evaluation calls it, so that nothing would train it"
+
+
+def share(calls: Sequence[Call]) -> list[Group]:
+    """Return the calls of one activation in groups that share a hull, in the order of the code.
+
+    A group of idle calls alone found no partner among the calls that run as the model is set up.
+    """
+    groups: list[Group] = [[call] for call in calls]
+    _join_equal(groups)
+    for key in _decisions(calls):
+        sides: dict[Any, list[Group]] = defaultdict(list)
+        for group in groups:
+            if len(branches := {call.path.get(key) for call in group}) == 1 and None not in branches:
+                sides[branches.pop()].append(group)
+        if len(sides) > 1:
+            _join_sides(groups, list(sides.values()), key)
+    return groups
+
+
+def _join_equal(groups: list[Group]) -> None:
+    """Join calls on exclusive branches that are given the same value."""
+    by_value: dict[int, list[Group]] = defaultdict(list)
+    for group in groups:
+        by_value[group[0].number].append(group)
+    for number, equal in by_value.items():
+        paths = [group[0].path for group in equal]
+        if number and all(exclusive(a, b) for n, a in enumerate(paths) for b in paths[n + 1 :]):
+            _join(groups, equal)
+
+
+def _decisions(calls: Iterable[Call]) -> list[Key]:
+    """Return the decisions on the paths of calls: the innermost of the code first, then the mode, then the entries."""
+    depths: dict[Key, int] = {}
+    for call in calls:
+        for depth, key in enumerate(call.path):
+            depths[key] = max(depth, depths.get(key, 0))
+    kinds = {"at": 0, "test": 1, MODE[0]: 2, ENTRY[0]: 3}
+    return sorted(depths, key=lambda key: (kinds[key[0]], -depths[key]))
+
+
+def _join_sides(groups: list[Group], sides: list[list[Group]], key: Key) -> None:
+    """Join the groups on the sides of a decision: one to one where that is clear, else all of them."""
+    live = [side for side in sides if not all(_is_idle(group) for group in side)]
+    if all(len(side) == 1 for side in sides):
+        _join(groups, [side[0] for side in sides])
+    elif key == ENTRY or len(live) == len(sides) or not live:
+        _join(groups, [group for side in sides for group in side])
+    elif all(len(side) == len(sides[0]) for side in sides):  # a branch that is off now, in the order of the other
+        for row in zip(*sides, strict=True):
+            _join(groups, list(row))
+
+
+def _is_idle(group: Group) -> bool:
+    return all(call.idle for call in group)
+
+
+def _join(groups: list[Group], parts: list[Group]) -> None:
+    first, *rest = sorted(parts, key=lambda part: next(n for n, group in enumerate(groups) if group is part))
+    for part in rest:
+        first += part
+        groups[:] = [group for group in groups if group is not part]
+
+
+def conflicts(
+    groups: Sequence[Sequence[Call | Missed]], modes: Iterable[Key], gates: Container[int] = ()
+) -> dict[int, str]:
+    """Return the groups that training and evaluation would not share, by their index, and why.
+
+    What evaluation alone calls would never be trained; where training and evaluation call different functions, what
+    one learns the other would not have.
+
+    Args:
+        groups: the calls that share hulls, of all activations of a module; what is not replaced is one too.
+        modes: the decisions that depend on whether the model trains.
+        gates: the groups that are probably no activations, such as a sigmoid after a model's last layer.
+    """
+    found: dict[int, str] = {}
+    for key in {*modes, MODE}:
+        sides: dict[Any, list[int]] = {True: [], False: []}
+        for n, group in enumerate(groups):
+            branches = {call.path.get(key) for call in group}
+            if len(branches) == 1 and not all(call.idle for call in group) and (branch := branches.pop()) is not None:
+                sides[branch].append(n)
+        values = [{call.number for n in side for call in groups[n]} - {0} for side in sides.values()]
+        counted = [[n for n in side if n not in gates] for side in sides.values()]
+        if all(counted) or values[0] & values[1]:
+            found |= {n: _DIFFERENT for side in sides.values() for n in side}
+        if key == MODE:
+            found |= {n: _UNTRAINED for n in sides[False] if n not in found}
+    return found
