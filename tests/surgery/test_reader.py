@@ -143,8 +143,7 @@ class Recurrent(nn.Module):
         x = block(x, self.cell)
         x = torch.sigmoid(self.random(x))
         values = list(map(F.elu, x))
-        import torch.nn.functional as local
-
+        local = F if slope > 0 else torch
         return self.final(local.relu(self.lstm(torch.stack(values))[0]))
 
     def unused(self, x: Tensor) -> Tensor:

@@ -3,14 +3,39 @@
 from __future__ import annotations
 
 import copy
+import threading
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from hullo.surgery.rewrite.write import rewritten
 
 _PROBE = "_hullo_probe"
+_LOCKS = (type(threading.Lock()), type(threading.RLock()))
+_REGISTERED = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("__deepcopy__", "__copy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """Return a copy of a model; locks are shared, and tensors with a history lose it, which copy.deepcopy refuses.
+
+    Raises:
+        TypeError: something in it cannot be copied.
+    """
+    memo: dict[int, Any] = {}
+    for name, module in model.named_modules():
+        for attribute, thing in vars(module).items():
+            if isinstance(thing, _LOCKS):
+                memo[id(thing)] = thing
+            elif isinstance(thing, Tensor) and not thing.is_leaf:
+                memo[id(thing)] = thing.detach().clone()
+            elif attribute not in _REGISTERED and not isinstance(thing, nn.Module):
+                try:
+                    copy.deepcopy(thing, memo)
+                except Exception as error:
+                    path = ".".join(part for part in (name, attribute) if part)
+                    raise TypeError(f"the model cannot be copied, because of {path}: {error}") from error
+    return copy.deepcopy(model, memo)
 
 
 def has_own_copies(module: nn.Module) -> bool:

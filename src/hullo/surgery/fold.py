@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -13,12 +12,15 @@ from torch import Tensor, fx, nn
 from hullo.bases import Base
 from hullo.modules import Hull
 from hullo.properties import known_as
+from hullo.surgery.compare import Comparison
+from hullo.surgery.copies import copied
 from hullo.surgery.inplace import InPlace
-from hullo.surgery.replace import Inputs, record_inputs
 from hullo.surgery.sites import put
 from hullo.surgery.survey import expect_model
 from hullo.surgery.swap import take_hooks
+from hullo.surgery.untouched import Inputs
 
+_COARSEST = 1e-4  # coefficients that are dropped move outputs by about as much as float32 rounds them
 _TOLERANCE = 1e-6  # coefficients closer to zero are taken for zero, as in `known_as`
 
 _NATIVE: dict[str, Callable[..., nn.Module]] = {
@@ -59,11 +61,17 @@ def fold(model: nn.Module, *, example_inputs: Inputs | None = None) -> nn.Module
 
     Args:
         model: left as it is.
-        example_inputs: what the model is given, as a tensor, a tuple or a dict. PReLU takes it: only then is it known
-            that a hull with several groups has one a channel.
+        example_inputs: what the model is given, as a tensor, a tuple or a dict. With it, the outputs of the model and
+            of the folded copy are compared, in training and in evaluation mode. PReLU takes it too: only then is it
+            known that a hull with several groups has one per channel.
 
     Returns:
         A copy of the model in evaluation mode, folded.
+
+    Raises:
+        ValueError: the model has no hulls, or a base cannot be written as a graph of operations.
+        TypeError: the model cannot be copied.
+        RuntimeError: the folded model does not compute what the model does for `example_inputs`.
 
     Example:
         >>> import torch, hullo
@@ -74,8 +82,9 @@ def fold(model: nn.Module, *, example_inputs: Inputs | None = None) -> nn.Module
     expect_model("fold", model)
     if not any(isinstance(module, Hull) for module in model.modules()):
         raise ValueError("the model has no hulls to fold")
-    folded = copy.deepcopy(model).eval()
-    seen = {} if example_inputs is None else record_inputs(folded, example_inputs)
+    net = None if example_inputs is None else Comparison(model, example_inputs, coarsest=_COARSEST)
+    folded = copied(model).eval()
+    seen = {} if net is None else net.shapes
     made: dict[Hull, nn.Module] = {}  # a hull used in two places is folded once, and used in both
     for name, module in folded.named_modules():
         if isinstance(module, Hull):
@@ -85,7 +94,10 @@ def fold(model: nn.Module, *, example_inputs: Inputs | None = None) -> nn.Module
         for name, child in list(keeper._modules.items()):
             if isinstance(child, Hull):
                 put(keeper, name, made[child])
-    return made[folded] if isinstance(folded, Hull) else folded
+    result = made[folded] if isinstance(folded, Hull) else folded
+    if net is not None:
+        net.check(result)
+    return result
 
 
 def _folded(hull: Hull, seen: Tensor | None) -> nn.Module:

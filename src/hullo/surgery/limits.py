@@ -12,8 +12,8 @@ from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 from hullo.modules import Hull
 from hullo.surgery.copies import loses_children
 from hullo.surgery.rewrite.calls import Findings
-from hullo.surgery.rewrite.values import Assigned
-from hullo.surgery.rewrite.walks import Walk
+from hullo.surgery.rewrite.mentions import code_of
+from hullo.surgery.rewrite.reach import Reach, hooks_of
 from hullo.surgery.rewrite.write import Rewritten
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -25,16 +25,15 @@ class Limits:
     Args:
         model: the model.
         findings: what was found in its code.
-        walks: what code goes through that was not read.
-        assigned: attributes that some forward assigns.
+        reach: the code that its forwards may run.
     """
 
-    def __init__(
-        self, model: nn.Module, findings: Iterable[Findings], walks: Iterable[Walk], assigned: Assigned
-    ) -> None:
+    def __init__(self, model: nn.Module, findings: Iterable[Findings], reach: Reach) -> None:
         found = list(findings)
-        self._assigned = assigned
+        self._assigned, self._used = reach.assigned, reach.used()
+        walks = reach.walks(function for item in found for function in item.seen)
         self._tied = {(id(kept[0]), kept[1]): why for item in found for kept, why in item.tied}
+        self._exact = {cls for item in found for cls in item.exact}
         self._tested = [test for item in found for test in item.tested]
         self._walked: dict[str, dict[int, str]] = {"children": {}, "modules": {}, "parameters": {}}
         self._anything: dict[str, str] = {}
@@ -53,11 +52,15 @@ class Limits:
         """Return why something that a module keeps has to stay as it is; empty if a hull can take its place."""
         if isinstance(keeper, ParametrizationList):
             return "it parametrizes a weight"
+        if id(keeper) not in self._used:
+            return "no code of the model names the module that it is in"
         if (id(keeper), name) in self._tied:
             return self._tied[id(keeper), name]
         if self._assigned.has(keeper, name):
             return f"a forward assigns {name}"
         thing = keeper._modules.get(name)
+        if thing is not None and any(_asks_for_types(hook) for hook in hooks_of(thing)):
+            return "a hook on it asks what type it has"
         for kinds, where in self._tested:
             if thing is not None and _asks(kinds, thing):
                 return f"the code asks modules for this type ({where})"
@@ -77,6 +80,8 @@ class Limits:
 
     def of_code(self, owner: nn.Module) -> str:
         """Return why the code of a module cannot be changed; empty if it can."""
+        if type(owner) in self._exact:
+            return "the code asks for its class by type(), and the class would be a derived one"
         if is_parametrized(owner):
             return "its class is one that torch.nn.utils.parametrize made; replace first, then parametrize"
         if isinstance(owner, LazyModuleMixin) and owner.has_uninitialized_params():
@@ -90,6 +95,11 @@ class Limits:
         if where := self._walked["parameters"].get(id(keeper)) or self._anything.get("parameters"):
             return why or f"the code goes through the parameters, and a hull would add one ({where})"
         return why
+
+
+def _asks_for_types(hook: Any) -> bool:
+    function = code_of(hook)
+    return function is not None and "isinstance" in function.__code__.co_names
 
 
 def _asks(kinds: Any, thing: nn.Module) -> bool:

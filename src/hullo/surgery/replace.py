@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import copy
 import fnmatch
-import functools
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from hullo.bases import Base, names, resolve
-from hullo.modules import AffineHull, Hull, Start
-from hullo.surgery.recognise import AMBIGUOUS, Known
+from hullo.bases import Base, names
+from hullo.modules import AffineHull, Start
+from hullo.surgery.compare import Comparison
+from hullo.surgery.making import Factory, Recipe, starts_alike
+from hullo.surgery.recognise import AMBIGUOUS
 from hullo.surgery.sites import Site
-from hullo.surgery.summary import why_left
+from hullo.surgery.summary import NOT_REACHED, why_left
 from hullo.surgery.survey import survey
-from hullo.surgery.swap import swap
+from hullo.surgery.swap import Undo, swap
+from hullo.surgery.untouched import Inputs
+
+_WRAPPERS = frozenset({"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "OptimizedModule"})
 
 Choice = str | type[nn.Module] | Callable[[Site], bool]
-Inputs = Tensor | tuple[Any, ...] | Mapping[str, Any]
-
-_PAPER = ("identity", "relu", "tanh")
 
 
 def replace_activations(
@@ -30,7 +29,7 @@ def replace_activations(
     *,
     where: Choice | Iterable[Choice] | None = None,
     functions: Iterable[str] | None = None,
-    hull: type[Hull] | Callable[[Site], Hull] = AffineHull,
+    hull: Factory = AffineHull,
     bases: Iterable[str | Base] | None = None,
     start: Start = None,
     groups: int | str = 1,
@@ -38,14 +37,21 @@ def replace_activations(
     keep: str | None = None,
     example_inputs: Inputs | None = None,
 ) -> nn.Module:
-    r"""Turn the activations of a model into hulls, each its own, that start as the functions they replace.
+    r"""Turn the activations of a model into hulls that start as the functions they replace.
 
     Modules are found wherever they are and whatever they are called: a module without parameters that does what a base
     does, entry by entry, is that base. Calls of functions (``F.relu(x)``, ``torch.tanh(x)``, ``x.relu()``) are found in
     the code of every forward, which is written anew with hulls in their place; control flow, arguments and names of
-    parameters stay as they were. An activation that is called twice becomes two hulls, and one in a loop over parts of
-    the model becomes one a turn. What cannot be replaced is left alone; :func:`hullo.summary` says what and why. If
-    anything is wrong, an error says so and the model is as it was.
+    parameters stay as they were.
+
+    Every call gets a hull of its own: an activation that is called twice becomes two hulls, and one in a loop over
+    parts of the model becomes one per turn. Calls on branches that exclude each other, as in
+    ``if self.training: ... else: ...``, share one, so that what is learned on one branch holds on the other. What
+    cannot be replaced safely is left alone; :func:`hullo.summary` says what and why.
+
+    With `example_inputs`, the outputs before and after are compared, in training and in evaluation mode, with the same
+    random numbers. Where they differ by more than rounding, an error says by how much. Whenever there is an error, the
+    model is as it was.
 
     Args:
         model: changed in place.
@@ -62,10 +68,16 @@ def replace_activations(
             ``"channels"`` one for each channel, which takes `example_inputs`.
         channel_dim: the dimension of the channels: 1 as in convolutions, -1 in transformers.
         keep: how coefficients are kept in the hull, as in :class:`hullo.AffineHull`.
-        example_inputs: what the model is given, as a tensor, a tuple or a dict, to count channels on a copy of it.
+        example_inputs: what the model is given, as a tensor, a tuple or a dict, to compare outputs and to count
+            channels. The runs leave no trace in the model or in the random numbers. Hulls that do not start as what
+            they replace are compared by hulls that do.
 
     Returns:
         The model; each hull's `replaced` tells what was there.
+
+    Raises:
+        ValueError: nothing can be replaced, or an argument does not fit the model.
+        RuntimeError: with hulls, the model does not compute what it did for `example_inputs`.
 
     Example:
         >>> import torch, hullo
@@ -76,19 +88,70 @@ def replace_activations(
     _check_model(model)
     sites = survey(model)
     chosen = _choose(sites, where, functions)
-    channels = _count_channels(model, chosen, channel_dim, example_inputs) if groups == "channels" else {}
-    modules = dict(model.named_modules())
-    made: dict[str, Hull] = {}
-    for site in chosen:
-        if isinstance(hull, type) and issubclass(hull, Hull):
-            like = _nearby_tensor(modules, site)
-            made[site.name] = _make(hull, site, bases, start, channels.get(site.name, groups), channel_dim, keep, like)
-        elif bases is not None or start is not None or groups != 1 or keep is not None:
-            raise TypeError("a function that makes hulls chooses bases, start, groups and keep; do not give them here")
+    recipe = Recipe(hull, bases, start, groups, channel_dim, keep)
+    if groups == "channels" and example_inputs is None:
+        raise ValueError("groups='channels' takes example_inputs, to count the channels; or give groups as a number")
+    undo = Undo(model)
+    try:
+        if example_inputs is None:
+            swap(model, sites, recipe.make(model, chosen, {}))
         else:
-            made[site.name] = _made_by(hull, site, made.values()).to(_nearby_tensor(modules, site).device)
-    swap(model, sites, made)
+            _swap_and_compare(model, sites, chosen, recipe, Comparison(model, example_inputs), undo)
+    except BaseException:
+        undo()
+        raise
     return model
+
+
+def _swap_and_compare(
+    model: nn.Module, sites: Sequence[Site], chosen: Sequence[Site], recipe: Recipe, net: Comparison, undo: Undo
+) -> None:
+    """Put hulls in, first such as compute what was there if others are wanted, and compare the outputs."""
+    channels: dict[str, int] = {}
+    alike = recipe.groups != "channels"
+    if alike:
+        made = recipe.make(model, chosen, {})
+        alike = all(starts_alike(made[site.name], site) for site in chosen)
+    if not alike:
+        swap(model, sites, Recipe().make(model, chosen, {}))
+        _check(model, net, undo)
+        undo()
+        if recipe.groups == "channels":
+            channels = _count_channels(net, chosen, recipe.channel_dim)
+        made = recipe.make(model, chosen, channels)
+    net.shapes.clear()
+    swap(model, sites, made)
+    if all(starts_alike(made[site.name], site) for site in chosen):
+        _check(model, net, undo)
+    else:
+        net.try_out(model)
+    for site in chosen:
+        vars(made[site.name])["compared"] = net.modes if site.name in net.shapes else NOT_REACHED
+
+
+def _check(model: nn.Module, net: Comparison, undo: Undo) -> None:
+    """Compare outputs, and say so if the model as it was does not repeat its own."""
+    try:
+        net.check(model)
+    except RuntimeError:
+        undo()
+        if not net.repeats(model):
+            raise RuntimeError(
+                "the model computes something else whenever it is run, with the same random numbers: there is nothing "
+                "to compare with; leave out example_inputs"
+            ) from None
+        raise
+
+
+def _count_channels(net: Comparison, chosen: Sequence[Site], channel_dim: int) -> dict[str, int]:
+    """Return how many channels each site sees."""
+    shapes = {name: tuple(x.shape) for name, x in net.shapes.items()}
+    for name in (site.name for site in chosen):
+        if name not in shapes:
+            raise ValueError(f"example_inputs do not reach {name}; leave it out with where, or give groups as a number")
+        if not -len(shapes[name]) <= channel_dim < len(shapes[name]):
+            raise ValueError(f"{name} sees a tensor of shape {shapes[name]}, without a dimension {channel_dim}")
+    return {site.name: shapes[site.name][channel_dim] for site in chosen}
 
 
 def _check_model(model: nn.Module) -> None:
@@ -99,7 +162,8 @@ def _check_model(model: nn.Module) -> None:
         )
     for name, module in model.named_modules():
         where = f"{name or 'the model'} is a {type(module).__name__}"
-        if type(module).__name__ in ("DistributedDataParallel", "FullyShardedDataParallel", "OptimizedModule"):
+        kinds = {cls.__name__ for cls in type(module).__mro__}
+        if not kinds.isdisjoint(_WRAPPERS):
             raise TypeError(f"{where}; replace the activations of the model inside first, then wrap or compile it")
         if ".quantized" in type(module).__module__ and type(module).__name__ != "FloatFunctional":
             raise TypeError(f"{where}, which is quantised; replace the activations first, then quantise")
@@ -132,103 +196,3 @@ def _fits(site: Site, choice: Choice) -> bool:
     if isinstance(choice, str):
         return fnmatch.fnmatchcase(site.name, choice)
     return isinstance(site.module, choice) if isinstance(choice, type) else bool(choice(site))
-
-
-def _make(
-    hull: type[Hull],
-    site: Site,
-    bases: Iterable[str | Base] | None,
-    start: Start,
-    groups: int | str,
-    channel_dim: int,
-    keep: str | None,
-    like: Tensor,
-) -> Hull:
-    if not isinstance(groups, int):
-        raise ValueError(f"groups={groups!r}: give a number, or 'channels' for one activation a channel")
-    found = _bases_for(site.known) if bases is None else resolve(bases, strict=False)
-    if start is None:
-        rows = site.known.coefficients(found)
-        if rows is None:
-            spelled = ", ".join(item.name for item in found)
-            raise ValueError(
-                f"{site.name} is {site.function}, which is no affine combination of {spelled}: add it to "
-                "bases, or give a start"
-            )
-        if len(rows) > 1:  # one function a channel already
-            if groups not in (1, len(rows)):
-                raise ValueError(
-                    f"{site.name} has {len(rows)} channels with a function each; groups={groups} is not that"
-                )
-            groups, channel_dim = len(rows), 1
-        start = rows if len(rows) > 1 else rows[0]
-    dtype = like.dtype if like.is_floating_point() else None
-    options: dict[str, Any] = {"groups": groups, "channel_dim": channel_dim, "keep": keep}
-    return hull(*found, start=start, **options, strict=False, device=like.device, dtype=dtype)
-
-
-def _bases_for(known: Known) -> tuple[Base, ...]:
-    paper = resolve(_PAPER)
-    return paper if known.coefficients(paper) else (*paper, *known.bases)
-
-
-def _made_by(factory: Any, site: Site, others: Iterable[Hull]) -> Hull:
-    if not callable(factory):
-        raise TypeError(f"hull={factory!r}: give AffineHull, ConvexHull, or a function that makes a hull for a site")
-    made = factory(site)
-    if not isinstance(made, Hull):
-        raise TypeError(f"hull made {made!r} for {site.name}; it has to make an AffineHull or a ConvexHull")
-    if any(made is other or made.raw is other.raw for other in others):
-        raise ValueError(f"hull made the same hull again for {site.name}; each site needs its own")
-    return made
-
-
-def _nearby_tensor(modules: Mapping[str, nn.Module], site: Site) -> Tensor:
-    """A tensor with the device and type of those around a site: of the module it is in, or of the nearest around."""
-    name = site.name
-    while name:
-        name = name.rpartition(".")[0]
-        for tensor in [*modules[name].parameters(), *modules[name].buffers()] if name in modules else []:
-            if tensor.is_floating_point():
-                return tensor
-    return torch.empty(())
-
-
-def _count_channels(
-    model: nn.Module, chosen: list[Site], channel_dim: int, example_inputs: Inputs | None
-) -> dict[str, int]:
-    """How many channels each site sees, counted on a copy of the model."""
-    if example_inputs is None:
-        raise ValueError("groups='channels' takes example_inputs, to count the channels; or give groups as a number")
-    wanted = {site.name for site in chosen}
-    functions = {site.known.family for site in chosen}
-    trial = replace_activations(copy.deepcopy(model), where=lambda site: site.name in wanted, functions=functions)
-    seen = record_inputs(trial.eval(), example_inputs)
-    shapes = {name: tuple(x.shape) for name, x in seen.items()}
-    for name in wanted:
-        if name not in shapes:
-            raise ValueError(f"example_inputs do not reach {name}; leave it out with where, or give groups as a number")
-        if not -len(shapes[name]) <= channel_dim < len(shapes[name]):
-            raise ValueError(f"{name} sees a tensor of shape {shapes[name]}, without a dimension {channel_dim}")
-    return {name: shapes[name][channel_dim] for name in wanted}
-
-
-def record_inputs(model: nn.Module, example_inputs: Inputs) -> dict[str, Tensor]:
-    """What each hull of a model is given for example inputs, as tensors without values."""
-    seen: dict[str, Tensor] = {}
-
-    def note(name: str, module: nn.Module, inputs: tuple[Tensor]) -> None:
-        seen[name] = inputs[0].detach().to("meta")
-
-    hulls = [(name, module) for name, module in model.named_modules() if isinstance(module, Hull)]
-    hooks = [hull.register_forward_pre_hook(functools.partial(note, name)) for name, hull in hulls]
-    try:
-        with torch.no_grad(), torch.random.fork_rng():
-            if isinstance(example_inputs, Mapping):
-                model(**example_inputs)
-            else:
-                model(*(example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return seen

@@ -12,10 +12,15 @@ from hullo.surgery.recognise import AMBIGUOUS
 from hullo.surgery.sites import Site
 from hullo.surgery.survey import expect_model, survey
 
+NOT_REACHED = "not reached"
+
 
 @dataclass(frozen=True, eq=False)
 class Summary:
-    """What `summary` found: `hulls` by name, and the sites that are `left` as they were. Printed, two tables."""
+    """What `summary` found: `hulls` by name, and the sites that are `left` as they were.
+
+    Printed, it is a table of each, and whether outputs were compared when the hulls were put in.
+    """
 
     hulls: dict[str, Hull]
     left: tuple[Site, ...]
@@ -31,6 +36,8 @@ class Summary:
             parts.append(_table(("hull", "bases", "coefficients", "replaced"), made))
         if left:
             parts.append(_table(("left alone", "function", "why"), left))
+        if swapped := {name: hull for name, hull in self.hulls.items() if hasattr(hull, "replaced")}:
+            parts.append(_comparison(swapped))
         return "\n\n".join(parts) or "no hulls, and no activations that could be found"
 
     __repr__ = __str__
@@ -52,6 +59,8 @@ def summary(model: nn.Module) -> Summary:
         <BLANKLINE>
         left alone  function  why
         3           sigmoid   replaced only if named in functions
+        <BLANKLINE>
+        not compared with the model before: all hulls (give example_inputs to replace_activations)
     """
     expect_model("summary", model)
     hulls = {name: module for name, module in model.named_modules() if isinstance(module, Hull)}
@@ -64,6 +73,22 @@ def why_left(site: Site) -> str:
     if site.reason:
         return site.reason + where
     return ("replaced only if named in functions" if site.known.family in AMBIGUOUS else "can be replaced") + where
+
+
+def _comparison(hulls: dict[str, Hull]) -> str:
+    """Say for which hulls outputs were compared when they were put in."""
+    found = {name: getattr(hull, "compared", "") for name, hull in hulls.items()}
+    by_modes = {modes: [name for name in found if found[name] == modes] for modes in dict.fromkeys(found.values())}
+    parts = []
+    for modes, names in by_modes.items():
+        which = "all hulls" if len(names) == len(hulls) else ", ".join(names)
+        if modes == "":
+            parts.append(f"not compared with the model before: {which} (give example_inputs to replace_activations)")
+        elif modes == NOT_REACHED:
+            parts.append(f"not reached by example_inputs: {which}")
+        else:
+            parts.append(f"outputs were as before, in {modes} mode: {which}")
+    return "\n".join(parts)
 
 
 def _coefficients(hull: Hull) -> str:

@@ -9,21 +9,21 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import ParametrizationList
 
 from hullo.modules import Hull
 from hullo.surgery.limits import Limits
 from hullo.surgery.recognise import AMBIGUOUS, Reading, is_torch_function, read_function, read_module
 from hullo.surgery.rewrite.calls import Call, Findings, Missed
 from hullo.surgery.rewrite.entries import read_aside, read_forward
-from hullo.surgery.rewrite.mentions import times_named
-from hullo.surgery.rewrite.reach import Reach
+from hullo.surgery.rewrite.mentions import mentions_activation, times_named
+from hullo.surgery.rewrite.reach import Reach, hooks_of
 from hullo.surgery.rewrite.source import method
 from hullo.surgery.sharing import Group, conflicts, share
 from hullo.surgery.sites import Home, Names, Site
 
 _SHARED = "it is in a module without weights that is used more than once; give each place one of its own"
 _TURNS = "which of several is called changes from turn to turn of a loop"
-_OFF = "as the model is set up, this branch does not run"
 
 Kept = tuple[int, str]  # a module, by id, and the name of something it keeps
 
@@ -42,7 +42,8 @@ def survey(model: nn.Module) -> list[Site]:
 class _Survey:
     def __init__(self, model: nn.Module) -> None:
         self.paths = {id(module): name for name, module in model.named_modules()}
-        self.owners = [module for module in model.modules() if self._has_code(module)]
+        self.modules = list(model.modules())
+        self.owners = [module for module in self.modules if self._has_code(module)]
         self.findings = self._read(model)
         every = [call for found in self.findings.values() for call in found.calls]
         self.order = {id(call): n for n, call in enumerate(every)}
@@ -64,14 +65,13 @@ class _Survey:
 
     def _read(self, model: nn.Module) -> dict[int, Findings]:
         reach = Reach(model)
-        assigned = reach.assigned()
         readable = [module for module in self.owners if _has_own_code(module)]
-        findings = {id(module): read_forward(module, assigned) for module in readable}
+        findings = {id(module): read_forward(module, reach.assigned) for module in readable}
         entered = {entry for found in findings.values() for entry in found.entered}
+        names = {call.kept[1] for found in findings.values() for call in found.calls if call.kept is not None}
         for module in readable:
-            read_aside(module, findings[id(module)], entered, assigned)
-        read = {function for found in findings.values() for function in found.seen}
-        self.limits = Limits(model, findings.values(), reach.walks(read), assigned)
+            read_aside(module, findings[id(module)], entered, names, reach.assigned)
+        self.limits = Limits(model, findings.values(), reach)
         return findings
 
     def _functions_of(self, owner: nn.Module) -> list[Group]:
@@ -135,6 +135,10 @@ class _Survey:
             listed = {(item.place, item.what, item.why): None for item in self._found(owner).missed}
             for place, what, why in listed:
                 yield Site(self.paths[id(owner)], what, None, place, why)
+        for module in self.modules:
+            for hook in (hook for hook in hooks_of(module) if mentions_activation(hook)):
+                place = getattr(hook, "__qualname__", "")
+                yield Site(self.paths[id(module)], "a hook", None, place, "it calls an activation, and is no method")
 
     def _name(self, keeper: nn.Module, *parts: str) -> str:
         return ".".join(part for part in (self.paths[id(keeper)], *parts) if part)
@@ -190,7 +194,7 @@ class _Survey:
         if not calls:
             return "no call of it was found"
         if all(call.idle for call in calls):
-            return f"no call of it was found that runs: {_OFF}"
+            return f"no call of it was found that runs: {calls[0].idle}"
         return self._why_not(calls)
 
     def _why_not(self, calls: Sequence[Call]) -> str:
@@ -229,7 +233,7 @@ class _Survey:
             first, known = group[0], group[0].reading.known if group[0].reading else None
             reading = first.reading or Reading(None)
             reason = reading.reason or self.used_twice.get(id(owner), "") or self._why_not(group)
-            reason = reason or (_OFF if all(call.idle for call in group) else "")
+            reason = reason or (first.idle if all(call.idle for call in group) else "")
             if reason or known is None:
                 function = known.name if known else ast.unparse(first.callee_node)
                 yield Site(self.paths[id(owner)], function, None, first.place, reason, reading)
@@ -265,7 +269,8 @@ class _Survey:
 
 
 def _has_own_code(module: nn.Module) -> bool:
-    return type(module).forward not in (nn.Sequential.forward, nn.Module.forward)  # the latter: lists and dicts
+    plain = (nn.Sequential.forward, nn.Module.forward, ParametrizationList.forward)  # the second: lists and dicts
+    return type(module).forward not in plain or "forward" in vars(module)
 
 
 def _is_gate(call: Call | Missed) -> bool:

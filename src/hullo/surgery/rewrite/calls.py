@@ -83,7 +83,7 @@ class Call:
         turns: the loops around it.
         path: the branches it is on.
         number: the number of the tensor's value.
-        idle: whether it is on a branch that does not run as the model is set up, or in a method forward does not call.
+        idle: why nothing comes of it as the model is set up: the branch or the method it is in does not run.
         reading: what activation is called; None for a module around activations.
         callee: what is called.
         kept: the module and the name that keep the callee, where one does.
@@ -99,7 +99,7 @@ class Call:
     turns: Turns
     path: Path
     number: int
-    idle: bool
+    idle: str
     reading: Reading | None
     callee: Any
     kept: Kept | None
@@ -131,7 +131,7 @@ class Missed:
     why: str
     path: Path = field(default_factory=dict)
     number: int = 0
-    idle: bool = False
+    idle: str = ""
 
 
 @dataclass
@@ -147,6 +147,7 @@ class Findings:
         parts: the calls of modules without weights, which may hold activations.
         walked: the modules whose children or parameters code goes through.
         tested: the classes that code asks unknown modules for, and where.
+        exact: the classes that code asks for by ``type(x) is``, which a derived class is not.
         entered: the methods of other modules that are called, as the id of the module and the name.
         recursive: the functions that call themselves.
         unreadable: the names in code that could not be read.
@@ -162,6 +163,7 @@ class Findings:
     parts: list[Call] = field(default_factory=list)
     walked: list[Walk] = field(default_factory=list)
     tested: list[tuple[Any, str]] = field(default_factory=list)
+    exact: set[type] = field(default_factory=set)
     entered: set[tuple[int, str]] = field(default_factory=set)
     recursive: set[types.FunctionType] = field(default_factory=set)
     unreadable: set[str] = field(default_factory=set)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import inspect
-import types
 from collections.abc import Set
+from typing import Any
 
 import torch
 from torch import nn
 
 from hullo.surgery.rewrite.branches import Key
 from hullo.surgery.rewrite.calls import Findings, Missed
-from hullo.surgery.rewrite.mentions import mentions_activation
+from hullo.surgery.rewrite.mentions import code_of, mentions_activation
 from hullo.surgery.rewrite.reader import Reader, body_of
 from hullo.surgery.rewrite.source import method, methods, position
 from hullo.surgery.rewrite.values import Assigned
@@ -36,28 +36,51 @@ def read_forward(owner: nn.Module, assigned: Assigned) -> Findings:
             if method(mro, name)[0] is not nn.Module:
                 Reader(findings, body_of(owner, mro, name), findings.seen, assigned, {ENTRY: id(owner)}).read()
     except LookupError as error:
-        forward = inspect.unwrap(method(mro, "forward")[2])
+        forward = inspect.unwrap(vars(owner).get("forward", method(mro, "forward")[2]))
         findings = Findings(unread=f"the code of {type(owner).__qualname__}.forward cannot be changed: {error}")
-        if not isinstance(forward, types.FunctionType) or mentions_activation(forward):
+        if code_of(forward) is None or _mentions_by_methods(owner, forward):
             where = f"{type(owner).__qualname__}.forward"
             findings.missed.append(Missed(where, "calls of functions", str(error)))
     return findings
 
 
-def read_aside(owner: nn.Module, findings: Findings, entered: Set[tuple[int, str]], assigned: Assigned) -> None:
+def _mentions_by_methods(owner: nn.Module, thing: Any) -> bool:
+    """Return whether code names an activation, itself or through methods of its module."""
+    function = code_of(thing)
+    names = function.__code__.co_names if function is not None else ()
+    found = [inspect.getattr_static(type(owner), name, None) for name in names if name != "forward"]
+    return any(mentions_activation(item) for item in (thing, *found))
+
+
+def _words(owner: nn.Module, function: Any) -> set[str]:
+    """Return the names in a method's code, and in that of the methods it names."""
+    own = code_of(inspect.unwrap(function))
+    names = set(own.__code__.co_names) if own is not None else set()
+    found = [code_of(inspect.getattr_static(type(owner), name, None)) for name in names]
+    return names.union(*(item.__code__.co_names for item in found if item is not None))
+
+
+def read_aside(
+    owner: nn.Module, findings: Findings, entered: Set[tuple[int, str]], names: Set[str], assigned: Assigned
+) -> None:
     """Read the methods that forward does not call: they may call what it calls, and have to go on doing so.
 
     Args:
         owner: the module.
         findings: what was found in its forward; what these methods call is added.
         entered: the methods that other modules call, as the id of the module and the name.
+        names: the names under which modules of the model keep activations.
         assigned: attributes that some forward assigns.
     """
     made = {(call.body.function, position(call.node)) for call in findings.calls}
+    words = {call.body.name for call in findings.calls} | names
     for name, function in methods(type(owner)):
         if inspect.unwrap(function) in findings.seen or findings.unread:
             continue
-        idle, body, aside = (id(owner), name) not in entered, body_of(owner, type(owner).__mro__, name), Findings()
+        if words.isdisjoint(_words(owner, function)) and not _mentions_by_methods(owner, function):
+            continue
+        idle = "" if (id(owner), name) in entered else f"forward does not call {name}"
+        body, aside = body_of(owner, type(owner).__mro__, name), Findings()
         try:
             Reader(aside, body, findings.seen, assigned, {ENTRY: (id(owner), name)}, idle).read()
         except LookupError as error:
@@ -74,10 +97,10 @@ def read_aside(owner: nn.Module, findings: Findings, entered: Set[tuple[int, str
             findings.tied += aside.tied
             findings.tested += aside.tested
             findings.walked += aside.walked
+            findings.exact |= aside.exact
             findings.modes |= aside.modes
         for call in aside.calls:
             if not idle or call.kept is not None or (call.body.function, position(call.node)) in made:
                 findings.calls.append(call)
             elif call.reading is not None and call.reading.known:
-                why = f"forward does not call {name}"
-                findings.missed.append(Missed(call.place, call.reading.known.name, why))
+                findings.missed.append(Missed(call.place, call.reading.known.name, idle))

@@ -3,176 +3,21 @@
 from __future__ import annotations
 
 import ast
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from hullo.surgery.rewrite.branches import Key, Path, decide, depends_on_mode, implied, leaves
-from hullo.surgery.rewrite.calls import Body, Findings, Turns
-from hullo.surgery.rewrite.numbering import Numbers
+from hullo.surgery.rewrite.branches import Key, decide, implied
+from hullo.surgery.rewrite.paths import OFF, Branches, Rest
 from hullo.surgery.rewrite.source import position
-from hullo.surgery.rewrite.values import Scope, UnknownError, Value
+from hullo.surgery.rewrite.values import LONGEST, UnknownError, Value
 
 _OPEN_LOOP = "it is called in a loop whose length depends on the input"
 _INNER = "it is called in a function inside a function"
-_NO_GRADIENTS = "it is called without gradients, so that nothing would train it"
-_WITHOUT_GRADIENTS = frozenset({"no_grad", "inference_mode"})
 
 
-@dataclass
-class _Rest:
-    """What holds for the rest of a function, of a loop or of a turn, because some branch has left it."""
-
-    path: dict[Key, Any] = field(default_factory=dict)
-    idle: bool = False  # as the model is set up, it does not run
-    dead: bool = False  # in this turn of a loop it does not run
-
-
-class Flow(ast.NodeVisitor):
+class Flow(Branches):
     """Visits the code of one body in the order in which it runs, every turn of a known loop by itself."""
-
-    def __init__(
-        self, findings: Findings, body: Body, scope: Scope, numbers: Mapping[str, int], path: Path, idle: bool,
-        trouble: str,
-    ) -> None:  # fmt: skip
-        self.findings, self.body, self.scope, self.numbers = findings, body, scope, Numbers(scope, numbers)
-        self.turns: Turns = ()
-        self.trouble = trouble
-        self._branches = dict(path)
-        self._idle = idle
-        self._rest = [_Rest()]  # of the function, then for each loop of the loop and of the turn
-
-    @property
-    def path(self) -> Path:
-        return {key: side for rest in self._rest for key, side in rest.path.items()} | self._branches
-
-    @property
-    def idle(self) -> bool:
-        return self._idle or any(rest.idle for rest in self._rest)
-
-    def block(self, nodes: Sequence[ast.AST]) -> None:
-        """Visit statements, up to one that is known to leave."""
-        for node in nodes:
-            if any(rest.dead for rest in self._rest):
-                return
-            self.visit(node)
-
-    def _key(self, node: Any, *more: Any) -> Key:
-        return ("at", id(self.body), position(node), self.turns, *more)
-
-    # Branches
-
-    @contextlib.contextmanager
-    def _branch(self, path: Mapping[Key, Any], idle: bool = False, certain: bool = False) -> Iterator[None]:
-        """Visit what is on a branch; one that is certain to run may end the function for what follows."""
-        branches, was_idle = self._branches, self._idle
-        before = [(rest.idle, rest.dead) for rest in self._rest]
-        self._branches, self._idle = branches | dict(path), was_idle or idle
-        yield
-        self._branches, self._idle = branches, was_idle
-        if not certain:
-            for rest, state in zip(self._rest, before, strict=True):
-                rest.idle, rest.dead = state
-
-    def _choice(self, node: Any) -> None:
-        """Visit both branches, unless the turn of a loop tells which one runs; a model's flags may be turned later."""
-        test: ast.expr = node.test
-        sides = {True: node.body, False: node.orelse}
-        sides = {side: block if isinstance(block, list) else [block] for side, block in sides.items()}
-        for item in getattr(node, "asked", [test]):
-            self.condition(item)
-        key, known = self._key(node), decide(test, self.scope)
-        settled = known is not None and self._is_settled(test)
-        if depends_on_mode(test, self.scope):
-            self.findings.modes.add(key)
-        before = self.numbers.snapshot()
-        goes_on = []
-        for side, block in sides.items():
-            if settled and side is not known:
-                continue
-            self.numbers.go_back(before)
-            path = {key: side} | implied(test, side, self.scope)
-            with self._branch(path, idle=known is (not side), certain=known is side):
-                self.block(block)
-            if isinstance(node, ast.If) and (ways := leaves(block)):
-                self._leave(ways, {key: not side} | implied(test, not side, self.scope), known is side, settled)
-            else:
-                goes_on.append(self.numbers.snapshot())
-        if goes_on:
-            self.numbers.go_back(goes_on[0])
-        for end in goes_on[1:]:
-            self.numbers.join(end)
-
-    visit_If = visit_IfExp = _choice  # noqa: N815
-
-    def _is_settled(self, test: ast.expr) -> bool:
-        """Return whether a test that is known asks for nothing but the turn of a loop."""
-        names = {part.id for part in ast.walk(test) if isinstance(part, ast.Name)}
-        return bool(self.turns) and not names.isdisjoint(self.scope.turns) and not self.scope.has_switch(test)
-
-    def _leave(self, ways: frozenset[str], path: Mapping[Key, Any], runs: bool, settled: bool) -> None:
-        """Note what is known of the code after a branch that leaves."""
-        rest = self._rest[-1 if "continue" in ways else -2 if "break" in ways else 0]
-        rest.path |= path
-        rest.idle |= runs
-        rest.dead |= runs and settled
-
-    def condition(self, test: ast.expr) -> None:
-        """Visit an expression of which only the truth is asked."""
-        self.visit(test)
-
-    def visit_BoolOp(self, node: ast.BoolOp) -> None:
-        wanted = isinstance(node.op, ast.And)
-        path: dict[Key, Any] = {}
-        idle = False
-        for item in node.values:
-            with self._branch(path, idle=idle):
-                self.condition(item) if item is not node.values[-1] else self.visit(item)
-            path = path | {self._key(item): wanted} | implied(item, wanted, self.scope)
-            if isinstance(item, ast.BoolOp):  # in `a and b or c`, b and c exclude each other, as in `b if a else c`
-                path[self._key(item.values[0])] = wanted
-            idle = idle or decide(item, self.scope) is (not wanted)
-
-    def visit_Match(self, node: ast.Match) -> None:
-        self.visit(node.subject)
-        chain: list[ast.stmt] = []
-        for case in reversed(node.cases):
-            test = _as_test(node.subject, case.pattern)
-            if case.guard is not None:
-                test = ast.BoolOp(ast.And(), [test, case.guard])
-            test = ast.fix_missing_locations(ast.copy_location(test, case.pattern))
-            choice = ast.copy_location(ast.If(test, case.body, chain), case.pattern)
-            choice.asked = [] if case.guard is None else [case.guard]  # type: ignore[attr-defined]
-            chain = [choice]
-        self.block(chain)
-
-    def visit_Try(self, node: Any) -> None:
-        key = self._key(node)
-        before = self.numbers.snapshot()
-        with self._branch({key: True}):
-            self.block(node.body)
-            self.block(node.orelse)
-        for number, handler in enumerate(node.handlers):
-            end = self.numbers.snapshot()
-            self.numbers.go_back(before)
-            others = {self._key(node, other): False for other in range(number)}
-            with self._branch({key: False, self._key(node, number): True} | others):
-                self.block(handler.body)
-            self.numbers.join(end)
-        if ways := leaves(node.orelse or node.body):
-            self._leave(ways, {key: False}, False, False)
-        self.block(node.finalbody)
-
-    visit_TryStar = visit_Try  # noqa: N815
-
-    def visit_With(self, node: ast.With) -> None:
-        for item in node.items:
-            self.visit(item)
-        words = {part.attr for item in node.items for part in ast.walk(item) if isinstance(part, ast.Attribute)}
-        words |= {part.id for item in node.items for part in ast.walk(item) if isinstance(part, ast.Name)}
-        with self._troubled(_NO_GRADIENTS if words & _WITHOUT_GRADIENTS else ""):
-            self.block(node.body)
 
     # Loops
 
@@ -180,11 +25,11 @@ class Flow(ast.NodeVisitor):
         self._loop(node.target, node.iter, lambda: self.block(node.body), lambda: self.block(node.orelse))
 
     def visit_While(self, node: ast.While) -> None:
-        self._rest += [_Rest(), _Rest()]
-        with self._troubled(_OPEN_LOOP), self._branch({}):
+        self.rest += [Rest(), Rest()]
+        with self.troubled(_OPEN_LOOP), self.on_branch({}):
             self.visit(node.test)
             self.block(node.body)
-        del self._rest[-2:]
+        del self.rest[-2:]
         self.block(node.orelse)
 
     def _loop(
@@ -196,14 +41,18 @@ class Flow(ast.NodeVisitor):
         except UnknownError:
             values = None
             self.visit(source)
-        self._rest += [_Rest(), _Rest()]
+        around, length = self.length, self.length * len(values or ())
+        if length > LONGEST:  # of all turns of the loops around
+            values = None
+        self.length = max(length, 1)
+        self.rest += [Rest(), Rest()]
         if values is None:
             self.scope.forget(target)
             self.numbers.assign(target, hash(("loop", position(source))))
-            with self._troubled(_OPEN_LOOP), self._branch({}):
+            with self.troubled(_OPEN_LOOP), self.on_branch({}):
                 read()
         for turn, value in enumerate(values or ()):
-            self._rest[-1] = _Rest()
+            self.rest[-1] = Rest()
             self.turns = (*before, (position(target), turn))
             self.numbers.assign(target, hash(("turn", position(source), turn)))
             if self.scope.bind(target, value):
@@ -211,9 +60,10 @@ class Flow(ast.NodeVisitor):
             read()
         self.turns = before
         self.scope.forget(target)  # a break may have left an earlier value in it
-        self._rest.pop()
+        self.length = around
+        self.rest.pop()
         finish()
-        self._rest.pop()
+        self.rest.pop()
 
     def _comprehension(self, node: Any) -> None:
         parts = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
@@ -227,38 +77,36 @@ class Flow(ast.NodeVisitor):
 
         def filtered(tests: list[ast.expr], rest: list[ast.comprehension]) -> None:
             path: dict[Key, Any] = {}
-            idle = False
+            idle = ""
             for test in tests:
                 self.condition(test)
                 known = decide(test, self.scope)
-                if known is False and self._is_settled(test):
+                if known is False and self.is_settled(test):
                     return
-                path |= {self._key(test): True} | implied(test, True, self.scope)
-                idle = idle or known is False
-            with self._branch(path, idle=idle):
+                path |= {self.key(test): True} | implied(test, True, self.scope)
+                idle = idle or (OFF if known is False else "")
+            with self.on_branch(path, idle=idle):
                 read(rest)
 
         read(node.generators)
 
     visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = _comprehension  # noqa: N815
 
+    def visit_Assert(self, node: ast.Assert) -> None:
+        with self.on_branch({}, idle="nothing comes of it but an assertion"):
+            self.condition(node.test)
+
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        with self._troubled("it is called in a formatted string"):
+        with self.troubled("it is called in a formatted string"):
             self.generic_visit(node)
 
     # Functions inside, and names
 
-    @contextlib.contextmanager
-    def _troubled(self, why: str) -> Iterator[None]:
-        before, self.trouble = self.trouble, self.trouble or why
-        yield
-        self.trouble = before
-
     def _inner_function(self, node: Any) -> None:
-        rest, self._rest = self._rest, [_Rest(dict(self.path), self.idle)]
-        with self._troubled(_INNER):
+        rest, self.rest = self.rest, [Rest(dict(self.path), self.idle)]
+        with self.troubled(_INNER):
             self.generic_visit(node)
-        self._rest = rest
+        self.rest = rest
 
     visit_Lambda = visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = _inner_function  # noqa: N815
 
@@ -287,24 +135,23 @@ class Flow(ast.NodeVisitor):
             self.visit(target)
             self.numbers.assign(target, number)
 
+    def visit_Import(self, node: ast.Import | ast.ImportFrom) -> None:
+        for alias in node.names:
+            name, target = alias.asname or alias.name, alias.name
+            if isinstance(node, ast.ImportFrom):
+                package = self.body.function.__globals__.get("__package__") or ""
+                home = package.rsplit(".", node.level - 1)[0] if node.level else ""
+                space = sys.modules.get(".".join(part for part in (home, node.module) if part))
+                found = getattr(space, target, None)
+            else:
+                found = sys.modules.get(target if alias.asname else target.partition(".")[0])
+            if found is not None:
+                self.scope.bind(ast.Name(name.partition(".")[0], ast.Store()), Value(found))
+
+    visit_ImportFrom = visit_Import  # noqa: N815
+
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
         self.visit(node.value)
         number = hash((type(node.op).__name__, self.numbers.of(node.target), self.numbers.of(node.value)))
         self.scope.forget(node.target)
         self.numbers.assign(node.target, number)
-
-
-def _as_test(subject: ast.expr, pattern: ast.pattern) -> ast.expr:
-    """Return a pattern as a comparison; one that cannot be written as such becomes a name that nothing is known of."""
-    match pattern:
-        case ast.MatchValue(value=value):
-            return ast.Compare(subject, [ast.Eq()], [value])
-        case ast.MatchSingleton(value=value):
-            return ast.Compare(subject, [ast.Is()], [ast.Constant(value)])
-        case ast.MatchOr(patterns=patterns):
-            return ast.BoolOp(ast.Or(), [_as_test(subject, item) for item in patterns])
-        case ast.MatchAs(pattern=None):
-            return ast.Constant(True)
-        case ast.MatchAs(pattern=ast.pattern() as inner):
-            return _as_test(subject, inner)
-    return ast.Name(f"pattern {position(pattern)}", ast.Load())  # type: ignore[arg-type]

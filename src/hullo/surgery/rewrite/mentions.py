@@ -20,7 +20,9 @@ def code_of(thing: Any) -> types.FunctionType | None:
     """Return the function that somebody wrote, not PyTorch, that runs when something is called."""
     if isinstance(thing, functools.partial):
         return code_of(thing.func)
-    if isinstance(thing, types.MethodType):
+    if isinstance(thing, property):
+        return code_of(thing.fget)
+    if isinstance(thing, (types.MethodType, staticmethod, classmethod)):
         return code_of(thing.__func__)
     if isinstance(thing, types.FunctionType):
         return None if thing.__module__ is not None and thing.__module__.startswith("torch.") else thing

@@ -6,7 +6,8 @@ import ast
 from collections.abc import Mapping
 from typing import Any
 
-from hullo.surgery.rewrite.values import Scope, UnknownError, bindings
+from hullo.surgery.rewrite.names import bindings
+from hullo.surgery.rewrite.values import Scope, UnknownError
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 

@@ -16,6 +16,8 @@ from hullo.surgery.rewrite.values import Assigned, Scope, Value
 from hullo.surgery.rewrite.walks import Walk, is_trusted, walks_in
 
 _ENTRIES = ("forward", "__call__", "__iter__", "__len__", "__getitem__", "__getattr__", "__contains__", "__bool__")
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_BY_NAME = frozenset({"getattr", "children", "named_children", "modules", "named_modules", "_modules", "get_submodule"})
 _BUILTIN = ("builtins", "torch", "typing", "collections", "abc", "enum", "hullo")
 
 
@@ -33,8 +35,9 @@ class Reach:
         self._classes = [cls for cls in classes if cls.__module__.partition(".")[0] not in _BUILTIN]
         self._names: set[str] = set()
         self.functions: dict[types.FunctionType, set[type]] = defaultdict(set)  # each with the classes it is in
-        self._add([(hook, None) for module in self._modules for hook in _hooks(module)])
+        self._add([(hook, None) for module in self._modules for hook in hooks_of(module)])
         self._add([found for name in _ENTRIES for found in self._named(name)])
+        self.assigned = self._assigned()
 
     def _named(self, name: str) -> list[tuple[Any, type | None]]:
         return [(vars(cls)[name], cls) for cls in self._classes if name in vars(cls)]
@@ -54,13 +57,31 @@ class Reach:
                     things += [found for name in words - self._names for found in self._named(name)]
                     self._names |= words
 
-    def assigned(self) -> Assigned:
+    def _assigned(self) -> Assigned:
         """Return the attributes that these functions assign."""
         found: dict[str, set[type]] = defaultdict(set)
         for function, classes in self.functions.items():
             for name, to_self in _assigned_in(function):
                 found[name] |= classes if to_self and classes else {object}
         return Assigned({name: tuple(classes) for name, classes in found.items()})
+
+    def used(self) -> set[int]:
+        """Return the modules, by id, that code names or goes through, and those that they lead to in the same way."""
+        used = {id(module) for module in self._modules[:1]}
+        for module in self._modules:
+            if id(module) in used:
+                whole = self._goes_through(module)
+                children = module._modules.items()
+                used |= {id(child) for name, child in children if child is not None and (whole or name in self._names)}
+        return used
+
+    def _goes_through(self, module: nn.Module) -> bool:
+        """Return whether the code of a module may call any child, by a name that the code does not hold."""
+        if isinstance(module, _CONTAINERS) or type(module).__module__.partition(".")[0] == "torch":
+            return True
+        own = [function for function, classes in self.functions.items() if not classes.isdisjoint(type(module).__mro__)]
+        names = {name for function in own for code in codes(function.__code__) for name in code.co_names}
+        return not own or not _BY_NAME.isdisjoint(names) or "forward" in vars(module)
 
     def walks(self, read: Iterable[types.FunctionType]) -> Iterator[Walk]:
         """Yield the children and descendants that functions go through which were not read with their module known."""
@@ -78,7 +99,8 @@ class Reach:
                         yield walk
 
 
-def _hooks(module: nn.Module) -> Iterator[Any]:
+def hooks_of(module: nn.Module) -> Iterator[Any]:
+    """Yield the functions that run before and after a module's forward."""
     yield from module._forward_hooks.values()
     yield from module._forward_pre_hooks.values()
 

@@ -39,7 +39,7 @@ class Reader(Uses):
         seen: the methods that were read before.
         assigned: attributes that some forward assigns.
         path: the branches that lead to it.
-        idle: whether it does not run as the model is set up.
+        idle: why it does not run as the model is set up.
         bound: what its parameters are given, where that is known.
         numbers: the numbers of what its parameters are given.
         trouble: why nothing in it can be given a hull.
@@ -52,7 +52,7 @@ class Reader(Uses):
         seen: Seen,
         assigned: Assigned,
         path: Path,
-        idle: bool = False,
+        idle: str = "",
         bound: Mapping[str, Value] | None = None,
         numbers: Mapping[str, int] | None = None,
         trouble: str = "",
@@ -98,12 +98,12 @@ class Reader(Uses):
             return
         if isinstance(callee.it, types.MethodType) and isinstance(callee.it.__self__, nn.Module):
             if not isinstance(callee_node, ast.Attribute) or callee.it.__name__ not in _CALLS:
-                self._method(node, given, callee.it)
+                self._method(given, callee.it)
                 return
             callee_node = callee_node.value  # self.act.forward(x)
             callee = self.scope.evaluate(callee_node)
             if callee.it is self.owner:
-                self._method(node, given, getattr(self.owner, "forward"))  # noqa: B009
+                self._method(given, getattr(self.owner, "forward"))  # noqa: B009
                 return
         self._called(node, callee_node, given, callee)
 
@@ -164,6 +164,8 @@ class Reader(Uses):
                 self.visit(value)
                 if name in NAMES:
                     self._method_of_value(given, callee_node)
+                elif mentions_activation(getattr(type(self.it(value)), name, None)):
+                    self.miss(callee_node, f"{name} is a property that has an activation")
             case ast.Name(id=name):
                 default = inspect.signature(self.body.function).parameters.get(name)
                 if default is not None and is_activation_or_holds_one(default.default):
@@ -175,6 +177,9 @@ class Reader(Uses):
                     self.miss(callee_node, "which of several is called depends on the input")
             case _:
                 self.visit(callee_node)
+        words = [part.value for part in ast.walk(callee_node) if isinstance(part, ast.Constant)]
+        if isinstance(callee_node, ast.Call) and not NAMES.isdisjoint(word for word in words if isinstance(word, str)):
+            self.miss(callee_node, "the code does not tell what this is")
 
     def _method_of_value(self, given: ast.Call, callee_node: ast.Attribute) -> None:
         """Record x.relu() on something that is only there when the code runs."""
@@ -217,9 +222,9 @@ class Reader(Uses):
 
     # Methods that are called
 
-    def _method(self, node: ast.Call, given: ast.Call, bound: types.MethodType) -> None:
+    def _method(self, given: ast.Call, bound: types.MethodType) -> None:
         """Follow a method of the module itself, and note one of another module."""
-        owner, name = bound.__self__, bound.__name__
+        owner, name = bound.__self__, given.func.attr if isinstance(given.func, ast.Attribute) else bound.__name__
         if name in vars(owner) or inspect.getattr_static(type(owner), name, None) is not bound.__func__:
             if mentions_activation(bound):
                 self.miss(given.func, f"{name} is set on the module itself, not in its class")
@@ -256,11 +261,9 @@ class Reader(Uses):
         body.caller, body.by_super = (self.body, position(given.func)), by_super
         trouble = self.trouble or (f"{name} is called in a loop" if self.turns else "")
         bound, numbers = self._arguments(body.function, given)
-        reader = Reader(
-            self.findings, body, self.seen, self.scope.assigned, self.path, self.idle, bound, numbers, trouble
-        )
+        given_on = (self.scope.assigned, self.path, self.idle, bound, numbers, trouble)
         try:
-            reader.read()
+            Reader(self.findings, body, self.seen, *given_on).read()
             self.body.callees.append(body)
         except LookupError as error:
             self.findings.unreadable |= set(body.function.__code__.co_names)

@@ -61,6 +61,10 @@ class Uses(Flow):
 
     def visit_Compare(self, node: ast.Compare) -> None:
         parts = [node.left, *node.comparators]
+        if any(_asks_class(item) for item in parts):
+            kinds = [self.it(item) for item in parts] + [self._class_of(item) for item in parts]
+            flat = [kind for item in kinds for kind in (item if isinstance(item, (list, tuple, set)) else [item])]
+            self.findings.exact |= {kind for kind in flat if isinstance(kind, type)}
         by_none = any(isinstance(item, ast.Constant) and item.value is None for item in parts)
         for part in parts:
             self.condition(part) if by_none else self.visit(part)
@@ -80,6 +84,14 @@ class Uses(Flow):
         elif kept is not None and isinstance(self.it(node.args[0]), kinds) != issubclass(Hull, kinds):
             self.miss(node, "the code asks what type it has", kept)
         return True
+
+    def _class_of(self, node: ast.expr) -> type | None:
+        """Return the class of a module that an expression asks for."""
+        match node:
+            case ast.Call(func=ast.Name(id="type"), args=[owner]) | ast.Attribute(value=owner, attr="__class__"):
+                thing = self.it(owner)
+                return type(thing) if isinstance(thing, nn.Module) else None
+        return None
 
     def _kept_activation(self, node: ast.expr) -> Kept | None:
         try:
@@ -121,3 +133,11 @@ class Uses(Flow):
         return (is_from_torch(value.it) or isinstance(value.it, torch.jit.ScriptFunction)) and (
             read_function(value.it) is not None
         )
+
+
+def _asks_class(node: ast.expr) -> bool:
+    """Return whether an expression is ``type(x)`` or ``x.__class__``."""
+    match node:
+        case ast.Call(func=ast.Name(id="type")) | ast.Attribute(attr="__class__"):
+            return True
+    return False

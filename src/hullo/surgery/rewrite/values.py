@@ -8,7 +8,6 @@ import functools
 import inspect
 import operator
 import types
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hullo.surgery.rewrite.names import bindings, names_of
 from hullo.surgery.rewrite.source import parse
 
 Kept = tuple[nn.Module, str]  # a module, and the name under which it keeps something
@@ -27,7 +27,7 @@ _PURE = frozenset({
     torch.jit.is_tracing,  # type: ignore[attr-defined]
     torch.onnx.is_in_onnx_export, torch.compiler.is_compiling,
 })  # fmt: skip
-_LONGEST = 10_000  # a loop of more turns is not followed turn by turn
+LONGEST = 512  # a loop of more turns is not followed turn by turn
 _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -73,26 +73,11 @@ class Scope:
     """
 
     def __init__(self, function: types.FunctionType, bound: Mapping[str, Value], assigned: Assigned) -> None:
-        self._outside = {name: Value(item) for name, item in {**vars(builtins), **function.__globals__}.items()}
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            try:
-                self._outside[name] = Value(cell.cell_contents)
-            except ValueError:  # not filled yet
-                self._outside.pop(name, None)
-        tree = parse(function)
-        loops = [node.target for node in ast.walk(tree) if isinstance(node, (ast.For, ast.comprehension))]
-        turns = [name for target in loops for name in bindings(target)]
-        every = bindings(tree)
-        plain = Counter(every) - Counter(turns)
-        self.turns, self.local, self.assigned = frozenset(turns), frozenset(every), assigned
-        self._bindable = {name for name in every if plain[name] + (name in self.turns) == 1}
+        self._function, self.assigned = function, assigned
+        names = names_of(function)
+        self.turns, self.local, self.definitions = names.turns, names.local, names.definitions
+        self._bindable = names.bindable
         self._known = {name: value for name, value in bound.items() if name in self._bindable}
-        self.definitions = {
-            node.targets[0].id: node.value
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-            if node.targets[0].id in self._bindable
-        }
 
     def bind(self, target: ast.expr, value: Value) -> bool:
         """Give a name, or several, their values; return whether all of them can be known."""
@@ -108,6 +93,9 @@ class Scope:
 
     def forget(self, target: ast.expr) -> None:
         """Take what a name stands for as unknown from now on."""
+        if isinstance(target, ast.Name):
+            self._known.pop(target.id, None)
+            return
         for name in bindings(target):
             self._known.pop(name, None)
 
@@ -144,10 +132,18 @@ class Scope:
         return Value(node.value)
 
     def _name(self, node: ast.Name) -> Value:
-        space = self._known if node.id in self.local else self._outside
-        if node.id not in space:
+        if node.id not in self.local:
+            return Value(self._outside(node.id))
+        if node.id not in self._known:
             raise UnknownError
-        return space[node.id]
+        return self._known[node.id]
+
+    def _outside(self, name: str) -> Any:
+        """Return what a name from around the function stands for."""
+        code, cells = self._function.__code__, self._function.__closure__ or ()
+        if name in code.co_freevars:
+            return cells[code.co_freevars.index(name)].cell_contents
+        return self._function.__globals__[name] if name in self._function.__globals__ else vars(builtins)[name]
 
     def _attribute(self, node: ast.Attribute) -> Value:
         owner = self.it(node.value)
@@ -223,7 +219,7 @@ class Scope:
             value = self.evaluate(item)
             if bool(value.it) is isinstance(node.op, ast.Or):
                 break
-        return value
+        return self._unswitched(value, node)
 
     def _compare(self, node: ast.Compare) -> Value:
         parts = [self.it(item) for item in (node.left, *node.comparators)]
@@ -231,9 +227,12 @@ class Scope:
         return Value(all(_OPERATORS[type(op)](left, right) for op, left, right in pairs))
 
     def _ifexp(self, node: ast.IfExp) -> Value:
-        value = self.evaluate(node.body if self.it(node.test) else node.orelse)
-        if callable(value.it) and self.has_switch(node.test):
-            raise UnknownError  # to turn the switch later would choose another function
+        return self._unswitched(self.evaluate(node.body if self.it(node.test) else node.orelse), node.test)
+
+    def _unswitched(self, value: Value, choice: ast.expr) -> Value:
+        """Return a value, unless it is a function that a switch of the model chooses, which may be turned later."""
+        if callable(value.it) and self.has_switch(choice):
+            raise UnknownError
         return value
 
     def has_switch(self, node: ast.expr) -> bool:
@@ -286,7 +285,7 @@ def _elements(value: Value) -> tuple[Value, ...]:
         return value.items
     if isinstance(value.it, _CONTAINERS) and type(value.it).__iter__ in _ITERATORS:
         return _keys(value) if isinstance(value.it, nn.ModuleDict) else _children(value)
-    if isinstance(value.it, (list, tuple, range, dict)) and len(value.it) <= _LONGEST:
+    if isinstance(value.it, (list, tuple, range, dict)) and len(value.it) <= LONGEST:
         return tuple(Value(item) for item in value.it)
     raise UnknownError
 
@@ -325,21 +324,3 @@ _LISTS: dict[Any, Callable[..., tuple[Value, ...]]] = {
 }
 _GETTERS = [container.__getitem__ for container in _CONTAINERS]
 _ITERATORS = [container.__iter__ for container in _CONTAINERS]
-
-
-def bindings(tree: ast.AST) -> list[str]:
-    """Return the names that are given a value in a tree, once for each place."""
-    found: list[str | None] = []
-    for node in ast.walk(tree):
-        match node:
-            case ast.Name(id=name, ctx=ast.Store() | ast.Del()) | ast.arg(arg=name):
-                found.append(name)
-            case ast.alias(name=name, asname=other):
-                found.append(other or name.partition(".")[0])
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                found.append(name if node is not tree else None)
-            case ast.ExceptHandler(name=name) | ast.MatchAs(name=name) | ast.MatchStar(name=name):
-                found.append(name)
-            case ast.MatchMapping(rest=name):
-                found.append(name)
-    return [name for name in found if name is not None]

@@ -49,10 +49,7 @@ class _Editor(ast.NodeTransformer):
         self.edits = edits
 
     def visit(self, node: ast.AST) -> Any:
-        if (
-            isinstance(node, (ast.Name, ast.Attribute, ast.Subscript, ast.Call))
-            and position(node) in self.edits.callees
-        ):
+        if isinstance(node, ast.expr) and position(node) in self.edits.callees:
             return ast.parse(self.edits.callees[position(node)], mode="eval").body
         return super().visit(node)
 

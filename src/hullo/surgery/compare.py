@@ -1,0 +1,190 @@
+"""Compare what a model computes before and after a change."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hullo.modules import Hull
+from hullo.surgery.untouched import Inputs, State, run, same_random_numbers
+
+MODES = {"training": True, "evaluation": False}
+_TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+_DEEPEST = 12
+_ROUNDINGS = 8  # a difference of so many times what rounding makes is taken for one of rounding
+
+Leaves = dict[str, Any]  # the tensors and numbers in what a model returns, by where they are in it
+
+
+class Comparison:
+    """What a model computes for example inputs, in training and in evaluation mode, to be compared with.
+
+    Args:
+        model: the model; running it leaves no trace.
+        inputs: what it is given.
+        coarsest: the smallest tolerance to use, relative to the largest number of an output.
+    """
+
+    def __init__(self, model: nn.Module, inputs: Inputs, coarsest: float = 0.0) -> None:
+        for name, item in [*model.named_parameters(), *model.named_buffers()]:
+            if torch.nn.parameter.is_lazy(item):
+                raise ValueError(f"{name} has no shape yet: run the model once before you give example_inputs")
+        self._inputs = inputs
+        dtypes = {item.dtype for item in [*model.parameters(), *model.buffers(), *_tensors(inputs)]}
+        self._tolerance = max([coarsest, *(_TOLERANCES.get(dtype, 0.0) for dtype in dtypes)])
+        self.shapes: dict[str, Tensor] = {}  # what each hull was given last, as tensors without values
+        self.wanted: dict[str, Leaves] = {}
+        failures: list[Exception] = []
+        for mode in MODES:
+            try:
+                self.wanted[mode] = self._run(model, mode)
+            except Exception as error:  # a batch of one in training, a model that wants targets there
+                failures.append(error)
+        if not self.wanted:
+            raise failures[-1]
+
+    def repeats(self, model: nn.Module) -> bool:
+        """Return whether the model as it was computes the same again."""
+        found = {mode: self._run(model, mode) for mode in self.wanted}
+        return all(difference(found[mode], wanted)[1] <= self._tolerance for mode, wanted in self.wanted.items())
+
+    @property
+    def modes(self) -> str:
+        """The modes that are compared, in words; empty if outputs have no values, as on the meta device."""
+        leaves = [item for found in self.wanted.values() for item in found.values()]
+        return " and ".join(self.wanted) if any(not getattr(item, "is_meta", False) for item in leaves) else ""
+
+    def _run(self, model: nn.Module, mode: str, noise: float = 0.0) -> Leaves:
+        state = State(model)
+        hulls = [(name, module) for name, module in model.named_modules() if isinstance(module, Hull)]
+        hooks = [hull.register_forward_pre_hook(self._note(name), with_kwargs=True) for name, hull in hulls]
+        hooks += [hull.register_forward_hook(_shake(noise)) for _, hull in hulls if noise]
+        try:
+            with same_random_numbers(model), torch.set_grad_enabled(MODES[mode]):
+                return dict(_leaves("", run(model.train(MODES[mode]), self._inputs)))
+        finally:
+            for hook in hooks:
+                hook.remove()
+            state.restore()
+
+    def _note(self, name: str) -> Any:
+        def note(module: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+            (x,) = (*inputs, *named.values())
+            self.shapes[name] = x.detach().to("meta")
+
+        return note
+
+    def try_out(self, model: nn.Module) -> None:
+        """Run a changed model in the modes in which it ran before.
+
+        Raises:
+            RuntimeError: it fails.
+        """
+        for mode in self.wanted:
+            self._outputs(model, mode)
+
+    def _outputs(self, model: nn.Module, mode: str) -> Leaves:
+        try:
+            return self._run(model, mode)
+        except Exception as error:
+            kind = type(error).__name__
+            raise RuntimeError(f"the changed model fails in {mode} mode on example_inputs: {kind}: {error}") from error
+
+    def check(self, model: nn.Module) -> None:
+        """Compare a changed model with what it computed before.
+
+        Raises:
+            RuntimeError: it fails, or computes something else.
+        """
+        for mode, wanted in self.wanted.items():
+            found = self._outputs(model, mode)
+            where, distance = difference(found, wanted)
+            if distance <= self._tolerance:
+                continue
+            coarse = [torch.finfo(dtype).eps for dtype, value in _TOLERANCES.items() if value <= self._tolerance]
+            _, noise = difference(self._run(model, mode, noise=4 * max(coarse, default=0.0)), found)
+            if not distance <= _ROUNDINGS * noise:
+                raise RuntimeError(
+                    f"the changed model computes something else: in {mode} mode, output{where} differs by "
+                    f"{distance:.2g} relative to its largest number, where {self._tolerance:.0e} is rounding"
+                )
+
+
+def _shake(noise: float) -> Any:
+    """Return a hook that changes what a hull computes by as much as rounding may."""
+    generator = torch.Generator().manual_seed(0)
+
+    def shake(module: nn.Module, inputs: Any, output: Tensor) -> None:
+        signs = torch.randint(0, 2, output.shape, generator=generator).to(output.device, output.dtype) * 2 - 1
+        output.data.mul_(1 + noise * signs)
+
+    return shake
+
+
+def difference(found: Leaves, wanted: Leaves) -> tuple[str, float]:
+    """Return where two outputs differ most, and by how much relative to the largest number there."""
+    worst = ("", 0.0)
+    for where in [*wanted, *(key for key in found if key not in wanted)]:
+        in_both = where in found and where in wanted
+        distance = _distance(found[where], wanted[where]) if in_both else float("inf")
+        if not distance <= worst[1]:
+            worst = (where, distance)
+    return worst
+
+
+def _distance(found: Any, wanted: Any) -> float:
+    if not isinstance(found, Tensor) or not isinstance(wanted, Tensor):
+        same = type(found) is type(wanted) and (found == wanted or (found != found and wanted != wanted))
+        return 0.0 if same else float("inf")
+    if (found.shape, found.dtype) != (wanted.shape, wanted.dtype):
+        return float("inf")
+    if found.is_meta or not found.numel():
+        return 0.0
+    if not (found.is_floating_point() or found.is_complex()):
+        return 0.0 if torch.equal(found, wanted) else float("inf")
+    exact = torch.complex128 if found.is_complex() else torch.float64
+    a, b = found.to(exact), wanted.to(exact)
+    same = (a == b) | (a.isnan() & b.isnan())
+    if bool(same.all()):
+        return 0.0
+    gaps = (a - b).abs()[~same]
+    finite = b[b.isfinite()].abs()
+    scale = float(finite.max()) if finite.numel() else 0.0
+    gap = float(gaps.max()) if bool(gaps.isfinite().all()) else float("inf")
+    return gap / scale if scale > 0 else float("inf")
+
+
+def _leaves(where: str, thing: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors and numbers in what a model returns: in containers, data classes and other objects."""
+    if isinstance(thing, Tensor):
+        yield where, _dense(thing.detach()).clone()
+    elif isinstance(thing, _PLAIN):
+        yield where, thing
+    elif depth < _DEEPEST:
+        if isinstance(thing, Mapping):
+            parts = [(f"[{key!r}]", item) for key, item in thing.items()]
+        elif isinstance(thing, (list, tuple)):
+            parts = [(f"[{n}]", item) for n, item in enumerate(thing)]
+        elif dataclasses.is_dataclass(thing) and not isinstance(thing, type):
+            parts = [(f".{item.name}", getattr(thing, item.name)) for item in dataclasses.fields(thing)]
+        elif isinstance(thing, nn.Module) or callable(thing):
+            parts = []
+        else:
+            parts = [(f".{name}", item) for name, item in getattr(thing, "__dict__", {}).items()]
+        for name, item in parts:
+            yield from _leaves(where + name, item, depth + 1)
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    if tensor.is_nested:
+        return tensor.to_padded_tensor(0.0)
+    return tensor.to_dense() if tensor.layout != torch.strided else tensor
+
+
+def _tensors(inputs: Any) -> list[Tensor]:
+    return [item for _, item in _leaves("", inputs) if isinstance(item, Tensor)]

@@ -1,0 +1,115 @@
+"""Make the hulls that take the places of activations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hullo.bases import Base, resolve
+from hullo.modules import AffineHull, Hull, Start
+from hullo.surgery.recognise import Known
+from hullo.surgery.sites import Site
+
+Factory = type[Hull] | Callable[[Site], Hull]
+
+_PAPER = ("identity", "relu", "tanh")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What hulls to make: the arguments of `replace_activations` that say so."""
+
+    hull: Factory = AffineHull
+    bases: Iterable[str | Base] | None = None
+    start: Start = None
+    groups: int | str = 1
+    channel_dim: int = 1
+    keep: str | None = None
+
+    def make(self, model: nn.Module, sites: Iterable[Site], channels: Mapping[str, int]) -> dict[str, Hull]:
+        """Make a hull for each site.
+
+        Args:
+            model: the model that the sites are in.
+            sites: the sites.
+            channels: the number of channels that a site sees, by its name, where there is one activation per channel.
+        """
+        modules = dict(model.named_modules())
+        made: dict[str, Hull] = {}
+        for site in sites:
+            like = _nearby_tensor(modules, site)
+            if isinstance(self.hull, type) and issubclass(self.hull, Hull):
+                made[site.name] = self._made(self.hull, site, channels.get(site.name, self.groups), like)
+            elif (self.bases, self.start, self.groups, self.keep) != (None, None, 1, None):
+                raise TypeError(
+                    "a function that makes hulls chooses bases, start, groups and keep; do not give them here"
+                )
+            else:
+                made[site.name] = _made_by(self.hull, site, made.values()).to(like.device)
+        return made
+
+    def _made(self, hull: type[Hull], site: Site, groups: int | str, like: Tensor) -> Hull:
+        if not isinstance(groups, int):
+            raise ValueError(f"groups={groups!r}: give a number, or 'channels' for one activation per channel")
+        found = _bases_for(site.known) if self.bases is None else resolve(self.bases, strict=False)
+        start, channel_dim = self.start, self.channel_dim
+        if start is None:
+            rows = site.known.coefficients(found)
+            if rows is None:
+                spelled = ", ".join(item.name for item in found)
+                raise ValueError(
+                    f"{site.name} is {site.function}, which is no affine combination of {spelled}: add it to "
+                    "bases, or give a start"
+                )
+            if len(rows) > 1:  # one function per channel already
+                if groups not in (1, len(rows)):
+                    raise ValueError(
+                        f"{site.name} has {len(rows)} channels with a function each; groups={groups} is not that"
+                    )
+                groups, channel_dim = len(rows), 1
+            start = rows if len(rows) > 1 else rows[0]
+        dtype = like.dtype if like.is_floating_point() else None
+        options: dict[str, Any] = {"groups": groups, "channel_dim": channel_dim, "keep": self.keep}
+        return hull(*found, start=start, **options, strict=False, device=like.device, dtype=dtype)
+
+
+def starts_alike(hull: Hull, site: Site) -> bool:
+    """Return whether a hull computes what is at its site."""
+    wanted = site.known.coefficients(hull.bases)
+    found = hull.rows_at_hand()
+    if found is None:  # no values: on meta
+        found = torch.as_tensor(hull.start, dtype=torch.float64).reshape(hull.groups, -1).tolist()
+    if wanted is None or len(wanted) not in (1, len(found)):
+        return False
+    return torch.allclose(torch.tensor(found), torch.tensor(wanted).expand(len(found), -1), rtol=0, atol=1e-6)
+
+
+def _bases_for(known: Known) -> tuple[Base, ...]:
+    paper = resolve(_PAPER)
+    return paper if known.coefficients(paper) else (*paper, *known.bases)
+
+
+def _made_by(factory: Any, site: Site, others: Iterable[Hull]) -> Hull:
+    if not callable(factory):
+        raise TypeError(f"hull={factory!r}: give AffineHull, ConvexHull, or a function that makes a hull for a site")
+    made = factory(site)
+    if not isinstance(made, Hull):
+        raise TypeError(f"hull made {made!r} for {site.name}; it has to make an AffineHull or a ConvexHull")
+    if any(made is other or made.raw is other.raw for other in others):
+        raise ValueError(f"hull made the same hull again for {site.name}; each site needs its own")
+    return made
+
+
+def _nearby_tensor(modules: Mapping[str, nn.Module], site: Site) -> Tensor:
+    """Return a tensor with the device and type of those around a site."""
+    name = site.name
+    while name:
+        name = name.rpartition(".")[0]
+        for tensor in [*modules[name].parameters(), *modules[name].buffers()] if name in modules else []:
+            if tensor.is_floating_point():
+                return tensor
+    return torch.empty(())

@@ -1,0 +1,69 @@
+"""Find the local names of a function, and where they are bound."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import types
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hullo.surgery.rewrite.source import parse
+
+
+@dataclass(frozen=True)
+class LocalNames:
+    """The local names of a function.
+
+    Args:
+        local: all of them.
+        turns: those that loops bind.
+        bindable: those that one place binds, or loops alone.
+        definitions: the expressions that assignments bind them to, for those that one place binds.
+    """
+
+    local: frozenset[str]
+    turns: frozenset[str]
+    bindable: frozenset[str]
+    definitions: Mapping[str, ast.expr]
+
+
+@functools.lru_cache(maxsize=1024)
+def names_of(function: types.FunctionType) -> LocalNames:
+    """Return the local names of a function.
+
+    Raises:
+        LookupError: its source code is unavailable.
+    """
+    tree = parse(function)
+    loops = [node.target for node in ast.walk(tree) if isinstance(node, (ast.For, ast.comprehension))]
+    turns = [name for target in loops for name in bindings(target)]
+    every = bindings(tree)
+    plain = Counter(every) - Counter(turns)
+    bindable = frozenset(name for name in every if plain[name] + (name in turns) == 1)
+    definitions = {
+        node.targets[0].id: node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+        if node.targets[0].id in bindable
+    }
+    return LocalNames(frozenset(every), frozenset(turns), bindable, definitions)
+
+
+def bindings(tree: ast.AST) -> list[str]:
+    """Return the names that are given a value in a tree, once for each place."""
+    found: list[str | None] = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store() | ast.Del()) | ast.arg(arg=name):
+                found.append(name)
+            case ast.alias(name=name, asname=other):
+                found.append(other or name.partition(".")[0])
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                found.append(name if node is not tree else None)
+            case ast.ExceptHandler(name=name) | ast.MatchAs(name=name) | ast.MatchStar(name=name):
+                found.append(name)
+            case ast.MatchMapping(rest=name):
+                found.append(name)
+    return [name for name in found if name is not None]
