@@ -51,23 +51,26 @@ def _edit(change: Edits, pairs: Sequence[tuple[Site, Call]]) -> None:
     words = {other.key: _words(site, other) for site, other in pairs}
     if set(words.values()) == {ast.unparse(call.callee_node)} and call.plain:
         return
-    if len(words) > 1:
+    if len(set(words.values())) > 1:
         turns = [(target, f"turn_{target[0]}_{target[1]}") for target, _ in call.turns]
         change.turns |= dict(turns)
         turn = f'f"{"_".join(f"{{{name}}}" for _, name in turns)}"'
-        stems = {text.removesuffix(f"[{key!r}]") for key, text in words.items()}
+        stems = {_words(site, other, by_turn=True) for site, other in pairs}
         table = ", ".join(f"{key!r}: {text}" for key, text in words.items())
         word = f"{stems.pop()}[{turn}]" if len(stems) == 1 else f"{{{table}}}[{turn}]"
     else:
-        (word,) = words.values()
+        (word,) = set(words.values())
     change.callees[position(call.callee_node)] = word
     if call.input_node is not None:
         change.inputs[position(call.node)] = position(call.input_node)
 
 
-def _words(site: Site, call: Call) -> str:
+def _words(site: Site, call: Call, by_turn: bool = False) -> str:
+    """Return the words for the home of a site; by turn, without the key if that is the turn of the call."""
     home: Any = site.home
     named = ast.unparse(call.callee_node) if home.stays else f"{call.body.self_name}.{home.attribute}"
+    if by_turn:
+        return named if home.key == call.key else f"{named}[{home.key!r}], not by turn"
     return f"{named}[{home.key!r}]" if home.key else named
 
 

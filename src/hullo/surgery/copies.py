@@ -12,7 +12,6 @@ from hullo.surgery.rewrite.write import rewritten
 
 _PROBE = "_hullo_probe"
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
-_REGISTERED = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("__deepcopy__", "__copy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")
 
 
@@ -23,19 +22,26 @@ def copied(model: nn.Module) -> nn.Module:
         TypeError: something in it cannot be copied.
     """
     memo: dict[int, Any] = {}
+    for thing in (thing for module in model.modules() for thing in vars(module).values()):
+        if isinstance(thing, _LOCKS):
+            memo[id(thing)] = thing
+        elif isinstance(thing, Tensor) and not thing.is_leaf:
+            memo[id(thing)] = thing.detach().clone()
+    try:
+        return copy.deepcopy(model, memo)
+    except Exception as error:
+        raise TypeError(f"the model cannot be copied{_culprit(model, memo)}: {error}") from error
+
+
+def _culprit(model: nn.Module, memo: dict[int, Any]) -> str:
+    """Name the attribute that makes it impossible to copy a model, if it is one."""
     for name, module in model.named_modules():
         for attribute, thing in vars(module).items():
-            if isinstance(thing, _LOCKS):
-                memo[id(thing)] = thing
-            elif isinstance(thing, Tensor) and not thing.is_leaf:
-                memo[id(thing)] = thing.detach().clone()
-            elif attribute not in _REGISTERED and not isinstance(thing, nn.Module):
-                try:
-                    copy.deepcopy(thing, memo)
-                except Exception as error:
-                    path = ".".join(part for part in (name, attribute) if part)
-                    raise TypeError(f"the model cannot be copied, because of {path}: {error}") from error
-    return copy.deepcopy(model, memo)
+            try:
+                copy.deepcopy(thing, dict(memo) | {id(child): child for child in model.modules()})
+            except Exception:
+                return f" because of {'.'.join(part for part in (name, attribute) if part)}"
+    return ""
 
 
 def has_own_copies(module: nn.Module) -> bool:

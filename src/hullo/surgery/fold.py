@@ -14,6 +14,7 @@ from hullo.modules import Hull
 from hullo.properties import known_as
 from hullo.surgery.compare import Comparison
 from hullo.surgery.copies import copied
+from hullo.surgery.encoders import fast_encoders
 from hullo.surgery.inplace import InPlace
 from hullo.surgery.sites import put
 from hullo.surgery.survey import expect_model
@@ -94,6 +95,7 @@ def fold(model: nn.Module, *, example_inputs: Inputs | None = None) -> nn.Module
         for name, child in list(keeper._modules.items()):
             if isinstance(child, Hull):
                 put(keeper, name, made[child])
+    fast_encoders(folded)
     result = made[folded] if isinstance(folded, Hull) else folded
     if net is not None:
         net.check(result)

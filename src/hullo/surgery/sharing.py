@@ -21,21 +21,48 @@ _DIFFERENT = "training and evaluation call different functions here"
 _UNTRAINED = "only evaluation calls it, so that nothing would train it"
 
 
-def share(calls: Sequence[Call]) -> list[Group]:
+def share(calls: Sequence[Call], together: bool = False) -> list[Group]:
     """Return the calls of one activation in groups that share a hull, in the order of the code.
 
     A group of idle calls alone found no partner among the calls that run as the model is set up.
+
+    Args:
+        calls: the calls.
+        together: whether idle calls cannot be left alone, because all of them call what one module keeps.
     """
     groups: list[Group] = [[call] for call in calls]
     _join_equal(groups)
     for key in _decisions(calls):
-        sides: dict[Any, list[Group]] = defaultdict(list)
-        for group in groups:
-            if len(branches := {call.path.get(key) for call in group}) == 1 and None not in branches:
-                sides[branches.pop()].append(group)
+        sides = _sides(groups, key)
         if len(sides) > 1:
-            _join_sides(groups, list(sides.values()), key)
+            _join_sides(groups, list(sides.values()), together or key == ENTRY)
+        for branch, alone in _sides(groups, key).items():
+            if crowded := [group for group in groups if _is_crowded(group, key, branch)]:
+                _join(groups, [*alone, *crowded])
+    _join_exclusive(groups)
     return groups
+
+
+def _sides(groups: Iterable[Group], key: Key) -> dict[Any, list[Group]]:
+    """Return the groups that are on one side of a decision, by the side."""
+    sides: dict[Any, list[Group]] = defaultdict(list)
+    for group in groups:
+        if len(branches := {call.path[key] for call in group if key in call.path}) == 1:
+            sides[branches.pop()].append(group)
+    return sides
+
+
+def _is_crowded(group: Group, key: Key, branch: Any) -> bool:
+    """Return whether a group joins several calls of one run on another side: which is whose partner is not known."""
+    paths = [call.path for call in group if call.path.get(key, branch) != branch]
+    return any(not exclusive(a, b) for n, a in enumerate(paths) for b in paths[n + 1 :])
+
+
+def _branch(group: Sequence[Call | Missed], key: Key) -> Any:
+    """Return the branch of a decision that all calls of a group are on, or all that run; None if there is none."""
+    calls = [call for call in group if not call.idle] or group
+    branches = {call.path.get(key) for call in calls}
+    return branches.pop() if len(branches) == 1 else None
 
 
 def _join_equal(groups: list[Group]) -> None:
@@ -49,6 +76,15 @@ def _join_equal(groups: list[Group]) -> None:
             _join(groups, equal)
 
 
+def _join_exclusive(groups: list[Group]) -> None:
+    """Join groups of which no run makes two calls, such as what only decisions at odds with each other lead to."""
+    for group in [group for group in groups if not _is_idle(group)]:
+        for other in groups[: next(n for n, item in enumerate(groups) if item is group)]:
+            if not _is_idle(other) and all(exclusive(a.path, b.path) for a in group for b in other):
+                _join(groups, [other, group])
+                break
+
+
 def _decisions(calls: Iterable[Call]) -> list[Key]:
     """Return the decisions on the paths of calls: the innermost of the code first, then the mode, then the entries."""
     depths: dict[Key, int] = {}
@@ -59,16 +95,21 @@ def _decisions(calls: Iterable[Call]) -> list[Key]:
     return sorted(depths, key=lambda key: (kinds[key[0]], -depths[key]))
 
 
-def _join_sides(groups: list[Group], sides: list[list[Group]], key: Key) -> None:
-    """Join the groups on the sides of a decision: one to one where that is clear, else all of them."""
-    live = [side for side in sides if not all(_is_idle(group) for group in side)]
+def _join_sides(groups: list[Group], sides: list[list[Group]], together: bool) -> None:
+    """Join the groups on the sides of a decision: one to one where that is clear, else all of them.
+
+    Sides that are off as the model is set up are joined in the order of the code; where their numbers of calls differ,
+    they are joined only if all have to be.
+    """
     if all(len(side) == 1 for side in sides):
         _join(groups, [side[0] for side in sides])
-    elif key == ENTRY or len(live) == len(sides) or not live:
+    elif all(any(not _is_idle(group) for group in side) for side in sides):
         _join(groups, [group for side in sides for group in side])
-    elif all(len(side) == len(sides[0]) for side in sides):  # a branch that is off now, in the order of the other
+    elif all(len(side) == len(sides[0]) for side in sides):
         for row in zip(*sides, strict=True):
             _join(groups, list(row))
+    elif together:
+        _join(groups, [group for side in sides for group in side])
 
 
 def _is_idle(group: Group) -> bool:
@@ -99,8 +140,7 @@ def conflicts(
     for key in {*modes, MODE}:
         sides: dict[Any, list[int]] = {True: [], False: []}
         for n, group in enumerate(groups):
-            branches = {call.path.get(key) for call in group}
-            if len(branches) == 1 and not all(call.idle for call in group) and (branch := branches.pop()) is not None:
+            if not all(call.idle for call in group) and (branch := _branch(group, key)) is not None:
                 sides[branch].append(n)
         values = [{call.number for n in side for call in groups[n]} - {0} for side in sides.values()]
         counted = [[n for n in side if n not in gates] for side in sides.values()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from hullo.surgery.rewrite.calls import Call, Findings, Missed
 from hullo.surgery.rewrite.entries import read_aside, read_forward
 from hullo.surgery.rewrite.mentions import mentions_activation, times_named
 from hullo.surgery.rewrite.reach import Reach, hooks_of
-from hullo.surgery.rewrite.source import method
+from hullo.surgery.rewrite.source import Position, method
 from hullo.surgery.sharing import Group, conflicts, share
 from hullo.surgery.sites import Home, Names, Site
 
@@ -53,7 +53,7 @@ class _Survey:
         for call in every:
             if call.kept is not None and id(call.kept[0]) in self.paths:
                 self.kept[id(call.kept[0]), call.kept[1]].append(call)
-        self.groups = {key: share(calls) for key, calls in self.kept.items()}
+        self.groups = {key: share(calls, together=True) for key, calls in self.kept.items()}
         self.functions = {id(owner): self._functions_of(owner) for owner in self.owners}
         self.used_twice = self._used_twice(model)
         self.conflicts = self._conflicts()
@@ -227,24 +227,28 @@ class _Survey:
 
     def _function_sites(self, owner: nn.Module) -> Iterator[Site]:
         """Yield the sites of calls of functions, and of modules that are no part of the model."""
-        attributes: dict[Any, str] = {}
-        groups = self.functions[id(owner)]
+        groups, attributes = self.functions[id(owner)], dict[Any, str]()
+        found: list[tuple[Group, Home | None, str]] = []
         for group in groups:
-            first, known = group[0], group[0].reading.known if group[0].reading else None
+            first, home = group[0], None
             reading = first.reading or Reading(None)
             reason = reading.reason or self.used_twice.get(id(owner), "") or self._why_not(group)
             reason = reason or (first.idle if all(call.idle for call in group) else "")
-            if reason or known is None:
-                function = known.name if known else ast.unparse(first.callee_node)
-                yield Site(self.paths[id(owner)], function, None, first.place, reason, reading)
-                continue
-            if first.at not in attributes:
-                attributes[first.at] = self.names[id(owner)].take(known.family, 1)
-            looped = len([part for part in groups if any(call.at == first.at for call in part)]) > 1
-            home = Home(owner, attributes[first.at], first.key if looped else "")
-            reason = self._misplaced(group, home)
-            label = self._name(owner, *([] if reason else [home.attribute, home.key]))
-            yield Site(label, known.name, None, first.place, reason, reading, home, group)
+            if not reason and reading.known is not None:
+                if first.at not in attributes:
+                    attributes[first.at] = self.names[id(owner)].take(reading.known.family, 1)
+                looped = len([part for part in groups if any(call.at == first.at for call in part)]) > 1
+                home = Home(owner, attributes[first.at], first.key if looped else "")
+                reason = self._misplaced(group, home)
+            found.append((group, home, reason))
+        for group, home, reason in _with_turns(found):
+            reading = group[0].reading or Reading(None)
+            function = reading.known.name if reading.known else ast.unparse(group[0].callee_node)
+            if reason or home is None:
+                yield Site(self.paths[id(owner)], function, None, group[0].place, reason, reading)
+            else:
+                label = self._name(owner, home.attribute, home.key)
+                yield Site(label, function, None, group[0].place, "", reading, home, group)
 
     def _misplaced(self, group: Group, home: Home) -> str:
         """Return why a hull cannot be kept at home, or the calls of a group cannot be changed to go there."""
@@ -278,3 +282,19 @@ def _is_gate(call: Call | Missed) -> bool:
     if isinstance(call, Missed):
         return call.what.rpartition(".")[2] in AMBIGUOUS
     return call.reading is not None and call.reading.known is not None and call.reading.known.family in AMBIGUOUS
+
+
+def _with_turns(
+    found: Sequence[tuple[Group, Home | None, str]],
+) -> list[tuple[Group, Home | None, str]]:
+    """Refuse groups with a call in a loop some of whose turns are refused: its code would have to go both ways."""
+    while True:
+        refused = {call.at: reason for group, _, reason in found for call in group if reason}
+        now = [(group, home, reason or _reason(group, refused)) for group, home, reason in found]
+        if [item[2] for item in now] == [item[2] for item in found]:
+            return now
+        found = now
+
+
+def _reason(group: Group, refused: Mapping[tuple[int, Position], str]) -> str:
+    return next((refused[call.at] for call in group if call.at in refused), "")

@@ -9,6 +9,7 @@ from torch import nn
 
 from hullo.modules import Hull
 from hullo.surgery.changes import changed_classes
+from hullo.surgery.encoders import slow_encoders
 from hullo.surgery.inplace import change_input
 from hullo.surgery.sites import Site
 
@@ -75,13 +76,6 @@ def _swap(model: nn.Module, sites: Sequence[Site], made: Mapping[str, Hull]) -> 
             hooked.add(id(site.module))
         site.home.put(hull or site.module)  # type: ignore[arg-type]  # one of the two is there: see above
     slow_encoders(model)
-
-
-def slow_encoders(model: nn.Module) -> None:
-    """Keep encoders from the nested tensors of their fast path, which layers with a hull cannot take."""
-    for module in model.modules():
-        if isinstance(module, nn.TransformerEncoder) and any(isinstance(part, Hull) for part in module.modules()):
-            module.use_nested_tensor = False
 
 
 def _settle(hull: Hull, site: Site, first: bool) -> None:

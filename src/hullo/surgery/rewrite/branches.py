@@ -115,12 +115,14 @@ def _word(node: ast.expr) -> str:
 
 
 def leaves(block: Sequence[ast.stmt]) -> frozenset[str]:
-    """Return how a block always ends before what follows it: by return, break or continue; empty if it may go on."""
+    """Return how a block always leaves what follows it: by return, raise, break or continue; empty if it may go on."""
     if not block:
         return frozenset()
     match block[-1]:
-        case ast.Return() | ast.Raise():
+        case ast.Return():
             return frozenset({"return"})
+        case ast.Raise():
+            return frozenset({"raise"})
         case ast.Break():
             return frozenset({"break"})
         case ast.Continue():

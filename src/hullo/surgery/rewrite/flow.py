@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hullo.surgery.rewrite.branches import Key, decide, implied
-from hullo.surgery.rewrite.paths import OFF, Branches, Rest
+from hullo.surgery.rewrite.paths import OF_FUNCTION, OF_LOOP, OF_TURN, OFF, Branches, Rest
 from hullo.surgery.rewrite.source import position
 from hullo.surgery.rewrite.values import LONGEST, UnknownError, Value
 
@@ -25,7 +25,7 @@ class Flow(Branches):
         self._loop(node.target, node.iter, lambda: self.block(node.body), lambda: self.block(node.orelse))
 
     def visit_While(self, node: ast.While) -> None:
-        self.rest += [Rest(), Rest()]
+        self.rest += [Rest(OF_LOOP), Rest(OF_TURN)]
         with self.troubled(_OPEN_LOOP), self.on_branch({}):
             self.visit(node.test)
             self.block(node.body)
@@ -45,14 +45,14 @@ class Flow(Branches):
         if length > LONGEST:  # of all turns of the loops around
             values = None
         self.length = max(length, 1)
-        self.rest += [Rest(), Rest()]
+        self.rest += [Rest(OF_LOOP), Rest(OF_TURN)]
         if values is None:
             self.scope.forget(target)
             self.numbers.assign(target, hash(("loop", position(source))))
             with self.troubled(_OPEN_LOOP), self.on_branch({}):
                 read()
         for turn, value in enumerate(values or ()):
-            self.rest[-1] = Rest()
+            self.rest[-1] = Rest(OF_TURN)
             self.turns = (*before, (position(target), turn))
             self.numbers.assign(target, hash(("turn", position(source), turn)))
             if self.scope.bind(target, value):
@@ -103,7 +103,7 @@ class Flow(Branches):
     # Functions inside, and names
 
     def _inner_function(self, node: Any) -> None:
-        rest, self.rest = self.rest, [Rest(dict(self.path), self.idle)]
+        rest, self.rest = self.rest, [Rest(OF_FUNCTION, dict(self.path), self.idle)]
         with self.troubled(_INNER):
             self.generic_visit(node)
         self.rest = rest

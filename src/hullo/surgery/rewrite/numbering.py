@@ -27,7 +27,7 @@ class Numbers:
         """Return the number of an expression's value; equal numbers are equal computations of equal values."""
         if isinstance(node, (ast.Name, ast.Attribute)) and (word := ast.unparse(node)) in self._names:
             return self._names[word]
-        if isinstance(node, ast.expr):
+        if isinstance(node, ast.expr) and not isinstance(node, ast.Call):  # one that makes a module makes another
             try:
                 thing = self._scope.it(node)
             except UnknownError:

@@ -14,6 +14,8 @@ from hullo.surgery.rewrite.numbering import Numbers
 from hullo.surgery.rewrite.source import position
 from hullo.surgery.rewrite.values import Scope
 
+OF_FUNCTION, OF_LOOP, OF_TURN, OF_TRY = (frozenset({way}) for way in ("return", "break", "continue", "raise"))
+OF_FUNCTION |= OF_TRY
 OFF = "as the model is set up, this branch does not run"
 _NO_GRADIENTS = "it is called without gradients, so that nothing would train it"
 _WITHOUT_GRADIENTS = frozenset({"no_grad", "inference_mode"})
@@ -21,8 +23,9 @@ _WITHOUT_GRADIENTS = frozenset({"no_grad", "inference_mode"})
 
 @dataclass
 class Rest:
-    """What holds for the rest of a function, of a loop or of a turn, because some branch has left it."""
+    """What holds for the rest of a function, of a loop, of a turn or of a try, because some branch has left it."""
 
+    left_by: frozenset[str]
     path: dict[Key, Any] = field(default_factory=dict)
     idle: str = ""  # why nothing in it runs, as the model is set up
     dead: bool = False  # in this turn of a loop it does not run
@@ -41,7 +44,7 @@ class Branches(ast.NodeVisitor):
         self.trouble = trouble
         self._branches = dict(path)
         self._idle = idle
-        self.rest = [Rest()]  # of the function, then for each loop of the loop and of the turn
+        self.rest = [Rest(OF_FUNCTION)]  # of the function, then of what is around, the innermost last
 
     @property
     def path(self) -> Path:
@@ -113,7 +116,7 @@ class Branches(ast.NodeVisitor):
 
     def _leave(self, ways: frozenset[str], path: Mapping[Key, Any], runs: bool, settled: bool) -> None:
         """Note what is known of the code after a branch that leaves."""
-        rest = self.rest[-1 if "continue" in ways else -2 if "break" in ways else 0]
+        rest = next(rest for rest in reversed(self.rest) if rest.left_by & ways)
         rest.path |= path
         rest.idle = rest.idle or (OFF if runs else "")
         rest.dead |= runs and settled
@@ -150,7 +153,7 @@ class Branches(ast.NodeVisitor):
     def visit_Try(self, node: Any) -> None:
         key = self.key(node)
         before = self.numbers.snapshot()
-        with self.on_branch({key: True}):
+        with self.on_branch({key: True}), self._catching():
             self.block(node.body)
             self.block(node.orelse)
         for number, handler in enumerate(node.handlers):
@@ -166,12 +169,19 @@ class Branches(ast.NodeVisitor):
 
     visit_TryStar = visit_Try  # noqa: N815
 
+    @contextlib.contextmanager
+    def _catching(self) -> Iterator[None]:
+        """Visit what may be left by an exception without leaving the function."""
+        self.rest.append(Rest(OF_TRY))
+        yield
+        self.rest.pop()
+
     def visit_With(self, node: ast.With) -> None:
         for item in node.items:
             self.visit(item)
         words = {part.attr for item in node.items for part in ast.walk(item) if isinstance(part, ast.Attribute)}
         words |= {part.id for item in node.items for part in ast.walk(item) if isinstance(part, ast.Name)}
-        with self.troubled(_NO_GRADIENTS if words & _WITHOUT_GRADIENTS else ""):
+        with self.troubled(_NO_GRADIENTS if words & _WITHOUT_GRADIENTS else ""), self._catching():
             self.block(node.body)
 
     @contextlib.contextmanager
