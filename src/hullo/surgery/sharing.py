@@ -124,7 +124,7 @@ def _join(groups: list[Group], parts: list[Group]) -> None:
 
 
 def conflicts(
-    groups: Sequence[Sequence[Call | Missed]], modes: Iterable[Key], gates: Container[int] = ()
+    groups: Sequence[Sequence[Call | Missed]], modes: Iterable[Key], gates: Container[int], weighted: Container[int]
 ) -> dict[int, str]:
     """Return the groups that training and evaluation would not share, by their index, and why.
 
@@ -135,6 +135,7 @@ def conflicts(
         groups: the calls that share hulls, of all activations of a module; what is not replaced is one too.
         modes: the decisions that depend on whether the model trains.
         gates: the groups that are probably no activations, such as a sigmoid after a model's last layer.
+        weighted: the groups that are modules with weights of their own, of which each mode may have another.
     """
     found: dict[int, str] = {}
     for key in {*modes, MODE}:
@@ -144,8 +145,9 @@ def conflicts(
                 sides[branch].append(n)
         values = [{call.number for n in side for call in groups[n]} - {0} for side in sides.values()]
         counted = [[n for n in side if n not in gates] for side in sides.values()]
-        if all(counted) or values[0] & values[1]:
+        different = all(counted) and any(n not in weighted for side in counted for n in side)
+        if different or values[0] & values[1]:
             found |= {n: _DIFFERENT for side in sides.values() for n in side}
         if key == MODE:
-            found |= {n: _UNTRAINED for n in sides[False] if n not in found}
+            found |= {n: _UNTRAINED for n in sides[False] if n not in found and n not in weighted}
     return found

@@ -115,14 +115,15 @@ class _Survey:
             every: list[Sequence[Call | Missed]] = [*kept, *self.functions[id(owner)], *parts]
             every += [[missed] for missed in found.missed]
             gates = {n for n, group in enumerate(every) if _is_gate(group[0])}
-            for n, why in conflicts(every, found.modes, gates).items():
+            weighted = {n for n, group in enumerate(every) if _has_weights(group[0])}
+            for n, why in conflicts(every, found.modes, gates, weighted).items():
                 result[id(every[n][0])] = why
                 for module in self._inside(every[n]) if every[n] in parts else ():
                     self.used_twice.setdefault(id(module), why)
         return result
 
     def _inside(self, group: Sequence[Call | Missed]) -> Iterator[nn.Module]:
-        """Yield the modules with code in one without weights."""
+        """Yield the modules with activations in one that is called."""
         for module in group[0].callee.modules():  # type: ignore[union-attr]
             if any(read_module(child) is not None for child in module.children()) or id(module) in self.findings:
                 yield module
@@ -275,6 +276,11 @@ class _Survey:
 def _has_own_code(module: nn.Module) -> bool:
     plain = (nn.Sequential.forward, nn.Module.forward, ParametrizationList.forward)  # the second: lists and dicts
     return type(module).forward not in plain or "forward" in vars(module)
+
+
+def _has_weights(call: Call | Missed) -> bool:
+    """Return whether a module with weights is called."""
+    return isinstance(call, Call) and call.reading is None and any(True for _ in call.callee.parameters())
 
 
 def _is_gate(call: Call | Missed) -> bool:

@@ -73,7 +73,7 @@ Seen = dict[types.FunctionType, list[Body]]  # the functions of a module that we
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One call of an activation, or of a module without weights that may hold some, in one run of forward.
+    """One call of an activation, or of a module that may hold some, in one run of forward.
 
     Args:
         body: the method that makes the call.
@@ -144,7 +144,7 @@ class Findings:
         visits: how often each piece of code that calls something was met, in all turns of the loops around it.
         modes: the decisions that depend on whether the model trains.
         tied: what modules keep that must stay as it is, because code does more with it than to call it, and why.
-        parts: the calls of modules without weights, which may hold activations.
+        parts: the calls of modules that may hold activations.
         walked: the modules whose children or parameters code goes through.
         tested: the classes that code asks unknown modules for, and where.
         exact: the classes that code asks for by ``type(x) is``, which a derived class is not.

@@ -114,8 +114,7 @@ class Reader(Uses):
             self.findings.recursive.add(self.body.function)
         elif isinstance(thing, nn.Module):
             reading = read_module(thing)
-            if reading is not None or not any(True for _ in thing.parameters()):
-                self._record(node, callee_node, given, callee, reading, _not_alone(given))
+            self._record(node, callee_node, given, callee, reading, _not_alone(given) if reading is not None else "")
         elif callee.items is not None:  # a slice of a Sequential, called as a whole
             for part in callee.items:
                 if isinstance(part.it, nn.Module) and (reading := read_module(part.it)) is not None:

@@ -1,0 +1,272 @@
+"""Calls on branches that exclude each other share one hull, whatever the branches look like."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from programs import Writer, assert_right_or_refused, change_hulls, imported, outputs
+from torch import nn
+
+import hullo
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_generated_forwards_compute_train_and_copy_as_before(random: Random) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        net = imported(Writer(random).forward(), Path(folder))["Net"]
+        assert_right_or_refused(net, torch.randn(3, 4))
+
+
+# The code of forward, and the hulls it needs: calls of act(...) on the branches of one decision.
+FORWARDS = {
+    "return": ("if {test}: return {a}\nreturn {b}", 1),
+    "else": ("if {test}:\n    y = {a}\nelse:\n    y = {b}\nreturn y", 1),
+    "ternary": ("return {a} if {test} else {b}", 1),
+    "and or": ("return (({test}) and [{a}] or [{b}])[0]", 1),
+    "two ifs": ("if {test}: y = {a}\nif not ({test}): y = {b}\nreturn y", 1),
+    "elif": ("if x is None: return {a}\nelif {test}: return {a}\nelse: return {b}", 1),
+    "match": ("match {test}:\n    case True: return {a}\nreturn {b}", 1),
+    "try": ("try:\n    if {test}: raise ValueError\n    return {a}\nexcept ValueError:\n    return {b}", 1),
+    "loop": ("for n in range(3):\n    if {test}:\n        x = {a}\n        continue\n    x = {b}\nreturn x", 3),
+    "break": (
+        "for n in range(2):\n    if {test}:\n        x = {a}\n        break\n    x = {b}\n    break\nreturn x",
+        1,
+    ),
+    "before and after": ("x = {a}\nif {test}:\n    y = {a}\nelse:\n    y = {b}\nreturn {a} + y", 3),
+    "nested": ("if x.dim() == 2:\n    if {test}:\n        return {a}\nreturn {b}", 1),
+    "walrus": ("if (mode := {test}): return {a}\nreturn {b}", 1),
+    "method": ("if {test}: return self.one(x)\nreturn self.two(x)", 1),
+    "same method": ("return self.one(x) if {test} else self.one(x)", 1),
+}
+TESTS = ("self.training", "not self.training", "self.flag", "x.dim() == 2", "torch.is_grad_enabled()", "self.fast()")
+ACTS = ("F.silu({})", "self.act({})", "self.fn({})", "({}).tanh()", "self.part({})")
+
+
+def source(body: str, act: str, test: str) -> str:
+    a, b = act.format("self.l1(x)"), act.format("self.l1(x) * 1")
+    lines = "\n".join(f"        {line}" for line in body.format(a=a, b=b, test=test).splitlines())
+    return f"""
+class Net(Base):
+    def build(self):
+        self.act, self.fn, self.flag = nn.GELU(), F.mish, True
+        self.part = functools.partial(F.leaky_relu, negative_slope=0.2)
+
+    def fast(self):
+        return not self.training
+
+    def one(self, x):
+        return {a}
+
+    def two(self, x):
+        return {b}
+
+    def forward(self, x):
+{lines}
+"""
+
+
+@pytest.mark.parametrize("form", FORWARDS)
+def test_two_branches_have_one_hull(form: str, tmp_path: Path) -> None:
+    body, count = FORWARDS[form]
+    for number, test in enumerate(TESTS):
+        net = imported(source(body, ACTS[number % len(ACTS)], test), tmp_path)["Net"]
+        hulls = assert_right_or_refused(net, torch.randn(3, 4))
+        assert len(hulls) == count, (test, list(hulls))
+
+
+def test_what_is_learned_in_training_holds_in_evaluation(tmp_path: Path) -> None:
+    text = source("x = {a}\nif {test}: return {a}\nreturn {b}", "F.tanh({})", "self.training")
+    model = hullo.replace_activations(imported(text, tmp_path)["Net"]())
+    x, y = torch.randn(32, 4), torch.randn(32, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for _ in range(5):
+        optimizer.zero_grad()
+        F.mse_loss(outputs(model, x, True), y).backward()
+        optimizer.step()
+    torch.testing.assert_close(outputs(model, x, True).detach(), outputs(model, x, False))
+
+
+AUXILIARY = """
+class Net(Base):
+    def forward(self, x):
+        if self.training:
+            side = F.relu(self.l2(x))
+            y = F.relu(self.l1(x))
+            return y + 0 * side
+        return F.relu({argument})
+"""
+
+
+@pytest.mark.parametrize(("argument", "count"), [("self.l1(x)", 2), ("self.l1(x * 1)", 1)])
+def test_calls_of_a_branch_find_their_partners_by_value_and_share_one_hull_where_that_does_not_tell(
+    argument: str, count: int, tmp_path: Path
+) -> None:
+    net = imported(AUXILIARY.format(argument=argument), tmp_path)["Net"]
+    assert len(assert_right_or_refused(net, torch.randn(3, 4))) == count
+
+
+MERGED = """
+class Net(Base):
+    def build(self):
+        self.{flag} = {off}
+        self.act = nn.SiLU()
+
+    def merge(self):
+        with torch.no_grad():
+            for one, other in zip((self.l0, self.l1), (self.l2, self.l3)):
+                one.weight += other.weight
+                one.bias += other.bias
+        self.{flag} = {on}
+
+    def forward(self, x):
+        if {test}:
+            return {act}(self.l1({act}(self.l0(x))))
+        x = {act}(self.l0(x) + self.l2(x))
+        return {act}(self.l1(x) + self.l3(x))
+"""
+
+
+@pytest.mark.parametrize("act", ["self.act", "F.silu"])
+@pytest.mark.parametrize(
+    ("flag", "off", "on", "test"),
+    [
+        ("deploy", False, True, "self.deploy"),
+        ("branches", 2, 1, "self.branches == 1"),
+        ("kind", "'slow'", "'fast'", "self.kind == 'fast'"),
+        ("other", None, 1, "self.other is not None"),
+    ],
+)
+def test_a_model_whose_branches_are_merged_computes_the_same(  # type: ignore[no-untyped-def]
+    act: str, flag: str, off, on, test: str, tmp_path: Path
+) -> None:
+    text = MERGED.format(act=act, flag=flag, off=off, on=on, test=test)
+    model, x = hullo.replace_activations(imported(text, tmp_path)["Net"]()), torch.randn(3, 4)
+    assert len(hullo.summary(model).hulls) == 2
+    change_hulls(model)
+    before = outputs(model, x, False)
+    model.merge()
+    torch.testing.assert_close(outputs(model, x, False), before)
+
+
+def test_an_attribute_that_appears_later_finds_its_branch_swapped(tmp_path: Path) -> None:
+    net = imported(
+        """
+class Net(Base):
+    def forward(self, x):
+        if hasattr(self, "merged"):
+            return F.gelu(self.merged(x))
+        return F.gelu(self.l0(x) + self.l1(x))
+""",
+        tmp_path,
+    )["Net"]
+    model, x = hullo.replace_activations(net()), torch.randn(3, 4)
+    change_hulls(model)
+    before = outputs(model, x, False)
+    model.merged = nn.Linear(4, 4)
+    model.merged.load_state_dict(
+        {name: item + model.l1.state_dict()[name] for name, item in model.l0.state_dict().items()}
+    )
+    torch.testing.assert_close(outputs(model, x, False), before)
+
+
+DIFFERENT = {
+    "functions": ("return F.gelu(self.l0(x)) if self.training else F.gelu(self.l0(x), approximate='tanh')", []),
+    "modules": ("return self.t(self.l0(x)) if self.training else self.h(self.l0(x))", []),
+    "a module and a function": ("return self.t(self.l0(x)) if self.training else torch.tanh(self.l0(x))", []),
+    "in place": ("x = self.l0(x)\nreturn F.relu(x, inplace=True) if self.training else F.relu(x)", []),
+    "a function that cannot be read": ("return F.elu(self.l0(x)) if self.training else apply(F.elu, self.l0(x))", []),
+    "parts": ("return self.p(self.l0(x)) if self.training else self.q(self.l0(x))", []),
+    "an argument": ("return F.gelu(x) if train else F.silu(x)", []),
+    "evaluation alone": ("x = F.relu(self.l0(x))\nif not self.training: x = torch.tanh(x)\nreturn x", ["relu_1"]),
+    "training alone": ("x = F.relu(self.l0(x))\nif self.training: x = torch.tanh(x)\nreturn x", ["relu_1", "tanh_1"]),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_functions_that_training_and_evaluation_do_not_share_are_left_alone(name: str, tmp_path: Path) -> None:
+    body, hulls = DIFFERENT[name]
+    lines = "\n".join(f"        {line}" for line in body.splitlines())
+    net = imported(
+        f"""
+class Net(Base):
+    def build(self):
+        self.t, self.h = nn.Tanh(), nn.Hardtanh()
+        self.p, self.q = nn.Sequential(nn.ReLU(), nn.Dropout(0.0)), nn.Sequential(nn.ReLU())
+
+    def forward(self, x, train=True):
+{lines}
+""",
+        tmp_path,
+    )["Net"]
+    found = assert_right_or_refused(net, torch.randn(3, 4))
+    assert list(found) == hulls
+
+
+ASIDE = """
+class Net(Base):
+    def build(self):
+        self.act = nn.ReLU()
+
+    def step(self, x, layer):
+        return {act}(layer(x))
+
+    def forward(self, x):
+        return self.step(self.step(x, self.l0), self.l1)
+
+    def predict(self, {name}):
+        {noise}
+        return self.step(self.step({name}, self.l0), self.l1)
+
+    def hinge(self, x):
+        return F.relu(1 - x)
+"""
+
+
+@pytest.mark.parametrize("noise", ["pass", "inputs = inputs * 1"])
+@pytest.mark.parametrize("act", ["self.act", "F.relu"])
+def test_a_method_beside_forward_goes_on_computing_what_forward_does(act: str, noise: str, tmp_path: Path) -> None:
+    net = imported(ASIDE.format(act=act, noise=noise, name="inputs"), tmp_path)["Net"]
+    model, x = hullo.replace_activations(net()), torch.randn(3, 4)
+    change_hulls(model)
+    torch.testing.assert_close(model.predict(x), model(x))
+    assert len(hullo.summary(model).hulls) == 2
+    torch.testing.assert_close(model.hinge(x), F.relu(1 - x))
+
+
+ENTERED = """
+class Inner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.act = nn.Linear(4, 4), nn.ReLU()
+
+    def forward(self, x):
+        return {act}(self.layer(x))
+
+    def fast(self, x):
+        return {act}(self.layer(x) * 1)
+
+class Net(Base):
+    def build(self):
+        self.inner = Inner()
+
+    def forward(self, x):
+        if self.training:
+            return self.inner(x)
+        return {call}
+"""
+
+
+@pytest.mark.parametrize("call", ["self.inner.fast(x)", "self.inner.act(self.inner.layer(x))"])
+@pytest.mark.parametrize("act", ["self.act", "F.relu"])
+def test_a_module_that_is_entered_in_several_ways_shares_its_hulls(act: str, call: str, tmp_path: Path) -> None:
+    net = imported(ENTERED.format(act=act, call=call), tmp_path)["Net"]
+    found = assert_right_or_refused(net, torch.randn(3, 4))
+    assert len(found) == (0 if act == "F.relu" and "act" in call else 1)
