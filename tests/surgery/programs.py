@@ -111,8 +111,8 @@ def assert_right_or_refused(make: type[nn.Module], x: Tensor) -> dict[str, nn.Mo
     text, state = repr(model), {name: id(item) for name, item in model.state_dict(keep_vars=True).items()}
     try:
         hullo.replace_activations(model)
-    except ValueError as error:
-        assert "no activation" in str(error)
+    except ValueError:
+        assert all(site.reason for site in hullo.summary(model).left)
         assert repr(model) == text
         assert {name: id(item) for name, item in model.state_dict(keep_vars=True).items()} == state
         assert type(model) is make
@@ -160,7 +160,8 @@ class Writer:
     CONDITIONS = (
         "self.training", "not self.training", "self.flag", "not self.flag", "x.dim() == 2", "x.dim() != 2",
         "torch.is_grad_enabled()", "self.training and self.flag", "self.training or self.flag", "mode", "not mode",
-        "self.is_fast()", "hasattr(self, 'l0')", "self.missing is not None", "self.kind == 'a'", "self.training is True",
+        "self.is_fast()", "hasattr(self, 'l0')", "self.missing is not None", "self.kind == 'a'",
+        "self.training is True",
     )  # fmt: skip
 
     def __init__(self, random: Random) -> None:
@@ -170,8 +171,8 @@ class Writer:
 
     def forward(self) -> str:
         """Return a class of its own."""
-        body = self.block(2, 0) + ["return x"]
-        lines = "\n".join(f"        {line}" for line in ["mode = self.training", *body])
+        body = ["mode = self.training", *self.block(2, 0), "return x"]
+        lines = "\n".join(f"        {line}" for line in body)
         methods = "".join(f"\n    def {text}" for text in self.methods)
         return f"""
 class Net(Base):
