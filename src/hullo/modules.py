@@ -67,8 +67,8 @@ class Hull(nn.Module):
             watch(hull)
         return hull
 
-    def forward(self, x: Tensor) -> Tensor:
-        return apply(x, self.raw, self.plan)
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (PyTorch's name, by which it may be called)
+        return apply(input, self.raw, self.plan)
 
     def reset_parameters(self) -> None:
         """Set the coefficients back to those the hull started with, also after `to_empty`."""

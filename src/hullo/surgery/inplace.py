@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from hullo.modules import AffineHull, ConvexHull, Hull
+from hullo.modules import AffineHull, ConicHull, ConvexHull, Hull, LinearHull
 
 
 class InPlace:
@@ -22,14 +22,23 @@ class InPlaceConvexHull(InPlace, ConvexHull):
     """A convex hull that changes its input."""
 
 
-_CLASSES: dict[type[Hull], type[Hull]] = {AffineHull: InPlaceAffineHull, ConvexHull: InPlaceConvexHull}
+class InPlaceConicHull(InPlace, ConicHull):
+    """A conic hull that changes its input."""
+
+
+class InPlaceLinearHull(InPlace, LinearHull):
+    """A linear hull that changes its input."""
+
+
+_CLASSES: dict[type[Hull], type[Hull]] = {
+    cls.__mro__[2]: cls
+    for cls in (InPlaceAffineHull, InPlaceConvexHull, InPlaceConicHull, InPlaceLinearHull)
+}
 
 
 def change_input(hull: Hull) -> None:
     """Make a hull change its input."""
     if type(hull) not in _CLASSES:
-        kind = type(hull).__name__
-        raise TypeError(
-            f"a {kind} cannot change its input, as the activation there does; give an AffineHull or a ConvexHull"
-        )
+        kind, known = type(hull).__name__, ", ".join(cls.__name__ for cls in _CLASSES)
+        raise TypeError(f"a {kind} cannot change its input, as the activation there does; give one of {known}")
     hull.__class__ = _CLASSES[type(hull)]
