@@ -26,10 +26,10 @@ _PARAMETERS: dict[str, Callable[[float, float, float, float], float]] = {
 """The parameter of each family of the catalogue, told from a member's values at four points."""
 
 
-def members(function: Callable[[Tensor], Tensor]) -> Iterator[Base]:
+def members(function: Callable[[Tensor], Tensor], decimals: int | None = None) -> Iterator[Base]:
     """Yield for each family with a parameter the one member that a function may be.
 
-    Its parameter is given to 6 decimals, for coefficients in float32, then to 12 digits.
+    Its parameter is rounded to 12 digits; before, to so many decimals if these are given.
     """
     values = function(torch.tensor(_POINTS, dtype=torch.float64, device="cpu")).tolist()
     far, left, middle, right = values[0], values[1], values[2] or math.nan, round(values[3], 5)
@@ -37,7 +37,8 @@ def members(function: Callable[[Tensor], Tensor]) -> Iterator[Base]:
         parameter = solve(far or math.nan, left, middle, right)
         if math.isnan(parameter) or abs(parameter) > _FAR / 1e6:
             continue
-        for rounded in dict.fromkeys((round(parameter, 6) + 0.0, float(f"{parameter:.12g}") + 0.0)):
+        digits = [float(f"{parameter:.12g}") + 0.0]
+        for rounded in digits if decimals is None else [round(parameter, decimals) + 0.0, *digits]:
             with contextlib.suppress(ValueError):  # no member has such a parameter
                 yield make(name, rounded)
 
@@ -59,7 +60,7 @@ def same_as(coefficients: Sequence[float], bases: tuple[Base, ...], tolerance: f
     def combined(x: Tensor) -> Tensor:
         return sum((c * item.function(x) for c, item in zip(coefficients, bases, strict=True)), torch.zeros_like(x))
 
-    for item in members(combined):
+    for item in members(combined, decimals=6):
         if bool((combined(few) - item.function(few)).abs().max() > 100 * tolerance * scale):
             continue
         (found,) = express([item.function], [other.function for other in bases])

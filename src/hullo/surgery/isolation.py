@@ -1,0 +1,183 @@
+"""Run other people's code without leaving a trace, and notice what it does besides returning a value."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import random
+import sys
+import types
+import warnings
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+_NUMBERS, _LOOKED_AT = 400, 2000
+
+
+@contextlib.contextmanager
+def isolated() -> Iterator[Callable[[], str]]:
+    """Keep random numbers, output and warnings of the code inside to itself, and compile nothing.
+
+    Yields a function that says what the code has done so far besides computing; an empty string if nothing is known.
+    """
+    states, output = _random_states(), io.StringIO()
+
+    def noticed() -> str:
+        if output.getvalue():
+            return "it prints"
+        return "" if _keys(states) == _keys(_random_states()) else "it draws random numbers"
+
+    with contextlib.ExitStack() as stack:
+        stack.callback(_restore, states)
+        stack.enter_context(contextlib.redirect_stdout(output))
+        stack.enter_context(contextlib.redirect_stderr(output))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        if "torch._dynamo" in sys.modules:  # else nothing is compiled, and the import takes long
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        yield noticed
+
+
+def _random_states() -> list[Any]:
+    numpy = sys.modules.get("numpy")
+    return [torch.get_rng_state(), random.getstate(), *([numpy.random.get_state()] if numpy else [])]
+
+
+def _keys(states: list[Any]) -> list[Any]:
+    """Random states in a form that can be compared; NumPy is left out where code has imported it meanwhile."""
+    return [states[0].tolist(), states[1], *([states[2][1].tobytes(), states[2][2]] if len(states) > 2 else [])]
+
+
+def _restore(states: list[Any]) -> None:
+    torch.set_rng_state(states[0])
+    random.setstate(states[1])
+    if len(states) > 2:
+        sys.modules["numpy"].random.set_state(states[2])
+
+
+def has_changed(module: nn.Module, original: nn.Module) -> bool:
+    """Return whether calls have changed the attributes of a module, a copy of the original."""
+    ignored = {"training"}
+    mine, others = (
+        {key: value for key, value in vars(item).items() if key not in ignored} for item in (module, original)
+    )
+    return not _same(mine, others, 4)
+
+
+def _same(a: Any, b: Any, depth: int) -> bool:
+    """Return whether two things are equal as far as that can be told; objects of unknown kinds are."""
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, Tensor):
+        return a.shape == b.shape and a.dtype == b.dtype and (a.is_meta or torch.equal(a, b))
+    if isinstance(a, _PLAIN):
+        return bool(a == b) or (a != a and b != b)  # nan
+    if depth == 0:
+        return True
+    if isinstance(a, Mapping):
+        return a.keys() == b.keys() and all(_same(a[key], b[key], depth - 1) for key in a)
+    if isinstance(a, Set):
+        return len(a) == len(b)
+    if isinstance(a, Sequence):
+        return len(a) == len(b) and all(_same(x, y, depth - 1) for x, y in zip(a, b, strict=True))
+    if type(a).__module__ == "numpy":
+        return bytes(a.data) == bytes(b.data) if hasattr(a, "data") else bool(a == b)
+    if isinstance(a, (types.FunctionType, types.MethodType, types.ModuleType, type)):
+        return True
+    return not hasattr(a, "__dict__") or _same(vars(a), vars(b), depth - 1)
+
+
+def is_from_torch(function: Any) -> bool:
+    """Return whether PyTorch defines a function."""
+    return str(function.__module__).startswith("torch.")
+
+
+class NotHashableError(Exception):
+    """Something has state that cannot be compared."""
+
+
+def state_of(thing: Any, depth: int = 5) -> Hashable:
+    """Return what the behaviour of a thing depends on, as far as that is plain, to remember answers by."""
+    if isinstance(thing, float):
+        return float, repr(thing)
+    if isinstance(thing, _PLAIN):
+        return type(thing), thing
+    if depth == 0:
+        raise NotHashableError
+    rest = functools.partial(state_of, depth=depth - 1)
+    if isinstance(thing, (list, tuple)):
+        return type(thing), tuple(map(rest, thing))
+    if isinstance(thing, dict):
+        return type(thing), tuple((rest(key), rest(value)) for key, value in thing.items())
+    if isinstance(thing, functools.partial):
+        return functools.partial, rest(thing.func), rest(thing.args), rest(thing.keywords)
+    if isinstance(thing, types.FunctionType):
+        if is_from_torch(thing):
+            return thing
+        return thing.__code__, rest(thing.__defaults__), rest(thing.__kwdefaults__), rest(_read_by(thing))
+    if isinstance(thing, (types.BuiltinFunctionType, types.ModuleType, type, types.MethodDescriptorType)):
+        return thing
+    raise NotHashableError
+
+
+def numbers_in(thing: Any) -> list[float]:
+    """Return the numbers that a function's code, and what it reads, mention."""
+    found: dict[float, None] = {}
+    seen: set[int] = set()
+    waiting = deque([thing])
+    while waiting and len(found) < _NUMBERS and len(seen) < _LOOKED_AT:
+        item = waiting.popleft()
+        if isinstance(item, Tensor) and item.numel() == 1 and not item.is_meta and not item.is_complex():
+            item = item.item()
+        if isinstance(item, (int, float)) and not isinstance(item, bool) and abs(item) < 1e300:
+            found[float(item)] = None
+        elif id(item) not in seen:
+            seen.add(id(item))
+            waiting.extend(_parts(item))
+    return list(found)
+
+
+def _parts(thing: Any) -> Iterable[Any]:
+    """What belongs to the behaviour of a thing."""
+    match thing:
+        case tuple() | list() | set() | frozenset():
+            return thing
+        case dict():
+            return thing.values()
+        case functools.partial():
+            return thing.func, thing.args, thing.keywords
+        case types.MethodType():
+            return thing.__func__, thing.__self__
+        case nn.Module():
+            return [value for name, value in vars(thing).items() if not name.startswith("_")]
+        case types.FunctionType() if not is_from_torch(thing):
+            return *_codes(thing.__code__), thing.__defaults__, thing.__kwdefaults__, _read_by(thing)
+        case types.CodeType():
+            return thing.co_consts
+    return ()
+
+
+def _read_by(function: types.FunctionType) -> list[Any]:
+    """What a function reads besides its arguments: cells of functions around it, and globals."""
+    cells: list[Any] = []
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # one that is not filled yet
+            cells.append(cell.cell_contents)
+    names = (name for code in _codes(function.__code__) for name in code.co_names)
+    return cells + [function.__globals__[name] for name in names if name in function.__globals__]
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """A function's code, and that of functions inside."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
