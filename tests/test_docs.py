@@ -27,7 +27,7 @@ import hullo.keras
 from hullo.lab.cli import app
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [*sorted(ROOT.glob("docs/*.md")), *(ROOT / name for name in ("README.md", "benchmarks/README.md"))]
+DOCUMENTS = [*sorted(ROOT.glob("docs/**/*.md")), *(ROOT / name for name in ("README.md", "benchmarks/README.md"))]
 SHELLS = ("", "bash", "console", "sh")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -72,14 +72,14 @@ def read(path: Path) -> Page:
 
 
 def pages(site: Path) -> Iterator[tuple[Path, Page]]:
-    return ((path, read(path)) for path in site.glob("*.html"))
+    return ((path, read(path)) for path in site.rglob("*.html"))
 
 
 def test_pages_need_nothing_from_outside(site: Path) -> None:
     for path, page in pages(site):
         for address in page.needs - {"#"}:
             parts = urlsplit(address)
-            local = not parts.scheme and not parts.netloc and (site / unquote(parts.path)).is_file()
+            local = not parts.scheme and not parts.netloc and (path.parent / unquote(parts.path)).is_file()
             assert local or address.startswith("#"), f"{path.name} fetches {address}"
     for path in site.rglob("*.css"):
         outside = re.findall(r"(?:url\(|@import)\s*['\"]?(?:https?:)?//[^)'\"]*", path.read_text())
@@ -91,7 +91,7 @@ def test_links_inside_the_site_lead_somewhere(site: Path) -> None:
         for link in page.links:
             parts = urlsplit(link)
             if not parts.scheme:
-                target = site / unquote(parts.path) if parts.path else path
+                target = path.parent / unquote(parts.path) if parts.path else path
                 assert target.is_file(), f"{path.name} links to {link}"
                 known = {"", "top"} | (read(target).anchors if target.suffix == ".html" else set())
                 assert unquote(parts.fragment) in known, f"{path.name} links to {link}"
@@ -120,7 +120,7 @@ def test_the_search_finds_pages_without_a_server(site: Path) -> None:
 
 
 def test_no_line_of_a_table_ends_between_a_number_and_its_interval(site: Path) -> None:
-    cells = re.findall(r"<td[^>]*>(.*?)</td>", (site / "results.html").read_text(), re.DOTALL)
+    cells = re.findall(r"<td[^>]*>(.*?)</td>", (site / "results" / "claims.html").read_text(), re.DOTALL)
     intervals = [cell for cell in cells if "±" in cell]
     assert intervals
     assert not [cell for cell in intervals if re.search(r"[ \n]±|±[ \n]", cell)]
@@ -177,7 +177,7 @@ def test_commands_and_options_that_documents_name_exist(path: Path) -> None:
 
 
 def test_every_command_is_in_the_site() -> None:
-    site = [path.read_text() for path in ROOT.glob("docs/*.md")]
+    site = [path.read_text() for path in ROOT.glob("docs/**/*.md")]
     assert {named(words) for text in site for words in commands(text)} >= COMMANDS.keys()
 
 

@@ -1,10 +1,11 @@
-"""The parts of README.md and of pages in docs that are made from the records in results.
+"""Make the parts of README.md and of pages in docs that come from the records in results.
 
     python tools/results.py           write them
-    python tools/results.py --check   say whether they are what the records say
+    python tools/results.py --check   check that they are what the records say
 
-A part stands between `<!-- results:table columns -->` and `<!-- /results -->`. The first word is a key of PARTS, the
-others are folders of results, whose records alone count.
+A part stands between `<!-- results:table table -->` and `<!-- /results -->`. The first word is a key of PARTS, the
+others are folders of results, whose records alone count. Parts about the columns of the paper's table take, of each
+column, the runs that were trained for the most epochs.
 """
 
 from __future__ import annotations
@@ -15,34 +16,67 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
-from hullo.lab.claims import claims, render_claims
+from hullo.lab.analysis.experiments import Experiment, experiments
+from hullo.lab.analysis.pages.ablation import study_tables, study_test_tables
+from hullo.lab.analysis.pages.batch_size import batches_tables
+from hullo.lab.analysis.pages.claims import claims_tables, power_table, readings_table, slips_list, summary_table
+from hullo.lab.analysis.pages.distance import best_of_table, distance_table, prediction_table
+from hullo.lab.analysis.pages.drift import drift_tables
+from hullo.lab.analysis.pages.epochs import epochs_tables, losses_tables
+from hullo.lab.analysis.pages.imagewoof import imagewoof_part
+from hullo.lab.analysis.pages.late_loss import late_loss_table
+from hullo.lab.analysis.pages.readings import readings_tables
+from hullo.lab.analysis.pages.speed import cost_table, read_plain, speed_table
+from hullo.lab.analysis.sources import longest_of_columns, read_records
+from hullo.lab.analysis.tables.markdown import detailed_tables, glance_table
 from hullo.lab.records import Record
-from hullo.lab.table.batches import batches_tables
-from hullo.lab.table.epochs import epochs_tables, losses_tables
-from hullo.lab.table.experiments import experiments, read_records
-from hullo.lab.table.markdown import detailed_tables, glance_table
-from hullo.lab.table.moves import moves_tables
-from hullo.lab.table.speed import cost_table, read_plain, speed_table
-from hullo.lab.table.study import study_tables, study_test_tables
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = ("README.md", "docs/results.md", "docs/cluster.md")
+DOCUMENTS = (
+    "README.md",
+    "docs/results/index.md",
+    "docs/results/claims.md",
+    "docs/results/appendix.md",
+    "docs/cluster.md",
+)
 MARKED = re.compile(r"(<!-- results:(\S+)((?: \S+)*) -->\n)(.*?)(<!-- /results -->)", re.DOTALL)
 NOTHING = "There are no records yet."
 
-PARTS: dict[str, Callable[[Sequence[Record], Sequence[Path]], str]] = {
-    "table": lambda records, _: glance_table(experiments(records)),
-    "details": lambda records, _: detailed_tables(experiments(records)),
-    "epochs": lambda records, _: epochs_tables(experiments(records)),
-    "losses": lambda records, _: losses_tables(experiments(records)),
-    "moves": lambda records, _: moves_tables(experiments(records)),
+Part = Callable[[Sequence[Record], Sequence[Path]], str]
+
+
+def of_columns(make: Callable[[Sequence[Experiment]], str]) -> Part:
+    """Make a part from the columns of the paper's table."""
+    return lambda records, _: make(experiments(longest_of_columns(records)))
+
+
+PARTS: dict[str, Part] = {
+    "table": of_columns(glance_table),
+    "details": of_columns(detailed_tables),
+    "readings": of_columns(readings_tables),
+    "summary": of_columns(summary_table),
+    "claims": of_columns(claims_tables),
+    "claims-by-reading": of_columns(readings_table),
+    "power": of_columns(power_table),
+    "slips": of_columns(slips_list),
+    "distance": of_columns(distance_table),
+    "prediction": of_columns(prediction_table),
+    "best-of": of_columns(best_of_table),
+    "late-loss": of_columns(late_loss_table),
+    "epochs": of_columns(epochs_tables),
+    "drift": of_columns(drift_tables),
+    "losses": of_columns(losses_tables),
+    "imagewoof": of_columns(imagewoof_part),
     "batches": lambda records, _: batches_tables(experiments(records)),
-    "claims": lambda records, _: render_claims(claims(experiments(records))),
-    "speed": lambda records, folders: speed_table(records, read_plain(_files(folders, "plain.csv"))),
-    "cost": lambda records, _: cost_table(records),
+    "speed": lambda records, folders: speed_table(
+        longest_of_columns(records), read_plain(_files(folders, "plain.csv"))
+    ),
+    "cost": lambda records, _: cost_table(longest_of_columns(records)),
     "study": lambda records, _: study_tables(records),
     "study-test": lambda records, _: study_test_tables(records),
 }
+OPTIONAL = {"imagewoof"}
+"""Parts that are empty without records."""
 
 
 def _files(folders: Sequence[Path], name: str) -> list[Path]:
@@ -50,7 +84,7 @@ def _files(folders: Sequence[Path], name: str) -> list[Path]:
 
 
 def with_parts(text: str, results: Path) -> str:
-    """A document with every marked part made anew from the records in folders of `results`."""
+    """Return a document with every marked part made anew from the records in folders of `results`."""
 
     @cache
     def read(folders: Sequence[Path]) -> list[Record]:
@@ -61,18 +95,20 @@ def with_parts(text: str, results: Path) -> str:
         if name not in PARTS:
             raise ValueError(f"{start.strip()}: there is no part {name!r}; there are {', '.join(PARTS)}")
         if not inner:
-            raise ValueError(f"{start.strip()}: name a folder of results, too: <!-- results:{name} columns -->")
+            raise ValueError(f"{start.strip()}: name a folder of results, too: <!-- results:{name} table -->")
         folders = tuple(results / folder for folder in inner.split())
         records = read(folders)
+        if not records and name in OPTIONAL:
+            return f"{start}{end}"
         return f"{start}{(records and PARTS[name](records, folders)) or NOTHING}\n{end}"
 
     if not len(MARKED.findall(text)) == text.count("<!-- results:") == text.count("<!-- /results"):
-        raise ValueError("each part wants its <!-- results:table columns --> and <!-- /results -->, spelled like that")
+        raise ValueError("each part needs <!-- results:table table --> and <!-- /results -->, spelled like that")
     return MARKED.sub(part, text)
 
 
 def main(arguments: Sequence[str], root: Path = ROOT) -> str | None:
-    """What went wrong, if anything did."""
+    """Write or check all documents; return what is wrong, if anything is."""
     for path in (root / name for name in DOCUMENTS if (root / name).exists()):
         text = path.read_text()
         try:

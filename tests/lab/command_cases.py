@@ -22,10 +22,10 @@ from unittest.mock import patch
 
 import tiny_command
 from filelock import FileLock
-from made_records import make_record
 
 from hullo.__main__ import main
 from hullo.lab.records import Records
+from made_records import make_record
 
 PRELOADED = ("cli", "figures", "report", "grid", "bench.session", "data.fetch", "board")
 TRAIN = ("train", "lenet5", "fashion-mnist-sample", "--device", "cpu", "--epochs", "1", "--output", "new", "--quiet")

@@ -14,7 +14,6 @@ import tiny_command
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from made_records import make_record
 from safetensors import safe_open
 from safetensors.torch import save_file
 from typer.testing import CliRunner
@@ -25,6 +24,7 @@ from hullo.lab.feeds import Resident
 from hullo.lab.records import LONGEST, Record, Records
 from hullo.lab.specs import Spec, identify
 from hullo.lab.training import Training
+from made_records import make_record
 
 HULL = make_record(
     "affine(identity,relu,per=channel)",

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import tiny_command
-from made_records import make_record
 from typer.testing import CliRunner, Result
 
 from hullo.lab.cli import app
 from hullo.lab.records import Records
+from made_records import make_record
 
 TRAIN = ("train", "lenet5", "fashion-mnist-sample", "--device", "cpu", "--epochs", "1")
 REPRODUCE = ("reproduce", "lenet5/fashion-mnist-sample", "--rows", "relu", "--seeds", "1", *TRAIN[3:])

@@ -12,7 +12,8 @@ from rich.console import Console
 
 from hullo.lab.bench.rows import environment
 from hullo.lab.feeds import Resident
-from hullo.lab.grid import Grid, parse_column
+from hullo.lab.grid import Grid
+from hullo.lab.paper import parse_column
 from hullo.lab.plan import Plan
 from hullo.lab.progress import Steps
 from hullo.lab.records import Record

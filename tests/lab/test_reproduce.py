@@ -19,9 +19,9 @@ import torch
 from typer.testing import CliRunner, Result
 
 from hullo.lab import training
+from hullo.lab.analysis.statistics import Interval
 from hullo.lab.checkpoints import Checkpoints
 from hullo.lab.cli import app
-from hullo.lab.intervals import Interval
 from hullo.lab.records import Records
 
 COLUMN = "lenet5/fashion-mnist-sample"

@@ -19,34 +19,17 @@ from hullo.lab.bench.rows import Environment
 from hullo.lab.board import Board
 from hullo.lab.feeds import Feed
 from hullo.lab.networks import NETWORKS
-from hullo.lab.paper import COLUMNS, Column
 from hullo.lab.plan import Plan, Population, does_not_fit, title
 from hullo.lab.progress import Steps
 from hullo.lab.records import Record, take_records
 from hullo.lab.team import ALONE, Team
 from hullo.lab.training import Training
 
-DATA_COLUMNS = tuple(column for column in COLUMNS if column.network != "alexnet")
-"""The paper's columns whose data are at hand."""
-
 GLANCE = 0.5
 """Seconds between two moves of the progress bar."""
 
 AGES = 10**10
 """The most seconds that are shown as left."""
-
-
-def parse_column(text: str) -> Column:
-    """The column of a spelling such as ``kerasnet/cifar10``.
-
-    >>> parse_column("lenet5/cifar10").network
-    'lenet5'
-    """
-    network, slash, data = text.partition("/")
-    if not slash:
-        known = ", ".join(map(str, DATA_COLUMNS))
-        raise ValueError(f"{text!r} is no column: write network/data; the paper's are {known}")
-    return Column(network, data)
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The published results: top-1 accuracy in percent for each activation on each network and data set.
+"""The paper's results: top-1 accuracy in percent for each activation on each network and data set.
 
 Manessi and Rozza, "Learning Combinations of Activation Functions", ICPR 2018. A cell that the paper leaves empty is
 None.
@@ -28,6 +28,12 @@ COLUMNS = (
     Column("alexnet", "ilsvrc2012"),
 )
 
+DATA_COLUMNS = tuple(column for column in COLUMNS if column.network != "alexnet")
+"""The columns whose data anybody can fetch."""
+
+QUOTED_GAINS = {COLUMNS[0]: 0.69, COLUMNS[3]: 4.59, COLUMNS[5]: 3.01}
+"""What the paper's text says of gains over customary activations, in points: the least, the largest, and AlexNet's."""
+
 _TABLE: dict[str, tuple[float | None, ...]] = {
     "identity": (90.50, 90.51, 75.27, 75.23, 42.60, None),
     "relu": (91.06, 90.79, 80.37, 79.97, 89.18, 56.75),
@@ -48,7 +54,7 @@ ROWS = tuple(_TABLE)
 
 
 def accuracy(row: str, column: Column) -> float | None:
-    """The accuracy in percent that the paper reports, or None where it reports none.
+    """Return the accuracy in percent that the paper reports, or None where it reports none.
 
     >>> from hullo.lab import paper
     >>> paper.accuracy("affine(identity,relu,tanh)", paper.Column("kerasnet", "cifar10"))
@@ -60,3 +66,16 @@ def accuracy(row: str, column: Column) -> float | None:
             f"no cell {row!r}, {str(column)!r} in the paper's table; rows are {rows}; columns are {columns}"
         )
     return _TABLE[row][COLUMNS.index(column)]
+
+
+def parse_column(text: str) -> Column:
+    """Return the column of a spelling such as ``kerasnet/cifar10``.
+
+    >>> parse_column("lenet5/cifar10").network
+    'lenet5'
+    """
+    network, slash, data = text.partition("/")
+    if not slash:
+        known = ", ".join(map(str, DATA_COLUMNS))
+        raise ValueError(f"{text!r} is no column: write network/data; the paper's are {known}")
+    return Column(network, data)

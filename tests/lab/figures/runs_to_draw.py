@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from hullo.lab.activations import Row
+from hullo.lab.analysis.experiments import Experiment, experiments
 from hullo.lab.bench.rows import Environment
 from hullo.lab.records import Record
 from hullo.lab.specs import Spec
-from hullo.lab.table.experiments import Experiment, experiments
 
 COLUMN = ("lenet5", "cifar10")
 

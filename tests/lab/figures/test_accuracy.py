@@ -142,7 +142,7 @@ def test_settings_that_are_not_the_papers_are_said_beside_the_papers_values() ->
     usual, unusual = run("relu"), run("relu")
     unusual = replace(unusual, spec=replace(unusual.spec, batch=7))
     titles = [draw_final(experiment(record)).axes[0].get_title() for record in (usual, unusual)]
-    assert titles == ["", "Not as by default: batch=7."]
+    assert titles == ["", "Non-default settings: batch=7."]
 
 
 @pytest.mark.parametrize(

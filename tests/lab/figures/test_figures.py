@@ -142,7 +142,7 @@ def test_settings_that_differ_are_in_the_names_of_files(tmp_path: Path) -> None:
     names = (f"lenet5-cifar10-epochs-{epochs}-activations" for epochs in (2, 3))
     assert written(tmp_path / "out") == both(*names)
     result = invoke(tmp_path, "--only", "activations", "--epoch", 3, "--output", tmp_path / "last")
-    assert result.stderr == "left out, as they ended before epoch 3: lenet5/cifar10 epochs=2\n"
+    assert result.stderr == "note: left out, without this epoch or reading: lenet5/cifar10 epochs=2\n"
     assert written(tmp_path / "last") == both("lenet5-cifar10-epochs-3-activations")
 
 

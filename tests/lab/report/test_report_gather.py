@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from report_records import make_records
 from safetensors.torch import save_file
 
+from hullo.lab.analysis.readings import READINGS
 from hullo.lab.checkpoints import VERSION
 from hullo.lab.paper import COLUMNS
 from hullo.lab.paper import ROWS as PAPER_ROWS
@@ -56,12 +57,28 @@ def test_cells_hold_the_tables_statistics(tmp_path: Path) -> None:
     relu, convex, _ = column["rows"]
     own = [record.accuracy for record in RUNS if record.spec.activation == ROWS[1]]
     base = [record.accuracy for record in RUNS if record.spec.activation == "relu"]
-    assert convex["accuracy"][0] == pytest.approx(sum(own) / 2, abs=1e-3)
-    assert convex["difference"][0] == pytest.approx(sum(own) / 2 - sum(base) / 2, abs=1e-3)
-    assert convex["difference"][1] == pytest.approx(
+    assert (column["reading"], column["readings"]) == ("last", ["last", "best"])
+    assert convex["accuracy"]["last"][0] == pytest.approx(sum(own) / 2, abs=1e-3)
+    assert convex["difference"]["last"][0] == pytest.approx(sum(own) / 2 - sum(base) / 2, abs=1e-3)
+    assert convex["difference"]["last"][1] == pytest.approx(
         12.7062 * abs((own[0] - base[0]) - (own[1] - base[1])) / 2, rel=1e-4
     )
-    assert relu["difference"] is None
+    assert relu["difference"] == {"last": None, "best": None}
+
+
+def test_every_reading_has_its_figures_and_each_run_its_epoch(tmp_path: Path) -> None:
+    curves = {"val_accuracy": [1.0, 3.0, 2.0], "val_loss": [1.0] * 3, "test_accuracy": [70.0, 60.0, 50.0]}
+    record = replace(RUNS[0], spec=replace(RUNS[0].spec, val_size=500), **curves)
+    document = gather([keep(tmp_path, [record])])
+    (column,) = document["columns"]
+    assert (column["reading"], column["readings"]) == ("chosen", ["last", "chosen", "best"])
+    assert column["rows"][0]["accuracy"] == {"last": [50.0, None], "chosen": [60.0, None], "best": [70.0, None]}
+    (run,) = column["runs"]
+    assert (run["accuracy"], run["read"]) == (
+        {"last": 50.0, "chosen": 60.0, "best": 70.0},
+        {"last": 3, "chosen": 2, "best": 1},
+    )
+    assert document["readings"]["best"] == asdict(READINGS["best"])
 
 
 def test_a_column_holds_all_that_the_paper_reports_of_it_also_of_what_was_not_run(tmp_path: Path) -> None:
@@ -86,7 +103,7 @@ def test_from_the_epoch_on_in_which_a_run_diverged_nothing_is_known_but_how_it_e
     (column,) = gather([keep(tmp_path, [record, other])])["columns"]
     lost, sound = column["runs"]
     assert (lost["lost"], sound["lost"]) == (epoch, None)
-    assert (lost["accuracy"], lost["ended"], lost["channels"]) == (record.accuracy, record.ended, [])
+    assert (lost["accuracy"]["last"], lost["ended"], lost["channels"]) == (record.accuracy, record.ended, [])
     for name in ("test_accuracy", "test_loss", "train_loss", "val_accuracy"):
         assert [value is None for value in lost[name]] == [e >= epoch for e in (1, 2, 3)]
         assert None not in sound[name]

@@ -82,11 +82,11 @@ def test_columns_with_other_rows_have_a_table_of_their_own(visit: Any, tmp_path:
 
 def test_a_remark_on_several_columns_is_made_once(visit: Any, tmp_path: Path) -> None:
     alike = [replace(r, spec=replace(r.spec, batch=64)) for r in make_records(COLUMNS[:3], ["relu"], 1, 2)]
-    assert column(visit(write_report(tmp_path / "all", alike)), ".remarks li") == ["Not as by default: batch=64."]
+    assert column(visit(write_report(tmp_path / "all", alike)), ".remarks li") == ["Non-default settings: batch=64."]
     other = [*alike[:2], *make_records(COLUMNS[2:3], ["relu"], 1, 2)]
     names = "lenet5/fashion-mnist, kerasnet/fashion-mnist"
     page = visit(write_report(tmp_path / "some", other))
-    assert column(page, ".remarks li") == [f"{names}: Not as by default: batch=64."]
+    assert column(page, ".remarks li") == [f"{names}: Non-default settings: batch=64."]
 
 
 def test_a_cell_leads_to_its_runs_and_these_to_all_that_is_known(visit: Any, report: Path) -> None:
@@ -101,3 +101,26 @@ def test_a_cell_leads_to_its_runs_and_these_to_all_that_is_known(visit: Any, rep
         assert text in facts
     page.go_back()
     page.locator("#table").wait_for()
+
+
+def test_a_reading_is_chosen_named_and_never_mixed_with_another(visit: Any, tmp_path: Path) -> None:
+    first, second = make_records([COLUMNS[3], COLUMNS[0]], ["relu"], seeds=1, epochs=2)
+    curves = {"test_accuracy": [81.25, 60.5], "val_accuracy": [9.0, 1.0], "val_loss": [1.0, 1.0]}
+    chosen = replace(first, spec=replace(first.spec, val_size=500), **curves)
+    page = visit(write_report(tmp_path, [chosen, second]))
+    last = f"{second.test_accuracy[-1]:.2f}"
+    cells = "tbody td:not(.paper)"
+    assert column(page, cells) == ["81.25", last]
+    assert [text.rpartition(", ")[2] for text in column(page, "thead small")] == ["chosen epoch", "last epoch"]
+    page.select_option("#reading", "chosen")
+    assert column(page, cells) == ["81.25", NOTHING]
+    page.select_option("#reading", "last")
+    assert column(page, cells) == ["60.50", last]
+    page.select_option("#reading", "best")
+    assert all("not a result" in text for text in column(page, "thead small"))
+    assert "explains the paper" in page.locator("#table .lead").inner_text()
+    page.locator("tbody td a").first.click()
+    assert "81.25 %" in page.locator("#runs summary").inner_text()
+    assert "explains the paper" in page.locator("#runs .lead").inner_text()
+    page.locator("#runs summary").click()
+    assert "81.25 %, epoch 1" in page.locator("#runs dl").inner_text()

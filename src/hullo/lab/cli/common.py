@@ -19,6 +19,7 @@ from hullo.lab.failures import FailedError
 from hullo.lab.progress import PipeConsole
 
 if TYPE_CHECKING:
+    from hullo.lab.analysis.experiments import Experiment
     from hullo.lab.records import Record
 
 DataOption = Annotated[
@@ -45,7 +46,7 @@ RecordsArgument = Annotated[
     list[Path] | None,
     typer.Argument(
         help="Files of records, or directories that hold them at any depth.",
-        show_default="runs, or results/columns, or results",
+        show_default="runs, or results/table, or results",
     ),
 ]
 ColumnsOption = Annotated[
@@ -55,7 +56,15 @@ ColumnsOption = Annotated[
         show_default="all",
     ),
 ]
-USUAL = (Path("runs"), Path("results/columns"), Path("results"))
+ReadingOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Which epochs count: last, last10 (mean of the last ten), chosen (on held-out images), or best (on the "
+        "test images, which explains the paper and is not a result).",
+        show_default="chosen, else last10, else last",
+    ),
+]
+USUAL = (Path("runs"), Path("results/table"), Path("results"))
 """Where records are looked for."""
 QuietOption = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 
@@ -154,19 +163,19 @@ def warn(text: str) -> None:
     typer.echo(f"warning: {text}", err=True)
 
 
-def note_ended(known: Sequence[Record], epoch: int | None, columns: list[str] | None) -> None:
-    """Say which experiments are not shown, as they have no such epoch."""
-    from hullo.lab.table.experiments import experiments
+def note_left_out(known: Sequence[Record], shown: Sequence[Experiment], columns: list[str] | None) -> None:
+    """Say which experiments are not shown, as they have no such epoch or no such reading."""
+    from hullo.lab.analysis.experiments import experiments
 
-    chosen = experiments(known, columns=columns or ()) if epoch and known else []
-    if ended := [experiment.name for experiment in chosen if experiment.setting.epochs < (epoch or 0)]:
-        typer.echo(f"left out, as they ended before epoch {epoch}: {', '.join(ended)}", err=True)
+    everything = experiments(known, columns=columns or ()) if known else []
+    if missing := [e.name for e in everything if e.setting not in {other.setting for other in shown}]:
+        typer.echo(f"note: left out, without this epoch or reading: {', '.join(missing)}", err=True)
 
 
 def note_torn(paths: Iterable[Path]) -> None:
     """Say which files of records end within a line, as a process that was killed leaves them."""
+    from hullo.lab.analysis.sources import record_files
     from hullo.lab.records import Records
-    from hullo.lab.table.experiments import record_files
 
     for file in (file for path in paths for file in record_files(path)):
         if count := Records(file).torn:

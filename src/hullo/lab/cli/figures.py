@@ -7,7 +7,17 @@ from typing import Annotated
 
 import typer
 
-from hullo.lab.cli.common import USUAL, ColumnsOption, RecordsArgument, note_ended, note_torn, refusals, warn, writing
+from hullo.lab.cli.common import (
+    USUAL,
+    ColumnsOption,
+    ReadingOption,
+    RecordsArgument,
+    note_left_out,
+    note_torn,
+    refusals,
+    warn,
+    writing,
+)
 
 
 def figures(
@@ -23,9 +33,8 @@ def figures(
     rows: Annotated[
         list[str] | None, typer.Option(help="An activation; may be given several times.", show_default="all")
     ] = None,
-    epoch: Annotated[
-        int | None, typer.Option(help="How things stood after this epoch.", show_default="the last")
-    ] = None,
+    reading: ReadingOption = None,
+    epoch: Annotated[int | None, typer.Option(help="The last epoch that counts.", show_default="the last")] = None,
     seed: Annotated[
         int | None,
         typer.Option(help="Whose activations and coefficients.", show_default="the first that did not diverge"),
@@ -33,9 +42,10 @@ def figures(
     output: Annotated[Path, typer.Option(help="The directory of the figures.")] = Path("figures"),
 ) -> None:
     """Draw what runs learned and reached, as PNG and PDF, and the geometry of hulls."""
+    from hullo.lab.analysis.experiments import experiments
+    from hullo.lab.analysis.sources import read_records
     from hullo.lab.figures import ALONE, FIGURES, draw_figures, drawing, save
     from hullo.lab.files import make_folder
-    from hullo.lab.table.experiments import experiments, read_records
 
     with refusals():
         wanted = only or FIGURES
@@ -43,16 +53,18 @@ def figures(
             raise ValueError(f"unknown figure {unknown[0]!r}; there are {', '.join(FIGURES)}")
         needy = [name for name in wanted if name not in ALONE]
         paths = records or [path for path in USUAL if path.exists()][:1]
-        if needy and not paths and (only or columns or rows or (epoch, seed) != (None, None)):
+        if needy and not paths and (only or columns or rows or (reading, epoch, seed) != (None, None, None)):
             raise ValueError(f"no records for the figure {needy[0]!r}: name files of records, or directories of them")
         known = read_records(paths, warn) if needy and paths else []
-        found = experiments(known, epoch=epoch, columns=columns or (), rows=rows or ()) if known else []
+        found = (
+            experiments(known, reading=reading, epoch=epoch, columns=columns or (), rows=rows or ()) if known else []
+        )
         seeds = {record.spec.seed for experiment in found for record in experiment.records}
         if found and seed is not None and seed not in seeds:
             raise ValueError(f"there is no run of seed {seed}; there are {', '.join(map(str, sorted(seeds)))}")
         make_folder(output)
     note_torn(paths if needy else ())
-    note_ended(known, epoch, columns)
+    note_left_out(known, found, columns)
     with writing(output), drawing():
         for name, figure in draw_figures(found, wanted, seed):
             if figure is None:

@@ -185,13 +185,12 @@ def reproduce(
     quiet: QuietOption = False,
 ) -> None:
     """Train columns of the paper's table, all rows and seeds at once; after a break the same command goes on."""
+    from hullo.lab.analysis.experiments import experiments
+    from hullo.lab.analysis.tables.terminal import terminal_table
     from hullo.lab.figures import draw_activations, drawing, save, stem
-    from hullo.lab.grid import DATA_COLUMNS, parse_column
-    from hullo.lab.paper import ROWS
+    from hullo.lab.paper import DATA_COLUMNS, ROWS, parse_column
     from hullo.lab.plan import Plan
     from hullo.lab.specs import Spec
-    from hullo.lab.table.experiments import experiments
-    from hullo.lab.table.terminal import terminal_table
 
     with refusals():
         if engine is Engine.RAY and device:

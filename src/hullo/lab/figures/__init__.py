@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from matplotlib.figure import Figure
 
+from hullo.lab.analysis.experiments import Experiment
 from hullo.lab.figures.accuracy import draw_final, draw_learning
 from hullo.lab.figures.activations import draw_activations
 from hullo.lab.figures.coefficients import draw_coefficients
 from hullo.lab.figures.geometry import draw_geometry
 from hullo.lab.figures.pipeline import draw_pipeline
 from hullo.lab.figures.style import drawing, save
-from hullo.lab.table.experiments import Experiment
 
 __all__ = ["ALONE", "FIGURES", "draw_activations", "draw_figures", "drawing", "save", "stem"]
 

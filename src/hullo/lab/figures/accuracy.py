@@ -13,9 +13,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from hullo.lab.activations import PRELU, Row
+from hullo.lab.analysis.experiments import SAMPLE, Experiment
+from hullo.lab.analysis.statistics import Interval
 from hullo.lab.figures.style import COLOURS, FAINT, GREY, KINDS, WIDTH, Round
-from hullo.lab.intervals import Interval
-from hullo.lab.table.experiments import SAMPLE, Experiment
 
 FIXED_COLOURS = (COLOURS[2], COLOURS[3], "black", COLOURS[5], COLOURS[4], GREY)
 FIXED_LINES = ((0, (1, 1)), (0, (4, 1, 1, 1)), (0, (6, 2)), (0, (3, 1, 1, 1, 1, 1)))
@@ -48,7 +48,7 @@ def draw_learning(experiment: Experiment) -> Figure:
     for place in places.flat[len(panels) :]:
         place.set_axis_off()
     for place in places[:, 0]:
-        place.set_ylabel(f"{experiment.pictures} accuracy, %")
+        place.set_ylabel(f"{experiment.images} accuracy, %")
     for place in places.flat[-width:]:
         place.set_xlabel("epoch")
     places[0, 0].xaxis.set_major_locator(Round(integer=True))
@@ -150,9 +150,9 @@ def _look_at(panel: Axes, values: Sequence[float]) -> None:
 
 
 def draw_final(experiment: Experiment) -> Figure:
-    """Accuracy at the end as dots: every run, their mean with its 95 % interval, and what the paper reports.
+    """Draw the accuracies of the experiment's reading: every run, their mean with its 95 % interval, and the paper's.
 
-    Runs that diverged count as they ended, as in the table; those that lie far off are counted, not shown.
+    Runs that diverged count as in the table; those that lie far off are counted, not shown.
     """
     cells = list(experiment.cells.values())
     remarks = fill(" ".join(experiment.remarks), 110)
@@ -184,10 +184,10 @@ def draw_final(experiment: Experiment) -> Figure:
     panel.set_xlim(min(seen) - margin, max(seen) + margin)
     panel.xaxis.set_major_locator(Round(nbins=10))
     panel.grid(axis="x", color=FAINT, linewidth=0.5)
-    panel.set_xlabel(f"{experiment.pictures} accuracy, %")
+    panel.set_xlabel(f"{experiment.images} accuracy, %")
     panel.set_title(remarks, fontsize=6.5)
     handles, labels = panel.get_legend_handles_labels()
     keys = dict(zip(reversed(labels), reversed(handles), strict=True))  # one a name: the first that was drawn
     figure.legend(keys.values(), keys.keys(), loc="outside lower center", ncols=len(keys), handletextpad=0.3)
-    figure.suptitle(f"{experiment.name}: after {experiment.time}, {experiment.seeds}")
+    figure.suptitle(f"{experiment.name}, {experiment.time}, {experiment.seeds}: {experiment.reading.short}")
     return figure

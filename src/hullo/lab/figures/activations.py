@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from hullo.lab.figures.learned import Pair, find_learned, spell_seeds
+from hullo.lab.analysis.experiments import Experiment
+from hullo.lab.figures.learned import Pair, find_learned, spell_seeds, spell_time
 from hullo.lab.figures.style import GREY, KINDS, MANY, REACH, WIDTH, X, cross, curves, depth_bar, shade
-from hullo.lab.table.experiments import Experiment
 
 START = {"color": GREY, "linestyle": ":", "linewidth": 0.9}
 MIDDLE = (0.05, 0.95)
@@ -29,7 +29,7 @@ def draw_activations(experiment: Experiment, seed: int | None = None) -> Figure 
         return None
     layers = next(iter(pairs[0].runs.values())).layers
     figure = _draw_one_by_one(pairs, layers) if layers <= MANY else _draw_by_depth(pairs, layers)
-    figure.suptitle(f"{experiment.name}: activations learned in {experiment.time}, {spell_seeds(pairs)}")
+    figure.suptitle(f"{experiment.name}: activations learned in {spell_time(experiment)}, {spell_seeds(pairs)}")
     return figure
 
 

@@ -14,11 +14,11 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 
+from hullo.lab.analysis.experiments import Experiment
 from hullo.lab.figures.labels import Label, merge, place_labels
-from hullo.lab.figures.learned import Learned, Pair, find_learned, spell_seeds
+from hullo.lab.figures.learned import Learned, Pair, find_learned, spell_seeds, spell_time
 from hullo.lab.figures.style import FAINT, GREY, MANY, TIME, WIDTH, Round, depth_bar, shade
 from hullo.lab.figures.ternary import CORNERS, OUTLINE, corner_names, draw_plane, frame, project
-from hullo.lab.table.experiments import Experiment
 
 WHERE = {"convex": "convex: in the triangle", "affine": "affine: in the plane"}
 START: dict[str, Any] = {"linestyle": "none", "marker": "o", "color": "black", "markersize": 4.5}
@@ -34,7 +34,8 @@ def draw_coefficients(experiment: Experiment, seed: int | None = None) -> dict[s
     """
     figures = {}
     for pair in find_learned(experiment, seed):
-        title = f"{experiment.name}: coefficients of {pair.about} over {experiment.time}, {spell_seeds([pair])}"
+        time = spell_time(experiment)
+        title = f"{experiment.name}: coefficients of {pair.about} over {time}, {spell_seeds([pair])}"
         on_plane = {kind: run for kind, run in pair.runs.items() if kind in WHERE and len(pair.bases) == 3}
         others = {kind: run for kind, run in pair.runs.items() if kind not in on_plane}
         if on_plane:
@@ -53,6 +54,7 @@ def _draw_paths(pair: Pair, title: str) -> Figure:
     figure.suptitle(title)
     panels = figure.subplots(len(kinds), 2, squeeze=False)
     shown: list[tuple[Axes, Learned, list[Label]]] = []
+    epochs = Normalize(0, max(len(run.paths) for run in pair.runs.values()) - 1)
     for kind, (whole, close) in zip(kinds, panels, strict=True):
         run = pair.runs[kind]
         places = project(run.paths).reshape(-1, 2)
@@ -61,11 +63,11 @@ def _draw_paths(pair: Pair, title: str) -> Figure:
             square = frame(seen)
             draw_plane(panel, pair.bases, *square)
             panel.plot(*cloud.T, ".", color=GREY, markersize=2, alpha=0.6, zorder=2)
-            _draw_run(panel, run)
+            _draw_run(panel, run, epochs)
             shown.append((panel, run, corner_names(pair.bases, *square)))
         whole.set_title(WHERE[kind], loc="left", pad=12)
         close.set_title("close up", loc="left", pad=12)
-    time = ScalarMappable(Normalize(0, len(run.paths) - 1), TIME)
+    time = ScalarMappable(epochs, TIME)
     figure.colorbar(time, ax=panels, label="epoch", ticks=Round(integer=True), shrink=0.5, aspect=30, pad=0.02)
     few = run.layers <= MANY
     keys = [
@@ -85,13 +87,13 @@ def _draw_paths(pair: Pair, title: str) -> Figure:
     return figure
 
 
-def _draw_run(panel: Axes, run: Learned) -> None:
+def _draw_run(panel: Axes, run: Learned, epochs: Normalize) -> None:
     places = project(run.paths)  # (1 + epochs, layers, 2)
     few = run.layers <= MANY
     for layer in range(run.layers):
         path = places[:, layer]
         segments = LineCollection(
-            list(np.stack([path[:-1], path[1:]], axis=1)), cmap=TIME, linewidth=1.4 if few else 0.7
+            list(np.stack([path[:-1], path[1:]], axis=1)), cmap=TIME, norm=epochs, linewidth=1.4 if few else 0.7
         )
         segments.set_array(np.arange(len(path) - 1))
         panel.add_collection(segments)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from hullo.lab.activations import HULLS, Row
+from hullo.lab.analysis.experiments import Experiment
+from hullo.lab.analysis.readings import BEST, CHOSEN
 from hullo.lab.records import Record
-from hullo.lab.table.experiments import Experiment
 
 
 @dataclass(frozen=True)
@@ -39,15 +40,19 @@ class Pair:
 
 
 def find_learned(experiment: Experiment, seed: int | None = None) -> list[Pair]:
-    """All hulls of an experiment; each with the run of the seed, by default the first that did not diverge."""
+    """Return all hulls of an experiment, each with the run of the seed, by default the first that did not diverge.
+
+    Coefficients are those up to the epoch of the experiment's reading.
+    """
     pairs: dict[str, dict[str, Learned]] = {}
     for row in experiment.accuracies:
         kind, about = Row.parse(row).kind, row.partition("(")[2].removesuffix(")") or row
         runs = [r for r in experiment.records if r.spec.activation == row and r.coefficients and not experiment.lost(r)]
         own = min((r for r in runs if seed in (None, r.spec.seed)), key=lambda r: r.spec.seed, default=None)
         if own is not None and Row.parse(row).learns:
-            paths = np.array(own.coefficients[: experiment.epoch + 1], dtype=float)
-            ended = experiment.epoch == own.spec.epochs
+            epoch = experiment.read_epoch(own)
+            paths = np.array(own.coefficients[: epoch + 1], dtype=float)
+            ended = epoch == own.spec.epochs
             channels = [np.array(layer, dtype=float) for layer in own.channels] if ended else []
             pairs.setdefault(about, {})[kind] = Learned(own, paths, channels)
     return [
@@ -56,7 +61,13 @@ def find_learned(experiment: Experiment, seed: int | None = None) -> list[Pair]:
     ]
 
 
+def spell_time(experiment: Experiment) -> str:
+    """Return up to when coefficients are shown: ``200 epochs``, or ``200 epochs (chosen epoch)``."""
+    moves = experiment.reading in (CHOSEN, BEST)
+    return f"{experiment.time} ({experiment.reading.short})" if moves else experiment.time
+
+
 def spell_seeds(pairs: list[Pair]) -> str:
-    """Which runs are shown: ``seed 0``, or ``seeds 0 and 1``."""
+    """Return which runs are shown: ``seed 0``, or ``seeds 0 and 1``."""
     seeds = sorted({run.record.spec.seed for pair in pairs for run in pair.runs.values()})
     return f"seed{'s' * (len(seeds) > 1)} {' and '.join(map(str, seeds))}"

@@ -1,10 +1,10 @@
-"""From records to the document that the page shows: columns, their cells and their runs, as plain values."""
+"""From records to the document that the page shows: columns, their cells under each reading, and their runs."""
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,15 @@ from typing import Any
 import hullo
 from hullo.lab import paper
 from hullo.lab.activations import Row
+from hullo.lab.analysis.distance import under
+from hullo.lab.analysis.experiments import REFERENCE, Cell, Experiment, experiments, rows_of
+from hullo.lab.analysis.readings import READINGS, Reading
+from hullo.lab.analysis.sources import read_records, record_files
+from hullo.lab.analysis.statistics import Interval
 from hullo.lab.bench.rows import Environment
 from hullo.lab.checkpoints import Checkpoints
-from hullo.lab.intervals import Interval
 from hullo.lab.records import Record
 from hullo.lab.specs import Spec
-from hullo.lab.table.experiments import REFERENCE, Cell, Experiment, experiments, read_records, record_files, rows_of
 
 SCALE = 100_000
 """Coefficients over training are kept as whole numbers of hundred-thousandths: less than a line's width."""
@@ -43,6 +46,7 @@ def gather(paths: Sequence[Path], warn: Callable[[str], None] | None = None) -> 
         "waiting": sorted(Counter(str(spec.column) for spec in waiting).items()),
         "environments": list(map(asdict, environments)),
         "rows": rows_of(columns),
+        "readings": {reading.name: asdict(reading) for reading in READINGS.values()},
         "columns": [_column(experiment, environments) for experiment in columns],
     }
 
@@ -67,32 +71,37 @@ def _holds_records(path: Path) -> bool:
 def _column(experiment: Experiment, environments: Sequence[Environment]) -> dict[str, Any]:
     published = {row: value for row in paper.ROWS if (value := experiment.published(row)) is not None}
     reference = published.get(REFERENCE)
+    found = under(experiment, experiment.readings)
     return {
         "name": experiment.name,
-        "about": f"{experiment.pictures}, {experiment.time}, {experiment.seeds}",
+        "about": f"{experiment.images} images, {experiment.time}, {experiment.seeds}",
         "epochs": experiment.setting.epochs,
         "remarks": experiment.remarks,
-        "rows": [_row(cell) for cell in experiment.cells.values()],
+        "reading": experiment.reading.name,
+        "readings": [reading.name for reading in found],
+        "rows": [_row({reading: other.cells[row] for reading, other in found.items()}) for row in experiment.cells],
         "paper": {
             row: [value, None if row == REFERENCE or reference is None else round(value - reference, 2)]
             for row, value in published.items()
         },
         "runs": [
-            _run(record, environments.index(record.environment))
+            _run(record, environments.index(record.environment), found.values())
             for record in sorted(experiment.records, key=lambda record: record.spec.seed)
         ],
     }
 
 
-def _row(cell: Cell) -> dict[str, Any]:
-    row = Row.parse(cell.row)
+def _row(cells: Mapping[Reading, Cell]) -> dict[str, Any]:
+    """Return a row of a column, with its figures by reading."""
+    name, diverged = next((cell.row, cell.diverged) for cell in cells.values())
+    row = Row.parse(name)
     return {
-        "name": cell.row,
+        "name": name,
         "kind": row.kind,
         "bases": [item.name for item in row.bases],
-        "accuracy": _interval(cell.accuracy),
-        "difference": _interval(cell.over_reference),
-        "diverged": cell.diverged,
+        "accuracy": {reading.name: _interval(cell.accuracy) for reading, cell in cells.items()},
+        "difference": {reading.name: _interval(cell.over_reference) for reading, cell in cells.items()},
+        "diverged": diverged,
     }
 
 
@@ -100,8 +109,8 @@ def _interval(interval: Interval | None) -> list[float | None] | None:
     return None if interval is None else [_short(interval.mean), _short(interval.half)]
 
 
-def _run(record: Record, environment: int) -> dict[str, Any]:
-    """A run, with nothing from the epoch on in which it diverged: no number from there means anything."""
+def _run(record: Record, environment: int, found: Iterable[Experiment]) -> dict[str, Any]:
+    """Return a run, without curves from the epoch on in which it diverged: no number from there means anything."""
     sound = record.spec.epochs if record.diverged_in is None else record.diverged_in - 1
     channels = [] if record.diverged else record.channels
     return {
@@ -109,7 +118,8 @@ def _run(record: Record, environment: int) -> dict[str, Any]:
         "spec": asdict(record.spec),
         "ended": record.ended,
         "lost": record.diverged_in,
-        "accuracy": record.accuracy,
+        "accuracy": {e.reading.name: _short(e.accuracies[record.spec.activation][record.spec.seed]) for e in found},
+        "read": {e.reading.name: e.read_epoch(record) for e in found},
         "members": record.members,
         "seconds": record.seconds,
         "environment": environment,

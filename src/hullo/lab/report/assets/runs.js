@@ -14,17 +14,19 @@ function buildRuns() {
     .flatMap(({name}) => column.runs.filter((run) => run.spec.activation === name));
   bodyOf("runs").replaceChildren(
     node("div", {class: "bar"}, columnSelect(), labelled("Activation", cell)),
-    node("p", {class: "lead"}, `${plural(runs.length, "run")}, each with its accuracy after the last epoch.`),
-    ...runs.map(runDetails),
+    node("p", {class: "lead"}, `${plural(runs.length, "run")}. ${meaningOf(readingOf(column))}`),
+    ...runs.map((run) => runDetails(run, column)),
   );
   bodyOf("runs").querySelector("details[open]")?.scrollIntoView({block: "nearest"});
 }
 
-function runDetails(run) {
+function runDetails(run, column) {
+  const reading = readingOf(column);
   const environment = DOCUMENT.environments[run.environment];
   const {network, data, activation, ...rest} = run.spec;
   const said = {
     "how it ended": run.ended,
+    ...Object.fromEntries(column.readings.map((name) => [DOCUMENT.readings[name].short, readText(run, name)])),
     took: `${run.seconds.toLocaleString("en")} s for ${plural(run.members, "network")} side by side`,
     network,
     "data set": data,
@@ -41,7 +43,7 @@ function runDetails(run) {
       null,
       node("span", {class: "name"}, activation),
       node("span", {class: "seed"}, `seed ${run.spec.seed}`),
-      node("strong", null, `${percent(run.accuracy)} %`),
+      node("strong", null, reading.name in run.accuracy ? `${percent(run.accuracy[reading.name])} %` : "–"),
       node("span", {class: run.lost ? "warn" : "fine"}, run.ended),
     ),
     node(
@@ -63,4 +65,10 @@ function runDetails(run) {
     if (made.open) change({run: run.id});
   });
   return made;
+}
+
+/** A run's accuracy under a reading; where the epoch was chosen, with that epoch. */
+function readText(run, name) {
+  const chosen = ["chosen", "best"].includes(name) ? `, epoch ${run.read[name]}` : "";
+  return `${percent(run.accuracy[name])} %${chosen}`;
 }

@@ -20,6 +20,7 @@ const PARTS = {
   layers: (texts) => texts[0],
   metric: (texts) => texts[0],
   show: (texts) => texts[0],
+  reading: (texts) => (Object.hasOwn(DOCUMENT.readings, texts[0]) ? texts[0] : null),
   sort: (texts) => texts[0],
   cell: (texts) => texts[0],
   run: (texts) => texts[0],
@@ -60,6 +61,11 @@ function change(changes) {
 
 function currentColumn() {
   return DOCUMENT.columns.find((column) => column.name === state.column) ?? DOCUMENT.columns[0];
+}
+
+/** Which epochs of a column's runs count: the chosen reading, or by default the column's fairest. */
+function readingOf(column) {
+  return DOCUMENT.readings[state.reading ?? column.reading];
 }
 
 const learns = (row) => row.kind !== "fixed";

@@ -3,11 +3,11 @@
 
 const SHOWN = {accuracy: "accuracy", difference: "difference from relu"};
 
-/** What a cell shows: our mean and half its interval, and the paper's. */
+/** What a cell shows: our mean and half its interval under the reading, and the paper's. */
 function cellOf(column, name) {
   const row = column.rows.find((other) => other.name === name);
   const difference = state.show === "difference";
-  const [ours, half] = (difference ? row?.difference : row?.accuracy) ?? [null, null];
+  const [ours, half] = (difference ? row?.difference : row?.accuracy)?.[readingOf(column).name] ?? [null, null];
   return {row, ours, half, paper: column.paper[name]?.[Number(difference)] ?? null};
 }
 
@@ -28,11 +28,16 @@ function tables() {
 
 function buildTable() {
   const shown = select("show", Object.entries(SHOWN), state.show ?? "accuracy", (show) => go({show}));
+  const known = Object.values(DOCUMENT.readings).filter(({name}) =>
+    DOCUMENT.columns.some(({readings}) => readings.includes(name)),
+  );
+  const offered = [["", "the fairest of each column"], ...known.map(({name, short}) => [name, short])];
+  const reading = select("reading", offered, state.reading ?? "", (name) => go({reading: name || null}));
   const choose = columnSelect();
   choose.classList.add("narrow");
   const pairs = state.show === "difference" ? ", of differences between runs of the same seed" : "";
   bodyOf("table").replaceChildren(
-    node("div", {class: "bar"}, choose, labelled("Show", shown)),
+    node("div", {class: "bar"}, choose, labelled("Show", shown), labelled("Reading", reading)),
     ...tables().map((columns) =>
       node(
         "div",
@@ -44,7 +49,8 @@ function buildTable() {
       "p",
       {class: "lead"},
       `In percent: the mean over seeds and its 95 % interval${pairs}. The best of a column is bold. `,
-      "A cell leads to its runs.",
+      "A cell leads to its runs. ",
+      [...new Set(DOCUMENT.columns.map(readingOf))].map(meaningOf).join(" "),
     ),
     node(
       "ul",
@@ -52,6 +58,11 @@ function buildTable() {
       remarks().map((text) => node("li", null, text)),
     ),
   );
+}
+
+/** What a reading is, in a sentence. */
+function meaningOf({name, meaning}) {
+  return `Reading ${name}: ${meaning}.`;
 }
 
 /** What must be known of columns, each remark once. */
@@ -76,7 +87,7 @@ function tableHead(columns) {
       "th",
       {colspan: 2, scope: "colgroup", class: partOf(column)},
       node("a", {href: address({view: "curves", column: column.name})}, column.name),
-      node("small", null, column.about),
+      node("small", null, `${column.about}, ${readingOf(column).short}`),
     ),
   );
   const headings = columns.map((column) => [

@@ -1,0 +1,1 @@
+"""From records to conclusions: readings, statistics, experiments, tables and the paper's claims."""

@@ -1,0 +1,312 @@
+"""The paper's claims about its results, and what records say about each.
+
+Manessi and Rozza, "Learning Combinations of Activation Functions", ICPR 2018. A claim is a family of answers, one per
+question and experiment. Verdicts of single answers are corrected for the size of the family by Holm's method; a claim
+about most cases counts what holds at a false discovery rate of 5 % (Benjamini and Hochberg).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+from hullo.lab import paper
+from hullo.lab.activations import Row
+from hullo.lab.analysis.comparisons import (
+    AGREES,
+    FAILS,
+    HOLDS,
+    OPEN,
+    UNTESTED,
+    Answer,
+    Comparison,
+    Count,
+    Fold,
+    Prediction,
+    decide,
+    leave_one_seed_out,
+)
+from hullo.lab.analysis.experiments import REFERENCE, Experiment
+from hullo.lab.analysis.statistics import ALPHA, benjamini_hochberg, holm
+from hullo.lab.records import Record
+from hullo.properties import is_monotone
+
+FIXED = [row for row in paper.ROWS if not Row.parse(row).learns]
+CONVEX, AFFINE = ([row for row in paper.ROWS if Row.parse(row).kind == kind] for kind in ("convex", "affine"))
+HULLS = CONVEX + AFFINE
+DEEP = "resnet56"
+LEAKY = ["leaky_relu", "leaky_relu(0.3)"]
+"""The slope that the paper names, and Keras's default."""
+
+Question = tuple[str, Sequence[str], Sequence[str]]
+"""Its text, and the activations of which the best is compared with the best of the others."""
+BEST = ("best hull over best fixed activation", HULLS, FIXED)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim, and what experiments say about it.
+
+    Args:
+        statement: the claim.
+        said: where the paper makes it.
+        answers: one per question and experiment.
+        of_most: whether it is claimed of more than half of the answers, or of all.
+    """
+
+    statement: str
+    said: str
+    answers: tuple[Answer, ...]
+    of_most: bool = False
+
+    @cached_property
+    def verdicts(self) -> list[str]:
+        """Return each answer's verdict by Holm's method."""
+        return decide(self.answers, holm)
+
+    @cached_property
+    def discoveries(self) -> list[str]:
+        """Return each answer's verdict by the method of Benjamini and Hochberg."""
+        return decide(self.answers, benjamini_hochberg)
+
+    @property
+    def verdict(self) -> str:
+        verdicts = self.discoveries if self.of_most else self.verdicts
+        fine = [verdict in (HOLDS, AGREES) for verdict in verdicts]
+        if not verdicts:
+            return UNTESTED
+        if sum(fine) >= self._enough:
+            return AGREES if AGREES in verdicts else HOLDS
+        return FAILS if verdicts.count(FAILS) >= self._too_many else OPEN
+
+    @property
+    def _enough(self) -> int:
+        """The number of answers that hold which make the claim hold."""
+        return len(self.answers) // 2 + 1 if self.of_most else len(self.answers)
+
+    @property
+    def _too_many(self) -> int:
+        """The number of answers that do not hold which refute it."""
+        return math.ceil(len(self.answers) / 2) if self.of_most else 1
+
+    @property
+    def alpha(self) -> float:
+        """Return the error rate that the next undecided answer must keep.
+
+        Holm: the smallest p-value of u undecided answers must be at most alpha / u. Benjamini and Hochberg: for k of m
+        answers to count, the k-th smallest must be at most alpha k / m.
+        """
+        if self.of_most:
+            return ALPHA * self._enough / max(1, len(self.answers))
+        return ALPHA / max(1, self.verdicts.count(OPEN))
+
+    @property
+    def seeds_needed(self) -> int | None:
+        """Return how many seeds would decide an undecided claim if the mean differences are the true ones.
+
+        None if that is beyond what is searched, or unknown for want of a second seed.
+        """
+        verdicts = self.discoveries if self.of_most else self.verdicts
+        waiting = [a for a, v in zip(self.answers, verdicts, strict=True) if v == OPEN and isinstance(a, Comparison)]
+        for wanted, enough in ((True, self._enough), (False, self._too_many)):
+            missing = enough - verdicts.count(HOLDS if wanted else FAILS)
+            needs = [a.seeds_needed(self.alpha) or math.inf for a in waiting if a.by_means == wanted]
+            if 0 < missing <= len(needs):
+                least = sorted(needs)[missing - 1]
+                return None if math.isinf(least) else int(least)
+        return None
+
+
+def claims(experiments: Sequence[Experiment], like_paper: Sequence[Experiment] | None = None) -> list[Claim]:
+    """Return the paper's claims with what experiments on test images say.
+
+    Args:
+        experiments: under the reading that claims are judged by.
+        like_paper: the same runs under the paper's probable reading, for claims about the size of its figures; by
+            default under the same reading.
+    """
+    tested = [e for e in experiments if e.split == "test"]
+    read_alike = [e for e in experiments if e.split == "test"] if like_paper is None else list(like_paper)
+    whole = [e for e in tested if any(e.published(row) is not None for row in paper.ROWS)]
+    deep = [e for e in whole if e.setting.network == DEEP]
+    small = [e for e in read_alike if e.setting.network != "alexnet"]
+    alexnet = [e for e in read_alike if e.setting.network == "alexnet"]
+    over_leaky = [(f"convex(identity,relu) over {row}", ["convex(identity,relu)"], [row]) for row in LEAKY]
+    same_bases = [(f"{one} over {two}", [one], [two]) for one, two in zip(AFFINE, CONVEX, strict=True)]
+    bases = [(row, [row], [item.name for item in Row.parse(row).bases]) for row in HULLS]
+    return [
+        Claim(
+            "The best activation is a hull, in every column",
+            "claimed in the abstract and the results",
+            _compare(whole, BEST),
+        ),
+        Claim("The best hull gains as much as in the paper, in every column", "claimed in the results", _gains(small)),
+        Claim("AlexNet gains as much on ILSVRC-2012 as in the paper", "claimed in the abstract", _gains(alexnet)),
+        Claim(
+            "The best affine hull beats the best convex hull, in most columns",
+            "claimed in the results",
+            _compare(whole, ("best affine over best convex hull", AFFINE, CONVEX)),
+            of_most=True,
+        ),
+        Claim(
+            "Affine hulls beat the convex hulls of the same bases, in most cases",
+            "claimed in the results, read row by row",
+            _compare(whole, *same_bases),
+            of_most=True,
+        ),
+        Claim(
+            "Hulls beat the best of their bases, in most cases",
+            "claimed in the results",
+            _compare(whole, *bases),
+            of_most=True,
+        ),
+        Claim(
+            "Hulls beat the best of their bases in a very deep network, ResNet-56, in most cases",
+            "claimed in the results",
+            _compare(deep, *bases),
+            of_most=True,
+        ),
+        Claim(
+            "convex(identity,relu) is at least as good as leaky_relu, in every column",
+            "claimed in the results",
+            _compare(whole, *over_leaky, at_least=True),
+        ),
+        Claim(
+            "Convex hulls are monotone in every layer, in all cases",
+            "claimed in the results",
+            tuple(_monotone(tested, CONVEX)),
+        ),
+        Claim(
+            "Affine hulls lose monotonicity in at least one layer, in most cases",
+            "claimed in the results",
+            tuple(_monotone(tested, AFFINE)),
+            of_most=True,
+        ),
+        Claim(
+            "Hulls train faster: they reach ReLU's best accuracy before ReLU does, in most cases",
+            "claimed in the related work and the methods",
+            tuple(_earlier(whole)),
+            of_most=True,
+        ),
+        Claim(
+            "Hulls train without a careful initialisation, in every run",
+            "claimed in the methods",
+            tuple(_trained(tested)),
+        ),
+        Claim(
+            "The best hull beats PReLU, in every column",
+            "not claimed by the paper: PReLU is the nearest learned activation",
+            _compare(whole, ("best hull over prelu", HULLS, ["prelu"])),
+        ),
+    ]
+
+
+def _compare(experiments: Sequence[Experiment], *questions: Question, at_least: bool = False) -> tuple[Answer, ...]:
+    asked = ((question, experiment) for question in questions for experiment in experiments)
+    return tuple(
+        Comparison(
+            experiment.name,
+            text,
+            folds,
+            choice=max(sum(row in experiment.accuracies for row in side) for side in (rows, others)) > 1,
+            published=_published_gain(experiment, rows, others),
+            at_least=at_least,
+        )
+        for (text, rows, others), experiment in asked
+        if (folds := tuple(leave_one_seed_out(experiment.accuracies, rows, others)))
+    )
+
+
+def _published_gain(experiment: Experiment, rows: Sequence[str], others: Sequence[str]) -> float | None:
+    ours, theirs = ([v for row in names if (v := experiment.published(row)) is not None] for names in (rows, others))
+    return max(ours) - max(theirs) if ours and theirs else None
+
+
+def _gains(experiments: Sequence[Experiment]) -> tuple[Answer, ...]:
+    """Compare the paper's gain of its best hull with the same figure from each of our seeds: one run per activation."""
+    question, rows, others = BEST
+    found = []
+    for experiment in experiments:
+        reached, published = experiment.accuracies, _published_gain(experiment, rows, others)
+        sides = [[reached[name] for name in names if name in reached] for names in (rows, others)]
+        if published is not None and all(sides):
+            seeds = sorted(set.intersection(*(set(run) for side in sides for run in side)))
+            values = tuple(max(run[s] for run in sides[0]) - max(run[s] for run in sides[1]) for s in seeds)
+            if values:
+                found.append(Prediction(experiment.name, question, values, published))
+    return tuple(found)
+
+
+def _earlier(experiments: Sequence[Experiment]) -> Iterator[Comparison]:
+    """Compare the epochs in which a hull and ReLU first reach ReLU's best accuracy, seed by seed.
+
+    A hull that never does counts as if it did one epoch after the last, in its favour.
+    """
+    for row in HULLS:
+        for experiment in experiments:
+            curves = {
+                (record.spec.activation, record.spec.seed): experiment.curve(record) for record in experiment.records
+            }
+            seeds = sorted(seed for name, seed in curves if name == row and (REFERENCE, seed) in curves)
+            folds = []
+            for seed in seeds:
+                reference = curves[REFERENCE, seed]
+                best = max(reference)
+                earlier = first_reaching(reference, best) - first_reaching(curves[row, seed], best)
+                folds.append(Fold(seed, row, REFERENCE, float(earlier)))
+            if folds:
+                yield Comparison(experiment.name, f"{row} over {REFERENCE}", tuple(folds), unit="epochs earlier")
+
+
+def first_reaching(curve: Sequence[float], level: float) -> int:
+    """Return the first epoch, counted from 1, with at least such an accuracy; one more than there are if none has.
+
+    >>> first_reaching([70.0, 80.0, 79.0], 80.0), first_reaching([70.0], 80.0)
+    (2, 2)
+    """
+    return next((epoch for epoch, reached in enumerate(curve, 1) if reached >= level), len(curve) + 1)
+
+
+def _trained(experiments: Sequence[Experiment]) -> Iterator[Count]:
+    """Count the hulls' runs that did not diverge; all start from the default initialisation."""
+    for experiment in experiments:
+        runs = [record for record in experiment.records if record.spec.activation in HULLS]
+        if runs:
+            sound = sum(not experiment.lost(record) for record in runs)
+            verdict = HOLDS if sound == len(runs) else FAILS
+            figures = [f"{sound} of {len(runs)} runs did not diverge"]
+            yield Count(experiment.name, "hulls, default initialisation", verdict, figures, sound, len(runs))
+
+
+def _monotone(experiments: Sequence[Experiment], rows: Sequence[str]) -> Iterator[Count]:
+    """Count the monotone functions among the learned ones, one per layer and run."""
+    for row in rows:
+        for experiment in experiments:
+            own = (record for record in experiment.records if record.spec.activation == row)
+            runs = [layers for record in own if (layers := monotone_layers(record, experiment.read_epoch(record)))]
+            if runs:
+                whole, monotone, total = sum(map(all, runs)), sum(map(sum, runs)), sum(map(len, runs))
+                if row in CONVEX:
+                    verdict = HOLDS if whole == len(runs) else FAILS
+                else:
+                    verdict = FAILS if whole == len(runs) else OPEN if whole else HOLDS
+                figures = [f"{monotone} of {total} monotone", f"all in {whole} of {len(runs)} runs"]
+                yield Count(experiment.name, row, verdict, figures, monotone, total)
+
+
+def monotone_layers(record: Record, epoch: int) -> list[bool]:
+    """Return whether each layer's activation is monotone after an epoch; those that diverged are no functions."""
+    return [_is_monotone(tuple(layer), tuple(record.bases)) for layer in known_layers(record, epoch)]
+
+
+@cache
+def _is_monotone(coefficients: tuple[float, ...], bases: tuple[str, ...]) -> bool:
+    return bool(is_monotone(coefficients, bases))
+
+
+def known_layers(record: Record, epoch: int) -> list[list[float]]:
+    """Return the coefficients of each layer after an epoch, without layers that diverged."""
+    layers = [[c for c in layer if c is not None] for layer in record.coefficients[epoch]] if record.bases else []
+    return [layer for layer in layers if len(layer) == len(record.bases)]

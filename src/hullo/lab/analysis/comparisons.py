@@ -1,0 +1,214 @@
+"""Answers that records give to a claim: differences between activations, published figures, and counts of runs.
+
+A difference is taken between runs of the same seed. Where the best of several activations is compared, it is chosen on
+the other seeds and scored on the one left out, so that the choice flatters nobody; as such scores depend on each other,
+their tests have a larger error (`variance_factor` of folds).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from statistics import mean, stdev
+from typing import NamedTuple, Protocol
+
+from hullo.lab.analysis.power import seeds_needed
+from hullo.lab.analysis.statistics import ALPHA, Error, Interval, p_value
+
+HOLDS, FAILS, OPEN = "holds", "does not hold", "undecided"
+AGREES, UNTESTED = "agrees", "not tested"
+
+Accuracies = Mapping[str, Mapping[int, float]]
+"""By activation and seed, in percent."""
+
+
+class Fold(NamedTuple):
+    """A seed, the two activations that were chosen on the other seeds, and their difference on this one."""
+
+    seed: int
+    row: str
+    other: str
+    difference: float
+
+
+def leave_one_seed_out(reached: Accuracies, rows: Sequence[str], others: Sequence[str]) -> list[Fold]:
+    """Compare the best of some activations with the best of others, of those that were run.
+
+    For each seed the best of either side by its mean over the other seeds is scored on this seed. With one activation
+    on either side these are the differences between runs of the same seed. Only seeds that all have count. A single
+    seed is the only one to choose on, and decides nothing.
+
+    >>> reached = {"relu": {0: 80.0, 1: 80.0}, "tanh": {0: 90.0, 1: 70.0}, "identity": {0: 75.0, 1: 75.0}}
+    >>> [fold.difference for fold in leave_one_seed_out(reached, ["relu", "tanh"], ["identity"])]
+    [5.0, -5.0]
+    """
+    sides = [[name for name in names if name in reached] for names in (rows, others)]
+    if not all(sides):
+        return []
+    seeds = sorted(set.intersection(*(set(reached[name]) for name in chain(*sides))))
+    folds = []
+    for seed in seeds:
+        rest = [s for s in seeds if s != seed] or [seed]
+        row, other = (max(names, key=lambda name: mean(reached[name][s] for s in rest)) for names in sides)
+        folds.append(Fold(seed, row, other, reached[row][seed] - reached[other][seed]))
+    return folds
+
+
+class Answer(Protocol):
+    """What one experiment says to one question of a claim."""
+
+    @property
+    def experiment(self) -> str: ...
+    @property
+    def question(self) -> str: ...
+    @property
+    def p(self) -> float | None:
+        """The p-value of a test, which is corrected for the number of answers; None if nothing is tested."""
+
+    @property
+    def by_means(self) -> bool:
+        """Whether it would hold if the mean were certain."""
+
+    @property
+    def figures(self) -> list[str]:
+        """The numbers as text."""
+
+    def judge(self, significant: bool) -> str:
+        """Return the verdict, given whether the corrected p-value is small enough."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """By how much an activation, or the best of several, exceeds another, seed by seed.
+
+    Args:
+        experiment: its name.
+        question: which activations are compared.
+        folds: one per seed.
+        choice: whether the best of several was chosen on the other seeds.
+        published: the same in the paper's figures, where others may be the best.
+        at_least: whether no difference at all is claimed, too.
+        unit: of the differences, if not points of accuracy.
+    """
+
+    experiment: str
+    question: str
+    folds: tuple[Fold, ...]
+    choice: bool = False
+    published: float | None = None
+    at_least: bool = False
+    unit: str = ""
+
+    @property
+    def differences(self) -> list[float]:
+        return [fold.difference for fold in self.folds]
+
+    @property
+    def difference(self) -> Interval:
+        return Interval.of(self.differences, self._error)
+
+    @property
+    def p(self) -> float:
+        return p_value(self.differences, 0.0, self._error)
+
+    @property
+    def _error(self) -> Error:
+        return "folds" if self.choice else "mean"
+
+    @property
+    def by_means(self) -> bool:
+        return self.difference.mean > 0 or (self.at_least and self.difference.mean == 0)
+
+    def judge(self, significant: bool) -> str:
+        if significant:
+            return HOLDS if self.difference.mean > 0 else FAILS
+        return HOLDS if self.at_least and len(self.folds) > 1 and not any(self.differences) else OPEN
+
+    def seeds_needed(self, alpha: float = ALPHA) -> int | None:
+        """Return how many seeds would show the mean difference, if it is the true one; None if too many or unknown."""
+        if len(self.folds) == 1:
+            return None
+        return seeds_needed(self.difference.mean, stdev(self.differences), alpha, self._error)
+
+    @property
+    def figures(self) -> list[str]:
+        pairs = dict.fromkeys(f"{fold.row} over {fold.other}" for fold in self.folds)
+        shown = [pair.removeprefix(self.question).strip() for pair in pairs]
+        figure = self.difference.spell("+.1f" if self.unit else "+.2f") + f" {self.unit}" * bool(self.unit)
+        beside = [] if self.published is None else [f"paper {self.published:+.2f}"]
+        return [*filter(None, shown), figure, *beside]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Whether a published figure, which is one run's, is one that another run of ours could give.
+
+    Args:
+        experiment, question: as for a comparison.
+        values: the same figure from each seed alone.
+        published: the paper's.
+    """
+
+    experiment: str
+    question: str
+    values: tuple[float, ...]
+    published: float
+
+    @property
+    def interval(self) -> Interval:
+        """Return the interval that covers one more run with a probability of 95 %."""
+        return Interval.of(self.values, "next")
+
+    @property
+    def p(self) -> float:
+        return p_value(self.values, self.published, "next")
+
+    @property
+    def by_means(self) -> bool:
+        return mean(self.values) >= self.published
+
+    def judge(self, significant: bool) -> str:
+        if len(self.values) == 1:
+            return OPEN
+        return FAILS if significant else AGREES
+
+    @property
+    def figures(self) -> list[str]:
+        found = self.interval
+        span = "" if found.half is None else f"one run: {found.low:+.2f} to {found.high:+.2f}"
+        return [f"mean {found.mean:+.2f}", *filter(None, [span]), f"paper {self.published:+.2f}"]
+
+
+@dataclass(frozen=True)
+class Count:
+    """How many of some runs, or of their layers, have a property.
+
+    Args:
+        experiment, question: as for a comparison.
+        verdict: which needs no test.
+        figures: the counts as text.
+        having, total: the counts that are added up over all experiments.
+    """
+
+    experiment: str
+    question: str
+    verdict: str
+    figures: list[str]
+    having: int
+    total: int
+    p: None = None
+
+    @property
+    def by_means(self) -> bool:
+        return self.verdict == HOLDS
+
+    def judge(self, significant: bool) -> str:
+        return self.verdict
+
+
+def decide(answers: Sequence[Answer], adjust: Callable[[Sequence[float]], list[float]]) -> list[str]:
+    """Return the verdict of each answer after a correction of all p-values together."""
+    tested = [i for i, answer in enumerate(answers) if answer.p is not None]
+    adjusted = dict(zip(tested, adjust([answers[i].p or 0.0 for i in tested]), strict=True))
+    return [answer.judge(adjusted.get(i, 1.0) <= ALPHA) for i, answer in enumerate(answers)]

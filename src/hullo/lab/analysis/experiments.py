@@ -1,0 +1,257 @@
+"""Experiments: runs that differ in activation and seed alone, under one reading; a column of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, fields, replace
+from functools import cached_property
+
+from hullo.lab import paper
+from hullo.lab.activations import Row
+from hullo.lab.analysis.readings import Reading, fairest, find_reading, read_accuracy, read_epoch, readings_of
+from hullo.lab.analysis.statistics import Interval
+from hullo.lab.records import Record
+from hullo.lab.specs import Spec
+
+SAMPLE = "-sample"
+REFERENCE = "relu"
+"""The activation that all are compared with."""
+FIRST = "kerasnet/cifar10"
+"""The column that tables, figures and pages begin with: the paper draws its activations, and hulls gain most there."""
+SETTINGS = tuple(field.name for field in fields(Spec) if field.name not in ("network", "data", "activation", "seed"))
+"""What may set two experiments of a column apart."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The accuracy of the runs of one activation, in percent, and how it compares."""
+
+    row: str
+    accuracy: Interval
+    over_reference: Interval | None  # the mean of differences between runs of the same seed
+    published: float | None
+    diverged: int  # runs, which count as the reading says
+    best: bool  # of all means of the experiment
+
+    @property
+    def over_published(self) -> float | None:
+        return None if self.published is None else self.accuracy.mean - self.published
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Runs that differ in activation and seed alone, under one reading.
+
+    Args:
+        name: the column, and what sets it apart from other experiments of the same column.
+        setting: what the runs share; its activation and seed mean nothing.
+        epoch: the last that counts, counted from 1.
+        records: one per run.
+        reading: which epochs count.
+        split: the images that accuracies are about, "test" or "val".
+    """
+
+    name: str
+    setting: Spec
+    epoch: int
+    records: tuple[Record, ...]
+    reading: Reading
+    split: str = "test"
+
+    @cached_property
+    def accuracies(self) -> dict[str, dict[int, float]]:
+        """Return what each run reached, by activation, in the paper's order, and seed."""
+        found: dict[str, dict[int, float]] = {}
+        for record in sorted(self.records, key=lambda record: (_position(record.spec.activation), record.spec.seed)):
+            reached = read_accuracy(record, self.reading, self.epoch, self.split)
+            found.setdefault(record.spec.activation, {})[record.spec.seed] = reached
+        return found
+
+    @cached_property
+    def readings(self) -> list[Reading]:
+        """Return the readings that the runs have."""
+        return readings_of(self.records, self.epoch)
+
+    def read_epoch(self, record: Record) -> int:
+        """Return the epoch, counted from 1, whose coefficients belong to the reading."""
+        return read_epoch(record, self.reading, self.epoch)
+
+    def curve(self, record: Record) -> list[float]:
+        """Return the accuracy of a run after each epoch, up to the last that counts."""
+        return (record.test_accuracy if self.split == "test" else record.val_accuracy)[: self.epoch]
+
+    @cached_property
+    def cells(self) -> dict[str, Cell]:
+        """Return a cell per activation."""
+        means = {row: Interval.of(reached.values()) for row, reached in self.accuracies.items()}
+        top = max(mean.mean for mean in means.values())
+        return {
+            row: Cell(
+                row=row,
+                accuracy=mean,
+                over_reference=None if row == REFERENCE else self.difference(row, REFERENCE),
+                published=self.published(row),
+                diverged=sum(record.spec.activation == row and self.lost(record) for record in self.records),
+                best=mean.mean == top,
+            )
+            for row, mean in means.items()
+        }
+
+    def difference(self, row: str, other: str) -> Interval | None:
+        """Return by how much an activation exceeds another on the seeds that both have; None if there are none."""
+        one, two = (self.accuracies.get(name, {}) for name in (row, other))
+        shared = one.keys() & two.keys()
+        return Interval.of(one[seed] - two[seed] for seed in sorted(shared)) if shared else None
+
+    def published(self, row: str) -> float | None:
+        """Return the paper's figure, or None; for a sample, its figure for the whole data set.
+
+        Runs on a part of a data set that happened to be there compare with nothing.
+        """
+        column = self.setting.column
+        column = column._replace(data=column.data.removesuffix(SAMPLE))
+        known = row in paper.ROWS and column in paper.COLUMNS and self.split == "test" and not self._part
+        return paper.accuracy(row, column) if known else None
+
+    @property
+    def images(self) -> str:
+        """Return which images the accuracies are about."""
+        return "test" if self.split == "test" else "held-out"
+
+    @property
+    def _part(self) -> list[int]:
+        """Return how many images the runs were trained with and tested on, if not all of the data set was there."""
+        return self.records[0].images
+
+    @property
+    def time(self) -> str:
+        """Return how many epochs count: ``100 epochs``, or ``50 of 100 epochs``."""
+        last = self.setting.epochs
+        return f"{self.epoch}{'' if self.epoch == last else f' of {last}'} epoch{'s' * (last > 1)}"
+
+    @property
+    def seeds(self) -> str:
+        """Return how many runs an activation has: ``5 seeds``, or ``2 to 5 seeds``."""
+        counts = sorted({len(reached) for reached in self.accuracies.values()})
+        return f"{' to '.join(map(str, counts[:: max(1, len(counts) - 1)]))} seed{'s' * (counts[-1] > 1)}"
+
+    @property
+    def remarks(self) -> list[str]:
+        """Return what sets the runs apart from the paper's and from the defaults."""
+        usual = Spec.usual(self.setting.network, self.setting.data, REFERENCE, epochs=self.setting.epochs)
+        unusual = [name for name in SETTINGS if getattr(self.setting, name) != getattr(usual, name)]
+        said = []
+        if self.setting.data.endswith(SAMPLE):
+            whole = self.setting.data.removesuffix(SAMPLE)
+            said.append(f"A short run on a sample: the paper's networks saw all of {whole}, for longer.")
+        if self._part:
+            trained, tested = self._part
+            said.append(f"Trained with {trained:,} and evaluated on {tested:,} images, not on all of the data set.")
+        if unusual:
+            said.append(f"Non-default settings: {', '.join(_spell(self.setting, unusual))}.")
+        return said
+
+    def lost(self, record: Record) -> bool:
+        """Return whether a run diverged within the epochs that count."""
+        return record.diverged_in is not None and record.diverged_in <= self.epoch
+
+
+def experiments(
+    records: Iterable[Record],
+    *,
+    reading: str | None = None,
+    epoch: int | None = None,
+    columns: Sequence[str] = (),
+    rows: Sequence[str] = (),
+) -> list[Experiment]:
+    """Return the experiments that records make up, in the order of `place`, whatever the order of the records.
+
+    Runs with different settings are never in one experiment; the names say what sets them apart. Runs that saw
+    different parts of a data set are refused.
+
+    Args:
+        records: one per run.
+        reading: the name of a reading; experiments without it are left out. By default each has its fairest one.
+        epoch: the last that counts, from 1 on; by default the last of all. Experiments that ended before are left out.
+        columns: which columns, and if there are several of one, with which settings, as their names are spelled.
+        rows: which activations; by default all.
+    """
+    runs: dict[Spec, list[Record]] = {}
+    for record in records:
+        runs.setdefault(replace(record.spec, activation=REFERENCE, seed=0), []).append(record)
+    for alike in runs.values():
+        if len(parts := {tuple(record.images): record for record in alike}) > 1:
+            saw = (f"{r.spec} saw {' + '.join(map(str, r.images)) or 'all'} images" for r in parts.values())
+            raise ValueError(f"runs on different parts of a data set do not compare: {'; '.join(saw)}; name one kind")
+    splits = {s: "test" if all(record.test_accuracy for record in alike) else "val" for s, alike in runs.items()}
+    names = _names(sorted(runs, key=lambda setting: (place(setting.column), astuple(setting))), splits)
+    if columns:
+        chosen = {setting for text in columns for setting in _fitting(text, names)}
+        names = {setting: name for setting, name in names.items() if setting in chosen}
+    if epoch is not None and not any(1 <= epoch <= setting.epochs for setting in names):
+        there = ", ".join(f"{name} has epochs 1 to {setting.epochs}" for setting, name in names.items())
+        raise ValueError(f"there is no epoch {epoch}: {there}; choose another epoch, or other columns with --columns")
+    long_enough = ((s, name, epoch or s.epochs) for s, name in names.items() if s.epochs >= (epoch or 1))
+    found = [Experiment(name, s, e, tuple(runs[s]), fairest(runs[s], e), splits[s]) for s, name, e in long_enough]
+    found = _under(found, find_reading(reading)) if reading else found
+    return _only(found, rows) if rows else found
+
+
+def _under(experiments: Sequence[Experiment], reading: Reading) -> list[Experiment]:
+    """Return the experiments that have a reading, under it; one of them at least has."""
+    kept = [replace(experiment, reading=reading) for experiment in experiments if reading in experiment.readings]
+    if experiments and not kept:
+        there = (f"{e.name} has {', '.join(map(str, e.readings))}" for e in experiments)
+        raise ValueError(f"no runs with the reading {str(reading)!r}: {'; '.join(there)}; choose another --reading")
+    return kept
+
+
+def _only(experiments: Sequence[Experiment], rows: Sequence[str]) -> list[Experiment]:
+    """Return what experiments have of some activations, each of which is in one of them at least."""
+    wanted, known = dict.fromkeys(str(Row.parse(row)) for row in rows), rows_of(experiments)
+    if missing := [row for row in wanted if row not in known]:
+        raise ValueError(f"there are no records of {missing[0]!r}; there are {', '.join(known)}")
+    kept = (replace(e, records=tuple(r for r in e.records if r.spec.activation in wanted)) for e in experiments)
+    return [experiment for experiment in kept if experiment.records]
+
+
+def rows_of(experiments: Iterable[Experiment]) -> list[str]:
+    """Return all activations that experiments have, in the paper's order."""
+    return sorted({row for experiment in experiments for row in experiment.cells}, key=_position)
+
+
+def _fitting(text: str, names: Mapping[Spec, str]) -> list[Spec]:
+    """Return the settings that a name means; one without settings means all of its column."""
+    column, _, given = text.strip().partition(" ")
+    wanted = Spec.parse(f"{paper.parse_column(column)} {REFERENCE} {given}")
+    said = [word.partition("=")[0] for word in given.split()]
+    fitting = [s for s in names if s.column == wanted.column and _spell(s, said) == _spell(wanted, said)]
+    if not fitting:
+        raise ValueError(f"there are no records of {text!r}; there are {', '.join(names.values())}")
+    return fitting
+
+
+def _names(settings: Sequence[Spec], splits: Mapping[Spec, str]) -> dict[Spec, str]:
+    """Name each by its column and what sets it apart from the others of its column, or from results on test images."""
+    names = {}
+    for setting in settings:
+        beside = [other for other in settings if other.column == setting.column]
+        differ = {name for name in SETTINGS if len({getattr(other, name) for other in beside}) > 1}
+        apart = [name for name in SETTINGS if name in differ or (name == "val_size" and splits[setting] == "val")]
+        names[setting] = " ".join([str(setting.column), *_spell(setting, apart)])
+    return names
+
+
+def _spell(setting: Spec, names: Iterable[str]) -> list[str]:
+    return [f"{name}={getattr(setting, name)}" for name in names]
+
+
+def place(column: paper.Column) -> tuple[bool, int]:
+    """Return where a column stands: KerasNet on CIFAR-10 first, then the paper's columns in its order, then others."""
+    known = paper.COLUMNS.index(column) if column in paper.COLUMNS else len(paper.COLUMNS)
+    return str(column) != FIRST, known
+
+
+def _position(row: str) -> tuple[int, bool, str]:
+    """Return where a row stands: the paper's in its order, then fixed activations, then learned ones."""
+    return paper.ROWS.index(row) if row in paper.ROWS else len(paper.ROWS), Row.parse(row).learns, row

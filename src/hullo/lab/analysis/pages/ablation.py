@@ -1,0 +1,222 @@
+"""The ablation: runs that differ in how a hull learns, compared with the defaults.
+
+Settings are chosen on held-out training images; those chosen are then run with the test images, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass, replace
+from functools import cached_property
+from statistics import mean
+from typing import NamedTuple
+
+from hullo.lab.activations import Row
+from hullo.lab.analysis.experiments import Experiment, place
+from hullo.lab.analysis.readings import LAST
+from hullo.lab.analysis.statistics import Interval
+from hullo.lab.analysis.tables.format import origin, title
+from hullo.lab.analysis.tables.markdown import escape, grid
+from hullo.lab.records import Record
+from hullo.lab.specs import Spec
+
+TOP = 10
+"""How many settings are shown at once, beside the default."""
+
+
+class Choice(NamedTuple):
+    """A hull's parametrization, initial coefficients, learning rate of these, and how many rows of them there are.
+
+    >>> from hullo.lab.specs import Spec
+    >>> from hullo.lab.analysis.pages.ablation import Choice
+    >>> str(Choice.of(Spec("lenet5", "cifar10", "affine(identity,relu,start=relu)", coefficient_lr_scale=10)))
+    'keep=recentred start=relu scale=10 per=layer'
+    """
+
+    keep: str
+    start: str
+    scale: float
+    per: str
+
+    @classmethod
+    def of(cls, spec: Spec) -> Choice:
+        row = Row.parse(spec.activation)
+        return cls(row.keep, row.begin.name if row.begin else "uniform", spec.coefficient_lr_scale, row.per)
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={_spell(level)}" for name, level in self._asdict().items())
+
+
+class Effect(NamedTuple):
+    """The effect of a level of a factor against the default level; in each pair all else is equal."""
+
+    factor: str
+    level: str | float
+    usual: str | float
+    pairs: int
+    difference: Interval | None  # None where the pairs have no seed in common
+
+
+@dataclass(frozen=True)
+class Family:
+    """Runs of one hull that differ in their choice and seed alone.
+
+    Args:
+        plain: what they share; its activation and its rate of coefficients are the defaults, its seed means nothing.
+        records: one a run.
+    """
+
+    plain: Spec
+    records: tuple[Record, ...]
+
+    @property
+    def default(self) -> Choice:
+        return Choice.of(self.plain)
+
+    @property
+    def split(self) -> str:
+        """Return the images that choices are compared on: held-out ones if there are any."""
+        return "val" if self.plain.val_size else "test"
+
+    @cached_property
+    def reached(self) -> dict[Choice, dict[int, float]]:
+        """Return the accuracy after the last epoch by choice, the best mean first, and seed."""
+        found: dict[Choice, dict[int, float]] = {}
+        for record in self.records:
+            curve = record.test_accuracy if self.split == "test" else record.val_accuracy
+            found.setdefault(Choice.of(record.spec), {})[record.spec.seed] = curve[-1]
+        return dict(sorted(found.items(), key=lambda item: (-mean(item[1].values()), item[0] != self.default, item[0])))
+
+    @property
+    def best(self) -> Choice:
+        return next(iter(self.reached))
+
+    def difference(self, *pairs: tuple[Choice, Choice]) -> Interval | None:
+        """Return by how much the first of each pair exceeds the second, on the seeds that all have; None if none.
+
+        Runs of one seed are no independent witnesses, so a seed counts once, with its mean over all pairs.
+        """
+        both = [(self.reached.get(one, {}), self.reached.get(other, {})) for one, other in pairs]
+        seeds = set.intersection(*(set(one) & set(other) for one, other in both))
+        each = [mean(one[seed] - other[seed] for one, other in both) for seed in sorted(seeds)]
+        return Interval.of(each) if each else None
+
+    @property
+    def effects(self) -> Iterator[Effect]:
+        """Yield the effect of each level that is not the default, factor by factor."""
+        for factor, usual in self.default._asdict().items():
+            for level in sorted({getattr(choice, factor) for choice in self.reached} - {usual}):
+                alike = ((c, c._replace(**{factor: usual})) for c in self.reached if getattr(c, factor) == level)
+                if pairs := [pair for pair in alike if pair[1] in self.reached]:
+                    yield Effect(factor, level, usual, len(pairs), self.difference(*pairs))
+
+
+def families(records: Iterable[Record]) -> list[Family]:
+    """Return the families that records of hulls make up; runs that differ in anything else are never in one."""
+    found: dict[Spec, list[Record]] = {}
+    for record in records:
+        row = Row.parse(record.spec.activation)
+        if row.learns:
+            hull = f"{row.kind}({','.join(item.name for item in row.bases)})"
+            plain = replace(record.spec, activation=hull, coefficient_lr_scale=Spec.coefficient_lr_scale, seed=0)
+            found.setdefault(plain, []).append(record)
+    ordered = sorted(found, key=lambda plain: (place(plain.column), astuple(plain)))
+    return [Family(plain, tuple(found[plain])) for plain in ordered]
+
+
+def study_tables(records: Iterable[Record]) -> str:
+    """Return what runs with held-out images say: the best choice, the effect of each factor, all choices."""
+    return _render(families(r for r in records if r.spec.val_size), _winner, _effects, _ranking)
+
+
+def study_test_tables(records: Iterable[Record]) -> str:
+    """Return what runs with the test images say about the choices; hulls that ran with defaults alone are left out."""
+    found = families(r for r in records if not r.spec.val_size)
+    return _render([family for family in found if set(family.reached) != {family.default}], _outcome, _ranking)
+
+
+def _render(found: Sequence[Family], *parts: Callable[[Family], str]) -> str:
+    """Return the parts of each family under a heading; nothing if there are no families."""
+    texts = [text for family in found for part in (_head, *parts) if (text := part(family))]
+    read = "Means and 95 % intervals over seeds; differences on the same seeds; runs that diverged count as they ended."
+    made = f"<sub>{read} {escape(origin(record for family in found for record in family.records))}</sub>"
+    return "\n\n".join([*texts, made]) if texts else ""
+
+
+def _head(family: Family) -> str:
+    plain = family.plain
+    shared = Experiment(f"{plain.activation}, {plain.column}", plain, plain.epochs, family.records, LAST, family.split)
+    return "\n\n".join([f"### {escape(title(shared))}", *map(escape, shared.remarks)])
+
+
+def _winner(family: Family) -> str:
+    """Return the best choice and its lead, which the choice itself makes too large."""
+    number = len(family.reached)
+    settings = f"{number} setting{'s' * (number > 1)}"
+    if family.best == family.default:
+        return escape(f"The default, {family.default}, is the best of {settings}.")
+    lead = _against(family.difference((family.best, family.default)))
+    flattered = f"As the best of {number} its lead is too large: what it reaches on the test images counts."
+    return escape(f"{family.best} is the best of {settings}: {lead}. {flattered}")
+
+
+def _outcome(family: Family) -> str:
+    """Return how each choice did against the default."""
+    others = [choice for choice in family.reached if choice != family.default]
+    said = [f"{choice}: {_lead(family, choice)}." for choice in others]
+    if len(others) > 1:
+        said.append(f"As {len(others)} settings saw the test images, the lead of the best is too large here, too.")
+    return escape(" ".join(said))
+
+
+def _lead(family: Family, choice: Choice) -> str:
+    """Return by how much a choice exceeds the default, and whether that is clear."""
+    difference = family.difference((choice, family.default))
+    if difference is None or difference.half is None:
+        return _against(difference)
+    if difference.low <= 0 <= difference.high:
+        return f"{_against(difference)}, no clear difference"
+    return f"{_against(difference)}, clearly {'better' if difference.mean > 0 else 'worse'}"
+
+
+def _against(difference: Interval | None) -> str:
+    if difference is None:
+        return "the default was not run with its seeds"
+    against = f"{difference.spell('+.2f')} against the default"
+    return against if difference.half is not None else f"{against}, but one seed decides nothing"
+
+
+def _effects(family: Family) -> str:
+    lines = []
+    for factor, level, usual, pairs, difference in family.effects:
+        sides = (escape(f"{factor}={_spell(side)}") for side in (level, usual))
+        seeds = difference.count if difference else 0
+        lines.append([*sides, difference.spell("+.2f") if difference else "", str(pairs), str(seeds)])
+    return grid(("level", "against", "difference", "pairs of settings", "seeds"), lines) if lines else ""
+
+
+def _ranking(family: Family) -> str:
+    """Return the best choices and the default; the others are folded away."""
+    head = ("", *Choice._fields, "accuracy", "vs default", "seeds", "")
+    lines = {choice: _line(family, rank, choice) for rank, choice in enumerate(family.reached, 1)}
+    shown = {*list(lines)[:TOP], family.default}
+    hidden = [line for choice, line in lines.items() if choice not in shown]
+    folded = f"\n\n<details><summary>The other {len(hidden)}</summary>\n\n{grid(head, hidden)}\n\n</details>"
+    return grid(head, (line for choice, line in lines.items() if choice in shown)) + folded * bool(hidden)
+
+
+def _line(family: Family, rank: int, choice: Choice) -> list[str]:
+    accuracy = Interval.of(family.reached[choice].values())
+    over = None if choice == family.default else family.difference((choice, family.default))
+    pairs = over.count if over else accuracy.count
+    diverged = sum(record.diverged for record in family.records if Choice.of(record.spec) == choice)
+    notes = ["best"] * (rank == 1) + ["default"] * (choice == family.default)
+    notes += [f"{diverged} diverged"] * bool(diverged)
+    notes += [f"{pairs} of the seeds with the default"] * (pairs < accuracy.count)
+    figures = [accuracy.spell(), over.spell("+.2f") if over else "", str(accuracy.count), ", ".join(notes)]
+    texts = [str(rank), *(escape(_spell(level)) for level in choice), *figures]
+    return [f"**{text}**" if text and rank == 1 else text for text in texts]
+
+
+def _spell(level: str | float) -> str:
+    return level if isinstance(level, str) else f"{level:g}"

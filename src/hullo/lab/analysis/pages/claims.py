@@ -1,0 +1,183 @@
+"""The paper's claims as Markdown: a summary, verdicts under each reading, all figures, power, and the paper's slips."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hullo.lab import paper
+from hullo.lab.analysis.claims import AFFINE, FIXED, HULLS, Claim, claims, known_layers
+from hullo.lab.analysis.comparisons import AGREES, FAILS, HOLDS, OPEN, Answer, Comparison, Count
+from hullo.lab.analysis.distance import under
+from hullo.lab.analysis.experiments import Experiment
+from hullo.lab.analysis.power import MOST_SEEDS, detectable_difference
+from hullo.lab.analysis.readings import BEST, READINGS, Reading
+from hullo.lab.analysis.statistics import ALPHA, pooled_deviation
+from hullo.lab.analysis.tables.markdown import escape, grid
+from hullo.properties import is_monotone
+
+
+def judge(experiments: Sequence[Experiment], reading: Reading | None = None) -> list[Claim]:
+    """Return the claims under one reading, or by default under each experiment's own.
+
+    By default, claims about the size of the paper's figures are judged under the paper's probable reading.
+    """
+    if reading is None:
+        return claims(experiments, _under(experiments, BEST))
+    return claims(_under(experiments, reading))
+
+
+def _under(experiments: Sequence[Experiment], reading: Reading) -> list[Experiment]:
+    return [found for experiment in experiments for found in under(experiment, [reading]).values()]
+
+
+def summary_table(experiments: Sequence[Experiment]) -> str:
+    """Return a line per claim: its verdict, how many of its answers hold, and the seeds that it would need."""
+    lines = [
+        [escape(claim.statement), f"**{claim.verdict}**", _counts(claim), _needed(claim)]
+        for claim in judge(experiments)
+    ]
+    return grid(["claim", "verdict", "answers", "seeds needed"], lines)
+
+
+def readings_table(experiments: Sequence[Experiment]) -> str:
+    """Return a line per claim and a column per reading: the verdict, and how many answers hold."""
+    readings = [reading for reading in READINGS.values() if _under(experiments, reading)]
+    judged = [judge(experiments, reading) for reading in readings]
+    lines = [
+        [escape(claims[0].statement), *(f"{claim.verdict}<br>{_counts(claim)}" for claim in claims)]
+        for claims in zip(*judged, strict=True)
+    ]
+    counts = [len(_under(experiments, reading)) for reading in readings]
+    heads = (f"{r.short}<br>{n} column{'s' * (n > 1)}" for r, n in zip(readings, counts, strict=True))
+    return grid(["claim", *heads], lines)
+
+
+def claims_tables(experiments: Sequence[Experiment]) -> str:
+    """Return each claim under a heading: the verdict, then a line per question and a column per experiment."""
+    return "\n\n".join(map(render_claim, judge(experiments)))
+
+
+def render_claim(claim: Claim) -> str:
+    """Return one claim as Markdown."""
+    names = list(dict.fromkeys(answer.experiment for answer in claim.answers))
+    lines: dict[str, dict[str, int]] = {}
+    for i, answer in enumerate(claim.answers):
+        lines.setdefault(answer.question, {})[answer.experiment] = i
+    body = (
+        [escape(question), *(_cell(claim, found[name]) if name in found else "" for name in names)]
+        for question, found in lines.items()
+    )
+    table = grid(["", *map(escape, names)], body) if names else ""
+    said = [f"{claim.said[0].upper()}{claim.said[1:]}.", _counted(claim)]
+    if claim.verdict == OPEN:
+        said.append(f"Seeds that would decide it: {_needed(claim)}.")
+    return f"### {escape(claim.statement)}: {claim.verdict}\n\n{' '.join(filter(None, said))}\n\n{table}".rstrip()
+
+
+def _counted(claim: Claim) -> str:
+    """Return how many answers hold: after either correction, and by the means alone."""
+    if not claim.answers:
+        return ""
+    if counts := [answer for answer in claim.answers if isinstance(answer, Count)]:
+        having, all_of = sum(count.having for count in counts), sum(count.total for count in counts)
+        return f"Of {len(claim.answers)}: {_spell(claim.verdicts)}; in all, {having:,} of {all_of:,}."
+    said = f"Of {len(claim.answers)}: {_spell(claim.verdicts)}"
+    if any(isinstance(answer, Comparison) for answer in claim.answers):
+        by_means = sum(answer.by_means for answer in claim.answers)
+        said += f"; at a false discovery rate of 5 %: {_spell(claim.discoveries)}; by the means alone: {by_means} hold"
+    return f"{said}."
+
+
+def _spell(verdicts: Sequence[str]) -> str:
+    words = {HOLDS: "hold", AGREES: "agree", FAILS: "do not hold", OPEN: "undecided"}
+    return ", ".join(f"{verdicts.count(verdict)} {word}" for verdict, word in words.items() if verdict in verdicts)
+
+
+def _counts(claim: Claim) -> str:
+    verdicts = claim.discoveries if claim.of_most else claim.verdicts
+    fine = sum(verdict in (HOLDS, AGREES) for verdict in verdicts)
+    fails = f", {verdicts.count(FAILS)} not" if FAILS in verdicts else ""
+    return f"{fine} of {len(verdicts)}{fails}" if verdicts else ""
+
+
+def _needed(claim: Claim) -> str:
+    if claim.verdict != OPEN:
+        return ""
+    seeds = claim.seeds_needed
+    return f"more than {MOST_SEEDS:,}" if seeds is None else str(seeds)
+
+
+def _cell(claim: Claim, i: int) -> str:
+    answer, verdict = claim.answers[i], claim.verdicts[i]
+    said = [f"**{verdict}**" if verdict != OPEN else verdict]
+    if verdict == OPEN and claim.discoveries[i] != OPEN:
+        said = [f"{verdict}, {claim.discoveries[i]} by discovery rate"]
+    elif verdict == OPEN and isinstance(answer, Comparison) and (seeds := answer.seeds_needed(claim.alpha)):
+        said = [f"{verdict}: {seeds} seeds"]
+    return "<br>".join([*map(escape, answer.figures), *said])
+
+
+def power_table(experiments: Sequence[Experiment]) -> str:
+    """Return what differences the seeds of each column can show: pooled over all pairs that claims compare."""
+    judged = judge(experiments)
+    largest = max((len(claim.answers) for claim in judged if _compared(claim.answers)), default=1)
+    lines = []
+    for experiment in experiments:
+        answers = [a for claim in judged for a in _compared(claim.answers) if a.experiment == experiment.name]
+        deviation = pooled_deviation(answer.differences for answer in answers)
+        seeds = max((len(answer.folds) for answer in answers), default=0)
+        if deviation is not None:
+            levels = [(number, alpha) for number in (seeds, 10) for alpha in (ALPHA, ALPHA / largest)]
+            found = (detectable_difference(deviation, *level) for level in levels)
+            lines.append([escape(experiment.name), f"{deviation:.2f}", str(seeds), *(f"{d:.2f}" for d in found)])
+    once, many = "one comparison", f"strictest of {largest}"
+    head = ["column", "deviation", "seeds", once, many, f"10 seeds: {once}", f"10 seeds: {many}"]
+    return grid(head, lines)
+
+
+def _compared(answers: Sequence[Answer]) -> list[Comparison]:
+    return [answer for answer in answers if isinstance(answer, Comparison) and not answer.unit]
+
+
+def slips_list(experiments: Sequence[Experiment]) -> str:
+    """Return where the paper's text is at odds with its own table, or with what is true, with figures."""
+    columns = {column: _gains(column) for column in paper.COLUMNS}
+    least, quoted = min(columns, key=lambda column: columns[column][0]), paper.QUOTED_GAINS
+    first, _, alexnet = quoted
+    layers = [
+        (layer, record.bases)
+        for experiment in experiments
+        for record in experiment.records
+        if record.spec.activation in AFFINE
+        for layer in known_layers(record, experiment.read_epoch(record))
+    ]
+    outside = [bool(is_monotone(layer, bases)) for layer, bases in layers if min(layer) < 0]
+    gains = (
+        f"**The least gain.** The text gives {quoted[first]:.2f} points on {first} as the least of its gains over "
+        f"customary activations. Its table has {columns[least][0]:.2f} on {least}, where leaky_relu is the best of "
+        f"these. Without leaky_relu {quoted[first]:.2f} is the least, but then AlexNet's gain is "
+        f"{columns[alexnet][1]:.2f}, not the {quoted[alexnet]:.2f} of the text, which counts leaky_relu."
+    )
+    cone = (
+        "**The cone.** The text says that all non-decreasing combinations of non-decreasing functions lie in their "
+        "convex cone. They do not: 2 identity - tanh increases everywhere and has a negative coefficient. Of the "
+        f"{len(outside):,} activations with a negative coefficient that our affine hulls learned, {sum(outside):,} are "
+        "monotone."
+    )
+    origin = (
+        "**Slope one at the origin.** The proposition asks that every base has slope one at the origin. ReLU has it "
+        "from the right alone, so hulls that contain it approximate the identity from the right alone."
+    )
+    return "\n".join(f"- {_plain(text)}" for text in (gains, cone, origin))
+
+
+def _plain(text: str) -> str:
+    return text.replace("leaky_relu", r"leaky\_relu")
+
+
+def _gains(column: paper.Column) -> tuple[float, float]:
+    """Return the paper's gain of the best hull over the best fixed activation, with leaky_relu and without."""
+    best = max(value for row in HULLS if (value := paper.accuracy(row, column)) is not None)
+    fixed = {row: value for row in FIXED if (value := paper.accuracy(row, column)) is not None}
+    without = max(value for row, value in fixed.items() if row != "leaky_relu")
+    return best - max(fixed.values()), best - without

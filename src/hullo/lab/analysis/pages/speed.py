@@ -1,0 +1,100 @@
+"""Speed: how long populations took, as their records say, beside one network alone."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+from hullo.lab.analysis.experiments import place
+from hullo.lab.analysis.tables.markdown import escape, grid
+from hullo.lab.paper import ROWS, Column, parse_column
+from hullo.lab.records import Record
+
+SEEDS = 5
+"""As many as `hullo reproduce` makes."""
+
+
+@dataclass(frozen=True, order=True)
+class Pace:
+    """Populations of one column that are alike in size and length, on one device."""
+
+    place: tuple[bool, int] = field(repr=False)
+    column: Column
+    device: str
+    precision: str
+    batch: int
+    epochs: int
+    members: int
+    populations: int
+    seconds: float  # which all of them took together
+
+    @property
+    def network_epochs_a_second(self) -> float:
+        return self.populations * self.members * self.epochs / self.seconds if self.seconds else math.nan
+
+
+def paces(records: Iterable[Record]) -> list[Pace]:
+    """Return the time of populations, in the order of the columns.
+
+    Records of one population share the time that it took, which counts once, also where not all of them are there.
+    """
+    recorded = Counter((r.spec.company, r.environment.device, r.members, r.seconds) for r in records)
+    alike: dict[tuple[Column, str, str, int, int, int], list[float]] = {}
+    for (spec, device, members, seconds), count in recorded.items():
+        key = spec.column, device, spec.precision, spec.batch, spec.epochs, members
+        # more records than members: as many populations happen to have taken the same time, to the millisecond
+        alike.setdefault(key, []).extend([seconds] * math.ceil(count / members))
+    return sorted(
+        Pace(place(key[0]), *key, populations=len(seconds), seconds=math.fsum(seconds))
+        for key, seconds in alike.items()
+    )
+
+
+def read_plain(paths: Iterable[Path]) -> dict[tuple[Column, int], float]:
+    """Return seconds per epoch of one network alone, by column and batch, that `benchmarks/plain_epoch.py` measured."""
+    rows = [row for path in paths for row in csv.DictReader(path.read_text().splitlines())]
+    return {(parse_column(row["column"]), int(row["batch"])): float(row["epoch_s"]) for row in rows}
+
+
+def speed_table(records: Iterable[Record], plain: Mapping[tuple[Column, int], float]) -> str:
+    """Return a table of the time that populations took, and that plain PyTorch would take for their networks."""
+    head = ("column", "epochs", "networks side by side", "populations", "device time", "network-epochs a second")
+    lines = []
+    for pace in paces(records):
+        alone = 1 / plain[pace.column, pace.batch] if (pace.column, pace.batch) in plain else math.nan
+        speeds = (pace.network_epochs_a_second, alone, pace.network_epochs_a_second / alone)
+        lines.append(
+            [
+                f"{escape(str(pace.column))}<br>{escape(f'{pace.device}, {pace.precision}, batch {pace.batch}')}",
+                *map(str, (pace.epochs, pace.members, pace.populations)),
+                str(timedelta(seconds=round(pace.seconds))),
+                *("" if math.isnan(speed) else f"{speed:.3g}" for speed in speeds),
+            ]
+        )
+    return grid([*head, "in plain PyTorch", "times as many"], lines)
+
+
+def cost_table(records: Iterable[Record]) -> str:
+    """Return a table of the GPU hours of each column at the pace of the records: all of the paper's rows, five seeds.
+
+    Where there are several paces of a column the one of most networks side by side counts.
+    """
+    fastest = {pace.column: pace for pace in sorted(paces(records), key=lambda pace: pace.members)}
+    lines = []
+    for pace in sorted(fastest.values()):
+        hours = len(ROWS) * SEEDS * pace.epochs / pace.network_epochs_a_second / 3600
+        each = f"{1 / pace.network_epochs_a_second:.3g}"
+        lines.append([*map(escape, (str(pace.column), pace.device)), each, str(pace.epochs), f"{hours:.3g}"])
+    head = (
+        "column",
+        "device",
+        "seconds for one network's epoch",
+        "epochs",
+        f"hours for {len(ROWS)} rows, {SEEDS} seeds",
+    )
+    return grid([*head], lines)

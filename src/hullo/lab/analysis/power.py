@@ -1,0 +1,105 @@
+"""The power of a t test: which difference a number of seeds can show, and how many seeds a difference needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from itertools import pairwise
+
+from hullo.lab.analysis.statistics import ALPHA, Error, t_quantile, variance_factor
+
+POWER = 0.8
+"""The probability with which a difference is to be found."""
+MOST_SEEDS = 1000
+"""Needed numbers of seeds are searched up to here."""
+PANELS = 400
+"""Of Simpson's rule, in each part of the integral."""
+REACH = 9.0
+"""Standard deviations beyond which a density counts as zero."""
+
+
+@lru_cache
+def t_power(effect: float, seeds: int, alpha: float = ALPHA, error: Error = "mean") -> float:
+    """Return the probability that a two-sided t test finds a difference of `effect` standard deviations.
+
+    With n seeds, nu = n - 1, c the critical value, f the variance factor and delta = effect / sqrt(f), this is
+    P(|Z + delta| > c S), where Z is normal and nu S^2 has the chi-squared distribution of nu degrees of freedom:
+    the integral of Phi(delta - c s) + Phi(-delta - c s) over the density of S.
+
+    >>> round(t_power(1.0, 10), 3)
+    0.803
+    """
+    degrees = seeds - 1
+    critical, delta = t_quantile(degrees, 1 - alpha), effect / math.sqrt(variance_factor(seeds, error))
+    scale = math.log(2) + degrees / 2 * math.log(degrees / 2) - math.lgamma(degrees / 2)
+
+    def integrand(s: float) -> float:
+        if s == 0:
+            density = math.exp(scale) if degrees == 1 else 0.0
+        else:
+            density = math.exp(scale + (degrees - 1) * math.log(s) - degrees * s * s / 2)
+        return density * (_phi(delta - critical * s) + _phi(-delta - critical * s))
+
+    low, high = max(0.0, 1 - REACH / math.sqrt(degrees)), 1 + REACH / math.sqrt(degrees)
+    # Phi(delta - c s) falls from 1 to 0 around s = delta / c, steeply if c is large; around s = 0 lies the other one.
+    steep = (delta + shift for shift in (-REACH, 0.0, REACH))
+    knots = sorted({low, high, *(min(max(x / critical, low), high) for x in (*steep, REACH))})
+    return min(1.0, sum(_simpson(integrand, a, b) for a, b in pairwise(knots)))
+
+
+def seeds_needed(difference: float, deviation: float, alpha: float = ALPHA, error: Error = "mean") -> int | None:
+    """Return the least number of seeds that finds a difference with probability POWER; None beyond MOST_SEEDS.
+
+    Args:
+        difference: the mean of differences between runs of the same seed.
+        deviation: their standard deviation.
+        alpha: the error rate of the test.
+        error: whose error the test is about.
+
+    >>> seeds_needed(1.0, 1.0)
+    10
+    """
+    if not difference:
+        return None
+    if not deviation:
+        return 2
+    effect = abs(difference) / deviation
+    if t_power(effect, MOST_SEEDS, alpha, error) < POWER:
+        return None
+    low, high = 1, MOST_SEEDS
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if t_power(effect, middle, alpha, error) < POWER else (low, middle)
+    return high
+
+
+def detectable_difference(deviation: float, seeds: int, alpha: float = ALPHA) -> float:
+    """Return the least difference that a number of seeds, at least two, finds with probability POWER.
+
+    >>> round(detectable_difference(1.0, 5), 2)
+    1.68
+    """
+    return _detectable_effect(seeds, alpha) * deviation
+
+
+@lru_cache
+def _detectable_effect(seeds: int, alpha: float) -> float:
+    low, high = 0.0, 1.0
+    while t_power(high, seeds, alpha) < POWER:
+        high *= 2
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (middle, high) if t_power(middle, seeds, alpha) < POWER else (low, middle)
+    return high
+
+
+def _phi(x: float) -> float:
+    """Return the normal distribution function."""
+    return math.erfc(-x / math.sqrt(2)) / 2
+
+
+def _simpson(function: Callable[[float], float], low: float, high: float) -> float:
+    step = (high - low) / PANELS
+    inner = sum((4 if i % 2 else 2) * function(low + i * step) for i in range(1, PANELS))
+    return (function(low) + inner + function(high)) * step / 3

@@ -1,0 +1,99 @@
+"""Readings: which epochs of a run count. Each of the four reads the same records, and none is mixed with another.
+
+====== ===========================================================================================
+last   the accuracy after the last epoch
+last10 the mean accuracy of the last ten epochs
+chosen the test accuracy after the epoch that was best on held-out training images
+best   the best test accuracy of any epoch: how the paper was probably read, not a result of ours
+====== ===========================================================================================
+
+Of epochs that share the best accuracy the earliest counts, as with Keras's ``ModelCheckpoint(save_best_only=True)``.
+Epochs from the one on in which a run diverged are never chosen, but for a run that diverged in its first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import mean
+
+from hullo.lab.records import Record
+
+WINDOW = 10
+"""Epochs that `last10` averages. It takes twice as many to be read so, or most of the training would be in the mean."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One way to read an accuracy from a run.
+
+    Args:
+        name: as options, records of tables and functions spell it.
+        short: in titles and heads of columns.
+        meaning: in captions.
+    """
+
+    name: str
+    short: str
+    meaning: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+LAST = Reading("last", "last epoch", "the accuracy after the last epoch")
+LAST10 = Reading("last10", f"last {WINDOW} epochs", f"the mean accuracy of the last {WINDOW} epochs")
+CHOSEN = Reading("chosen", "chosen epoch", "the test accuracy after the epoch that was best on held-out images")
+BEST = Reading(
+    "best",
+    "best test epoch (not a result)",
+    "the best test accuracy of any epoch, which explains the paper and is not a result of ours",
+)
+READINGS = {reading.name: reading for reading in (LAST, LAST10, CHOSEN, BEST)}
+
+
+def find_reading(name: str) -> Reading:
+    """Return the reading of a name."""
+    if name not in READINGS:
+        raise ValueError(f"unknown reading {name!r}; there are {', '.join(READINGS)}")
+    return READINGS[name]
+
+
+def readings_of(records: Iterable[Record], epochs: int) -> list[Reading]:
+    """Return the readings that all of some runs have, if they had been trained for so many epochs."""
+    runs = list(records)
+    tested, held_out = (all(curve for curve in curves) for curves in zip(*map(_curves, runs), strict=True))
+    there = {LAST: True, LAST10: epochs >= 2 * WINDOW, CHOSEN: tested and held_out, BEST: tested}
+    return [reading for reading, known in there.items() if known]
+
+
+def fairest(records: Iterable[Record], epochs: int) -> Reading:
+    """Return the reading to report: `chosen`, else `last10`, else `last`, the first of these that the runs have.
+
+    `chosen` is what somebody would deploy and looks at no test image to choose; without held-out images a rule that
+    was fixed in advance is as fair, and a mean of ten epochs scatters less than one.
+    """
+    known = readings_of(records, epochs)
+    return next(reading for reading in (CHOSEN, LAST10, LAST) if reading in known)
+
+
+def read_epoch(record: Record, reading: Reading, epochs: int) -> int:
+    """Return the epoch, counted from 1, whose coefficients belong to a reading of the first `epochs` epochs."""
+    if reading not in (CHOSEN, BEST):
+        return epochs
+    tested, held_out = _curves(record)
+    sound = min(epochs, (record.diverged_in or epochs + 1) - 1) or epochs
+    curve = (held_out if reading is CHOSEN else tested)[:sound]
+    return 1 + curve.index(max(curve))
+
+
+def read_accuracy(record: Record, reading: Reading, epochs: int, split: str = "test") -> float:
+    """Return what a run reached in its first `epochs` epochs, in percent, on the "test" or the "val" images."""
+    tested, held_out = _curves(record)
+    curve = tested if split == "test" else held_out
+    last = read_epoch(record, reading, epochs)
+    return mean(curve[last - WINDOW : last]) if reading is LAST10 else curve[last - 1]
+
+
+def _curves(record: Record) -> tuple[list[float], list[float]]:
+    return record.test_accuracy, record.val_accuracy

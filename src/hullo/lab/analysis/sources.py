@@ -1,0 +1,61 @@
+"""Where records are: files of them, directories that hold such files, and which of them stand for a column."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from hullo.lab.paper import Column
+from hullo.lab.records import Record, Records
+from hullo.lab.specs import Spec
+
+FLAWS = 10
+"""So many lines of a file that are no records are named; others are counted."""
+
+
+def read_records(paths: Iterable[Path], warn: Callable[[str], None] | None = None) -> list[Record]:
+    """Return the records in files, and in all files `records.jsonl` under directories; each run once.
+
+    Lines that are no records are left out, and `warn` is told what is wrong with each; without it they are refused.
+    """
+    found: dict[Spec, tuple[Path, Record]] = {}
+    for path in paths:
+        if not path.exists():
+            raise ValueError(f"{path} does not exist; name files of records, or directories that hold them")
+        records = [(file, record) for file in record_files(path) for record in _read(file, warn)]
+        if not records:
+            raise ValueError(f"there are no records in {path}; name files of records, or directories that hold them")
+        for file, record in records:
+            other, known = found.setdefault(record.spec, (file, record))
+            if known != record:
+                raise ValueError(f"{other} and {file} disagree about {record.spec}; name only one of them")
+    return [record for _, record in found.values()]
+
+
+def record_files(path: Path) -> list[Path]:
+    """Return a file of records itself, or all files `records.jsonl` under a directory."""
+    return sorted(path.rglob("records.jsonl")) if path.is_dir() else [path]
+
+
+def _read(file: Path, warn: Callable[[str], None] | None) -> list[Record]:
+    if warn is None:
+        return Records(file).read()
+    try:
+        records, flaws = Records(file).scan()
+    except ValueError as error:
+        warn(str(error))
+        return []
+    for flaw in flaws[:FLAWS]:
+        warn(f"{flaw}; the line is left out, correct or delete it")
+    if more := flaws[FLAWS:]:
+        warn(f"{file}: {len(more):,} more lines are left out")
+    return records
+
+
+def longest_of_columns(records: Iterable[Record]) -> list[Record]:
+    """Return the records of those runs of each column that were trained for the most epochs."""
+    runs = list(records)
+    longest: dict[Column, int] = {}
+    for record in runs:
+        longest[record.spec.column] = max(longest.get(record.spec.column, 0), record.spec.epochs)
+    return [record for record in runs if record.spec.epochs == longest[record.spec.column]]

@@ -1,0 +1,182 @@
+"""Statistics of a few runs: intervals, tests and corrections for many comparisons, by Student's t distribution."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from statistics import mean, stdev
+from typing import Literal
+
+LEVEL = 0.95
+"""The probability that an interval covers the true mean if runs scatter normally."""
+ALPHA = 1 - LEVEL
+"""The error rate that verdicts allow."""
+
+
+Error = Literal["mean", "next", "folds"]
+"""Whose error a test or an interval is about: the mean's, that of one more number, or that of a mean over folds."""
+
+
+def variance_factor(count: int, error: Error = "mean") -> float:
+    """Return the variance of an estimate from `count` numbers, as a multiple of the variance of one.
+
+    mean
+        1 / n: independent numbers.
+    next
+        1 + 1 / n: one more number around their mean. A published single run is compared so.
+    folds
+        1 / n + 1 / (n - 1): each number was scored by what had been chosen on the n - 1 others, so they depend on each
+        other (Nadeau and Bengio, "Inference for the generalization error", 2003, with one number in each test set).
+
+    >>> variance_factor(4), variance_factor(4, "next"), variance_factor(5, "folds")
+    (0.25, 1.25, 0.45)
+    """
+    return 1 / count + {"mean": 0.0, "next": 1.0, "folds": 1 / max(1, count - 1)}[error]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean, and half the width of its 95 % interval; a single number has none.
+
+    mean +- t s sqrt(f), where s is the sample's standard deviation, t the quantile of n - 1 degrees of freedom and f
+    the `variance_factor`, 1 / n by default.
+
+    >>> from hullo.lab.analysis.statistics import Interval
+    >>> Interval.of([80.0, 82.0, 84.0]).spell()
+    '82.00 ± 4.97'
+    """
+
+    mean: float
+    half: float | None
+    count: int
+
+    @classmethod
+    def of(cls, values: Iterable[float], error: Error = "mean") -> Interval:
+        """Return the interval of the mean of at least one number, or of one more number around it."""
+        numbers = list(values)
+        count = len(numbers)
+        if count == 1:
+            return cls(numbers[0], None, 1)
+        half = t_quantile(count - 1) * stdev(numbers) * math.sqrt(variance_factor(count, error))
+        return cls(mean(numbers), half, count)
+
+    @property
+    def low(self) -> float:
+        return self.mean - (math.inf if self.half is None else self.half)
+
+    @property
+    def high(self) -> float:
+        return self.mean + (math.inf if self.half is None else self.half)
+
+    def covers(self, value: float) -> bool:
+        """Return whether a number lies inside; an interval without a width covers everything."""
+        return self.low <= value <= self.high
+
+    def spell(self, form: str = ".2f") -> str:
+        """Return both numbers as text, in a format such as ``.2f``, or ``+.2f`` for differences.
+
+        >>> Interval(1.25, 0.5, 3).spell("+.1f")
+        '+1.2 ± 0.5'
+        """
+        half = "" if self.half is None else f" ± {self.half:{form.removeprefix('+')}}"
+        return f"{self.mean:{form}}{half}"
+
+
+def pooled_deviation(samples: Iterable[Sequence[float]]) -> float | None:
+    """Return the standard deviation that samples with different means share; None if no sample has two numbers.
+
+    sqrt(sum of (n - 1) s^2 / sum of (n - 1)).
+
+    >>> pooled_deviation([[1.0, 3.0], [10.0, 14.0], [7.0]])
+    2.23606797749979
+    """
+    several = [numbers for numbers in samples if len(numbers) > 1]
+    degrees = sum(len(numbers) - 1 for numbers in several)
+    squares = math.fsum((len(numbers) - 1) * stdev(numbers) ** 2 for numbers in several)
+    return math.sqrt(squares / degrees) if degrees else None
+
+
+def p_value(values: Sequence[float], expected: float = 0.0, error: Error = "mean") -> float:
+    """Return the two-sided p-value of a t test that the mean of the values is `expected`; 1.0 for a single value.
+
+    >>> round(p_value([1.0, 2.0, 3.0]), 4)
+    0.0742
+    """
+    count, difference = len(values), mean(values) - expected
+    if count == 1 or difference == 0:
+        return 1.0
+    deviation = stdev(values) * math.sqrt(variance_factor(count, error))
+    return _outside(abs(difference) / deviation, count - 1) if deviation else 0.0
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p-values adjusted by Holm's method: rejecting those up to alpha makes any error with probability alpha.
+
+    In ascending order, adjusted_i = max over j <= i of (m - j + 1) p_j. Valid however the comparisons depend on each
+    other.
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    order = sorted(range(len(p_values)), key=p_values.__getitem__)
+    scaled = (min(1.0, (len(order) - rank) * p_values[i]) for rank, i in enumerate(order))
+    return _in_place(order, accumulate(scaled, max))
+
+
+def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
+    """Return p-values adjusted by Benjamini and Hochberg: of those up to alpha an expected share of alpha is wrong.
+
+    In ascending order, adjusted_i = min over j >= i of (m / j) p_j. Valid for comparisons that are independent or
+    positively dependent.
+
+    >>> benjamini_hochberg([0.01, 0.04, 0.03])
+    [0.03, 0.04, 0.04]
+    """
+    order = sorted(range(len(p_values)), key=p_values.__getitem__, reverse=True)
+    count = len(order)
+    scaled = (min(1.0, count / (count - rank) * p_values[i]) for rank, i in enumerate(order))
+    return _in_place(order, accumulate(scaled, min))
+
+
+def _in_place(order: Sequence[int], values: Iterable[float]) -> list[float]:
+    placed = dict(zip(order, values, strict=True))
+    return [placed[i] for i in range(len(order))]
+
+
+@lru_cache
+def t_quantile(degrees: int, level: float = LEVEL) -> float:
+    """Return the t with P(-t < T < t) = level, for a whole number of degrees of freedom.
+
+    >>> round(t_quantile(4), 3)
+    2.776
+    """
+    if degrees < 1 or not 0 < level < 1:
+        raise ValueError(f"t_quantile({degrees}, {level}): give at least one degree of freedom and a level in (0, 1)")
+    low, high = 0.0, math.pi / 2
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if _within(middle, degrees) < level else (low, middle)
+    return math.sqrt(degrees) * math.tan(low)
+
+
+def _outside(t: float, degrees: int) -> float:
+    """Return P(|T| > t)."""
+    return max(0.0, 1 - _within(math.atan(t / math.sqrt(degrees)), degrees))
+
+
+def _within(angle: float, degrees: int) -> float:
+    """Return P(-t < T < t) for t = sqrt(degrees) tan(angle), which is a finite sum.
+
+    sin (1 + cos^2 1/2 + cos^4 (1 3)/(2 4) + ...) for an even number of degrees, and
+    2/pi (angle + sin (cos + cos^3 2/3 + cos^5 (2 4)/(3 5) + ...)) for an odd one, up to cos^(degrees - 2).
+    """
+    odd = degrees % 2
+    term = math.cos(angle) if odd else 1.0
+    total = 0.0
+    for power in range(odd, degrees - 1, 2):
+        total += term
+        term *= math.cos(angle) ** 2 * (power + 1) / (power + 2)
+    total *= math.sin(angle)
+    return 2 / math.pi * (angle + total) if odd else total

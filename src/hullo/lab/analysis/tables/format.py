@@ -1,0 +1,82 @@
+"""Experiments as lines of text, the same in the terminal, in Markdown and in LaTeX."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from hullo.lab import paper
+from hullo.lab.analysis.experiments import REFERENCE, Cell, Experiment, rows_of
+from hullo.lab.bench.rows import Environment
+from hullo.lab.records import Record
+
+HEAD = ("activation", "hullo", f"vs {REFERENCE}", "paper", "vs paper", "seeds", "")
+
+
+def line(cell: Cell) -> list[str]:
+    """Return a cell's figures, and remarks about it."""
+    pairs = cell.over_reference.count if cell.over_reference else cell.accuracy.count
+    notes = ["best"] * cell.best + [f"{cell.diverged} diverged"] * bool(cell.diverged)
+    notes += [f"{pairs} of the seeds with {REFERENCE}"] * (pairs < cell.accuracy.count)
+    return [
+        cell.row,
+        cell.accuracy.spell(),
+        cell.over_reference.spell("+.2f") if cell.over_reference else "",
+        "" if cell.published is None else f"{cell.published:.2f}",
+        "" if cell.over_published is None else f"{cell.over_published:+.2f}",
+        str(cell.accuracy.count),
+        ", ".join(notes),
+    ]
+
+
+def glance(experiment: Experiment, row: str) -> list[tuple[str, bool]]:
+    """Return our and the paper's accuracy in short, each with whether it is the best of its column."""
+    cell, published = experiment.cells.get(row), experiment.published(row)
+    ours = (cell.accuracy.spell(".1f") + "†" * bool(cell.diverged), cell.best) if cell else ("", False)
+    top = max((other for name in paper.ROWS if (other := experiment.published(name)) is not None), default=None)
+    return [ours, ("" if published is None else f"({published:.1f})", published is not None and published == top)]
+
+
+def heads(experiment: Experiment) -> list[str]:
+    """Return what a column is about: its name, the training, and the reading."""
+    images = [] if experiment.split == "test" else [f"{experiment.images} images"]
+    return [experiment.name, f"{experiment.time}, {experiment.seeds}", ", ".join([*images, experiment.reading.short])]
+
+
+def note(experiments: Sequence[Experiment]) -> str:
+    """Return how to read the columns."""
+    known = any(e.published(row) is not None for e in experiments for row in rows_of(experiments))
+    diverged = any(cell.diverged for experiment in experiments for cell in experiment.cells.values())
+    beside, lost = ", in brackets the paper's" * known, "; † with runs that diverged" * diverged
+    said = [f"Accuracy in %: mean ± 95 % interval over seeds{beside}; the best of each column is bold{lost}."]
+    readings = dict.fromkeys(experiment.reading for experiment in experiments)
+    said += [f"Reading {reading}: {reading.meaning}." for reading in readings]
+    remarks: dict[str, list[str]] = {}
+    for experiment in experiments:
+        for remark in experiment.remarks:
+            remarks.setdefault(remark, []).append(experiment.name)
+    for remark, names in remarks.items():
+        said.append(remark if len(names) == len(experiments) else f"{', '.join(names)}: {remark}")
+    return " ".join(said)
+
+
+def title(experiment: Experiment) -> str:
+    """Return what a table of one experiment is about, with its reading."""
+    return f"{experiment.name}, {experiment.time}: {experiment.images} accuracy in %, {experiment.reading.short}"
+
+
+def caption(experiment: Experiment) -> str:
+    """Return how to read a table of one experiment."""
+    single = max(cell.accuracy.count for cell in experiment.cells.values()) == 1
+    means = [] if single else [f"Means and 95 % intervals over seeds; vs {REFERENCE} on the same seeds."]
+    reading = f"Reading {experiment.reading}: {experiment.reading.meaning}."
+    return " ".join([reading, *means, *experiment.remarks])
+
+
+def origin(records: Iterable[Record]) -> str:
+    """Return where, with what and at which commits runs were made."""
+    commits: dict[Environment, set[str]] = {}
+    for environment in (record.environment for record in records):
+        commits.setdefault(replace(environment, commit=""), set()).add(environment.commit)
+    made = (replace(where, commit=", ".join(sorted(filter(None, known)))) for where, known in commits.items())
+    return f"Runs made with {'; '.join(sorted(map(str, made)))}."

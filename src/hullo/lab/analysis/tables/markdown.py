@@ -1,0 +1,54 @@
+"""The table as Markdown: all experiments at a glance, and each in detail."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from hullo.lab.analysis.experiments import Experiment, rows_of
+from hullo.lab.analysis.tables.format import HEAD, caption, glance, heads, line, note, origin, title
+
+
+def markdown_table(experiments: Sequence[Experiment]) -> str:
+    """Return all experiments at a glance, then each in detail."""
+    return f"{glance_table(experiments)}\n\n{detailed_tables(experiments)}\n"
+
+
+def glance_table(experiments: Sequence[Experiment]) -> str:
+    """Return a row per activation and a column per experiment, with the paper's figures in brackets."""
+    about = ("<br>".join(map(escape, heads(e))).replace("/", "/<br>").replace(", ", "<br>") for e in experiments)
+    lines = (
+        [escape(row), *("<br>".join(_mark(text, best) for text, best in glance(e, row) if text) for e in experiments)]
+        for row in rows_of(experiments)
+    )
+    made = origin(record for experiment in experiments for record in experiment.records)
+    return f"{grid(['', *about], lines)}\n\n<sub>{escape(f'{note(experiments)} {made}')}</sub>"
+
+
+def detailed_tables(experiments: Iterable[Experiment]) -> str:
+    """Return a table per experiment under a heading: a row per activation with all its figures; the best is bold."""
+    return "\n\n".join(
+        f"### {escape(title(experiment))}\n\n"
+        f"{grid(HEAD, ([_mark(text, cell.best) for text in line(cell)] for cell in experiment.cells.values()))}\n\n"
+        f"{escape(caption(experiment))}"
+        for experiment in experiments
+    )
+
+
+def grid(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """Return a table of texts that are Markdown already; the first column is left-aligned, the others right."""
+    rule = [":---"] + ["---:"] * (len(head) - 1)
+    return "\n".join(f"| {' | '.join(texts)} |" for texts in (head, rule, *lines))
+
+
+def escape(text: str) -> str:
+    """Return a text that means itself, on one line.
+
+    >>> print(escape("leaky_relu(0.2) | *a*"))
+    leaky\\_relu(0.2) \\| \\*a\\*
+    """
+    return re.sub(r"([\\`*_\[\]<>&|~$#])", r"\\\1", " ".join(text.split()))
+
+
+def _mark(text: str, best: bool) -> str:
+    return f"**{escape(text)}**" if best and text else escape(text)

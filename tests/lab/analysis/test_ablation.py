@@ -1,0 +1,273 @@
+"""The study says what its records say: pairs are alike in all else, a seed counts once, nothing else is averaged."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise, product
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+
+import hullo
+from hullo.lab.analysis.pages.ablation import TOP, Choice, Family, families, study_tables, study_test_tables
+from hullo.lab.analysis.statistics import Interval
+from hullo.lab.records import Record
+from hullo.lab.specs import Spec
+from made_records import make_record
+
+BASES = "identity,relu,tanh"
+LEVELS = {
+    "convex": {"keep": ("projection", "softmax"), "start": ("uniform", "relu")},
+    "affine": {"keep": ("recentred", "free"), "start": ("uniform", "relu")},
+}
+SCALES, PER = (1.0, 3.0, 10.0), ("layer", "channel")
+
+
+def runs(kind: str, choice: Choice, reached: Sequence[float], **shared: Any) -> list[Record]:
+    """What a choice reached by seed, after one epoch."""
+    keep, start, scale, per = choice
+    row = f"{kind}({BASES},keep={keep},start={start},per={per})"
+    shared = {"val_size": 5000, "coefficient_lr_scale": scale} | shared
+    return [make_record(row, [value], seed=seed, **shared) for seed, value in enumerate(reached)]
+
+
+def test_choices_are_made_on_held_out_images_also_where_test_images_were_evaluated() -> None:
+    better = AFFINE._replace(scale=3.0)
+    records = runs("affine", AFFINE, [80.0, 81.0]) + runs("affine", better, [82.0, 83.0])
+    both = [replace(record, test_accuracy=[99.0 - record.accuracy]) for record in records]
+    assert only(both).best == better
+    assert study_tables(both) == study_tables(records)
+
+
+def everything(kind: str) -> list[Choice]:
+    """All choices that there are."""
+    found = (Choice(*c) for c in product(LEVELS[kind]["keep"], LEVELS[kind]["start"], SCALES, PER))
+    return [choice for choice in found if (choice.keep, choice.start) != ("softmax", "relu")]
+
+
+def only(records: Sequence[Record]) -> Family:
+    (family,) = families(records)
+    return family
+
+
+def tables(text: str) -> list[list[list[str]]]:
+    """The cells of each table in Markdown, by line."""
+    found: list[list[list[str]]] = []
+    for token, inner in pairwise(MarkdownIt("commonmark", {"html": True}).enable("table").parse(text)):
+        if token.type == "table_open":
+            found.append([])
+        elif token.type == "tr_open":
+            found[-1].append([])
+        elif token.type in ("th_open", "td_open"):
+            found[-1][-1].append("".join(child.content for child in inner.children or []))
+    return found
+
+
+CONVEX = Choice("projection", "uniform", 1.0, "layer")
+AFFINE = Choice("recentred", "uniform", 1.0, "layer")
+
+
+@pytest.mark.parametrize(("kind", "module"), [("convex", hullo.ConvexHull), ("affine", hullo.AffineHull)])
+def test_the_default_is_the_librarys(kind: str, module: type[hullo.ConvexHull] | type[hullo.AffineHull]) -> None:
+    hull = module(*BASES.split(","))
+    assert hull.coefficients.tolist() == pytest.approx([1 / 3] * 3)
+    assert hull.groups == 1
+    scale = inspect.signature(hullo.parameter_groups).parameters["coefficient_lr_scale"].default
+    family = only(runs(kind, Choice(hull.constraint.keep, "relu", 30.0, "channel"), [80.0]))
+    assert family.default == Choice(hull.constraint.keep, "uniform", scale, "layer")
+
+
+@pytest.mark.parametrize("kind", ["convex", "affine"])
+@given(data=st.data())
+def test_effects_that_add_up_are_found_as_they_are(kind: str, data: st.DataObject) -> None:
+    """Accuracy is a sum of what the seed and each level give, which may depend on the seed; each is found alone."""
+    numbers = st.lists(st.floats(-3, 3), min_size=3, max_size=3)
+    plain = only(runs(kind, everything(kind)[0], [0.0])).default
+    levels = [(name, level) for name in Choice._fields for level in {getattr(c, name) for c in everything(kind)}]
+    gives = {(name, level): data.draw(numbers) for name, level in levels if level != getattr(plain, name)}
+    seeds = data.draw(numbers)
+    records = []
+    for choice in everything(kind):
+        own = [gives.get(item, [0.0] * 3) for item in choice._asdict().items()]
+        records += runs(kind, choice, [sum(each, 80 + seed) for seed, *each in zip(seeds, *own, strict=True)])
+    random.Random(1).shuffle(records)
+    effects = {(effect.factor, effect.level): effect for effect in only(records).effects}
+    assert effects.keys() == gives.keys()
+    for key, effect in effects.items():
+        assert effect.difference is not None
+        wanted = Interval.of(gives[key])
+        assert (effect.difference.mean, effect.difference.half) == pytest.approx((wanted.mean, wanted.half), abs=1e-9)
+        assert effect.difference.count == 3
+
+
+def test_a_seed_counts_once_however_many_settings_there_are() -> None:
+    """A scale of 10 gains 0 and 2 with one seed, 1 and 3 with another: that is 1 and 2, not four witnesses."""
+    records = runs("affine", AFFINE, [80.0, 90.0]) + runs("affine", AFFINE._replace(scale=10.0), [80.0, 91.0])
+    records += runs("affine", AFFINE._replace(keep="free"), [70.0, 75.0])
+    records += runs("affine", AFFINE._replace(keep="free", scale=10.0), [72.0, 78.0])
+    keep, scale = only(records).effects
+    assert scale == ("scale", 10.0, 1.0, 2, Interval.of([1.0, 2.0]))
+    assert keep == ("keep", "free", "recentred", 2, Interval.of([-9.0, -14.0]))
+
+
+def test_what_cannot_be_run_is_no_pair() -> None:
+    """A softmax never starts as a base, so that keep is compared at the other start alone, and start with one keep."""
+    records = runs("convex", CONVEX, [80.0] * 3) + runs("convex", CONVEX._replace(keep="softmax"), [81.0] * 3)
+    records += runs("convex", CONVEX._replace(start="relu"), [60.0] * 3)
+    keep, start = only(records).effects
+    assert (keep.pairs, keep.difference) == (1, Interval(1.0, 0.0, 3))
+    assert (start.pairs, start.difference) == (1, Interval(-20.0, 0.0, 3))
+
+
+def test_seeds_that_not_all_pairs_have_do_not_count() -> None:
+    """With them, means over different settings would be compared."""
+    records = runs("affine", AFFINE, [80.0] * 4) + runs("affine", AFFINE._replace(scale=3.0), [81.0, 81.0, 81.0, 99.0])
+    records += runs("affine", AFFINE._replace(per="channel"), [80.0] * 2)
+    records += runs("affine", AFFINE._replace(per="channel", scale=3.0), [85.0] * 3)
+    scale, per = only(records).effects
+    assert scale.difference == Interval(3.0, 0.0, 2)
+    assert per.difference == Interval(2.0, 0.0, 2)
+
+
+def test_a_level_without_a_seed_in_common_is_said_to_have_none() -> None:
+    records = runs("affine", AFFINE, [80.0])
+    records += [make_record(f"affine({BASES},keep=free)", [81.0], seed=7, val_size=5000)]
+    (keep,) = only(records).effects
+    assert keep.difference is None
+    assert tables(study_tables(records))[0][1] == ["keep=free", "keep=recentred", "", "1", "0"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"batch": 64},
+        {"lr": 1e-3},
+        {"val_size": 1000},
+        {"precision": "bfloat16"},
+        {"column": "lenet5/cifar10"},
+    ],
+)
+def test_runs_with_other_settings_are_never_compared(other: dict[str, Any]) -> None:
+    records = runs("affine", AFFINE, [80.0] * 2) + runs("affine", AFFINE._replace(scale=3.0), [90.0] * 2, **other)
+    assert [list(family.effects) for family in families(records)] == [[], []]
+
+
+def test_runs_of_other_lengths_hulls_and_bases_are_never_compared() -> None:
+    records = runs("affine", AFFINE, [80.0] * 2) + runs("convex", CONVEX._replace(keep="softmax"), [80.0] * 2)
+    records += [make_record(f"affine({BASES})", [70.0, 80.0], val_size=5000, coefficient_lr_scale=3.0)]
+    records += [make_record("affine(identity,tanh)", [80.0], val_size=5000, coefficient_lr_scale=3.0)]
+    assert [(family.plain.activation, family.plain.epochs, len(family.reached)) for family in families(records)] == [
+        ("affine(identity,relu,tanh)", 1, 1),
+        ("affine(identity,relu,tanh)", 2, 1),
+        ("affine(identity,tanh)", 1, 1),
+        ("convex(identity,relu,tanh)", 1, 1),
+    ]
+
+
+def test_the_best_come_first_and_the_default_is_shown_wherever_it_is() -> None:
+    """Of 24 settings the default is the last: ten and the default are shown, thirteen folded away."""
+    choices = everything("affine")
+    assert choices[0] == AFFINE
+    records = [r for i, c in enumerate(choices) for r in runs("affine", c, [50.0 + i, 51.0 + i, 52.0 + i])]
+    random.Random(1).shuffle(records)
+    text = study_tables(records)
+    _, shown, folded = tables(text)
+    assert text.index("<details>") < text.index(f"| {TOP + 1} |") < text.index("</details>")
+    assert [line[0] for line in shown[1:]] == [*map(str, range(1, TOP + 1)), "24"]
+    assert [line[0] for line in folded[1:]] == [*map(str, range(TOP + 1, 24))]
+    half = Interval.of([50.0, 51.0, 52.0]).spell().partition(" ± ")[2]
+    assert shown[1] == ["1", "free", "relu", "10", "channel", f"74.00 ± {half}", "+23.00 ± 0.00", "3", "best"]
+    assert shown[-1] == ["24", "recentred", "uniform", "1", "layer", f"51.00 ± {half}", "", "3", "default"]
+    assert "**74.00" in text
+
+
+def test_runs_that_diverged_and_seeds_without_the_default_are_noted() -> None:
+    records = runs("affine", AFFINE, [80.0] * 2)
+    records += runs("affine", AFFINE._replace(scale=3.0), [10.0] * 3, ended="diverged in epoch 1")
+    notes = [line[-1] for line in tables(study_tables(records))[-1][1:]]
+    assert notes == ["best, default", "3 diverged, 2 of the seeds with the default"]
+
+
+@pytest.mark.parametrize(
+    ("default", "other", "said"),
+    [
+        (
+            [80.0, 81.0, 82.0],
+            [81.0, 82.1, 82.9],
+            "scale=3 per=layer is the best of 2 settings: +1.00 ± 0.25 against the default.",
+        ),
+        ([80.0], [83.0], "+3.00 against the default, but one seed decides nothing."),
+        ([], [83.0], "is the best of 1 setting: the default was not run with its seeds."),
+        ([80.0, 81.0], [79.0, 81.0], "The default, keep=recentred start=uniform scale=1 per=layer, is the best of 2"),
+    ],
+)
+def test_the_winner_is_named_with_what_it_is_worth(default: list[float], other: list[float], said: str) -> None:
+    records = runs("affine", AFFINE, default) + runs("affine", AFFINE._replace(scale=3.0), other)
+    text = study_tables(records).replace("\\", "")
+    assert said in text
+    assert "clear" not in text  # the pictures that it was picked on cannot say
+
+
+def test_the_default_is_the_best_of_equals() -> None:
+    for other in (AFFINE._replace(keep="free"), AFFINE._replace(start="relu"), AFFINE._replace(scale=3.0)):
+        assert only(runs("affine", other, [80.0, 81.0]) + runs("affine", AFFINE, [81.0, 80.0])).best == AFFINE
+
+
+def test_on_the_test_pictures_the_choice_is_reported_be_it_worse() -> None:
+    chosen = Choice("softmax", "uniform", 10.0, "channel")
+    records = runs("convex", CONVEX, [80.0, 81.0, 82.0], val_size=0)
+    records += runs("convex", chosen, [79.0, 80.1, 80.9], val_size=0)
+    text = study_test_tables(records)
+    assert "keep=softmax start=uniform scale=10 per=channel: -1.00 ± 0.25 against the default, clearly worse." in text
+    assert "1 epoch: test accuracy" in text
+    assert [line[6] for line in tables(text)[0][1:]] == ["", "-1.00 ± 0.25"]
+    more = records + runs("convex", chosen._replace(scale=3.0), [79.0] * 3, val_size=0)
+    assert "flattered" not in text
+    assert "As 2 settings saw the test images" in study_test_tables(more)
+
+
+def test_on_the_test_pictures_a_difference_is_clear_unless_its_interval_holds_0() -> None:
+    default = runs("affine", AFFINE, [80.0, 81.0, 82.0], val_size=0)
+    text = study_test_tables(default + runs("affine", AFFINE._replace(scale=3.0), [83.0, 81.0, 83.0], val_size=0))
+    assert "against the default, no clear difference." in text
+    text = study_test_tables(default + runs("affine", AFFINE._replace(scale=3.0), [83.0, 84.0, 85.0], val_size=0))
+    assert "+3.00 ± 0.00 against the default, clearly better." in text
+
+
+def test_held_out_and_test_pictures_are_kept_apart() -> None:
+    both = [AFFINE, AFFINE._replace(scale=3.0)]
+    held_out, tested = (
+        [record for choice in both for record in runs("affine", choice, [80.0, 81.0], val_size=val_size)]
+        for val_size in (5000, 0)
+    )
+    assert study_tables(held_out + tested) == study_tables(held_out)
+    assert study_test_tables(held_out + tested) == study_test_tables(tested)
+    assert study_tables(tested) == study_test_tables(held_out) == ""
+
+
+def test_hulls_that_were_run_by_default_alone_are_not_set_beside_choices() -> None:
+    chosen = AFFINE._replace(scale=3.0)
+    tested = [record for choice in (AFFINE, chosen) for record in runs("affine", choice, [80.0, 81.0], val_size=0)]
+    by_default = runs("convex", CONVEX, [80.0, 81.0], val_size=0)
+    assert study_test_tables(by_default) == ""
+    assert study_test_tables(by_default + tested) == study_test_tables(tested) != ""
+
+
+def test_activations_that_do_not_learn_have_no_part_in_it() -> None:
+    records = runs("affine", AFFINE, [80.0, 81.0])
+    fixed = [make_record("relu", [99.0], seed=seed, val_size=5000) for seed in (0, 1)]
+    assert study_tables(records + fixed) == study_tables(records)
+    assert study_tables(fixed) == ""
+
+
+def test_a_softmax_cannot_start_as_a_base_and_no_hull_as_what_it_lacks() -> None:
+    """Why the study has no such settings."""
+    for row in ("convex(identity,relu,keep=softmax,start=relu)", "affine(identity,tanh,start=relu)"):
+        with pytest.raises(ValueError, match="is no activation"):
+            Spec("kerasnet", "cifar10", row)

@@ -1,0 +1,124 @@
+"""Distances from the paper: of each reading, of the best of fewer epochs, and of single runs; and late falls."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hullo.lab.analysis.distance import best_of, measure_distance, under
+from hullo.lab.analysis.experiments import Experiment, experiments
+from hullo.lab.analysis.late_loss import RISE, find_late_loss
+from hullo.lab.analysis.pages.distance import best_of_table, distance_table, prediction_table
+from hullo.lab.analysis.pages.late_loss import late_loss_table
+from hullo.lab.analysis.pages.readings import readings_tables
+from hullo.lab.analysis.readings import BEST, CHOSEN, LAST, LAST10, READINGS
+from made_records import make_record, make_records
+
+
+def only(found: list[Experiment]) -> Experiment:
+    (experiment,) = found
+    return experiment
+
+
+def test_a_distance_by_hand() -> None:
+    # the paper has 79.97, 82.86 and 78.53
+    runs = {"relu": [76.97, 76.97], "tanh": [86.86, 86.86], "convex(identity,tanh)": [78.53, 88.53], "gelu": [1.0, 1.0]}
+    experiment = only(experiments(make_records(runs)))
+    found = measure_distance(experiment)
+    assert found is not None
+    assert found.root_mean_square == pytest.approx(math.sqrt((9 + 16 + 25) / 3))
+    assert found.scatter == pytest.approx(math.sqrt(50 / 3) * math.sqrt(1.5))
+    assert (found.inside, found.count) == (1, 3)
+    apart = measure_distance(experiment, ["convex(identity,tanh)"])
+    assert apart is not None
+    assert apart.root_mean_square == pytest.approx(math.sqrt(12.5))
+    assert measure_distance(only(experiments(make_records({"gelu": [1.0]})))) is None
+
+
+@given(st.lists(st.floats(0.0, 100.0), min_size=1, max_size=30), st.integers(1, 30))
+def test_the_best_of_more_epochs_is_never_worse(curve: list[float], epochs: int) -> None:
+    experiment = only(experiments([make_record("relu", curve)]))
+    found = best_of(experiment, [epochs, len(curve)])
+    assert set(found) == {number for number in (epochs, len(curve)) if number <= len(curve)}
+    for number, other in found.items():
+        assert other.accuracies["relu"][0] == max(curve[:number])
+
+
+def test_readings_that_runs_do_not_have_are_left_out() -> None:
+    plain = only(experiments([make_record("relu", [50.0] * 20)]))
+    assert list(under(plain, list(READINGS.values()))) == [LAST, LAST10, BEST]
+    both = only(experiments([make_record("relu", [50.0] * 20, held_out=[50.0] * 20)]))
+    assert list(under(both, list(READINGS.values()))) == [LAST, LAST10, CHOSEN, BEST]
+
+
+def cells(text: str, words: str) -> list[str]:
+    (line,) = (line for line in text.splitlines() if words in line)
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+CURVE = [60.0] * 5 + [79.97] + [61.0] * 13 + [70.0]
+RUNS = [make_record("relu", CURVE, seed=seed, held_out=[*[1.0] * 19, 2.0]) for seed in range(2)]
+RUNS += [make_record("convex(identity,tanh)", CURVE, seed=seed, held_out=[2.0, *[1.0] * 19]) for seed in range(2)]
+
+
+def test_pages_have_the_distance_of_every_reading() -> None:
+    found = experiments(RUNS)
+    text = distance_table(found)
+    assert cells(text, "all rows")[3:] == [
+        f"{math.sqrt(((79.97 - a) ** 2 + (78.53 - b) ** 2) / 2):.2f}"
+        for a, b in ((70.0, 70.0), (61.9, 61.9), (70.0, 60.0), (79.97, 79.97))
+    ]
+    assert cells(text, "without convex")[3:] == ["9.97", "18.07", "9.97", "0.00"]
+    assert cells(best_of_table([replace(e, epoch=20) for e in found]), "best of the first")[2:] == []
+    assert cells(prediction_table(found), "kerasnet")[2:] == ["1.02", "0.00", "1 of 2"]
+    table = cells(readings_tables(found), "| relu |")
+    assert table[1:] == ["**70.00 ± 0.00**", "**61.90 ± 0.00**", "**70.00 ± 0.00**", "**79.97 ± 0.00**", "79.97"]
+
+
+def test_a_late_fall_is_a_rise_of_the_training_loss() -> None:
+    losses = [2.0 - 0.1 * epoch for epoch in range(15)] + [0.6 + 0.1 * epoch for epoch in range(15)]
+    accuracy = [50.0 + epoch for epoch in range(15)] + [65.0 - epoch for epoch in range(15)]
+    record = make_record("relu", accuracy, train_loss=losses)
+    late = find_late_loss(record, 30)
+    assert late is not None
+    assert late.lowest_at == 20  # the ten epochs from 11 to 20, around the lowest loss
+    lowest, last = sum(losses[10:20]) / 10, sum(losses[20:]) / 10
+    assert late.rise == pytest.approx(last / lowest - 1)
+    assert late.accuracy_then == pytest.approx(sum(accuracy[10:20]) / 10)
+    assert late.accuracy_last == pytest.approx(sum(accuracy[20:]) / 10)
+    assert late.rises
+    falling = find_late_loss(replace(record, train_loss=sorted(losses, reverse=True)), 30)
+    assert falling is not None
+    assert (falling.lowest_at, falling.rise, falling.rises) == (30, 0.0, False)
+
+
+@pytest.mark.parametrize(("rise", "rises"), [(RISE - 0.001, False), (RISE + 0.001, True)])
+def test_small_rises_are_scatter(rise: float, rises: bool) -> None:
+    losses = [2.0] * 10 + [1.0] * 10 + [1.0 + rise] * 10
+    late = find_late_loss(make_record("relu", [50.0] * 30, train_loss=losses), 30)
+    assert late is not None
+    assert late.rises == rises
+
+
+def test_short_runs_and_those_that_diverged_are_not_followed() -> None:
+    losses = [1.0] * 10 + [2.0] * 10
+    record = make_record("relu", [50.0] * 20, train_loss=losses)
+    assert find_late_loss(record, 19) is None
+    assert find_late_loss(record, 20) is not None
+    assert find_late_loss(replace(record, ended="diverged in epoch 12"), 20) is None
+    assert find_late_loss(replace(record, train_loss=[*losses[:-1], None]), 20) is None
+
+
+def test_the_page_lists_activations_whose_training_loss_rises_and_counts_the_others() -> None:
+    up, down = [1.0] * 10 + [2.0] * 10, [2.0] * 10 + [1.0] * 10
+    accuracy = [80.0] * 10 + [70.0] * 10
+    runs = [make_record("relu", accuracy, seed=seed, train_loss=up if seed else down) for seed in range(3)]
+    runs += [make_record("tanh", accuracy, train_loss=down)]
+    text = late_loss_table(experiments(runs))
+    assert cells(text, "| relu |")[2:] == ["2 of 3", "10", "+100 %", "80.00", "70.00", "-10.00"]
+    assert "| tanh |" not in text
+    assert "In 1 other cells" in text

@@ -1,0 +1,280 @@
+"""Every format says the same, is well formed, and takes no text for markup."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from rich.console import Console
+
+from hullo.lab import paper
+from hullo.lab.analysis.experiments import SETTINGS, experiments
+from hullo.lab.analysis.pages.batch_size import batches_tables
+from hullo.lab.analysis.pages.drift import drift_tables
+from hullo.lab.analysis.pages.epochs import epochs_tables, losses_tables
+from hullo.lab.analysis.pages.speed import cost_table, paces, speed_table
+from hullo.lab.analysis.tables import latex, markdown
+from hullo.lab.analysis.tables.csv import csv_table
+from hullo.lab.analysis.tables.format import origin
+from hullo.lab.analysis.tables.terminal import terminal_table
+from hullo.lab.bench.rows import Environment
+from hullo.lab.records import Record
+from made_records import make_record, make_records
+
+RUNS = make_records({"relu": [79.0, 80.0, 81.0], "leaky_relu": [80.0] * 3, "affine(identity,tanh)": [84.5, 85.5, 86.5]})
+RUNS += make_records({"relu": [91.0], "affine(identity,tanh)": [92.0]}, column="lenet5/fashion-mnist")
+
+
+def shown(runs: list[Record], width: int = 100) -> list[str]:
+    console = Console(width=width, force_terminal=False)
+    with console.capture() as capture:
+        for experiment in experiments(runs):
+            console.print(terminal_table(experiment))
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+def parsed(text: str) -> list[list[list[str]]]:
+    """The tables of a Markdown document as a reader sees them: rows of cells, as plain text."""
+    tables: list[list[list[str]]] = []
+    inside = False
+    for token in MarkdownIt("commonmark").enable("table").parse(text):
+        if token.type == "table_open":
+            tables.append([])
+        elif token.type == "tr_open":
+            tables[-1].append([])
+        inside = inside or token.type in ("th_open", "td_open")
+        if inside and token.type == "inline":
+            tables[-1][-1].append("".join(part.content for part in token.children or []))
+            inside = False
+    return tables
+
+
+def test_the_terminal_shows_a_block_a_column_within_a_hundred_characters() -> None:
+    lines = shown(RUNS)
+    assert max(map(len, lines)) <= 100
+    assert lines[0] == "kerasnet/cifar10, 1 epoch: test accuracy in %, last epoch"
+    assert [line.split() for line in lines if "affine" in line] == [
+        ["affine(identity,tanh)", "85.50", "±", "2.48", "+5.50", "±", "0.00", "86.05", "-0.55", "3", "best"],
+        ["affine(identity,tanh)", "92.00", "+1.00", "92.65", "-0.65", "1", "best"],
+    ]
+    (relu,) = (line.split() for line in lines if line.split()[:2] == ["relu", "80.00"])
+    assert relu == ["relu", "80.00", "±", "2.48", "79.97", "+0.03", "3"]
+
+
+def test_the_whole_table_of_the_paper_fits_the_terminal() -> None:
+    runs = [
+        make_record(row, [88.88, 77.77 + seed], column=str(column), seed=seed, ended="diverged in epoch 2")
+        for column in paper.COLUMNS[:5]
+        for row in paper.ROWS
+        for seed in range(5)
+    ]
+    lines = shown(runs)
+    assert max(map(len, lines)) <= 100
+    assert sum(line.lstrip().startswith(paper.ROWS) for line in lines) == 60
+
+
+def test_fewer_pairs_than_seeds_are_said() -> None:
+    runs = make_records({"relu": [80.0], "tanh": [81.0, 82.0]})
+    (line,) = (line for line in shown(runs) if line.split()[:1] == ["tanh"])
+    assert line.endswith("best, 1 of the seeds with relu")
+
+
+def test_markdown_is_a_glance_then_details() -> None:
+    glance, first, second = parsed(markdown.markdown_table(experiments(RUNS)))
+    assert glance[0][2].startswith("lenet5/<br>fashion-mnist<br>")
+    assert glance[1:] == [
+        ["relu", "80.0 ± 2.5<br>(80.0)", "91.0<br>(91.1)"],
+        ["leaky_relu", "80.0 ± 0.0<br>(80.1)", "(91.0)"],
+        ["affine(identity,tanh)", "85.5 ± 2.5<br>(86.0)", "92.0<br>(92.7)"],
+    ]
+    assert first[3][:3] == ["affine(identity,tanh)", "85.50 ± 2.48", "+5.50 ± 0.00"]
+    assert second[2] == ["affine(identity,tanh)", "92.00", "+1.00", "92.65", "-0.65", "1", "best"]
+
+
+def test_the_best_of_each_column_is_bold_ours_and_the_papers() -> None:
+    best = {"kerasnet/fashion-mnist": ["tanh"], "resnet56/cifar10": ["relu", "leaky_relu"]}
+    runs = [
+        make_record(row, [90.0 if row in rows else 80.0], column=column)
+        for column, rows in best.items()
+        for row in paper.ROWS
+    ]
+    lines = markdown.glance_table(experiments(runs)).splitlines()[2:14]
+    ours = [
+        [row for row, line in zip(paper.ROWS, lines, strict=True) if "**90.0**" in line.split("|")[n]] for n in (2, 3)
+    ]
+    theirs = [[row for row, line in zip(paper.ROWS, lines, strict=True) if ")**" in line.split("|")[n]] for n in (2, 3)]
+    assert ours == list(best.values())
+    assert theirs == [["affine(identity,tanh)", "affine(identity,relu,tanh)"], ["convex(identity,relu)"]]
+
+
+@given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])))  # Markdown has no character 0
+def test_text_is_text_in_markdown(text: str) -> None:
+    ((head, line),) = parsed(markdown.grid(["a", "b"], [[markdown.escape(text), "end"]]))
+    assert (head, line) == (["a", "b"], [" ".join(text.split()), "end"])
+
+
+@given(st.text())
+def test_text_is_text_in_latex(text: str) -> None:
+    spelled = {spelling: chr(code) for code, spelling in latex.SPECIAL.items()}
+    plain = "[^" + re.escape("".join(spelled.values())) + "]"
+    known = "|".join(map(re.escape, sorted(spelled, key=len, reverse=True)))
+    escaped = latex.escape(text)
+    assert re.fullmatch(f"(?:{known}|{plain})*", escaped)
+    read = re.sub(known, lambda found: spelled[found[0]], escaped)
+    assert read == " ".join(text.split())
+
+
+def test_hostile_machines_do_no_harm() -> None:
+    hostile = Environment("a|b `c` <b> **d**", 1, "3", "2", "", "0", "_e_")
+    text = markdown.glance_table(experiments([make_record("relu", [80.0], environment=hostile)]))
+    rendered = MarkdownIt("commonmark").enable("table").render(text)
+    assert "a|b `c` &lt;b&gt; **d**, 1 CPU threads" in rendered
+    assert "(_e_)" in rendered
+    text = latex.latex_table(experiments([make_record("relu", [80.0], environment=replace(hostile, device="a\n\\b"))]))
+    assert "a \\b, 1 CPU threads" in text
+    assert not any(line.startswith("\\b,") for line in text.splitlines())
+
+
+def test_latex_is_whole_tabulars_with_as_many_cells_in_every_line() -> None:
+    about, *tables = latex.latex_table(experiments(RUNS)).strip().split("\n\n")
+    assert about.startswith(r"% Needs \usepackage{booktabs}. Runs made with")
+    assert str(RUNS[0].environment) in about
+    assert [table.splitlines()[1] for table in tables] == [
+        r"\begin{tabular}{lr@{ }lr@{ }l}",
+        *[r"\begin{tabular}{lrrrrrl}"] * 2,
+    ]
+    for table, cells, lines in zip(tables, (5, 7, 7), (3 + 3, 1 + 3, 1 + 2), strict=True):
+        said, _, *body, end = table.splitlines()
+        assert said.startswith("% ")
+        rules = [r"\toprule", r"\midrule", r"\bottomrule"]
+        assert [line for line in body if line in rules] == rules
+        assert end == r"\end{tabular}"
+        body = [line for line in body if line not in rules]
+        assert len(body) == lines
+        for line in body:
+            spans = sum(int(span) - 1 for span in re.findall(r"\\multicolumn\{(\d)\}", line))
+            assert line.endswith(r"\\")
+            assert 1 + line.count(" & ") + spans == cells
+            assert line.count("{") == line.count("}")
+            assert line.count("$") % 2 == 0
+    last = r"affine(identity,tanh) & \textbf{85.5 $\pm$ 2.5} & (86.0) & \textbf{92.0} & (92.7) \\"
+    assert tables[0].splitlines()[-3] == last
+    figures = ("85.50", r"+5.50 $\pm$ 0.00", "86.05", "$-$0.55", "best")
+    assert all(rf"\textbf{{{figure}" in tables[1].splitlines()[-3] for figure in figures)
+
+
+def test_csv_has_every_number_as_it_is() -> None:
+    lines = list(csv.DictReader(io.StringIO(csv_table(experiments(RUNS)))))
+    assert len(lines) == 5
+    (line,) = (line for line in lines if (line["data"], line["activation"]) == ("cifar10", "affine(identity,tanh)"))
+    cell = experiments(RUNS)[0].cells["affine(identity,tanh)"]
+    assert (float(line["mean"]), float(line["half_interval"])) == (cell.accuracy.mean, cell.accuracy.half)
+    assert (line["relu_pairs"], line["relu_difference"], line["relu_half_interval"]) == ("3", "5.5", "0.0")
+    assert float(line["paper_difference"]) == cell.over_published
+    assert (line["epoch"], line["reading"], line["images"]) == ("1", "last", "test")
+    assert (line["seeds"], line["best"]) == ("3", "1")
+    assert all(line[name] == str(getattr(RUNS[0].spec, name)) for name in SETTINGS)
+    (relu,) = (line for line in lines if (line["data"], line["activation"]) == ("fashion-mnist", "relu"))
+    assert (relu["half_interval"], relu["relu_difference"]) == ("", "")
+
+
+def test_the_time_of_a_population_counts_once() -> None:
+    wide = make_records({"relu": [80.0, 81.0], "tanh": [82.0, 83.0]}, members=4, seconds=8.0)
+    (pace,) = paces(wide)
+    assert (pace.populations, pace.seconds, pace.network_epochs_a_second) == (1, 8.0, 0.5)
+    assert paces(wide[:3]) == [pace]  # the fourth was trained too
+    alone = [
+        make_record("relu", [80.0] * 6, seed=seed, seconds=seconds) for seed, seconds in enumerate((2.0, 2.0, 4.0))
+    ]
+    (pace,) = paces(alone)
+    assert (pace.populations, pace.seconds, pace.network_epochs_a_second) == (3, 8.0, 18 / 8)
+    ((head, *lines),) = parsed(speed_table(wide + alone, {}))
+    assert len(lines) == 2
+    assert dict(zip(head, lines[1], strict=True))["device time"] == "0:00:08"
+    assert lines[1][:4] == ["kerasnet/cifar10<br>a machine, float32, batch 32", "6", "1", "3"]
+
+
+def test_populations_that_are_not_alike_are_not_added_up() -> None:
+    runs = make_records({"relu": [80.0]}) + make_records({"relu": [80.0]}, column="lenet5/fashion-mnist")
+    runs += make_records({"relu": [80.0]}, precision="bfloat16") + make_records({"tanh": [80.0]}, batch=64)
+    found = paces(runs)
+    assert len(found) == 4
+    assert [str(pace.column) for pace in found] == ["kerasnet/cifar10"] * 3 + ["lenet5/fashion-mnist"]
+
+
+def test_a_columns_cost_is_what_its_widest_population_took_for_a_network_times_sixty() -> None:
+    wide = make_records({"relu": [80.0, 81.0], "tanh": [82.0, 83.0]}, members=4, seconds=18.0)
+    alone = make_records({"convex(identity,relu)": [80.0]}, members=1, seconds=20.0)
+    ((_, line),) = parsed(cost_table(alone + wide))
+    assert line[2:] == ["4.5", "1", f"{60 * 4.5 / 3600:.3g}"]
+
+
+def test_accuracies_on_the_way_are_those_after_each_quarter() -> None:
+    runs = [make_record("relu", [seed + 10.0 * epoch for epoch in range(1, 9)], seed=seed) for seed in (0, 2)]
+    runs.append(make_record("tanh", [50.0] * 6 + [49.0, 48.0]))
+    ((head, relu, tanh),) = parsed(epochs_tables(experiments(runs)))
+    assert head[1:6] == ["2", "4", "6", "8", "from 6 to 8"]
+    assert relu == ["relu", "21.00", "41.00", "61.00", "81.00", "+20.00 ± 0.00", "+1.03"]
+    assert tanh[1:6] == ["50.00", "50.00", "50.00", "48.00", "-2.00"]
+
+
+def test_losses_are_those_in_the_first_epoch_and_at_the_end_of_each_quarter() -> None:
+    curves = {seed: [seed + 8.0 - epoch for epoch in range(8)] for seed in (0, 1)}
+    runs = [replace(make_record("relu", [50.0] * 8, seed=seed), train_loss=curve) for seed, curve in curves.items()]
+    lost = replace(make_record("tanh", [50.0] * 8), train_loss=[2.0] + [None] * 7)
+    ((head, relu, tanh),) = parsed(losses_tables(experiments([*runs, lost])))
+    assert head == ["in epoch", "1", "2", "4", "6", "8"]
+    assert relu == ["relu", "8.500", "7.500", "5.500", "3.500", "1.500"]
+    assert tanh == ["tanh", "2.000", "", "", "", ""]
+
+
+def test_moves_are_counted_from_the_start_and_corners_at_the_end() -> None:
+    hull = "affine(identity,tanh)"
+    paths = [
+        [[[0.5, 0.5], [0.5, 0.5]], [[0.6, 0.4], [0.5, 0.5]], [[0.0, 1.0], [1.5, -0.5]]],
+        [[[0.5, 0.5], [0.5, 0.5]], [[0.5, 0.5], [0.9, 0.1]], [[0.005, 0.995], [-0.02, 1.02]]],
+    ]
+    runs = [
+        replace(make_record(hull, [50.0, 60.0], seed=seed), coefficients=path, bases=["identity", "tanh"])
+        for seed, path in enumerate(paths)
+    ]
+    lost = replace(runs[0], spec=replace(runs[0].spec, seed=2), ended="diverged in epoch 1")
+    ((head, line),) = parsed(drift_tables(experiments([*runs, lost, make_record("relu", [50.0, 60.0])])))
+    assert head == ["after epoch", "1", "1", "1", "2", "layers at a corner"]
+    assert line == [hull, *["0.12"] * 3, f"{(0.5 + 1.0 + 0.495 + 0.52) / 4:.2f}", "2 of 4"]
+    assert drift_tables(experiments([make_record("relu", [50.0])])) == ""
+
+
+def test_batches_are_compared_on_the_same_seeds_after_as_many_epochs_and_after_as_many_updates() -> None:
+    usual = [make_record("relu", [50.0 + seed + epoch for epoch in range(1, 11)], seed=seed) for seed in range(3)]
+    other = [make_record("relu", [60.0] * 7 + [70.0 + 3 * seed], seed=seed, batch=128) for seed in (1, 2)]
+    unlike = make_record("relu", [0.0] * 8, seed=1, batch=128, lr=1e-3)
+    longer = make_record("relu", [0.0] * 11, seed=1, batch=128)
+    alone = make_record("tanh", [60.0] * 8, seed=1, batch=128)
+    ((head, line),) = parsed(batches_tables(experiments([*usual, *other, unlike, longer, alone])))
+    assert (head[1], head[2], head[4]) == ("batch 128, epoch 8", "batch 32, epoch 8", "batch 32, epoch 2")
+    assert [cell.split(" ±")[0] for cell in line[1:]] == ["74.50", "59.50", "+15.00", "53.50", "+21.00", "2"]
+    assert batches_tables(experiments(usual)) == ""
+    smaller = [make_record("relu", [60.0] * 8, seed=seed, batch=8) for seed in (0, 1)]
+    ((head, _),) = parsed(batches_tables(experiments(usual + smaller)))  # there are not as many updates of 32
+    assert head[1:] == ["batch 8, epoch 8", "batch 32, epoch 8", "difference after as many epochs", "seeds"]
+
+
+def test_the_papers_figures_are_explained_where_they_are() -> None:
+    unknown = make_records({"gelu": [80.0]})
+    assert "in brackets the paper's" in markdown.glance_table(experiments(RUNS))
+    assert "brackets" not in markdown.glance_table(experiments(unknown))
+
+
+def test_commits_of_runs_that_are_alike_in_all_else_are_said_together() -> None:
+    environments = [Environment("a GPU", 1, "3.11", "2.13", "", "0.1", commit) for commit in ("b2", "a1", "")]
+    environments.append(Environment("another", 1, "3.11", "2.13", "", "0.1", "a1"))
+    runs = [make_record("relu", [50.0], seed=seed, environment=where) for seed, where in enumerate(environments)]
+    shared = "1 CPU threads, Python 3.11, torch 2.13, hullo 0.1"
+    assert origin(runs) == f"Runs made with a GPU, {shared} (a1, b2); another, {shared} (a1)."
+    assert origin(runs[2:3]) == f"Runs made with a GPU, {shared}."
