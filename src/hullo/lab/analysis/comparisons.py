@@ -1,8 +1,9 @@
 """Answers that records give to a claim: differences between activations, published figures, and counts of runs.
 
-A difference is taken between runs of the same seed. Where the best of several activations is compared, it is chosen on
-the other seeds and scored on the one left out, so that the choice flatters nobody; as such scores depend on each other,
-their tests have a larger error (`variance_factor` of folds).
+A difference is taken between runs of the same seed. One activation exceeds the best of several others if it exceeds
+each of them, so each is tested. The best of several is chosen on the other seeds and scored on the one left out, so
+that the choice flatters nobody; as such scores depend on each other, their tests have a larger error (`variance_factor`
+of folds).
 """
 
 from __future__ import annotations
@@ -55,6 +56,16 @@ def leave_one_seed_out(reached: Accuracies, rows: Sequence[str], others: Sequenc
     return folds
 
 
+def against_each(reached: Accuracies, row: str, others: Sequence[str]) -> list[list[Fold]]:
+    """Compare one activation with each of others on the seeds that all have, the strongest of the others first."""
+    names = [name for name in others if name in reached]
+    if row not in reached or not names:
+        return []
+    seeds = sorted(set.intersection(set(reached[row]), *(set(reached[name]) for name in names)))
+    folds = [[Fold(s, row, name, reached[row][s] - reached[name][s]) for s in seeds] for name in names]
+    return sorted(folds, key=lambda found: mean(fold.difference for fold in found)) if seeds else []
+
+
 class Answer(Protocol):
     """What one experiment says to one question of a claim."""
 
@@ -85,7 +96,8 @@ class Comparison:
     Args:
         experiment: its name.
         question: which activations are compared.
-        folds: one per seed.
+        folds: one per seed; against several others, those against the strongest.
+        weaker: against several others, the folds against each of the rest.
         choice: whether the best of several was chosen on the other seeds.
         published: the same in the paper's figures, where others may be the best.
         at_least: whether no difference at all is claimed, too.
@@ -95,6 +107,7 @@ class Comparison:
     experiment: str
     question: str
     folds: tuple[Fold, ...]
+    weaker: tuple[tuple[Fold, ...], ...] = ()
     choice: bool = False
     published: float | None = None
     at_least: bool = False
@@ -110,11 +123,12 @@ class Comparison:
 
     @property
     def p(self) -> float:
-        return p_value(self.differences, 0.0, self._error)
+        """Return the two-sided p-value.
 
-    @property
-    def _error(self) -> Error:
-        return "folds" if self.choice else "mean"
+        To exceed several others is to exceed each: the largest p-value counts. To be exceeded by one of k others: k
+        times the smallest.
+        """
+        return min(1.0, 2 * min(self._sides))
 
     @property
     def by_means(self) -> bool:
@@ -122,14 +136,16 @@ class Comparison:
 
     def judge(self, significant: bool) -> str:
         if significant:
-            return HOLDS if self.difference.mean > 0 else FAILS
+            above, below = self._sides
+            return HOLDS if above < below else FAILS
         return HOLDS if self.at_least and len(self.folds) > 1 and not any(self.differences) else OPEN
 
     def seeds_needed(self, alpha: float = ALPHA) -> int | None:
         """Return how many seeds would show the mean difference, if it is the true one; None if too many or unknown."""
         if len(self.folds) == 1:
             return None
-        return seeds_needed(self.difference.mean, stdev(self.differences), alpha, self._error)
+        rate = alpha if self.by_means else alpha / (1 + len(self.weaker))
+        return seeds_needed(self.difference.mean, stdev(self.differences), rate, self._error)
 
     @property
     def figures(self) -> list[str]:
@@ -138,6 +154,23 @@ class Comparison:
         figure = self.difference.spell("+.1f" if self.unit else "+.2f") + f" {self.unit}" * bool(self.unit)
         beside = [] if self.published is None else [f"paper {self.published:+.2f}"]
         return [*filter(None, shown), figure, *beside]
+
+    @property
+    def _error(self) -> Error:
+        return "folds" if self.choice else "mean"
+
+    @property
+    def _sides(self) -> tuple[float, float]:
+        """Return the one-sided p-values of being above all others, and of being below one."""
+        each = [self.differences, *([fold.difference for fold in folds] for folds in self.weaker)]
+        above = [_one_sided(differences, self._error) for differences in each]
+        return max(above), min(1.0, len(each) * min(1 - p for p in above))
+
+
+def _one_sided(values: Sequence[float], error: Error) -> float:
+    """Return the p-value of the test that the mean is not positive."""
+    p = p_value(values, 0.0, error) / 2
+    return p if mean(values) > 0 else 1 - p
 
 
 @dataclass(frozen=True)
