@@ -50,3 +50,12 @@ def test_importing_hullo_leaves_global_settings_alone() -> None:
     )
     code = f"import torch; torch.manual_seed(7); a = {state}; import hullo; hullo.names(); b = {state}; assert a == b"
     python(code)
+
+
+def test_reading_records_and_making_tables_loads_no_network_no_data_set_and_no_trainer() -> None:
+    modules = ("pages.claims", "tables.latex", "tables.terminal", "sources")
+    code = f"import sys, {', '.join(f'hullo.lab.analysis.{name}' for name in modules)}; print(*sys.modules)"
+    loaded = [name for name in python(code).stdout.split() if name.startswith("hullo.lab.")]
+    assert "hullo.lab.records" in loaded
+    unwanted = {"data", "networks", "training", "feeds", "grid", "cluster", "recipes", "team", "figures", "report"}
+    assert not [name for name in loaded if name.split(".")[2] in unwanted]

@@ -11,12 +11,12 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
-from made_records import make_record
 from typer.testing import CliRunner
 
 from hullo.lab.cli import app
 from hullo.lab.files import make_folder, open_output, open_regular, whole
 from hullo.lab.records import Records
+from made_records import make_record
 
 
 def test_a_file_is_replaced_only_when_it_is_all_written(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import tiny_command
 from hullo.lab.bench.rows import environment
 from hullo.lab.feeds import Resident
 from hullo.lab.plan import Plan, Population
-from hullo.lab.records import take_records
+from hullo.lab.recording import take_records
 from hullo.lab.specs import Spec
 from hullo.lab.training import Training
 

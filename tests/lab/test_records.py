@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from hullo.lab.bench.rows import Environment, environment
 from hullo.lab.feeds import Resident
-from hullo.lab.records import VERSION, Record, Records, take_records
+from hullo.lab.recording import take_records
+from hullo.lab.records import VERSION, Record, Records
 from hullo.lab.specs import Spec
 from hullo.lab.training import Training
 

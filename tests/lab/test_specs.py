@@ -8,6 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hullo.lab import specs
+from hullo.lab.data import RELEASES, ilsvrc2012
+from hullo.lab.networks import NETWORKS
 from hullo.lab.specs import Spec, identify
 
 RATES = st.floats(0, 1e3, allow_subnormal=True)
@@ -112,3 +115,8 @@ def test_what_cannot_be_run_is_refused(name: str, value: object, said: str) -> N
 def test_a_text_that_is_no_spec_is_repeated(text: str) -> None:
     with pytest.raises(ValueError, match=f"^'{text}' is no run: write network/data"):
         Spec.parse(text)
+
+
+def test_the_names_of_networks_and_data_sets_are_those_that_there_are() -> None:
+    assert tuple(NETWORKS) == specs.NETWORKS
+    assert (*RELEASES, ilsvrc2012.NAME) == specs.DATASETS

@@ -21,7 +21,8 @@ from hullo.lab.feeds import Feed
 from hullo.lab.networks import NETWORKS
 from hullo.lab.plan import Plan, Population, does_not_fit, title
 from hullo.lab.progress import Steps
-from hullo.lab.records import Record, take_records
+from hullo.lab.recording import take_records
+from hullo.lab.records import Record
 from hullo.lab.team import ALONE, Team
 from hullo.lab.training import Training
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import itertools
 import json
-import math
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -13,14 +12,11 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from hullo.lab.activations import Row
 from hullo.lab.bench.rows import Environment
 from hullo.lab.files import locked, open_regular
 from hullo.lab.schema import Exactly, List, Number, Object, Rule, Text, Whole, read_json, refuse
 from hullo.lab.specs import Spec
-from hullo.lab.training import Training
 
 VERSION = 2
 LONGEST = 2**26
@@ -142,50 +138,6 @@ def _rules(spec: Spec, values: dict[str, Any]) -> dict[str, Rule]:
         "val_accuracy": accuracies if held_out else nothing,
         "images": List(Whole(1), 2) if values.get("images") else nothing,
     }
-
-
-def take_records(training: Training, environment: Environment) -> list[Record]:
-    """Return the members' records at the end of their training."""
-    network, curves, held_out = training.network, training.curves, "val" in training.feed.eval_sizes
-    records = []
-    for k, (spec, row) in enumerate(zip(training.specs, network.rows, strict=True)):
-        columns = [network.activations.bases.index(item) for item in row.bases] if row.learns else []
-        points = (training.start[k], *curves["coefficients"][:, k])
-        over_time = [[layer[:, columns] for layer in network.activations.split_member(k, point)] for point in points]
-        coefficients = [[_numbers(layer.mean(0)) for layer in point] for point in over_time] if columns else []
-        sound = curves["sound"][:, k].tolist()
-        for epoch, point in enumerate(coefficients[1:]):  # weights may be finite where their mean is not
-            sound[epoch] = sound[epoch] and None not in itertools.chain(*point)
-        accuracy, *top5 = (list(map(_rounded, top)) for top in curves["test_accuracy"][:, k].T.tolist())
-        records.append(
-            Record(
-                spec=spec,
-                ended="finished" if all(sound) else f"diverged in epoch {sound.index(False) + 1}",
-                train_loss=_numbers(curves["train_loss"][:, k]),
-                test_loss=_numbers(curves["test_loss"][:, k]),
-                test_accuracy=accuracy,
-                bases=[network.activations.bases[column].name for column in columns],
-                coefficients=coefficients,
-                members=len(training.specs),
-                seconds=round(training.seconds, 3),
-                environment=environment,
-                channels=[[*map(_numbers, layer)] for layer in over_time[-1]] if row.per == "channel" else [],
-                test_top5=top5[0] if top5 else [],
-                val_loss=_numbers(curves["val_loss"][:, k]) if held_out else [],
-                val_accuracy=[*map(_rounded, curves["val_accuracy"][:, k, 0].tolist())] if held_out else [],
-                images=[] if training.feed.whole else [training.feed.count, training.feed.eval_sizes["test"]],
-            )
-        )
-    return records
-
-
-def _numbers(values: Tensor) -> list[float | None]:
-    return [_rounded(value) if math.isfinite(value) else None for value in values.tolist()]
-
-
-def _rounded(value: float) -> float:
-    """Six digits of a number, which is about what float32 holds."""
-    return float(f"{value:.6g}")
 
 
 @dataclass(frozen=True)

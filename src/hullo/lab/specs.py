@@ -8,12 +8,14 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from hullo.lab.activations import Row
-from hullo.lab.data import RELEASES, ilsvrc2012
-from hullo.lab.networks import NETWORKS
-from hullo.lab.paper import Column
+from hullo.lab.paper import COLUMNS, Column
 from hullo.lab.schema import LARGEST
 
-DATASETS = (*RELEASES, ilsvrc2012.NAME)
+NETWORKS = tuple(dict.fromkeys(column.network for column in COLUMNS))
+"""Names alone: specs and records are read where no network is built and no data set is loaded."""
+STREAMED = "ilsvrc2012"
+"""The data set that does not fit into memory and is read as a stream."""
+DATASETS = ("fashion-mnist", "cifar10", "fashion-mnist-sample", STREAMED)
 ALEXNET = {"epochs": 90, "batch": 256, "lr": 0.01, "decay": 0.05}
 """As in Caffe's solver, but for a part in a thousand: 450,000 updates with 256 images each of the whole ILSVRC-2012, a
 tenth of the learning rate after every 100,000."""
@@ -130,7 +132,7 @@ class Spec:
 
         Members that read one stream of images share its order, and so the seed.
         """
-        seed = self.seed if self.data == ilsvrc2012.NAME else 0
+        seed = self.seed if self.data == STREAMED else 0
         return replace(self, activation="relu", seed=seed, lr=0.0, coefficient_lr_scale=0.0)
 
 

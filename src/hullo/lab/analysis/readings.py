@@ -40,6 +40,11 @@ class Reading:
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def sentence(self) -> str:
+        """Return what the reading is, for captions."""
+        return f"Reading {self.name}: {self.meaning}."
+
 
 LAST = Reading("last", "last epoch", "the accuracy after the last epoch")
 LAST10 = Reading("last10", f"last {WINDOW} epochs", f"the mean accuracy of the last {WINDOW} epochs")

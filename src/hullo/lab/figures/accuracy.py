@@ -155,7 +155,7 @@ def draw_final(experiment: Experiment) -> Figure:
     Runs that diverged count as in the table; those that lie far off are counted, not shown.
     """
     cells = list(experiment.cells.values())
-    remarks = fill(" ".join(experiment.remarks), 110)
+    remarks = fill(" ".join([experiment.reading.sentence, *experiment.remarks]), 110)
     height = 1.1 + 0.25 * len(cells) + 0.15 * len(remarks.splitlines())
     figure = Figure(figsize=(0.85 * WIDTH, height), layout="constrained")
     panel = figure.subplots()

@@ -50,7 +50,7 @@ def note(experiments: Sequence[Experiment]) -> str:
     beside, lost = ", in brackets the paper's" * known, "; † with runs that diverged" * diverged
     said = [f"Accuracy in %: mean ± 95 % interval over seeds{beside}; the best of each column is bold{lost}."]
     readings = dict.fromkeys(experiment.reading for experiment in experiments)
-    said += [f"Reading {reading}: {reading.meaning}." for reading in readings]
+    said += [reading.sentence for reading in readings]
     remarks: dict[str, list[str]] = {}
     for experiment in experiments:
         for remark in experiment.remarks:
@@ -69,8 +69,7 @@ def caption(experiment: Experiment) -> str:
     """Return how to read a table of one experiment."""
     single = max(cell.accuracy.count for cell in experiment.cells.values()) == 1
     means = [] if single else [f"Means and 95 % intervals over seeds; vs {REFERENCE} on the same seeds."]
-    reading = f"Reading {experiment.reading}: {experiment.reading.meaning}."
-    return " ".join([reading, *means, *experiment.remarks])
+    return " ".join([experiment.reading.sentence, *means, *experiment.remarks])
 
 
 def origin(records: Iterable[Record]) -> str:
