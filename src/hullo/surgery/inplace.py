@@ -31,8 +31,7 @@ class InPlaceLinearHull(InPlace, LinearHull):
 
 
 _CLASSES: dict[type[Hull], type[Hull]] = {
-    cls.__mro__[2]: cls
-    for cls in (InPlaceAffineHull, InPlaceConvexHull, InPlaceConicHull, InPlaceLinearHull)
+    cls.__mro__[2]: cls for cls in (InPlaceAffineHull, InPlaceConvexHull, InPlaceConicHull, InPlaceLinearHull)
 }
 
 

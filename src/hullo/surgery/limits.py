@@ -31,7 +31,11 @@ class Limits:
     def __init__(self, model: nn.Module, findings: Iterable[Findings], reach: Reach) -> None:
         found = list(findings)
         self._assigned, self._used = reach.assigned, reach.used()
-        walks = reach.walks(function for item in found for function in item.seen)
+        functions = {function for item in found for function in item.handed}
+        handed = {
+            function: [module for item in found for module in item.handed.get(function, ())] for function in functions
+        }
+        walks = reach.walks((function for item in found for function in item.seen), handed)
         self._tied = {(id(kept[0]), kept[1]): why for item in found for kept, why in item.tied}
         self._exact = {cls for item in found for cls in item.exact}
         self._tested = [test for item in found for test in item.tested]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import types
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -148,7 +148,8 @@ class Findings:
         walked: the modules whose children or parameters code goes through.
         tested: the classes that code asks unknown modules for, and where.
         exact: the classes that code asks for by ``type(x) is``, which a derived class is not.
-        entered: the methods of other modules that are called, as the id of the module and the name.
+        entered: the methods that are called from elsewhere, as the id of the module and the name.
+        handed: the modules that helper functions are called with.
         recursive: the functions that call themselves.
         unreadable: the names in code that could not be read.
         seen: the functions that were read, each with all its runs.
@@ -165,6 +166,7 @@ class Findings:
     tested: list[tuple[Any, str]] = field(default_factory=list)
     exact: set[type] = field(default_factory=set)
     entered: set[tuple[int, str]] = field(default_factory=set)
+    handed: dict[types.FunctionType, list[nn.Module]] = field(default_factory=lambda: defaultdict(list))
     recursive: set[types.FunctionType] = field(default_factory=set)
     unreadable: set[str] = field(default_factory=set)
     seen: Seen = field(default_factory=dict)

@@ -77,9 +77,9 @@ def read_aside(
     for name, function in methods(type(owner)):
         if inspect.unwrap(function) in findings.seen or findings.unread:
             continue
-        if words.isdisjoint(_words(owner, function)) and not _mentions_by_methods(owner, function):
-            continue
         idle = "" if (id(owner), name) in entered else f"forward does not call {name}"
+        if idle and words.isdisjoint(_words(owner, function)) and not _mentions_by_methods(owner, function):
+            continue
         body, aside = body_of(owner, type(owner).__mro__, name), Findings()
         try:
             Reader(aside, body, findings.seen, assigned, {ENTRY: (id(owner), name)}, idle).read()

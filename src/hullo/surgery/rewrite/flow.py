@@ -13,7 +13,7 @@ from hullo.surgery.rewrite.source import position
 from hullo.surgery.rewrite.values import LONGEST, UnknownError, Value
 
 _OPEN_LOOP = "it is called in a loop whose length depends on the input"
-_INNER = "it is called in a function inside a function"
+INNER = "it is called in a function inside a function"
 
 
 class Flow(Branches):
@@ -104,7 +104,7 @@ class Flow(Branches):
 
     def _inner_function(self, node: Any) -> None:
         rest, self.rest = self.rest, [Rest(OF_FUNCTION, dict(self.path), self.idle)]
-        with self.troubled(_INNER):
+        with self.troubled(INNER):
             self.generic_visit(node)
         self.rest = rest
 

@@ -6,7 +6,7 @@ import ast
 import inspect
 import types
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -83,9 +83,19 @@ class Reach:
         names = {name for function in own for code in codes(function.__code__) for name in code.co_names}
         return not own or not _BY_NAME.isdisjoint(names) or "forward" in vars(module)
 
-    def walks(self, read: Iterable[types.FunctionType]) -> Iterator[Walk]:
-        """Yield the children and descendants that functions go through which were not read with their module known."""
+    def walks(
+        self, read: Iterable[types.FunctionType], handed: Mapping[types.FunctionType, Sequence[nn.Module]]
+    ) -> Iterator[Walk]:
+        """Yield the children and descendants that functions go through which were not read with their module known.
+
+        Args:
+            read: the functions that were read.
+            handed: the modules that helper functions are called with.
+        """
         for function in self.functions.keys() - set(read):
+            classes = self.functions[function]
+            if classes and not any(issubclass(cls, nn.Module) for cls in classes):
+                continue  # a method of a configuration, or the like
             try:
                 tree = parse(function)
             except LookupError:
@@ -94,9 +104,11 @@ class Reach:
             owners = [module for module in self._modules if isinstance(module, tuple(self.functions[function]))]
             for owner in owners if parameters and owners else [None]:
                 bound = {} if owner is None else {parameters[0]: Value(owner)}
-                for walk in walks_in(tree, function, Scope(function, bound, Assigned({}))):
-                    if walk[1] != "parameters":
-                        yield walk
+                for module, kind, where in walks_in(tree, function, Scope(function, bound, Assigned({}))):
+                    if kind != "parameters":
+                        found = handed.get(function) if module is None else None
+                        modules: Sequence[nn.Module | None] = found or [module]
+                        yield from ((item, kind, where) for item in modules)
 
 
 def hooks_of(module: nn.Module) -> Iterator[Any]:

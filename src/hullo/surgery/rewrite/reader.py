@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from hullo.surgery.recognise import NAMES, Reading, read_function, read_module
 from hullo.surgery.rewrite.branches import Path
 from hullo.surgery.rewrite.calls import Body, Call, Findings, Seen
+from hullo.surgery.rewrite.flow import INNER
 from hullo.surgery.rewrite.mentions import is_activation_or_holds_one, is_from_torch, mentions_activation
 from hullo.surgery.rewrite.source import input_of, is_written_out, method, parse, position
 from hullo.surgery.rewrite.uses import Uses
@@ -110,6 +111,9 @@ class Reader(Uses):
     def _called(self, node: ast.Call, callee_node: ast.expr, given: ast.Call, callee: Value) -> None:
         """Record a call of something known."""
         thing = callee.it
+        if isinstance(thing, types.FunctionType):
+            given_to = [self.it(item) for item in (*given.args, *(item.value for item in given.keywords))]
+            self.findings.handed[thing] += [item for item in given_to if isinstance(item, nn.Module)]
         if thing is self.owner:
             self.findings.recursive.add(self.body.function)
         elif isinstance(thing, nn.Module):
@@ -228,7 +232,7 @@ class Reader(Uses):
             if mentions_activation(bound):
                 self.miss(given.func, f"{name} is set on the module itself, not in its class")
             self.findings.unreadable |= set(bound.__func__.__code__.co_names)
-        elif owner is self.owner:
+        elif owner is self.owner and self.trouble != INNER:
             self._follow(given, type(owner).__mro__, name)
         else:
             self.findings.entered.add((id(owner), name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import types
 from typing import Any
 
 import torch
@@ -121,6 +122,9 @@ class Uses(Flow):
             value = self.scope.evaluate(node)
         except UnknownError:
             return False
+        if isinstance(value.it, types.MethodType) and isinstance(value.it.__self__, nn.Module):
+            name = node.attr if isinstance(node, ast.Attribute) else value.it.__name__
+            self.findings.entered.add((id(value.it.__self__), name))  # whoever gets the method may call it
         if isinstance(getattr(node, "ctx", None), ast.Load) and self._is_activation(value):
             self.miss(node, "it is handed on, not called here", value.kept)
         return True

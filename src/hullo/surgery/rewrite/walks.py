@@ -14,10 +14,13 @@ from hullo.surgery.rewrite.values import Scope, UnknownError
 
 Walk = tuple[nn.Module | None, str, str]  # the module, None for any; what is gone through; where
 
-_CHILDREN = frozenset({"children", "named_children", "_modules", "__dict__"})
+_CHILDREN = frozenset({"children", "named_children", "_modules"})
 _DESCENDANTS = frozenset({"modules", "named_modules", "apply"})
 _PARAMETERS = frozenset({"parameters", "named_parameters", "state_dict"})
-_TRUSTED = ("torch", "transformers.utils", "transformers.modeling_utils", "accelerate")  # they look, and do not call
+_TRUSTED = (
+    "torch", "transformers.utils", "transformers.modeling_utils", "transformers.configuration_utils",
+    "diffusers.models.modeling_utils", "diffusers.configuration_utils", "diffusers.utils", "accelerate", "peft",
+)  # fmt: skip  # they look at modules, and do not call them
 _HARMLESS = frozenset({"next", "any", "all"})
 
 
@@ -31,10 +34,12 @@ def walks_in(tree: ast.AST, function: types.FunctionType, scope: Scope) -> Itera
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _HARMLESS
         for part in ast.walk(node)
     }
+    keyed = {node.value for node in ast.walk(tree) if isinstance(node, ast.Subscript)}  # self._modules[name]
     for node in ast.walk(tree):
         match node:
             case ast.Attribute(value=value, attr=name):
-                kind, sure = _kind(name), name != "apply"  # other things have an `apply` too
+                kind = "" if node in keyed else _kind(name)
+                sure = name != "apply" and kind != "parameters"  # other things have these too
             case ast.Call(func=ast.Name(id="vars" | "dir"), args=[value]):
                 kind, sure = "children", True
             case _:
