@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hullo.surgery.rewrite.write import rewritten
+from hullo.surgery.untouched import collect
 
 _PROBE = "_hullo_probe"
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
@@ -21,11 +22,13 @@ def copied(model: nn.Module) -> nn.Module:
     Raises:
         TypeError: something in it cannot be copied.
     """
-    memo: dict[int, Any] = {}
-    for thing in (thing for module in model.modules() for thing in vars(module).values()):
-        if isinstance(thing, _LOCKS):
-            memo[id(thing)] = thing
-        elif isinstance(thing, Tensor) and not thing.is_leaf:
+    found: dict[int, Any] = {}
+    for module in model.modules():
+        collect(vars(module), found)
+    locks = [thing for module in model.modules() for thing in vars(module).values() if isinstance(thing, _LOCKS)]
+    memo: dict[int, Any] = {id(lock): lock for lock in locks}
+    for thing in found.values():
+        if isinstance(thing, Tensor) and not thing.is_leaf:
             memo[id(thing)] = thing.detach().clone()
     try:
         return copy.deepcopy(model, memo)

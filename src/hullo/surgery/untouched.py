@@ -30,7 +30,7 @@ class State:
     def __init__(self, model: nn.Module) -> None:
         found: dict[int, Any] = {}
         for module in model.modules():
-            _collect(vars(module), found)
+            collect(vars(module), found)
         tensors = [item for item in found.values() if isinstance(item, Tensor)]
         leaves = [item for item in tensors if item.is_leaf]
         self._containers = [(item, copy.copy(item)) for item in found.values() if type(item) in _CONTAINERS]
@@ -60,7 +60,7 @@ class State:
             generator.set_state(state)
 
 
-def _collect(thing: Any, found: dict[int, Any]) -> None:
+def collect(thing: Any, found: dict[int, Any]) -> None:
     """Collect the containers, tensors and random generators in attributes, and in the attributes of plain objects."""
     if id(thing) in found or isinstance(thing, _OPAQUE):
         return
@@ -69,9 +69,9 @@ def _collect(thing: Any, found: dict[int, Any]) -> None:
     elif type(thing) in _CONTAINERS or isinstance(thing, tuple):
         found[id(thing)] = thing
         for item in list(thing.values() if isinstance(thing, dict) else thing):
-            _collect(item, found)
+            collect(item, found)
     elif type(getattr(thing, "__dict__", None)) is dict:
-        _collect(vars(thing), found)
+        collect(vars(thing), found)
 
 
 @contextlib.contextmanager
@@ -107,7 +107,7 @@ def run(model: nn.Module, inputs: Inputs) -> Any:
 def _cloned(inputs: Any) -> Any:
     """Return a copy of inputs, also of tensors with a history, which copy.deepcopy does not take."""
     found: dict[int, Any] = {}
-    _collect(inputs, found)
+    collect(inputs, found)
     tensors = [item for item in found.values() if isinstance(item, Tensor)]
     memo = {id(item): item.detach().clone().requires_grad_(item.requires_grad) for item in tensors}
     try:

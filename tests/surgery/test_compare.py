@@ -1,0 +1,211 @@
+"""With example inputs a swap that changes outputs is undone and refused, and running the model leaves no trace."""
+
+from __future__ import annotations
+
+import copy
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import hullo
+from hullo.surgery import recognise, survey
+from hullo.surgery.compare import difference
+
+
+@dataclass
+class Output:
+    logits: Tensor
+    parts: dict[str, tuple[Tensor, ...]]
+
+
+class Stateful(nn.Module):
+    """A model that leaves traces wherever a model can, and draws random numbers of all kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm, self.act = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU()
+        self.drop, self.calls, self.seen = nn.Dropout(0.5), 0, [torch.zeros(4)]
+        self.generator = torch.Generator().manual_seed(0)
+        self.register_buffer("total", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Output:
+        x = x.mul_(1.0)
+        self.calls += 1
+        h = self.drop(self.act(self.norm(self.layer(x))))
+        self.seen.append(h)
+        self.total += h.detach().mean(0)
+        noise = random.random() + np.random.rand() + torch.rand((), generator=self.generator)
+        return Output(h + noise, {"tanh": (torch.tanh(x), self.total.clone())})
+
+
+def state(model: nn.Module) -> dict[str, object]:
+    return {
+        "tensors": {name: item.clone() for name, item in model.state_dict().items() if "raw" not in name},
+        "modes": [module.training for name, module in model.named_modules() if name in ("", "layer", "norm", "drop")],
+        "calls": (model.calls, len(model.seen)),
+        "generator": model.generator.get_state(),
+        "gradient": model.layer.weight.grad.clone(),  # type: ignore[union-attr]
+        "random": (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()),
+    }
+
+
+def same(a: object, b: object) -> bool:
+    if isinstance(a, Tensor):
+        return torch.equal(a, b)  # type: ignore[arg-type]
+    if isinstance(a, dict):
+        return all(same(item, b[key]) for key, item in a.items())  # type: ignore[index]
+    if isinstance(a, (list, tuple)):
+        return all(same(*pair) for pair in zip(a, b, strict=True))  # type: ignore[call-overload]
+    return a == b
+
+
+def test_the_runs_leave_no_trace() -> None:
+    model, x = Stateful(), torch.randn(5, 4)
+    model.norm.eval()
+    model(x).logits.sum().backward()
+    before, given = state(model), x.clone()
+    hullo.replace_activations(model, example_inputs=(x,))
+    assert same(before, state(model))
+    hullo.fold(model, example_inputs=(x,))
+    assert same(before, state(model))
+    assert torch.equal(x, given)
+    assert "outputs were as before, in training and evaluation mode: all hulls" in str(hullo.summary(model))
+
+
+def test_without_example_inputs_the_summary_says_that_nothing_was_compared() -> None:
+    model = hullo.replace_activations(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    assert "not compared" in str(hullo.summary(model))
+
+
+class Branch(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.act, self.other = nn.Linear(4, 4), nn.ReLU(), nn.Tanh()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.layer(x)) if x.dim() == 2 else self.other(x)
+
+
+def test_hulls_that_the_example_does_not_reach_are_named() -> None:
+    model = hullo.replace_activations(Branch(), example_inputs=torch.randn(2, 4))
+    assert "not reached by example_inputs: other" in str(hullo.summary(model))
+    with pytest.raises(ValueError, match="do not reach other"):
+        hullo.replace_activations(Branch(), groups="channels", example_inputs=torch.randn(2, 4))
+
+
+def attributes(model: nn.Module) -> list[object]:
+    return [
+        (type(module), list(vars(module)), list(module._modules.items()), list(module._forward_hooks.items()))
+        for module in model.modules()
+    ]
+
+
+class Mixed(nn.Module):
+    """A module with all that a swap changes: classes, attributes, children and the flags of encoders."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act, self.first, self.fn = nn.GELU(), nn.Linear(8, 8), F.silu
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1)
+        self.act.register_forward_hook(lambda module, args, output: None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.encoder(F.relu(self.first(self.act(self.fn(x))))))
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensor:UserWarning")
+@pytest.mark.parametrize("start", [None, [0.2, 0.3, 0.5]])
+def test_a_difference_is_refused_and_undone(monkeypatch: pytest.MonkeyPatch, start: list[float] | None) -> None:
+    monkeypatch.setattr(survey, "read_module", wrong_reading)
+    model, x = Mixed(), torch.randn(2, 3, 8)
+    before, outputs, names = attributes(model), model.eval()(x), list(model.state_dict())
+    with pytest.raises(RuntimeError, match=r"in (training|evaluation) mode, output differs by 0\.\d+"):
+        hullo.replace_activations(model, example_inputs=x, start=start, bases=start and ["identity", "relu", "tanh"])
+    assert attributes(model) == before
+    assert list(model.state_dict()) == names
+    torch.testing.assert_close(model(x), outputs)
+    assert model.encoder.use_nested_tensor
+
+
+def wrong_reading(module: nn.Module) -> recognise.Reading | None:
+    """Take every GELU for a tanh."""
+    return recognise.read_module(nn.Tanh() if isinstance(module, nn.GELU) else module)
+
+
+class Interrupts(hullo.AffineHull):
+    def train(self, mode: bool = True) -> Interrupts:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensor:UserWarning")
+def test_what_is_interrupted_half_way_is_undone() -> None:
+    model = Mixed()
+    before = attributes(model)
+    made = []
+
+    def make(site: object) -> hullo.AffineHull:
+        made.append(site)
+        return (Interrupts if len(made) == 3 else hullo.AffineHull)("identity", "relu")
+
+    with pytest.raises(KeyboardInterrupt):
+        hullo.replace_activations(model, hull=make)
+    assert attributes(model) == before
+
+
+class Unsteady(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.act = nn.Linear(4, 4), nn.ReLU()
+        self.count = iter(range(100))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.layer(x)) + next(self.count)
+
+
+def test_a_model_that_does_not_repeat_itself_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="whenever it is run"):
+        hullo.replace_activations(Unsteady(), example_inputs=torch.randn(2, 4))
+
+
+class Chaotic(nn.Module):
+    """Rounding grows to the size of the output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = nn.GELU()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = torch.sigmoid(self.act(x))
+        for _ in range(60):
+            x = 3.99 * x * (1 - x)
+        return x, x.argmax(-1)
+
+
+def test_rounding_that_grows_is_no_difference() -> None:
+    model = nn.Sequential(nn.Linear(4, 32), Chaotic())
+    hullo.replace_activations(model, example_inputs=torch.randn(4, 4))
+    assert len(hullo.summary(model).hulls) == 1
+
+
+def test_a_mode_in_which_the_model_fails_is_not_compared() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU())  # one image has no variance in training
+    hullo.replace_activations(model, example_inputs=torch.randn(1, 4))
+    assert "outputs were as before, in evaluation mode" in str(hullo.summary(model))
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        hullo.replace_activations(copy.deepcopy(Branch()), example_inputs=torch.randn(2, 5))
+    with pytest.raises(ValueError, match="run the model once"):
+        hullo.replace_activations(nn.Sequential(nn.LazyLinear(4), nn.ReLU()), example_inputs=torch.randn(2, 5))
+
+
+def test_differences_are_found_wherever_they_are() -> None:
+    one = {"a": torch.tensor([1.0, float("nan"), float("inf")]), "b": torch.tensor([1, 2]), "c": "x"}
+    assert difference(one, copy.deepcopy(one)) == ("", 0.0)
+    assert difference({**one, "a": torch.tensor([1.5, float("nan"), float("inf")])}, one) == ("a", 0.5)
+    for other in ({"b": torch.tensor([1, 3])}, {"c": "y"}, {"a": torch.tensor([1.0])}, {"d": 1}):
+        assert difference({**one, **other}, one)[1] == float("inf")

@@ -1,0 +1,169 @@
+"""Copies of a swapped module have its hulls, whatever say its class has in how it is copied."""
+
+from __future__ import annotations
+
+import copy
+import io
+import itertools
+import pickle
+import threading
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from programs import change_hulls, imported, outputs
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+
+import hullo
+
+PADDING = torch.tensor([[0, 0, 0, 1, 1], [0] * 5, [0, 0, 0, 0, 1]]).bool()
+GAPS = torch.tensor([[1, 0, 0, 1, 1], [0] * 5, [0, 0, 1, 0, 1]]).bool()
+
+
+def saved(model: nn.Module) -> nn.Module:
+    stream = io.BytesIO()
+    torch.save(model, stream)
+    stream.seek(0)
+    loaded: nn.Module = torch.load(stream, weights_only=False)
+    return loaded
+
+
+WAYS = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
+    "save": saved,
+    "average": lambda model: AveragedModel(model).module,
+}
+
+HOOKS = {
+    "setstate restores a function": """
+    def __setstate__(self, state):
+        state.setdefault("act", F.relu)
+        super().__setstate__(state)
+""",
+    "setstate restores a module": """
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        self.act = nn.ReLU()
+""",
+    "getstate drops a lock": """
+    def __getstate__(self):
+        return {key: item for key, item in vars(self).items() if key != "lock"}
+""",
+    "reduce": """
+    def __reduce__(self):
+        return type(self), (), vars(self)
+""",
+    "deepcopy by hand": """
+    def __deepcopy__(self, memo):
+        made = type(self).__new__(type(self))
+        made.__dict__.update(copy.deepcopy(vars(self), memo))
+        return made
+""",
+    "deepcopy from the start": """
+    def __deepcopy__(self, memo):
+        made = Net()
+        made.load_state_dict({key: item for key, item in self.state_dict().items() if "raw" not in key})
+        return made
+""",
+}
+
+
+@pytest.mark.parametrize("act", ["nn.ReLU()", "F.relu"])
+@pytest.mark.parametrize("name", HOOKS)
+def test_a_class_with_a_say_in_its_copies_keeps_its_hulls_or_is_left_alone(name: str, act: str, tmp_path: Path) -> None:
+    net = imported(
+        f"""
+import copy
+class Net(Base):
+    def build(self):
+        self.act = {act}
+{HOOKS[name]}
+    def forward(self, x):
+        return torch.tanh(self.l1(self.act(self.l0(x))))
+""",
+        tmp_path,
+    )["Net"]
+    model, x = net(), torch.randn(3, 4)
+    if name == "deepcopy from the start":
+        with pytest.raises(ValueError, match="copies of Net are made anew"):
+            hullo.replace_activations(model)
+        return
+    hullo.replace_activations(model)
+    change_hulls(model)
+    for way in WAYS.values():
+        again = way(model)
+        assert list(hullo.summary(again).hulls) == list(hullo.summary(model).hulls)
+        torch.testing.assert_close(outputs(again, x, False), outputs(model, x, False))
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor:UserWarning")
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("make", [nn.TransformerEncoderLayer, nn.TransformerDecoderLayer])
+def test_layers_of_torchs_transformer_keep_their_hull(make: type[nn.Module], way: str) -> None:
+    layer = hullo.replace_activations(make(8, 2, 16, dropout=0.0))
+    change_hulls(layer)
+    x = (torch.randn(3, 2, 8),) * (1 if make is nn.TransformerEncoderLayer else 2)
+    stack = (nn.TransformerEncoder if make is nn.TransformerEncoderLayer else nn.TransformerDecoder)(layer, 2)
+    for again in (WAYS[way](layer), *stack.layers, WAYS[way](stack).layers[1], WAYS[way](hullo.fold(layer))):
+        torch.testing.assert_close(again(*x), layer(*x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensor:UserWarning", "ignore:enable_nested_tensor:UserWarning")
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("last", [False, True])
+def test_an_encoder_computes_with_padding_what_its_fast_path_did(norm_first: bool, last: bool) -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=norm_first, activation="gelu")
+    encoder = nn.TransformerEncoder(layer, 2, nn.LayerNorm(8) if last else None).eval()
+    if last:
+        nn.init.normal_(encoder.norm.bias)
+    x = torch.randn(3, 5, 8)
+    for mask, gradients in itertools.product((PADDING, GAPS, None), (False, True)):
+
+        def run(model: nn.Module) -> Tensor:
+            with torch.set_grad_enabled(gradients):  # noqa: B023
+                return model(x, src_key_padding_mask=mask)  # noqa: B023
+
+        model = copy.deepcopy(encoder)
+        before = run(model)
+        inputs = {"src": x} if mask is None else {"src": x, "src_key_padding_mask": mask}
+        hullo.replace_activations(model, example_inputs=inputs)
+        folded = hullo.fold(model, example_inputs=inputs)
+        for again in (model, copy.deepcopy(model), saved(model), folded):
+            torch.testing.assert_close(run(again), before, rtol=1e-4, atol=1e-5)
+        assert folded.use_nested_tensor == encoder.use_nested_tensor
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        later = nn.TransformerEncoder(hullo.replace_activations(copy.deepcopy(layer)), 2).eval()
+    with torch.no_grad():
+        later(x, src_key_padding_mask=PADDING)
+
+
+class Holds(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.act, self.lock = nn.Linear(4, 4), nn.ReLU(), threading.Lock()
+        self.factor = self.layer.weight.mean() * 0 + 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        with self.lock:
+            return self.act(self.layer(x)) * self.factor
+
+
+def test_a_module_with_a_lock_and_a_tensor_with_a_history_is_swapped_and_folded() -> None:
+    model, x = Holds(), torch.randn(3, 4)
+    before = model(x).detach()
+    hullo.replace_activations(model, groups="channels", channel_dim=-1, example_inputs=x)
+    torch.testing.assert_close(model(x).detach(), before)
+    folded = hullo.fold(model, example_inputs=x)
+    assert folded.lock is model.lock
+    torch.testing.assert_close(folded(x).detach(), before)
+
+
+def test_what_cannot_be_copied_is_named() -> None:
+    model = hullo.replace_activations(Holds())
+    model.stream = (n for n in range(3))  # type: ignore[assignment]
+    with pytest.raises(TypeError, match="cannot be copied because of stream"):
+        hullo.fold(model)

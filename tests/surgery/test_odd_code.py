@@ -1,0 +1,229 @@
+"""Unusual code is swapped rightly or left alone and listed, never with a bare KeyError, SyntaxError or TypeError."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from programs import assert_right_or_refused, imported
+from torch import nn
+
+import hullo
+
+# The code of forward, and the hulls that are made. Modules have self.act, used or not.
+FORWARDS: dict[str, tuple[str, int]] = {
+    "own class": ("return F.relu(self.l0(x)) * Net.FACTOR", 1),
+    "super with arguments": ("return torch.tanh(super(Net, self).forward(self.l0(x)))", 2),
+    "by index": ("return self.seq[1](self.l0(self.seq[-1](x)))", 2),
+    "by key": ("return self.d['my-act'](self.l0(self.d['my-act'](x)))", 2),
+    "by keyword": ("return self.act(input=self.l0(self.act(input=x)))", 2),
+    "with a star": ("return torch.tanh(self.act(*(self.l0(x),)))", 1),
+    "walrus": ("return y if (y := self.act(self.l0(x))) is not None else x", 1),
+    "inner function": ("def inner(y): return F.relu(y)\n        return inner(self.l0(x)) + torch.tanh(x)", 1),
+    "lambda": ("return (lambda y: self.act(y))(self.l0(x)) + torch.tanh(x)", 1),
+    "private name": ("return self.__act(self.l0(self.__act(x)))", 2),
+    "private method": ("return self.__step(self.l0(x))", 1),
+    "property": ("return self.prop(self.l0(self.prop(x)))", 2),
+    "generator": ("return sum(self.parts(x))", 2),
+    "class attribute": ("return self.shared(self.static(self.l0(x)))", 2),
+    "alias": ("act = self.act\n        return act(self.l0(act(x)))", 2),
+    "unpacked": ("a, b = self.act, F.gelu\n        return b(self.l0(a(x)))", 2),
+    "by name in a loop": ("for n in range(2): x = getattr(self, f'act{n}')(self.l0(x))\n        return x", 2),
+    "forward by hand": ("return self.act.forward(self.l0(self.act.__call__(x)))", 2),
+    "checkpoint": ("return checkpoint(self.act, self.l0(x), use_reentrant=False)", 1),
+    "checkpoint twice": ("y = checkpoint(self.act, x, use_reentrant=False)\n        return self.act(self.l0(y))", 2),
+    "checkpoint of a method": ("return checkpoint(self._Net__step, self.l0(x), use_reentrant=False)", 1),
+    "a method in a closure": ("f = lambda y: self._Net__step(y)\n        return f(self.l0(x))", 1),
+    "import inside": ("from torch.nn.functional import relu as r\n        return r(self.l0(x))", 1),
+    "global": ("global COUNT\n        COUNT = 1\n        return F.relu(self.l0(x)) * COUNT", 1),
+    "assertion": ("assert self.act(x) is not None\n        return self.act(self.l0(x))", 1),
+    "formatted string": ("str(f'{self.act(x)}')\n        return torch.tanh(self.l0(x))", 1),
+    "no gradients": ("with torch.no_grad(): y = F.relu(x)\n        return torch.tanh(self.l0(x)) + y", 1),
+    "slice": ("return self.seq[1:](self.seq[:1](x))", 1),
+    "recursion": ("return torch.tanh(self.again(self.l0(x), 2))", 1),
+    "exact type": ("return torch.tanh(self.l0(x)) * (2 if type(self) is Net else 3)", 0),
+    "type of an activation": ("return self.act(x) * (2 if isinstance(self.act, nn.ReLU) else 3)", 0),
+    "attribute of an activation": ("return self.act(self.l0(x)) * (2 if self.act.inplace else 3)", 0),
+    "assigned in forward": ("self.slope = float(x.mean())\n        return F.leaky_relu(self.l0(x), self.slope)", 0),
+    "made in forward": ("self.act = nn.Tanh()\n        return self.act(self.l0(x))", 0),
+    "slopes of a function": ("return self.leaky(self.l0(self.leaky(x, 0.1)), 0.4)", 2),
+    "slopes by turn": ("for s in (0.1, 0.2): x = F.leaky_relu(self.l0(x), s)\n        return x", 2),
+    "functions by turn": ("for f in (F.relu, torch.exp): x = f(self.l0(x))\n        return torch.tanh(x)", 1),
+    "truth": ("return self.act(self.l0(x)) if self.act and self.act is not None else x", 1),
+    "after a break": (
+        "for f in self.d.values():\n            x = f(x)\n            if x.sum() > 9: break\n        return f(x)",
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORWARDS)
+def test_unusual_code(name: str, tmp_path: Path) -> None:
+    body, count = FORWARDS[name]
+    net = imported(
+        f"""
+class Parent(Base):
+    def forward(self, x):
+        return F.silu(x)
+
+class Net(Parent):
+    FACTOR = 2.0
+    shared = nn.ReLU()
+    static = staticmethod(F.gelu)
+
+    def build(self):
+        self.act, self.act0, self.act1, self.__act = nn.ReLU(), nn.ReLU(), nn.Tanh(), nn.ELU()
+        self.d = nn.ModuleDict({{"my-act": nn.ReLU()}})
+        {"self.seq = nn.Sequential(nn.Linear(4, 4), nn.SiLU())" if "self.seq" in body else ""}
+        self.leaky = F.leaky_relu
+
+    @property
+    def prop(self):
+        return self.act
+
+    def __step(self, x):
+        return F.silu(x)
+
+    def parts(self, x):
+        yield F.relu(self.l0(x))
+        yield torch.tanh(self.l1(x))
+
+    def again(self, x, n):
+        x = F.relu(self.l1(x))
+        return x if n == 0 else self.again(x, n - 1)
+
+    def forward(self, x):
+        {body}
+""",
+        tmp_path,
+    )["Net"]
+    found = assert_right_or_refused(net, torch.randn(3, 4), by_name=name != "forward by hand")  # it calls no hooks
+    assert len(found) == count, list(found)
+
+
+def test_a_class_that_keeps_a_register_of_its_subclasses_does_not_see_derived_ones(tmp_path: Path) -> None:
+    space = imported(
+        """
+class Registered(Base):
+    names = []
+    def __init_subclass__(cls, *, name, **kwargs):
+        cls.names.append(name)
+
+class Net(Registered, name="net"):
+    def forward(self, x):
+        return F.relu(self.l0(x))
+""",
+        tmp_path,
+    )
+    assert len(assert_right_or_refused(space["Net"], torch.randn(3, 4))) == 1
+    assert space["Net"].names == ["net"]  # type: ignore[attr-defined]
+
+
+# What names an activation without a plain call of it: it is replaced, or listed with a reason.
+LISTED = {
+    "chosen by a switch": "act = F.relu if self.flag else F.gelu\n        return act(self.l0(x))",
+    "chosen by the mode": "act = F.relu if self.training else F.gelu\n        return act(self.l0(x))",
+    "bound twice": "act = F.relu\n        y = act(self.l0(x))\n        act = F.gelu\n        return act(y)",
+    "default": "return act(self.l0(x))",
+    "closure": "return self.closed(self.l0(x))",
+    "class method": "return self.by_class(self.l0(x))",
+    "class method of two": "return self.of_two(self.l0(x), x)",
+    "callable object": "return self.called(self.l0(x))",
+    "table by attribute": "return TABLE[self.kind](self.l0(x))",
+    "table by argument": "return TABLE[kind](self.l0(x))",
+    "name by argument": "return getattr(F, kind)(self.l0(x))",
+    "method by name": "return getattr(self.l0(x), 'relu')()",
+    "property by mode": "return self.chosen(self.l0(x))",
+    "handed on": "return sum(map(F.relu, (self.l0(x), x)))",
+    "helper": "return apply(F.relu, self.l0(x))",
+    "autograd": "return Straight.apply(self.l0(x))",
+    "made anew": "return Custom()(self.l0(x))",
+    "tensor method": "return torch.Tensor.relu(self.l0(x))",
+    "unbound": "return Base2.forward(self, self.l0(x))",
+}
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_every_activation_is_replaced_or_listed(name: str, tmp_path: Path) -> None:
+    net = imported(
+        f"""
+TABLE = {{"relu": F.relu, "gelu": F.gelu}}
+
+def closed(f):
+    return Closed(f)
+
+class Closed:
+    def __init__(self, f):
+        self.f = f
+    def __call__(self, x):
+        return F.relu(x)
+
+class Straight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return torch.relu(x)
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+class Custom(nn.Module):
+    def forward(self, x):
+        return torch.relu(x)
+
+class Base2(Base):
+    def forward(self, x):
+        return F.relu(x)
+
+class Net(Base2):
+    def build(self):
+        self.flag, self.kind, self.closed, self.called = True, "relu", closed(F.relu), Closed(None)
+
+    @classmethod
+    def by_class(cls, x):
+        return F.relu(x)
+
+    @classmethod
+    def of_two(cls, x, y):
+        return F.relu(x) + y
+
+    @property
+    def chosen(self):
+        return F.relu if self.training else F.gelu
+
+    def forward(self, x, act=F.relu, kind="gelu"):
+        {LISTED[name]}
+""",
+        tmp_path,
+    )["Net"]
+    assert_right_or_refused(net, torch.randn(3, 4), by_name=False)
+
+
+def test_what_nothing_calls_is_left_alone(tmp_path: Path) -> None:
+    net = imported(
+        """
+class Net(Base):
+    def build(self):
+        self.act, self.fn, self.unused = nn.ReLU(), F.gelu, nn.Sequential(nn.Linear(4, 4), nn.SiLU())
+
+    def forward(self, x):
+        return torch.tanh(self.l0(x))
+""",
+        tmp_path,
+    )["Net"]
+    model = net()
+    assert list(assert_right_or_refused(net, torch.randn(3, 4))) == ["tanh_1"]
+    why = {site.name: site.reason for site in hullo.summary(hullo.replace_activations(model)).left}
+    assert why == {
+        "act": "no call of it was found",
+        "fn": "no call of it was found",
+        "unused.1": "no code of the model names the module that it is in",
+    }
+
+
+def test_a_parametrized_and_a_lazy_module_are_left_alone() -> None:
+    layer = nn.Linear(4, 4)
+    nn.utils.parametrize.register_parametrization(layer, "weight", nn.Tanh())
+    model = hullo.replace_activations(nn.Sequential(layer, nn.ReLU()))
+    assert list(hullo.summary(model).hulls) == ["1"]
+    assert [site.reason for site in hullo.summary(model).left] == ["it parametrizes a weight"]
