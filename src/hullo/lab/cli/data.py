@@ -137,6 +137,7 @@ def pack(
             made = packing.pack(home.source, chosen, home.packed, pool, progress, partial=partial)
     counts = " and ".join(f"{part.pictures:,} {split}" for split, part in made.parts.items())
     lacking = sum(part.wanted - part.pictures for part in made.parts.values())
-    typer.echo(
-        f"{name} is packed in {home.packed}: {counts} pictures{f'; {lacking:,} are left out' if lacking else ''}"
-    )
+    damaged = sum(len(part.damaged) for part in made.parts.values())
+    remarks = [f"; {lacking:,} are left out"] * bool(lacking)
+    remarks += [f"; {damaged:,} are damaged: get them anew and pack again, or live with it"] * bool(damaged)
+    typer.echo(f"{name} is packed in {home.packed}: {counts} images{''.join(remarks)}")

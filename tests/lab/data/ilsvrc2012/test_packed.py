@@ -127,8 +127,8 @@ def test_other_folders_and_versions_are_refused(packed, tmp_path):
     ):
         Pack.open(tmp_path)
     manifest = packed.folder / "manifest.json"
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"version": 2}))
-    with pytest.raises(DataError, match="holds a pack of version 2, not 1; delete it, then: hullo data pack"):
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"version": 1}))
+    with pytest.raises(DataError, match="holds a pack of version 1, not 2; delete it, then: hullo data pack"):
         Pack.open(packed.folder)
 
 
@@ -139,7 +139,7 @@ def test_other_folders_and_versions_are_refused(packed, tmp_path):
         lambda values: "[]",
         lambda values: "null",
         lambda values: "{}",
-        lambda values: '{"version": 1}',
+        lambda values: '{"version": 2}',
         lambda values: json.dumps(values | {"parts": {}}),
         lambda values: json.dumps(values | {"parts": {split: {"shards": [{"name": ""}]} for split in values["parts"]}}),
         lambda values: json.dumps(values | {"classes": [["n01000002"]]}),

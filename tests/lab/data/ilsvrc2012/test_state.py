@@ -47,7 +47,7 @@ def test_what_is_complete_is_checked_packed_checked_again_and_listed(tmp_path, l
     packed = invoke("pack", "ilsvrc2012", "--data", tmp_path)
     assert (packed.exit_code, packed.stdout) == (
         0,
-        f"ilsvrc2012 is packed in {home}/packed: 12 train and 6 val pictures\n",
+        f"ilsvrc2012 is packed in {home}/packed: 12 train and 6 val images\n",
     )
     ready = f"ilsvrc2012 is ready in {home}/packed: 12 of 12 train and 6 of 6 val pictures\n"
     again = invoke("check", "ilsvrc2012", "--data", tmp_path, "--quiet")
@@ -75,7 +75,7 @@ def test_what_is_incomplete_is_counted_by_class_and_packed_on_demand(tmp_path):
     assert refused.stderr.count("\n") == 1
     packed = invoke("pack", "ilsvrc2012", "--data", tmp_path, "--partial")
     assert packed.exit_code == 0
-    assert packed.stdout.endswith(": 8 train and 5 val pictures; 5 are left out\n")
+    assert packed.stdout.endswith(": 8 train and 5 val images; 5 are left out\n")
     checked = invoke("check", "ilsvrc2012", "--data", tmp_path)
     assert checked.exit_code == 1
     usable = f"ilsvrc2012 is incomplete, but can be used in {home}/packed: 8 of 12 train and 5 of 6 val pictures\n"
@@ -93,6 +93,27 @@ def test_broken_pictures_are_listed_and_what_was_done_is_kept(tmp_path):
     assert invoke("pack", "ilsvrc2012", "--data", tmp_path, "--partial").exit_code == 0
     checked = invoke("check", "ilsvrc2012", "--data", tmp_path)
     assert "ILSVRC2012_val_00000002.JPEG is broken: neither JPEG nor PNG: is empty" in checked.stdout
+
+
+def test_damaged_pictures_are_packed_listed_and_packed_anew_once_they_are_mended(tmp_path):
+    home = lay_out(tmp_path / "ilsvrc2012")
+    path = home / "val" / "ILSVRC2012_val_00000002.JPEG"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-60] + whole[-20:])  # from the middle of its compressed data
+    reason = "too little compressed data"
+    packed = invoke("pack", "ilsvrc2012", "--data", tmp_path)
+    assert packed.exit_code == 0, packed.output
+    assert f"note: {path.name} is damaged, but can be decoded: {reason}\n" in packed.stderr
+    assert "12 train and 6 val images; 1 are damaged: " in packed.stdout
+    checked = invoke("check", "ilsvrc2012", "--data", tmp_path)
+    assert checked.exit_code == 0
+    assert checked.stdout.startswith(f"{path.name} is damaged, but in use: {reason}\nilsvrc2012 is ready in")
+    again = invoke("pack", "ilsvrc2012", "--data", tmp_path)
+    assert again.stderr.count("is damaged, but can be decoded") == 1
+    path.write_bytes(whole)
+    mended = invoke("pack", "ilsvrc2012", "--data", tmp_path)
+    assert "is damaged" not in mended.output
+    assert "is damaged" not in invoke("check", "ilsvrc2012", "--data", tmp_path).output
 
 
 def test_what_was_released_may_lie_elsewhere(tmp_path):

@@ -22,8 +22,8 @@ def decode(content: bytes) -> NDArray[np.uint8]:
 
     Both sides are resized alone, as the protocol has it, with a triangle filter over the pixels that one pixel becomes
     or comes from. Grey is repeated, CMYK converted (inverted, as Adobe writes it and all read it), alpha dropped. What
-    the metadata say is not looked at: no picture is turned, and damage there is none of the picture's. A JPEG that lost
-    data in its middle, but ends as it should, is decoded as far as it goes: libjpeg warns, Pillow passes nothing on.
+    the metadata say is not looked at: no picture is turned, and damage there is none of the picture's. A JPEG that is
+    damaged in its middle, but ends as it should, is decoded all the same; see `hullo.lab.data.ilsvrc2012.jpeg`.
 
     Examples:
         >>> buffer = io.BytesIO()

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from hullo.lab.data.ilsvrc2012.decoding import SHAPE
 from hullo.lab.data.ilsvrc2012.pictures import SPLITS, readable
-from hullo.lab.data.ilsvrc2012.shards import COMMAND, HEADER, PICTURE, Shard
+from hullo.lab.data.ilsvrc2012.shards import COMMAND, HEADER, PICTURE, Flaws, Shard
 from hullo.lab.data.ilsvrc2012.workers import available_cores
 from hullo.lab.data.release import DataError
 from hullo.lab.files import check_regular, open_regular
@@ -30,12 +30,13 @@ from hullo.lab.schema import List, Object, Text, Whole, read_json
 
 MANIFEST = "manifest.json"
 MEAN = "mean.safetensors"
-VERSION = 1
+VERSION = 2
 LONGEST = 2**28
 """Bytes of the longest manifest that is read."""
 
 _SHARD = Object({"file": Text(), "pictures": Whole(), "sha256": Text()})
-_PART = Object({"shards": List(_SHARD), "broken": List(List(Text(), 2), empty=True), "wanted": Whole()})
+_FLAWS = List(List(Text(), 2), empty=True)
+_PART = Object({"shards": List(_SHARD), "broken": _FLAWS, "damaged": _FLAWS, "wanted": Whole()})
 _MANIFEST = Object(
     {
         "version": Whole(),
@@ -57,17 +58,22 @@ class ShardEntry:
 
 @dataclass(frozen=True)
 class Part:
-    """A split in a pack: its shards, the pictures that were broken, and how many were released."""
+    """A split in a pack: its shards, the pictures that are broken or damaged, and how many were released.
+
+    Broken pictures are not in the pack, damaged ones are.
+    """
 
     shards: tuple[ShardEntry, ...]
-    broken: tuple[tuple[str, str], ...]
+    broken: Flaws
+    damaged: Flaws
     wanted: int
 
     @classmethod
     def parse(cls, values: dict[str, Any]) -> Part:
         """Read the split of a manifest."""
         shards = tuple(ShardEntry(**shard) for shard in values["shards"])
-        return cls(shards, tuple((name, reason) for name, reason in values["broken"]), values["wanted"])
+        broken, damaged = (tuple((name, why) for name, why in values[kind]) for kind in ("broken", "damaged"))
+        return cls(shards, broken, damaged, values["wanted"])
 
     @property
     def pictures(self) -> int:

@@ -59,8 +59,9 @@ def pack(
     """Make the pack of the chosen pictures, or what is lacking of it, in a folder; `pool` gives those who do the work.
 
     A picture that cannot be decoded is named and stops nothing. At the end the pack is made without such pictures, and
-    counts them, if a part will do. Else no manifest is written, and the shards are kept. The next run makes those anew
-    whose broken pictures were mended.
+    counts them, if a part will do. Else no manifest is written, and the shards are kept. A picture that is damaged, but
+    can be decoded, is named and packed. The next run makes those shards anew whose broken or damaged pictures were
+    mended.
     """
 
     def refuse(_: int) -> None:
@@ -73,7 +74,7 @@ def pack(
         with locked(folder / ".lock", refuse):
             missing = {path: pictures for path, pictures in whole.items() if not _is_done(path, pictures)}
             for path in sorted(whole.keys() - missing.keys()):
-                _note_broken(path, progress)
+                _note_flaws(path, progress)
             _clear(folder.glob("*.part"))  # of a process that was killed
             _check_space(folder, missing)
             if missing:
@@ -108,9 +109,12 @@ def _is_done(path: Path, pictures: list[Picture]) -> bool:
         return False
 
 
-def _note_broken(path: Path, progress: Steps) -> None:
-    for name, reason in Shard.open(path).broken:
+def _note_flaws(path: Path, progress: Steps) -> None:
+    shard = Shard.open(path)
+    for name, reason in shard.broken:
         progress.note(f"{name} is broken: {reason}")
+    for name, reason in shard.damaged:
+        progress.note(f"{name} is damaged, but can be decoded: {reason}")
 
 
 def _clear(paths: Iterable[Path]) -> None:
@@ -135,7 +139,7 @@ def _write_shards(missing: Plan, total: int, pool: Pool, progress: Steps) -> Non
             for done, future in enumerate(as_completed(futures), total - len(missing)):
                 future.result()
                 progress.begin(futures[future].name, done, total)
-                _note_broken(futures[future], progress)
+                _note_flaws(futures[future], progress)
         except BaseException:
             for future in futures:
                 future.cancel()
@@ -163,6 +167,7 @@ def _finish(source: Source, folder: Path, plans: dict[str, Plan], *, partial: bo
             split: Part(
                 tuple(ShardEntry(shard.path.name, len(shard.labels), shard.digest) for shard in shards[split]),
                 tuple(broken[split]),
+                tuple(flaw for shard in shards[split] for flaw in shard.damaged),
                 source.wanted(split),
             )
             for split in plans

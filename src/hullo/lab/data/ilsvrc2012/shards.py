@@ -5,6 +5,7 @@
     sum      int64  (256, 256, 3)          of all pictures, for their mean
     names    uint8  (bytes,)               of the pictures, a line each
     broken   uint8  (bytes,)               JSON: [name, reason] of each picture that could not be decoded
+    damaged  uint8  (bytes,)               JSON: [name, reason] of each that could, although something is wrong with it
 
 The header's metadata hold the sha256 of everything that follows the header. A shard is there once it is whole.
 """
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from hullo.lab.data.ilsvrc2012.decoding import SHAPE, PictureError, decode
+from hullo.lab.data.ilsvrc2012.jpeg import find_damage
 from hullo.lab.data.ilsvrc2012.pictures import Picture
 from hullo.lab.data.release import DataError
 from hullo.lab.files import open_regular, whole
@@ -37,6 +39,11 @@ HEADER = 4096
 """Bytes before the pictures: a page, so that pictures, too, begin where pages do."""
 
 PICTURE = int(np.prod(SHAPE))
+COUNTED = ("labels", "names", "broken", "damaged")
+"""The tensors of a shard whose lengths differ from shard to shard."""
+
+Flaws = tuple[tuple[str, str], ...]
+"""Names of pictures, each with what is wrong with it."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,8 @@ class Shard:
     path: Path
     digest: str
     labels: NDArray[np.int64]
-    broken: tuple[tuple[str, str], ...]
+    broken: Flaws
+    damaged: Flaws
 
     @classmethod
     def open(cls, path: Path) -> Shard:
@@ -55,19 +63,17 @@ class Shard:
             with open_regular(path) as file:
                 header, size = file.read(HEADER), os.fstat(file.fileno()).st_size
             layout = read_json(header[8:])
-            counts = [layout[name]["shape"][0] for name in ("labels", "names", "broken")]
-            List(Whole(most=size), 3).check(counts, "shapes")
+            counts = [layout[name]["shape"][0] for name in COUNTED]
+            List(Whole(most=size), len(COUNTED)).check(counts, "shapes")
             digest = layout["__metadata__"]["sha256"]
             Text().check(digest, "sha256")
             if header != _header(counts, digest):
                 raise ValueError("its header is not that of a shard")
             with safe_open(path, framework="numpy") as file:  # which notices a file that is cut off
-                labels, broken = file.get_tensor("labels"), read_json(file.get_tensor("broken").tobytes())
+                labels, *flaws = (file.get_tensor(name) for name in ("labels", "broken", "damaged"))
             if len(labels) and labels.min() < 0:
                 raise ValueError(f"the label {labels.min()}")
-            for pair in broken:
-                List(Text(), 2).check(pair, "broken")
-            return cls(path, digest, labels, tuple((name, reason) for name, reason in broken))
+            return cls(path, digest, labels, *(_read_flaws(found.tobytes()) for found in flaws))
         except (LookupError, OSError, SafetensorError, TypeError, ValueError) as error:
             raise DataError(f"{path} is missing or damaged ({error}); make it anew with: {COMMAND}") from error
 
@@ -86,14 +92,18 @@ class Shard:
             return file.get_tensor(name)
 
     def holds(self, pictures: Sequence[Picture]) -> bool:
-        """Whether these pictures, and no others, are in the shard, or broken still, for the reasons it names."""
-        reasons = dict(self.broken)
-        sound = [picture for picture in pictures if picture.name not in reasons]
+        """Return whether these pictures, and no others, are in the shard, or flawed still, for the reasons it names."""
+        broken, damaged = dict(self.broken), dict(self.damaged)
+        sound = [picture for picture in pictures if picture.name not in broken]
         return (
-            len(sound) == len(pictures) - len(reasons)
+            len(sound) == len(pictures) - len(broken)
             and self.names() == [picture.name for picture in sound]
             and self.labels.tolist() == [picture.label for picture in sound]
-            and all(_flaw(picture) == reasons[picture.name] for picture in pictures if picture.name in reasons)
+            and all(
+                _flaws(picture) == (broken.get(picture.name), damaged.get(picture.name))
+                for picture in pictures
+                if picture.name in broken or picture.name in damaged
+            )
         )
 
     def verify(self) -> bool:
@@ -104,20 +114,22 @@ class Shard:
 
 
 def write_shard(path: Path, pictures: Iterable[Picture]) -> None:
-    """Decode pictures into a shard; those that are broken are named in it."""
+    """Decode pictures into a shard; those that are broken or damaged are named in it."""
     digest = hashlib.sha256()
     labels: list[int] = []
     names: list[str] = []
-    broken: list[tuple[str, str]] = []
+    flaws: dict[str, list[tuple[str, str]]] = {"broken": [], "damaged": []}
     total = np.zeros(SHAPE, np.int64)
     with whole(path, part=path.with_name(f"{path.name}.{os.getpid()}.part")) as file:
         file.seek(HEADER)  # it is known last
         for picture in pictures:
             try:
-                pixels = _decode(picture)
+                pixels, damage = _decode(picture)
             except PictureError as error:
-                broken.append((picture.name, _one_line(error)))
+                flaws["broken"].append((picture.name, _one_line(error)))
                 continue
+            if damage:
+                flaws["damaged"].append((picture.name, damage))
             digest.update(pixels.data)
             file.write(pixels.data)
             total += pixels
@@ -127,29 +139,36 @@ def write_shard(path: Path, pictures: Iterable[Picture]) -> None:
             "labels": np.array(labels, np.int64),
             "sum": total,
             "names": np.frombuffer("\n".join(names).encode(), np.uint8),
-            "broken": np.frombuffer(json.dumps(broken).encode(), np.uint8),
+            **{kind: np.frombuffer(json.dumps(found).encode(), np.uint8) for kind, found in flaws.items()},
         }
         for array in rest.values():
             digest.update(array.data)
             file.write(array.data)
         file.seek(0)
-        file.write(_header([len(rest[name]) for name in ("labels", "names", "broken")], digest.hexdigest()))
+        file.write(_header([len(rest[name]) for name in COUNTED], digest.hexdigest()))
 
 
-def _decode(picture: Picture) -> NDArray[np.uint8]:
+def _decode(picture: Picture) -> tuple[NDArray[np.uint8], str | None]:
+    """Return the pixels of a picture, and in what way it is damaged, if that can be known."""
     try:
         content = picture.encoded.read()
     except OSError as error:
         raise PictureError(f"cannot be read: {error.strerror}") from error
-    return decode(content)
+    return decode(content), find_damage(content)
 
 
-def _flaw(picture: Picture) -> str | None:
+def _flaws(picture: Picture) -> tuple[str | None, str | None]:
+    """Return why a picture cannot be decoded, and in what way it is damaged if it can."""
     try:
-        _decode(picture)
+        return None, _decode(picture)[1]
     except PictureError as error:
-        return _one_line(error)
-    return None
+        return _one_line(error), None
+
+
+def _read_flaws(content: bytes) -> Flaws:
+    found = read_json(content)
+    List(List(Text(), 2), empty=True).check(found, "flaws")
+    return tuple((name, reason) for name, reason in found)
 
 
 def _one_line(error: PictureError) -> str:
@@ -157,8 +176,8 @@ def _one_line(error: PictureError) -> str:
 
 
 def _header(counts: Sequence[int], digest: str) -> bytes:
-    """Return the header of a shard: of so many pictures, bytes of names, and bytes of broken ones."""
-    count, names, broken = counts
+    """Return the header of a shard whose tensors `COUNTED` are so long."""
+    count, names, broken, damaged = counts
     header: dict[str, object] = {"__metadata__": {"sha256": digest}}
     end = 0
     for name, dtype, size, shape in (
@@ -167,6 +186,7 @@ def _header(counts: Sequence[int], digest: str) -> bytes:
         ("sum", "I64", 8, SHAPE),
         ("names", "U8", 1, (names,)),
         ("broken", "U8", 1, (broken,)),
+        ("damaged", "U8", 1, (damaged,)),
     ):
         start, end = end, end + size * math.prod(shape)
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}

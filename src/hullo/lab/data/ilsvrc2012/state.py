@@ -89,7 +89,9 @@ class Home:
         flaws = pack.flaws(progress.reach)
         if flaws:
             return False, [*flaws, f"delete what is altered, then: {self.command}"]
-        lines = [f"{name} is broken: {reason}" for part in pack.parts.values() for name, reason in part.broken]
+        parts = pack.parts.values()
+        lines = [f"{name} is broken: {reason}" for part in parts for name, reason in part.broken]
+        lines += [f"{name} is damaged, but in use: {reason}" for part in parts for name, reason in part.damaged]
         counts = " and ".join(f"{part.pictures:,} of {part.wanted:,} {split}" for split, part in pack.parts.items())
         state = "ready" if pack.is_complete else "incomplete, but can be used"
         return pack.is_complete, [*lines, f"{NAME} is {state} in {self.packed}: {counts} pictures"]

@@ -1,0 +1,155 @@
+"""Damage in the middle of a JPEG, which decoders patch up without a word.
+
+Pillow raises an error where a file ends too early. Of what libjpeg warns of (markers amid compressed data, restarts out
+of order, too little or too much compressed data for the image) it passes nothing on. So markers are read here, and how
+much data an image takes is found by decoding it with other data after its own, and with other data in place of its last
+bytes: pixels that change are made of them.
+
+What cannot be known is damage after which the data are still those of an image of as many blocks: a flipped bit of a
+coefficient, or a few bytes after which a decoder finds its way back.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import struct
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+SOI, EOI = b"\xff\xd8", b"\xff\xd9"
+_FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended and progressive, all with Huffman codes
+_PROGRESSIVE, _END, _SCAN, _LINES, _RESTARTS = 0xC2, 0xD9, 0xDA, 0xDC, 0xDD
+_BETWEEN_SCANS = {0xC4, _END, _SCAN, 0xDB, _LINES, _RESTARTS, 0xFE, *range(0xE0, 0xF0)}
+_MARKER = re.compile(rb"\xff+([\x01-\xfe])")
+_RESTART = re.compile(rb"\xff+[\xd0-\xd7]")
+OTHER = bytes((37 * i + 11) % 251 for i in range(400))
+"""Data of no image, without a marker."""
+LAST = 8
+"""Bytes that an image may have beyond those it takes, unnoticed."""
+
+
+class Scan(NamedTuple):
+    """Where the compressed data of a scan begin and end."""
+
+    start: int
+    end: int
+
+
+class Frame(NamedTuple):
+    """What a JPEG says of its pixels: their coding, the height, the width, and each component's sampling factors."""
+
+    kind: int
+    height: int
+    width: int
+    sampling: dict[int, tuple[int, int]]
+
+    def units(self, components: bytes) -> int:
+        """Return of how many blocks a scan of one component consists, or of how many groups of interleaved blocks."""
+        most = [max(factors) for factors in zip(*self.sampling.values(), strict=True)]
+        sides = self.width, self.height
+        if len(components) > 1:
+            return math.prod(_ceil(side, 8 * factor) for side, factor in zip(sides, most, strict=True))
+        own = self.sampling[components[0]]
+        return math.prod(_ceil(_ceil(side * o, m), 8) for side, o, m in zip(sides, own, most, strict=True))
+
+
+def _ceil(number: int, divisor: int) -> int:
+    return -(-number // divisor)
+
+
+def find_damage(content: bytes) -> str | None:
+    """Return what is wrong with a JPEG that can be decoded, as far as that can be known; None for other formats.
+
+    >>> buffer = io.BytesIO()
+    >>> Image.effect_noise((64, 64), 90).save(buffer, "JPEG")
+    >>> whole = buffer.getvalue()
+    >>> find_damage(whole)
+    >>> find_damage(whole[:1000] + whole[1100:])
+    'too little compressed data'
+    """
+    if not content.startswith(SOI):
+        return None
+    try:
+        progressive, scans = _read_scans(content)
+    except (LookupError, struct.error):
+        return "markers that break off"
+    except ValueError as error:
+        return str(error)
+    return _weigh(content, scans[-1], progressive=progressive)
+
+
+def _read_scans(content: bytes) -> tuple[bool, list[Scan]]:
+    """Walk from marker to marker; a ValueError says what is out of place. Returns whether the JPEG is progressive."""
+    frame, interval, scans = None, 0, []
+    at = len(SOI)
+    while True:
+        match = _MARKER.match(content, at)
+        if match is None:
+            raise ValueError(f"no marker at byte {at:,}, where one is due")
+        marker, at = match[1][0], match.end()
+        if marker == _END and frame and scans:
+            return frame.kind == _PROGRESSIVE, scans
+        (length,) = struct.unpack_from(">H", content, at)
+        body, at = content[at + 2 : at + length], at + length
+        if marker in _FRAMES:
+            height, width = struct.unpack_from(">HH", body, 1)
+            factors = {body[i]: (body[i + 1] >> 4, body[i + 1] & 15) for i in range(6, 6 + 3 * body[5], 3)}
+            frame = Frame(marker, height, width, factors)
+        elif marker == _RESTARTS:
+            (interval,) = struct.unpack(">H", body)
+        elif marker == _SCAN and frame:
+            scans.append(_read_scan(content, at, frame, body[1 : 1 + 2 * body[0] : 2], interval))
+            at = scans[-1].end
+
+
+def _read_scan(content: bytes, start: int, frame: Frame, components: bytes, interval: int) -> Scan:
+    """Find the end of compressed data: the first marker that is no restart, and may stand there."""
+    last = frame.kind != _PROGRESSIVE and len(components) == len(frame.sampling)
+    wanted = _ceil(frame.units(components), interval) - 1 if interval else 0
+    restarts = 0
+    for match in _MARKER.finditer(content, start):
+        marker = match[1][0]
+        if 0xD0 <= marker <= 0xD7 and restarts < wanted:
+            if marker != 0xD0 + restarts % 8:
+                raise ValueError(f"a restart out of order at byte {match.start():,}")
+            restarts += 1
+        elif marker in ({_END, _LINES} if last else _BETWEEN_SCANS):
+            if restarts < wanted and frame.height:
+                raise ValueError(f"{restarts:,} of {wanted:,} restarts")
+            return Scan(start, match.start())
+        else:
+            raise ValueError(f"the marker ff {marker:02x} amid compressed data at byte {match.start():,}")
+    raise LookupError("no end")
+
+
+def _weigh(content: bytes, scan: Scan, *, progressive: bool) -> str | None:
+    """Say whether the last scan has as much data as its image takes."""
+    before, data = content[: scan.start], content[scan.start : scan.end]
+    decode = _decode if progressive else _decode_roughly
+    padded = _RESTART.sub(lambda match: OTHER[:32] + match[0], data) + OTHER
+    own = decode(before + data + EOI)
+    if not np.array_equal(own, decode(before + padded + EOI)):
+        return "too little compressed data"
+    if progressive or len(data) <= LAST:
+        return None
+    exchanged = before + data[:-LAST].rstrip(b"\xff") + OTHER + EOI
+    if np.array_equal(own, decode(exchanged)) and np.array_equal(_decode(content), _decode(exchanged)):
+        return "too much compressed data"
+    return None
+
+
+def _decode(content: bytes) -> NDArray[np.uint8]:
+    with Image.open(io.BytesIO(content), formats=("JPEG",)) as image:
+        return np.asarray(image)
+
+
+def _decode_roughly(content: bytes) -> NDArray[np.uint8]:
+    """Decode the mean of each block of pixels, which takes a third of the time."""
+    with Image.open(io.BytesIO(content), formats=("JPEG",)) as image:
+        image.draft(None, (1, 1))
+        return np.asarray(image)
