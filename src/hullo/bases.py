@@ -58,7 +58,7 @@ class Base:
         slope: f'(x) from x and y = f(x); a number where it is constant.
         value_at_zero: f(0).
         slopes_at_zero: the slopes at 0- and 0+.
-        slope_bounds: the infimum and supremum of f' over the real line.
+        slope_bounds: the infimum and supremum of f' over the real line; of a function without a formula, over points.
         kinks: where f' jumps.
         formula: the text of f, for kernels and other frameworks; None for a function known only as a callable.
 
@@ -84,9 +84,11 @@ class Base:
         return _derivative(self.function, self.slope, x)
 
     @property
-    def is_monotone(self) -> bool:
-        """Whether f is non-decreasing."""
-        return self.slope_bounds[0] >= 0
+    def is_monotone(self) -> bool | None:
+        """Whether f never falls; None if f is known as Python code alone and was not seen to fall."""
+        if self.slope_bounds[0] < 0:
+            return False
+        return True if self.formula else None
 
     @property
     def is_admissible(self) -> bool:
@@ -373,8 +375,9 @@ def _measured(name: str, function: Function, slope: Slope) -> Base:
 
 @real_tensors()
 def real_line() -> Tensor:
-    """Points that stand for the real line in numerical questions: dense near 0, then ever wider, in float64."""
+    """Return points that stand for the real line where no formula tells more: dense near 0, then ever wider."""
     near = torch.linspace(-16.0, 16.0, 32001, dtype=torch.float64, device="cpu")
     period = torch.linspace(0, 2 * math.pi, 257, dtype=torch.float64, device="cpu")
-    far = torch.cat([period + 2.0**k for k in range(4, 41, 4)])  # whole periods, so that sin shows its extremes
-    return torch.cat([-far.flip(0), near, far]).sort().values
+    ratios = torch.arange(1, 64 * 36 + 1, dtype=torch.float64, device="cpu") / 64
+    far = torch.cat([16 * ratios.exp2(), *(period + 2.0**k for k in range(4, 41, 4))])  # whole periods, for waves
+    return torch.cat([-far, near, far]).sort().values

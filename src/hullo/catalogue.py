@@ -195,7 +195,7 @@ def _unit(raw: Base, **changes: Any) -> Base:
     return _base(f"unit_{raw.name}", **(facts | changes))
 
 
-_GELU_SLOPES = (-0.12890414724209064, 1.1289041472420906)
+_GELU_SLOPES = (-0.1289041451851548, 1.1289041451851548)
 _SILU_SLOPES = (-0.09983932012886333, 1.0998393201288632)
 
 

@@ -1,12 +1,11 @@
 """What a combination of base functions is, mathematically: monotone, bounded in slope, like the identity, well known.
 
-Every function takes a hull, or coefficients and bases. A hull with several groups gets a list of answers, one a group.
-Slopes are found in float64 on a fixed set of points and on both sides of every kink, which settles the questions below
-to about 1e-6.
+Every function takes a hull, or coefficients and bases. A hull with several groups gets a list with an answer for each.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
@@ -17,6 +16,7 @@ from hullo._compat import real_tensors
 from hullo.bases import Base, real_line, resolve
 from hullo.matching import same_as
 from hullo.modules import Hull
+from hullo.slopes import extremes, is_below, largest_slope
 
 Coefficients = Tensor | Sequence[float] | Sequence[Sequence[float]]
 Answer = TypeVar("Answer")
@@ -26,10 +26,12 @@ _TOLERANCE = 1e-6
 
 def slope_bounds(
     subject: Hull | Coefficients, bases: Iterable[str | Base] | None = None
-) -> tuple[float, float] | list[tuple[float, float]]:
-    """The smallest and the largest slope over the real line.
+) -> tuple[float, float] | list[tuple[float, float] | None] | None:
+    """Return the infimum and the supremum of the slope over the real line; None if they are unknown.
 
-    The larger of their magnitudes is the Lipschitz constant.
+    The larger of their magnitudes is the Lipschitz constant. Both are certain, to 1e-9 of the largest slope that the
+    coefficients and the bases' own slopes allow. They are unknown where a base without a formula, as one of
+    :func:`hullo.add_base`, has a coefficient other than zero: no set of points tells all slopes of a Python function.
 
     >>> import hullo
     >>> hullo.slope_bounds([2.0, -1.0], ["identity", "tanh"])
@@ -38,16 +40,25 @@ def slope_bounds(
     return _for_each_row(_slope_bounds, subject, bases)
 
 
-def is_monotone(subject: Hull | Coefficients, bases: Iterable[str | Base] | None = None) -> bool | list[bool]:
-    """Whether the function never falls.
+def is_monotone(
+    subject: Hull | Coefficients, bases: Iterable[str | Base] | None = None
+) -> bool | list[bool | None] | None:
+    """Return whether the function never falls; None if that is unknown.
+
+    Slopes down to -1e-6, or to -1e-6 times the largest coefficient if that is below one, count as rounding of the
+    coefficients. Apart from that the answer is certain: no slope on the real line is lower, or one is. It is unknown
+    where a base without a formula, as one of :func:`hullo.add_base`, has a coefficient other than zero and the function
+    was not seen to fall.
 
     >>> import hullo
     >>> hullo.is_monotone(hullo.ConvexHull("identity", "relu", "tanh"))
     True
     >>> hullo.is_monotone([-1.0, 2.0], ["identity", "tanh"])
     False
+    >>> hullo.is_monotone([-0.02, 1.01991, 9e-5], ["asinh", "arctan", "identity"])     # it falls between 79 and 143
+    False
     """
-    return _for_each_row(lambda c, found: _slope_bounds(c, found)[0] >= -_TOLERANCE, subject, bases)
+    return _for_each_row(_is_monotone, subject, bases)
 
 
 def approximates_identity(subject: Hull | Coefficients, bases: Iterable[str | Base] | None = None) -> bool | list[bool]:
@@ -100,14 +111,22 @@ def _for_each_row(
     return [question(row.tolist(), found) for row in rows]
 
 
-def _slope_bounds(coefficients: list[float], found: tuple[Base, ...]) -> tuple[float, float]:
-    kinks = [kink for item in found for kink in item.kinks]
-    near = torch.tensor(
-        [side for kink in kinks for side in (kink - 1e-9, kink + 1e-9)], dtype=torch.float64, device="cpu"
-    )
-    x = torch.cat([real_line(), near])
-    slopes = sum((c * item.derivative(x) for c, item in zip(coefficients, found, strict=True)), torch.zeros_like(x))
-    return round(slopes.min().item(), 9), round(slopes.max().item(), 9)
+def _slope_bounds(coefficients: list[float], found: tuple[Base, ...]) -> tuple[float, float] | None:
+    bounds = extremes(coefficients, found)
+    if bounds is None:
+        return None
+    digits = 10 - math.frexp(largest_slope(coefficients, found) or 1.0)[1] * 3 // 10
+    return round(bounds[0], digits) + 0.0, round(bounds[1], digits) + 0.0
+
+
+def _is_monotone(coefficients: list[float], found: tuple[Base, ...]) -> bool | None:
+    floor = -_TOLERANCE * min(1.0, max(map(abs, coefficients)))
+    falls = is_below(floor, coefficients, found)
+    if falls is None:
+        x = real_line()
+        slopes = sum((c * item.derivative(x) for c, item in zip(coefficients, found, strict=True)), torch.zeros_like(x))
+        return False if bool((slopes < floor).any()) else None
+    return not falls
 
 
 def _approximates_identity(coefficients: list[float], found: tuple[Base, ...]) -> bool:

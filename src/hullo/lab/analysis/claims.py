@@ -298,13 +298,19 @@ def _monotone(experiments: Sequence[Experiment], rows: Sequence[str]) -> Iterato
 
 
 def monotone_layers(record: Record, epoch: int) -> list[bool]:
-    """Return whether each layer's activation is monotone after an epoch; those that diverged are no functions."""
-    return [_is_monotone(tuple(layer), tuple(record.bases)) for layer in known_layers(record, epoch)]
+    """Return whether each layer's activation is monotone after an epoch.
+
+    Those that diverged are no functions; those of bases without a formula, of which this is unknown, are left out.
+    """
+    answers = [_is_monotone(tuple(layer), tuple(record.bases)) for layer in known_layers(record, epoch)]
+    return [answer for answer in answers if answer is not None]
 
 
 @cache
-def _is_monotone(coefficients: tuple[float, ...], bases: tuple[str, ...]) -> bool:
-    return bool(is_monotone(coefficients, bases))
+def _is_monotone(coefficients: tuple[float, ...], bases: tuple[str, ...]) -> bool | None:
+    answer = is_monotone(coefficients, bases)
+    assert not isinstance(answer, list)  # noqa: S101  (there is one row)
+    return answer
 
 
 def known_layers(record: Record, epoch: int) -> list[list[float]]:

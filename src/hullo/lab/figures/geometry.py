@@ -109,5 +109,5 @@ def _draw_function(panel: Axes, name: str, coefficients: tuple[float, ...]) -> N
     panel.plot(X, curves([coefficients], BASES)[0], **KINDS["affine"] | {"color": "black"})
     panel.set(xlim=(-3, 3), ylim=(-3, 3), xticks=[-2, 0, 2], yticks=[-2, 0, 2])
     panel.set_title(f"{name}: {describe(coefficients)}", loc="left", fontweight="bold", fontsize=7.5)
-    falls = "never falls" if is_monotone(coefficients, BASES) else "falls somewhere"
+    falls = {True: "never falls", False: "falls somewhere"}[is_monotone(coefficients, BASES)]  # type: ignore[index]
     panel.set_xlabel(f"{falls}; slope at 0+: {sum(coefficients):.3g}", fontsize=7.0)

@@ -151,7 +151,7 @@ def slips_list(experiments: Sequence[Experiment]) -> str:
         if record.spec.activation in AFFINE
         for layer in known_layers(record, experiment.read_epoch(record))
     ]
-    outside = [bool(is_monotone(layer, bases)) for layer, bases in layers if min(layer) < 0]
+    outside = [is_monotone(layer, bases) is True for layer, bases in layers if min(layer) < 0]
     gains = (
         f"**The least gain.** The text gives {quoted[first]:.2f} points on {first} as the least of its gains over "
         f"customary activations. Its table has {columns[least][0]:.2f} on {least}, where leaky_relu is the best of "

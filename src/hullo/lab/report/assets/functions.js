@@ -1,5 +1,6 @@
 "use strict";
-// What a combination of base functions is; the same methods as hullo.properties, on the same points.
+// What a combination of base functions is. hullo.properties encloses slopes and is certain; here they are searched for,
+// on the points of hullo.bases.real_line and between them.
 
 /** Points that stand for the real line: dense near 0, then ever wider. */
 const REAL_LINE = (() => {
@@ -8,7 +9,8 @@ const REAL_LINE = (() => {
     return Array.from({length: count}, (_, i) => (i < count / 2 ? from + step * i : to - step * (count - 1 - i)));
   };
   const period = linspace(0, 2 * Math.PI, 257);
-  const far = Array.from({length: 10}, (_, k) => period.map((x) => x + 2 ** (4 * k + 4))).flat();
+  const waves = Array.from({length: 10}, (_, k) => period.map((x) => x + 2 ** (4 * k + 4))).flat();
+  const far = [...Array.from({length: 64 * 36}, (_, k) => 16 * 2 ** ((k + 1) / 64)), ...waves];
   return Float64Array.from([...far.map((x) => -x), ...linspace(-16, 16, 32001), ...far]).sort();
 })();
 
@@ -29,16 +31,39 @@ function lineSlopes(name) {
 
 /** The smallest and the largest slope of the combination over the real line. */
 function slopeBounds(coefficients, names) {
+  const least = leastSlope(coefficients, names);
+  const largest = -leastSlope(coefficients.map((c) => -c), names);
+  return [least, largest].map((slope) => Math.round(slope * 1e9) / 1e9 + 0);
+}
+
+/** The least slope: at points, beside kinks, and between points around the lowest of those where slopes turn. */
+function leastSlope(coefficients, names) {
+  const slopeAt = (x) => dot(coefficients, names, (name) => slopeOf(name, x));
   const sides = names.flatMap((name) => BASES[name].kinks).flatMap((kink) => [kink - 1e-9, kink + 1e-9]);
-  let [low, high] = [Infinity, -Infinity];
-  const meet = (slope) => {
-    if (slope < low) low = slope;
-    if (slope > high) high = slope;
-  };
   const slopes = names.map(lineSlopes);
-  for (let i = 0; i < REAL_LINE.length; i += 1) meet(dot(coefficients, slopes, (values) => values[i]));
-  for (const x of sides) meet(dot(coefficients, names, (name) => slopeOf(name, x)));
-  return [low, high].map((slope) => Math.round(slope * 1e9) / 1e9);
+  const line = REAL_LINE.map((_, i) => dot(coefficients, slopes, (values) => values[i]));
+  const turns = [];
+  for (let i = 1; i + 1 < line.length; i += 1) {
+    if (line[i] <= line[i - 1] && line[i] <= line[i + 1]) turns.push(i);
+  }
+  turns.sort((a, b) => line[a] - line[b]);
+  const between = turns.slice(0, 8).map((i) => leastBetween(slopeAt, REAL_LINE[i - 1], REAL_LINE[i + 1]));
+  return Math.min(line[0], line[line.length - 1], ...sides.map(slopeAt), ...between);
+}
+
+/** The least value of a function that falls, then rises between two points, by golden sections. */
+function leastBetween(valueAt, from, to) {
+  const golden = (Math.sqrt(5) - 1) / 2;
+  let [low, high] = [from, to];
+  let least = Infinity;
+  for (let n = 0; n < 40; n += 1) {
+    const [a, b] = [high - golden * (high - low), low + golden * (high - low)];
+    const [atA, atB] = [valueAt(a), valueAt(b)];
+    least = Math.min(least, atA, atB, valueAt((low + high) / 2));
+    if (atA < atB) high = b;
+    else low = a;
+  }
+  return least;
 }
 
 function isMonotone([low]) {

@@ -1,0 +1,216 @@
+"""Slopes of combinations are enclosed: no search, however thorough, finds one beyond the bounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import hullo
+import oracle
+from hullo import catalogue, enclosure
+from hullo.enclosure import Jet
+from hullo.slopes import largest_slope
+
+MEMBERS = [
+    *hullo.names(), "leaky_relu(0.2)", "leaky_relu(-0.5)", "leaky_relu(2)", "elu(0.5)", "elu(2)", "celu(0.3)",
+    "celu(2)", "softplus(3)", "unit_softplus(3)",
+]  # fmt: skip
+numbers = st.floats(-3, 3).map(lambda c: round(c, 3)) | st.floats(-1e3, 1e3) | st.sampled_from([-1.0, 1.0, 1e-3, -1e-3])
+
+
+@st.composite
+def combinations(draw: st.DrawFn) -> tuple[list[float], list[str]]:
+    names = draw(st.lists(st.sampled_from(MEMBERS), min_size=1, max_size=5, unique=True))
+    return draw(st.lists(numbers, min_size=len(names), max_size=len(names))), names
+
+
+def independent(names: list[str]) -> bool:
+    try:
+        hullo.bases.resolve(names, strict=False)
+    except ValueError:
+        return False
+    return True
+
+
+def slopes_at(x: Tensor, coefficients: list[float], names: list[str]) -> Tensor:
+    return sum((c * hullo.base(name).derivative(x) for c, name in zip(coefficients, names, strict=True)), 0 * x)
+
+
+def search(coefficients: list[float], names: list[str]) -> float:
+    """The least slope that a search finds: on 100,000 points, then ever closer around the lowest of them."""
+    far, tiny = torch.logspace(1, 12, 20_000, dtype=torch.float64), torch.logspace(-9, 0, 2_000, dtype=torch.float64)
+    kinks = torch.tensor([kink for name in names for kink in hullo.base(name).kinks], dtype=torch.float64)
+    x = torch.cat([torch.linspace(-20, 20, 60_001, dtype=torch.float64) + 1e-7, far, -far, tiny, -tiny])
+    x = torch.cat([x, kinks - 1e-11, kinks + 1e-11]).sort().values
+    slopes = slopes_at(x, coefficients, names)
+    least = slopes.min().item()
+    for at in slopes.argsort()[:16:4].tolist():
+        low, high = x[max(at - 1, 0)].item(), x[min(at + 1, len(x) - 1)].item()
+        for _ in range(5):
+            closer = torch.linspace(low, high, 65, dtype=torch.float64)
+            found = slopes_at(closer, coefficients, names)
+            least, best = min(least, found.min().item()), int(found.argmin())
+            low, high = closer[max(best - 1, 0)].item(), closer[min(best + 1, 64)].item()
+    return least
+
+
+@given(combinations().filter(lambda combination: independent(combination[1])))
+@example(([-0.02, 1.01991, 9e-5], ["asinh", "arctan", "identity"]))
+@example(([1.0, -1.0], ["identity", "tanh"]))
+@example(([0.5, 0.7, -0.2], ["sin", "asinh", "softsign"]))
+def test_bounds_hold_against_a_search_and_are_reached(combination: tuple[list[float], list[str]]) -> None:
+    coefficients, names = combination
+    scale = largest_slope(coefficients, [hullo.base(name) for name in names])
+    bounds = hullo.slope_bounds(coefficients, names)
+    assert isinstance(bounds, tuple)
+    least, most = search(coefficients, names), -search([-c for c in coefficients], names)
+    assert bounds[0] <= least + 1e-9 * scale
+    assert bounds[1] >= most - 1e-9 * scale
+    assert bounds[0] >= least - 1e-6 * scale  # a search that ends where multiples of pi are not exact
+    assert bounds[1] <= most + 1e-6 * scale
+    floor = -1e-6 * min(1.0, max(map(abs, coefficients)))
+    if abs(least - floor) > 1e-9 * scale:
+        assert hullo.is_monotone(coefficients, names) == (least >= floor)
+
+
+@given(combinations().filter(lambda combination: independent(combination[1])))
+def test_slopes_of_closed_forms_are_within_the_bounds(combination: tuple[list[float], list[str]]) -> None:
+    """By automatic differentiation of formulas that tests wrote, not of the catalogue's."""
+    coefficients, names = combination
+    low, high = hullo.slope_bounds(coefficients, names)  # type: ignore[misc]
+    x = torch.cat([torch.linspace(-30, 30, 20_011, dtype=torch.float64), torch.logspace(1.5, 2.5, 500).double()])
+    x = (x + 1.234e-5).requires_grad_()
+    combined = oracle.combine(x, torch.tensor(coefficients, dtype=torch.float64), names)
+    slopes = torch.autograd.grad(combined.sum(), x)[0].nan_to_num(low)  # of closed forms that overflow
+    scale = largest_slope(coefficients, [hullo.base(name) for name in names])
+    assert low - 1e-8 * scale <= slopes.min().item()
+    assert slopes.max().item() <= high + 1e-8 * scale
+
+
+class TestClosedForms:
+    @given(*(st.floats(-5, 5) for _ in range(3)))
+    @example(-0.02, 1.01991, 9e-5)
+    def test_asinh_arctan_and_identity(self, a: float, b: float, c: float) -> None:
+        """With u = 1 / sqrt(1 + x^2) the slope is a u + b u^2 + c, for u from 0 to 1."""
+        turns = [-a / (2 * b)] if b and 0 < -a / (2 * b) < 1 else []
+        values = [a * u + b * u * u + c for u in (0.0, 1.0, *turns)]
+        bounds = hullo.slope_bounds([a, b, c], ["asinh", "arctan", "identity"])
+        assert bounds == pytest.approx((min(values), max(values)), abs=2e-8)
+
+    @given(*(st.floats(-5, 5) for _ in range(3)))
+    def test_identity_relu_and_tanh(self, a: float, b: float, c: float) -> None:
+        """On either side the slope is a, or a + b, plus c v, for v from 0 to 1."""
+        values = [side + v for side in (a, a + b) for v in (0.0, c)]
+        bounds = hullo.slope_bounds([a, b, c], ["identity", "relu", "tanh"])
+        assert bounds == pytest.approx((min(values), max(values)), abs=2e-8)
+
+    @given(*(st.floats(-5, 5) for _ in range(2)))
+    def test_identity_and_sin(self, a: float, b: float) -> None:
+        assert hullo.slope_bounds([a, b], ["identity", "sin"]) == pytest.approx((a - abs(b), a + abs(b)), abs=2e-8)
+
+    @given(st.floats(-5, 5), st.floats(-5, 5), st.floats(0.01, 100))
+    def test_softplus_of_any_width(self, a: float, b: float, beta: float) -> None:
+        """The slope of softplus goes from 0 to 1 for every beta, narrow or wide."""
+        bounds = hullo.slope_bounds([a, b], ["identity", f"softplus({beta})"])
+        assert bounds == pytest.approx((min(a, a + b), max(a, a + b)), abs=2e-8)
+
+    def test_gelu(self) -> None:
+        """Its slope is extreme where the density turns, at the root of two."""
+        tail, density = 0.5 * math.erfc(1), math.exp(-1) / math.sqrt(2 * math.pi)
+        low = tail - math.sqrt(2) * density
+        assert hullo.slope_bounds([1.0], ["gelu"]) == pytest.approx((low, 1 - low), abs=1e-9)
+        assert hullo.base("gelu").slope_bounds == pytest.approx((low, 1 - low), abs=1e-15)
+
+    @pytest.mark.parametrize("name", hullo.names())
+    def test_the_catalogues_own_bounds(self, name: str) -> None:
+        assert hullo.slope_bounds([1.0], [name]) == pytest.approx(hullo.base(name).slope_bounds, abs=2e-9)
+
+
+class TestWhatIsUnknown:
+    @pytest.fixture
+    def own(self) -> str:
+        return hullo.add_base("own", lambda x: x + 0.5 * torch.exp(-(((x - 1e7) / 1e3) ** 2))).name
+
+    def test_a_base_without_a_formula_is_unknown(self, own: str) -> None:
+        assert hullo.slope_bounds([0.5, 0.5], ["relu", own]) is None
+        assert hullo.is_monotone([0.5, 0.5], ["relu", own]) is None
+        assert hullo.base(own).is_monotone is None
+
+    def test_what_was_seen_to_fall_falls(self, own: str) -> None:
+        assert hullo.is_monotone([0.5, -1.0], ["relu", own]) is False
+
+    def test_a_coefficient_of_zero_does_not_matter(self, own: str) -> None:
+        assert hullo.slope_bounds([2.0, 0.0], ["tanh", own]) == (0.0, 2.0)
+        assert hullo.is_monotone([2.0, 0.0], ["tanh", own]) is True
+
+    def test_groups_get_an_answer_each(self, own: str) -> None:
+        assert hullo.is_monotone([[1.0, 0.0], [0.0, 1.0], [0.0, -1.0]], ["tanh", own]) == [True, None, False]
+
+
+@pytest.mark.parametrize(
+    ("coefficients", "expected"),
+    [([1.0, -1.0000005], True), ([1.0, -1.000002], False), ([1e-9, -2e-9], False), ([1e-9, -1e-9], True)],
+)
+def test_slopes_that_are_rounding_do_not_count_as_falling(coefficients: list[float], expected: bool) -> None:
+    assert hullo.is_monotone(coefficients, ["identity", "tanh"]) is expected
+
+
+def test_every_word_of_formulas_has_a_meaning_for_intervals() -> None:
+    assert enclosure.WORDS.keys() == catalogue.WORDS.keys()
+
+
+ends = (
+    st.floats(-50, 50)
+    | st.floats(-1e6, 1e6)
+    | st.floats(-1e30, 1e30)
+    | st.sampled_from([-3.0, -1.0, 0.0, 1.0, 3.0, 6.0])
+)
+
+
+@given(st.sampled_from(MEMBERS), st.lists(st.tuples(ends, ends), min_size=1, max_size=20))
+def test_enclosures_hold_at_every_point_of_an_interval(name: str, pairs: list[tuple[float, float]]) -> None:
+    base = hullo.base(name)
+    assert base.formula is not None
+    pairs = [(min(pair), max(pair)) for pair in pairs if pair[0] != pair[1]]
+    if not pairs:
+        return
+    low, high = torch.tensor(pairs, dtype=torch.float64).T
+    value, slope = base.formula.functions(enclosure.WORDS)
+    x = Jet.variable(low, high)
+    jets = [value(x), slope(x, value(x))]
+    at = (low + (high - low) * (torch.arange(1, 100, dtype=torch.float64) / 100)[:, None]).requires_grad_()
+    found = base.derivative(at)
+    second = torch.autograd.grad(found.sum(), at)[0] if found.requires_grad else torch.zeros_like(at)
+    for jet, (inside, derivative) in zip(jets, [(base.function(at), found), (found, second)], strict=True):
+        enclosing = jet if isinstance(jet, Jet) else x.constant(jet)
+        for bounds, points in ((enclosing.value, inside), (enclosing.slope, derivative)):
+            rounding = 1e-9 * points.detach().abs() + 1e-12 * (1 + at.detach().abs())
+            assert bool((points >= bounds.low - rounding).all())
+            assert bool((points <= bounds.high + rounding).all())
+
+
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    name: word for name, word in catalogue.WORDS.items() if name not in ("clamp", "minimum", "where", "step")
+}
+
+
+@settings(max_examples=80)
+@given(st.sampled_from(list(FUNCTIONS)), st.floats(-30, 30), st.floats(-12, 1).map(lambda exponent: 10**exponent))
+def test_words_are_enclosed_and_the_bounds_are_tight(name: str, start: float, width: float) -> None:
+    start = abs(start) if name in ("sqrt", "log1p") else start
+    low = torch.tensor([start], dtype=torch.float64)
+    high = low + width
+    found = enclosure.WORDS[name](Jet.variable(low, high)).value
+    values = FUNCTIONS[name](torch.linspace(start, high.item(), 2001, dtype=torch.float64))
+    spread = (values.max() - values.min()).item()
+    error = 1e-13 * values.abs().max().item() + 1e-13
+    assert found.low.item() <= values.min().item()
+    assert values.max().item() <= found.high.item()
+    assert found.low.item() >= values.min().item() - 1e-3 * spread - error
+    assert found.high.item() <= values.max().item() + 1e-3 * spread + error
