@@ -13,6 +13,7 @@ from matplotlib.lines import Line2D
 from runs_to_draw import experiment, run
 
 from hullo.lab import paper
+from hullo.lab.analysis.experiments import experiments
 from hullo.lab.figures.accuracy import arrange, draw_final, draw_learning
 from hullo.lab.records import Record
 
@@ -142,7 +143,19 @@ def test_settings_that_are_not_the_papers_are_said_beside_the_papers_values() ->
     usual, unusual = run("relu"), run("relu")
     unusual = replace(unusual, spec=replace(unusual.spec, batch=7))
     titles = [draw_final(experiment(record)).axes[0].get_title() for record in (usual, unusual)]
-    assert titles == ["", "Non-default settings: batch=7."]
+    assert "batch" not in titles[0]
+    assert "batch=7" in titles[1]
+
+
+def test_the_reading_is_drawn_and_named() -> None:
+    record = run("relu", accuracies=[70.0, 90.0, 80.0])
+    record = replace(record, spec=replace(record.spec, val_size=9), val_accuracy=[3.0, 1.0, 2.0], val_loss=[1.0] * 3)
+    for reading, value, short in (("chosen", 70.0, "chosen epoch"), ("best", 90.0, "not a result")):
+        (found,) = experiments([record], reading=reading)
+        figure = draw_final(found)
+        assert dots(figure, "o") == {"relu": value}
+        assert short in figure.get_suptitle()
+        assert f"Reading {reading}" in figure.axes[0].get_title()
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from runs_to_draw import experiment, learned, run
 
-from hullo.lab.figures.learned import find_learned, spell_seeds
+from hullo.lab.analysis.experiments import experiments
+from hullo.lab.figures.learned import find_learned, spell_seeds, spell_time
 
 TWO, THREE = "(identity,relu)", "(identity,relu,tanh)"
 
@@ -51,3 +54,13 @@ def test_coefficients_are_those_up_to_the_epoch_and_those_of_channels_only_of_th
 
 def test_fixed_activations_and_runs_that_diverged_have_learned_nothing() -> None:
     assert find_learned(experiment(run("relu"), learned(f"affine{TWO}", ended="diverged in epoch 2"))) == []
+
+
+def test_with_a_chosen_epoch_coefficients_are_those_up_to_it() -> None:
+    record = learned(f"affine{TWO}", accuracies=[50.0, 60.0, 70.0])
+    record = replace(record, spec=replace(record.spec, val_size=9), val_accuracy=[1.0, 3.0, 2.0], val_loss=[1.0] * 3)
+    (found,) = experiments([record])
+    (pair,) = find_learned(found)
+    np.testing.assert_array_equal(pair.runs["affine"].paths, record.coefficients[:3])
+    assert spell_time(found) == "3 epochs (chosen epoch)"
+    assert spell_time(experiments([record], reading="last")[0]) == "3 epochs"
