@@ -121,4 +121,4 @@ def test_the_page_lists_activations_whose_training_loss_rises_and_counts_the_oth
     text = late_loss_table(experiments(runs))
     assert cells(text, "| relu |")[2:] == ["2 of 3", "10", "+100 %", "80.00", "70.00", "-10.00"]
     assert "| tanh |" not in text
-    assert "In 1 other cells" in text
+    assert "in the other 1 cells" in text

@@ -119,8 +119,8 @@ def test_runs_with_other_settings_are_never_averaged(setting: str, value: Any) -
 
 def test_runs_of_other_lengths_are_never_averaged() -> None:
     runs = [make_record("relu", [10.0, 20.0]), make_record("relu", [11.0, 21.0, 31.0], seed=1)]
-    assert [e.name for e in experiments(runs)] == ["kerasnet/cifar10 epochs=2", "kerasnet/cifar10 epochs=3"]
-    assert [e.cells["relu"].accuracy for e in experiments(runs, epoch=2)] == [Interval.of([20.0]), Interval.of([21.0])]
+    assert [e.name for e in experiments(runs)] == ["kerasnet/cifar10 epochs=3", "kerasnet/cifar10 epochs=2"]
+    assert [e.cells["relu"].accuracy for e in experiments(runs, epoch=2)] == [Interval.of([21.0]), Interval.of([20.0])]
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ def claims(experiments: Sequence[Experiment], like_paper: Sequence[Experiment] |
         ),
         Claim(
             "Hulls train faster: they reach ReLU's best accuracy before ReLU does, in most cases",
-            "claimed in the related work and the methods",
+            "claimed in the related work and the methods; figures are by how many epochs earlier",
             tuple(_earlier(whole)),
             of_most=True,
         ),
@@ -258,7 +258,7 @@ def _earlier(experiments: Sequence[Experiment]) -> Iterator[Comparison]:
                 earlier = first_reaching(reference, best) - first_reaching(curves[row, seed], best)
                 folds.append(Fold(seed, row, REFERENCE, float(earlier)))
             if folds:
-                yield Comparison(experiment.name, f"{row} over {REFERENCE}", tuple(folds), unit="epochs earlier")
+                yield Comparison(experiment.name, f"{row} over {REFERENCE}", tuple(folds), unit="epochs")
 
 
 def first_reaching(curve: Sequence[float], level: float) -> int:

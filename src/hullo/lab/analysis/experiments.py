@@ -164,7 +164,7 @@ def experiments(
     columns: Sequence[str] = (),
     rows: Sequence[str] = (),
 ) -> list[Experiment]:
-    """Return the experiments that records make up, in the order of `place`, whatever the order of the records.
+    """Return the experiments that records make up, in the order of `place`, the longest of each column first.
 
     Runs with different settings are never in one experiment; the names say what sets them apart. Runs that saw
     different parts of a data set are refused.
@@ -184,7 +184,7 @@ def experiments(
             saw = (f"{r.spec} saw {' + '.join(map(str, r.images)) or 'all'} images" for r in parts.values())
             raise ValueError(f"runs on different parts of a data set do not compare: {'; '.join(saw)}; name one kind")
     splits = {s: "test" if all(record.test_accuracy for record in alike) else "val" for s, alike in runs.items()}
-    names = _names(sorted(runs, key=lambda setting: (place(setting.column), astuple(setting))), splits)
+    names = _names(sorted(runs, key=lambda s: (place(s.column), -s.epochs, astuple(s))), splits)
     if columns:
         chosen = {setting for text in columns for setting in _fitting(text, names)}
         names = {setting: name for setting, name in names.items() if setting in chosen}

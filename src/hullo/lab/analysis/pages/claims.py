@@ -59,19 +59,32 @@ def claims_tables(experiments: Sequence[Experiment]) -> str:
 
 def render_claim(claim: Claim) -> str:
     """Return one claim as Markdown."""
-    names = list(dict.fromkeys(answer.experiment for answer in claim.answers))
-    lines: dict[str, dict[str, int]] = {}
-    for i, answer in enumerate(claim.answers):
-        lines.setdefault(answer.question, {})[answer.experiment] = i
-    body = (
-        [escape(question), *(_cell(claim, found[name]) if name in found else "" for name in names)]
-        for question, found in lines.items()
-    )
-    table = grid(["", *map(escape, names)], body) if names else ""
     said = [f"{claim.said[0].upper()}{claim.said[1:]}.", _counted(claim)]
     if claim.verdict == OPEN:
         said.append(f"Seeds that would decide it: {_needed(claim)}.")
-    return f"### {escape(claim.statement)}: {claim.verdict}\n\n{' '.join(filter(None, said))}\n\n{table}".rstrip()
+    return (
+        f"### {escape(claim.statement)}: {claim.verdict}\n\n{' '.join(filter(None, said))}\n\n{_table(claim)}".rstrip()
+    )
+
+
+def _table(claim: Claim) -> str:
+    """Return a line per question and a column per experiment; of one question alone, a line per experiment."""
+    names = list(dict.fromkeys(answer.experiment for answer in claim.answers))
+    asked: dict[str, dict[str, int]] = {}
+    for i, answer in enumerate(claim.answers):
+        asked.setdefault(answer.question, {})[answer.experiment] = i
+    if len(asked) == 1:
+        ((question, found),) = asked.items()
+        figures = {name: "<br>".join(map(escape, claim.answers[i].figures)) for name, i in found.items()}
+        return grid(
+            ["column", escape(question), "verdict"],
+            ([escape(name), figures[name], _verdict(claim, i)] for name, i in found.items()),
+        )
+    lines = (
+        [escape(question), *(_cell(claim, found[name]) if name in found else "" for name in names)]
+        for question, found in asked.items()
+    )
+    return grid(["", *map(escape, names)], lines) if names else ""
 
 
 def _counted(claim: Claim) -> str:
@@ -108,13 +121,18 @@ def _needed(claim: Claim) -> str:
 
 
 def _cell(claim: Claim, i: int) -> str:
+    return "<br>".join([*map(escape, claim.answers[i].figures), _verdict(claim, i)])
+
+
+def _verdict(claim: Claim, i: int) -> str:
+    """Return the verdict of an answer; of an undecided one, what else is known."""
     answer, verdict = claim.answers[i], claim.verdicts[i]
-    said = [f"**{verdict}**" if verdict != OPEN else verdict]
-    if verdict == OPEN and claim.discoveries[i] != OPEN:
-        said = [f"{verdict}, {claim.discoveries[i]} by discovery rate"]
-    elif verdict == OPEN and isinstance(answer, Comparison) and (seeds := answer.seeds_needed(claim.alpha)):
-        said = [f"{verdict}: {seeds} seeds"]
-    return "<br>".join([*map(escape, answer.figures), *said])
+    if verdict != OPEN:
+        return f"**{verdict}**"
+    if claim.discoveries[i] != OPEN:
+        return f"{verdict}, {claim.discoveries[i]} by discovery rate"
+    seeds = answer.seeds_needed(claim.alpha) if isinstance(answer, Comparison) else None
+    return f"{verdict}: {seeds} seeds" if seeds else verdict
 
 
 def power_table(experiments: Sequence[Experiment]) -> str:

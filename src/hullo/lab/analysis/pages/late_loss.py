@@ -42,5 +42,5 @@ def late_loss_table(experiments: Sequence[Experiment]) -> str:
         "change",
     ]
     table = grid(head, lines) if lines else ""
-    text = f"In {others} other cells of the table no run's training loss rises by more than {100 * RISE:.0f} %."
+    text = f"No run's training loss rises by more than {100 * RISE:.0f} % in the other {others} cells of the table."
     return f"{table}\n\n{text}".strip()
