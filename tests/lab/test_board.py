@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 import tiny_command
 from typer.testing import CliRunner
 
+from hullo.lab.board import Board
 from hullo.lab.cli import app
 from hullo.lab.records import Records
+from hullo.lab.training import Training
 
 accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+
+
+def test_a_board_that_cannot_be_written_any_more_is_one_clear_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    show = Board.show
+
+    def lose(board: Board, training: Training) -> None:
+        show(board, training)
+        shutil.rmtree(tmp_path / "board", ignore_errors=True)
+
+    monkeypatch.setattr("hullo.lab.data.load", tiny_command.load)
+    monkeypatch.setattr(Board, "show", lose)
+    command = ("train", "lenet5", "fashion-mnist-sample", "--device", "cpu", "--epochs", "9", "--quiet")
+    places = ("--output", str(tmp_path / "runs"), "--tensorboard", str(tmp_path / "board"))
+    result = CliRunner().invoke(app, [*command, *places])
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert result.stderr.startswith(f"hullo: cannot write {tmp_path / 'board'}")
+    assert capfd.readouterr().err == ""
 
 
 def test_every_epoch_of_every_member_is_on_the_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

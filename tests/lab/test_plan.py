@@ -8,11 +8,13 @@ import pytest
 import tiny_command
 
 from hullo.lab.bench.rows import environment
+from hullo.lab.failures import FailedError
 from hullo.lab.feeds import Resident
 from hullo.lab.plan import Plan, Population
 from hullo.lab.recording import take_records
 from hullo.lab.specs import Spec
 from hullo.lab.training import Training
+from made_records import make_record
 
 DATA = Resident(tiny_command.load("fashion-mnist-sample"))
 SPECS = [
@@ -85,3 +87,11 @@ def test_the_outcome_has_the_order_of_the_runs(tmp_path: Path) -> None:
     plan = Plan([SPECS[1], SPECS[0], SPECS[1]], tmp_path)
     settle(plan, begin(plan, *SPECS[:3]))
     assert [record.spec for record in plan.outcome()] == [SPECS[1], SPECS[0], SPECS[1]]
+
+
+def test_a_record_that_is_gone_at_the_end_is_a_failure_that_says_what_to_do(tmp_path: Path) -> None:
+    specs = [Spec("lenet5", "cifar10", "relu", seed=seed, epochs=1) for seed in (0, 1)]
+    plan = Plan(specs, tmp_path)
+    plan.records.add([make_record("relu", [50.0], column="lenet5/cifar10", seed=0)])
+    with pytest.raises(FailedError, match=r"records.jsonl has lost the record of .* seed=1 .*; give the command again"):
+        plan.outcome()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,13 +23,23 @@ class Board:
         self._writers: dict[Spec, Any] = {}
 
     def __enter__(self) -> Board:
+        usual = self._usual = threading.excepthook
+
+        def hook(failed: threading.ExceptHookArgs) -> None:
+            if not issubclass(failed.exc_type, OSError):  # which TensorBoard's thread hands on to this one
+                usual(failed)
+
+        threading.excepthook = hook
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for writer in self._writers.values():
-            writer.close()
+        try:
+            for writer in self._writers.values():
+                writer.close()
+        finally:
+            threading.excepthook = self._usual
 
     def show(self, training: Training) -> None:
         """Add the epoch that has just ended."""

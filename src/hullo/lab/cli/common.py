@@ -150,7 +150,8 @@ def writing(output: Path, then: str = "make room, or name another place") -> Ite
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise FailedError(f"cannot write {error.filename or output}: {error.strerror}; {then}") from error
+            place = os.fsdecode(error.filename or output)
+            raise FailedError(f"cannot write {place}: {error.strerror}; {then}") from error
 
 
 def known_paths(records: list[Path] | None) -> list[Path]:
