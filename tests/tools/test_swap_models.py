@@ -1,0 +1,127 @@
+"""The checks of tools/swap_models: a good swap passes, and each kind of bad one is found out."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hullo
+
+REPLACE, SUMMARY = hullo.replace_activations, hullo.summary
+
+
+@pytest.fixture
+def checks(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "tools" / "swap_models"))
+    return importlib.import_module("checks")
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.act, self.second = nn.Linear(4, 6), nn.GELU(), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.second(self.act(self.first(x))))
+
+
+class NoActivation(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.only = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.only(x)  # type: ignore[no-any-return]
+
+
+def _judge(checks: Any, build: Callable[[], nn.Module]) -> Any:
+    return checks.examine(checks.Case("tests", "net", build, lambda: (torch.randn(5, 4),)))
+
+
+def test_a_good_swap_is_right(checks: Any) -> None:
+    result = _judge(checks, Net)
+    assert (result.verdict, result.hulls, result.wrong) == ("right", 2, [])
+
+
+def test_a_model_without_activations_is_refused(checks: Any) -> None:
+    result = _judge(checks, NoActivation)
+    assert result.verdict == "refused"
+    assert "no activation" in result.refusal
+
+
+class TwoHulls(nn.Module):
+    """One hull for training and another for evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = (hullo.AffineHull("identity", "gelu", start="gelu", strict=False) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.one if self.training else self.other)(x)  # type: ignore[no-any-return]
+
+
+def _another_function(model: nn.Module, **_: Any) -> nn.Module:
+    model = REPLACE(model)
+    model.act.coefficients = "relu"  # type: ignore[union-attr]
+    return model
+
+
+def _two_for_two_modes(model: nn.Module, **_: Any) -> nn.Module:
+    model.act = TwoHulls().double()
+    return model
+
+
+def _twice(model: nn.Module, **_: Any) -> nn.Module:
+    model = REPLACE(model)
+    model.second = nn.Sequential(hullo.AffineHull("identity", "relu", start="identity").double(), model.second)
+    return model
+
+
+def _never_called(model: nn.Module, **_: Any) -> nn.Module:
+    model = REPLACE(model)
+    model.unused = hullo.AffineHull("identity", "relu")
+    return model
+
+
+def _without_gradient(model: nn.Module, **_: Any) -> nn.Module:
+    model = REPLACE(model)
+    model.act.raw.requires_grad_(False)  # type: ignore[union-attr]
+    return model
+
+
+def _crash(model: nn.Module, **_: Any) -> nn.Module:
+    raise KeyError("act")
+
+
+@pytest.mark.parametrize(
+    ("replace", "found"),
+    [
+        (_another_function, "outputs differ"),
+        (_two_for_two_modes, "training against evaluation"),
+        (_twice, "activations ran before"),
+        (_never_called, "never called: unused"),
+        (_without_gradient, "without a gradient: act"),
+        (_crash, "KeyError"),
+    ],
+)
+def test_a_bad_swap_is_wrong(
+    checks: Any, monkeypatch: pytest.MonkeyPatch, replace: Callable[..., nn.Module], found: str
+) -> None:
+    monkeypatch.setattr(hullo, "replace_activations", replace)
+    result = _judge(checks, Net)
+    assert result.verdict == "wrong"
+    assert any(found in line for line in result.wrong), result.wrong
+
+
+def test_an_activation_that_nothing_speaks_of_is_wrong(checks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hullo, "replace_activations", lambda model, **_: REPLACE(model, where="act"))
+    assert _judge(checks, Net).verdict == "partly"
+    monkeypatch.setattr(hullo, "summary", lambda model: type(SUMMARY(model))(SUMMARY(model).hulls, ()))
+    result = _judge(checks, Net)
+    assert any("neither replaced nor listed" in line and "tanh" in line for line in result.wrong), result.wrong

@@ -1,0 +1,108 @@
+"""Swap the activations of several hundred models, and write down what became of each.
+
+    python tools/swap_models                      the models without a result
+    python tools/swap_models --again              all of them
+    python tools/swap_models 'timm/re*' 'odd/*'   those whose library and name fit a pattern, again
+    python tools/swap_models --table              only write the tables of docs/models.md
+
+It takes transformers, timm, diffusers and torchvision beside hullo: in an environment that has PyTorch,
+`pip install --no-deps transformers timm diffusers torchvision` and what they ask for when they are imported. Nothing is
+downloaded: weights are random. Where torchvision's compiled operators do not fit the build of PyTorch, its Python part
+is enough. Results are lines of results/models.jsonl: a run that was interrupted goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import functools
+import importlib
+import json
+import multiprocessing
+import os
+import platform
+import subprocess
+import sys
+import time
+import warnings
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from checks import Case, Result, examine
+from report import read, write
+from torchvision_models import load
+
+import hullo
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results" / "models.jsonl"
+PAGE = ROOT / "docs" / "models.md"
+LIBRARIES = ("torchvision", "timm", "transformers", "diffusers")
+LIMIT = 240  # seconds per model
+
+
+def judge(case: Case) -> Result:
+    """Examine a model in a process of its own, so that no crash and no endless loop stops the others."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    start = time.perf_counter()
+    process = context.Process(target=lambda: theirs.send(examine(case)))
+    process.start()
+    theirs.close()
+    try:
+        found: Result | None = ours.recv() if ours.poll(LIMIT) else None
+    except EOFError:
+        found = None
+    if found is None:
+        why = f"no result within {LIMIT} s" if process.is_alive() else "its process died"
+        process.kill()
+        found = Result(case.library, case.name, "wrong", wrong=[why])
+    process.join()
+    found.seconds = round(time.perf_counter() - start, 1)
+    found.setting = _setting(case.library)
+    return found
+
+
+@functools.cache
+def _setting(library: str) -> str:
+    """Return the versions that a result was made with."""
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()  # noqa: S603
+    own = f"{library} {importlib.import_module(library).__version__}"
+    return f"{own}, torch {torch.__version__}, Python {platform.python_version()}, hullo {hullo.__version__} ({commit})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("patterns", nargs="*", help="library/name, with * and ?")
+    parser.add_argument("--again", action="store_true", help="all models, also those with a result")
+    parser.add_argument("--table", action="store_true", help="run nothing")
+    options = parser.parse_args()
+    results = read(RESULTS)
+    if not options.table:
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        warnings.filterwarnings("ignore")
+        torch.set_num_threads(1)  # and none in a process that is forked
+        load()
+        for case in (case for name in LIBRARIES for case in importlib.import_module(f"{name}_models").cases()):
+            key = f"{case.library}/{case.name}"
+            if any(fnmatch.fnmatch(key, item) for item in options.patterns) or (
+                not options.patterns and (options.again or key not in results)
+            ):
+                results[key] = judge(case)
+                _show(results[key])
+                RESULTS.write_text("".join(json.dumps(asdict(results[item])) + "\n" for item in results))
+    write(PAGE, results.values())
+    sys.exit(any(result.verdict == "wrong" for result in results.values()))
+
+
+def _show(result: Result) -> None:
+    counts = f"{result.hulls} hulls, {result.gates} gates, {len(result.left)} left"
+    print(f"{result.verdict:8} {result.library}/{result.name}: {counts}, {result.seconds} s", flush=True)
+    for line in [*result.wrong, *filter(None, [result.refusal])]:
+        print(f"         {line}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,294 @@
+"""Judge what `hullo.replace_activations` makes of one model.
+
+Nothing here looks at how hullo works: a model is built several times from the same seed, swapped or not, and what the
+builds compute is compared, along with the activations that run while they do.
+"""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+import math
+import pickle
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from watch import GATES, HULLS, NOT_BY_DEFAULT, Settled, Watch, cast, difference, loss, tensors
+
+import hullo
+
+TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}  # relative to the largest number of an output
+MODES = ("eval", "train")
+VERDICTS = ("right", "partly", "refused", "wrong")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model to try: how it is built, what it is given, and how its branches are merged where it can do that."""
+
+    library: str
+    name: str
+    build: Callable[[], nn.Module]
+    inputs: Callable[[], Mapping[str, Any] | tuple[Any, ...]]
+    merge: Callable[[nn.Module], nn.Module] | None = None
+    idle: tuple[str, ...] = ()  # patterns of names of hulls that these inputs do not reach, nor did they before
+
+
+@dataclass
+class Result:
+    """What became of a model: the number of hulls, the places left alone with the reason, and all that is wrong."""
+
+    library: str
+    name: str
+    verdict: str = ""
+    hulls: int = 0
+    gates: int = 0  # functions that are replaced only on request
+    left: list[str] = field(default_factory=list)
+    refusal: str = ""
+    wrong: list[str] = field(default_factory=list)
+    dtype: str = ""
+    seconds: float = 0.0
+    setting: str = ""
+
+
+class Build:
+    """A model built from its seed, with its inputs."""
+
+    def __init__(self, case: Case, dtype: torch.dtype) -> None:
+        torch.manual_seed(0)
+        self.inputs = cast(case.inputs(), dtype)
+        torch.manual_seed(0)
+        self.model = case.build().to(dtype)
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                if parameter.numel() and parameter.abs().max() < 0.01:
+                    parameter.normal_(std=0.1)  # a branch that starts at zero would say nothing
+
+    def outputs(self, mode: str, model: nn.Module | None = None) -> list[Tensor]:
+        """Return all that the model computes in a mode, from the same random numbers each time."""
+        model = model or self.model
+        model.train(mode == "train")
+        torch.manual_seed(1)
+        given = copy.deepcopy(self.inputs)
+        return list(tensors(model(**given) if isinstance(given, Mapping) else model(*given)))
+
+
+def examine(case: Case) -> Result:
+    """Swap a model, and check all that has to hold of it before and afterwards."""
+    trial = _Trial(case)
+    result = trial.result
+    try:
+        trial.run()
+    except Exception:
+        result.wrong.append("unexpected error: " + traceback.format_exc(limit=-6))
+    if result.wrong:
+        result.verdict = "wrong"
+    elif result.refusal:
+        result.verdict = "refused"
+    else:
+        result.verdict = "partly" if result.left else "right"
+    return result
+
+
+class _Trial:
+    def __init__(self, case: Case) -> None:
+        self.case, self.result = case, Result(case.library, case.name)
+        self.dtype = torch.float64
+
+    def build(self) -> Build:
+        return Build(self.case, self.dtype)
+
+    def check(self, holds: bool, what: str) -> None:
+        if not holds:
+            self.result.wrong.append(what)
+
+    def same(self, what: str, found: list[Tensor], wanted: list[Tensor]) -> None:
+        distance = difference(found, wanted)
+        self.check(distance <= TOLERANCE[self.dtype], f"{what}: outputs differ by {distance:.2g}")
+
+    def run(self) -> None:
+        before, wanted = self.reference()
+        swapped = self.build()
+        try:
+            hullo.replace_activations(swapped.model)
+        except Exception as error:
+            self.refused(error, swapped, wanted)
+            return
+        summary = hullo.summary(swapped.model)
+        self.result.hulls = len(summary.hulls)
+        gates = [site for site in summary.left if site.function.partition("(")[0] in NOT_BY_DEFAULT]
+        left = [site for site in summary.left if site not in gates]
+        self.result.left = [f"{site.name or '(the model)'} ({site.function}): {site.reason}" for site in left]
+        self.result.gates = len(gates)
+        for mode in MODES:
+            self.same(f"after the swap, {mode}", swapped.outputs(mode), wanted[mode])
+        self.compare_calls(before, swapped, summary, wanted["train"])
+        self.train(swapped)
+        self.change(swapped.model)
+        self.copies(before, swapped)
+        self.modes(before, swapped)
+        self.merges()
+        self.with_examples(set(summary.hulls))
+
+    def reference(self) -> tuple[Build, dict[str, list[Tensor]]]:
+        """Return the model as it is and what it computes: in float64 where it can, for sharper comparisons."""
+        before, wanted = self.run_as_it_is()
+        if not _finite(wanted):
+            self.dtype = torch.float32
+            before, wanted = self.run_as_it_is()
+        self.result.dtype = str(self.dtype).removeprefix("torch.")
+        self.check(_finite(wanted), "the model as it is returns no numbers")
+        return before, wanted
+
+    def run_as_it_is(self) -> tuple[Build, dict[str, list[Tensor]]]:
+        before = self.build()
+        try:
+            return before, {mode: before.outputs(mode) for mode in MODES}
+        except (RuntimeError, TypeError, ValueError):
+            if self.dtype == torch.float32:
+                raise
+            return before, {}
+
+    def refused(self, error: Exception, swapped: Build, wanted: dict[str, list[Tensor]]) -> None:
+        """A refusal is an error that hullo raises itself, and leaves the model as it was."""
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        meant = Path(hullo.__file__).parent in Path(last.filename).parents and (last.line or "").startswith("raise ")
+        if not meant or not isinstance(error, (TypeError, ValueError, NotImplementedError)):
+            raise error
+        self.result.refusal = f"{type(error).__name__}: {error}"
+        self.check(not any(isinstance(part, HULLS) for part in swapped.model.modules()), "refused, yet it has hulls")
+        summary = hullo.summary(swapped.model)
+        for mode in MODES:
+            with Watch(swapped.model) as watch:
+                self.same(f"after a refusal, {mode}", swapped.outputs(mode), wanted[mode])
+            self.listed(mode, watch, summary)
+
+    def compare_calls(self, before: Build, after: Build, summary: Any, wanted: list[Tensor]) -> None:
+        """Check that every activation that ran is a hull that runs and learns, or still runs and is listed."""
+        reached: set[str] = set()
+        for mode in MODES:
+            with Watch(before.model, summary.hulls) as old:
+                found = before.outputs(mode)
+            with Watch(after.model) as new:
+                outputs = after.outputs(mode)
+            if mode == "train":
+                self.same("the model as it is, once more", found, wanted)
+            loss(found).backward()
+            loss(outputs).backward()
+            reached |= set(new.hulls)
+            self.listed(mode, new, summary)
+            total = new.hulls.total() + len(new.events)
+            self.check(len(old.events) == total, f"{mode}: {len(old.events)} activations ran before, {total} after")
+            self.compare_gradients(mode, before.model, after.model, set(summary.hulls))
+            cold = [name for name in new.trained if summary.hulls[name].raw.grad is None]
+            self.check(not cold, f"{mode}: hulls without a gradient: {', '.join(sorted(cold))}")
+            for build in (before, after):
+                build.model.zero_grad()
+        idle = [name for name in summary.hulls if name not in reached]
+        idle = [name for name in idle if not any(fnmatch.fnmatch(name, item) for item in self.case.idle)]
+        self.check(not idle, f"hulls that are never called: {', '.join(idle)}")
+
+    def listed(self, mode: str, watch: Watch, summary: Any) -> None:
+        """Check that the summary speaks of every activation that still runs."""
+        events = (event for event in watch.events if event.name not in GATES)
+        silent = Counter(str(event) for event in events if not any(event.fits(site) for site in summary.left))
+        self.check(not silent, f"{mode}: neither replaced nor listed: {dict(silent)}")
+
+    def compare_gradients(self, mode: str, before: nn.Module, after: nn.Module, hulls: set[str]) -> None:
+        """Check that the weights get the gradients that they had."""
+        old, new = dict(before.named_parameters()), dict(after.named_parameters())
+        lost = [name for name in old if name not in new and name.rpartition(".")[0] not in hulls]
+        self.check(not lost, f"parameters lost or renamed: {', '.join(lost[:5])}")
+        both = [(name, old[name].grad, new[name].grad) for name in sorted(set(old) & set(new))]
+        odd = [name for name, one, other in both if (one is None) != (other is None)]
+        self.check(not odd, f"{mode}: gradients before the swap or after it alone: {', '.join(odd)}")
+        pairs = [
+            (name, one, other) for name, one, other in both if one is not None and other is not None and one.numel()
+        ]
+        scale = max([1e-30, *(one.abs().max().item() for _, one, _ in pairs)])
+        worst = max(((one - other).abs().max().item() / scale, name) for name, one, other in pairs)
+        self.check(worst[0] <= TOLERANCE[self.dtype], f"{mode}: gradient of {worst[1]} differs by {worst[0]:.2g}")
+
+    def train(self, swapped: Build) -> None:
+        groups = hullo.parameter_groups(swapped.model, lr=1e-3, weight_decay=1e-2, coefficient_lr_scale=10)
+        optimizer = torch.optim.AdamW(groups)
+        for _ in range(2):
+            optimizer.zero_grad()
+            value = loss(swapped.outputs("train"))
+            value.backward()
+            optimizer.step()
+        self.check(math.isfinite(value.item()), "the loss is not finite after two steps of training")
+
+    def change(self, model: nn.Module) -> None:
+        """Move every hull away from where it started, each in a direction of its own."""
+        generator = torch.Generator().manual_seed(2)
+        with torch.no_grad():
+            for hull in (part for part in model.modules() if isinstance(part, HULLS)):
+                hull.raw.add_(0.1 * torch.randn(hull.raw.shape, generator=generator).to(hull.raw))
+
+    @torch.no_grad()  # a tensor that a model keeps from a run with gradients cannot be copied
+    def copies(self, before: Build, swapped: Build) -> None:
+        """Check that copies of the model, and the model folded, compute what it does."""
+        wanted = swapped.outputs("eval")
+        ways: dict[str, Callable[[nn.Module], nn.Module]] = {
+            "deepcopy": copy.deepcopy,
+            "pickle": lambda model: pickle.loads(pickle.dumps(model)),  # noqa: S301  (its own)
+        }
+        for name, way in ways.items():
+            try:
+                copied = way(swapped.model)
+            except Exception as error:
+                try:
+                    way(before.model)
+                except Exception:  # it was no different before  # noqa: S112
+                    continue
+                self.check(False, f"{name}: {type(error).__name__}: {error}")
+                continue
+            self.same(name, swapped.outputs("eval", copied), wanted)
+        with torch.enable_grad():
+            loaded = self.build()
+            hullo.replace_activations(loaded.model)
+        loaded.model.load_state_dict(swapped.model.state_dict())
+        self.same("state_dict", loaded.outputs("eval"), wanted)
+        folded = hullo.fold(swapped.model)
+        self.check(not any(isinstance(part, HULLS) for part in folded.modules()), "fold leaves hulls")
+        self.same("fold", swapped.outputs("eval", folded), wanted)
+
+    def modes(self, before: Build, swapped: Build) -> None:
+        """Check that a model that computes the same in both modes, dropout and batch statistics apart, still does."""
+        with Settled():
+            if difference(before.outputs("train"), before.outputs("eval")) == 0:
+                self.same("training against evaluation", swapped.outputs("train"), swapped.outputs("eval"))
+
+    def merges(self) -> None:
+        """Check that merging a model's branches moves its outputs no more than it did before the swap."""
+        if self.case.merge is None:
+            return
+        moved = []
+        for swap in (False, True):
+            item = self.build()
+            if swap:
+                hullo.replace_activations(item.model)
+                self.change(item.model)
+            wanted = item.outputs("eval")
+            moved.append(difference(item.outputs("eval", self.case.merge(item.model).eval()), wanted))
+        limit = max(2 * moved[0], TOLERANCE[self.dtype])
+        self.check(moved[1] <= limit, f"merging moves outputs by {moved[1]:.2g}, before the swap by {moved[0]:.2g}")
+
+    def with_examples(self, names: set[str]) -> None:
+        """Check that the same hulls are made where example inputs are given."""
+        other = self.build()
+        hullo.replace_activations(other.model, example_inputs=other.inputs)
+        found = set(hullo.summary(other.model).hulls)
+        self.check(found == names, f"with example_inputs other hulls are made: {sorted(found ^ names)[:5]}")
+
+
+def _finite(outputs: Mapping[str, list[Tensor]]) -> bool:
+    """Tell whether a model has returned numbers in each mode."""
+    return bool(outputs) and all(found and all(item.isfinite().any() for item in found) for found in outputs.values())

@@ -1,0 +1,192 @@
+"""See what a model computes: which activations run while it does, and by how much two outputs differ."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
+
+import hullo
+
+HULLS = (hullo.AffineHull, hullo.ConvexHull)
+HULL: Any = next(cls for cls in hullo.AffineHull.__mro__ if "forward" in vars(cls))
+ACTIVATIONS = frozenset({
+    "relu", "relu6", "leaky_relu", "prelu", "rrelu", "elu", "celu", "selu", "gelu", "silu", "mish", "hardswish",
+    "softsign", "tanh", "hardtanh", "threshold", "hardshrink", "softshrink", "tanhshrink",
+})  # fmt: skip
+GATES = frozenset({"softplus", "sigmoid", "hardsigmoid", "logsigmoid", "special_expit", "erf"})
+NOT_BY_DEFAULT = frozenset({"sigmoid", "hardsigmoid", "softplus", "sin", "arctan", "asinh", "erf"})  # as hullo says
+DROPOUTS = frozenset({"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"})
+
+
+@dataclass(frozen=True)
+class Event:
+    """A call of an activation function that is not made by a hull."""
+
+    name: str
+    paths: frozenset[str]  # the names of the module that was running
+    frames: tuple[str, ...]  # the functions between that module and the call
+
+    def __str__(self) -> str:
+        return f"{self.name} in {min(self.paths) or 'the model'} by {self.frames[0]}"
+
+    def fits(self, site: Any) -> bool:
+        """Tell whether a site of a summary speaks of this call."""
+        if site.name not in self.paths and site.name.rpartition(".")[0] not in self.paths:
+            return False
+        function = site.place.partition(",")[0].rpartition(".")[2]
+        names = {frame.rpartition(".")[2] for frame in self.frames}
+        return not function or function in names or self.name in site.function or site.function == "calls of functions"
+
+
+class Watch(TorchFunctionMode):
+    """Note every call of an activation function, and of a hull, while a model runs."""
+
+    def __init__(self, model: nn.Module, replaced: Collection[str] = ()) -> None:
+        super().__init__()
+        self.replaced = set(replaced)  # the names of modules that are known to be activations
+        self.paths: dict[int, set[str]] = {}
+        for name, module in model.named_modules(remove_duplicate=False):
+            self.paths.setdefault(id(module), set()).add(name)
+        self.events: list[Event] = []
+        self.hulls: Counter[str] = Counter()
+        self.trained: set[str] = set()  # hulls whose output gets a gradient
+        self.inside = 0  # of how many hulls
+        self.running: list[tuple[nn.Module, list[Event]]] = [(model, [])]
+
+    def __enter__(self) -> Watch:
+        self.hooks = [
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+        ]
+        self.forward = HULL.forward
+        watch = self
+
+        def forward(hull: nn.Module, x: Tensor) -> Tensor:
+            return watch._hull(hull, x)
+
+        HULL.forward = forward
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        HULL.forward = self.forward
+        for hook in self.hooks:
+            hook.remove()
+        self.events += self.running.pop()[1]
+
+    def _enter(self, module: nn.Module, inputs: Any) -> None:
+        self.running.append((module, []))
+
+    def _leave(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        _, own = self.running.pop()
+        if self.paths.get(id(module), set()) & self.replaced:
+            self.events.append(Event(type(module).__name__, frozenset(self.paths[id(module)]), ()))
+        else:
+            leaf = not any(True for _ in module.children()) and not any(True for _ in module.parameters())
+            self.events += own[:1] if leaf else own  # an activation module is one, however it is computed
+
+    def _hull(self, hull: nn.Module, x: Tensor) -> Tensor:
+        name = min(self.paths.get(id(hull), {"(not a part of the model)"}))
+        self.hulls[name] += 1
+        self.inside += 1
+        try:
+            output: Tensor = self.forward(hull, x)
+        finally:
+            self.inside -= 1
+        if output.requires_grad:
+            output.register_hook(lambda gradient: self.trained.add(name))
+        return output
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(function, "__name__", "").rstrip("_")
+        if name in ACTIVATIONS | GATES and not self.inside:
+            owner = next(module for module, _ in reversed(self.running) if id(module) in self.paths)
+            self.running[-1][1].append(Event(name, frozenset(self.paths[id(owner)]), tuple(_frames())))
+        return function(*args, **(kwargs or {}))
+
+
+def _frames() -> Iterator[str]:
+    """Yield the functions that run, from the inside to the call of the module that they are in."""
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_code.co_name not in ("_call_impl", "outputs"):
+        if frame.f_code.co_name != "handle_torch_function" and frame.f_code.co_filename != __file__:
+            yield frame.f_code.co_qualname
+        frame = frame.f_back
+
+
+class Settled(TorchFunctionMode):
+    """Run without what is meant to differ in training: dropout and the statistics of a batch."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        name = getattr(function, "__name__", "").rstrip("_")
+        if name in DROPOUTS:
+            return args[0] if args else kwargs["input"]
+        if function is F.batch_norm:
+            names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+            given = dict(zip(names, args, strict=False)) | kwargs
+            return F.batch_norm(**given | {"training": given["training"] and given["running_mean"] is None})
+        if name == "scaled_dot_product_attention" and "dropout_p" in kwargs:
+            kwargs["dropout_p"] = 0.0
+        return function(*args, **kwargs)
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    """Yield all floating-point tensors in what a model returns."""
+    if isinstance(value, Tensor):
+        if value.is_floating_point():
+            yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors(item)
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from tensors(getattr(value, field.name))
+
+
+def cast(value: Any, dtype: torch.dtype) -> Any:
+    """Return inputs with their floating-point tensors in a type."""
+    if isinstance(value, Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if isinstance(value, Mapping):
+        return {name: cast(item, dtype) for name, item in value.items()}
+    return type(value)(cast(item, dtype) for item in value) if isinstance(value, (list, tuple)) else value
+
+
+def difference(found: list[Tensor], wanted: list[Tensor]) -> float:
+    """Return the largest difference, relative to the largest number of each output."""
+    if [item.shape for item in found] != [item.shape for item in wanted]:
+        return math.inf
+    worst = 0.0
+    for one, other in zip(found, wanted, strict=True):
+        one, other = one.detach().double(), other.detach().double()
+        usual = other.isfinite()
+        if not torch.equal(one[~usual].nan_to_num(), other[~usual].nan_to_num()) or not one[usual].isfinite().all():
+            return math.inf
+        if usual.any():
+            scale = other[usual].abs().max().clamp(min=1e-12)
+            worst = max(worst, float((one - other)[usual].abs().max() / scale))
+    return worst
+
+
+def loss(outputs: list[Tensor]) -> Tensor:
+    """Return a number that depends on every entry of every output, on each differently."""
+    generator = torch.Generator().manual_seed(3)
+    parts = [item for item in outputs if item.requires_grad and item.numel()]
+    weights = [torch.randn(item.shape, generator=generator).to(item) for item in parts]
+    return torch.stack([(item * weight).mean() for item, weight in zip(parts, weights, strict=True)]).sum()
