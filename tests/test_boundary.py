@@ -18,10 +18,9 @@ from hullo import boundary
 from hullo.coefficients import feasible_gradient
 
 BASES = ("identity", "relu", "tanh")
-OPTIMIZERS: list[Callable[[Sequence[Tensor]], torch.optim.Optimizer]] = [
-    lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
-    lambda parameters: torch.optim.Adam(parameters, lr=0.01),
-    lambda parameters: torch.optim.RMSprop(parameters, lr=0.01),
+OPTIMIZERS: list[Callable[[Sequence[Tensor]], torch.optim.Optimizer]] = [  # whose steps do not magnify rounding errors
+    lambda parameters: torch.optim.SGD(parameters, lr=0.01),
+    lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9),
 ]
 on_faces = st.lists(st.sampled_from([0.0, 0.0, 0.25, 0.5, 1.0]), min_size=3, max_size=3).filter(sum)
 
@@ -62,6 +61,7 @@ def test_gradients_of_micro_batches_add_up_to_that_of_the_whole_batch(
 def test_training_with_micro_batches_is_training_with_whole_batches(
     make: Callable[[Sequence[Tensor]], torch.optim.Optimizer], numbers: list[float], seed: int
 ) -> None:
+    torch.manual_seed(seed)
     whole = nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), hull(numbers))
     parts = copy.deepcopy(whole)
     for model, micro_batches in ((whole, 1), (parts, 4)):
