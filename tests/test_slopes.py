@@ -54,7 +54,7 @@ def search(coefficients: list[float], names: list[str]) -> float:
         low, high = x[max(at - 1, 0)].item(), x[min(at + 1, len(x) - 1)].item()
         for _ in range(5):
             closer = torch.linspace(low, high, 65, dtype=torch.float64)
-            found = slopes_at(closer, coefficients, names)
+            found = slopes_at(closer, coefficients, names).where(~torch.isin(closer, kinks), math.inf)
             least, best = min(least, found.min().item()), int(found.argmin())
             low, high = closer[max(best - 1, 0)].item(), closer[min(best + 1, 64)].item()
     return least
@@ -64,6 +64,7 @@ def search(coefficients: list[float], names: list[str]) -> float:
 @example(([-0.02, 1.01991, 9e-5], ["asinh", "arctan", "identity"]))
 @example(([1.0, -1.0], ["identity", "tanh"]))
 @example(([0.5, 0.7, -0.2], ["sin", "asinh", "softsign"]))
+@example(([0.6, -1.0, 0.4], ["hardsigmoid", "hardswish", "unit_silu"]))  # two kinks at one point
 def test_bounds_hold_against_a_search_and_are_reached(combination: tuple[list[float], list[str]]) -> None:
     coefficients, names = combination
     scale = largest_slope(coefficients, [hullo.base(name) for name in names])
@@ -130,6 +131,16 @@ class TestClosedForms:
     @pytest.mark.parametrize("name", hullo.names())
     def test_the_catalogues_own_bounds(self, name: str) -> None:
         assert hullo.slope_bounds([1.0], [name]) == pytest.approx(hullo.base(name).slope_bounds, abs=2e-9)
+
+
+@given(combinations().filter(lambda combination: independent(combination[1])), st.integers(-900, 900))
+@settings(max_examples=15)
+def test_bounds_scale_with_the_coefficients(combination: tuple[list[float], list[str]], exponent: int) -> None:
+    coefficients, names = combination
+    low, high = hullo.slope_bounds(coefficients, names)  # type: ignore[misc]
+    scaled = hullo.slope_bounds([c * 2.0**exponent for c in coefficients], names)
+    scale = 2.0**exponent * largest_slope(coefficients, [hullo.base(name) for name in names])
+    assert scaled == pytest.approx((low * 2.0**exponent, high * 2.0**exponent), rel=0, abs=2e-9 * scale)
 
 
 class TestWhatIsUnknown:

@@ -145,6 +145,11 @@ def names() -> tuple[str, ...]:
     return tuple(_families)
 
 
+def catalogued() -> tuple[Base, ...]:
+    """Return the base of every name, in the order of `names`."""
+    return tuple(map(base, _families))
+
+
 def base(spelling: str | Base) -> Base:
     """Return the base function of a name such as ``tanh``, ``leaky_relu(0.2)`` or ``leaky_relu(negative_slope=0.2)``.
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from hullo.bases import Base, base, make, names
+from hullo.bases import Base, base, catalogued, make
 from hullo.span import express
 
 _FAR = 1e30  # where exponentials have died out
@@ -51,7 +51,7 @@ def same_as(coefficients: Sequence[float], bases: tuple[Base, ...], tolerance: f
     for item in bases:
         if _agree(coefficients, [float(other is item) for other in bases], tolerance):
             return item
-    for item, own in _in_span(bases, names()):
+    for item, own in _in_span(bases, catalogued()):
         if _agree(coefficients, own, tolerance):
             return item
     few = torch.tensor([-7.0, -2.0, -0.5, 0.0, 0.5, 2.0, 7.0], dtype=torch.float64, device="cpu")
@@ -74,8 +74,7 @@ def _agree(some: Sequence[float], others: Sequence[float], tolerance: float) -> 
 
 
 @functools.lru_cache(maxsize=256)
-def _in_span(bases: tuple[Base, ...], known: tuple[str, ...]) -> list[tuple[Base, list[float]]]:
-    """The catalogue's bases that are combinations of these bases, with their coefficients."""
-    candidates = [base(name) for name in known]
+def _in_span(bases: tuple[Base, ...], candidates: tuple[Base, ...]) -> list[tuple[Base, list[float]]]:
+    """The candidates that are combinations of these bases, with their coefficients."""
     found = express([item.function for item in candidates], [item.function for item in bases])
     return [(item, own) for item, own in zip(candidates, found, strict=True) if own is not None]

@@ -50,11 +50,13 @@ class _Cells:
 
     def points(self) -> Tensor:
         """Points inside: near the ends, the middle, and where sin and cos are extreme if that is inside."""
-        inside = (self.high - self.low) * _INSIDE
+        inside, infinity = (self.high - self.low) * _INSIDE, torch.full_like(self.low, math.inf)
+        first = torch.maximum(self.low + inside, torch.nextafter(self.low, infinity))  # at an end there may be a kink
+        last = torch.minimum(self.high - inside, torch.nextafter(self.high, -infinity))
         turns = (self.middle / math.pi).round()
-        wave = [((turns + shift) * math.pi).clamp(self.low + inside, self.high - inside) for shift in (0, 1)]
+        wave = [((turns + shift) * math.pi).clamp(first, last) for shift in (0, 1)]
         wave = [torch.where(self.middle.abs() < _WHOLE_TURNS, at, self.middle) for at in wave]
-        return torch.stack([self.low + inside, self.middle, self.high - inside, *wave])
+        return torch.stack([first, self.middle, last, *wave])
 
     def cut(self, chosen: Tensor) -> _Cells:
         """The chosen cells, each in parts."""
@@ -108,8 +110,10 @@ def _search(
     if not used:
         return [0.0] * len(signs)
     found = tuple(item for _, item in used)
-    weights = torch.tensor([c for c, _ in used], dtype=torch.float64)
-    margin = ACCURACY * largest_slope(coefficients, bases)
+    unit = 2.0 ** (math.frexp(max(abs(c) for c, _ in used))[1] - 1)  # so that nothing overflows
+    scaled = [c / unit for c, _ in used]
+    weights = torch.tensor(scaled, dtype=torch.float64)
+    margin = ACCURACY * largest_slope(scaled, found)
     kinks = tuple(sorted({kink for item in found for kink in item.kinks}))
     cells, enclosed, looked_at = _first_cells(kinks), [_first_enclosed(item, kinks) for item in found], 0
     least, settled = [math.inf] * len(signs), [math.inf] * len(signs)
@@ -121,13 +125,13 @@ def _search(
             bounds = _lower_bounds(sign * weights, found, enclosed, cells) - 1e-3 * margin
             open_cells = bounds < least[n] - margin
             settled[n] = min(settled[n], float(bounds[~open_cells].min()) if not bool(open_cells.all()) else math.inf)
-            if not is_enough(least[n], min(settled[n], float(bounds.min()))):
+            if not is_enough(unit * least[n], unit * min(settled[n], float(bounds.min()))):
                 chosen |= open_cells
         if not bool(chosen.any()):
-            return least
+            return [unit * slope for slope in least]
         cells = cells.cut(chosen)
         looked_at += len(cells.low)
-        if looked_at > _MOST_CELLS or not bool((cells.low < cells.high).all()):
+        if looked_at > _MOST_CELLS or not bool(((cells.low < cells.middle) & (cells.middle < cells.high)).all()):
             return None
         enclosed = [_enclose(item, cells) for item in found]
 

@@ -6,6 +6,7 @@ Each kind of impostor is generated: any activation, spoilt in any place or by an
 from __future__ import annotations
 
 import copy
+import logging
 import math
 import random
 from collections.abc import Callable
@@ -208,9 +209,15 @@ BACKWARDS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@given(plain, st.sampled_from(list(BACKWARDS)))
-def test_other_gradients_are_noticed(item: tuple[str, Function], change: str) -> None:
-    assert_refused(lambda x: Backward.apply(x, item[1], BACKWARDS[change]), "gradient")
+@given(plain, st.sampled_from(list(BACKWARDS)), st.sampled_from([torch.float32, torch.float64, None]))
+def test_other_gradients_are_noticed(item: tuple[str, Function], change: str, only: torch.dtype | None) -> None:
+    def function(x: Tensor) -> Tensor:
+        changed = only in (None, x.dtype) and not (change == "scaled a little" and x.dtype == torch.float32)
+        result: Tensor = Backward.apply(x, item[1], BACKWARDS[change] if changed else torch.clone)
+        return result
+
+    if (change, only) != ("scaled a little", torch.float32):  # which is rounding
+        assert_refused(function, "gradient")
 
 
 DETACHED: dict[str, Callable[[Function, Tensor], Tensor]] = {
@@ -281,6 +288,59 @@ def test_modules_with_state_are_refused_and_left_as_they_were(item: tuple[str, F
     assert reading is None or reading.known is None
     assert vars(module).keys() == before.keys()
     assert (module.calls, module.seen, module.last.tolist()) == (0, [], [0.0])
+
+
+CALLS = 0
+SEEN: list[Any] = []
+TABLE: dict[str, Any] = {"calls": 0}
+
+
+class Shared(nn.Module):
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        type(self).calls += 1
+        return F.relu(x)
+
+
+def test_variables_around_a_function_are_as_they_were(caplog: pytest.LogCaptureFixture) -> None:
+    count, total = 0, torch.zeros(2)
+
+    def with_global(x: Tensor) -> Tensor:
+        global CALLS
+        CALLS += 1
+        return F.relu(x)
+
+    def with_nonlocal(x: Tensor) -> Tensor:
+        nonlocal count
+        count += 1
+        return F.relu(x)
+
+    def with_tensor(x: Tensor) -> Tensor:
+        total.add_(1)
+        return F.relu(x)
+
+    def with_table(x: Tensor) -> Tensor:
+        TABLE["calls"] += 1
+        TABLE["last"] = x
+        return F.relu(x)
+
+    def with_log(x: Tensor) -> Tensor:
+        logging.getLogger("activation").warning("called")
+        return F.relu(x)
+
+    def with_list(x: Tensor) -> Tensor:
+        SEEN.append(x)
+        return F.relu(x)
+
+    for function in (with_global, with_nonlocal, with_tensor, with_table, with_list):
+        assert_refused(function)
+    reading = read_module(Shared())
+    assert reading is not None
+    assert reading.known is None
+    read_function(with_log)
+    assert (CALLS, count, total.tolist(), TABLE, SEEN, Shared.calls) == (0, 0, [0.0, 0.0], {"calls": 0}, [], 0)
+    assert not caplog.records
 
 
 RANDOM: dict[str, Callable[[Function, Tensor], Tensor]] = {

@@ -5,36 +5,48 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import logging
+import operator
 import random
 import sys
 import types
 import warnings
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
-_NUMBERS, _LOOKED_AT = 400, 2000
+_NUMBERS, _REACHED, _LARGE = 400, 3000, 4096
 
 
 @contextlib.contextmanager
-def isolated() -> Iterator[Callable[[], str]]:
+def isolated(function: Any = None) -> Iterator[Callable[[], str]]:
     """Keep random numbers, output and warnings of the code inside to itself, and compile nothing.
 
-    Yields a function that says what the code has done so far besides computing; an empty string if nothing is known.
+    What a function that is called inside may change, such as variables around it, lists and attributes of classes, is
+    put back. Yields a function that says what the code has done so far besides computing; an empty string if nothing is
+    known.
     """
-    states, output = _random_states(), io.StringIO()
+    states, output, held = _random_states(), io.StringIO(), _held_by(function)
 
     def noticed() -> str:
         if output.getvalue():
             return "it prints"
-        return "" if _keys(states) == _keys(_random_states()) else "it draws random numbers"
+        if any(item.has_changed() for item in held):
+            return "calls change what others may read"
+        is_same = all(map(operator.eq, _keys(states), _keys(_random_states())))
+        return "" if is_same else "it draws random numbers"
 
     with contextlib.ExitStack() as stack:
         stack.callback(_restore, states)
+        for item in held:
+            stack.callback(item.put_back)
+        stack.callback(logging.disable, logging.root.manager.disable)
+        logging.disable()
         stack.enter_context(contextlib.redirect_stdout(output))
         stack.enter_context(contextlib.redirect_stderr(output))
         stack.enter_context(warnings.catch_warnings())
@@ -42,6 +54,84 @@ def isolated() -> Iterator[Callable[[], str]]:
         if "torch._dynamo" in sys.modules:  # else nothing is compiled, and the import takes long
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield noticed
+
+
+@dataclass(frozen=True)
+class _Held:
+    """Something that code may change, as it was: its parts, and how to set them."""
+
+    parts: Callable[[], Any]
+    before: Any
+    put_back: Callable[[], None]
+
+    def has_changed(self) -> bool:
+        return not _same(self.parts(), self.before, 2)
+
+
+def _held_by(function: Any) -> list[_Held]:
+    """What a function may change besides its arguments, as far as it is plain."""
+    held: list[_Held] = []
+    for item in _reached_from(function):
+        match item:
+            case types.FunctionType() if not is_from_torch(item):
+                held += map(_held_cell, item.__closure__ or ())
+                space = item.__globals__
+                named = {name for code in _codes(item.__code__) for name in code.co_names if name in space}
+                held += [_held_key(space, name) for name in named if isinstance(space[name], _PLAIN)]
+            case types.MethodType() if not is_from_torch(item):
+                kind = type(item.__self__)
+                held += [_held_attribute(kind, name) for name, value in vars(kind).items() if isinstance(value, _PLAIN)]
+            case list() | dict() | set() if len(item) < _LARGE:
+                held.append(_held_container(item))
+            case Tensor() if item.numel() < _LARGE and not item.is_meta:
+                held.append(_held_tensor(item))
+    return held
+
+
+def _held_cell(cell: types.CellType) -> _Held:
+    def contents() -> Any:
+        try:
+            return cell.cell_contents
+        except ValueError:  # not filled yet
+            return None
+
+    before = contents()
+    return _Held(contents, before, functools.partial(setattr, cell, "cell_contents", before))
+
+
+def _held_key(space: dict[str, Any], name: str) -> _Held:
+    return _Held(lambda: space.get(name), space[name], functools.partial(space.__setitem__, name, space[name]))
+
+
+def _held_attribute(kind: type, name: str) -> _Held:
+    before = getattr(kind, name)
+
+    def put_back() -> None:
+        if getattr(kind, name) is not before:  # else left alone: setting an attribute may run code
+            setattr(kind, name, before)
+
+    return _Held(functools.partial(getattr, kind, name), before, put_back)
+
+
+def _held_container(item: Any) -> _Held:
+    before = item.copy()
+
+    def put_back() -> None:
+        if not _same(item, before, 1):
+            item.clear()
+            (item.extend if isinstance(item, list) else item.update)(before)
+
+    return _Held(item.copy, before, put_back)
+
+
+def _held_tensor(item: Tensor) -> _Held:
+    before = item.detach().clone()
+
+    def put_back() -> None:
+        if not torch.equal(item, before):
+            item.data.copy_(before)
+
+    return _Held(item.detach, before, put_back)
 
 
 def _random_states() -> list[Any]:
@@ -131,18 +221,24 @@ def state_of(thing: Any, depth: int = 5) -> Hashable:
 def numbers_in(thing: Any) -> list[float]:
     """Return the numbers that a function's code, and what it reads, mention."""
     found: dict[float, None] = {}
-    seen: set[int] = set()
-    waiting = deque([thing])
-    while waiting and len(found) < _NUMBERS and len(seen) < _LOOKED_AT:
-        item = waiting.popleft()
+    for item in _reached_from(thing):
         if isinstance(item, Tensor) and item.numel() == 1 and not item.is_meta and not item.is_complex():
             item = item.item()
         if isinstance(item, (int, float)) and not isinstance(item, bool) and abs(item) < 1e300:
             found[float(item)] = None
-        elif id(item) not in seen:
-            seen.add(id(item))
+    return list(found)[:_NUMBERS]
+
+
+def _reached_from(thing: Any) -> Iterator[Any]:
+    """A thing and whatever belongs to its behaviour, as far as that is plain."""
+    seen: dict[int, Any] = {}  # with the things themselves, so that no other gets the same id
+    waiting = deque([thing])
+    while waiting and len(seen) < _REACHED:
+        item = waiting.popleft()
+        if id(item) not in seen:
+            seen[id(item)] = item
+            yield item
             waiting.extend(_parts(item))
-    return list(found)
 
 
 def _parts(thing: Any) -> Iterable[Any]:
