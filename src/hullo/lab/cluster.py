@@ -29,6 +29,7 @@ from hullo.lab.bench.rows import environment
 from hullo.lab.board import Board
 from hullo.lab.failures import FailedError
 from hullo.lab.feeds import open_feed
+from hullo.lab.files import open_regular
 from hullo.lab.grid import Grid, describe_accuracies
 from hullo.lab.plan import Plan, Population, does_not_fit, title
 from hullo.lab.progress import Steps
@@ -234,7 +235,7 @@ def _train(cluster: Cluster, population: Population, mark: str) -> Iterator[tupl
     node, spec, output = platform.node(), population[0], cluster.plan.output
     yield node, None
     try:
-        if not (output / MARK).is_file() or (output / MARK).read_text() != mark:
+        if not (output / MARK).is_file() or _read_mark(output) != mark:
             raise ValueError(f"{output} is not the directory of that name elsewhere; share it between all machines")
         clock = clock_for("cuda" if cluster.gpus else "cpu")
         feeds = {(spec.data, spec.val_size): open_feed(spec.data, spec.val_size, cluster.data_dir, clock.device)}
@@ -255,4 +256,9 @@ def _mark(output: Path) -> str:
     """What is written in the file that an output directory is known by."""
     with suppress(FileExistsError), (output / MARK).open("x") as file:
         file.write(uuid4().hex)
-    return (output / MARK).read_text()
+    return _read_mark(output)
+
+
+def _read_mark(output: Path) -> str:
+    with open_regular(output / MARK) as file:
+        return file.read(100).decode(errors="replace")
