@@ -193,6 +193,31 @@ def test_rounding_that_grows_is_no_difference() -> None:
     assert len(hullo.summary(model).hulls) == 1
 
 
+class Coarser(nn.Module):
+    """An activation in a coarser type than the rest of the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = nn.Tanh()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(x.float()).to(x.dtype)  # type: ignore[no-any-return]
+
+
+class CoarserInside(nn.Module):
+    """An activation that computes in a coarser type by itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.silu(x.float()).to(x.dtype)
+
+
+@pytest.mark.parametrize("kind", [Coarser, CoarserInside])
+def test_rounding_of_a_part_in_a_coarser_type_is_no_difference(kind: type[nn.Module]) -> None:
+    wide = nn.Sequential(nn.Linear(4, 4096), kind(), nn.Linear(4096, 4)).double()
+    hullo.replace_activations(wide, example_inputs=torch.randn(16, 4, dtype=torch.float64))
+    assert len(hullo.summary(wide).hulls) == 1
+
+
 def test_a_mode_in_which_the_model_fails_is_not_compared() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU())  # one image has no variance in training
     hullo.replace_activations(model, example_inputs=torch.randn(1, 4))

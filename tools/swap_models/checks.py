@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from watch import GATES, HULLS, NOT_BY_DEFAULT, Settled, Watch, cast, difference, loss, tensors
+from watch import GATES, HULLS, NOT_BY_DEFAULT, Event, Settled, Watch, cast, difference, loss, tensors
 
 import hullo
 
@@ -122,10 +122,6 @@ class _Trial:
             return
         summary = hullo.summary(swapped.model)
         self.result.hulls = len(summary.hulls)
-        gates = [site for site in summary.left if site.function.partition("(")[0] in NOT_BY_DEFAULT]
-        left = [site for site in summary.left if site not in gates]
-        self.result.left = [f"{site.name or '(the model)'} ({site.function}): {site.reason}" for site in left]
-        self.result.gates = len(gates)
         for mode in MODES:
             self.same(f"after the swap, {mode}", swapped.outputs(mode), wanted[mode])
         self.compare_calls(before, swapped, summary, wanted["train"])
@@ -171,7 +167,7 @@ class _Trial:
 
     def compare_calls(self, before: Build, after: Build, summary: Any, wanted: list[Tensor]) -> None:
         """Check that every activation that ran is a hull that runs and learns, or still runs and is listed."""
-        reached: set[str] = set()
+        reached, ran, called = set[str](), list[Event](), set[str]()
         for mode in MODES:
             with Watch(before.model, summary.hulls) as old:
                 found = before.outputs(mode)
@@ -181,7 +177,7 @@ class _Trial:
                 self.same("the model as it is, once more", found, wanted)
             loss(found).backward()
             loss(outputs).backward()
-            reached |= set(new.hulls)
+            reached, ran, called = reached | set(new.hulls), ran + new.events, called | new.called
             self.listed(mode, new, summary)
             total = new.hulls.total() + len(new.events)
             self.check(len(old.events) == total, f"{mode}: {len(old.events)} activations ran before, {total} after")
@@ -193,6 +189,12 @@ class _Trial:
         idle = [name for name in summary.hulls if name not in reached]
         idle = [name for name in idle if not any(fnmatch.fnmatch(name, item) for item in self.case.idle)]
         self.check(not idle, f"hulls that are never called: {', '.join(idle)}")
+
+        for site in summary.left:  # of those, the ones that run
+            if site.function.partition("(")[0] in NOT_BY_DEFAULT:
+                self.result.gates += 1
+            elif any(event.fits(site) for event in ran if event.name not in GATES) or site.name in called:
+                self.result.left.append(f"{site.name or '(the model)'} ({site.function}): {site.reason}")
 
     def listed(self, mode: str, watch: Watch, summary: Any) -> None:
         """Check that the summary speaks of every activation that still runs."""

@@ -60,6 +60,7 @@ class Watch(TorchFunctionMode):
             self.paths.setdefault(id(module), set()).add(name)
         self.events: list[Event] = []
         self.hulls: Counter[str] = Counter()
+        self.called: set[str] = set()  # the names of modules without children that ran
         self.trained: set[str] = set()  # hulls whose output gets a gradient
         self.inside = 0  # of how many hulls
         self.running: list[tuple[nn.Module, list[Event]]] = [(model, [])]
@@ -91,6 +92,7 @@ class Watch(TorchFunctionMode):
 
     def _leave(self, module: nn.Module, inputs: Any, output: Any) -> None:
         _, own = self.running.pop()
+        self.called |= set() if any(True for _ in module.children()) else self.paths.get(id(module), set())
         if self.paths.get(id(module), set()) & self.replaced:
             self.events.append(Event(type(module).__name__, frozenset(self.paths[id(module)]), ()))
         else:

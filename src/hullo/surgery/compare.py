@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hullo.modules import Hull
+from hullo.surgery.probes import DOUBLE
 from hullo.surgery.untouched import Inputs, State, run, same_random_numbers
 
 MODES = {"training": True, "evaluation": False}
@@ -17,6 +18,7 @@ _TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 1e-2, to
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _DEEPEST = 12
 _ROUNDINGS = 8  # a difference of so many times what rounding makes is taken for one of rounding
+_EPSILONS = 4  # the rounding of one activation, in the smallest steps of its type
 
 Leaves = dict[str, Any]  # the tensors and numbers in what a model returns, by where they are in it
 
@@ -107,7 +109,7 @@ class Comparison:
             if distance <= self._tolerance:
                 continue
             coarse = [torch.finfo(dtype).eps for dtype, value in _TOLERANCES.items() if value <= self._tolerance]
-            _, noise = difference(self._run(model, mode, noise=4 * max(coarse, default=0.0)), found)
+            _, noise = difference(self._run(model, mode, noise=_EPSILONS * max(coarse, default=0.0)), found)
             steady = difference(self._run(model, mode), found)[1] <= self._tolerance
             if not steady or not distance <= _ROUNDINGS * noise:
                 raise RuntimeError(
@@ -117,12 +119,13 @@ class Comparison:
 
 
 def _shake(noise: float) -> Any:
-    """Return a hook that changes what a hull computes by as much as rounding may."""
+    """Return a hook that changes what a hull computes by as much as rounding, and what counts as recognised, may."""
     generator = torch.Generator().manual_seed(0)
 
     def shake(module: nn.Module, inputs: Any, output: Tensor) -> None:
         signs = torch.randint(0, 2, output.shape, generator=generator).to(output.device, output.dtype) * 2 - 1
-        output.data.mul_(1 + noise * signs)
+        coarse = _EPSILONS * torch.finfo(output.dtype).eps  # of a part that computes in a coarser type than the rest
+        output.data.mul_(1 + max(noise, coarse, DOUBLE.relative) * signs)
 
     return shake
 

@@ -56,6 +56,20 @@ def _mentions(function: types.FunctionType) -> bool:
     return False
 
 
+def functions_named(thing: Any) -> frozenset[str]:
+    """Return the names of PyTorch's functions that may be activations in something's code, and in its helpers'."""
+    seen, waiting, found = set[types.FunctionType](), [thing], set[str]()
+    while waiting:
+        function = code_of(waiting.pop())
+        if function is None or function in seen:
+            continue
+        seen.add(function)
+        names = {name for code in codes(function.__code__) for name in code.co_names}
+        found |= {name.rstrip("_") for name in names & NAMES}
+        waiting += [function.__globals__[name] for name in names if name in function.__globals__]
+    return frozenset(found)
+
+
 def _from_around(function: types.FunctionType) -> Iterator[Any]:
     """Yield what a function has from around it: names of the functions it was made in, and defaults."""
     yield from function.__defaults__ or ()

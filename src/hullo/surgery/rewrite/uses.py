@@ -43,13 +43,13 @@ class Uses(Flow):
         """Return whether it is known what an argument stands for."""
         return self.it(node.value if isinstance(node, ast.keyword) else node) is not None
 
-    def miss(self, node: ast.expr, why: str, kept: Kept | None = None) -> None:
+    def miss(self, node: ast.expr, why: str, kept: Kept | None = None, what: str = "") -> None:
         """List an activation that is not replaced, or tie down one that a module keeps."""
         if kept is not None and read_kept(kept) is not None:
             self.findings.tied.append((kept, f"{why} ({place(self.body.function, node)})"))
         else:
-            where, what = place(self.body.function, node), ast.unparse(node)
-            self.findings.missed.append(Missed(where, what, why, self.path, 0, self.idle))
+            where = place(self.body.function, node)
+            self.findings.missed.append(Missed(where, what or ast.unparse(node), why, self.path, 0, self.idle))
 
     def condition(self, test: ast.expr) -> None:
         match test:
