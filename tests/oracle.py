@@ -72,6 +72,13 @@ CLOSED_FORMS: dict[str, Callable[[Tensor], Tensor]] = {
     "hardswish": lambda x: x * (x / 6 + 0.5).clamp(0, 1),
     "unit_hardswish": lambda x: 2 * x * (x / 6 + 0.5).clamp(0, 1),
     "hardsigmoid": lambda x: (x / 6 + 0.5).clamp(0, 1),
+    "sin(30)": lambda x: torch.polar(torch.ones_like(x), 30 * x).imag,
+    "constant": lambda x: torch.ones_like(x) + 0 * x,
+    "relu2": lambda x: x.clamp(min=0) ** 2,
+    "relu3": lambda x: x.clamp(min=0) ** 3,
+    "xielu_negative": lambda x: torch.where(x < 0, torch.exp(x.clamp(max=0)) - 1 - x, 0 * x),
+    "snake": lambda x: x + torch.sin(x) ** 2,
+    "snake(0.5)": lambda x: x + 2 * torch.sin(0.5 * x) ** 2,
 }
 
 

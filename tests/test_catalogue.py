@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 
@@ -105,7 +106,7 @@ def test_the_slope_bounds_hold_and_are_tight(name: str) -> None:
         best = x[(sign * automatic_slope(base, x)).argmax()]
         around = away_from_kinks(base, best + torch.linspace(-1e-3, 1e-3, 4001, dtype=torch.float64))
         found = (sign * automatic_slope(base, torch.cat([x, around]))).max().item()
-        assert found == pytest.approx(bound, abs=1e-8)
+        assert found == pytest.approx(bound, abs=1e-8) if math.isfinite(bound) else found > 1e9
 
 
 @pytest.mark.parametrize("name", MEMBERS)
@@ -119,8 +120,9 @@ def test_it_is_called_monotone_exactly_if_it_never_falls(name: str) -> None:
 def test_the_slope_jumps_at_the_kinks_and_nowhere_else(name: str) -> None:
     base = hullo.base(name)
     x = grid() + 0.00025  # so that every kink lies between two points
-    jumps = automatic_slope(base, x).diff().abs() > 0.02
-    between = (x[:-1] + x[1:])[jumps] / 2
+    steps = automatic_slope(base, x).diff().abs()
+    jumps = steps[2:-2] > 0.02 + 3 * torch.maximum(steps[:-4], steps[4:])  # larger than those of steep functions around
+    between = (x[2:-3] + x[3:-2])[jumps] / 2
     torch.testing.assert_close(between, torch.tensor(base.kinks, dtype=torch.float64), rtol=0, atol=1e-3)
 
 
@@ -157,7 +159,9 @@ def test_a_unit_form_keeps_its_digits_near_the_origin(name: str) -> None:
 def test_the_functions_that_break_the_papers_requirement_are_known() -> None:
     inadmissible = {name for name in MEMBERS if not hullo.base(name).is_admissible}
     raw = {name.removeprefix("unit_") for name in UNITS}
-    assert inadmissible == raw | {"gelu_tanh", "quick_gelu", "hardsigmoid"}
+    assert inadmissible == raw | {
+        "gelu_tanh", "quick_gelu", "hardsigmoid", "sin(30)", "constant", "relu2", "relu3", "xielu_negative",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,13 @@
 """hullo: activation functions that learn, as combinations of base functions."""
 
 import hullo._signals  # (first: the command answers Ctrl-C while PyTorch is imported)
-import hullo.catalogue  # noqa: F401  (fills the list of bases)
+import hullo.catalogue
+import hullo.catalogue_recent  # noqa: F401  (both fill the list of bases)
 from hullo.bases import Base, add_base, base, names
 from hullo.coefficients import Hyperplane, Orthant, Simplex, Space
 from hullo.functional import combine
 from hullo.modules import AffineHull, ConicHull, ConvexHull, Hull, LinearHull
+from hullo.named import blending_unit, poly_relu, star_relu, xielu
 from hullo.properties import approximates_identity, is_monotone, known_as, slope_bounds
 from hullo.surgery import (
     coefficient_dict,
@@ -32,6 +34,7 @@ __all__ = [
     "add_base",
     "approximates_identity",
     "base",
+    "blending_unit",
     "coefficient_dict",
     "coefficient_parameters",
     "combine",
@@ -40,7 +43,10 @@ __all__ = [
     "known_as",
     "names",
     "parameter_groups",
+    "poly_relu",
     "replace_activations",
     "slope_bounds",
+    "star_relu",
     "summary",
+    "xielu",
 ]

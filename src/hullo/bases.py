@@ -188,6 +188,10 @@ _ALIASES = {
     "arcsinh": "asinh",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "relu_squared": "relu2",
+    "squared_relu": "relu2",
+    "relu_cubed": "relu3",
+    "sine": "sin",
 }
 """Other names of bases in PyTorch, Keras, transformers and papers."""
 

@@ -52,7 +52,7 @@ WORDS: dict[str, Callable[..., Any]] = {
 distribution, `normal_pdf(x)` is the density and `normal_tail(x)` the probability beyond |x|."""
 
 
-def _base(
+def make_base(
     name: str,
     value: str,
     slope: str,
@@ -62,7 +62,7 @@ def _base(
     bounds: tuple[float, float] = (0.0, 1.0),
     kinks: tuple[float, ...] = (),
 ) -> Base:
-    """A base from its formula; `at_zero` is the value and the slopes at 0- and 0+."""
+    """Return a base from its formula; `at_zero` is the value and the slopes at 0- and 0+."""
     formula = Formula(value, slope)
     written, slope_function = formula.functions(WORDS)
     return Base(name, native or written, slope_function, at_zero[0], at_zero[1:], bounds, kinks, formula)
@@ -71,7 +71,7 @@ def _base(
 _MOST = 2.0**64
 
 
-def _check(name: str, parameter: str, value: float, *, positive: bool = False) -> None:
+def check_parameter(name: str, parameter: str, value: float, *, positive: bool = False) -> None:
     """Refuse a parameter for which values in float32 would overflow, or vanish where they are divided by it."""
     least = 1 / _MOST if positive else -_MOST
     if not least <= value <= _MOST:
@@ -80,23 +80,23 @@ def _check(name: str, parameter: str, value: float, *, positive: bool = False) -
 
 @family
 def identity() -> Base:
-    return _base("identity", "x", "1.0", lambda x: x, bounds=(1.0, 1.0))
+    return make_base("identity", "x", "1.0", lambda x: x, bounds=(1.0, 1.0))
 
 
 @family
 def relu() -> Base:
-    return _base("relu", "positive_part(x)", "step(x)", torch.relu, at_zero=(0.0, 0.0, 1.0), kinks=(0.0,))
+    return make_base("relu", "positive_part(x)", "step(x)", torch.relu, at_zero=(0.0, 0.0, 1.0), kinks=(0.0,))
 
 
 @family
 def tanh() -> Base:
-    return _base("tanh", "tanh(x)", "1 - y * y", torch.tanh)
+    return make_base("tanh", "tanh(x)", "1 - y * y", torch.tanh)
 
 
 @family
 def leaky_relu(negative_slope: float = 0.01) -> Base:
-    _check("leaky_relu", "negative_slope", negative_slope)
-    return _base(
+    check_parameter("leaky_relu", "negative_slope", negative_slope)
+    return make_base(
         spell("leaky_relu", {"negative_slope": negative_slope}),
         f"where(x < 0, {negative_slope} * x, x)",
         f"where(x > 0, step(x), {negative_slope})",
@@ -109,8 +109,8 @@ def leaky_relu(negative_slope: float = 0.01) -> Base:
 
 @family
 def elu(alpha: float = 1.0) -> Base:
-    _check("elu", "alpha", alpha)
-    return _base(
+    check_parameter("elu", "alpha", alpha)
+    return make_base(
         spell("elu", {"alpha": alpha}),
         f"where(x > 0, x, {alpha} * expm1(minimum(x, 0.0)))",
         f"where(x > 0, 1.0, {alpha} * exp(minimum(x, 0.0)))",
@@ -123,8 +123,8 @@ def elu(alpha: float = 1.0) -> Base:
 
 @family
 def celu(alpha: float = 1.0) -> Base:
-    _check("celu", "alpha", alpha, positive=True)
-    return _base(
+    check_parameter("celu", "alpha", alpha, positive=True)
+    return make_base(
         spell("celu", {"alpha": alpha}),
         f"where(x > 0, x, {alpha} * expm1(minimum(x, 0.0) / {alpha}))",
         f"where(x > 0, 1.0, exp(minimum(x, 0.0) / {alpha}))",
@@ -134,27 +134,36 @@ def celu(alpha: float = 1.0) -> Base:
 
 @family
 def softsign() -> Base:
-    return _base("softsign", "x / (1 + abs(x))", "square(1 / (1 + abs(x)))", F.softsign)
+    return make_base("softsign", "x / (1 + abs(x))", "square(1 / (1 + abs(x)))", F.softsign)
 
 
 @family
 def arctan() -> Base:
-    return _base("arctan", "atan(x)", "1 / (1 + x * x)", torch.atan)
+    return make_base("arctan", "atan(x)", "1 / (1 + x * x)", torch.atan)
 
 
 @family
 def asinh() -> Base:
-    return _base("asinh", "asinh(x)", "1 / sqrt(1 + x * x)", torch.asinh)
+    return make_base("asinh", "asinh(x)", "1 / sqrt(1 + x * x)", torch.asinh)
 
 
 @family
-def sin() -> Base:
-    return _base("sin", "sin(x)", "cos(x)", torch.sin, bounds=(-1.0, 1.0))
+def sin(frequency: float = 1.0) -> Base:
+    """sin(frequency * x), as in SIREN with 30; slope one at the origin for the default frequency alone."""
+    check_parameter("sin", "frequency", frequency, positive=True)
+    return make_base(
+        spell("sin", {"frequency": frequency}),
+        "sin(x)" if frequency == 1 else f"sin({frequency} * x)",
+        "cos(x)" if frequency == 1 else f"{frequency} * cos({frequency} * x)",
+        lambda x: torch.sin(x if frequency == 1 else frequency * x),
+        at_zero=(0.0, frequency, frequency),
+        bounds=(-frequency, frequency),
+    )
 
 
 @family
 def hardtanh() -> Base:
-    return _base(
+    return make_base(
         "hardtanh",
         "clamp(x, -1.0, 1.0)",
         "step(1 - abs(x))",
@@ -165,7 +174,7 @@ def hardtanh() -> Base:
 
 @family
 def relu6() -> Base:
-    return _base(
+    return make_base(
         "relu6",
         "clamp(x, 0.0, 6.0)",
         "step(x) * step(6 - x)",
@@ -192,7 +201,7 @@ def _unit(raw: Base, **changes: Any) -> Base:
         "bounds": (low / right, high / right),
         "kinks": raw.kinks,
     }
-    return _base(f"unit_{raw.name}", **(facts | changes))
+    return make_base(f"unit_{raw.name}", **(facts | changes))
 
 
 _GELU_SLOPES = (-0.1289041451851548, 1.1289041451851548)
@@ -201,7 +210,7 @@ _SILU_SLOPES = (-0.09983932012886333, 1.0998393201288632)
 
 @family
 def gelu() -> Base:
-    return _base(
+    return make_base(
         "gelu",
         "positive_part(x) - minimum(abs(x), 40.0) * normal_tail(x)",
         "where(x < 0, normal_tail(x), 1 - normal_tail(x)) + x * normal_pdf(x)",
@@ -220,7 +229,7 @@ def unit_gelu() -> Base:
 def gelu_tanh() -> Base:
     """GELU's approximation by tanh, as in GPT-2."""
     inner = f"tanh({math.sqrt(2 / math.pi)!r} * x * (1 + 0.044715 * x * x))"
-    return _base(
+    return make_base(
         "gelu_tanh",
         f"0.5 * x * (1 + {inner})",
         f"0.5 * (1 + {inner}) + {0.5 * math.sqrt(2 / math.pi)!r} * x * (1 - square({inner})) * (1 + 0.134145 * x * x)",
@@ -233,7 +242,7 @@ def gelu_tanh() -> Base:
 @family
 def quick_gelu() -> Base:
     """GELU's approximation by the sigmoid, x * sigmoid(1.702 x), as in CLIP."""
-    return _base(
+    return make_base(
         "quick_gelu",
         "x * sigmoid(1.702 * x)",
         "sigmoid(1.702 * x) * (1 + 1.702 * x * (1 - sigmoid(1.702 * x)))",
@@ -244,7 +253,7 @@ def quick_gelu() -> Base:
 
 @family
 def silu() -> Base:
-    return _base(
+    return make_base(
         "silu",
         "x * sigmoid(x)",
         "sigmoid(x) * (1 + x * (1 - sigmoid(x)))",
@@ -262,7 +271,7 @@ def unit_silu() -> Base:
 @family
 def mish() -> Base:
     gate = "tanh(positive_part(x) + log1p(exp(-abs(x))))"
-    return _base(
+    return make_base(
         "mish",
         f"x * {gate}",
         f"{gate} + x * sigmoid(x) * (1 - square({gate}))",
@@ -279,8 +288,8 @@ def unit_mish() -> Base:
 
 @family
 def softplus(beta: float = 1.0) -> Base:
-    _check("softplus", "beta", beta, positive=True)
-    return _base(
+    check_parameter("softplus", "beta", beta, positive=True)
+    return make_base(
         spell("softplus", {"beta": beta}),
         f"positive_part(x) + log1p(exp(-{beta} * abs(x))) * {1 / beta!r}",
         f"sigmoid({beta} * x)",
@@ -291,7 +300,7 @@ def softplus(beta: float = 1.0) -> Base:
 
 @family
 def unit_softplus(beta: float = 1.0) -> Base:
-    _check("unit_softplus", "beta", beta, positive=True)
+    check_parameter("unit_softplus", "beta", beta, positive=True)
     # exact near 0, where the difference of softplus and its value at 0 is not
     text = f"2 * (positive_part(x) + log1p(0.5 * expm1(-{beta} * abs(x))) * {1 / beta!r})"
     return _unit(softplus(beta), value=text, native=None)
@@ -299,12 +308,14 @@ def unit_softplus(beta: float = 1.0) -> Base:
 
 @family
 def sigmoid() -> Base:
-    return _base("sigmoid", "sigmoid(x)", "y * (1 - y)", torch.sigmoid, at_zero=(0.5, 0.25, 0.25), bounds=(0.0, 0.25))
+    return make_base(
+        "sigmoid", "sigmoid(x)", "y * (1 - y)", torch.sigmoid, at_zero=(0.5, 0.25, 0.25), bounds=(0.0, 0.25)
+    )
 
 
 @family
 def unit_sigmoid() -> Base:
-    return _base("unit_sigmoid", "2 * tanh(0.5 * x)", "1 - 0.25 * y * y")
+    return make_base("unit_sigmoid", "2 * tanh(0.5 * x)", "1 - 0.25 * y * y")
 
 
 _SELU_ALPHA = 1.6732632423543772
@@ -314,7 +325,7 @@ _SELU_SCALE = 1.0507009873554805
 @family
 def selu() -> Base:
     scaled = _SELU_ALPHA * _SELU_SCALE
-    return _base(
+    return make_base(
         "selu",
         f"where(x > 0, {_SELU_SCALE} * x, {scaled!r} * expm1(minimum(x, 0.0)))",
         f"where(x > 0, {_SELU_SCALE}, {scaled!r} * exp(minimum(x, 0.0)))",
@@ -333,7 +344,7 @@ def unit_selu() -> Base:
 @family
 def erf() -> Base:
     slope = 2 / math.sqrt(math.pi)
-    return _base(
+    return make_base(
         "erf", "erf(x)", f"{slope!r} * exp(-x * x)", torch.erf, at_zero=(0.0, slope, slope), bounds=(0.0, slope)
     )
 
@@ -345,7 +356,7 @@ def unit_erf() -> Base:
 
 @family
 def hardswish() -> Base:
-    return _base(
+    return make_base(
         "hardswish",
         "x * clamp(x + 3, 0.0, 6.0) * 0.16666666666666666",
         "where(x > 3, 1.0, step(x + 3) * (x * 0.3333333333333333 + 0.5))",
@@ -363,7 +374,7 @@ def unit_hardswish() -> Base:
 
 @family
 def hardsigmoid() -> Base:
-    return _base(
+    return make_base(
         "hardsigmoid",
         "clamp(x * 0.16666666666666666 + 0.5, 0.0, 1.0)",
         "step(3 - abs(x)) * 0.16666666666666666",

@@ -14,16 +14,18 @@ from hullo.bases import Base, base, catalogued, make
 from hullo.span import express
 
 _FAR = 1e30  # where exponentials have died out
-_POINTS = (-_FAR, -1.0, 0.0, 1.0)
+_NEAR = 2.0**-12
+_POINTS = (-_FAR, -1.0, 0.0, _NEAR, 1.0)
 
-_PARAMETERS: dict[str, Callable[[float, float, float, float], float]] = {
-    "leaky_relu": lambda far, left, middle, right: -left if right == 1 else math.nan,
-    "elu": lambda far, left, middle, right: -far if right == 1 else math.nan,
-    "celu": lambda far, left, middle, right: -far if right == 1 else math.nan,
-    "softplus": lambda far, left, middle, right: math.log(2) / middle,
-    "unit_softplus": lambda far, left, middle, right: -2 * math.log(2) / far,
+_PARAMETERS: dict[str, Callable[[float, float, float, float, float], float]] = {
+    "leaky_relu": lambda far, left, middle, near, right: -left if right == 1 else math.nan,
+    "elu": lambda far, left, middle, near, right: -far if right == 1 else math.nan,
+    "celu": lambda far, left, middle, near, right: -far if right == 1 else math.nan,
+    "softplus": lambda far, left, middle, near, right: math.log(2) / middle,
+    "unit_softplus": lambda far, left, middle, near, right: -2 * math.log(2) / far,
+    "sin": lambda far, left, middle, near, right: math.asin(near) / _NEAR if abs(near) < 1 else math.nan,
 }
-"""The parameter of each family of the catalogue, told from a member's values at four points."""
+"""The parameter of each family, told from a member's values at five points; not that of `snake`."""
 
 
 def members(function: Callable[[Tensor], Tensor], decimals: int | None = None) -> Iterator[Base]:
@@ -32,9 +34,9 @@ def members(function: Callable[[Tensor], Tensor], decimals: int | None = None) -
     Its parameter is rounded to 12 digits; before, to so many decimals if these are given.
     """
     values = function(torch.tensor(_POINTS, dtype=torch.float64, device="cpu")).tolist()
-    far, left, middle, right = values[0], values[1], values[2] or math.nan, round(values[3], 5)
+    far, left, middle, near, right = values[0], values[1], values[2] or math.nan, values[3], round(values[4], 5)
     for name, solve in _PARAMETERS.items():
-        parameter = solve(far or math.nan, left, middle, right)
+        parameter = solve(far or math.nan, left, middle, near, right)
         if math.isnan(parameter) or abs(parameter) > _FAR / 1e6:
             continue
         digits = [float(f"{parameter:.12g}") + 0.0]

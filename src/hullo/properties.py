@@ -30,8 +30,10 @@ def slope_bounds(
     """Return the infimum and the supremum of the slope over the real line; None if they are unknown.
 
     The larger of their magnitudes is the Lipschitz constant. Both are certain, to 1e-9 of the largest slope that the
-    coefficients and the bases' own slopes allow. They are unknown where a base without a formula, as one of
-    :func:`hullo.add_base`, has a coefficient other than zero: no set of points tells all slopes of a Python function.
+    coefficients and the bases' own slopes allow; a base whose slope has no bound counts with its slope at ±1. They
+    are unknown where a base without a formula, as one of :func:`hullo.add_base`, has a coefficient other than zero,
+    since no set of points tells all slopes of a Python function, and for some combinations of waves of several
+    frequencies.
 
     >>> import hullo
     >>> hullo.slope_bounds([2.0, -1.0], ["identity", "tanh"])
@@ -47,8 +49,7 @@ def is_monotone(
 
     Slopes down to -1e-6, or to -1e-6 times the largest coefficient if that is below one, count as rounding of the
     coefficients. Apart from that the answer is certain: no slope on the real line is lower, or one is. It is unknown
-    where a base without a formula, as one of :func:`hullo.add_base`, has a coefficient other than zero and the function
-    was not seen to fall.
+    where :func:`slope_bounds` may be, if the function was not seen to fall.
 
     >>> import hullo
     >>> hullo.is_monotone(hullo.ConvexHull("identity", "relu", "tanh"))

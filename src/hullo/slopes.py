@@ -7,7 +7,8 @@ latter for all bases but those that oscillate. Slopes at points bound the extrem
 hold a slope beyond the most extreme one found are cut further, until there are none left.
 
 What does not depend on coefficients is kept for each base, so most questions take a few products of matrices. Beyond
-2^128 all slopes of the catalogue but sin's differ from their limits by less than 2^-128.
+2^128 all slopes of the catalogue differ from their limits by less than 2^-128, but for those that oscillate and those
+that grow without bound. Of the latter, the one that grows fastest decides which extreme is infinite.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from hullo.bases import Base
 from hullo.enclosure import WORDS, Jet
 
 ACCURACY = 1e-10
-"""To which extremes are found, as a part of the largest slope that the coefficients and bases allow."""
+"""To which extremes are found, as a part of the largest slope that the coefficients and bases allow, see
+:func:`largest_slope`, or of the extreme itself."""
 
 _NEAR, _STEP = 16.0, 1 / 64  # cells of equal width near the origin ...
 _FAR, _PER_DOUBLING = 128, 8  # ... and, further out, of equal ratio, up to 2^128
@@ -33,6 +35,8 @@ _PARTS = 32  # into which a cell is cut
 _INSIDE = 2.0**-36  # how far inside a cell, as a part of its width, slopes at its ends are taken
 _MOST_CELLS = 200_000
 _WHOLE_TURNS = 2.0**36  # up to which multiples of pi are exact enough
+_OUTSIDE = 2.0**100  # where bases that grow without bound are compared
+_WAVE = re.compile(r"\b(?:sin|cos)\((?:([\d.e+-]+) \* )?x\)")  # in a formula, with its frequency
 
 
 @dataclass(frozen=True)
@@ -48,14 +52,18 @@ class _Cells:
     def radius(self) -> Tensor:
         return (self.high - self.low) * (0.5 + 2.0**-40)
 
-    def points(self) -> Tensor:
-        """Points inside: near the ends, the middle, and where sin and cos are extreme if that is inside."""
+    def points(self, frequencies: Sequence[float]) -> Tensor:
+        """Return points inside: near the ends, the middle, and where waves are extreme if that is inside."""
         inside, infinity = (self.high - self.low) * _INSIDE, torch.full_like(self.low, math.inf)
         first = torch.maximum(self.low + inside, torch.nextafter(self.low, infinity))  # at an end there may be a kink
         last = torch.minimum(self.high - inside, torch.nextafter(self.high, -infinity))
-        turns = (self.middle / math.pi).round()
-        wave = [((turns + shift) * math.pi).clamp(first, last) for shift in (0, 1)]
-        wave = [torch.where(self.middle.abs() < _WHOLE_TURNS, at, self.middle) for at in wave]
+        wave = []
+        for frequency in frequencies:
+            turns = (self.middle * (frequency / math.pi)).round()
+            known = self.middle.abs() * frequency < _WHOLE_TURNS
+            for shift in (-0.5, 0, 0.5, 1):
+                at = ((turns + shift) * (math.pi / frequency)).clamp(first, last)
+                wave.append(torch.where(known, at, self.middle))
         return torch.stack([first, self.middle, last, *wave])
 
     def cut(self, chosen: Tensor) -> _Cells:
@@ -90,8 +98,28 @@ def is_below(threshold: float, coefficients: Sequence[float], bases: Sequence[Ba
 
 
 def largest_slope(coefficients: Sequence[float], bases: Sequence[Base]) -> float:
-    """Return the magnitude that no slope exceeds, as the bases' own bounds tell."""
-    return sum(abs(c) * max(map(abs, item.slope_bounds)) for c, item in zip(coefficients, bases, strict=True))
+    """Return the magnitude that no slope exceeds, as the bases' own bounds tell; without one, slopes at ±1 count."""
+    return sum(abs(c) * _largest_slope_of(item) for c, item in zip(coefficients, bases, strict=True))
+
+
+def _largest_slope_of(item: Base) -> float:
+    largest = max(map(abs, item.slope_bounds))
+    return largest if math.isfinite(largest) else float(item.derivative(torch.tensor([-1.0, 1.0]).double()).abs().max())
+
+
+def _infinite_sides(coefficients: Sequence[float], bases: Sequence[Base]) -> list[float] | None:
+    """Return the infinities that the slope goes to on the far left and right; None if bases grow alike there."""
+    found = []
+    growing = [n for n, item in enumerate(bases) if not all(map(math.isfinite, item.slope_bounds))]
+    for side in (-_OUTSIDE, _OUTSIDE) if growing else ():
+        at = torch.tensor([side], dtype=torch.float64)
+        slopes = {n: float(bases[n].derivative(at)) for n in growing}
+        first, *others = sorted(growing, key=lambda n: -abs(slopes[n]))
+        if any(abs(slopes[n]) > 2.0**-50 * abs(slopes[first]) > 0 for n in others):
+            return None
+        if abs(slopes[first]) > 1:
+            found.append(math.copysign(math.inf, coefficients[first] * slopes[first]))
+    return found
 
 
 def _search(
@@ -113,15 +141,23 @@ def _search(
     unit = 2.0 ** (math.frexp(max(abs(c) for c, _ in used))[1] - 1)  # so that nothing overflows
     scaled = [c / unit for c, _ in used]
     weights = torch.tensor(scaled, dtype=torch.float64)
-    margin = ACCURACY * largest_slope(scaled, found)
+    sides = _infinite_sides(scaled, found)
+    if sides is None:
+        return None
+    scale = largest_slope(scaled, found)
     kinks = tuple(sorted({kink for item in found for kink in item.kinks}))
-    cells, enclosed, looked_at = _first_cells(kinks), [_first_enclosed(item, kinks) for item in found], 0
-    least, settled = [math.inf] * len(signs), [math.inf] * len(signs)
+    waves = tuple(sorted({frequency for item in found for frequency in _frequencies(item)}))
+    cells, enclosed, looked_at = _first_cells(kinks), [_first_enclosed(item, kinks, waves) for item in found], 0
+    least = [min([math.inf, *(sign * side for side in sides)]) for sign in signs]
+    settled = [math.inf] * len(signs)
     while True:
         chosen = torch.zeros_like(cells.low, dtype=torch.bool)
         points = torch.stack([item.points for item in enclosed], dim=-1) @ weights
         for n, sign in enumerate(signs):
             least[n] = min(least[n], float((sign * points).nan_to_num(math.inf).min()))
+            if least[n] == -math.inf:
+                continue
+            margin = ACCURACY * max(scale, abs(least[n]))
             bounds = _lower_bounds(sign * weights, found, enclosed, cells) - 1e-3 * margin
             open_cells = bounds < least[n] - margin
             settled[n] = min(settled[n], float(bounds[~open_cells].min()) if not bool(open_cells.all()) else math.inf)
@@ -133,14 +169,14 @@ def _search(
         looked_at += len(cells.low)
         if looked_at > _MOST_CELLS or not bool(((cells.low < cells.middle) & (cells.middle < cells.high)).all()):
             return None
-        enclosed = [_enclose(item, cells) for item in found]
+        enclosed = [_enclose(item, cells, waves) for item in found]
 
 
 def _lower_bounds(weights: Tensor, bases: tuple[Base, ...], enclosed: list[_Enclosed], cells: _Cells) -> Tensor:
     """Bounds below the slope on each cell."""
     whole = _least(weights, [item.value for item in enclosed])
     best = torch.maximum(whole, _mean_value(weights, enclosed, cells))
-    waves = [n for n, item in enumerate(bases) if _oscillates(item)]
+    waves = [n for n, item in enumerate(bases) if _frequencies(item)]
     if waves and len(waves) < len(bases):
         others = [n for n in range(len(bases)) if n not in waves]
         split = _least(weights[waves], [enclosed[n].value for n in waves])
@@ -161,7 +197,7 @@ def _least(weights: Tensor, bounds: list[tuple[Tensor, Tensor]]) -> Tensor:
     return torch.stack(parts).sum(0)
 
 
-def _enclose(item: Base, cells: _Cells) -> _Enclosed:
+def _enclose(item: Base, cells: _Cells, waves: tuple[float, ...]) -> _Enclosed:
     formula = item.formula
     assert formula is not None  # noqa: S101  (extremes lets none through)
     function, slope = formula.functions(WORDS)
@@ -179,13 +215,13 @@ def _enclose(item: Base, cells: _Cells) -> _Enclosed:
         (value.low[:count], value.high[:count]),
         (derivative.low[:count], derivative.high[:count]),
         (value.low[count:], value.high[count:]),
-        item.derivative(cells.points()),
+        item.derivative(cells.points(waves)),
     )
 
 
 @functools.lru_cache(maxsize=64)
-def _first_enclosed(item: Base, kinks: tuple[float, ...]) -> _Enclosed:
-    return _enclose(item, _first_cells(kinks))
+def _first_enclosed(item: Base, kinks: tuple[float, ...], waves: tuple[float, ...]) -> _Enclosed:
+    return _enclose(item, _first_cells(kinks), waves)
 
 
 @functools.lru_cache(maxsize=8)
@@ -197,5 +233,7 @@ def _first_cells(kinks: tuple[float, ...]) -> _Cells:
     return _Cells(ends[:-1], ends[1:])
 
 
-def _oscillates(item: Base) -> bool:
-    return item.formula is not None and re.search(r"\b(sin|cos)\b", item.formula.slope) is not None
+def _frequencies(item: Base) -> tuple[float, ...]:
+    """Return the frequencies of the waves in a base's slope."""
+    text = item.formula.slope if item.formula else ""
+    return tuple(float(frequency or 1) for frequency in _WAVE.findall(text))

@@ -56,21 +56,21 @@ def test_an_activation_class_is_recognised_by_what_it_does() -> None:
 
 
 def test_a_base_of_ones_own_is_recognised() -> None:
-    hullo.add_base("squared_relu", lambda x: torch.relu(x).square())
+    hullo.add_base("relu_to_the_fourth", lambda x: torch.relu(x).square().square())
 
-    class SquaredReLU(nn.Module):
+    class FourthPower(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            return torch.relu(x) ** 2
+            return torch.relu(x) ** 4
 
-    model = hullo.replace_activations(nn.Sequential(nn.Linear(4, 4), SquaredReLU()))
-    assert model[1].spelling == "affine(identity,relu,tanh,squared_relu)"
+    model = hullo.replace_activations(nn.Sequential(nn.Linear(4, 4), FourthPower()))
+    assert model[1].spelling == "affine(identity,relu,tanh,relu_to_the_fourth)"
 
 
 ACT2FN = {
     "gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh",
     "gelu_accurate": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "quick_gelu", "silu": "silu",
     "swish": "silu", "mish": "mish", "relu": "relu", "relu6": "relu6", "leaky_relu": "leaky_relu", "tanh": "tanh",
-    "hardswish": "hardswish", "sigmoid": "sigmoid", "relu2": "ReLUSquaredActivation", "laplace": "LaplaceActivation",
+    "hardswish": "hardswish", "sigmoid": "sigmoid", "relu2": "relu2", "xielu": "xielu", "laplace": "LaplaceActivation",
 }  # fmt: skip
 
 

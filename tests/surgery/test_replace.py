@@ -134,7 +134,12 @@ BAD: list[tuple[Callable[[], object], dict[str, object], type[Exception], str]] 
     (lambda: nn.Sequential(nn.Sigmoid()), {}, ValueError, "only if named in functions"),
     (lambda: nn.Sequential(nn.ReLU()), {"functions": ["rlu"]}, ValueError, "unknown function 'rlu'"),
     (lambda: nn.Sequential(nn.ReLU()), {"functions": "relu"}, TypeError, "as a list of names"),
-    (lambda: nn.Sequential(nn.GELU()), {"bases": ["relu", "tanh"]}, ValueError, "0 is gelu, which is no affine"),
+    (
+        lambda: nn.Sequential(nn.GELU()),
+        {"bases": ["relu", "tanh"]},
+        ValueError,
+        "0 is gelu, which is no combination of relu, tanh",
+    ),
     (lambda: nn.Sequential(nn.ReLU()), {"hull": 3}, TypeError, "hull=3"),
     (lambda: nn.Sequential(nn.ReLU()), {"hull": lambda site: nn.ReLU()}, TypeError, "has to make an AffineHull"),
     (lambda: nn.Sequential(nn.ReLU()), {"groups": "channels"}, ValueError, "takes example_inputs"),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hullo.bases import Base, resolve
-from hullo.modules import AffineHull, Hull, Start
+from hullo.modules import AffineHull, Hull, LinearHull, Start
 from hullo.surgery.recognise import Known
 from hullo.surgery.sites import Site
 
@@ -23,7 +23,7 @@ _PAPER = ("identity", "relu", "tanh")
 class Recipe:
     """What hulls to make: the arguments of `replace_activations` that say so."""
 
-    hull: Factory = AffineHull
+    hull: Factory | None = None
     bases: Iterable[str | Base] | None = None
     start: Start = None
     groups: int | str = 1
@@ -42,7 +42,7 @@ class Recipe:
         made: dict[str, Hull] = {}
         for site in sites:
             like = _nearby_tensor(modules, site)
-            if isinstance(self.hull, type) and issubclass(self.hull, Hull):
+            if self.hull is None or (isinstance(self.hull, type) and issubclass(self.hull, Hull)):
                 made[site.name] = self._made(self.hull, site, channels.get(site.name, self.groups), like)
             elif (self.bases, self.start, self.groups, self.keep) != (None, None, 1, None):
                 raise TypeError(
@@ -52,7 +52,7 @@ class Recipe:
                 made[site.name] = _made_by(self.hull, site, made.values()).to(like.device)
         return made
 
-    def _made(self, hull: type[Hull], site: Site, groups: int | str, like: Tensor) -> Hull:
+    def _made(self, hull: type[Hull] | None, site: Site, groups: int | str, like: Tensor) -> Hull:
         if not isinstance(groups, int):
             raise ValueError(f"groups={groups!r}: give a number, or 'channels' for one activation per channel")
         found = _bases_for(site.known) if self.bases is None else resolve(self.bases, strict=False)
@@ -62,8 +62,8 @@ class Recipe:
             if rows is None:
                 spelled = ", ".join(item.name for item in found)
                 raise ValueError(
-                    f"{site.name} is {site.function}, which is no affine combination of {spelled}: add it to "
-                    "bases, or give a start"
+                    f"{site.name} is {site.function}, which is no combination of {spelled}: add it to bases, or give "
+                    "a start"
                 )
             if len(rows) > 1:  # one function per channel already
                 if groups not in (1, len(rows)):
@@ -72,9 +72,10 @@ class Recipe:
                     )
                 groups, channel_dim = len(rows), 1
             start = rows if len(rows) > 1 else rows[0]
+            hull = hull or (AffineHull if AffineHull.set_class().check(torch.tensor(rows))[0] else LinearHull)
         dtype = like.dtype if like.is_floating_point() else None
         options: dict[str, Any] = {"groups": groups, "channel_dim": channel_dim, "keep": self.keep}
-        return hull(*found, start=start, **options, strict=False, device=like.device, dtype=dtype)
+        return (hull or AffineHull)(*found, start=start, **options, strict=False, device=like.device, dtype=dtype)
 
 
 def starts_alike(hull: Hull, site: Site) -> bool:
@@ -90,6 +91,8 @@ def starts_alike(hull: Hull, site: Site) -> bool:
 
 def _bases_for(known: Known) -> tuple[Base, ...]:
     paper = resolve(_PAPER)
+    if len(known.bases) > 2:  # of a combination with parameters
+        return known.bases
     return paper if known.coefficients(paper) else (*paper, *known.bases)
 
 

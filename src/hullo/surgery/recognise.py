@@ -22,6 +22,7 @@ from hullo.modules import Hull
 from hullo.sharding import gather
 from hullo.span import express
 from hullo.surgery.isolation import NotHashableError, has_changed, isolated, numbers_in, state_of
+from hullo.surgery.parametric import read_combination
 from hullo.surgery.probes import BFLOAT16, DOUBLE, SINGLE, SINGLE_INSIDE, around, is_alone, points, slope_points, values
 
 _MANY = 2**16  # numbers in parameters and buffers: no activation has more
@@ -54,7 +55,7 @@ serve as activations."""
 
 @dataclass(frozen=True)
 class Known:
-    """A function that a hull can start as: rows of coefficients over bases, one row a channel or one for all."""
+    """A function that a hull can start as: rows of coefficients over bases, one row per channel or one for all."""
 
     name: str
     bases: tuple[Base, ...]
@@ -66,15 +67,14 @@ class Known:
         return self.name.partition("(")[0]
 
     def coefficients(self, bases: Sequence[Base]) -> list[list[float]] | None:
-        """Return the function's coefficients in other bases, one row per channel; None if it is not in their affine
-        hull."""
+        """Return the function's coefficients in other bases, one row per channel; None if it is no combination."""
         if len(self.bases) == 1 and self.bases[0] in bases:
             return [[float(item is self.bases[0]) for item in bases]]
         functions = [functools.partial(_combine, row, self.bases) for row in self.rows]
         rows = [
             [round(number, 12) for number in found]
             for found in express(functions, [item.function for item in bases])
-            if found is not None and math.isclose(sum(found), 1, abs_tol=1e-9)
+            if found is not None
         ]
         return rows if len(rows) == len(self.rows) else None
 
@@ -112,7 +112,11 @@ def read_module(module: nn.Module) -> Reading | None:
     reading = _remembered(functools.partial(_read_copies, module), functools.partial(_module_state, module))
     if reading is None or not (reading.known or tensors):
         return reading
-    reason = "it has parameters of its own" if tensors else _why_not(module)
+    reason = _why_not(module)
+    if tensors and not reason:
+        found = read_combination(module)
+        reason = "" if found else "it has parameters of its own"
+        reading = Reading(Known(found[0], found[1], (found[2],)), reading.in_place) if found else reading
     return Reading(None, reading.in_place, reason) if reason else reading
 
 

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from hullo.bases import Base, names
-from hullo.modules import AffineHull, Start
+from hullo.modules import Start
 from hullo.surgery.compare import Comparison
 from hullo.surgery.making import Factory, Recipe, starts_alike
+from hullo.surgery.parametric import COMBINATIONS
 from hullo.surgery.recognise import AMBIGUOUS
 from hullo.surgery.sites import Site
 from hullo.surgery.summary import NOT_REACHED, why_left
@@ -29,7 +30,7 @@ def replace_activations(
     *,
     where: Choice | Iterable[Choice] | None = None,
     functions: Iterable[str] | None = None,
-    hull: Factory = AffineHull,
+    hull: Factory | None = None,
     bases: Iterable[str | Base] | None = None,
     start: Start = None,
     groups: int | str = 1,
@@ -59,9 +60,10 @@ def replace_activations(
             :class:`hullo.surgery.Site`; one of them, or several of which one has to fit. All by default.
         functions: which functions, by a base's name. All by default but sigmoid, hardsigmoid, softplus, sin, arctan,
             asinh and erf, which serve as gates, as probabilities or to keep numbers positive just as often.
-        hull: AffineHull, ConvexHull, or a function that makes a hull for a :class:`hullo.surgery.Site`.
+        hull: the class of the hulls, or a function that makes a hull for a :class:`hullo.surgery.Site`. By default
+            AffineHull, and LinearHull where what was there is no affine combination, as xIELU.
         bases: the bases of every hull; by default identity, relu, tanh and, where it is no combination of these, the
-            function that was there.
+            function that was there; those of xIELU and PolyReLU for these.
         start: the coefficients to start with, as in :class:`hullo.AffineHull`; those of the function that was there by
             default.
         groups: 1 is one activation for each site, a number G is one for each of G groups of channels, and
@@ -176,10 +178,10 @@ def _choose(sites: list[Site], where: Choice | Iterable[Choice] | None, function
         )
     if isinstance(functions, str):
         raise TypeError(f"functions are given as a list of names, as in [{functions!r}]")
-    every = frozenset({*names(), "prelu"})
+    every = frozenset({*names(), "prelu", *COMBINATIONS})
     wanted = every - AMBIGUOUS if functions is None else frozenset(functions)
     for name in wanted - every:
-        raise ValueError(f"unknown function {name!r} in functions; known are prelu, {', '.join(names())}")
+        raise ValueError(f"unknown function {name!r} in functions; known are {', '.join(sorted(every))}")
     choices = [where] if isinstance(where, str) or callable(where) else None if where is None else list(where)
     free = [site for site in sites if not site.reason and site.known.family in wanted]
     chosen = [site for site in free if choices is None or any(_fits(site, choice) for choice in choices)]

@@ -76,6 +76,8 @@ def random_mixtures(count: int) -> list[tuple[list[float], list[str]]]:
             resolve(chosen, strict=False)
         except ValueError:
             continue
+        if {"sin", "snake"} <= {*chosen}:  # slopes of waves of two frequencies are unknown to the library
+            continue
         mixtures.append((coefficients, chosen))
     return mixtures
 

@@ -15,6 +15,7 @@ const REAL_LINE = (() => {
 })();
 
 const TOLERANCE = 1e-6;
+const UNBOUNDED = 1e9;
 
 function slopeOf(name, x) {
   const base = BASES[name];
@@ -29,11 +30,14 @@ function lineSlopes(name) {
   return slopesOnLine.get(name);
 }
 
-/** The smallest and the largest slope of the combination over the real line. */
+/** The smallest and the largest slope of the combination over the real line; far out, powers of ReLU are steeper than
+ * UNBOUNDED, and no bounded slope is. */
 function slopeBounds(coefficients, names) {
   const least = leastSlope(coefficients, names);
   const largest = -leastSlope(coefficients.map((c) => -c), names);
-  return [least, largest].map((slope) => Math.round(slope * 1e9) / 1e9 + 0);
+  return [least, largest].map((slope) =>
+    Math.abs(slope) > UNBOUNDED ? Math.sign(slope) * Infinity : Math.round(slope * 1e9) / 1e9 + 0,
+  );
 }
 
 /** The least slope: at points, beside kinks, and between points around the lowest of those where slopes turn. */

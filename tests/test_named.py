@@ -1,0 +1,122 @@
+"""Activations that recent models learn: as hulls, and recognised where models have their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import hullo
+from hullo.surgery.recognise import read_module
+
+X = torch.linspace(-6, 6, 2001, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("made", "function"),
+    [
+        (
+            lambda: hullo.xielu(0.7, 0.9, 0.4, dtype=torch.float64),
+            lambda x: torch.where(x > 0, 0.7 * x * x + 0.4 * x, 0.9 * (torch.exp(x) - 1 - x) + 0.4 * x),
+        ),
+        (lambda: hullo.poly_relu(dtype=torch.float64), lambda x: sum(F.relu(x) ** n / 3 for n in (1, 2, 3))),
+        (lambda: hullo.star_relu(dtype=torch.float64), lambda x: 0.8944 * F.relu(x) ** 2 - 0.4472),
+        (
+            lambda: hullo.blending_unit(dtype=torch.float64),
+            lambda x: (torch.tanh(x) + F.elu(x) + F.relu(x) + x + F.silu(x)) / 5,
+        ),
+    ],
+    ids=["xielu", "poly_relu", "star_relu", "blending_unit"],
+)
+def test_a_named_hull_starts_as_its_closed_form(
+    made: Callable[[], hullo.Hull], function: Callable[[Tensor], Tensor]
+) -> None:
+    torch.testing.assert_close(made()(X), function(X), rtol=1e-12, atol=1e-12)
+
+
+def test_named_hulls_take_the_options_of_a_hull() -> None:
+    assert hullo.xielu(groups=4, channel_dim=-1)(torch.randn(2, 3, 8)).shape == (2, 3, 8)
+    assert hullo.poly_relu(start=[1.0, 0.0, 0.0, 0.0])(torch.zeros(1)).item() == 1
+    with pytest.raises(ValueError, match="order=4: give 1, 2 or 3"):
+        hullo.poly_relu(4)
+
+
+def transformers_xielu(dtype: torch.dtype, alpha_p: float = 0.8, alpha_n: float = 0.8) -> Any:
+    activations = pytest.importorskip("transformers.activations")
+    return activations.XIELUActivation(alpha_p_init=alpha_p, alpha_n_init=alpha_n, dtype=dtype)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.floats(0.05, 3), st.floats(0.55, 3))
+def test_parameters_of_apertus_give_its_activation_to_bfloat16_rounding(alpha_p: float, alpha_n: float) -> None:
+    module = transformers_xielu(torch.bfloat16, alpha_p, alpha_n)
+    model = hullo.replace_activations(nn.Sequential(nn.Linear(2, 2), module))
+    x = (torch.linspace(-8, 8, 4001)).bfloat16()
+    exact = module.float()(x.float())
+    rounding = 2.0**-8 * exact.abs() + 2e-6  # it is cut off within 1e-6 of the origin
+    assert bool(((model[1](x).float() - exact).abs() <= rounding).all())
+    torch.testing.assert_close(model[1](x.float()), exact, rtol=1e-5, atol=3e-6)
+
+
+def test_a_model_of_apertus_is_swapped_and_compared() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config = transformers.ApertusConfig(num_hidden_layers=1, vocab_size=32, **sizes)
+    model = transformers.ApertusForCausalLM(config)
+    hullo.replace_activations(model, example_inputs={"input_ids": torch.arange(6)[None]})
+    hull = model.model.layers[0].mlp.act_fn
+    assert hull.spelling == "linear(identity,relu2,xielu_negative)"
+    assert hull.coefficients.tolist() == pytest.approx([0.5, 0.8, 0.8], abs=2e-3)  # bfloat16 holds 0.8 as 0.80078
+
+
+def test_relu_squared_is_recognised() -> None:
+    activations = pytest.importorskip("transformers.activations")
+    model = hullo.replace_activations(nn.Sequential(nn.Linear(2, 2), activations.ACT2FN["relu2"]))
+    torch.testing.assert_close(model[1](X), F.relu(X) ** 2)
+    assert hullo.coefficient_dict(model)["1/relu2"] == 1
+
+
+class Parametric(nn.Module):
+    """An activation with parameters, written by somebody."""
+
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor], weights: list[float]) -> None:
+        super().__init__()
+        self.function, self.weights = function, nn.Parameter(torch.tensor(weights))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x, self.weights)
+
+
+def test_a_polynomial_of_relu_with_parameters_is_recognised() -> None:
+    powers = Parametric(lambda x, w: w[0] + w[1] * F.relu(x) ** 3 - w[2] * F.relu(x), [0.25, 0.5, 0.125])
+    model = hullo.replace_activations(nn.Sequential(nn.Linear(2, 2), powers))
+    assert isinstance(model[1], hullo.LinearHull)
+    assert model[1].coefficients.tolist() == pytest.approx([0.25, -0.125, 0, 0.5], abs=1e-6)
+    with pytest.raises(ValueError, match=r"0\.25, -0\.125.* sum to one"):
+        hullo.replace_activations(nn.Sequential(nn.Linear(2, 2), powers), hull=hullo.AffineHull)
+
+
+@pytest.mark.parametrize(
+    ("function", "weights"),
+    [
+        (lambda x, w: x * torch.tanh(w[0] * x), [0.5]),
+        (lambda x, w: w[0] * F.relu(x) ** 2 + 1e-4 * torch.sin(x), [0.5]),
+        (lambda x, w: torch.where(x > 20, x, w[0] * F.relu(x) ** 2), [0.5]),
+        (lambda x, w: (w[0] * F.relu(x) ** 2).detach() + 0 * x, [0.5]),
+        (lambda x, w: w[0] * F.relu(x), [0.5]),
+        (lambda x, w: w * F.relu(x) ** 2, [0.5] * 4),
+        (lambda x, w: w[0] * F.relu(x) ** 2 + w[1:].sum(), [0.5] * 9),
+    ],
+    ids=["another", "a wave", "a piece", "no gradient", "no power", "per channel", "many parameters"],
+)
+def test_what_only_resembles_a_combination_is_left_alone(
+    function: Callable[[Tensor, Tensor], Tensor], weights: list[float]
+) -> None:
+    reading = read_module(Parametric(function, weights))
+    assert reading is None or reading.known is None
