@@ -67,6 +67,8 @@ class TestNames:
             ("elu( alpha = 2 )", "elu(2)"),
             ("lrelu(0.3)", "leaky_relu(0.3)"),
             ("swish", "silu"),
+            ("squared_relu", "relu2"),
+            ("sin(frequency=30)", "sin(30)"),
             ("linear", "identity"),
         ],
     )
@@ -280,5 +282,7 @@ class TestAdditions:
         before, relu = hullo.names(), hullo.base("relu")
         with pytest.raises(ValueError, match="there is a base function 'relu' already; choose another name"):
             hullo.add_base("relu", torch.tanh)
+        with pytest.raises(ValueError, match=r"there is a base function 'swish' already .*'silu'"):
+            hullo.add_base("swish", torch.tanh)
         assert hullo.names() == before
         assert hullo.base("relu") is relu

@@ -312,8 +312,10 @@ def add_base(
     """
     if not isinstance(name, str) or not name.isidentifier():
         raise ValueError(f"a base's name is a Python identifier such as 'my_function', not {name!r}")
-    if name in names():
-        raise ValueError(f"there is a base function {name!r} already; choose another name")
+    if name in names() or name in _ALIASES:
+        known = base(name).name
+        other = "" if known == name else f" (another name of {known!r})"
+        raise ValueError(f"there is a base function {name!r} already{other}; choose another name")
     defaults = {key: float(value) for key, value in (parameters or {}).items()}
 
     def make(**values: float) -> Base:
