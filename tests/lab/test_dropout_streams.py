@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hullo.lab.streams import draw_short, keep, open_streams
+from hullo.population.rng import draw_short, dropout_mask, open_streams
 
 words = st.integers(-(2**63), 2**63 - 1)
 
@@ -53,5 +53,5 @@ def test_neighbours_in_a_stream_have_nothing_in_common() -> None:
 
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.25, 0.5, 0.9])
 def test_dropout_leaves_the_share_that_its_rate_says(rate: float) -> None:
-    kept = keep(torch.arange(4), torch.zeros(4, dtype=torch.int64), 1, (2**16,), rate=rate).double()
+    kept = dropout_mask(torch.arange(4), torch.zeros(4, dtype=torch.int64), 1, (2**16,), rate=rate).double()
     assert (kept.mean(1) - (1 - rate)).abs().max() <= 5 * (rate * (1 - rate)) ** 0.5 / 2**8

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hullo.lab import networks, streams
+from hullo.lab import networks
+from hullo.population import rng
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -36,7 +37,7 @@ def test_features_and_gradients_equal_those_of_the_plain_form(shape: tuple[int, 
 @pytest.mark.parametrize("first", [0, 1, 3])
 def test_a_part_of_a_batch_is_dropped_as_in_the_whole(features: int, first: int) -> None:
     seeds, steps = torch.tensor([5, 2**62, -9]), torch.tensor([1, 2, 3])
-    kept = streams.keep(seeds, steps, 1, (6, features), rate=0.5)[:, first : first + 2]
+    kept = rng.dropout_mask(seeds, steps, 1, (6, features), rate=0.5)[:, first : first + 2]
     part = torch.ones(3, 2, features, device=DEVICE)
     dropped = drop(part, seeds.to(DEVICE), steps.to(DEVICE), 1, 0.5, first=first)
     assert torch.equal(dropped.cpu(), 2.0 * kept)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hullo.lab.streams import Purpose, draw_below, open_streams, permute
+from hullo.population.rng import Purpose, draw_below, open_streams, permute
 
 SHIFT = 0.1
 """How far a picture is shifted at most, as a part of each side."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from hullo.lab.streams import Purpose, open_streams, permute
+from hullo.population.rng import Purpose, open_streams, permute
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,7 @@
 """Dropout of features in one pass, and the random bits that it shares with the other kernels of the laboratory.
 
-The masks are those of :func:`hullo.lab.streams.keep`, to the bit: 64-bit words are computed where they are needed, in
-the backward pass again, and never stored.
+The masks are those of :func:`hullo.population.rng.dropout_mask`, to the bit: 64-bit words are computed where they are
+needed, in the backward pass again, and never stored.
 """
 
 # mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
@@ -16,7 +16,7 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-from hullo.lab.streams import _FIRST, _SECOND, _STEP, Purpose
+from hullo.population.rng import _FIRST, _SECOND, _STEP, Purpose
 
 STEP, FIRST, SECOND = (tl.constexpr(word % 2**64) for word in (_STEP, _FIRST, _SECOND))
 BLOCK = 1024

@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hullo.coefficients import way
-from hullo.lab import kernels, streams
+from hullo.lab import kernels
 from hullo.lab.activations import Activation, Activations, Row
 from hullo.lab.networks.layers import Convolution, Linear, by_member, flatten
 from hullo.lab.sights import Sight
+from hullo.population import rng
 
 
 @dataclass(frozen=True)
@@ -116,11 +117,11 @@ class Network(nn.Module):
                 from hullo.lab.kernels.dropout import drop
 
                 return drop(x, self.seeds, self.steps, number, rate, self.first)
-            kept = streams.keep(self.seeds, self.steps, number, x.shape[1:], rate=rate, first=self.first)
+            kept = rng.dropout_mask(self.seeds, self.steps, number, x.shape[1:], rate=rate, first=self.first)
             return x * kept * (1 / (1 - rate))
         split = by_member(x, self.members, dim=1)
         batch, _, channels, height, width = split.shape
-        kept = streams.keep(
+        kept = rng.dropout_mask(
             self.seeds, self.steps, number, (batch, height, width, channels), rate=rate, first=self.first
         )
         return (split * kept.permute(1, 0, 4, 2, 3) * (1 / (1 - rate))).flatten(1, 2)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hullo.lab import kernels
 from hullo.lab.data.ilsvrc2012.decoding import SIDE
-from hullo.lab.streams import Purpose, draw_below, open_streams
+from hullo.population.rng import Purpose, draw_below, open_streams
 
 CROP = 227
 

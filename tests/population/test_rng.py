@@ -2,7 +2,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hullo.lab.streams import Purpose, draw, draw_below, open_streams, permute
+from hullo.population.rng import Purpose, draw, draw_below, open_streams, permute
 
 WORD = (1 << 64) - 1
 words = st.integers(-(2**63), 2**63 - 1)

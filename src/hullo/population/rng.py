@@ -1,7 +1,7 @@
-"""Random numbers that are computed, not drawn in turn: each is a function of a seed, a purpose and a position.
+"""Counter-based random numbers: each number is a function of a seed, a purpose and a position.
 
-A member of a population therefore meets the same numbers alone or beside others, on any device, after any number of
-other draws. Whole numbers alone are used, so the results are equal to the bit.
+So a member of a population gets the same numbers alone or beside others, on any device and after any number of other
+draws. Only integer arithmetic is used, so the numbers are equal to the bit everywhere.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch import Tensor
 
 
 class Purpose(enum.IntEnum):
-    """What a stream is for; streams of different purposes have nothing to do with each other."""
+    """Name what a stream is for; streams of different purposes are independent."""
 
     ORDER = 1
     MOVES = 2
     VALIDATION = 3
-    DROPOUT = 4  # of a network's first dropout; the others follow
+    DROPOUT = 4  # of the first dropout of a network; the others follow
 
 
 def _signed(word: int) -> int:
@@ -32,19 +32,19 @@ _FIRST, _SECOND = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
 
 
 def _shifted(words: Tensor, bits: int) -> Tensor:
-    """Shifted right, zeros moving in: torch's own shift repeats the sign."""
+    """Shift right and fill with zeros; the shift of torch repeats the sign."""
     return (words >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def _mix_(words: Tensor) -> Tensor:
-    """SplitMix64's finaliser, a bijection of 64-bit words under which every bit depends on all; in place."""
+    """Apply the finalizer of SplitMix64 in place: a bijection of 64-bit words that mixes all bits."""
     words.bitwise_xor_(_shifted(words, 30)).mul_(_FIRST)
     words.bitwise_xor_(_shifted(words, 27)).mul_(_SECOND)
     return words.bitwise_xor_(_shifted(words, 31))
 
 
 def open_streams(seeds: Tensor, purpose: int, index: int | Tensor) -> Tensor:
-    """One stream a seed for a purpose and an index, such as an epoch or a step: the keys that `draw` takes.
+    """Return the key of a stream per seed, for a purpose and an index such as an epoch or a step.
 
     Examples:
         >>> open_streams(torch.tensor([0, 1]), Purpose.ORDER, 3).shape
@@ -54,10 +54,9 @@ def open_streams(seeds: Tensor, purpose: int, index: int | Tensor) -> Tensor:
 
 
 def draw(keys: Tensor, positions: Tensor) -> Tensor:
-    """64 random bits at each position of each stream, as int64: SplitMix64's outputs from the state `key`.
+    """Return 64 random bits per position of each stream, as int64: the outputs of SplitMix64 from the state `key`.
 
-    Keys of shape (members,) meet positions of shape (count,) or (members, count). Within one stream no two positions
-    share their bits.
+    Keys have shape (members,), positions (count,) or (members, count). No two positions of a stream have equal bits.
 
     Examples:
         >>> draw(torch.tensor([1234567]), torch.arange(2))
@@ -67,7 +66,7 @@ def draw(keys: Tensor, positions: Tensor) -> Tensor:
 
 
 def draw_below(limit: int, keys: Tensor, positions: Tensor) -> Tensor:
-    """Whole numbers from 0 to `limit` - 1, all equally likely but for a part in 2^32 / limit.
+    """Return integers from 0 to `limit` - 1, uniform up to one part in 2^32 / limit.
 
     Examples:
         >>> draw_below(6, torch.tensor([1234567]), torch.arange(5)).tolist()
@@ -77,9 +76,9 @@ def draw_below(limit: int, keys: Tensor, positions: Tensor) -> Tensor:
 
 
 def permute(keys: Tensor, size: int) -> Tensor:
-    """A random order of 0 to `size` - 1 for each stream, of shape (members, size).
+    """Return a random permutation of 0 to `size` - 1 per stream, of shape (members, size).
 
-    No two sort keys are equal, so the order is the same whichever way a device sorts.
+    No two sort keys are equal, so every sorting algorithm gives the same permutation.
 
     Examples:
         >>> permute(torch.tensor([1234567, 89]), 4).sort().values.tolist()
@@ -89,9 +88,9 @@ def permute(keys: Tensor, size: int) -> Tensor:
 
 
 def draw_short(keys: Tensor, shape: Sequence[int], first: int = 0) -> Tensor:
-    """Random int16 of the shape (members, *shape), all values equally likely: four from each 64 bits of a stream.
+    """Return uniform int16 of shape (members, *shape), four from each 64 bits of a stream.
 
-    They begin at entry `first` of the first dimension of the shape, which has no end.
+    They begin at entry `first` of the first dimension of `shape`, which has no end.
 
     Examples:
         >>> keys = torch.tensor([1234567])
@@ -103,8 +102,21 @@ def draw_short(keys: Tensor, shape: Sequence[int], first: int = 0) -> Tensor:
     return words.view(torch.int16)[:, start % 4 :][:, :count].reshape(len(keys), *shape)
 
 
-def keep(seeds: Tensor, steps: Tensor, dropout: int, shape: Sequence[int], *, rate: float, first: int = 0) -> Tensor:
-    """Which of (members, *shape) entries a network's dropout, counted from 0, leaves in place; the rate is rounded to
-    16 bits. The shape's first dimension is that of the batch, from picture `first` on."""
+def dropout_mask(
+    seeds: Tensor, steps: Tensor, dropout: int, shape: Sequence[int], *, rate: float | Tensor, first: int = 0
+) -> Tensor:
+    """Return which of (members, *shape) entries a dropout keeps.
+
+    Args:
+        seeds, steps: of each member, (members,).
+        dropout: which dropout of the network this is, counted from 0.
+        shape: of one member; the first dimension is the batch.
+        rate: the probability of dropping an entry, or one per member; it is rounded to 16 bits.
+        first: the index of the first sample, where the batch is part of a larger one.
+    """
     keys = open_streams(seeds, Purpose.DROPOUT + dropout, steps)
-    return draw_short(keys, shape, first) >= round(rate * 2**16) - 2**15
+    numbers = draw_short(keys, shape, first)
+    if isinstance(rate, Tensor):
+        least = (rate.double() * 2**16).round().int() - 2**15
+        return numbers >= least.view(-1, *[1] * len(shape))
+    return numbers >= round(rate * 2**16) - 2**15

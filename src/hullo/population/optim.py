@@ -1,0 +1,234 @@
+"""Optimizers of populations: those of torch.optim, with learning rates, weight decay and clipping per member.
+
+Each member is updated as `torch.optim` would update it alone. Learning rates and counters are tensors beside the
+parameters, so that a CUDA graph can hold a step and a schedule changes it afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from hullo.population.population import Population
+
+Numbers = float | Sequence[float] | Tensor
+Group = Mapping[str, Any]
+Schedule = Callable[[Tensor], Tensor]
+
+
+class Optimizer:
+    """Update the members of a population; the base class of all optimizers.
+
+    Args:
+        population: whose parameters are updated, already on its device.
+        lr: the learning rate, one number or one per member.
+        weight_decay: one number or one per member.
+        max_norm: clip each member's gradients to this norm, as `torch.nn.utils.clip_grad_norm_` does; one number, one
+            per member, or None.
+        schedule: a function of the number of updates so far, a tensor, that returns what learning rates are multiplied
+            with, one number or one per member. Or change `optimizer.lr` in place whenever you like.
+        groups: parameters with settings of their own: dictionaries with "params", a list of the population's
+            parameters, and any of "lr" and "weight_decay".
+    """
+
+    state_names: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(
+        self,
+        population: Population,
+        *,
+        lr: Numbers,
+        weight_decay: Numbers = 0.0,
+        max_norm: Numbers | None = None,
+        schedule: Schedule | None = None,
+        groups: Iterable[Group] = (),
+    ) -> None:
+        self.population = population
+        self.lr = self._numbers("lr", lr)
+        self.weight_decay = self._numbers("weight_decay", weight_decay)
+        self.max_norm = None if max_norm is None else self._numbers("max_norm", max_norm)
+        self.schedule = schedule
+        self.updates = torch.zeros((), dtype=torch.float64, device=population.seeds.device)
+        self.parameters = {name: p for name, p in population.named_parameters() if p.requires_grad}
+        self.groups = self._read_groups(groups)
+        self.state = {
+            state: {name: torch.zeros_like(p) for name, p in self.parameters.items()} for state in self.state_names
+        }
+
+    def _numbers(self, name: str, given: Numbers) -> Tensor:
+        """Return a setting as one number per member."""
+        members = len(self.population)
+        numbers = torch.as_tensor(given, dtype=torch.float64, device=self.population.seeds.device)
+        if numbers.dim() > 1 or numbers.numel() not in (1, members) or not bool((numbers >= 0).all()):
+            raise ValueError(
+                f"{name}={given!r}: give a number that is not negative, or one for each of {members} members"
+            )
+        return numbers.expand(members).clone()
+
+    def _read_groups(self, groups: Iterable[Group]) -> dict[str, dict[str, Tensor]]:
+        """Return the settings of parameters that have their own, by name."""
+        names = {id(p): name for name, p in self.parameters.items()}
+        found: dict[str, dict[str, Tensor]] = {}
+        for group in groups:
+            if unknown := group.keys() - {"params", "lr", "weight_decay"}:
+                raise ValueError(f"a group has params, lr and weight_decay; got {sorted(unknown)}")
+            own = {key: self._numbers(key, value) for key, value in group.items() if key != "params"}
+            params = [group["params"]] if isinstance(group["params"], nn.Parameter) else list(group["params"])
+            for parameter in params:
+                if id(parameter) not in names:
+                    raise ValueError(f"a group has a parameter of shape {tuple(parameter.shape)} of another network")
+                found[names[id(parameter)]] = own
+        return found
+
+    def zero_grad(self) -> None:
+        """Forget all gradients."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Update every parameter that has a gradient."""
+        raw = self.population.activations.raw
+        gradients = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
+        if not gradients:
+            raise RuntimeError("no parameter has a gradient: call losses.sum().backward() before a step")
+        if self.max_norm is not None:
+            scale = self._clip(gradients)
+            gradients = {name: gradient * _beside(scale, gradient) for name, gradient in gradients.items()}
+        for name, gradient in gradients.items():
+            if self.parameters[name] is raw:
+                gradients[name] = self.population.activations.feasible_gradient(gradient)
+        factor = torch.ones_like(self.updates) if self.schedule is None else self.schedule(self.updates)
+        self.updates += 1
+        for name, gradient in gradients.items():
+            own, parameter = self.groups.get(name, {}), self.parameters[name]
+            lr = _beside(own.get("lr", self.lr) * factor, parameter)
+            decay = _beside(own.get("weight_decay", self.weight_decay), parameter)
+            memory = [self.state[state][name] for state in self.state_names]
+            self.update(parameter, gradient, lr, decay, *memory)
+
+    def update(self, parameter: Tensor, gradient: Tensor, lr: Tensor, decay: Tensor, *state: Tensor) -> None:
+        """Update one parameter in place."""
+        raise NotImplementedError
+
+    def _clip(self, gradients: Mapping[str, Tensor]) -> Tensor:
+        """Return what each member's gradients are multiplied with so that their norm is at most `max_norm`."""
+        norms = [gradient.flatten(1).norm(dim=1).double() for gradient in gradients.values()]
+        total = torch.stack(norms).norm(dim=0)
+        assert self.max_norm is not None  # noqa: S101
+        scale: Tensor = (self.max_norm / (total + 1e-6)).clamp_max(1.0)
+        return scale
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return what a checkpoint needs beside the population, as tensors by name."""
+        state = {f"{kind}.{name}": tensor for kind, own in self.state.items() for name, tensor in own.items()}
+        return state | {"updates": self.updates, "lr": self.lr}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from a state that an optimizer of the same population has saved; tensors are filled in place."""
+        own = self.state_dict()
+        shapes, given = ({(name, tuple(t.shape)) for name, t in items.items()} for items in (own, state))
+        if shapes != given:
+            raise ValueError(f"the state is of another population or optimizer; they differ in {min(shapes ^ given)}")
+        for name, tensor in own.items():
+            tensor.copy_(state[name])
+
+
+class SGD(Optimizer):
+    """Update as :class:`torch.optim.SGD` does, with momentum, Nesterov's too, and weight decay."""
+
+    state_names = ("momentum",)
+
+    def __init__(
+        self, population: Population, *, lr: Numbers, momentum: float = 0.0, nesterov: bool = False, **settings: Any
+    ) -> None:
+        _check("momentum", momentum, 0 <= momentum < 1, "a number from 0 to below 1")
+        if nesterov and not momentum:
+            raise ValueError("nesterov=True needs a momentum above 0")
+        self.momentum, self.nesterov = momentum, nesterov
+        super().__init__(population, lr=lr, **settings)
+
+    def update(self, parameter: Tensor, gradient: Tensor, lr: Tensor, decay: Tensor, *state: Tensor) -> None:
+        gradient = torch.addcmul(gradient, parameter, decay)
+        if self.momentum:
+            (velocity,) = state
+            velocity.mul_(self.momentum).add_(gradient)
+            gradient = gradient.add(velocity, alpha=self.momentum) if self.nesterov else velocity
+        parameter.addcmul_(gradient, lr, value=-1)
+
+
+class RMSprop(Optimizer):
+    """Update as :class:`torch.optim.RMSprop` does, without momentum."""
+
+    state_names = ("square",)
+
+    def __init__(
+        self, population: Population, *, lr: Numbers, alpha: float = 0.99, eps: float = 1e-8, **settings: Any
+    ) -> None:
+        _check("alpha", alpha, 0 <= alpha < 1, "a number from 0 to below 1")
+        _check("eps", eps, eps >= 0, "a number that is not negative")
+        self.alpha, self.eps = alpha, eps
+        super().__init__(population, lr=lr, **settings)
+
+    def update(self, parameter: Tensor, gradient: Tensor, lr: Tensor, decay: Tensor, *state: Tensor) -> None:
+        (square,) = state
+        gradient = torch.addcmul(gradient, parameter, decay)
+        square.mul_(self.alpha).addcmul_(gradient, gradient, value=1 - self.alpha)
+        parameter.addcmul_(gradient / square.sqrt().add_(self.eps), lr, value=-1)
+
+
+class Adam(Optimizer):
+    """Update as :class:`torch.optim.Adam` does."""
+
+    state_names = ("mean", "square")
+    decoupled: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        population: Population,
+        *,
+        lr: Numbers = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        **settings: Any,
+    ) -> None:
+        _check("betas", betas, all(0 <= beta < 1 for beta in betas), "two numbers from 0 to below 1")
+        _check("eps", eps, eps >= 0, "a number that is not negative")
+        self.betas, self.eps = betas, eps
+        super().__init__(population, lr=lr, **settings)
+
+    def update(self, parameter: Tensor, gradient: Tensor, lr: Tensor, decay: Tensor, *state: Tensor) -> None:
+        mean, square = state
+        (first, second), count = self.betas, self.updates
+        if self.decoupled:
+            parameter.mul_(1 - lr * decay)
+        else:
+            gradient = torch.addcmul(gradient, parameter, decay)
+        mean.lerp_(gradient, 1 - first)
+        square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
+        root = square.sqrt().div_((1 - second**count).sqrt().to(square.dtype)).add_(self.eps)
+        parameter.addcmul_(mean / root, lr / (1 - first**count).to(lr.dtype), value=-1)
+
+
+class AdamW(Adam):
+    """Update as :class:`torch.optim.AdamW` does: weights decay apart from the gradient."""
+
+    decoupled = True
+
+    def __init__(
+        self, population: Population, *, lr: Numbers = 1e-3, weight_decay: Numbers = 1e-2, **settings: Any
+    ) -> None:
+        super().__init__(population, lr=lr, weight_decay=weight_decay, **settings)
+
+
+def _beside(numbers: Tensor, tensor: Tensor) -> Tensor:
+    """Return one number per member, shaped to be multiplied with a tensor whose first dimension is the members'."""
+    return numbers.to(tensor.dtype).view(-1, *[1] * (tensor.dim() - 1))
+
+
+def _check(name: str, value: object, valid: bool, wanted: str) -> None:
+    if not valid:
+        raise ValueError(f"{name}={value!r}: give {wanted}")

@@ -1,0 +1,234 @@
+"""K networks of one architecture, computed as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, overload
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor, nn
+
+from hullo.population.activations import Activations
+from hullo.population.members import aliases_of, compare, empty_copy, filled_copy, make_members, tensors_of
+from hullo.population.program import Program, Run, mutated_tensors, unwrap
+from hullo.population.rules import Context
+from hullo.population.tracing import read_graph
+from hullo.population.values import Value
+
+
+class Population(nn.Module):
+    """Compute K networks of one architecture as one network.
+
+    Calling a population is calling each of its members: ``population(x)`` is ``torch.stack([member(x[k]) for k, member
+    in enumerate(members)])``, and so are its gradients. Members never influence each other. They may differ in their
+    weights, activations and dropout rates. Parameters and buffers are stacked, with the members in the first dimension.
+
+    Args:
+        members: networks of one architecture, which are copied; or a function without arguments that makes one.
+        seeds: of the members' dropouts, 0, 1, ... by default. With a function, each member is made after
+            ``torch.manual_seed(seed)``.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from hullo.population import Population
+        >>> population = Population(lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), seeds=range(3))
+        >>> x = torch.rand(3, 5, 4)                 # 5 samples for each of 3 members
+        >>> population(x).shape
+        torch.Size([3, 5, 2])
+        >>> population(x[0], in_dims=None).shape    # the same samples for all members
+        torch.Size([3, 5, 2])
+        >>> population[1]
+        Sequential(
+          (0): Linear(in_features=4, out_features=8, bias=True)
+          (1): ReLU()
+          (2): Linear(in_features=8, out_features=2, bias=True)
+        )
+    """
+
+    seeds: Tensor
+    steps: Tensor
+
+    def __init__(
+        self, members: Sequence[nn.Module] | Callable[[], nn.Module], *, seeds: Sequence[int] | None = None
+    ) -> None:
+        super().__init__()
+        if callable(members) and not isinstance(members, nn.Module):
+            if seeds is None:
+                raise TypeError("a population that is made by a function needs seeds, one per member")
+            members = make_members(members, seeds)
+        networks = list(members) if isinstance(members, Sequence) else []
+        if not networks or not all(isinstance(item, nn.Module) for item in networks):
+            raise TypeError(f"members are a list of networks, or a function that makes one; got {members!r:.100}")
+        seeds = range(len(networks)) if seeds is None else seeds
+        if len(seeds) != len(networks):
+            raise ValueError(f"{len(networks)} members need as many seeds, got {len(seeds)}")
+        self._sites = compare(networks)
+        self._empty = [empty_copy(network) for network in networks]
+        self._aliases = aliases_of(networks[0])
+        self._programs: dict[Any, Program] = {}
+        tensors = [tensors_of(network, self._sites) for network in networks]
+        self.stacked = nn.Module()
+        self.shared = nn.Module()
+        for name, first in tensors[0].items():
+            own = [member[name].detach() for member in tensors]
+            if isinstance(first, nn.Parameter):
+                _register(self.stacked, name, nn.Parameter(torch.stack(own), requires_grad=first.requires_grad))
+            elif all(tensor.equal(own[0]) for tensor in own):
+                _register(self.shared, name, own[0].clone())
+            else:
+                _register(self.stacked, name, torch.stack(own))
+        floats = [tensor for tensor in tensors[0].values() if tensor.is_floating_point()]
+        wide = torch.float64 if any(tensor.dtype == torch.float64 for tensor in floats) else torch.float32
+        self.activations = Activations(self._sites, len(networks), wide)
+        self.register_buffer("seeds", torch.tensor(list(seeds), dtype=torch.int64))
+        self.register_buffer("steps", torch.zeros(len(networks), dtype=torch.int64))
+        self.to(floats[0].device if floats else "cpu")
+        self.train(networks[0].training)
+        for module, given in zip(self._empty[0].modules(), networks[0].modules(), strict=True):
+            module.training = given.training
+
+    def __len__(self) -> int:
+        """Return the number of members."""
+        return len(self._empty)
+
+    @overload
+    def __getitem__(self, k: int) -> nn.Module: ...
+    @overload
+    def __getitem__(self, k: slice) -> list[nn.Module]: ...
+    def __getitem__(self, k: int | slice) -> nn.Module | list[nn.Module]:
+        """Return a copy of member k: a network of the class that was given, with the weights it has now."""
+        if isinstance(k, slice):
+            return [self[i] for i in range(*k.indices(len(self)))]
+        if not -len(self) <= k < len(self):
+            raise IndexError(f"member {k} of a population of {len(self)}")
+        k %= len(self)
+        tensors = {name: tensor[k] for name, tensor in _named_tensors(self.stacked)}
+        tensors |= dict(_named_tensors(self.shared)) | dict(self.activations.member_tensors(k))
+        empty = self._empty[k]
+        for name, tensor in (*empty.named_parameters(), *empty.named_buffers()):
+            tensors[name] = tensors[name].reshape(tensor.shape)
+        member = filled_copy(empty, tensors)
+        sites = {site.path for site in self._sites}
+        for path, module in self._empty[0].named_modules():
+            if path not in sites:
+                member.get_submodule(path).training = module.training
+        return member
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        return (self[k] for k in range(len(self)))
+
+    def train(self, mode: bool = True) -> Population:
+        """Set training mode, or evaluation mode, as for any module."""
+        super().train(mode)
+        self._empty[0].train(mode)
+        return self
+
+    def forward(self, *args: Any, in_dims: Any = 0, **kwargs: Any) -> Any:
+        """Return the members' outputs, stacked in the first dimension, nested as a network returns them.
+
+        Args:
+            args, kwargs: the arguments of one network, for all members.
+            in_dims: as in :func:`torch.vmap`: the dimension of each positional argument that counts the members, None
+                if they share it; one number or None for all arguments, or a tuple. Keyword arguments have dimension 0
+                if a tuple is given.
+        """
+        values = self._wrap(args, kwargs, in_dims)
+        program, tensors = self._program(values)
+        if self.training:
+            self.steps.add_(1)
+        context = Context(len(self), self.seeds, self.steps)
+        rates = {
+            i: torch.tensor(site.rates, dtype=torch.float64, device=self.seeds.device)
+            for i, site in enumerate(self._sites)
+            if site.rates
+        }
+        run = Run(context, self.activations, self.activations.coefficients(), rates)
+        leaves = pytree.tree_leaves(values, is_leaf=lambda item: isinstance(item, Value))
+        return unwrap(program.run(run, tensors, leaves), len(self))
+
+    def explain(self, *args: Any, in_dims: Any = 0, **kwargs: Any) -> str:
+        """Run the population on example inputs and return how its operations are computed."""
+        with torch.no_grad():
+            self(*args, in_dims=in_dims, **kwargs)
+        return self._program(self._wrap(args, kwargs, in_dims))[0].explain()
+
+    def _wrap(self, args: tuple[Any, ...], kwargs: dict[str, Any], in_dims: Any) -> tuple[Any, Any]:
+        """Return arguments with a value for each tensor."""
+        if isinstance(in_dims, tuple):
+            if len(in_dims) != len(args):
+                raise ValueError(f"in_dims={in_dims} for {len(args)} arguments; give one entry per argument")
+            dims, named = in_dims, 0
+        else:
+            dims, named = (in_dims,) * len(args), in_dims
+        wrapped = tuple(self._wrap_tree(arg, dim) for arg, dim in zip(args, dims, strict=True))
+        return wrapped, {name: self._wrap_tree(arg, named) for name, arg in kwargs.items()}
+
+    def _wrap_tree(self, tree: Any, dim: int | None) -> Any:
+        def wrap(item: Any) -> Any:
+            if not isinstance(item, Tensor):
+                return item
+            if dim is not None and (item.dim() == 0 or item.shape[dim] != len(self)):
+                raise ValueError(
+                    f"an input of shape {tuple(item.shape)} has no dimension {dim} of {len(self)} members; "
+                    "pass in_dims=None for an input that all members share"
+                )
+            return Value(item, None if dim is None else dim % item.dim())
+
+        return pytree.tree_map(wrap, tree)
+
+    def _program(self, values: tuple[Any, Any]) -> tuple[Program, dict[str, Value]]:
+        """Return the program for inputs of these shapes, read on first use, and the tensors that it works on."""
+        leaves, spec = pytree.tree_flatten(values, is_leaf=lambda item: isinstance(item, Value))
+        kinds = tuple(
+            (item.shape, item.tensor.dtype, item.tensor.device) if isinstance(item, Value) else repr(item)
+            for item in leaves
+        )
+        modes = tuple(module.training for module in self._empty[0].modules())
+        key = (kinds, str(spec), modes)
+        if key not in self._programs:
+            examples = [_first(item) if isinstance(item, Value) else item for item in leaves]
+            args, kwargs = pytree.tree_unflatten(examples, spec)
+            with torch.enable_grad(), torch.autocast(self.seeds.device.type, enabled=False):
+                graph = read_graph(self[0], self._sites, args, kwargs)
+            for name in mutated_tensors(graph):
+                self._unshare(self._aliases[name])
+            self._programs[key] = Program(graph, self._sites)
+        first = {name: Value(tensor, 0) for name, tensor in _named_tensors(self.stacked)}
+        first |= {name: Value(tensor) for name, tensor in _named_tensors(self.shared)}
+        return self._programs[key], {name: first[alias] for name, alias in self._aliases.items() if alias in first}
+
+    def _unshare(self, name: str) -> None:
+        """Give each member a buffer of its own, since the networks change it."""
+        path, _, leaf = name.rpartition(".")
+        shared = dict(_named_tensors(self.shared))
+        if name in shared:
+            del self.shared.get_submodule(path)._buffers[leaf]
+            _register(self.stacked, name, shared[name].expand(len(self), *shared[name].shape).clone())
+
+    def extra_repr(self) -> str:
+        return f"{len(self)} x {type(self._empty[0]).__name__}"
+
+
+def _first(value: Value) -> Tensor:
+    """Return the value of the first member."""
+    return value.tensor if value.dim is None else value.tensor.select(value.dim, 0)
+
+
+def _register(root: nn.Module, name: str, tensor: Tensor) -> None:
+    """Register a parameter or buffer under a name with dots, in modules that are made on the way."""
+    *path, leaf = name.split(".")
+    for part in path:
+        if part not in root._modules:
+            root.add_module(part, nn.Module())
+        root = root.get_submodule(part)
+    if isinstance(tensor, nn.Parameter):
+        root.register_parameter(leaf, tensor)
+    else:
+        root.register_buffer(leaf, tensor)
+
+
+def _named_tensors(root: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from root.named_parameters()
+    yield from root.named_buffers()

@@ -1,0 +1,43 @@
+"""Rules: how K members compute one node of their graph at once.
+
+A rule takes the place of an ATen operator. It gets the operator's arguments, with a :class:`Value` for each tensor, of
+which at least one differs between members. Elementwise operators need no rule. All others are called by
+:func:`torch.vmap`, as are those whose rule returns NotImplemented.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+Rule = Callable[..., Any]
+RULES: dict[Any, Rule] = {}
+
+
+@dataclass(frozen=True)
+class Context:
+    """Hold what an operation is told besides its arguments.
+
+    Args:
+        members: how many members there are.
+        seeds, steps: of each member's dropout, (members,).
+        dropout: which dropout of the network this is, counted from 0.
+    """
+
+    members: int
+    seeds: Tensor
+    steps: Tensor
+    dropout: int = 0
+
+
+def rule(*operators: Any) -> Callable[[Rule], Rule]:
+    """Register a function as the rule of operators."""
+
+    def register(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(operators, function))
+        return function
+
+    return register

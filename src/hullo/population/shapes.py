@@ -1,0 +1,97 @@
+"""Operations of a population that move, cut or sum up: with the members in front, dimensions count from there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hullo.population.rules import Context, rule
+from hullo.population.values import Value, wrap
+
+aten = torch.ops.aten
+
+
+def _behind(dim: Any) -> Any:
+    """Return a dimension, or several, of one member's value as those of (K, ...)."""
+    if isinstance(dim, int):
+        return dim + 1 if dim >= 0 else dim
+    return None if dim is None else [_behind(item) for item in dim]
+
+
+def _shift_dims(operator: Any, positions: Sequence[int]) -> None:
+    """Register a rule for an operator whose arguments at some positions are dimensions."""
+    schema = operator._schema.arguments
+
+    @rule(operator)
+    def call(context: Context, x: Value, *args: Any, **kwargs: Any) -> Any:
+        if len(x.shape) == 0:
+            return NotImplemented
+        given = [argument.default_value for argument in schema if not argument.kwarg_only]
+        given[: len(args) + 1] = [x.at(0, context.members), *args]
+        for position in positions:
+            given[position] = _behind(given[position])
+        return wrap(operator(*given, **kwargs), 0)
+
+
+for _operator, _positions in (
+    (aten.transpose.int, (1, 2)),
+    (aten.permute.default, (1,)),
+    (aten.flatten.using_ints, (1, 2)),
+    (aten.unflatten.int, (1,)),
+    (aten.unsqueeze.default, (1,)),
+    (aten.squeeze.dim, (1,)),
+    (aten.select.int, (1,)),
+    (aten.slice.Tensor, (1,)),
+    (aten.chunk.default, (2,)),
+    (aten.split.Tensor, (2,)),
+    (aten.split_with_sizes.default, (2,)),
+    (aten.unbind.int, (1,)),
+    (aten.softmax.int, (1,)),
+    (aten.log_softmax.int, (1,)),
+    (aten.mean.dim, (1,)),
+    (aten.sum.dim_IntList, (1,)),
+    (aten.amax.default, (1,)),
+    (aten.cumsum.default, (1,)),
+):
+    _shift_dims(_operator, _positions)
+
+
+@rule(aten.permute.default)
+def permute(context: Context, x: Value, dims: Sequence[int]) -> Value:
+    """Permute the dimensions behind the members."""
+    return Value(x.at(0, context.members).permute(0, *(dim % len(dims) + 1 for dim in dims)), 0)
+
+
+@rule(aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+def reshape(context: Context, x: Value, shape: Sequence[int]) -> Value:
+    return Value(x.at(0, context.members).reshape(context.members, *shape), 0)
+
+
+@rule(aten.expand.default)
+def expand(context: Context, x: Value, shape: Sequence[int], **kwargs: Any) -> Value:
+    own = x.at(0, context.members)
+    missing = [1] * (len(shape) - len(x.shape))
+    return Value(own.reshape(context.members, *missing, *x.shape).expand(context.members, *shape), 0)
+
+
+@rule(aten.contiguous.default, aten.clone.default, aten.alias.default)
+def unchanged(context: Context, x: Value, **kwargs: Any) -> Value:
+    """Return the value itself: how one member's value would lie in memory does not matter here."""
+    return Value(x.tensor.clone(), x.dim)
+
+
+@rule(aten.cat.default)
+def concatenate(context: Context, values: Sequence[Value], dim: int = 0) -> Any:
+    """Concatenate in the order of dimensions of the first value that differs between members."""
+    to = next(value.dim for value in values if value.dim is not None)
+    if any(len(value.shape) != len(values[0].shape) for value in values):
+        return NotImplemented
+    dim %= len(values[0].shape)
+    return Value(torch.cat([value.at(to, context.members) for value in values], dim + (dim >= to)), to)
+
+
+@rule(aten.stack.default)
+def stack(context: Context, values: Sequence[Value], dim: int = 0) -> Value:
+    return Value(torch.stack([value.at(0, context.members) for value in values], _behind(dim)), 0)

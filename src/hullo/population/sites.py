@@ -1,0 +1,106 @@
+"""The places at which members of a population may differ: activations and dropouts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from hullo.bases import Base, base
+from hullo.modules import Hull
+from hullo.surgery.recognise import read_module
+
+
+@dataclass(frozen=True)
+class Activation:
+    """Describe one member's activation at a site as rows of coefficients over base functions.
+
+    Args:
+        bases: the base functions.
+        keep: how raw numbers become coefficients, a name of :mod:`hullo.coefficients`; "fixed" if nothing is learned.
+        raw: the raw numbers, or the coefficients if they are fixed: (groups, raw numbers per row).
+        channel_dim: the dimension of the channels, where there are several groups.
+        parameter: the name of the raw numbers in the module; None if nothing is learned.
+        owner: the identity of the module, which tells whether two sites share it.
+    """
+
+    bases: tuple[Base, ...]
+    keep: str
+    raw: Tensor
+    channel_dim: int = 1
+    parameter: str | None = None
+    owner: int = 0
+
+    @property
+    def groups(self) -> int:
+        return len(self.raw)
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Activation | None:
+        """Read the activation that a module is; return None if it is none that a combination of bases equals."""
+        if isinstance(module, Hull):
+            raw = module.raw.detach().reshape(module.groups, -1)
+            return cls(module.bases, module.constraint.keep, raw, module.plan.channel_dim, module.raw_name, id(module))
+        if type(module) is nn.Identity:
+            return cls((base("identity"),), "fixed", torch.ones(1, 1))
+        if type(module) is nn.PReLU:  # a * identity + (1 - a) * relu
+            raw = module.weight.detach().reshape(-1, 1)
+            return cls((base("identity"), base("relu")), "free", raw, 1, "weight", id(module))
+        reading = read_module(module)
+        if reading is None or reading.known is None:
+            return None
+        known = reading.known
+        return cls(known.bases, "fixed", torch.tensor(known.rows, dtype=torch.float64))
+
+
+@dataclass(frozen=True)
+class Site:
+    """Describe a place in the networks: each member's activation there, or each member's dropout rate.
+
+    Args:
+        path: the name of the module.
+        activations: one per member, at an activation.
+        rates: one per member, at a dropout.
+        inplace: whether the module changes its input.
+    """
+
+    path: str
+    activations: Sequence[Activation] = ()
+    rates: Sequence[float] = field(default=())
+    inplace: bool = False
+
+    @property
+    def groups(self) -> int:
+        """Return how many groups of channels have coefficients of their own, in members with the most."""
+        return math.lcm(*(activation.groups for activation in self.activations))
+
+    @property
+    def channel_dim(self) -> int:
+        """Return the dimension of the channels."""
+        found = {activation.channel_dim for activation in self.activations if activation.groups > 1}
+        return found.pop() if found else 1
+
+
+def read_site(path: str, modules: Sequence[nn.Module]) -> Site | None:
+    """Return the site that the members' modules at a path are; None if they are all the same, and no hulls."""
+    first = modules[0]
+    if all(type(module) is nn.Dropout for module in modules):
+        rates = [float(module.p) for module in modules]  # type: ignore[arg-type]
+        return Site(path, rates=rates, inplace=bool(first.inplace)) if len(set(rates)) > 1 else None
+    if not any(isinstance(module, (Hull, nn.PReLU)) for module in modules) and all(
+        type(module) is type(first) for module in modules
+    ):
+        alike = all(module.extra_repr() == first.extra_repr() for module in modules)
+        if alike or any(True for _ in first.children()) or list(first.parameters()):
+            return None
+    activations = [found for module in modules if (found := Activation.of(module))]
+    if len(activations) < len(modules):
+        return None
+    site = Site(path, activations, inplace=bool(getattr(first, "inplace", False)))
+    dims = {item.channel_dim for item in activations if item.groups > 1}
+    if len(dims) > 1:
+        raise ValueError(f"members differ in the dimension of the channels of {path!r}: {sorted(dims)}")
+    return site

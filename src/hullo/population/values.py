@@ -1,0 +1,107 @@
+"""Tensors of a population: one tensor holds the values of all members, along a dimension of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """Hold one value of the members' graph for all members.
+
+    Args:
+        tensor: the values of all members.
+        dim: the dimension of `tensor` that counts the members; None if all members share one value.
+
+    Convolutions keep images as (B, K, C, H, W), a view of (B, K*C, H, W); linear layers keep features as (K, B, F). An
+    operation takes its inputs in any order of dimensions and returns the order that it computes in.
+    """
+
+    tensor: Tensor
+    dim: int | None = None
+
+    @property
+    def shape(self) -> torch.Size:
+        """Return the shape of one member's value."""
+        if self.dim is None:
+            return self.tensor.shape
+        return torch.Size([*self.tensor.shape[: self.dim], *self.tensor.shape[self.dim + 1 :]])
+
+    def at(self, dim: int, members: int) -> Tensor:
+        """Return the tensor with the members in dimension `dim`; a shared value is expanded."""
+        if self.dim is None:
+            return self.tensor.unsqueeze(dim).expand(*self.tensor.shape[:dim], members, *self.tensor.shape[dim:])
+        return self.tensor.movedim(self.dim, dim)
+
+
+def is_value(item: Any) -> bool:
+    return isinstance(item, Value)
+
+
+def values_in(tree: Any) -> list[Value]:
+    """Return the values in nested lists, tuples and dictionaries."""
+    return [item for item in pytree.tree_leaves(tree, is_leaf=is_value) if is_value(item)]
+
+
+def map_values(function: Callable[[Value], Any], tree: Any) -> Any:
+    """Apply a function to all values in nested lists, tuples and dictionaries."""
+    return pytree.tree_map(lambda item: function(item) if is_value(item) else item, tree, is_leaf=is_value)
+
+
+def wrap(tree: Any, dim: int | None) -> Any:
+    """Return nested results with a value for each tensor."""
+    return pytree.tree_map(lambda item: Value(item, dim) if isinstance(item, Tensor) else item, tree)
+
+
+def call_shared(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Call a function once for all members: they share its inputs, and so its results."""
+    args, kwargs = map_values(lambda value: value.tensor, (tuple(args), kwargs))
+    return wrap(function(*args, **kwargs), None)
+
+
+def call_pointwise(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Call an elementwise function for all members at once, in the order of dimensions of its largest input."""
+    values = values_in((args, kwargs))
+    members = next(value.tensor.shape[value.dim] for value in values if value.dim is not None)
+    most = max(len(value.shape) for value in values)
+    dim = next((value.dim for value in values if value.dim is not None and len(value.shape) == most), 0)
+
+    def place(value: Value) -> Tensor:
+        """Return a tensor with as many dimensions as the largest, the members in dimension `dim`."""
+        missing = [1] * (most - len(value.shape))
+        if value.dim is None:
+            return value.tensor.reshape(*missing, *value.shape).unsqueeze(dim)
+        if not missing:
+            return value.at(dim, members)
+        return value.at(0, members).reshape(members, *missing, *value.shape).movedim(0, dim)
+
+    args, kwargs = map_values(place, (tuple(args), kwargs))
+    return wrap(function(*args, **kwargs), dim)
+
+
+def call_vmapped(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Call a function for every member by :func:`torch.vmap`."""
+    leaves, spec = pytree.tree_flatten((tuple(args), kwargs), is_leaf=is_value)
+    at = [i for i, leaf in enumerate(leaves) if is_value(leaf)]
+    returned: list[Any] = []  # vmap itself returns tensors alone
+
+    def call(*tensors: Tensor) -> Any:
+        filled = list(leaves)
+        for i, tensor in zip(at, tensors, strict=True):
+            filled[i] = tensor
+        own_args, own_kwargs = pytree.tree_unflatten(filled, spec)
+        results, results_spec = pytree.tree_flatten(function(*own_args, **own_kwargs))
+        returned[:] = [results_spec, results]
+        return tuple(item for item in results if isinstance(item, Tensor))
+
+    dims = tuple(leaves[i].dim for i in at)
+    tensors = iter(torch.vmap(call, in_dims=dims)(*(leaves[i].tensor for i in at)))
+    results_spec, results = returned
+    filled = [Value(next(tensors), 0) if isinstance(item, Tensor) else item for item in results]
+    return pytree.tree_unflatten(filled, results_spec)
