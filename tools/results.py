@@ -5,7 +5,7 @@
 
 A part stands between `<!-- results:table table -->` and `<!-- /results -->`. The first word is a key of PARTS, the
 others are folders of results, whose records alone count. Parts about the columns of the paper's table take, of each
-column, the runs that were trained for the most epochs.
+column, the longest runs that have enough seeds; longer ones with fewer seeds have a part of their own.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from hullo.lab.analysis.pages.drift import drift_tables
 from hullo.lab.analysis.pages.epochs import epochs_tables, losses_tables
 from hullo.lab.analysis.pages.imagewoof import imagewoof_part
 from hullo.lab.analysis.pages.late_loss import late_loss_table
-from hullo.lab.analysis.pages.readings import readings_tables
+from hullo.lab.analysis.pages.readings import few_seeds_tables, readings_tables
 from hullo.lab.analysis.pages.speed import cost_table, read_plain, speed_table
-from hullo.lab.analysis.sources import longest_of_columns, read_records
+from hullo.lab.analysis.sources import longest_of_columns, read_records, too_few_seeds
 from hullo.lab.analysis.tables.markdown import detailed_tables, glance_table
 from hullo.lab.records import Record
 
@@ -67,6 +67,7 @@ PARTS: dict[str, Part] = {
     "drift": of_columns(drift_tables),
     "losses": of_columns(losses_tables),
     "imagewoof": of_columns(imagewoof_part),
+    "few-seeds": lambda records, _: few_seeds_tables(experiments(too_few_seeds(records))),
     "batches": lambda records, _: batches_tables(experiments(records)),
     "speed": lambda records, folders: speed_table(
         longest_of_columns(records), read_plain(_files(folders, "plain.csv"))
@@ -75,8 +76,8 @@ PARTS: dict[str, Part] = {
     "study": lambda records, _: study_tables(records),
     "study-test": lambda records, _: study_test_tables(records),
 }
-OPTIONAL = {"imagewoof"}
-"""Parts that are empty without records."""
+OPTIONAL = {"imagewoof", "few-seeds"}
+"""Parts that are empty if there is nothing to say."""
 
 
 def _files(folders: Sequence[Path], name: str) -> list[Path]:
@@ -98,9 +99,10 @@ def with_parts(text: str, results: Path) -> str:
             raise ValueError(f"{start.strip()}: name a folder of results, too: <!-- results:{name} table -->")
         folders = tuple(results / folder for folder in inner.split())
         records = read(folders)
-        if not records and name in OPTIONAL:
+        text = PARTS[name](records, folders) if records else ""
+        if not text and name in OPTIONAL:
             return f"{start}{end}"
-        return f"{start}{(records and PARTS[name](records, folders)) or NOTHING}\n{end}"
+        return f"{start}{text or NOTHING}\n{end}"
 
     if not len(MARKED.findall(text)) == text.count("<!-- results:") == text.count("<!-- /results"):
         raise ValueError("each part needs <!-- results:table table --> and <!-- /results -->, spelled like that")

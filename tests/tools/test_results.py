@@ -178,6 +178,21 @@ def test_longer_runs_take_the_place_of_shorter_ones_of_their_column(root: Path) 
     assert text.count("2 epochs") == 1
 
 
+def test_longer_runs_with_few_seeds_are_shown_by_themselves(root: Path) -> None:
+    marked = "<!-- results:few-seeds new all/a all/b -->\n<!-- /results -->\n<!-- results:table new all/a all/b -->\n"
+    marked += "<!-- /results -->"
+    for seed, reached in ((2, 86.75), (3, 87.25)):
+        records = [made.make_record(row, [reached], seed=seed) for row in REACHED]
+        Records(root / "results" / "all" / "a" / "records.jsonl").add(records)
+    (root / "results" / "new").mkdir()
+    few, table = results.with_parts(marked, root / "results").split("<!-- /results -->\n", 1)
+    assert few == "<!-- results:few-seeds new all/a all/b -->\n"
+    for seed in range(3):
+        Records(root / "results" / "new" / "records.jsonl").add([made.make_record("relu", [50.0, 77.25], seed=seed)])
+        few, now = results.with_parts(marked, root / "results").split("<!-- /results -->\n", 1)
+        assert (now == table) == ("77.25" in few) == (seed < 2)
+
+
 def test_imagewoof_is_shown_once_there_are_records_and_named_for_what_it_is(tmp_path: Path) -> None:
     marked = "<!-- results:imagewoof imagewoof -->\n<!-- /results -->"
     assert results.with_parts(marked, tmp_path) == marked

@@ -39,6 +39,14 @@ def test_a_distance_by_hand() -> None:
     assert measure_distance(only(experiments(make_records({"gelu": [1.0]})))) is None
 
 
+def test_a_published_figure_is_one_run() -> None:
+    experiment = only(experiments(make_records({"relu": [78.9, 79.2, 79.5, 79.7, 79.2]})))  # the paper has 79.97
+    assert not experiment.cells["relu"].accuracy.covers(79.97)
+    found = measure_distance(experiment)
+    assert found is not None
+    assert (found.inside, found.count) == (1, 1)
+
+
 @given(st.lists(st.floats(0.0, 100.0), min_size=1, max_size=30), st.integers(1, 30))
 def test_the_best_of_more_epochs_is_never_worse(curve: list[float], epochs: int) -> None:
     experiment = only(experiments([make_record("relu", curve)]))

@@ -202,9 +202,12 @@ class Prediction:
         return mean(self.values) >= self.published
 
     def judge(self, significant: bool) -> str:
+        """Return the verdict; a correction makes it harder to disagree, and must not make it easier to agree."""
         if len(self.values) == 1:
             return OPEN
-        return FAILS if significant else AGREES
+        if significant:
+            return FAILS
+        return AGREES if self.p > ALPHA else OPEN
 
     @property
     def figures(self) -> list[str]:

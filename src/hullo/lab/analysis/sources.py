@@ -11,6 +11,8 @@ from hullo.lab.specs import Spec
 
 FLAWS = 10
 """So many lines of a file that are no records are named; others are counted."""
+ENOUGH_SEEDS = 3
+"""Runs of fewer seeds do not stand for a column if others do: Student's interval of two is 12.7 times their error."""
 
 
 def read_records(paths: Iterable[Path], warn: Callable[[str], None] | None = None) -> list[Record]:
@@ -53,9 +55,25 @@ def _read(file: Path, warn: Callable[[str], None] | None) -> list[Record]:
 
 
 def longest_of_columns(records: Iterable[Record]) -> list[Record]:
-    """Return the records of those runs of each column that were trained for the most epochs."""
+    """Return the records of those runs that stand for their column: of runs with enough seeds, the longest.
+
+    Where no runs of a column have at least `ENOUGH_SEEDS` seeds, the longest stand for it.
+    """
     runs = list(records)
-    longest: dict[Column, int] = {}
-    for record in runs:
-        longest[record.spec.column] = max(longest.get(record.spec.column, 0), record.spec.epochs)
-    return [record for record in runs if record.spec.epochs == longest[record.spec.column]]
+    standing = _standing(runs)
+    return [record for record in runs if record.spec.epochs == standing[record.spec.column]]
+
+
+def too_few_seeds(records: Iterable[Record]) -> list[Record]:
+    """Return the records of runs that were trained for longer than those that stand for their column."""
+    runs = list(records)
+    standing = _standing(runs)
+    return [record for record in runs if record.spec.epochs > standing[record.spec.column]]
+
+
+def _standing(records: Iterable[Record]) -> dict[Column, int]:
+    """Return for how many epochs the runs that stand for each column were trained."""
+    seeds: dict[Column, dict[int, set[int]]] = {}
+    for spec in (record.spec for record in records):
+        seeds.setdefault(spec.column, {}).setdefault(spec.epochs, set()).add(spec.seed)
+    return {column: max((len(s) >= ENOUGH_SEEDS, n) for n, s in known.items())[1] for column, known in seeds.items()}

@@ -60,8 +60,8 @@ def claims_tables(experiments: Sequence[Experiment]) -> str:
 def render_claim(claim: Claim) -> str:
     """Return one claim as Markdown."""
     said = [f"{claim.said[0].upper()}{claim.said[1:]}.", _counted(claim)]
-    if claim.verdict == OPEN:
-        said.append(f"Seeds that would decide it: {_needed(claim)}.")
+    if needed := _needed(claim):
+        said.append(f"Seeds that would decide it: {needed}.")
     return (
         f"### {escape(claim.statement)}: {claim.verdict}\n\n{' '.join(filter(None, said))}\n\n{_table(claim)}".rstrip()
     )
@@ -114,7 +114,8 @@ def _counts(claim: Claim) -> str:
 
 
 def _needed(claim: Claim) -> str:
-    if claim.verdict != OPEN:
+    """Return the seeds that would decide a claim; nothing if it is decided or is about published single runs."""
+    if claim.verdict != OPEN or not _compared(claim.answers):
         return ""
     seeds = claim.seeds_needed
     return f"more than {MOST_SEEDS:,}" if seeds is None else str(seeds)

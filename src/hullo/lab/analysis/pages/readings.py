@@ -15,6 +15,15 @@ def readings_tables(experiments: Sequence[Experiment]) -> str:
     return "\n\n".join(map(_table, experiments))
 
 
+def few_seeds_tables(experiments: Sequence[Experiment]) -> str:
+    """Return the same for runs that have too few seeds to stand for their column; nothing if there are none."""
+    about = (
+        "Longer runs that have too few seeds to stand for their column: no table, claim or figure elsewhere has them. "
+        "With two seeds an interval is 12.7 times the error of the mean."
+    )
+    return f"{about}\n\n{readings_tables(experiments)}" if experiments else ""
+
+
 def _table(experiment: Experiment) -> str:
     found = under(experiment, list(READINGS.values()))
     lines = []
