@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import operator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import hullo
 import oracle
@@ -198,3 +200,32 @@ def test_a_network_of_hulls_learns() -> None:
         losses.append(loss.item())
     assert losses[-1] < 0.1 * losses[0]
     torch.testing.assert_close(model[1].coefficients.sum(-1), torch.ones(16), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+@every_hull
+def test_coefficients_refuse_to_be_changed_in_place(hull: type[Hull], keep: str, is_training: bool) -> None:
+    act = uneven(hull, keep)
+    before = act.coefficients.tolist()
+    with torch.set_grad_enabled(is_training):
+        for change in (
+            lambda c: operator.setitem(c, 0, 2.0),
+            lambda c: c.mul_(2),
+            lambda c: c.copy_(torch.ones(3)),
+        ):
+            with pytest.raises(TypeError, match=r"coefficients.* in place"):
+                change(act.coefficients)
+        copied = act.coefficients.clone()
+        copied[0] = 2.0
+    assert act.coefficients.tolist() == before
+    with torch.no_grad():
+        act.coefficients *= 1.0  # assigns what the product is
+    assert act.coefficients.tolist() == pytest.approx(before, abs=1e-6)
+
+
+def test_operations_on_coefficients_and_their_files_are_ordinary_tensors(tmp_path: Path) -> None:
+    act = hullo.AffineHull("identity", "relu")
+    assert type(act.coefficients.detach()) is type(act.coefficients * 2) is Tensor
+    assert repr(act.coefficients).startswith("tensor([0.5000, 0.5000]")
+    torch.save(act.coefficients, tmp_path / "coefficients.pt")
+    assert type(torch.load(tmp_path / "coefficients.pt", weights_only=True)) is Tensor

@@ -14,6 +14,7 @@ from hullo.boundary import watch
 from hullo.coefficients import Hyperplane, Orthant, Simplex, Space, way
 from hullo.functional import apply
 from hullo.kernels import Plan
+from hullo.readonly import read_only
 from hullo.sharding import gather, is_sharded, shard_like
 
 Start = Sequence[float] | Sequence[Sequence[float]] | Tensor | str | None
@@ -76,13 +77,13 @@ class Hull(nn.Module):
 
     @property
     def coefficients(self) -> Tensor:
-        """N coefficients, or one row of them a group. They follow the raw numbers and are in the hull.
+        """N coefficients, or one row of them per group. They follow the raw numbers and are in the hull.
 
-        Assign N numbers, a row a group, or a base's name to set them; a value off the hull is refused. Where the raw
-        numbers are spread over processes (a DTensor), every process has to ask, and gets all of them.
+        Assign N numbers, a row per group, or a base's name to set them; a value off the hull is refused. Single ones
+        cannot be assigned: the others would have to change, too. Where the raw numbers are spread over processes (a
+        DTensor), every process has to ask, and gets all of them.
         """
-        coefficients: Tensor = self.constraint.way.coefficients(gather(self.raw))
-        return coefficients
+        return read_only(self.constraint.way.coefficients(gather(self.raw)))
 
     @coefficients.setter
     def coefficients(self, value: Start) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -72,7 +73,8 @@ class Recipe:
                     )
                 groups, channel_dim = len(rows), 1
             start = rows if len(rows) > 1 else rows[0]
-            hull = hull or (AffineHull if AffineHull.set_class().check(torch.tensor(rows))[0] else LinearHull)
+            is_affine = all(math.isclose(sum(row), 1, abs_tol=1e-6) for row in rows)
+            hull = hull or (AffineHull if is_affine else LinearHull)
         dtype = like.dtype if like.is_floating_point() else None
         options: dict[str, Any] = {"groups": groups, "channel_dim": channel_dim, "keep": self.keep}
         return (hull or AffineHull)(*found, start=start, **options, strict=False, device=like.device, dtype=dtype)

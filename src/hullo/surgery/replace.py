@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from hullo.bases import Base, names
-from hullo.modules import Start
+from hullo.modules import Hull, Start
 from hullo.surgery.compare import Comparison
 from hullo.surgery.making import Factory, Recipe, starts_alike
+from hullo.surgery.optimizers import expect_optimizer
 from hullo.surgery.parametric import COMBINATIONS
 from hullo.surgery.recognise import AMBIGUOUS
 from hullo.surgery.sites import Site
@@ -89,7 +90,8 @@ def replace_activations(
     """
     _check_model(model)
     sites = survey(model)
-    chosen = _choose(sites, where, functions)
+    hulls = [name or "the model" for name, module in model.named_modules() if isinstance(module, Hull)]
+    chosen = _choose(sites, hulls, where, functions)
     recipe = Recipe(hull, bases, start, groups, channel_dim, keep)
     if groups == "channels" and example_inputs is None:
         raise ValueError("groups='channels' takes example_inputs, to count the channels; or give groups as a number")
@@ -102,6 +104,7 @@ def replace_activations(
     except BaseException:
         undo()
         raise
+    expect_optimizer(model, (module for module in model.modules() if isinstance(module, Hull)))
     return model
 
 
@@ -171,7 +174,12 @@ def _check_model(model: nn.Module) -> None:
             raise TypeError(f"{where}, which is quantised; replace the activations first, then quantise")
 
 
-def _choose(sites: list[Site], where: Choice | Iterable[Choice] | None, functions: Iterable[str] | None) -> list[Site]:
+def _choose(
+    sites: list[Site], hulls: list[str], where: Choice | Iterable[Choice] | None, functions: Iterable[str] | None
+) -> list[Site]:
+    present = f"the model has {len(hulls)} hulls already, such as {hulls[0]}" if hulls else ""
+    if not sites and present:
+        raise ValueError(f"{present}, and no other activations; hullo.summary lists them, hullo.fold takes them out")
     if not sites:
         raise ValueError(
             "the model has no activations that could be found; for a model that is one, use the hull itself"
@@ -190,7 +198,8 @@ def _choose(sites: list[Site], where: Choice | Iterable[Choice] | None, function
         raise ValueError(f"where={where!r} fits none of the {len(free)} sites: {listed}{', ...' if free[8:] else ''}")
     if not chosen:
         listed = "; ".join(f"{site.name or 'the model'} ({site.function}): {why_left(site)}" for site in sites[:8])
-        raise ValueError(f"no activation of the model can be replaced: {listed}{'; ...' if sites[8:] else ''}")
+        listed += "; ..." if sites[8:] else ""
+        raise ValueError(f"{present or 'the model has no hulls'}, and no activation can be replaced: {listed}")
     return chosen
 
 

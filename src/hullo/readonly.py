@@ -1,0 +1,43 @@
+"""Coefficients as a tensor that refuses to be changed in place, which would change a copy alone."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from hullo._compat import is_intercepted
+
+_ALLOWED = {"requires_grad_", "detach_", "retain_grad_", "rename_", "share_memory_", "apply_"}
+
+
+class ReadOnly(Tensor):
+    """A tensor of numbers that follow from others; operations on it return ordinary tensors."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.as_subclass(Tensor).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+    def __repr__(self, *, tensor_contents: Any = None) -> Any:
+        return repr(self.as_subclass(Tensor))
+
+
+def _refuse(self: Tensor, *args: Any, **kwargs: Any) -> NoReturn:
+    raise TypeError(
+        "coefficients follow from the raw numbers of a hull, and a change in place would change a copy alone; assign "
+        "all of them, as in hull.coefficients = [0.5, 0.5], or change a copy, hull.coefficients.clone()"
+    )
+
+
+for _name in ("__setitem__", *dir(Tensor)):
+    if _name == "__setitem__" or (_name.endswith("_") and not _name.startswith("_") and _name not in _ALLOWED):
+        setattr(ReadOnly, _name, _refuse)
+
+
+def read_only(tensor: Tensor) -> Tensor:
+    """Return a tensor as one that refuses to be changed in place; the tensor itself where code is traced."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or is_intercepted(tensor):
+        return tensor
+    return tensor.clone().as_subclass(ReadOnly)

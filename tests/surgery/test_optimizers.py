@@ -1,0 +1,68 @@
+"""An optimizer that does not know the hulls of the model it trains is noticed, and no other one is."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import hullo
+
+
+def made() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+
+
+def train(model: nn.Module, *optimizers: torch.optim.Optimizer, steps: int = 8) -> None:
+    for _ in range(steps):
+        model.zero_grad()
+        model(torch.randn(5, 3)).square().sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+def test_an_optimizer_made_before_the_swap_is_noticed_once_and_the_remedy_works() -> None:
+    model = made()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    hullo.replace_activations(model)
+    with pytest.warns(UserWarning, match=r"coefficients of 1 hulls \(1\).*add_param_group"):
+        train(model, optimizer)
+    before = model[1].coefficients.tolist()
+    assert before == [0, 1, 0]
+    optimizer.add_param_group({"params": hullo.coefficient_parameters(model), "weight_decay": 0.0})
+    train(model, optimizer)
+    assert model[1].coefficients.tolist() != before
+
+
+@pytest.mark.parametrize(
+    "optimizers",
+    [
+        lambda model: [torch.optim.Adam(model.parameters())],
+        lambda model: [
+            torch.optim.SGD(model[0].parameters(), lr=1e-3),
+            torch.optim.Adam([*model[2].parameters(), *hullo.coefficient_parameters(model)]),
+        ],
+        lambda model: [torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=1e-3)],
+        lambda model: [torch.optim.SGD(model[1].requires_grad_(False) and model[0].parameters(), lr=1e-3)],
+    ],
+    ids=["all", "two optimizers", "another model", "frozen hulls"],
+)
+def test_right_optimizers_are_not_warned_about(
+    optimizers: Callable[[nn.Sequential], list[torch.optim.Optimizer]],
+) -> None:
+    model = hullo.replace_activations(made())
+    assert isinstance(model, nn.Sequential)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model, *optimizers(model))
+
+
+def test_swapping_twice_explains_that_hulls_are_there() -> None:
+    model = hullo.replace_activations(nn.Sequential(nn.Linear(3, 4), nn.ReLU()))
+    with pytest.raises(ValueError, match="1 hulls already, such as 1, and no other activations"):
+        hullo.replace_activations(model)
+    with pytest.raises(ValueError, match=r"1 hulls already, .*2 \(sigmoid\)"):
+        hullo.replace_activations(model.append(nn.Sigmoid()))  # type: ignore[operator]
