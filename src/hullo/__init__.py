@@ -15,6 +15,7 @@ from hullo.surgery import (
     fold,
     parameter_groups,
     replace_activations,
+    restore,
     summary,
 )
 
@@ -45,6 +46,7 @@ __all__ = [
     "parameter_groups",
     "poly_relu",
     "replace_activations",
+    "restore",
     "slope_bounds",
     "star_relu",
     "summary",

@@ -14,6 +14,7 @@ from hullo.boundary import watch
 from hullo.coefficients import Hyperplane, Orthant, Simplex, Space, way
 from hullo.functional import apply
 from hullo.kernels import Plan
+from hullo.rawnames import write_raw_name
 from hullo.readonly import read_only
 from hullo.sharding import gather, is_sharded, shard_like
 
@@ -52,7 +53,7 @@ class Hull(nn.Module):
         self.groups = groups
         self.constraint = self.set_class() if keep is None else self.set_class(keep)
         self.plan = Plan(self.bases, self.constraint.way, channel_dim)
-        self.raw_name = _raw_name(self.constraint.keep, self.bases)
+        self.raw_name = write_raw_name(self.constraint.keep, self.bases, groups, channel_dim)
         self.start = self._admitted(self._uniform() if start is None else start)
         self.raw = nn.Parameter(  # type: ignore[misc]
             torch.tensor(
@@ -202,12 +203,6 @@ class Hull(nn.Module):
         if self.constraint != self.set_class():
             parts.append(f"keep={self.constraint.keep!r}")
         return ", ".join(parts)
-
-
-def _raw_name(keep: str, bases: tuple[Base, ...]) -> str:
-    """Return the name of raw numbers: an identifier, since a state_dict's names are split at dots."""
-    spelled = "__".join(item.name for item in bases).translate(str.maketrans("(,.-", "__pm", ")+"))
-    return f"raw_{keep}__{spelled}"
 
 
 def _listed(bases: tuple[str | Base | Iterable[str | Base], ...]) -> Iterable[str | Base]:

@@ -1,14 +1,15 @@
 """Hulls in existing models: put in, trained, listed, taken out.
 
-`replace_activations` turns the activations of a model into hulls, `parameter_groups` trains them, `summary` lists them,
-`fold` makes them constant again. :mod:`~hullo.surgery.recognise` tells what function something is,
-:mod:`~hullo.surgery.rewrite` reads and writes the code of forwards, and :mod:`~hullo.surgery.survey` finds the
-activations of a model.
+`replace_activations` turns the activations of a model into hulls, `restore` those of a checkpoint, `parameter_groups`
+trains them, `summary` lists them, `fold` makes them constant again. :mod:`~hullo.surgery.recognise` tells what function
+something is, :mod:`~hullo.surgery.rewrite` reads and writes the code of forwards, and :mod:`~hullo.surgery.survey` finds
+the activations of a model.
 """
 
 from hullo.surgery.fold import fold
 from hullo.surgery.parameters import coefficient_dict, coefficient_parameters, parameter_groups
 from hullo.surgery.replace import replace_activations
+from hullo.surgery.restore import restore
 from hullo.surgery.sites import Site
 from hullo.surgery.summary import Summary, summary
 
@@ -20,5 +21,6 @@ __all__ = [
     "fold",
     "parameter_groups",
     "replace_activations",
+    "restore",
     "summary",
 ]

@@ -42,7 +42,7 @@ class Recipe:
         modules = dict(model.named_modules())
         made: dict[str, Hull] = {}
         for site in sites:
-            like = _nearby_tensor(modules, site)
+            like = nearby_tensor(modules, site)
             if self.hull is None or (isinstance(self.hull, type) and issubclass(self.hull, Hull)):
                 made[site.name] = self._made(self.hull, site, channels.get(site.name, self.groups), like)
             elif (self.bases, self.start, self.groups, self.keep) != (None, None, 1, None):
@@ -109,7 +109,7 @@ def _made_by(factory: Any, site: Site, others: Iterable[Hull]) -> Hull:
     return made
 
 
-def _nearby_tensor(modules: Mapping[str, nn.Module], site: Site) -> Tensor:
+def nearby_tensor(modules: Mapping[str, nn.Module], site: Site) -> Tensor:
     """Return a tensor with the device and type of those around a site."""
     name = site.name
     while name:

@@ -1,0 +1,44 @@
+"""The names under which raw numbers are saved: they say what hull they belong to.
+
+``raw_recentred__identity__relu`` has a parametrization and bases; ``raw_recentred_dim_m1__identity__relu`` belongs to a
+hull with several groups of channels in dimension -1. A name is an identifier, since the names of a state_dict are split
+at dots.
+"""
+
+from __future__ import annotations
+
+import re
+
+from hullo.bases import Base, base, names
+
+_TO_IDENTIFIER = str.maketrans("(,.-", "__pm", ")+")
+_TO_NUMBER = str.maketrans("pm", ".-")
+_PATTERN = re.compile(r"raw_([a-z]+)(?:_dim_(m?\d+))?__(\w+)")
+
+
+def write_raw_name(keep: str, bases: tuple[Base, ...], groups: int, channel_dim: int) -> str:
+    """Return the name of a hull's raw numbers."""
+    dim = f"_dim_{channel_dim}".replace("-", "m") if groups > 1 and channel_dim != 1 else ""
+    return f"raw_{keep}{dim}__" + "__".join(item.name.translate(_TO_IDENTIFIER) for item in bases)
+
+
+def read_raw_name(name: str) -> tuple[str, tuple[Base, ...], int] | None:
+    """Return the parametrization, the bases and the channel dimension of a name; None if it is none of raw numbers.
+
+    Raises:
+        ValueError: a base is not known; one of :func:`hullo.add_base` has to be added again first.
+    """
+    match = _PATTERN.fullmatch(name)
+    if match is None:
+        return None
+    keep, dim, spelled = match.groups()
+    return keep, tuple(map(_read_base, spelled.split("__"))), int((dim or "1").translate(_TO_NUMBER))
+
+
+def _read_base(identifier: str) -> Base:
+    families = [family for family in names() if f"{identifier}_".startswith(f"{family}_")]
+    if not families:
+        raise ValueError(f"unknown base function {identifier!r}; if it is your own, call hullo.add_base first")
+    family = max(families, key=len)
+    numbers = identifier[len(family) + 1 :].translate(_TO_NUMBER)
+    return base(f"{family}({numbers.replace('_', ',')})" if numbers else family)

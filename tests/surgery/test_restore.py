@@ -1,0 +1,138 @@
+"""A checkpoint's names are enough to make its hulls again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import hullo
+from hullo.rawnames import read_raw_name, write_raw_name
+from made_hulls import HULLS
+
+PARAMETERS = st.floats(2.0**-60, 2.0**60).map(lambda number: float(f"{number:.3g}"))
+SPELLED = st.sampled_from(hullo.names()) | st.builds(
+    lambda family, parameter, sign: f"{family}({sign * parameter!r})",
+    st.sampled_from(["leaky_relu", "elu"]),
+    PARAMETERS,
+    st.sampled_from([1, -1]),
+)
+
+
+@given(st.sampled_from(HULLS), st.lists(SPELLED, min_size=1, max_size=4), st.sampled_from([1, 8]), st.integers(-4, 4))
+def test_a_name_is_read_as_it_was_written(
+    hull: tuple[Any, str], spelled: list[str], groups: int, channel_dim: int
+) -> None:
+    bases = tuple(map(hullo.base, spelled))
+    name = write_raw_name(hull[1], bases, groups, channel_dim)
+    assert name.isidentifier()
+    assert read_raw_name(name) == (hull[1], bases, channel_dim if groups > 1 else 1)
+
+
+class Net(nn.Module):
+    """Modules and calls of functions, in place and not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.act = nn.Conv2d(3, 4, 1), nn.Linear(4, 4), nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.gelu(self.act(self.first(x)))
+        return torch.tanh(self.second(x.movedim(1, -1)))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"hull": hullo.ConvexHull, "keep": "projection"},
+        {"hull": hullo.LinearHull, "bases": ["leaky_relu(-0.5)", "relu", "tanh", "gelu", "sin(30)"]},
+        {"groups": 2, "channel_dim": -1},
+        {"where": ["act", "gelu_1"]},
+    ],
+)
+def test_a_restored_model_computes_what_the_saved_one_did(options: dict[str, Any], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = hullo.replace_activations(Net(), **options), torch.randn(2, 3, 4, 4)
+    for parameter in hullo.coefficient_parameters(model):
+        parameter.data.add_(0.1 * torch.rand_like(parameter))
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    saved = torch.load(tmp_path / "model.pt", weights_only=True)
+    restored = hullo.restore(Net(), saved)
+    restored.load_state_dict(saved)
+    torch.testing.assert_close(restored(x), model(x), rtol=0, atol=0)
+    assert [repr(module) for module in restored.modules()] == [repr(module) for module in model.modules()]
+
+
+def test_hulls_that_are_there_get_the_saved_numbers() -> None:
+    saved = hullo.replace_activations(Net()).state_dict()
+    key = next(key for key in saved if key.startswith("act.raw_"))
+    saved[key] = torch.tensor([0.5, 0.25, 0.25])
+    model = hullo.restore(hullo.replace_activations(Net(), where="act"), saved)
+    assert model.act.coefficients.tolist() == [0.5, 0.25, 0.25]
+    assert len(hullo.summary(model).hulls) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda state: {"first.weight": state["first.weight"]}, "has no hulls: none of its 1 names"),
+        (lambda state: {"other.raw_recentred__relu": torch.zeros(1)}, r"'other', where .*'act'"),
+        (lambda state: {"0.act.raw_recentred__relu": torch.zeros(1)}, r"'0\.act', where .*'act'"),
+        (lambda state: {f"{n}.act.raw_recentred__relu": torch.zeros(1) for n in "ab"}, r"'b\.act', where"),
+        (lambda state: {"act.raw_recentred__cosine": torch.zeros(1)}, "unknown base function 'cosine'"),
+        (lambda state: {"act.raw_squeezed__relu": torch.zeros(1)}, "unknown parametrization 'squeezed'"),
+        (lambda state: {**state, "act.raw_recentred__identity__relu__tanh": torch.zeros(2)}, r"act|shape \(2,\)"),
+    ],
+)
+def test_what_cannot_be_restored_is_named_and_the_model_stays(
+    change: Callable[[dict[str, Tensor]], dict[str, Tensor]], said: str
+) -> None:
+    model = Net()
+    before = repr(model)
+    with pytest.raises((ValueError, RuntimeError), match=said):
+        hullo.restore(model, change(hullo.replace_activations(Net()).state_dict()))
+    assert repr(model) == before
+
+
+def test_a_prefix_of_a_wrapper_is_seen_through() -> None:
+    saved = hullo.replace_activations(Net()).state_dict()
+    model = hullo.restore(Net(), {f"module.{key}": value for key, value in saved.items()})
+    assert model.load_state_dict(saved).missing_keys == []
+
+
+def vit(**options: Any) -> Any:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2}
+    return transformers.ViTModel(transformers.ViTConfig(image_size=8, patch_size=4, **sizes, **options)).eval()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_swapped_model_of_transformers_is_saved_and_loaded(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    model, x = hullo.replace_activations(vit()), torch.randn(1, 3, 8, 8)
+    for parameter in hullo.coefficient_parameters(model):
+        parameter.data.copy_(torch.rand_like(parameter))
+    model.save_pretrained(tmp_path)
+    loaded = type(vit()).from_pretrained(tmp_path).eval()
+    hullo.restore(loaded, safetensors.load_file(tmp_path / "model.safetensors"))
+    torch.testing.assert_close(loaded(x)[0], model(x)[0])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_with_hulls_in_its_config_is_saved_and_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    activations = pytest.importorskip("transformers.activations")
+    monkeypatch.setitem(activations.ACT2FN, "learned", partial(hullo.AffineHull, "identity", "relu", "tanh"))
+    model, x = vit(hidden_act="learned"), torch.randn(1, 3, 8, 8)
+    for parameter in hullo.coefficient_parameters(model):
+        parameter.data.copy_(torch.rand_like(parameter))
+    model.save_pretrained(tmp_path)
+    torch.testing.assert_close(type(model).from_pretrained(tmp_path).eval()(x)[0], model(x)[0])
