@@ -2,8 +2,8 @@
 
 `replace_activations` turns the activations of a model into hulls, `restore` those of a checkpoint, `parameter_groups`
 trains them, `summary` lists them, `fold` makes them constant again. :mod:`~hullo.surgery.recognise` tells what function
-something is, :mod:`~hullo.surgery.rewrite` reads and writes the code of forwards, and :mod:`~hullo.surgery.survey` finds
-the activations of a model.
+something is, :mod:`~hullo.surgery.rewrite` reads and writes the code of forwards, and :mod:`~hullo.surgery.survey`
+finds the activations of a model.
 """
 
 from hullo.surgery.fold import fold
