@@ -151,7 +151,12 @@ BAD: list[tuple[Callable[[], object], dict[str, object], type[Exception], str]] 
         TypeError,
         "chooses bases, start, groups and keep; do not give them here",
     ),
-    (lambda: nn.Sequential(nn.PReLU(4)), {"groups": 2}, ValueError, "4 channels with a function each"),
+    (
+        lambda: nn.Sequential(nn.PReLU(4)),
+        {"groups": 2, "channel_dim": 1},
+        ValueError,
+        "4 channels with a function each",
+    ),
     (lambda: torch.compile(nn.Sequential(nn.ReLU())), {}, TypeError, "OptimizedModule; replace"),
     (quantised, {}, TypeError, "quantised"),
 ]

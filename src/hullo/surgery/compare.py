@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hullo.modules import Hull
+from hullo.surgery.channels import channel_dim_of
 from hullo.surgery.probes import DOUBLE
 from hullo.surgery.untouched import Inputs, State, run, same_random_numbers
 
@@ -40,6 +41,7 @@ class Comparison:
         dtypes = {item.dtype for item in [*model.parameters(), *model.buffers(), *_tensors(inputs)]}
         self._tolerance = max([coarsest, *(_TOLERANCES.get(dtype, 0.0) for dtype in dtypes)])
         self.shapes: dict[str, Tensor] = {}  # what each hull was given last, as tensors without values
+        self.channel_dims: dict[str, set[int | None]] = {}  # which dimensions of it hold channels, as far as is known
         self.wanted: dict[str, Leaves] = {}
         failures: list[Exception] = []
         for mode in MODES:
@@ -78,6 +80,8 @@ class Comparison:
         def note(module: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
             (x,) = (*inputs, *named.values())
             self.shapes[name] = x.detach().to("meta")
+            if torch.is_grad_enabled():
+                self.channel_dims.setdefault(name, set()).add(channel_dim_of(x))
 
         return note
 

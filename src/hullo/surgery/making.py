@@ -15,6 +15,7 @@ from hullo.modules import AffineHull, Hull, LinearHull, Start
 from hullo.surgery.recognise import Known
 from hullo.surgery.sites import Site
 
+Channels = tuple[int, int]  # the number of groups and the dimension of the channels
 Factory = type[Hull] | Callable[[Site], Hull]
 
 _PAPER = ("identity", "relu", "tanh")
@@ -28,23 +29,24 @@ class Recipe:
     bases: Iterable[str | Base] | None = None
     start: Start = None
     groups: int | str = 1
-    channel_dim: int = 1
+    channel_dim: int | None = None
     keep: str | None = None
 
-    def make(self, model: nn.Module, sites: Iterable[Site], channels: Mapping[str, int]) -> dict[str, Hull]:
+    def make(self, model: nn.Module, sites: Iterable[Site], channels: Mapping[str, Channels]) -> dict[str, Hull]:
         """Make a hull for each site.
 
         Args:
             model: the model that the sites are in.
             sites: the sites.
-            channels: the number of channels that a site sees, by its name, where there is one activation per channel.
+            channels: the groups and the dimension of the channels that a site sees, by its name, where there are
+                several groups.
         """
         modules = dict(model.named_modules())
         made: dict[str, Hull] = {}
         for site in sites:
             like = nearby_tensor(modules, site)
             if self.hull is None or (isinstance(self.hull, type) and issubclass(self.hull, Hull)):
-                made[site.name] = self._made(self.hull, site, channels.get(site.name, self.groups), like)
+                made[site.name] = self._made(self.hull, site, channels.get(site.name), like)
             elif (self.bases, self.start, self.groups, self.keep) != (None, None, 1, None):
                 raise TypeError(
                     "a function that makes hulls chooses bases, start, groups and keep; do not give them here"
@@ -53,11 +55,12 @@ class Recipe:
                 made[site.name] = _made_by(self.hull, site, made.values()).to(like.device)
         return made
 
-    def _made(self, hull: type[Hull] | None, site: Site, groups: int | str, like: Tensor) -> Hull:
+    def _made(self, hull: type[Hull] | None, site: Site, channels: Channels | None, like: Tensor) -> Hull:
+        groups, channel_dim = channels or (self.groups, 1 if self.channel_dim is None else self.channel_dim)
         if not isinstance(groups, int):
             raise ValueError(f"groups={groups!r}: give a number, or 'channels' for one activation per channel")
         found = _bases_for(site.known) if self.bases is None else resolve(self.bases, strict=False)
-        start, channel_dim = self.start, self.channel_dim
+        start = self.start
         if start is None:
             rows = site.known.coefficients(found)
             if rows is None:

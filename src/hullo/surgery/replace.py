@@ -11,7 +11,7 @@ from torch import nn
 from hullo.bases import Base, names
 from hullo.modules import Hull, Start
 from hullo.surgery.compare import Comparison
-from hullo.surgery.making import Factory, Recipe, starts_alike
+from hullo.surgery.making import Channels, Factory, Recipe, starts_alike
 from hullo.surgery.optimizers import expect_optimizer
 from hullo.surgery.parametric import COMBINATIONS
 from hullo.surgery.recognise import AMBIGUOUS
@@ -35,7 +35,7 @@ def replace_activations(
     bases: Iterable[str | Base] | None = None,
     start: Start = None,
     groups: int | str = 1,
-    channel_dim: int = 1,
+    channel_dim: int | None = None,
     keep: str | None = None,
     example_inputs: Inputs | None = None,
 ) -> nn.Module:
@@ -68,8 +68,10 @@ def replace_activations(
         start: the coefficients to start with, as in :class:`hullo.AffineHull`; those of the function that was there by
             default.
         groups: 1 is one activation for each site, a number G is one for each of G groups of channels, and
-            ``"channels"`` one for each channel, which takes `example_inputs`.
-        channel_dim: the dimension of the channels: 1 as in convolutions, -1 in transformers.
+            ``"channels"`` one for each channel. Both take `example_inputs`, a number takes `channel_dim` instead, too.
+        channel_dim: the dimension of the channels: 1 as in convolutions, -1 in transformers. By default it is found at
+            each site from the operations that made its input: 1 after a convolution, -1 after a linear layer, moved by
+            what permutes and reshapes in between. Where they do not tell, an error says so.
         keep: how coefficients are kept in the hull, as in :class:`hullo.AffineHull`.
         example_inputs: what the model is given, as a tensor, a tuple or a dict, to compare outputs and to count
             channels. The runs leave no trace in the model or in the random numbers. Hulls that do not start as what
@@ -93,8 +95,11 @@ def replace_activations(
     hulls = [name or "the model" for name, module in model.named_modules() if isinstance(module, Hull)]
     chosen = _choose(sites, hulls, where, functions)
     recipe = Recipe(hull, bases, start, groups, channel_dim, keep)
-    if groups == "channels" and example_inputs is None:
-        raise ValueError("groups='channels' takes example_inputs, to count the channels; or give groups as a number")
+    if example_inputs is None and (groups == "channels" or (groups != 1 and channel_dim is None)):
+        raise ValueError(
+            f"groups={groups!r} takes example_inputs, to find and to count the channels; or give groups as a number "
+            "and channel_dim: 1 as in convolutions, -1 in transformers"
+        )
     undo = Undo(model)
     try:
         if example_inputs is None:
@@ -112,8 +117,9 @@ def _swap_and_compare(
     model: nn.Module, sites: Sequence[Site], chosen: Sequence[Site], recipe: Recipe, net: Comparison, undo: Undo
 ) -> None:
     """Put hulls in, first such as compute what was there if others are wanted, and compare the outputs."""
-    channels: dict[str, int] = {}
-    alike = recipe.groups != "channels"
+    channels: dict[str, Channels] = {}
+    finds_channels = recipe.groups == "channels" or (recipe.groups != 1 and recipe.channel_dim is None)
+    alike = not finds_channels
     if alike:
         made = recipe.make(model, chosen, {})
         alike = all(starts_alike(made[site.name], site) for site in chosen)
@@ -121,8 +127,8 @@ def _swap_and_compare(
         swap(model, sites, Recipe().make(model, chosen, {}))
         _check(model, net, undo)
         undo()
-        if recipe.groups == "channels":
-            channels = _count_channels(net, chosen, recipe.channel_dim)
+        if finds_channels:
+            channels = {site.name: _find_channels(net, site.name, recipe) for site in chosen}
         made = recipe.make(model, chosen, channels)
     net.shapes.clear()
     swap(model, sites, made)
@@ -148,15 +154,22 @@ def _check(model: nn.Module, net: Comparison, undo: Undo) -> None:
         raise
 
 
-def _count_channels(net: Comparison, chosen: Sequence[Site], channel_dim: int) -> dict[str, int]:
-    """Return how many channels each site sees."""
-    shapes = {name: tuple(x.shape) for name, x in net.shapes.items()}
-    for name in (site.name for site in chosen):
-        if name not in shapes:
-            raise ValueError(f"example_inputs do not reach {name}; leave it out with where, or give groups as a number")
-        if not -len(shapes[name]) <= channel_dim < len(shapes[name]):
-            raise ValueError(f"{name} sees a tensor of shape {shapes[name]}, without a dimension {channel_dim}")
-    return {site.name: shapes[site.name][channel_dim] for site in chosen}
+def _find_channels(net: Comparison, name: str, recipe: Recipe) -> Channels:
+    """Return the groups that a site gets, and the dimension that holds its channels."""
+    if name not in net.shapes:
+        raise ValueError(f"example_inputs do not reach {name}; leave it out with where, or give groups as a number")
+    shape, dim = tuple(net.shapes[name].shape), recipe.channel_dim
+    if dim is None:
+        found = net.channel_dims.get(name, {None})
+        (dim,) = found if len(found) == 1 else (None,)
+        if dim is None:
+            raise ValueError(
+                f"the operations before {name} do not tell which dimension of its input, of shape {shape}, holds the "
+                "channels; give channel_dim: 1 as in convolutions, -1 in transformers, with where to choose sites"
+            )
+    if not -len(shape) <= dim < len(shape):
+        raise ValueError(f"{name} sees a tensor of shape {shape}, without a dimension {dim}")
+    return shape[dim] if recipe.groups == "channels" else recipe.groups, dim  # type: ignore[return-value]
 
 
 def _check_model(model: nn.Module) -> None:
