@@ -20,6 +20,7 @@ from hullo.lab.analysis.experiments import Experiment, experiments
 from hullo.lab.analysis.pages.ablation import study_tables, study_test_tables
 from hullo.lab.analysis.pages.batch_size import batches_tables
 from hullo.lab.analysis.pages.claims import claims_tables, power_table, readings_table, slips_list, summary_table
+from hullo.lab.analysis.pages.controls import controls_part
 from hullo.lab.analysis.pages.distance import best_of_table, distance_table, prediction_table
 from hullo.lab.analysis.pages.drift import drift_tables
 from hullo.lab.analysis.pages.epochs import epochs_tables, losses_tables
@@ -68,6 +69,7 @@ PARTS: dict[str, Part] = {
     "losses": of_columns(losses_tables),
     "imagewoof": of_columns(imagewoof_part),
     "few-seeds": lambda records, _: few_seeds_tables(experiments(too_few_seeds(records))),
+    "controls": lambda records, _: controls_part(experiments(records)),
     "batches": lambda records, _: batches_tables(experiments(records)),
     "speed": lambda records, folders: speed_table(
         longest_of_columns(records), read_plain(_files(folders, "plain.csv"))
@@ -76,7 +78,7 @@ PARTS: dict[str, Part] = {
     "study": lambda records, _: study_tables(records),
     "study-test": lambda records, _: study_test_tables(records),
 }
-OPTIONAL = {"imagewoof", "few-seeds"}
+OPTIONAL = {"imagewoof", "few-seeds", "controls"}
 """Parts that are empty if there is nothing to say."""
 
 

@@ -1,0 +1,99 @@
+"""Controls: the same runs with one setting changed, beside those of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hullo.lab.analysis.claims import FIXED, HULLS
+from hullo.lab.analysis.comparisons import leave_one_seed_out
+from hullo.lab.analysis.experiments import REFERENCE, SETTINGS, Experiment
+from hullo.lab.analysis.readings import CHOSEN, LAST10, Reading
+from hullo.lab.analysis.statistics import Interval
+from hullo.lab.analysis.tables.format import origin
+from hullo.lab.analysis.tables.markdown import escape, grid
+from hullo.lab.specs import Spec
+
+SHARED = ("epochs", "precision", "val_size")
+"""Settings that a control has in common with the runs that it is compared with, whatever the defaults are."""
+
+ABOUT = """## Controls
+
+The same runs with a setting changed that the table leaves at its default, beside the runs of the table with the same
+activation and seed. Intervals are Student's at 95 %, not corrected for the number of comparisons. Where ReLU keeps its
+accuracy to the end under a control, a lead that a hull still has is not one of stability."""
+
+
+def controls_part(experiments: Sequence[Experiment]) -> str:
+    """Return a table per control and reading; nothing if there are no controls."""
+    pairs = [(e, _counterpart(e, experiments)) for e in experiments if _changed(e.setting)]
+    made = f"<sub>{escape(origin(record for control, _ in pairs for record in control.records))}</sub>"
+    return "\n\n".join([ABOUT, *(_tables(*pair) for pair in pairs), made]) if pairs else ""
+
+
+def _plain(setting: Spec) -> Spec:
+    """Return the setting with every default but for what a control shares with the table."""
+    shared = {name: getattr(setting, name) for name in SHARED}
+    return Spec.usual(setting.network, setting.data, setting.activation, seed=setting.seed, **shared)
+
+
+def _changed(setting: Spec) -> list[str]:
+    """Return the names of the settings that make a control."""
+    return [name for name in SETTINGS if getattr(setting, name) != getattr(_plain(setting), name)]
+
+
+def _counterpart(control: Experiment, experiments: Sequence[Experiment]) -> Experiment:
+    """Return the runs that differ from a control in what makes it one, read after as many epochs."""
+    plain = _plain(control.setting)
+    fitting = [e for e in experiments if e.epoch >= control.epoch and replace(e.setting, epochs=plain.epochs) == plain]
+    if not fitting:
+        raise ValueError(f"{control.name}: there are no runs with default settings to compare it with; wanted {plain}")
+    nearest = min(fitting, key=lambda e: e.epoch)
+    return replace(nearest, epoch=control.epoch, reading=control.reading)
+
+
+def _tables(control: Experiment, table: Experiment) -> str:
+    values = (
+        (name, getattr(control.setting, name), getattr(table.setting, name)) for name in _changed(control.setting)
+    )
+    changed = (f"{name}={value} (default {default})" for name, value, default in values)
+    head = f"### {escape(', '.join([str(control.setting.column), *changed, control.time]))}"
+    readings = [reading for reading in (CHOSEN, LAST10) if reading in control.readings] or [control.reading]
+    return "\n\n".join([head, *(_table(control, table, reading) for reading in readings)])
+
+
+def _table(control: Experiment, table: Experiment, reading: Reading) -> str:
+    """Return the gains of the best hull and a row per activation under one reading."""
+    control, table = _on_shared_seeds(replace(control, reading=reading), replace(table, reading=reading))
+    known, lines = table.cells if table.records else {}, []
+    for row, cell in control.cells.items():
+        compared, beside = ["", ""], known.get(row)
+        if beside:
+            pairs = zip(control.accuracies[row].values(), table.accuracies[row].values(), strict=True)
+            compared = [beside.accuracy.spell(), Interval.of(one - other for one, other in pairs).spell("+.2f")]
+        leads = (found.over_reference if found else None for found in (cell, beside))
+        shown = ("" if lead is None else lead.spell("+.2f") for lead in leads)
+        lines.append([escape(row), cell.accuracy.spell(), *compared, *shown, str(cell.accuracy.count)])
+    heads = ["activation", "control", "table", "difference"]
+    heads += [f"over {REFERENCE}: {name}" for name in ("control", "table")]
+    gains = [f"{gain} in the {name}" for e, name in ((control, "control"), (table, "table")) if (gain := _gain(e))]
+    said = f": the best hull exceeds the best fixed activation {' and '.join(gains)}" if gains else ""
+    return f"{reading.short.capitalize()}{said}.\n\n{grid([*heads, 'seeds'], lines)}"
+
+
+def _on_shared_seeds(control: Experiment, table: Experiment) -> tuple[Experiment, Experiment]:
+    """Return the runs whose activation and seed both have, and of activations that are not in both, the control's."""
+    found = [{(r.spec.activation, r.spec.seed) for r in e.records} for e in (control, table)]
+    shared = found[0] & found[1]
+    kept = shared | {key for key in found[0] if key[0] not in {activation for activation, _ in shared}}
+    control, table = (
+        replace(e, records=tuple(r for r in e.records if (r.spec.activation, r.spec.seed) in keys))
+        for e, keys in ((control, kept), (table, shared))
+    )
+    return control, table
+
+
+def _gain(experiment: Experiment) -> str:
+    """Return by how much the best hull exceeds the best fixed activation, each chosen on the other seeds."""
+    folds = leave_one_seed_out(experiment.accuracies, HULLS, FIXED)
+    return f"by {Interval.of((fold.difference for fold in folds), 'folds').spell('+.2f')}" if folds else ""

@@ -1,0 +1,88 @@
+"""Controls stand beside the runs of the table that differ in one setting alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hullo.lab.analysis.experiments import experiments
+from hullo.lab.analysis.pages.controls import controls_part
+from hullo.lab.records import Record
+from made_records import make_record
+
+EPOCHS = 20
+
+
+def runs(reached: dict[str, Sequence[float]], epochs: int = EPOCHS, **settings: Any) -> list[Record]:
+    """Make runs that are best on held-out images in epoch 3 and reach ten points less in every other."""
+    return [
+        make_record(
+            row,
+            [value if epoch == 2 else value - 10.0 for epoch in range(epochs)],
+            held_out=[90.0 if epoch == 2 else 50.0 for epoch in range(epochs)],
+            seed=seed,
+            **settings,
+        )
+        for row, values in reached.items()
+        for seed, value in enumerate(values)
+    ]
+
+
+REACHED = {"relu": [79.0, 80.0, 81.0, 99.0], "tanh": [82.0, 83.0, 84.0, 99.0], "affine(identity,relu)": [85.0] * 4}
+TABLE = runs(REACHED)
+CONTROL = runs({"relu": [81.0, 82.0, 83.0], "affine(identity,relu)": [84.0, 85.0, 86.0]}, decay=3e-5)
+
+
+def lines(text: str) -> dict[str, list[str]]:
+    """Return the figures of a table by activation."""
+    cells = ([cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|"))
+    return {row: figures for row, *figures in cells}
+
+
+def test_without_controls_nothing_is_said() -> None:
+    assert controls_part([]) == controls_part(experiments(TABLE)) == ""
+    assert controls_part(experiments(TABLE + runs({"relu": [70.0]}, precision="bfloat16"))) == ""
+
+
+@pytest.mark.parametrize("longer", [0, 5])
+def test_a_control_by_hand(longer: int) -> None:
+    text = controls_part(experiments(runs(REACHED, EPOCHS + longer) + CONTROL))
+    assert "### kerasnet/cifar10, decay=3e-05 (default 1e-06), 20 epochs\n" in text
+    chosen, last10 = text.split("Chosen epoch: ")[1].split("Last 10 epochs: ")
+    # tanh is in the table alone, and so is seed 3
+    said = "the best hull exceeds the best fixed activation by +3.00 ± 0.00 in the control and by +5.00 ± 3.93 in the"
+    assert chosen.startswith(said)
+    for part, relu in ((chosen, 82.0), (last10, 72.0)):
+        found = lines(part)
+        assert found["relu"] == [f"{relu:.2f} ± 2.48", f"{relu - 2:.2f} ± 2.48", "+2.00 ± 0.00", "", "", "3"]
+        hull = [f"{relu + 3:.2f} ± 2.48", f"{relu + 3:.2f} ± 0.00", "+0.00 ± 2.48", "+3.00 ± 0.00", "+5.00 ± 2.48", "3"]
+        assert found["affine(identity,relu)"] == hull
+        assert "tanh" not in found
+
+
+def test_activations_and_seeds_that_the_table_lacks_stand_alone() -> None:
+    alone = [replace(record, spec=replace(record.spec, seed=7)) for record in runs({"tanh": [70.0]}, decay=3e-5)]
+    found = lines(controls_part(experiments(TABLE + CONTROL[:3] + alone + runs({"gelu": [70.0]}, decay=3e-5))))
+    assert found["gelu"] == ["60.00", "", "", "-11.00", "", "1"]
+    assert found["tanh"] == ["60.00", "", "", "", "", "1"]
+    found = lines(controls_part(experiments(TABLE + alone)))
+    assert found["tanh"] == ["60.00", "", "", "", "", "1"]
+
+
+def test_several_controls_of_a_column_are_told_apart() -> None:
+    other = runs({"relu": [75.0] * 3}, decay=3e-5, coefficient_lr_scale=30.0)
+    text = controls_part(experiments(TABLE + CONTROL + other))
+    _, first, second = text.split("### kerasnet/cifar10, ")
+    both = "decay=3e-05 (default 1e-06), coefficient\\_lr\\_scale=30.0 (default 1.0), 20 epochs"
+    assert sorted(part.splitlines()[0] for part in (first, second)) == sorted(
+        ["decay=3e-05 (default 1e-06), 20 epochs", both]
+    )
+
+
+@pytest.mark.parametrize("table", [[], runs(REACHED, EPOCHS - 1), runs(REACHED, val_size=1000)])
+def test_a_control_without_its_counterpart_is_refused(table: list[Record]) -> None:
+    with pytest.raises(ValueError, match=r"^kerasnet/cifar10.*default settings.*decay=1e-06"):
+        controls_part(experiments(table + CONTROL))
