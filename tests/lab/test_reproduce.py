@@ -208,6 +208,20 @@ def test_both_accuracies_are_said_where_images_are_held_out(tmp_path: Path) -> N
     assert f"held-out images {record.val_accuracy[-1]:.2f} %" in result.stdout
 
 
+@pytest.mark.parametrize("command", [(*TRAIN, "--activation"), ("reproduce", COLUMN, "--seeds", "1", "--rows")])
+@pytest.mark.parametrize("decay", [0.0, 1e9])
+def test_a_learning_rate_that_falls_at_once_stops_the_training(
+    command: tuple[str, ...], decay: float, tmp_path: Path
+) -> None:
+    shared = ("--epochs", 3, "--lr", 1e-3, "--decay", decay, "--device", "cpu", "--output", tmp_path, "--quiet")
+    assert invoke(*command, "affine(identity,relu)", *shared).stderr == ""
+    (record,) = Records(tmp_path / "records.jsonl").read()
+    assert record.spec.decay == decay
+    start, first, *later = record.coefficients
+    assert start != first  # the first update is made at the full rate
+    assert all((point == first) == (decay > 0) for point in later)
+
+
 def test_more_seeds_add_to_what_is_there(tmp_path: Path) -> None:
     shared = ("reproduce", COLUMN, "--rows", "relu", "--epochs", 1, "--device", "cpu", "--output", tmp_path, "--quiet")
     assert invoke(*shared, "--seeds", 1).stderr == ""
@@ -222,6 +236,7 @@ def test_more_seeds_add_to_what_is_there(tmp_path: Path) -> None:
     [
         ((*TRAIN, "--activation", "swosh"), "'swosh' is no activation"),
         ((*TRAIN, "--lr", "-1"), "lr=-1.0: give a number"),
+        ((*TRAIN, "--decay", "nan"), "decay=nan: give a number"),
         ((*TRAIN, "--batch", "0"), "batch=0: give a whole number"),
         (
             (*TRAIN, "--seed", "999999999999999999999"),

@@ -32,6 +32,14 @@ EpochsOption = Annotated[
 ]
 BatchOption = Annotated[int | None, typer.Option(help="Pictures a step.", show_default="32; AlexNet: 256")]
 RateOption = Annotated[float | None, typer.Option(help="The learning rate.", show_default="0.0001; AlexNet: 0.01")]
+DecayOption = Annotated[
+    float | None,
+    typer.Option(
+        help="How fast the learning rate falls: to lr / (1 + decay * updates); AlexNet's to a tenth after every "
+        "1 / decay epochs.",
+        show_default="0.000001; AlexNet: 4.5 / epochs",
+    ),
+]
 ScaleOption = Annotated[float, typer.Option(help="The coefficients' learning rate, as a multiple of the others'.")]
 BfloatOption = Annotated[bool, typer.Option("--bfloat16", help="Compute products in bfloat16.")]
 OutputOption = Annotated[Path, typer.Option(help="The directory of the records; what is recorded is not run again.")]
