@@ -8,6 +8,7 @@ finds the activations of a model.
 
 from hullo.surgery.fold import fold
 from hullo.surgery.parameters import coefficient_dict, coefficient_parameters, parameter_groups
+from hullo.surgery.plot import plot
 from hullo.surgery.replace import replace_activations
 from hullo.surgery.restore import restore
 from hullo.surgery.sites import Site
@@ -20,6 +21,7 @@ __all__ = [
     "coefficient_parameters",
     "fold",
     "parameter_groups",
+    "plot",
     "replace_activations",
     "restore",
     "summary",

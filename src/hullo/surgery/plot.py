@@ -1,0 +1,121 @@
+"""plot: the learned functions of a model."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from hullo._compat import real_tensors
+from hullo.functional import combine
+from hullo.modules import Hull
+from hullo.surgery.survey import expect_model
+from hullo.surgery.untouched import Inputs, State, run, same_random_numbers
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_POINTS = 401
+_BINS = 60
+_KEPT = 2**16  # inputs per hull, for a histogram
+
+
+def plot(
+    model: nn.Module, *, example_inputs: Inputs | None = None, limits: tuple[float, float] = (-4.0, 4.0)
+) -> Figure:
+    """Draw the function of every hull of a model, one panel each.
+
+    A line is what the hull has become, a dashed one how it started. Of a hull with several groups, the line is the mean
+    over groups and a band reaches from the least to the largest. With `example_inputs`, a histogram shows which inputs
+    the hull gets.
+
+    Args:
+        model: any module with hulls; a single hull, too. It stays as it is.
+        example_inputs: what the model is given, as a tensor, a tuple or a dict; run in evaluation mode.
+        limits: the range of inputs to draw.
+
+    Returns:
+        A figure of matplotlib, which has to be installed; ``figure.savefig("hulls.png")`` writes it.
+
+    Raises:
+        ValueError: the model has no hulls, or the limits are not in order.
+
+    Example:
+        >>> import torch, hullo
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), hullo.AffineHull("identity", "relu"))
+        >>> figure = hullo.plot(model, example_inputs=torch.randn(16, 4))
+        >>> [axes.get_title() for axes in figure.axes][0]
+        '1: affine(identity,relu)'
+    """
+    expect_model("plot", model)
+    hulls = {name: module for name, module in model.named_modules() if isinstance(module, Hull)}
+    if not hulls:
+        raise ValueError("the model has no hulls to draw; replace_activations puts them in")
+    low, high = limits
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise ValueError(f"limits={limits!r}: give two finite numbers, the smaller one first")
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("plot needs matplotlib: pip install matplotlib") from error
+    seen = {} if example_inputs is None else _inputs(model, hulls, example_inputs)
+    columns = min(4, len(hulls))
+    rows = -(-len(hulls) // columns)
+    figure = Figure(figsize=(3.2 * columns, 2.6 * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).flatten()
+    for axes, (name, hull) in zip(panels, hulls.items(), strict=False):
+        _draw(axes, hull, limits, seen.get(name))
+        axes.set_title(f"{name}: {hull.spelling}" if name else hull.spelling, fontsize="small")
+    for axes in panels[len(hulls) :]:
+        axes.remove()
+    return figure
+
+
+def _draw(axes: Any, hull: Hull, limits: tuple[float, float], seen: Tensor | None) -> None:
+    if seen is not None and seen.numel():
+        beside = axes.twinx()
+        beside.hist(seen.clamp(*limits).numpy(), bins=_BINS, range=limits, color="0.85")
+        beside.set_yticks([])
+        axes.set_zorder(beside.get_zorder() + 1)
+        axes.patch.set_visible(False)
+    x, learned = _functions(hull, hull.coefficients.detach(), limits)
+    _, started = _functions(hull, hull.start, limits)
+    axes.plot(x, started.mean(0), "--", color="0.5", linewidth=1)
+    if len(learned) > 1:
+        axes.fill_between(x, learned.amin(0), learned.amax(0), alpha=0.3)
+    axes.plot(x, learned.mean(0))
+    axes.set_xlim(*limits)
+
+
+@real_tensors()
+def _functions(hull: Hull, coefficients: Tensor, limits: tuple[float, float]) -> tuple[Tensor, Tensor]:
+    """Return points, and the values there, a row for each group."""
+    x = torch.linspace(*limits, _POINTS, dtype=torch.float64)
+    rows = coefficients.double().cpu().reshape(hull.groups, -1)
+    return x, combine(x.expand(hull.groups, -1), rows, hull.bases, channel_dim=0)
+
+
+def _inputs(model: nn.Module, hulls: dict[str, Hull], given: Inputs) -> dict[str, Tensor]:
+    """Return the inputs that each hull gets, at most `_KEPT` of each call."""
+    seen: dict[str, list[Tensor]] = {name: [] for name in hulls}
+
+    def note(name: str) -> Any:
+        def hook(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+            (x,) = (*inputs, *named.values())
+            flat = x.detach().reshape(-1)
+            seen[name].append(flat[:: -(-flat.numel() // _KEPT) or 1].double().cpu())
+
+        return hook
+
+    state = State(model)
+    hooks = [hull.register_forward_pre_hook(note(name), with_kwargs=True) for name, hull in hulls.items()]
+    try:
+        with same_random_numbers(model), torch.no_grad():
+            run(model.eval(), given)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        state.restore()
+    return {name: torch.cat(parts) for name, parts in seen.items() if parts}

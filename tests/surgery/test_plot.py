@@ -1,0 +1,60 @@
+"""Figures show the functions that hulls compute, and the inputs that they get."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import hullo
+
+pytest.importorskip("matplotlib")
+
+
+def test_lines_are_the_function_and_its_start() -> None:
+    act = hullo.AffineHull("identity", "relu", "tanh", start="relu")
+    act.coefficients = [0.5, 1.0, -0.5]
+    (axes,) = hullo.plot(act, limits=(-2, 3)).axes
+    started, learned = axes.lines
+    x = torch.as_tensor(learned.get_xdata())
+    torch.testing.assert_close(torch.as_tensor(learned.get_ydata()).float(), act(x.float()).detach(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(torch.as_tensor(started.get_ydata()), x.relu())
+    assert axes.get_xlim() == (-2, 3)
+    assert axes.get_title() == "affine(identity,relu,tanh)"
+
+
+def test_a_band_reaches_over_all_groups() -> None:
+    act = hullo.LinearHull("identity", groups=3, start=[[-1.0], [0.5], [2.0]])
+    (axes,) = hullo.plot(act).axes
+    ((band,),) = ([collection.get_paths()[0].get_extents() for collection in axes.collections],)
+    assert (band.y0, band.y1) == (-8, 8)
+    torch.testing.assert_close(torch.as_tensor(axes.lines[1].get_ydata()[-1]).double(), torch.tensor(2.0).double())
+
+
+def test_a_histogram_counts_the_inputs_and_leaves_the_model_alone() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(1), hullo.AffineHull("identity", "relu"), nn.Dropout(), nn.Linear(1, 1))
+    model.append(hullo.AffineHull("identity", "tanh"))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    x = torch.linspace(-3, 3, 90)[:, None]
+    random = torch.get_rng_state()
+    figure = hullo.plot(model, example_inputs=x)
+    assert torch.equal(random, torch.get_rng_state())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert model.training
+    bars = [axes.patches for axes in figure.axes if axes.patches]
+    assert [sum(bar.get_height() for bar in panel) for panel in bars] == [90, 90]
+    taken = [bar.get_x() for bar in bars[0] if bar.get_height()]
+    assert min(taken) == pytest.approx(-3, abs=0.15)
+    assert not model[1]._forward_pre_hooks
+
+
+def test_each_hull_has_a_panel() -> None:
+    model = nn.Sequential(*(hullo.AffineHull("identity", "relu") for _ in range(5)))
+    assert [axes.get_title() for axes in hullo.plot(model).axes] == [f"{n}: affine(identity,relu)" for n in range(5)]
+
+
+def test_what_cannot_be_drawn_is_refused() -> None:
+    with pytest.raises(ValueError, match="no hulls to draw"):
+        hullo.plot(nn.Linear(1, 1))
+    with pytest.raises(ValueError, match=r"limits=\(3, 1\)"):
+        hullo.plot(hullo.AffineHull("relu"), limits=(3, 1))
