@@ -1,4 +1,4 @@
-"""The two hulls as Keras 3 layers, for its PyTorch, JAX and TensorFlow backends.
+"""The hulls as Keras 3 layers, for its PyTorch, JAX and TensorFlow backends, and tools for models that exist already.
 
 >>> import hullo.keras
 >>> hullo.keras.AffineHull(["identity", "relu", "tanh"])
@@ -15,5 +15,6 @@ except ImportError as error:
     ) from None
 
 from hullo.keras.layers import AffineHull, ConicHull, ConvexHull, LinearHull
+from hullo.keras.models import fold, replace_activations, summary
 
-__all__ = ["AffineHull", "ConicHull", "ConvexHull", "LinearHull"]
+__all__ = ["AffineHull", "ConicHull", "ConvexHull", "LinearHull", "fold", "replace_activations", "summary"]

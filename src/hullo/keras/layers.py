@@ -34,6 +34,7 @@ class Hull(keras.layers.Layer):  # type: ignore[misc]
         axis: int = -1,
         keep: str | None = None,
         strict: bool | None = None,
+        lr_scale: float = 1.0,
         **layer: Any,
     ) -> None:
         super().__init__(**layer)
@@ -42,8 +43,11 @@ class Hull(keras.layers.Layer):  # type: ignore[misc]
             raise TypeError(f"bases={given!r}: give a list, as in bases=['identity', 'relu', 'tanh']")
         if not isinstance(axis, int) or isinstance(axis, bool):
             raise ValueError(f"axis={axis!r}: give the index of the axis that holds the channels")
+        if not (isinstance(lr_scale, (int, float)) and 0 < lr_scale < float("inf")):
+            raise ValueError(f"lr_scale={lr_scale!r}: give a positive number; trainable=False freezes the coefficients")
         self.supports_masking = True
         self.start, self.groups, self.axis, self.strict = _plain(start), groups, axis, strict
+        self.lr_scale = float(lr_scale)
         # The same hull in PyTorch: it checks the arguments, and turns coefficients into raw numbers.
         self._in_torch = functools.partial(
             self.twin,
@@ -61,7 +65,7 @@ class Hull(keras.layers.Layer):  # type: ignore[misc]
         self.raw = self.add_weight(
             name="raw_coefficients",
             shape=tuple(twin.raw.shape),
-            initializer=lambda shape, dtype: ops.convert_to_tensor(_raw(twin), dtype),
+            initializer=lambda shape, dtype: ops.convert_to_tensor(_raw(twin) / self.lr_scale, dtype),
             # Half precision leaves the coefficients in float32: they are few, and their steps are small.
             dtype="float64" if self.variable_dtype == "float64" else "float32",
             autocast=False,
@@ -93,22 +97,28 @@ class Hull(keras.layers.Layer):  # type: ignore[misc]
 
     @property
     def coefficients(self) -> Array:
-        """N coefficients, or one row of them a group. They follow the raw numbers and are in the hull.
+        """N coefficients, or one row of them per group. They follow the raw numbers and are in the hull.
 
-        Assign N numbers, a row a group, or a base's name to set them; a value off the hull is refused.
+        Assign N numbers, a row per group, or a base's name to set them; a value off the hull is refused.
         """
         return self._coefficients(self.raw.dtype)
 
     @coefficients.setter
     def coefficients(self, value: Any) -> None:
-        self.raw.assign(_raw(self._in_torch(start=_plain(value))))
+        self.raw.assign(_raw(self._in_torch(start=_plain(value))) / self.lr_scale)
+
+    def to_torch(self) -> modules.Hull:
+        """Return the same hull as a module of PyTorch in float64, for questions such as :func:`hullo.is_monotone`."""
+        twin = self._in_torch()
+        twin.raw.data.copy_(torch.as_tensor(to_numpy(self.raw[...]) * self.lr_scale))
+        return twin
 
     def _coefficients(self, dtype: str) -> Array:
         raw = self.raw[...]  # a tensor: TensorFlow's custom gradients refuse variables
-        return COEFFICIENTS[self.keep](ops.cast(raw, dtype))
+        return COEFFICIENTS[self.keep](ops.cast(raw, dtype) * self.lr_scale)
 
     def get_config(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in ("start", "groups", "axis", "keep", "strict")}
+        own = {name: getattr(self, name) for name in ("start", "groups", "axis", "keep", "strict", "lr_scale")}
         return {**super().get_config(), "bases": [item.name for item in self.bases], **own}
 
     @property
@@ -116,7 +126,7 @@ class Hull(keras.layers.Layer):  # type: ignore[misc]
         return f"{self.spelling} {self.keep} groups={self.groups}"
 
     def save_own_variables(self, store: Any) -> None:
-        store["raw"] = self.raw
+        store["raw"] = self.raw * self.lr_scale
         store["meaning"] = np.frombuffer(self._meaning.encode(), dtype=np.uint8)
 
     def load_own_variables(self, store: Any) -> None:
@@ -124,7 +134,7 @@ class Hull(keras.layers.Layer):  # type: ignore[misc]
         meaning = np.asarray(store["meaning"]).tobytes().decode() if "meaning" in names else "another layer"
         if meaning != self._meaning:
             raise ValueError(f"{self.path} was saved by {meaning!r}; this layer is {self._meaning!r}")
-        self.raw.assign(store["raw"])
+        self.raw.assign(np.asarray(store["raw"]) / self.lr_scale)
 
     def __repr__(self) -> str:
         parts = [str([item.name for item in self.bases])]
@@ -132,6 +142,13 @@ class Hull(keras.layers.Layer):  # type: ignore[misc]
             if getattr(self, name) != default:
                 parts.append(f"{name}={getattr(self, name)!r}")
         return f"{type(self).__name__}({', '.join(parts)})"
+
+
+def to_numpy(tensor: Array) -> Any:
+    """Return a tensor of any backend as an array in float64."""
+    if isinstance(tensor, torch.Tensor):
+        tensor = tensor.detach().double().cpu().numpy()
+    return np.asarray(tensor, dtype=np.float64)
 
 
 def _plain(start: Any) -> Any:
@@ -159,6 +176,9 @@ class AffineHull(Hull):
         keep: how coefficients are kept in the hull, "recentred" or "free"; see :class:`hullo.Hyperplane`.
         strict: refuse bases that do not have value zero and slope one at the origin. By default convex and affine
             hulls do, conic and linear ones do not.
+        lr_scale: the variable of the layer is the raw numbers divided by this. So coefficients learn so many times as
+            fast as other weights with optimizers whose steps do not depend on the size of gradients, such as Adam,
+            AdamW and RMSprop; with SGD, the square of it as fast.
 
     Example:
         >>> import keras, hullo.keras

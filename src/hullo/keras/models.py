@@ -1,0 +1,231 @@
+"""Hulls in Keras models that exist already: put in, listed, taken out.
+
+Keras models are copied: a layer that is built takes no new weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import keras
+import numpy as np
+import torch
+from keras import ops
+from torch import Tensor
+
+from hullo.bases import Base, base, catalogued, resolve
+from hullo.keras.layers import AffineHull, Hull, to_numpy
+from hullo.matching import members
+from hullo.properties import known_as
+from hullo.span import express
+
+_PAPER = ("identity", "relu", "tanh")
+_GATES = frozenset({"sigmoid", "hardsigmoid", "softplus"})  # left alone: probabilities as often as activations
+_TOLERANCE = 2e-6
+
+_NATIVE: dict[str, Callable[..., Any]] = {
+    "identity": keras.activations.linear,
+    **{name: getattr(keras.activations, name) for name in ("relu", "relu6", "tanh", "elu", "selu", "gelu", "silu")},
+    **{name: getattr(keras.activations, name) for name in ("mish", "softplus", "softsign", "sigmoid", "celu")},
+}
+
+
+def replace_activations(
+    model: keras.Model, *, hull: type[Hull] = AffineHull, bases: Iterable[str | Base] | None = None, **options: Any
+) -> keras.Model:
+    """Return a copy of a model in which activations are hulls that start as the functions they replace.
+
+    Activation layers (``ReLU``, ``Activation("gelu")``) and the `activation` of other layers (``Dense``, ``Conv2D``)
+    are replaced, where they are a function of the catalogue. Left alone are ``linear``, ``softmax``, what serves as a
+    gate or a probability (``sigmoid``, ``hard_sigmoid``, ``softplus``), and the functions inside recurrent layers.
+
+    Args:
+        model: a Sequential or functional model that is built; left as it is.
+        hull: the class of the layers.
+        bases: the bases of every hull; by default identity, relu, tanh and, where it is no combination of these, the
+            function that was there.
+        options: other arguments of the layers, such as `keep` and `lr_scale`.
+
+    Raises:
+        ValueError: no activation can be replaced, or one is no combination of `bases`.
+
+    Example:
+        >>> import keras, hullo.keras
+        >>> layers = [keras.Input((4,)), keras.layers.Dense(8, activation="relu"), keras.layers.Dense(1)]
+        >>> model = hullo.keras.replace_activations(keras.Sequential(layers))
+        >>> model.layers[0].activation
+        AffineHull(['identity', 'relu', 'tanh'])
+    """
+    _check(model)
+
+    def swapped(function: Any, where: str) -> Hull | None:
+        found = None if isinstance(function, Hull) else _recognise(function)
+        if found is None or found.name == "identity" or found.name.partition("(")[0] in _GATES:
+            return None
+        chosen = _bases_for(found) if bases is None else resolve(bases, strict=False)
+        (start,) = express([found.function], [item.function for item in chosen])
+        if start is None:
+            spelled = ", ".join(item.name for item in chosen)
+            raise ValueError(f"{where} is {found.name}, which is no combination of {spelled}: add it to bases")
+        return hull([item.name for item in chosen], start=[round(c, 12) + 0.0 for c in start], strict=False, **options)
+
+    made = _cloned(model, swapped)
+    if not any(True for _ in _hulls(made)):
+        raise ValueError("no activation of the model can be replaced; it needs layers with one, such as Dense or ReLU")
+    return made
+
+
+def fold(model: keras.Model) -> keras.Model:
+    """Return a copy of a model in which hulls are constant.
+
+    A hull that has become one of Keras's activations, to 1e-6 in its coefficients, is that. Any other stays a hull that
+    does not train.
+
+    Args:
+        model: a Sequential or functional model; left as it is.
+
+    Example:
+        >>> import keras, hullo.keras
+        >>> act = hullo.keras.ConvexHull(["identity", "relu"], start="relu")
+        >>> hullo.keras.fold(keras.Sequential([keras.Input((4,)), keras.layers.Dense(8), act])).layers[1].activation
+        <function relu at ...>
+    """
+    _check(model)
+    if not any(True for _ in _hulls(model)):
+        raise ValueError("the model has no hulls to fold")
+
+    def folded(function: Any, where: str) -> Any:
+        if not isinstance(function, Hull):
+            return None
+        twin = function.to_torch()
+        known = known_as(twin)
+        answers = known if isinstance(known, list) else [known]
+        name = answers[0].name if answers[0] is not None and len({*answers}) == 1 else ""
+        if name.startswith("leaky_relu"):
+            return keras.layers.LeakyReLU(negative_slope=answers[0].slopes_at_zero[0])  # type: ignore[union-attr]
+        if name in _NATIVE:
+            return _NATIVE[name]
+        made = type(function).from_config({**function.get_config(), "trainable": False})
+        made.coefficients = twin.coefficients.detach().numpy()
+        return made
+
+    return _cloned(model, folded)
+
+
+def summary(model: keras.Model) -> str:
+    """Return a table of a model's hulls: where they are, their bases and their coefficients.
+
+    Example:
+        >>> import keras, hullo.keras
+        >>> act = hullo.keras.AffineHull(["identity", "relu"], name="act")
+        >>> print(hullo.keras.summary(keras.Sequential([keras.Input((4,)), act])))
+        act  affine(identity,relu)  0.5 0.5
+    """
+    rows = []
+    for where, layer in _hulls(model):
+        columns = np.atleast_2d(to_numpy(layer.coefficients)).T.tolist()
+        shown = [f"{min(c):.3g}" if min(c) == max(c) else f"{min(c):.3g}..{max(c):.3g}" for c in columns]
+        rows.append((where, layer.spelling, " ".join(shown)))
+    widths = [max((len(row[n]) for row in rows), default=0) for n in range(3)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def _check(model: Any) -> None:
+    if not isinstance(model, (keras.Sequential, keras.Model)) or not (
+        isinstance(model, keras.Sequential) or hasattr(model, "operations")
+    ):
+        raise TypeError(
+            f"got a {type(model).__name__}: give a Sequential or functional Keras model; in a model of your own code, "
+            "write the hulls where its activations are"
+        )
+    if not model.built:
+        raise ValueError(
+            "the model is not built yet, so its weights cannot be copied: give it a keras.Input, or call it"
+        )
+
+
+def _hulls(model: keras.Model) -> Iterable[tuple[str, Hull]]:
+    """Yield hulls, and the names of the layers that they are or that they are in."""
+    for layer in model._flatten_layers(include_self=False):
+        if isinstance(layer, Hull):
+            owner = next((o for o in model._flatten_layers() if getattr(o, "activation", None) is layer), layer)
+            yield owner.name, layer
+
+
+def _cloned(model: keras.Model, change: Callable[[Any, str], Any]) -> keras.Model:
+    """Copy a model, with other activations where `change` returns one for a function and the name of its layer."""
+    pairs = []
+
+    def clone(layer: Any) -> Any:
+        if not isinstance(layer, keras.layers.Layer):  # an operation such as a sum
+            return type(layer).from_config(layer.get_config())
+        made = _changed(layer, change)
+        pairs.append((layer, made))
+        return made
+
+    made = keras.models.clone_model(model, clone_function=clone, recursive=True)
+    for old, new in pairs:
+        if not isinstance(old, keras.Model):
+            inside = {id(weight) for part in _parts(old) for weight in part.weights}
+            kept = {id(weight) for part in _parts(new) for weight in part.weights}
+            values = [weight for weight in old.weights if id(weight) not in inside]
+            for weight, value in zip((w for w in new.weights if id(w) not in kept), values, strict=True):
+                weight.assign(value)
+            for part, before in zip(_parts(new), _parts(old), strict=False):
+                if part.get_config()["bases"] == before.get_config()["bases"]:
+                    part.raw.assign(before.raw)
+    return made
+
+
+def _parts(layer: Any) -> list[Hull]:
+    """Return the hull that a layer is, or that is its activation."""
+    return [part for part in (layer, getattr(layer, "activation", None)) if isinstance(part, Hull)]
+
+
+def _changed(layer: Any, change: Callable[[Any, str], Any]) -> Any:
+    config = layer.get_config()
+    is_activation = isinstance(layer, Hull) or (not layer.weights and _recognise(layer) is not None)
+    if is_activation:
+        new = change(layer, layer.name)
+        if new is None:
+            return type(layer).from_config(config)
+        made = new if isinstance(new, keras.layers.Layer) else keras.layers.Activation(new)
+        made.name = layer.name
+        return made
+    has_own = "activation" in config and not isinstance(layer, keras.layers.RNN)
+    new = change(layer.activation, layer.name) if has_own else None
+    return type(layer).from_config(config if new is None else {**config, "activation": new})
+
+
+def _recognise(function: Any) -> Base | None:
+    """Return the base that a function, or a layer without weights, computes; None if it is none."""
+    if isinstance(function, keras.layers.Layer) and not type(function).__module__.startswith("keras."):
+        return None
+    if isinstance(function, (keras.layers.InputLayer, keras.layers.Dropout)):
+        return None
+
+    def call(x: Tensor) -> Tensor:
+        given = ops.convert_to_tensor(x.reshape(1, -1).numpy().astype("float32"))
+        return torch.as_tensor(to_numpy(function(given)).copy()).reshape(-1)
+
+    x = torch.linspace(-12, 12, 1025, dtype=torch.float64)
+    try:
+        y = call(x)
+        candidates = [*catalogued(), *members(call, decimals=5)]
+    except Exception:  # it is not a function of any tensor
+        return None
+    if y.shape != x.shape:
+        return None
+    for item in candidates:
+        if bool(((item.function(x) - y).abs() <= _TOLERANCE * (1 + x.abs())).all()):
+            return base(item.name)
+    return None
+
+
+def _bases_for(found: Base) -> tuple[Base, ...]:
+    paper = resolve(_PAPER)
+    is_inside = express([found.function], [item.function for item in paper])[0] is not None
+    return paper if is_inside else (*paper, found)

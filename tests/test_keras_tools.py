@@ -1,0 +1,102 @@
+"""Keras models that exist already: hulls go in, are listed, learn at their own rate, and come out."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("keras")
+
+import keras
+
+import hullo
+import hullo.keras
+from keras_layers import numpy, without_array_warning
+
+pytestmark = without_array_warning
+layers = keras.layers
+
+
+def branching():
+    """A functional model with a nested one, activation layers, and activations of other layers."""
+    inner = keras.Sequential([keras.Input((6,)), layers.Dense(5, activation="silu"), layers.LeakyReLU(0.3)])
+    x = keras.Input((8, 8, 2))
+    y = layers.Conv2D(4, 3, activation="relu", name="conv")(x)
+    y = layers.BatchNormalization()(y)
+    y = layers.Activation("tanh", name="tanh")(layers.Flatten()(y))
+    y = inner(layers.Dense(6, activation="elu")(y)) + layers.Dense(5)(y)
+    return keras.Model(x, layers.Dense(3, activation="softmax")(y))
+
+
+def sample(*shape):
+    return np.random.default_rng(0).normal(size=shape).astype("float32")
+
+
+def test_a_swapped_model_computes_what_it_did_and_is_saved_and_loaded(tmp_path):
+    model, x = branching(), sample(2, 8, 8, 2)
+    swapped = hullo.keras.replace_activations(model)
+    np.testing.assert_allclose(numpy(swapped(x)), numpy(model(x)), rtol=1e-4, atol=1e-5)
+    table = hullo.keras.summary(swapped).splitlines()
+    assert len(table) == 5
+    assert table[0].split() == ["conv", "affine(identity,relu,tanh)", "0", "1", "0"]
+    assert "affine(identity,relu,tanh,silu)" in "".join(table)
+    swapped.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(numpy(loaded(x)), numpy(swapped(x)), rtol=1e-6, atol=1e-6)
+
+
+def test_fold_brings_keras_activations_back_and_freezes_mixtures():
+    model, x = branching(), sample(2, 8, 8, 2)
+    swapped = hullo.keras.replace_activations(model)
+    folded = hullo.keras.fold(swapped)
+    np.testing.assert_allclose(numpy(folded(x)), numpy(model(x)), rtol=1e-4, atol=1e-5)
+    assert hullo.keras.summary(folded) == ""
+    assert folded.count_params() == model.count_params()
+    swapped.get_layer("conv").activation.coefficients = [0.5, 0.25, 0.25]
+    mixed = hullo.keras.fold(swapped)
+    np.testing.assert_allclose(numpy(mixed(x)), numpy(swapped(x)), rtol=1e-4, atol=1e-5)
+    assert hullo.keras.summary(mixed) == "conv  affine(identity,relu,tanh)  0.5 0.25 0.25"
+    assert not mixed.get_layer("conv").activation.trainable_variables
+
+
+def test_recurrent_layers_and_gates_are_left_alone():
+    inputs = [keras.Input((4, 3)), layers.LSTM(5), layers.Dense(4, activation="relu"), layers.Dense(1, "sigmoid")]
+    swapped = hullo.keras.replace_activations(keras.Sequential(inputs), bases=["identity", "relu"])
+    assert len(hullo.keras.summary(swapped).splitlines()) == 1
+    assert swapped.layers[1].activation.spelling == "affine(identity,relu)"
+
+
+def test_what_cannot_be_swapped_is_refused():
+    plain = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
+    with pytest.raises(ValueError, match="no activation of the model can be replaced"):
+        hullo.keras.replace_activations(plain)
+    with pytest.raises(ValueError, match="no hulls to fold"):
+        hullo.keras.fold(plain)
+    with pytest.raises(ValueError, match="not built"):
+        hullo.keras.replace_activations(keras.Sequential([layers.Dense(2, activation="relu")]))
+    with pytest.raises(ValueError, match=r"is gelu, .* relu, tanh"):
+        hullo.keras.replace_activations(
+            keras.Sequential([keras.Input((4,)), layers.Dense(2, activation="gelu")]), bases=["relu", "tanh"]
+        )
+    with pytest.raises(TypeError, match="Dense"):
+        hullo.keras.replace_activations(layers.Dense(2))
+
+
+@pytest.mark.parametrize("scale", [1.0, 10.0])
+def test_coefficients_move_as_many_times_as_fast_as_asked(scale, tmp_path):
+    act = hullo.keras.LinearHull(["identity"], start=[1.0], lr_scale=scale)
+    model = keras.Sequential([keras.Input((4,)), act])
+    model.compile(keras.optimizers.Adam(1e-3), "mse")
+    x = sample(8, 4)
+    model.fit(x, 3 * x, epochs=1, batch_size=8, verbose=0)
+    assert numpy(act.coefficients)[0] == pytest.approx(1 + 1e-3 * scale, rel=1e-4)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras").layers[0]
+    assert numpy(loaded.coefficients)[0] == pytest.approx(1 + 1e-3 * scale, rel=1e-4)
+    with pytest.raises(ValueError, match="lr_scale=0"):
+        hullo.keras.LinearHull(["identity"], lr_scale=0)
+
+
+def test_a_layer_as_a_module_has_its_numbers_and_answers():
+    act = hullo.keras.ConvexHull(["identity", "relu"], start=[[0.25, 0.75], [1.0, 0.0]], groups=2, lr_scale=4)
+    twin = act.to_torch()
+    np.testing.assert_allclose(twin.coefficients.tolist(), [[0.25, 0.75], [1, 0]])
+    assert [item.name for item in hullo.known_as(twin)] == ["leaky_relu(0.25)", "identity"]
