@@ -7,6 +7,7 @@ finds the activations of a model.
 """
 
 from hullo.surgery.fold import fold
+from hullo.surgery.learned import load_hulls, save_hulls
 from hullo.surgery.parameters import coefficient_dict, coefficient_parameters, parameter_groups
 from hullo.surgery.plot import plot
 from hullo.surgery.replace import replace_activations
@@ -20,9 +21,11 @@ __all__ = [
     "coefficient_dict",
     "coefficient_parameters",
     "fold",
+    "load_hulls",
     "parameter_groups",
     "plot",
     "replace_activations",
     "restore",
+    "save_hulls",
     "summary",
 ]

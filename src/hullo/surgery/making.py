@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from hullo.bases import Base, resolve
 from hullo.modules import AffineHull, Hull, LinearHull, Start
 from hullo.surgery.recognise import Known
+from hullo.surgery.rewrite.reach import hooks_of
 from hullo.surgery.sites import Site
 
 Channels = tuple[int, int]  # the number of groups and the dimension of the channels
+Share = str | Callable[[Site], Hashable]
 Factory = type[Hull] | Callable[[Site], Hull]
 
 _PAPER = ("identity", "relu", "tanh")
@@ -31,6 +33,7 @@ class Recipe:
     groups: int | str = 1
     channel_dim: int | None = None
     keep: str | None = None
+    share: Share | None = None
 
     def make(self, model: nn.Module, sites: Iterable[Site], channels: Mapping[str, Channels]) -> dict[str, Hull]:
         """Make a hull for each site.
@@ -43,7 +46,12 @@ class Recipe:
         """
         modules = dict(model.named_modules())
         made: dict[str, Hull] = {}
+        shared: dict[Hashable, Hull] = {}
         for site in sites:
+            key = self._key(site, channels.get(site.name))
+            if key is not None and key in shared:
+                made[site.name] = shared[key]
+                continue
             like = nearby_tensor(modules, site)
             if self.hull is None or (isinstance(self.hull, type) and issubclass(self.hull, Hull)):
                 made[site.name] = self._made(self.hull, site, channels.get(site.name), like)
@@ -53,7 +61,25 @@ class Recipe:
                 )
             else:
                 made[site.name] = _made_by(self.hull, site, made.values()).to(like.device)
+            if key is not None:
+                shared[key] = made[site.name]
         return made
+
+    def _key(self, site: Site, channels: Channels | None) -> Hashable:
+        """Return what sites have in common that share a hull; None for a site with a hull of its own."""
+        if self.share is None:
+            return None
+        if self.share not in ("model", "block") and not callable(self.share):
+            raise ValueError(f"share={self.share!r}: give 'model', 'block', or a function of a site")
+        common = self.share(site) if callable(self.share) else _block(site.name) if self.share == "block" else ""
+        if common is None:
+            return None
+        if site.module is not None and (site.module._backward_hooks or any(True for _ in hooks_of(site.module))):
+            raise ValueError(
+                f"{site.name} has hooks, and a shared hull would call them for all its places; leave it out"
+            )
+        in_place = site.reading is not None and site.reading.in_place
+        return common, site.known, in_place, channels
 
     def _made(self, hull: type[Hull] | None, site: Site, channels: Channels | None, like: Tensor) -> Hull:
         groups, channel_dim = channels or (self.groups, 1 if self.channel_dim is None else self.channel_dim)
@@ -83,6 +109,14 @@ class Recipe:
         return (hull or AffineHull)(*found, start=start, **options, strict=False, device=like.device, dtype=dtype)
 
 
+def _block(name: str) -> str:
+    """Return the numbered module that a site is in, such as ``layers.0`` of ``layers.0.mlp.act``."""
+    parts = name.split(".")[:-1]
+    while parts and not parts[-1].isdigit():
+        parts.pop()
+    return ".".join(parts)
+
+
 def starts_alike(hull: Hull, site: Site) -> bool:
     """Return whether a hull computes what is at its site."""
     wanted = site.known.coefficients(hull.bases)
@@ -108,7 +142,7 @@ def _made_by(factory: Any, site: Site, others: Iterable[Hull]) -> Hull:
     if not isinstance(made, Hull):
         raise TypeError(f"hull made {made!r} for {site.name}; it has to make an AffineHull or a ConvexHull")
     if any(made is other or made.raw is other.raw for other in others):
-        raise ValueError(f"hull made the same hull again for {site.name}; each site needs its own")
+        raise ValueError(f"hull made the same hull again for {site.name}; give each site its own, or share='model'")
     return made
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from hullo.bases import Base, names
 from hullo.modules import Hull, Start
 from hullo.surgery.compare import Comparison
-from hullo.surgery.making import Channels, Factory, Recipe, starts_alike
+from hullo.surgery.making import Channels, Factory, Recipe, Share, starts_alike
 from hullo.surgery.optimizers import expect_optimizer
 from hullo.surgery.parametric import COMBINATIONS
 from hullo.surgery.recognise import AMBIGUOUS
@@ -37,6 +37,7 @@ def replace_activations(
     groups: int | str = 1,
     channel_dim: int | None = None,
     keep: str | None = None,
+    share: Share | None = None,
     example_inputs: Inputs | None = None,
 ) -> nn.Module:
     r"""Turn the activations of a model into hulls that start as the functions they replace.
@@ -73,6 +74,10 @@ def replace_activations(
             each site from the operations that made its input: 1 after a convolution, -1 after a linear layer, moved by
             what permutes and reshapes in between. Where they do not tell, an error says so.
         keep: how coefficients are kept in the hull, as in :class:`hullo.AffineHull`.
+        share: which sites have one hull in common, whose gradients add up: ``"model"`` all of them, ``"block"`` those
+            in the same numbered module, such as ``layers.0``, or those for which a function of a
+            :class:`hullo.surgery.Site` returns the same; None is a hull of its own. Sites with different functions
+            never share one.
         example_inputs: what the model is given, as a tensor, a tuple or a dict, to compare outputs and to count
             channels. The runs leave no trace in the model or in the random numbers. Hulls that do not start as what
             they replace are compared by hulls that do.
@@ -94,7 +99,7 @@ def replace_activations(
     sites = survey(model)
     hulls = [name or "the model" for name, module in model.named_modules() if isinstance(module, Hull)]
     chosen = _choose(sites, hulls, where, functions)
-    recipe = Recipe(hull, bases, start, groups, channel_dim, keep)
+    recipe = Recipe(hull, bases, start, groups, channel_dim, keep, share)
     if example_inputs is None and (groups == "channels" or (groups != 1 and channel_dim is None)):
         raise ValueError(
             f"groups={groups!r} takes example_inputs, to find and to count the channels; or give groups as a number "
@@ -136,8 +141,9 @@ def _swap_and_compare(
         _check(model, net, undo)
     else:
         net.try_out(model)
-    for site in chosen:
-        vars(made[site.name])["compared"] = net.modes if site.name in net.shapes else NOT_REACHED
+    reached = {made[site.name] for site in chosen if site.name in net.shapes}
+    for shared in set(made.values()):
+        vars(shared)["compared"] = net.modes if shared in reached else NOT_REACHED
 
 
 def _check(model: nn.Module, net: Comparison, undo: Undo) -> None:

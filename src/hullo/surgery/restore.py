@@ -56,11 +56,13 @@ def restore(model: nn.Module, state_dict: Mapping[str, Any]) -> nn.Module:
     modules = dict(model.named_modules())
     present = {name for name, module in modules.items() if isinstance(module, Hull)}
     places = _places(list(saved), [*by_name, *present])
-    made = {
-        places[name]: _made(own, numbers, nearby_tensor(modules, by_name[places[name]]))
-        for name, (own, numbers) in saved.items()
-        if places[name] not in present
-    }
+    made: dict[str, Hull] = {}
+    shared: dict[tuple[int, str], Hull] = {}  # a hull in several places is one tensor under several names
+    for name, (own, numbers) in saved.items():
+        if (place := places[name]) not in present:
+            key = (numbers.data_ptr(), own)
+            known = shared.get(key) if key[0] else None
+            made[place] = shared[key] = known or _made(own, numbers, nearby_tensor(modules, by_name[place]))
     undo = Undo(model)
     try:
         swap(model, sites, made)

@@ -1,0 +1,122 @@
+"""One hull for several places, and what was learned in a file of names and numbers."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hullo
+from made_hulls import every_hull, uneven
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.act, self.down, self.out = nn.Linear(4, 6), nn.GELU(), nn.Linear(6, 4), nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.down(torch.nn.functional.gelu(self.act(self.up(x)))))
+
+
+def made() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(Block(), Block(), nn.Linear(4, 1))
+
+
+@pytest.mark.parametrize(
+    ("share", "count"),
+    [(None, 6), ("model", 2), ("block", 4), (lambda site: "act" if site.name.endswith(".act") else None, 5)],
+)
+def test_places_share_hulls_and_the_model_computes_what_it_did(share: Any, count: int) -> None:
+    x = torch.randn(3, 4)
+    expected = made()(x)
+    model = hullo.replace_activations(made(), share=share, example_inputs=x)
+    torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
+    assert len(hullo.coefficient_parameters(model)) == count
+    assert "not compared" not in str(hullo.summary(model))
+
+
+def test_gradients_of_a_shared_hull_are_the_sum_of_those_of_its_places() -> None:
+    x = torch.randn(5, 4, dtype=torch.float64)
+    alone = hullo.replace_activations(made().double())
+    shared = hullo.replace_activations(made().double(), share="model")
+    for model in (alone, shared):
+        model(x).square().sum().backward()
+    sums = sum(alone.get_submodule(name).raw.grad for name in ("0.act", "0.gelu_1", "1.act", "1.gelu_1"))
+    torch.testing.assert_close(shared.get_submodule("0.act").raw.grad, sums)
+    assert shared.get_submodule("0.act") is shared.get_submodule("1.gelu_1")
+
+
+def test_shared_hulls_stay_shared_in_copies_checkpoints_and_folded_models(tmp_path: Path) -> None:
+    model, x = hullo.replace_activations(made(), share="model"), torch.randn(3, 4)
+    for parameter in hullo.coefficient_parameters(model):
+        parameter.data.add_(0.1 * torch.rand_like(parameter))
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    saved = torch.load(tmp_path / "model.pt", weights_only=True)
+    restored = hullo.restore(made(), saved)
+    restored.load_state_dict(saved)
+    for twin in (copy.deepcopy(model), restored):
+        assert len(hullo.coefficient_parameters(twin)) == 2
+        torch.testing.assert_close(twin(x), model(x), rtol=0, atol=0)
+    torch.testing.assert_close(hullo.fold(model)(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_what_cannot_be_shared_is_refused() -> None:
+    with pytest.raises(ValueError, match="share='layer': give 'model', 'block'"):
+        hullo.replace_activations(made(), share="layer")
+    model = made()
+    model[0].act.register_forward_hook(lambda *_: None)
+    with pytest.raises(ValueError, match=r"0\.act has hooks"):
+        hullo.replace_activations(model, share="model")
+
+
+@every_hull
+@pytest.mark.parametrize("groups", [1, 3])
+def test_saved_hulls_are_loaded_with_their_coefficients(
+    hull: type[hullo.Hull], keep: str, groups: int, tmp_path: Path
+) -> None:
+    act = uneven(hull, keep, groups, channel_dim=-1)
+    hullo.save_hulls(nn.Sequential(nn.Linear(2, 2), act), tmp_path / "hulls.json")
+    (loaded,) = hullo.load_hulls(tmp_path / "hulls.json").values()
+    x = torch.randn(4, 6)
+    torch.testing.assert_close(loaded(x), act(x), rtol=1e-5, atol=1e-6)
+    assert loaded.raw_name == act.raw_name
+    assert loaded.raw.requires_grad
+    (frozen,) = hullo.load_hulls(tmp_path / "hulls.json", trainable=False).values()
+    assert not frozen.raw.requires_grad
+
+
+def test_saved_hulls_start_another_model(tmp_path: Path) -> None:
+    model = hullo.replace_activations(made())
+    model[0].act.coefficients = [0.5, 0.25, 0.25, 0.0]
+    hullo.save_hulls(model, tmp_path / "hulls.json")
+    hulls = hullo.load_hulls(tmp_path / "hulls.json", trainable=False)
+    other = hullo.replace_activations(made(), hull=lambda site: hulls[site.name], example_inputs=torch.randn(2, 4))
+    assert hullo.coefficient_dict(other) == pytest.approx(hullo.coefficient_dict(model))
+    assert not any(parameter.requires_grad for parameter in hullo.coefficient_parameters(other))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '{"format": "other"}', '{"format": "hullo hulls, version 1", "hulls": {"a": {}}}']
+)
+def test_another_file_is_refused_by_its_name(text: str, tmp_path: Path) -> None:
+    (tmp_path / "other.json").write_text(text)
+    with pytest.raises(ValueError, match=r"other\.json is no file of save_hulls"):
+        hullo.load_hulls(tmp_path / "other.json")
+
+
+def test_a_failed_save_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "hulls.json"
+    hullo.save_hulls(hullo.AffineHull("identity", "relu"), path)
+    before = path.read_text()
+    with pytest.raises(ValueError, match="no hulls to save"):
+        hullo.save_hulls(nn.Linear(1, 1), path)
+    assert path.read_text() == before
+    assert json.loads(before)["hulls"][""]["bases"] == ["identity", "relu"]
+    assert [item.name for item in tmp_path.iterdir()] == ["hulls.json"]
