@@ -55,12 +55,12 @@ def combine(
     return apply(x, coefficients, Plan(found, way("given"), channel_dim), backend)
 
 
-def apply(x: Tensor, raw: Tensor, plan: Plan, backend: str | None = None) -> Tensor:
-    """`combine` over raw numbers, for those who hold a plan: the modules."""
+def apply(x: Tensor, raw: Tensor, plan: Plan, backend: str | None = None, hull: object = None) -> Tensor:
+    """`combine` over raw numbers, for those who hold a plan: the modules. Errors say what a hull knows to avoid them."""
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.layout is not torch.strided or x.is_nested:
         if isinstance(x, fx.Proxy):  # torch.fx follows code with these in the places of tensors
             return apply_spelled(x, raw, *plan.spelled, backend)
-        raise TypeError(_why_not(x))
+        raise TypeError(_why_not(x) + getattr(hull, "how_to_avoid", ""))
     if raw.device != x.device and "meta" not in (raw.device.type, x.device.type):
         raise ValueError(f"x is on {x.device} and the coefficients on {raw.device}; move both to one device with .to()")
     if raw.dim() == 2:
@@ -85,7 +85,10 @@ def _why_not(x: object) -> str:
     if not isinstance(x, Tensor):
         return f"x must be a floating-point tensor, got {type(x).__name__}; torch.as_tensor(x) makes one of numbers"
     if x.is_nested:
-        return "x must be a dense tensor, got a nested one; torch.nested.to_padded_tensor(x, 0.0) makes it dense"
+        return (
+            "x must be a dense tensor, got a nested one; torch.nested.to_padded_tensor(x, 0.0) makes it dense. For layers "
+            "of an nn.TransformerEncoder, replace the activations of the whole encoder"
+        )
     if x.layout is not torch.strided:
         return f"x must be a dense tensor, got one of layout {x.layout}; x.to_dense() makes it dense"
     if x.is_complex():

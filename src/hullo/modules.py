@@ -70,7 +70,7 @@ class Hull(nn.Module):
         return hull
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (PyTorch's name, by which it may be called)
-        return apply(input, self.raw, self.plan)
+        return apply(input, self.raw, self.plan, hull=self)
 
     def reset_parameters(self) -> None:
         """Set the coefficients back to those the hull started with, also after `to_empty`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import types
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,12 +13,14 @@ from hullo.surgery.rewrite.write import rewritten
 from hullo.surgery.untouched import collect
 
 _PROBE = "_hullo_probe"
-_LOCKS = (type(threading.Lock()), type(threading.RLock()))
+_SHARED = (type(threading.Lock()), type(threading.RLock()), types.ModuleType)
 _HOOKS = ("__deepcopy__", "__copy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")
 
 
 def copied(model: nn.Module) -> nn.Module:
-    """Return a copy of a model; locks are shared, and tensors with a history lose it, which copy.deepcopy refuses.
+    """Return a copy of a model.
+
+    What copy.deepcopy refuses is copied too: locks and Python modules are shared, tensors with a history lose it.
 
     Raises:
         TypeError: something in it cannot be copied.
@@ -25,8 +28,8 @@ def copied(model: nn.Module) -> nn.Module:
     found: dict[int, Any] = {}
     for module in model.modules():
         collect(vars(module), found)
-    locks = [thing for module in model.modules() for thing in vars(module).values() if isinstance(thing, _LOCKS)]
-    memo: dict[int, Any] = {id(lock): lock for lock in locks}
+    shared = [thing for module in model.modules() for thing in vars(module).values() if isinstance(thing, _SHARED)]
+    memo: dict[int, Any] = {id(thing): thing for thing in shared}
     for thing in found.values():
         if isinstance(thing, Tensor) and not thing.is_leaf:
             memo[id(thing)] = thing.detach().clone()

@@ -114,14 +114,18 @@ def _held_attribute(kind: type, name: str) -> _Held:
 
 
 def _held_container(item: Any) -> _Held:
-    before = item.copy()
+    def parts() -> Any:
+        """Return the parts in a plain container: the copy() and the item access of another may run code."""
+        return dict(item.items()) if isinstance(item, dict) else list(item) if isinstance(item, list) else set(item)
+
+    before = parts()
 
     def put_back() -> None:
-        if not _same(item, before, 1):
+        if not _same(parts(), before, 1):
             item.clear()
             (item.extend if isinstance(item, list) else item.update)(before)
 
-    return _Held(item.copy, before, put_back)
+    return _Held(parts, before, put_back)
 
 
 def _held_tensor(item: Tensor) -> _Held:
@@ -173,7 +177,8 @@ def _same(a: Any, b: Any, depth: int) -> bool:
     if depth == 0:
         return True
     if isinstance(a, Mapping):
-        return a.keys() == b.keys() and all(_same(a[key], b[key], depth - 1) for key in a)
+        mine, others = dict(a.items()), dict(b.items())
+        return mine.keys() == others.keys() and all(_same(mine[key], others[key], depth - 1) for key in mine)
     if isinstance(a, Set):
         return len(a) == len(b)
     if isinstance(a, Sequence):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,7 +14,7 @@ from hullo.modules import Hull
 from hullo.surgery.copies import loses_children
 from hullo.surgery.rewrite.calls import Findings
 from hullo.surgery.rewrite.mentions import code_of
-from hullo.surgery.rewrite.reach import Reach, hooks_of
+from hullo.surgery.rewrite.reach import Reach, held_by, hooks_of
 from hullo.surgery.rewrite.write import Rewritten
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -39,7 +40,7 @@ class Limits:
         self._tied = {(id(kept[0]), kept[1]): why for item in found for kept, why in item.tied}
         self._exact = {cls for item in found for cls in item.exact}
         self._tested = [test for item in found for test in item.tested]
-        self._walked: dict[str, dict[int, str]] = {"children": {}, "modules": {}, "parameters": {}}
+        self._walked: dict[str, dict[int, str]] = {"children": {}, "modules": {}, "parameters": {}, "text": {}}
         self._anything: dict[str, str] = {}
         for module, kind, where in [*(walk for item in found for walk in item.walked), *walks]:
             if module is None:
@@ -51,6 +52,9 @@ class Limits:
         for module in model.modules():
             if why := loses_children(module):
                 self._lost |= {id(part): why for part in module.modules()}
+        held = [(module, item) for module in model.modules() for item in held_by(module)]
+        owned = [(holder, name, thing.__self__ if inspect.ismethod(thing) else thing) for holder, (name, thing) in held]
+        self._held = {id(thing): name for holder, name, thing in owned if thing is not holder}
 
     def of_kept(self, keeper: nn.Module, name: str) -> str:
         """Return why something that a module keeps has to stay as it is; empty if a hull can take its place."""
@@ -62,7 +66,11 @@ class Limits:
             return self._tied[id(keeper), name]
         if self._assigned.has(keeper, name):
             return f"a forward assigns {name}"
+        if name in vars(keeper) and any(name in vars(cls) for cls in type(keeper).__mro__):
+            return f"its class has a {name} too, which would be found before a hull"
         thing = keeper._modules.get(name)
+        if id(thing) in self._held:
+            return f"the attribute {self._held[id(thing)]} holds it too, as it is"
         if thing is not None and any(_asks_for_types(hook) for hook in hooks_of(thing)):
             return "a hook on it asks what type it has"
         for kinds, where in self._tested:
@@ -96,6 +104,8 @@ class Limits:
 
     def _of_parameters(self, keeper: nn.Module) -> str:
         why = self._lost.get(id(keeper), "")
+        if where := self._walked["text"].get(id(keeper)):
+            return why or f"the code turns a module around it into text, where a hull would show ({where})"
         if where := self._walked["parameters"].get(id(keeper)) or self._anything.get("parameters"):
             return why or f"the code goes through the parameters, and a hull would add one ({where})"
         return why

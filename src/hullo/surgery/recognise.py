@@ -176,12 +176,19 @@ def _read_copies(module: nn.Module) -> Reading | None:
     return readings[0]
 
 
+_USUAL = frozenset({
+    "__repr__", "__new__", "__init_subclass__", "__class_getitem__", "__slots__", "__orig_bases__", "__parameters__",
+    "__abstractmethods__", "__setstate__", "__getstate__", *vars(nn.ReLU),
+})  # fmt: skip
+
+
 def _why_not(module: nn.Module) -> str:
     """Return why no hull can stand in for a module that does what a base does; an empty string if one can."""
     if "forward" in vars(module):
         return "its forward is set on the module itself, not in its class"
-    if type(module).__call__ is not nn.Module.__call__:
-        return "its class has a __call__ of its own"
+    own = [name for cls in type(module).__mro__ if cls not in nn.Module.__mro__ for name in vars(cls)]
+    if special := sorted({name for name in own if name.startswith("__")} - _USUAL):
+        return f"its class has a {special[0]} of its own"
     parameters = list(inspect.signature(type(module).forward).parameters)[2:]
     return f"its forward takes more than one argument: {', '.join(parameters)}" if parameters else ""
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from hullo.surgery.recognise import Known, Reading
 from hullo.surgery.rewrite.calls import Call
-from hullo.surgery.rewrite.write import put_children
+from hullo.surgery.rewrite.write import Turns, put_children
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +76,7 @@ def put(keeper: nn.Module, name: str, module: nn.Module, key: str = "") -> None:
         keeper.activation_relu_or_gelu = fused.get(type(module), 0)
     if key:
         turns = keeper._modules.get(name)
-        turns = turns if isinstance(turns, nn.ModuleDict) else nn.ModuleDict()
+        turns = turns if isinstance(turns, Turns) else Turns()
         turns[key] = module
         module = turns
     put_children(keeper, {name: module})

@@ -67,7 +67,7 @@ class _Survey:
         reach = Reach(model)
         readable = [module for module in self.owners if _has_own_code(module)]
         findings = {id(module): read_forward(module, reach.assigned) for module in readable}
-        entered = {entry for found in findings.values() for entry in found.entered}
+        entered = {entry for found in findings.values() for entry in found.entered} | reach.assigned.bound.keys()
         names = {call.kept[1] for found in findings.values() for call in found.calls if call.kept is not None}
         for module in readable:
             read_aside(module, findings[id(module)], entered, names, reach.assigned)

@@ -84,7 +84,12 @@ def _settle(hull: Hull, site: Site, first: bool) -> None:
         change_input(hull)
     places = list(dict.fromkeys(call.place for call in site.calls)) if site.place else []
     called = f" in {' and '.join(places)}" if places else ""
-    vars(hull)["replaced"] = type(site.module).__name__ if site.module else site.function + called
+    replaced = type(site.module).__name__ if site.module else site.function + called
+    vars(hull)["replaced"] = replaced
+    vars(hull)["how_to_avoid"] = (
+        f" (the hull {site.name} took the place of {replaced}; to leave that as it is, replace the activations of the "
+        f"model as it was with where=lambda site: site.name != {site.name!r})"
+    )
     source = site.module or site.home.keeper  # type: ignore[union-attr]
     hull.train(source.training)
     if site.module is not None:

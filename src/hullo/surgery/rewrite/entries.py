@@ -32,13 +32,19 @@ def read_forward(owner: nn.Module, assigned: Assigned) -> Findings:
             raise LookupError("it is set on the module itself, not in its class")
         if isinstance(owner, torch.fx.GraphModule):
             raise LookupError("it is made from a traced graph; replace before tracing")
-        for name in ("forward", "__call__"):
-            if method(mro, name)[0] is not nn.Module:
-                Reader(findings, body_of(owner, mro, name), findings.seen, assigned, {ENTRY: id(owner)}).read()
+        idle = ""
+        for name in ("__call__", "_wrapped_call_impl", "_call_impl", "forward"):  # each may call the next by its name
+            home, _, function = method(mro, name)
+            if home is not nn.Module and inspect.unwrap(function) not in findings.seen:
+                idle = "" if (id(owner), "forward") in findings.entered else idle
+                body = body_of(owner, mro, name, assigned)
+                Reader(findings, body, findings.seen, assigned, {ENTRY: id(owner)}, idle).read()
+                idle = f"{name} does not call it"
     except LookupError as error:
-        forward = inspect.unwrap(vars(owner).get("forward", method(mro, "forward")[2]))
+        wrapper = vars(owner).get("forward", method(mro, "forward")[2])
+        forward = inspect.unwrap(wrapper)
         findings = Findings(unread=f"the code of {type(owner).__qualname__}.forward cannot be changed: {error}")
-        if code_of(forward) is None or _mentions_by_methods(owner, forward):
+        if code_of(forward) is None or any(_mentions_by_methods(owner, item) for item in (wrapper, forward)):
             where = f"{type(owner).__qualname__}.forward"
             findings.missed.append(Missed(where, "calls of functions", str(error)))
     return findings
@@ -80,13 +86,15 @@ def read_aside(
         idle = "" if (id(owner), name) in entered else f"forward does not call {name}"
         if idle and words.isdisjoint(_words(owner, function)) and not _mentions_by_methods(owner, function):
             continue
-        body, aside = body_of(owner, type(owner).__mro__, name), Findings()
+        aside = Findings()
         try:
+            body = body_of(owner, type(owner).__mro__, name, assigned)
             Reader(aside, body, findings.seen, assigned, {ENTRY: (id(owner), name)}, idle).read()
         except LookupError as error:
-            findings.unreadable |= set(body.function.__code__.co_names)
-            if mentions_activation(body.function):
-                findings.missed.append(Missed(body.function.__qualname__, "an activation", str(error)))
+            plain = inspect.unwrap(function)
+            findings.unreadable |= set(plain.__code__.co_names)
+            if mentions_activation(plain):
+                findings.missed.append(Missed(plain.__qualname__, "an activation", str(error)))
             continue
         findings.visits |= aside.visits
         findings.recursive |= aside.recursive

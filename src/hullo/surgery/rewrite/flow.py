@@ -12,6 +12,7 @@ from hullo.surgery.rewrite.paths import OF_FUNCTION, OF_LOOP, OF_TURN, OFF, Bran
 from hullo.surgery.rewrite.source import position
 from hullo.surgery.rewrite.values import LONGEST, UnknownError, Value
 
+_NO_TURNS = "as the model is set up, the loop around it has no turns"
 _OPEN_LOOP = "it is called in a loop whose length depends on the input"
 INNER = "it is called in a function inside a function"
 
@@ -50,6 +51,9 @@ class Flow(Branches):
             self.scope.forget(target)
             self.numbers.assign(target, hash(("loop", position(source))))
             with self.troubled(_OPEN_LOOP), self.on_branch({}):
+                read()
+        elif not values:
+            with self.on_branch({}, idle=_NO_TURNS):
                 read()
         for turn, value in enumerate(values or ()):
             self.rest[-1] = Rest(OF_TURN)

@@ -48,8 +48,10 @@ def _mentions(function: types.FunctionType) -> bool:
         if names & NAMES or ("getattr" in names and constants & NAMES):
             return True
         values = [item.__globals__[name] for name in names if name in item.__globals__] + list(_from_around(item))
-        if any(is_activation_or_holds_one(value) for value in values):
+        parts = [part for value in values for part in _parts_of(value)]
+        if any(_is_activation(part) for part in parts):
             return True
+        values += [part.forward for part in parts if _is_module_class(part)]
         helpers = {code for value in values if (code := code_of(value)) is not None} - seen
         waiting += helpers
         seen |= helpers
@@ -83,20 +85,33 @@ def _from_around(function: types.FunctionType) -> Iterator[Any]:
 
 def is_activation_or_holds_one(value: Any) -> bool:
     """Return whether something is an activation, a class of them, or a collection with one in it."""
+    return any(
+        _is_activation(part) or (_is_module_class(part) and mentions_activation(part.forward))
+        for part in _parts_of(value)
+    )
+
+
+def _parts_of(value: Any) -> list[Any]:
+    """Return what a collection holds, or a thing itself; of a class and its arguments, as in tables, the class."""
     if isinstance(value, Mapping):
-        return any(_is_activation(item) for item in value.values())
-    if isinstance(value, (nn.ModuleList, nn.ModuleDict)):
-        return any(_is_activation(item) for item in value.children())
-    return any(_is_activation(item) for item in (value if isinstance(value, (list, tuple)) else [value]))
+        parts = list(value.values())
+    elif isinstance(value, (nn.ModuleList, nn.ModuleDict)):
+        parts = list(value.children())
+    else:
+        parts = list(value) if isinstance(value, (list, tuple)) else [value]
+    return [part[0] if isinstance(part, tuple) and part else part for part in parts]
+
+
+def _is_module_class(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, nn.Module)
 
 
 def _is_activation(value: Any) -> bool:
-    if isinstance(value, tuple) and value:  # a class and its arguments, as in tables of activations
-        value = value[0]
+    """Return whether something is an activation, or one of PyTorch's classes of them."""
     if isinstance(value, nn.Module):
         return read_module(value) is not None
     if isinstance(value, type):
-        return issubclass(value, nn.Module) and (value.__module__ == _ACTIVATIONS or mentions_activation(value.forward))
+        return _is_module_class(value) and value.__module__ == _ACTIVATIONS
     return is_from_torch(value)
 
 

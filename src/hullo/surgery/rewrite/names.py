@@ -11,6 +11,13 @@ from dataclasses import dataclass
 
 from hullo.surgery.rewrite.source import parse
 
+_CHANGING = frozenset(
+    name
+    for kind in (list, dict, set)
+    for name in vars(kind)
+    if not hasattr(tuple, name) and not hasattr(frozenset, name)
+) - {"keys", "values", "items", "get", "fromkeys"}
+
 
 @dataclass(frozen=True)
 class LocalNames:
@@ -19,7 +26,7 @@ class LocalNames:
     Args:
         local: all of them.
         turns: those that loops bind.
-        bindable: those that one place binds, or loops alone.
+        bindable: those that one place binds, or loops alone, to what no code changes afterwards.
         definitions: the expressions that assignments bind them to, for those that one place binds.
     """
 
@@ -41,7 +48,8 @@ def names_of(function: types.FunctionType) -> LocalNames:
     turns = [name for target in loops for name in bindings(target)]
     every = bindings(tree)
     plain = Counter(every) - Counter(turns)
-    bindable = frozenset(name for name in every if plain[name] + (name in turns) == 1)
+    changed = {thing.id for node in ast.walk(tree) if isinstance(thing := changed_by(node), ast.Name)}
+    bindable = frozenset(name for name in every if plain[name] + (name in turns) == 1 and name not in changed)
     definitions = {
         node.targets[0].id: node.value
         for node in ast.walk(tree)
@@ -49,6 +57,16 @@ def names_of(function: types.FunctionType) -> LocalNames:
         if node.targets[0].id in bindable
     }
     return LocalNames(frozenset(every), frozenset(turns), bindable, definitions)
+
+
+def changed_by(node: ast.AST) -> ast.expr | None:
+    """Return the collection whose parts a piece of code changes, adds or takes away; None if it does none of it."""
+    match node:
+        case ast.Subscript(value=thing, ctx=ast.Store() | ast.Del()):
+            return thing
+        case ast.Call(func=ast.Attribute(value=thing, attr=name)) if name in _CHANGING:
+            return thing
+    return None
 
 
 def bindings(tree: ast.AST) -> list[str]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import types
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
+from hullo.surgery.rewrite.names import changed_by
 from hullo.surgery.rewrite.source import codes, parse
 from hullo.surgery.rewrite.values import Assigned, Scope, Value
 from hullo.surgery.rewrite.walks import Walk, is_trusted, walks_in
@@ -18,6 +21,7 @@ from hullo.surgery.rewrite.walks import Walk, is_trusted, walks_in
 _ENTRIES = ("forward", "__call__", "__iter__", "__len__", "__getitem__", "__getattr__", "__contains__", "__bool__")
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _BY_NAME = frozenset({"getattr", "children", "named_children", "modules", "named_modules", "_modules", "get_submodule"})
+_OF_MODULES = frozenset(vars(nn.Module()))
 _BUILTIN = ("builtins", "torch", "typing", "collections", "abc", "enum", "hullo")
 
 
@@ -63,7 +67,13 @@ class Reach:
         for function, classes in self.functions.items():
             for name, to_self in _assigned_in(function):
                 found[name] |= classes if to_self and classes else {object}
-        return Assigned({name: tuple(classes) for name, classes in found.items()})
+        bound = {
+            (id(thing.__self__), thing.__name__): name
+            for module in self._modules
+            for name, thing in held_by(module)
+            if isinstance(thing, types.MethodType)
+        }
+        return Assigned({name: tuple(classes) for name, classes in found.items()}, bound)
 
     def used(self) -> set[int]:
         """Return the modules, by id, that code names or goes through, and those that they lead to in the same way."""
@@ -117,6 +127,32 @@ def hooks_of(module: nn.Module) -> Iterator[Any]:
     yield from module._forward_pre_hooks.values()
 
 
+def held_by(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the modules and bound methods inside plain attributes of a module, each with the attribute's name."""
+    for name, value in vars(module).items():
+        if name in _OF_MODULES:
+            continue
+        waiting, seen = [value], set[int]()
+        while waiting:
+            thing = waiting.pop()
+            if id(thing) in seen or isinstance(thing, (type, types.ModuleType, types.FunctionType, torch.Tensor)):
+                continue
+            seen.add(id(thing))
+            if isinstance(thing, (nn.Module, types.MethodType)):
+                if thing is not value or isinstance(thing, types.MethodType):  # a module itself is like a child
+                    yield name, thing
+            elif isinstance(thing, Mapping):
+                waiting += thing.values()
+            elif isinstance(thing, (list, tuple, set, frozenset, deque)):
+                waiting += thing
+            elif isinstance(thing, functools.partial):
+                waiting += [thing.func, *thing.args, *thing.keywords.values()]
+            else:
+                slots = [slot for cls in type(thing).__mro__ for slot in vars(cls).get("__slots__", ())]
+                waiting += [getattr(thing, slot, None) for slot in slots]
+                waiting += vars(thing).values() if type(getattr(thing, "__dict__", None)) is dict else ()
+
+
 def _functions(thing: Any) -> Iterator[types.FunctionType]:
     """Yield the functions that are in something: a wrapped one and its wrapper, the getter of a property."""
     if isinstance(thing, property):
@@ -139,8 +175,8 @@ def _assigned_in(function: types.FunctionType) -> Iterator[tuple[str, bool]]:
         match node:
             case ast.Attribute(value=owner, attr=name, ctx=ast.Store() | ast.Del()):
                 pass
-            case ast.Subscript(value=ast.Attribute(value=owner, attr=name), ctx=ast.Store() | ast.Del()):
-                pass
+            case ast.AST() if isinstance(thing := changed_by(node), ast.Attribute):
+                owner, name = thing.value, thing.attr
             case ast.Call(func=ast.Name(id="setattr"), args=[owner, ast.Constant(value=str() as name), *_]):
                 pass
             case _:

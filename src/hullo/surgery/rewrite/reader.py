@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -32,7 +33,12 @@ from hullo.surgery.rewrite.values import Assigned, Kept, Scope, UnknownError, Va
 from hullo.surgery.rewrite.walks import walks_in
 
 _SPACES = (torch, torch.nn.functional, nn)
-_CALLS = ("forward", "__call__", nn.Module.__call__.__name__)
+_CALLS = frozenset({"forward", "__call__", "_wrapped_call_impl", "_call_impl"})
+_NO_FLOATS = frozenset({
+    "long", "int", "short", "byte", "bool", "argmax", "argmin", "argsort", "bincount", "count_nonzero", "complex",
+    "polar", "view_as_complex", "fft", "fft2", "fftn", "rfft", "rfft2", "rfftn", "to_sparse", "to_sparse_csr",
+})  # fmt: skip  # methods and functions whose results a hull does not take
+_ALIKE = frozenset({"abs", "neg", "clamp", "clone", "contiguous", "view", "reshape", "unsqueeze", "squeeze", "flatten"})
 _OF_CHECKPOINT = frozenset(inspect.signature(checkpoint).parameters) | {"preserve_rng_state"}
 
 
@@ -79,6 +85,7 @@ class Reader(Uses):
         self.body.siblings = self.seen.setdefault(self.body.function, [])
         self.body.siblings.append(self.body)
         self.findings.walked += walks_in(tree, self.body.function, self.scope)
+        self.note_classes(tree)
         self.block(tree.body)
 
     # What is called
@@ -103,7 +110,7 @@ class Reader(Uses):
             self._unknown(given)
             return
         if isinstance(callee.it, types.MethodType) and isinstance(callee.it.__self__, nn.Module):
-            if not isinstance(callee_node, ast.Attribute) or callee.it.__name__ not in _CALLS:
+            if not isinstance(callee_node, ast.Attribute) or not {callee_node.attr, callee.it.__name__} <= _CALLS:
                 self._method(given, callee.it)
                 return
             callee_node = callee_node.value  # self.act.forward(x)
@@ -183,8 +190,9 @@ class Reader(Uses):
                     self.miss(callee_node, "which of several is called depends on the input")
             case _:
                 self.visit(callee_node)
-        words = [part.value for part in ast.walk(callee_node) if isinstance(part, ast.Constant)]
-        if isinstance(callee_node, ast.Call) and not NAMES.isdisjoint(word for word in words if isinstance(word, str)):
+        texts = [part.value for part in ast.walk(callee_node) if isinstance(part, ast.Constant)]
+        words = {word for text in texts if isinstance(text, str) for word in re.findall(r"\w+", text)}
+        if isinstance(callee_node, ast.Call) and not NAMES.isdisjoint(words):
             self.miss(callee_node, "the code does not tell what this is")
 
     def _method_of_value(self, given: ast.Call, callee_node: ast.Attribute) -> None:
@@ -200,6 +208,8 @@ class Reader(Uses):
         trouble: str = "", fixed: str = "",
     ) -> None:  # fmt: skip
         argument = input_of(given)
+        if reading is not None and argument is not None and self._is_no_float(argument):
+            trouble = trouble or "it is given a tensor that is not a dense one of floating-point numbers"
         call = Call(
             body=self.body,
             node=node,
@@ -218,20 +228,40 @@ class Reader(Uses):
         )
         (self.findings.parts if reading is None else self.findings.calls).append(call)
 
+    def _is_no_float(self, node: ast.expr, seen: frozenset[str] = frozenset()) -> bool:
+        """Return whether words say that a tensor is of integers, of complex numbers or sparse; others may be, too."""
+        match node:
+            case ast.Compare():
+                return True
+            case ast.Name(id=name) if name in self.scope.definitions and name not in seen:
+                return self._is_no_float(self.scope.definitions[name], seen | {name})
+            case ast.BinOp(left=left, right=ast.Constant(value=int())) | ast.UnaryOp(operand=left):
+                return not isinstance(getattr(node, "op", None), (ast.Div, ast.Not)) and self._is_no_float(left, seen)
+            case ast.Call(func=ast.Attribute(value=owner, attr=name), args=given, keywords=named):
+                numbers = all(isinstance(item, ast.Constant) and isinstance(item.value, int) for item in given)
+                own = name in _NO_FLOATS or (name == "arange" and numbers and not named)
+                return own or (name in _ALIKE and self._is_no_float(owner, seen))
+        return False
+
     def _found_in(self, thing: Any) -> Kept | None:
-        """Return where a module is kept that was reached by a name which does not say so."""
+        """Return where a module is kept that is called by another name, by which it would go on to be called."""
         places = [(m, name) for m in self.owner.modules() for name, child in m._modules.items() if child is thing]
-        if len(places) > 1:
-            why = "it is called by a name that does not tell which of several places is meant"
-            self.findings.tied += [(place, why) for place in places]
-        return places[0] if len(places) == 1 else None
+        self.findings.tied += [
+            (place, "it is called by another name, too, which holds it as it is") for place in places
+        ]
+        return places[0] if places else None
 
     # Methods that are called
 
     def _method(self, given: ast.Call, bound: types.MethodType) -> None:
         """Follow a method of the module itself, and note one of another module."""
-        owner, name = bound.__self__, given.func.attr if isinstance(given.func, ast.Attribute) else bound.__name__
-        if name in vars(owner) or inspect.getattr_static(type(owner), name, None) is not bound.__func__:
+        owner: Any = bound.__self__
+        name = given.func.attr if isinstance(given.func, ast.Attribute) else bound.__name__
+        if isinstance(given.func, ast.Attribute) and self.uses_attribute(given.func):
+            return
+        if owner is not self.owner and read_module(owner) is not None:
+            self.miss(given.func, f"it is a bound method of {type(owner).__name__}")
+        elif name in vars(owner) or inspect.getattr_static(type(owner), name, None) is not bound.__func__:
             if mentions_activation(bound):
                 self.miss(given.func, f"{name} is set on the module itself, not in its class")
             self.findings.unreadable |= set(bound.__func__.__code__.co_names)
@@ -259,21 +289,24 @@ class Reader(Uses):
     def _follow(self, given: ast.Call, mro: Sequence[type], name: str, by_super: bool = False) -> None:
         home, _, function = method(mro, name)
         if home is nn.Module or not isinstance(function, types.FunctionType):
+            if name in _CALLS:
+                self.findings.entered.add((id(self.owner), "forward"))
             return
-        body = body_of(self.owner, mro, name)
-        if any(body.function is above.function for above in self.body.chain()):
-            self.findings.recursive.add(body.function)
+        plain = inspect.unwrap(function)
+        if any(plain is above.function for above in self.body.chain()):
+            self.findings.recursive.add(plain)
             return
-        body.caller, body.by_super = (self.body, position(given.func)), by_super
         trouble = self.trouble or (f"{name} is called in a loop" if self.turns else "")
-        bound, numbers = self._arguments(body.function, given)
-        given_on = (self.scope.assigned, self.path, self.idle, bound, numbers, trouble)
         try:
+            body = body_of(self.owner, mro, name, self.scope.assigned)
+            body.caller, body.by_super = (self.body, position(given.func)), by_super
+            bound, numbers = self._arguments(plain, given)
+            given_on = (self.scope.assigned, self.path, self.idle, bound, numbers, trouble)
             Reader(self.findings, body, self.seen, *given_on).read()
             self.body.callees.append(body)
         except LookupError as error:
-            self.findings.unreadable |= set(body.function.__code__.co_names)
-            if mentions_activation(body.function):
+            self.findings.unreadable |= set(plain.__code__.co_names)
+            if mentions_activation(plain) or mentions_activation(function):
                 self.miss(given.func, f"the code of {name} cannot be read: {error}")
 
     def _arguments(self, function: types.FunctionType, given: ast.Call) -> tuple[dict[str, Value], dict[str, int]]:
@@ -307,11 +340,11 @@ def _is_autograd(thing: Any) -> bool:
     return isinstance(owner, type) and issubclass(owner, torch.autograd.Function)
 
 
-def body_of(owner: nn.Module, mro: Sequence[type], name: str) -> Body:
+def body_of(owner: nn.Module, mro: Sequence[type], name: str, assigned: Assigned) -> Body:
     """Return a method of a module, as the classes of an mro have it.
 
     Raises:
-        LookupError: it is not an ordinary function.
+        LookupError: it is not an ordinary function, or what its decorator does with it is not known.
     """
     home, origin, function = method(mro, name)
     plain = inspect.unwrap(function)
@@ -320,4 +353,28 @@ def body_of(owner: nn.Module, mro: Sequence[type], name: str) -> Body:
     first = next(iter(inspect.signature(plain).parameters.values()), None)
     if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
         raise LookupError("it does not name the module it belongs to")
-    return Body(owner, name, home, origin, plain, fixed="" if plain is function else f"{name} is decorated")
+    fixed = f"{name} is decorated" if plain is not function else ""
+    if not _leads_to(function, plain):
+        raise LookupError("its decorator does not call it")
+    if holder := assigned.bound.get((id(owner), name)):
+        fixed = fixed or f"the attribute {holder} holds {name} as it is"
+    return Body(owner, name, home, origin, plain, fixed=fixed)
+
+
+def _leads_to(wrapper: Any, wrapped: types.FunctionType) -> bool:
+    """Return whether a decorated function has the one that was decorated among the names around it."""
+    while wrapper is not wrapped:
+        inner = wrapper.__wrapped__
+        cells = wrapper.__closure__ or () if isinstance(wrapper, types.FunctionType) else None
+        if cells is not None and not any(cell.cell_contents is inner for cell in cells if not _is_empty(cell)):
+            return False
+        wrapper = inner
+    return True
+
+
+def _is_empty(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return True
+    return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import types
 from typing import Any
 
@@ -17,7 +18,11 @@ from hullo.surgery.rewrite.mentions import is_from_torch, mentions_activation
 from hullo.surgery.rewrite.source import place
 from hullo.surgery.rewrite.values import Kept, UnknownError, Value
 
-_MODULE = nn.Module()
+_HARMLESS = frozenset({
+    "training", "forward", "__call__", "train", "eval", "to", "cpu", "cuda", "float", "double", "half", "bfloat16",
+    "requires_grad_", "zero_grad", "register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook",
+})  # fmt: skip  # a hull has them too, and they do the same
+_OF_CLASSES = frozenset({"__name__", "__qualname__", "__module__", "__doc__"})  # that a derived class has too
 
 
 def read_kept(kept: Kept) -> Reading | None:
@@ -62,8 +67,8 @@ class Uses(Flow):
 
     def visit_Compare(self, node: ast.Compare) -> None:
         parts = [node.left, *node.comparators]
-        if any(_asks_class(item) for item in parts):
-            kinds = [self.it(item) for item in parts] + [self._class_of(item) for item in parts]
+        if any(_owner_of_class(item) is not None for item in parts):
+            kinds = [self.it(item) for item in parts]
             flat = [kind for item in kinds for kind in (item if isinstance(item, (list, tuple, set)) else [item])]
             self.findings.exact |= {kind for kind in flat if isinstance(kind, type)}
         by_none = any(isinstance(item, ast.Constant) and item.value is None for item in parts)
@@ -86,13 +91,19 @@ class Uses(Flow):
             self.miss(node, "the code asks what type it has", kept)
         return True
 
-    def _class_of(self, node: ast.expr) -> type | None:
-        """Return the class of a module that an expression asks for."""
-        match node:
-            case ast.Call(func=ast.Name(id="type"), args=[owner]) | ast.Attribute(value=owner, attr="__class__"):
-                thing = self.it(owner)
-                return type(thing) if isinstance(thing, nn.Module) else None
-        return None
+    def note_classes(self, tree: ast.AST) -> None:
+        """Note the modules whose classes code takes, but for attributes that a derived class shares."""
+        attributes = {node.value: node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        for node in ast.walk(tree):
+            owner = _owner_of_class(node)
+            if owner is None or not isinstance(thing := self.it(owner), nn.Module):
+                continue
+            if (kept := self._kept_activation(owner)) is not None:
+                self.miss(node, "the code asks what type it has", kept)  # type: ignore[arg-type]
+            name = attributes.get(node, "__class__")  # type: ignore[call-overload]
+            is_method = isinstance(inspect.getattr_static(type(thing), name, None), types.FunctionType)
+            if name not in _OF_CLASSES and (name.startswith("__") or is_method):
+                self.findings.exact.add(type(thing))
 
     def _kept_activation(self, node: ast.expr) -> Kept | None:
         try:
@@ -109,12 +120,15 @@ class Uses(Flow):
             self.generic_visit(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        kept = self._kept_activation(node.value)
-        if kept is not None:
-            if not hasattr(_MODULE, node.attr):
-                self.miss(node, f"the code uses its attribute {node.attr}", kept)
-        elif not self._named(node):
+        if not self.uses_attribute(node) and not self._named(node):
             self.visit(node.value)
+
+    def uses_attribute(self, node: ast.Attribute) -> bool:
+        """Note an attribute of an activation that a hull does not share; return whether it is one of an activation."""
+        kept = self._kept_activation(node.value)
+        if kept is not None and node.attr not in _HARMLESS:
+            self.miss(node, f"the code uses its attribute {node.attr}", kept)
+        return kept is not None
 
     def _named(self, node: ast.expr) -> bool:
         """List an activation that is named and not called; return whether the name is known."""
@@ -139,9 +153,9 @@ class Uses(Flow):
         )
 
 
-def _asks_class(node: ast.expr) -> bool:
-    """Return whether an expression is ``type(x)`` or ``x.__class__``."""
+def _owner_of_class(node: ast.AST) -> ast.expr | None:
+    """Return the x of ``type(x)`` or ``x.__class__``."""
     match node:
-        case ast.Call(func=ast.Name(id="type")) | ast.Attribute(attr="__class__"):
-            return True
-    return False
+        case ast.Call(func=ast.Name(id="type"), args=[owner]) | ast.Attribute(value=owner, attr="__class__"):
+            return owner
+    return None

@@ -6,10 +6,11 @@ import ast
 import builtins
 import functools
 import inspect
+import itertools
 import operator
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from hullo.surgery.rewrite.names import bindings, names_of
 from hullo.surgery.rewrite.source import parse
+from hullo.surgery.rewrite.write import Turns
 
 Kept = tuple[nn.Module, str]  # a module, and the name under which it keeps something
 
@@ -53,9 +55,15 @@ class Value:
 
 @dataclass(frozen=True)
 class Assigned:
-    """The attributes that forwards assign, which have no value before they run, each with the classes that have it."""
+    """Attributes with no value before forwards run, because these assign them, each with the classes that have it.
+
+    Args:
+        classes: the classes that have an attribute, by its name.
+        bound: the attributes that hold bound methods, by the id of the methods' module and their name.
+    """
 
     classes: Mapping[str, tuple[type, ...]]
+    bound: Mapping[tuple[int, str], str] = field(default_factory=dict)
 
     def has(self, owner: Any, name: str) -> bool:
         return name in self.classes and isinstance(owner, self.classes[name])
@@ -212,7 +220,12 @@ class Scope:
         return Value(_OPERATORS[type(node.op)](self.it(node.operand)))
 
     def _binop(self, node: ast.BinOp) -> Value:
-        return Value(_OPERATORS[type(node.op)](self.it(node.left), self.it(node.right)))
+        left, right = self.evaluate(node.left), self.evaluate(node.right)
+        if isinstance(node.op, ast.Add) and all(_is_sequence(item) for item in (left, right)):
+            return _sequence(_elements(left) + _elements(right))
+        if isinstance(node.op, ast.Mult) and left.items is not None and isinstance(right.it, int):
+            return _sequence(left.items * right.it)
+        return Value(_OPERATORS[type(node.op)](left.it, right.it))
 
     def _boolop(self, node: ast.BoolOp) -> Value:
         for item in node.values:
@@ -275,6 +288,10 @@ class Scope:
         return self._attribute(ast.Attribute(node.args[0], name, ast.Load()))
 
 
+def _is_sequence(value: Value) -> bool:
+    return value.items is not None or type(value.it) is nn.ModuleList
+
+
 def _sequence(items: tuple[Value, ...]) -> Value:
     return Value([item.it for item in items], items=items)
 
@@ -320,7 +337,8 @@ _LISTS: dict[Any, Callable[..., tuple[Value, ...]]] = {
     tuple: lambda items=(): items,
     reversed: lambda items: items[::-1],
     enumerate: lambda items, start=0: tuple(_sequence((Value(n), item)) for n, item in enumerate(items, start)),
+    itertools.chain: lambda *parts: sum(parts, ()),
     zip: lambda *parts, strict=False: tuple(_sequence(pair) for pair in zip(*parts, strict=strict)),
 }
-_GETTERS = [container.__getitem__ for container in _CONTAINERS]
+_GETTERS = [container.__getitem__ for container in (*_CONTAINERS, Turns)]
 _ITERATORS = [container.__iter__ for container in _CONTAINERS]

@@ -35,8 +35,13 @@ def walks_in(tree: ast.AST, function: types.FunctionType, scope: Scope) -> Itera
         for part in ast.walk(node)
     }
     keyed = {node.value for node in ast.walk(tree) if isinstance(node, ast.Subscript)}  # self._modules[name]
+    single = dict(_single_attributes(tree))
     for node in ast.walk(tree):
         match node:
+            case ast.Attribute(value=value, attr="__dict__"):
+                kind, sure = "children", False
+            case ast.Call(func=ast.Name(id="repr" | "str" | "format"), args=[value, *_]) | ast.FormattedValue(value):
+                kind, sure = "text", False
             case ast.Attribute(value=value, attr=name):
                 kind = "" if node in keyed else _kind(name)
                 sure = name != "apply" and kind != "parameters"  # other things have these too
@@ -50,8 +55,24 @@ def walks_in(tree: ast.AST, function: types.FunctionType, scope: Scope) -> Itera
             owner = scope.it(value)
         except UnknownError:
             owner = None
+        if node in single and not (isinstance(owner, nn.Module) and callable(vars(owner).get(single[node]))):
+            continue
         if isinstance(owner, nn.Module) or (owner is None and sure):
             yield owner, kind, place(function, node)
+
+
+def _single_attributes(tree: ast.AST) -> Iterator[tuple[ast.expr, str]]:
+    """Yield the places where code asks ``x.__dict__`` for one attribute, each with its name."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Subscript(value=ast.Attribute(attr="__dict__") as where, slice=ast.Constant(value=str() as name)):
+                yield where, name
+            case ast.Compare(
+                left=ast.Constant(value=str() as name),
+                ops=[ast.In() | ast.NotIn()],
+                comparators=[ast.Attribute(attr="__dict__") as where],
+            ):
+                yield where, name
 
 
 def _kind(name: str) -> str:

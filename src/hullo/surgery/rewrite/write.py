@@ -39,14 +39,17 @@ class Edits:
 
     def applied_to(self, function: types.FunctionType, name: str) -> str:
         """Return the function's text with the changes, under a name."""
-        node = _Editor(self).visit(copy.deepcopy(parse(function)))
+        code = function.__code__
+        hidden = "enumerate" in {*code.co_varnames, *code.co_cellvars, *code.co_freevars, *function.__globals__}
+        count = "__import__('builtins').enumerate" if hidden else "enumerate"
+        node = _Editor(self, ast.parse(count, mode="eval").body).visit(copy.deepcopy(parse(function)))
         node.name = name
         return ast.unparse(ast.fix_missing_locations(node))
 
 
 class _Editor(ast.NodeTransformer):
-    def __init__(self, edits: Edits) -> None:
-        self.edits = edits
+    def __init__(self, edits: Edits, count: ast.expr) -> None:
+        self.edits, self.count = edits, count
 
     def visit(self, node: ast.AST) -> Any:
         if isinstance(node, ast.expr) and position(node) in self.edits.callees:
@@ -67,7 +70,7 @@ class _Editor(ast.NodeTransformer):
         self.generic_visit(node)
         if counter is not None:
             node.target = ast.Tuple([ast.Name(counter, ast.Store()), node.target], ast.Store())
-            node.iter = ast.Call(ast.Name("enumerate", ast.Load()), [node.iter], [])
+            node.iter = ast.Call(self.count, [node.iter], [])
         return node
 
     visit_For = visit_comprehension = _counted  # noqa: N815
@@ -116,6 +119,18 @@ def _function(original: types.FunctionType, method: Written) -> types.FunctionTy
     function.__kwdefaults__ = original.__kwdefaults__
     function.__name__ = method.name
     return function
+
+
+class Turns(nn.ModuleDict):
+    """The modules that a call in a loop goes to, by the number of the turn."""
+
+    def __getitem__(self, key: str) -> nn.Module:
+        if key not in self:
+            raise KeyError(
+                f"turn {key} of a loop that had {len(self)} turns when activations were replaced: set the number of "
+                "turns first, then replace the activations"
+            )
+        return super().__getitem__(key)
 
 
 class _Own:
