@@ -56,7 +56,7 @@ def combine(
 
 
 def apply(x: Tensor, raw: Tensor, plan: Plan, backend: str | None = None, hull: object = None) -> Tensor:
-    """`combine` over raw numbers, for those who hold a plan: the modules. Errors say what a hull knows to avoid them."""
+    """Combine over raw numbers, for those who hold a plan: the modules. Errors add what a hull says to avoid them."""
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.layout is not torch.strided or x.is_nested:
         if isinstance(x, fx.Proxy):  # torch.fx follows code with these in the places of tensors
             return apply_spelled(x, raw, *plan.spelled, backend)
@@ -86,8 +86,8 @@ def _why_not(x: object) -> str:
         return f"x must be a floating-point tensor, got {type(x).__name__}; torch.as_tensor(x) makes one of numbers"
     if x.is_nested:
         return (
-            "x must be a dense tensor, got a nested one; torch.nested.to_padded_tensor(x, 0.0) makes it dense. For layers "
-            "of an nn.TransformerEncoder, replace the activations of the whole encoder"
+            "x must be a dense tensor, got a nested one; torch.nested.to_padded_tensor(x, 0.0) makes it dense. For "
+            "layers of an nn.TransformerEncoder, replace the activations of the whole encoder"
         )
     if x.layout is not torch.strided:
         return f"x must be a dense tensor, got one of layout {x.layout}; x.to_dense() makes it dense"

@@ -51,6 +51,40 @@ FORWARDS: dict[str, tuple[str, int]] = {
     "slopes by turn": ("for s in (0.1, 0.2): x = F.leaky_relu(self.l0(x), s)\n        return x", 2),
     "functions by turn": ("for f in (F.relu, torch.exp): x = f(self.l0(x))\n        return torch.tanh(x)", 1),
     "truth": ("return self.act(self.l0(x)) if self.act and self.act is not None else x", 1),
+    "text of a module": ("return torch.tanh(self.l0(x)) * len(repr(self))", 0),
+    "formatted module": ("return torch.tanh(self.l0(x)) * len(f'{self}')", 0),
+    "parents of a class": ("return torch.tanh(self.l0(x)) * len(type(self).__mro__)", 0),
+    "base of a class": ("return torch.tanh(self.l0(x)) * (2 if self.__class__.__bases__[0] is Parent else 3)", 0),
+    "code of a class": ("return torch.tanh(self.l0(x)) * len(type(self).forward.__code__.co_names)", 0),
+    "name of a class": ("return torch.tanh(self.l0(x)) * len(type(self).__name__)", 1),
+    "constant of a class": ("return torch.tanh(self.l0(x)) * type(self).FACTOR", 1),
+    "super of its type": ("return torch.tanh(super(type(self), self).forward(self.l0(x)))", 0),
+    "name of an activation": ("return self.act(self.l0(x)) * len(self.act._get_name())", 0),
+    "method of an activation": ("return self.act(self.l0(x)) * (1 + len(self.act.extra_repr()))", 0),
+    "name of an activation's class": ("return self.act(self.l0(x)) * len(self.act.__class__.__name__)", 0),
+    "dictionary": ("return self.leaky(self.l0(x)) * (2 if 'leaky' in self.__dict__ else 3)", 0),
+    "one key of the dictionary": ("return self.leaky(self.l0(x)) * (2 if 'other' in self.__dict__ else 3)", 1),
+    "list that grows": (
+        "y = []\n        for n in range(2): y.append(F.relu(self.l0(x)))\n"
+        "        for z in reversed(y): x = torch.tanh(z + x)\n        return x",
+        2,
+    ),
+    "attribute that grows": (
+        "self.grown.append(x.detach())\n        for z in self.grown[-1:]: x = torch.tanh(z)\n"
+        "        return F.relu(self.l0(x))",
+        1,
+    ),
+    "no turns": ("for layer in []: x = torch.tanh(layer(x))\n        return F.relu(self.l0(x))", 1),
+    "enumerate hidden": (
+        "enumerate = None\n        for f in (self.l0, self.l1): x = F.relu(f(x))\n        return x",
+        2,
+    ),
+    "lists in a sum": ("for f in [self.act] + [self.act] * 2: x = f(self.l0(x))\n        return x", 3),
+    "integers": ("n = (x > 0).long()\n        return torch.tanh(self.l0(x)) + F.relu(n - 1)", 1),
+    "booleans": ("return torch.tanh(self.l0(x)) + self.act(x.abs().int())", 1),
+    "complex numbers": ("return torch.tanh(torch.complex(self.l0(x), x)).real + F.relu(x)", 1),
+    "sparse": ("return torch.tanh(self.l0(x)) + torch.relu(self.l1(x).to_sparse()).to_dense()", 1),
+    "made and added": ("self.add_module('late', nn.ELU())\n        return torch.tanh(self.late(self.l0(x)))", 1),
     "after a break": (
         "for f in self.d.values():\n            x = f(x)\n            if x.sum() > 9: break\n        return f(x)",
         1,
@@ -76,7 +110,7 @@ class Net(Parent):
         self.act, self.act0, self.act1, self.__act = nn.ReLU(), nn.ReLU(), nn.Tanh(), nn.ELU()
         self.d = nn.ModuleDict({{"my-act": nn.ReLU()}})
         {"self.seq = nn.Sequential(nn.Linear(4, 4), nn.SiLU())" if "self.seq" in body else ""}
-        self.leaky = F.leaky_relu
+        self.leaky, self.grown = F.leaky_relu, []
 
     @property
     def prop(self):

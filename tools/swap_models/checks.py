@@ -167,7 +167,7 @@ class _Trial:
 
     def compare_calls(self, before: Build, after: Build, summary: Any, wanted: list[Tensor]) -> None:
         """Check that every activation that ran is a hull that runs and learns, or still runs and is listed."""
-        reached, ran, called = set[str](), list[Event](), set[str]()
+        reached, ran, called, entered = set[str](), list[Event](), set[str](), set[str]()
         for mode in MODES:
             with Watch(before.model, summary.hulls) as old:
                 found = before.outputs(mode)
@@ -178,6 +178,7 @@ class _Trial:
             loss(found).backward()
             loss(outputs).backward()
             reached, ran, called = reached | set(new.hulls), ran + new.events, called | new.called
+            entered |= old.entered
             self.listed(mode, new, summary)
             total = new.hulls.total() + len(new.events)
             self.check(len(old.events) == total, f"{mode}: {len(old.events)} activations ran before, {total} after")
@@ -186,7 +187,8 @@ class _Trial:
             self.check(not cold, f"{mode}: hulls without a gradient: {', '.join(sorted(cold))}")
             for build in (before, after):
                 build.model.zero_grad()
-        idle = [name for name in summary.hulls if name not in reached]
+        modules = dict(before.model.named_modules())
+        idle = [name for name in summary.hulls if name not in reached and _around(name, modules) in entered]
         idle = [name for name in idle if not any(fnmatch.fnmatch(name, item) for item in self.case.idle)]
         self.check(not idle, f"hulls that are never called: {', '.join(idle)}")
 
@@ -278,8 +280,14 @@ class _Trial:
             if swap:
                 hullo.replace_activations(item.model)
                 self.change(item.model)
-            wanted = item.outputs("eval")
-            moved.append(difference(item.outputs("eval", self.case.merge(item.model).eval()), wanted))
+            usual = torch.get_default_dtype()
+            torch.set_default_dtype(self.dtype)  # merged layers are made in it
+            try:
+                with torch.no_grad():  # a tensor that a model keeps from a run with gradients cannot be copied
+                    wanted = item.outputs("eval")
+                    moved.append(difference(item.outputs("eval", self.case.merge(item.model).eval()), wanted))
+            finally:
+                torch.set_default_dtype(usual)
         limit = max(2 * moved[0], TOLERANCE[self.dtype])
         self.check(moved[1] <= limit, f"merging moves outputs by {moved[1]:.2g}, before the swap by {moved[0]:.2g}")
 
@@ -289,6 +297,15 @@ class _Trial:
         hullo.replace_activations(other.model, example_inputs=other.inputs)
         found = set(hullo.summary(other.model).hulls)
         self.check(found == names, f"with example_inputs other hulls are made: {sorted(found ^ names)[:5]}")
+
+
+def _around(name: str, modules: Mapping[str, nn.Module]) -> str:
+    """Return the name of the module of the model as it was that a hull is in."""
+    while name:
+        name = name.rpartition(".")[0]
+        if name in modules and not isinstance(modules[name], (nn.ModuleList, nn.ModuleDict)):
+            break
+    return name
 
 
 def _finite(outputs: Mapping[str, list[Tensor]]) -> bool:

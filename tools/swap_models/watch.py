@@ -42,6 +42,8 @@ class Event:
 
     def fits(self, site: Any) -> bool:
         """Tell whether a site of a summary speaks of this call."""
+        if "made anew" in site.reason:  # by the forward of a module around this one
+            return self.name in site.function.lower()
         if site.name not in self.paths and site.name.rpartition(".")[0] not in self.paths:
             return False
         function = site.place.partition(",")[0].rpartition(".")[2]
@@ -61,6 +63,7 @@ class Watch(TorchFunctionMode):
         self.events: list[Event] = []
         self.hulls: Counter[str] = Counter()
         self.called: set[str] = set()  # the names of modules without children that ran
+        self.entered = {""}  # the names of all modules that ran
         self.trained: set[str] = set()  # hulls whose output gets a gradient
         self.inside = 0  # of how many hulls
         self.running: list[tuple[nn.Module, list[Event]]] = [(model, [])]
@@ -92,6 +95,7 @@ class Watch(TorchFunctionMode):
 
     def _leave(self, module: nn.Module, inputs: Any, output: Any) -> None:
         _, own = self.running.pop()
+        self.entered |= self.paths.get(id(module), set())
         self.called |= set() if any(True for _ in module.children()) else self.paths.get(id(module), set())
         if self.paths.get(id(module), set()) & self.replaced:
             self.events.append(Event(type(module).__name__, frozenset(self.paths[id(module)]), ()))

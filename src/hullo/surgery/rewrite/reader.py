@@ -100,6 +100,7 @@ class Reader(Uses):
             callee_node, given = node.args[0], ast.Call(node.args[0], node.args[1:], named)
         own = self.it(callee_node)
         follows = isinstance(own, types.MethodType) and own.__self__ is self.owner
+        follows = follows and not hasattr(nn.Module, own.__name__)
         for part in (*given.args, *given.keywords):
             if not (follows and self.is_known(part)):  # the method is read with what is known
                 self.visit(part)

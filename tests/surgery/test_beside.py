@@ -1,0 +1,268 @@
+"""References that attributes hold, attributes of classes, calls of their own and decorators are seen before a swap."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from programs import assert_right_or_refused, imported
+from torch import Tensor, nn
+
+import hullo
+
+# How plain attributes hold an activation that is a child too, or a method, and how they are called.
+HELD = {
+    "list": ("[{}]", "self.held[0]({})"),
+    "tuple in a list": ("[(1, {})]", "self.held[0][1]({})"),
+    "dict": ("{{'a': {}}}", "self.held['a']({})"),
+    "partial": ("functools.partial({})", "self.held({})"),
+    "object": ("Holder({})", "self.held.thing({})"),
+    "object with slots": ("Slotted({})", "self.held.thing({})"),
+    "method of an object": ("Holder({})", "self.held.call({})"),
+    "chosen at random": ("[{}]", "random.choice(self.held)({})"),
+    "bound method": ("{}.__call__", "self.held({})"),
+}
+HOLDERS = """
+import random
+
+class Holder:
+    def __init__(self, thing):
+        self.thing = thing
+    def call(self, x):
+        return self.thing(x)
+
+class Slotted:
+    __slots__ = ("thing",)
+    def __init__(self, thing):
+        self.thing = thing
+    def __getstate__(self):
+        return self.thing
+    def __setstate__(self, state):
+        self.thing = state
+"""
+
+
+@pytest.mark.parametrize("holder", HELD)
+def test_an_activation_that_an_attribute_holds_too_stays_as_it_is(holder: str, tmp_path: Path) -> None:
+    made, called = HELD[holder]
+    for forward in ("{0}", "{0} + self.act(x)", "self.act({0})"):
+        net = imported(
+            f"""
+{HOLDERS}
+class Net(Base):
+    def build(self):
+        self.act = nn.ReLU()
+        self.held = {made.format("self.act")}
+
+    def forward(self, x):
+        return torch.tanh({forward.format(called.format("self.l0(x)"))})
+""",
+            tmp_path,
+        )["Net"]
+        assert list(assert_right_or_refused(net, torch.randn(3, 4), by_name=False)) == ["tanh_1"]
+
+
+@pytest.mark.parametrize("holder", [name for name in HELD if name != "bound method"])
+def test_a_method_that_an_attribute_holds_stays_as_it_is(holder: str, tmp_path: Path) -> None:
+    made, called = HELD[holder]
+    net = imported(
+        f"""
+{HOLDERS}
+class Net(Base):
+    def build(self):
+        self.act, self.held = nn.ReLU(), None
+        self.held = {made.format("self.step")}
+
+    def step(self, x):
+        return F.gelu(self.act(self.l1(x)))
+
+    def forward(self, x):
+        return torch.tanh({called.format("self.l0(x)")})
+""",
+        tmp_path,
+    )["Net"]
+    found = assert_right_or_refused(net, torch.randn(3, 4), by_name=False)
+    assert "tanh_1" in found
+    assert not any("gelu" in name for name in found)
+
+
+@pytest.mark.parametrize("default", ["None", "staticmethod(F.relu)", "functools.cached_property(lambda self: F.relu)"])
+def test_an_attribute_in_front_of_one_of_its_class_stays_as_it_is(default: str, tmp_path: Path) -> None:
+    net = imported(
+        f"""
+class Net(Base):
+    fn = {default}
+    def build(self):
+        self.fn = F.gelu
+
+    def forward(self, x):
+        return torch.tanh(self.fn(self.l0(x)) if self.fn is not None else x)
+""",
+        tmp_path,
+    )["Net"]
+    assert list(assert_right_or_refused(net, torch.randn(3, 4))) == ["tanh_1"]
+
+
+CALLS = {  # how a module of its own __call__ is called, and the hulls it gets
+    "def __call__(self, x): return torch.tanh(self.forward(x))": {"tanh_1", "relu_1", "act"},
+    "def __call__(self, x): return super().__call__(torch.tanh(x))": {"tanh_1", "relu_1", "act"},
+    "def __call__(self, x): return torch.tanh(self.l1(x))": {"tanh_1"},
+    "def _call_impl(self, x): return torch.tanh(self.l1(x))": {"tanh_1"},
+    "def own(self, x): return torch.tanh(self.forward(x))\n    __call__ = own": {"tanh_1", "relu_1", "act"},
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_of_its_own_is_read_before_forward(call: str, tmp_path: Path) -> None:
+    net = imported(
+        f"""
+class Inner(Base):
+    def build(self):
+        self.act = nn.SiLU()
+
+    {call}
+
+    def forward(self, x):
+        return F.relu(self.act(self.l0(x)))
+
+class Net(Base):
+    def build(self):
+        self.inner = Inner()
+
+    def forward(self, x):
+        return self.inner(x)
+""",
+        tmp_path,
+    )["Net"]
+    found = assert_right_or_refused(net, torch.randn(3, 4))
+    assert set(found) == {f"inner.{name}" for name in CALLS[call]}
+
+
+@pytest.mark.parametrize("wrapper", ["return torch.tanh(self.l1(x))", "return g(self, torch.tanh(x))"])
+def test_a_decorator_that_does_not_call_what_it_decorates(wrapper: str, tmp_path: Path) -> None:
+    net = imported(
+        f"""
+def other(self, x):
+    return F.gelu(self.l0(x))
+
+def instead(f, g=other):
+    @functools.wraps(f)
+    def wrapper(self, x):
+        {wrapper}
+    return wrapper
+
+class Net(Base):
+    def build(self):
+        self.act = nn.ReLU()
+
+    @instead
+    def forward(self, x):
+        return self.act(self.l0(x))
+""",
+        tmp_path,
+    )["Net"]
+    assert assert_right_or_refused(net, torch.randn(3, 4), by_name=False) == {}
+
+
+@pytest.mark.parametrize("name", ["__len__", "__bool__", "__eq__", "__getitem__", "__contains__", "__call__"])
+def test_an_activation_with_a_special_method_of_its_own_stays_as_it_is(name: str) -> None:
+    hashed = {"__hash__": nn.Module.__hash__} if name == "__eq__" else {}
+    kind = type("Own", (nn.ReLU,), {name: lambda self, *given: 0} | hashed)
+    (site,) = hullo.summary(nn.Sequential(kind())).left
+    assert name in site.reason
+
+
+class Turns(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.turns = nn.Linear(4, 4), 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(self.turns):
+            x = torch.tanh(self.layer(x))
+        return x
+
+
+def test_a_loop_that_gets_more_turns_says_so() -> None:
+    model, x = hullo.replace_activations(Turns()), torch.randn(2, 4)
+    model.turns = 1
+    model(x)
+    model.turns = 3
+    with pytest.raises(KeyError, match="turn 2 of a loop that had 2 turns"):
+        model(x)
+
+
+class Lengths(nn.Module):
+    """Nothing in the code tells that one of the tensors holds integers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.act = nn.Linear(4, 4), nn.ReLU()
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        return self.act(self.layer(x)) + torch.relu(lengths - 1).unsqueeze(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_integers_that_reach_a_hull_are_named_with_what_to_do(dtype: torch.dtype) -> None:
+    given = (torch.randn(2, 4), torch.tensor([1, 2], dtype=dtype))
+    model = hullo.replace_activations(Lengths())
+    with pytest.raises(TypeError, match=rf"{dtype}.*relu_1.*Lengths\.forward.*where=") as caught:
+        model(*given)
+    advice = str(caught.value).partition("where=")[2].rstrip(")")
+    model = Lengths()
+    with pytest.raises(RuntimeError, match=r"relu_1.*where="):
+        hullo.replace_activations(model, example_inputs=given)
+    assert hullo.summary(model).hulls == {}
+    hullo.replace_activations(model, example_inputs=given, where=eval(advice))
+    assert list(hullo.summary(model).hulls) == ["act"]
+
+
+def test_collections_whose_items_run_code_are_left_alone(tmp_path: Path) -> None:
+    space = imported(
+        """
+import collections
+
+class Makes(collections.OrderedDict):
+    def __getitem__(self, name):
+        return super().__getitem__(name)()
+
+TABLE = Makes(relu=nn.ReLU, gelu=nn.GELU)
+
+def act(x):
+    return TABLE["relu"](x)
+
+class Net(Base):
+    def forward(self, x):
+        return torch.tanh(act(self.l0(x)))
+""",
+        tmp_path,
+    )
+    assert_right_or_refused(space["Net"], torch.randn(3, 4), by_name=False)
+    assert list(space["TABLE"].values()) == [nn.ReLU, nn.GELU]  # type: ignore[attr-defined]
+
+
+def test_classes_that_name_each_other(tmp_path: Path) -> None:
+    space = imported(
+        """
+def helper(x):
+    return x if isinstance(x, (One, Two)) else torch.cos(x)
+
+class One(Base):
+    def forward(self, x):
+        return helper(x) if isinstance(x, Two) else x
+
+class Two(Base):
+    def forward(self, x):
+        return torch.tanh(helper(self.l0(x))) if not isinstance(x, One) else x
+""",
+        tmp_path,
+    )
+    assert list(assert_right_or_refused(space["Two"], torch.randn(3, 4))) == ["tanh_1"]
+
+
+def test_a_model_that_holds_a_python_module_is_folded() -> None:
+    model = hullo.replace_activations(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    model.functions = torch.nn.functional  # type: ignore[assignment]
+    assert isinstance(hullo.fold(model)[1], nn.ReLU)  # type: ignore[index]
