@@ -13,7 +13,6 @@ from hullo.surgery.rewrite.source import position
 from hullo.surgery.rewrite.values import LONGEST, UnknownError, Value
 
 _NO_TURNS = "as the model is set up, the loop around it has no turns"
-_OPEN_LOOP = "it is called in a loop whose length depends on the input"
 INNER = "it is called in a function inside a function"
 
 
@@ -27,7 +26,7 @@ class Flow(Branches):
 
     def visit_While(self, node: ast.While) -> None:
         self.rest += [Rest(OF_LOOP), Rest(OF_TURN)]
-        with self.troubled(_OPEN_LOOP), self.on_branch({}):
+        with self.on_branch({}):
             self.visit(node.test)
             self.block(node.body)
         del self.rest[-2:]
@@ -50,7 +49,7 @@ class Flow(Branches):
         if values is None:
             self.scope.forget(target)
             self.numbers.assign(target, hash(("loop", position(source))))
-            with self.troubled(_OPEN_LOOP), self.on_branch({}):
+            with self.on_branch({}):  # all turns share what is called
                 read()
         elif not values:
             with self.on_branch({}, idle=_NO_TURNS):

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hullo.surgery.recognise import AMBIGUOUS, NAMES, Reading, read_function, read_module
 from hullo.surgery.rewrite.branches import Path
-from hullo.surgery.rewrite.calls import Body, Call, Findings, Seen
+from hullo.surgery.rewrite.calls import Body, Call, Findings, Missed, Seen
 from hullo.surgery.rewrite.flow import INNER
 from hullo.surgery.rewrite.mentions import (
     functions_named,
@@ -31,6 +31,7 @@ from hullo.surgery.rewrite.source import input_of, is_written_out, method, parse
 from hullo.surgery.rewrite.uses import Uses
 from hullo.surgery.rewrite.values import Assigned, Kept, Scope, UnknownError, Value
 from hullo.surgery.rewrite.walks import walks_in
+from hullo.surgery.rewrite.write import can_be_decorated_again, leads_to
 
 _SPACES = (torch, torch.nn.functional, nn)
 _CALLS = frozenset({"forward", "__call__", "_wrapped_call_impl", "_call_impl"})
@@ -86,6 +87,12 @@ class Reader(Uses):
         self.body.siblings.append(self.body)
         self.findings.walked += walks_in(tree, self.body.function, self.scope)
         self.note_classes(tree)
+        wrapper: Any = vars(self.body.home)[self.body.origin]
+        while isinstance(wrapper, types.FunctionType) and hasattr(wrapper, "__wrapped__"):
+            for name in sorted(NAMES.intersection(wrapper.__code__.co_names)):
+                why = f"a decorator of {self.body.name} calls it"
+                self.findings.missed.append(Missed(wrapper.__code__.co_qualname, name, why, self.path, 0, self.idle))
+            wrapper = wrapper.__wrapped__
         self.block(tree.body)
 
     # What is called
@@ -354,28 +361,9 @@ def body_of(owner: nn.Module, mro: Sequence[type], name: str, assigned: Assigned
     first = next(iter(inspect.signature(plain).parameters.values()), None)
     if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
         raise LookupError("it does not name the module it belongs to")
-    fixed = f"{name} is decorated" if plain is not function else ""
-    if not _leads_to(function, plain):
+    fixed = "" if can_be_decorated_again(function) else f"{name} is decorated"
+    if not leads_to(function, plain):
         raise LookupError("its decorator does not call it")
     if holder := assigned.bound.get((id(owner), name)):
         fixed = fixed or f"the attribute {holder} holds {name} as it is"
     return Body(owner, name, home, origin, plain, fixed=fixed)
-
-
-def _leads_to(wrapper: Any, wrapped: types.FunctionType) -> bool:
-    """Return whether a decorated function has the one that was decorated among the names around it."""
-    while wrapper is not wrapped:
-        inner = wrapper.__wrapped__
-        cells = wrapper.__closure__ or () if isinstance(wrapper, types.FunctionType) else None
-        if cells is not None and not any(cell.cell_contents is inner for cell in cells if not _is_empty(cell)):
-            return False
-        wrapper = inner
-    return True
-
-
-def _is_empty(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return True
-    return False

@@ -21,6 +21,7 @@ _TRUSTED = (
     "torch", "transformers.utils", "transformers.modeling_utils", "transformers.configuration_utils",
     "diffusers.models.modeling_utils", "diffusers.configuration_utils", "diffusers.utils", "accelerate", "peft",
 )  # fmt: skip  # they look at modules, and do not call them
+_SAYING = frozenset({"print", "warn", "warning", "warning_once", "info", "debug", "error", "exception", "log"})
 _HARMLESS = frozenset({"next", "any", "all"})
 
 
@@ -34,6 +35,7 @@ def walks_in(tree: ast.AST, function: types.FunctionType, scope: Scope) -> Itera
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _HARMLESS
         for part in ast.walk(node)
     }
+    said = {part for node in ast.walk(tree) if _only_says(node) for part in ast.walk(node)}
     keyed = {node.value for node in ast.walk(tree) if isinstance(node, ast.Subscript)}  # self._modules[name]
     single = dict(_single_attributes(tree))
     for node in ast.walk(tree):
@@ -49,7 +51,7 @@ def walks_in(tree: ast.AST, function: types.FunctionType, scope: Scope) -> Itera
                 kind, sure = "children", True
             case _:
                 continue
-        if not kind or (kind == "parameters" and node in harmless):
+        if not kind or (kind == "parameters" and node in harmless) or (kind == "text" and node in said):
             continue
         try:
             owner = scope.it(value)
@@ -59,6 +61,16 @@ def walks_in(tree: ast.AST, function: types.FunctionType, scope: Scope) -> Itera
             continue
         if isinstance(owner, nn.Module) or (owner is None and sure):
             yield owner, kind, place(function, node)
+
+
+def _only_says(node: ast.AST) -> bool:
+    """Return whether code only tells somebody something: by an error, a warning or a log."""
+    match node:
+        case ast.Raise() | ast.Assert():
+            return True
+        case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)):
+            return name in _SAYING
+    return False
 
 
 def _single_attributes(tree: ast.AST) -> Iterator[tuple[ast.expr, str]]:

@@ -11,6 +11,7 @@ import __future__
 import ast
 import copy
 import functools
+import inspect
 import linecache
 import types
 import zlib
@@ -109,7 +110,9 @@ def _compile(function: types.FunctionType, node: ast.FunctionDef) -> types.CodeT
     return code
 
 
-def _function(original: types.FunctionType, method: Written) -> types.FunctionType:
+def _function(wrapper: types.FunctionType, method: Written) -> types.FunctionType:
+    """Return a method written anew, decorated as it was."""
+    original = inspect.unwrap(wrapper)
     code = _compile(original, ast.parse(method.text).body[0])  # type: ignore[arg-type]
     cells = dict(zip(original.__code__.co_freevars, original.__closure__ or (), strict=True))
     closure = tuple(cells[name] for name in code.co_freevars)
@@ -118,7 +121,50 @@ def _function(original: types.FunctionType, method: Written) -> types.FunctionTy
     del function.__wrapped__  # type: ignore[attr-defined]
     function.__kwdefaults__ = original.__kwdefaults__
     function.__name__ = method.name
-    return function
+    return _decorated(wrapper, original, function)
+
+
+def _decorated(
+    wrapper: types.FunctionType, original: types.FunctionType, new: types.FunctionType
+) -> types.FunctionType:
+    """Return a decorator's function again, with another function in the place of the one that was decorated."""
+    if wrapper is original:
+        return new
+    before: Any = wrapper.__wrapped__  # type: ignore[attr-defined]
+    inner = _decorated(before, original, new)
+    closure = tuple(types.CellType(inner) if holds(cell, before) else cell for cell in wrapper.__closure__ or ())
+    made = types.FunctionType(wrapper.__code__, wrapper.__globals__, wrapper.__name__, wrapper.__defaults__, closure)
+    functools.update_wrapper(made, wrapper)
+    made.__kwdefaults__, made.__wrapped__ = wrapper.__kwdefaults__, inner  # type: ignore[attr-defined]
+    return made
+
+
+def can_be_decorated_again(wrapper: Any) -> bool:
+    """Return whether all decorators of a function are functions around it, and not PyTorch's, which do more."""
+    while hasattr(wrapper, "__wrapped__"):
+        if not isinstance(wrapper, types.FunctionType) or wrapper.__globals__["__name__"].partition(".")[0] == "torch":
+            return False
+        wrapper = wrapper.__wrapped__  # type: ignore[attr-defined]
+    return True
+
+
+def leads_to(wrapper: Any, wrapped: types.FunctionType) -> bool:
+    """Return whether a decorated function has the one that was decorated among the names around it."""
+    while wrapper is not wrapped:
+        inner = wrapper.__wrapped__
+        cells = wrapper.__closure__ or () if isinstance(wrapper, types.FunctionType) else None
+        if cells is not None and not any(holds(cell, inner) for cell in cells):
+            return False
+        wrapper = inner
+    return True
+
+
+def holds(cell: types.CellType, thing: Any) -> bool:
+    """Return whether a name from around a function stands for something."""
+    try:
+        return cell.cell_contents is thing
+    except ValueError:  # not filled yet
+        return False
 
 
 class Turns(nn.ModuleDict):
