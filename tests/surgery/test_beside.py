@@ -165,6 +165,36 @@ class Net(Base):
     assert assert_right_or_refused(net, torch.randn(3, 4), by_name=False) == {}
 
 
+DECORATORS = {
+    "wraps": "@functools.wraps(f)\n    def g(self, x): return f(self, x) * 2\n    return g",
+    "twice": "@functools.wraps(f)\n    def g(self, x): return f(self, f(self, x))\n    return g",
+    "other names": "scale = 2.0\n    @functools.wraps(f)\n    def g(self, x, *, y=1.0): return f(self, x) * scale + y\n    return g",
+    "its own": "@functools.wraps(f)\n    def g(self, x): return f(self, torch.tanh(x))\n    return g",
+    "two": "g = functools.wraps(f)(lambda self, x: f(self, x) + 1)\n    return functools.wraps(g)(lambda self, x: g(self, x) * 3)",
+}
+
+
+@pytest.mark.parametrize("name", DECORATORS)
+def test_decorated_methods_are_written_anew_inside_their_decorators(name: str, tmp_path: Path) -> None:
+    net = imported(
+        f"""
+def decorator(f):
+    {DECORATORS[name]}
+
+class Net(Base):
+    @decorator
+    def step(self, x):
+        return F.relu(self.l0(x))
+
+    @decorator
+    def forward(self, x):
+        return self.l1(F.gelu(self.step(x)))
+""",
+        tmp_path,
+    )["Net"]
+    assert set(assert_right_or_refused(net, torch.randn(3, 4))) == {"relu_1", "gelu_1"}
+
+
 @pytest.mark.parametrize("name", ["__len__", "__bool__", "__eq__", "__getitem__", "__contains__", "__call__"])
 def test_an_activation_with_a_special_method_of_its_own_stays_as_it_is(name: str) -> None:
     hashed = {"__hash__": nn.Module.__hash__} if name == "__eq__" else {}

@@ -67,13 +67,21 @@ FORWARDS: dict[str, tuple[str, int]] = {
     "list that grows": (
         "y = []\n        for n in range(2): y.append(F.relu(self.l0(x)))\n"
         "        for z in reversed(y): x = torch.tanh(z + x)\n        return x",
-        2,
+        3,
     ),
     "attribute that grows": (
         "self.grown.append(x.detach())\n        for z in self.grown[-1:]: x = torch.tanh(z)\n"
         "        return F.relu(self.l0(x))",
-        1,
+        2,
     ),
+    "as many turns as rows": ("for row in x: x = x + F.relu(self.l0(row))\n        return torch.tanh(x)", 2),
+    "while": ("while x.abs().max() > 0.1: x = 0.5 * self.act(self.l0(x)).tanh()\n        return x", 2),
+    "a part for each row": ("return torch.stack([F.relu(self.l0(row)) for row in x])", 1),
+    "known turns in unknown ones": (
+        "for row in x:\n            for layer in self.layers: x = x + torch.tanh(layer(row))\n        return x",
+        3,
+    ),
+    "a method in unknown turns": ("for row in x: x = x + self.__step(self.l0(row))\n        return x", 1),
     "no turns": ("for layer in []: x = torch.tanh(layer(x))\n        return F.relu(self.l0(x))", 1),
     "enumerate hidden": (
         "enumerate = None\n        for f in (self.l0, self.l1): x = F.relu(f(x))\n        return x",
