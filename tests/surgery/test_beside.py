@@ -168,9 +168,12 @@ class Net(Base):
 DECORATORS = {
     "wraps": "@functools.wraps(f)\n    def g(self, x): return f(self, x) * 2\n    return g",
     "twice": "@functools.wraps(f)\n    def g(self, x): return f(self, f(self, x))\n    return g",
-    "other names": "scale = 2.0\n    @functools.wraps(f)\n    def g(self, x, *, y=1.0): return f(self, x) * scale + y\n    return g",
+    "keyword": "@functools.wraps(f)\n    def g(self, x, *, y=1.0): return f(self, x) * 2 + y\n    return g",
     "its own": "@functools.wraps(f)\n    def g(self, x): return f(self, torch.tanh(x))\n    return g",
-    "two": "g = functools.wraps(f)(lambda self, x: f(self, x) + 1)\n    return functools.wraps(g)(lambda self, x: g(self, x) * 3)",
+    "two": (
+        "g = functools.wraps(f)(lambda self, x: f(self, x) + 1)\n"
+        "    return functools.wraps(g)(lambda self, x: g(self, x) * 3)"
+    ),
 }
 
 
