@@ -48,9 +48,9 @@ def replace_activations(
     parameters stay as they were.
 
     Every call gets a hull of its own: an activation that is called twice becomes two hulls, and one in a loop over
-    parts of the model becomes one per turn. Calls on branches that exclude each other, as in
-    ``if self.training: ... else: ...``, share one, so that what is learned on one branch holds on the other. What
-    cannot be replaced safely is left alone; :func:`hullo.summary` says what and why.
+    parts of the model becomes one per turn. All turns of a loop whose length depends on the input share one, and so do
+    calls on branches that exclude each other, as in ``if self.training: ... else: ...``: what is learned on one branch
+    holds on the other. What cannot be replaced safely is left alone; :func:`hullo.summary` says what and why.
 
     With `example_inputs`, the outputs before and after are compared, in training and in evaluation mode, with the same
     random numbers. Where they differ by more than rounding, an error says by how much. Whenever there is an error, the

@@ -133,7 +133,8 @@ class Reader(Uses):
         thing = callee.it
         if isinstance(thing, types.FunctionType):
             given_to = [self.it(item) for item in (*given.args, *(item.value for item in given.keywords))]
-            self.findings.handed[thing] += [item for item in given_to if isinstance(item, nn.Module)]
+            flat = [part for item in given_to for part in (item if isinstance(item, (list, tuple)) else [item])]
+            self.findings.handed[thing] += [part for part in flat if isinstance(part, nn.Module)]
         if thing is self.owner:
             self.findings.recursive.add(self.body.function)
         elif isinstance(thing, nn.Module):
