@@ -16,6 +16,7 @@ from hullo.functional import apply
 from hullo.kernels import Plan
 from hullo.rawnames import write_raw_name
 from hullo.readonly import read_only
+from hullo.scaling import apply_scaled, make_scales
 from hullo.sharding import gather, is_sharded, shard_like
 
 Start = Sequence[float] | Sequence[Sequence[float]] | Tensor | str | None
@@ -28,6 +29,7 @@ class Hull(nn.Module):
     set_class: ClassVar[type[Simplex] | type[Hyperplane] | type[Orthant] | type[Space]]
     is_strict: ClassVar[bool] = True  # the default of `strict`
     raw_name: str
+    inner_scale: nn.Parameter | None
 
     def __init__(
         self,
@@ -37,6 +39,7 @@ class Hull(nn.Module):
         channel_dim: int = 1,
         keep: str | None = None,
         strict: bool | None = None,
+        inner_scale: str | None = None,
         inplace: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -63,6 +66,8 @@ class Hull(nn.Module):
             )
         )
 
+        self.register_parameter("inner_scale", make_scales(inner_scale, groups, len(self.bases), self.raw))
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         hull = super().__new__(cls)  # copies and unpickled hulls are made here, too
         if any(way(keep).restrict for keep in cls.set_class.ways):
@@ -70,11 +75,15 @@ class Hull(nn.Module):
         return hull
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (PyTorch's name, by which it may be called)
+        if self.inner_scale is not None:
+            return apply_scaled(input, self.raw, self.inner_scale, self.plan, hull=self)
         return apply(input, self.raw, self.plan, hull=self)
 
     def reset_parameters(self) -> None:
-        """Set the coefficients back to those the hull started with, also after `to_empty`."""
+        """Set the coefficients back to those the hull started with, and scales to one, also after `to_empty`."""
         self.coefficients = self.start
+        if self.inner_scale is not None:
+            nn.init.ones_(self.inner_scale)
 
     @property
     def coefficients(self) -> Tensor:
@@ -105,6 +114,13 @@ class Hull(nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(self.raw_name if name == "raw" else name, value)
+
+    @property
+    def scale_kind(self) -> str | None:
+        """What has an inner scale: "hull", "base" or None."""
+        if self.inner_scale is None:
+            return None
+        return "hull" if self.inner_scale.shape[-1] == 1 else "base"
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -163,8 +179,9 @@ class Hull(nn.Module):
         if reason := self._why_not_loaded(state_dict, prefix):
             errors.append(f"{reason}; make this hull with the same arguments")
             return
-        if key in state_dict and state_dict[key].dtype in (torch.float16, torch.bfloat16):
-            state_dict[key] = state_dict[key].float()  # assign=True would keep the type
+        for name in (key, f"{prefix}inner_scale"):
+            if name in state_dict and state_dict[name].dtype in (torch.float16, torch.bfloat16):
+                state_dict[name] = state_dict[name].float()  # assign=True would keep the type
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def _why_not_loaded(self, state_dict: dict[str, Any], prefix: str) -> str:
@@ -173,6 +190,8 @@ class Hull(nn.Module):
         others = [key for key in state_dict if key.startswith(f"{prefix}raw_")]
         if others and own not in others:
             return f"{others[0]} was saved by another hull; this one, {self.spelling}, has {self.raw_name}"
+        if own in state_dict and (f"{prefix}inner_scale" in state_dict) != (self.inner_scale is not None):
+            return f"{own} was saved {'without' if self.inner_scale is not None else 'with'} an inner_scale"
         shape = tuple(state_dict[own].shape) if own in state_dict else self.shape
         if shape == self.shape:
             return ""
@@ -202,6 +221,8 @@ class Hull(nn.Module):
             parts.append(f"channel_dim={self.plan.channel_dim}")
         if self.constraint != self.set_class():
             parts.append(f"keep={self.constraint.keep!r}")
+        if self.inner_scale is not None:
+            parts.append(f"inner_scale={self.scale_kind!r}")
         return ", ".join(parts)
 
 
@@ -229,6 +250,8 @@ class AffineHull(Hull):
         keep: how coefficients are kept in the hull, "recentred" or "free"; see :class:`hullo.Hyperplane`.
         strict: refuse bases that do not have value zero and slope one at the origin. By default convex and affine
             hulls do, conic and linear ones do not.
+        inner_scale: learn a scale b inside of the functions, f(b x), that starts at one: "hull" is one for all bases,
+            "base" one for each; with several groups, a row of them per group. None by default.
         inplace: accepted for code that makes its activations with it, such as timm's `act_layer`, and without effect: a
             hull needs its input for the backward pass, and returns a new tensor.
 

@@ -99,6 +99,10 @@ def _for_each_row(
     if isinstance(subject, Hull):
         if bases is not None:
             raise TypeError("a hull knows its bases; give them only together with coefficients")
+        if subject.inner_scale is not None:
+            raise TypeError(
+                "the hull has an inner scale, f(b x), of which this is not known; give coefficients and bases"
+            )
         found, rows = subject.bases, subject.coefficients.detach().double().cpu()
     elif bases is None:
         raise TypeError("coefficients need their bases: give both, or a hull")

@@ -42,6 +42,8 @@ class Activation:
     def of(cls, module: nn.Module) -> Activation | None:
         """Read the activation that a module is; return None if it is none that a combination of bases equals."""
         if isinstance(module, Hull):
+            if module.inner_scale is not None:
+                raise ValueError("a population has no inner scales; make the hull without inner_scale")
             raw = module.raw.detach().reshape(module.groups, -1)
             return cls(module.bases, module.constraint.keep, raw, module.plan.channel_dim, module.raw_name, id(module))
         if type(module) is nn.Identity:

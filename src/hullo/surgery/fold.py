@@ -104,6 +104,8 @@ def fold(model: nn.Module, *, example_inputs: Inputs | None = None) -> nn.Module
 
 def _folded(hull: Hull, seen: Tensor | None) -> nn.Module:
     rows = hull.coefficients.detach().double().reshape(hull.groups, -1)
+    if hull.inner_scale is not None:
+        return _graph(hull, rows)
     if bool((rows - rows[0]).abs().max() <= _TOLERANCE):
         rows = rows[:1]
     known = [_native(item) for item in known_as(rows.cpu(), hull.bases)]  # type: ignore[union-attr]
@@ -168,7 +170,8 @@ def _graph(hull: Hull, rows: Tensor) -> fx.GraphModule:
         columns = graph.call_method("repeat_interleave", (graph.get_attr("coefficients"), repeats, -1))
         columns = graph.call_method("to", (columns, wide_dtype))
         coefficients = [graph.call_function(operator.getitem, (columns, n)) for n in range(len(used))]
-    values = [_inlined(graph, hull.bases[n], wide) for n in used]
+    inputs = _scaled_inputs(hull, root, graph, wide, wide_dtype, used)
+    values = [_inlined(graph, hull.bases[n], x) for n, x in zip(used, inputs, strict=True)]
     total = graph.call_function(torch.mul, (values[0], coefficients[0]))
     for value, c in zip(values[1:], coefficients[1:], strict=True):
         if len(rows) > 1:
@@ -180,6 +183,24 @@ def _graph(hull: Hull, rows: Tensor) -> fx.GraphModule:
     y = graph.call_method("to", (total, dtype))
     graph.output(graph.call_method("copy_", (x, y)) if isinstance(hull, InPlace) else y)
     return fx.GraphModule(root, graph, class_name="FoldedHull")
+
+
+def _scaled_inputs(
+    hull: Hull, root: nn.Module, graph: fx.Graph, wide: fx.Node, dtype: fx.Node, used: list[int]
+) -> list[fx.Node]:
+    """Write the inner scales of a hull into a graph, for the bases that are used; channels are last."""
+    if hull.inner_scale is None:
+        return [wide] * len(used)
+    scales = hull.inner_scale.detach().reshape(hull.groups, -1).expand(-1, len(hull.bases))[:, used]
+    if len(scales) == 1:
+        return [graph.call_function(torch.mul, (wide, scale)) for scale in scales[0].tolist()]
+    root.register_buffer("scales", scales.T.contiguous())
+    channels = graph.call_method("size", (wide, -1))
+    repeats = graph.call_function(operator.floordiv, (channels, len(scales)))
+    columns = graph.call_method("repeat_interleave", (graph.get_attr("scales"), repeats, -1))
+    columns = graph.call_method("to", (columns, dtype))
+    rows = [graph.call_function(operator.getitem, (columns, n)) for n in range(len(used))]
+    return [graph.call_function(torch.mul, (wide, row)) for row in rows]
 
 
 def _inlined(graph: fx.Graph, base: Base, x: fx.Node) -> fx.Node:

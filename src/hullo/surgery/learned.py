@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from hullo.modules import AffineHull, ConicHull, ConvexHull, Hull, LinearHull
@@ -75,9 +76,16 @@ def _facts(hull: Hull) -> dict[str, Any]:
         "groups": hull.groups,
         "channel_dim": hull.plan.channel_dim,
         "coefficients": hull.coefficients.detach().double().tolist(),
+        "inner_scale": None if hull.inner_scale is None else hull.inner_scale.tolist(),
     }
 
 
 def _made(facts: dict[str, Any]) -> Hull:
     options = {name: facts[name] for name in ("keep", "groups", "channel_dim")}
-    return _CLASSES[facts["hull"]](*facts["bases"], start=facts["coefficients"], strict=False, **options)
+    scales = torch.tensor([]) if facts["inner_scale"] is None else torch.tensor(facts["inner_scale"])
+    kind = None if not len(scales) else "hull" if scales.shape[-1] == 1 else "base"
+    cls, start = _CLASSES[facts["hull"]], facts["coefficients"]
+    made = cls(*facts["bases"], start=start, inner_scale=kind, strict=False, **options)
+    if made.inner_scale is not None:
+        made.inner_scale.data.copy_(scales)
+    return made

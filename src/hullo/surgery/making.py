@@ -34,6 +34,7 @@ class Recipe:
     channel_dim: int | None = None
     keep: str | None = None
     share: Share | None = None
+    inner_scale: str | None = None
 
     def make(self, model: nn.Module, sites: Iterable[Site], channels: Mapping[str, Channels]) -> dict[str, Hull]:
         """Make a hull for each site.
@@ -55,10 +56,8 @@ class Recipe:
             like = nearby_tensor(modules, site)
             if self.hull is None or (isinstance(self.hull, type) and issubclass(self.hull, Hull)):
                 made[site.name] = self._made(self.hull, site, channels.get(site.name), like)
-            elif (self.bases, self.start, self.groups, self.keep) != (None, None, 1, None):
-                raise TypeError(
-                    "a function that makes hulls chooses bases, start, groups and keep; do not give them here"
-                )
+            elif (self.bases, self.start, self.groups, self.keep, self.inner_scale) != (None, None, 1, None, None):
+                raise TypeError("a function that makes hulls chooses bases, start, groups, keep and inner_scale itself")
             else:
                 made[site.name] = _made_by(self.hull, site, made.values()).to(like.device)
             if key is not None:
@@ -106,6 +105,7 @@ class Recipe:
             hull = hull or (AffineHull if is_affine else LinearHull)
         dtype = like.dtype if like.is_floating_point() else None
         options: dict[str, Any] = {"groups": groups, "channel_dim": channel_dim, "keep": self.keep}
+        options["inner_scale"] = self.inner_scale
         return (hull or AffineHull)(*found, start=start, **options, strict=False, device=like.device, dtype=dtype)
 
 

@@ -83,7 +83,7 @@ def _as_groups(given: Iterable[Any]) -> list[Group]:
 
 
 def coefficient_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters that hold a model's coefficients, to exempt them from what is done to weights.
+    """Return the parameters that hold coefficients and inner scales, to exempt them from what is done to weights.
 
     Example:
         >>> import torch, hullo
@@ -92,7 +92,8 @@ def coefficient_parameters(model: nn.Module) -> list[nn.Parameter]:
         [(2,)]
     """
     expect_model("coefficient_parameters", model)
-    return list({module.raw: None for module in model.modules() if isinstance(module, Hull)})
+    hulls = [module for module in model.modules() if isinstance(module, Hull)]
+    return list({item: None for hull in hulls for item in (hull.raw, hull.inner_scale) if item is not None})
 
 
 def coefficient_dict(model: nn.Module) -> dict[str, float]:

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from hullo._compat import real_tensors
-from hullo.functional import combine
+from hullo.coefficients import way
+from hullo.kernels import Plan
 from hullo.modules import Hull
+from hullo.scaling import apply_scaled
 from hullo.surgery.survey import expect_model
 from hullo.surgery.untouched import Inputs, State, run, same_random_numbers
 
@@ -80,8 +82,9 @@ def _draw(axes: Any, hull: Hull, limits: tuple[float, float], seen: Tensor | Non
         beside.set_yticks([])
         axes.set_zorder(beside.get_zorder() + 1)
         axes.patch.set_visible(False)
-    x, learned = _functions(hull, hull.coefficients.detach(), limits)
-    _, started = _functions(hull, hull.start, limits)
+    scales = None if hull.inner_scale is None else hull.inner_scale.detach()
+    x, learned = _functions(hull, hull.coefficients.detach(), scales, limits)
+    _, started = _functions(hull, hull.start, None, limits)
     axes.plot(x, started.mean(0), "--", color="0.5", linewidth=1)
     if len(learned) > 1:
         axes.fill_between(x, learned.amin(0), learned.amax(0), alpha=0.3)
@@ -90,11 +93,15 @@ def _draw(axes: Any, hull: Hull, limits: tuple[float, float], seen: Tensor | Non
 
 
 @real_tensors()
-def _functions(hull: Hull, coefficients: Tensor, limits: tuple[float, float]) -> tuple[Tensor, Tensor]:
+def _functions(
+    hull: Hull, coefficients: Tensor, scales: Tensor | None, limits: tuple[float, float]
+) -> tuple[Tensor, Tensor]:
     """Return points, and the values there, a row for each group."""
     x = torch.linspace(*limits, _POINTS, dtype=torch.float64)
     rows = coefficients.double().cpu().reshape(hull.groups, -1)
-    return x, combine(x.expand(hull.groups, -1), rows, hull.bases, channel_dim=0)
+    factors = torch.ones(1, 1) if scales is None else scales.reshape(hull.groups, -1)
+    plan = Plan(hull.bases, way("given"), 0)
+    return x, apply_scaled(x.expand(hull.groups, -1), rows, factors.double().cpu().expand(len(rows), -1), plan)
 
 
 def _inputs(model: nn.Module, hulls: dict[str, Hull], given: Inputs) -> dict[str, Tensor]:

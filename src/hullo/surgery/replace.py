@@ -38,6 +38,7 @@ def replace_activations(
     channel_dim: int | None = None,
     keep: str | None = None,
     share: Share | None = None,
+    inner_scale: str | None = None,
     example_inputs: Inputs | None = None,
 ) -> nn.Module:
     r"""Turn the activations of a model into hulls that start as the functions they replace.
@@ -78,6 +79,7 @@ def replace_activations(
             in the same numbered module, such as ``layers.0``, or those for which a function of a
             :class:`hullo.surgery.Site` returns the same; None is a hull of its own. Sites with different functions
             never share one.
+        inner_scale: learn a scale inside of the functions, as in :class:`hullo.AffineHull`.
         example_inputs: what the model is given, as a tensor, a tuple or a dict, to compare outputs and to count
             channels. The runs leave no trace in the model or in the random numbers. Hulls that do not start as what
             they replace are compared by hulls that do.
@@ -99,7 +101,7 @@ def replace_activations(
     sites = survey(model)
     hulls = [name or "the model" for name, module in model.named_modules() if isinstance(module, Hull)]
     chosen = _choose(sites, hulls, where, functions)
-    recipe = Recipe(hull, bases, start, groups, channel_dim, keep, share)
+    recipe = Recipe(hull, bases, start, groups, channel_dim, keep, share, inner_scale)
     if example_inputs is None and (groups == "channels" or (groups != 1 and channel_dim is None)):
         raise ValueError(
             f"groups={groups!r} takes example_inputs, to find and to count the channels; or give groups as a number "

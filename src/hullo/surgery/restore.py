@@ -14,6 +14,7 @@ from hullo.surgery.making import nearby_tensor
 from hullo.surgery.survey import expect_model, survey
 from hullo.surgery.swap import Undo, swap
 
+SCALES = "inner_scale"
 _CLASSES = {keep: cls for cls in (AffineHull, ConvexHull, ConicHull, LinearHull) for keep in cls.set_class.ways}
 
 
@@ -62,12 +63,15 @@ def restore(model: nn.Module, state_dict: Mapping[str, Any]) -> nn.Module:
         if (place := places[name]) not in present:
             key = (numbers.data_ptr(), own)
             known = shared.get(key) if key[0] else None
-            made[place] = shared[key] = known or _made(own, numbers, nearby_tensor(modules, by_name[place]))
+            scales = state_dict.get(f"{name}.{SCALES}" if name else SCALES)
+            made[place] = shared[key] = known or _made(own, numbers, scales, nearby_tensor(modules, by_name[place]))
     undo = Undo(model)
     try:
         swap(model, sites, made)
         for name, (own, numbers) in saved.items():
-            model.get_submodule(places[name]).load_state_dict({own: numbers})
+            scales = state_dict.get(f"{name}.{SCALES}" if name else SCALES)
+            found = {own: numbers} if scales is None else {own: numbers, SCALES: scales}
+            model.get_submodule(places[name]).load_state_dict(found)
     except BaseException:
         undo()
         raise
@@ -114,7 +118,7 @@ def _saved_hulls(state_dict: Mapping[str, Any]) -> dict[str, tuple[str, Tensor]]
     return found
 
 
-def _made(own: str, numbers: Tensor, like: Tensor) -> Hull:
+def _made(own: str, numbers: Tensor, scales: Tensor | None, like: Tensor) -> Hull:
     parts = read_raw_name(own)
     assert parts is not None  # noqa: S101  (_saved_hulls lets no others through)
     keep, bases, channel_dim = parts
@@ -122,5 +126,7 @@ def _made(own: str, numbers: Tensor, like: Tensor) -> Hull:
         raise ValueError(f"{own} has an unknown parametrization {keep!r}; known are {', '.join(_CLASSES)}")
     groups = numbers.shape[0] if numbers.dim() == 2 else 1
     options: dict[str, Any] = {"groups": groups, "channel_dim": channel_dim, "keep": keep, "strict": False}
+    if scales is not None:
+        options["inner_scale"] = "hull" if scales.shape[-1] == 1 else "base"
     dtype = like.dtype if like.is_floating_point() else None
     return _CLASSES[keep](*bases, **options, device=like.device, dtype=dtype)

@@ -1,0 +1,61 @@
+"""A learned inner scale: sum over i of c_i f_i(b_i x), with one b per hull, or one for each of its bases.
+
+The scales are one more parameter of a hull, and one more product before its kernels.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, fx, nn
+
+from hullo import operators
+from hullo.coefficients import way
+from hullo.functional import apply
+from hullo.kernels import Plan
+from hullo.kernels.plan import compute_dtype
+
+KINDS = ("hull", "base")
+
+
+def make_scales(kind: str | None, groups: int, bases: int, raw: Tensor) -> nn.Parameter | None:
+    """Return scales of one, beside raw numbers: a row per group with one number, or with one for each base."""
+    if kind is None:
+        return None
+    if kind not in KINDS:
+        raise ValueError(f"inner_scale={kind!r}: give 'hull' for one scale, 'base' for one of each base, or None")
+    columns = bases if kind == "base" else 1
+    return nn.Parameter(raw.new_ones((columns,) if groups == 1 else (groups, columns)))
+
+
+def apply_scaled(x: Tensor, raw: Tensor, scales: Tensor, plan: Plan, hull: object = None) -> Tensor:
+    """Combine base functions of a scaled input, as :func:`hullo.functional.apply` does of the input."""
+    if isinstance(x, fx.Proxy):
+        return apply_scaled_spelled(x, raw, scales, *plan.spelled)
+    if not isinstance(x, Tensor) or not x.is_floating_point() or scales.shape[-1] == 1:
+        wide = _scaled(x, scales, 0, plan) if isinstance(x, Tensor) and x.is_floating_point() else x
+        return apply(wide, raw, plan, hull=hull).to(x.dtype)
+    coefficients = plan.way.coefficients(raw)
+    total = torch.zeros((), dtype=compute_dtype(x), device=x.device)
+    for n, item in enumerate(plan.bases):
+        alone = Plan((item,), way("given"), plan.channel_dim)
+        total = total + apply(_scaled(x, scales, n, plan), coefficients[..., n : n + 1], alone)
+    return total.to(x.dtype)
+
+
+@fx.wrap
+def apply_scaled_spelled(x: Tensor, raw: Tensor, scales: Tensor, bases: str, keep: str, channel_dim: int) -> Tensor:
+    """`apply_scaled` with its plan spelled: what such a hull is in a graph of torch.fx."""
+    return apply_scaled(x, raw, scales, operators.plan(bases, keep, channel_dim))
+
+
+def _scaled(x: Tensor, scales: Tensor, column: int, plan: Plan) -> Tensor:
+    """Return x in the type to compute in, times the scales of one column."""
+    wide, factors = x.to(compute_dtype(x)), scales[..., column].to(compute_dtype(x))
+    if scales.dim() == 1:
+        return wide * factors
+    dim = plan.channel_dim % x.dim() if -x.dim() <= plan.channel_dim < x.dim() else 0
+    if x.dim() == 0 or x.shape[dim] % len(factors):
+        return wide  # which `apply` refuses, with the reason
+    shape = [1] * x.dim()
+    shape[dim] = x.shape[dim]
+    return wide * factors.repeat_interleave(x.shape[dim] // len(factors)).reshape(shape)

@@ -1,0 +1,126 @@
+"""A learned inner scale: f(b x), with its gradients, in every tool that takes hulls."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hullo
+
+NAMES = ("sin", "tanh", "gelu")
+
+
+def made(kind: str, groups: int = 1, **options: object) -> hullo.Hull:
+    """A linear hull with coefficients and scales that all differ."""
+    torch.manual_seed(3)
+    act = hullo.LinearHull(*NAMES, groups=groups, channel_dim=1, inner_scale=kind, **options)  # type: ignore[arg-type]
+    for parameter in act.parameters():
+        parameter.data.copy_(0.5 + torch.rand_like(parameter))
+    return act
+
+
+def exact(act: hullo.Hull, x: Tensor) -> Tensor:
+    """The same channel by channel, in float64."""
+    assert act.inner_scale is not None
+    each = x.shape[1] // act.groups
+    rows = act.coefficients.double().reshape(act.groups, -1)
+    scales = act.inner_scale.double().reshape(act.groups, -1).expand(-1, len(NAMES))
+    channels = [
+        sum(
+            rows[k // each, n] * hullo.base(name).function(scales[k // each, n] * x[:, k].double())
+            for n, name in enumerate(NAMES)
+        )
+        for k in range(x.shape[1])
+    ]
+    return torch.stack(channels, dim=1)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("kind", ["hull", "base"])
+class TestEveryKind:
+    def test_values_are_those_of_scaled_inputs(self, kind: str, groups: int) -> None:
+        act, x = made(kind, groups), torch.randn(3, 4, 5)
+        torch.testing.assert_close(act(x), exact(act, x).float(), rtol=1e-5, atol=1e-5)
+        low = act(x.bfloat16())
+        assert low.dtype == torch.bfloat16
+        torch.testing.assert_close(low.double(), exact(act, x.bfloat16()), rtol=2**-8, atol=1e-6)
+
+    def test_first_and_second_derivatives(self, kind: str, groups: int) -> None:
+        act, x = made(kind, groups, dtype=torch.float64), torch.randn(2, 4, dtype=torch.float64, requires_grad=True)
+
+        def function(x: Tensor, raw: Tensor, scales: Tensor) -> Tensor:
+            parameters = {act.raw_name: raw, "inner_scale": scales}
+            result: Tensor = torch.func.functional_call(act, parameters, (x,))
+            return result
+
+        assert torch.autograd.gradcheck(function, (x, act.raw, act.inner_scale))
+        assert torch.autograd.gradgradcheck(function, (x, act.raw, act.inner_scale))
+
+    def test_compiled_traced_folded_and_copied_it_computes_the_same(self, kind: str, groups: int) -> None:
+        model, x = nn.Sequential(made(kind, groups)), torch.randn(3, 4)
+        expected = model(x)
+        others = [
+            torch.compile(model, backend="eager", fullgraph=True),
+            torch.fx.symbolic_trace(model),
+            hullo.fold(model, example_inputs=x),
+            copy.deepcopy(model),
+            torch.export.export(model, (x,)).module(),
+        ]
+        for other in others:
+            torch.testing.assert_close(other(x), expected, rtol=1e-5, atol=1e-6)
+
+    def test_checkpoints_and_files_hold_it(self, kind: str, groups: int, tmp_path: Path) -> None:
+        model, x = nn.Sequential(nn.Linear(4, 4), made(kind, groups)), torch.randn(3, 4)
+        restored = hullo.restore(nn.Sequential(nn.Linear(4, 4), nn.GELU()), model.state_dict())
+        restored.load_state_dict(model.state_dict())
+        torch.testing.assert_close(restored(x), model(x), rtol=0, atol=0)
+        hullo.save_hulls(model, tmp_path / "hulls.json")
+        torch.testing.assert_close(hullo.load_hulls(tmp_path / "hulls.json")["1"](x), model[1](x))
+        plain = nn.Sequential(nn.Linear(4, 4), hullo.LinearHull(*NAMES, groups=groups))
+        with pytest.raises(RuntimeError, match="saved with an inner_scale"):
+            plain.load_state_dict(model.state_dict(), strict=False)
+
+    def test_a_figure_shows_it(self, kind: str, groups: int) -> None:
+        pytest.importorskip("matplotlib")
+        act = made(kind, groups)
+        (axes,) = hullo.plot(act).axes
+        x = torch.as_tensor(axes.lines[1].get_xdata())
+        mean = exact(act, x[:, None].expand(-1, 2)).mean(1).detach()
+        torch.testing.assert_close(torch.as_tensor(axes.lines[1].get_ydata()), mean, rtol=1e-5, atol=1e-6)
+
+
+def test_scales_start_at_one_and_learn_without_decay() -> None:
+    model = hullo.replace_activations(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), inner_scale="base")
+    assert model[1].inner_scale.tolist() == [1, 1, 1]
+    assert len(hullo.coefficient_parameters(model)) == 2
+    *_, last = hullo.parameter_groups(model, lr=0.1, weight_decay=0.1, coefficient_lr_scale=2)
+    assert (len(last["params"]), last["weight_decay"], last["lr"]) == (2, 0.0, 0.2)
+    model(torch.randn(8, 4)).sum().backward()
+    torch.optim.SGD([last]).step()
+    assert model[1].inner_scale.tolist() != [1, 1, 1]
+    model[1].reset_parameters()
+    assert model[1].inner_scale.tolist() == [1, 1, 1]
+
+
+def test_half_precision_leaves_scales_in_float32() -> None:
+    act = made("hull").half()
+    assert act.inner_scale is not None
+    assert act.inner_scale.dtype == torch.float32
+
+
+def test_what_does_not_know_scales_says_so() -> None:
+    with pytest.raises(ValueError, match="inner_scale='each': give 'hull'"):
+        made("each")
+    with pytest.raises(TypeError, match="inner scale"):
+        hullo.slope_bounds(made("hull"))
+    with pytest.raises(ValueError, match=r"4 channels .* 3 equal"):
+        made("base", 3)(torch.randn(2, 4))
+    with pytest.raises(TypeError, match="must be a floating-point tensor, got list"):
+        made("hull")([1.0])  # type: ignore[arg-type]
+    sites = pytest.importorskip("hullo.population.sites")
+    with pytest.raises(ValueError, match="without inner_scale"):
+        sites.Activation.of(made("hull"))
