@@ -3,7 +3,8 @@
 import hullo._signals  # (first: the command answers Ctrl-C while PyTorch is imported)
 import hullo.catalogue
 import hullo.catalogue_recent  # noqa: F401  (both fill the list of bases)
-from hullo.bases import Base, add_base, base, names
+from hullo.additions import add_base
+from hullo.bases import Base, base, names
 from hullo.coefficients import Hyperplane, Orthant, Simplex, Space
 from hullo.functional import combine
 from hullo.modules import AffineHull, ConicHull, ConvexHull, Hull, LinearHull

@@ -25,7 +25,6 @@ from hullo.span import Function, express
 
 Slope = Callable[[Tensor, Tensor], Any]
 
-_NEAR_ZERO = 2.0**-40  # far enough from 0 to be on one side, near enough that curvature does not show
 _TOLERANCE = 1e-9  # on facts, in float64
 
 
@@ -61,6 +60,7 @@ class Base:
         slope_bounds: the infimum and supremum of f' over the real line; of a function without a formula, over points.
         kinks: where f' jumps.
         formula: the text of f, for kernels and other frameworks; None for a function known only as a callable.
+        is_certain: whether the slope bounds are proved, or measured at points.
 
     Example:
         >>> import hullo
@@ -78,17 +78,18 @@ class Base:
     slope_bounds: tuple[float, float]
     kinks: tuple[float, ...] = ()
     formula: Formula | None = None
+    is_certain: bool = True
 
     def derivative(self, x: Tensor) -> Tensor:
         """f'(x), a tensor like x."""
-        return _derivative(self.function, self.slope, x)
+        return derivative_of(self.function, self.slope, x)
 
     @property
     def is_monotone(self) -> bool | None:
-        """Whether f never falls; None if f is known as Python code alone and was not seen to fall."""
+        """Whether f never falls; None if f is known as Python code alone, or to points, and was not seen to fall."""
         if self.slope_bounds[0] < 0:
             return False
-        return True if self.formula else None
+        return True if self.formula and self.is_certain else None
 
     @property
     def is_admissible(self) -> bool:
@@ -105,7 +106,8 @@ class Base:
         return self
 
 
-def _derivative(function: Function, slope: Slope, x: Tensor) -> Tensor:
+def derivative_of(function: Function, slope: Slope, x: Tensor) -> Tensor:
+    """Return the slopes at x, a tensor like x also where they are a number."""
     slopes = slope(x, function(x))
     return slopes if isinstance(slopes, Tensor) else torch.full_like(x, slopes)
 
@@ -133,6 +135,22 @@ def spell(name: str, parameters: Mapping[str, float]) -> str:
     if all(value == _families[name].parameters[key] for key, value in parameters.items()):
         return name
     return f"{name}({','.join(repr(value).removesuffix('.0') for value in parameters.values())})"
+
+
+def add_family(name: str, make: Callable[..., Base], parameters: Mapping[str, float]) -> Base:
+    """Add a family under a new name, and return its member with the default parameters."""
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ValueError(f"a base's name is a Python identifier such as 'my_function', not {name!r}")
+    if name in names() or name in _ALIASES:
+        known = base(name).name
+        other = "" if known == name else f" (another name of {known!r})"
+        raise ValueError(f"there is a base function {name!r} already{other}; choose another name")
+    _families[name] = _Family(make, parameters)
+    try:
+        return base(name)
+    except BaseException:  # Ctrl-C, too: what is not finished is not there
+        del _families[name]
+        raise
 
 
 def names() -> tuple[str, ...]:
@@ -287,101 +305,6 @@ def _check_independence(found: tuple[Base, ...]) -> None:
                 f"base function {found[n].name!r} is a linear combination of {', '.join(involved)}; "
                 "coefficients would not be unique. Leave one of them out"
             )
-
-
-def add_base(
-    name: str,
-    function: Callable[..., Tensor],
-    derivative: Callable[..., Tensor] | None = None,
-    parameters: Mapping[str, float] | None = None,
-) -> Base:
-    """Add a base function of your own to the catalogue, checked; its facts are measured in float64.
-
-    Args:
-        name: a new name, by which hulls find it.
-        function: ``f(x, **parameters)``, entry by entry, with PyTorch operations.
-        derivative: ``f'(x, **parameters)``; found by automatic differentiation if not given.
-        parameters: names and default values; ``name(0.5)`` then spells another member.
-
-    Example:
-        >>> import torch, hullo
-        >>> hullo.add_base("bump", lambda x, width: x * torch.exp(-(x / width).square()), parameters={"width": 1.0})
-        Base(bump)
-        >>> hullo.AffineHull("relu", "bump(2)")
-        AffineHull(relu=0.5, bump(2)=0.5)
-    """
-    if not isinstance(name, str) or not name.isidentifier():
-        raise ValueError(f"a base's name is a Python identifier such as 'my_function', not {name!r}")
-    if name in names() or name in _ALIASES:
-        known = base(name).name
-        other = "" if known == name else f" (another name of {known!r})"
-        raise ValueError(f"there is a base function {name!r} already{other}; choose another name")
-    defaults = {key: float(value) for key, value in (parameters or {}).items()}
-
-    def make(**values: float) -> Base:
-        fixed = functools.partial(function, **values)
-        slope = _differentiated(fixed) if derivative is None else _given(functools.partial(derivative, **values))
-        return _measured(spell(name, values), fixed, slope)
-
-    _families[name] = _Family(make, defaults)
-    try:
-        return base(name)
-    except BaseException:  # Ctrl-C, too: what is not finished is not there
-        del _families[name]
-        raise
-
-
-def _given(derivative: Function) -> Slope:
-    return lambda x, y: derivative(x)
-
-
-def _differentiated(function: Function) -> Slope:
-    def slope(x: Tensor, y: Tensor) -> Tensor:
-        pull = torch.func.vjp(function, x)[1]
-        result: Tensor = pull(torch.ones_like(y))[0]
-        return result
-
-    return slope
-
-
-@real_tensors()
-def _measured(name: str, function: Function, slope: Slope) -> Base:
-    x = real_line()
-    given = x.clone()
-    y = function(given)
-    if not isinstance(y, Tensor) or y.shape != x.shape or y.dtype != x.dtype:
-        raise ValueError(f"base function {name!r} must return a tensor like its input, of the same shape and dtype")
-    if not torch.equal(x, given):
-        raise ValueError(f"base function {name!r} must leave its input as it is; torch.tanh does, torch.tanh_ does not")
-    origin = torch.tensor([0.0, -_NEAR_ZERO, _NEAR_ZERO], dtype=torch.float64, device="cpu")
-    at_zero = function(origin)
-    if not bool(at_zero.isfinite().all()):
-        raise ValueError(f"base function {name!r} is not finite at the origin: f(0) = {at_zero[0].item()}")
-    if bool(y.isnan().any()):
-        raise ValueError(f"base function {name!r} must have a value everywhere, and f({x[y.isnan()][0]:.4g}) = nan")
-    some = (x > 0.5) & (x < 8)  # to one side, so that no mean and no sum is what it is over the whole
-    if not torch.allclose(function(x[some].flip(0)).flip(0), y[some], rtol=1e-9, atol=1e-12):
-        raise ValueError(f"base function {name!r} must act on each entry alone; its values depend on other entries")
-    near = (x.abs() > 1e-3) & (x.abs() < 8)
-    slopes = _derivative(function, slope, x)
-    if slopes.shape != x.shape:
-        raise ValueError(f"the derivative of base function {name!r} must return a tensor like its input, or a number")
-    step = 1e-5
-    differences = (function(x[near] + step) - function(x[near] - step)) / (2 * step)
-    right = (slopes[near] - differences).abs() <= 1e-5 * differences.abs().clamp_min(1)
-    if int(right.sum()) < 0.99 * len(right):  # a kink or two may fall between the points; NaN is not right
-        at = x[near][~right][0].item()
-        raise ValueError(f"the derivative of base function {name!r} disagrees with its values, e.g. at x = {at:.4g}")
-    jumps = at_zero[1:] - at_zero[0]  # where the value jumps its slope is this over next to nothing
-    sides = torch.where(jumps.abs() > 1e-6, jumps / origin[1:], _derivative(function, slope, origin[1:]))
-    return Base(
-        name,
-        function,
-        slope,
-        value_at_zero=at_zero[0].item(),
-        slopes_at_zero=(round(sides[0].item(), 9), round(sides[1].item(), 9)),
-        slope_bounds=(slopes.min().item(), slopes.max().item()),
-    )
 
 
 @real_tensors()

@@ -1,0 +1,134 @@
+"""Base functions of one's own: as Python functions, or as formulas that every backend reads."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from hullo._compat import real_tensors
+from hullo.bases import Base, Formula, Slope, add_family, derivative_of, real_line, spell
+from hullo.catalogue import WORDS
+from hullo.formulas import differentiate, fill_in
+from hullo.slopes import extremes
+from hullo.span import Function
+
+_NEAR_ZERO = 2.0**-40  # far enough from 0 to be on one side, near enough that curvature does not show
+_UNBOUNDED = 2.0**40  # slopes as large as this, up to 2^128 from the origin, have no bound
+
+
+def add_base(
+    name: str,
+    function: Callable[..., Tensor] | str,
+    derivative: Callable[..., Tensor] | str | None = None,
+    parameters: Mapping[str, float] | None = None,
+) -> Base:
+    """Add a base function of your own to the catalogue, checked; its facts are measured in float64.
+
+    Args:
+        name: a new name, by which hulls find it.
+        function: ``f(x, **parameters)``, entry by entry, with PyTorch operations; or a formula such as
+            ``"x * exp(-square(x / width))"``, which the fused kernels and Keras read, too. A formula has x, numbers,
+            the names of parameters, + - * /, and the words abs, asinh, atan, clamp, cos, erf, exp, expm1, log1p,
+            minimum, normal_pdf, positive_part, sigmoid, sin, sqrt, square, step, tanh and where, as in
+            ``where(x < 0, a * x, x)``.
+        derivative: ``f'(x, **parameters)``, or its formula; found by automatic differentiation if not given.
+        parameters: names and default values; ``name(0.5)`` then spells another member.
+
+    Example:
+        >>> import torch, hullo
+        >>> hullo.add_base("bump", lambda x, width: x * torch.exp(-(x / width).square()), parameters={"width": 1.0})
+        Base(bump)
+        >>> hullo.AffineHull("relu", "bump(2)")
+        AffineHull(relu=0.5, bump(2)=0.5)
+        >>> hullo.add_base("slow_tanh", "tanh(x * rate) / rate", parameters={"rate": 0.5}).formula.slope
+        '(1 - square(tanh(x * 0.5))) * 0.5 / 0.5'
+    """
+    defaults = {key: float(value) for key, value in (parameters or {}).items()}
+    if isinstance(derivative, str) and not isinstance(function, str):
+        raise TypeError("a derivative is a formula where the function is one; give both as formulas, or as functions")
+
+    def make(**values: float) -> Base:
+        spelled = spell(name, values)
+        if isinstance(function, str):
+            return _from_formula(spelled, function, derivative, values)
+        fixed = functools.partial(function, **values)
+        if derivative is None or isinstance(derivative, str):
+            return _measured(spelled, fixed, _differentiated(fixed))
+        return _measured(spelled, fixed, _given(functools.partial(derivative, **values)))
+
+    return add_family(name, make, defaults)
+
+
+def _from_formula(
+    name: str, text: str, derivative: Callable[..., Tensor] | str | None, values: Mapping[str, float]
+) -> Base:
+    if derivative is not None and not isinstance(derivative, str):
+        raise TypeError("the function is a formula, so its derivative is one too; leave it out to have it found")
+    value = fill_in(text, values)
+    formula = Formula(value, differentiate(value) if derivative is None else fill_in(derivative, values, "slope"))
+    function, slope = formula.functions(WORDS)
+    measured = _measured(name, function, slope)
+    made = dataclasses.replace(measured, formula=formula, is_certain=False)
+    bounds = extremes([1.0], [made])
+    if bounds is None:
+        return made
+    low, high = (math.copysign(math.inf, b) if abs(b) > _UNBOUNDED else round(b, 9) + 0.0 for b in bounds)
+    return dataclasses.replace(made, slope_bounds=(low, high), is_certain=True)
+
+
+def _given(derivative: Function) -> Slope:
+    return lambda x, y: derivative(x)
+
+
+def _differentiated(function: Function) -> Slope:
+    def slope(x: Tensor, y: Tensor) -> Tensor:
+        pull = torch.func.vjp(function, x)[1]
+        result: Tensor = pull(torch.ones_like(y))[0]
+        return result
+
+    return slope
+
+
+@real_tensors()
+def _measured(name: str, function: Function, slope: Slope) -> Base:
+    x = real_line()
+    given = x.clone()
+    y = function(given)
+    if not isinstance(y, Tensor) or y.shape != x.shape or y.dtype != x.dtype:
+        raise ValueError(f"base function {name!r} must return a tensor like its input, of the same shape and dtype")
+    if not torch.equal(x, given):
+        raise ValueError(f"base function {name!r} must leave its input as it is; torch.tanh does, torch.tanh_ does not")
+    origin = torch.tensor([0.0, -_NEAR_ZERO, _NEAR_ZERO], dtype=torch.float64, device="cpu")
+    at_zero = function(origin)
+    if not bool(at_zero.isfinite().all()):
+        raise ValueError(f"base function {name!r} is not finite at the origin: f(0) = {at_zero[0].item()}")
+    if bool(y.isnan().any()):
+        raise ValueError(f"base function {name!r} must have a value everywhere, and f({x[y.isnan()][0]:.4g}) = nan")
+    some = (x > 0.5) & (x < 8)  # to one side, so that no mean and no sum is what it is over the whole
+    if not torch.allclose(function(x[some].flip(0)).flip(0), y[some], rtol=1e-9, atol=1e-12):
+        raise ValueError(f"base function {name!r} must act on each entry alone; its values depend on other entries")
+    near = (x.abs() > 1e-3) & (x.abs() < 8)
+    slopes = derivative_of(function, slope, x)
+    if slopes.shape != x.shape:
+        raise ValueError(f"the derivative of base function {name!r} must return a tensor like its input, or a number")
+    step = 1e-5
+    differences = (function(x[near] + step) - function(x[near] - step)) / (2 * step)
+    right = (slopes[near] - differences).abs() <= 1e-5 * differences.abs().clamp_min(1)
+    if int(right.sum()) < 0.99 * len(right):  # a kink or two may fall between the points; NaN is not right
+        at = x[near][~right][0].item()
+        raise ValueError(f"the derivative of base function {name!r} disagrees with its values, e.g. at x = {at:.4g}")
+    jumps = at_zero[1:] - at_zero[0]  # where the value jumps its slope is this over next to nothing
+    sides = torch.where(jumps.abs() > 1e-6, jumps / origin[1:], derivative_of(function, slope, origin[1:]))
+    return Base(
+        name,
+        function,
+        slope,
+        value_at_zero=at_zero[0].item(),
+        slopes_at_zero=(round(sides[0].item(), 9), round(sides[1].item(), 9)),
+        slope_bounds=(slopes.min().item(), slopes.max().item()),
+    )

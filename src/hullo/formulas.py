@@ -1,0 +1,200 @@
+"""Formulas that users write: checked, with their parameters filled in, and differentiated.
+
+A formula is an expression in x with + - * /, comparisons, numbers, the names of parameters and the words of
+:data:`hullo.catalogue.WORDS`. What it may hold is listed here, so that every backend understands it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping
+
+_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div)
+
+# The derivative of each word with respect to its first argument, as a formula in that argument, x.
+_SLOPES = {
+    "abs": "where(x < 0, -1.0, step(x))",
+    "asinh": "1 / sqrt(1 + x * x)",
+    "atan": "1 / (1 + x * x)",
+    "cos": "-1 * sin(x)",
+    "erf": "1.1283791670955126 * exp(-1 * x * x)",
+    "exp": "exp(x)",
+    "expm1": "exp(x)",
+    "log1p": "1 / (1 + x)",
+    "normal_pdf": "-1 * x * normal_pdf(x)",
+    "positive_part": "step(x)",
+    "sigmoid": "sigmoid(x) * (1 - sigmoid(x))",
+    "sin": "cos(x)",
+    "sqrt": "0.5 / sqrt(x)",
+    "square": "2 * x",
+    "step": "0.0",
+    "tanh": "1 - square(tanh(x))",
+}
+_OTHERS = {"clamp": 3, "minimum": 2, "where": 3}  # words with several arguments, and how many
+_WORDS = {**dict.fromkeys(_SLOPES, 1), **_OTHERS}
+
+
+def fill_in(text: str, parameters: Mapping[str, float], of: str = "value") -> str:
+    """Return the formula of a value, or of a slope, with numbers in the places of its parameters.
+
+    Raises:
+        ValueError: it is no formula, or holds something that not every backend understands.
+    """
+    try:
+        tree = ast.parse(text, mode="eval").body
+    except SyntaxError as error:
+        raise ValueError(f"{text!r} is no formula: {error.msg}") from None
+    _check(tree, {"x", *parameters}, text)
+    filled = _Fill(parameters).visit(tree)
+    if of == "value" and not _has_x(filled):
+        raise ValueError(f"the formula {text!r} does not depend on x; hullo.base('constant') is the constant function")
+    return ast.unparse(filled)
+
+
+def differentiate(text: str) -> str:
+    """Return the formula of a formula's derivative."""
+    return _text(_slope(ast.parse(text, mode="eval").body))
+
+
+class _Fill(ast.NodeTransformer):
+    def __init__(self, parameters: Mapping[str, float]) -> None:
+        self._parameters = parameters
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(float(self._parameters[node.id])) if node.id in self._parameters else node
+
+
+def _check(node: ast.expr, names: set[str], text: str) -> None:
+    match node:
+        case ast.Name(id=name) if name in names:
+            parts: list[ast.expr] = []
+        case ast.Constant(value=bool() | str() | bytes() | complex() | None):
+            raise ValueError(f"the formula {text!r} holds {ast.unparse(node)}; give numbers")
+        case ast.Constant():
+            parts = []
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            parts = [operand]
+        case ast.BinOp(left=left, op=op, right=right) if isinstance(op, _OPERATORS):
+            parts = [left, right]
+        case ast.Call(func=ast.Name(id="where"), args=[ast.Compare(left=left, ops=[op], comparators=[right]), yes, no]):
+            if not isinstance(op, (ast.Lt, ast.Gt)):
+                raise ValueError(f"the formula {text!r} compares with another sign than < or >")
+            if not isinstance(right, (ast.Constant, ast.UnaryOp)) and not (
+                isinstance(right, ast.Name) and right.id != "x"
+            ):
+                raise ValueError(f"the formula {text!r} compares with {ast.unparse(right)}; compare with a number")
+            if not (_has_x(yes) or _has_x(no)):
+                raise ValueError(f"the formula {text!r} chooses between two numbers; write it with step, 1 where x > 0")
+            parts = [left, right, yes, no]
+        case ast.Call(func=ast.Name(id=word), args=args, keywords=[]) if _WORDS.get(word) == len(args):
+            if word in _OTHERS and any(map(_has_x, args[1:])):
+                raise ValueError(f"the formula {text!r} has x in a bound of {word}; the bounds are numbers")
+            parts = list(args)
+        case _:
+            words = ", ".join(sorted(_WORDS))
+            raise ValueError(
+                f"the formula {text!r} holds {ast.unparse(node)!r}; it may hold {', '.join(sorted(names))}, numbers, "
+                f"+ - * / and the words {words}"
+            )
+    for part in parts:
+        _check(part, names, text)
+
+
+def _slope(node: ast.expr) -> ast.expr | None:
+    """Return the derivative of an expression; None where it is zero."""
+    match node:
+        case ast.Name():
+            return ast.Constant(1.0)
+        case ast.Constant():
+            return None
+        case ast.UnaryOp(operand=operand):
+            return _times(ast.Constant(-1.0), _slope(operand))
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            return _plus(_times(_slope(left), right), _times(left, _slope(right)))
+        case ast.BinOp(left=left, op=ast.Div(), right=right):
+            bottom, quotient = _slope(right), _over(_slope(left), right)
+            return _plus(quotient, _times(ast.Constant(-1.0), _times(_over(node, right), bottom)))
+        case ast.BinOp(left=left, op=op, right=right):
+            minus = isinstance(op, ast.Sub)
+            return _plus(_slope(left), _times(ast.Constant(-1.0), _slope(right)) if minus else _slope(right))
+        case ast.Call(func=ast.Name(id=word), args=args):
+            return (
+                _SPECIAL[word](args) if word in _SPECIAL else _times(_inside(_SLOPES[word], args[0]), _slope(args[0]))
+            )
+    raise TypeError(ast.unparse(node))  # `_check` lets nothing else through
+
+
+def _has_x(node: ast.expr | None) -> bool:
+    return node is not None and any(isinstance(part, ast.Name) and part.id == "x" for part in ast.walk(node))
+
+
+def _where(args: list[ast.expr]) -> ast.expr | None:
+    yes, no, condition = _slope(args[1]), _slope(args[2]), args[0]
+    if _has_x(yes) or _has_x(no):
+        return _call("where", condition, _whole(yes), _whole(no))
+    assert isinstance(condition, ast.Compare)  # noqa: S101  (`_check` lets nothing else through)
+    low, high = condition.left, condition.comparators[0]
+    if isinstance(condition.ops[0], ast.Gt):
+        low, high = high, low
+    holds = _call("step", ast.BinOp(high, ast.Sub(), low))
+    return _plus(no, _times(ast.BinOp(_whole(yes), ast.Sub(), _whole(no)), holds))
+
+
+def _clamp(args: list[ast.expr]) -> ast.expr | None:
+    inside = ast.BinOp(
+        _call("step", ast.BinOp(args[0], ast.Sub(), args[1])),
+        ast.Mult(),
+        _call("step", ast.BinOp(args[2], ast.Sub(), args[0])),
+    )
+    return _times(inside, _slope(args[0]))
+
+
+def _minimum(args: list[ast.expr]) -> ast.expr | None:
+    return _times(_call("step", ast.BinOp(args[1], ast.Sub(), args[0])), _slope(args[0]))
+
+
+_SPECIAL: dict[str, Callable[[list[ast.expr]], ast.expr | None]] = {
+    "where": _where,
+    "clamp": _clamp,
+    "minimum": _minimum,
+}
+
+
+def _inside(text: str, argument: ast.expr) -> ast.expr:
+    """Return a formula in x with an expression in the place of x."""
+
+    class Put(ast.NodeTransformer):
+        def visit_Name(self, node: ast.Name) -> ast.expr:
+            return argument if node.id == "x" else node
+
+    made: ast.expr = Put().visit(ast.parse(text, mode="eval").body)
+    return made
+
+
+def _call(word: str, *args: ast.expr) -> ast.expr:
+    return ast.Call(ast.Name(word), list(args), [])
+
+
+def _times(a: ast.expr | None, b: ast.expr | None) -> ast.expr | None:
+    if a is None or b is None:
+        return None
+    for one, other in ((a, b), (b, a)):
+        if isinstance(one, ast.Constant) and one.value == 1:
+            return other
+    return ast.BinOp(a, ast.Mult(), b)
+
+
+def _over(a: ast.expr | None, b: ast.expr) -> ast.expr | None:
+    return None if a is None else ast.BinOp(a, ast.Div(), b)
+
+
+def _plus(a: ast.expr | None, b: ast.expr | None) -> ast.expr | None:
+    return ast.BinOp(a, ast.Add(), b) if a and b else a or b
+
+
+def _whole(node: ast.expr | None) -> ast.expr:
+    return ast.Constant(0.0) if node is None else node
+
+
+def _text(node: ast.expr | None) -> str:
+    return ast.unparse(_whole(node))

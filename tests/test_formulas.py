@@ -1,0 +1,146 @@
+"""Bases that users write as formulas: differentiated, checked, and read by every backend."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hullo
+from hullo import bases
+from hullo.bases import Formula
+from hullo.catalogue import WORDS
+from hullo.formulas import differentiate, fill_in
+from hullo.kernels import reference
+
+SMOOTH = ("asinh", "atan", "cos", "erf", "expm1", "normal_pdf", "sigmoid", "sin", "square", "tanh")
+KINKED = ("abs({})", "positive_part({})", "minimum({}, 0.5)", "clamp({}, -0.5, 0.7)", "where({} < 0.3, 0.2 * x, x)")
+texts = st.recursive(
+    st.sampled_from(["x", "0.5 * x", "x - 0.25"]),
+    lambda inner: st.one_of(
+        st.builds(lambda word, a: f"{word}({a})", st.sampled_from(SMOOTH), inner),
+        st.builds(lambda pattern, a: pattern.format(a), st.sampled_from(KINKED), inner),
+        st.builds(lambda a, sign, b: f"({a}) {sign} ({b})", inner, st.sampled_from("+-*"), inner),
+        st.builds(lambda a, b: f"({a}) / (1.5 + square({b}))", inner, inner),
+        st.builds(lambda a: f"-({a})", inner),
+        st.builds(lambda a: f"log1p(square({a})) + sqrt(1 + square({a}))", inner),
+    ),
+    max_leaves=5,
+)
+
+
+@pytest.fixture(autouse=True)
+def _restore_catalogue() -> Iterator[None]:
+    families, known = dict(bases._families), dict(bases._known)
+    yield
+    for kept, before in ((bases._families, families), (bases._known, known)):
+        kept.clear()
+        kept.update(before)  # type: ignore[arg-type]
+
+
+@given(texts)
+def test_the_derivative_of_a_formula_is_that_of_its_values(text: str) -> None:
+    value, slope = Formula(fill_in(text, {}), differentiate(text)).functions(WORDS)
+    x = torch.linspace(-2.013, 2.017, 37, dtype=torch.float64).requires_grad_()
+    (expected,) = torch.autograd.grad(value(x).sum(), x)
+    found = torch.as_tensor(slope(x.detach(), None), dtype=torch.float64).expand_as(x)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_a_formula_has_the_facts_of_the_same_function() -> None:
+    made = hullo.add_base("quick", "x * sigmoid(rate * x)", parameters={"rate": 1.702})
+    known = hullo.base("quick_gelu")
+    assert made.slope_bounds == pytest.approx(known.slope_bounds, abs=1e-8)
+    assert (made.value_at_zero, made.slopes_at_zero) == (0.0, (0.5, 0.5))
+    assert made.is_monotone is False
+    assert hullo.known_as([1.0], ["quick"]) is not None
+    assert hullo.add_base("cube", "x * x * x").slope_bounds[1] == float("inf")
+    assert hullo.is_monotone([1.0, 1.0], ["cube", "tanh"]) is True
+    with pytest.raises(ValueError, match="linear combination of quick_gelu"):
+        hullo.LinearHull("quick_gelu", "quick")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_cpus_kernel_serves_it(dtype: torch.dtype) -> None:
+    hullo.add_base("bell", "x * exp(-square(x / width))", parameters={"width": 1.0})
+    act, x = hullo.AffineHull("identity", "bell(2)"), torch.randn(8, 16).to(dtype)
+    exact = 0.5 * x.double() + 0.5 * x.double() * torch.exp(-(x.double() / 2).square())
+    torch.testing.assert_close(act(x).double(), exact, rtol=2**-7 if dtype == torch.bfloat16 else 1e-5, atol=1e-5)
+
+
+_FUSED = """
+import torch, hullo
+from hullo.coefficients import way
+from hullo.kernels import Plan, reference, triton
+hullo.add_base("bell", "x * exp(-square(x / width))", parameters={"width": 1.0})
+hullo.add_base("bent", "where(x < 0, 0.3 * x, x) / (1 + abs(x))")
+plan = Plan(tuple(map(hullo.base, ["bell(2)", "bent", "relu"])), way("given"), 1)
+x, dy, raw = torch.randn(5, 6, 7), torch.randn(5, 6, 7), torch.randn(6, 3)
+for found, expected in zip(
+    (triton.forward(x, raw, plan), *triton.backward(dy, x, raw, plan)),
+    (reference.forward(x, raw, plan), *reference.backward(dy, x, raw, plan)),
+):
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+"""
+
+
+def test_the_fused_kernel_serves_it() -> None:
+    pytest.importorskip("triton")
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, "-c", _FUSED], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_keras_serves_it() -> None:
+    pytest.importorskip("keras")
+    import hullo.keras
+
+    hullo.add_base("bent", "where(x < 0, slope * x, x) + 0.1 * sin(x)", parameters={"slope": 0.2})
+    layer = hullo.keras.LinearHull(["relu", "bent(0.5)"], start=[0.25, 2.0])
+    x = torch.linspace(-3, 3, 13)
+    expected = reference.forward(x, torch.tensor([0.25, 2.0]), layer.to_torch().plan)
+    torch.testing.assert_close(torch.as_tensor(layer(x.numpy())).detach(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("formula", "said"),
+    [
+        ("x +", "is no formula"),
+        ("y * x", "holds 'y'"),
+        ("x ** 2", r"holds 'x \*\* 2'"),
+        ("__import__('os').getcwd()", "holds"),
+        ("x.real", "holds 'x.real'"),
+        ("(lambda: x)()", "holds"),
+        ("x * True", "holds True"),
+        ("tanh(x, x)", r"holds 'tanh\(x, x\)'"),
+        ("2.0", "does not depend on x"),
+        ("where(x < 0, 1.0, 2.0)", "two numbers"),
+        ("where(x <= 0, x, 1.0)", "another sign"),
+        ("where(x < square(x), x, 1.0)", "compare with a number"),
+        ("clamp(x, -x, 1)", "bound of clamp"),
+        ("1 / x", "not finite at the origin"),
+        ("sqrt(1 + x)", "must have a value everywhere"),
+    ],
+)
+def test_what_is_no_formula_is_refused_and_leaves_no_trace(formula: str, said: str) -> None:
+    before = hullo.names()
+    with pytest.raises(ValueError, match=said):
+        hullo.add_base("broken", formula)
+    assert hullo.names() == before
+
+
+def test_derivatives_are_of_the_functions_kind_and_right() -> None:
+    given_slope = hullo.add_base("mine", "tanh(2 * x)", "2 - 2 * square(tanh(2 * x))")
+    torch.testing.assert_close(given_slope.derivative(torch.zeros(1)), torch.full((1,), 2.0))
+    with pytest.raises(ValueError, match="disagrees with its values"):
+        hullo.add_base("wrong", "tanh(x)", "2.0")
+    with pytest.raises(TypeError, match="so its derivative is one too"):
+        hullo.add_base("mixed", "tanh(x)", torch.cos)
+    with pytest.raises(TypeError, match="give both as formulas"):
+        hullo.add_base("mixed", torch.tanh, "1 - square(tanh(x))")
