@@ -7,6 +7,7 @@ from hullo.additions import add_base
 from hullo.bases import Base, base, names
 from hullo.coefficients import Hyperplane, Orthant, Simplex, Space
 from hullo.functional import combine
+from hullo.gating import GatedHull
 from hullo.modules import AffineHull, ConicHull, ConvexHull, Hull, LinearHull
 from hullo.named import blending_unit, poly_relu, star_relu, xielu
 from hullo.properties import approximates_identity, is_monotone, known_as, slope_bounds
@@ -30,6 +31,7 @@ __all__ = [
     "Base",
     "ConicHull",
     "ConvexHull",
+    "GatedHull",
     "Hull",
     "Hyperplane",
     "LinearHull",

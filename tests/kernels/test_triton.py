@@ -163,7 +163,7 @@ def test_a_word_is_computed_once_however_often_formulas_use_it() -> None:
 
 
 def test_a_base_without_a_formula_falls_back_and_is_refused_by_name() -> None:
-    bump = hullo.bases._measured(
+    bump = hullo.additions._measured(
         "bump", lambda x: x * torch.exp(-x * x), lambda x, y: (1 - 2 * x * x) * torch.exp(-x * x)
     )
     plan = Plan((bump,), way("given"), 1)
@@ -332,3 +332,27 @@ def test_autocast_keeps_coefficients_in_float32() -> None:
     y.float().sum().backward()
     assert y.dtype == torch.bfloat16
     assert model[1].raw.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("keep", ["recentred", "softmax"])
+@pytest.mark.parametrize("layout", ["odd", "groups of channels", "channels last, groups", "last dimension"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gated_kernels_agree_with_float64(dtype: torch.dtype, layout: str, keep: str) -> None:
+    shape, groups, channel_dim, memory = LAYOUTS[layout]
+    plan = Plan(TRIO, way(keep), channel_dim)
+    gate, gradient, raw = random_case(shape, groups, 3, memory)
+    up = torch.randn(shape, device=DEVICE)  # not laid out as the gate is
+    gate, gradient, up = gate.to(dtype), gradient.to(dtype), up.to(dtype)
+    value = reference.forward(gate.double(), raw.double(), plan)
+    dgate, draw = reference.backward(gradient.double() * up.double(), gate.double(), raw.double(), plan)
+    found = kernels.gated_forward(gate, up, raw, plan), *kernels.gated_backward(gradient, gate, up, raw, plan)
+    for tensor, expected in zip(found[:3], (value * up, dgate, gradient.double() * value), strict=True):
+        assert relative_error(tensor, expected) < ROUNDING[dtype]
+        assert tensor.stride() == gate.stride()
+    assert relative_error(found[3], draw) < max(4e-6, ROUNDING[dtype] / 4)
+
+
+def test_gated_kernels_take_empty_tensors() -> None:
+    x, raw, plan = torch.randn(0, 4, device=DEVICE), torch.ones(3, device=DEVICE), Plan(TRIO, way("recentred"), 1)
+    assert kernels.gated_forward(x, x, raw, plan).shape == (0, 4)
+    assert kernels.gated_backward(x, x, x, raw, plan)[2].tolist() == [0, 0, 0]

@@ -18,8 +18,8 @@ from hullo.bases import Base
 from hullo.coefficients import Way
 
 
-def kernel_source(bases: tuple[Base, ...], way: Way) -> str:
-    """The text of the kernels `forward`, `backward` and `reduce`."""
+def kernel_source(bases: tuple[Base, ...], way: Way, gated: bool = False) -> str:
+    """Return the text of the kernels `forward`, `backward` and `reduce`, of hull(x) or, if gated, of hull(x) * up."""
     n = len(bases)
     raw = [f"r{i}" for i in range(n - way.fewer)]
     c, g, d = ([f"{letter}{i}" for i in range(n)] for letter in "cgd")
@@ -27,14 +27,22 @@ def kernel_source(bases: tuple[Base, ...], way: Way) -> str:
     load_raw = [f"{r} = tl.load(raw_ptr + row * {len(raw)} + {i}).to(tl.float32)" for i, r in enumerate(raw)]
     tile = _TILE.strip().splitlines()
     coefficients = load_raw + _WAYS[way.name](raw, c)
+    combined = " + ".join(f"{c[i]} * y{i}" for i in range(n))
+    load_up = ["up = tl.load(up_ptr + start + at, mask=inside, other=0.0).to(tl.float32)"] if gated else []
+    give_up = [
+        f"dup = dy * ({combined})",
+        "tl.store(dup_ptr + start + at, dup.to(dup_ptr.dtype.element_ty), mask=inside)",
+        "dy = dy * up",
+    ]
     parts = {
         "PROLOGUE": _PROLOGUE.strip().splitlines(),
         "COEFFICIENTS": coefficients,
         "FORWARD": [
             *tile,
             "x = tl.load(x_ptr + start + at, mask=inside, other=0.0).to(tl.float32)",
+            *load_up,
             *values,
-            f"y = {' + '.join(f'{c[i]} * y{i}' for i in range(n))}",
+            f"y = ({combined}) * up" if gated else f"y = {combined}",
             "tl.store(y_ptr + start + at, y.to(y_ptr.dtype.element_ty), mask=inside)",
         ],
         "ZERO": [f"sum{i} = tl.zeros([ROWS, COLUMNS], tl.float32)" for i in range(n)],
@@ -42,7 +50,9 @@ def kernel_source(bases: tuple[Base, ...], way: Way) -> str:
             *tile,
             "x = tl.load(x_ptr + start + at, mask=inside, other=0.0).to(tl.float32)",
             "dy = tl.load(dy_ptr + start + at, mask=inside, other=0.0).to(tl.float32)",
+            *load_up,
             *values,
+            *(give_up if gated else []),
             *slopes,
             f"dx = dy * ({' + '.join(f'{c[i]} * s{i}' for i in range(n))})",
             "tl.store(dx_ptr + start + at, dx.to(dx_ptr.dtype.element_ty), mask=inside)",
@@ -64,7 +74,10 @@ def kernel_source(bases: tuple[Base, ...], way: Way) -> str:
         "PULL": _PULLBACKS[way.name](c, g, d),
         "STORE_RAW": [f"tl.store(out_ptr + row * {len(raw)} + {i}, {d[i]})" for i in range(len(raw))],
     }
-    return fill(_TEMPLATE, parts)
+    text = _TEMPLATE
+    if gated:
+        text = text.replace("x_ptr, raw_ptr,", "x_ptr, up_ptr, raw_ptr,").replace("dx_ptr,", "dx_ptr, dup_ptr,")
+    return fill(text, parts)
 
 
 def fill(template: str, parts: dict[str, list[str]]) -> str:

@@ -52,6 +52,37 @@ def backward(gradient: Tensor, x: Tensor, raw: Tensor, plan: Plan) -> tuple[Tens
     return dx, draw
 
 
+def gated_forward(gate: Tensor, up: Tensor, raw: Tensor, plan: Plan) -> Tensor:
+    """Return hull(gate) * up."""
+    gate, order = dense(gate)
+    up, raw = laid_out_like(up, gate, order), raw.contiguous()
+    y = torch.empty_like(gate)
+    if gate.numel():
+        launches = _launches(
+            *extents(gate, order, raw, plan), plan.bases, plan.way, gate.dtype, gate.device.index, True
+        )
+        with _current(gate.device):
+            launches.forward(gate, up, raw, y)
+    return y
+
+
+def gated_backward(
+    gradient: Tensor, gate: Tensor, up: Tensor, raw: Tensor, plan: Plan
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients for the gate, for what it is multiplied with, and for the raw numbers."""
+    gate, order = dense(gate)
+    up, gradient, raw = laid_out_like(up, gate, order), laid_out_like(gradient, gate, order), raw.contiguous()
+    dgate, dup, draw = torch.empty_like(gate), torch.empty_like(gate), torch.empty_like(raw)
+    if not gate.numel():
+        return dgate, dup, draw.zero_()
+    launches = _launches(*extents(gate, order, raw, plan), plan.bases, plan.way, gate.dtype, gate.device.index, True)
+    partial = torch.empty(launches.partials, dtype=torch.float32, device=gate.device)
+    with _current(gate.device):
+        launches.backward(gradient, gate, up, raw, dgate, dup, partial)
+        launches.reduce(partial, raw, draw)
+    return dgate, dup, draw
+
+
 def _current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     """Triton launches on the current device."""
     if INTERPRETED or device.index == torch.cuda.current_device():
@@ -93,10 +124,17 @@ class _Launches(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def _launches(
-    outer: int, groups: int, inner: int, bases: tuple[Base, ...], way: Way, dtype: torch.dtype, device: int | None
+    outer: int,
+    groups: int,
+    inner: int,
+    bases: tuple[Base, ...],
+    way: Way,
+    dtype: torch.dtype,
+    device: int | None,
+    gated: bool = False,
 ) -> _Launches:
-    """The launches for a tensor of shape (outer, groups, inner)."""
-    kernels = kernels_for(bases, way, dtype)
+    """Return the launches for a tensor of shape (outer, groups, inner)."""
+    kernels = kernels_for(bases, way, dtype, gated)
     programs = 8 * (4 if INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count)
     early = words.HARDWARE.value and torch.cuda.get_device_capability(device) >= (9, 0)
     precise, many = dtype == torch.float32, len(bases) > 3
@@ -176,10 +214,10 @@ def _power_of_two(n: int) -> int:
 
 
 @functools.cache
-def kernels_for(bases: tuple[Base, ...], way: Way, dtype: torch.dtype) -> dict[str, Any]:
-    """The kernels of a set of bases."""
-    label = f"{way.name}({','.join(base.name for base in bases)}) on {dtype}"
-    return build(kernel_source(bases, way), label, dtype)
+def kernels_for(bases: tuple[Base, ...], way: Way, dtype: torch.dtype, gated: bool = False) -> dict[str, Any]:
+    """Return the kernels of a set of bases, of hull(x) or, if gated, of hull(x) * up."""
+    label = f"{'gated ' * gated}{way.name}({','.join(base.name for base in bases)}) on {dtype}"
+    return build(kernel_source(bases, way, gated), label, dtype)
 
 
 def build(text: str, label: str, dtype: torch.dtype, **known: Any) -> dict[str, Any]:

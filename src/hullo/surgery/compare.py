@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hullo.modules import Hull
+from hullo.gating import named_callers
 from hullo.surgery.channels import channel_dim_of
 from hullo.surgery.probes import DOUBLE
 from hullo.surgery.untouched import Inputs, State, run, same_random_numbers
@@ -65,7 +65,7 @@ class Comparison:
 
     def _run(self, model: nn.Module, mode: str, noise: float = 0.0) -> Leaves:
         state = State(model)
-        hulls = [(name, module) for name, module in model.named_modules() if isinstance(module, Hull)]
+        hulls = list(named_callers(model))
         hooks = [hull.register_forward_pre_hook(self._note(name), with_kwargs=True) for name, hull in hulls]
         hooks += [hull.register_forward_hook(_shake(noise)) for _, hull in hulls if noise]
         try:
@@ -78,7 +78,7 @@ class Comparison:
 
     def _note(self, name: str) -> Any:
         def note(module: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-            (x,) = (*inputs, *named.values())
+            x = [*inputs, *named.values()][0]
             self.shapes[name] = x.detach().to("meta")
             if torch.is_grad_enabled():
                 self.channel_dims.setdefault(name, set()).add(channel_dim_of(x))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from hullo.bases import Base
+from hullo.gating import GatedHull
 from hullo.modules import Hull
 from hullo.properties import known_as
 from hullo.surgery.compare import Comparison
@@ -95,6 +96,7 @@ def fold(model: nn.Module, *, example_inputs: Inputs | None = None) -> nn.Module
         for name, child in list(keeper._modules.items()):
             if isinstance(child, Hull):
                 put(keeper, name, made[child])
+    folded = _ungated(folded)
     fast_encoders(folded)
     result = made[folded] if isinstance(folded, Hull) else folded
     if net is not None:
@@ -117,6 +119,26 @@ def _folded(hull: Hull, seen: Tensor | None) -> nn.Module:
             return _graph(hull, rows)
         vars(native)["inplace"] = True
     return native
+
+
+def _ungated(folded: nn.Module) -> nn.Module:
+    """Write what multiplies with a gate as a product of PyTorch."""
+    made = {module: _product(module) for module in folded.modules() if isinstance(module, GatedHull)}
+    for keeper in [module for module in folded.modules() if not isinstance(module, GatedHull)]:
+        for name, child in list(keeper._modules.items()):
+            if isinstance(child, GatedHull):
+                put(keeper, name, made[child])
+    return made.get(folded, folded)  # type: ignore[call-overload, no-any-return]
+
+
+def _product(gated: GatedHull) -> fx.GraphModule:
+    graph = fx.Graph()
+    gate, up = graph.placeholder("gate"), graph.placeholder("up")
+    graph.output(graph.call_function(torch.mul, (graph.call_module("act", (gate,)), up)))
+    root = nn.ModuleDict({"act": gated.hull})
+    made = fx.GraphModule(root, graph, class_name="FoldedGate")
+    take_hooks(made, gated)
+    return made.eval()
 
 
 def _native(known: Base | None) -> nn.Module | None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from hullo._compat import real_tensors
 from hullo.coefficients import way
+from hullo.gating import named_callers
 from hullo.kernels import Plan
 from hullo.modules import Hull
 from hullo.scaling import apply_scaled
@@ -110,14 +111,14 @@ def _inputs(model: nn.Module, hulls: dict[str, Hull], given: Inputs) -> dict[str
 
     def note(name: str) -> Any:
         def hook(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-            (x,) = (*inputs, *named.values())
+            x = [*inputs, *named.values()][0]
             flat = x.detach().reshape(-1)
             seen[name].append(flat[:: -(-flat.numel() // _KEPT) or 1].double().cpu())
 
         return hook
 
     state = State(model)
-    hooks = [hull.register_forward_pre_hook(note(name), with_kwargs=True) for name, hull in hulls.items()]
+    hooks = [caller.register_forward_pre_hook(note(name), with_kwargs=True) for name, caller in named_callers(model)]
     try:
         with same_random_numbers(model), torch.no_grad():
             run(model.eval(), given)

@@ -1,0 +1,105 @@
+"""hull(gate) * up: the gated blocks of language models, SwiGLU and GeGLU with a learned function.
+
+With the fused kernel this is one pass over memory each way, and only the gate, up and the raw numbers are kept for the
+backward pass: no tensor more than the product itself would keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from hullo._compat import is_intercepted, needs_plain_operations
+from hullo.kernels import Plan, choose, load, reference
+from hullo.modules import Hull
+
+
+class GatedHull(nn.Module):
+    r"""Multiply with a learned gate: forward(gate, up) = hull(gate) * up, as SwiGLU does with SiLU, GeGLU with GELU.
+
+    Where both are ordinary tensors of one shape and type, this is one kernel each way; otherwise a hull and a product.
+
+    Args:
+        hull: the function of the gate.
+
+    Example:
+        >>> import torch, hullo
+        >>> act = hullo.GatedHull(hullo.AffineHull("identity", "relu", "tanh", start="relu"))
+        >>> act(torch.tensor([-1.0, 2.0]), torch.tensor([5.0, 3.0])).tolist()
+        [-0.0, 6.0]
+    """
+
+    def __init__(self, hull: Hull) -> None:
+        super().__init__()
+        if not isinstance(hull, Hull):
+            raise TypeError(f"a GatedHull takes a hull such as hullo.AffineHull(...), not a {type(hull).__name__}")
+        self.hull = hull
+
+    def forward(self, gate: Tensor, up: Tensor) -> Tensor:
+        hull = self.hull
+        if isinstance(gate, fx.Proxy) or isinstance(up, fx.Proxy) or not _is_plain(hull, gate, up):
+            product: Tensor = hull(gate) * up
+            return product
+        fused: Tensor = _Gated.apply(gate, up, hull.raw, hull.plan, choose(gate, hull.plan, None))  # type: ignore[no-untyped-call]
+        return fused
+
+
+def named_callers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the name of every hull, and the module whose input its input is: itself, or the GatedHull around it."""
+    gated = {id(module.hull): module for module in model.modules() if isinstance(module, GatedHull)}
+    for name, module in model.named_modules():
+        if isinstance(module, Hull):
+            yield name, gated.get(id(module), module)
+
+
+def _is_plain(hull: Hull, gate: Tensor, up: Tensor) -> bool:
+    """Return whether the autograd Function can serve; what else there may be is served by the hull and a product."""
+    if not isinstance(gate, Tensor) or not isinstance(up, Tensor) or hull.inner_scale is not None:
+        return False
+    if type(hull).forward is not Hull.forward or hull._forward_hooks or hull._forward_pre_hooks:
+        return False
+    alike = gate.shape == up.shape and gate.dtype == up.dtype and gate.device == up.device == hull.raw.device
+    if not alike or not gate.is_floating_point() or gate.layout is not torch.strided or gate.is_nested:
+        return False
+    if hull.groups > 1 and not _has_groups(hull, gate):
+        return False  # which the hull refuses, with the reason
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return False
+    if torch._C._are_functorch_transforms_active() or needs_plain_operations():
+        return False
+    return not is_intercepted(gate, up, hull.raw)
+
+
+def _has_groups(hull: Hull, gate: Tensor) -> bool:
+    dim = hull.plan.channel_dim
+    return -gate.dim() <= dim < gate.dim() and gate.shape[dim] % hull.groups == 0
+
+
+class _Gated(torch.autograd.Function):
+    """Keeps the gate, up and the raw numbers alone, and computes the bases again in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor, raw: Tensor, plan: Plan, kernel: str) -> Tensor:
+        ctx.plan, ctx.kernel = plan, kernel
+        ctx.save_for_backward(gate, up, raw)
+        if kernel == "triton":
+            from hullo.kernels import triton
+
+            return triton.gated_forward(gate, up, raw, plan)
+        return load(kernel).forward(gate, raw, plan).mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        gate, up, raw = ctx.saved_tensors
+        if ctx.kernel == "triton" and not torch.is_grad_enabled():
+            from hullo.kernels import triton
+
+            return *triton.gated_backward(gradient, gate, up, raw, ctx.plan), None, None
+        batched = torch._C._functorch.is_legacy_batchedtensor(gradient)
+        kernel = reference if torch.is_grad_enabled() or batched else load(ctx.kernel)  # see `functional`
+        dup = gradient * kernel.forward(gate, raw, ctx.plan)
+        dgate, draw = kernel.backward(gradient * up, gate, raw, ctx.plan)
+        return dgate, dup, draw, None, None

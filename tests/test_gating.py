@@ -1,0 +1,137 @@
+"""GatedHull(hull)(gate, up) is hull(gate) * up, with its derivatives, wherever it is called."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hullo
+from made_hulls import every_hull, uneven
+
+
+@every_hull
+@pytest.mark.parametrize("groups", [1, 3])
+def test_the_product_and_all_its_gradients(hull: type[hullo.Hull], keep: str, groups: int) -> None:
+    act = uneven(hull, keep, groups, channel_dim=-1, dtype=torch.float64)
+    inputs = [torch.randn(2, 6, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    upstream = torch.randn(2, 6, dtype=torch.float64)
+    found = torch.autograd.grad(hullo.GatedHull(act)(*inputs), [*inputs, act.raw], upstream)
+    expected = torch.autograd.grad(act(inputs[0]) * inputs[1], [*inputs, act.raw], upstream)
+    torch.testing.assert_close(hullo.GatedHull(act)(*inputs), act(inputs[0]) * inputs[1])
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_it_can_be_differentiated_twice() -> None:
+    act = hullo.LinearHull("tanh", "silu", "sin", dtype=torch.float64)
+    gate, up = (torch.randn(3, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+
+    def function(gate: Tensor, up: Tensor, raw: Tensor) -> Tensor:
+        result: Tensor = torch.func.functional_call(hullo.GatedHull(act), {f"hull.{act.raw_name}": raw}, (gate, up))
+        return result
+
+    assert torch.autograd.gradcheck(function, (gate, up, act.raw))
+    assert torch.autograd.gradgradcheck(function, (gate, up, act.raw))
+
+
+class Saved:
+    """Counts the elements that are kept for the backward pass."""
+
+    def __init__(self) -> None:
+        self.kept: dict[int, int] = {}
+
+    def __enter__(self) -> Saved:
+        def pack(tensor: Tensor) -> Tensor:
+            self.kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes() // tensor.itemsize
+            return tensor
+
+        self.hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+        self.hooks.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.hooks.__exit__(*error)
+
+
+def test_no_tensor_is_kept_but_the_inputs_and_the_raw_numbers() -> None:
+    act = hullo.AffineHull("identity", "relu", "tanh")
+    gate, up = (torch.randn(100, requires_grad=True) for _ in range(2))
+    with Saved() as saved:
+        hullo.GatedHull(act)(gate, up)
+    assert sum(saved.kept.values()) == 203
+    with Saved() as saved:
+        act(gate) * up
+    assert sum(saved.kept.values()) == 303
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(dtype: torch.dtype) -> None:
+    act, gate, up = hullo.AffineHull("identity", "relu", "tanh"), torch.randn(64), torch.randn(64)
+    found = hullo.GatedHull(act)(gate.to(dtype), up.to(dtype))
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.float(), act(gate) * up, rtol=2**-6, atol=2**-7)
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (1, 6), (6,), ()], ids=["same", "broadcast", "fewer dimensions", "a number"])
+def test_up_is_broadcast_as_in_a_product(shape: tuple[int, ...]) -> None:
+    act, gate, up = hullo.AffineHull("relu", "tanh"), torch.randn(4, 6), torch.randn(shape)
+    torch.testing.assert_close(hullo.GatedHull(act)(gate, up), act(gate) * up)
+    torch.testing.assert_close(hullo.GatedHull(act)(gate, up.double()), act(gate) * up.double())
+
+
+class Gated(nn.Module):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.gate, self.up, self.act = (
+            nn.Linear(4, 6),
+            nn.Linear(4, 6),
+            hullo.GatedHull(hullo.AffineHull("relu", "tanh", **options)),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.act(self.gate(x), self.up(x))
+        return result
+
+
+@pytest.mark.parametrize("options", [{}, {"groups": 3, "channel_dim": -1}, {"inner_scale": "base"}])
+def test_compiled_exported_traced_and_transformed(options: dict[str, Any]) -> None:
+    model, x = Gated(**options), torch.randn(5, 4)
+    expected = model(x)
+    for other in (
+        torch.compile(model, backend="eager", fullgraph=True),
+        torch.export.export(model, (x,)).module(),
+        torch.fx.symbolic_trace(model),
+    ):
+        torch.testing.assert_close(other(x), expected)
+    torch.testing.assert_close(torch.vmap(model)(x), expected)
+    torch.testing.assert_close(torch.func.jvp(model, (x,), (x,))[0], expected)
+    histogram = [axes.patches for axes in hullo.plot(model, example_inputs=x).axes if axes.patches]
+    assert sum(bar.get_height() for bar in histogram[0]) == 30
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    act = hullo.AffineHull("relu", "tanh", groups=4)
+    with pytest.raises(ValueError, match="6 channels"):
+        hullo.GatedHull(act)(torch.randn(2, 6), torch.randn(2, 6))
+    with pytest.raises(TypeError, match="not a ReLU"):
+        hullo.GatedHull(nn.ReLU())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", [{}, {"start": "relu"}, {"groups": 3, "channel_dim": -1}])
+def test_a_folded_gate_is_a_product_of_pytorch(options: dict[str, Any]) -> None:
+    model, x = Gated(**options), torch.randn(5, 4)
+    folded = hullo.fold(model, example_inputs=x)
+    torch.testing.assert_close(folded(x), model(x))
+    assert not any(type(module).__module__.startswith("hullo") for module in folded.act.modules())
+    alone = hullo.fold(model.act)
+    torch.testing.assert_close(alone(model.gate(x), model.up(x)), model(x))
+
+
+def test_hooks_of_the_hull_run() -> None:
+    act, seen = hullo.GatedHull(hullo.AffineHull("relu", "tanh")), []
+    act.hull.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    y = act(torch.randn(3), torch.ones(3))
+    assert torch.equal(seen[0], y)
