@@ -28,8 +28,8 @@ class GatedHull(nn.Module):
     Example:
         >>> import torch, hullo
         >>> act = hullo.GatedHull(hullo.AffineHull("identity", "relu", "tanh", start="relu"))
-        >>> act(torch.tensor([-1.0, 2.0]), torch.tensor([5.0, 3.0])).tolist()
-        [-0.0, 6.0]
+        >>> act(torch.tensor([1.0, 2.0]), torch.tensor([5.0, 3.0])).tolist()
+        [5.0, 6.0]
     """
 
     def __init__(self, hull: Hull) -> None:
