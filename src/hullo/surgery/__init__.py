@@ -7,6 +7,7 @@ finds the activations of a model.
 """
 
 from hullo.surgery.fold import fold
+from hullo.surgery.gates import fuse_gates
 from hullo.surgery.learned import load_hulls, save_hulls
 from hullo.surgery.parameters import coefficient_dict, coefficient_parameters, parameter_groups
 from hullo.surgery.plot import plot
@@ -21,6 +22,7 @@ __all__ = [
     "coefficient_dict",
     "coefficient_parameters",
     "fold",
+    "fuse_gates",
     "load_hulls",
     "parameter_groups",
     "plot",

@@ -86,7 +86,7 @@ def _places(saved: list[str], known: list[str]) -> dict[str, str]:
     """
     found = {}
     for name in saved:
-        parts = name.split(".")
+        parts = name.removesuffix(".hull").split(".")  # of a GatedHull, which fuse_gates makes again
         shared = {place: _shared_end(parts, place.split(".")) for place in known if _numbers(place) == _numbers(name)}
         most = max(shared.values(), default=0)
         best = [place for place, length in shared.items() if length == most and length]

@@ -1,0 +1,115 @@
+"""fuse_gates: the gated products of a model, hull(gate) * up, become one kernel each."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import inspect
+import types
+from collections import Counter
+from collections.abc import Iterator
+
+from torch import nn
+
+from hullo.gating import GatedHull
+from hullo.modules import Hull
+from hullo.surgery.inplace import InPlace
+from hullo.surgery.rewrite.source import method, methods, parse
+from hullo.surgery.rewrite.write import Written, rewritten
+from hullo.surgery.sites import put
+from hullo.surgery.survey import expect_model
+
+
+def fuse_gates(model: nn.Module) -> nn.Module:
+    """Turn products with a hull, as in SwiGLU and GeGLU blocks, into :class:`hullo.GatedHull`.
+
+    Call it after :func:`hullo.replace_activations`. Found is what a forward writes as one product of a hull that it
+    calls nowhere else, such as ``self.act_fn(self.gate_proj(x)) * self.up_proj(x)``: that becomes
+    ``self.act_fn(self.gate_proj(x), self.up_proj(x))``. The rest of the code stays as it was. A hull at ``mlp.act_fn``
+    is then at ``mlp.act_fn.hull``. To load a checkpoint of such a model into a new one, call :func:`hullo.restore`,
+    this function, then ``load_state_dict``.
+
+    Args:
+        model: changed in place.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: there is no such product.
+
+    Example:
+        >>> import torch, hullo
+        >>> from transformers import LlamaConfig, LlamaModel
+        >>> sizes = {"hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2, "vocab_size": 9}
+        >>> model = LlamaModel(LlamaConfig(num_hidden_layers=1, num_key_value_heads=2, **sizes))
+        >>> hullo.fuse_gates(hullo.replace_activations(model)).layers[0].mlp.act_fn
+        GatedHull(
+          (hull): AffineHull(identity=0, relu=0, tanh=0, silu=1)
+        )
+    """
+    expect_model("fuse_gates", model)
+    places = Counter(
+        id(module) for _, module in model.named_modules(remove_duplicate=False) if isinstance(module, Hull)
+    )
+    found = [
+        (owner, name, text)
+        for owner in model.modules()
+        for name, child in owner._modules.items()
+        if isinstance(child, Hull) and not isinstance(child, InPlace) and places[id(child)] == 1
+        for text in _with_gate(owner, name)
+    ]
+    if not found:
+        raise ValueError(
+            "no forward of the model multiplies what a hull returns in one expression, such as self.act(gate) * up; "
+            "call replace_activations first, or write a hullo.GatedHull there"
+        )
+    for owner, name, text in found:
+        home, origin, _ = method(type(owner).__mro__, "forward")
+        owner.__class__ = rewritten(owner, {"forward": Written("forward", home, origin, text)})
+        put(owner, name, GatedHull(owner._modules[name]))  # type: ignore[arg-type]
+    return model
+
+
+def _with_gate(owner: nn.Module, name: str) -> Iterator[str]:
+    """Yield the text of a module's forward with a gate in the place of a product; nothing if there is none."""
+    function = type(owner).forward
+    if (
+        "forward" in vars(owner)
+        or not isinstance(function, types.FunctionType)
+        or inspect.unwrap(function) is not function
+    ):
+        return
+    try:
+        tree = copy.deepcopy(parse(function))
+    except LookupError:
+        return
+    if any(name in other.__code__.co_names for _, other in methods(type(owner)) if other is not function):
+        return
+    owner_name = tree.args.args[0].arg if tree.args.args else ""
+    uses = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == name]
+    editor = _Gate(name, owner_name)
+    tree = editor.visit(tree)
+    if len(uses) == 1 and editor.count == 1:
+        yield ast.unparse(ast.fix_missing_locations(tree))
+
+
+class _Gate(ast.NodeTransformer):
+    """Writes ``self.act(a) * b`` as ``self.act(a, b)``; and so ``b * self.act(a)``, if b is a name."""
+
+    def __init__(self, name: str, owner: str) -> None:
+        self._callee, self.count = f"{owner}.{name}", 0
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        self.generic_visit(node)
+        if isinstance(node.op, ast.Mult):
+            for call, other in ((node.left, node.right), (node.right, node.left)):
+                if self._is_call(call) and (call is node.left or isinstance(other, ast.Name)):
+                    assert isinstance(call, ast.Call)  # noqa: S101
+                    self.count += 1
+                    return ast.Call(call.func, [call.args[0], other], [])
+        return node
+
+    def _is_call(self, node: ast.expr) -> bool:
+        is_plain = isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords
+        return is_plain and not isinstance(node.args[0], ast.Starred) and ast.unparse(node.func) == self._callee  # type: ignore[attr-defined]

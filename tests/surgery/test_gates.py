@@ -1,0 +1,97 @@
+"""Products with a hull are found in the code of forwards, and become one kernel."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import hullo
+
+
+class Left(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up, self.down, self.act = nn.Linear(4, 6), nn.Linear(4, 6), nn.Linear(6, 4), nn.SiLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.act(self.gate(x)) * self.up(x))
+
+
+class Right(Left):
+    def forward(self, x: Tensor) -> Tensor:
+        up, gate = self.up(x), self.gate(x)
+        return self.down(up * F.gelu(gate))
+
+
+class Variable(Left):
+    def forward(self, x: Tensor) -> Tensor:
+        gated = self.act(self.gate(x))
+        return self.down(gated * self.up(x))
+
+
+class Order(Left):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.up(x) * self.act(self.gate(x)))
+
+
+class Elsewhere(Left):
+    def also(self, x: Tensor) -> Tensor:
+        return self.act(x)
+
+
+@pytest.mark.parametrize(("make", "name"), [(Left, "act"), (Right, "gelu_1")])
+def test_a_product_becomes_a_gate_and_the_model_computes_what_it_did(make: type[nn.Module], name: str) -> None:
+    model, x = nn.Sequential(make(), nn.Linear(4, 1)), torch.randn(3, 4)
+    expected = model(x)
+    hullo.fuse_gates(hullo.replace_activations(model))
+    assert isinstance(model[0].get_submodule(name), hullo.GatedHull)
+    torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
+    assert f"self.{name}(" in inspect.getsource(type(model[0]).forward)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), hullo.fold(model, example_inputs=x)):
+        torch.testing.assert_close(twin(x), model(x), rtol=1e-4, atol=1e-5)
+    model(x).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("make", [Variable, Order, Elsewhere])
+def test_other_code_is_left_alone(make: type[nn.Module]) -> None:
+    model = hullo.replace_activations(make())
+    cls = type(model)
+    with pytest.raises(ValueError, match="no forward of the model multiplies"):
+        hullo.fuse_gates(model)
+    assert type(model) is cls
+
+
+def test_shared_hulls_are_left_alone() -> None:
+    model = hullo.replace_activations(nn.Sequential(Left(), Left()), share="model")
+    with pytest.raises(ValueError, match="no forward of the model multiplies"):
+        hullo.fuse_gates(model)
+
+
+def test_a_fused_model_is_restored() -> None:
+    model, x = hullo.fuse_gates(hullo.replace_activations(nn.Sequential(Left(), Left()))), torch.randn(3, 4)
+    for parameter in hullo.coefficient_parameters(model):
+        parameter.data.add_(0.1 * torch.rand_like(parameter))
+    other = hullo.fuse_gates(hullo.restore(nn.Sequential(Left(), Left()), model.state_dict()))
+    other.load_state_dict(model.state_dict())
+    torch.testing.assert_close(other(x), model(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Mistral", "Qwen2", "Gemma", "Phi3"])
+def test_gated_blocks_of_transformers(kind: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 8, "intermediate_size": 12, "num_attention_heads": 2, "num_key_value_heads": 2}
+    config = getattr(transformers, f"{kind}Config")(
+        num_hidden_layers=2, vocab_size=16, head_dim=4, pad_token_id=0, bos_token_id=1, eos_token_id=2, **sizes
+    )
+    model = getattr(transformers, f"{kind}Model")(config).eval()
+    ids = torch.arange(6)[None]
+    expected = model(ids)[0]
+    hullo.fuse_gates(hullo.replace_activations(model))
+    assert sum(isinstance(module, hullo.GatedHull) for module in model.modules()) == 2
+    torch.testing.assert_close(model(ids)[0], expected, rtol=1e-3, atol=1e-4)
