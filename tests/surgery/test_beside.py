@@ -139,6 +139,27 @@ class Net(Base):
     assert set(found) == {f"inner.{name}" for name in CALLS[call]}
 
 
+@pytest.mark.parametrize("call", ["table['f'](self, x)", "again(self, x)", "f(self, x) + rest[0](self, x)"])
+def test_a_decorator_that_holds_what_it_decorates_twice(call: str, tmp_path: Path) -> None:
+    net = imported(
+        f"""
+def twice(f):
+    table, again, rest = {{"f": f}}, functools.partial(f), [f]
+    @functools.wraps(f)
+    def wrapper(self, x):
+        return {call} if f is not None else x
+    return wrapper
+
+class Net(Base):
+    @twice
+    def forward(self, x):
+        return torch.tanh(self.l0(x))
+""",
+        tmp_path,
+    )["Net"]
+    assert assert_right_or_refused(net, torch.randn(3, 4)) == {}
+
+
 @pytest.mark.parametrize("wrapper", ["return torch.tanh(self.l1(x))", "return g(self, torch.tanh(x))"])
 def test_a_decorator_that_does_not_call_what_it_decorates(wrapper: str, tmp_path: Path) -> None:
     net = imported(

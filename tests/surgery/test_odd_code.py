@@ -82,6 +82,10 @@ FORWARDS: dict[str, tuple[str, int]] = {
         3,
     ),
     "a method in unknown turns": ("for row in x: x = x + self.__step(self.l0(row))\n        return x", 1),
+    "list that another method fills": (
+        "y = [self.l0, self.l1]\n        self.fill(y)\n        for f in y: x = F.relu(f(x))\n        return x",
+        1,
+    ),
     "no turns": ("for layer in []: x = torch.tanh(layer(x))\n        return F.relu(self.l0(x))", 1),
     "enumerate hidden": (
         "enumerate = None\n        for f in (self.l0, self.l1): x = F.relu(f(x))\n        return x",
@@ -126,6 +130,9 @@ class Net(Parent):
 
     def __step(self, x):
         return F.silu(x)
+
+    def fill(self, parts):
+        parts.append(self.l2)
 
     def parts(self, x):
         yield F.relu(self.l0(x))

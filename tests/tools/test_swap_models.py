@@ -125,3 +125,23 @@ def test_an_activation_that_nothing_speaks_of_is_wrong(checks: Any, monkeypatch:
     monkeypatch.setattr(hullo, "summary", lambda model: type(SUMMARY(model))(SUMMARY(model).hulls, ()))
     result = _judge(checks, Net)
     assert any("neither replaced nor listed" in line and "tanh" in line for line in result.wrong), result.wrong
+
+
+def test_the_page_says_how_many_models_are_right_and_why_others_are_not(checks: Any, tmp_path: Path) -> None:
+    report, page = importlib.import_module("report"), tmp_path / "page.md"
+    page.write_text("before\n<!-- models -->\nold\n<!-- /models -->\nafter\n")
+    reasons = "a (f): it is odd; at all (Net.run, line 3); b (sin): replaced only if named in functions"
+    results = [
+        checks.Result("timm", "one_a", "right", hulls=3, setting="torch 2"),
+        checks.Result("timm", "two", "partly", hulls=1, left=["a.b (relu): it is handed on (Net.forward, line 7)"]),
+        checks.Result("timm", "three", "refused", refusal=f"ValueError: no activation can be replaced: {reasons}"),
+    ]
+    report.write(page, results)
+    lines = page.read_text().splitlines()
+    assert lines[:2] + lines[-2:] == ["before", "<!-- models -->", "<!-- /models -->", "after"]
+    assert "| timm | 3 | 1 | 1 | 1 | 0 | 4 |" in lines
+    assert "| timm two | partly | 1 | it is handed on |" in lines
+    assert "| timm three | refused | 0 | it is odd; at all |" in lines
+    assert r"**timm**: one\_a 3" in lines
+    report.write(page, results)  # over what was there
+    assert page.read_text().splitlines() == lines

@@ -11,6 +11,7 @@ from pathlib import Path
 from checks import VERDICTS, Result
 
 MARKED = re.compile(r"(<!-- models -->\n).*?(<!-- /models -->)", re.DOTALL)
+GATE = "replaced only if named in functions"
 
 
 def read(path: Path) -> dict[str, Result]:
@@ -31,42 +32,42 @@ def write(page: Path, results: Collection[Result]) -> None:
 
 def _tables(results: Collection[Result]) -> Iterator[str]:
     libraries = list(dict.fromkeys(result.library for result in results))
-    yield from _head("", *VERDICTS, "models", "hulls")
+    yield from _head("library", "models", *VERDICTS, "hulls")
     for library in [*libraries, "all"]:
         own = [result for result in results if library in (result.library, "all")]
         counts = Counter(result.verdict for result in own)
-        numbers = [*(counts[verdict] for verdict in VERDICTS), len(own), sum(result.hulls for result in own)]
-        yield _row(library, *numbers)
-    yield ""
-    yield f"<sub>{'; '.join(sorted({result.setting for result in results}))}</sub>"
-    yield ""
-    yield "### Why activations were left alone"
-    yield ""
-    reasons = Counter(reason for result in results for reason in {_reason(line) for line in result.left})
-    yield from _head("reason", "models")
-    for reason, count in reasons.most_common():
-        yield _row(reason, count)
+        yield _row(library, len(own), *(counts[verdict] for verdict in VERDICTS), sum(item.hulls for item in own))
+    yield from ("", f"<sub>{'; '.join(sorted({result.setting for result in results}))}</sub>", "")
+    yield from ("### Not right in full", "")
+    yield from _head("model", "verdict", "hulls", "left alone, and why")
+    for result in (result for result in results if result.verdict != "right"):
+        reasons = " · ".join(dict.fromkeys(_reasons(result))) or "it has no activations"
+        yield _row(f"{result.library} {result.name}", result.verdict, result.hulls, reasons)
+    yield from ("", "### Right", "", "Each with its number of hulls.", "")
     for library in libraries:
-        yield ""
-        yield f"### {library}"
-        yield ""
-        yield from _head("model", "verdict", "hulls", "gates", "left alone")
-        for result in (result for result in results if result.library == library):
-            yield _row(result.name, result.verdict, result.hulls, result.gates, len(result.left))
+        own = [result for result in results if result.library == library and result.verdict == "right"]
+        yield from (f"**{library}**: {', '.join(f'{_plain(item.name)} {item.hulls}' for item in own)}", "")
 
 
-def _reason(line: str) -> str:
-    """Return why something was left alone, without the names of this one model."""
-    return line.partition("): ")[2]
+def _reasons(result: Result) -> Iterator[str]:
+    """Yield why activations were left alone, or why all were, without the names of this one model."""
+    refused = re.split(r"; (?=the model \(|[\w.]+ \()", result.refusal.partition("be replaced: ")[2])
+    for line in [*result.wrong, *result.left, *refused]:
+        reason = re.sub(r" \([^()]*, line \d+\)", "", line.partition("): ")[2] or line)
+        if reason and GATE not in reason:
+            yield reason.removesuffix("; ...")
 
 
 def _head(*cells: str) -> Iterator[str]:
+    words = ("library", "model", "verdict", "left alone, and why")
     yield _row(*cells)
-    yield _row(
-        *(":---" if number == 0 or cell in ("verdict", "reason") else "---:" for number, cell in enumerate(cells))
-    )
+    yield _row(*(":---" if cell in words else "---:" for cell in cells))
 
 
 def _row(*cells: object) -> str:
-    escaped = (re.sub(r"([|_*<>])", r"\\\1", str(cell)) for cell in cells)
-    return f"| {' | '.join(escaped)} |"
+    return f"| {' | '.join(_plain(cell) for cell in cells)} |"
+
+
+def _plain(cell: object) -> str:
+    """Return text without the marks of Markdown."""
+    return re.sub(r"([|_*<>])", r"\\\1", str(cell))

@@ -43,7 +43,6 @@ IMAGES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
 FEW = {f"rpn_{when}_nms_top_n_{mode}": 20 for when in ("pre", "post") for mode in ("train", "test")}
 DETECTION: dict[str, dict[str, Any]] = {
     "fasterrcnn_mobilenet_v3_large_fpn": {"box_score_thresh": 0.0} | FEW,
-    "maskrcnn_resnet50_fpn": {"box_score_thresh": 0.0} | FEW,
     "retinanet_resnet50_fpn": {"score_thresh": 0.0, "topk_candidates": 20},
     "fcos_resnet50_fpn": {"score_thresh": 0.0, "topk_candidates": 20},
     "ssdlite320_mobilenet_v3_large": {"score_thresh": 0.0, "topk_candidates": 20},
@@ -88,11 +87,8 @@ def _keep_best(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
 
 
 def _targets() -> tuple[Any, ...]:
-    """Return two images, and a box, a mask and keypoints in each."""
-    box, mask = torch.tensor([[8.0, 8.0, 40.0, 48.0]]), torch.zeros(1, 64, 64, dtype=torch.uint8)
-    mask[:, 8:48, 8:40] = 1
-    points = torch.tensor([[[12.0, 12.0, 1.0], [20.0, 30.0, 1.0], [38.0, 40.0, 1.0]]])
-    target = {"boxes": box, "labels": torch.tensor([1]), "masks": mask, "keypoints": points}
+    """Return two images, and a box in each."""
+    target = {"boxes": torch.tensor([[8.0, 8.0, 40.0, 48.0]]), "labels": torch.tensor([1])}
     return [torch.rand(3, 64, 64), torch.rand(3, 64, 64)], [target, target]
 
 

@@ -18,6 +18,11 @@ _CHANGING = frozenset(
     if not hasattr(tuple, name) and not hasattr(frozenset, name)
 ) - {"keys", "values", "items", "get", "fromkeys"}
 
+_KEEPING = frozenset(
+    {"len", "zip", "enumerate", "reversed", "list", "tuple", "sum", "min", "max", "isinstance", "print"}
+)
+_DISPLAYS = (ast.List, ast.ListComp, ast.Dict, ast.DictComp, ast.Set, ast.SetComp)
+
 
 @dataclass(frozen=True)
 class LocalNames:
@@ -49,6 +54,7 @@ def names_of(function: types.FunctionType) -> LocalNames:
     every = bindings(tree)
     plain = Counter(every) - Counter(turns)
     changed = {thing.id for node in ast.walk(tree) if isinstance(thing := changed_by(node), ast.Name)}
+    changed |= {name for node in ast.walk(tree) for name in _handed_on(node)} & _lists_in(tree)
     bindable = frozenset(name for name in every if plain[name] + (name in turns) == 1 and name not in changed)
     definitions = {
         node.targets[0].id: node.value
@@ -67,6 +73,22 @@ def changed_by(node: ast.AST) -> ast.expr | None:
         case ast.Call(func=ast.Attribute(value=thing, attr=name)) if name in _CHANGING:
             return thing
     return None
+
+
+def _handed_on(node: ast.AST) -> list[str]:
+    """Return the names that a call gives to something that may change what they stand for."""
+    match node:
+        case ast.Call(func=ast.Name(id=name)) if name in _KEEPING:
+            return []
+        case ast.Call(args=given, keywords=named):
+            return [item.id for item in (*given, *(item.value for item in named)) if isinstance(item, ast.Name)]
+    return []
+
+
+def _lists_in(tree: ast.AST) -> set[str]:
+    """Return the names that are bound to new lists, dicts or sets."""
+    made = [node for node in ast.walk(tree) if isinstance(node, ast.Assign) and isinstance(node.value, _DISPLAYS)]
+    return {target.id for node in made for target in node.targets if isinstance(target, ast.Name)}
 
 
 def bindings(tree: ast.AST) -> list[str]:

@@ -22,6 +22,7 @@ _ENTRIES = ("forward", "__call__", "__iter__", "__len__", "__getitem__", "__geta
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _BY_NAME = frozenset({"getattr", "children", "named_children", "modules", "named_modules", "_modules", "get_submodule"})
 _OF_MODULES = frozenset(vars(nn.Module()))
+_MOST = 10_000  # more things inside one attribute are not looked at, such as those of a data set
 _BUILTIN = ("builtins", "torch", "typing", "collections", "abc", "enum", "hullo")
 
 
@@ -133,7 +134,7 @@ def held_by(module: nn.Module) -> Iterator[tuple[str, Any]]:
         if name in _OF_MODULES:
             continue
         waiting, seen = [value], set[int]()
-        while waiting:
+        while waiting and len(seen) < _MOST:
             thing = waiting.pop()
             if id(thing) in seen or isinstance(thing, (type, types.ModuleType, types.FunctionType, torch.Tensor)):
                 continue
@@ -141,14 +142,15 @@ def held_by(module: nn.Module) -> Iterator[tuple[str, Any]]:
             if isinstance(thing, (nn.Module, types.MethodType)):
                 if thing is not value or isinstance(thing, types.MethodType):  # a module itself is like a child
                     yield name, thing
-            elif isinstance(thing, Mapping):
-                waiting += thing.values()
+            elif isinstance(thing, dict):
+                waiting += dict.values(thing)
             elif isinstance(thing, (list, tuple, set, frozenset, deque)):
                 waiting += thing
             elif isinstance(thing, functools.partial):
                 waiting += [thing.func, *thing.args, *thing.keywords.values()]
             else:
-                slots = [slot for cls in type(thing).__mro__ for slot in vars(cls).get("__slots__", ())]
+                kinds = [vars(cls) for cls in type(thing).__mro__]
+                slots = [name for kind in kinds for name, item in kind.items() if inspect.ismemberdescriptor(item)]
                 waiting += [getattr(thing, slot, None) for slot in slots]
                 waiting += vars(thing).values() if type(getattr(thing, "__dict__", None)) is dict else ()
 

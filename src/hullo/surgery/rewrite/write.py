@@ -11,6 +11,7 @@ import __future__
 import ast
 import copy
 import functools
+import gc
 import inspect
 import linecache
 import types
@@ -140,11 +141,18 @@ def _decorated(
 
 
 def can_be_decorated_again(wrapper: Any) -> bool:
-    """Return whether all decorators of a function are functions around it, and not PyTorch's, which do more."""
+    """Return whether all decorators of a function are plain functions around it that hold it by one name alone.
+
+    PyTorch's do more than that.
+    """
     while hasattr(wrapper, "__wrapped__"):
         if not isinstance(wrapper, types.FunctionType) or wrapper.__globals__["__name__"].partition(".")[0] == "torch":
             return False
-        wrapper = wrapper.__wrapped__  # type: ignore[attr-defined]
+        inner: Any = wrapper.__wrapped__  # type: ignore[attr-defined]
+        others = [cell for cell in wrapper.__closure__ or () if not holds(cell, inner)]
+        if any(item is inner for cell in others for item in gc.get_referents(*gc.get_referents(cell))):
+            return False
+        wrapper = inner
     return True
 
 
