@@ -142,7 +142,7 @@ def _product(gated: GatedHull) -> fx.GraphModule:
 
 
 def _native(known: Base | None) -> nn.Module | None:
-    """PyTorch's module for a base, where there is one."""
+    """Return PyTorch's module for a base, or None where there is none."""
     if known is None:
         return None
     name, _, parameters = known.name.rstrip(")").partition("(")
@@ -150,7 +150,7 @@ def _native(known: Base | None) -> nn.Module | None:
 
 
 def _prelu(known: list[nn.Module | None], hull: Hull, seen: Tensor | None) -> nn.PReLU | None:
-    """PReLU, for a hull that is seen to get a tensor with one group a channel, the channels where PReLU has them."""
+    """Return a PReLU for a hull with one group per channel of its input, where the channels are those of PReLU."""
     slopes = [_slope(item) for item in known]
     if seen is None or None in slopes or hull.plan.channel_dim % seen.dim() != 1 or seen.shape[1] != hull.groups:
         return None
@@ -160,7 +160,7 @@ def _prelu(known: list[nn.Module | None], hull: Hull, seen: Tensor | None) -> nn
 
 
 def _slope(module: nn.Module | None) -> float | None:
-    """The slope on the left of a function that is the identity on the right."""
+    """Return the slope on the left of a function that is the identity on the right."""
     match module:
         case nn.LeakyReLU():
             return module.negative_slope
@@ -172,7 +172,7 @@ def _slope(module: nn.Module | None) -> float | None:
 
 
 def _graph(hull: Hull, rows: Tensor) -> fx.GraphModule:
-    """The hull in PyTorch's operations: y = sum of c_i f_i(x) over the coefficients that are not zero.
+    """Return the hull in PyTorch's operations: y = sum of c_i f_i(x) over the coefficients that are not zero.
 
     It computes in float32 at least. Several rows are a buffer; their channels are moved to the end, where they meet
     each channel's coefficient.
@@ -226,7 +226,7 @@ def _scaled_inputs(
 
 
 def _inlined(graph: fx.Graph, base: Base, x: fx.Node) -> fx.Node:
-    """The operations of a base function, in a graph."""
+    """Return the operations of a base function, in a graph."""
     function = _FASTER.get(base.name, base.function)
     try:
         operations = fx.Tracer().trace(lambda value: function(value))

@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hullo.surgery.rewrite.source import codes
+
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 _NUMBERS, _REACHED, _LARGE = 400, 3000, 4096
 
@@ -69,14 +71,14 @@ class _Held:
 
 
 def _held_by(function: Any) -> list[_Held]:
-    """What a function may change besides its arguments, as far as it is plain."""
+    """Return what a function may change besides its arguments, as far as it is plain."""
     held: list[_Held] = []
     for item in _reached_from(function):
         match item:
             case types.FunctionType() if not is_from_torch(item):
                 held += map(_held_cell, item.__closure__ or ())
                 space = item.__globals__
-                named = {name for code in _codes(item.__code__) for name in code.co_names if name in space}
+                named = {name for code in codes(item.__code__) for name in code.co_names if name in space}
                 held += [_held_key(space, name) for name in named if isinstance(space[name], _PLAIN)]
             case types.MethodType() if not is_from_torch(item):
                 kind = type(item.__self__)
@@ -144,7 +146,7 @@ def _random_states() -> list[Any]:
 
 
 def _keys(states: list[Any]) -> list[Any]:
-    """Random states in a form that can be compared; NumPy is left out where code has imported it meanwhile."""
+    """Return random states in a form that can be compared; NumPy is left out where code has imported it meanwhile."""
     return [states[0].tolist(), states[1], *([states[2][1].tobytes(), states[2][2]] if len(states) > 2 else [])]
 
 
@@ -235,7 +237,7 @@ def numbers_in(thing: Any) -> list[float]:
 
 
 def _reached_from(thing: Any) -> Iterator[Any]:
-    """A thing and whatever belongs to its behaviour, as far as that is plain."""
+    """Yield a thing and whatever belongs to its behaviour, as far as that is plain."""
     seen: dict[int, Any] = {}  # with the things themselves, so that no other gets the same id
     waiting = deque([thing])
     while waiting and len(seen) < _REACHED:
@@ -247,7 +249,7 @@ def _reached_from(thing: Any) -> Iterator[Any]:
 
 
 def _parts(thing: Any) -> Iterable[Any]:
-    """What belongs to the behaviour of a thing."""
+    """Return what belongs to the behaviour of a thing."""
     match thing:
         case tuple() | list() | set() | frozenset():
             return thing
@@ -260,25 +262,17 @@ def _parts(thing: Any) -> Iterable[Any]:
         case nn.Module():
             return [value for name, value in vars(thing).items() if not name.startswith("_")]
         case types.FunctionType() if not is_from_torch(thing):
-            return *_codes(thing.__code__), thing.__defaults__, thing.__kwdefaults__, _read_by(thing)
+            return *codes(thing.__code__), thing.__defaults__, thing.__kwdefaults__, _read_by(thing)
         case types.CodeType():
             return thing.co_consts
     return ()
 
 
 def _read_by(function: types.FunctionType) -> list[Any]:
-    """What a function reads besides its arguments: cells of functions around it, and globals."""
+    """Return what a function reads besides its arguments: cells of functions around it, and globals."""
     cells: list[Any] = []
     for cell in function.__closure__ or ():
         with contextlib.suppress(ValueError):  # one that is not filled yet
             cells.append(cell.cell_contents)
-    names = (name for code in _codes(function.__code__) for name in code.co_names)
+    names = (name for code in codes(function.__code__) for name in code.co_names)
     return cells + [function.__globals__[name] for name in names if name in function.__globals__]
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """A function's code, and that of functions inside."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _codes(constant)

@@ -43,7 +43,7 @@ FUNCTIONS = frozenset(
 
 
 def is_torch_function(thing: Any) -> bool:
-    """Whether something is one of these functions, also with some of its parameters given."""
+    """Return whether something is one of these functions, also with some of its parameters given."""
     function = thing.func if isinstance(thing, functools.partial) else thing
     return isinstance(function, (types.FunctionType, types.BuiltinFunctionType)) and function in FUNCTIONS
 
@@ -128,7 +128,7 @@ def read_function(function: Callable[..., Any]) -> Reading | None:
 
 @real_tensors()
 def _does_as_prelu(module: nn.PReLU) -> bool:
-    """Whether a subclass of PReLU computes what PReLU does, in values and gradients."""
+    """Return whether a subclass of PReLU computes what PReLU does, in values and gradients."""
     try:
         with isolated():
             twin = copy.deepcopy(module).cpu()
@@ -194,7 +194,7 @@ def _why_not(module: nn.Module) -> str:
 
 
 def _holds_module(value: Any) -> bool:
-    """Whether an attribute refers to modules that are no children: a copy would take them along."""
+    """Return whether an attribute refers to modules that are no children: a copy would take them along."""
     held = value if isinstance(value, (list, tuple, set)) else value.values() if isinstance(value, dict) else [value]
     return any(isinstance(item, nn.Module) for item in held)
 
@@ -269,7 +269,7 @@ def _read_calls(function: Callable[..., Any]) -> Reading | None:
 
 
 def _seems_alone(call: Callable[[Tensor], Tensor]) -> bool:
-    """Whether a function may act entry by entry; what normalises, mixes or reshapes is found out soon."""
+    """Return whether a function may act entry by entry; what normalises, mixes or reshapes is found out soon."""
     x = points(torch.float64)
     x = x[x.abs() < 5][:35].reshape(5, 7)
     y = call(x.clone())
@@ -283,7 +283,7 @@ def _is_linear(call: Callable[[Tensor], Tensor]) -> bool:
 
 
 def _match(call: Callable[[Tensor], Tensor], y: Tensor, single: bool) -> Base | None:
-    """The base that a function with these values is."""
+    """Return the base that a function with these values is; None if it is none."""
     x, tolerance = points(torch.float64), DOUBLE
     if single:
         x, tolerance = points(torch.float32).double(), SINGLE_INSIDE
@@ -316,7 +316,7 @@ def _check(function: Callable[..., Any], item: Base, single: bool) -> str:
 
 
 def _check_types(call: Callable[[Tensor], Tensor], item: Base) -> str:
-    """Other types than float64, and autocast."""
+    """Return why a function is not a base in other types than float64, or under autocast; empty if it is."""
     few = points(torch.float32)
     few = few[(few.abs() < 1000) & (few.abs() > 1e-3)][:500]
     if call(few.double()).dtype != torch.float64:

@@ -68,7 +68,7 @@ def summary(model: nn.Module) -> Summary:
 
 
 def why_left(site: Site) -> str:
-    """Why a site is not a hull, and where it is called."""
+    """Return why a site is not a hull, and where it is called."""
     where = f" ({site.place})" if site.place else ""
     if site.reason:
         return site.reason + where
