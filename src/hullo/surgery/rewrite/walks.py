@@ -6,11 +6,14 @@ import ast
 import sys
 import types
 from collections.abc import Iterator
+from typing import Any
 
 from torch import nn
 
+from hullo.modules import Hull
 from hullo.surgery.rewrite.source import place
 from hullo.surgery.rewrite.values import Scope, UnknownError
+from hullo.surgery.rewrite.write import Turns
 
 Walk = tuple[nn.Module | None, str, str]  # the module, None for any; what is gone through; where
 
@@ -38,6 +41,7 @@ def walks_in(tree: ast.AST, function: types.FunctionType, scope: Scope) -> Itera
     said = {part for node in ast.walk(tree) if _only_says(node) for part in ast.walk(node)}
     keyed = {node.value for node in ast.walk(tree) if isinstance(node, ast.Subscript)}  # self._modules[name]
     single = dict(_single_attributes(tree))
+    sorted_out = set(_loops_by_type(tree, scope))
     for node in ast.walk(tree):
         match node:
             case ast.Attribute(value=value, attr="__dict__"):
@@ -45,7 +49,7 @@ def walks_in(tree: ast.AST, function: types.FunctionType, scope: Scope) -> Itera
             case ast.Call(func=ast.Name(id="repr" | "str" | "format"), args=[value, *_]) | ast.FormattedValue(value):
                 kind, sure = "text", False
             case ast.Attribute(value=value, attr=name):
-                kind = "" if node in keyed else _kind(name)
+                kind = "" if node in keyed or node in sorted_out else _kind(name)
                 sure = name != "apply" and kind != "parameters"  # other things have these too
             case ast.Call(func=ast.Name(id="vars" | "dir"), args=[value]):
                 kind, sure = "children", True
@@ -70,6 +74,36 @@ def _only_says(node: ast.AST) -> bool:
             return True
         case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)):
             return name in _SAYING
+    return False
+
+
+def _loops_by_type(tree: ast.AST, scope: Scope) -> Iterator[ast.expr]:
+    """Yield the ``x.modules`` of loops that do nothing but with modules of types that no hull has."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.For(target=target, iter=ast.Call(func=ast.Attribute() as walk), body=body, orelse=[]):
+                tests = [part.test if isinstance(part, ast.If) and not part.orelse else None for part in body]
+            case ast.comprehension(target=target, iter=ast.Call(func=ast.Attribute() as walk), ifs=[test, *_]):
+                tests = [test]
+            case _:
+                continue
+        name = target.elts[-1] if isinstance(target, ast.Tuple) else target
+        if all(_asks_for_others(test, name, scope) for test in tests):
+            yield walk
+
+
+def _asks_for_others(test: ast.expr | None, name: ast.expr, scope: Scope) -> bool:
+    """Return whether a test is true only for modules of types that neither a hull nor a dict of hulls has."""
+    match test, name:
+        case ast.BoolOp(op=ast.And(), values=[first, *_]), _:
+            return _asks_for_others(first, name, scope)
+        case ast.Call(func=ast.Name(id="isinstance"), args=[ast.Name(id=asked), kinds]), ast.Name(id=own):
+            try:
+                found: Any = scope.it(kinds)
+                classes = tuple(found) if isinstance(found, list) else found  # a tuple is evaluated to a list
+                return asked == own and not any(issubclass(cls, classes) for cls in (Hull, Turns))
+            except (UnknownError, TypeError):
+                return False
     return False
 
 
