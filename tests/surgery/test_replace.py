@@ -149,7 +149,7 @@ BAD: list[tuple[Callable[[], object], dict[str, object], type[Exception], str]] 
         lambda: nn.Sequential(nn.ReLU()),
         {"keep": "free", "hull": lambda site: hullo.AffineHull("relu")},
         TypeError,
-        "chooses bases, start, groups and keep; do not give them here",
+        "a function that makes hulls chooses bases",
     ),
     (
         lambda: nn.Sequential(nn.PReLU(4)),
