@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+
 import pytest
 import torch
 import torch.nn.functional as F
