@@ -75,6 +75,23 @@ def test_a_model_of_apertus_is_swapped_and_compared() -> None:
     assert hull.coefficients.tolist() == pytest.approx([0.5, 0.8, 0.8], abs=2e-3)  # bfloat16 holds 0.8 as 0.80078
 
 
+class Changing(nn.Module):
+    """A square of ReLU whose scale differs in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (2 if self.training else 1) * self.weight * F.relu(x) ** 2
+
+
+def test_what_differs_in_training_is_left_alone() -> None:
+    reading = read_module(Changing())
+    assert reading is not None
+    assert reading.known is None
+
+
 def test_relu_squared_is_recognised() -> None:
     activations = pytest.importorskip("transformers.activations")
     model = hullo.replace_activations(nn.Sequential(nn.Linear(2, 2), activations.ACT2FN["relu2"]))
@@ -110,10 +127,22 @@ def test_a_polynomial_of_relu_with_parameters_is_recognised() -> None:
         (lambda x, w: torch.where(x > 20, x, w[0] * F.relu(x) ** 2), [0.5]),
         (lambda x, w: (w[0] * F.relu(x) ** 2).detach() + 0 * x, [0.5]),
         (lambda x, w: w[0] * F.relu(x), [0.5]),
+        (lambda x, w: x.copy_(w[0] * F.relu(x) ** 2), [0.5]),
+        (lambda x, w: w[0] * F.relu(x[None]) ** 2, [0.5]),
         (lambda x, w: w * F.relu(x) ** 2, [0.5] * 4),
         (lambda x, w: w[0] * F.relu(x) ** 2 + w[1:].sum(), [0.5] * 9),
     ],
-    ids=["another", "a wave", "a piece", "no gradient", "no power", "per channel", "many parameters"],
+    ids=[
+        "another",
+        "a wave",
+        "a piece",
+        "no gradient",
+        "no power",
+        "in place",
+        "another shape",
+        "per channel",
+        "many parameters",
+    ],
 )
 def test_what_only_resembles_a_combination_is_left_alone(
     function: Callable[[Tensor, Tensor], Tensor], weights: list[float]

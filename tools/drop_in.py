@@ -202,7 +202,7 @@ def table(outcomes: list[Outcome]) -> str:
         name = f"{item.library}/{item.name}".replace("_", r"\_")
         lines.append(f"| {name} | {item.hulls} | {' | '.join(cells)} |")
     git = shutil.which("git") or "git"
-    commit = subprocess.check_output([git, "rev-parse", "--short=12", "HEAD"], text=True, cwd=ROOT)
+    commit = subprocess.check_output([git, "rev-parse", "--short=12", "HEAD"], text=True, cwd=ROOT)  # noqa: S603
     import timm
     import transformers
 

@@ -33,14 +33,14 @@ def read_combination(module: nn.Module) -> tuple[str, tuple[Base, ...], tuple[fl
     if not 0 < sum(parameter.numel() for parameter in module.parameters()) <= _MOST:
         return None
     x = points(torch.float64)
-    x = x[(x.abs() < 64) & (x.abs() > 1e-5)].requires_grad_()
+    x = x[(x.abs() < 64) & (x.abs() > 1e-5)]
     try:
-        with isolated(), torch.enable_grad():
-            y = type(module).forward(copy.deepcopy(module).double(), x * 1.0)
-            (slopes,) = torch.autograd.grad(y.sum(), x)
+        y, slopes = _values_and_slopes(module, x, training=False)
+        again, _ = _values_and_slopes(module, x, training=True)
     except Exception:  # whatever it is, it is not a function of any tensor
         return None
-    x, y = x.detach(), y.detach()
+    if not torch.equal(y, again):
+        return None
     for name, spelled in COMBINATIONS.items():
         bases = tuple(map(base, spelled))
         columns = torch.stack([item.function(x) for item in bases], dim=1)
@@ -52,6 +52,19 @@ def read_combination(module: nn.Module) -> tuple[str, tuple[Base, ...], tuple[fl
         if has_power and _agree(columns @ found, y, x) and _agree(expected, slopes, x):
             return name, bases, tuple(found.tolist())
     return None
+
+
+def _values_and_slopes(module: nn.Module, x: Tensor, training: bool) -> tuple[Tensor, Tensor]:
+    """Call a copy of a module, on the CPU and in float64."""
+    with isolated(), torch.enable_grad():
+        twin = copy.deepcopy(module).cpu().double().train(training)
+        leaf = x.clone().requires_grad_()
+        given = leaf * 1.0
+        y = type(twin).forward(twin, given)
+        (slopes,) = torch.autograd.grad(y.sum(), leaf)
+        if not torch.equal(given, x) or y.shape != x.shape:
+            raise ValueError("it changes its input, or returns something of another shape")
+    return y.detach(), slopes
 
 
 def _agree(found: Tensor, expected: Tensor, x: Tensor) -> bool:

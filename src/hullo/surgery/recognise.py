@@ -109,14 +109,13 @@ def read_module(module: nn.Module) -> Reading | None:
     tensors = [*module.parameters(), *module.buffers()]
     if sum(tensor.numel() for tensor in tensors) > _MANY or any(map(_holds_module, vars(module).values())):
         return None
+    found = read_combination(module)
+    if found is not None and not _why_not(module):
+        return Reading(Known(found[0], found[1], (found[2],)))
     reading = _remembered(functools.partial(_read_copies, module), functools.partial(_module_state, module))
     if reading is None or not (reading.known or tensors):
         return reading
-    reason = _why_not(module)
-    if tensors and not reason:
-        found = read_combination(module)
-        reason = "" if found else "it has parameters of its own"
-        reading = Reading(Known(found[0], found[1], (found[2],)), reading.in_place) if found else reading
+    reason = "it has parameters of its own" if tensors else _why_not(module)
     return Reading(None, reading.in_place, reason) if reason else reading
 
 
