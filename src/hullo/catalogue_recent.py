@@ -15,7 +15,7 @@ from hullo.catalogue import check_parameter, make_base
 @family
 def constant() -> Base:
     """1 everywhere: the learned offset of StarReLU and PolyReLU."""
-    return make_base("constant", "1.0 + step(-abs(x))", "0.0", at_zero=(1.0, 0.0, 0.0), bounds=(0.0, 0.0))
+    return make_base("constant", "1.0 + minimum(abs(x), 0.0)", "0.0", at_zero=(1.0, 0.0, 0.0), bounds=(0.0, 0.0))
 
 
 @family
