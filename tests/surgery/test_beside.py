@@ -320,3 +320,13 @@ def test_a_model_that_holds_a_python_module_is_folded() -> None:
     model = hullo.replace_activations(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
     model.functions = torch.nn.functional  # type: ignore[assignment]
     assert isinstance(hullo.fold(model)[1], nn.ReLU)  # type: ignore[index]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_layer_alone_of_an_encoder_with_its_fast_path_says_to_replace_the_whole() -> None:
+    layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+    encoder, x, padding = nn.TransformerEncoder(layer, 2).eval(), torch.randn(2, 3, 4), torch.zeros(2, 3).bool()
+    padding[0, 2] = True
+    hullo.replace_activations(encoder.layers[0])  # the encoder itself does not know of it
+    with torch.no_grad(), pytest.raises(TypeError, match=r"nested.*whole encoder"):
+        encoder(x, src_key_padding_mask=padding)
