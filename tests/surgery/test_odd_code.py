@@ -186,6 +186,8 @@ LISTED = {
     "property by mode": "return self.chosen(self.l0(x))",
     "handed on": "return sum(map(F.relu, (self.l0(x), x)))",
     "helper": "return apply(F.relu, self.l0(x))",
+    "helper that another chooses": "return chosen(None, squashed)(self.l0(x))",
+    "helper that another takes": "return apply(squashed, self.l0(x))",
     "autograd": "return Straight.apply(self.l0(x))",
     "made anew": "return Custom()(self.l0(x))",
     "tensor method": "return torch.Tensor.relu(self.l0(x))",
@@ -201,6 +203,12 @@ TABLE = {{"relu": F.relu, "gelu": F.gelu}}
 
 def closed(f):
     return Closed(f)
+
+def squashed(x):
+    return torch.tanh(x / 2) * 2
+
+def chosen(name, default):
+    return {{}}.get(name, default)
 
 class Closed:
     def __init__(self, f):

@@ -17,16 +17,11 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from hullo.surgery.recognise import AMBIGUOUS, NAMES, Reading, read_function, read_module
+from hullo.surgery.recognise import NAMES, Reading, read_function, read_module
 from hullo.surgery.rewrite.branches import Path
 from hullo.surgery.rewrite.calls import Body, Call, Findings, Missed, Seen
 from hullo.surgery.rewrite.flow import INNER
-from hullo.surgery.rewrite.mentions import (
-    functions_named,
-    is_activation_or_holds_one,
-    is_from_torch,
-    mentions_activation,
-)
+from hullo.surgery.rewrite.mentions import is_activation_or_holds_one, is_from_torch, mentions_activation
 from hullo.surgery.rewrite.source import input_of, is_written_out, method, parse, position
 from hullo.surgery.rewrite.uses import Uses
 from hullo.surgery.rewrite.values import Assigned, Kept, Scope, UnknownError, Value
@@ -171,12 +166,11 @@ class Reader(Uses):
         reading = None if _not_alone(given) else read_function(callee.it)
         if reading is not None and not _is_autograd(callee.it):
             self._record(node, callee_node, given, callee, reading)
-        elif reading is not None or not _is_autograd(callee.it):
+        elif reading is not None:
             name = getattr(callee.it, "__qualname__", type(callee.it).__name__)
-            named = sorted(functions_named(callee.it))
-            calls = f"calls {', '.join(named) or 'an activation'}, and is not a method that can be changed"
-            only = named[0] if len(named) == 1 and named[0] in AMBIGUOUS else ""
-            self.miss(callee_node, f"{name} {'has a backward of its own' if reading else calls}", callee.kept, only)
+            self.miss(callee_node, f"{name} has a backward of its own", callee.kept)
+        elif not _is_autograd(callee.it):
+            self.miss_function(callee_node, callee, "is not a method that can be changed")
 
     def _unknown(self, given: ast.Call) -> None:
         """List a call of something that the code does not tell, if it may be an activation."""

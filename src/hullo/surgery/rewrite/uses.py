@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from hullo.modules import Hull
-from hullo.surgery.recognise import Reading, read_function, read_module
+from hullo.surgery.recognise import AMBIGUOUS, Reading, read_function, read_module
 from hullo.surgery.rewrite.calls import Missed
 from hullo.surgery.rewrite.flow import Flow
-from hullo.surgery.rewrite.mentions import is_from_torch, mentions_activation
+from hullo.surgery.rewrite.mentions import functions_named, is_from_torch, mentions_activation
 from hullo.surgery.rewrite.source import place
 from hullo.surgery.rewrite.values import Kept, UnknownError, Value
 
@@ -55,6 +55,13 @@ class Uses(Flow):
         else:
             where = place(self.body.function, node)
             self.findings.missed.append(Missed(where, what or ast.unparse(node), why, self.path, 0, self.idle))
+
+    def miss_function(self, node: ast.expr, value: Value, why: str) -> None:
+        """List a function that somebody wrote by the activations that it calls."""
+        named = sorted(functions_named(value.it))
+        name = getattr(value.it, "__qualname__", type(value.it).__name__)
+        only = named[0] if len(named) == 1 and named[0] in AMBIGUOUS else ""
+        self.miss(node, f"{name} calls {', '.join(named) or 'an activation'}, and {why}", value.kept, only)
 
     def condition(self, test: ast.expr) -> None:
         match test:
@@ -139,8 +146,12 @@ class Uses(Flow):
         if isinstance(value.it, types.MethodType) and isinstance(value.it.__self__, nn.Module):
             name = node.attr if isinstance(node, ast.Attribute) else value.it.__name__
             self.findings.entered.add((id(value.it.__self__), name))  # whoever gets the method may call it
-        if isinstance(getattr(node, "ctx", None), ast.Load) and self._is_activation(value):
+        if not isinstance(getattr(node, "ctx", None), ast.Load):
+            return True
+        if self._is_activation(value):
             self.miss(node, "it is handed on, not called here", value.kept)
+        elif isinstance(value.it, types.FunctionType) and mentions_activation(value.it):
+            self.miss_function(node, value, "is handed on, not called here")
         return True
 
     def _is_activation(self, value: Value) -> bool:
