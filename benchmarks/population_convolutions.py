@@ -30,7 +30,7 @@ def conv2d(
 
 def ours(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: tuple[int, int], groups: int) -> Tensor:
     """The laboratory's."""
-    from hullo.lab.kernels.convolution import convolve
+    from hullo.population.kernels.convolution import convolve
 
     return convolve(x, weight, bias, members=groups, stride=stride, padding=padding)
 

@@ -10,8 +10,9 @@ in bfloat16, and for the crops and the optimiser of one AlexNet at batch 256. `v
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from types import SimpleNamespace
+from functools import partial
 from unittest import mock
 
 import torch
@@ -23,14 +24,21 @@ import hullo
 from hullo.coefficients import way
 from hullo.functional import apply
 from hullo.kernels import Plan
-from hullo.lab import kernels
-from hullo.lab.activations import Row
+from hullo.lab import networks
 from hullo.lab.data import ilsvrc2012
-from hullo.lab.data.augment import draw_moves, draw_order, move, scale
-from hullo.lab.kernels import columns, crop, dropout, first, flat, norm, pooled
-from hullo.lab.networks import NETWORKS, Network, Task
-from hullo.lab.networks.layers import flatten
-from hullo.lab.recipes import SGD, RMSprop
+from hullo.lab.data.augment import draw_moves, draw_order
+from hullo.lab.data.ilsvrc2012 import crop_kernel as crop
+from hullo.population import SGD, Population, RMSprop, kernels
+from hullo.population.images import move, scale
+from hullo.population.kernels import act_pool_drop as pooled
+from hullo.population.kernels import bn_act as norm
+from hullo.population.kernels import channel_stats as columns
+from hullo.population.kernels import dropout
+from hullo.population.kernels import flat_optim as flat
+from hullo.population.kernels import input_conv as first
+from hullo.population.layers import drop
+from hullo.population.rules import Context
+from hullo.population.values import Value
 
 TRIO = tuple(hullo.base(name) for name in ("identity", "relu", "tanh"))
 
@@ -46,38 +54,48 @@ def passes(function: Callable[[], Tensor], leaves: list[Tensor]) -> dict[str, St
     return {"forward": forward, "backward": lambda: torch.autograd.grad(made[0], leaves, gradient)}
 
 
-def dropping(bench: Bench) -> SimpleNamespace:
-    """What a network's dropout reads of it."""
+def dropping(bench: Bench) -> Context:
+    """Return what a dropout is told."""
     numbers = torch.arange(bench.members, device=bench.device)
-    return SimpleNamespace(training=True, seeds=numbers, steps=numbers, members=bench.members, first=0)
+    return Context(bench.members, numbers, numbers)
+
+
+def plain_drop(state: Context, x: Tensor, rate: float, dim: int) -> Tensor:
+    """Drop by plain operations."""
+    with mock.patch.object(kernels, "serve", return_value=False):
+        dropped: Value = drop(state, Value(x, dim), rate, True)
+    return dropped.tensor
 
 
 # The parts, each a function of a layer's name.
 
 
-RECIPES = {"kerasnet": RMSprop, "lenet5": RMSprop, "alexnet": SGD}
+OPTIMIZERS = {
+    "kerasnet": partial(RMSprop, lr=1e-4),
+    "lenet5": partial(RMSprop, lr=1e-4),
+    "alexnet": partial(SGD, lr=1e-2, momentum=0.9, weight_decay=5e-4),
+}
 """AlexNet is one network, the others are populations."""
 
 
 def optimiser(bench: Bench, kind: str) -> None:
     alone = kind == "alexnet"
-    rows = [Row.parse("affine(identity,relu,tanh)")] * (1 if alone else bench.members)
-    task = Task(3, 227, 1000) if alone else Task(3, 32, 10)
+    sizes = {"image_size": 227, "num_classes": 1000} if alone else {}
+    network = networks.build(kind, activation="affine(identity,relu,tanh)", **sizes)
+    members = 1 if alone else bench.members
 
-    def step(copies: torch.dtype, fused: bool) -> dict[str, Step]:
-        network = NETWORKS[kind](rows, task).to(bench.device)
-        for parameter in network.parameters():
-            parameter.data.uniform_(-0.1, 0.1)
+    def step(copies: torch.dtype | None, fused: bool) -> dict[str, Step]:
+        population = Population([copy.deepcopy(network) for _ in range(members)]).to(bench.device)
         with mock.patch.object(kernels, "serve", return_value=fused):
-            recipe = RECIPES[kind](network, copies=copies)
-        for leaf in recipe.leaves.values():
+            optimizer = OPTIMIZERS[kind](population, copies=copies)
+        for leaf in optimizer.leaves.values():
             leaf.grad = torch.randn_like(leaf)
-        return {"step": recipe.step}
+        return {"step": optimizer.step}
 
-    numbers = sum(parameter.numel() for parameter in NETWORKS[kind](rows, task).parameters())
+    numbers = members * sum(parameter.numel() for parameter in network.parameters())
     makes = {
-        "plain": lambda: step(torch.float32, False),
-        "fused": lambda: step(torch.float32, True),
+        "plain": lambda: step(None, False),
+        "fused": lambda: step(None, True),
         "fused, bfloat16 gradients and copies": lambda: step(HALF, True),
     }
     bench.measure("optimiser", kind, makes, {"step": 20 * numbers})  # either way
@@ -151,8 +169,9 @@ def pool(bench: Bench, layer: str) -> None:
 
     def three(x: Tensor) -> Tensor:
         y = F.max_pool2d(apply(x, rows, plan), 2)
-        y = Network.drop(state, y, rate, 0) if rate else y  # type: ignore[arg-type]
-        return flatten(y, k) if flat else y
+        wide = torch.unflatten(y, 1, (k, channels))
+        wide = plain_drop(state, wide, rate, 1) if rate else wide
+        return wide.permute(1, 0, 3, 4, 2).flatten(2) if flat else wide.flatten(1, 2)
 
     def one(bias: Tensor | None) -> Tensor:
         drops = state.seeds, state.steps, 0, rate, True
@@ -205,7 +224,7 @@ def features(bench: Bench, layer: str) -> None:
     x = torch.randn(bench.members, bench.batch, 512, device=bench.device).to(HALF).requires_grad_()
     state = dropping(bench)
     makes = {
-        "drop": lambda: passes(lambda: Network.drop(state, x, 0.5, 2), [x]),  # type: ignore[arg-type]
+        "drop": lambda: passes(lambda: plain_drop(state, x, 0.5, 0), [x]),
         "fused": lambda: passes(lambda: dropout.drop(x, state.seeds, state.steps, 2, 0.5), [x]),
     }
     least = dict.fromkeys(("forward", "backward"), 2 * size(x))
@@ -213,7 +232,7 @@ def features(bench: Bench, layer: str) -> None:
 
 
 PARTS: list[Part] = [
-    (optimiser, RECIPES),
+    (optimiser, OPTIMIZERS),
     (crops, ("alexnet",)),
     (pool, POOLS),
     (normalisation, NORMS),

@@ -64,7 +64,7 @@ def population_epoch(network: str, members: int, data: Dataset, seconds: float, 
     step = (time.perf_counter() - began) / steps
     if profile:
         show_profile(lambda: [next(moments) for _ in range(5)], 5)
-    training.network.eval()
+    training.population.eval()
     times = []
     for _ in range(2):
         began = time.perf_counter()

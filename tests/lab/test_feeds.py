@@ -29,14 +29,14 @@ def test_the_parts_of_all_processes_are_the_epoch_from_any_step_on(size: int, st
     assert all(whole == together.shape[1] for (whole, _), together in zip(parts[0], seen, strict=True))
 
 
-def test_pictures_and_labels_belong_together() -> None:
+def test_images_and_labels_belong_together() -> None:
     feed = Resident(DATA)
     ((whole, batch),) = feed.batches(SEEDS, 0, 70, 0, ALONE)
-    pictures, labels = feed.show(*batch)
-    assert (whole, pictures.shape, labels.shape) == (70, (70, 2, 28, 28), (2, 70))
-    shifted = torch.tensor([0.0]) + pictures.transpose(0, 1).sum((2, 3))
+    images, labels = feed.show(*batch)
+    assert (whole, images.shape, labels.shape) == (70, (2, 70, 1, 28, 28), (2, 70))
+    shifted = images.tensor().sum((2, 3, 4))
     plain = DATA.train_images[batch[0]].sum((2, 3, 4)) / 255
-    # a shift by two pixels loses little of a picture's light
+    # a shift by two pixels loses little of an image's light
     assert torch.corrcoef(torch.stack([shifted.flatten(), plain.flatten()]))[0, 1] > 0.9
     assert torch.equal(labels, DATA.train_labels[batch[0]])
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import re
 from dataclasses import replace
 
 import pytest
 import tiny_command
 import torch
 
-from hullo.lab import kernels
 from hullo.lab.data import Dataset
 from hullo.lab.feeds import Resident
-from hullo.lab.networks import NETWORKS, build
+from hullo.lab.networks import NETWORKS, Entry
 from hullo.lab.networks.resnet56 import ResNet
-from hullo.lab.recipes import SGD, Optimiser, RMSprop
 from hullo.lab.specs import Spec
 from hullo.lab.training import Training
+from hullo.population import kernels
 
 pytest.importorskip("triton")
 pytestmark = [
@@ -71,16 +71,19 @@ def train(network: str, side: int, device: str, precision: str = "float32", rows
 def test_kernels_take_the_plain_steps(
     network: str, side: int, rows: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(NETWORKS, "resnet56", lambda rows, task: ResNet(rows, task, n=1))  # eight layers will do
+    small = functools.partial(ResNet, n=1)  # eight layers will do
+    monkeypatch.setitem(NETWORKS, "resnet56", Entry(small))
     plain = train(network, side, "cpu", rows=rows)
     monkeypatch.setattr(kernels, "serve", lambda x: x.dtype != torch.float64)
     fused = train(network, side, "cuda" if GPU else "cpu", rows=rows)
     for name in ("train_loss", "test_loss", "coefficients"):
         torch.testing.assert_close(fused.curves[name], plain.curves[name], rtol=2e-3, atol=2e-4, msg=name)
     assert fused.curves["test_accuracy"].shape == plain.curves["test_accuracy"].shape
-    ours, theirs = fused.network.state_dict(), plain.network.state_dict()
+    ours, theirs = fused.population.state_dict(), plain.population.state_dict()
     assert ours.keys() == theirs.keys()
     for name, tensor in theirs.items():
+        if network == "resnet56" and re.search(r"conv\d?\.bias|shortcut\.bias|running_mean", name):
+            continue  # the gradient of a bias before a batch norm is zero in kernels, and rounding in plain operations
         # RMSprop takes a step of full length where a gradient is next to nothing, too
         assert (ours[name].cpu() - tensor).abs().double().mean() < 1e-4, name
 
@@ -106,7 +109,7 @@ def test_copies_are_kept_where_products_are_of_lower_precision(
 ) -> None:
     monkeypatch.setattr(kernels, "serve", lambda x: x.dtype != torch.float64)
     spec = Spec(network, "fashion-mnist-sample", "relu", epochs=1, batch=4, precision=precision)
-    assert Training([spec], Resident(data(18))).optimiser.has_copies == (precision == "bfloat16")
+    assert bool(Training([spec], Resident(data(18))).population.copies) == (precision == "bfloat16")
 
 
 @pytest.mark.gpu
@@ -114,7 +117,7 @@ def test_copies_are_kept_where_products_are_of_lower_precision(
 @pytest.mark.parametrize("network", ["lenet5", "kerasnet", "resnet56", "alexnet"])
 def test_a_gpu_in_bfloat16_is_near_a_cpu_in_float32(network: str) -> None:
     on_gpu, on_cpu = train(network, 28, "cuda", "bfloat16"), train(network, 28, "cpu")
-    assert on_gpu.optimiser.has_copies
+    assert on_gpu.population.copies
     torch.testing.assert_close(on_gpu.curves["train_loss"], on_cpu.curves["train_loss"], rtol=0.1, atol=0.1)
 
 
@@ -145,21 +148,5 @@ def test_on_a_gpu_a_member_that_diverges_leaves_the_other_as_it_is_to_the_bit(ne
         for _ in training.advance():
             pass
     assert wild.curves["sound"].tolist() == [[False, True]]
-    for name, tensor in wild.network.member(1).state_dict().items():
-        assert torch.equal(tensor, calm.network.member(1).state_dict()[name]), name
-
-
-@pytest.mark.parametrize("recipe", [RMSprop, SGD])
-def test_copies_follow_the_parameters_when_these_are_set(
-    recipe: Callable[..., Optimiser], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kernels, "serve", lambda x: x.dtype != torch.float64)
-    one, other = (build("lenet5", activation="affine(identity,relu)", seeds=[seed]) for seed in (0, 1))
-    optimiser = recipe(one, copies=torch.bfloat16)
-    names = {name for name, leaf in optimiser.leaves.items() if leaf.dtype == torch.bfloat16}
-    assert names == {name for name, _ in one.named_parameters()} - {"activations.raw"}
-    one.load_state_dict(other.state_dict())
-    optimiser.load_state_dict(optimiser.state_dict())
-    for name, parameter in other.named_parameters():
-        assert torch.equal(optimiser.parameters[name], parameter)
-        assert torch.equal(optimiser.leaves[name], parameter.to(optimiser.leaves[name].dtype))
+    for name, tensor in wild.population[1].state_dict().items():
+        assert torch.equal(tensor, calm.population[1].state_dict()[name]), name

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 import hullo
 from hullo.lab import networks
 from hullo.lab.data import Dataset
-from hullo.lab.data.augment import draw_moves, draw_order, move, scale
+from hullo.lab.data.augment import draw_moves, draw_order
 from hullo.lab.feeds import Resident
-from hullo.lab.recipes import SGD, RMSprop
 from hullo.lab.specs import Spec
 from hullo.lab.training import Training
+from hullo.population import SGD
+from hullo.population.images import move, scale
 
 DATA = tiny_command.load("fashion-mnist-sample")
 FEED = Resident(DATA)
@@ -45,10 +46,10 @@ def test_a_member_trains_as_it_does_alone(network: str) -> None:
             torch.testing.assert_close(
                 together.curves[curve][:, k], alone.curves[curve][:, 0], rtol=1e-3, atol=1e-4, msg=f"{spec} {curve}"
             )
-        # a picture between two classes may fall to either
+        # an image between two classes may fall to either
         assert (together.curves["test_accuracy"][:, k] - alone.curves["test_accuracy"][:, 0]).abs().max() < 100 / 30 + 1
-        own = together.network.member(k).coefficients
-        torch.testing.assert_close(own, alone.network.coefficients, rtol=1e-3, atol=1e-4)
+        own, other = (hullo.coefficient_dict(t.population[i]) for t, i in ((together, k), (alone, 0)))
+        assert own == pytest.approx(other, rel=1e-3, abs=1e-4)
 
 
 @pytest.mark.parametrize("network", ["lenet5", "kerasnet"])
@@ -58,74 +59,43 @@ def test_members_per_layer_train_beside_one_per_channel_as_without_it(network: s
     beside = finish(Training([*specs, replace(specs[0], activation="prelu")], FEED))
     for name in ("train_loss", "test_loss"):
         torch.testing.assert_close(beside.curves[name][:, :3], apart.curves[name], rtol=1e-3, atol=1e-4)
-    activations = beside.network.activations
     for k in range(3):
-        before, after = (training.network.member(k).state_dict() for training in (apart, beside))
+        before, after = (training.population[k].state_dict() for training in (apart, beside))
         assert all(torch.allclose(before[name], after[name], rtol=1e-3, atol=2e-4) for name in before)
-        for rows in activations.raw[k].split(activations.widths):
-            assert torch.equal(rows, rows[:1].expand_as(rows))
-    slopes = activations.raw[3, :20, activations.bases.index(hullo.base("identity"))]
+    slopes = beside.population[3].act1.coefficients[:, 0]
+    assert len(slopes) == (20 if network == "lenet5" else 32)
     assert len(set(slopes.tolist())) > 1
 
 
 def test_prelu_learns_as_in_torch() -> None:
-    population = networks.build(
-        "lenet5", activation=["tanh", "prelu"], in_channels=1, image_size=28, members=2, seeds=[1, 2]
-    )
-    population.double()
-    alone = TorchLeNet5(population.member(1))
-    ours = RMSprop(population, lr=1e-2, decay=0.0)
-    theirs = torch.optim.RMSprop(alone.parameters(), lr=1e-2, alpha=0.9, eps=1e-7)
+    sizes = {"in_channels": 1, "image_size": 28}
+    ours = networks.build("lenet5", activation="prelu", seed=1, **sizes).double()
+    theirs = networks.build("lenet5", activation="relu", seed=1, **sizes).double()
+    for name, count in (("act1", 20), ("act2", 50), ("act3", 1)):
+        setattr(theirs, name, nn.PReLU(count, init=0.0).double())
+    optimizers = [torch.optim.RMSprop(network.parameters(), lr=1e-2, eps=1e-7) for network in (ours, theirs)]
     images, labels = DATA.train_images[:20].double() / 255, DATA.train_labels[:20]
     for _ in range(4):
-        ours.zero_grad()
-        theirs.zero_grad()
-        sum(F.cross_entropy(logits, labels) for logits in population(images)).backward()
-        F.cross_entropy(alone(images), labels).backward()
-        ours.step()
-        theirs.step()
-    learned = population.activations.split_member(1, population.coefficients[1])
-    slopes = [layer[:, population.activations.bases.index(hullo.base("identity"))] for layer in learned]
-    assert [len(layer) for layer in slopes] == [20, 50, 1]
-    for own, layer in zip(slopes, alone.slopes, strict=True):
-        torch.testing.assert_close(own, layer.weight, rtol=1e-6, atol=1e-8)
-        assert own.abs().min() > 1e-4
-    torch.testing.assert_close(population(images)[1], alone(images), rtol=1e-6, atol=1e-6)
+        for network, optimizer in zip((ours, theirs), optimizers, strict=True):
+            optimizer.zero_grad()
+            F.cross_entropy(network(images), labels).backward()
+            optimizer.step()
+    for name in ("act1", "act2", "act3"):
+        own = getattr(ours, name).coefficients.reshape(-1, 2)[:, 0]
+        torch.testing.assert_close(own, getattr(theirs, name).weight, rtol=1e-6, atol=1e-8)
+        assert own.abs().min() > 0
+    torch.testing.assert_close(ours(images), theirs(images), rtol=1e-6, atol=1e-6)
 
 
-class TorchLeNet5(nn.Module):
-    """LeNet-5 with PReLU of torch's own modules, with the weights of a network of the laboratory."""
-
-    def __init__(self, network: networks.Network) -> None:
-        super().__init__()
-        state = network.state_dict()
-        self.conv1, self.conv2 = nn.Conv2d(1, 20, 5), nn.Conv2d(20, 50, 5)
-        self.linear1, self.linear2 = nn.Linear(800, 500), nn.Linear(500, 10)
-        for name in ("conv1", "conv2", "linear1", "linear2"):
-            weight = state[f"{name}.weight"]
-            own = {
-                "weight": weight[0].T if name.startswith("linear") else weight,
-                "bias": state[f"{name}.bias"].flatten(),
-            }
-            getattr(self, name).load_state_dict(own)
-        self.slopes = nn.ModuleList(nn.PReLU(count, init=0.0) for count in (20, 50, 1))
-        self.double()
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.max_pool2d(self.slopes[0](self.conv1(x)), 2)
-        x = F.max_pool2d(self.slopes[1](self.conv2(x)), 2).permute(0, 2, 3, 1).flatten(1)
-        return self.linear2(self.slopes[2](self.linear1(x)))
-
-
-def test_every_picture_counts_once_an_epoch_also_those_of_the_last_small_batch() -> None:
+def test_every_image_counts_once_an_epoch_also_those_of_the_last_small_batch() -> None:
     training = finish(Training(members(epochs=1, lr=0.0), FEED))
     assert training.steps == 3
-    assert training.network.steps.tolist() == [3, 3, 3]
-    seeds = training.network.seeds
+    assert training.population.steps.tolist() == [3, 3, 3]
+    seeds = training.population.seeds
     order = draw_order(seeds, 0, 70)
     shown = scale(move(DATA.train_images, order, draw_moves(seeds, 0, order, (28, 28))))
     for k in range(3):
-        logits = training.network.member(k)(shown[k])[0]
+        logits = training.population[k](shown[k])
         expected = F.cross_entropy(logits, DATA.train_labels[order[k]]).item()
         assert training.curves["train_loss"][0, k].item() == pytest.approx(expected, rel=1e-5)
 
@@ -135,10 +105,10 @@ def test_the_test_and_val_curves_are_those_of_the_network_as_it_is_used() -> Non
     training = finish(Training(members("kerasnet", epochs=1), Resident(data)))
     assert data.eval_sets.keys() == {"test", "val"}
     for k in range(3):
-        alone = training.network.member(k)
+        alone = training.population[k]
         assert not alone.training
         for name, (images, labels) in data.eval_sets.items():
-            logits = alone(scale(images))[0]
+            logits = alone(scale(images))
             loss, right = F.cross_entropy(logits, labels).item(), (logits.argmax(1) == labels).double().mean()
             assert training.curves[f"{name}_loss"][0, k].item() == pytest.approx(loss, rel=1e-5)
             assert training.curves[f"{name}_accuracy"][0, k, 0].item() == pytest.approx(100 * right.item())
@@ -154,7 +124,7 @@ def test_a_member_that_diverges_leaves_the_others_as_they_are_to_the_bit(lr: flo
     assert wild.curves["sound"].tolist() == [[True, False, True]] * 2
     for name, curve in calm.curves.items():
         assert torch.equal(curve[:, [0, 2]], wild.curves[name][:, [0, 2]]), name
-    before, after = (t.network.member(2).state_dict() for t in (calm, wild))
+    before, after = (t.population[2].state_dict() for t in (calm, wild))
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
@@ -195,7 +165,8 @@ def test_every_further_member_takes_as_much_memory_as_the_one_before(network: st
             known[storage.data_ptr()] = (storage.nbytes(), tensor)  # which keeps its address from being used again
             return tensor
 
-        _, batch = next(FEED.batches(training.network.seeds, 0, 4, 0, training.team))
+        _, batch = next(FEED.batches(training.population.seeds, 0, 4, 0, training.team))
+        training._losses(*FEED.show(*batch))  # which reads the networks' graph
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             losses, _ = training._losses(*FEED.show(*batch))
         assert losses.requires_grad
@@ -220,14 +191,18 @@ def test_alexnet_learns_by_sgd_at_a_rate_that_falls_in_steps() -> None:
     feed = Resident(Dataset("wide", DATA.classes, *parts))
     spec = Spec.usual("alexnet", "fashion-mnist-sample", "affine(identity,relu)", epochs=1, batch=4, decay=1.0)
     training = finish(Training([spec], feed))
-    assert isinstance(training.optimiser, SGD)
-    assert training.optimiser.current_rates().tolist() == pytest.approx([0.001])
+    assert isinstance(training.optimizer, SGD)
+
+    def rate(training: Training, updates: int) -> float:
+        return float(training.optimizer.lr * training.optimizer.schedule(torch.tensor(updates).double()))
+
+    assert rate(training, int(training.optimizer.updates)) == pytest.approx(0.001)
     for batch, updates in ((4, 3), (2, 7)):  # one update before 1 / decay = 2 epochs of 8 images are over
         slower = Training([replace(spec, decay=0.5, batch=batch)], feed)
-        slower.optimiser.updates.fill_(updates)
-        assert slower.optimiser.current_rates().tolist() == pytest.approx([0.01])
-        slower.optimiser.updates.fill_(updates + 1)
-        assert slower.optimiser.current_rates().tolist() == pytest.approx([0.001])
-    constant = Training([replace(spec, decay=0.0)], feed)
-    constant.optimiser.updates.fill_(10**9)
-    assert constant.optimiser.current_rates().tolist() == pytest.approx([0.01])
+        assert rate(slower, updates) == pytest.approx(0.01)
+        assert rate(slower, updates + 1) == pytest.approx(0.001)
+    assert rate(Training([replace(spec, decay=0.0)], feed), 10**9) == pytest.approx(0.01)
+    groups = training.optimizer.groups
+    assert {float(own["lr"]) for name, own in groups.items() if name.endswith("bias")} == {0.02}
+    assert {float(own["weight_decay"]) for own in groups.values()} == {0.0}
+    assert "stacked.conv1.weight" not in groups

@@ -1,35 +1,23 @@
-"""Activations by their spelling, and the activation layers of a population, each member with its own.
+"""Activations by their spelling.
 
-A *row* says what a network's activations are: a base function such as ``relu`` or ``leaky_relu(0.2)``, which stays as
-it is, or a hull such as ``convex(identity,relu)`` or ``affine(identity,relu,tanh)``, or ``prelu``, which are learned.
-Every row is a point or a set in the space of coefficients over the bases of all rows, so members with different rows
-are one call of `combine`: a fixed activation is a row of coefficients that never moves.
+A *row* of the paper's table says what a network's activations are: a base function such as ``relu`` or
+``leaky_relu(0.2)``, which is fixed, or a hull such as ``convex(identity,relu)`` or ``affine(identity,relu,tanh)``, or
+``prelu``, which are learned.
 """
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+from torch import nn
 
 from hullo.bases import Base, base, names, resolve
-from hullo.coefficients import Hyperplane, Orthant, Simplex, Space, way
-from hullo.functional import apply
-from hullo.kernels import Plan
-from hullo.lab import kernels
+from hullo.modules import AffineHull, ConicHull, ConvexHull, Hull, LinearHull
 
-HULLS: dict[str, type[Simplex | Hyperplane | Orthant | Space]] = {
-    "convex": Simplex,
-    "affine": Hyperplane,
-    "conic": Orthant,
-    "linear": Space,
-}
+HULLS: dict[str, type[Hull]] = {"convex": ConvexHull, "affine": AffineHull, "conic": ConicHull, "linear": LinearHull}
 KEEP = {"fixed": "fixed", "convex": "projection", "affine": "recentred", "conic": "clamped", "linear": "given"}
 """How coefficients are kept where a spelling does not say; a record means the same for ever."""
 _OPTION = re.compile(r"\s*\w+\s*=")
@@ -101,20 +89,30 @@ class Row:
         return self.kind in HULLS
 
     @property
-    def start(self) -> dict[Base, float]:
-        """Return the first coefficients: 1/N each in a hull, unless it starts as one of its bases.
+    def span(self) -> tuple[Base, ...]:
+        """Return bases of which the activation is a combination: identity and relu for a fixed leaky_relu."""
+        if not self.learns and self.bases[0].name.startswith("leaky_relu"):
+            return base("identity"), base("relu")
+        return self.bases
 
-        A fixed leaky_relu(a) is a * identity + (1 - a) * relu, and so needs no base of its own beside these, unless a
-        is so large that the sum would be rounded.
-        """
-        slope = self.bases[0].slopes_at_zero[0]
-        if not self.learns and self.bases[0].name.startswith("leaky_relu") and abs(slope) <= 1:
-            return {base("identity"): slope, base("relu"): 1 - slope}
-        if self.begin:
-            return {item: float(item == self.begin) for item in self.bases}
-        return dict.fromkeys(self.bases, 1 / len(self.bases))
+    def module(self, channels: int) -> nn.Module:
+        """Make the activation of a layer with so many channels, 1 for features."""
+        if not self.learns:
+            name, _, given = self.bases[0].name.rstrip(")").partition("(")
+            if name in _PLAIN:
+                return _PLAIN[name](*(float(number) for number in given.split(",") if number))
+            return LinearHull(self.bases[0], start=[1.0]).requires_grad_(False)
+        start = None if self.begin is None else [float(item == self.begin) for item in self.bases]
+        groups = channels if self.per == "channel" else 1
+        return HULLS[self.kind](*self.bases, keep=self.keep, start=start, groups=groups, strict=False)
 
 
+_PLAIN: dict[str, Callable[..., nn.Module]] = {
+    "identity": nn.Identity,
+    "relu": nn.ReLU,
+    "tanh": nn.Tanh,
+    "leaky_relu": nn.LeakyReLU,
+}
 PRELU = Row("affine", (base("identity"), base("relu")), keep="free", begin=base("relu"), per="channel")
 """PReLU, whose slopes Keras starts at 0."""
 
@@ -133,7 +131,7 @@ def _read_options(options: dict[str, str], kind: str, bases: tuple[Base, ...]) -
         raise ValueError(f"per={chosen['per']!r}: one activation is per=layer or per=channel")
     if kind in HULLS:
         numbers = [1 / len(bases) if begin is None else float(item == begin) for item in bases]
-        ok, reason = HULLS[kind](chosen["keep"]).check(torch.tensor(numbers, dtype=torch.float64))
+        ok, reason = HULLS[kind].set_class(chosen["keep"]).check(torch.tensor(numbers, dtype=torch.float64))
         if not ok:
             raise ValueError(reason)
     return chosen["keep"], begin, chosen["per"]
@@ -143,258 +141,3 @@ def in_order(bases: Iterable[Base]) -> tuple[Base, ...]:
     """Bases once each, in the catalogue's order."""
     position = {name: i for i, name in enumerate(names())}
     return tuple(sorted(set(bases), key=lambda item: (position[item.name.partition("(")[0]], item.name)))
-
-
-class Activations(nn.Module):
-    """All activation layers of a population: K members with a row each, and coefficients for each of their layers.
-
-    The raw numbers of all members and layers are one parameter of shape (K, L, N), so that keeping them in their hulls
-    takes one pass a step, however deep the network is. If any member has one activation per channel, L counts the
-    channels of all layers, and members with one per layer are *tied*: the rows of a layer start alike and all get the
-    sum of their gradients, so that any optimiser that treats entries alike keeps them alike. A buffer holds the raw
-    numbers where no row learns.
-
-    Args:
-        rows: what each member's activations are.
-        widths: the channels of each layer, 1 for features.
-
-    Example:
-        >>> import torch
-        >>> from hullo.lab.activations import Activations, Row
-        >>> layers = Activations([Row.parse("relu"), Row.parse("convex(identity,tanh)")], widths=[1, 1])
-        >>> [item.name for item in layers.bases]
-        ['identity', 'relu', 'tanh']
-        >>> layers.coefficients[1, 0]
-        tensor([0.5000, 0.0000, 0.5000], grad_fn=<SelectBackward0>)
-        >>> first, second = layers()
-        >>> first(torch.tensor([[[-1.0]], [[-1.0]]])).flatten()
-        tensor([ 0.0000, -0.8808], grad_fn=<ViewBackward0>)
-    """
-
-    raw: Tensor
-    unused: Tensor
-    codes: Tensor
-    order: Tensor
-    tied: Tensor | None
-    spans: Tensor | None
-
-    def __init__(self, rows: Sequence[Row], widths: Sequence[int]) -> None:
-        super().__init__()
-        self.rows = tuple(rows)
-        self.widths = list(widths) if any(row.per == "channel" for row in rows) else [1] * len(widths)
-        self.bases = in_order(item for row in rows for item in row.start)
-        start = torch.tensor([[row.start.get(item, 0.0) for item in self.bases] for row in rows]).unsqueeze(1)
-        unused = torch.tensor([[item not in row.start for item in self.bases] for row in rows]).unsqueeze(1)
-        codes = torch.tensor([CODES[row.keep] for row in rows], dtype=torch.int32).view(-1, 1, 1)
-        layers = sum(self.widths)
-        numbers = torch.arange(len(rows) * layers, dtype=torch.int32).view(-1, layers)
-        order = torch.cat([own.flatten() for own in torch.split(numbers, self.widths, 1)])  # of rows, layer by layer
-        self.register_buffer("unused", unused, persistent=False)
-        self.register_buffer("codes", codes, persistent=False)
-        self.register_buffer("order", order, persistent=False)
-        self._tie([row.learns and row.per == "layer" for row in rows])
-        self.ways = tuple(sorted({row.keep for row in rows}))
-        raw = start
-        for name in self.ways:
-            raw = torch.where(codes == CODES[name], WAYS[name].raw(start, unused), raw)
-        raw = raw.repeat(1, layers, 1)
-        if any(row.learns for row in rows):
-            self.raw = nn.Parameter(raw)
-        else:
-            self.register_buffer("raw", raw)
-
-    def _tie(self, tied: Sequence[bool]) -> None:
-        """Register which members' rows are tied, and where the rows of each of their layers are in the order of all."""
-        wanted = max(self.widths) > 1 and any(tied)
-        spans = [
-            ((end - width) * len(tied) + k * width, width)
-            for end, width in zip(itertools.accumulate(self.widths), self.widths, strict=True)
-            for k, own in enumerate(tied)
-            if own and width > 1
-        ]
-        self.register_buffer("tied", torch.tensor(tied).view(-1, 1, 1) if wanted else None, persistent=False)
-        self.register_buffer("spans", torch.tensor(spans, dtype=torch.int32) if wanted else None, persistent=False)
-
-    def split_member(self, k: int, numbers: Tensor) -> list[Tensor]:
-        """Split member k's part of `raw` or `coefficients`, (L, N), by layer: a row per channel, or one per layer."""
-        layers = torch.split(numbers, self.widths)
-        return [layer[:1] for layer in layers] if self.rows[k].per == "layer" else list(layers)
-
-    @property
-    def coefficients(self) -> Tensor:
-        """Return the coefficients of every member and layer, (K, L, N), over `bases`; each row is in its hull."""
-        return torch.cat([rows.view(len(self.rows), -1, len(self.bases)) for rows in self._by_layer()], 1)
-
-    def forward(self) -> Iterator[Activation]:
-        """The activation functions, layer by layer."""
-        for rows in self._by_layer():
-            yield Activation(rows.squeeze(0), self.bases)  # one row for all channels is faster
-
-    def _by_layer(self) -> Sequence[Tensor]:
-        """The coefficients of each layer, (K * width, N), all kept in one pass."""
-        if kernels.serve(self.raw):
-            from hullo.lab.kernels.keep import keep
-
-            return keep(self.raw, self.unused, self.codes, self.order, self.widths, self.spans)
-        kept: Tensor = _Kept.apply(self.raw, self.unused, self.codes, self.ways)  # type: ignore[no-untyped-call]
-        if self.tied is not None:
-            kept = _Tied.apply(kept, self.tied, self.widths)  # type: ignore[no-untyped-call]
-        layers = torch.split(kept.transpose(0, 1).contiguous(), self.widths)
-        return [rows.transpose(0, 1).flatten(0, 1) for rows in layers]
-
-    def feasible_gradient(self, gradient: Tensor) -> Tensor:
-        """Restrict a gradient of the raw numbers to directions in which convex and conic coefficients can move.
-
-        Optimizers call this just before a step, on the gradient of the whole batch; see :mod:`hullo.boundary`.
-        """
-        if not {"projection", "clamped"} & set(self.ways):
-            return gradient
-        if kernels.serve(self.raw):
-            from hullo.lab.kernels.keep import restrict
-
-            return restrict(self.raw, gradient, self.unused, self.codes, self.order)
-        # a base that is not used has the raw number -inf and the gradient inf, against which no coefficient can move
-        raw, against = self.raw.masked_fill(self.unused, -torch.inf), gradient.masked_fill(self.unused, torch.inf)
-        for name in self.ways:
-            feasible = None if name == "fixed" else way(name).restrict
-            if feasible:
-                gradient = torch.where(self.codes == CODES[name], feasible(raw, against), gradient)
-        return gradient
-
-    def extra_repr(self) -> str:
-        return f"{', '.join(dict.fromkeys(map(str, self.rows)))}; layers={len(self.widths)}"
-
-
-@dataclass(frozen=True)
-class Activation:
-    """One activation layer of a population, a function of (B, K*C, H, W) or (K, B, features).
-
-    `rows` are the coefficients of `bases`: one row for all channels, or one for each of equally many of them.
-    """
-
-    rows: Tensor
-    bases: tuple[Base, ...]
-
-    def __call__(self, x: Tensor) -> Tensor:
-        # Not `hullo.combine`, which asks for independent bases: members do not share coefficients, so what one row
-        # uses may well be a combination of what others use.
-        return apply(x, self.rows, Plan(self.bases, way("given"), channel_dim=1 if x.dim() == 4 else 0))
-
-
-@dataclass(frozen=True)
-class _Way:
-    """A way of keeping coefficients, over the bases that each row uses; to the others it gives 0.
-
-    Args:
-        raw: (coefficients, unused) to raw numbers.
-        coefficients: (raw, unused) to coefficients.
-        pullback: (raw, coefficients, gradient for coefficients, unused) to the gradient for raw numbers.
-    """
-
-    raw: Callable[[Tensor, Tensor], Tensor]
-    coefficients: Callable[[Tensor, Tensor], Tensor]
-    pullback: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-
-
-def _recentre(numbers: Tensor, unused: Tensor, total: float) -> Tensor:
-    """Numbers, used ones shifted alike so that they sum to `total`."""
-    numbers = numbers.masked_fill(unused, 0.0)
-    missing = total - numbers.sum(-1, keepdim=True)
-    return (numbers + missing / (~unused).sum(-1, keepdim=True)).masked_fill(unused, 0.0)
-
-
-def _last(unused: Tensor) -> Tensor:
-    """Which base is the last one that a row uses."""
-    position = torch.arange(unused.shape[-1], device=unused.device)
-    return position == torch.where(unused, -1, position).amax(-1, keepdim=True)
-
-
-def _complete(raw: Tensor, unused: Tensor) -> Tensor:
-    others = raw.masked_fill(unused | _last(unused), 0.0)
-    return torch.where(_last(unused), 1 - others.sum(-1, keepdim=True), others)
-
-
-def _free_pullback(raw: Tensor, coefficients: Tensor, gradient: Tensor, unused: Tensor) -> Tensor:
-    last = gradient.masked_fill(~_last(unused), 0.0).sum(-1, keepdim=True)
-    return (gradient - last).masked_fill(unused | _last(unused), 0.0)
-
-
-def _softmax_pullback(raw: Tensor, coefficients: Tensor, gradient: Tensor, unused: Tensor) -> Tensor:
-    return way("softmax").pullback(raw, coefficients, gradient.masked_fill(unused, 0.0))
-
-
-def _used(name: str) -> _Way:
-    """Return one of the library's ways that treats each coefficient alone, for the bases that a row uses."""
-    own = way(name)
-    return _Way(
-        lambda c, unused: own.raw(c).masked_fill(unused, 0.0),
-        lambda r, unused: own.coefficients(r).masked_fill(unused, 0.0),
-        lambda r, c, g, unused: own.pullback(r, c, g).masked_fill(unused, 0.0),
-    )
-
-
-WAYS = {
-    "fixed": _Way(lambda c, unused: c, lambda r, unused: r, lambda r, c, g, unused: torch.zeros_like(g)),
-    # a base that is not used has the raw number -inf
-    "projection": _Way(
-        lambda c, unused: c,
-        lambda r, unused: way("projection").coefficients(r.masked_fill(unused, -torch.inf)),
-        lambda r, c, g, unused: _recentre(g, unused, 0.0),
-    ),
-    "softmax": _Way(
-        lambda c, unused: _recentre(c.log(), unused, 0.0),
-        lambda r, unused: r.masked_fill(unused, -torch.inf).softmax(-1),
-        _softmax_pullback,
-    ),
-    "recentred": _Way(
-        lambda c, unused: c,
-        lambda r, unused: _recentre(r, unused, 1.0),
-        lambda r, c, g, unused: _recentre(g, unused, 0.0),
-    ),
-    "free": _Way(lambda c, unused: c.masked_fill(_last(unused), 0.0), _complete, _free_pullback),
-    "given": _used("given"),
-    "clamped": _used("clamped"),
-    "softplus": _used("softplus"),
-}
-"""The library's ways, for rows side by side that use different bases."""
-
-CODES = {name: code for code, name in enumerate(WAYS)}
-
-
-class _Kept(torch.autograd.Function):
-    """Raw numbers to coefficients, each row by its own way and over the bases it uses."""
-
-    @staticmethod
-    def forward(ctx: Any, raw: Tensor, unused: Tensor, codes: Tensor, ways: Sequence[str]) -> Tensor:
-        kept = raw
-        for name in ways:
-            kept = torch.where(codes == CODES[name], WAYS[name].coefficients(raw, unused), kept)
-        ctx.ways = ways
-        ctx.save_for_backward(raw, kept, unused, codes)
-        return kept
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        raw, kept, unused, codes = ctx.saved_tensors
-        pulled = gradient
-        for name in ctx.ways:
-            pulled = torch.where(codes == CODES[name], WAYS[name].pullback(raw, kept, gradient, unused), pulled)
-        return pulled, None, None, None
-
-
-class _Tied(torch.autograd.Function):
-    """The identity, which gives each row of a tied member the sum of the gradients of all rows of its layer."""
-
-    @staticmethod
-    def forward(ctx: Any, kept: Tensor, tied: Tensor, widths: Sequence[int]) -> Tensor:
-        ctx.save_for_backward(tied)
-        ctx.widths = widths
-        return kept.view_as(kept)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        (tied,) = ctx.saved_tensors
-        sums = [layer.sum(1, keepdim=True).expand_as(layer) for layer in torch.split(gradient, ctx.widths, 1)]
-        return torch.where(tied, torch.cat(sums, 1), gradient), None, None

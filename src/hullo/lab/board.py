@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from hullo.lab.activations import Row
 from hullo.lab.specs import Spec
 from hullo.lab.training import Training
 
@@ -43,15 +44,16 @@ class Board:
 
     def show(self, training: Training) -> None:
         """Add the epoch that has just ended."""
-        curves, activations = training.curves, training.network.activations
-        for k, (spec, row) in enumerate(zip(training.specs, training.network.rows, strict=True)):
+        curves, activations = training.curves, training.population.activations
+        for k, spec in enumerate(training.specs):
+            row = Row.parse(spec.activation)
             writer = self._writer(spec, training.epoch)
             points = {name: curve[-1, k] for name, curve in curves.items() if name.endswith("_loss")}
             points |= {name: curve[-1, k, 0] for name, curve in curves.items() if name.endswith("_accuracy")}
-            layers = activations.split_member(k, curves["coefficients"][-1, k]) if row.learns else ()
+            layers = activations.split(k, curves["coefficients"][-1, k]) if row.learns else ()
             for layer, channels in enumerate(layers, 1):
-                means = zip(activations.bases, channels.mean(0), strict=True)
-                points |= {f"coefficients/{layer}/{item.name}": mean for item, mean in means if item in row.bases}
+                means = zip(row.bases, channels.mean(0), strict=True)
+                points |= {f"coefficients/{layer}/{item.name}": mean for item, mean in means}
             for name, point in points.items():
                 writer.add_scalar(name, point, training.epoch)
             writer.flush()

@@ -19,7 +19,7 @@ from hullo.lab.schema import List, Text, read_json
 from hullo.lab.specs import Spec, identify
 from hullo.lab.training import Training
 
-VERSION = "3"
+VERSION = "4"
 REMEDY = "delete it to train its runs anew"
 
 

@@ -9,13 +9,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hullo.lab import data, kernels
+from hullo.lab import data
 from hullo.lab.data import Dataset, ilsvrc2012
-from hullo.lab.data.augment import draw_moves, draw_order, move, scale
+from hullo.lab.data.augment import draw_moves, draw_order
 from hullo.lab.data.release import DataError
 from hullo.lab.networks import Task
-from hullo.lab.sights import Sight
 from hullo.lab.team import ALONE, Team  # noqa: F401 (in an example)
+from hullo.population import AugmentedImages
+from hullo.population.images import scale
+from hullo.population.kernels import working_dtype
 
 SHOWN = 250
 """Images that are evaluated at once."""
@@ -41,8 +43,8 @@ class Feed(Protocol):
     def batches(self, seeds: Tensor, epoch: int, size: int, start: int, team: Team) -> Iterator[Batch]:
         """Yield an epoch's batches of `size` images, from batch `start` on."""
 
-    def show(self, *batch: Tensor) -> tuple[Tensor | Sight, Tensor]:
-        """Return images (B, K*C, H, W), or (B, C, H, W) for all members alike, and labels (K, B) or (B)."""
+    def show(self, *batch: Tensor) -> tuple[Tensor | AugmentedImages, Tensor]:
+        """Return each member's images and labels, (K, B), or images (B, C, H, W) for all members and labels (B)."""
 
     def eval_batches(self, name: str, team: Team) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this process's part of the images to evaluate on, (B, C, H, W), and their labels, (B)."""
@@ -61,12 +63,12 @@ def open_feed(name: str, val_size: int, data_dir: Path | None, device: torch.dev
 class Resident:
     """Feed from a data set that is whole on the device; every member sees the images in its own order.
 
-    >>> from hullo.lab import data, kernels
+    >>> from hullo.lab import data
     >>> feed = Resident(data.load("fashion-mnist-sample"))
     >>> whole, batch = next(feed.batches(torch.tensor([0, 1]), epoch=0, size=32, start=0, team=ALONE))
-    >>> pictures, labels = feed.show(*batch)
-    >>> whole, pictures.shape, labels.shape
-    (32, torch.Size([32, 2, 28, 28]), torch.Size([2, 32]))
+    >>> images, labels = feed.show(*batch)
+    >>> whole, images.shape, labels.shape
+    (32, torch.Size([2, 32, 1, 28, 28]), torch.Size([2, 32]))
     """
 
     whole = True
@@ -87,12 +89,9 @@ class Resident:
             whole = parts[0].shape[1]
             yield whole, tuple(part[:, team.share(whole)] for part in parts)
 
-    def show(self, *batch: Tensor) -> tuple[Tensor | Sight, Tensor]:
+    def show(self, *batch: Tensor) -> tuple[AugmentedImages, Tensor]:
         order, moves = batch
-        images, labels = self.dataset.train_images, self.dataset.train_labels[order]
-        if kernels.serve(images):
-            return Sight(images, order, moves), labels
-        return scale(_side_by_side(move(images, order, moves))), labels
+        return AugmentedImages(self.dataset.train_images, order, moves), self.dataset.train_labels[order]
 
     def eval_batches(self, name: str, team: Team) -> Iterator[tuple[Tensor, Tensor]]:
         own = team.share(self.eval_sizes[name])
@@ -151,9 +150,4 @@ class Streamed:
 
     def _crop(self, images: Tensor, crops: Tensor) -> Tensor:
         """Pictures in the type that a first convolution computes in, so that it need not make another copy."""
-        return ilsvrc2012.crop(images, crops, self.mean, kernels.working_dtype(self.mean))
-
-
-def _side_by_side(moved: Tensor) -> Tensor:
-    """Pictures (K, B, C, H, W) as (B, K*C, H, W), in memory with channels last, which convolutions are faster on."""
-    return moved.permute(1, 3, 4, 0, 2).flatten(3).permute(0, 3, 1, 2)
+        return ilsvrc2012.crop(images, crops, self.mean, working_dtype(self.mean))

@@ -14,11 +14,10 @@ from threading import Event
 import torch
 
 from hullo._signals import stop_request
-from hullo.lab.activations import Row
 from hullo.lab.bench.rows import Environment
 from hullo.lab.board import Board
 from hullo.lab.feeds import Feed
-from hullo.lab.networks import NETWORKS
+from hullo.lab.networks import check_size
 from hullo.lab.plan import Plan, Population, does_not_fit, title
 from hullo.lab.progress import Steps
 from hullo.lab.recording import take_records
@@ -54,10 +53,9 @@ class Grid:
     team: Team = ALONE
 
     def __post_init__(self) -> None:
-        """Refuse pictures that are too small for a network, before anything is trained."""
+        """Refuse images that are too small for a network, before anything is trained."""
         for network, key in {(spec.network, (spec.data, spec.val_size)) for spec in self.plan.specs}:
-            with torch.device("meta"):  # where nothing is computed
-                NETWORKS[network]([Row.parse("relu")], self.feeds[key].task)
+            check_size(network, self.feeds[key].task.image_size)
 
     def run(self, progress: Steps) -> list[Record]:
         """Make the runs that have no record; the records of all. Ctrl-C saves, then raises KeyboardInterrupt."""

@@ -7,6 +7,7 @@ import math
 
 from torch import Tensor
 
+from hullo.lab.activations import Row
 from hullo.lab.bench.rows import Environment
 from hullo.lab.records import Record
 from hullo.lab.training import Training
@@ -14,13 +15,13 @@ from hullo.lab.training import Training
 
 def take_records(training: Training, environment: Environment) -> list[Record]:
     """Return the members' records at the end of their training."""
-    network, curves, held_out = training.network, training.curves, "val" in training.feed.eval_sizes
+    activations, curves, held_out = training.population.activations, training.curves, "val" in training.feed.eval_sizes
     records = []
-    for k, (spec, row) in enumerate(zip(training.specs, network.rows, strict=True)):
-        columns = [network.activations.bases.index(item) for item in row.bases] if row.learns else []
-        points = (training.start[k], *curves["coefficients"][:, k])
-        over_time = [[layer[:, columns] for layer in network.activations.split_member(k, point)] for point in points]
-        coefficients = [[_numbers(layer.mean(0)) for layer in point] for point in over_time] if columns else []
+    for k, spec in enumerate(training.specs):
+        row = Row.parse(spec.activation)
+        points = (training.start[k], *curves["coefficients"][:, k]) if row.learns else ()
+        over_time = [activations.split(k, point) for point in points]
+        coefficients = [[_numbers(layer.mean(0)) for layer in point] for point in over_time]
         sound = curves["sound"][:, k].tolist()
         for epoch, point in enumerate(coefficients[1:]):  # weights may be finite where their mean is not
             sound[epoch] = sound[epoch] and None not in itertools.chain(*point)
@@ -32,7 +33,7 @@ def take_records(training: Training, environment: Environment) -> list[Record]:
                 train_loss=_numbers(curves["train_loss"][:, k]),
                 test_loss=_numbers(curves["test_loss"][:, k]),
                 test_accuracy=accuracy,
-                bases=[network.activations.bases[column].name for column in columns],
+                bases=[item.name for item in row.bases] if row.learns else [],
                 coefficients=coefficients,
                 members=len(training.specs),
                 seconds=round(training.seconds, 3),

@@ -1,27 +1,25 @@
-"""The training of a population: steps, evaluation, and one curve of everything a member.
+"""The training of a population: steps, evaluation, and the curves of each member.
 
-Members share nothing but the time they take: each has its own loss, its own order of pictures and its own rate, and
-one that diverges goes on beside the others without touching them.
+Members are independent: each has its own loss, its own order of images and its own learning rate, and one that diverges
+goes on beside the others without changing them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from dataclasses import asdict
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from hullo.lab import networks
 from hullo.lab.feeds import Feed
-from hullo.lab.networks.layers import BatchNorm, by_member
-from hullo.lab.recipes import SGD, Optimiser, RMSprop
-from hullo.lab.sights import Sight
 from hullo.lab.specs import Spec
 from hullo.lab.team import ALONE, Team
+from hullo.population import SGD, AugmentedImages, Optimizer, Population, RMSprop, capture
 
 NEVER = 2**62
 
@@ -57,83 +55,73 @@ class Training:
         if others := [spec for spec in specs if spec.company != first.company]:
             raise ValueError(f"a population shares all but activations, seeds and rates: {first}; {others[0]}")
         self.specs, self.feed, self.team = tuple(specs), feed, team
-        self.network = networks.build(
-            first.network,
-            activation=[spec.activation for spec in specs],
-            in_channels=feed.task.in_channels,
-            image_size=feed.task.image_size,
-            num_classes=feed.task.num_classes,
-            members=len(specs),
-            seeds=[spec.seed for spec in specs],
-        ).to(feed.device)
+        sizes = asdict(feed.task)
+        members = [networks.build(first.network, activation=s.activation, seed=s.seed, **sizes) for s in specs]
+        self.population = Population(members, seeds=[spec.seed for spec in specs]).to(feed.device)
         self.steps = -(-feed.count // first.batch)
-        self.optimiser = _optimiser(self.network, specs, self.steps, team)
-        self._forward: Callable[[Tensor | Sight], Tensor] = self.network
-        if self.optimiser.has_copies:
-            self._forward = self._compute
-        elif team.size > 1:
-            if any(isinstance(module, BatchNorm) for module in self.network.modules()):
-                raise ValueError(f"{first.network} normalises over whole batches: train it in one process")
-            self._forward = nn.parallel.DistributedDataParallel(self.network)
+        self.optimizer = _optimizer(self.population, specs, self.steps, team)
+        self._forward: nn.Module = self.population
+        if team.size > 1:
+            if any(isinstance(module, nn.BatchNorm2d) for module in members[0].modules()):
+                raise ValueError(f"{first.network} normalizes over whole batches: train it in one process")
+            self._forward = nn.parallel.DistributedDataParallel(self.population)
         self.epoch = self.step = 0
         self.seconds = 0.0
         self.total = torch.zeros(len(specs), dtype=torch.float64, device=feed.device)
-        self.start = self.network.coefficients.detach().cpu()
+        self.start = self.population.activations.coefficients.detach().cpu()
         self.curves: dict[str, Tensor] = {}
 
     def advance(self) -> Iterator[None]:
         """Train to the last epoch; whenever this yields, after each step and each epoch, the state is whole."""
         spec = self.specs[0]
         learn: Callable[..., None] = self._take_step
-        if self.feed.device.type == "cuda" and self.team.size == 1 and self.feed.count >= spec.batch:
-            learn = _Graph(self)
+        if self.team.size == 1 and self.feed.count >= spec.batch:
+            learn = capture(self._take_step, self)
         while self.epoch < spec.epochs:
-            self.network.train()
-            for whole, batch in self.feed.batches(self.network.seeds, self.epoch, spec.batch, self.step, self.team):
-                learn(whole, *batch)
+            self.population.train()
+            seeds = self.population.seeds
+            for whole, batch in self.feed.batches(seeds, self.epoch, spec.batch, self.step, self.team):
+                self._whole = whole
+                learn(*batch)
                 self.step += 1
                 yield
             self._end_epoch()
             yield
 
-    def _take_step(self, whole: int, *batch: Tensor) -> None:
-        self.network.first = self.team.share(whole).start
-        self.optimiser.zero_grad()
+    def _take_step(self, *batch: Tensor) -> None:
+        """Take a step on this process's part of a batch of `_whole` images."""
+        self.population.first_sample = self.team.share(self._whole).start
+        self.optimizer.zero_grad()
         with self._autocast():
             losses = self._losses(*self.feed.show(*batch))[0].sum(1)
-        # gradients are averaged over the processes: each counts its pictures as often as there are processes
-        (losses.sum() * (self.team.size / whole)).backward()  # type: ignore[no-untyped-call]
-        self.optimiser.step()
+        # gradients are averaged over the processes: each counts its images as often as there are processes
+        (losses.sum() * (self.team.size / self._whole)).backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
         self.total += self.team.add(losses.detach())
 
     def _autocast(self) -> torch.autocast:
-        """Where pictures are made, as networks take them, and networks compute."""
+        """Return the context in which images are made and networks compute."""
         enabled = self.specs[0].precision == "bfloat16"
         return torch.autocast(self.feed.device.type, torch.bfloat16, enabled=enabled)
 
-    def _losses(self, pictures: Tensor | Sight, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Each member's loss on each picture, (K, B), and its logits."""
-        logits = self._forward(pictures).float()
+    def _losses(self, images: Tensor | AugmentedImages, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return each member's loss on each image, (K, B), and its logits."""
+        logits = self._forward(images, in_dims=None if isinstance(images, Tensor) else 0).float()
         losses = F.cross_entropy(logits.flatten(0, 1), labels.expand(logits.shape[:2]).flatten(), reduction="none")
-        return by_member(losses, self.network.members), logits
-
-    def _compute(self, pictures: Tensor | Sight) -> Tensor:
-        """The network's logits, by way of the copies of its parameters."""
-        logits: Tensor = functional_call(self.network, self.optimiser.leaves, (pictures,))
-        return logits
+        return losses.view(logits.shape[:2]), logits
 
     @torch.no_grad()
     def _end_epoch(self) -> None:
         """Evaluate, and add a point to every curve."""
-        self.network.eval()
+        self.population.eval()
         losses, accuracies = {"train": self.total / self.feed.count}, {}
         for name in self.feed.eval_sizes:
             losses[name], accuracies[name] = self._evaluate(name)
-        finite = [by_member(p, self.network.members).flatten(1).isfinite().all(1) for p in self.network.parameters()]
+        finite = [p.flatten(1).isfinite().all(1) for p in self.population.parameters()]
         sound = torch.stack([*finite, *(loss.isfinite() for loss in losses.values())]).all(0)
         points = {f"{name}_loss": loss for name, loss in losses.items()}
         points |= {f"{name}_accuracy": accuracy for name, accuracy in accuracies.items()}
-        points |= {"sound": sound, "coefficients": self.network.coefficients}
+        points |= {"sound": sound, "coefficients": self.population.activations.coefficients}
         for name, point in points.items():
             known = self.curves.get(name, point.new_empty(0, *point.shape).cpu())
             self.curves[name] = torch.cat([known, point.cpu().unsqueeze(0)])
@@ -142,7 +130,7 @@ class Training:
 
     def _evaluate(self, name: str) -> tuple[Tensor, Tensor]:
         """Return each member's loss on a set of images, (K), and its accuracies in percent, (K, tops)."""
-        sums = self.total.new_zeros(1 + len(self.feed.tops), self.network.members)
+        sums = self.total.new_zeros(1 + len(self.feed.tops), len(self.specs))
         with self._autocast():
             for images, labels in self.feed.eval_batches(name, self.team):
                 losses, logits = self._losses(images, labels)
@@ -153,7 +141,11 @@ class Training:
 
     def state_dict(self) -> dict[str, Tensor]:
         """All that training goes on from, as tensors by name."""
-        parts = {"network": self.network.state_dict(), "optimiser": self.optimiser.state_dict(), "curves": self.curves}
+        parts = {
+            "population": self.population.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "curves": self.curves,
+        }
         state = {f"{part}.{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
         position = torch.tensor([self.epoch, self.step, self.seconds], dtype=torch.float64)
         return state | {"total": self.total, "position": position}
@@ -165,8 +157,8 @@ class Training:
         def part(prefix: str) -> dict[str, Tensor]:
             return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
-        self.network.load_state_dict(part("network."))
-        self.optimiser.load_state_dict(part("optimiser."))
+        self.population.load_state_dict(part("population."))
+        self.optimizer.load_state_dict(part("optimizer."))
         self.curves = part("curves.")
         self.total.copy_(state["total"])
         self.epoch, self.step = map(int, state["position"][:2].tolist())
@@ -182,8 +174,8 @@ class Training:
             found = f"epoch {epoch:g}, step {step:g} after {seconds:g} seconds"
             raise ValueError(f"position: {found}, but epochs from 0 to {epochs} and steps from 0 to {steps} are wanted")
         updates = int(epoch) * self.steps + int(step)
-        if state["optimiser.updates"] != updates:
-            raise ValueError(f"optimiser.updates: {state['optimiser.updates']}, but its position is after {updates}")
+        if state["optimizer.updates"] != updates:
+            raise ValueError(f"optimizer.updates: {state['optimizer.updates']}, but its position is after {updates}")
         curves = self._new_curves(int(epoch)) if epoch else {}
         _check_alike(
             {f"curves.{name}": curve for name, curve in curves.items()},
@@ -208,48 +200,38 @@ def _check_alike(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None
             raise ValueError(f"{name}: {kinds[0]}, but {kinds[1]} is wanted")
 
 
-def _optimiser(network: networks.Network, specs: Sequence[Spec], steps: int, team: Team) -> Optimiser:
-    """What the protocol moves a network's weights with: SGD for AlexNet, RMSprop for the others."""
-    lr, scale, decay = [spec.lr for spec in specs], [spec.coefficient_lr_scale for spec in specs], specs[0].decay
+def _optimizer(population: Population, specs: Sequence[Spec], steps: int, team: Team) -> Optimizer:
+    """Return the optimizer of the protocol: SGD for AlexNet, RMSprop for the others.
+
+    SGD is PyTorch's, with the settings of Caffe: biases at twice the rate and without weight decay, like coefficients.
+    The rate of RMSprop falls as that of Keras 2 does.
+    """
+    lr, decay = torch.tensor([spec.lr for spec in specs], dtype=torch.float64), specs[0].decay
+    raw = population.activations.raw
+    learned = [raw] if raw.requires_grad else []
+    scale = torch.tensor([spec.coefficient_lr_scale for spec in specs], dtype=torch.float64)
+    groups: list[dict[str, Any]] = [{"params": learned, "lr": lr * scale, "weight_decay": 0.0}]
     # DistributedDataParallel gathers the gradients of parameters, not of copies
-    copies = torch.bfloat16 if specs[0].precision == "bfloat16" and team.size == 1 else torch.float32
+    copies = torch.bfloat16 if specs[0].precision == "bfloat16" and team.size == 1 else None
     if specs[0].network == "alexnet":
         every = max(1, round(steps / decay)) if decay else NEVER
-        return SGD(network, lr=lr, every=every, coefficient_lr_scale=scale, copies=copies)
-    return RMSprop(network, lr=lr, decay=decay, coefficient_lr_scale=scale, copies=copies)
-
-
-class _Graph:
-    """The step of a full batch as one CUDA graph; a smaller one, at the end of an epoch, is taken as it comes."""
-
-    def __init__(self, training: Training) -> None:
-        self.training, spec = training, training.specs[0]
-        self.whole, batch = next(training.feed.batches(training.network.seeds, 0, spec.batch, 0, training.team))
-        self.batch = tuple(tensor.clone() for tensor in batch)
-        training.network.train()
-        before = {name: tensor.clone() for name, tensor in training.state_dict().items()}
-        device = training.feed.device
-        side = _side(device)
-        side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side):  # libraries choose and set up their kernels before a capture
-            for _ in range(3):
-                training._take_step(self.whole, *self.batch)
-        torch.cuda.current_stream(device).wait_stream(side)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, stream=side):
-            training._take_step(self.whole, *self.batch)
-        training.load_state_dict(before)
-
-    def __call__(self, whole: int, *batch: Tensor) -> None:
-        if whole != self.whole:
-            self.training._take_step(whole, *batch)
-            return
-        for known, new in zip(self.batch, batch, strict=True):
-            known.copy_(new)
-        self.graph.replay()
-
-
-@cache
-def _side(device: torch.device) -> torch.cuda.Stream:
-    """The stream of all captures on a device: libraries keep memory for every stream that they have worked on."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        biases = [p for name, p in population.named_parameters() if name.endswith("bias")]
+        groups.append({"params": biases, "lr": 2 * lr, "weight_decay": 0.0})
+        return SGD(
+            population,
+            lr=lr,
+            momentum=0.9,
+            weight_decay=5e-4,
+            schedule=lambda updates: 0.1 ** (updates / every).floor(),
+            groups=groups,
+            copies=copies,
+        )
+    return RMSprop(
+        population,
+        lr=lr,
+        alpha=0.9,
+        eps=1e-7,
+        schedule=lambda updates: 1 / (1 + decay * updates),
+        groups=groups,
+        copies=copies,
+    )

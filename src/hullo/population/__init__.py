@@ -1,7 +1,9 @@
 """Many networks of one architecture trained as one: plain modules in, plain modules out."""
 
 from hullo.population.errors import LoweringError
+from hullo.population.graphs import capture
+from hullo.population.images import AugmentedImages
 from hullo.population.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 from hullo.population.population import Population
 
-__all__ = ["SGD", "Adam", "AdamW", "LoweringError", "Optimizer", "Population", "RMSprop"]
+__all__ = ["SGD", "Adam", "AdamW", "AugmentedImages", "LoweringError", "Optimizer", "Population", "RMSprop", "capture"]

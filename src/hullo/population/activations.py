@@ -9,7 +9,7 @@ pass, however deep the networks are.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from hullo.bases import Base, names
 from hullo.coefficients import way
 from hullo.functional import apply
 from hullo.kernels import Plan
+from hullo.population import kernels
 from hullo.population.sites import Activation, Site
 from hullo.population.values import Value
 
@@ -34,11 +35,11 @@ class _Part:
     members: Tensor | None  # None for all
     bases: tuple[Base, ...]
     columns: Tensor | None  # of the bases in the table; None for all
-    rows: Tensor  # of the table, one per member and group of channels
+    rows: Sequence[int]  # of the table, one per member and group of channels
 
     def to(self, device: torch.device) -> _Part:
         members, columns = (None if item is None else item.to(device) for item in (self.members, self.columns))
-        return _Part(members, self.bases, columns, self.rows.to(device))
+        return replace(self, members=members, columns=columns)
 
 
 class Activations(nn.Module):
@@ -52,6 +53,8 @@ class Activations(nn.Module):
     fixed: Tensor
     roles: Tensor
     codes: Tensor
+    order: Tensor  # the row of the table that each row of all calls is made of
+    uses: Tensor  # the rows of all calls that are made of each row of the table
 
     def __init__(self, sites: Sequence[Site], members: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -79,6 +82,9 @@ class Activations(nn.Module):
         else:
             self.register_buffer("raw", start, persistent=False)
         self._parts = [self._place(site, starts) for site, starts in zip(self.sites, self._starts, strict=True)]
+        order = [row for parts in self._parts for part in parts for row in part.rows]
+        self.register_buffer("order", torch.tensor(order, dtype=torch.int32), persistent=False)
+        self.register_buffer("uses", _uses(order, members * rows), persistent=False)
 
     def _columns(self, own: Activation) -> list[int]:
         return [self.bases.index(item) for item in own.bases]
@@ -94,7 +100,7 @@ class Activations(nn.Module):
             ]
             members = None if len(numbers) == len(site.activations) else torch.tensor(numbers)
             columns = None if bases == self.bases else torch.tensor([self.bases.index(item) for item in bases])
-            parts.append(_Part(members, bases, columns, torch.tensor(rows)))
+            parts.append(_Part(members, bases, columns, rows))
         return parts
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Activations:
@@ -107,13 +113,43 @@ class Activations(nn.Module):
         self._parts = [[part.to(self.raw.device) for part in parts] for parts in self._parts]
         return self
 
+    @property
     def coefficients(self) -> Tensor:
-        """Return the coefficients of every row, (K * R, N)."""
+        """Return the coefficients of every row, (K, R, N), over `bases`."""
         kept: Tensor = _Keep.apply(self.raw, self.roles, self.codes, self.ways)  # type: ignore[no-untyped-call]
-        return torch.where(self.codes == CODES["fixed"], self.fixed, kept).flatten(0, 1)
+        return torch.where(self.codes == CODES["fixed"], self.fixed, kept)
 
-    def compute(self, index: int, coefficients: Tensor, x: Value) -> Value:
-        """Return what the activations of a site make of x."""
+    def rows(self) -> list[list[Tensor]]:
+        """Return the coefficients of the calls of each site, all made in one pass."""
+        if not self.sites:
+            return []
+        heights = [len(part.rows) for parts in self._parts for part in parts]
+        if kernels.serve(self.raw):
+            from hullo.population.kernels.parametrize import keep
+
+            made = keep(self.raw, self.fixed, self.roles, self.codes, self.order, self.uses, heights)
+        else:
+            made = torch.split(self.coefficients.flatten(0, 1)[self.order], heights)
+        calls = iter(made)
+        return [
+            [rows if part.columns is None else rows[:, part.columns] for part, rows in zip(parts, calls, strict=False)]
+            for parts in self._parts
+        ]
+
+    @property
+    def calls(self) -> dict[int, tuple[Base, ...] | None]:
+        """Return the bases of each site; None for a site that needs several calls."""
+        return {
+            index: self._parts[number][0].bases if len(self._parts[number]) == 1 else None
+            for index, number in self._index.items()
+        }
+
+    def number(self, index: int) -> int:
+        """Return which of the activations' sites a site is."""
+        return self._index[index]
+
+    def compute(self, index: int, rows: Sequence[Sequence[Tensor]], x: Value) -> Value:
+        """Return what the activations of a site make of x, with the coefficients that `rows` returned."""
         members, number = len(self.codes), self._index[index]
         parts, site = self._parts[number], self.sites[number]
         dim = 0 if x.dim is None else x.dim
@@ -121,11 +157,10 @@ class Activations(nn.Module):
             dim = site.channel_dim % len(x.shape)
         y = x.at(dim, members)
         done = []
-        for part in parts:
+        for part, coefficients in zip(parts, rows[number], strict=True):
             own = y if part.members is None else y.index_select(dim, part.members)
-            rows = coefficients[part.rows] if part.columns is None else coefficients[part.rows][:, part.columns]
             flat = own.flatten(dim, dim + 1) if site.groups > 1 else own
-            done.append(apply(flat, rows, Plan(part.bases, way("given"), channel_dim=dim)).view(own.shape))
+            done.append(apply(flat, coefficients, Plan(part.bases, way("given"), channel_dim=dim)).view(own.shape))
         if len(parts) == 1:
             return Value(done[0], dim)
         order = torch.cat([part.members for part in parts if part.members is not None]).argsort()
@@ -136,6 +171,12 @@ class Activations(nn.Module):
 
         Optimizers call this just before a step, on the gradient of the whole batch; see :mod:`hullo.boundary`.
         """
+        if not {"projection", "clamped"} & set(self.ways):
+            return gradient
+        if kernels.serve(self.raw):
+            from hullo.population.kernels.parametrize import restrict
+
+            return restrict(self.raw, gradient, self.roles, self.codes)
         used = self.roles != UNUSED
         # an unused base has the raw number -inf and the gradient inf, against which no coefficient can move
         raw, against = self.raw.masked_fill(~used, -torch.inf), gradient.masked_fill(~used, torch.inf)
@@ -145,11 +186,21 @@ class Activations(nn.Module):
                 gradient = torch.where((self.codes == CODES[name]) & used, feasible(raw, against), gradient)
         return gradient
 
+    def split(self, k: int, table: Tensor) -> list[Tensor]:
+        """Return member k's part of a table like `coefficients`, (R, N), by site: a row per group, over its bases."""
+        found = []
+        for site, starts in zip(self.sites, self._starts, strict=True):
+            own = site.activations[k]
+            found.append(table[starts[k] : starts[k] + own.groups, self._columns(own)])
+        return found
+
     def member_tensors(self, k: int) -> Iterator[tuple[str, Tensor]]:
         """Yield the names and the values of the parameters that member k has at the sites."""
         for site, starts in zip(self.sites, self._starts, strict=True):
             own = site.activations[k]
-            if own.parameter is not None:
+            if own.frozen is not None:
+                yield f"{site.path}.{own.parameter}".lstrip("."), own.frozen.to(self.raw)
+            elif own.parameter is not None:
                 columns = self._columns(own)[: own.raw.shape[1]]
                 yield (
                     f"{site.path}.{own.parameter}".lstrip("."),
@@ -164,7 +215,7 @@ def _allocate(sites: Sequence[Site], members: int) -> tuple[list[list[int]], int
     for site in sites:
         own = []
         for k, activation in enumerate(site.activations):
-            learned = activation.parameter is not None
+            learned = activation.keep != "fixed"
             start = known.get((k, activation.owner), used[k]) if learned else used[k]
             if start == used[k]:
                 used[k] += activation.groups
@@ -173,6 +224,15 @@ def _allocate(sites: Sequence[Site], members: int) -> tuple[list[list[int]], int
             own.append(start)
         starts.append(own)
     return starts, max(used, default=0)
+
+
+def _uses(order: Sequence[int], rows: int) -> Tensor:
+    """Return which entries of an order name each row, (rows, most), filled up with -1."""
+    found: list[list[int]] = [[] for _ in range(rows)]
+    for place, row in enumerate(order):
+        found[row].append(place)
+    most = max(map(len, found), default=1)
+    return torch.tensor([own + [-1] * (most - len(own)) for own in found], dtype=torch.int32).view(rows, most)
 
 
 def _partition(site: Site) -> list[tuple[list[int], tuple[Base, ...]]]:
@@ -189,8 +249,8 @@ def _partition(site: Site) -> list[tuple[list[int], tuple[Base, ...]]]:
 
 def _is_tame(item: Base) -> bool:
     """Return whether a function is finite on all finite numbers."""
-    ends = torch.tensor([-1.0, 1.0], dtype=torch.float64) * torch.finfo(torch.float64).max / 2
-    return bool(item.function(ends).isfinite().all()) and bool(item.function(ends.float()).isfinite().all())
+    ends = torch.tensor([-1.0, 1.0]) * torch.finfo(torch.float32).max / 2
+    return bool(item.function(ends).isfinite().all())
 
 
 def _in_order(activations: Iterable[Activation]) -> tuple[Base, ...]:

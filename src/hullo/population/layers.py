@@ -10,9 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hullo.population import rng
+from hullo.kernels.plan import compute_dtype
+from hullo.population import kernels, rng, tracing  # noqa: F401  (tracing defines operators)
+from hullo.population.images import ImagesValue
 from hullo.population.rules import Context, rule
-from hullo.population.values import Value
+from hullo.population.values import PaddedValue, Value
 
 aten = torch.ops.aten
 
@@ -31,6 +33,9 @@ def convolve(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Value:
+    fused = _convolve_fused(context, x, weight, bias, stride, padding, dilation, groups)
+    if fused is not None:
+        return split_channels(fused, context)
     function = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[len(weight.shape)]
     unbatched = len(x.shape) < len(weight.shape)
     x = _with_batch(x) if unbatched else x
@@ -39,8 +44,54 @@ def convolve(
     else:
         images, all_groups = x.at(1, context.members).flatten(1, 2), context.members * groups
     filters = weight.at(0, context.members).flatten(0, 1)
-    y = function(images, filters, _flat(bias, context), stride, padding, dilation, all_groups)
-    return _split_channels(y, context, unbatched)
+    y = function(images, filters, flat_parameter(bias, context), stride, padding, dilation, all_groups)
+    return split_channels(y, context, unbatched)
+
+
+OWN_WIDTHS = range(17, 65)
+"""The channels, the most of inputs and outputs, where kernels of our own convolve members faster than cuDNN."""
+
+
+def _convolve_fused(
+    context: Context, x: Value, weight: Value, bias: Value | None, stride: Any, padding: Any, dilation: Any, groups: int
+) -> Tensor | None:
+    """Return (B, K*C, H, W) by a kernel of our own; None where a library is faster, or the only one that can."""
+    if len(weight.shape) != 4 or x.dim is None or not kernels.serve(weight.tensor) or len(x.shape) != 4:
+        return None
+    filters = weight.at(0, context.members).flatten(0, 1)
+    side, dtype = filters.shape[-1], kernels.working_dtype(weight.tensor)
+    stride, pad, dilation = _square(stride), _square(padding), _square(dilation)
+    if groups != 1 or dilation != 1 or stride is None or pad is None or filters.shape[2] != side:
+        return None
+    around = (pad, pad)
+    if isinstance(x, PaddedValue):
+        sides = x.pad
+        if sides[:2] != sides[2:] or pad:
+            return None
+        x, around = x.inner, sides[:2]
+    if isinstance(x, ImagesValue) and stride == 1 and around in ((0, 0), ((side - 1) / 2, (side - 1) / 2)):
+        from hullo.population.kernels.input_conv import convolve as convolve_input
+
+        source, own = x.source, flat_parameter(bias, context)
+        own = filters.new_zeros(len(filters)) if own is None else own
+        same = around[0] > 0
+        return convolve_input(source.images, source.index, source.moves, filters, own, same=same, dtype=dtype)
+    widest = max(weight.shape[:2])
+    if widest not in OWN_WIDTHS or dtype.itemsize != 2 or context.members == 1:
+        return None
+    from hullo.population.kernels.convolution import convolve as convolve_members
+
+    images = x.at(1, context.members).flatten(1, 2).to(dtype)
+    return convolve_members(
+        images, filters, flat_parameter(bias, context), members=context.members, stride=stride, padding=around
+    )
+
+
+def _square(size: Any) -> int | None:
+    """Return the one number of a size that is the same in all dimensions; None for another size."""
+    if isinstance(size, int):
+        return size
+    return int(size[0]) if not isinstance(size, str) and len(set(size)) == 1 else None
 
 
 @rule(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
@@ -61,20 +112,20 @@ def convolve_transposed(
     images = (_with_batch(x) if unbatched else x).at(1, context.members).flatten(1, 2)
     filters = weight.at(0, context.members).flatten(0, 1)
     groups *= context.members
-    y = function(images, filters, _flat(bias, context), stride, padding, output_padding, groups, dilation)
-    return _split_channels(y, context, unbatched)
+    y = function(images, filters, flat_parameter(bias, context), stride, padding, output_padding, groups, dilation)
+    return split_channels(y, context, unbatched)
 
 
 def _with_batch(x: Value) -> Value:
     return Value(x.tensor.unsqueeze(0), None if x.dim is None else x.dim + 1)
 
 
-def _flat(parameter: Value | None, context: Context) -> Tensor | None:
+def flat_parameter(parameter: Value | None, context: Context) -> Tensor | None:
     """Return a parameter of each channel of all members in turn."""
     return None if parameter is None else parameter.at(0, context.members).flatten()
 
 
-def _split_channels(y: Tensor, context: Context, unbatched: bool = False) -> Value:
+def split_channels(y: Tensor, context: Context, unbatched: bool = False) -> Value:
     """Return (B, K*C, ...) as the value (B, K, C, ...)."""
     split: Tensor = torch.unflatten(y, 1, (context.members, -1))
     return Value(split.squeeze(0), 0) if unbatched else Value(split, 1)
@@ -89,7 +140,7 @@ def linear(context: Context, x: Value, weight: Value, bias: Value | None = None)
     if len(weight.shape) != 2:
         return NotImplemented
     if x.dim is None:  # all members' outputs in one product
-        y = torch.unflatten(F.linear(x.tensor, weights.flatten(0, 1), _flat(bias, context)), -1, (members, -1))
+        y = torch.unflatten(F.linear(x.tensor, weights.flatten(0, 1), flat_parameter(bias, context)), -1, (members, -1))
         return Value(y, y.dim() - 2)
     features = x.at(0, members)
     rows = features.reshape(members, -1, features.shape[-1])
@@ -137,13 +188,13 @@ def batch_norm(
         x.at(1, context.members).flatten(1, 2),
         None if mean is None else mean.tensor.view(-1),
         None if variance is None else variance.tensor.view(-1),
-        _flat(weight, context),
-        _flat(bias, context),
+        flat_parameter(weight, context),
+        flat_parameter(bias, context),
         training,
         momentum,
         eps,
     )
-    return _split_channels(y, context)
+    return split_channels(y, context)
 
 
 @rule(aten.instance_norm.default)
@@ -163,13 +214,13 @@ def instance_norm(
         x.at(1, context.members).flatten(1, 2),
         None if mean is None else mean.tensor.view(-1),
         None if variance is None else variance.tensor.view(-1),
-        _flat(weight, context),
-        _flat(bias, context),
+        flat_parameter(weight, context),
+        flat_parameter(bias, context),
         use_input_stats,
         momentum,
         eps,
     )
-    return _split_channels(y, context)
+    return split_channels(y, context)
 
 
 @rule(aten.group_norm.default)
@@ -183,8 +234,10 @@ def group_norm(
     cudnn: bool = True,
 ) -> Value:
     images = x.at(1, context.members).flatten(1, 2)
-    y = F.group_norm(images, context.members * groups, _flat(weight, context), _flat(bias, context), eps)
-    return _split_channels(y, context)
+    y = F.group_norm(
+        images, context.members * groups, flat_parameter(weight, context), flat_parameter(bias, context), eps
+    )
+    return split_channels(y, context)
 
 
 @rule(aten.layer_norm.default)
@@ -216,6 +269,21 @@ def _scale_and_shift(y: Tensor, weight: Value | None, bias: Value | None, contex
             own = parameter.at(0, context.members)
             y = function(y, own.view(len(own), *[1] * (y.dim() - own.dim()), *own.shape[1:]))
     return y
+
+
+@rule(torch.ops.hullo.local_response_norm.default)
+def local_response_norm(context: Context, x: Value, size: int, alpha: float, beta: float, k: float) -> Value:
+    """Normalize by the channels around each channel of a member; values are computed in float32 at least."""
+    images = x.at(1, context.members)
+    channels = images.shape[2]
+    if kernels.serve(images) and size % 2 and k == 1 and images.dim() == 5:
+        from hullo.population.kernels.lrn import LocalResponseNorm
+
+        wide = images.flatten(1, 2)
+        fused: Tensor = LocalResponseNorm.apply(wide, channels, size, alpha, beta)  # type: ignore[no-untyped-call]
+        return split_channels(fused, context)
+    each = images.to(compute_dtype(images)).flatten(0, 1)
+    return Value(F.local_response_norm(each, size, alpha, beta, k).view(images.shape).to(images.dtype), 1)
 
 
 # Attention
@@ -270,6 +338,11 @@ def drop(context: Context, x: Value, rate: float | Tensor, training: bool) -> Va
     """Zero entries at random and scale up the others, by `rate`, one number or one per member."""
     if not training or (not isinstance(rate, Tensor) and rate == 0):
         return x
+    if len(x.shape) == 2 and kernels.serve(x.tensor) and not isinstance(rate, Tensor) and rate < 1:
+        from hullo.population.kernels.dropout import drop as drop_features
+
+        features = x.at(0, context.members)
+        return Value(drop_features(features, context.seeds, context.steps, context.dropout, rate, context.first), 0)
     return _mask(context, x, x.shape, rate)
 
 
@@ -286,13 +359,24 @@ def _mask(context: Context, x: Value, shape: torch.Size, rate: float | Tensor) -
     images = len(shape) == 4
     order = [0, 2, 3, 1] if images else list(range(len(shape)))
     drawn = [shape[i] for i in order]
-    kept = rng.dropout_mask(context.seeds, context.steps, context.dropout, drawn, rate=rate)
+    kept = rng.dropout_mask(context.seeds, context.steps, context.dropout, drawn, rate=rate, first=context.first)
     kept = kept.permute(0, 1, 4, 2, 3) if images else kept
     dim = 0 if x.dim is None else x.dim
     y = x.at(dim, context.members)
-    rates = rate if isinstance(rate, Tensor) else torch.full_like(context.seeds, rate, dtype=torch.float64)
-    scale = torch.where(rates < 1, 1 / (1 - rates), 0.0).to(y.dtype)
-    return Value(y * kept.movedim(0, dim) * scale.view([-1 if i == dim else 1 for i in range(y.dim())]), dim)
+    kept = kept.movedim(0, dim)
+    if not isinstance(rate, Tensor):
+        return Value(y * kept * (1 / (1 - rate) if rate < 1 else 0.0), dim)
+    scale = torch.where(rate < 1, 1 / (1 - rate), 0.0).to(compute_dtype(y))
+    return Value((y * kept * scale.view([-1 if i == dim else 1 for i in range(y.dim())])).to(y.dtype), dim)
+
+
+@rule(aten.pad.default, aten.constant_pad_nd.default)
+def pad(context: Context, x: Value, sizes: Sequence[int], mode: str | float = 0.0, value: float | None = None) -> Any:
+    """Put zeros around images when something but a convolution asks for them."""
+    zeros = mode in ("constant", 0) and not value
+    if not zeros or len(sizes) != 4 or min(sizes) < 0 or len(x.shape) != 4 or x.dim not in (0, 1):
+        return NotImplemented
+    return PaddedValue(x, tuple(sizes))  # type: ignore[arg-type]
 
 
 # Pooling: images of all members are channels of one image.
@@ -307,8 +391,8 @@ def _pool(operator: Any, channels: int) -> None:
             return NotImplemented
         y = operator(x.at(1, context.members).flatten(1, 2), *args, **kwargs)
         if isinstance(y, Tensor):
-            return _split_channels(y, context)
-        return tuple(_split_channels(item, context) for item in y)
+            return split_channels(y, context)
+        return tuple(split_channels(item, context) for item in y)
 
 
 for _operator, _dims in (

@@ -7,12 +7,16 @@ parameters, so that a CUDA graph can hold a step and a schedule changes it after
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from hullo.population import kernels
 from hullo.population.population import Population
+
+if TYPE_CHECKING:
+    from hullo.population.kernels.flat_optim import Rule
 
 Numbers = float | Sequence[float] | Tensor
 Group = Mapping[str, Any]
@@ -32,6 +36,9 @@ class Optimizer:
             with, one number or one per member. Or change `optimizer.lr` in place whenever you like.
         groups: parameters with settings of their own: dictionaries with "params", a list of the population's
             parameters, and any of "lr" and "weight_decay".
+        copies: keep copies of the weights and biases of linear and convolutional layers in this type, torch.bfloat16,
+            for a forward pass under :class:`torch.autocast` to compute with. They are kept on a GPU alone, where one
+            kernel updates all parameters and writes their copies.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ()
@@ -45,6 +52,7 @@ class Optimizer:
         max_norm: Numbers | None = None,
         schedule: Schedule | None = None,
         groups: Iterable[Group] = (),
+        copies: torch.dtype | None = None,
     ) -> None:
         self.population = population
         self.lr = self._numbers("lr", lr)
@@ -57,6 +65,8 @@ class Optimizer:
         self.state = {
             state: {name: torch.zeros_like(p) for name, p in self.parameters.items()} for state in self.state_names
         }
+        served = bool(self.parameters) and all(map(kernels.serve, self.parameters.values()))
+        self._flat = FlatParameters(self, copies) if served else None
 
     def _numbers(self, name: str, given: Numbers) -> Tensor:
         """Return a setting as one number per member."""
@@ -83,32 +93,45 @@ class Optimizer:
                 found[names[id(parameter)]] = own
         return found
 
+    @property
+    def leaves(self) -> dict[str, Tensor]:
+        """Return what gradients are for, by the parameters' names: the parameters, or copies of lower precision."""
+        copies = self.population.copies
+        return {name: copies.get(name.removeprefix("stacked."), p) for name, p in self.parameters.items()}
+
     def zero_grad(self) -> None:
         """Forget all gradients."""
-        for parameter in self.parameters.values():
-            parameter.grad = None
+        for leaf in self.leaves.values():
+            leaf.grad = None
 
     @torch.no_grad()
     def step(self) -> None:
         """Update every parameter that has a gradient."""
-        raw = self.population.activations.raw
-        gradients = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
+        activations = self.population.activations
+        gradients = {name: leaf.grad for name, leaf in self.leaves.items() if leaf.grad is not None}
         if not gradients:
             raise RuntimeError("no parameter has a gradient: call losses.sum().backward() before a step")
-        if self.max_norm is not None:
-            scale = self._clip(gradients)
+        scale = None if self.max_norm is None else self._clip(gradients)
+        if self._flat is None and scale is not None:
             gradients = {name: gradient * _beside(scale, gradient) for name, gradient in gradients.items()}
         for name, gradient in gradients.items():
-            if self.parameters[name] is raw:
-                gradients[name] = self.population.activations.feasible_gradient(gradient)
+            if self.parameters[name] is activations.raw:
+                gradients[name] = activations.feasible_gradient(gradient)
         factor = torch.ones_like(self.updates) if self.schedule is None else self.schedule(self.updates)
         self.updates += 1
+        if self._flat is not None:
+            self._flat.update(gradients, factor, scale)
+            return
         for name, gradient in gradients.items():
-            own, parameter = self.groups.get(name, {}), self.parameters[name]
+            parameter = self.parameters[name]
+            own = self.groups.get(name, {})
             lr = _beside(own.get("lr", self.lr) * factor, parameter)
             decay = _beside(own.get("weight_decay", self.weight_decay), parameter)
-            memory = [self.state[state][name] for state in self.state_names]
-            self.update(parameter, gradient, lr, decay, *memory)
+            self.update(parameter, gradient, lr, decay, *(self.state[state][name] for state in self.state_names))
+
+    def rule(self) -> Rule:
+        """Return how a kernel updates parameters, after `updates` has counted the update."""
+        raise NotImplementedError
 
     def update(self, parameter: Tensor, gradient: Tensor, lr: Tensor, decay: Tensor, *state: Tensor) -> None:
         """Update one parameter in place."""
@@ -135,6 +158,12 @@ class Optimizer:
             raise ValueError(f"the state is of another population or optimizer; they differ in {min(shapes ^ given)}")
         for name, tensor in own.items():
             tensor.copy_(state[name])
+        self.refresh_copies()
+
+    def refresh_copies(self) -> None:
+        """Make the copies anew, after the parameters were set from outside."""
+        if self._flat is not None:
+            self._flat.refresh_copies()
 
 
 class SGD(Optimizer):
@@ -159,6 +188,11 @@ class SGD(Optimizer):
             gradient = gradient.add(velocity, alpha=self.momentum) if self.nesterov else velocity
         parameter.addcmul_(gradient, lr, value=-1)
 
+    def rule(self) -> Rule:
+        from hullo.population.kernels.flat_optim import Rule, sgd
+
+        return Rule(sgd, (self.momentum, float(self.nesterov)))
+
 
 class RMSprop(Optimizer):
     """Update as :class:`torch.optim.RMSprop` does, without momentum."""
@@ -178,6 +212,11 @@ class RMSprop(Optimizer):
         gradient = torch.addcmul(gradient, parameter, decay)
         square.mul_(self.alpha).addcmul_(gradient, gradient, value=1 - self.alpha)
         parameter.addcmul_(gradient / square.sqrt().add_(self.eps), lr, value=-1)
+
+    def rule(self) -> Rule:
+        from hullo.population.kernels.flat_optim import Rule, rmsprop
+
+        return Rule(rmsprop, (self.alpha, 1 - self.alpha, self.eps))
 
 
 class Adam(Optimizer):
@@ -212,6 +251,13 @@ class Adam(Optimizer):
         root = square.sqrt().div_((1 - second**count).sqrt().to(square.dtype)).add_(self.eps)
         parameter.addcmul_(mean / root, lr / (1 - first**count).to(lr.dtype), value=-1)
 
+    def rule(self) -> Rule:
+        from hullo.population.kernels.flat_optim import Rule, adam
+
+        first, second = self.betas
+        corrections = torch.stack([1 - first**self.updates, (1 - second**self.updates).sqrt()]).float()
+        return Rule(adam, (corrections, 1 - first, second, 1 - second, float(self.decoupled), self.eps))
+
 
 class AdamW(Adam):
     """Update as :class:`torch.optim.AdamW` does: weights decay apart from the gradient."""
@@ -222,6 +268,74 @@ class AdamW(Adam):
         self, population: Population, *, lr: Numbers = 1e-3, weight_decay: Numbers = 1e-2, **settings: Any
     ) -> None:
         super().__init__(population, lr=lr, weight_decay=weight_decay, **settings)
+
+
+class FlatParameters:
+    """Keep the parameters of a population in one buffer, state and copies too, so that one kernel updates all.
+
+    The population's parameters become views of the buffer, in the order in memory that suits their layers.
+    """
+
+    def __init__(self, optimizer: Optimizer, copies: torch.dtype | None) -> None:
+        from hullo.population.kernels.flat_optim import Layout
+
+        self.optimizer = optimizer
+        population, parameters = optimizer.population, optimizer.parameters
+        kinds = {f"stacked.{name}": kind for name, kind in population.layer_parameters().items()}
+        self.layout = Layout([_ordered(p.detach(), kinds.get(name)) for name, p in parameters.items()])
+        self.values = self.layout.buffer(torch.float32)
+        self.state = [self.layout.buffer(torch.float32) for _ in optimizer.state_names]
+        for parameter, view in zip(parameters.values(), self.layout.views(self.values), strict=True):
+            parameter.data = view.copy_(parameter.detach())
+        for name, buffer in zip(optimizer.state_names, self.state, strict=True):
+            optimizer.state[name] = dict(zip(parameters, self.layout.views(buffer), strict=True))
+        own = [optimizer.groups.get(name, {}) for name in parameters]
+        none = torch.full_like(optimizer.lr, torch.nan)
+        self.own = [torch.stack([group.get(key, none) for group in own]) for key in ("lr", "weight_decay")]
+        self.copies = None if copies is None else self.layout.buffer(copies)
+        if self.copies is not None:
+            views = dict(zip(parameters, self.layout.views(self.copies), strict=True))
+            own = {name: view.requires_grad_() for name, view in views.items() if name in kinds}
+            population.copies = {name.removeprefix("stacked."): view for name, view in own.items()}
+            self.refresh_copies()
+
+    def update(self, gradients: Mapping[str, Tensor], factor: Tensor, scale: Tensor | None) -> None:
+        """Update all parameters once."""
+        from hullo.population.kernels.flat_optim import update
+
+        optimizer = self.optimizer
+        if without := optimizer.parameters.keys() - gradients.keys():
+            raise RuntimeError(f"no gradient for {min(without)}: on a GPU all parameters are updated together")
+        rates, decays = (
+            torch.where(own.isnan(), numbers, own)
+            for own, numbers in zip(self.own, (optimizer.lr, optimizer.weight_decay), strict=True)
+        )
+        rates, decays = (rates * factor).float(), decays.float()
+        update(
+            self.layout,
+            self.values,
+            self.state,
+            list(gradients.values()),
+            rates=rates,
+            decays=decays,
+            rule=optimizer.rule(),
+            scale=None if scale is None else scale.float(),
+            copies=self.copies,
+        )
+
+    @torch.no_grad()
+    def refresh_copies(self) -> None:
+        if self.copies is not None:
+            self.copies.copy_(self.values)
+
+
+def _ordered(parameter: Tensor, kind: type[nn.Module] | None) -> Tensor:
+    """Return a parameter in the order in memory that suits its layer."""
+    if parameter.dim() == 5:  # the weights of K convolutions, channels last
+        return parameter.flatten(0, 1).contiguous(memory_format=torch.channels_last).view(parameter.shape)
+    if kind is nn.Linear and parameter.dim() == 3:  # (K, out, in), as the products of both passes take and give them
+        return parameter.mT.contiguous().mT
+    return parameter.contiguous()
 
 
 def _beside(numbers: Tensor, tensor: Tensor) -> Tensor:

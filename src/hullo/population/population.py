@@ -8,8 +8,10 @@ from typing import Any, overload
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from hullo.population.activations import Activations
+from hullo.population.images import AugmentedImages, ImagesValue
 from hullo.population.members import aliases_of, compare, empty_copy, filled_copy, make_members, tensors_of
 from hullo.population.program import Program, Run, mutated_tensors, unwrap
 from hullo.population.rules import Context
@@ -68,14 +70,22 @@ class Population(nn.Module):
         self._empty = [empty_copy(network) for network in networks]
         self._aliases = aliases_of(networks[0])
         self._programs: dict[Any, Program] = {}
+        self.copies: dict[str, Tensor] = {}  # of parameters in lower precision, which an optimizer may keep
+        self.first_sample = 0  # of the batch, where it is part of a larger one
         tensors = [tensors_of(network, self._sites) for network in networks]
+        statistics = {  # which training changes
+            name
+            for path, module in networks[0].named_modules()
+            if isinstance(module, _NormBase)
+            for name, _ in module.named_buffers(path, recurse=False)
+        }
         self.stacked = nn.Module()
         self.shared = nn.Module()
         for name, first in tensors[0].items():
             own = [member[name].detach() for member in tensors]
             if isinstance(first, nn.Parameter):
                 _register(self.stacked, name, nn.Parameter(torch.stack(own), requires_grad=first.requires_grad))
-            elif all(tensor.equal(own[0]) for tensor in own):
+            elif name not in statistics and all(tensor.equal(own[0]) for tensor in own):
                 _register(self.shared, name, own[0].clone())
             else:
                 _register(self.stacked, name, torch.stack(own))
@@ -138,15 +148,25 @@ class Population(nn.Module):
         program, tensors = self._program(values)
         if self.training:
             self.steps.add_(1)
-        context = Context(len(self), self.seeds, self.steps)
+        context = Context(len(self), self.seeds, self.steps, first=self.first_sample)
         rates = {
             i: torch.tensor(site.rates, dtype=torch.float64, device=self.seeds.device)
             for i, site in enumerate(self._sites)
             if site.rates
         }
-        run = Run(context, self.activations, self.activations.coefficients(), rates)
+        run = Run(context, self.activations, self.activations.rows(), rates)
         leaves = pytree.tree_leaves(values, is_leaf=lambda item: isinstance(item, Value))
         return unwrap(program.run(run, tensors, leaves), len(self))
+
+    def layer_parameters(self) -> dict[str, type[nn.Module]]:
+        """Return the kind of layer that each weight and bias of a linear or convolutional layer belongs to."""
+        kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+        found = {}
+        for path, module in self._empty[0].named_modules():
+            if type(module) in kinds:
+                for name, _ in module.named_parameters(path, recurse=False):
+                    found[self._aliases[name]] = type(module)
+        return found
 
     def explain(self, *args: Any, in_dims: Any = 0, **kwargs: Any) -> str:
         """Run the population on example inputs and return how its operations are computed."""
@@ -167,6 +187,8 @@ class Population(nn.Module):
 
     def _wrap_tree(self, tree: Any, dim: int | None) -> Any:
         def wrap(item: Any) -> Any:
+            if isinstance(item, AugmentedImages):
+                return ImagesValue(item)
             if not isinstance(item, Tensor):
                 return item
             if dim is not None and (item.dim() == 0 or item.shape[dim] != len(self)):
@@ -182,8 +204,7 @@ class Population(nn.Module):
         """Return the program for inputs of these shapes, read on first use, and the tensors that it works on."""
         leaves, spec = pytree.tree_flatten(values, is_leaf=lambda item: isinstance(item, Value))
         kinds = tuple(
-            (item.shape, item.tensor.dtype, item.tensor.device) if isinstance(item, Value) else repr(item)
-            for item in leaves
+            (item.shape, item.dtype, item.device) if isinstance(item, Value) else repr(item) for item in leaves
         )
         modes = tuple(module.training for module in self._empty[0].modules())
         key = (kinds, str(spec), modes)
@@ -194,8 +215,8 @@ class Population(nn.Module):
                 graph = read_graph(self[0], self._sites, args, kwargs)
             for name in mutated_tensors(graph):
                 self._unshare(self._aliases[name])
-            self._programs[key] = Program(graph, self._sites)
-        first = {name: Value(tensor, 0) for name, tensor in _named_tensors(self.stacked)}
+            self._programs[key] = Program(graph, self._sites, self.activations)
+        first = {name: Value(self.copies.get(name, tensor), 0) for name, tensor in _named_tensors(self.stacked)}
         first |= {name: Value(tensor) for name, tensor in _named_tensors(self.shared)}
         return self._programs[key], {name: first[alias] for name, alias in self._aliases.items() if alias in first}
 

@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 from hullo.population import shapes  # noqa: F401  (registers rules)
 from hullo.population.activations import Activations
 from hullo.population.errors import LoweringError
+from hullo.population.fusion import Fusion, find_fusions
 from hullo.population.layers import drop
 from hullo.population.rules import RULES, Context
 from hullo.population.sites import Site
@@ -43,50 +44,88 @@ class Run:
 
     context: Context
     activations: Activations
-    coefficients: Tensor
+    rows: Sequence[Sequence[Tensor]]  # the coefficients, as `activations.rows` returns them
     rates: Mapping[int, Tensor]  # of the dropouts at sites
 
 
 class Program:
     """Compute the nodes of a network's graph for all members.
 
-    `lowering` says how each node was computed: "own" operation, "shared" by all members, or "vmap".
+    `lowering` says how each node was computed: by a "fused" kernel, an "own" operation, once as it is "shared" by all
+    members, or by "vmap".
     """
 
-    def __init__(self, graph: Graph, sites: Sequence[Site]) -> None:
+    def __init__(self, graph: Graph, sites: Sequence[Site], activations: Activations) -> None:
         self.graph, self.sites = graph, sites
+        for module in graph.module.modules():
+            if isinstance(module, fx.GraphModule):
+                _drop_copies(module.graph)
         self.numbers = {node: i for i, node in enumerate(filter(_draws, _all_nodes(graph.module)))}
+        found = find_fusions(graph.module.graph, activations.calls)
+        self.fusions = {fusion.last: fusion for fusion in found}
+        self.owner = {node: fusion.last for fusion in self.fusions.values() for node in fusion.inner}
         self.lowering: dict[fx.Node, str] = {}
 
     def run(self, run: Run, tensors: Mapping[str, Value], inputs: Sequence[Value]) -> Any:
         """Return the network's outputs, nested as the network returns them, with a value for each tensor."""
         given, leaves = iter(inputs), []
-        for node in self.graph.nodes.find_nodes(op="placeholder"):
+        for node in self.graph.module.graph.find_nodes(op="placeholder"):
             kind, what = self.graph.inputs[node.name]
             leaves.append(tensors[what] if kind == "tensor" else Value(what) if kind == "constant" else next(given))
         outputs = self._run_nodes(run, self.graph.module, leaves)
         return pytree.tree_unflatten(list(outputs), self.graph.output_spec)
 
     def _run_nodes(self, run: Run, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        env: dict[fx.Node, Any] = {}
+        env: dict[Any, Any] = {}  # by node; a copy that is meant for one user, by node and user
         given = iter(inputs)
-        last = _last_uses(module.graph)
+        last = self._last_uses(module.graph)
         for node in module.graph.nodes:
+            if node in self.owner:
+                continue
             if node.op == "placeholder":
                 env[node] = next(given)
             elif node.op == "get_attr":
                 env[node] = getattr(module, node.target)
             elif node.op == "output":
                 return fx.node.map_arg(node.args[0], env.__getitem__)
+            elif fusion := self.fusions.get(node):
+                made = self._compute_fused(run, fusion, env)
+                env[node] = made[0]
+                users = list(dict.fromkeys(self.owner.get(user, user) for user in node.users))
+                if len(made) > 1 and len(users) > 1:
+                    env[node, users[1]] = made[1]
             else:
                 env[node] = self._compute(run, node, env)
             for done in last.get(node, ()):
-                del env[done]
+                env.pop(done, None)
+                env.pop((done, node), None)
         return None
 
-    def _compute(self, run: Run, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
-        args = fx.node.map_arg(node.args, env.__getitem__)
-        kwargs = fx.node.map_arg(node.kwargs, env.__getitem__)
+    def _last_uses(self, graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
+        """Return which values are not needed after each node."""
+        seen: set[fx.Node] = set()
+        last: dict[fx.Node, list[fx.Node]] = {}
+        for node in reversed(graph.nodes):
+            after = self.owner.get(node, node)
+            for item in node.all_input_nodes:
+                if item not in seen:
+                    seen.add(item)
+                    last.setdefault(after, []).append(item)
+            if node not in seen and node.op == "call_function":
+                last.setdefault(after, []).append(node)
+        return last
+
+    def _compute_fused(self, run: Run, fusion: Fusion, env: Mapping[Any, Any]) -> tuple[Value, ...]:
+        self.lowering[fusion.last] = "fused"
+        number = run.activations.number(fusion.site)
+        bases = run.activations.calls[fusion.site]
+        context = run.context
+        if fusion.dropout is not None:
+            context = replace(context, dropout=self.numbers[fusion.dropout])
+        return fusion.compute(lambda item: _look_up(item, fusion.last, env), run.rows[number][0], bases, context)
+
+    def _compute(self, run: Run, node: fx.Node, env: Mapping[Any, Any]) -> Any:
+        args, kwargs = _look_up(node.args, node, env), _look_up(node.kwargs, node, env)
         try:
             return self._call(run, node, args, kwargs)
         except (LoweringError, torch.OutOfMemoryError):
@@ -118,7 +157,7 @@ class Program:
             context = replace(run.context, dropout=self.numbers[node])
             dropped: Value = drop(context, x, run.rates[index], training=True)
             return dropped
-        return run.activations.compute(index, run.coefficients, x)
+        return run.activations.compute(index, run.rows, x)
 
     def _call_operator(self, run: Run, node: fx.Node, target: Any, args: Any, kwargs: Any) -> Any:
         if node in self.numbers:
@@ -157,7 +196,11 @@ class Program:
     def explain(self) -> str:
         """Return how the operations of the last run were computed, those by vmap with their places in the source."""
         counts = Counter(self.lowering.values())
-        texts = {"own": "for all members at once", "shared": "once, on what all members share"}
+        texts = {
+            "fused": "with their neighbours by one kernel",
+            "own": "for all members at once",
+            "shared": "once, on what all members share",
+        }
         lines = [f"{counts[kind]} operations {text}" for kind, text in texts.items() if counts[kind]]
         mapped = Counter((str(node.target), source_of(node)) for node, kind in self.lowering.items() if kind == "vmap")
         lines += [f"{counts['vmap']} operations by torch.vmap:"] if mapped else []
@@ -191,18 +234,18 @@ def _draws(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target in _DRAWING
 
 
-def _last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
-    """Return which values are not needed after each node."""
-    seen: set[fx.Node] = set()
-    last: dict[fx.Node, list[fx.Node]] = {}
-    for node in reversed(graph.nodes):
-        for item in node.all_input_nodes:
-            if item not in seen:
-                seen.add(item)
-                last.setdefault(node, []).append(item)
-        if node not in seen and node.op == "call_function":
-            last.setdefault(node, []).append(node)
-    return last
+def _look_up(item: Any, user: fx.Node, env: Mapping[Any, Any]) -> Any:
+    """Return an argument of a node with the values of the nodes in it."""
+    return fx.node.map_arg(item, lambda node: env[node, user] if (node, user) in env else env[node])
+
+
+def _drop_copies(graph: fx.Graph) -> None:
+    """Remove the copies that in-place activations make of their results, where nobody else sees what they change."""
+    for node in graph.find_nodes(op="call_function", target=aten.copy_.default):
+        made = node.args[1]
+        if isinstance(made, fx.Node) and made.target is SITE and _is_seen_once(node):
+            node.replace_all_uses_with(made)
+            graph.erase_node(node)
 
 
 def _region(target: Any, args: Any) -> tuple[AbstractContextManager[Any], fx.GraphModule, Sequence[Any]] | None:

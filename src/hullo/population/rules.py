@@ -25,12 +25,14 @@ class Context:
         members: how many members there are.
         seeds, steps: of each member's dropout, (members,).
         dropout: which dropout of the network this is, counted from 0.
+        first: the index of the first sample, where the batch is part of a larger one.
     """
 
     members: int
     seeds: Tensor
     steps: Tensor
     dropout: int = 0
+    first: int = 0
 
 
 def rule(*operators: Any) -> Callable[[Rule], Rule]:

@@ -23,8 +23,9 @@ class Activation:
         keep: how raw numbers become coefficients, a name of :mod:`hullo.coefficients`; "fixed" if nothing is learned.
         raw: the raw numbers, or the coefficients if they are fixed: (groups, raw numbers per row).
         channel_dim: the dimension of the channels, where there are several groups.
-        parameter: the name of the raw numbers in the module; None if nothing is learned.
+        parameter: the name of the raw numbers in the module; None if there are none.
         owner: the identity of the module, which tells whether two sites share it.
+        frozen: the raw numbers of a hull that is not learned.
     """
 
     bases: tuple[Base, ...]
@@ -33,6 +34,7 @@ class Activation:
     channel_dim: int = 1
     parameter: str | None = None
     owner: int = 0
+    frozen: Tensor | None = None
 
     @property
     def groups(self) -> int:
@@ -44,11 +46,17 @@ class Activation:
         if isinstance(module, Hull):
             if module.inner_scale is not None:
                 raise ValueError("a population has no inner scales; make the hull without inner_scale")
-            raw = module.raw.detach().reshape(module.groups, -1)
-            return cls(module.bases, module.constraint.keep, raw, module.plan.channel_dim, module.raw_name, id(module))
+            learns, channel_dim = module.raw.requires_grad, module.plan.channel_dim
+            raw = (module.raw if learns else module.coefficients).detach().reshape(module.groups, -1)
+            keep = module.constraint.keep if learns else "fixed"
+            frozen = None if learns else module.raw.detach()
+            return cls(module.bases, keep, raw, channel_dim, module.raw_name, id(module), frozen)
         if type(module) is nn.Identity:
             return cls((base("identity"),), "fixed", torch.ones(1, 1))
-        if type(module) is nn.PReLU:  # a * identity + (1 - a) * relu
+        if type(module) is nn.LeakyReLU and abs(module.negative_slope) <= 1:  # which needs no base of its own
+            rows = [[module.negative_slope, 1 - module.negative_slope]]
+            return cls((base("identity"), base("relu")), "fixed", torch.tensor(rows, dtype=torch.float64))
+        if type(module) is nn.PReLU and module.weight.requires_grad:  # a * identity + (1 - a) * relu
             raw = module.weight.detach().reshape(-1, 1)
             return cls((base("identity"), base("relu")), "free", raw, 1, "weight", id(module))
         reading = read_module(module)
@@ -86,18 +94,19 @@ class Site:
         return found.pop() if found else 1
 
 
+def _is_activation(module: nn.Module) -> bool:
+    """Return whether a module is a hull or one of PyTorch's activation modules."""
+    return isinstance(module, Hull) or type(module).__module__ == "torch.nn.modules.activation"
+
+
 def read_site(path: str, modules: Sequence[nn.Module]) -> Site | None:
-    """Return the site that the members' modules at a path are; None if they are all the same, and no hulls."""
+    """Return the site that the members' modules at a path are: activations, or dropouts with different rates."""
     first = modules[0]
     if all(type(module) is nn.Dropout for module in modules):
         rates = [float(module.p) for module in modules]  # type: ignore[arg-type]
         return Site(path, rates=rates, inplace=bool(first.inplace)) if len(set(rates)) > 1 else None
-    if not any(isinstance(module, (Hull, nn.PReLU)) for module in modules) and all(
-        type(module) is type(first) for module in modules
-    ):
-        alike = all(module.extra_repr() == first.extra_repr() for module in modules)
-        if alike or any(True for _ in first.children()) or list(first.parameters()):
-            return None
+    if not any(_is_activation(module) for module in modules):
+        return None
     activations = [found for module in modules if (found := Activation.of(module))]
     if len(activations) < len(modules):
         return None

@@ -29,6 +29,27 @@ site_operator.register_fake(lambda x, index: torch.empty_like(x))
 SITE = torch.ops.hullo.site.default
 
 
+@torch.library.custom_op("hullo::local_response_norm", mutates_args=())
+def norm_operator(x: Tensor, size: int, alpha: float, beta: float, k: float) -> Tensor:
+    """Stand for a local response normalization, which PyTorch computes in many operations."""
+    return x.clone()
+
+
+norm_operator.register_fake(lambda x, size, alpha, beta, k: torch.empty_like(x))
+
+
+class _LocalResponseNorm(nn.Module):
+    """Stand in the place of a module of PyTorch while a graph is read."""
+
+    def __init__(self, module: nn.LocalResponseNorm) -> None:
+        super().__init__()
+        self.settings = module.size, module.alpha, module.beta, module.k
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        made: Tensor = norm_operator(input, *self.settings)
+        return made
+
+
 class _Placeholder(nn.Module):
     """Stand at a site while a graph is read."""
 
@@ -48,13 +69,12 @@ class Graph:
     """Hold what was read of a network.
 
     Args:
-        nodes: the graph, with ATen operators and `hullo::site`.
+        module: the graph, with ATen operators and `hullo::site`.
         inputs: what each placeholder is: ("tensor", name) for parameters and buffers, ("constant", tensor),
             ("input", None).
         output_spec: how outputs are nested.
     """
 
-    nodes: fx.Graph
     module: fx.GraphModule
     inputs: Mapping[str, tuple[str, Any]]
     output_spec: Any
@@ -73,6 +93,10 @@ def read_graph(network: nn.Module, sites: Sequence[Site], args: tuple[Any, ...],
             setattr(network.get_submodule(parent), name, placeholder)
         else:
             network = placeholder
+    for path, module in list(network.named_modules()):
+        if type(module) is nn.LocalResponseNorm and path:
+            parent, _, name = path.rpartition(".")
+            setattr(network.get_submodule(parent), name, _LocalResponseNorm(module))
     try:
         with _quiet():
             program = torch.export.export(network, args, kwargs, strict=False)
@@ -89,7 +113,7 @@ def read_graph(network: nn.Module, sites: Sequence[Site], args: tuple[Any, ...],
             inputs[getattr(spec.arg, "name", "")] = ("input", None)
         else:
             raise LoweringError(f"the graph of {type(network).__name__} holds {spec.kind}, which cannot be stacked")
-    return Graph(program.graph, program.graph_module, inputs, program.call_spec.out_spec)
+    return Graph(program.graph_module, inputs, program.call_spec.out_spec)
 
 
 @contextmanager

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import torch.utils._pytree as pytree
 from torch import Tensor
 
@@ -33,11 +35,53 @@ class Value:
             return self.tensor.shape
         return torch.Size([*self.tensor.shape[: self.dim], *self.tensor.shape[self.dim + 1 :]])
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.tensor.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.tensor.device
+
     def at(self, dim: int, members: int) -> Tensor:
         """Return the tensor with the members in dimension `dim`; a shared value is expanded."""
         if self.dim is None:
             return self.tensor.unsqueeze(dim).expand(*self.tensor.shape[:dim], members, *self.tensor.shape[dim:])
         return self.tensor.movedim(self.dim, dim)
+
+
+class PaddedValue(Value):
+    """Hold images before zeros are put around them; a convolution may read them without making padded ones.
+
+    Args:
+        inner: the images.
+        pad: how many zeros there are left, right, above and below.
+    """
+
+    inner: Value
+    pad: tuple[int, int, int, int]
+
+    def __init__(self, inner: Value, pad: tuple[int, int, int, int]) -> None:
+        object.__setattr__(self, "inner", inner)
+        object.__setattr__(self, "pad", pad)
+        object.__setattr__(self, "dim", inner.dim)
+
+    @functools.cached_property
+    def tensor(self) -> Tensor:
+        return F.pad(self.inner.tensor, self.pad)
+
+    @property
+    def shape(self) -> torch.Size:
+        *others, height, width = self.inner.shape
+        return torch.Size([*others, height + sum(self.pad[2:]), width + sum(self.pad[:2])])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.inner.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.inner.device
 
 
 def is_value(item: Any) -> bool:

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from hullo.lab import networks
-from hullo.lab.networks import Network, stack
 from hullo.lab.networks.alexnet import _pool
-from hullo.lab.recipes import SGD
+from hullo.population import SGD, Population
 
 SMALL = {"image_size": 71, "num_classes": 10}  # sides 16, 8, 4, 2: every pool takes part of a window
 SMALLEST = {"image_size": 39, "num_classes": 10}
@@ -29,31 +28,30 @@ STARTS = {  # the deviation of a layer's weights, and its biases
 
 
 @pytest.fixture(scope="module")
-def full() -> Network:
+def full() -> nn.Module:
     return networks.build("alexnet", activation="relu", image_size=227, num_classes=1000)
 
 
 @pytest.fixture
-def pair() -> Network:
+def pair() -> Population:
     rows = ["relu", "affine(identity,relu,tanh)"]
-    return networks.build("alexnet", activation=rows, members=2, seeds=[5, 6], **SMALLEST)
+    return Population([networks.build("alexnet", activation=row, seed=5 + k, **SMALLEST) for k, row in enumerate(rows)])
 
 
-def pictures(members: int = 1, side: int = 39, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Bright enough for local response normalisation to matter."""
-    return 600 * torch.randn(2, 3 * members, side, side, dtype=dtype)
+def images(side: int = 39, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return images that are bright enough for local response normalization to matter."""
+    return 600 * torch.randn(2, 3, side, side, dtype=dtype)
 
 
 class TestSizes:
-    def test_parameters_are_as_many_as_in_caffe(self, full: Network) -> None:
+    def test_parameters_are_as_many_as_in_caffe(self, full: nn.Module) -> None:
         assert sum(p.numel() for p in full.parameters()) == 60_965_224
-        assert full.parameter_counts() == [60_965_224]
 
-    def test_a_hull_adds_its_coefficients(self, pair: Network) -> None:
-        fixed, learned = pair.parameter_counts()
+    def test_a_hull_adds_its_coefficients(self, pair: Population) -> None:
+        fixed, learned = (sum(p.numel() for p in member.parameters()) for member in pair)
         assert learned - fixed == 7 * 3
 
-    def test_every_layer_has_the_shape_that_it_has_in_caffe(self, full: Network) -> None:
+    def test_every_layer_has_the_shape_that_it_has_in_caffe(self, full: nn.Module) -> None:
         shapes: dict[str, tuple[int, ...]] = {}
 
         def note(name: str) -> None:
@@ -71,9 +69,9 @@ class TestSizes:
             "conv3": (256, 13, 13, 384, 13, 13),
             "conv4": (384, 13, 13, 384, 13, 13),
             "conv5": (384, 13, 13, 256, 13, 13),
-            "linear6": (1, 9216, 1, 4096),
-            "linear7": (1, 4096, 1, 4096),
-            "linear8": (1, 4096, 1, 1000),
+            "linear6": (9216, 4096),
+            "linear7": (4096, 4096),
+            "linear8": (4096, 1000),
         }
 
     @pytest.mark.parametrize("side", range(2, 60))
@@ -81,16 +79,16 @@ class TestSizes:
         pooled = _pool(torch.zeros(1, 1, side, side)).shape[-1]
         assert pooled == math.ceil((side - 3) / 2) + 1 == side // 2
 
-    def test_the_smallest_pictures_leave_a_pixel_at_the_end(self) -> None:
-        with pytest.raises(ValueError, match=r"image_size=38: pictures for AlexNet have at least 39 pixels"):
+    def test_the_smallest_images_leave_a_pixel_at_the_end(self) -> None:
+        with pytest.raises(ValueError, match=r"image_size=38: images for alexnet have at least 39 pixels"):
             networks.build("alexnet", activation="relu", image_size=38)
         network = networks.build("alexnet", activation="relu", in_channels=1, image_size=39, num_classes=3)
-        assert network.linear6.weight.shape == (1, 256, 4096)
-        assert network(torch.zeros(1, 1, 39, 39)).shape == (1, 1, 3)
+        assert network.linear6.weight.shape == (4096, 256)
+        assert network(torch.zeros(1, 1, 39, 39)).shape == (1, 3)
 
 
 class TestStart:
-    def test_weights_are_normal_with_caffes_deviations_and_biases_are_caffes(self, full: Network) -> None:
+    def test_weights_are_normal_with_caffes_deviations_and_biases_are_caffes(self, full: nn.Module) -> None:
         for name, (deviation, bias) in STARTS.items():
             layer = full.get_submodule(name)
             unit = layer.weight.detach().flatten() / deviation
@@ -100,12 +98,6 @@ class TestStart:
             beyond = math.erfc(2 / 2**0.5)  # the share of a normal distribution beyond two deviations
             assert abs((unit.abs() > 2).double().mean() - beyond) < 5 * (beyond / count) ** 0.5
             assert (layer.bias == bias).all()
-
-    def test_a_member_starts_alike_alone_and_in_a_population(self, pair: Network) -> None:
-        alone = networks.build("alexnet", activation="affine(identity,relu,tanh)", seeds=[6], **SMALLEST).state_dict()
-        taken = pair.member(1).state_dict()
-        assert alone.keys() == taken.keys()
-        assert all(torch.equal(alone[key], taken[key]) for key in alone)
 
 
 class PlainAlexNet(nn.Sequential):
@@ -128,9 +120,7 @@ class PlainAlexNet(nn.Sequential):
 def in_plain_form(name: str, tensor: Tensor, side: int) -> Tensor:
     """A parameter of ours, or its gradient, as PyTorch's own layers hold it."""
     if name == "linear6.weight":
-        tensor = tensor.view(side, side, 256, 4096).permute(2, 0, 1, 3).reshape(1, -1, 4096)
-    if name.startswith("linear"):
-        tensor = tensor[0].T if name.endswith("weight") else tensor[0, 0]
+        return tensor.view(4096, side, side, 256).permute(0, 3, 1, 2).flatten(1)
     return tensor
 
 
@@ -140,10 +130,10 @@ def test_the_same_weights_give_the_same_logits_and_gradients_in_plain_pytorch() 
     with torch.no_grad():
         for (name, parameter), other in zip(ours.named_parameters(), plain.parameters(), strict=True):
             other.copy_(in_plain_form(name, parameter, side=2))
-    shown = pictures(side=71, dtype=torch.float64)
-    normalised = ours.conv1(shown).relu()
-    assert (plain[2](normalised) - normalised).norm() > 0.1 * normalised.norm()  # it matters here
-    logits, expected = ours(shown)[0], plain(shown)
+    shown = images(side=71, dtype=torch.float64)
+    inputs = ours.conv1(shown).relu()
+    assert (plain[2](inputs) - inputs).norm() > 0.1 * inputs.norm()  # it matters here
+    logits, expected = ours(shown), plain(shown)
     torch.testing.assert_close(logits, expected, rtol=1e-10, atol=1e-10 * expected.abs().max().item())
     for outputs in (logits, expected):
         outputs.square().mean().backward()
@@ -152,42 +142,20 @@ def test_the_same_weights_give_the_same_logits_and_gradients_in_plain_pytorch() 
         torch.testing.assert_close(found, other.grad, rtol=1e-9, atol=1e-10 * other.grad.abs().max().item())
 
 
-class TestPopulation:
-    @pytest.mark.parametrize("training", [True, False])
-    def test_a_member_taken_out_computes_and_learns_the_same(self, pair: Network, training: bool) -> None:
-        pair.train(training)
-        alone = [pair.member(k) for k in range(2)]
-        shown = pictures(members=2)
-        together = pair(shown)
-        together.square().mean((1, 2)).sum().backward()
-        SGD(pair).step()
-        for k, network in enumerate(alone):
-            own = network(shown[:, 3 * k : 3 * k + 3])
-            torch.testing.assert_close(together[k : k + 1], own, rtol=1e-4, atol=1e-5 * own.abs().max().item())
-            own.square().mean().backward()
-            SGD(network).step()
-            taken = pair.member(k).state_dict()
-            for key, tensor in network.state_dict().items():
-                torch.testing.assert_close(taken[key], tensor, rtol=1e-3, atol=1e-5 * tensor.abs().max().item())
-
-    def test_stacking_members_gives_the_population_back_to_the_bit(self, pair: Network) -> None:
-        again = stack([pair.member(k) for k in range(2)]).state_dict()
-        assert all(torch.equal(again[key], tensor) for key, tensor in pair.state_dict().items())
-
-    def test_pictures_shown_to_all_are_as_good_as_copies_of_them(self, pair: Network) -> None:
-        shown = pictures()
-        with torch.inference_mode():
-            shared, copied = (pair.eval()(given) for given in (shown, shown.repeat(1, 2, 1, 1)))
-        torch.testing.assert_close(shared, copied, rtol=1e-4, atol=1e-5 * copied.abs().max().item())
-
-    def test_a_member_that_diverges_leaves_the_other_unchanged_to_the_bit(self, pair: Network) -> None:
-        shown = pictures(members=2)
-        with torch.inference_mode():
-            healthy = pair.eval()(shown)[0]
-            pair.conv1.weight[96:] = math.nan  # member 1's: its channels are beside those of member 0
-            beside_it = pair(shown)
-        assert torch.equal(beside_it[0], healthy)
-        assert beside_it[1].isnan().all()
+def test_a_population_computes_and_learns_as_its_members_do(pair: Population) -> None:
+    members, shown = pair.eval()[:], images()
+    optimizer = SGD(pair, lr=0.01)
+    together = pair(shown, in_dims=None)
+    together.square().mean((1, 2)).sum().backward()
+    optimizer.step()
+    for k, member in enumerate(members):
+        own = member(shown)
+        torch.testing.assert_close(together[k], own, rtol=1e-3, atol=1e-4 * own.abs().max().item())
+        own.square().mean().backward()
+        torch.optim.SGD(member.parameters(), lr=0.01).step()
+        state = pair[k].state_dict()
+        for name, tensor in member.state_dict().items():
+            torch.testing.assert_close(state[name], tensor, rtol=1e-3, atol=1e-5 * tensor.abs().max().item(), msg=name)
 
 
 def test_dropout_zeroes_half_of_what_the_last_two_layers_see_and_doubles_the_rest() -> None:
@@ -195,7 +163,7 @@ def test_dropout_zeroes_half_of_what_the_last_two_layers_see_and_doubles_the_res
     seen: list[Tensor] = []
     for layer in (network.linear7, network.linear8):
         layer.register_forward_hook(lambda _, given, y: seen.append(given[0]))
-    shown = pictures()
+    shown = images()
     with torch.inference_mode():
         network.train()(shown)
         dropped, _ = seen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,19 +11,22 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+import hullo
 from hullo.lab import networks, paper
 from hullo.lab.activations import Row
-from hullo.lab.networks import Network, Task, initialise
-from hullo.lab.networks.layers import BatchNorm, Convolution, Linear
 from hullo.lab.networks.resnet56 import ResNet
 
 FASHION_MNIST = {"in_channels": 1, "image_size": 28}
 CIFAR10 = {"in_channels": 3, "image_size": 32}
 
 
+def count(network: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
+
+
 class TestCounts:
     @pytest.mark.parametrize(
-        ("name", "pictures", "count"),
+        ("name", "images", "expected"),
         [
             ("lenet5", FASHION_MNIST, 431_080),
             ("lenet5", CIFAR10, 657_080),
@@ -31,21 +35,39 @@ class TestCounts:
             ("resnet56", CIFAR10, 857_706),
         ],
     )
-    def test_parameters_are_as_many_as_in_the_paper(self, name: str, pictures: dict[str, int], count: int) -> None:
-        network = networks.build(name, activation="relu", **pictures)
-        assert sum(p.numel() for p in network.parameters()) == count
-        assert network.parameter_counts() == [count]
+    def test_parameters_are_as_many_as_in_the_paper(self, name: str, images: dict[str, int], expected: int) -> None:
+        assert count(networks.build(name, activation="relu", **images)) == expected
 
     @pytest.mark.parametrize(("name", "layers"), [("lenet5", 3), ("kerasnet", 5), ("resnet56", 55)])
     def test_a_hull_adds_its_coefficients(self, name: str, layers: int) -> None:
         fixed = networks.build(name, activation="tanh")
         learned = networks.build(name, activation="convex(identity,relu,tanh)")
-        assert sum(p.numel() for p in learned.parameters()) == fixed.parameter_counts()[0] + 3 * layers
-        assert learned.coefficients.shape == (1, layers, 3)
+        assert count(learned) == count(fixed) + 3 * layers
+        assert sum(isinstance(module, hullo.Hull) for module in learned.modules()) == layers
 
     def test_members_are_counted_by_what_they_learn(self) -> None:
-        network = networks.build("lenet5", activation=paper.ROWS, members=12)
-        assert network.parameter_counts() == [657_080 + 3 * n for n in (0, 0, 0, 0, 2, 2, 2, 3, 2, 2, 2, 3)]
+        counts = [count(networks.build("lenet5", activation=row)) for row in paper.ROWS]
+        assert counts == [657_080 + 3 * n for n in (0, 0, 0, 0, 2, 2, 2, 3, 2, 2, 2, 3)]
+
+
+class TestStart:
+    def test_weights_are_glorots_and_biases_zero(self) -> None:
+        network = networks.build("kerasnet", activation="relu")
+        for layer in network.modules():
+            if isinstance(layer, (nn.Conv2d, nn.Linear)):
+                outputs, inputs = layer.weight.shape[:2]
+                limit = (6 / ((inputs + outputs) * layer.weight[0, 0].numel())) ** 0.5
+                assert not layer.bias.any()
+                assert 0.98 * limit < layer.weight.abs().max() < 1.001 * limit
+                assert layer.weight.std().item() == pytest.approx(limit / 3**0.5, rel=0.1)
+
+    def test_the_seed_alone_decides_and_the_global_generator_stays(self) -> None:
+        torch.manual_seed(4)
+        before = torch.random.get_rng_state()
+        one, other, third = (networks.build("lenet5", activation="relu", seed=seed) for seed in (1, 1, 2))
+        assert torch.random.get_rng_state().equal(before)
+        assert one.linear1.weight.equal(other.linear1.weight)
+        assert not one.linear1.weight.equal(third.linear1.weight)
 
 
 # The same networks in Keras; inputs and kernels have their channels last there.
@@ -80,24 +102,22 @@ def keras_resnet8(layers: Any, x: Any) -> Any:
     return layers.Dense(10)(layers.Flatten()(x))
 
 
-def resnet8() -> Network:
-    network = ResNet([Row.parse("tanh")], Task(3, 32, 10), n=1)
-    initialise(network, [0])
-    return network
+def resnet8(activation: str = "tanh", **sizes: int) -> nn.Module:
+    return ResNet(Row.parse(activation).module, n=1, **sizes)
 
 
-def keras_weights(network: Network) -> Iterator[list[Tensor]]:
-    """The weights of each layer as Keras holds them, in the order in which the layers stand in the network."""
+def keras_weights(network: nn.Module) -> Iterator[list[Tensor]]:
+    """Yield the weights of each layer as Keras holds them, in the order in which the layers stand in the network."""
     for layer in network.modules():
-        if isinstance(layer, Convolution):
+        if isinstance(layer, nn.Conv2d):
             yield [layer.weight.permute(2, 3, 1, 0), layer.bias]
-        elif isinstance(layer, Linear):
-            yield [layer.weight[0], layer.bias[0, 0]]
-        elif isinstance(layer, BatchNorm):
-            yield [layer.scale, layer.shift, layer.running_mean, layer.running_variance]
+        elif isinstance(layer, nn.Linear):
+            yield [layer.weight.T, layer.bias]
+        elif isinstance(layer, nn.BatchNorm2d):
+            yield [layer.weight, layer.bias, layer.running_mean, layer.running_var]
 
 
-def copy_to_keras(network: Network, model: Any) -> None:
+def copy_to_keras(network: nn.Module, model: Any) -> None:
     """Layers of one kind stand in the same order in both."""
     for shape in ({4}, {2}, {1}):
         ours = [weights for weights in keras_weights(network) if {weights[0].dim()} == shape]
@@ -118,22 +138,22 @@ def copy_to_keras(network: Network, model: Any) -> None:
     ids=["lenet5", "kerasnet", "resnet8"],
 )
 def test_the_same_weights_give_the_same_logits_in_keras(
-    ours: Callable[[], Network], theirs: Callable[[Any, Any], Any]
+    ours: Callable[[], nn.Module], theirs: Callable[[Any, Any], Any]
 ) -> None:
     keras = pytest.importorskip("keras")
     network = ours()
     for module in network.modules():  # nothing stays at a value that would hide a mistake
-        if isinstance(module, BatchNorm):
-            nn.init.uniform_(module.running_variance, 0.5, 2.0)
-        if isinstance(module, BatchNorm | Convolution | Linear):
-            for tensor in (module.shift, module.running_mean) if isinstance(module, BatchNorm) else (module.bias,):
-                nn.init.normal_(tensor, std=0.3)
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.running_var, 0.5, 2.0)
+            nn.init.normal_(module.running_mean, std=0.3)
+        if isinstance(module, nn.BatchNorm2d | nn.Conv2d | nn.Linear):
+            nn.init.normal_(module.bias, std=0.3)
     inputs = keras.Input((32, 32, 3))
     model = keras.Model(inputs, theirs(keras.layers, inputs))
     copy_to_keras(network, model)
-    pictures = torch.rand(4, 3, 32, 32)
-    expected = model(pictures.permute(0, 2, 3, 1).numpy(), training=False)
-    logits = network.eval()(pictures)[0].detach()
+    images = torch.rand(4, 3, 32, 32)
+    expected = model(images.permute(0, 2, 3, 1).numpy(), training=False)
+    logits = network.eval()(images).detach()
     torch.testing.assert_close(logits, torch.as_tensor(keras.ops.convert_to_numpy(expected)), rtol=1e-4, atol=1e-4)
     assert sum(p.numel() for p in network.parameters()) == model.count_params() - sum(
         weight.numel() for layer in keras_weights(network) if len(layer) == 4 for weight in layer[2:]
@@ -145,12 +165,10 @@ class TestRefusals:
         ("options", "message"),
         [
             ({"name": "vgg"}, r"unknown network 'vgg'; there are lenet5, kerasnet, resnet56"),
-            ({"members": 0}, r"members=0: give a whole number of at least one"),
+            ({"num_classes": 0}, r"num_classes=0: give a whole number of at least one"),
             ({"image_size": 2.5}, r"image_size=2\.5: give a whole number"),
-            ({"image_size": 15}, r"image_size=15: pictures for LeNet5 have at least 16 pixels"),
-            ({"activation": ["relu", "tanh"]}, r"1 members need one activation for all, or 1; got 2"),
+            ({"image_size": 15}, r"image_size=15: images for lenet5 have at least 16 pixels"),
             ({"activation": "rellu"}, r"'rellu' is no activation"),
-            ({"seeds": [1, 2]}, r"1 members need as many seeds, got 2"),
         ],
     )
     def test_what_cannot_be_built_is_refused_with_what_can(self, options: dict[str, Any], message: str) -> None:
@@ -158,9 +176,9 @@ class TestRefusals:
             networks.build(**({"name": "lenet5", "activation": "relu"} | options))
 
     @pytest.mark.parametrize(("name", "smallest"), [("lenet5", 16), ("kerasnet", 10)])
-    def test_the_smallest_pictures_leave_a_pixel_at_the_end(self, name: str, smallest: int) -> None:
+    def test_the_smallest_images_leave_a_pixel_at_the_end(self, name: str, smallest: int) -> None:
         network = networks.build(name, activation="relu", image_size=smallest)
-        assert network(torch.zeros(1, 3, smallest, smallest)).shape == (1, 1, 10)
+        assert network(torch.zeros(1, 3, smallest, smallest)).shape == (1, 10)
 
 
 @pytest.mark.parametrize(
@@ -169,20 +187,17 @@ class TestRefusals:
 )
 def test_gradients_are_the_slope_of_the_loss(name: str, training: bool) -> None:
     """Along any direction, by differences: nothing on the way from a parameter to the loss is forgotten."""
-    rows = [Row.parse("affine(identity,tanh)")]
-    task = Task(in_channels=3, image_size=16, num_classes=4)
-    network = ResNet(rows, task, 1) if name == "resnet8" else networks.NETWORKS[name](rows, task)
-    initialise(network, [0])
-    network.double().train(training)
-    x, labels, step = torch.rand(5, 3, 16, 16).double(), torch.arange(5) % 4, 1e-6
+    make = resnet8 if name == "resnet8" else functools.partial(networks.build, name)
+    network = make(activation="affine(identity,tanh)", image_size=16, num_classes=4).double().train(training)
+    x, labels, step = torch.rand(5, 3, 16, 16).double(), torch.arange(5) % 4, 1e-7
     parameters = dict(network.named_parameters())
 
     def loss(**others: Tensor) -> Tensor:
-        return nn.functional.cross_entropy(functional_call(network, parameters | others, (x,))[0], labels)
+        return nn.functional.cross_entropy(functional_call(network, parameters | others, (x,)), labels)
 
     gradients = torch.autograd.grad(loss(), list(parameters.values()))
     for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
         move = step * torch.randn_like(parameter)
         with torch.no_grad():
             slope = (loss(**{name: parameter + move}) - loss(**{name: parameter - move})) / 2
-        torch.testing.assert_close((gradient * move).sum() / step, slope / step, rtol=1e-5, atol=1e-7, msg=name)
+        torch.testing.assert_close((gradient * move).sum() / step, slope / step, rtol=1e-4, atol=1e-6, msg=name)

@@ -76,7 +76,7 @@ def arrange(rows: Sequence[str] | Mapping[str, Any]) -> dict[str, list[str]]:
             panels.setdefault(row.partition("(")[2].removesuffix(")"), []).append(row)
     for together in panels.values():
         bases = set(parsed[together[0]].bases)
-        together += [row for row in fixed if bases.issuperset(parsed[row].start)]
+        together += [row for row in fixed if bases.issuperset(parsed[row].span)]
     alone = [row for row in fixed if not any(row in together for together in panels.values())]
     return panels | ({"fixed": alone} if alone else {})
 

@@ -2,50 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from hullo.lab.activations import Row
-from hullo.lab.networks.layers import Convolution, Gaussian, Linear, flatten, local_response_norm
-from hullo.lab.networks.network import Network, Task
-from hullo.lab.sights import Sight
+from hullo.lab.networks.init import MakeActivation
 
 
-class AlexNet(Network):
+class AlexNet(nn.Module):
     """Convolutions 96@11x11/4, 256@5x5, 384@3x3, 384@3x3, 256@3x3, of which the second, fourth and fifth are in two
-    groups; linear 4096, 4096, classes; an activation after each but the last.
+    groups; linear 4096, 4096, classes; activations after all but the last.
 
-    Local response normalisation follows the first two activations, dropout .5 the last two, and a pool 3x3/2 the first,
+    Local response normalization follows the first two activations, dropout .5 the last two, and a pool 3x3/2 the first,
     second and fifth convolution. Pools take part of a window at the end where sides are even, as Caffe's do: a side of
-    n pixels becomes n // 2. ILSVRC-2012's pictures are 227x227.
+    n pixels becomes n // 2. The arguments are those of :class:`hullo.lab.networks.lenet5.LeNet5`; images of
+    ILSVRC-2012 have 227x227 pixels, and the least is 39x39.
     """
 
-    smallest = 39
+    def __init__(
+        self, activation: MakeActivation, *, in_channels: int = 3, image_size: int = 227, num_classes: int = 1000
+    ) -> None:
+        super().__init__()
+        side = ((image_size - 11) // 4 + 1) // 8
+        self.conv1, self.act1 = nn.Conv2d(in_channels, 96, 11, stride=4), activation(96)
+        self.conv2, self.act2 = nn.Conv2d(96, 256, 5, padding=2, groups=2), activation(256)
+        self.conv3, self.act3 = nn.Conv2d(256, 384, 3, padding=1), activation(384)
+        self.conv4, self.act4 = nn.Conv2d(384, 384, 3, padding=1, groups=2), activation(384)
+        self.conv5, self.act5 = nn.Conv2d(384, 256, 3, padding=1, groups=2), activation(256)
+        self.linear6, self.act6 = nn.Linear(256 * side**2, 4096), activation(1)
+        self.linear7, self.act7 = nn.Linear(4096, 4096), activation(1)
+        self.linear8 = nn.Linear(4096, num_classes)
+        self.norm = nn.LocalResponseNorm(5, alpha=1e-4, beta=0.75, k=1.0)
+        self.drop = nn.Dropout(0.5)
+        for layer, deviation, bias in (
+            (self.conv1, 0.01, 0.0),
+            (self.conv2, 0.01, 0.1),
+            (self.conv3, 0.01, 0.0),
+            (self.conv4, 0.01, 0.1),
+            (self.conv5, 0.01, 0.1),
+            (self.linear6, 0.005, 0.1),
+            (self.linear7, 0.005, 0.1),
+            (self.linear8, 0.01, 0.0),
+        ):
+            nn.init.normal_(layer.weight, 0.0, deviation)
+            nn.init.constant_(layer.bias, bias)  # type: ignore[arg-type]
 
-    def __init__(self, rows: Sequence[Row], task: Task) -> None:
-        super().__init__(rows, task, widths=(96, 256, 384, 384, 256, 1, 1))
-        k = self.members
-        side = ((task.image_size - 11) // 4 + 1) // 8
-        self.conv1 = Convolution(k, task.in_channels, 96, 11, stride=4, start=Gaussian(0.01, bias=0.0))
-        self.conv2 = Convolution(k, 96, 256, 5, padding=2, groups=2, start=Gaussian(0.01, bias=0.1))
-        self.conv3 = Convolution(k, 256, 384, 3, padding=1, start=Gaussian(0.01, bias=0.0))
-        self.conv4 = Convolution(k, 384, 384, 3, padding=1, groups=2, start=Gaussian(0.01, bias=0.1))
-        self.conv5 = Convolution(k, 384, 256, 3, padding=1, groups=2, start=Gaussian(0.01, bias=0.1))
-        self.linear6 = Linear(k, 256 * side**2, 4096, start=Gaussian(0.005, bias=0.1))
-        self.linear7 = Linear(k, 4096, 4096, start=Gaussian(0.005, bias=0.1))
-        self.linear8 = Linear(k, 4096, task.num_classes, start=Gaussian(0.01, bias=0.0))
-
-    def logits(self, x: Tensor | Sight) -> Tensor:
-        first, second, third, fourth, fifth, sixth, seventh = self.activations()
-        y = _pool(local_response_norm(first(self.conv1(x)), self.members))
-        y = _pool(local_response_norm(second(self.conv2(y)), self.members))
-        y = fourth(self.conv4(third(self.conv3(y))))
-        y = _pool(fifth(self.conv5(y)))
-        y = self.drop(sixth(self.linear6(flatten(y, self.members))), 0.5, number=0)
-        y = self.drop(seventh(self.linear7(y)), 0.5, number=1)
-        logits: Tensor = self.linear8(y)
+    def forward(self, x: Tensor) -> Tensor:
+        x = _pool(self.norm(self.act1(self.conv1(x))))
+        x = _pool(self.norm(self.act2(self.conv2(x))))
+        x = self.act4(self.conv4(self.act3(self.conv3(x))))
+        x = _pool(self.act5(self.conv5(x)))
+        x = self.drop(self.act6(self.linear6(x.permute(0, 2, 3, 1).flatten(1))))
+        logits: Tensor = self.linear8(self.drop(self.act7(self.linear7(x))))
         return logits
 
 

@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from torch import Tensor
-
-from hullo.lab.activations import Row
-from hullo.lab.networks.layers import Convolution, Linear
-from hullo.lab.networks.network import Network, Task
-from hullo.lab.sights import Sight
+from hullo.lab.networks.init import MakeActivation, init_as_keras
 
 
-class KerasNet(Network):
-    """Twice two convolutions 3x3 (32, then 64 filters), pool 2 and dropout .25; linear 512, dropout .5, linear classes;
-    an activation after each but the last."""
+class KerasNet(nn.Module):
+    """Two convolutions 3x3, pool 2x2 and dropout .25, with 32 filters and again with 64; linear 512, dropout .5, linear
+    classes; activations after all but the last.
 
-    smallest = 10
+    The arguments are those of :class:`hullo.lab.networks.lenet5.LeNet5`; images have at least 10 pixels on each side.
+    """
 
-    def __init__(self, rows: Sequence[Row], task: Task) -> None:
-        super().__init__(rows, task, widths=(32, 32, 64, 64, 1))
-        k = self.members
-        side = ((task.image_size - 2) // 2 - 2) // 2
-        self.conv1 = Convolution(k, task.in_channels, 32, 3, same=True)
-        self.conv2 = Convolution(k, 32, 32, 3)
-        self.conv3 = Convolution(k, 32, 64, 3, same=True)
-        self.conv4 = Convolution(k, 64, 64, 3)
-        self.linear1 = Linear(k, 64 * side**2, 512)
-        self.linear2 = Linear(k, 512, task.num_classes)
+    def __init__(
+        self, activation: MakeActivation, *, in_channels: int = 3, image_size: int = 32, num_classes: int = 10
+    ) -> None:
+        super().__init__()
+        side = ((image_size - 2) // 2 - 2) // 2
+        self.conv1, self.act1 = nn.Conv2d(in_channels, 32, 3, padding=1), activation(32)
+        self.conv2, self.act2 = nn.Conv2d(32, 32, 3), activation(32)
+        self.conv3, self.act3 = nn.Conv2d(32, 64, 3, padding=1), activation(64)
+        self.conv4, self.act4 = nn.Conv2d(64, 64, 3), activation(64)
+        self.linear1, self.act5 = nn.Linear(64 * side**2, 512), activation(1)
+        self.linear2 = nn.Linear(512, num_classes)
+        self.drop1, self.drop2, self.drop3 = nn.Dropout(0.25), nn.Dropout(0.25), nn.Dropout(0.5)
+        init_as_keras(self)
 
-    def logits(self, x: Tensor | Sight) -> Tensor:
-        first, second, third, fourth, fifth = self.activations()
-        y = self.pool(self.conv2, first(self.conv1(x)), second, rate=0.25, number=0)
-        y = self.pool(self.conv4, third(self.conv3(y)), fourth, rate=0.25, number=1, flat=True)
-        y = self.drop(fifth(self.linear1(y)), 0.5, number=2)
-        logits: Tensor = self.linear2(y)
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.act2(self.conv2(self.act1(self.conv1(x))))
+        x = self.drop1(F.max_pool2d(x, 2))
+        x = self.act4(self.conv4(self.act3(self.conv3(x))))
+        x = self.drop2(F.max_pool2d(x, 2))
+        x = x.permute(0, 2, 3, 1).flatten(1)  # with channels last, as Keras flattens
+        logits: Tensor = self.linear2(self.drop3(self.act5(self.linear1(x))))
         return logits

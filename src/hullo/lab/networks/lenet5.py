@@ -1,33 +1,37 @@
-"""LeNet-5, as Caffe's example has it: two convolutions, two linear layers."""
+"""LeNet-5, as Caffe's example has it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from torch import Tensor
-
-from hullo.lab.activations import Row
-from hullo.lab.networks.layers import Convolution, Linear
-from hullo.lab.networks.network import Network, Task
-from hullo.lab.sights import Sight
+from hullo.lab.networks.init import MakeActivation, init_as_keras
 
 
-class LeNet5(Network):
-    """conv 20@5x5, pool 2, conv 50@5x5, pool 2, linear 500, linear classes; an activation after each but the last."""
+class LeNet5(nn.Module):
+    """Convolutions 20@5x5 and 50@5x5, each with a pool 2x2; linear 500 and classes; activations after all but the last.
 
-    smallest = 16
+    Args:
+        activation: makes an activation, given its number of channels, 1 for features.
+        in_channels: channels of an image.
+        image_size: pixels on each side of an image, at least 16.
+        num_classes: how many classes there are.
+    """
 
-    def __init__(self, rows: Sequence[Row], task: Task) -> None:
-        super().__init__(rows, task, widths=(20, 50, 1))
-        k = self.members
-        side = ((task.image_size - 4) // 2 - 4) // 2
-        self.conv1 = Convolution(k, task.in_channels, 20, 5)
-        self.conv2 = Convolution(k, 20, 50, 5)
-        self.linear1 = Linear(k, 50 * side**2, 500)
-        self.linear2 = Linear(k, 500, task.num_classes)
+    def __init__(
+        self, activation: MakeActivation, *, in_channels: int = 3, image_size: int = 32, num_classes: int = 10
+    ) -> None:
+        super().__init__()
+        side = ((image_size - 4) // 2 - 4) // 2
+        self.conv1, self.act1 = nn.Conv2d(in_channels, 20, 5), activation(20)
+        self.conv2, self.act2 = nn.Conv2d(20, 50, 5), activation(50)
+        self.linear1, self.act3 = nn.Linear(50 * side**2, 500), activation(1)
+        self.linear2 = nn.Linear(500, num_classes)
+        init_as_keras(self)
 
-    def logits(self, x: Tensor | Sight) -> Tensor:
-        first, second, third = self.activations()
-        y = self.pool(self.conv2, self.pool(self.conv1, x, first), second, flat=True)
-        logits: Tensor = self.linear2(third(self.linear1(y)))
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(self.act1(self.conv1(x)), 2)
+        x = F.max_pool2d(self.act2(self.conv2(x)), 2)
+        x = x.permute(0, 2, 3, 1).flatten(1)  # with channels last, as Keras flattens
+        logits: Tensor = self.linear2(self.act3(self.linear1(x)))
         return logits

@@ -2,58 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hullo.lab.activations import Activation, Row
-from hullo.lab.networks.layers import BatchNorm, Convolution, Linear, average
-from hullo.lab.networks.network import Network, Task
-from hullo.lab.sights import Sight
+from hullo.lab.networks.init import MakeActivation, init_as_keras
 
 
 class Block(nn.Module):
     """act(shortcut(x) + norm(conv(act(norm(conv(x)))))); the shortcut is a convolution 1x1 where the shape changes."""
 
-    def __init__(self, members: int, inputs: int, outputs: int) -> None:
+    def __init__(self, inputs: int, outputs: int, activation: MakeActivation) -> None:
         super().__init__()
-        stride = outputs // inputs  # twice the channels, half the sides
-        self.conv1 = Convolution(members, inputs, outputs, 3, stride=stride, same=True)
-        self.norm1 = BatchNorm(members, outputs)
-        self.conv2 = Convolution(members, outputs, outputs, 3, same=True)
-        self.norm2 = BatchNorm(members, outputs)
-        self.shortcut = Convolution(members, inputs, outputs, 1, stride=2) if stride > 1 else nn.Identity()
+        self.stride = outputs // inputs  # twice the channels, half the sides
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride=self.stride, padding=1 if self.stride == 1 else 0)
+        self.norm1, self.act1 = _batch_norm(outputs), activation(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1)
+        self.norm2, self.act2 = _batch_norm(outputs), activation(outputs)
+        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride=2) if self.stride > 1 else nn.Identity()
 
-    def forward(self, both: tuple[Tensor, Tensor], activations: Iterator[Activation]) -> tuple[Tensor, Tensor]:
-        """From x, once for each of its two ways, to the result, in the same way."""
-        x, past = both
-        y, _ = self.norm1(self.conv1(x, biased=False), self.conv1.bias, next(activations))
-        z: tuple[Tensor, Tensor] = self.norm2(
-            self.conv2(y, biased=False), self.conv2.bias, next(activations), residual=self.shortcut(past)
-        )
+    def forward(self, x: Tensor) -> Tensor:
+        # with stride 2, Keras puts zeros on the right and below alone
+        y = self.conv1(x if self.stride == 1 else F.pad(x, (0, 1, 0, 1)))
+        y = self.norm2(self.conv2(self.act1(self.norm1(y))))
+        z: Tensor = self.act2(y + self.shortcut(x))
         return z
 
 
-class ResNet(Network):
-    """conv 16@3x3, three times n blocks of 16, 32 and 64 channels, average, linear classes; 6n + 2 layers deep."""
+class ResNet(nn.Module):
+    """A convolution 16@3x3, three times n blocks of 16, 32 and 64 channels, average, linear classes: 6n + 2 layers.
 
-    def __init__(self, rows: Sequence[Row], task: Task, n: int = 9) -> None:
+    The other arguments are those of :class:`hullo.lab.networks.lenet5.LeNet5`.
+    """
+
+    def __init__(
+        self,
+        activation: MakeActivation,
+        *,
+        in_channels: int = 3,
+        image_size: int = 32,
+        num_classes: int = 10,
+        n: int = 9,
+    ) -> None:
+        super().__init__()
         widths = [16] * n + [32] * n + [64] * n
-        super().__init__(rows, task, widths=[16, *(width for width in widths for _ in range(2))])
-        self.n = n
-        k = self.members
-        self.conv = Convolution(k, task.in_channels, 16, 3, same=True)
-        self.norm = BatchNorm(k, 16)
-        self.blocks = nn.ModuleList(Block(k, *sizes) for sizes in zip([16, *widths], widths, strict=False))
-        self.linear = Linear(k, 64, task.num_classes)
+        self.conv = nn.Conv2d(in_channels, 16, 3, padding=1)
+        self.norm, self.act = _batch_norm(16), activation(16)
+        self.blocks = nn.Sequential(*(Block(*sizes, activation) for sizes in zip([16, *widths], widths, strict=False)))
+        self.linear = nn.Linear(64, num_classes)
+        init_as_keras(self)
 
-    def alike(self, rows: Sequence[Row]) -> ResNet:
-        return ResNet(rows, self.task, self.n)
-
-    def logits(self, x: Tensor | Sight) -> Tensor:
-        activations = self.activations()
-        both = self.norm(self.conv(x, biased=False), self.conv.bias, next(activations))
-        for block in self.blocks:
-            both = block(both, activations)
-        logits: Tensor = self.linear(average(both[0], self.members))
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.blocks(self.act(self.norm(self.conv(x))))
+        logits: Tensor = self.linear(x.mean((2, 3)))
         return logits
+
+
+def _batch_norm(channels: int) -> nn.BatchNorm2d:
+    """Return a batch norm with the constants of Keras: running statistics keep 99 % of themselves in a step.
+
+    The running variance takes up the unbiased estimate, as Keras 2 does on TensorFlow; Keras 3 takes the biased one.
+    """
+    return nn.BatchNorm2d(channels, eps=1e-3, momentum=0.01)

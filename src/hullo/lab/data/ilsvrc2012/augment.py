@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hullo.lab import kernels
 from hullo.lab.data.ilsvrc2012.decoding import SIDE
+from hullo.population import kernels
 from hullo.population.rng import Purpose, draw_below, open_streams
 
 CROP = 227
@@ -53,7 +53,7 @@ def crop(images: Tensor, crops: Tensor, mean: Tensor, dtype: torch.dtype = torch
         (tensor([5.]), torch.Size([2, 3, 227, 227]))
     """
     if kernels.serve(images):
-        from hullo.lab.kernels import crop as fused
+        from hullo.lab.data.ilsvrc2012 import crop_kernel as fused
 
         return fused.crop(images, crops, mean, CROP, dtype)
     flipped, top, left = crops[..., None].unbind(1)

@@ -16,7 +16,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
-from hullo.lab.kernels.lrn import LocalResponseNorm  # noqa: E402
+from hullo.population.kernels.lrn import LocalResponseNorm  # noqa: E402
 
 pytestmark = [  # of the interpreter: inf * 0 and the like, and its own way of reading a number
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
@@ -153,7 +153,7 @@ def test_a_member_that_diverges_leaves_the_others_unchanged_to_the_bit(value: fl
 COMPILE = """
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from hullo.lab.kernels import lrn
+from hullo.population.kernels import lrn
 
 constants = dict(CHANNELS=96, STEP=1, HALF=2, BETA=0.75, RUN=8, RUNS=128, BIG=False)
 for kernel, tensors in ((lrn._forward, 2), (lrn._backward, 3)):

@@ -21,7 +21,7 @@ from hullo.kernels import Plan
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
-from hullo.lab.kernels.norm import normalise_combine  # noqa: E402
+from hullo.population.kernels.bn_act import normalise_combine  # noqa: E402
 
 pytestmark = [  # of the interpreter: inf - inf and the like, and its own way of reading a number
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
@@ -255,7 +255,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 import hullo
-from hullo.lab.kernels import columns, norm
+from hullo.population.kernels import bn_act as norm, channel_stats as columns
 
 x = torch.empty(32, 960, 32, 32, dtype=torch.bfloat16, device="meta")
 made = norm._kernels(tuple(map(hullo.base, ("identity", "relu", "tanh"))), x.dtype)

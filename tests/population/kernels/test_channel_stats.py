@@ -12,7 +12,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
-from hullo.lab.kernels.columns import Cut, Tile, add_moments, take_statistics  # noqa: E402
+from hullo.population.kernels.channel_stats import Cut, Tile, add_moments, take_statistics  # noqa: E402
 
 pytestmark = [  # of the interpreter: inf - inf and the like, and its own way of reading a number
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),

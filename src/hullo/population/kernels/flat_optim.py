@@ -1,9 +1,9 @@
-"""Parameters of a population one after the other, moved by one launch on a GPU.
+"""Update all parameters of a population by one launch on a GPU.
 
-Parameters live in one buffer, what an optimiser remembers of each number in another, copies of lower precision in a
-third, all by one `Layout`. A program moves BLOCK neighbouring numbers of one parameter. Gradients stay where automatic
+Parameters live in one buffer, the optimizer's state in one or two others, copies of lower precision in another, all by
+one `Layout`. A program updates BLOCK neighbouring numbers of one parameter. Gradients stay where automatic
 differentiation put them: their addresses are arguments of the kernel, so a CUDA graph holds them, and nothing is
-gathered first. How a number moves is a `Rule`, whose function is compiled into the kernel.
+gathered first. How a number is updated is a `Rule`, whose function is compiled into the kernel.
 """
 
 # mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
@@ -19,34 +19,33 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 BLOCK, WARPS = 1024, 8
-"""Four numbers a thread: 16 bytes of each buffer at once, side by side across a warp."""
+"""Four numbers per thread: 16 bytes of each buffer at once, side by side across a warp."""
 
 _ALIGNMENT = 64  # numbers; every parameter starts at a full line of memory, in any precision
 
 
 class Layout:
-    """Where each parameter lies in a flat buffer: all of it in one run, in its own order in memory.
+    """Say where each parameter lies in a flat buffer: all of it in one run, in its own order in memory.
 
     Args:
         parameters: tensors without gaps, each with its members in the first dimension, which is the outermost in
             memory too.
-        members: how many of them there are.
 
     Example:
         >>> import torch
-        >>> from hullo.lab.kernels.flat import Layout
-        >>> parameters = [torch.ones(4, 3, 2, 2), torch.zeros(2, 1, 10)]
-        >>> layout = Layout(parameters, members=2)
+        >>> from hullo.population.kernels.flat_optim import Layout
+        >>> layout = Layout([torch.ones(2, 3, 2, 2), torch.zeros(2, 10)])
         >>> values = layout.buffer(torch.float32)
         >>> [tuple(view.shape) for view in layout.views(values)]
-        [(4, 3, 2, 2), (2, 1, 10)]
+        [(2, 3, 2, 2), (2, 10)]
     """
 
-    def __init__(self, parameters: Sequence[Tensor], members: int) -> None:
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        members = len(parameters[0])
         for number, parameter in enumerate(parameters):
-            own = parameter.unflatten(0, (members, -1))[0]  # refuses what members cannot share equally
+            own = parameter[0]
             spread = 1 + sum((size - 1) * stride for size, stride in zip(own.shape, own.stride(), strict=True))
-            if not parameter.numel() or spread * members != parameter.numel():
+            if not parameter.numel() or len(parameter) != members or spread * members != parameter.numel():
                 raise ValueError(
                     f"parameter {number} of shape {tuple(parameter.shape)} and strides {parameter.stride()}: "
                     f"each of {members} members needs one run of memory; call .contiguous() on it first"
@@ -64,17 +63,20 @@ class Layout:
         self.table = torch.stack([torch.tensor(self.starts), sizes, sizes // members, first], 1).to(device)
 
     def buffer(self, dtype: torch.dtype) -> Tensor:
-        """Zeros for all parameters."""
+        """Return zeros for all parameters."""
         return torch.zeros(self.size, dtype=dtype, device=self.table.device)
 
     def views(self, buffer: Tensor) -> list[Tensor]:
-        """The parts of a buffer, each with its parameter's shape and order in memory."""
+        """Return the parts of a buffer, each with its parameter's shape and order in memory."""
         places = zip(self.shapes, self.starts, strict=True)
         return [buffer.as_strided(shape, strides, start) for (shape, strides), start in places]
 
 
 class Rule(NamedTuple):
-    """How a number w of parameter i moves, with v remembered: w, v <- function(w, v, gradient, rate, i, settings)."""
+    """Say how a number w is updated, with state u and v of the optimizer:
+
+    w, u, v <- function(w, u, v, gradient, rate, decay, settings)
+    """
 
     function: Any
     """Of blocks of numbers; Triton compiles it."""
@@ -82,44 +84,45 @@ class Rule(NamedTuple):
     settings: tuple[Tensor | float, ...]
 
 
-def move(
+def update(
     layout: Layout,
     values: Tensor,
-    memory: Tensor,
+    state: Sequence[Tensor],
     gradients: Sequence[Tensor],
     *,
     rates: Tensor,
-    scales: Tensor,
+    decays: Tensor,
     rule: Rule,
+    scale: Tensor | None = None,
     copies: Tensor | None = None,
 ) -> None:
-    """One update of all parameters, in place: for every number w of a parameter i of a member k
-
-        w, v <- rule.function(w, v, g, scales[i, k] * rates[k], i, rule.settings)
+    """Update all parameters once, in place.
 
     Args:
         layout: where the parameters are in the buffers.
         values: w, a buffer of float32.
-        memory: v, a buffer of float32.
-        gradients: g of each parameter, in float32 or bfloat16.
-        rates: learning rates, (members,).
-        scales: what each parameter's rate is multiplied with, (parameters, members).
-        rule: how numbers move.
-        copies: a buffer that takes up the new values in its own precision.
+        state: none, one or two buffers of float32.
+        gradients: of each parameter, in float32 or bfloat16.
+        rates, decays: learning rates and weight decay of each parameter and member, (parameters, members), float32.
+        rule: how numbers are updated.
+        scale: what gradients are multiplied with first, (members,), float32.
+        copies: a buffer that takes the new values in its own precision.
     """
     if len(gradients) != len(layout.shapes):
         raise ValueError(f"{len(layout.shapes)} parameters need as many gradients, got {len(gradients)}")
     placed = tuple(_placed(gradient, *shape) for gradient, shape in zip(gradients, layout.shapes, strict=True))
+    first, second = (*state, values, values)[:2]
     with torch.cuda.device_of(values):
-        _move[(layout.programs,)](
-            values, memory, values if copies is None else copies, placed, layout.segment, layout.table,
-            rates, scales, layout.members, rule.settings,
-            RULE=rule.function, COPY=copies is not None, BLOCK=BLOCK, num_warps=WARPS, enable_fp_fusion=False,
+        _update[(layout.programs,)](
+            values, first, second, values if copies is None else copies, placed, layout.segment, layout.table,
+            rates, decays, rates if scale is None else scale, layout.members, rule.settings,
+            RULE=rule.function, STATES=len(state), COPY=copies is not None, SCALE=scale is not None, BLOCK=BLOCK,
+            num_warps=WARPS, enable_fp_fusion=False,
         )  # fmt: skip
 
 
 def _placed(gradient: Tensor, shape: torch.Size, strides: tuple[int, ...]) -> Tensor:
-    """The gradient in its parameter's order in memory, at an address that is a multiple of 16."""
+    """Return the gradient in its parameter's order in memory, at an address that is a multiple of 16."""
     if gradient.shape != shape or gradient.dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(
             f"a gradient for a parameter of shape {tuple(shape)} is float32 or bfloat16 of that shape, "
@@ -132,9 +135,9 @@ def _placed(gradient: Tensor, shape: torch.Size, strides: tuple[int, ...]) -> Te
 
 
 @triton.jit
-def _move(
-    values, memory, copies, gradients, segments, table, rates, scales, members, settings,
-    RULE: tl.constexpr, COPY: tl.constexpr, BLOCK: tl.constexpr,
+def _update(
+    values, firsts, seconds, copies, gradients, segments, table, rates, decays, scales, members, settings,
+    RULE: tl.constexpr, STATES: tl.constexpr, COPY: tl.constexpr, SCALE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     segment = tl.load(segments + program)
@@ -152,36 +155,84 @@ def _move(
                     half = half | ((segment == i) & (gradients[i].dtype.element_ty == tl.bfloat16))
     here = offset + tl.arange(0, BLOCK)
     first = offset // own
+    at = segment * members
     if offset + BLOCK <= (first + 1) * own:  # all of one member, as nearly all blocks are
         inside = tl.full([BLOCK], True, tl.int1)
-        rate = tl.load(rates + first) * tl.load(scales + segment * members + first)
-        _move_block(values, memory, copies, address, half, start, here, inside, rate, segment, settings, RULE, COPY)
+        rate, decay = tl.load(rates + at + first), tl.load(decays + at + first)
+        scale = tl.load(scales + first) if SCALE else 1.0
+        _update_block(
+            values, firsts, seconds, copies, address, half, start, here, inside, rate, decay, scale, settings,
+            RULE, STATES, COPY, SCALE,
+        )  # fmt: skip
     else:
         inside = here < size
         member = here // own
-        own_rates = tl.load(rates + member, mask=inside, other=0.0)
-        own_rates *= tl.load(scales + segment * members + member, mask=inside, other=0.0)
-        _move_block(
-            values, memory, copies, address, half, start, here, inside, own_rates, segment, settings, RULE, COPY
-        )
+        own_rates = tl.load(rates + at + member, mask=inside, other=0.0)
+        own_decays = tl.load(decays + at + member, mask=inside, other=0.0)
+        own_scales = tl.load(scales + member, mask=inside, other=0.0) if SCALE else own_rates
+        _update_block(
+            values, firsts, seconds, copies, address, half, start, here, inside, own_rates, own_decays, own_scales,
+            settings, RULE, STATES, COPY, SCALE,
+        )  # fmt: skip
 
 
 @triton.jit
-def _move_block(
-    values, memory, copies, address, half, start, here, inside, rate, segment, settings,
-    RULE: tl.constexpr, COPY: tl.constexpr,
+def _update_block(
+    values, firsts, seconds, copies, address, half, start, here, inside, rate, decay, scale, settings,
+    RULE: tl.constexpr, STATES: tl.constexpr, COPY: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
     at = start + here
-    remembered = tl.load(memory + at, mask=inside, other=0.0, eviction_policy="evict_first")
     value = tl.load(values + at, mask=inside, other=0.0, eviction_policy="evict_first")
+    first, second = value, value
+    if STATES > 0:
+        first = tl.load(firsts + at, mask=inside, other=0.0, eviction_policy="evict_first")
+    if STATES > 1:
+        second = tl.load(seconds + at, mask=inside, other=0.0, eviction_policy="evict_first")
     if half:
         halves = tl.multiple_of(address.to(tl.pointer_type(tl.bfloat16)), 16)
         gradient = tl.load(halves + here, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
     else:
         singles = tl.multiple_of(address.to(tl.pointer_type(tl.float32)), 16)
         gradient = tl.load(singles + here, mask=inside, other=0.0, eviction_policy="evict_first")
-    value, remembered = RULE(value, remembered, gradient, rate, segment, settings)
-    tl.store(memory + at, remembered, mask=inside, eviction_policy="evict_first")
+    if SCALE:
+        gradient *= scale
+    value, first, second = RULE(value, first, second, gradient, rate, decay, settings)
+    if STATES > 0:
+        tl.store(firsts + at, first, mask=inside, eviction_policy="evict_first")
+    if STATES > 1:
+        tl.store(seconds + at, second, mask=inside, eviction_policy="evict_first")
     tl.store(values + at, value, mask=inside, eviction_policy="evict_first")
     if COPY:
         tl.store(copies + at, value.to(copies.dtype.element_ty), mask=inside)
+
+
+# The rules, each in the order of operations of the plain form in hullo.population.optim.
+
+
+@triton.jit
+def sgd(value, first, second, gradient, rate, decay, settings):
+    momentum, nesterov = settings
+    gradient = tl.fma(value, decay, gradient)
+    velocity = first * momentum + gradient
+    gradient = tl.where(nesterov > 0, tl.fma(velocity, momentum, gradient), velocity)
+    return tl.fma(-gradient, rate, value), velocity, second
+
+
+@triton.jit
+def rmsprop(value, first, second, gradient, rate, decay, settings):
+    alpha, rest, eps = settings
+    gradient = tl.fma(value, decay, gradient)
+    square = tl.fma(rest * gradient, gradient, first * alpha)
+    return tl.fma(-tl.div_rn(gradient, tl.sqrt_rn(square) + eps), rate, value), square, second
+
+
+@triton.jit
+def adam(value, first, second, gradient, rate, decay, settings):
+    corrections, beta, rest, other, decoupled, eps = settings
+    correction, root = tl.load(corrections), tl.load(corrections + 1)
+    value = tl.where(decoupled > 0, value * (1.0 - rate * decay), value)
+    gradient = tl.where(decoupled > 0, gradient, tl.fma(value, decay, gradient))
+    mean = tl.fma(beta, gradient - first, first)
+    square = tl.fma(other * gradient, gradient, second * rest)
+    denominator = tl.div_rn(tl.sqrt_rn(square), root) + eps
+    return tl.fma(-tl.div_rn(mean, denominator), tl.div_rn(rate, correction), value), mean, square

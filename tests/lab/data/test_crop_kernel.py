@@ -11,9 +11,9 @@ from torch import Tensor
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
-from hullo.lab import kernels  # noqa: E402
 from hullo.lab.data.ilsvrc2012 import augment  # noqa: E402
-from hullo.lab.kernels.crop import crop  # noqa: E402
+from hullo.lab.data.ilsvrc2012.crop_kernel import crop  # noqa: E402
+from hullo.population import kernels  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")  # by the interpreter
 

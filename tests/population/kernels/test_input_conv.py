@@ -7,13 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hullo.lab.data.augment import draw_moves, draw_order, move, scale
+from hullo.lab.data.augment import draw_moves, draw_order
+from hullo.population.images import move, scale
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # which the interpreter multiplies, and the other not
 
-from hullo.lab.kernels.first import convolve  # noqa: E402
+from hullo.population.kernels.input_conv import convolve  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")  # by the interpreter
 

@@ -2,10 +2,11 @@
 
     y = combine(scale * xhat + shift + residual, rows, bases),    xhat = (x - mean) / sqrt(variance + eps)
 
-for pictures with channels last, each channel with its own statistics. Training reads x twice: once to measure it
-(:mod:`hullo.lab.kernels.columns`), then `apply` writes y. For the way back x, the residual and the statistics are kept;
-the argument of the bases is computed from them again, and ds = dy * (the slope there). `collect` adds up what all
-parameters' gradients need, and writes ds where there is a residual, whose gradient it is. From the sums `pull` gives
+for images with channels last, each channel with its own statistics. Training reads x twice: once to measure it
+(:mod:`hullo.population.kernels.channel_stats`), then `apply` writes y. For the way back x, the residual and the
+statistics are kept; the argument of the bases is computed from them again, and ds = dy * (the slope there). `collect`
+adds up what all parameters' gradients need, and writes ds where there is a residual, whose gradient it is. From the
+sums `pull` gives
 
     dx = scale / sqrt(variance + eps) * (ds - mean of ds - xhat * mean of ds * xhat)
 
@@ -32,8 +33,18 @@ from hullo.bases import Base
 from hullo.coefficients import way
 from hullo.kernels.source import fill, formulas
 from hullo.kernels.triton import build, kernels_for
-from hullo.lab.kernels import channels_last
-from hullo.lab.kernels.columns import TILES, Cut, add_moments, begin, centre, fold, launch, place, take_statistics
+from hullo.population.kernels import channels_last
+from hullo.population.kernels.channel_stats import (
+    TILES,
+    Cut,
+    add_moments,
+    begin,
+    centre,
+    fold,
+    launch,
+    place,
+    take_statistics,
+)
 
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
 

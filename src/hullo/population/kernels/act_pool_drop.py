@@ -25,7 +25,7 @@ from hullo.bases import Base
 from hullo.coefficients import way
 from hullo.kernels.source import fill, formulas
 from hullo.kernels.triton import INTERPRETED, build, kernels_for
-from hullo.lab.kernels import dropout
+from hullo.population.kernels import dropout
 
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
 

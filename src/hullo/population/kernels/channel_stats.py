@@ -31,8 +31,8 @@ class Tile(NamedTuple):
 
 
 TILES = {"measure": Tile(4, 4, 8), "apply": Tile(2, 4, 8), "collect": Tile(2, 4, 4), "pull": Tile(2, 4, 8)}
-"""Of the kernel here and of those in :mod:`hullo.lab.kernels.norm`: in bfloat16 and with three bases, all programs of a
-multiprocessor of compute capability 9.0 find registers at once."""
+"""Of the kernel here and of those in :mod:`hullo.population.kernels.bn_act`: in bfloat16 and with three bases, all
+programs of a multiprocessor of compute capability 9.0 find registers at once."""
 
 NARROW = 32
 """Columns of a program where little is read."""

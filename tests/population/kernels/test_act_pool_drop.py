@@ -13,13 +13,12 @@ import hullo
 from hullo.coefficients import way
 from hullo.functional import apply
 from hullo.kernels import Plan
-from hullo.lab import networks
-from hullo.lab.networks.layers import flatten
+from hullo.population import rng
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
-from hullo.lab.kernels.pooled import combine_pool_drop  # noqa: E402
+from hullo.population.kernels.act_pool_drop import combine_pool_drop  # noqa: E402
 
 pytestmark = [  # of the interpreter: inf - inf and the like, and its own way of reading a number
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
@@ -51,23 +50,29 @@ class Case:
         rows = torch.randn(groups, 3) if groups > 1 else torch.randn(3)
         return [x, rows, *([torch.randn(wide)] if self.bias else [])]
 
-    def network(self) -> networks.Network:
-        network = networks.build("kerasnet", activation="relu", members=self.members, image_size=10).train(
-            self.training
-        )
-        network.steps.fill_(41)
-        network.first = self.first
-        return network
+    def streams(self) -> tuple[Tensor, Tensor]:
+        """Return the members' seeds and steps."""
+        return torch.arange(self.members), torch.full((self.members,), 41)
+
+    def drop(self, x: Tensor) -> Tensor:
+        """Drop by masks that are drawn with channels last."""
+        split = torch.unflatten(x, 1, (self.members, -1))
+        batch, _, channels, height, width = split.shape
+        shape = batch, height, width, channels
+        kept = rng.dropout_mask(*self.streams(), 1, shape, rate=self.rate, first=self.first)
+        return (split * kept.permute(1, 0, 4, 2, 3) * (1 / (1 - self.rate))).flatten(1, 2)
 
     def plain(self, x: Tensor, rows: Tensor, bias: Tensor | None = None) -> Tensor:
         x = x if bias is None else x + bias.view(-1, 1, 1)
         pooled = F.max_pool2d(apply(x, rows, Plan(TRIO, way("given"), 1), "reference"), 2)
-        pooled = self.network().drop(pooled, self.rate, number=1) if self.rate else pooled
-        return flatten(pooled, self.members) if self.flat else pooled
+        pooled = self.drop(pooled) if self.rate and self.training else pooled
+        if not self.flat:
+            return pooled
+        return torch.unflatten(pooled, 1, (self.members, -1)).permute(1, 0, 3, 4, 2).flatten(2)
 
     def fused(self, x: Tensor, rows: Tensor, bias: Tensor | None = None) -> Tensor:
-        network = self.network().to(DEVICE)
-        drops = network.seeds, network.steps, 1, self.rate, self.training
+        seeds, steps = (tensor.to(DEVICE) for tensor in self.streams())
+        drops = seeds, steps, 1, self.rate, self.training
         return combine_pool_drop(x, rows, TRIO, *drops, bias=bias, flat=self.flat, first=self.first)
 
 
@@ -180,11 +185,11 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
 @pytest.mark.gpu
 def test_a_cuda_graph_draws_the_masks_of_its_steps() -> None:
     case = CASES["kerasnet"]
-    network = case.network().cuda()
+    seeds, steps = (tensor.cuda() for tensor in case.streams())
     x, rows = (tensor.cuda() for tensor in case.draw())
 
     def call() -> Tensor:
-        return combine_pool_drop(x, rows, TRIO, network.seeds, network.steps, 1, 0.25, True)
+        return combine_pool_drop(x, rows, TRIO, seeds, steps, 1, 0.25, True)
 
     call()  # compiles
     graph = torch.cuda.CUDAGraph()
@@ -192,7 +197,7 @@ def test_a_cuda_graph_draws_the_masks_of_its_steps() -> None:
         y = call()
     seen = []
     for _ in range(3):
-        network.steps.add_(1)
+        steps.add_(1)
         graph.replay()
         assert torch.equal(y, call())
         seen.append(y == 0)

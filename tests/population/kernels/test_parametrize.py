@@ -15,13 +15,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import hullo
-from hullo.lab import kernels
-from hullo.lab.activations import Activations, Row
+from hullo.lab.activations import Row
+from hullo.population import kernels
+from hullo.population.activations import CODES, UNUSED, USED, Activations
+from hullo.population.sites import Activation, Site
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
-from hullo.lab.kernels.keep import keep, restrict  # noqa: E402
+from hullo.population.kernels.parametrize import keep, restrict  # noqa: E402
 
 pytestmark = [  # of the interpreter: inf - inf and the like, and its own way of reading a number
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
@@ -48,36 +50,43 @@ members = st.lists(hulls | by_channel | st.sampled_from([*NAMES, "prelu"]), min_
 
 
 def build(rows: list[str], widths: list[int]) -> Activations:
-    return Activations([Row.parse(row) for row in rows], widths).to(DEVICE)
+    """Make the activations of a population, one site per width, with one site's channels as many."""
+    sites = []
+    for number, width in enumerate(widths):
+        modules = [Row.parse(row).module(width) for row in rows]
+        sites.append(Site(str(number), [found for module in modules if (found := Activation.of(module))]))
+    return Activations(sites, len(rows), torch.float32).to(DEVICE)
 
 
 def fill(layers: Activations, raw: Tensor) -> None:
-    """Set the raw numbers of rows that learn, those of bases that they do not use to what must not matter."""
-    learns = torch.tensor([row.learns for row in layers.rows], device=DEVICE).view(-1, 1, 1)
+    """Set the raw numbers of rows that learn."""
+    learned = (layers.codes != CODES["fixed"]) & (layers.roles == USED)
     with torch.no_grad():
-        layers.raw.copy_(torch.where(learns, raw.to(layers.raw), layers.raw))
+        layers.raw.copy_(torch.where(learned, raw.to(layers.raw), layers.raw))
+
+
+def heights(layers: Activations) -> list[int]:
+    return [len(part.rows) for parts in layers._parts for part in parts]
 
 
 def run(layers: Activations, gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the kernel's coefficients, the gradient for raw numbers where the layers get parts of `gradients`, and its
+    """Return the kernel's coefficients, the gradient for raw numbers where the calls get parts of `gradients`, and its
     feasible part."""
     raw = layers.raw.detach().requires_grad_()
-    kept = keep(raw, layers.unused, layers.codes, layers.order, layers.widths, layers.spans)
-    assert [len(rows) for rows in kept] == [len(layers.rows) * width for width in layers.widths]
+    kept = keep(raw, layers.fixed, layers.roles, layers.codes, layers.order, layers.uses, heights(layers))
     parts = gradients.to(raw).split([len(rows) for rows in kept])
     (pulled,) = torch.autograd.grad(kept, raw, parts)
-    feasible = restrict(layers.raw.detach(), pulled, layers.unused, layers.codes, layers.order)
+    feasible = restrict(layers.raw.detach(), pulled, layers.roles, layers.codes)
     return torch.cat(kept).detach(), pulled, feasible
 
 
 def plain(layers: Activations, gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same by plain operations in float64."""
+    """Return the same by plain operations in float64."""
     layers = copy.deepcopy(layers).double()
     layers.raw = torch.nn.Parameter(layers.raw.detach())
-    kept = [activation.rows.view(-1, len(layers.bases)) for activation in layers()]
-    parts = gradients.to(layers.raw).split([len(rows) for rows in kept])
-    (pulled,) = torch.autograd.grad(kept, layers.raw, parts)
-    return torch.cat(kept).detach(), pulled, layers.feasible_gradient(pulled).detach()
+    kept = layers.coefficients.flatten(0, 1)[layers.order]
+    (pulled,) = torch.autograd.grad(kept, layers.raw, gradients.to(layers.raw))
+    return kept.detach(), pulled, layers.feasible_gradient(pulled).detach()
 
 
 def check(layers: Activations, gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -121,7 +130,7 @@ def test_convex_coefficients_are_exact_wherever_an_optimiser_goes(numbers: list[
     fill(layers, raw)
     kept, _, _ = check(layers, torch.ones(4, 5))
     assert (kept >= 0).all()
-    assert not kept[layers.unused[:, 0]].any()
+    assert not kept[layers.roles[:, 0] == UNUSED].any()
     torch.testing.assert_close(kept.double().sum(-1).cpu(), torch.ones(4, dtype=torch.float64), rtol=0, atol=5e-7)
 
 
@@ -162,7 +171,7 @@ def test_a_row_that_diverges_is_as_in_the_plain_form_and_the_others_are_unchange
     for base in range(count):  # in each layer another
         worse[sick, base, base] = value
         worse_gradient[base, sick, base] = value
-    others = torch.ones(count, len(layers.rows), dtype=torch.bool)
+    others = torch.ones(count, len(layers.codes), dtype=torch.bool)
     others[:, sick] = False
     found = [check(layers, worse_gradient.flatten(0, 1))]
     fill(layers, worse)
@@ -180,70 +189,52 @@ def test_layers_without_a_gradient_count_as_zero() -> None:
     gradients[5:10] = gradients[15:20] = 0
     _, expected, _ = run(layers, gradients)
     raw = layers.raw.detach().requires_grad_()
-    kept = keep(raw, layers.unused, layers.codes, layers.order, layers.widths)
+    kept = keep(raw, layers.fixed, layers.roles, layers.codes, layers.order, layers.uses, heights(layers))
     parts = gradients.to(DEVICE).split(5)
     (found,) = torch.autograd.grad(kept[::2], raw, parts[::2])
     assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_16_bits_are_those_of_float32_rounded(dtype: torch.dtype) -> None:
-    layers = build(EVERY, widths=[1, 1]).to(dtype)
-    fill(layers, eighths(layers.raw.shape))
-    found, expected = (run(layers.to(kind), torch.ones(2 * len(EVERY), 3)) for kind in (dtype, torch.float32))
-    for ours, theirs in zip(found, expected, strict=True):
-        assert ours.dtype == dtype
-        torch.testing.assert_close(ours, theirs.to(dtype), rtol=0.01, atol=0.01)
-
-
-def test_tied_rows_that_are_alike_stay_alike_to_the_bit() -> None:
+def test_rows_of_several_calls_get_the_sum_of_their_gradients() -> None:
     layers = build([*EVERY, "prelu"], widths=[5, 1, 9])
-    fill(layers, torch.randn(len(layers.rows), 1, len(layers.bases)).expand(layers.raw.shape))
-    kept, pulled, feasible = check(layers, torch.randn(len(layers.order), len(layers.bases)))
-    first_layer = kept[: 5 * len(layers.rows)].view(-1, 5, len(layers.bases))
-    assert torch.equal(first_layer, first_layer[:, :1].expand_as(first_layer))
-    for k in range(len(EVERY)):
-        for gradient in (pulled[k], feasible[k]):
-            for rows, first in zip(gradient.split(layers.widths), layers.split_member(k, gradient), strict=True):
-                assert torch.equal(rows, first.expand_as(rows))
+    assert layers.raw.shape[1] == 5 + 1 + 9  # of prelu; the others have one row per site
+    fill(layers, torch.randn(layers.raw.shape))
+    kept, pulled, _ = check(layers, torch.randn(len(layers.order), len(layers.bases)))
+    first_site = kept[: 5 * len(layers.codes)].view(-1, 5, len(layers.bases))[:-1]
+    assert torch.equal(first_site, first_site[:, :1].expand_as(first_site))
+    assert not pulled[:-1, 3:].any()
     assert len(set(pulled[-1, :5, 0].tolist())) == 5
 
 
 @pytest.mark.parametrize("rows", [["relu"], ["convex(identity,relu)"], ["tanh", *EVERY], ["prelu", *EVERY]])
-def test_activations_are_kept_by_the_kernel_where_it_serves(rows: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_makes_the_rows_where_it_serves(rows: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "serve", lambda x: x.dtype != torch.float64)
     layers = build(rows, widths=[3, 1])
     fill(layers, torch.randn(layers.raw.shape))
     oracle = copy.deepcopy(layers).double()
-    found, expected = list(layers()), list(oracle())
-    assert [item.rows.shape for item in found] == [item.rows.shape for item in expected]
-    for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours.rows.double(), theirs.rows, **CLOSE)
-    torch.testing.assert_close(layers.coefficients.double(), oracle.coefficients, **CLOSE)
-    if layers.raw.requires_grad:
-        assert found[0].rows.grad_fn.next_functions[0][0].name() == "_KeepBackward"
-        upstream = torch.randn(layers.raw.shape, device=DEVICE)
-        layers.coefficients.backward(upstream)
-        oracle.coefficients.backward(upstream.double())
-        torch.testing.assert_close(layers.raw.grad.double(), oracle.raw.grad, **CLOSE)
+    for ours, theirs in zip(layers.rows(), oracle.rows(), strict=True):
+        for own, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(own.double(), other, **CLOSE)
+            assert not own.requires_grad or own.grad_fn.name() == "_KeepBackward"
 
 
 COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from hullo.lab.kernels import keep
+from hullo.population.kernels import parametrize
 
 for bases in (1, 3, 4, 16):
     columns = triton.next_power_of_2(bases)
-    constants = dict(BASES=bases, COLUMNS=columns, ROWS=max(1, keep.PAIRS // columns**2))
-    for kernel, tensors in ((keep._keep, 2), (keep._pull, 3), (keep._restrict, 3)):
-        kinds = ["*fp32"] * tensors + ["*i1", "*i32", "*i32", "i32", "i32"] + ["constexpr"] * len(constants)
-        source = ASTSource(kernel, dict(zip(kernel.arg_names, kinds)), constants)
+    constants = dict(BASES=bases, COLUMNS=columns, ROWS=max(1, parametrize.PAIRS // columns**2))
+    for name, tensors in (
+        ("_keep", ["*fp32"] * 3 + ["*i32"]), ("_pull", ["*fp32"] * 3 + ["*i32"]), ("_restrict", ["*fp32"] * 3)
+    ):
+        kernel = getattr(parametrize, name)
+        own = constants | ({"MOST": 2} if name == "_pull" else {})
+        kinds = tensors + ["*i8", "*i8", "i32"] + ["constexpr"] * len(own)
+        source = ASTSource(kernel, dict(zip(kernel.arg_names, kinds)), own)
         print(compile(source, GPUTarget("cuda", 90, 32), {"num_warps": 1}).name)
-    constants["ROWS"] = 64
-    kinds = dict(zip(keep._tie.arg_names, ["*fp32", "*i32"] + ["constexpr"] * len(constants)))
-    print(compile(ASTSource(keep._tie, kinds, constants), GPUTarget("cuda", 90, 32)).name)
 """
 
 
@@ -252,12 +243,12 @@ def test_it_compiles_for_a_gpu() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == 4 * ["_keep", "_pull", "_restrict", "_tie"]
+    assert done.stdout.split() == 4 * ["_keep", "_pull", "_restrict"]
 
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")
-def test_one_kernel_forward_and_two_backward_for_all_layers_also_in_a_cuda_graph() -> None:
+def test_one_kernel_forward_and_two_backward_for_all_sites_also_in_a_cuda_graph() -> None:
     layers = build(EVERY, widths=[1] * 55)
     fill(layers, torch.randn(layers.raw.shape))
     gradients = torch.randn(len(layers.order), len(layers.bases), device=DEVICE).split(len(EVERY))
@@ -265,7 +256,7 @@ def test_one_kernel_forward_and_two_backward_for_all_layers_also_in_a_cuda_graph
     raw = layers.raw.detach().requires_grad_()
 
     def passes() -> tuple[Tensor, ...]:
-        kept = keep(raw, layers.unused, layers.codes, layers.order, layers.widths)
+        kept = keep(raw, layers.fixed, layers.roles, layers.codes, layers.order, layers.uses, heights(layers))
         return *(rows.detach() for rows in kept), torch.autograd.grad(kept, raw, gradients)[0]
 
     expected = passes()
@@ -273,7 +264,7 @@ def test_one_kernel_forward_and_two_backward_for_all_layers_also_in_a_cuda_graph
         passes()
         torch.cuda.synchronize()
     launched = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
-    assert len(launched) == 3  # one of them puts the layers' gradients side by side
+    assert len(launched) == 3  # one of them puts the calls' gradients side by side
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         found = passes()

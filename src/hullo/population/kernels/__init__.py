@@ -1,4 +1,4 @@
-"""The laboratory's own GPU kernels, in Triton; a file each, imported where one is used."""
+"""The GPU kernels of populations, in Triton; a file each, imported where one is used."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ import torch
 from torch import Tensor
 
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+"""The types that kernels compute with."""
 
 
 def serve(x: Tensor) -> bool:
-    """Whether kernels serve a tensor where it is; elsewhere, and in float64, plain operations do the same."""
+    """Return whether kernels serve a tensor where it is; elsewhere, and in float64, plain operations do the same."""
     return x.is_cuda and x.dtype != torch.float64 and _HAS_TRITON
 
 
 def channels_last(x: Tensor) -> Tensor:
-    """Pictures as kernels take them: themselves, or a copy."""
+    """Return images as kernels take them: themselves, or a copy."""
     return x.contiguous(memory_format=torch.channels_last)
 
 
 def working_dtype(x: Tensor) -> torch.dtype:
-    """The type in which products with x are computed: autocast's where it is on, or its own."""
+    """Return the type in which products with x are computed: that of autocast where it is on, or its own."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype

@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 
-from hullo.lab.kernels.convolution import convolve  # noqa: E402
+from hullo.population.kernels.convolution import convolve  # noqa: E402
 
 pytestmark = [  # of the interpreter: inf - inf and the like, and its own way of reading a number
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),

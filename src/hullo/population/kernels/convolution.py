@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hullo.kernels.triton import INTERPRETED
-from hullo.lab.kernels import channels_last
+from hullo.population.kernels import channels_last
 
 
 class Tile(NamedTuple):

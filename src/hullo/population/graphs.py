@@ -1,0 +1,92 @@
+"""Training steps as CUDA graphs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+WARM_UP = 3  # steps before a capture, in which libraries choose and set up their kernels
+
+
+class Stateful(Protocol):
+    """Something whose state a step changes: a population, or an optimizer."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+
+def capture(step: Callable[..., Any], *stateful: Stateful) -> Callable[..., Any]:
+    """Return a function that takes a training step by replaying a CUDA graph; without a GPU, the step itself.
+
+    Args:
+        step: a function of tensors, whose shapes say what is captured. It does the forward pass, the backward pass and
+            the update, reads no tensor on the host, and returns tensors or nothing.
+        stateful: what the step changes, the population and the optimizer: a first call takes a few steps to warm up,
+            and takes them back.
+
+    The graph is captured at the first call; calls with tensors of other shapes are made as they come. What a call
+    returns is overwritten by the next.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from hullo.population import SGD, Population, capture
+        >>> population = Population(lambda: nn.Linear(4, 1), seeds=range(8))
+        >>> optimizer = SGD(population, lr=0.1)
+        >>> def step(x, y):
+        ...     losses = (population(x) - y).square().flatten(1).mean(1)
+        ...     optimizer.zero_grad()
+        ...     losses.sum().backward()
+        ...     optimizer.step()
+        ...     return losses.detach()
+        >>> step = capture(step, population, optimizer)
+        >>> step(torch.rand(8, 16, 4), torch.rand(8, 16, 1)).shape
+        torch.Size([8])
+    """
+    return _Captured(step, stateful)
+
+
+class _Captured:
+    def __init__(self, step: Callable[..., Any], stateful: tuple[Stateful, ...]) -> None:
+        self.step, self.stateful = step, stateful
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.inputs: tuple[Tensor, ...] = ()
+        self.returned: Any = None
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        if not inputs or not inputs[0].is_cuda:
+            return self.step(*inputs)
+        if self.graph is None:
+            self._capture(inputs)
+        if self.graph is None or [x.shape for x in inputs] != [x.shape for x in self.inputs]:
+            return self.step(*inputs)
+        for known, new in zip(self.inputs, inputs, strict=True):
+            known.copy_(new)
+        self.graph.replay()
+        return self.returned
+
+    def _capture(self, inputs: tuple[Tensor, ...]) -> None:
+        self.inputs = tuple(tensor.clone() for tensor in inputs)
+        before = [{name: tensor.clone() for name, tensor in own.state_dict().items()} for own in self.stateful]
+        device = inputs[0].device
+        side = _side_stream(device)
+        side.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP):
+                self.step(*self.inputs)
+        torch.cuda.current_stream(device).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=side):
+            self.returned = self.step(*self.inputs)
+        self.graph = graph
+        for own, saved in zip(self.stateful, before, strict=True):
+            own.load_state_dict(saved)  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream of all captures on a device: libraries keep memory for every stream that they have used."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

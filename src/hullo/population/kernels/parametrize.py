@@ -1,0 +1,258 @@
+"""The coefficients of a population on a GPU: one kernel forward, one backward, for all members and sites.
+
+A program takes a block of rows, each with all its bases, and maps raw numbers to coefficients by the parametrization of
+each row. Rows are written call by call, so that the rows of each call are a part of one buffer, and nothing is moved
+afterwards. The reference is :data:`hullo.population.activations.PARAMETRIZATIONS`, whose entries these are one for one.
+A threshold takes no sort here: with so few bases each is compared with each. No row depends on another, so members
+never do; where several rows are made of one, their gradients are added up.
+"""
+
+# mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
+# ruff: noqa: N803 (constants are in capitals, in Triton)
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton  # type: ignore[import-untyped]
+import triton.language as tl  # type: ignore[import-untyped]
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from hullo.kernels import words
+from hullo.population.activations import CODES, REST, UNUSED
+
+FIXED, PROJECTION, SOFTMAX, RECENTRED, FREE, GIVEN, CLAMPED, SOFTPLUS = (
+    tl.constexpr(CODES[name])
+    for name in ("fixed", "projection", "softmax", "recentred", "free", "given", "clamped", "softplus")
+)
+NOT_USED, LEFT = tl.constexpr(UNUSED), tl.constexpr(REST)
+EPSILON = tl.constexpr(torch.finfo(torch.float32).eps)
+PAIRS = 128
+"""Pairs of bases that a program compares: it is one warp, which waits for no other, and each thread takes four."""
+
+
+def keep(
+    raw: Tensor, fixed: Tensor, roles: Tensor, codes: Tensor, order: Tensor, uses: Tensor, heights: Sequence[int]
+) -> tuple[Tensor, ...]:
+    """Return the coefficients of each call, (rows of the call, N), parts of one buffer.
+
+    Args:
+        raw: raw numbers, (K, R, N).
+        fixed: the coefficients of rows that are not learned, like `raw`.
+        roles: the role of each base in each row, like `raw`, as in :mod:`hullo.population.activations`.
+        codes: the parametrization of each row, (K, R, 1), as in :data:`hullo.population.activations.CODES`.
+        order: which of the K * R rows each row of the buffer is made of.
+        uses: which rows of the buffer are made of each row, (K * R, most), filled up with -1.
+        heights: how many rows of the buffer belong to each call.
+    """
+    kept: tuple[Tensor, ...] = _Keep.apply(raw, fixed, roles, codes, order, uses, heights)
+    return kept
+
+
+def restrict(raw: Tensor, gradient: Tensor, roles: Tensor, codes: Tensor) -> Tensor:
+    """Restrict the gradient of raw numbers, (K, R, N), to directions in which convex coefficients can move."""
+    restricted = torch.empty_like(gradient, memory_format=torch.contiguous_format)
+    _launch(_restrict, (raw.contiguous(), gradient.contiguous(), restricted), roles, codes, raw.shape[0] * raw.shape[1])
+    return restricted
+
+
+class _Keep(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        raw: Tensor,
+        fixed: Tensor,
+        roles: Tensor,
+        codes: Tensor,
+        order: Tensor,
+        uses: Tensor,
+        heights: Sequence[int],
+    ) -> tuple[Tensor, ...]:
+        kept = raw.new_empty(len(order), raw.shape[2])
+        _launch(_keep, (raw.contiguous(), fixed, kept, order), roles, codes, len(order))
+        ctx.save_for_backward(kept, roles, codes, uses)
+        ctx.shape, ctx.heights = raw.shape, heights
+        ctx.set_materialize_grads(False)  # a call whose result is not used has no gradient
+        return torch.split(kept, list(heights))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        kept, roles, codes, uses = ctx.saved_tensors
+        parts = zip(torch.split(kept, list(ctx.heights)), gradients, strict=True)
+        gradient = torch.cat([torch.zeros_like(own) if given is None else given for own, given in parts])
+        pulled = kept.new_empty(ctx.shape)
+        _launch(_pull, (kept, gradient, pulled, uses), roles, codes, len(uses), MOST=uses.shape[1])
+        return pulled, None, None, None, None, None, None
+
+
+def _launch(
+    kernel: Any, tensors: tuple[Tensor, ...], roles: Tensor, codes: Tensor, rows: int, **constants: int
+) -> None:
+    bases = roles.shape[-1]
+    columns = triton.next_power_of_2(bases)
+    block = max(1, PAIRS // columns**2)
+    with torch.cuda.device_of(roles):
+        kernel[triton.cdiv(rows, block),](
+            *tensors, roles, codes, rows, BASES=bases, COLUMNS=columns, ROWS=block, num_warps=1, **constants
+        )
+
+
+@triton.jit
+def _keep(
+    raw_ptr, fixed_ptr, kept_ptr, order_ptr, roles_ptr, codes_ptr, rows,
+    BASES: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    source = tl.load(order_ptr + row, mask=row < rows, other=0)
+    at, inside, codes, used, rest = _read(roles_ptr, codes_ptr, source, row < rows, BASES, COLUMNS)
+    raw = tl.load(raw_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    kept = tl.load(fixed_ptr + at, mask=inside & (codes == FIXED), other=0.0).to(tl.float32)
+    kept = tl.where(codes == PROJECTION, _project(raw, used), kept)
+    kept = tl.where(codes == SOFTMAX, _soften(raw, used), kept)
+    kept = tl.where(codes == RECENTRED, _recentre(raw, used, 1.0), kept)
+    kept = tl.where(codes == FREE, _complete(raw, used, rest), kept)
+    kept = tl.where(codes == GIVEN, tl.where(used, raw, 0.0), kept)
+    kept = tl.where(codes == CLAMPED, tl.where(used, _positive_part(raw), 0.0), kept)
+    kept = tl.where(codes == SOFTPLUS, tl.where(used, _soft_positive_part(raw), 0.0), kept)
+    to = row * BASES + tl.arange(0, COLUMNS)[None, :]
+    tl.store(kept_ptr + to, kept.to(kept_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _pull(
+    kept_ptr, gradient_ptr, pulled_ptr, uses_ptr, roles_ptr, codes_ptr, rows,
+    BASES: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, MOST: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    at, inside, codes, used, rest = _read(roles_ptr, codes_ptr, row, row < rows, BASES, COLUMNS)
+    column = tl.arange(0, COLUMNS)[None, :]
+    gradient = tl.zeros([ROWS, COLUMNS], tl.float32)
+    kept = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for i in range(MOST):
+        use = tl.load(uses_ptr + row * MOST + i, mask=row < rows, other=-1)
+        there = inside & (use >= 0)
+        gradient += tl.load(gradient_ptr + use * BASES + column, mask=there, other=0.0).to(tl.float32)
+        kept = tl.where(there, tl.load(kept_ptr + use * BASES + column, mask=there, other=0.0).to(tl.float32), kept)
+    centred = (codes == PROJECTION) | (codes == RECENTRED)
+    pulled = tl.where(centred, _recentre(gradient, used, 0.0), 0.0)
+    pulled = tl.where(codes == SOFTMAX, _soften_back(kept, gradient, used), pulled)
+    pulled = tl.where(codes == FREE, _complete_back(gradient, used, rest), pulled)
+    pulled = tl.where(((codes == GIVEN) | (codes == CLAMPED)) & used, gradient, pulled)
+    pulled = tl.where((codes == SOFTPLUS) & used, gradient * -words.expm1(-kept), pulled)
+    tl.store(pulled_ptr + at, pulled.to(pulled_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _restrict(
+    raw_ptr, gradient_ptr, restricted_ptr, roles_ptr, codes_ptr, rows,
+    BASES: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    at, inside, codes, used, _ = _read(roles_ptr, codes_ptr, row, row < rows, BASES, COLUMNS)
+    raw = tl.load(raw_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    gradient = tl.load(gradient_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    known = tl.arange(0, COLUMNS)[None, :] < BASES
+    feasible = _feasible(_project(raw, used), gradient, used, known)
+    restricted = tl.where((codes == PROJECTION) & used, feasible, gradient)
+    at_zero = (codes == CLAMPED) & ~(raw > 0)
+    restricted = tl.where(at_zero, tl.minimum(gradient, 0.0, propagate_nan=tl.PropagateNan.ALL), restricted)
+    tl.store(restricted_ptr + at, restricted.to(restricted_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _read(roles_ptr, codes_ptr, source, known, BASES: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return where rows lie, which numbers there are, the rows' codes, and the roles of bases in them."""
+    column = tl.arange(0, COLUMNS)[None, :]
+    inside = known & (column < BASES)
+    at = source * BASES + column
+    codes = tl.load(codes_ptr + source, mask=known, other=0)
+    role = tl.load(roles_ptr + at, mask=inside, other=0)
+    return at, inside, codes, role != NOT_USED, role == LEFT
+
+
+# The parametrizations. A maximum or a minimum passes over NaN; a sum does not, and tells whether there is any.
+
+
+@triton.jit
+def _project(raw, used):
+    """max(r - t, 0) with t = max over i of (sum of the r that reach r_i - 1) / (how many do)."""
+    raw = tl.where(used, raw, float("-inf"))
+    raw -= tl.floor(tl.max(raw, 1, keep_dims=True))  # as in the plain form, so that large numbers keep the 1
+    reaches = raw[:, None, :] >= raw[:, :, None]
+    thresholds = tl.div_rn(_add(raw, reaches) - 1.0, tl.sum(reaches.to(tl.float32), 2))
+    threshold = _unless_lost(tl.max(thresholds, 1, keep_dims=True), raw)
+    return tl.maximum(raw - threshold, 0.0, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _feasible(kept, gradient, used, known):
+    """g - t, clamped to at most 0 where c = 0, with t = min over i of the mean of those inside and those up to g_i.
+
+    That is the mean of those inside alone too, where it is the least: none at zero is then below the least inside.
+    Against a gradient of inf no coefficient can move.
+    """
+    gradient = tl.where(used, gradient, float("inf"))
+    inside = kept > 8 * EPSILON
+    counted = inside[:, None, :] | (gradient[:, None, :] <= gradient[:, :, None])
+    means = tl.div_rn(_add(gradient, counted), tl.sum(counted.to(tl.float32), 2))
+    threshold = _unless_lost(tl.min(means, 1, keep_dims=True), tl.where(known, gradient, 0.0))
+    moved = gradient - threshold
+    return tl.where(inside, moved, tl.minimum(moved, 0.0, propagate_nan=tl.PropagateNan.ALL))
+
+
+@triton.jit
+def _add(numbers, counted):
+    """For each base the sum of the numbers that are counted with it."""
+    return tl.sum(tl.where(counted, numbers[:, None, :], 0.0), 2)
+
+
+@triton.jit
+def _unless_lost(threshold, numbers):
+    """A row's threshold, not a number where the sum of its numbers is none."""
+    total = tl.sum(numbers, 1, keep_dims=True)
+    return tl.where(total == total, threshold, total)
+
+
+@triton.jit
+def _soften(raw, used):
+    raw = tl.where(used, raw, float("-inf"))
+    powers = tl.exp(raw - tl.max(raw, 1, keep_dims=True))
+    return tl.div_rn(powers, tl.broadcast_to(tl.sum(powers, 1, keep_dims=True), powers.shape))
+
+
+@triton.jit
+def _soften_back(kept, gradient, used):
+    gradient = tl.where(used, gradient, 0.0)
+    return kept * (gradient - tl.sum(kept * gradient, 1, keep_dims=True))
+
+
+@triton.jit
+def _recentre(numbers, used, TOTAL: tl.constexpr):
+    """Numbers, used ones shifted alike so that they sum to TOTAL."""
+    missing = TOTAL - tl.sum(tl.where(used, numbers, 0.0), 1, keep_dims=True)
+    return tl.where(used, numbers + tl.div_rn(missing, tl.sum(used.to(tl.float32), 1, keep_dims=True)), 0.0)
+
+
+@triton.jit
+def _positive_part(raw):
+    return tl.maximum(raw, 0.0, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _soft_positive_part(raw):
+    return _positive_part(raw) + words.log1p(tl.exp(-tl.abs(raw)))
+
+
+@triton.jit
+def _complete(raw, used, rest):
+    others = tl.where(used & ~rest, raw, 0.0)
+    return tl.where(rest, 1.0 - tl.sum(others, 1, keep_dims=True), others)
+
+
+@triton.jit
+def _complete_back(gradient, used, rest):
+    own = tl.sum(tl.where(rest, gradient, 0.0), 1, keep_dims=True)
+    return tl.where(used & ~rest, gradient - own, 0.0)
