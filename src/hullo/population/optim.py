@@ -295,8 +295,9 @@ class FlatParameters:
         self.copies = None if copies is None else self.layout.buffer(copies)
         if self.copies is not None:
             views = dict(zip(parameters, self.layout.views(self.copies), strict=True))
-            own = {name: view.requires_grad_() for name, view in views.items() if name in kinds}
-            population.copies = {name.removeprefix("stacked."): view for name, view in own.items()}
+            population.copies = {
+                name.removeprefix("stacked."): view.requires_grad_() for name, view in views.items() if name in kinds
+            }
             self.refresh_copies()
 
     def update(self, gradients: Mapping[str, Tensor], factor: Tensor, scale: Tensor | None) -> None:

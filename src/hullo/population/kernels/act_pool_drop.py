@@ -63,7 +63,7 @@ def combine_pool_drop(
         rate: the share that is dropped; none is computed for 0.
         training: whether anything is dropped.
         bias: of each channel, added to x; None adds nothing.
-        flat: whether the result is (members, B, height * width * channels), as `networks.layers.flatten` makes it.
+        flat: whether the result is (members, B, height * width * channels), with channels last.
         first: the number of the first of the B pictures, where they are a part of a larger batch.
     """
     if x.dtype not in TYPES or x.dim() != 4 or min(x.shape[2:]) < 2:
