@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hullo.lab.data import augment
+from hullo.population import images
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -60,6 +60,6 @@ def test_it_flips_and_shifts_images_as_the_laboratory_does(monkeypatch: pytest.M
     kerasnet = importlib.import_module("kerasnet_cifar10")
     image = torch.randint(256, (1, 3, 32, 32), dtype=torch.uint8)
     moves = torch.cartesian_prod(torch.arange(2), torch.arange(-3, 4), torch.arange(-3, 4))
-    possible = augment.move(image, torch.zeros(len(moves), dtype=torch.long), moves)
+    possible = images.move(image, torch.zeros(len(moves), dtype=torch.long), moves)
     for made in kerasnet.augment(image.expand(40, -1, -1, -1)):
         assert (made == possible).flatten(1).all(1).sum() == 1

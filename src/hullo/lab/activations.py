@@ -89,6 +89,13 @@ class Row:
         return self.kind in HULLS
 
     @property
+    def start(self) -> list[float]:
+        """Return the first coefficients: 1/N each, unless the hull starts as one of its bases."""
+        if self.begin is None:
+            return [1 / len(self.bases)] * len(self.bases)
+        return [float(item == self.begin) for item in self.bases]
+
+    @property
     def span(self) -> tuple[Base, ...]:
         """Return bases of which the activation is a combination: identity and relu for a fixed leaky_relu."""
         if not self.learns and self.bases[0].name.startswith("leaky_relu"):
@@ -102,9 +109,8 @@ class Row:
             if name in _PLAIN:
                 return _PLAIN[name](*(float(number) for number in given.split(",") if number))
             return LinearHull(self.bases[0], start=[1.0]).requires_grad_(False)
-        start = None if self.begin is None else [float(item == self.begin) for item in self.bases]
         groups = channels if self.per == "channel" else 1
-        return HULLS[self.kind](*self.bases, keep=self.keep, start=start, groups=groups, strict=False)
+        return HULLS[self.kind](*self.bases, keep=self.keep, start=self.start, groups=groups, strict=False)
 
 
 _PLAIN: dict[str, Callable[..., nn.Module]] = {

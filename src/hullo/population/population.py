@@ -209,7 +209,7 @@ class Population(nn.Module):
         modes = tuple(module.training for module in self._empty[0].modules())
         key = (kinds, str(spec), modes)
         if key not in self._programs:
-            examples = [_first(item) if isinstance(item, Value) else item for item in leaves]
+            examples = [self._example(item) if isinstance(item, Value) else item for item in leaves]
             args, kwargs = pytree.tree_unflatten(examples, spec)
             with torch.enable_grad(), torch.autocast(self.seeds.device.type, enabled=False):
                 graph = read_graph(self[0], self._sites, args, kwargs)
@@ -219,6 +219,14 @@ class Population(nn.Module):
         first = {name: Value(self.copies.get(name, tensor), 0) for name, tensor in _named_tensors(self.stacked)}
         first |= {name: Value(tensor) for name, tensor in _named_tensors(self.shared)}
         return self._programs[key], {name: first[alias] for name, alias in self._aliases.items() if alias in first}
+
+    def _example(self, value: Value) -> Tensor:
+        """Return the first member's value; under autocast in the networks' own type, as that is off in a trace."""
+        first = value.tensor if value.dim is None else value.tensor.select(value.dim, 0)
+        if first.is_floating_point() and torch.is_autocast_enabled(first.device.type):
+            own = next((p.dtype for p in self.stacked.parameters() if p.is_floating_point()), first.dtype)
+            return first.to(own)
+        return first
 
     def _unshare(self, name: str) -> None:
         """Give each member a buffer of its own, since the networks change it."""
@@ -230,11 +238,6 @@ class Population(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{len(self)} x {type(self._empty[0]).__name__}"
-
-
-def _first(value: Value) -> Tensor:
-    """Return the value of the first member."""
-    return value.tensor if value.dim is None else value.tensor.select(value.dim, 0)
 
 
 def _register(root: nn.Module, name: str, tensor: Tensor) -> None:

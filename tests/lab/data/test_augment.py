@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hullo.lab.data import load
-from hullo.lab.data.augment import draw_moves, draw_order, move, scale
+from hullo.lab.data.augment import draw_moves, draw_order
+from hullo.population.images import move, scale
 
 SEEDS = torch.tensor([3, 1, 4, 1, 5])
 

@@ -64,7 +64,7 @@ def _make_record(spec: Spec) -> Record:
 
 def _wander(row: Row, layers: int, epochs: int, chance: torch.Generator) -> Tensor:
     """A walk of every layer in the row's hull, which begins in its middle and slowly settles; (epoch, layer, base)."""
-    way = HULLS[row.kind](row.keep).way
+    way = HULLS[row.kind].set_class(row.keep).way
     size = 0.02 * torch.exp(-3 * torch.arange(epochs) / epochs)
     drift = torch.randn(layers, len(row.bases) - way.fewer, generator=chance) / epochs
     steps = torch.randn(epochs, *drift.shape, generator=chance) * size[:, None, None] + drift

@@ -66,17 +66,17 @@ def test_evaluation_takes_the_middle_of_every_picture_once(feed):
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_pictures_come_in_the_type_that_the_first_convolution_computes_in(feed, precision):
+def test_images_come_in_the_type_that_the_first_convolution_computes_in(feed, precision):
     spec = Spec.usual("lenet5", "ilsvrc2012", "relu", epochs=1, batch=12, precision=precision)
     training = Training([spec], feed)
     seen, forward = [], training._forward
-    training._forward = lambda pictures: (seen.append(pictures), forward(pictures))[1]
+    training._forward = lambda images, **how: (seen.append(images), forward(images, **how))[1]
     for _ in training.advance():
         pass
-    assert [len(pictures) for pictures in seen] == [12, 6]  # a step, and the evaluation
-    for pictures in seen:
-        assert pictures.dtype == getattr(torch, precision)
-        assert pictures.is_contiguous(memory_format=torch.channels_last)
+    assert [len(images) for images in seen] == [12, 6]  # a step, and the evaluation
+    for images in seen:
+        assert images.dtype == getattr(torch, precision)
+        assert images.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_members_of_several_seeds_cannot_share_a_stream(feed):
