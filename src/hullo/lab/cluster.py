@@ -244,7 +244,8 @@ def _train(cluster: Cluster, population: Population, mark: str) -> Iterator[tupl
             Board(cluster.board) if cluster.board else nullcontext() as board,
             stop_request() as stop,
         ):
-            grid = Grid(Plan(population, output), feeds, environment(clock.device_name), cluster.every, board)
+            plan = Plan(population, output, weights=cluster.plan.weights)
+            grid = Grid(plan, feeds, environment(clock.device_name), cluster.every, board)
             with grid.alone(population, progress) as wanted:
                 records = grid.train(population, progress, stop) if wanted else []
     except (ValueError, OSError) as error:

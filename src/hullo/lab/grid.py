@@ -24,6 +24,7 @@ from hullo.lab.recording import take_records
 from hullo.lab.records import Record
 from hullo.lab.team import ALONE, Team
 from hullo.lab.training import Training
+from hullo.lab.weights import save_weights
 
 GLANCE = 0.5
 """Seconds between two moves of the progress bar."""
@@ -99,6 +100,9 @@ class Grid:
                 raise KeyboardInterrupt
         if self.team.leads:
             checkpoints.save(training)  # so that a kill before there are records costs nothing
+            if self.plan.weights:
+                for member, own in zip(training.population, population, strict=True):
+                    save_weights(self.plan.output, own, training.feed.task, member)
         return take_records(training, self.environment)
 
     def _make(self, population: Population, progress: Steps, stop: Event) -> None:

@@ -22,6 +22,7 @@ class Plan:
         specs: the runs.
         output: the directory of the records, and of checkpoints while there are runs under way.
         members: how many runs are trained side by side at most; None for as many as fit into memory.
+        weights: whether the trained networks are saved, in the folder ``weights`` of the output directory.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -36,6 +37,7 @@ class Plan:
     specs: Sequence[Spec]
     output: Path
     members: int | None = None
+    weights: bool = False
     _fitting: dict[Spec, int] = field(default_factory=dict, repr=False)
 
     @property

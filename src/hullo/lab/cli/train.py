@@ -117,11 +117,13 @@ def train(
     output: OutputOption = Path("runs"),
     checkpoint_every: EveryOption = 30.0,
     tensorboard: BoardOption = None,
+    no_weights: Annotated[bool, typer.Option("--no-weights", help="Do not save the trained network.")] = False,
     quiet: QuietOption = False,
 ) -> None:
     """Train one network; after a break the same command goes on."""
     from hullo.lab.plan import Plan
     from hullo.lab.specs import Spec
+    from hullo.lab.weights import FOLDER
 
     with refusals():
         spec = Spec.usual(
@@ -138,7 +140,7 @@ def train(
             val_size=val_size,
         )
     (record,) = _run(
-        Plan([spec], output),
+        Plan([spec], output, weights=not no_weights),
         device=device,
         data_dir=data_dir,
         every=checkpoint_every,
@@ -148,6 +150,9 @@ def train(
     reached = [f"test accuracy {record.accuracy:.2f} %"]
     reached += [f"accuracy on held-out images {last:.2f} %" for last in record.val_accuracy[-1:]]
     typer.echo(f"{spec}: {record.ended}, {', '.join(reached)}")
+    weights = output / FOLDER / f"{spec.id}.safetensors"
+    if weights.exists():
+        typer.echo(f"the trained network: {weights}; hullo.lab.weights.load_network loads it")
 
 
 def reproduce(
@@ -186,6 +191,7 @@ def reproduce(
     output: OutputOption = Path("runs"),
     checkpoint_every: EveryOption = 30.0,
     tensorboard: BoardOption = None,
+    weights: Annotated[bool, typer.Option("--weights", help="Save the trained networks.")] = False,
     quiet: QuietOption = False,
 ) -> None:
     """Train columns of the paper's table, all rows and seeds at once; after a break the same command goes on."""
@@ -220,7 +226,7 @@ def reproduce(
             for scale in coefficient_lr_scale or [1.0]
             for seed in range(seeds)
         ]
-    plan = Plan(specs, output, members)
+    plan = Plan(specs, output, members, weights)
     if engine is Engine.RAY:
         records = _run_on_cluster(
             plan,
