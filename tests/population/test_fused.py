@@ -150,6 +150,14 @@ def test_fused_steps_are_the_plain_ones(kind: type[nn.Module], name: str, fused:
         torch.testing.assert_close(state[key], tensor, rtol=1e-3, atol=2e-4, msg=key)
 
 
+def test_networks_without_activations_are_computed_too(fused: Callable[[bool], None]) -> None:
+    fused(True)
+    layers = [nn.Linear(3, 2) for _ in range(2)]
+    x = torch.randn(2, 4, 3, device=DEVICE)
+    found = Population(layers).to(DEVICE)(x)
+    torch.testing.assert_close(found.cpu(), torch.stack([layer(x[k].cpu()) for k, layer in enumerate(layers)]))
+
+
 def test_copies_in_bfloat16_follow_the_parameters(fused: Callable[[bool], None]) -> None:
     fused(True)
     population = Population(members(Pooled)).to(DEVICE)

@@ -273,6 +273,25 @@ def test_hulls_per_channel_stand_beside_hulls_per_layer_and_fixed_functions() ->
         assert_equal_states(population[k], member)
 
 
+def test_what_is_frozen_stays_and_comes_out_as_it_went_in() -> None:
+    members = [
+        nn.Sequential(nn.Linear(6, 6), act, nn.Linear(6, 3)).double()
+        for act in (
+            hullo.ConvexHull("identity", "relu", keep="softmax", start=[0.2, 0.8]).requires_grad_(False),
+            nn.PReLU(6, init=0.3).requires_grad_(False),
+            hullo.AffineHull("identity", "tanh"),
+        )
+    ]
+    batches = inputs_of(plain_networks.MLP, 3)
+    population = Population(members)
+    train(population, SGD(population, lr=0.1, weight_decay=0.1), batches)
+    for k, member in enumerate(members):
+        learned = [parameter for parameter in member.parameters() if parameter.requires_grad]
+        train_alone(member, torch.optim.SGD(learned, lr=0.1, weight_decay=0.1), batches[:, k])
+        assert_equal_states(population[k], member)
+        assert [p.requires_grad for p in population[k].parameters()] == [p.requires_grad for p in member.parameters()]
+
+
 def test_a_member_that_turns_to_nan_leaves_the_bits_of_the_others_alone() -> None:
     members = make(plain_networks.ResNet, ACTIVATIONS)
     batches = inputs_of(plain_networks.ResNet, len(members))

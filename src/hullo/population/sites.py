@@ -56,9 +56,13 @@ class Activation:
         if type(module) is nn.LeakyReLU and abs(module.negative_slope) <= 1:  # which needs no base of its own
             rows = [[module.negative_slope, 1 - module.negative_slope]]
             return cls((base("identity"), base("relu")), "fixed", torch.tensor(rows, dtype=torch.float64))
-        if type(module) is nn.PReLU and module.weight.requires_grad:  # a * identity + (1 - a) * relu
-            raw = module.weight.detach().reshape(-1, 1)
-            return cls((base("identity"), base("relu")), "free", raw, 1, "weight", id(module))
+        if type(module) is nn.PReLU:  # a * identity + (1 - a) * relu
+            bases, slopes = (base("identity"), base("relu")), module.weight.detach().reshape(-1, 1)
+            if module.weight.requires_grad:
+                return cls(bases, "free", slopes, 1, "weight", id(module))
+            return cls(
+                bases, "fixed", torch.cat([slopes, 1 - slopes], 1), 1, "weight", id(module), module.weight.detach()
+            )
         reading = read_module(module)
         if reading is None or reading.known is None:
             return None

@@ -1,0 +1,56 @@
+"""Packages import in one direction: the library, then populations and Keras layers, then the laboratory."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import hullo
+
+ROOT = Path(hullo.__file__).parent
+TRAINER = ("training", "grid", "cluster", "feeds", "networks", "data", "checkpoints", "weights", "recording", "board")
+FORBIDDEN = {
+    "hullo": ("hullo.population", "hullo.keras", "hullo.lab"),
+    "hullo.population": ("hullo.keras", "hullo.lab"),
+    "hullo.keras": ("hullo.population", "hullo.lab"),
+    "hullo.lab.analysis": ("hullo.population", *(f"hullo.lab.{name}" for name in TRAINER)),
+    "hullo.lab.networks": ("hullo.population", *(f"hullo.lab.{name}" for name in TRAINER if name != "networks")),
+    "hullo.lab.data": ("hullo.lab.training", "hullo.lab.grid", "hullo.lab.networks", "hullo.lab.cli"),
+}
+"""What a package does not import, neither at its start nor inside a function."""
+START = ("hullo.__main__",)
+
+
+def modules(package: str) -> Iterator[tuple[str, Path]]:
+    """Yield the modules of a package; of the library, those that are in no other package."""
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT.parent).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        inside = name == package or name.startswith(f"{package}.")
+        others = FORBIDDEN["hullo"] if package == "hullo" else ()
+        if inside and name not in START and not any(name == o or name.startswith(f"{o}.") for o in others):
+            yield name, path
+
+
+def imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("package", FORBIDDEN)
+def test_a_package_imports_nothing_that_builds_on_it(package: str) -> None:
+    found = [
+        f"{name} imports {other}"
+        for name, path in modules(package)
+        for other in imported(path)
+        if any(other == forbidden or other.startswith(f"{forbidden}.") for forbidden in FORBIDDEN[package])
+    ]
+    assert not found
+    assert list(modules(package))
