@@ -16,6 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import hullo
 from hullo.lab.bench.rows import Environment, environment
 from hullo.lab.feeds import Resident
 from hullo.lab.recording import take_records
@@ -188,7 +189,7 @@ def test_activations_per_channel_are_recorded_as_means_over_time_and_per_channel
     record, *others = take_records(training, environment("here"))
     for k, other in enumerate(others, 1):
         assert other.channels == []
-        learned = training.network.member(k).coefficients[0].flatten().tolist() if other.bases else []
+        learned = list(hullo.coefficient_dict(training.population[k]).values()) if other.bases else []
         assert [c for layer in (other.coefficients or [[]])[-1] for c in layer] == pytest.approx(learned, abs=1e-6)
     assert [len(layer) for layer in record.channels] == [20, 50, 1]
     assert [len(point) for point in record.coefficients] == [3, 3, 3]
