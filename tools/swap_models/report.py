@@ -41,7 +41,8 @@ def _tables(results: Collection[Result]) -> Iterator[str]:
     yield from ("### Not right in full", "")
     yield from _head("model", "verdict", "hulls", "left alone, and why")
     for result in (result for result in results if result.verdict != "right"):
-        reasons = " · ".join(dict.fromkeys(_reasons(result))) or "it has no activations"
+        only = f"all are {GATE}" if GATE in result.refusal else "no activation was found"
+        reasons = " · ".join(dict.fromkeys(_reasons(result))) or only
         yield _row(f"{result.library} {result.name}", result.verdict, result.hulls, reasons)
     yield from ("", "### Right", "", "Each with its number of hulls.", "")
     for library in libraries:
@@ -54,6 +55,7 @@ def _reasons(result: Result) -> Iterator[str]:
     refused = re.split(r"; (?=the model \(|[\w.]+ \()", result.refusal.partition("be replaced: ")[2])
     for line in [*result.wrong, *result.left, *refused]:
         reason = re.sub(r" \([^()]*, line \d+\)", "", line.partition("): ")[2] or line)
+        reason = re.sub(r"^\S+ (calls .*), and is not a method that can be changed", r"a helper function \1", reason)
         if reason and GATE not in reason:
             yield reason.removesuffix("; ...")
 
