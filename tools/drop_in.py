@@ -41,8 +41,8 @@ TIMM = (
     "tinynet_e", "vit_relpos_small_patch16_224", "xcit_nano_12_p8_224",
 )  # fmt: skip
 TRANSFORMERS = (
-    "albert", "apertus", "bart", "beit", "bert", "bloom", "distilbert", "electra", "falcon", "gemma", "gpt2",
-    "gpt_neox", "llama", "mistral", "nanochat", "opt", "phi3", "qwen2", "roberta", "vit",
+    "albert", "apertus", "bart", "bert", "bloom", "deit", "distilbert", "electra", "falcon", "gemma", "gpt2",
+    "gpt_neox", "llama", "mistral", "nanochat", "opt", "phi3", "roberta", "stablelm", "vit",
 )  # fmt: skip
 
 

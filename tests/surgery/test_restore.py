@@ -128,6 +128,22 @@ def test_a_swapped_model_of_transformers_is_saved_and_loaded(tmp_path: Path) -> 
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_hulls_take_the_places_of_activations_whose_parameters_were_not_saved(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    safetensors = pytest.importorskip("safetensors.torch")
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config = transformers.ApertusConfig(num_hidden_layers=2, vocab_size=32, **sizes)
+    model, ids = hullo.replace_activations(transformers.ApertusModel(config)).eval(), torch.arange(6)[None]
+    for parameter in hullo.coefficient_parameters(model):
+        parameter.data.add_(torch.rand_like(parameter))
+    model.save_pretrained(tmp_path)
+    loaded = transformers.ApertusModel.from_pretrained(tmp_path).eval()
+    loaded.layers[0].mlp.act_fn.alpha_p.data.fill_(torch.nan)  # as memory that nothing has filled may be
+    hullo.restore(loaded, safetensors.load_file(tmp_path / "model.safetensors"))
+    torch.testing.assert_close(loaded(ids)[0], model(ids)[0])
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_a_model_with_hulls_in_its_config_is_saved_and_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     activations = pytest.importorskip("transformers.activations")
     monkeypatch.setitem(activations.ACT2FN, "learned", partial(hullo.AffineHull, "identity", "relu", "tanh"))

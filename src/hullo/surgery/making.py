@@ -53,7 +53,7 @@ class Recipe:
             if key is not None and key in shared:
                 made[site.name] = shared[key]
                 continue
-            like = nearby_tensor(modules, site)
+            like = nearby_tensor(modules, site.name)
             if self.hull is None or (isinstance(self.hull, type) and issubclass(self.hull, Hull)):
                 made[site.name] = self._made(self.hull, site, channels.get(site.name), like)
             elif (self.bases, self.start, self.groups, self.keep, self.inner_scale) != (None, None, 1, None, None):
@@ -146,9 +146,8 @@ def _made_by(factory: Any, site: Site, others: Iterable[Hull]) -> Hull:
     return made
 
 
-def nearby_tensor(modules: Mapping[str, nn.Module], site: Site) -> Tensor:
-    """Return a tensor with the device and type of those around a site."""
-    name = site.name
+def nearby_tensor(modules: Mapping[str, nn.Module], name: str) -> Tensor:
+    """Return a tensor with the device and type of those around the module, or the site, of a name."""
     while name:
         name = name.rpartition(".")[0]
         for tensor in [*modules[name].parameters(), *modules[name].buffers()] if name in modules else []:

@@ -19,7 +19,7 @@ COMBINATIONS = {
 }
 """The bases of activations that recent models learn; see :mod:`hullo.named`."""
 
-_MOST = 8  # parameters
+MOST = 8  # parameters of such a module
 _TOLERANCE = 2.0**-18  # of values and slopes: xIELU cuts off a window of 1e-6 beside the origin
 
 
@@ -30,7 +30,7 @@ def read_combination(module: nn.Module) -> tuple[str, tuple[Base, ...], tuple[fl
     A copy of the module is called in float64. Values and slopes have to be those of the combination, and a power of
     ReLU has to take part.
     """
-    if not 0 < sum(parameter.numel() for parameter in module.parameters()) <= _MOST:
+    if not 0 < sum(parameter.numel() for parameter in module.parameters()) <= MOST:
         return None
     x = points(torch.float64)
     x = x[(x.abs() < 64) & (x.abs() > 1e-5)]

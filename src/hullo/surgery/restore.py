@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from hullo.modules import AffineHull, ConicHull, ConvexHull, Hull, LinearHull
 from hullo.rawnames import read_raw_name
 from hullo.surgery.making import nearby_tensor
+from hullo.surgery.parametric import MOST
+from hullo.surgery.sites import put
 from hullo.surgery.survey import expect_model, survey
 from hullo.surgery.swap import Undo, swap
 
@@ -56,7 +58,8 @@ def restore(model: nn.Module, state_dict: Mapping[str, Any]) -> nn.Module:
     by_name = {site.name: site for site in sites if not site.reason}
     modules = dict(model.named_modules())
     present = {name for name, module in modules.items() if isinstance(module, Hull)}
-    places = _places(list(saved), [*by_name, *present])
+    unread = [name for name, module in modules.items() if name not in by_name and _may_be_learned(module)]
+    places = _places(list(saved), [*by_name, *present, *unread])
     made: dict[str, Hull] = {}
     shared: dict[tuple[int, str], Hull] = {}  # a hull in several places is one tensor under several names
     for name, (own, numbers) in saved.items():
@@ -64,10 +67,13 @@ def restore(model: nn.Module, state_dict: Mapping[str, Any]) -> nn.Module:
             key = (numbers.data_ptr(), own)
             known = shared.get(key) if key[0] else None
             scales = state_dict.get(f"{name}.{SCALES}" if name else SCALES)
-            made[place] = shared[key] = known or _made(own, numbers, scales, nearby_tensor(modules, by_name[place]))
+            made[place] = shared[key] = known or _made(own, numbers, scales, nearby_tensor(modules, place))
     undo = Undo(model)
     try:
-        swap(model, sites, made)
+        swap(model, sites, {place: hull for place, hull in made.items() if place in by_name})
+        for place in (place for place in made if place not in by_name):
+            keeper, _, child = place.rpartition(".")
+            put(model.get_submodule(keeper), child, made[place])
         for name, (own, numbers) in saved.items():
             scales = state_dict.get(f"{name}.{SCALES}" if name else SCALES)
             found = {own: numbers} if scales is None else {own: numbers, SCALES: scales}
@@ -106,6 +112,13 @@ def _numbers(name: str) -> list[str]:
 def _shared_end(some: list[str], others: list[str]) -> int:
     pairs = zip(reversed(some), reversed(others), strict=False)
     return len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
+
+
+def _may_be_learned(module: nn.Module) -> bool:
+    """Return whether a module may be an activation with parameters, such as xIELU's, which have no values yet."""
+    count = sum(parameter.numel() for parameter in module.parameters())
+    plain = type(module).__module__.startswith("torch.nn")
+    return 0 < count <= MOST and not plain and not isinstance(module, Hull) and not any(True for _ in module.children())
 
 
 def _saved_hulls(state_dict: Mapping[str, Any]) -> dict[str, tuple[str, Tensor]]:
