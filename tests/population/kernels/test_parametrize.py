@@ -224,7 +224,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 from hullo.population.kernels import parametrize
 
-for bases in (1, 3, 4, 16):
+for bases in (1, 4):
     columns = triton.next_power_of_2(bases)
     constants = dict(BASES=bases, COLUMNS=columns, ROWS=max(1, parametrize.PAIRS // columns**2))
     for name, tensors in (
@@ -243,7 +243,7 @@ def test_it_compiles_for_a_gpu() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == 4 * ["_keep", "_pull", "_restrict"]
+    assert done.stdout.split() == 2 * ["_keep", "_pull", "_restrict"]
 
 
 @pytest.mark.gpu
