@@ -5,7 +5,7 @@ PYTHON := $(VENV)/bin/python
 .DEFAULT_GOAL := test
 
 test: check  ## every check and every test, two at a time: many wait for processes, and threads would wait for each other
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: setup  ## formatting, lint, types, and whether tables say what records say
 	$(PYTHON) -m ruff format --check .

@@ -8,7 +8,7 @@ import hypothesis
 import pytest
 import torch
 
-hypothesis.settings.register_profile("hullo", deadline=None, max_examples=40, derandomize="CI" in os.environ)
+hypothesis.settings.register_profile("hullo", deadline=None, max_examples=30, derandomize="CI" in os.environ)
 hypothesis.settings.load_profile("hullo")
 
 

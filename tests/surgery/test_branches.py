@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from programs import Writer, assert_right_or_refused, change_hulls, imported, ou
 from torch import nn
 
 import hullo
+from hullo.surgery.sharing import share
 
 
 @settings(max_examples=20, deadline=None)
@@ -23,6 +25,14 @@ def test_generated_forwards_compute_train_and_copy_as_before(random: Random) -> 
     with tempfile.TemporaryDirectory() as folder:
         net = imported(Writer(random).forward(), Path(folder))["Net"]
         assert_right_or_refused(net, torch.randn(3, 4))
+
+
+def test_a_branch_whose_calls_were_joined_with_those_of_another_is_not_joined_again() -> None:
+    outer, inner = ("at", 1), ("at", 2)
+    paths = [{outer: 0}, {outer: 0}, {outer: 1, inner: 0}, {outer: 1, inner: 1}, {outer: 1, inner: 1}]
+    calls = [SimpleNamespace(number=0, path=path, idle=path[outer] == 0) for path in paths]
+    (group,) = share(calls)  # type: ignore[arg-type]
+    assert len(group) == len(calls)
 
 
 # The code of forward, and the hulls it needs: calls of act(...) on the branches of one decision.

@@ -36,8 +36,10 @@ def share(calls: Sequence[Call], together: bool = False) -> list[Group]:
         sides = _sides(groups, key)
         if len(sides) > 1:
             _join_sides(groups, list(sides.values()), together or key == ENTRY)
-        for branch, alone in _sides(groups, key).items():
-            if crowded := [group for group in groups if _is_crowded(group, key, branch)]:
+        for branch in list(_sides(groups, key)):
+            alone = _sides(groups, key).get(branch, [])  # anew: what another branch had alone may have been joined
+            crowded = [group for group in groups if _is_crowded(group, key, branch)]
+            if alone and crowded:
                 _join(groups, [*alone, *crowded])
     _join_exclusive(groups)
     return groups
