@@ -60,9 +60,9 @@ def test_a_change_of_anything_is_another_run(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Spec)])
-def test_company_is_all_but_activation_seed_and_rates(name: str) -> None:
+def test_company_is_all_but_activation_seed_rates_and_decay(name: str) -> None:
     changed = replace(PLAIN, **{name: OTHER[name]})
-    assert (changed.company == PLAIN.company) == (name in {"activation", "seed", "lr", "coefficient_lr_scale"})
+    assert (changed.company == PLAIN.company) == (name in {"activation", "seed", "lr", "decay", "coefficient_lr_scale"})
 
 
 def test_activations_per_channel_are_trained_beside_those_per_layer() -> None:

@@ -27,7 +27,8 @@ ROWS = ("relu", "convex(identity,relu,tanh)", "affine(identity,tanh)")
 
 def members(network: str = "lenet5", **values: object) -> list[Spec]:
     spec = Spec(network, "fashion-mnist-sample", "relu", epochs=2, lr=1e-3, coefficient_lr_scale=10.0)
-    return [replace(spec, activation=row, seed=seed, **values) for seed, row in enumerate(ROWS, 5)]
+    specs = [replace(spec, activation=row, seed=seed) for seed, row in enumerate(ROWS, 5)]
+    return [replace(spec, **{"decay": decay} | values) for spec, decay in zip(specs, (0.0, 0.1, 1e-6), strict=True)]
 
 
 def finish(training: Training) -> Training:
@@ -181,7 +182,7 @@ def test_every_further_member_takes_as_much_memory_as_the_one_before(network: st
 
 def test_members_that_cannot_stand_side_by_side_are_refused() -> None:
     first, *others = members()
-    with pytest.raises(ValueError, match=r"shares all but activations, seeds and rates: lenet5/.*; .*batch=8 "):
+    with pytest.raises(ValueError, match=r"shares all but .* decays: lenet5/.*; .*batch=8 "):
         Training([first, *(replace(other, batch=8) for other in others)], FEED)
 
 

@@ -128,12 +128,12 @@ class Spec:
 
     @property
     def company(self) -> Spec:
-        """Return what the spec shares with all that can be trained beside it: not activation, seed and rates.
+        """Return what the spec shares with all that can be trained beside it: not activation, seed, rates and decay.
 
         Members that read one stream of images share its order, and so the seed.
         """
         seed = self.seed if self.data == STREAMED else 0
-        return replace(self, activation="relu", seed=seed, lr=0.0, coefficient_lr_scale=0.0)
+        return replace(self, activation="relu", seed=seed, lr=0.0, decay=0.0, coefficient_lr_scale=0.0)
 
 
 _KINDS = {"int": int, "float": float, "str": str}

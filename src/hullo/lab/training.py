@@ -32,7 +32,7 @@ class Training:
     `val_accuracy` where images are held out; `sound`, whether all losses and weights are finite; and `coefficients`.
 
     Args:
-        specs: the members' specs; they may differ in activation, seed and learning rates.
+        specs: the members' specs; they may differ in activation, seed, learning rates and their decay.
         feed: what they see, on the device where they train.
         team: the processes that train them together.
 
@@ -53,7 +53,7 @@ class Training:
     def __init__(self, specs: Sequence[Spec], feed: Feed, team: Team = ALONE) -> None:
         first = specs[0]
         if others := [spec for spec in specs if spec.company != first.company]:
-            raise ValueError(f"a population shares all but activations, seeds and rates: {first}; {others[0]}")
+            raise ValueError(f"a population shares all but activations, seeds, rates and decays: {first}; {others[0]}")
         self.specs, self.feed, self.team = tuple(specs), feed, team
         sizes = asdict(feed.task)
         members = [networks.build(first.network, activation=s.activation, seed=s.seed, **sizes) for s in specs]
@@ -206,15 +206,17 @@ def _optimizer(population: Population, specs: Sequence[Spec], steps: int, team: 
     SGD is PyTorch's, with the settings of Caffe: biases at twice the rate and without weight decay, like coefficients.
     The rate of RMSprop falls as that of Keras 2 does.
     """
-    lr, decay = torch.tensor([spec.lr for spec in specs], dtype=torch.float64), specs[0].decay
+    lr, scale, decay = (
+        torch.tensor([getattr(spec, name) for spec in specs], dtype=torch.float64, device=population.seeds.device)
+        for name in ("lr", "coefficient_lr_scale", "decay")
+    )
     raw = population.activations.raw
     learned = [raw] if raw.requires_grad else []
-    scale = torch.tensor([spec.coefficient_lr_scale for spec in specs], dtype=torch.float64)
     groups: list[dict[str, Any]] = [{"params": learned, "lr": lr * scale, "weight_decay": 0.0}]
     # DistributedDataParallel gathers the gradients of parameters, not of copies
     copies = torch.bfloat16 if specs[0].precision == "bfloat16" and team.size == 1 else None
     if specs[0].network == "alexnet":
-        every = max(1, round(steps / decay)) if decay else NEVER
+        every = torch.where(decay > 0, (steps / decay).round().clamp(1, NEVER), NEVER)
         biases = [p for name, p in population.named_parameters() if name.endswith("bias")]
         groups.append({"params": biases, "lr": 2 * lr, "weight_decay": 0.0})
         return SGD(
