@@ -1,23 +1,35 @@
-"""How fast do populations train beside what else there is? On a GPU, in one run, on the same work.
+"""Measure populations beside the other ways to train K networks on one GPU, in one run, on the same work.
 
-    python benchmarks/population_peers.py [--networks lenet5 gpt] [--members 1 8 60] [--csv rows.csv]
+    python benchmarks/population_peers.py [--networks lenet5 gpt] [--members 1 8 60] [--csv rows.csv] [--profile]
 
-One training step of K networks: forward and backward pass in bfloat16 by autocast, SGD with momentum; LeNet-5 and
-ResNet-20 on images of CIFAR-10's size and an MLP on 784 features at batch 32, a GPT of 4 layers and width 256 on 8
-sequences of 128 tokens; data on the device. The contenders:
+A step is a forward and a backward pass in bfloat16 by autocast and an update by SGD with momentum, on data that lie on
+the device: LeNet-5 and ResNet-20 on images of CIFAR-10's size and an MLP on 784 features at batch 32, a GPT of 4 layers
+and width 256 on 8 sequences of 128 tokens. Each network has data of its own. The contenders:
 
-    eager loop      K networks, one after the other
-    graph           one network, its step in a CUDA graph; K of them take K times as long
-    compile         one network under torch.compile(mode="reduce-overhead"); likewise
-    vmap            torch.func: stacked modules, vmap over functional_call
-    vmap, compile   the same under torch.compile
-    vmap, graph     the same in a CUDA graph
-    hullo           hullo.population, eager
-    hullo, graph    hullo.population, its step in a CUDA graph
+    eager loop             K networks, one after the other
+    graph                  one network, its step in a CUDA graph; K of them take K times as long
+    graph, channels last   the same with images and filters in that order in memory
+    graph, side by side    K networks on up to 16 streams, all their steps in one CUDA graph
+    compile                one network under torch.compile(mode="reduce-overhead")
+    compile, graph         one network under torch.compile, its step in a CUDA graph
+    vmap                   torch.func: K stacked networks, vmap over functional_call
+    vmap, graph            the same, its step in a CUDA graph
+    vmap, compile          vmap under torch.compile
+    vmap, compile, graph   the same, its step in a CUDA graph
+    ModelBatch             modelbatch.ModelBatch with its own optimizer, where it is installed
+    HFTA                   LeNet-5 and the MLP of HFTA's fused layers, where it is installed
+    HFTA, graph            the same, its step in a CUDA graph
+    hullo                  hullo.population, eager
+    hullo, graph           hullo.population, its step in a CUDA graph
 
-vmap cannot update running statistics, so batch norms have none there. Prints milliseconds per network and step, and
-memory per network; rows are written as they come. Without a GPU it takes a step of each with two small networks, which
-shows that it runs and no more.
+Optimizers are fused; cuDNN chooses its algorithms by measurement; a graph copies its inputs before it is replayed.
+ModelBatch reads the state of the generator in every step, which a CUDA graph cannot hold. HFTA has no SGD, so its
+parameters are updated by torch.optim's.
+
+After a warm-up the contenders of a cell take turns; a row holds the median over rounds of the time per network and step
+and memory per network: the most that is allocated in a step, or what stays reserved for a graph, if that is more.
+Rows are written after every cell, and cells that the file has already are skipped. What takes longer than --limit
+seconds to make is left out, and said. Without a GPU small networks take a step each, which shows that it runs.
 """
 
 from __future__ import annotations
@@ -25,226 +37,328 @@ from __future__ import annotations
 import argparse
 import copy
 import csv
+import functools
+import gc
+import signal
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from peer_networks import CONVOLUTIONAL, DEVICE, NETWORKS, FusedLeNet5, fused_mlp, make_batch
+from torch import Tensor
 from torch.func import functional_call, stack_module_state
 from torch.func import vmap as vectorize
 
-from hullo.lab.networks.lenet5 import LeNet5
-from hullo.lab.networks.resnet56 import ResNet
+from hullo.lab.bench.rows import environment
 from hullo.population import SGD, Population, capture
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-BATCH, TOKENS, WIDTH, LAYERS = (32, 128, 256, 4) if DEVICE == "cuda" else (4, 8, 16, 1)
-ROUNDS, WARM_UP = (20, 4) if DEVICE == "cuda" else (1, 0)
-Step = Callable[[], None]
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
-
-    def forward(self, x: Tensor) -> Tensor:
-        batch, length, _ = x.shape
-        q, k, v = (part.view(batch, length, 4, -1).transpose(1, 2) for part in self.qkv(self.norm1(x)).chunk(3, -1))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.proj(y.transpose(1, 2).reshape(batch, length, WIDTH))
-        return x + self.mlp(self.norm2(x))
-
-
-class GPT(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.tokens, self.positions = nn.Embedding(256, WIDTH), nn.Parameter(torch.zeros(TOKENS, WIDTH))
-        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
-        self.head = nn.Linear(WIDTH, 256)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.blocks(self.tokens(tokens) + self.positions))
-
-
-def relu(channels: int) -> nn.Module:
-    return nn.ReLU()
-
-
-def mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
-
-
-NETWORKS: dict[str, Callable[[], nn.Module]] = {
-    "lenet5": lambda: LeNet5(relu),
-    "resnet20": lambda: ResNet(relu, n=3),
-    "mlp": mlp,
-    "gpt": GPT,
-}
-
-
-def batch(name: str, members: int) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets of each member."""
-    if name == "gpt":
-        tokens = torch.randint(256, (members, 8, TOKENS), device=DEVICE)
-        return tokens, tokens
-    shape = (784,) if name == "mlp" else (3, 32, 32)
-    return torch.rand(members, BATCH, *shape, device=DEVICE), torch.randint(10, (members, BATCH), device=DEVICE)
+GPU = torch.cuda.is_available()
+ROUNDS, SECONDS, WARM_UP, STREAMS = (7, 0.03, 3, 16) if GPU else (1, 0.0, 1, 16)
+ALONE = ("graph", "graph, channels last", "compile", "compile, graph")
+"""Contenders of one network, which are measured once: K networks take K times as long."""
+Step = Callable[[Tensor, Tensor], Any]
 
 
 def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten())
 
 
-def autocast() -> torch.autocast:
-    return torch.autocast(DEVICE, torch.bfloat16)
+def losses_of(logits: Tensor, targets: Tensor) -> Tensor:
+    return vectorize(loss_of)(logits, targets).sum()
 
 
-def alone(name: str, x: Tensor, y: Tensor, compiled: bool = False) -> Step:
-    """Return the step of one network."""
-    network = NETWORKS[name]().to(DEVICE)
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9, fused=DEVICE == "cuda")
-    forward = torch.compile(network, mode="reduce-overhead") if compiled else network
+def training_step(forward: Callable[[Tensor], Tensor], optimizer: Any, loss: Step = losses_of) -> Step:
+    """Return a step: passes in bfloat16, and an update."""
 
-    def step() -> None:
+    def step(x: Tensor, y: Tensor) -> None:
         optimizer.zero_grad()
-        with autocast():
-            loss = loss_of(forward(x), y)
-        loss.backward()
-        optimizer.step()
-
-    return step
-
-
-def vmapped(name: str, members: int, x: Tensor, y: Tensor, compiled: bool = False) -> Step:
-    """Return the step of K stacked networks by torch.func."""
-    networks = [NETWORKS[name]().to(DEVICE) for _ in range(members)]
-    for network in networks:
-        for module in network.modules():
-            if isinstance(module, nn.BatchNorm2d):
-                module.track_running_stats = False
-                module.running_mean = module.running_var = module.num_batches_tracked = None
-    parameters, buffers = stack_module_state(networks)
-    template = copy.deepcopy(networks[0]).to("meta")
-    optimizer = torch.optim.SGD(parameters.values(), lr=0.01, momentum=0.9, fused=DEVICE == "cuda")
-
-    def one(parameters: Any, buffers: Any, x: Tensor, y: Tensor) -> Tensor:
-        return loss_of(functional_call(template, (parameters, buffers), (x,)), y)
-
-    losses = vectorize(one, randomness="different")
-    losses = torch.compile(losses) if compiled else losses
-
-    def step() -> None:
-        optimizer.zero_grad()
-        with autocast():
-            total = losses(parameters, buffers, x, y).sum()
+        with torch.autocast(DEVICE, torch.bfloat16):
+            total = loss(forward(x), y)
         total.backward()
         optimizer.step()
 
     return step
 
 
-def population(name: str, members: int, x: Tensor, y: Tensor, graph: bool) -> Step:
+def sgd(parameters: Any) -> torch.optim.SGD:
+    return torch.optim.SGD(parameters, lr=0.01, momentum=0.9, fused=True)
+
+
+def alone(name: str, layout: torch.memory_format = torch.contiguous_format, compiled: str = "") -> Step:
+    """Return the step of one network."""
+    network = NETWORKS[name]().to(DEVICE, memory_format=layout)
+    forward = torch.compile(network, mode=compiled, dynamic=False) if compiled else network
+    step = training_step(forward, sgd(network.parameters()), loss_of)
+    if layout is torch.contiguous_format:
+        return step
+    return lambda x, y: step(x.contiguous(memory_format=layout), y)
+
+
+def loop(name: str, members: int) -> Step:
+    """Return the step of K networks, one after the other."""
+    steps = [alone(name) for _ in range(members)]
+
+    def step(x: Tensor, y: Tensor) -> None:
+        for own, images, targets in zip(steps, x, y, strict=True):
+            own(images, targets)
+
+    return step
+
+
+def side_by_side(name: str, members: int) -> Step:
+    """Return the step of K networks on several streams."""
+    steps, streams = [alone(name) for _ in range(members)], [torch.cuda.Stream() for _ in range(min(members, STREAMS))]
+
+    def step(x: Tensor, y: Tensor) -> None:
+        current = torch.cuda.current_stream()
+        for stream in streams:
+            stream.wait_stream(current)
+        for k, own in enumerate(steps):
+            with torch.cuda.stream(streams[k % len(streams)]):
+                own(x[k], y[k])
+        for stream in streams:
+            current.wait_stream(stream)
+
+    return step
+
+
+def vmapped(name: str, members: int, compiled: bool = False) -> Step:
+    """Return the step of K stacked networks by torch.func."""
+    networks = [NETWORKS[name]().to(DEVICE) for _ in range(members)]
+    parameters, buffers = stack_module_state(networks)
+    template = copy.deepcopy(networks[0]).to("meta")
+
+    def one(parameters: Any, buffers: Any, x: Tensor, y: Tensor) -> Tensor:
+        return loss_of(functional_call(template, (parameters, buffers), (x,)), y)
+
+    losses = vectorize(one)
+    losses = torch.compile(losses, dynamic=False) if compiled else losses
+    optimizer = sgd(parameters.values())
+    return training_step(lambda x: x, optimizer, lambda x, y: losses(parameters, buffers, x, y).sum())
+
+
+def model_batch(name: str, members: int) -> Step:
+    """Return the step of K networks by ModelBatch."""
+    from modelbatch import ModelBatch, OptimizerFactory
+
+    batch = ModelBatch([NETWORKS[name]().to(DEVICE) for _ in range(members)], shared_input=False)
+    factory = OptimizerFactory(torch.optim.SGD, {"lr": 0.01, "momentum": 0.9, "fused": True})
+    optimizer = factory.create_optimizer(batch, [{"lr": 0.01} for _ in range(members)])
+    return training_step(batch, optimizer, lambda logits, y: batch.compute_loss(logits, y, loss_of))
+
+
+def hfta(name: str, members: int) -> Step:
+    """Return the step of K networks of HFTA's fused layers."""
+    from hfta import ops
+
+    network = (FusedLeNet5 if name == "lenet5" else fused_mlp)(ops, members).to(DEVICE)
+    return training_step(network, sgd(network.parameters()))
+
+
+def population(name: str, members: int, graph: bool = False) -> Step:
     """Return the step of K networks by hullo.population."""
     networks = Population(NETWORKS[name], seeds=range(members)).to(DEVICE)
     optimizer = SGD(networks, lr=0.01, momentum=0.9, copies=torch.bfloat16)
-
-    def step(x: Tensor, y: Tensor) -> None:
-        optimizer.zero_grad()
-        with autocast():
-            logits = networks(x)
-        vectorize(loss_of)(logits, y).sum().backward()
-        optimizer.step()
-
-    taken = capture(step, networks, optimizer) if graph else step
-    return lambda: taken(x, y)
+    step = training_step(networks, optimizer)
+    return capture(step, networks, optimizer) if graph else step
 
 
-def graphed(step: Step) -> Step:
-    """Return a step as a CUDA graph; without a GPU, as it is."""
-    if DEVICE == "cpu":
+@functools.cache
+def side_stream() -> torch.cuda.Stream:
+    """Return the stream of all warm-ups: libraries keep memory for every stream that they have used."""
+    return torch.cuda.Stream()
+
+
+def graphed(step: Step, x: Tensor, y: Tensor) -> Step:
+    """Return a step as a CUDA graph, which copies its inputs; without a GPU, as it is."""
+    if not GPU:
         return step
-    side = torch.cuda.Stream()
+    inputs, side = (x.clone(), y.clone()), side_stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
+        for _ in range(WARM_UP):
+            step(*inputs)
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        step()
-    return graph.replay
+        step(*inputs)
+
+    def replay(*new: Tensor) -> None:
+        for known, own in zip(inputs, new, strict=True):
+            known.copy_(own)
+        graph.replay()
+
+    return replay
 
 
-def contenders(name: str, members: int) -> dict[str, tuple[Callable[[], Step], int]]:
-    """Return what makes each contender's step, and how many networks the step trains."""
-    x, y = batch(name, members)
+def contenders(name: str, members: int, x: Tensor, y: Tensor) -> dict[str, Callable[[], Step]]:
+    """Return what makes the step of each contender; those of one network are there for one member alone."""
+    found: dict[str, Callable[[], Step]] = {"eager loop": lambda: loop(name, members)}
+    if members == 1:
+        found["graph"] = lambda: graphed(alone(name), x[0], y[0])
+        if name in CONVOLUTIONAL:
+            found["graph, channels last"] = lambda: graphed(alone(name, torch.channels_last), x[0], y[0])
+        found["compile"] = lambda: alone(name, compiled="reduce-overhead")
+        found["compile, graph"] = lambda: graphed(alone(name, compiled="default"), x[0], y[0])
+    elif GPU:
+        found["graph, side by side"] = lambda: graphed(side_by_side(name, members), x, y)
+    found["vmap"] = lambda: vmapped(name, members)
+    found["vmap, graph"] = lambda: graphed(vmapped(name, members), x, y)
+    found["vmap, compile"] = lambda: vmapped(name, members, compiled=True)
+    found["vmap, compile, graph"] = lambda: graphed(vmapped(name, members, compiled=True), x, y)
+    found["ModelBatch"] = lambda: model_batch(name, members)
+    if name in ("lenet5", "mlp"):
+        found["HFTA"] = lambda: hfta(name, members)
+        found["HFTA, graph"] = lambda: graphed(hfta(name, members), x, y)
+    found["hullo"] = lambda: population(name, members)
+    found["hullo, graph"] = lambda: population(name, members, graph=True)
+    return found
 
-    def loop() -> Step:
-        steps = [alone(name, x[k], y[k]) for k in range(members)]
-        return lambda: [step() for step in steps] and None
 
-    return {
-        "eager loop": (loop, members),
-        "graph": (lambda: graphed(alone(name, x[0], y[0])), 1),
-        "compile": (lambda: alone(name, x[0], y[0], compiled=True), 1),
-        "vmap": (lambda: vmapped(name, members, x, y), members),
-        "vmap, compile": (lambda: vmapped(name, members, x, y, compiled=True), members),
-        "vmap, graph": (lambda: graphed(vmapped(name, members, x, y)), members),
-        "hullo": (lambda: population(name, members, x, y, graph=False), members),
-        "hullo, graph": (lambda: population(name, members, x, y, graph=True), members),
-    }
+@dataclass
+class Entry:
+    """A contender that was made: its step and inputs, its memory in MiB, the steps of a round, and what they took."""
 
+    step: Step
+    x: Tensor
+    y: Tensor
+    memory: float
+    steps: int = 1
+    times: list[float] = field(default_factory=list)
 
-def measure(make: Callable[[], Step]) -> tuple[float, float]:
-    """Return the median time of a step in milliseconds and the most memory that it takes, in MiB."""
-    if DEVICE == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated() if DEVICE == "cuda" else 0
-    step, times = make(), []
-    for _ in range(WARM_UP + ROUNDS):
-        if DEVICE == "cuda":
-            torch.cuda.synchronize()
+    def run(self) -> float:
+        """Return the milliseconds of a step, from as many as make a round."""
         began = time.perf_counter()
-        step()
-        if DEVICE == "cuda":
-            torch.cuda.synchronize()
-        times.append(1e3 * (time.perf_counter() - began))
-    peak = torch.cuda.max_memory_allocated() - before if DEVICE == "cuda" else float("nan")
-    return statistics.median(times[WARM_UP:]), peak / 2**20
+        for _ in range(self.steps):
+            self.step(self.x, self.y)
+        synchronize()
+        return 1e3 * (time.perf_counter() - began) / self.steps
+
+
+def synchronize() -> None:
+    if GPU:
+        torch.cuda.synchronize()
+
+
+def build(make: Callable[[], Step], x: Tensor, y: Tensor) -> Entry:
+    """Make a contender and warm it up."""
+    before = memory()
+    step = make()
+    for _ in range(WARM_UP):
+        if GPU:
+            torch.cuda.reset_peak_memory_stats()
+        step(x, y)
+        synchronize()
+    peak = torch.cuda.max_memory_allocated() if GPU else 0
+    held = memory()
+    entry = Entry(step, x, y, max(peak - before[0], held[1] - before[1]) / 2**20 if GPU else float("nan"))
+    entry.steps = min(200, max(1, round(SECONDS / (1e-3 * entry.run()))))
+    return entry
+
+
+def memory() -> tuple[int, int]:
+    """Return the bytes of all tensors, and the bytes that are kept for them and for CUDA graphs."""
+    gc.collect()
+    if not GPU:
+        return 0, 0
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+
+
+@contextmanager
+def time_limit(seconds: int) -> Iterator[None]:
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"not made within {seconds} s")
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+
+
+def measure_cell(name: str, members: int, chosen: list[str] | None, limit: int, rounds: int) -> dict[str, Entry]:
+    """Make the contenders of a cell, and let them take turns; return those that could be made."""
+    x, y = make_batch(name, members)
+    made: dict[str, Entry] = {}
+    for contender, make in contenders(name, members, x, y).items():
+        if chosen and contender not in chosen:
+            continue
+        own = (x[0], y[0]) if contender in ALONE else (x, y)
+        began = time.perf_counter()
+        try:
+            with time_limit(limit):
+                made[contender] = build(make, *own)
+        except Exception as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+            print(f"{name:9} K={members:3} {contender:21} left out: {reason}", flush=True)
+            synchronize()
+        else:
+            print(f"{name:9} K={members:3} {contender:21} made in {time.perf_counter() - began:5.1f} s", flush=True)
+    for _ in range(rounds):
+        for entry in made.values():
+            entry.times.append(entry.run())
+    return made
+
+
+def show_profile(contender: str, entry: Entry, steps: int = 3) -> None:
+    """Print the kernels of a step that take the most time."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(steps):
+            entry.step(entry.x, entry.y)
+        synchronize()
+    found = sorted(profile.key_averages(), key=lambda item: -item.self_device_time_total)
+    total = sum(item.self_device_time_total for item in found)
+    print(f"{contender}: {total / steps / 1e3:.3f} ms of kernels in a step", flush=True)
+    for item in found[:25]:
+        print(f"{item.self_device_time_total / steps:10.1f} us {item.count // steps:5} x  {item.key[:130]}", flush=True)
+
+
+def known_cells(path: Path | None) -> set[tuple[str, int]]:
+    """Return the cells that a file of rows has."""
+    if path is None or not path.exists():
+        return set()
+    with path.open(newline="") as file:
+        return {(row["network"], int(row["members"])) for row in csv.DictReader(file)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=NETWORKS)
-    parser.add_argument("--members", nargs="+", type=int, default=[1, 8, 60] if DEVICE == "cuda" else [2])
+    parser.add_argument("--members", nargs="+", type=int, default=[1, 8, 60] if GPU else [1, 2])
     parser.add_argument("--contenders", nargs="+", help="names as above; all by default")
+    parser.add_argument("--limit", type=int, default=90, help="seconds for making a contender")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--profile", action="store_true", help="print the kernels of each contender's step")
     parser.add_argument("--csv", type=Path)
     arguments = parser.parse_args()
-    for name in arguments.networks:
-        for members in arguments.members:
-            for contender, (make, trained) in contenders(name, members).items():
-                if arguments.contenders and contender not in arguments.contenders:
-                    continue
-                try:
-                    milliseconds, memory = measure(make)
-                except Exception as error:
-                    print(
-                        f"{name:9} K={members:3} {contender:14} failed: {str(error).splitlines()[0][:90]}", flush=True
-                    )
-                    continue
-                row = (name, members, contender, round(milliseconds / trained, 4), round(memory / trained, 1))
-                print(f"{name:9} K={members:3} {contender:14} {row[3]:9.3f} ms {row[4]:9.1f} MiB", flush=True)
-                if arguments.csv:
-                    with arguments.csv.open("a", newline="") as file:
-                        csv.writer(file).writerow(row)
+    torch.backends.cudnn.benchmark = True
+    where = asdict(environment(torch.cuda.get_device_name() if GPU else "cpu"))
+    done = known_cells(arguments.csv)
+    for name, members in ((n, k) for n in arguments.networks for k in arguments.members if (n, k) not in done):
+        torch.compiler.reset()
+        made = measure_cell(name, members, arguments.contenders, arguments.limit, arguments.rounds)
+        rows = []
+        for contender, entry in made.items():
+            numbers = {"ms": f"{statistics.median(entry.times) / members:.5g}", "mib": f"{entry.memory / members:.4g}"}
+            rows.append({"network": name, "members": members, "contender": contender} | numbers | where)
+            print(f"{name:9} K={members:3} {contender:21} {numbers['ms']:>9} ms {numbers['mib']:>9} MiB", flush=True)
+            if arguments.profile:
+                show_profile(contender, entry)
+        if arguments.csv and rows:
+            with arguments.csv.open("a", newline="") as file:
+                writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+                if file.tell() == 0:
+                    writer.writeheader()
+                writer.writerows(rows)
+        made.clear()
 
 
 if __name__ == "__main__":
