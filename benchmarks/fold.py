@@ -17,11 +17,11 @@ from torch import Tensor, nn
 import hullo
 
 HULLS = {
-    "a ReLU": {"start": "relu"},
-    "a leaky ReLU": {"start": [0.1, 0.9, 0.0]},
-    "a tanh": {"start": "tanh"},
+    "a ReLU": {"init": "relu"},
+    "a leaky ReLU": {"init": [0.1, 0.9, 0.0]},
+    "a tanh": {"init": "tanh"},
     "a leaky ReLU a channel": {
-        "start": torch.stack([torch.tensor([k / 64, 1 - k / 64, 0.0]) for k in range(64)]),
+        "init": torch.stack([torch.tensor([k / 64, 1 - k / 64, 0.0]) for k in range(64)]),
         "groups": 64,
     },
     "a mixture": {},

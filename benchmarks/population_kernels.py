@@ -21,9 +21,9 @@ from torch import Tensor
 from variants import HALF, Bench, Part, Step, measure_on_gpu, parser, size
 
 import hullo
-from hullo.coefficients import way
+from hullo.coefficients import get_parametrization
 from hullo.functional import apply
-from hullo.kernels import Plan
+from hullo.kernels import CombineSpec
 from hullo.lab import networks
 from hullo.lab.data import ilsvrc2012
 from hullo.lab.data.augment import draw_moves, draw_order
@@ -161,14 +161,14 @@ POOLS = {  # channels, size, rate, flat
 
 def pool(bench: Bench, layer: str) -> None:
     channels, side, rate, flat = POOLS[layer]
-    k, plan = bench.members, Plan(TRIO, way("given"), 1)
+    k, spec = bench.members, CombineSpec(TRIO, get_parametrization("given"), 1)
     x = bench.halves(bench.batch, k * channels, side, side).requires_grad_()
     rows = torch.randn(k, 3, device=bench.device, requires_grad=True)
     bias = torch.randn(k * channels, device=bench.device).to(HALF).requires_grad_()
     state = dropping(bench)
 
     def three(x: Tensor) -> Tensor:
-        y = F.max_pool2d(apply(x, rows, plan), 2)
+        y = F.max_pool2d(apply(x, rows, spec), 2)
         wide = torch.unflatten(y, 1, (k, channels))
         wide = plain_drop(state, wide, rate, 1) if rate else wide
         return wide.permute(1, 0, 3, 4, 2).flatten(2) if flat else wide.flatten(1, 2)
@@ -192,7 +192,7 @@ NORMS = {"resnet56 16": (16, 32), "resnet56 32": (32, 16), "resnet56 64": (64, 8
 
 def normalisation(bench: Bench, layer: str) -> None:
     channels, side = NORMS[layer]
-    k, plan = bench.members, Plan(TRIO, way("given"), 1)
+    k, spec = bench.members, CombineSpec(TRIO, get_parametrization("given"), 1)
     x, residual = (bench.halves(bench.batch, k * channels, side, side).requires_grad_() for _ in range(2))
     rows = torch.randn(k, 3, device=bench.device, requires_grad=True)
     ones, zeros = (torch.full((k * channels,), value, device=bench.device) for value in (1.0, 0.0))
@@ -201,7 +201,7 @@ def normalisation(bench: Bench, layer: str) -> None:
 
     def plain(other: Tensor | None) -> Tensor:
         y = F.batch_norm(x, *running, *affine, True, **constants)
-        return apply(y if other is None else y + other, rows, plan)
+        return apply(y if other is None else y + other, rows, spec)
 
     def fused(other: Tensor | None) -> Tensor:
         return norm.normalise_combine(x, *running, *affine, rows, TRIO, True, **constants, residual=other)[0]

@@ -8,7 +8,7 @@ keras = pytest.importorskip("keras")
 BACKEND = keras.backend.backend()
 PAPER = ["identity", "relu", "tanh"]
 HULLS = ["ConvexHull", "AffineHull", "ConicHull", "LinearHull"]
-WAYS = [
+PARAMETRIZATIONS = [
     ("ConvexHull", "projection"), ("ConvexHull", "softmax"), ("AffineHull", "recentred"), ("AffineHull", "free"),
     ("ConicHull", "clamped"), ("ConicHull", "softplus"), ("LinearHull", "given"),
 ]  # fmt: skip

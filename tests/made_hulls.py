@@ -14,17 +14,17 @@ from hullo.modules import Hull
 TRIO = ("identity", "relu", "tanh")
 QUARTET = ("identity", "relu", "tanh", "unit_silu")
 HULLS = [
-    (hull, keep)
+    (hull, parametrization)
     for hull in (hullo.ConvexHull, hullo.AffineHull, hullo.ConicHull, hullo.LinearHull)
-    for keep in hull.set_class.ways
+    for parametrization in hull.set_class.choices
 ]
-every_hull = pytest.mark.parametrize(("hull", "keep"), HULLS)
+every_hull = pytest.mark.parametrize(("hull", "parametrization"), HULLS)
 
 
-def uneven(hull: type[Hull], keep: str, groups: int = 1, **options: Any) -> Hull:
+def uneven(hull: type[Hull], parametrization: str, groups: int = 1, **options: Any) -> Hull:
     """A hull whose coefficients all differ."""
     rows = [[0.1 + 0.05 * g, 0.3, 0.6 - 0.05 * g] for g in range(groups)]
-    return hull(*TRIO, keep=keep, groups=groups, start=rows[0] if groups == 1 else rows, **options)
+    return hull(*TRIO, parametrization=parametrization, groups=groups, init=rows[0] if groups == 1 else rows, **options)
 
 
 def rows_of(groups: int | None, n: int, dtype: torch.dtype = torch.float32) -> Tensor:

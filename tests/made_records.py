@@ -38,7 +38,7 @@ def make_record(
         settings = {"val_size": 500} | settings
     spec = Spec(network, data, activation, seed=seed, epochs=len(accuracies), **settings)
     tested, losses = bool(held_out) or not spec.val_size, [1.0] * len(accuracies)
-    layers = [list(layer) for layer in coefficients or [list(row.start)]] if row.learns else []
+    layers = [list(layer) for layer in coefficients or [list(row.initial_coefficients)]] if row.learns else []
     return Record(
         spec=spec,
         ended=ended,

@@ -21,7 +21,7 @@ from hullo.bases import resolve
 
 class TestNames:
     def test_a_base_found_by_its_name_has_that_name(self) -> None:
-        for name in hullo.names():
+        for name in hullo.list_bases():
             assert hullo.base(name).name == name
             assert hullo.base(name) is hullo.base(name)
             assert repr(hullo.base(name)) == f"Base({name})"
@@ -144,7 +144,7 @@ class TestSets:
 
     def test_all_independent_admissible_functions_go_together(self) -> None:
         dependent = ("leaky_relu", "celu", "unit_selu")  # of identity, relu and elu
-        admissible = [n for n in hullo.names() if hullo.base(n).is_admissible and n not in dependent]
+        admissible = [n for n in hullo.list_bases() if hullo.base(n).is_admissible and n not in dependent]
         assert len(resolve(admissible)) == len(admissible) >= 16
 
     @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ class TestSets:
 class TestAdditions:
     def test_an_added_function_has_measured_facts(self) -> None:
         added = hullo.add_base("damped", lambda x, rate: x * torch.exp(-rate * x * x), parameters={"rate": 1.0})
-        assert hullo.names()[-1] == "damped"
+        assert hullo.list_bases()[-1] == "damped"
         assert hullo.base("damped") is added
         assert (added.value_at_zero, added.slopes_at_zero) == (0.0, (1.0, 1.0))
         assert added.slope_bounds == pytest.approx((-2 * math.exp(-1.5), 1.0), abs=1e-6)
@@ -219,7 +219,7 @@ class TestAdditions:
 
     def test_an_added_function_trains_in_a_hull_and_can_be_differentiated_twice(self) -> None:
         hullo.add_base("cubic", lambda x: x + x**3)
-        act = hullo.AffineHull("identity", "cubic", start=[0.5, 0.5], dtype=torch.float64)
+        act = hullo.AffineHull("identity", "cubic", init=[0.5, 0.5], dtype=torch.float64)
         x = torch.tensor([[-1.0, 0.5, 2.0]], dtype=torch.float64, requires_grad=True)
         (first,) = torch.autograd.grad(act(x).sum(), x, create_graph=True)
         (second,) = torch.autograd.grad(first.sum(), x)
@@ -254,10 +254,10 @@ class TestAdditions:
         derivative: Callable[[Tensor], Tensor] | None,
         said: str,
     ) -> None:
-        before, line = hullo.names(), bases.real_line().clone()
+        before, line = hullo.list_bases(), bases.real_line().clone()
         with pytest.raises(ValueError, match=said):
             hullo.add_base("broken", function, derivative)
-        assert hullo.names() == before
+        assert hullo.list_bases() == before
         assert torch.equal(bases.real_line(), line)
         with pytest.raises(ValueError, match="unknown base function 'broken'"):
             hullo.base("broken")
@@ -267,10 +267,10 @@ class TestAdditions:
         def function(x: Tensor) -> Tensor:
             raise error
 
-        before = hullo.names()
+        before = hullo.list_bases()
         with pytest.raises(error):
             hullo.add_base("broken", function)
-        assert hullo.names() == before
+        assert hullo.list_bases() == before
 
     @pytest.mark.parametrize("name", ["two words", "", "2nd", "f(x)", None, 7])
     def test_a_name_that_cannot_be_spelled_is_refused(self, name: object) -> None:
@@ -279,10 +279,10 @@ class TestAdditions:
         assert repr(name) in str(refusal.value)
 
     def test_a_name_that_is_taken_is_refused(self) -> None:
-        before, relu = hullo.names(), hullo.base("relu")
+        before, relu = hullo.list_bases(), hullo.base("relu")
         with pytest.raises(ValueError, match="there is a base function 'relu' already; choose another name"):
             hullo.add_base("relu", torch.tanh)
         with pytest.raises(ValueError, match=r"there is a base function 'swish' already .*'silu'"):
             hullo.add_base("swish", torch.tanh)
-        assert hullo.names() == before
+        assert hullo.list_bases() == before
         assert hullo.base("relu") is relu

@@ -28,7 +28,7 @@ on_faces = st.lists(st.sampled_from([0.0, 0.0, 0.25, 0.5, 1.0]), min_size=3, max
 def hull(numbers: list[float], **options: object) -> hullo.ConvexHull:
     """A hull on the boundary: many of the coefficients are zero."""
     start = torch.tensor(numbers, dtype=torch.float64)
-    return hullo.ConvexHull(*BASES, start=start / start.sum(), dtype=torch.float64, **options)
+    return hullo.ConvexHull(*BASES, init=start / start.sum(), dtype=torch.float64, **options)
 
 
 def batch(seed: int) -> tuple[Tensor, Tensor]:
@@ -134,9 +134,9 @@ def test_other_parameters_and_other_hulls_keep_their_gradients() -> None:
     others = nn.ModuleList(
         [
             nn.Linear(3, 3),
-            hullo.AffineHull(*BASES, start="relu"),
-            hullo.ConvexHull(*BASES, keep="softmax"),
-            hullo.ConvexHull(*BASES, start="relu"),
+            hullo.AffineHull(*BASES, init="relu"),
+            hullo.ConvexHull(*BASES, parametrization="softmax"),
+            hullo.ConvexHull(*BASES, init="relu"),
         ]
     )
     for parameter in others.parameters():

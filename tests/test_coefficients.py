@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import hullo
-from hullo.coefficients import feasible_gradient, way
+from hullo.coefficients import feasible_gradient, get_parametrization
 
-SIMPLEX = hullo.Simplex.ways
-HYPERPLANE = hullo.Hyperplane.ways
-ORTHANT = hullo.Orthant.ways
-WAYS = (*SIMPLEX, *HYPERPLANE, *ORTHANT, *hullo.Space.ways)
+SIMPLEX = hullo.Simplex.choices
+HYPERPLANE = hullo.Hyperplane.choices
+ORTHANT = hullo.Orthant.choices
+PARAMETRIZATIONS = (*SIMPLEX, *HYPERPLANE, *ORTHANT, *hullo.Space.choices)
 NEVER_ZERO = ("softmax", "softplus")
 HULLS = {
-    keep: hull
+    parametrization: hull
     for hull in (hullo.ConvexHull, hullo.AffineHull, hullo.ConicHull, hullo.LinearHull)
-    for keep in hull.set_class.ways
+    for parametrization in hull.set_class.choices
 }
 DTYPES = (torch.float32, torch.float64)
 
@@ -41,90 +41,96 @@ def closest_in_simplex(raw: Tensor) -> Tensor:
     return (raw - high).clamp(min=0)
 
 
-@pytest.mark.parametrize("keep", WAYS)
+@pytest.mark.parametrize("parametrization", PARAMETRIZATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 class TestEveryWay:
     @given(numbers=raws)
     def test_coefficients_are_in_their_set_at_any_raw_numbers(
-        self, keep: str, dtype: torch.dtype, numbers: list[float]
+        self, parametrization: str, dtype: torch.dtype, numbers: list[float]
     ) -> None:
         raw = torch.tensor(numbers, dtype=dtype)
-        found = way(keep).coefficients(raw)
-        assert len(found) == len(raw) + way(keep).fewer
-        if keep in SIMPLEX + HYPERPLANE:
+        found = get_parametrization(parametrization).transform(raw)
+        assert len(found) == len(raw) + get_parametrization(parametrization).fewer
+        if parametrization in SIMPLEX + HYPERPLANE:
             # A coefficient of 1e9 is known to within 1e9 times the type's precision, and so is the sum.
-            size = 1.0 if keep in SIMPLEX else max(1.0, raw.abs().max().item())
+            size = 1.0 if parametrization in SIMPLEX else max(1.0, raw.abs().max().item())
             assert found.double().sum().item() == pytest.approx(1, abs=4 * len(found) * torch.finfo(dtype).eps * size)
-        if keep in SIMPLEX + ORTHANT:
+        if parametrization in SIMPLEX + ORTHANT:
             assert found.min() >= 0
 
     @given(numbers=small)
     def test_raw_numbers_lead_back_to_their_coefficients(
-        self, keep: str, dtype: torch.dtype, numbers: list[float]
+        self, parametrization: str, dtype: torch.dtype, numbers: list[float]
     ) -> None:
         given = torch.tensor(numbers, dtype=dtype)
-        if keep in SIMPLEX:
+        if parametrization in SIMPLEX:
             given = given.softmax(-1)
-        elif keep in HYPERPLANE:
+        elif parametrization in HYPERPLANE:
             given = given - given.mean() + 1 / len(given)
-        elif keep in ORTHANT:
+        elif parametrization in ORTHANT:
             given = given.abs() + 0.1
-        found = way(keep).coefficients(way(keep).raw(given))
+        found = get_parametrization(parametrization).transform(get_parametrization(parametrization).inverse(given))
         torch.testing.assert_close(found, given, rtol=0, atol=32 * torch.finfo(dtype).eps)
 
-    def test_rows_do_not_touch_each_other(self, keep: str, dtype: torch.dtype) -> None:
+    def test_rows_do_not_touch_each_other(self, parametrization: str, dtype: torch.dtype) -> None:
         raw = 3 * torch.randn(2, 5, 4, dtype=dtype)
-        gradient = torch.randn(2, 5, 4 + way(keep).fewer, dtype=dtype)
-        together = way(keep).coefficients(raw)
-        pulled = way(keep).pullback(raw, together, gradient)
+        gradient = torch.randn(2, 5, 4 + get_parametrization(parametrization).fewer, dtype=dtype)
+        together = get_parametrization(parametrization).transform(raw)
+        pulled = get_parametrization(parametrization).pullback(raw, together, gradient)
         for i in range(2):
             for j in range(5):
-                alone = way(keep).coefficients(raw[i, j])
+                alone = get_parametrization(parametrization).transform(raw[i, j])
                 torch.testing.assert_close(together[i, j], alone)
-                torch.testing.assert_close(pulled[i, j], way(keep).pullback(raw[i, j], alone, gradient[i, j]))
+                torch.testing.assert_close(
+                    pulled[i, j], get_parametrization(parametrization).pullback(raw[i, j], alone, gradient[i, j])
+                )
 
     @given(numbers=raws)
     def test_the_backward_pass_of_the_coefficients_is_the_pullback(
-        self, keep: str, dtype: torch.dtype, numbers: list[float]
+        self, parametrization: str, dtype: torch.dtype, numbers: list[float]
     ) -> None:
         raw = torch.tensor(numbers, dtype=dtype, requires_grad=True)
-        found = way(keep).coefficients(raw)
+        found = get_parametrization(parametrization).transform(raw)
         gradient = torch.linspace(-1, 2, len(found), dtype=dtype).sin()
         (automatic,) = torch.autograd.grad(found, raw, gradient)
-        pulled = way(keep).pullback(raw.detach(), found.detach(), gradient)
+        pulled = get_parametrization(parametrization).pullback(raw.detach(), found.detach(), gradient)
         torch.testing.assert_close(automatic, pulled, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("keep", [keep for keep in WAYS if keep not in NEVER_ZERO])
+@pytest.mark.parametrize(
+    "parametrization", [parametrization for parametrization in PARAMETRIZATIONS if parametrization not in NEVER_ZERO]
+)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 20])
-def test_vertices_are_reached_exactly(keep: str, dtype: torch.dtype, n: int) -> None:
+def test_vertices_are_reached_exactly(parametrization: str, dtype: torch.dtype, n: int) -> None:
     corners = torch.eye(n, dtype=dtype)
-    assert torch.equal(way(keep).coefficients(way(keep).raw(corners)), corners)
+    assert torch.equal(
+        get_parametrization(parametrization).transform(get_parametrization(parametrization).inverse(corners)), corners
+    )
 
 
-@pytest.mark.parametrize("keep", [*WAYS, "given"])
-def test_a_way_survives_pickling_and_copying_as_itself(keep: str) -> None:
-    assert pickle.loads(pickle.dumps(way(keep))) is way(keep)
-    assert copy.deepcopy(way(keep)) is way(keep)
-    assert repr(way(keep)) == f"Way({keep})"
+@pytest.mark.parametrize("parametrization", [*PARAMETRIZATIONS, "given"])
+def test_a_parametrization_survives_pickling_and_copying_as_itself(parametrization: str) -> None:
+    assert pickle.loads(pickle.dumps(get_parametrization(parametrization))) is get_parametrization(parametrization)
+    assert copy.deepcopy(get_parametrization(parametrization)) is get_parametrization(parametrization)
+    assert repr(get_parametrization(parametrization)) == f"Parametrization({parametrization!r})"
 
 
 class TestProjection:
     @given(raws)
     def test_it_is_the_closest_point_of_the_simplex(self, numbers: list[float]) -> None:
         raw = torch.tensor(numbers, dtype=torch.float64)
-        found = way("projection").coefficients(raw)
+        found = get_parametrization("projection").transform(raw)
         torch.testing.assert_close(found, closest_in_simplex(raw), rtol=0, atol=1e-6)
 
     @given(small)
     def test_it_moves_no_point_of_the_simplex(self, numbers: list[float]) -> None:
         inside = torch.tensor(numbers).softmax(-1)
-        torch.testing.assert_close(way("projection").coefficients(inside), inside, rtol=0, atol=1e-7)
+        torch.testing.assert_close(get_parametrization("projection").transform(inside), inside, rtol=0, atol=1e-7)
 
     def test_small_coefficients_keep_their_digits(self) -> None:
         given = torch.tensor([1e-6, 0.25, 0.749999])
-        torch.testing.assert_close(way("projection").coefficients(given)[0], given[0], rtol=0.05, atol=0)
+        torch.testing.assert_close(get_parametrization("projection").transform(given)[0], given[0], rtol=0.05, atol=0)
 
     @given(small, st.lists(st.booleans(), min_size=6, max_size=6), st.integers(0, 2**31))
     def test_a_feasible_gradient_is_the_closest_one_along_which_coefficients_can_move(
@@ -151,14 +157,14 @@ class TestProjection:
         plain = (raw - (raw.sum() - 1) / len(raw)).clamp(min=0)
         gradient = torch.arange(len(raw), dtype=torch.float64).cos()
         (expected,) = torch.autograd.grad(plain, raw, gradient)
-        (found,) = torch.autograd.grad(way("projection").coefficients(raw), raw, gradient)
+        (found,) = torch.autograd.grad(get_parametrization("projection").transform(raw), raw, gradient)
         torch.testing.assert_close(found, expected)
 
     @given(small)
     def test_forward_differentiation_is_the_change_of_the_projection(self, numbers: list[float]) -> None:
         raw = torch.tensor(numbers, dtype=torch.float64)
         tangent = torch.arange(1, len(raw) + 1, dtype=torch.float64).sin()
-        _, found = torch.func.jvp(way("projection").coefficients, (raw,), (tangent,))
+        _, found = torch.func.jvp(get_parametrization("projection").transform, (raw,), (tangent,))
         steps = [(closest_in_simplex(raw + h * tangent) - closest_in_simplex(raw)) / h for h in (1e-6, -1e-6)]
         if torch.allclose(*steps, atol=1e-6):  # a point with one tangent, not between two faces
             torch.testing.assert_close(found, steps[0], rtol=0, atol=1e-6)
@@ -167,7 +173,7 @@ class TestProjection:
     def test_a_coefficient_at_zero_comes_back_when_the_gradient_says_so(
         self, optimiser: type[torch.optim.Optimizer]
     ) -> None:
-        act = hullo.ConvexHull("identity", "relu", "tanh", start="relu")
+        act = hullo.ConvexHull("identity", "relu", "tanh", init="relu")
         assert act.coefficients.tolist() == [0.0, 1.0, 0.0]
         learn(act, lambda x: 0.6 * x + 0.4 * torch.tanh(x), optimiser(act.parameters(), lr=0.02), steps=300)
         torch.testing.assert_close(act.coefficients.detach(), torch.tensor([0.6, 0.0, 0.4]), rtol=0, atol=0.05)
@@ -215,17 +221,17 @@ OPTIMISERS: dict[str, Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer
 
 
 @pytest.mark.parametrize("optimiser", OPTIMISERS)
-@pytest.mark.parametrize("keep", WAYS)
-def test_coefficients_are_in_the_hull_after_every_step_of_any_optimiser(optimiser: str, keep: str) -> None:
-    act = HULLS[keep]("identity", "relu", "tanh", keep=keep)
+@pytest.mark.parametrize("parametrization", PARAMETRIZATIONS)
+def test_coefficients_are_in_the_hull_after_every_step_of_any_optimiser(optimiser: str, parametrization: str) -> None:
+    act = HULLS[parametrization]("identity", "relu", "tanh", parametrization=parametrization)
     moved = []
 
     def check() -> None:
         c = act.coefficients.detach().double()
         moved.append((c - 1 / 3).abs().max().item())
-        if keep in SIMPLEX + HYPERPLANE:
+        if parametrization in SIMPLEX + HYPERPLANE:
             assert c.sum().item() == pytest.approx(1, abs=1e-6 * max(1, act.raw.abs().max().item()))
-        if keep in SIMPLEX + ORTHANT:
+        if parametrization in SIMPLEX + ORTHANT:
             assert c.min() >= 0
 
     learn(act, lambda x: torch.sin(2 * x), OPTIMISERS[optimiser](list(act.parameters())), steps=25, after_each=check)
@@ -263,7 +269,7 @@ class TestSets:
         assert kind(other).check(vertex) == (True, "")
         ok, reason = kind(never_zero).check(vertex)
         assert not ok
-        assert f"keep={other!r} can start there" in reason
+        assert f"parametrization={other!r} can start there" in reason
 
     def test_only_convex_and_affine_coefficients_sum_to_one(self) -> None:
         assert hullo.Orthant().check(torch.tensor([2.0, 0.5])) == (True, "")
@@ -275,14 +281,24 @@ class TestSets:
             assert kind().check(torch.tensor([0.5, torch.nan])) == (False, "coefficients must be finite numbers")
 
     @pytest.mark.parametrize(
-        ("kind", "keep", "said"),
+        ("kind", "parametrization", "said"),
         [
-            (hullo.Simplex, "free", "keep='free': coefficients in the Simplex are kept by 'projection' or 'softmax'"),
-            (hullo.Hyperplane, "", "keep='': coefficients in the Hyperplane are kept by 'recentred' or 'free'"),
-            (hullo.Hyperplane, "given", "keep='given'"),
-            (hullo.Simplex, 3, "keep=3"),
+            (
+                hullo.Simplex,
+                "free",
+                "parametrization='free'.*Simplex.*'projection' or 'softmax'",
+            ),
+            (
+                hullo.Hyperplane,
+                "",
+                "parametrization=''.*Hyperplane.*'recentred' or 'free'",
+            ),
+            (hullo.Hyperplane, "given", "parametrization='given'"),
+            (hullo.Simplex, 3, "parametrization=3"),
         ],
     )
-    def test_an_unknown_way_is_refused(self, kind: Callable[[object], object], keep: object, said: str) -> None:
+    def test_an_unknown_way_is_refused(
+        self, kind: Callable[[object], object], parametrization: object, said: str
+    ) -> None:
         with pytest.raises(ValueError, match=said):
-            kind(keep)
+            kind(parametrization)

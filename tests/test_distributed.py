@@ -23,11 +23,13 @@ KEEPS = ("projection", "softmax", "recentred", "free")
 Job = Callable[[int, str], None]
 
 
-def model(keep: str) -> nn.Sequential:
+def model(parametrization: str) -> nn.Sequential:
     torch.manual_seed(0)
-    hull = hullo.ConvexHull if keep in hullo.Simplex.ways else hullo.AffineHull
-    start = [[0.0, 1.0, 0.0], [0.5, 0.5, 0.0]] if keep == "projection" else None  # on the boundary of the simplex
-    act = hull("identity", "relu", "tanh", groups=2, keep=keep, start=start)
+    hull = hullo.ConvexHull if parametrization in hullo.Simplex.choices else hullo.AffineHull
+    start = (
+        [[0.0, 1.0, 0.0], [0.5, 0.5, 0.0]] if parametrization == "projection" else None
+    )  # on the boundary of the simplex
+    act = hull("identity", "relu", "tanh", groups=2, parametrization=parametrization, init=start)
     return nn.Sequential(nn.Linear(4, 6), act, nn.Linear(6, 1))
 
 
@@ -57,16 +59,16 @@ def worker(rank: int, folder: str, job: Job) -> None:
 
 def learn_together(rank: int, folder: str) -> None:
     x, y = (part.chunk(2)[rank] for part in data())
-    for keep in KEEPS:
-        network = nn.parallel.DistributedDataParallel(model(keep))
+    for parametrization in KEEPS:
+        network = nn.parallel.DistributedDataParallel(model(parametrization))
         train(network, x, y)
-        torch.save(network.module.state_dict(), f"{folder}/{keep}{rank}.pt")
+        torch.save(network.module.state_dict(), f"{folder}/{parametrization}{rank}.pt")
 
 
 def keep_parts(rank: int, folder: str) -> None:
     mesh = init_device_mesh("cpu", (2,))
-    for keep in KEEPS:
-        network, alone = fully_shard(model(keep), mesh=mesh), model(keep)
+    for parametrization in KEEPS:
+        network, alone = fully_shard(model(parametrization), mesh=mesh), model(parametrization)
         hull = network[1]
         assert len(hull.raw.to_local()) == 1  # of two rows
         if rank == 0:  # the other process takes no part: what asked it for its rows would wait in vain
@@ -77,9 +79,9 @@ def keep_parts(rank: int, folder: str) -> None:
         train(alone, *data())
         torch.testing.assert_close(hull.coefficients, alone[1].coefficients, rtol=1e-4, atol=1e-5)
         hull.reset_parameters()
-        assert torch.equal(hull.coefficients, model(keep)[1].coefficients)
+        assert torch.equal(hull.coefficients, model(parametrization)[1].coefficients)
     hull.coefficients = [[0.25, 0.75, 0.0], [0.0, 1.0, 0.0]]
-    assert hullo.known_as(hull) == [hullo.base("leaky_relu(0.25)"), hullo.base("relu")]
+    assert hullo.identify(hull) == [hullo.base("leaky_relu(0.25)"), hullo.base("relu")]
 
 
 @pytest.fixture
@@ -92,14 +94,14 @@ def in_two_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
 
 def test_two_processes_learn_what_one_does(in_two_processes: Callable[[Job], None], tmp_path: Path) -> None:
     in_two_processes(learn_together)
-    for keep in KEEPS:
-        alone = model(keep)
+    for parametrization in KEEPS:
+        alone = model(parametrization)
         train(alone, *data())
-        first, second = (torch.load(tmp_path / f"{keep}{rank}.pt", weights_only=True) for rank in (0, 1))
+        first, second = (torch.load(tmp_path / f"{parametrization}{rank}.pt", weights_only=True) for rank in (0, 1))
         for name, tensor in alone.state_dict().items():
             assert torch.equal(first[name], second[name])
             torch.testing.assert_close(first[name], tensor, rtol=1e-4, atol=1e-5)
-        assert not torch.equal(first[f"1.{alone[1].raw_name}"], model(keep)[1].raw)
+        assert not torch.equal(first[f"1.{alone[1].raw_name}"], model(parametrization)[1].raw)
 
 
 def test_a_sharded_hull_is_printed_trained_read_and_set(in_two_processes: Callable[[Job], None]) -> None:

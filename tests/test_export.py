@@ -23,14 +23,20 @@ class Every(nn.Module):
     def __init__(self, groups: int) -> None:
         super().__init__()
         self.hulls = nn.ModuleList()
-        for name in hullo.names():
+        for name in hullo.list_bases():
             others = [other for other in ("relu", "tanh") if other != name]
             hull = hullo.AffineHull(*others, name, strict=False, groups=groups)
             with torch.no_grad():
                 hull.raw.add_(torch.randn_like(hull.raw))
             self.hulls.append(hull)
-        for kind, keep in ((hullo.AffineHull, "free"), (hullo.ConvexHull, "projection"), (hullo.ConvexHull, "softmax")):
-            self.hulls.append(kind("identity", "relu", "tanh", keep=keep, groups=groups, start=[0.2, 0.3, 0.5]))
+        for kind, parametrization in (
+            (hullo.AffineHull, "free"),
+            (hullo.ConvexHull, "projection"),
+            (hullo.ConvexHull, "softmax"),
+        ):
+            self.hulls.append(
+                kind("identity", "relu", "tanh", parametrization=parametrization, groups=groups, init=[0.2, 0.3, 0.5])
+            )
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         return tuple(hull(x) for hull in self.hulls)

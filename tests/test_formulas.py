@@ -59,7 +59,7 @@ def test_a_formula_has_the_facts_of_the_same_function() -> None:
     assert made.slope_bounds == pytest.approx(known.slope_bounds, abs=1e-8)
     assert (made.value_at_zero, made.slopes_at_zero) == (0.0, (0.5, 0.5))
     assert made.is_monotone is False
-    assert hullo.known_as([1.0], ["quick"]) is not None
+    assert hullo.identify([1.0], ["quick"]) is not None
     assert hullo.add_base("cube", "x * x * x").slope_bounds[1] == float("inf")
     assert hullo.is_monotone([1.0, 1.0], ["cube", "tanh"]) is True
     with pytest.raises(ValueError, match="linear combination of quick_gelu"):
@@ -76,15 +76,15 @@ def test_the_cpus_kernel_serves_it(dtype: torch.dtype) -> None:
 
 _FUSED = """
 import torch, hullo
-from hullo.coefficients import way
-from hullo.kernels import Plan, reference, triton
+from hullo.coefficients import get_parametrization
+from hullo.kernels import CombineSpec, reference, triton
 hullo.add_base("bell", "x * exp(-square(x / width))", parameters={"width": 1.0})
 hullo.add_base("bent", "where(x < 0, 0.3 * x, x) / (1 + abs(x))")
-plan = Plan(tuple(map(hullo.base, ["bell(2)", "bent", "relu"])), way("given"), 1)
+spec = CombineSpec(tuple(map(hullo.base, ["bell(2)", "bent", "relu"])), get_parametrization("given"), 1)
 x, dy, raw = torch.randn(5, 6, 7), torch.randn(5, 6, 7), torch.randn(6, 3)
 for found, expected in zip(
-    (triton.forward(x, raw, plan), *triton.backward(dy, x, raw, plan)),
-    (reference.forward(x, raw, plan), *reference.backward(dy, x, raw, plan)),
+    (triton.forward(x, raw, spec), *triton.backward(dy, x, raw, spec)),
+    (reference.forward(x, raw, spec), *reference.backward(dy, x, raw, spec)),
 ):
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 """
@@ -102,9 +102,9 @@ def test_keras_serves_it() -> None:
     import hullo.keras
 
     hullo.add_base("bent", "where(x < 0, slope * x, x) + 0.1 * sin(x)", parameters={"slope": 0.2})
-    layer = hullo.keras.LinearHull(["relu", "bent(0.5)"], start=[0.25, 2.0])
+    layer = hullo.keras.LinearHull(["relu", "bent(0.5)"], init=[0.25, 2.0])
     x = torch.linspace(-3, 3, 13)
-    expected = reference.forward(x, torch.tensor([0.25, 2.0]), layer.to_torch().plan)
+    expected = reference.forward(x, torch.tensor([0.25, 2.0]), layer.to_torch().spec)
     torch.testing.assert_close(torch.as_tensor(layer(x.numpy())).detach(), expected, rtol=1e-5, atol=1e-6)
 
 
@@ -129,10 +129,10 @@ def test_keras_serves_it() -> None:
     ],
 )
 def test_what_is_no_formula_is_refused_and_leaves_no_trace(formula: str, said: str) -> None:
-    before = hullo.names()
+    before = hullo.list_bases()
     with pytest.raises(ValueError, match=said):
         hullo.add_base("broken", formula)
-    assert hullo.names() == before
+    assert hullo.list_bases() == before
 
 
 def test_derivatives_are_of_the_functions_kind_and_right() -> None:

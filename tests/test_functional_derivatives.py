@@ -8,7 +8,7 @@ from torch import Tensor
 
 import hullo
 import oracle
-from hullo.coefficients import way
+from hullo.coefficients import get_parametrization
 from made_hulls import QUARTET, every_hull
 
 
@@ -16,22 +16,22 @@ class TestDerivatives:
     """In float64 against differences, away from kinks."""
 
     @staticmethod
-    def inputs(keep: str, groups: int | None) -> tuple[Tensor, Tensor]:
+    def inputs(parametrization: str, groups: int | None) -> tuple[Tensor, Tensor]:
         x = torch.tensor([[-2.3, 0.7, 1.9, -0.4], [0.2, -1.1, 4.0, -5.0]], dtype=torch.float64)
         rows = torch.tensor([[0.2, 0.3, 0.1, 0.4], [0.4, 0.15, 0.25, 0.2]], dtype=torch.float64)
-        raw = way(keep).raw(rows if groups else rows[0])
+        raw = get_parametrization(parametrization).inverse(rows if groups else rows[0])
         return x.requires_grad_(), raw.clone().requires_grad_()
 
     @pytest.mark.parametrize("groups", [None, 2])
     @every_hull
     def test_first_and_second_derivatives_are_right_for_every_way(
-        self, hull: type[hullo.Hull], keep: str, groups: int | None
+        self, hull: type[hullo.Hull], parametrization: str, groups: int | None
     ) -> None:
         def function(x: Tensor, raw: Tensor) -> Tensor:
-            act = hull(*QUARTET, keep=keep, groups=groups or 1, dtype=torch.float64)
+            act = hull(*QUARTET, parametrization=parametrization, groups=groups or 1, dtype=torch.float64)
             return torch.func.functional_call(act, {act.raw_name: raw}, (x,))
 
-        inputs = self.inputs(keep, groups)
+        inputs = self.inputs(parametrization, groups)
         assert torch.autograd.gradcheck(function, inputs, check_batched_grad=True, check_forward_ad=True)
         assert torch.autograd.gradgradcheck(function, inputs, check_batched_grad=True)
 

@@ -14,8 +14,8 @@ from made_hulls import every_hull, uneven
 
 @every_hull
 @pytest.mark.parametrize("groups", [1, 3])
-def test_the_product_and_all_its_gradients(hull: type[hullo.Hull], keep: str, groups: int) -> None:
-    act = uneven(hull, keep, groups, channel_dim=-1, dtype=torch.float64)
+def test_the_product_and_all_its_gradients(hull: type[hullo.Hull], parametrization: str, groups: int) -> None:
+    act = uneven(hull, parametrization, groups, channel_dim=-1, dtype=torch.float64)
     inputs = [torch.randn(2, 6, dtype=torch.float64, requires_grad=True) for _ in range(2)]
     upstream = torch.randn(2, 6, dtype=torch.float64)
     found = torch.autograd.grad(hullo.GatedHull(act)(*inputs), [*inputs, act.raw], upstream)
@@ -120,7 +120,7 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         hullo.GatedHull(nn.ReLU())  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("options", [{}, {"start": "relu"}, {"groups": 3, "channel_dim": -1}])
+@pytest.mark.parametrize("options", [{}, {"init": "relu"}, {"groups": 3, "channel_dim": -1}])
 def test_a_folded_gate_is_a_product_of_pytorch(options: dict[str, Any]) -> None:
     model, x = Gated(**options), torch.randn(5, 4)
     folded = hullo.fold(model, example_inputs=x)

@@ -14,7 +14,7 @@ import keras
 
 import hullo.keras
 from hullo.keras import arithmetic
-from keras_layers import BACKEND, HULLS, PAPER, WAYS, numpy, sample, without_array_warning
+from keras_layers import BACKEND, HULLS, PAPER, PARAMETRIZATIONS, numpy, sample, without_array_warning
 
 pytestmark = without_array_warning
 
@@ -71,17 +71,17 @@ def assert_twins_agree(layer, module, x, upstream):
     np.testing.assert_allclose(numpy(y), expected.detach(), rtol=tolerance, atol=tolerance)
     np.testing.assert_allclose(numpy(dx), x.grad, rtol=tolerance, atol=tolerance * np.max(np.abs(upstream), initial=0))
     expected_draw = module.raw.grad
-    if restrict := module.constraint.way.restrict:  # in PyTorch just before a step
+    if restrict := module.constraint.parametrization.restrict:  # in PyTorch just before a step
         expected_draw = restrict(module.raw.detach(), expected_draw)
     np.testing.assert_allclose(numpy(draw), expected_draw, rtol=tolerance, atol=tolerance)
     np.testing.assert_allclose(numpy(layer.coefficients), module.coefficients.detach(), atol=tolerance)
 
 
-def coefficients(rng, name, groups, n, keep=None):
+def coefficients(rng, name, groups, n, parametrization=None):
     """Rows of coefficients, exact in float32; where zero can be reached, many are zero."""
-    rows = rng.multinomial(4 if keep in ("projection", "clamped") else 64, np.full(n, 1 / n), size=groups).astype(
-        "float64"
-    )
+    rows = rng.multinomial(
+        4 if parametrization in ("projection", "clamped") else 64, np.full(n, 1 / n), size=groups
+    ).astype("float64")
     rows /= rows.sum(-1, keepdims=True)
     if name == "AffineHull":
         rows = 2 * rows - np.eye(n)[0]
@@ -93,24 +93,24 @@ def test_keras_has_a_meaning_for_every_word_of_a_formula():
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("name", hullo.names())
+@pytest.mark.parametrize("name", hullo.list_bases())
 def test_every_base_agrees_with_pytorch_per_layer_and_per_channel(name, dtype):
     x, upstream = sample((5, 3, 4), dtype, kinks=(0.0, *hullo.base(name).kinks))
     for hull, groups in (("AffineHull", 1), ("ConvexHull", 4)):
         bases = [name, "sin" if name == "asinh" else "asinh"]
         start = coefficients(np.random.default_rng(1), hull, groups, 2)
-        layer, module = twins(hull, bases, x.shape, dtype, start=start, groups=groups, strict=False)
+        layer, module = twins(hull, bases, x.shape, dtype, init=start, groups=groups, strict=False)
         assert_twins_agree(layer, module, x, upstream)
 
 
 @pytest.mark.parametrize(("groups", "axis"), [(1, -1), (2, 1), (6, -1)])
-@pytest.mark.parametrize(("name", "keep"), WAYS)
+@pytest.mark.parametrize(("name", "parametrization"), PARAMETRIZATIONS)
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_every_way_of_keeping_coefficients_agrees_with_pytorch(name, keep, groups, axis, dtype):
+def test_every_way_of_keeping_coefficients_agrees_with_pytorch(name, parametrization, groups, axis, dtype):
     x, upstream = sample((4, 6, 5, 6), dtype)
     bases = [*PAPER, "elu"]
-    start = coefficients(np.random.default_rng(groups), name, groups, len(bases), keep)
-    layer, module = twins(name, bases, x.shape, dtype, axis, start=start, groups=groups, keep=keep)
+    start = coefficients(np.random.default_rng(groups), name, groups, len(bases), parametrization)
+    layer, module = twins(name, bases, x.shape, dtype, axis, init=start, groups=groups, parametrization=parametrization)
     assert_twins_agree(layer, module, x, upstream)
 
 

@@ -25,15 +25,15 @@ pytestmark = without_array_warning
         (["gelu"], {"strict": True}),
         ([], {}),
         ([3], {}),
-        (PAPER, {"start": [0.5, float("nan"), 0.5]}),
-        (PAPER, {"start": [0.5, 0.5]}),
-        (PAPER, {"start": "elu"}),
-        (PAPER, {"start": [[1.0, 0.0], [1.0]]}),
-        (PAPER, {"start": ["a", "b", "c"]}),
-        (PAPER, {"start": [[1.0, 0.0, 0.0]] * 3, "groups": 2}),
+        (PAPER, {"init": [0.5, float("nan"), 0.5]}),
+        (PAPER, {"init": [0.5, 0.5]}),
+        (PAPER, {"init": "elu"}),
+        (PAPER, {"init": [[1.0, 0.0], [1.0]]}),
+        (PAPER, {"init": ["a", "b", "c"]}),
+        (PAPER, {"init": [[1.0, 0.0, 0.0]] * 3, "groups": 2}),
         (PAPER, {"groups": 0}),
         (PAPER, {"groups": 2.0}),
-        (PAPER, {"keep": "division"}),
+        (PAPER, {"parametrization": "division"}),
     ],
 )
 def test_bad_arguments_raise_the_errors_of_pytorch(name, bases, arguments):
@@ -99,11 +99,11 @@ def test_coefficients_can_be_set_and_a_value_off_the_hull_changes_nothing(name):
         with pytest.raises(ValueError, match="sum to one"):
             layer.coefficients = [1.0, 1.0, 0.0]
     np.testing.assert_allclose(numpy(layer.coefficients), [[0.25, 0.5, 0.25]] * 2, atol=1e-7)
-    other = getattr(hullo.keras, name)(PAPER, groups=2, start=layer.coefficients)
+    other = getattr(hullo.keras, name)(PAPER, groups=2, init=layer.coefficients)
     np.testing.assert_allclose(numpy(other.coefficients), [[0.25, 0.5, 0.25]] * 2, atol=1e-7)
 
 
 def test_a_layer_reads_like_its_call():
     assert repr(hullo.keras.AffineHull(["relu", "elu(2)"], strict=False)) == "AffineHull(['relu', 'elu(2)'])"
-    layer = hullo.keras.ConvexHull(["identity"], groups=3, axis=1, keep="softmax")
-    assert repr(layer) == "ConvexHull(['identity'], groups=3, axis=1, keep='softmax')"
+    layer = hullo.keras.ConvexHull(["identity"], groups=3, axis=1, parametrization="softmax")
+    assert repr(layer) == "ConvexHull(['identity'], groups=3, axis=1, parametrization='softmax')"

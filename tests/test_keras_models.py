@@ -8,13 +8,13 @@ pytest.importorskip("keras")
 import keras
 
 import hullo.keras
-from keras_layers import BACKEND, PAPER, WAYS, network, numpy, sample, without_array_warning
+from keras_layers import BACKEND, PAPER, PARAMETRIZATIONS, network, numpy, sample, without_array_warning
 
 pytestmark = without_array_warning
 
 
 def test_fit_leaves_a_vertex_finds_the_function_and_never_leaves_the_hull():
-    layer = hullo.keras.ConvexHull(PAPER, start="identity")
+    layer = hullo.keras.ConvexHull(PAPER, init="identity")
     model = network(layer)
     model.compile(keras.optimizers.SGD(0.5), "mse")
     seen = []
@@ -30,16 +30,16 @@ def test_fit_leaves_a_vertex_finds_the_function_and_never_leaves_the_hull():
     "arguments",
     [
         {"bases": PAPER},
-        {"bases": ["leaky_relu(0.2)", "gelu"], "strict": False, "start": "gelu", "axis": 1, "groups": 2},
-        {"bases": PAPER, "start": np.eye(3)[[0, 1, 2, 2]], "groups": 4, "dtype": "mixed_bfloat16"},
+        {"bases": ["leaky_relu(0.2)", "gelu"], "strict": False, "init": "gelu", "axis": 1, "groups": 2},
+        {"bases": PAPER, "init": np.eye(3)[[0, 1, 2, 2]], "groups": 4, "dtype": "mixed_bfloat16"},
         {"bases": ["tanh"]},
     ],
 )
-@pytest.mark.parametrize(("name", "keep"), WAYS)
-def test_a_saved_model_loads_with_equal_outputs(name, keep, arguments, tmp_path):
-    if keep in ("softmax", "softplus") and len(arguments["bases"]) > 1:
-        arguments = {**arguments, "start": None}
-    layer = getattr(hullo.keras, name)(**arguments, keep=keep, name="act")
+@pytest.mark.parametrize(("name", "parametrization"), PARAMETRIZATIONS)
+def test_a_saved_model_loads_with_equal_outputs(name, parametrization, arguments, tmp_path):
+    if parametrization in ("softmax", "softplus") and len(arguments["bases"]) > 1:
+        arguments = {**arguments, "init": None}
+    layer = getattr(hullo.keras, name)(**arguments, parametrization=parametrization, name="act")
     model = network(layer)
     x = sample((8, 4))[0]
     layer.raw.assign(layer.raw.numpy() + np.linspace(0, 1, layer.raw.numpy().size).reshape(layer.raw.shape))
@@ -51,10 +51,12 @@ def test_a_saved_model_loads_with_equal_outputs(name, keep, arguments, tmp_path)
     assert repr(again) == repr(layer)
 
 
-@pytest.mark.parametrize("other", [{"bases": ["identity", "relu", "sin"]}, {"keep": "softmax"}, {"groups": 4}])
+@pytest.mark.parametrize(
+    "other", [{"bases": ["identity", "relu", "sin"]}, {"parametrization": "softmax"}, {"groups": 4}]
+)
 def test_weights_of_another_hull_are_refused(other, tmp_path):
     saved = network(hullo.keras.ConvexHull(**{"bases": PAPER, **other}))
-    model = network(hullo.keras.ConvexHull(PAPER, start="tanh", name="act"))
+    model = network(hullo.keras.ConvexHull(PAPER, init="tanh", name="act"))
     saved.save_weights(tmp_path / "it.weights.h5")
     with pytest.raises(ValueError, match=r"was saved by 'convex\(.*'; this layer is 'convex\(identity,relu,tanh\)"):
         model.load_weights(tmp_path / "it.weights.h5")
@@ -70,9 +72,9 @@ def test_weights_of_another_layer_are_refused(tmp_path):
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "bfloat16"])
 def test_half_precision_computes_in_float32_and_keeps_float32_coefficients(policy):
     half = policy.removeprefix("mixed_")
-    layer = hullo.keras.AffineHull(PAPER, start=[3.0, -1.0, -1.0], dtype=policy)
+    layer = hullo.keras.AffineHull(PAPER, init=[3.0, -1.0, -1.0], dtype=policy)
     x = keras.ops.cast(sample((8, 4))[0], half)
-    wide = hullo.keras.AffineHull(PAPER, start=[3.0, -1.0, -1.0])(keras.ops.cast(x, "float32"))
+    wide = hullo.keras.AffineHull(PAPER, init=[3.0, -1.0, -1.0])(keras.ops.cast(x, "float32"))
     y = layer(x)
     assert layer.raw.dtype == "float32"
     assert keras.backend.standardize_dtype(y.dtype) == half
@@ -90,12 +92,15 @@ def test_masks_pass_through():
 @pytest.mark.skipif(BACKEND != "torch", reason="other backends export by packages of their own")
 @pytest.mark.filterwarnings("ignore")  # the exporter's own
 @pytest.mark.parametrize("groups", [1, 2])
-@pytest.mark.parametrize(("name", "keep"), WAYS)
-def test_onnx_keeps_the_values_for_any_batch(name, keep, groups, tmp_path):
+@pytest.mark.parametrize(("name", "parametrization"), PARAMETRIZATIONS)
+def test_onnx_keeps_the_values_for_any_batch(name, parametrization, groups, tmp_path):
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
     start = [0.2, 0.3, 0.5]
-    model = network(keras.layers.Dense(4), getattr(hullo.keras, name)(PAPER, keep=keep, groups=groups, start=start))
+    model = network(
+        keras.layers.Dense(4),
+        getattr(hullo.keras, name)(PAPER, parametrization=parametrization, groups=groups, init=start),
+    )
     x = sample((5, 4))[0]
     y = numpy(model(x))
     model.export(tmp_path / "model.onnx", format="onnx", verbose=False)
@@ -113,7 +118,7 @@ def decay(model):
 @pytest.mark.parametrize("excluded", [True, False])
 def test_weight_decay_leaves_coefficients_alone_if_they_are_excluded_by_name(excluded, tmp_path):
     start = [2.0, 0.0, -1.0]
-    model = network(keras.layers.Dense(4), hullo.keras.AffineHull(PAPER, start=start, name="act"))
+    model = network(keras.layers.Dense(4), hullo.keras.AffineHull(PAPER, init=start, name="act"))
     model.compile(keras.optimizers.AdamW(0.1, weight_decay=0.5), "mse")
     if excluded:
         model.optimizer.exclude_from_weight_decay(var_names=["raw_coefficients"])

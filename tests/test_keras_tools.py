@@ -82,7 +82,7 @@ def test_what_cannot_be_swapped_is_refused():
 
 @pytest.mark.parametrize("scale", [1.0, 10.0])
 def test_coefficients_move_as_many_times_as_fast_as_asked(scale, tmp_path):
-    act = hullo.keras.LinearHull(["identity"], start=[1.0], lr_scale=scale)
+    act = hullo.keras.LinearHull(["identity"], init=[1.0], lr_scale=scale)
     model = keras.Sequential([keras.Input((4,)), act])
     model.compile(keras.optimizers.Adam(1e-3), "mse")
     x = sample(8, 4)
@@ -96,7 +96,7 @@ def test_coefficients_move_as_many_times_as_fast_as_asked(scale, tmp_path):
 
 
 def test_a_layer_as_a_module_has_its_numbers_and_answers():
-    act = hullo.keras.ConvexHull(["identity", "relu"], start=[[0.25, 0.75], [1.0, 0.0]], groups=2, lr_scale=4)
+    act = hullo.keras.ConvexHull(["identity", "relu"], init=[[0.25, 0.75], [1.0, 0.0]], groups=2, lr_scale=4)
     twin = act.to_torch()
     np.testing.assert_allclose(twin.coefficients.tolist(), [[0.25, 0.75], [1, 0]])
-    assert [item.name for item in hullo.known_as(twin)] == ["leaky_relu(0.25)", "identity"]
+    assert [item.name for item in hullo.identify(twin)] == ["leaky_relu(0.25)", "identity"]

@@ -19,35 +19,37 @@ from made_hulls import HULLS, TRIO, every_hull, uneven
 class TestConstruction:
     @every_hull
     @pytest.mark.parametrize("groups", [1, 4])
-    def test_it_starts_uniform_and_is_reproducible(self, hull: type[Hull], keep: str, groups: int) -> None:
-        act = hull(*TRIO, keep=keep, groups=groups)
+    def test_it_starts_uniform_and_is_reproducible(self, hull: type[Hull], parametrization: str, groups: int) -> None:
+        act = hull(*TRIO, parametrization=parametrization, groups=groups)
         assert act.coefficients.shape == ((3,) if groups == 1 else (groups, 3))
         torch.testing.assert_close(act.coefficients.detach(), torch.full_like(act.coefficients, 1 / 3))
-        assert torch.equal(act.raw, hull(*TRIO, keep=keep, groups=groups).raw)
+        assert torch.equal(act.raw, hull(*TRIO, parametrization=parametrization, groups=groups).raw)
 
     @every_hull
-    def test_it_computes_the_combination_of_its_coefficients(self, hull: type[Hull], keep: str) -> None:
+    def test_it_computes_the_combination_of_its_coefficients(self, hull: type[Hull], parametrization: str) -> None:
         for groups, channel_dim in ((1, 1), (2, 1), (3, -1)):
-            act = uneven(hull, keep, groups, channel_dim=channel_dim)
+            act = uneven(hull, parametrization, groups, channel_dim=channel_dim)
             x = torch.randn(4, 6, 9)
             exact = oracle.combine(x, act.coefficients.detach(), TRIO, channel_dim)
             torch.testing.assert_close(act(x).detach(), exact.float(), rtol=1e-5, atol=1e-6)
 
     @every_hull
-    def test_any_admissible_start_is_taken(self, hull: type[Hull], keep: str) -> None:
+    def test_any_admissible_start_is_taken(self, hull: type[Hull], parametrization: str) -> None:
         row = [0.2, 0.5, 0.3]
         for start in (row, torch.tensor(row), tuple(row), torch.tensor(row, dtype=torch.float64, requires_grad=True)):
             torch.testing.assert_close(
-                hull(*TRIO, start=start, keep=keep).coefficients.tolist(), row, rtol=0, atol=1e-6
+                hull(*TRIO, init=start, parametrization=parametrization).coefficients.tolist(), row, rtol=0, atol=1e-6
             )
-        shared = hull(*TRIO, start=row, keep=keep, groups=2)
+        shared = hull(*TRIO, init=row, parametrization=parametrization, groups=2)
         torch.testing.assert_close(shared.coefficients.tolist(), [row, row], rtol=0, atol=1e-6)
 
-    @pytest.mark.parametrize(("hull", "keep"), [pair for pair in HULLS if pair[1] not in ("softmax", "softplus")])
-    def test_it_starts_as_any_of_its_bases_exactly(self, hull: type[Hull], keep: str) -> None:
+    @pytest.mark.parametrize(
+        ("hull", "parametrization"), [pair for pair in HULLS if pair[1] not in ("softmax", "softplus")]
+    )
+    def test_it_starts_as_any_of_its_bases_exactly(self, hull: type[Hull], parametrization: str) -> None:
         x = torch.linspace(-3, 3, 25)
         for name in ("gelu", "identity", "relu"):
-            act = hull("identity", "relu", "gelu", start=name, keep=keep, strict=False)
+            act = hull("identity", "relu", "gelu", init=name, parametrization=parametrization, strict=False)
             torch.testing.assert_close(act(x), hullo.base(name).function(x), rtol=0, atol=0)
 
     @pytest.mark.parametrize("given", [["relu", "tanh"], ("relu", "tanh"), iter(["relu", hullo.base("tanh")])])
@@ -62,11 +64,11 @@ class TestConstruction:
         assert torch.equal(x, before)
 
     def test_a_start_between_vertices_of_an_affine_hull_may_be_negative(self) -> None:
-        assert hullo.AffineHull("identity", "tanh", start=[2.0, -1.0]).coefficients.tolist() == [2.0, -1.0]
+        assert hullo.AffineHull("identity", "tanh", init=[2.0, -1.0]).coefficients.tolist() == [2.0, -1.0]
 
     @every_hull
-    def test_one_base_alone_is_itself(self, hull: type[Hull], keep: str) -> None:
-        act = hull("tanh", keep=keep)
+    def test_one_base_alone_is_itself(self, hull: type[Hull], parametrization: str) -> None:
+        act = hull("tanh", parametrization=parametrization)
         x = torch.randn(5, requires_grad=True)
         torch.testing.assert_close(act(x), torch.tanh(x), rtol=0, atol=1e-6)
         act(x).sum().backward()
@@ -81,9 +83,9 @@ class TestConstruction:
 
     def test_it_shows_what_it_is(self) -> None:
         assert repr(hullo.AffineHull(*TRIO)) == "AffineHull(identity=0.33, relu=0.33, tanh=0.33)"
-        assert repr(hullo.ConvexHull("relu", "elu(2)", start=[0.25, 0.75])) == "ConvexHull(relu=0.25, elu(2)=0.75)"
-        grouped = hullo.ConvexHull("relu", "tanh", groups=4, channel_dim=-1, keep="softmax")
-        assert repr(grouped) == "ConvexHull(relu, tanh, groups=4, channel_dim=-1, keep='softmax')"
+        assert repr(hullo.ConvexHull("relu", "elu(2)", init=[0.25, 0.75])) == "ConvexHull(relu=0.25, elu(2)=0.75)"
+        grouped = hullo.ConvexHull("relu", "tanh", groups=4, channel_dim=-1, parametrization="softmax")
+        assert repr(grouped) == "ConvexHull(relu, tanh, groups=4, channel_dim=-1, parametrization='softmax')"
         assert hullo.ConvexHull(*TRIO).spelling == "convex(identity,relu,tanh)"
 
     @pytest.mark.parametrize("given", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
@@ -101,8 +103,8 @@ class TestConstruction:
 
 class TestAssignment:
     @every_hull
-    def test_assigned_coefficients_are_the_coefficients(self, hull: type[Hull], keep: str) -> None:
-        act = hull(*TRIO, keep=keep)
+    def test_assigned_coefficients_are_the_coefficients(self, hull: type[Hull], parametrization: str) -> None:
+        act = hull(*TRIO, parametrization=parametrization)
         parameter = act.raw
         act.coefficients = [0.2, 0.3, 0.5]
         torch.testing.assert_close(act.coefficients.tolist(), [0.2, 0.3, 0.5], rtol=0, atol=1e-6)
@@ -131,20 +133,20 @@ class TestAssignment:
         ],
     )
     def test_a_value_off_the_hull_is_refused_and_changes_nothing(
-        self, hull: type[Hull], keep: str, value: Any, error: type[Exception], said: str
+        self, hull: type[Hull], parametrization: str, value: Any, error: type[Exception], said: str
     ) -> None:
-        act = uneven(hull, keep)
+        act = uneven(hull, parametrization)
         before = act.raw.detach().clone()
         with pytest.raises(error, match=said):
             act.coefficients = value
         assert torch.equal(act.raw, before)
         with pytest.raises(error, match=said):
-            hull(*TRIO, start=value, keep=keep)
+            hull(*TRIO, init=value, parametrization=parametrization)
 
     @pytest.mark.parametrize("hull", [hullo.ConvexHull, hullo.ConicHull])
     def test_negative_coefficients_are_refused_where_none_may_be(self, hull: type[Hull]) -> None:
         with pytest.raises(ValueError, match=r"\[2.0, -1.0\] .* con\w+\(relu,tanh\): .* one is -1"):
-            hull("relu", "tanh", start=[2.0, -1.0])
+            hull("relu", "tanh", init=[2.0, -1.0])
 
     @pytest.mark.parametrize("hull", [hullo.ConvexHull, hullo.AffineHull])
     def test_coefficients_that_do_not_sum_to_one_are_refused_where_they_must(self, hull: type[Hull]) -> None:
@@ -155,7 +157,7 @@ class TestAssignment:
 
     def test_one_bad_row_is_enough(self) -> None:
         with pytest.raises(ValueError, match=r"2 rows are no coefficients of .*sum to 0.5"):
-            hullo.AffineHull("relu", "tanh", groups=2, start=[[1.0, 0.0], [0.5, 0.0]])
+            hullo.AffineHull("relu", "tanh", groups=2, init=[[1.0, 0.0], [0.5, 0.0]])
 
 
 class TestRefusals:
@@ -176,9 +178,9 @@ class TestRefusals:
             hullo.AffineHull(*TRIO, dtype=dtype)
         assert f"dtype={dtype!r}" in str(refusal.value)
 
-    def test_a_way_of_the_other_hull(self) -> None:
-        with pytest.raises(ValueError, match="keep='softmax': coefficients in the Hyperplane are kept by 'recentred'"):
-            hullo.AffineHull(*TRIO, keep="softmax")
+    def test_a_parametrization_of_another_hull(self) -> None:
+        with pytest.raises(ValueError, match=r"parametrization='softmax'.*Hyperplane.*'recentred'"):
+            hullo.AffineHull(*TRIO, parametrization="softmax")
 
     def test_input_that_does_not_fit(self) -> None:
         with pytest.raises(TypeError, match=r"got torch\.int64; for integers call x\.float\(\) first"):
@@ -204,8 +206,8 @@ def test_a_network_of_hulls_learns() -> None:
 
 @pytest.mark.parametrize("is_training", [True, False])
 @every_hull
-def test_coefficients_refuse_to_be_changed_in_place(hull: type[Hull], keep: str, is_training: bool) -> None:
-    act = uneven(hull, keep)
+def test_coefficients_refuse_to_be_changed_in_place(hull: type[Hull], parametrization: str, is_training: bool) -> None:
+    act = uneven(hull, parametrization)
     before = act.coefficients.tolist()
     with torch.set_grad_enabled(is_training):
         for change in (

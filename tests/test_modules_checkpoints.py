@@ -25,8 +25,10 @@ def model_of(act: Hull) -> nn.Sequential:
 class TestCopies:
     @every_hull
     @pytest.mark.parametrize("groups", [1, 2])
-    def test_copies_and_pickles_are_the_same_function(self, hull: type[Hull], keep: str, groups: int) -> None:
-        act = uneven(hull, keep, groups)
+    def test_copies_and_pickles_are_the_same_function(
+        self, hull: type[Hull], parametrization: str, groups: int
+    ) -> None:
+        act = uneven(hull, parametrization, groups)
         x = torch.randn(3, 4)
         for twin in (copy.deepcopy(act), pickle.loads(pickle.dumps(act))):
             assert repr(twin) == repr(act)
@@ -38,12 +40,12 @@ class TestCopies:
 
     @every_hull
     @pytest.mark.parametrize("groups", [1, 2])
-    def test_a_checkpoint_brings_the_function_back(self, hull: type[Hull], keep: str, groups: int) -> None:
-        model = nn.Sequential(nn.Linear(4, 4), uneven(hull, keep, groups))
+    def test_a_checkpoint_brings_the_function_back(self, hull: type[Hull], parametrization: str, groups: int) -> None:
+        model = nn.Sequential(nn.Linear(4, 4), uneven(hull, parametrization, groups))
         file = io.BytesIO()
         torch.save(model.state_dict(), file)
         file.seek(0)
-        other = nn.Sequential(nn.Linear(4, 4), hull(*TRIO, keep=keep, groups=groups))
+        other = nn.Sequential(nn.Linear(4, 4), hull(*TRIO, parametrization=parametrization, groups=groups))
         missing = other.load_state_dict(torch.load(file, weights_only=True))
         assert not missing.missing_keys
         assert not missing.unexpected_keys
@@ -51,17 +53,20 @@ class TestCopies:
         assert torch.equal(other(x), model(x))
 
     @every_hull
-    @pytest.mark.parametrize("other", ["bases", "keep", "number of bases", "groups"])
+    @pytest.mark.parametrize("other", ["bases", "parametrization", "number of bases", "groups"])
     @pytest.mark.parametrize("strict", [True, False])
     def test_another_hulls_checkpoint_is_refused_and_changes_nothing(
-        self, hull: type[Hull], keep: str, other: str, strict: bool
+        self, hull: type[Hull], parametrization: str, other: str, strict: bool
     ) -> None:
-        act = uneven(hull, keep, 2)
+        act = uneven(hull, parametrization, 2)
         saved, named = {
-            "bases": (hull("identity", "relu", "sin", keep=keep, groups=2), keep),
-            "keep": (uneven(*next(item for item in HULLS if item[1] != keep), 2), keep),
-            "number of bases": (hull("identity", "relu", keep=keep, groups=2), keep),
-            "groups": (hull(*TRIO, keep=keep, groups=4), "groups=4.*groups=2"),
+            "bases": (hull("identity", "relu", "sin", parametrization=parametrization, groups=2), parametrization),
+            "parametrization": (
+                uneven(*next(item for item in HULLS if item[1] != parametrization), 2),
+                parametrization,
+            ),
+            "number of bases": (hull("identity", "relu", parametrization=parametrization, groups=2), parametrization),
+            "groups": (hull(*TRIO, parametrization=parametrization, groups=4), "groups=4.*groups=2"),
         }[other]
         before = act.raw.detach().clone()
         with pytest.raises(RuntimeError, match=rf"1\.{saved.raw_name} .*{named}"):
@@ -69,17 +74,22 @@ class TestCopies:
         assert torch.equal(act.raw, before)
 
     @every_hull
-    def test_where_only_tensors_are_kept_names_and_shapes_are_checked(self, hull: type[Hull], keep: str) -> None:
-        act = uneven(hull, keep)
-        other, bare = hull(*TRIO, keep=keep), dict(model_of(act).state_dict())
+    def test_where_only_tensors_are_kept_names_and_shapes_are_checked(
+        self, hull: type[Hull], parametrization: str
+    ) -> None:
+        act = uneven(hull, parametrization)
+        other, bare = hull(*TRIO, parametrization=parametrization), dict(model_of(act).state_dict())
         model_of(other).load_state_dict(bare)
         assert torch.equal(other.raw, act.raw)
-        with pytest.raises(RuntimeError, match=rf'Missing key.*"1\.raw_{keep}__identity__relu__tanh"'):
+        with pytest.raises(RuntimeError, match=rf'Missing key.*"1\.raw_{parametrization}__identity__relu__tanh"'):
             model_of(other).load_state_dict({name: value for name, value in bare.items() if "raw" not in name})
         with pytest.raises(RuntimeError, match="groups=1; this hull has groups=2"):
-            model_of(hull(*TRIO, keep=keep, groups=2)).load_state_dict(bare, strict=False)
-        different = [hull(*TRIO[:2], keep=keep), hull("identity", "tanh", "relu", keep=keep)]
-        different += [others(*TRIO, keep=kept) for others, kept in HULLS if kept != keep]
+            model_of(hull(*TRIO, parametrization=parametrization, groups=2)).load_state_dict(bare, strict=False)
+        different = [
+            hull(*TRIO[:2], parametrization=parametrization),
+            hull("identity", "tanh", "relu", parametrization=parametrization),
+        ]
+        different += [others(*TRIO, parametrization=kept) for others, kept in HULLS if kept != parametrization]
         for another in different:
             with pytest.raises(RuntimeError, match=f"{act.raw_name} was saved by another hull.*{another.raw_name}"):
                 model_of(another).load_state_dict(bare, strict=False)
@@ -127,9 +137,9 @@ class TestReset:
     @pytest.mark.parametrize("groups", [1, 2])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_coefficients_go_back_to_their_start(
-        self, hull: type[Hull], keep: str, groups: int, dtype: torch.dtype
+        self, hull: type[Hull], parametrization: str, groups: int, dtype: torch.dtype
     ) -> None:
-        act = uneven(hull, keep, groups, dtype=dtype)
+        act = uneven(hull, parametrization, groups, dtype=dtype)
         first, parameter = act.raw.detach().clone(), act.raw
         for twin in (act, copy.deepcopy(act), pickle.loads(pickle.dumps(act))):
             with torch.no_grad():
@@ -144,7 +154,7 @@ class TestReset:
         assert torch.equal(empty.raw, first)
 
     def test_a_start_is_no_part_of_a_checkpoint(self) -> None:
-        assert set(hullo.AffineHull(*TRIO, start="relu").state_dict()) == {"raw_recentred__identity__relu__tanh"}
+        assert set(hullo.AffineHull(*TRIO, init="relu").state_dict()) == {"raw_recentred__identity__relu__tanh"}
 
 
 @every_hull
@@ -152,22 +162,30 @@ class TestReset:
 class TestTools:
     """Tools that know nothing of hulls: they treat each entry of a state_dict as a tensor that a module holds."""
 
-    def test_every_entry_is_a_floating_point_parameter(self, hull: type[Hull], keep: str, groups: int) -> None:
-        state = uneven(hull, keep, groups).state_dict()
-        assert set(state) == {name for name, _ in uneven(hull, keep, groups).named_parameters()}
+    def test_every_entry_is_a_floating_point_parameter(
+        self, hull: type[Hull], parametrization: str, groups: int
+    ) -> None:
+        state = uneven(hull, parametrization, groups).state_dict()
+        assert set(state) == {name for name, _ in uneven(hull, parametrization, groups).named_parameters()}
         assert all(tensor.is_floating_point() for tensor in state.values())
 
-    def test_safetensors(self, hull: type[Hull], keep: str, groups: int, tmp_path: Path) -> None:
+    def test_safetensors(self, hull: type[Hull], parametrization: str, groups: int, tmp_path: Path) -> None:
         safetensors = pytest.importorskip("safetensors.torch")
-        saved, loaded = model_of(uneven(hull, keep, groups)), model_of(hull(*TRIO, keep=keep, groups=groups))
+        saved, loaded = (
+            model_of(uneven(hull, parametrization, groups)),
+            model_of(hull(*TRIO, parametrization=parametrization, groups=groups)),
+        )
         safetensors.save_model(saved, tmp_path / "model.safetensors")
         assert safetensors.load_model(loaded, tmp_path / "model.safetensors") == (set(), [])
         assert torch.equal(loaded[1].raw, saved[1].raw)
 
-    def test_distributed_checkpoints(self, hull: type[Hull], keep: str, groups: int, tmp_path: Path) -> None:
+    def test_distributed_checkpoints(self, hull: type[Hull], parametrization: str, groups: int, tmp_path: Path) -> None:
         dcp = pytest.importorskip("torch.distributed.checkpoint")
         state_dict = pytest.importorskip("torch.distributed.checkpoint.state_dict")
-        saved, loaded = model_of(uneven(hull, keep, groups)), model_of(hull(*TRIO, keep=keep, groups=groups))
+        saved, loaded = (
+            model_of(uneven(hull, parametrization, groups)),
+            model_of(hull(*TRIO, parametrization=parametrization, groups=groups)),
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that there is one process alone
             dcp.save(state_dict.get_model_state_dict(saved), checkpoint_id=tmp_path / "checkpoint")
@@ -177,62 +195,64 @@ class TestTools:
         assert torch.equal(loaded[1].raw, saved[1].raw)
 
     @pytest.mark.parametrize("use_buffers", [False, True])
-    def test_averaged_models(self, hull: type[Hull], keep: str, groups: int, use_buffers: bool) -> None:
-        model = model_of(uneven(hull, keep, groups))
+    def test_averaged_models(self, hull: type[Hull], parametrization: str, groups: int, use_buffers: bool) -> None:
+        model = model_of(uneven(hull, parametrization, groups))
         averaged = torch.optim.swa_utils.AveragedModel(model, use_buffers=use_buffers)
         for _ in range(3):
             averaged.update_parameters(model)
         x = torch.randn(3, 4)
         torch.testing.assert_close(averaged(x), model(x))
-        again = torch.optim.swa_utils.AveragedModel(model_of(hull(*TRIO, keep=keep, groups=groups)))
+        again = torch.optim.swa_utils.AveragedModel(
+            model_of(hull(*TRIO, parametrization=parametrization, groups=groups))
+        )
         again.load_state_dict(averaged.state_dict())
         assert torch.equal(again(x), averaged(x))
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
     @pytest.mark.parametrize("assign", [False, True])
     def test_cast_and_averaged_checkpoints(
-        self, hull: type[Hull], keep: str, groups: int, dtype: torch.dtype, assign: bool
+        self, hull: type[Hull], parametrization: str, groups: int, dtype: torch.dtype, assign: bool
     ) -> None:
-        act, other = uneven(hull, keep, groups), hull(*TRIO, keep=keep, groups=groups)
+        act, other = uneven(hull, parametrization, groups), hull(*TRIO, parametrization=parametrization, groups=groups)
         cast = {name: torch.stack([value.to(dtype)] * 3).mean(0) for name, value in act.state_dict().items()}
         other.load_state_dict(cast, assign=assign)
         torch.testing.assert_close(other.raw, act.raw, rtol=0.02, atol=0.02, check_dtype=False)
         assert other.raw.dtype == (torch.float64 if assign and dtype == torch.float64 else torch.float32)
 
-    def test_raw_numbers_in_half_precision(self, hull: type[Hull], keep: str, groups: int) -> None:
-        act, other = uneven(hull, keep, groups), uneven(hull, keep, groups)
+    def test_raw_numbers_in_half_precision(self, hull: type[Hull], parametrization: str, groups: int) -> None:
+        act, other = uneven(hull, parametrization, groups), uneven(hull, parametrization, groups)
         other.raw = nn.Parameter(other.raw.detach().half())  # as tools do that put tensors into modules themselves
         x = torch.randn(3, 4)
         torch.testing.assert_close(other(x), act(x), rtol=0.01, atol=0.01)
         other(x).sum().backward()
         assert other.raw.grad is not None
 
-    def test_state_dicts_in_functional_calls(self, hull: type[Hull], keep: str, groups: int) -> None:
-        model, x = model_of(uneven(hull, keep, groups)), torch.randn(3, 4)
-        other = model_of(hull(*TRIO, keep=keep, groups=groups))
+    def test_state_dicts_in_functional_calls(self, hull: type[Hull], parametrization: str, groups: int) -> None:
+        model, x = model_of(uneven(hull, parametrization, groups)), torch.randn(3, 4)
+        other = model_of(hull(*TRIO, parametrization=parametrization, groups=groups))
         assert torch.equal(torch.func.functional_call(other, model.state_dict(), (x,), strict=True), model(x))
 
     @pytest.mark.parametrize("device_map", [{"": "cpu"}, {"0": "cpu", "1": "disk"}])
     def test_accelerate(
-        self, hull: type[Hull], keep: str, groups: int, device_map: dict[str, str], tmp_path: Path
+        self, hull: type[Hull], parametrization: str, groups: int, device_map: dict[str, str], tmp_path: Path
     ) -> None:
         accelerate = pytest.importorskip("accelerate")
-        model, x = model_of(uneven(hull, keep, groups)), torch.randn(3, 4)
+        model, x = model_of(uneven(hull, parametrization, groups)), torch.randn(3, 4)
         file = str(tmp_path / "model.bin")
         torch.save(model.state_dict(), file)
         with accelerate.init_empty_weights():
-            other = model_of(hull(*TRIO, keep=keep, groups=groups))
+            other = model_of(hull(*TRIO, parametrization=parametrization, groups=groups))
         accelerate.load_checkpoint_and_dispatch(other, file, device_map, offload_folder=str(tmp_path / "offloaded"))
         assert torch.equal(other(x), model(x))
 
 
 class TestMeta:
     @every_hull
-    def test_it_can_be_made_without_memory_and_filled_later(self, hull: type[Hull], keep: str) -> None:
-        saved = uneven(hull, keep, 2)
+    def test_it_can_be_made_without_memory_and_filled_later(self, hull: type[Hull], parametrization: str) -> None:
+        saved = uneven(hull, parametrization, 2)
         with torch.device("meta"):
-            in_context = hull(*TRIO, keep=keep, groups=2)
-        for act in (in_context, hull(*TRIO, keep=keep, groups=2, device="meta")):
+            in_context = hull(*TRIO, parametrization=parametrization, groups=2)
+        for act in (in_context, hull(*TRIO, parametrization=parametrization, groups=2, device="meta")):
             assert act.raw.is_meta
             assert "identity, relu, tanh, groups=2" in repr(act)
             assert act(torch.empty(3, 4, device="meta")).shape == (3, 4)
@@ -240,7 +260,7 @@ class TestMeta:
             assert torch.equal(act(torch.ones(3, 4)), saved(torch.ones(3, 4)))
 
     def test_a_meta_module_takes_a_checkpoints_tensors_over(self) -> None:
-        saved, act = uneven(hullo.AffineHull, "free"), hullo.AffineHull(*TRIO, keep="free", device="meta")
-        assert repr(act) == "AffineHull(identity, relu, tanh, keep='free')"
+        saved, act = uneven(hullo.AffineHull, "free"), hullo.AffineHull(*TRIO, parametrization="free", device="meta")
+        assert repr(act) == "AffineHull(identity, relu, tanh, parametrization='free')"
         act.load_state_dict(saved.state_dict(), assign=True)
         assert repr(act) == repr(saved)

@@ -18,9 +18,9 @@ class TestPrecision:
     @every_hull
     @pytest.mark.parametrize("convert", [nn.Module.half, nn.Module.bfloat16, lambda m: m.to(torch.float16)])
     def test_half_precision_models_keep_their_coefficients_in_float32(
-        self, hull: type[Hull], keep: str, convert: Callable[[nn.Module], nn.Module]
+        self, hull: type[Hull], parametrization: str, convert: Callable[[nn.Module], nn.Module]
     ) -> None:
-        model = nn.Sequential(nn.Linear(4, 4), uneven(hull, keep), nn.Linear(4, 2))
+        model = nn.Sequential(nn.Linear(4, 4), uneven(hull, parametrization), nn.Linear(4, 2))
         before = model[1].raw.detach().clone()
         x = torch.randn(3, 4)
         model(x).sum().backward()
@@ -37,8 +37,8 @@ class TestPrecision:
         assert act(torch.randn(3, dtype=torch.float64)).dtype == torch.float64
 
     @every_hull
-    def test_autocast_feeds_bfloat16_in_and_gets_bfloat16_out(self, hull: type[Hull], keep: str) -> None:
-        model = nn.Sequential(nn.Linear(8, 8), uneven(hull, keep, groups=2), nn.Linear(8, 2))
+    def test_autocast_feeds_bfloat16_in_and_gets_bfloat16_out(self, hull: type[Hull], parametrization: str) -> None:
+        model = nn.Sequential(nn.Linear(8, 8), uneven(hull, parametrization, groups=2), nn.Linear(8, 2))
         x, seen = torch.randn(5, 8), []
         model[1].register_forward_hook(lambda module, args, y: seen.append((args[0], y)))
         with torch.autocast("cpu", dtype=torch.bfloat16):

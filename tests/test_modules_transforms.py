@@ -17,8 +17,8 @@ from made_hulls import every_hull, uneven
 
 class TestTransforms:
     @every_hull
-    def test_functional_call_and_grad_agree_with_autograd(self, hull: type[Hull], keep: str) -> None:
-        act, x = uneven(hull, keep, 2), torch.randn(3, 4)
+    def test_functional_call_and_grad_agree_with_autograd(self, hull: type[Hull], parametrization: str) -> None:
+        act, x = uneven(hull, parametrization, 2), torch.randn(3, 4)
         act(x).square().sum().backward()
         found = torch.func.grad(lambda p: torch.func.functional_call(act, p, (x,)).square().sum())(
             {act.raw_name: act.raw.detach()}
@@ -27,8 +27,8 @@ class TestTransforms:
 
     @every_hull
     @pytest.mark.parametrize("groups", [1, 2])
-    def test_an_ensemble_is_its_members(self, hull: type[Hull], keep: str, groups: int) -> None:
-        members = [nn.Sequential(nn.Linear(4, 4), uneven(hull, keep, groups)) for _ in range(3)]
+    def test_an_ensemble_is_its_members(self, hull: type[Hull], parametrization: str, groups: int) -> None:
+        members = [nn.Sequential(nn.Linear(4, 4), uneven(hull, parametrization, groups)) for _ in range(3)]
         for k, member in enumerate(members):
             with torch.no_grad():
                 member[1].raw.add_(0.01 * k * torch.arange(member[1].raw.shape[-1]))
@@ -43,9 +43,9 @@ class TestTransforms:
             member(x).square().sum().backward()
             torch.testing.assert_close(found[f"1.{member[1].raw_name}"][k], member[1].raw.grad, rtol=1e-4, atol=1e-5)
 
-    @pytest.mark.parametrize("keep", hullo.Simplex.ways)
-    def test_jacobians_by_both_modes_agree(self, keep: str) -> None:
-        act = uneven(hullo.ConvexHull, keep, dtype=torch.float64)
+    @pytest.mark.parametrize("parametrization", hullo.Simplex.choices)
+    def test_jacobians_by_both_modes_agree(self, parametrization: str) -> None:
+        act = uneven(hullo.ConvexHull, parametrization, dtype=torch.float64)
         x = torch.randn(5, dtype=torch.float64)
 
         def function(raw: Tensor) -> Tensor:
@@ -58,8 +58,10 @@ class TestTransforms:
 class TestSymbolicTrace:
     @every_hull
     @pytest.mark.parametrize("groups", [1, 2])
-    def test_a_traced_model_has_equal_values_and_gradients(self, hull: type[Hull], keep: str, groups: int) -> None:
-        model = nn.Sequential(nn.Linear(4, 4), uneven(hull, keep, groups, channel_dim=-1), nn.Linear(4, 2))
+    def test_a_traced_model_has_equal_values_and_gradients(
+        self, hull: type[Hull], parametrization: str, groups: int
+    ) -> None:
+        model = nn.Sequential(nn.Linear(4, 4), uneven(hull, parametrization, groups, channel_dim=-1), nn.Linear(4, 2))
         self.check_traced(model, torch.randn(3, 5, 4))
 
     def test_a_hull_that_changes_its_input_is_traced(self) -> None:
@@ -88,8 +90,8 @@ class TestCompilers:
 
     @every_hull
     @pytest.mark.parametrize("groups", [1, 2])
-    def test_compiled_modules_have_no_graph_break(self, hull: type[Hull], keep: str, groups: int) -> None:
-        self.check_compiled(uneven(hull, keep, groups), "aot_eager", batches=(3, 5))
+    def test_compiled_modules_have_no_graph_break(self, hull: type[Hull], parametrization: str, groups: int) -> None:
+        self.check_compiled(uneven(hull, parametrization, groups), "aot_eager", batches=(3, 5))
 
     @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="needs a C++ compiler")
     def test_inductor_compiles_a_module(self) -> None:
@@ -109,8 +111,8 @@ class TestCompilers:
 
     @every_hull
     @pytest.mark.parametrize("groups", [1, 2])
-    def test_an_exported_module_takes_any_batch(self, hull: type[Hull], keep: str, groups: int) -> None:
-        act = uneven(hull, keep, groups)
+    def test_an_exported_module_takes_any_batch(self, hull: type[Hull], parametrization: str, groups: int) -> None:
+        act = uneven(hull, parametrization, groups)
         sizes = ({0: torch.export.Dim("batch")},)
         exported = torch.export.export(act, (torch.randn(3, 4),), dynamic_shapes=sizes)
         file = io.BytesIO()

@@ -42,7 +42,7 @@ def test_a_named_hull_starts_as_its_closed_form(
 
 def test_named_hulls_take_the_options_of_a_hull() -> None:
     assert hullo.xielu(groups=4, channel_dim=-1)(torch.randn(2, 3, 8)).shape == (2, 3, 8)
-    assert hullo.poly_relu(start=[1.0, 0.0, 0.0, 0.0])(torch.zeros(1)).item() == 1
+    assert hullo.poly_relu(init=[1.0, 0.0, 0.0, 0.0])(torch.zeros(1)).item() == 1
     with pytest.raises(ValueError, match="order=4: give 1, 2 or 3"):
         hullo.poly_relu(4)
 

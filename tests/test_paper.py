@@ -72,7 +72,7 @@ def test_a_convex_hull_of_functions_that_never_fall_never_falls(drawn: tuple[lis
 
 def test_an_affine_hull_of_functions_that_never_fall_may_fall() -> None:
     assert falls([-1.0, 2.0], ["identity", "tanh"])
-    assert not hullo.is_monotone(hullo.AffineHull("identity", "tanh", start=[-1.0, 2.0]))
+    assert not hullo.is_monotone(hullo.AffineHull("identity", "tanh", init=[-1.0, 2.0]))
 
 
 def test_the_converse_does_not_hold_twice_identity_less_tanh_rises_with_a_negative_coefficient() -> None:
@@ -95,7 +95,7 @@ def test_the_convex_hull_is_where_the_cone_meets_the_affine_hull(c: list[float],
 
 @given(st.floats(0, 1))
 def test_convex_identity_relu_is_leaky_relu_with_the_coefficient_of_the_identity_as_slope(p: float) -> None:
-    act = hullo.ConvexHull("identity", "relu", start=[p, 1 - p], dtype=torch.float64)
+    act = hullo.ConvexHull("identity", "relu", init=[p, 1 - p], dtype=torch.float64)
     x = torch.linspace(-5, 5, 101, dtype=torch.float64)
     torch.testing.assert_close(act(x), F.leaky_relu(x, p))
 
@@ -116,7 +116,7 @@ def test_a_layer_with_a_hull_is_the_two_stage_pipeline_in_values_and_gradients(
     layer = (nn.Conv2d(3, 5, 3) if convolutional else nn.Linear(3, 5)).to(double)
     x = torch.randn((4, 3, 7, 6) if convolutional else (4, 3), dtype=double, requires_grad=True)
     act = hullo.AffineHull(
-        *bases, keep="free", dtype=double, start=[1.5, *[-0.5 / (len(bases) - 1)] * (len(bases) - 1)]
+        *bases, parametrization="free", dtype=double, init=[1.5, *[-0.5 / (len(bases) - 1)] * (len(bases) - 1)]
     )
     mix = nn.Conv1d(len(bases), 1, kernel_size=1, bias=False, dtype=double)
     with torch.no_grad():
@@ -147,7 +147,7 @@ def test_a_hull_scales_a_small_signal_by_one_through_many_layers() -> None:
     """The reason for f(0) = 0 and slope one: near the origin a deep stack of hulls is the identity."""
     x = torch.linspace(-1e-3, 1e-3, 21, dtype=torch.float64)
     stack = nn.Sequential(
-        *(hullo.AffineHull("identity", "tanh", "sin", start=[2.0, -0.5, -0.5], dtype=torch.float64) for _ in range(50))
+        *(hullo.AffineHull("identity", "tanh", "sin", init=[2.0, -0.5, -0.5], dtype=torch.float64) for _ in range(50))
     )
     assert torch.allclose(stack(x), x, rtol=1e-3)
     assert math.isclose(torch.func.grad(lambda z: stack(z))(torch.zeros((), dtype=torch.float64)).item(), 1)

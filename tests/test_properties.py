@@ -65,17 +65,17 @@ def test_functions_off_the_origin_do_not_approximate_the_identity() -> None:
     assert hullo.approximates_identity([2.0], ["gelu"])
 
 
-@pytest.mark.parametrize("name", hullo.names())
+@pytest.mark.parametrize("name", hullo.list_bases())
 def test_a_base_alone_has_its_own_properties(name: str) -> None:
     base = hullo.base(name)
     assert hullo.slope_bounds([1.0], [name]) == pytest.approx(base.slope_bounds, abs=1e-6)
     assert hullo.is_monotone([1.0], [name]) == base.is_monotone
-    assert hullo.known_as([1.0], [name]) is base
+    assert hullo.identify([1.0], [name]) is base
 
 
 @given(st.floats(0, 1))
 def test_convex_identity_relu_is_known_as_leaky_relu(p: float) -> None:
-    known = hullo.known_as(hullo.ConvexHull("identity", "relu", start=[p, 1 - p]))
+    known = hullo.identify(hullo.ConvexHull("identity", "relu", init=[p, 1 - p]))
     assert isinstance(known, hullo.Base)
     assert known.slopes_at_zero == pytest.approx((p, 1.0), abs=2e-6)
     assert known.name.split("(")[0] in ("identity", "relu", "leaky_relu")
@@ -96,9 +96,9 @@ def test_convex_identity_relu_is_known_as_leaky_relu(p: float) -> None:
     ],
 )
 def test_well_known_functions_are_recognised(coefficients: list[float], bases: list[str], name: str) -> None:
-    assert hullo.known_as(coefficients, bases) is hullo.base(name)
+    assert hullo.identify(coefficients, bases) is hullo.base(name)
     if min(coefficients) >= 0:
-        assert hullo.known_as(hullo.ConvexHull(*bases, start=coefficients)) is hullo.base(name)
+        assert hullo.identify(hullo.ConvexHull(*bases, init=coefficients)) is hullo.base(name)
 
 
 SELU = hullo.base("selu").slopes_at_zero
@@ -125,7 +125,7 @@ def test_a_combination_that_is_one_base_is_known_whatever_it_is_made_of(
     weights = {exponential: c / curved.slopes_at_zero[0], straight: b / line.slopes_at_zero[0]}
     weights["relu"] = a - sum(weights[item.name] * item.slopes_at_zero[1] for item in (curved, line))
     names = [list(weights)[n] for n in order]
-    known = hullo.known_as([weights[item] for item in names], names)
+    known = hullo.identify([weights[item] for item in names], names)
     assert known is (None if expected is None else hullo.base(expected))
 
 
@@ -138,7 +138,7 @@ def test_a_doubled_half_of_a_base_is_the_base(family: str, digits: int, exponent
     spelled = f"{family}({float(f'{digits}e{exponent - 5}')})"
     hullo.add_base("half", lambda x: 0.5 * hullo.base(spelled).function(x))
     try:
-        assert hullo.known_as([2.0], ["half"]) is hullo.base(spelled)
+        assert hullo.identify([2.0], ["half"]) is hullo.base(spelled)
     finally:
         del hullo.bases._families["half"], hullo.bases._known["half"]
 
@@ -148,24 +148,24 @@ def test_a_doubled_half_of_a_base_is_the_base(family: str, digits: int, exponent
     [([0.5, 0.5], ["identity", "tanh"]), ([0.5, 0.6], ["identity", "relu"]), ([2.0], ["relu"]), ([0.0], ["tanh"])],
 )
 def test_others_are_not_known(coefficients: list[float], bases: list[str]) -> None:
-    assert hullo.known_as(coefficients, bases) is None
+    assert hullo.identify(coefficients, bases) is None
 
 
 def test_a_hull_with_groups_gets_an_answer_for_each() -> None:
-    act = hullo.AffineHull("identity", "tanh", groups=3, start=[[1.0, 0.0], [-1.0, 2.0], [2.0, -1.0]])
+    act = hullo.AffineHull("identity", "tanh", groups=3, init=[[1.0, 0.0], [-1.0, 2.0], [2.0, -1.0]])
     assert hullo.is_monotone(act) == [True, False, True]
     assert hullo.slope_bounds(act) == [(1.0, 1.0), (-1.0, 1.0), (1.0, 2.0)]
     assert hullo.approximates_identity(act) == [True, True, True]
-    assert hullo.known_as(act) == [hullo.base("identity"), None, None]
+    assert hullo.identify(act) == [hullo.base("identity"), None, None]
     assert hullo.is_monotone([[1.0, 0.0], [-1.0, 2.0]], ["identity", "tanh"]) == [True, False]
 
 
 @pytest.mark.parametrize(
-    "question", [hullo.slope_bounds, hullo.is_monotone, hullo.approximates_identity, hullo.known_as]
+    "question", [hullo.slope_bounds, hullo.is_monotone, hullo.approximates_identity, hullo.identify]
 )
 class TestQuestions:
     def test_a_hull_and_its_coefficients_have_one_answer(self, question: Callable[..., Any]) -> None:
-        act = hullo.ConvexHull("identity", "relu", "tanh", start=[0.5, 0.25, 0.25])
+        act = hullo.ConvexHull("identity", "relu", "tanh", init=[0.5, 0.25, 0.25])
         answers = [question(act), question([0.5, 0.25, 0.25], act.bases), question(act.coefficients, act.bases)]
         assert answers[0] == answers[1] == answers[2]
 

@@ -38,7 +38,7 @@ def test_coefficients_do_not_decay_and_have_their_own_multiplier() -> None:
 
 
 def test_decay_alone_moves_weights_and_leaves_coefficients() -> None:
-    network = nn.Sequential(nn.Linear(4, 4), hullo.AffineHull("relu", "tanh", start=[3.0, -2.0]))
+    network = nn.Sequential(nn.Linear(4, 4), hullo.AffineHull("relu", "tanh", init=[3.0, -2.0]))
     optimiser = torch.optim.SGD(hullo.parameter_groups(network, lr=0.1, weight_decay=0.5))
     weight, raw = network[0].weight.detach().clone(), network[1].raw.detach().clone()
     for parameter in network.parameters():
@@ -119,7 +119,7 @@ def test_a_scale_needs_a_rate() -> None:
 
 def test_coefficients_of_groups_are_logged_by_their_range() -> None:
     rows = [[0.0, 1.0], [0.5, 0.5]]
-    network = nn.Sequential(hullo.ConvexHull("relu", "tanh", groups=2, start=rows), hullo.LinearHull("elu(2)"))
+    network = nn.Sequential(hullo.ConvexHull("relu", "tanh", groups=2, init=rows), hullo.LinearHull("elu(2)"))
     assert hullo.coefficient_dict(network) == {
         "0/relu/mean": 0.25, "0/relu/min": 0.0, "0/relu/max": 0.5,
         "0/tanh/mean": 0.75, "0/tanh/min": 0.5, "0/tanh/max": 1.0,

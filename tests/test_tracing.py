@@ -58,31 +58,31 @@ def assert_same_function(traced: Function, function: Function, act: Hull, *batch
 class TestTraces:
     @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
     def test_make_fx_records_what_happens_to_raw_numbers(
-        self, hull: type[Hull], keep: str, groups: int, mode: str
+        self, hull: type[Hull], parametrization: str, groups: int, mode: str
     ) -> None:
-        act = uneven(hull, keep, groups)
+        act = uneven(hull, parametrization, groups)
         symbolic = mode == "symbolic"  # which takes seconds, most of all for second derivatives
         for kind in ("forward", "backward") if symbolic else functions(act):
             function = functions(act)[kind]
             traced = make_fx(function, tracing_mode=mode)(torch.randn(5, 4), act.raw.detach())
             assert_same_function(traced, function, act, *([5, 7] if symbolic else [5]))
 
-    def test_make_fx_before_dispatch(self, hull: type[Hull], keep: str, groups: int) -> None:
-        act = uneven(hull, keep, groups)
+    def test_make_fx_before_dispatch(self, hull: type[Hull], parametrization: str, groups: int) -> None:
+        act = uneven(hull, parametrization, groups)
         function = functions(act)["forward"]
         traced = make_fx(function, pre_dispatch=True)(torch.randn(5, 4), act.raw.detach())
         assert_same_function(traced, function, act, 5)
 
     @pytest.mark.parametrize("kind", ["forward", "grad", "vmap"])
-    def test_functionalized(self, hull: type[Hull], keep: str, groups: int, kind: str) -> None:
-        act = uneven(hull, keep, groups)
+    def test_functionalized(self, hull: type[Hull], parametrization: str, groups: int, kind: str) -> None:
+        act = uneven(hull, parametrization, groups)
         function = functions(act)[kind]
         functionalized = torch.func.functionalize(function)
         assert_same_function(functionalized, function, act, 5)
         assert_same_function(make_fx(functionalized)(torch.randn(5, 4), act.raw.detach()), function, act, 5)
 
-    def test_exported_with_raw_numbers_as_inputs(self, hull: type[Hull], keep: str, groups: int) -> None:
-        act = uneven(hull, keep, groups)
+    def test_exported_with_raw_numbers_as_inputs(self, hull: type[Hull], parametrization: str, groups: int) -> None:
+        act = uneven(hull, parametrization, groups)
         function = functions(act)["forward"]
 
         class Network(nn.Module):
@@ -146,7 +146,7 @@ def forget_everything() -> None:
 
 def use_everything(number: int, train: bool) -> list[Any]:
     """Make and call hulls and ask questions; what has numbers in every mode is returned."""
-    act = hullo.AffineHull(*TRIO, start=[0.5, 0.3, 0.2], groups=2)
+    act = hullo.AffineHull(*TRIO, init=[0.5, 0.3, 0.2], groups=2)
     act.coefficients = "relu"
     act(torch.randn(3, 4))
     model = nn.Sequential(nn.Linear(4, 4), nn.LeakyReLU(0.3), nn.GELU(), hullo.ConvexHull(*TRIO))
@@ -159,7 +159,7 @@ def use_everything(number: int, train: bool) -> list[Any]:
         x = torch.randn(3, 4, requires_grad=True)
         (model(x) + other(x)).square().sum().backward()
     row = [0.5, 0.25, 0.25]
-    questions = (hullo.is_monotone, hullo.slope_bounds, hullo.known_as, hullo.approximates_identity)
+    questions = (hullo.is_monotone, hullo.slope_bounds, hullo.identify, hullo.approximates_identity)
     return [added.slope_bounds, *(question(row, TRIO) for question in questions)]
 
 

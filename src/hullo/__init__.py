@@ -4,13 +4,13 @@ import hullo._signals  # (first: the command answers Ctrl-C while PyTorch is imp
 import hullo.catalogue
 import hullo.catalogue_recent  # noqa: F401  (both fill the list of bases)
 from hullo.additions import add_base
-from hullo.bases import Base, base, names
+from hullo.bases import Base, base, list_bases
 from hullo.coefficients import Hyperplane, Orthant, Simplex, Space
 from hullo.functional import combine
 from hullo.gating import GatedHull
 from hullo.modules import AffineHull, ConicHull, ConvexHull, Hull, LinearHull
 from hullo.named import blending_unit, poly_relu, star_relu, xielu
-from hullo.properties import approximates_identity, is_monotone, known_as, slope_bounds
+from hullo.properties import approximates_identity, identify, is_monotone, slope_bounds
 from hullo.surgery import (
     coefficient_dict,
     coefficient_parameters,
@@ -48,10 +48,10 @@ __all__ = [
     "combine",
     "fold",
     "fuse_gates",
+    "identify",
     "is_monotone",
-    "known_as",
+    "list_bases",
     "load_hulls",
-    "names",
     "parameter_groups",
     "plot",
     "poly_relu",

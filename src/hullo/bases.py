@@ -141,7 +141,7 @@ def add_family(name: str, make: Callable[..., Base], parameters: Mapping[str, fl
     """Add a family under a new name, and return its member with the default parameters."""
     if not isinstance(name, str) or not name.isidentifier():
         raise ValueError(f"a base's name is a Python identifier such as 'my_function', not {name!r}")
-    if name in names() or name in _ALIASES:
+    if name in list_bases() or name in _ALIASES:
         known = base(name).name
         other = "" if known == name else f" (another name of {known!r})"
         raise ValueError(f"there is a base function {name!r} already{other}; choose another name")
@@ -153,18 +153,18 @@ def add_family(name: str, make: Callable[..., Base], parameters: Mapping[str, fl
         raise
 
 
-def names() -> tuple[str, ...]:
+def list_bases() -> tuple[str, ...]:
     """The names of all base functions, in the catalogue's order, then your own.
 
     >>> import hullo
-    >>> hullo.names()[:3]
+    >>> hullo.list_bases()[:3]
     ('identity', 'relu', 'tanh')
     """
     return tuple(_families)
 
 
 def catalogued() -> tuple[Base, ...]:
-    """Return the base of every name, in the order of `names`."""
+    """Return the base of every name, in the order of `list_bases`."""
     return tuple(map(base, _families))
 
 
@@ -219,7 +219,7 @@ def _parse(spelling: str) -> Base:
     name = match[1] if match else spelling
     name = name if name in _families else _ALIASES.get(name, name)
     if name not in _families or not match:
-        raise ValueError(f"unknown base function {spelling!r}{_guess(name)}; known are: {', '.join(names())}")
+        raise ValueError(f"unknown base function {spelling!r}{_guess(name)}; known are: {', '.join(list_bases())}")
     defaults = _families[name].parameters
     written = [part.rpartition("=") for part in match[2].split(",")] if match[2] else []
     try:
@@ -240,7 +240,7 @@ def _parse(spelling: str) -> Base:
 def _guess(name: str) -> str:
     import difflib
 
-    close = difflib.get_close_matches(name.lower(), names(), n=1)
+    close = difflib.get_close_matches(name.lower(), list_bases(), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
@@ -292,7 +292,7 @@ def _check(found: tuple[Base, ...], strict: bool) -> None:
 
 def _unit_form(item: Base) -> str:
     unit = f"unit_{item.name}"
-    return f"Use its normalised form {unit!r}; " if unit.partition("(")[0] in names() else ""
+    return f"Use its normalised form {unit!r}; " if unit.partition("(")[0] in list_bases() else ""
 
 
 def _check_independence(found: tuple[Base, ...]) -> None:

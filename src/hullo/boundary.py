@@ -4,7 +4,7 @@ The raw numbers of a convex or conic hull that is kept by projection get a gradi
 coefficients, so gradients of micro-batches and of processes add up to that of the whole batch. On the boundary a step
 along it would carry raw numbers further and further outside, where they no longer change the coefficients. So before
 every step of an optimizer of torch.optim, the summed gradient is restricted to the directions in which the
-coefficients can move, by the `restrict` of a :class:`hullo.coefficients.Way`.
+coefficients can move, by the `restrict` of a :class:`hullo.coefficients.Parametrization`.
 
 An optimizer that is not a :class:`torch.optim.Optimizer` does without this. Its coefficients are right all the same;
 one that has reached zero comes back only after its raw number has come back.
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
-from hullo.coefficients import Way
+from hullo.coefficients import Parametrization
 from hullo.sharding import gather, is_sharded, shard_like
 
 if TYPE_CHECKING:
@@ -62,24 +62,24 @@ def _before_step(
 
 @torch.no_grad()
 def _restrict_gradients(optimizer: Optimizer) -> None:
-    batches: dict[tuple[Way, torch.device, torch.dtype, int], list[Tensor]] = defaultdict(list)
-    for raw, way in _restricted(optimizer):
+    batches: dict[tuple[Parametrization, torch.device, torch.dtype, int], list[Tensor]] = defaultdict(list)
+    for raw, parametrization in _restricted(optimizer):
         if is_sharded(raw):
-            feasible = way.restrict(gather(raw), gather(raw.grad))  # type: ignore[arg-type, misc]
+            feasible = parametrization.restrict(gather(raw), gather(raw.grad))  # type: ignore[arg-type, misc]
             raw.grad.copy_(shard_like(feasible, raw.grad))  # type: ignore[arg-type, union-attr]
         else:
-            batches[way, raw.device, raw.dtype, raw.shape[-1]].append(raw)
-    for (way, _, _, bases), raws in batches.items():
+            batches[parametrization, raw.device, raw.dtype, raw.shape[-1]].append(raw)
+    for (parametrization, _, _, bases), raws in batches.items():
         gradients = [raw.grad.view(-1, bases) for raw in raws if raw.grad is not None]
-        feasible = way.restrict(torch.cat([raw.view(-1, bases) for raw in raws]), torch.cat(gradients))  # type: ignore[misc]
+        feasible = parametrization.restrict(torch.cat([raw.view(-1, bases) for raw in raws]), torch.cat(gradients))  # type: ignore[misc]
         torch._foreach_copy_(gradients, torch.split(feasible, [len(gradient) for gradient in gradients]))
 
 
-def _restricted(optimizer: Optimizer) -> Iterator[tuple[Tensor, Way]]:
+def _restricted(optimizer: Optimizer) -> Iterator[tuple[Tensor, Parametrization]]:
     """Yield the raw numbers with gradients to restrict, in the optimizer's order."""
     hulls = {id(hull._parameters.get(hull.raw_name)): hull for hull in _watched if hasattr(hull, "constraint")}
     for raw in (raw for group in optimizer.param_groups for raw in group["params"]):
         hull = hulls.get(id(raw))
         # a shard of a flattened parameter has another shape, and not all coefficients of a row
-        if hull and hull.constraint.way.restrict and raw.grad is not None and raw.shape == hull.shape:
-            yield raw, hull.constraint.way
+        if hull and hull.constraint.parametrization.restrict and raw.grad is not None and raw.shape == hull.shape:
+            yield raw, hull.constraint.parametrization

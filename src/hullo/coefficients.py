@@ -1,9 +1,9 @@
-"""Where the coefficients of a hull live, and how they are kept there.
+"""The sets that coefficients of hulls lie in, and the parametrizations that map raw parameters into them.
 
-A convex hull's coefficients live in the :class:`Simplex`, an affine hull's in the :class:`Hyperplane`, a conic hull's
-in the :class:`Orthant`, a linear hull's anywhere in :class:`Space`. An optimizer updates *raw* numbers without
-constraints; a :class:`Way` maps them into the set, so that coefficients are exact after every step of any optimizer. No
-way divides by something that can reach zero.
+A convex hull's coefficients lie in the :class:`Simplex`, an affine hull's in the :class:`Hyperplane`, a conic hull's
+in the :class:`Orthant`, a linear hull's anywhere in :class:`Space`. An optimizer updates *raw* parameters without
+constraints; a :class:`Parametrization` maps them into the set, so that coefficients are exact after every step of any
+optimizer. No parametrization divides by something that can reach zero.
 """
 
 from __future__ import annotations
@@ -22,33 +22,34 @@ _TOLERANCE = 1e-5  # on given coefficients; what is kept is exact to rounding
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Way:
-    """One way of keeping coefficients in a set; all functions act on the last dimension.
+class Parametrization:
+    """Map raw parameters to coefficients; all functions act on the last dimension.
 
     Args:
         name: how the user chooses it.
-        coefficients: raw numbers to coefficients, differentiable.
-        raw: coefficients to raw numbers, so that `coefficients(raw(c)) = c`.
-        pullback: (raw, coefficients, gradient for coefficients) to the gradient for raw numbers.
-        fewer: how many raw numbers fewer than coefficients there are.
-        restrict: (raw, gradient for raw numbers) to the part of the gradient along which coefficients can move, applied
-            to the summed gradient just before a step; None where every direction is open. See :mod:`hullo.boundary`.
+        transform: raw parameters to coefficients, differentiable.
+        inverse: coefficients to raw parameters, so that `transform(inverse(c)) = c`.
+        pullback: (raw, coefficients, gradient of the coefficients) to the gradient of the raw parameters.
+        fewer: how many raw parameters fewer than coefficients there are.
+        restrict: (raw, gradient of the raw parameters) to the part of the gradient along which coefficients can move,
+            applied to the summed gradient just before a step; None where every direction is open. See
+            :mod:`hullo.boundary`.
     """
 
     name: str
-    coefficients: Callable[[Tensor], Tensor]
-    raw: Callable[[Tensor], Tensor]
+    transform: Callable[[Tensor], Tensor]
+    inverse: Callable[[Tensor], Tensor]
     pullback: Callable[[Tensor, Tensor, Tensor], Tensor]
     fewer: int = 0
     restrict: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def __repr__(self) -> str:
-        return f"Way({self.name})"
+        return f"Parametrization({self.name!r})"
 
-    def __reduce__(self) -> tuple[Callable[[str], Way], tuple[str]]:
-        return way, (self.name,)
+    def __reduce__(self) -> tuple[Callable[[str], Parametrization], tuple[str]]:
+        return get_parametrization, (self.name,)
 
-    def __deepcopy__(self, memo: object) -> Way:
+    def __deepcopy__(self, memo: object) -> Parametrization:
         return self
 
 
@@ -177,49 +178,58 @@ def _project(raw: Tensor) -> Tensor:
     return projected
 
 
-_WAYS = {
+_PARAMETRIZATIONS = {
     made.name: made
     for made in (
-        Way("given", lambda raw: raw, lambda c: c, lambda raw, c, gradient: gradient),
-        Way(
+        Parametrization("given", lambda raw: raw, lambda c: c, lambda raw, c, gradient: gradient),
+        Parametrization(
             "projection",
             _project,
             lambda c: c,
             lambda raw, c, gradient: _centred(gradient),
             restrict=lambda raw, gradient: feasible_gradient(nearest_in_simplex(raw), gradient),
         ),
-        Way("softmax", lambda raw: raw.softmax(-1), lambda c: _centred(c.log()), _softmax_pullback),
-        Way("recentred", _recentre, lambda c: c, lambda raw, c, gradient: _centred(gradient)),
-        Way("free", _complete, lambda c: c[..., :-1], _free_pullback, fewer=1),
-        Way(
+        Parametrization("softmax", lambda raw: raw.softmax(-1), lambda c: _centred(c.log()), _softmax_pullback),
+        Parametrization("recentred", _recentre, lambda c: c, lambda raw, c, gradient: _centred(gradient)),
+        Parametrization("free", _complete, lambda c: c[..., :-1], _free_pullback, fewer=1),
+        Parametrization(
             "clamped",
             _clamp,
             lambda c: c,
             lambda raw, c, gradient: gradient,
             restrict=lambda raw, gradient: torch.where(raw > 0, gradient, gradient.clamp_max(0)),
         ),
-        Way("softplus", F.softplus, _inverse_softplus, lambda raw, c, gradient: gradient * -torch.expm1(-c)),
+        Parametrization(
+            "softplus", F.softplus, _inverse_softplus, lambda raw, c, gradient: gradient * -torch.expm1(-c)
+        ),
     )
 }
 
 
-def way(name: str) -> Way:
-    return _WAYS[name]
+def get_parametrization(name: str) -> Parametrization:
+    return _PARAMETRIZATIONS[name]
 
 
-@dataclass(frozen=True)
 class _Set:
-    keep: str = ""
-    ways: ClassVar[tuple[str, ...]] = ()
+    """A set of coefficients with one of its parametrizations, by default the first of `choices`."""
 
-    def __post_init__(self) -> None:
-        if self.keep not in self.ways:
-            listed = " or ".join(map(repr, self.ways))
-            raise ValueError(f"keep={self.keep!r}: coefficients in the {type(self).__name__} are kept by {listed}")
+    choices: ClassVar[tuple[str, ...]] = ()
 
-    @property
-    def way(self) -> Way:
-        return way(self.keep)
+    def __init__(self, parametrization: str | None = None) -> None:
+        name = self.choices[0] if parametrization is None else parametrization
+        if name not in self.choices:
+            listed = " or ".join(map(repr, self.choices))
+            raise ValueError(f"parametrization={name!r} is unknown for {type(self).__name__}; choose {listed}")
+        self.parametrization = get_parametrization(name)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.parametrization.name!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, type(self)) and self.parametrization is other.parametrization
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.parametrization.name))
 
     def check(self, coefficients: Tensor) -> tuple[bool, str]:
         """Return whether every row of coefficients is in the set, and if not, why."""
@@ -232,42 +242,42 @@ class _Set:
         ok = abs(worst - 1) <= _TOLERANCE
         return ok, "" if ok else f"coefficients must sum to one, these sum to {worst:.6g}"
 
-    def _check_signs(self, coefficients: Tensor, hull: str, open_way: str, closed_way: str) -> tuple[bool, str]:
-        """Check that no coefficient is negative and, for a way that never reaches zero, that none is zero."""
+    def _check_signs(self, coefficients: Tensor, hull: str, positive: str, closed: str) -> tuple[bool, str]:
+        """Check that no coefficient is negative and, for a parametrization that never reaches zero, that none is."""
         least = coefficients.amin().item()
         if least < 0:
             return False, f"coefficients of a {hull} hull must not be negative, one is {least:.6g}"
-        if self.keep == open_way and least < 1e-30:
-            return False, f"a {open_way} never reaches zero and could not leave it; keep={closed_way!r} can start there"
+        if self.parametrization is get_parametrization(positive) and least < 1e-30:
+            return (
+                False,
+                f"{positive} never reaches zero, one is {least:.6g}; parametrization={closed!r} can start there",
+            )
         return True, ""
 
 
-@dataclass(frozen=True)
 class Hyperplane(_Set):
     """The coefficients of an affine hull: {c : sum c = 1}.
 
-    `keep` is ``"recentred"``, c = r + (1 - sum r) / N, which treats all bases alike, or ``"free"``, where the first
-    N - 1 coefficients are the raw numbers and the last is what they leave to one.
+    `parametrization` is ``"recentred"``, c = r + (1 - sum r) / N, which treats all bases alike, or ``"free"``, where
+    the first N - 1 coefficients are the raw parameters and the last is what they leave to one.
 
     >>> import torch, hullo
     >>> hullo.Hyperplane().check(torch.tensor([2.0, -1.0]))
     (True, '')
     """
 
-    keep: str = "recentred"
-    ways: ClassVar[tuple[str, ...]] = ("recentred", "free")
+    choices: ClassVar[tuple[str, ...]] = ("recentred", "free")
 
     def check(self, coefficients: Tensor) -> tuple[bool, str]:
         ok, reason = super().check(coefficients)
         return self._check_sum(coefficients) if ok else (ok, reason)
 
 
-@dataclass(frozen=True)
 class Simplex(_Set):
     """The coefficients of a convex hull: {c : c >= 0, sum c = 1}.
 
-    `keep` is ``"projection"``, the Euclidean projection, which reaches vertices and edges exactly and leaves them
-    again when the gradient says so, or ``"softmax"``, which stays strictly inside. With both, the gradients of
+    `parametrization` is ``"projection"``, the Euclidean projection, which reaches vertices and edges exactly and leaves
+    them again when the gradient says so, or ``"softmax"``, which stays strictly inside. With both, the gradients of
     micro-batches and of processes add up to that of the whole batch. On the boundary, an optimizer of torch.optim steps
     along the part of the summed gradient that stays in the simplex.
 
@@ -276,8 +286,7 @@ class Simplex(_Set):
     (False, 'coefficients of a convex hull must not be negative, one is -1')
     """
 
-    keep: str = "projection"
-    ways: ClassVar[tuple[str, ...]] = ("projection", "softmax")
+    choices: ClassVar[tuple[str, ...]] = ("projection", "softmax")
 
     def check(self, coefficients: Tensor) -> tuple[bool, str]:
         ok, reason = super().check(coefficients)
@@ -285,34 +294,30 @@ class Simplex(_Set):
         return self._check_signs(coefficients, "convex", "softmax", "projection") if ok else (ok, reason)
 
 
-@dataclass(frozen=True)
 class Orthant(_Set):
     """The coefficients of a conic hull: {c : c >= 0}.
 
-    `keep` is ``"clamped"``, c = max(r, 0), which reaches zero exactly and leaves it again when the gradient says so, as
-    the projection of :class:`Simplex` does, or ``"softplus"``, c = log(1 + exp(r)), which stays above zero.
+    `parametrization` is ``"clamped"``, c = max(r, 0), which reaches zero exactly and leaves it again when the gradient
+    says so, as the projection of :class:`Simplex` does, or ``"softplus"``, c = log(1 + exp(r)), which stays above zero.
 
     >>> import torch, hullo
     >>> hullo.Orthant().check(torch.tensor([2.0, 0.0]))
     (True, '')
     """
 
-    keep: str = "clamped"
-    ways: ClassVar[tuple[str, ...]] = ("clamped", "softplus")
+    choices: ClassVar[tuple[str, ...]] = ("clamped", "softplus")
 
     def check(self, coefficients: Tensor) -> tuple[bool, str]:
         ok, reason = super().check(coefficients)
         return self._check_signs(coefficients, "conic", "softplus", "clamped") if ok else (ok, reason)
 
 
-@dataclass(frozen=True)
 class Space(_Set):
-    """The coefficients of a linear hull: any numbers, the raw numbers themselves.
+    """The coefficients of a linear hull: any numbers, the raw parameters themselves.
 
     >>> import torch, hullo
     >>> hullo.Space().check(torch.tensor([2.0, -3.0]))
     (True, '')
     """
 
-    keep: str = "given"
-    ways: ClassVar[tuple[str, ...]] = ("given",)
+    choices: ClassVar[tuple[str, ...]] = ("given",)

@@ -12,8 +12,8 @@ from torch import Tensor, fx
 from hullo import operators
 from hullo._compat import is_exporting, is_intercepted, needs_plain_operations
 from hullo.bases import Base, resolve
-from hullo.coefficients import way
-from hullo.kernels import Plan, choose, load, reference
+from hullo.coefficients import get_parametrization
+from hullo.kernels import CombineSpec, choose, load, reference
 
 
 def combine(
@@ -52,32 +52,34 @@ def combine(
             f"coefficients for {len(found)} bases have shape ({len(found)},) or (groups, {len(found)}), "
             f"got {tuple(coefficients.shape)}"
         )
-    return apply(x, coefficients, Plan(found, way("given"), channel_dim), backend)
+    return apply(x, coefficients, CombineSpec(found, get_parametrization("given"), channel_dim), backend)
 
 
-def apply(x: Tensor, raw: Tensor, plan: Plan, backend: str | None = None, hull: object = None) -> Tensor:
-    """Combine over raw numbers, for those who hold a plan: the modules. Errors add what a hull says to avoid them."""
+def apply(x: Tensor, raw: Tensor, spec: CombineSpec, backend: str | None = None, hull: object = None) -> Tensor:
+    """Combine over raw numbers, for those who hold a spec: the modules. Errors add what a hull says to avoid them."""
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.layout is not torch.strided or x.is_nested:
         if isinstance(x, fx.Proxy):  # torch.fx follows code with these in the places of tensors
-            return apply_spelled(x, raw, *plan.spelled, backend)
+            return apply_spelled(x, raw, *spec.spelled, backend)
         raise TypeError(_why_not(x) + getattr(hull, "how_to_avoid", ""))
     if raw.device != x.device and "meta" not in (raw.device.type, x.device.type):
         raise ValueError(f"x is on {x.device} and the coefficients on {raw.device}; move both to one device with .to()")
     if raw.dim() == 2:
-        check_groups(x.shape, raw.shape[0], plan.channel_dim)
-    kernel = choose(x, plan, backend)
+        check_groups(x.shape, raw.shape[0], spec.channel_dim)
+    kernel = choose(x, spec, backend)
     if not torch.compiler.is_compiling() and torch._C._get_tracing_state() is None:
-        return _dispatch(x, raw, plan, "reference" if is_intercepted(x, raw) else kernel)
+        return _dispatch(x, raw, spec, "reference" if is_intercepted(x, raw) else kernel)
     if kernel == "triton" and not is_exporting():
-        result: Tensor = operators.combine(x, raw, *plan.spelled, backend)
+        result: Tensor = operators.combine(x, raw, *spec.spelled, backend)
         return result
-    return reference.forward(x, raw, plan)  # plain operations: a compiler fuses them, and exporters know them
+    return reference.forward(x, raw, spec)  # plain operations: a compiler fuses them, and exporters know them
 
 
 @fx.wrap
-def apply_spelled(x: Tensor, raw: Tensor, bases: str, keep: str, channel_dim: int, backend: str | None) -> Tensor:
-    """`apply` with its plan spelled: what a hull is in a graph of torch.fx."""
-    return apply(x, raw, operators.plan(bases, keep, channel_dim), backend)
+def apply_spelled(
+    x: Tensor, raw: Tensor, bases: str, parametrization: str, channel_dim: int, backend: str | None
+) -> Tensor:
+    """`apply` with its spec spelled: what a hull is in a graph of torch.fx."""
+    return apply(x, raw, operators.spec(bases, parametrization, channel_dim), backend)
 
 
 def _why_not(x: object) -> str:
@@ -112,10 +114,10 @@ class _Combine(torch.autograd.Function):
     """Keeps x and the raw numbers alone, and computes the bases again in the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, raw: Tensor, plan: Plan, kernel: str) -> Tensor:
-        ctx.plan, ctx.kernel = plan, kernel
+    def forward(ctx: Any, x: Tensor, raw: Tensor, spec: CombineSpec, kernel: str) -> Tensor:
+        ctx.spec, ctx.kernel = spec, kernel
         ctx.save_for_backward(x, raw)
-        return load(kernel).forward(x, raw, plan)
+        return load(kernel).forward(x, raw, spec)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
@@ -124,44 +126,44 @@ class _Combine(torch.autograd.Function):
         # differentiated again, as often as one likes, and batched.
         batched = torch._C._functorch.is_legacy_batchedtensor(gradient)
         kernel = reference if torch.is_grad_enabled() or batched else load(ctx.kernel)
-        return *kernel.backward(gradient, x, raw, ctx.plan), None, None
+        return *kernel.backward(gradient, x, raw, ctx.spec), None, None
 
 
 class _TransformedCombine(_Combine):
     """The same in the form that torch.func asks for, which takes three times as long to call."""
 
     @staticmethod
-    def forward(x: Tensor, raw: Tensor, plan: Plan, kernel: str) -> Tensor:  # type: ignore[override]
-        return load(kernel).forward(x, raw, plan)
+    def forward(x: Tensor, raw: Tensor, spec: CombineSpec, kernel: str) -> Tensor:  # type: ignore[override]
+        return load(kernel).forward(x, raw, spec)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Plan, str], output: Tensor) -> None:
-        x, raw, ctx.plan, ctx.kernel = inputs
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, CombineSpec, str], output: Tensor) -> None:
+        x, raw, ctx.spec, ctx.kernel = inputs
         ctx.save_for_backward(x, raw)
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[int | None, ...], x: Tensor, raw: Tensor, plan: Plan, kernel: str
+        info: Any, in_dims: tuple[int | None, ...], x: Tensor, raw: Tensor, spec: CombineSpec, kernel: str
     ) -> tuple[Tensor, int]:
         """A batch of inputs is a longer input; a batch of coefficients is as many more groups."""
         x_dim, raw_dim = in_dims[:2]
         if x_dim is None:
             x, x_dim = x.expand(info.batch_size, *x.shape), 0
         if raw_dim is None:
-            channel_dim = plan.channel_dim % (x.dim() - 1) + 1 if raw.dim() == 2 else 0
-            return _dispatch(x.movedim(x_dim, 0), raw, replace(plan, channel_dim=channel_dim), kernel), 0
+            channel_dim = spec.channel_dim % (x.dim() - 1) + 1 if raw.dim() == 2 else 0
+            return _dispatch(x.movedim(x_dim, 0), raw, replace(spec, channel_dim=channel_dim), kernel), 0
         raw = raw.movedim(raw_dim, 0)
-        batch_dim = plan.channel_dim % (x.dim() - 1) if raw.dim() == 3 else 0
+        batch_dim = spec.channel_dim % (x.dim() - 1) if raw.dim() == 3 else 0
         x = x.movedim(x_dim, batch_dim)
         merged = x.flatten(batch_dim, batch_dim + 1) if raw.dim() == 3 else x
         rows = raw.reshape(-1, raw.shape[-1])
-        y = _dispatch(merged, rows, replace(plan, channel_dim=batch_dim), kernel)
+        y = _dispatch(merged, rows, replace(spec, channel_dim=batch_dim), kernel)
         return y.reshape(x.shape), batch_dim
 
 
-def _dispatch(x: Tensor, raw: Tensor, plan: Plan, kernel: str) -> Tensor:
+def _dispatch(x: Tensor, raw: Tensor, spec: CombineSpec, kernel: str) -> Tensor:
     if needs_plain_operations():
-        return reference.forward(x, raw, plan)
+        return reference.forward(x, raw, spec)
     function = _TransformedCombine if torch._C._are_functorch_transforms_active() else _Combine
-    result: Tensor = function.apply(x, raw, plan, kernel)  # type: ignore[no-untyped-call]
+    result: Tensor = function.apply(x, raw, spec, kernel)  # type: ignore[no-untyped-call]
     return result

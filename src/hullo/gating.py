@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from hullo._compat import is_intercepted, needs_plain_operations
-from hullo.kernels import Plan, choose, load, reference
+from hullo.kernels import CombineSpec, choose, load, reference
 from hullo.modules import Hull
 
 
@@ -27,7 +27,7 @@ class GatedHull(nn.Module):
 
     Example:
         >>> import torch, hullo
-        >>> act = hullo.GatedHull(hullo.AffineHull("identity", "relu", "tanh", start="relu"))
+        >>> act = hullo.GatedHull(hullo.AffineHull("identity", "relu", "tanh", init="relu"))
         >>> act(torch.tensor([1.0, 2.0]), torch.tensor([5.0, 3.0])).tolist()
         [5.0, 6.0]
     """
@@ -43,7 +43,7 @@ class GatedHull(nn.Module):
         if isinstance(gate, fx.Proxy) or isinstance(up, fx.Proxy) or not _is_plain(hull, gate, up):
             product: Tensor = hull(gate) * up
             return product
-        fused: Tensor = _Gated.apply(gate, up, hull.raw, hull.plan, choose(gate, hull.plan, None))  # type: ignore[no-untyped-call]
+        fused: Tensor = _Gated.apply(gate, up, hull.raw, hull.spec, choose(gate, hull.spec, None))  # type: ignore[no-untyped-call]
         return fused
 
 
@@ -74,7 +74,7 @@ def _is_plain(hull: Hull, gate: Tensor, up: Tensor) -> bool:
 
 
 def _has_groups(hull: Hull, gate: Tensor) -> bool:
-    dim = hull.plan.channel_dim
+    dim = hull.spec.channel_dim
     return -gate.dim() <= dim < gate.dim() and gate.shape[dim] % hull.groups == 0
 
 
@@ -82,14 +82,14 @@ class _Gated(torch.autograd.Function):
     """Keeps the gate, up and the raw numbers alone, and computes the bases again in the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor, raw: Tensor, plan: Plan, kernel: str) -> Tensor:
-        ctx.plan, ctx.kernel = plan, kernel
+    def forward(ctx: Any, gate: Tensor, up: Tensor, raw: Tensor, spec: CombineSpec, kernel: str) -> Tensor:
+        ctx.spec, ctx.kernel = spec, kernel
         ctx.save_for_backward(gate, up, raw)
         if kernel == "triton":
             from hullo.kernels import triton
 
-            return triton.gated_forward(gate, up, raw, plan)
-        return load(kernel).forward(gate, raw, plan).mul_(up)
+            return triton.gated_forward(gate, up, raw, spec)
+        return load(kernel).forward(gate, raw, spec).mul_(up)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
@@ -97,9 +97,9 @@ class _Gated(torch.autograd.Function):
         if ctx.kernel == "triton" and not torch.is_grad_enabled():
             from hullo.kernels import triton
 
-            return *triton.gated_backward(gradient, gate, up, raw, ctx.plan), None, None
+            return *triton.gated_backward(gradient, gate, up, raw, ctx.spec), None, None
         batched = torch._C._functorch.is_legacy_batchedtensor(gradient)
         kernel = reference if torch.is_grad_enabled() or batched else load(ctx.kernel)  # see `functional`
-        dup = gradient * kernel.forward(gate, raw, ctx.plan)
-        dgate, draw = kernel.backward(gradient * up, gate, raw, ctx.plan)
+        dup = gradient * kernel.forward(gate, raw, ctx.spec)
+        dgate, draw = kernel.backward(gradient * up, gate, raw, ctx.spec)
         return dgate, dup, draw, None, None

@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from hullo._compat import real_tensors
 from hullo.bases import Base, base, resolve
 from hullo.boundary import watch
-from hullo.coefficients import Hyperplane, Orthant, Simplex, Space, way
+from hullo.coefficients import Hyperplane, Orthant, Simplex, Space, get_parametrization
 from hullo.functional import apply
-from hullo.kernels import Plan
+from hullo.kernels import CombineSpec
 from hullo.rawnames import write_raw_name
 from hullo.readonly import read_only
 from hullo.scaling import apply_scaled, make_scales
 from hullo.sharding import gather, is_sharded, shard_like
 
-Start = Sequence[float] | Sequence[Sequence[float]] | Tensor | str | None
+Init = Sequence[float] | Sequence[Sequence[float]] | Tensor | str | None
 
 
 class Hull(nn.Module):
@@ -34,10 +34,10 @@ class Hull(nn.Module):
     def __init__(
         self,
         *bases: str | Base | Iterable[str | Base],
-        start: Start = None,
+        init: Init = None,
         groups: int = 1,
         channel_dim: int = 1,
-        keep: str | None = None,
+        parametrization: str | None = None,
         strict: bool | None = None,
         inner_scale: str | None = None,
         inplace: bool = False,
@@ -54,13 +54,13 @@ class Hull(nn.Module):
             raise TypeError(f"dtype={dtype!r}: coefficients need a floating-point torch.dtype such as torch.float32")
         self.bases = resolve(_listed(bases), strict=self.is_strict if strict is None else strict)
         self.groups = groups
-        self.constraint = self.set_class() if keep is None else self.set_class(keep)
-        self.plan = Plan(self.bases, self.constraint.way, channel_dim)
-        self.raw_name = write_raw_name(self.constraint.keep, self.bases, groups, channel_dim)
-        self.start = self._admitted(self._uniform() if start is None else start)
+        self.constraint = self.set_class() if parametrization is None else self.set_class(parametrization)
+        self.spec = CombineSpec(self.bases, self.constraint.parametrization, channel_dim)
+        self.raw_name = write_raw_name(self.constraint.parametrization.name, self.bases, groups, channel_dim)
+        self.init = self._admitted(self._uniform() if init is None else init)
         self.raw = nn.Parameter(  # type: ignore[misc]
             torch.tensor(
-                self._raw_numbers(self.start),
+                self._raw_numbers(self.init),
                 device=torch.get_default_device() if device is None else device,
                 dtype=torch.float64 if dtype == torch.float64 else torch.float32,
             )
@@ -70,18 +70,18 @@ class Hull(nn.Module):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         hull = super().__new__(cls)  # copies and unpickled hulls are made here, too
-        if any(way(keep).restrict for keep in cls.set_class.ways):
+        if any(get_parametrization(parametrization).restrict for parametrization in cls.set_class.choices):
             watch(hull)
         return hull
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (PyTorch's name, by which it may be called)
         if self.inner_scale is not None:
-            return apply_scaled(input, self.raw, self.inner_scale, self.plan, hull=self)
-        return apply(input, self.raw, self.plan, hull=self)
+            return apply_scaled(input, self.raw, self.inner_scale, self.spec, hull=self)
+        return apply(input, self.raw, self.spec, hull=self)
 
     def reset_parameters(self) -> None:
         """Set the coefficients back to those the hull started with, and scales to one, also after `to_empty`."""
-        self.coefficients = self.start
+        self.coefficients = self.init
         if self.inner_scale is not None:
             nn.init.ones_(self.inner_scale)
 
@@ -93,10 +93,10 @@ class Hull(nn.Module):
         cannot be assigned: the others would have to change, too. Where the raw numbers are spread over processes (a
         DTensor), every process has to ask, and gets all of them.
         """
-        return read_only(self.constraint.way.coefficients(gather(self.raw)))
+        return read_only(self.constraint.parametrization.transform(gather(self.raw)))
 
     @coefficients.setter
-    def coefficients(self, value: Start) -> None:
+    def coefficients(self, value: Init) -> None:
         numbers = self._raw_numbers(self._admitted(self._uniform() if value is None else value))
         raw = torch.tensor(numbers, device=self.raw.device, dtype=self.raw.dtype)
         with torch.no_grad():
@@ -125,7 +125,7 @@ class Hull(nn.Module):
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the raw numbers."""
-        per_row = len(self.bases) - self.constraint.way.fewer
+        per_row = len(self.bases) - self.constraint.parametrization.fewer
         return (per_row,) if self.groups == 1 else (self.groups, per_row)
 
     @property
@@ -136,7 +136,7 @@ class Hull(nn.Module):
     def _raw_numbers(self, coefficients: Tensor) -> list[Any]:
         """Return the raw numbers of coefficients as lists, from which any mode makes tensors of its own kind."""
         with real_tensors():
-            numbers: list[Any] = self.constraint.way.raw(coefficients).tolist()
+            numbers: list[Any] = self.constraint.parametrization.inverse(coefficients).tolist()
         return numbers
 
     @real_tensors()
@@ -144,7 +144,7 @@ class Hull(nn.Module):
         return torch.full((len(self.bases),), 1 / len(self.bases), dtype=torch.float64, device="cpu")
 
     @real_tensors()
-    def _admitted(self, value: Start) -> Tensor:
+    def _admitted(self, value: Init) -> Tensor:
         """Coefficients as given, checked, in float64, in the shape that `coefficients` has."""
         n = len(self.bases)
         shape = (n,) if self.groups == 1 else (self.groups, n)
@@ -217,10 +217,10 @@ class Hull(nn.Module):
             parts = [f"{name}={value:.2g}" for name, value in zip(parts, rows[0], strict=True)]
         if self.groups > 1:
             parts.append(f"groups={self.groups}")
-        if self.groups > 1 and self.plan.channel_dim != 1:
-            parts.append(f"channel_dim={self.plan.channel_dim}")
+        if self.groups > 1 and self.spec.channel_dim != 1:
+            parts.append(f"channel_dim={self.spec.channel_dim}")
         if self.constraint != self.set_class():
-            parts.append(f"keep={self.constraint.keep!r}")
+            parts.append(f"parametrization={self.constraint.parametrization.name!r}")
         if self.inner_scale is not None:
             parts.append(f"inner_scale={self.scale_kind!r}")
         return ", ".join(parts)
@@ -242,12 +242,12 @@ class AffineHull(Hull):
 
     Args:
         bases: names of the catalogue, or :class:`hullo.Base` objects, one by one or as one list.
-        start: the first coefficients: N numbers, a row of them a group, or the name of the base to start as;
+        init: the initial coefficients: N numbers, one row per group, or the name of the base to start as;
             1/N each by default.
         groups: 1 is one activation for the layer; G gives each of G equal groups of channels its own coefficients;
             the number of channels is one activation a channel.
         channel_dim: the dimension of the channels: 1 as in convolutions, -1 in transformers.
-        keep: how coefficients are kept in the hull, "recentred" or "free"; see :class:`hullo.Hyperplane`.
+        parametrization: how raw parameters become coefficients, "recentred" or "free"; see :class:`hullo.Hyperplane`.
         strict: refuse bases that do not have value zero and slope one at the origin. By default convex and affine
             hulls do, conic and linear ones do not.
         inner_scale: learn a scale b inside of the functions, f(b x), that starts at one: "hull" is one for all bases,
@@ -272,12 +272,13 @@ class AffineHull(Hull):
 class ConvexHull(Hull):
     r"""An activation learned in the convex hull of base functions: sum c_i f_i(x) with sum c_i = 1 and c_i >= 0.
 
-    The arguments are those of :class:`AffineHull`; `keep` is "projection" or "softmax", see :class:`hullo.Simplex`.
+    The arguments are those of :class:`AffineHull`; `parametrization` is "projection" or "softmax", see
+    :class:`hullo.Simplex`.
     Bases that never fall make a function that never falls.
 
     Example:
         >>> import hullo
-        >>> hullo.ConvexHull("identity", "relu", start=[0.01, 0.99])
+        >>> hullo.ConvexHull("identity", "relu", init=[0.01, 0.99])
         ConvexHull(identity=0.01, relu=0.99)
     """
 
@@ -288,12 +289,13 @@ class ConvexHull(Hull):
 class ConicHull(Hull):
     r"""An activation learned in the conic hull of base functions: sum c_i f_i(x) with c_i >= 0.
 
-    The arguments are those of :class:`AffineHull`; `keep` is "clamped" or "softplus", see :class:`hullo.Orthant`. Its
+    The arguments are those of :class:`AffineHull`; `parametrization` is "clamped" or "softplus", see
+    :class:`hullo.Orthant`. Its
     scale is free, and bases that never fall make a function that never falls.
 
     Example:
         >>> import hullo
-        >>> hullo.ConicHull("identity", "relu", start=[0.5, 1.5])
+        >>> hullo.ConicHull("identity", "relu", init=[0.5, 1.5])
         ConicHull(identity=0.5, relu=1.5)
     """
 
@@ -309,7 +311,7 @@ class LinearHull(Hull):
 
     Example:
         >>> import hullo
-        >>> hullo.LinearHull("relu", "tanh", start=[2.0, -0.5])
+        >>> hullo.LinearHull("relu", "tanh", init=[2.0, -0.5])
         LinearHull(relu=2, tanh=-0.5)
     """
 

@@ -1,4 +1,4 @@
-"""Activations that recent models learn, as hulls with their bases and their start."""
+"""Activations that recent models learn, as hulls with their bases and their initial coefficients."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ def xielu(alpha_p: float = 0.8, alpha_n: float = 0.8, beta: float = 0.5, **optio
     learned and stay above zero; the original keeps `beta` constant and `alpha_n` above `beta`.
 
     Args:
-        alpha_p: the start of the positive branch.
-        alpha_n: the start of the negative branch.
+        alpha_p: the initial value of the positive branch.
+        alpha_n: the initial value of the negative branch.
         beta: the slope at the origin.
         options: other arguments of :class:`hullo.ConicHull`.
 
     Example:
         >>> import hullo
         >>> hullo.xielu()
-        ConicHull(identity=0.5, relu2=0.8, xielu_negative=0.8, keep='softplus')
+        ConicHull(identity=0.5, relu2=0.8, xielu_negative=0.8, parametrization='softplus')
     """
-    given = {"start": [beta, alpha_p, alpha_n], "keep": "softplus"} | options
+    given = {"init": [beta, alpha_p, alpha_n], "parametrization": "softplus"} | options
     return ConicHull("identity", "relu2", "xielu_negative", **given)
 
 
@@ -43,15 +43,15 @@ def poly_relu(order: int = 3, **options: Any) -> LinearHull:
     if order not in (1, 2, 3):
         raise ValueError(f"order={order!r}: give 1, 2 or 3, the highest power of ReLU")
     powers = ("relu", "relu2", "relu3")[:order]
-    return LinearHull("constant", *powers, **{"start": [0.0] + [1 / order] * order} | options)
+    return LinearHull("constant", *powers, **{"init": [0.0] + [1 / order] * order} | options)
 
 
 def star_relu(scale: float = 0.8944, bias: float = -0.4472, **options: Any) -> LinearHull:
     """Return StarReLU (Yu et al., 2022), scale * relu(x)^2 + bias, the activation of CAFormer, as a linear hull.
 
     Args:
-        scale: the start of the scale.
-        bias: the start of the bias.
+        scale: the initial value of the scale.
+        bias: the initial value of the bias.
         options: other arguments of :class:`hullo.LinearHull`.
 
     Example:
@@ -59,7 +59,7 @@ def star_relu(scale: float = 0.8944, bias: float = -0.4472, **options: Any) -> L
         >>> hullo.star_relu()
         LinearHull(constant=-0.45, relu2=0.89)
     """
-    return LinearHull("constant", "relu2", **{"start": [bias, scale]} | options)
+    return LinearHull("constant", "relu2", **{"init": [bias, scale]} | options)
 
 
 def blending_unit(**options: Any) -> LinearHull:

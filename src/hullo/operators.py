@@ -12,32 +12,32 @@ import torch
 from torch import Tensor
 
 from hullo.bases import base
-from hullo.coefficients import way
-from hullo.kernels import Plan, choose, load
+from hullo.coefficients import get_parametrization
+from hullo.kernels import CombineSpec, choose, load
 
 
 @torch.library.custom_op("hullo::combine", mutates_args=())
-def combine(x: Tensor, raw: Tensor, bases: str, keep: str, channel_dim: int, backend: str | None) -> Tensor:
-    found = plan(bases, keep, channel_dim)
+def combine(x: Tensor, raw: Tensor, bases: str, parametrization: str, channel_dim: int, backend: str | None) -> Tensor:
+    found = spec(bases, parametrization, channel_dim)
     return load(choose(x, found, backend)).forward(x, raw, found)
 
 
 @torch.library.custom_op("hullo::combine_backward", mutates_args=())
 def combine_backward(
-    gradient: Tensor, x: Tensor, raw: Tensor, bases: str, keep: str, channel_dim: int, backend: str | None
+    gradient: Tensor, x: Tensor, raw: Tensor, bases: str, parametrization: str, channel_dim: int, backend: str | None
 ) -> tuple[Tensor, Tensor]:
-    found = plan(bases, keep, channel_dim)
+    found = spec(bases, parametrization, channel_dim)
     return load(choose(x, found, backend)).backward(gradient, x, raw, found)
 
 
 @combine.register_fake
-def _(x: Tensor, raw: Tensor, bases: str, keep: str, channel_dim: int, backend: str | None) -> Tensor:
+def _(x: Tensor, raw: Tensor, bases: str, parametrization: str, channel_dim: int, backend: str | None) -> Tensor:
     return torch.empty_like(x)
 
 
 @combine_backward.register_fake
 def _(
-    gradient: Tensor, x: Tensor, raw: Tensor, bases: str, keep: str, channel_dim: int, backend: str | None
+    gradient: Tensor, x: Tensor, raw: Tensor, bases: str, parametrization: str, channel_dim: int, backend: str | None
 ) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x), torch.empty_like(raw)
 
@@ -54,6 +54,8 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 combine.register_autograd(_backward, setup_context=_setup_context)
 
 
-def plan(bases: str, keep: str, channel_dim: int) -> Plan:
-    """The plan that is spelled so."""
-    return Plan(tuple(base(name) for name in bases.split(";")), way(keep), channel_dim)
+def spec(bases: str, parametrization: str, channel_dim: int) -> CombineSpec:
+    """The spec that is spelled so."""
+    return CombineSpec(
+        tuple(base(name) for name in bases.split(";")), get_parametrization(parametrization), channel_dim
+    )

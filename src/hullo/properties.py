@@ -66,7 +66,7 @@ def approximates_identity(subject: Hull | Coefficients, bases: Iterable[str | Ba
     """Whether f(x) = x + o(x) at the origin: value zero and slope one from both sides.
 
     >>> import hullo
-    >>> hullo.approximates_identity(hullo.AffineHull("identity", "tanh", start=[3.0, -2.0]))
+    >>> hullo.approximates_identity(hullo.AffineHull("identity", "tanh", init=[3.0, -2.0]))
     True
     >>> hullo.approximates_identity(hullo.AffineHull("identity", "relu"))
     False
@@ -74,7 +74,7 @@ def approximates_identity(subject: Hull | Coefficients, bases: Iterable[str | Ba
     return _for_each_row(_approximates_identity, subject, bases)
 
 
-def known_as(
+def identify(
     subject: Hull | Coefficients, bases: Iterable[str | Base] | None = None
 ) -> Base | list[Base | None] | None:
     """Return the base function of the catalogue that the combination equals, or None.
@@ -82,9 +82,9 @@ def known_as(
     Members of families, such as ``elu(0.5)``, are found, too. Coefficients that differ by at most 1e-6 count as equal.
 
     >>> import hullo
-    >>> hullo.known_as(hullo.ConvexHull("identity", "relu", start=[0.25, 0.75]))
+    >>> hullo.identify(hullo.ConvexHull("identity", "relu", init=[0.25, 0.75]))
     Base(leaky_relu(0.25))
-    >>> hullo.known_as([0.5, 0.5], ["relu", "elu"])
+    >>> hullo.identify([0.5, 0.5], ["relu", "elu"])
     Base(elu(0.5))
     """
     return _for_each_row(lambda c, found: same_as(c, found, _TOLERANCE), subject, bases)

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import re
 
-from hullo.bases import Base, base, names
+from hullo.bases import Base, base, list_bases
 
 _TO_IDENTIFIER = str.maketrans("(,.-", "__pm", ")+")
 _TO_NUMBER = str.maketrans("pm", ".-")
 _PATTERN = re.compile(r"raw_([a-z]+)(?:_dim_(m?\d+))?__(\w+)")
 
 
-def write_raw_name(keep: str, bases: tuple[Base, ...], groups: int, channel_dim: int) -> str:
+def write_raw_name(parametrization: str, bases: tuple[Base, ...], groups: int, channel_dim: int) -> str:
     """Return the name of a hull's raw numbers."""
     dim = f"_dim_{channel_dim}".replace("-", "m") if groups > 1 and channel_dim != 1 else ""
-    return f"raw_{keep}{dim}__" + "__".join(item.name.translate(_TO_IDENTIFIER) for item in bases)
+    return f"raw_{parametrization}{dim}__" + "__".join(item.name.translate(_TO_IDENTIFIER) for item in bases)
 
 
 def read_raw_name(name: str) -> tuple[str, tuple[Base, ...], int] | None:
@@ -31,12 +31,12 @@ def read_raw_name(name: str) -> tuple[str, tuple[Base, ...], int] | None:
     match = _PATTERN.fullmatch(name)
     if match is None:
         return None
-    keep, dim, spelled = match.groups()
-    return keep, tuple(map(_read_base, spelled.split("__"))), int((dim or "1").translate(_TO_NUMBER))
+    parametrization, dim, spelled = match.groups()
+    return parametrization, tuple(map(_read_base, spelled.split("__"))), int((dim or "1").translate(_TO_NUMBER))
 
 
 def _read_base(identifier: str) -> Base:
-    families = [family for family in names() if f"{identifier}_".startswith(f"{family}_")]
+    families = [family for family in list_bases() if f"{identifier}_".startswith(f"{family}_")]
     if not families:
         raise ValueError(f"unknown base function {identifier!r}; if it is your own, call hullo.add_base first")
     family = max(families, key=len)

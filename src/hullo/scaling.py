@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from hullo import operators
-from hullo.coefficients import way
+from hullo.coefficients import get_parametrization
 from hullo.functional import apply
-from hullo.kernels import Plan
-from hullo.kernels.plan import compute_dtype
+from hullo.kernels import CombineSpec
+from hullo.kernels.spec import compute_dtype
 
 KINDS = ("hull", "base")
 
@@ -27,33 +27,35 @@ def make_scales(kind: str | None, groups: int, bases: int, raw: Tensor) -> nn.Pa
     return nn.Parameter(raw.new_ones((columns,) if groups == 1 else (groups, columns)))
 
 
-def apply_scaled(x: Tensor, raw: Tensor, scales: Tensor, plan: Plan, hull: object = None) -> Tensor:
+def apply_scaled(x: Tensor, raw: Tensor, scales: Tensor, spec: CombineSpec, hull: object = None) -> Tensor:
     """Combine base functions of a scaled input, as :func:`hullo.functional.apply` does of the input."""
     if isinstance(x, fx.Proxy):
-        return apply_scaled_spelled(x, raw, scales, *plan.spelled)
+        return apply_scaled_spelled(x, raw, scales, *spec.spelled)
     if not isinstance(x, Tensor) or not x.is_floating_point() or scales.shape[-1] == 1:
-        wide = _scaled(x, scales, 0, plan) if isinstance(x, Tensor) and x.is_floating_point() else x
-        return apply(wide, raw, plan, hull=hull).to(x.dtype)
-    coefficients = plan.way.coefficients(raw)
+        wide = _scaled(x, scales, 0, spec) if isinstance(x, Tensor) and x.is_floating_point() else x
+        return apply(wide, raw, spec, hull=hull).to(x.dtype)
+    coefficients = spec.parametrization.transform(raw)
     total = torch.zeros((), dtype=compute_dtype(x), device=x.device)
-    for n, item in enumerate(plan.bases):
-        alone = Plan((item,), way("given"), plan.channel_dim)
-        total = total + apply(_scaled(x, scales, n, plan), coefficients[..., n : n + 1], alone)
+    for n, item in enumerate(spec.bases):
+        alone = CombineSpec((item,), get_parametrization("given"), spec.channel_dim)
+        total = total + apply(_scaled(x, scales, n, spec), coefficients[..., n : n + 1], alone)
     return total.to(x.dtype)
 
 
 @fx.wrap
-def apply_scaled_spelled(x: Tensor, raw: Tensor, scales: Tensor, bases: str, keep: str, channel_dim: int) -> Tensor:
-    """`apply_scaled` with its plan spelled: what such a hull is in a graph of torch.fx."""
-    return apply_scaled(x, raw, scales, operators.plan(bases, keep, channel_dim))
+def apply_scaled_spelled(
+    x: Tensor, raw: Tensor, scales: Tensor, bases: str, parametrization: str, channel_dim: int
+) -> Tensor:
+    """`apply_scaled` with its spec spelled: what such a hull is in a graph of torch.fx."""
+    return apply_scaled(x, raw, scales, operators.spec(bases, parametrization, channel_dim))
 
 
-def _scaled(x: Tensor, scales: Tensor, column: int, plan: Plan) -> Tensor:
+def _scaled(x: Tensor, scales: Tensor, column: int, spec: CombineSpec) -> Tensor:
     """Return x in the type to compute in, times the scales of one column."""
     wide, factors = x.to(compute_dtype(x)), scales[..., column].to(compute_dtype(x))
     if scales.dim() == 1:
         return wide * factors
-    dim = plan.channel_dim % x.dim() if -x.dim() <= plan.channel_dim < x.dim() else 0
+    dim = spec.channel_dim % x.dim() if -x.dim() <= spec.channel_dim < x.dim() else 0
     if x.dim() == 0 or x.shape[dim] % len(factors):
         return wide  # which `apply` refuses, with the reason
     shape = [1] * x.dim()

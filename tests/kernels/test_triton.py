@@ -12,15 +12,15 @@ from torch import Tensor
 
 import hullo
 from hullo.catalogue import WORDS
-from hullo.coefficients import way
-from hullo.kernels import Plan, choose, reference
-from hullo.kernels.source import kernel_source
+from hullo.coefficients import get_parametrization
+from hullo.kernels import CombineSpec, choose, reference
+from hullo.kernels.codegen import kernel_source
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
+from hullo.kernels import device_math  # noqa: E402
 from hullo.kernels import triton as kernels  # noqa: E402
-from hullo.kernels import words  # noqa: E402
 
 pytestmark = [  # of the interpreter: 1 / 0 and the like, and its own way of reading a number
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
@@ -29,7 +29,7 @@ pytestmark = [  # of the interpreter: 1 / 0 and the like, and its own way of rea
 
 TRIO = tuple(hullo.base(name) for name in ("identity", "relu", "tanh"))
 SIX = tuple(hullo.base(name) for name in ("identity", "relu", "tanh", "unit_gelu", "unit_silu", "softsign"))
-WAYS = ("given", "recentred", "free", "softmax", "projection", "clamped", "softplus")
+PARAMETRIZATIONS = ("given", "recentred", "free", "softmax", "projection", "clamped", "softplus")
 ROUNDING = {torch.float32: 1e-6, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8 if DEVICE == "cuda" else 2.0**-7}
 """A relative error in norm; for 16 bits the most that rounding a result can do (the interpreter cuts bfloat16 off)."""
 
@@ -57,11 +57,11 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
     return ((found.double() - expected).norm() / expected.norm().clamp_min(1e-2)).item()
 
 
-def check(x: Tensor, gradient: Tensor, raw: Tensor, plan: Plan) -> None:
+def check(x: Tensor, gradient: Tensor, raw: Tensor, spec: CombineSpec) -> None:
     wide = (gradient.double(), x.double(), raw.double())
-    y, (dx, draw) = kernels.forward(x, raw, plan), kernels.backward(gradient, x, raw, plan)
-    expected_dx, expected_draw = reference.backward(*wide, plan)
-    assert relative_error(y, reference.forward(*wide[1:], plan)) < ROUNDING[x.dtype]
+    y, (dx, draw) = kernels.forward(x, raw, spec), kernels.backward(gradient, x, raw, spec)
+    expected_dx, expected_draw = reference.backward(*wide, spec)
+    assert relative_error(y, reference.forward(*wide[1:], spec)) < ROUNDING[x.dtype]
     assert relative_error(dx, expected_dx) < ROUNDING[x.dtype]
     assert relative_error(draw, expected_draw) < max(4e-6, ROUNDING[x.dtype] / 4)  # sums that nearly cancel
     assert y.stride() == dx.stride() == torch.empty_like(x).stride()
@@ -69,11 +69,11 @@ def check(x: Tensor, gradient: Tensor, raw: Tensor, plan: Plan) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("keep", WAYS)
-def test_every_layout_and_way_agrees_with_float64(layout: str, keep: str) -> None:
+@pytest.mark.parametrize("parametrization", PARAMETRIZATIONS)
+def test_every_layout_and_way_agrees_with_float64(layout: str, parametrization: str) -> None:
     shape, groups, channel_dim, memory = LAYOUTS[layout]
-    plan = Plan(TRIO, way(keep), channel_dim)
-    check(*random_case(shape, groups, 3 - plan.way.fewer, memory), plan)
+    spec = CombineSpec(TRIO, get_parametrization(parametrization), channel_dim)
+    check(*random_case(shape, groups, 3 - spec.parametrization.fewer, memory), spec)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -82,57 +82,57 @@ def test_every_layout_and_way_agrees_with_float64(layout: str, keep: str) -> Non
 def test_16_bits_agree_to_their_rounding(dtype: torch.dtype, bases: tuple[hullo.Base, ...], layout: str) -> None:
     shape, groups, channel_dim, memory = LAYOUTS[layout]
     x, gradient, raw = random_case(shape, groups, len(bases), memory)
-    check(x.to(dtype), gradient.to(dtype), raw, Plan(bases, way("recentred"), channel_dim))
+    check(x.to(dtype), gradient.to(dtype), raw, CombineSpec(bases, get_parametrization("recentred"), channel_dim))
 
 
-@pytest.mark.parametrize("name", hullo.names())
+@pytest.mark.parametrize("name", hullo.list_bases())
 def test_every_base_agrees_with_float64(name: str) -> None:
     x = torch.cat([torch.linspace(-30, 30, 1201), torch.logspace(-6, 1, 200), -torch.logspace(-6, 1, 200)]).to(DEVICE)
     gradient = torch.where(x > 0, 1.0, 0.5)
-    check(x, gradient, torch.ones(1, device=DEVICE), Plan((hullo.base(name),), way("given"), 0))
+    check(x, gradient, torch.ones(1, device=DEVICE), CombineSpec((hullo.base(name),), get_parametrization("given"), 0))
 
 
-@pytest.mark.parametrize("name", hullo.names())
+@pytest.mark.parametrize("name", hullo.list_bases())
 def test_nan_and_infinities_come_out_as_in_the_reference(name: str) -> None:
     x = torch.tensor([torch.nan, torch.inf, -torch.inf, 1e38, -1e38, 0.0], device=DEVICE)
-    plan = Plan((hullo.base(name),), way("given"), 0)
+    spec = CombineSpec((hullo.base(name),), get_parametrization("given"), 0)
     one = torch.ones(1, device=DEVICE)
-    expected = reference.forward(x, one, plan)
+    expected = reference.forward(x, one, spec)
     if name in ("gelu", "unit_gelu"):  # PyTorch's own depends on the length of the input here; these are the limits
         expected[1:3] = torch.tensor([torch.inf, 0.0])
-    torch.testing.assert_close(kernels.forward(x, one, plan), expected, equal_nan=True)
+    torch.testing.assert_close(kernels.forward(x, one, spec), expected, equal_nan=True)
 
 
 def test_every_run_gives_the_same_bits() -> None:
     x, gradient, raw = random_case((24, 60, 9, 9), 60, 3, torch.channels_last)
-    plan = Plan(TRIO, way("projection"), 1)
-    first = kernels.backward(gradient, x, raw, plan)
+    spec = CombineSpec(TRIO, get_parametrization("projection"), 1)
+    first = kernels.backward(gradient, x, raw, spec)
     for _ in range(2):
-        again = kernels.backward(gradient.clone(), x.clone(), raw.clone(), plan)
+        again = kernels.backward(gradient.clone(), x.clone(), raw.clone(), spec)
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
 def test_an_address_that_is_not_aligned_is_served() -> None:
-    plan = Plan(TRIO, way("recentred"), 0)
+    spec = CombineSpec(TRIO, get_parametrization("recentred"), 0)
     x, gradient, raw = random_case((4097,), 1, 3, torch.contiguous_format)
-    check(x[:4096].clone(), gradient[:4096].clone(), raw, plan)
-    check(x[1:], gradient[1:], raw, plan)
+    check(x[:4096].clone(), gradient[:4096].clone(), raw, spec)
+    check(x[1:], gradient[1:], raw, spec)
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 4, 3), ()])
 def test_empty_and_0d_inputs(shape: tuple[int, ...]) -> None:
     x, raw = torch.randn(shape, device=DEVICE), torch.full((3,), 1 / 3, device=DEVICE)
-    plan = Plan(TRIO, way("recentred"), 1)
-    dx, draw = kernels.backward(torch.ones_like(x), x, raw, plan)
-    assert kernels.forward(x, raw, plan).shape == dx.shape == x.shape
+    spec = CombineSpec(TRIO, get_parametrization("recentred"), 1)
+    dx, draw = kernels.backward(torch.ones_like(x), x, raw, spec)
+    assert kernels.forward(x, raw, spec).shape == dx.shape == x.shape
     assert draw.isfinite().all()
 
 
 def test_strided_and_expanded_inputs_and_gradients() -> None:
-    plan = Plan(TRIO, way("recentred"), 1)
+    spec = CombineSpec(TRIO, get_parametrization("recentred"), 1)
     x, gradient, raw = random_case((6, 12, 10), 4, 3, torch.contiguous_format)
-    check(x[::2, :, 1::3], gradient[::2, :, 1::3].transpose(0, 2).contiguous().transpose(0, 2), raw, plan)
-    check(x.transpose(0, 2)[:, :, :1].expand(10, 12, 6), torch.ones(1, device=DEVICE).expand(10, 12, 6), raw, plan)
+    check(x[::2, :, 1::3], gradient[::2, :, 1::3].transpose(0, 2).contiguous().transpose(0, 2), raw, spec)
+    check(x.transpose(0, 2)[:, :, :1].expand(10, 12, 6), torch.ones(1, device=DEVICE).expand(10, 12, 6), raw, spec)
 
 
 def test_a_hull_trains_through_the_kernels_as_through_the_reference() -> None:
@@ -150,13 +150,14 @@ def test_a_hull_trains_through_the_kernels_as_through_the_reference() -> None:
 
 
 def test_every_word_of_the_catalogue_has_a_meaning_here() -> None:
-    for meaning in (words.PRECISE, words.FLOAT16, words.BFLOAT16):
+    for meaning in (device_math.PRECISE, device_math.FLOAT16, device_math.BFLOAT16):
         assert WORDS.keys() <= meaning.keys()
 
 
 def test_a_word_is_computed_once_however_often_formulas_use_it() -> None:
     text = kernel_source(
-        (hullo.base("silu"), hullo.base("quick_gelu"), hullo.base("relu"), hullo.base("gelu")), way("given")
+        (hullo.base("silu"), hullo.base("quick_gelu"), hullo.base("relu"), hullo.base("gelu")),
+        get_parametrization("given"),
     )
     once = text[text.index("if ONE_TILE") : text.index("for tile in")]
     assert [once.count(word) for word in ("= sigmoid(x)", "= sigmoid(1.702 * x)", "= positive_part(x)")] == [1, 1, 1]
@@ -166,11 +167,11 @@ def test_a_base_without_a_formula_falls_back_and_is_refused_by_name() -> None:
     bump = hullo.additions._measured(
         "bump", lambda x: x * torch.exp(-x * x), lambda x, y: (1 - 2 * x * x) * torch.exp(-x * x)
     )
-    plan = Plan((bump,), way("given"), 1)
+    spec = CombineSpec((bump,), get_parametrization("given"), 1)
     x = torch.randn(3, device=DEVICE)
-    assert choose(x, plan, None) in ("cpu", "reference")
+    assert choose(x, spec, None) in ("cpu", "reference")
     with pytest.raises(ValueError, match=r"'triton' cannot serve: .*'bump' is known as a Python function only; use"):
-        choose(x, plan, "triton")
+        choose(x, spec, "triton")
 
 
 def test_float64_is_left_to_the_reference() -> None:
@@ -216,14 +217,14 @@ def test_more_than_2_31_elements() -> None:
     x = torch.empty(size, dtype=torch.bfloat16, device="cuda").uniform_(-3, 3)
     gradient = torch.empty_like(x).uniform_(0, 1)
     raw = torch.tensor([0.2, 0.3, 0.5], device="cuda")
-    plan = Plan(TRIO, way("given"), 0)
-    y, (dx, draw) = kernels.forward(x, raw, plan), kernels.backward(gradient, x, raw, plan)
+    spec = CombineSpec(TRIO, get_parametrization("given"), 0)
+    y, (dx, draw) = kernels.forward(x, raw, spec), kernels.backward(gradient, x, raw, spec)
     sums = torch.zeros(3, dtype=torch.float64, device="cuda")
     for start in range(0, size, 2**28):
         part = slice(start, start + 2**28)
-        expected_dx, expected_sums = reference.backward(gradient[part].float(), x[part].float(), raw, plan)
+        expected_dx, expected_sums = reference.backward(gradient[part].float(), x[part].float(), raw, spec)
         torch.testing.assert_close(
-            y[part], reference.forward(x[part].float(), raw, plan).bfloat16(), rtol=8e-3, atol=1e-3
+            y[part], reference.forward(x[part].float(), raw, spec).bfloat16(), rtol=8e-3, atol=1e-3
         )
         torch.testing.assert_close(dx[part], expected_dx.bfloat16(), rtol=8e-3, atol=1e-3)
         sums += expected_sums
@@ -232,9 +233,9 @@ def test_more_than_2_31_elements() -> None:
 
 @gpu
 def test_cuda_tensors_go_to_the_fused_kernel() -> None:
-    plan = Plan(TRIO, way("recentred"), 1)
-    assert choose(torch.empty(1, device="cuda"), plan, None) == "triton"
-    assert choose(torch.empty(1, device="cuda", dtype=torch.float64), plan, None) == "reference"
+    spec = CombineSpec(TRIO, get_parametrization("recentred"), 1)
+    assert choose(torch.empty(1, device="cuda"), spec, None) == "triton"
+    assert choose(torch.empty(1, device="cuda", dtype=torch.float64), spec, None) == "reference"
 
 
 @gpu
@@ -253,13 +254,13 @@ def test_a_compiled_hull_equals_an_eager_one(groups: int) -> None:
 def test_compiled_code_calls_the_fused_kernel() -> None:
     graphs: list[torch.fx.GraphModule] = []
 
-    def keep(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> torch.fx.GraphModule:
+    def parametrization(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> torch.fx.GraphModule:
         graphs.append(graph)
         return graph
 
     torch._dynamo.reset()
     act = hullo.AffineHull("identity", "relu", "tanh").cuda()
-    torch.compile(act, fullgraph=True, backend=keep)(torch.randn(4, device="cuda"))
+    torch.compile(act, fullgraph=True, backend=parametrization)(torch.randn(4, device="cuda"))
     assert any("hullo" in str(node.target) for node in graphs[0].graph.nodes)
 
 
@@ -275,7 +276,7 @@ def test_the_operators_pass_torchs_own_checks(layout: torch.memory_format) -> No
 
 @gpu
 def test_second_derivatives_and_torch_func_agree_with_the_cpu() -> None:
-    act = hullo.ConvexHull("identity", "relu", "tanh", start=[0.2, 0.3, 0.5])
+    act = hullo.ConvexHull("identity", "relu", "tanh", init=[0.2, 0.3, 0.5])
     x = torch.randn(5, 4)
 
     def answers(device: str) -> list[Tensor]:
@@ -334,18 +335,18 @@ def test_autocast_keeps_coefficients_in_float32() -> None:
     assert model[1].raw.grad.dtype == torch.float32
 
 
-@pytest.mark.parametrize("keep", ["recentred", "softmax"])
+@pytest.mark.parametrize("parametrization", ["recentred", "softmax"])
 @pytest.mark.parametrize("layout", ["odd", "groups of channels", "channels last, groups", "last dimension"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_gated_kernels_agree_with_float64(dtype: torch.dtype, layout: str, keep: str) -> None:
+def test_gated_kernels_agree_with_float64(dtype: torch.dtype, layout: str, parametrization: str) -> None:
     shape, groups, channel_dim, memory = LAYOUTS[layout]
-    plan = Plan(TRIO, way(keep), channel_dim)
+    spec = CombineSpec(TRIO, get_parametrization(parametrization), channel_dim)
     gate, gradient, raw = random_case(shape, groups, 3, memory)
     up = torch.randn(shape, device=DEVICE)  # not laid out as the gate is
     gate, gradient, up = gate.to(dtype), gradient.to(dtype), up.to(dtype)
-    value = reference.forward(gate.double(), raw.double(), plan)
-    dgate, draw = reference.backward(gradient.double() * up.double(), gate.double(), raw.double(), plan)
-    found = kernels.gated_forward(gate, up, raw, plan), *kernels.gated_backward(gradient, gate, up, raw, plan)
+    value = reference.forward(gate.double(), raw.double(), spec)
+    dgate, draw = reference.backward(gradient.double() * up.double(), gate.double(), raw.double(), spec)
+    found = kernels.gated_forward(gate, up, raw, spec), *kernels.gated_backward(gradient, gate, up, raw, spec)
     for tensor, expected in zip(found[:3], (value * up, dgate, gradient.double() * value), strict=True):
         assert relative_error(tensor, expected) < ROUNDING[dtype]
         assert tensor.stride() == gate.stride()
@@ -353,6 +354,10 @@ def test_gated_kernels_agree_with_float64(dtype: torch.dtype, layout: str, keep:
 
 
 def test_gated_kernels_take_empty_tensors() -> None:
-    x, raw, plan = torch.randn(0, 4, device=DEVICE), torch.ones(3, device=DEVICE), Plan(TRIO, way("recentred"), 1)
-    assert kernels.gated_forward(x, x, raw, plan).shape == (0, 4)
-    assert kernels.gated_backward(x, x, x, raw, plan)[2].tolist() == [0, 0, 0]
+    x, raw, spec = (
+        torch.randn(0, 4, device=DEVICE),
+        torch.ones(3, device=DEVICE),
+        CombineSpec(TRIO, get_parametrization("recentred"), 1),
+    )
+    assert kernels.gated_forward(x, x, raw, spec).shape == (0, 4)
+    assert kernels.gated_backward(x, x, x, raw, spec)[2].tolist() == [0, 0, 0]

@@ -20,30 +20,32 @@ MORE = [
     "affine(relu,leaky_relu(0.2))",
     "convex(unit_gelu,softsign)",
     "convex(relu)",
-    "convex(identity,tanh,keep=softmax)",
-    "affine(identity,relu,tanh,keep=free)",
-    "affine(identity,tanh,keep=free,start=tanh)",
-    "convex(relu,tanh,start=relu)",
+    "convex(identity,tanh,parametrization=softmax)",
+    "affine(identity,relu,tanh,parametrization=free)",
+    "affine(identity,tanh,parametrization=free,init=tanh)",
+    "convex(relu,tanh,init=relu)",
     "conic(identity,tanh)",
-    "conic(identity,relu,tanh,keep=softplus)",
+    "conic(identity,relu,tanh,parametrization=softplus)",
     "linear(relu,tanh)",
 ]
 ROWS = [Row.parse(text) for text in [*paper.ROWS, *MORE]]
 HULLS: dict[str, type[Hull]] = {
     hull.kind: hull for hull in (hullo.ConvexHull, hullo.AffineHull, hullo.ConicHull, hullo.LinearHull)
 }
-names = st.sampled_from([name for name in hullo.names() if not name.startswith(("unit_", "leaky", "celu", "selu"))])
+names = st.sampled_from(
+    [name for name in hullo.list_bases() if not name.startswith(("unit_", "leaky", "celu", "selu"))]
+)
 
 
 class TestSpelling:
     def test_a_parameter_by_name_is_no_option(self) -> None:
-        row = Row.parse("convex(relu,leaky_relu(negative_slope=0.2),start=relu)")
-        assert str(row) == "convex(relu,leaky_relu(0.2),start=relu)"
+        row = Row.parse("convex(relu,leaky_relu(negative_slope=0.2),init=relu)")
+        assert str(row) == "convex(relu,leaky_relu(0.2),init=relu)"
 
     @given(st.sampled_from(list(HULLS)), st.lists(names, min_size=1, max_size=5, unique=True))
     def test_a_hull_is_spelled_in_the_catalogues_order_and_read_back(self, kind: str, bases: list[str]) -> None:
         row = Row.parse(f" {kind} ({' , '.join(bases)})")
-        ordered = ",".join(name for name in hullo.names() if name in bases)
+        ordered = ",".join(name for name in hullo.list_bases() if name in bases)
         assert str(row) == f"{kind}({ordered})"
         assert Row.parse(str(row)) == row
 
@@ -54,12 +56,18 @@ class TestSpelling:
             ("leaky_relu(0.2)", "leaky_relu(0.2)"),
             ("affine(leaky_relu(.5), tanh, leaky_relu(0.25))", "affine(tanh,leaky_relu(0.25),leaky_relu(0.5))"),
             ("convex(tanh,elu(2))", "convex(tanh,elu(2))"),
-            ("affine(relu, per = channel, identity, keep=free)", "affine(identity,relu,keep=free,per=channel)"),
-            ("convex(elu(2),tanh,start=elu(2))", "convex(tanh,elu(2),start=elu(2))"),
-            ("affine(identity,relu,start=uniform,keep=recentred,per=layer)", "affine(identity,relu)"),
+            (
+                "affine(relu, per = channel, identity, parametrization=free)",
+                "affine(identity,relu,parametrization=free,per=channel)",
+            ),
+            ("convex(elu(2),tanh,init=elu(2))", "convex(tanh,elu(2),init=elu(2))"),
+            ("affine(identity,relu,init=uniform,parametrization=recentred,per=layer)", "affine(identity,relu)"),
             (" prelu ", "prelu"),
-            ("affine(relu,identity,per=channel,keep=free,start=relu)", "prelu"),
-            ("affine(relu,identity,keep=free,start=relu)", "affine(identity,relu,keep=free,start=relu)"),
+            ("affine(relu,identity,per=channel,parametrization=free,init=relu)", "prelu"),
+            (
+                "affine(relu,identity,parametrization=free,init=relu)",
+                "affine(identity,relu,parametrization=free,init=relu)",
+            ),
         ],
     )
     def test_parameters_of_bases_are_part_of_the_spelling(self, given_as: str, spelled: str) -> None:
@@ -75,12 +83,12 @@ class TestSpelling:
             "convex(relu,relu)",
             "affine(relu",
             "relu,tanh",
-            "relu(start=relu)",
+            "relu(init=relu)",
             "prelu(0.1)",
             "convex(identity,prelu)",
-            "convex(identity,relu,keep=free)",
-            "convex(identity,relu,keep=softmax,start=relu)",
-            "affine(identity,relu,start=tanh)",
+            "convex(identity,relu,parametrization=free)",
+            "convex(identity,relu,parametrization=softmax,init=relu)",
+            "affine(identity,relu,init=tanh)",
             "affine(identity,relu,per=pixel)",
             "affine(identity,relu,colour=red)",
         ],
@@ -113,9 +121,9 @@ class TestModules:
         if row.learns:
             assert isinstance(module, HULLS[row.kind])
             assert module.bases == row.bases
-            assert module.constraint.keep == row.keep
+            assert module.constraint.parametrization.name == row.parametrization
             rows = module.coefficients.detach()
-            expected = [float(item == row.begin) if row.begin else 1 / len(row.bases) for item in row.bases]
+            expected = [float(item == row.init) if row.init else 1 / len(row.bases) for item in row.bases]
             torch.testing.assert_close(rows, torch.tensor(expected).expand_as(rows))
         else:
             assert not any(parameter.requires_grad for parameter in module.parameters())

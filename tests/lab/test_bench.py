@@ -68,8 +68,8 @@ def test_all_ways_of_writing_the_hull_compute_it(name, case):
     module = contenders.CONTENDERS[name].build(case.groups, case.channels).double()
     y = module(x)
     dx, dc = torch.autograd.grad(y, (x, *module.parameters()), dy)
-    torch.testing.assert_close(y, reference.forward(x, hull.raw, hull.plan))
-    expected_dx, expected_draw = reference.backward(dy, x, hull.raw, hull.plan)
+    torch.testing.assert_close(y, reference.forward(x, hull.raw, hull.spec))
+    expected_dx, expected_draw = reference.backward(dy, x, hull.raw, hull.spec)
     torch.testing.assert_close(dx, expected_dx)
     if name != "hullo":  # the others have coefficients that need not sum to one: take the part along the hull
         dc = dc - dc.mean(-1, keepdim=True)

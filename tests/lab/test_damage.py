@@ -66,31 +66,31 @@ TOKENS = ["NaN", "-Infinity", "1e999", "[" * 5000 + "]" * 5000, "1" * 5000, "01"
 
 def choose_place(data: st.DataObject, value: Any) -> tuple[list[Any], Any]:
     """Draw a place within a value: the lists and objects on the way to it, and the last key."""
-    way, key = [value], data.draw(st.sampled_from(sorted(value)))
-    while isinstance(inner := way[-1][key], dict | list) and inner and data.draw(st.booleans()):
-        way.append(inner)
+    parametrization, key = [value], data.draw(st.sampled_from(sorted(value)))
+    while isinstance(inner := parametrization[-1][key], dict | list) and inner and data.draw(st.booleans()):
+        parametrization.append(inner)
         key = data.draw(st.sampled_from(sorted(inner) if isinstance(inner, dict) else range(len(inner))))
-    return way, key
+    return parametrization, key
 
 
 def damage(data: st.DataObject, record: Record) -> bytes:
     """Return the line of a record with something else somewhere in it."""
     values = json.loads(record.line())
-    way, key = choose_place(data, values)
+    parametrization, key = choose_place(data, values)
     kind = data.draw(st.sampled_from(["replace", "delete", "token", "repeat", "wrap", "add", "exchange"]))
     if kind == "delete":
-        del way[-1][key]
-    elif kind == "repeat" and isinstance(way[-1], list):
-        way[-1].append(way[-1][key])
+        del parametrization[-1][key]
+    elif kind == "repeat" and isinstance(parametrization[-1], list):
+        parametrization[-1].append(parametrization[-1][key])
     elif kind == "wrap":
-        way[-1][key] = [way[-1][key]]
-    elif kind == "add" and isinstance(way[-1], dict):
-        way[-1][data.draw(st.text(max_size=3))] = data.draw(VALUES)
+        parametrization[-1][key] = [parametrization[-1][key]]
+    elif kind == "add" and isinstance(parametrization[-1], dict):
+        parametrization[-1][data.draw(st.text(max_size=3))] = data.draw(VALUES)
     elif kind == "exchange":
         other = data.draw(st.sampled_from(sorted(values)))
-        values[other], way[-1][key] = way[-1][key], values[other]
+        values[other], parametrization[-1][key] = parametrization[-1][key], values[other]
     else:
-        way[-1][key] = "TOKEN" if kind == "token" else data.draw(VALUES)
+        parametrization[-1][key] = "TOKEN" if kind == "token" else data.draw(VALUES)
     line = json.dumps(values)
     if kind == "token":
         line = line.replace('"TOKEN"', data.draw(st.sampled_from(TOKENS)))

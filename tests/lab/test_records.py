@@ -51,7 +51,7 @@ def records(tmp_path: Path) -> Records:
 def test_what_was_added_is_read_in_order_and_is_one_line_each(records: Records) -> None:
     assert records.read() == []
     records.add(several(2))
-    records.add(several(1, start=2))
+    records.add(several(1, init=2))
     assert records.read() == several(3)
     lines = [json.loads(line) for line in records.path.read_text().splitlines()]
     assert [(line["version"], line["id"]) for line in lines] == [(VERSION, r.spec.id) for r in several(3)]

@@ -19,7 +19,7 @@ SPECS = st.builds(
     st.sampled_from(["lenet5", "kerasnet", "resnet56"]),
     st.sampled_from(["fashion-mnist", "cifar10", "fashion-mnist-sample"]),
     st.sampled_from(
-        ["relu", "leaky_relu(0.2)", "convex(identity,relu)", "affine(identity,relu,keep=free,per=channel)"]
+        ["relu", "leaky_relu(0.2)", "convex(identity,relu)", "affine(identity,relu,parametrization=free,per=channel)"]
     ),
     seed=st.integers(0, 2**63 - 1),
     epochs=st.integers(1, 1000),

@@ -20,7 +20,7 @@ from hullo.lab.specs import Spec
 from hullo.lab.weights import load_network, save_weights
 
 
-@pytest.mark.parametrize("activation", ["relu", "prelu", "elu", "convex(identity,relu,keep=softmax)"])
+@pytest.mark.parametrize("activation", ["relu", "prelu", "elu", "convex(identity,relu,parametrization=softmax)"])
 def test_a_network_comes_back_as_it_was_saved(activation: str, tmp_path: Path) -> None:
     spec, task = Spec("kerasnet", "cifar10", activation, seed=3), Task(1, 12, 4)
     network = networks.build("kerasnet", activation=activation, in_channels=1, image_size=12, num_classes=4)

@@ -22,9 +22,9 @@ STEPS, BATCH = 10, 4
 ACTIVATIONS: list[Callable[[], nn.Module | None]] = [
     lambda: None,
     nn.Tanh,
-    lambda: hullo.ConvexHull("identity", "relu", start=[0.0, 1.0]),
+    lambda: hullo.ConvexHull("identity", "relu", init=[0.0, 1.0]),
     lambda: hullo.AffineHull("identity", "relu", "tanh"),
-    lambda: hullo.AffineHull("tanh", "relu", keep="free"),
+    lambda: hullo.AffineHull("tanh", "relu", parametrization="free"),
     lambda: hullo.ConicHull("relu", "relu3"),
     nn.PReLU,
 ]
@@ -253,7 +253,7 @@ def test_hulls_per_channel_stand_beside_hulls_per_layer_and_fixed_functions() ->
         for act in (
             hullo.ConvexHull(*bases, groups=4),
             hullo.AffineHull(*bases, groups=2),
-            hullo.AffineHull(*bases, keep="free"),
+            hullo.AffineHull(*bases, parametrization="free"),
             nn.PReLU(4),
             nn.LeakyReLU(0.2),
             hullo.LinearHull("tanh", groups=4),
@@ -277,7 +277,7 @@ def test_what_is_frozen_stays_and_comes_out_as_it_went_in() -> None:
     members = [
         nn.Sequential(nn.Linear(6, 6), act, nn.Linear(6, 3)).double()
         for act in (
-            hullo.ConvexHull("identity", "relu", keep="softmax", start=[0.2, 0.8]).requires_grad_(False),
+            hullo.ConvexHull("identity", "relu", parametrization="softmax", init=[0.2, 0.8]).requires_grad_(False),
             nn.PReLU(6, init=0.3).requires_grad_(False),
             hullo.AffineHull("identity", "tanh"),
         )

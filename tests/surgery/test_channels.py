@@ -66,10 +66,10 @@ class Mixer(nn.Module):
 
 def test_one_group_per_channel_in_convolutions_and_in_linear_layers() -> None:
     model = hullo.replace_activations(Mixer(), groups="channels", example_inputs=IMAGE)
-    found = {name: (hull.groups, hull.plan.channel_dim) for name, hull in hullo.summary(model).hulls.items()}
+    found = {name: (hull.groups, hull.spec.channel_dim) for name, hull in hullo.summary(model).hulls.items()}
     assert found == {"relu_1": (4, 1), "gelu_1": (12, -1)}
     model = hullo.replace_activations(Mixer(), groups=2, example_inputs=IMAGE)
-    found = {name: (hull.groups, hull.plan.channel_dim) for name, hull in hullo.summary(model).hulls.items()}
+    found = {name: (hull.groups, hull.spec.channel_dim) for name, hull in hullo.summary(model).hulls.items()}
     assert found == {"relu_1": (2, 1), "gelu_1": (2, -1)}
 
 
@@ -78,7 +78,7 @@ def test_a_vision_transformer_gets_no_group_for_a_token() -> None:
     sizes = {"hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
     model = transformers.ViTModel(transformers.ViTConfig(image_size=8, patch_size=4, **sizes))
     hullo.replace_activations(model, groups="channels", example_inputs=IMAGE)
-    assert {(hull.groups, hull.plan.channel_dim) for hull in hullo.summary(model).hulls.values()} == {(16, -1), (8, 1)}
+    assert {(hull.groups, hull.spec.channel_dim) for hull in hullo.summary(model).hulls.values()} == {(16, -1), (8, 1)}
 
 
 @pytest.mark.parametrize(

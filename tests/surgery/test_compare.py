@@ -126,7 +126,7 @@ def test_a_difference_is_refused_and_undone(monkeypatch: pytest.MonkeyPatch, sta
     model, x = Mixed(), torch.randn(2, 3, 8)
     before, outputs, names = attributes(model), model.eval()(x), list(model.state_dict())
     with pytest.raises(RuntimeError, match=r"in (training|evaluation) mode, output differs by 0\.\d+"):
-        hullo.replace_activations(model, example_inputs=x, start=start, bases=start and ["identity", "relu", "tanh"])
+        hullo.replace_activations(model, example_inputs=x, init=start, bases=start and ["identity", "relu", "tanh"])
     assert attributes(model) == before
     assert list(model.state_dict()) == names
     torch.testing.assert_close(model(x), outputs)

@@ -15,24 +15,24 @@ from torch import Tensor, fx, nn
 
 import hullo
 
-CATALOGUE = [name for name in hullo.names() if name not in ("identity", "relu", "tanh")]
+CATALOGUE = [name for name in hullo.list_bases() if name not in ("identity", "relu", "tanh")]
 
 
 @pytest.mark.parametrize(
     ("hull", "module"),
     [
-        (hullo.AffineHull("identity", "relu", "tanh", start="relu"), nn.ReLU()),
-        (hullo.AffineHull("identity", "relu", "tanh", start="tanh"), nn.Tanh()),
-        (hullo.AffineHull("identity", "relu", "tanh", start="identity"), nn.Identity()),
-        (hullo.ConvexHull("identity", "relu", start=[0.25, 0.75]), nn.LeakyReLU(0.25)),
-        (hullo.AffineHull("identity", "relu", start=[-0.5, 1.5]), nn.LeakyReLU(-0.5)),
-        (hullo.AffineHull("relu", "gelu", start="gelu", strict=False), nn.GELU()),
-        (hullo.AffineHull("relu", "gelu_tanh", start="gelu_tanh", strict=False), nn.GELU(approximate="tanh")),
-        (hullo.AffineHull("relu", "elu(0.3)", start="elu(0.3)"), nn.ELU(0.3)),
-        (hullo.ConvexHull("relu", "elu", start=[0.5, 0.5]), nn.ELU(0.5)),
-        (hullo.LinearHull("unit_silu", "tanh", start=[0.5, 0.0]), nn.SiLU()),
-        (hullo.AffineHull("relu", "tanh", groups=4, start="tanh"), nn.Tanh()),
-        (hullo.AffineHull("relu", "tanh", start=[1 - 1e-8, 1e-8]), nn.ReLU()),
+        (hullo.AffineHull("identity", "relu", "tanh", init="relu"), nn.ReLU()),
+        (hullo.AffineHull("identity", "relu", "tanh", init="tanh"), nn.Tanh()),
+        (hullo.AffineHull("identity", "relu", "tanh", init="identity"), nn.Identity()),
+        (hullo.ConvexHull("identity", "relu", init=[0.25, 0.75]), nn.LeakyReLU(0.25)),
+        (hullo.AffineHull("identity", "relu", init=[-0.5, 1.5]), nn.LeakyReLU(-0.5)),
+        (hullo.AffineHull("relu", "gelu", init="gelu", strict=False), nn.GELU()),
+        (hullo.AffineHull("relu", "gelu_tanh", init="gelu_tanh", strict=False), nn.GELU(approximate="tanh")),
+        (hullo.AffineHull("relu", "elu(0.3)", init="elu(0.3)"), nn.ELU(0.3)),
+        (hullo.ConvexHull("relu", "elu", init=[0.5, 0.5]), nn.ELU(0.5)),
+        (hullo.LinearHull("unit_silu", "tanh", init=[0.5, 0.0]), nn.SiLU()),
+        (hullo.AffineHull("relu", "tanh", groups=4, init="tanh"), nn.Tanh()),
+        (hullo.AffineHull("relu", "tanh", init=[1 - 1e-8, 1e-8]), nn.ReLU()),
     ],
     ids=repr,
 )
@@ -67,13 +67,13 @@ def test_any_hull_folds_to_its_own_values(name: str, groups: int) -> None:
 
 @pytest.mark.parametrize("channel_dim", [0, 1, 2, -1])
 def test_groups_fold_in_any_dimension(channel_dim: int) -> None:
-    hull = hullo.AffineHull("identity", "tanh", groups=2, channel_dim=channel_dim, start=[[0.3, 0.7], [-1.0, 2.0]])
+    hull = hullo.AffineHull("identity", "tanh", groups=2, channel_dim=channel_dim, init=[[0.3, 0.7], [-1.0, 2.0]])
     x = torch.randn(4, 6, 8)
     torch.testing.assert_close(hullo.fold(hull)(x), hull(x).detach())
 
 
 def test_bases_without_a_coefficient_are_gone() -> None:
-    hull = hullo.AffineHull("identity", "relu", "tanh", start=[0.4, 0.0, 0.6])
+    hull = hullo.AffineHull("identity", "relu", "tanh", init=[0.4, 0.0, 0.6])
     folded = hullo.fold(hull)
     assert isinstance(folded, fx.GraphModule)
     assert not any(node.target in (torch.relu, F.relu) for node in folded.graph.nodes)
@@ -82,7 +82,7 @@ def test_bases_without_a_coefficient_are_gone() -> None:
 
 def test_one_leaky_relu_a_channel_becomes_prelu_where_the_channels_are_seen() -> None:
     slopes = torch.tensor([0.0, 0.25, 1.0, -0.5])
-    hull = hullo.AffineHull("identity", "relu", groups=4, start=torch.stack([slopes, 1 - slopes], dim=1))
+    hull = hullo.AffineHull("identity", "relu", groups=4, init=torch.stack([slopes, 1 - slopes], dim=1))
     model, x = nn.Sequential(nn.Conv1d(3, 4, 1), hull), torch.randn(2, 3, 5)
     folded = hullo.fold(model, example_inputs=x)
     assert isinstance(folded[1], nn.PReLU)
@@ -114,7 +114,7 @@ def test_what_changed_its_input_still_does(base: str) -> None:
 
 
 def test_the_model_itself_is_left_as_it_is_and_hooks_go_along() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), hullo.AffineHull("relu", "tanh", start="relu"))
+    model = nn.Sequential(nn.Linear(4, 4), hullo.AffineHull("relu", "tanh", init="relu"))
     seen: list[str] = []
     model[1].register_forward_hook(lambda module, args, out: seen.append(type(module).__name__))
     hullo.fold(model)(torch.randn(2, 4))

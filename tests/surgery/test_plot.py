@@ -12,7 +12,7 @@ pytest.importorskip("matplotlib")
 
 
 def test_lines_are_the_function_and_its_start() -> None:
-    act = hullo.AffineHull("identity", "relu", "tanh", start="relu")
+    act = hullo.AffineHull("identity", "relu", "tanh", init="relu")
     act.coefficients = [0.5, 1.0, -0.5]
     (axes,) = hullo.plot(act, limits=(-2, 3)).axes
     started, learned = axes.lines
@@ -24,7 +24,7 @@ def test_lines_are_the_function_and_its_start() -> None:
 
 
 def test_a_band_reaches_over_all_groups() -> None:
-    act = hullo.LinearHull("identity", groups=3, start=[[-1.0], [0.5], [2.0]])
+    act = hullo.LinearHull("identity", groups=3, init=[[-1.0], [0.5], [2.0]])
     (axes,) = hullo.plot(act).axes
     ((band,),) = ([collection.get_paths()[0].get_extents() for collection in axes.collections],)
     assert (band.y0, band.y1) == (-8, 8)

@@ -154,7 +154,7 @@ def test_windows_are_noticed_wherever_they_are(
 def test_wide_windows_are_noticed_without_reading_numbers_in_the_code(
     item: tuple[str, Function], start: float, width: float, change: float
 ) -> None:
-    hidden = {"start": torch.tensor([start, 0.0])}  # a tensor of two is no number that the code mentions
+    hidden = {"init": torch.tensor([start, 0.0])}  # a tensor of two is no number that the code mentions
     assert_refused(
         lambda x: torch.where(
             (x - hidden["start"][0].to(x) - width / 2).abs() < width / 2, item[1](x) + change, item[1](x)

@@ -84,16 +84,16 @@ def test_one_of_two_calls_of_a_module_can_be_chosen() -> None:
 
 def test_the_hull_its_bases_start_and_keep_can_be_chosen() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-    hullo.replace_activations(model, hull=hullo.ConvexHull, bases=["relu", "tanh"], start=[0.25, 0.75])
+    hullo.replace_activations(model, hull=hullo.ConvexHull, bases=["relu", "tanh"], init=[0.25, 0.75])
     assert repr(model[1]) == "ConvexHull(relu=0.25, tanh=0.75)"
-    model = hullo.replace_activations(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), keep="free")
-    assert repr(model[1]) == "AffineHull(identity=0, relu=1, tanh=0, keep='free')"
+    model = hullo.replace_activations(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), parametrization="free")
+    assert repr(model[1]) == "AffineHull(identity=0, relu=1, tanh=0, parametrization='free')"
 
     def make(site: Site) -> hullo.AffineHull:
-        return hullo.AffineHull("identity", "tanh", keep="free")
+        return hullo.AffineHull("identity", "tanh", parametrization="free")
 
     model = hullo.replace_activations(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), hull=make)
-    assert repr(model[1]) == "AffineHull(identity=0.5, tanh=0.5, keep='free')"
+    assert repr(model[1]) == "AffineHull(identity=0.5, tanh=0.5, parametrization='free')"
 
 
 def test_a_channel_of_its_own_for_every_activation() -> None:
@@ -144,10 +144,10 @@ BAD: list[tuple[Callable[[], object], dict[str, object], type[Exception], str]] 
     (lambda: nn.Sequential(nn.ReLU()), {"hull": lambda site: nn.ReLU()}, TypeError, "has to make an AffineHull"),
     (lambda: nn.Sequential(nn.ReLU()), {"groups": "channels"}, ValueError, "takes example_inputs"),
     (lambda: nn.Sequential(nn.ReLU()), {"groups": "each"}, ValueError, "groups='each'"),
-    (lambda: nn.Sequential(nn.ReLU()), {"keep": "softmax"}, ValueError, "kept by 'recentred' or 'free'"),
+    (lambda: nn.Sequential(nn.ReLU()), {"parametrization": "softmax"}, ValueError, "'recentred' or 'free'"),
     (
         lambda: nn.Sequential(nn.ReLU()),
-        {"keep": "free", "hull": lambda site: hullo.AffineHull("relu")},
+        {"parametrization": "free", "hull": lambda site: hullo.AffineHull("relu")},
         TypeError,
         "a function that makes hulls chooses bases",
     ),

@@ -19,7 +19,7 @@ from hullo.rawnames import read_raw_name, write_raw_name
 from made_hulls import HULLS
 
 PARAMETERS = st.floats(2.0**-60, 2.0**60).map(lambda number: float(f"{number:.3g}"))
-SPELLED = st.sampled_from(hullo.names()) | st.builds(
+SPELLED = st.sampled_from(hullo.list_bases()) | st.builds(
     lambda family, parameter, sign: f"{family}({sign * parameter!r})",
     st.sampled_from(["leaky_relu", "elu"]),
     PARAMETERS,
@@ -53,7 +53,7 @@ class Net(nn.Module):
     "options",
     [
         {},
-        {"hull": hullo.ConvexHull, "keep": "projection"},
+        {"hull": hullo.ConvexHull, "parametrization": "projection"},
         {"hull": hullo.LinearHull, "bases": ["leaky_relu(-0.5)", "relu", "tanh", "gelu", "sin(30)"]},
         {"groups": 2, "channel_dim": -1},
         {"where": ["act", "gelu_1"]},

@@ -79,9 +79,9 @@ def test_what_cannot_be_shared_is_refused() -> None:
 @every_hull
 @pytest.mark.parametrize("groups", [1, 3])
 def test_saved_hulls_are_loaded_with_their_coefficients(
-    hull: type[hullo.Hull], keep: str, groups: int, tmp_path: Path
+    hull: type[hullo.Hull], parametrization: str, groups: int, tmp_path: Path
 ) -> None:
-    act = uneven(hull, keep, groups, channel_dim=-1)
+    act = uneven(hull, parametrization, groups, channel_dim=-1)
     hullo.save_hulls(nn.Sequential(nn.Linear(2, 2), act), tmp_path / "hulls.json")
     (loaded,) = hullo.load_hulls(tmp_path / "hulls.json").values()
     x = torch.randn(4, 6)

@@ -60,7 +60,7 @@ class TwoHulls(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.one, self.other = (hullo.AffineHull("identity", "gelu", start="gelu", strict=False) for _ in range(2))
+        self.one, self.other = (hullo.AffineHull("identity", "gelu", init="gelu", strict=False) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
         return (self.one if self.training else self.other)(x)  # type: ignore[no-any-return]
@@ -79,7 +79,7 @@ def _two_for_two_modes(model: nn.Module, **_: Any) -> nn.Module:
 
 def _twice(model: nn.Module, **_: Any) -> nn.Module:
     model = REPLACE(model)
-    model.second = nn.Sequential(hullo.AffineHull("identity", "relu", start="identity").double(), model.second)
+    model.second = nn.Sequential(hullo.AffineHull("identity", "relu", init="identity").double(), model.second)
     return model
 
 

@@ -29,10 +29,10 @@ class Hull(keras.layers.Layer):  # type: ignore[misc]
         self,
         bases: Iterable[str | Base],
         *more: object,
-        start: Any = None,
+        init: Any = None,
         groups: int = 1,
         axis: int = -1,
-        keep: str | None = None,
+        parametrization: str | None = None,
         strict: bool | None = None,
         lr_scale: float = 1.0,
         **layer: Any,
@@ -46,7 +46,7 @@ class Hull(keras.layers.Layer):  # type: ignore[misc]
         if not (isinstance(lr_scale, (int, float)) and 0 < lr_scale < float("inf")):
             raise ValueError(f"lr_scale={lr_scale!r}: give a positive number; trainable=False freezes the coefficients")
         self.supports_masking = True
-        self.start, self.groups, self.axis, self.strict = _plain(start), groups, axis, strict
+        self.init, self.groups, self.axis, self.strict = _plain(init), groups, axis, strict
         self.lr_scale = float(lr_scale)
         # The same hull in PyTorch: it checks the arguments, and turns coefficients into raw numbers.
         self._in_torch = functools.partial(
@@ -54,13 +54,17 @@ class Hull(keras.layers.Layer):  # type: ignore[misc]
             *bases,
             groups=groups,
             channel_dim=axis,
-            keep=keep,
+            parametrization=parametrization,
             strict=strict,
             device="cpu",
             dtype=torch.float64,
         )
-        twin = self._in_torch(start=self.start)
-        self.bases, self.keep, self.spelling = twin.bases, twin.constraint.keep, twin.spelling
+        twin = self._in_torch(init=self.init)
+        self.bases, self.parametrization, self.spelling = (
+            twin.bases,
+            twin.constraint.parametrization.name,
+            twin.spelling,
+        )
         self._combine = combiner(self.bases)
         self.raw = self.add_weight(
             name="raw_coefficients",
@@ -105,7 +109,7 @@ class Hull(keras.layers.Layer):  # type: ignore[misc]
 
     @coefficients.setter
     def coefficients(self, value: Any) -> None:
-        self.raw.assign(_raw(self._in_torch(start=_plain(value))) / self.lr_scale)
+        self.raw.assign(_raw(self._in_torch(init=_plain(value))) / self.lr_scale)
 
     def to_torch(self) -> modules.Hull:
         """Return the same hull as a module of PyTorch in float64, for questions such as :func:`hullo.is_monotone`."""
@@ -115,15 +119,17 @@ class Hull(keras.layers.Layer):  # type: ignore[misc]
 
     def _coefficients(self, dtype: str) -> Array:
         raw = self.raw[...]  # a tensor: TensorFlow's custom gradients refuse variables
-        return COEFFICIENTS[self.keep](ops.cast(raw, dtype) * self.lr_scale)
+        return COEFFICIENTS[self.parametrization](ops.cast(raw, dtype) * self.lr_scale)
 
     def get_config(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in ("start", "groups", "axis", "keep", "strict", "lr_scale")}
+        own = {
+            name: getattr(self, name) for name in ("init", "groups", "axis", "parametrization", "strict", "lr_scale")
+        }
         return {**super().get_config(), "bases": [item.name for item in self.bases], **own}
 
     @property
     def _meaning(self) -> str:
-        return f"{self.spelling} {self.keep} groups={self.groups}"
+        return f"{self.spelling} {self.parametrization} groups={self.groups}"
 
     def save_own_variables(self, store: Any) -> None:
         store["raw"] = self.raw * self.lr_scale
@@ -138,7 +144,11 @@ class Hull(keras.layers.Layer):  # type: ignore[misc]
 
     def __repr__(self) -> str:
         parts = [str([item.name for item in self.bases])]
-        for name, default in (("groups", 1), ("axis", -1), ("keep", self.twin.set_class().keep)):
+        for name, default in (
+            ("groups", 1),
+            ("axis", -1),
+            ("parametrization", self.twin.set_class().parametrization.name),
+        ):
             if getattr(self, name) != default:
                 parts.append(f"{name}={getattr(self, name)!r}")
         return f"{type(self).__name__}({', '.join(parts)})"
@@ -151,11 +161,11 @@ def to_numpy(tensor: Array) -> Any:
     return np.asarray(tensor, dtype=np.float64)
 
 
-def _plain(start: Any) -> Any:
+def _plain(value: Any) -> Any:
     """An array of any kind in lists, which a configuration can hold and PyTorch can read; the rest as it is."""
-    if hasattr(start, "__array__") and not isinstance(start, torch.Tensor):
-        start = np.asarray(start)
-    return start.tolist() if hasattr(start, "tolist") else start
+    if hasattr(value, "__array__") and not isinstance(value, torch.Tensor):
+        value = np.asarray(value)
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _raw(twin: modules.Hull) -> Any:
@@ -168,12 +178,12 @@ class AffineHull(Hull):
 
     Args:
         bases: names of the catalogue.
-        start: the first coefficients: N numbers, a row of them a group, or the name of the base to start as;
+        init: the initial coefficients: N numbers, one row per group, or the name of the base to start as;
             1/N each by default.
         groups: 1 is one activation for the layer; G gives each of G equal groups of channels its own coefficients;
             the number of channels is one activation a channel.
         axis: where the channels are: -1 as in Keras, 1 for channels-first data.
-        keep: how coefficients are kept in the hull, "recentred" or "free"; see :class:`hullo.Hyperplane`.
+        parametrization: how raw parameters become coefficients, "recentred" or "free"; see :class:`hullo.Hyperplane`.
         strict: refuse bases that do not have value zero and slope one at the origin. By default convex and affine
             hulls do, conic and linear ones do not.
         lr_scale: the variable of the layer is the raw numbers divided by this. So coefficients learn so many times as
@@ -182,7 +192,7 @@ class AffineHull(Hull):
 
     Example:
         >>> import keras, hullo.keras
-        >>> act = hullo.keras.AffineHull(["identity", "relu", "tanh"], start="relu")
+        >>> act = hullo.keras.AffineHull(["identity", "relu", "tanh"], init="relu")
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8), act, keras.layers.Dense(1)])
         >>> model.count_params() == (4 * 8 + 8) + 3 + (8 + 1)
         True
@@ -201,7 +211,8 @@ class AffineHull(Hull):
 class ConvexHull(Hull):
     r"""An activation learned in the convex hull of base functions: sum c_i f_i(x) with sum c_i = 1 and c_i >= 0.
 
-    The arguments are those of :class:`AffineHull`; `keep` is "projection" or "softmax", see :class:`hullo.Simplex`.
+    The arguments are those of :class:`AffineHull`; `parametrization` is "projection" or "softmax", see
+    :class:`hullo.Simplex`.
     With a projection, each backward pass gives the part of its gradient that stays in the simplex. So where a
     coefficient is zero, accumulated gradients, or those of several replicas, differ a little from the gradient of the
     whole batch; with a softmax they do not.
@@ -219,13 +230,14 @@ class ConvexHull(Hull):
 class ConicHull(Hull):
     r"""An activation learned in the conic hull of base functions: sum c_i f_i(x) with c_i >= 0.
 
-    The arguments are those of :class:`AffineHull`; `keep` is "clamped" or "softplus", see :class:`hullo.Orthant`. A
+    The arguments are those of :class:`AffineHull`; `parametrization` is "clamped" or "softplus", see
+    :class:`hullo.Orthant`. A
     clamped coefficient at zero has the gradients of a projected one in :class:`ConvexHull`.
 
     Example:
         >>> import hullo.keras
-        >>> hullo.keras.ConicHull(["identity", "relu"], keep="softplus")
-        ConicHull(['identity', 'relu'], keep='softplus')
+        >>> hullo.keras.ConicHull(["identity", "relu"], parametrization="softplus")
+        ConicHull(['identity', 'relu'], parametrization='softplus')
     """
 
     twin = modules.ConicHull

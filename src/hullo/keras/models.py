@@ -17,7 +17,7 @@ from torch import Tensor
 from hullo.bases import Base, base, catalogued, resolve
 from hullo.keras.layers import AffineHull, Hull, to_numpy
 from hullo.matching import members
-from hullo.properties import known_as
+from hullo.properties import identify
 from hullo.span import express
 
 _PAPER = ("identity", "relu", "tanh")
@@ -45,7 +45,7 @@ def replace_activations(
         hull: the class of the layers.
         bases: the bases of every hull; by default identity, relu, tanh and, where it is no combination of these, the
             function that was there.
-        options: other arguments of the layers, such as `keep` and `lr_scale`.
+        options: other arguments of the layers, such as `parametrization` and `lr_scale`.
 
     Raises:
         ValueError: no activation can be replaced, or one is no combination of `bases`.
@@ -68,7 +68,7 @@ def replace_activations(
         if start is None:
             spelled = ", ".join(item.name for item in chosen)
             raise ValueError(f"{where} is {found.name}, which is no combination of {spelled}: add it to bases")
-        return hull([item.name for item in chosen], start=[round(c, 12) + 0.0 for c in start], strict=False, **options)
+        return hull([item.name for item in chosen], init=[round(c, 12) + 0.0 for c in start], strict=False, **options)
 
     made = _cloned(model, swapped)
     if not any(True for _ in _hulls(made)):
@@ -87,7 +87,7 @@ def fold(model: keras.Model) -> keras.Model:
 
     Example:
         >>> import keras, hullo.keras
-        >>> act = hullo.keras.ConvexHull(["identity", "relu"], start="relu")
+        >>> act = hullo.keras.ConvexHull(["identity", "relu"], init="relu")
         >>> hullo.keras.fold(keras.Sequential([keras.Input((4,)), keras.layers.Dense(8), act])).layers[1].activation
         <function relu at ...>
     """
@@ -99,7 +99,7 @@ def fold(model: keras.Model) -> keras.Model:
         if not isinstance(function, Hull):
             return None
         twin = function.to_torch()
-        known = known_as(twin)
+        known = identify(twin)
         answers = known if isinstance(known, list) else [known]
         name = answers[0].name if answers[0] is not None and len({*answers}) == 1 else ""
         if name.startswith("leaky_relu"):

@@ -1,11 +1,11 @@
 """The arithmetic behind `combine`, once for each kind of device.
 
-A kernel is a module with two functions over a :class:`Plan`:
+A kernel is a module with two functions over a :class:`CombineSpec`:
 
-    forward(x, raw, plan) -> y
-    backward(gradient, x, raw, plan) -> (gradient for x, gradient for raw)
+    forward(x, raw, spec) -> y
+    backward(gradient, x, raw, spec) -> (gradient for x, gradient for raw)
 
-`raw` holds raw numbers, one row a group or one for all; the plan's way turns them into coefficients. Kernels know bases
+`raw` holds raw numbers, one row a group or one for all; the spec's way turns them into coefficients. Kernels know bases
 and tensors, not modules. :mod:`~hullo.kernels.reference` is the plain form and the oracle, :mod:`~hullo.kernels.cpu`
 works in blocks that stay in the cache, :mod:`~hullo.kernels.triton` is one fused kernel on a GPU.
 """
@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from hullo.kernels import cpu, reference
-from hullo.kernels.plan import Plan
+from hullo.kernels.spec import CombineSpec
 
-__all__ = ["BACKENDS", "Kernel", "Plan", "choose", "load", "reference"]
+__all__ = ["BACKENDS", "CombineSpec", "Kernel", "choose", "load", "reference"]
 
 BACKENDS = ("reference", "cpu", "triton")
 
@@ -30,9 +30,9 @@ _HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 class Kernel(Protocol):
-    def forward(self, x: Tensor, raw: Tensor, plan: Plan) -> Tensor: ...
+    def forward(self, x: Tensor, raw: Tensor, spec: CombineSpec) -> Tensor: ...
 
-    def backward(self, gradient: Tensor, x: Tensor, raw: Tensor, plan: Plan) -> tuple[Tensor, Tensor]: ...
+    def backward(self, gradient: Tensor, x: Tensor, raw: Tensor, spec: CombineSpec) -> tuple[Tensor, Tensor]: ...
 
 
 def load(name: str) -> Kernel:
@@ -44,25 +44,25 @@ def load(name: str) -> Kernel:
     return cpu if name == "cpu" else reference
 
 
-def choose(x: Tensor, plan: Plan, backend: str | None) -> str:
+def choose(x: Tensor, spec: CombineSpec, backend: str | None) -> str:
     """The name of the kernel for x: the one asked for, or the fastest that can serve."""
     if backend is None:
         if x.device.type == "cpu":
             return "cpu"
-        return "triton" if x.device.type == "cuda" and not _why_not_triton(x, plan) else "reference"
+        return "triton" if x.device.type == "cuda" and not _why_not_triton(x, spec) else "reference"
     if backend not in BACKENDS:
         raise ValueError(f"unknown backend {backend!r}; there are {', '.join(map(repr, BACKENDS))}, and None to choose")
     reason = ""
     if backend == "cpu" and x.device.type != "cpu":
         reason = f"it serves CPU tensors, and x is on {x.device}"
     if backend == "triton":
-        reason = _why_not_triton(x, plan)
+        reason = _why_not_triton(x, spec)
     if reason:
         raise ValueError(f"backend {backend!r} cannot serve: {reason}; use backend='reference', or None to choose")
     return backend
 
 
-def _why_not_triton(x: Tensor, plan: Plan) -> str:
+def _why_not_triton(x: Tensor, spec: CombineSpec) -> str:
     """Why the fused kernel cannot serve, or an empty string."""
     if not _HAS_TRITON:
         return "Triton is not installed"
@@ -70,7 +70,7 @@ def _why_not_triton(x: Tensor, plan: Plan) -> str:
         return f"it serves CUDA tensors, and x is on {x.device}"
     if x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"it computes in float32, and x is of {x.dtype}"
-    for base in plan.bases:
+    for base in spec.bases:
         if base.formula is None:
             return f"base function {base.name!r} is known as a Python function only"
     return ""

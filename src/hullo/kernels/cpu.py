@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hullo.bases import Base
-from hullo.kernels.plan import Plan, compute_dtype, dense, extents, laid_out_like
+from hullo.kernels.spec import CombineSpec, compute_dtype, dense, extents, laid_out_like
 
 BLOCK = 2**19
 """Elements a block: 2 MiB of float32. Larger ones leave the cache, smaller ones pay more for each call."""
@@ -26,37 +26,37 @@ HUGE = 2**25
 Number = float | Tensor  # one for the whole block, or a column with one for each of its groups
 
 
-def forward(x: Tensor, raw: Tensor, plan: Plan) -> Tensor:
+def forward(x: Tensor, raw: Tensor, spec: CombineSpec) -> Tensor:
     x, order = dense(x)
     out = _memory_like(x)
     dtype = compute_dtype(x)
-    coefficients = plan.way.coefficients(raw.to(dtype))
-    for rows, (block, target) in _blocks([x, out], order, raw, plan):
+    coefficients = spec.parametrization.transform(raw.to(dtype))
+    for rows, (block, target) in _blocks([x, out], order, raw, spec):
         wide = block.to(dtype)
         scratch = torch.empty_like(wide)
         total = target if target.dtype == dtype else torch.empty_like(wide)
         values: Number = 0.0
-        for base, c in zip(plan.bases, _numbers(coefficients, rows), strict=True):
+        for base, c in zip(spec.bases, _numbers(coefficients, rows), strict=True):
             values = _add_scaled(values, _value(base, wide, scratch), c, out=total)
         if total is not target:
             target.copy_(total)
     return out
 
 
-def backward(gradient: Tensor, x: Tensor, raw: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+def backward(gradient: Tensor, x: Tensor, raw: Tensor, spec: CombineSpec) -> tuple[Tensor, Tensor]:
     x, order = dense(x)
     out = _memory_like(x)
     gradient = laid_out_like(gradient, x, order)
     dtype = compute_dtype(x)
-    coefficients = plan.way.coefficients(raw.to(dtype))
+    coefficients = spec.parametrization.transform(raw.to(dtype))
     sums = torch.zeros_like(coefficients, dtype=torch.float64)
-    for rows, (block, upstream, target) in _blocks([x, gradient, out], order, raw, plan):
+    for rows, (block, upstream, target) in _blocks([x, gradient, out], order, raw, spec):
         wide, above = block.to(dtype), upstream.to(dtype)
         scratch = torch.empty_like(wide)
         total = target if target.dtype == dtype else torch.empty_like(wide)
         slopes: Number = 0.0
         products = []
-        for base, c in zip(plan.bases, _numbers(coefficients, rows), strict=True):
+        for base, c in zip(spec.bases, _numbers(coefficients, rows), strict=True):
             value = _value(base, wide, scratch)
             products.append(_sum_of_products(above, value, rows))
             slopes = _add_scaled(slopes, _slope(base, wide, value), c, out=total)
@@ -64,11 +64,11 @@ def backward(gradient: Tensor, x: Tensor, raw: Tensor, plan: Plan) -> tuple[Tens
         if total is not target:
             target.copy_(total)
         (sums if rows is None else sums[rows]).add_(torch.stack(products, dim=-1))
-    return out, plan.way.pullback(raw.to(dtype), coefficients, sums.to(dtype)).to(raw.dtype)
+    return out, spec.parametrization.pullback(raw.to(dtype), coefficients, sums.to(dtype)).to(raw.dtype)
 
 
 def _blocks(
-    tensors: list[Tensor], order: list[int], raw: Tensor, plan: Plan
+    tensors: list[Tensor], order: list[int], raw: Tensor, spec: CombineSpec
 ) -> Iterator[tuple[slice | None, Sequence[Tensor]]]:
     """Tensors of one layout, cut into blocks: which rows of coefficients a block uses (None: the only one), and the
     block of each tensor; with several rows that has the shape (outer, rows, inner)."""
@@ -82,7 +82,7 @@ def _blocks(
             flat = [torch.split(t.permute(order).view(-1), BLOCK) for t in tensors]
             yield from ((None, parts) for parts in zip(*flat, strict=True))
         return
-    outer, groups, inner = extents(first, order, raw, plan)
+    outer, groups, inner = extents(first, order, raw, spec)
     views = [t.permute(order).reshape(outer, groups, inner) for t in tensors]
     # Whole runs of a group where they fit into a block, several groups and more where these fit too.
     wide = max(1, min(inner, BLOCK))

@@ -9,37 +9,37 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hullo.kernels.plan import Plan, compute_dtype
+from hullo.kernels.spec import CombineSpec, compute_dtype
 
 
-def forward(x: Tensor, raw: Tensor, plan: Plan) -> Tensor:
+def forward(x: Tensor, raw: Tensor, spec: CombineSpec) -> Tensor:
     """y = sum over i of c_i f_i(x)"""
-    wide, coefficients = _prepare(x, raw, plan)
-    terms = [c * base.function(wide) for c, base in zip(coefficients, plan.bases, strict=True)]
+    wide, coefficients = _prepare(x, raw, spec)
+    terms = [c * base.function(wide) for c, base in zip(coefficients, spec.bases, strict=True)]
     return _finish(_total(terms), x)
 
 
-def backward(gradient: Tensor, x: Tensor, raw: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+def backward(gradient: Tensor, x: Tensor, raw: Tensor, spec: CombineSpec) -> tuple[Tensor, Tensor]:
     """dx = dy * sum over i of c_i f_i'(x), and dc_i = sum over x of dy * f_i(x), pulled back to raw"""
-    wide, coefficients = _prepare(x, raw, plan)
+    wide, coefficients = _prepare(x, raw, spec)
     upstream = gradient.reshape(wide.shape).to(wide.dtype)
-    values = [base.function(wide) for base in plan.bases]
-    slope = _total([c * base.slope(wide, y) for c, base, y in zip(coefficients, plan.bases, values, strict=True)])
-    others = [d for d in range(wide.dim()) if raw.dim() == 1 or d != plan.channel_dim % x.dim()]
+    values = [base.function(wide) for base in spec.bases]
+    slope = _total([c * base.slope(wide, y) for c, base, y in zip(coefficients, spec.bases, values, strict=True)])
+    others = [d for d in range(wide.dim()) if raw.dim() == 1 or d != spec.channel_dim % x.dim()]
     sums = torch.stack([(upstream * y).sum(others) if others else upstream * y for y in values], dim=-1)
     wide_raw = raw.to(wide.dtype)
-    pulled = plan.way.pullback(wide_raw, plan.way.coefficients(wide_raw), sums)
+    pulled = spec.parametrization.pullback(wide_raw, spec.parametrization.transform(wide_raw), sums)
     return _finish(upstream * slope, x), pulled.to(raw.dtype)
 
 
-def _prepare(x: Tensor, raw: Tensor, plan: Plan) -> tuple[Tensor, tuple[Tensor, ...]]:
+def _prepare(x: Tensor, raw: Tensor, spec: CombineSpec) -> tuple[Tensor, tuple[Tensor, ...]]:
     """x in the type to compute in, its channels split into (groups, channels a group); each base's coefficients,
     shaped to be multiplied with that."""
     dtype = compute_dtype(x)
-    coefficients = plan.way.coefficients(raw.to(dtype))
+    coefficients = spec.parametrization.transform(raw.to(dtype))
     if raw.dim() == 1:
         return x.to(dtype), coefficients.unbind(-1)
-    dim = plan.channel_dim % x.dim()
+    dim = spec.channel_dim % x.dim()
     split = (*x.shape[:dim], raw.shape[0], x.shape[dim] // raw.shape[0], *x.shape[dim + 1 :])
     wide = x.to(dtype).reshape(split)
     shape = [1] * wide.dim()

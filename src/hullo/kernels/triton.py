@@ -1,6 +1,6 @@
 """`combine` on a GPU: one fused kernel forward, two backward, built for each set of bases on first use.
 
-The kernels' text is made by :mod:`hullo.kernels.source`; here they are compiled, tiled and launched. With
+The kernels' text is made by :mod:`hullo.kernels.codegen`; here they are compiled, tiled and launched. With
 ``TRITON_INTERPRET=1`` in the environment they run on the CPU, slowly, for tests.
 """
 
@@ -17,26 +17,26 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 from hullo.bases import Base
-from hullo.coefficients import Way
-from hullo.kernels import words
-from hullo.kernels.plan import Plan, dense, extents, laid_out_like
-from hullo.kernels.source import kernel_source
+from hullo.coefficients import Parametrization
+from hullo.kernels import device_math
+from hullo.kernels.codegen import kernel_source
+from hullo.kernels.spec import CombineSpec, dense, extents, laid_out_like
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 
 
-def forward(x: Tensor, raw: Tensor, plan: Plan) -> Tensor:
+def forward(x: Tensor, raw: Tensor, spec: CombineSpec) -> Tensor:
     x, order = dense(x)
     raw = raw.contiguous()
     y = torch.empty_like(x)
     if x.numel():
-        launches = _launches(*extents(x, order, raw, plan), plan.bases, plan.way, x.dtype, x.device.index)
+        launches = _launches(*extents(x, order, raw, spec), spec.bases, spec.parametrization, x.dtype, x.device.index)
         with _current(x.device):
             launches.forward(x, raw, y)
     return y
 
 
-def backward(gradient: Tensor, x: Tensor, raw: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+def backward(gradient: Tensor, x: Tensor, raw: Tensor, spec: CombineSpec) -> tuple[Tensor, Tensor]:
     x, order = dense(x)
     gradient = laid_out_like(gradient, x, order)
     raw = raw.contiguous()
@@ -44,7 +44,7 @@ def backward(gradient: Tensor, x: Tensor, raw: Tensor, plan: Plan) -> tuple[Tens
     if not x.numel():
         return dx, torch.zeros_like(raw)
     draw = torch.empty_like(raw)
-    launches = _launches(*extents(x, order, raw, plan), plan.bases, plan.way, x.dtype, x.device.index)
+    launches = _launches(*extents(x, order, raw, spec), spec.bases, spec.parametrization, x.dtype, x.device.index)
     partial = torch.empty(launches.partials, dtype=torch.float32, device=x.device)
     with _current(x.device):
         launches.backward(gradient, x, raw, dx, partial)
@@ -52,14 +52,14 @@ def backward(gradient: Tensor, x: Tensor, raw: Tensor, plan: Plan) -> tuple[Tens
     return dx, draw
 
 
-def gated_forward(gate: Tensor, up: Tensor, raw: Tensor, plan: Plan) -> Tensor:
+def gated_forward(gate: Tensor, up: Tensor, raw: Tensor, spec: CombineSpec) -> Tensor:
     """Return hull(gate) * up."""
     gate, order = dense(gate)
     up, raw = laid_out_like(up, gate, order), raw.contiguous()
     y = torch.empty_like(gate)
     if gate.numel():
         launches = _launches(
-            *extents(gate, order, raw, plan), plan.bases, plan.way, gate.dtype, gate.device.index, True
+            *extents(gate, order, raw, spec), spec.bases, spec.parametrization, gate.dtype, gate.device.index, True
         )
         with _current(gate.device):
             launches.forward(gate, up, raw, y)
@@ -67,7 +67,7 @@ def gated_forward(gate: Tensor, up: Tensor, raw: Tensor, plan: Plan) -> Tensor:
 
 
 def gated_backward(
-    gradient: Tensor, gate: Tensor, up: Tensor, raw: Tensor, plan: Plan
+    gradient: Tensor, gate: Tensor, up: Tensor, raw: Tensor, spec: CombineSpec
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients for the gate, for what it is multiplied with, and for the raw numbers."""
     gate, order = dense(gate)
@@ -75,7 +75,9 @@ def gated_backward(
     dgate, dup, draw = torch.empty_like(gate), torch.empty_like(gate), torch.empty_like(raw)
     if not gate.numel():
         return dgate, dup, draw.zero_()
-    launches = _launches(*extents(gate, order, raw, plan), plan.bases, plan.way, gate.dtype, gate.device.index, True)
+    launches = _launches(
+        *extents(gate, order, raw, spec), spec.bases, spec.parametrization, gate.dtype, gate.device.index, True
+    )
     partial = torch.empty(launches.partials, dtype=torch.float32, device=gate.device)
     with _current(gate.device):
         launches.backward(gradient, gate, up, raw, dgate, dup, partial)
@@ -128,15 +130,15 @@ def _launches(
     groups: int,
     inner: int,
     bases: tuple[Base, ...],
-    way: Way,
+    parametrization: Parametrization,
     dtype: torch.dtype,
     device: int | None,
     gated: bool = False,
 ) -> _Launches:
     """Return the launches for a tensor of shape (outer, groups, inner)."""
-    kernels = kernels_for(bases, way, dtype, gated)
+    kernels = kernels_for(bases, parametrization, dtype, gated)
     programs = 8 * (4 if INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count)
-    early = words.HARDWARE.value and torch.cuda.get_device_capability(device) >= (9, 0)
+    early = device_math.HARDWARE.value and torch.cuda.get_device_capability(device) >= (9, 0)
     precise, many = dtype == torch.float32, len(bases) > 3
     by_column = groups > 1 and (inner < 64 or (inner < 512 and outer >= 64))
     # As measured on an H200: tiles large enough to keep memory busy, and small enough to leave registers.
@@ -173,7 +175,7 @@ def _launches(
 
 
 class Tiling(NamedTuple):
-    """How a tensor is cut up for a launch; the words are those of :mod:`hullo.kernels.source`."""
+    """How a tensor is cut up for a launch; the words are those of :mod:`hullo.kernels.codegen`."""
 
     programs: int
     splits: int
@@ -214,14 +216,16 @@ def _power_of_two(n: int) -> int:
 
 
 @functools.cache
-def kernels_for(bases: tuple[Base, ...], way: Way, dtype: torch.dtype, gated: bool = False) -> dict[str, Any]:
+def kernels_for(
+    bases: tuple[Base, ...], parametrization: Parametrization, dtype: torch.dtype, gated: bool = False
+) -> dict[str, Any]:
     """Return the kernels of a set of bases, of hull(x) or, if gated, of hull(x) * up."""
-    label = f"{'gated ' * gated}{way.name}({','.join(base.name for base in bases)}) on {dtype}"
-    return build(kernel_source(bases, way, gated), label, dtype)
+    label = f"{'gated ' * gated}{parametrization.name}({','.join(base.name for base in bases)}) on {dtype}"
+    return build(kernel_source(bases, parametrization, gated), label, dtype)
 
 
 def build(text: str, label: str, dtype: torch.dtype, **known: Any) -> dict[str, Any]:
-    """The kernels of a text, run in a scope where its words, and what else is known, have their meaning."""
+    """The kernels of a text, run in a scope where its device_math, and what else is known, have their meaning."""
     name = f"<hullo kernels for {label}>"
     linecache.cache[name] = (
         len(text),
@@ -236,7 +240,7 @@ def build(text: str, label: str, dtype: torch.dtype, **known: Any) -> dict[str, 
 
 def _words(dtype: torch.dtype) -> dict[str, Any]:
     if dtype == torch.float32:
-        return words.PRECISE
+        return device_math.PRECISE
     if dtype == torch.bfloat16 and not INTERPRETED and torch.version.cuda is not None:
-        return words.BFLOAT16
-    return words.FLOAT16
+        return device_math.BFLOAT16
+    return device_math.FLOAT16

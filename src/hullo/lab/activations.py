@@ -14,42 +14,43 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from hullo.bases import Base, base, names, resolve
+from hullo.bases import Base, base, list_bases, resolve
 from hullo.modules import AffineHull, ConicHull, ConvexHull, Hull, LinearHull
 
 HULLS: dict[str, type[Hull]] = {"convex": ConvexHull, "affine": AffineHull, "conic": ConicHull, "linear": LinearHull}
-KEEP = {"fixed": "fixed", "convex": "projection", "affine": "recentred", "conic": "clamped", "linear": "given"}
-"""How coefficients are kept where a spelling does not say; a record means the same for ever."""
+DEFAULTS = {"fixed": "fixed", "convex": "projection", "affine": "recentred", "conic": "clamped", "linear": "given"}
+"""The parametrization where a spelling names none; the meaning of a record never changes."""
 _OPTION = re.compile(r"\s*\w+\s*=")
-OPTIONS = {"keep": "", "start": "uniform", "per": "layer"}
+OPTIONS = {"parametrization": "", "init": "uniform", "per": "layer"}
 
 
 @dataclass(frozen=True)
 class Row:
     """What the activations of a network are: one base function, or the hull of several, in the catalogue's order.
 
-    A hull's spelling may say how coefficients are kept, that it starts as one of its bases rather than at 1/N each, and
-    that there is one activation per channel: ``convex(identity,relu,start=relu,per=channel)``. Fully connected layers,
+    A hull's spelling may name a parametrization, say that it starts as one of its bases rather than at 1/N each, and
+    that there is one activation per channel: ``convex(identity,relu,init=relu,per=channel)``. Fully connected layers,
     which have no channels, have one activation each all the same.
 
-    ``prelu`` is ``affine(identity,relu,keep=free,start=relu,per=channel)``, which is a * identity + (1 - a) * relu: one
-    learned slope per channel after a convolution and one after a fully connected layer, each starting at 0.
+    ``prelu`` is ``affine(identity,relu,parametrization=free,init=relu,per=channel)``, which is a * identity +
+    (1 - a) * relu: one learned slope per channel after a convolution and one after a fully connected layer, each
+    starting at 0.
 
     >>> from hullo.lab.activations import Row
     >>> str(Row.parse("affine(tanh, identity)"))
     'affine(identity,tanh)'
-    >>> str(Row.parse("convex(identity,relu,start=relu,keep=projection)"))
-    'convex(identity,relu,start=relu)'
+    >>> str(Row.parse("convex(identity,relu,init=relu,parametrization=projection)"))
+    'convex(identity,relu,init=relu)'
     >>> str(Row.parse("leaky_relu(0.01)"))
     'leaky_relu'
-    >>> str(Row.parse("affine(identity,relu,keep=free,start=relu,per=channel)"))
+    >>> str(Row.parse("affine(identity,relu,parametrization=free,init=relu,per=channel)"))
     'prelu'
     """
 
     kind: str
     bases: tuple[Base, ...]
-    keep: str = "fixed"
-    begin: Base | None = None
+    parametrization: str = "fixed"
+    init: Base | None = None
     per: str = "layer"
 
     @classmethod
@@ -79,8 +80,12 @@ class Row:
             return self.bases[0].name
         if self == PRELU:
             return "prelu"
-        options = {"keep": self.keep, "start": self.begin.name if self.begin else "uniform", "per": self.per}
-        usual = OPTIONS | {"keep": KEEP[self.kind]}
+        options = {
+            "parametrization": self.parametrization,
+            "init": self.init.name if self.init else "uniform",
+            "per": self.per,
+        }
+        usual = OPTIONS | {"parametrization": DEFAULTS[self.kind]}
         said = [f"{name}={value}" for name, value in options.items() if value != usual[name]]
         return f"{self.kind}({','.join([item.name for item in self.bases] + said)})"
 
@@ -89,11 +94,11 @@ class Row:
         return self.kind in HULLS
 
     @property
-    def start(self) -> list[float]:
+    def initial_coefficients(self) -> list[float]:
         """Return the first coefficients: 1/N each, unless the hull starts as one of its bases."""
-        if self.begin is None:
+        if self.init is None:
             return [1 / len(self.bases)] * len(self.bases)
-        return [float(item == self.begin) for item in self.bases]
+        return [float(item == self.init) for item in self.bases]
 
     @property
     def span(self) -> tuple[Base, ...]:
@@ -108,9 +113,15 @@ class Row:
             name, _, given = self.bases[0].name.rstrip(")").partition("(")
             if name in _PLAIN:
                 return _PLAIN[name](*(float(number) for number in given.split(",") if number))
-            return LinearHull(self.bases[0], start=[1.0]).requires_grad_(False)
+            return LinearHull(self.bases[0], init=[1.0]).requires_grad_(False)
         groups = channels if self.per == "channel" else 1
-        return HULLS[self.kind](*self.bases, keep=self.keep, start=self.start, groups=groups, strict=False)
+        return HULLS[self.kind](
+            *self.bases,
+            parametrization=self.parametrization,
+            init=self.initial_coefficients,
+            groups=groups,
+            strict=False,
+        )
 
 
 _PLAIN: dict[str, Callable[..., nn.Module]] = {
@@ -119,31 +130,31 @@ _PLAIN: dict[str, Callable[..., nn.Module]] = {
     "tanh": nn.Tanh,
     "leaky_relu": nn.LeakyReLU,
 }
-PRELU = Row("affine", (base("identity"), base("relu")), keep="free", begin=base("relu"), per="channel")
+PRELU = Row("affine", (base("identity"), base("relu")), parametrization="free", init=base("relu"), per="channel")
 """PReLU, whose slopes Keras starts at 0."""
 
 
 def _read_options(options: dict[str, str], kind: str, bases: tuple[Base, ...]) -> tuple[str, Base | None, str]:
-    """keep, begin and per, as they are spelled or as they are by default."""
+    """Return parametrization, init and per, as spelled or by default."""
     if options and kind not in HULLS:
         raise ValueError("only a hull takes options")
     if unknown := options.keys() - OPTIONS.keys():
         raise ValueError(f"unknown option {min(unknown)!r}; there are {', '.join(OPTIONS)}")
-    chosen = OPTIONS | {"keep": KEEP[kind]} | options
-    begin = None if chosen["start"] == "uniform" else base(chosen["start"])
-    if begin and begin not in bases:
-        raise ValueError(f"cannot start as {begin.name!r}, which is not one of its bases")
+    chosen = OPTIONS | {"parametrization": DEFAULTS[kind]} | options
+    init = None if chosen["init"] == "uniform" else base(chosen["init"])
+    if init and init not in bases:
+        raise ValueError(f"cannot start as {init.name!r}, which is not one of its bases")
     if chosen["per"] not in ("layer", "channel"):
         raise ValueError(f"per={chosen['per']!r}: one activation is per=layer or per=channel")
     if kind in HULLS:
-        numbers = [1 / len(bases) if begin is None else float(item == begin) for item in bases]
-        ok, reason = HULLS[kind].set_class(chosen["keep"]).check(torch.tensor(numbers, dtype=torch.float64))
+        numbers = [1 / len(bases) if init is None else float(item == init) for item in bases]
+        ok, reason = HULLS[kind].set_class(chosen["parametrization"]).check(torch.tensor(numbers, dtype=torch.float64))
         if not ok:
             raise ValueError(reason)
-    return chosen["keep"], begin, chosen["per"]
+    return chosen["parametrization"], init, chosen["per"]
 
 
 def in_order(bases: Iterable[Base]) -> tuple[Base, ...]:
     """Bases once each, in the catalogue's order."""
-    position = {name: i for i, name in enumerate(names())}
+    position = {name: i for i, name in enumerate(list_bases())}
     return tuple(sorted(set(bases), key=lambda item: (position[item.name.partition("(")[0]], item.name)))

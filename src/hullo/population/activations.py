@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from hullo.bases import Base, names
-from hullo.coefficients import way
+from hullo.bases import Base, list_bases
+from hullo.coefficients import get_parametrization
 from hullo.functional import apply
-from hullo.kernels import Plan
+from hullo.kernels import CombineSpec
 from hullo.population import kernels
 from hullo.population.sites import Activation, Site
 from hullo.population.values import Value
@@ -70,8 +70,10 @@ class Activations(nn.Module):
                 raw[k, here, columns[: own.raw.shape[1]]] = own.raw.double().cpu()
                 roles[k, here, columns] = REST
                 roles[k, here, columns[: own.raw.shape[1]]] = USED
-                codes[k, here] = CODES[own.keep]
-        self.ways = tuple(sorted({item.keep for site in self.sites for item in site.activations}))
+                codes[k, here] = CODES[own.parametrization]
+        self.parametrizations = tuple(
+            sorted({item.parametrization for site in self.sites for item in site.activations})
+        )
         learns = codes != CODES["fixed"]
         self.register_buffer("fixed", torch.where(learns, 0.0, raw).to(dtype), persistent=False)
         self.register_buffer("roles", roles, persistent=False)
@@ -116,7 +118,7 @@ class Activations(nn.Module):
     @property
     def coefficients(self) -> Tensor:
         """Return the coefficients of every row, (K, R, N), over `bases`."""
-        kept: Tensor = _Keep.apply(self.raw, self.roles, self.codes, self.ways)  # type: ignore[no-untyped-call]
+        kept: Tensor = _Parametrize.apply(self.raw, self.roles, self.codes, self.parametrizations)  # type: ignore[no-untyped-call]
         return torch.where(self.codes == CODES["fixed"], self.fixed, kept)
 
     def rows(self) -> list[list[Tensor]]:
@@ -125,9 +127,9 @@ class Activations(nn.Module):
             return []
         heights = [len(part.rows) for parts in self._parts for part in parts]
         if kernels.serve(self.raw):
-            from hullo.population.kernels.parametrize import keep
+            from hullo.population.kernels.parametrize import parametrize
 
-            made = keep(self.raw, self.fixed, self.roles, self.codes, self.order, self.uses, heights)
+            made = parametrize(self.raw, self.fixed, self.roles, self.codes, self.order, self.uses, heights)
         else:
             made = torch.split(self.coefficients.flatten(0, 1)[self.order], heights)
         calls = iter(made)
@@ -160,7 +162,11 @@ class Activations(nn.Module):
         for part, coefficients in zip(parts, rows[number], strict=True):
             own = y if part.members is None else y.index_select(dim, part.members)
             flat = own.flatten(dim, dim + 1) if site.groups > 1 else own
-            done.append(apply(flat, coefficients, Plan(part.bases, way("given"), channel_dim=dim)).view(own.shape))
+            done.append(
+                apply(flat, coefficients, CombineSpec(part.bases, get_parametrization("given"), channel_dim=dim)).view(
+                    own.shape
+                )
+            )
         if len(parts) == 1:
             return Value(done[0], dim)
         order = torch.cat([part.members for part in parts if part.members is not None]).argsort()
@@ -171,7 +177,7 @@ class Activations(nn.Module):
 
         Optimizers call this just before a step, on the gradient of the whole batch; see :mod:`hullo.boundary`.
         """
-        if not {"projection", "clamped"} & set(self.ways):
+        if not {"projection", "clamped"} & set(self.parametrizations):
             return gradient
         if kernels.serve(self.raw):
             from hullo.population.kernels.parametrize import restrict
@@ -180,8 +186,8 @@ class Activations(nn.Module):
         used = self.roles != UNUSED
         # an unused base has the raw number -inf and the gradient inf, against which no coefficient can move
         raw, against = self.raw.masked_fill(~used, -torch.inf), gradient.masked_fill(~used, torch.inf)
-        for name in self.ways:
-            feasible = None if name == "fixed" else way(name).restrict
+        for name in self.parametrizations:
+            feasible = None if name == "fixed" else get_parametrization(name).restrict
             if feasible:
                 gradient = torch.where((self.codes == CODES[name]) & used, feasible(raw, against), gradient)
         return gradient
@@ -215,7 +221,7 @@ def _allocate(sites: Sequence[Site], members: int) -> tuple[list[list[int]], int
     for site in sites:
         own = []
         for k, activation in enumerate(site.activations):
-            learned = activation.keep != "fixed"
+            learned = activation.parametrization != "fixed"
             start = known.get((k, activation.owner), used[k]) if learned else used[k]
             if start == used[k]:
                 used[k] += activation.groups
@@ -255,7 +261,7 @@ def _is_tame(item: Base) -> bool:
 
 def _in_order(activations: Iterable[Activation]) -> tuple[Base, ...]:
     """Return the bases of several activations once each, in the order of the catalogue."""
-    position = {name: i for i, name in enumerate(names())}
+    position = {name: i for i, name in enumerate(list_bases())}
     found = {item for own in activations for item in own.bases}
     return tuple(sorted(found, key=lambda item: (position[item.name.partition("(")[0]], item.name)))
 
@@ -291,18 +297,18 @@ class _Parametrization:
 
 def _entrywise(name: str) -> _Parametrization:
     """Return a parametrization of the library that treats each coefficient alone."""
-    own = way(name)
+    own = get_parametrization(name)
     return _Parametrization(
-        lambda raw, roles: own.coefficients(raw).masked_fill(roles == UNUSED, 0.0),
+        lambda raw, roles: own.transform(raw).masked_fill(roles == UNUSED, 0.0),
         lambda raw, kept, gradient, roles: own.pullback(raw, kept, gradient).masked_fill(roles == UNUSED, 0.0),
     )
 
 
 def _over_used(name: str) -> _Parametrization:
     """Return a parametrization of the library in which a raw number of -inf is an unused base."""
-    own = way(name)
+    own = get_parametrization(name)
     return _Parametrization(
-        lambda raw, roles: own.coefficients(raw.masked_fill(roles == UNUSED, -torch.inf)),
+        lambda raw, roles: own.transform(raw.masked_fill(roles == UNUSED, -torch.inf)),
         lambda raw, kept, gradient, roles: own.pullback(raw, kept, gradient.masked_fill(roles == UNUSED, 0.0)),
     )
 
@@ -327,15 +333,15 @@ PARAMETRIZATIONS = {
 CODES = {name: code for code, name in enumerate(PARAMETRIZATIONS)}
 
 
-class _Keep(torch.autograd.Function):
+class _Parametrize(torch.autograd.Function):
     """Map raw numbers to coefficients, each row by its own parametrization."""
 
     @staticmethod
-    def forward(ctx: Any, raw: Tensor, roles: Tensor, codes: Tensor, ways: Sequence[str]) -> Tensor:
+    def forward(ctx: Any, raw: Tensor, roles: Tensor, codes: Tensor, parametrizations: Sequence[str]) -> Tensor:
         kept = raw
-        for name in ways:
+        for name in parametrizations:
             kept = torch.where(codes == CODES[name], PARAMETRIZATIONS[name].coefficients(raw, roles), kept)
-        ctx.ways = ways
+        ctx.parametrizations = parametrizations
         ctx.save_for_backward(raw, kept, roles, codes)
         return kept
 
@@ -344,7 +350,7 @@ class _Keep(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         raw, kept, roles, codes = ctx.saved_tensors
         pulled = torch.zeros_like(gradient)
-        for name in ctx.ways:
+        for name in ctx.parametrizations:
             own = PARAMETRIZATIONS[name].pullback(raw, kept, gradient, roles)
             pulled = torch.where(codes == CODES[name], own, pulled)
         return pulled, None, None, None

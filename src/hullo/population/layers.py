@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hullo.kernels.plan import compute_dtype
+from hullo.kernels.spec import compute_dtype
 from hullo.population import kernels, rng, tracing  # noqa: F401  (tracing defines operators)
 from hullo.population.images import ImagesValue
 from hullo.population.rules import Context, rule

@@ -29,7 +29,7 @@ class Activation:
     """
 
     bases: tuple[Base, ...]
-    keep: str
+    parametrization: str
     raw: Tensor
     channel_dim: int = 1
     parameter: str | None = None
@@ -46,11 +46,11 @@ class Activation:
         if isinstance(module, Hull):
             if module.inner_scale is not None:
                 raise ValueError("a population has no inner scales; make the hull without inner_scale")
-            learns, channel_dim = module.raw.requires_grad, module.plan.channel_dim
+            learns, channel_dim = module.raw.requires_grad, module.spec.channel_dim
             raw = (module.raw if learns else module.coefficients).detach().reshape(module.groups, -1)
-            keep = module.constraint.keep if learns else "fixed"
+            parametrization = module.constraint.parametrization.name if learns else "fixed"
             frozen = None if learns else module.raw.detach()
-            return cls(module.bases, keep, raw, channel_dim, module.raw_name, id(module), frozen)
+            return cls(module.bases, parametrization, raw, channel_dim, module.raw_name, id(module), frozen)
         if type(module) is nn.Identity:
             return cls((base("identity"),), "fixed", torch.ones(1, 1))
         if type(module) is nn.LeakyReLU and abs(module.negative_slope) <= 1:  # which needs no base of its own

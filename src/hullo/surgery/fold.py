@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from hullo.bases import Base
 from hullo.gating import GatedHull
 from hullo.modules import Hull
-from hullo.properties import known_as
+from hullo.properties import identify
 from hullo.surgery.compare import Comparison
 from hullo.surgery.copies import copied
 from hullo.surgery.encoders import fast_encoders
@@ -23,7 +23,7 @@ from hullo.surgery.swap import take_hooks
 from hullo.surgery.untouched import Inputs
 
 _COARSEST = 1e-4  # coefficients that are dropped move outputs by about as much as float32 rounds them
-_TOLERANCE = 1e-6  # coefficients closer to zero are taken for zero, as in `known_as`
+_TOLERANCE = 1e-6  # coefficients closer to zero are taken for zero, as in `identify`
 
 _NATIVE: dict[str, Callable[..., nn.Module]] = {
     "identity": nn.Identity,
@@ -77,7 +77,7 @@ def fold(model: nn.Module, *, example_inputs: Inputs | None = None) -> nn.Module
 
     Example:
         >>> import torch, hullo
-        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), hullo.ConvexHull("identity", "relu", start=[0.25, 0.75]))
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), hullo.ConvexHull("identity", "relu", init=[0.25, 0.75]))
         >>> hullo.fold(model)[1]
         LeakyReLU(negative_slope=0.25)
     """
@@ -110,7 +110,7 @@ def _folded(hull: Hull, seen: Tensor | None) -> nn.Module:
         return _graph(hull, rows)
     if bool((rows - rows[0]).abs().max() <= _TOLERANCE):
         rows = rows[:1]
-    known = [_native(item) for item in known_as(rows.cpu(), hull.bases)]  # type: ignore[union-attr]
+    known = [_native(item) for item in identify(rows.cpu(), hull.bases)]  # type: ignore[union-attr]
     native = known[0] if len(known) == 1 else _prelu(known, hull, seen)
     if native is None:
         return _graph(hull, rows)
@@ -152,7 +152,7 @@ def _native(known: Base | None) -> nn.Module | None:
 def _prelu(known: list[nn.Module | None], hull: Hull, seen: Tensor | None) -> nn.PReLU | None:
     """Return a PReLU for a hull with one group per channel of its input, where the channels are those of PReLU."""
     slopes = [_slope(item) for item in known]
-    if seen is None or None in slopes or hull.plan.channel_dim % seen.dim() != 1 or seen.shape[1] != hull.groups:
+    if seen is None or None in slopes or hull.spec.channel_dim % seen.dim() != 1 or seen.shape[1] != hull.groups:
         return None
     made = nn.PReLU(hull.groups, device=hull.raw.device, dtype=seen.dtype)
     made.weight = nn.Parameter(torch.tensor(slopes).to(made.weight), requires_grad=False)
@@ -186,7 +186,7 @@ def _graph(hull: Hull, rows: Tensor) -> fx.GraphModule:
     coefficients: list[Any] = rows[0, used].tolist()
     if len(rows) > 1:
         root.register_buffer("coefficients", rows[:, used].T.to(hull.raw.dtype).contiguous())
-        wide = graph.call_method("movedim", (wide, hull.plan.channel_dim, -1))
+        wide = graph.call_method("movedim", (wide, hull.spec.channel_dim, -1))
         channels = graph.call_method("size", (wide, -1))
         repeats = graph.call_function(operator.floordiv, (channels, len(rows)))
         columns = graph.call_method("repeat_interleave", (graph.get_attr("coefficients"), repeats, -1))
@@ -201,7 +201,7 @@ def _graph(hull: Hull, rows: Tensor) -> fx.GraphModule:
         else:
             total = graph.call_method("add_", (total, value), {"alpha": c})
     if len(rows) > 1:
-        total = graph.call_method("movedim", (total, -1, hull.plan.channel_dim))
+        total = graph.call_method("movedim", (total, -1, hull.spec.channel_dim))
     y = graph.call_method("to", (total, dtype))
     graph.output(graph.call_method("copy_", (x, y)) if isinstance(hull, InPlace) else y)
     return fx.GraphModule(root, graph, class_name="FoldedHull")

@@ -1,4 +1,4 @@
-"""Save what hulls have learned, as names and numbers, and load it as the start of other models."""
+"""Save what hulls have learned, as names and numbers, and load it as the initial state of other models."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def save_hulls(model: nn.Module, path: str | os.PathLike[str]) -> None:
     Example:
         >>> import hullo, tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     hullo.save_hulls(hullo.AffineHull("identity", "relu", start="relu"), f"{folder}/hulls.json")
+        ...     hullo.save_hulls(hullo.AffineHull("identity", "relu", init="relu"), f"{folder}/hulls.json")
         ...     hullo.load_hulls(f"{folder}/hulls.json")
         {'': AffineHull(identity=0, relu=1)}
     """
@@ -72,20 +72,20 @@ def _facts(hull: Hull) -> dict[str, Any]:
     return {
         "hull": hull.kind,
         "bases": [item.name for item in hull.bases],
-        "keep": hull.constraint.keep,
+        "parametrization": hull.constraint.parametrization.name,
         "groups": hull.groups,
-        "channel_dim": hull.plan.channel_dim,
+        "channel_dim": hull.spec.channel_dim,
         "coefficients": hull.coefficients.detach().double().tolist(),
         "inner_scale": None if hull.inner_scale is None else hull.inner_scale.tolist(),
     }
 
 
 def _made(facts: dict[str, Any]) -> Hull:
-    options = {name: facts[name] for name in ("keep", "groups", "channel_dim")}
+    options = {name: facts[name] for name in ("parametrization", "groups", "channel_dim")}
     scales = torch.tensor([]) if facts["inner_scale"] is None else torch.tensor(facts["inner_scale"])
     kind = None if not len(scales) else "hull" if scales.shape[-1] == 1 else "base"
-    cls, start = _CLASSES[facts["hull"]], facts["coefficients"]
-    made = cls(*facts["bases"], start=start, inner_scale=kind, strict=False, **options)
+    cls, init = _CLASSES[facts["hull"]], facts["coefficients"]
+    made = cls(*facts["bases"], init=init, inner_scale=kind, strict=False, **options)
     if made.inner_scale is not None:
         made.inner_scale.data.copy_(scales)
     return made

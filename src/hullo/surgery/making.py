@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hullo.bases import Base, resolve
-from hullo.modules import AffineHull, Hull, LinearHull, Start
+from hullo.modules import AffineHull, Hull, Init, LinearHull
 from hullo.surgery.recognise import Known
 from hullo.surgery.rewrite.reach import hooks_of
 from hullo.surgery.sites import Site
@@ -29,10 +29,10 @@ class Recipe:
 
     hull: Factory | None = None
     bases: Iterable[str | Base] | None = None
-    start: Start = None
+    init: Init = None
     groups: int | str = 1
     channel_dim: int | None = None
-    keep: str | None = None
+    parametrization: str | None = None
     share: Share | None = None
     inner_scale: str | None = None
 
@@ -56,8 +56,16 @@ class Recipe:
             like = nearby_tensor(modules, site.name)
             if self.hull is None or (isinstance(self.hull, type) and issubclass(self.hull, Hull)):
                 made[site.name] = self._made(self.hull, site, channels.get(site.name), like)
-            elif (self.bases, self.start, self.groups, self.keep, self.inner_scale) != (None, None, 1, None, None):
-                raise TypeError("a function that makes hulls chooses bases, start, groups, keep and inner_scale itself")
+            elif (self.bases, self.init, self.groups, self.parametrization, self.inner_scale) != (
+                None,
+                None,
+                1,
+                None,
+                None,
+            ):
+                raise TypeError(
+                    "a function that makes hulls chooses bases, init, groups, parametrization and inner_scale itself"
+                )
             else:
                 made[site.name] = _made_by(self.hull, site, made.values()).to(like.device)
             if key is not None:
@@ -85,14 +93,14 @@ class Recipe:
         if not isinstance(groups, int):
             raise ValueError(f"groups={groups!r}: give a number, or 'channels' for one activation per channel")
         found = _bases_for(site.known) if self.bases is None else resolve(self.bases, strict=False)
-        start = self.start
-        if start is None:
+        init = self.init
+        if init is None:
             rows = site.known.coefficients(found)
             if rows is None:
                 spelled = ", ".join(item.name for item in found)
                 raise ValueError(
                     f"{site.name} is {site.function}, which is no combination of {spelled}: add it to bases, or give "
-                    "a start"
+                    "an init"
                 )
             if len(rows) > 1:  # one function per channel already
                 if groups not in (1, len(rows)):
@@ -100,13 +108,17 @@ class Recipe:
                         f"{site.name} has {len(rows)} channels with a function each; groups={groups} is not that"
                     )
                 groups, channel_dim = len(rows), 1
-            start = rows if len(rows) > 1 else rows[0]
+            init = rows if len(rows) > 1 else rows[0]
             is_affine = all(math.isclose(sum(row), 1, abs_tol=1e-6) for row in rows)
             hull = hull or (AffineHull if is_affine else LinearHull)
         dtype = like.dtype if like.is_floating_point() else None
-        options: dict[str, Any] = {"groups": groups, "channel_dim": channel_dim, "keep": self.keep}
+        options: dict[str, Any] = {
+            "groups": groups,
+            "channel_dim": channel_dim,
+            "parametrization": self.parametrization,
+        }
         options["inner_scale"] = self.inner_scale
-        return (hull or AffineHull)(*found, start=start, **options, strict=False, device=like.device, dtype=dtype)
+        return (hull or AffineHull)(*found, init=init, **options, strict=False, device=like.device, dtype=dtype)
 
 
 def _block(name: str) -> str:
@@ -122,7 +134,7 @@ def starts_alike(hull: Hull, site: Site) -> bool:
     wanted = site.known.coefficients(hull.bases)
     found = hull.rows_at_hand()
     if found is None:  # no values: on meta
-        found = torch.as_tensor(hull.start, dtype=torch.float64).reshape(hull.groups, -1).tolist()
+        found = torch.as_tensor(hull.init, dtype=torch.float64).reshape(hull.groups, -1).tolist()
     if wanted is None or len(wanted) not in (1, len(found)):
         return False
     return torch.allclose(torch.tensor(found), torch.tensor(wanted).expand(len(found), -1), rtol=0, atol=1e-6)

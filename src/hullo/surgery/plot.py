@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from hullo._compat import real_tensors
-from hullo.coefficients import way
+from hullo.coefficients import get_parametrization
 from hullo.gating import named_callers
-from hullo.kernels import Plan
+from hullo.kernels import CombineSpec
 from hullo.modules import Hull
 from hullo.scaling import apply_scaled
 from hullo.surgery.survey import expect_model
@@ -85,7 +85,7 @@ def _draw(axes: Any, hull: Hull, limits: tuple[float, float], seen: Tensor | Non
         axes.patch.set_visible(False)
     scales = None if hull.inner_scale is None else hull.inner_scale.detach()
     x, learned = _functions(hull, hull.coefficients.detach(), scales, limits)
-    _, started = _functions(hull, hull.start, None, limits)
+    _, started = _functions(hull, hull.init, None, limits)
     axes.plot(x, started.mean(0), "--", color="0.5", linewidth=1)
     if len(learned) > 1:
         axes.fill_between(x, learned.amin(0), learned.amax(0), alpha=0.3)
@@ -101,8 +101,8 @@ def _functions(
     x = torch.linspace(*limits, _POINTS, dtype=torch.float64)
     rows = coefficients.double().cpu().reshape(hull.groups, -1)
     factors = torch.ones(1, 1) if scales is None else scales.reshape(hull.groups, -1)
-    plan = Plan(hull.bases, way("given"), 0)
-    return x, apply_scaled(x.expand(hull.groups, -1), rows, factors.double().cpu().expand(len(rows), -1), plan)
+    spec = CombineSpec(hull.bases, get_parametrization("given"), 0)
+    return x, apply_scaled(x.expand(hull.groups, -1), rows, factors.double().cpu().expand(len(rows), -1), spec)
 
 
 def _inputs(model: nn.Module, hulls: dict[str, Hull], given: Inputs) -> dict[str, Tensor]:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import nn
 
-from hullo.bases import Base, names
-from hullo.modules import Hull, Start
+from hullo.bases import Base, list_bases
+from hullo.modules import Hull, Init
 from hullo.surgery.compare import Comparison
 from hullo.surgery.making import Channels, Factory, Recipe, Share, starts_alike
 from hullo.surgery.optimizers import expect_optimizer
@@ -33,10 +33,10 @@ def replace_activations(
     functions: Iterable[str] | None = None,
     hull: Factory | None = None,
     bases: Iterable[str | Base] | None = None,
-    start: Start = None,
+    init: Init = None,
     groups: int | str = 1,
     channel_dim: int | None = None,
-    keep: str | None = None,
+    parametrization: str | None = None,
     share: Share | None = None,
     inner_scale: str | None = None,
     example_inputs: Inputs | None = None,
@@ -67,14 +67,14 @@ def replace_activations(
             AffineHull, and LinearHull where what was there is no affine combination, as xIELU.
         bases: the bases of every hull; by default identity, relu, tanh and, where it is no combination of these, the
             function that was there; those of xIELU and PolyReLU for these.
-        start: the coefficients to start with, as in :class:`hullo.AffineHull`; those of the function that was there by
+        init: the initial coefficients, as in :class:`hullo.AffineHull`; those of the function that was there by
             default.
         groups: 1 is one activation for each site, a number G is one for each of G groups of channels, and
             ``"channels"`` one for each channel. Both take `example_inputs`, a number takes `channel_dim` instead, too.
         channel_dim: the dimension of the channels: 1 as in convolutions, -1 in transformers. By default it is found at
             each site from the operations that made its input: 1 after a convolution, -1 after a linear layer, moved by
             what permutes and reshapes in between. Where they do not tell, an error says so.
-        keep: how coefficients are kept in the hull, as in :class:`hullo.AffineHull`.
+        parametrization: how raw parameters become coefficients, as in :class:`hullo.AffineHull`.
         share: which sites have one hull in common, whose gradients add up: ``"model"`` all of them, ``"block"`` those
             in the same numbered module, such as ``layers.0``, or those for which a function of a
             :class:`hullo.surgery.Site` returns the same; None is a hull of its own. Sites with different functions
@@ -101,7 +101,7 @@ def replace_activations(
     sites = survey(model)
     hulls = [name or "the model" for name, module in model.named_modules() if isinstance(module, Hull)]
     chosen = _choose(sites, hulls, where, functions)
-    recipe = Recipe(hull, bases, start, groups, channel_dim, keep, share, inner_scale)
+    recipe = Recipe(hull, bases, init, groups, channel_dim, parametrization, share, inner_scale)
     if example_inputs is None and (groups == "channels" or (groups != 1 and channel_dim is None)):
         raise ValueError(
             f"groups={groups!r} takes example_inputs, to find and to count the channels; or give groups as a number "
@@ -207,7 +207,7 @@ def _choose(
         )
     if isinstance(functions, str):
         raise TypeError(f"functions are given as a list of names, as in [{functions!r}]")
-    every = frozenset({*names(), "prelu", *COMBINATIONS})
+    every = frozenset({*list_bases(), "prelu", *COMBINATIONS})
     wanted = every - AMBIGUOUS if functions is None else frozenset(functions)
     for name in wanted - every:
         raise ValueError(f"unknown function {name!r} in functions; known are {', '.join(sorted(every))}")

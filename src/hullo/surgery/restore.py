@@ -17,7 +17,11 @@ from hullo.surgery.survey import expect_model, survey
 from hullo.surgery.swap import Undo, swap
 
 SCALES = "inner_scale"
-_CLASSES = {keep: cls for cls in (AffineHull, ConvexHull, ConicHull, LinearHull) for keep in cls.set_class.ways}
+_CLASSES = {
+    parametrization: cls
+    for cls in (AffineHull, ConvexHull, ConicHull, LinearHull)
+    for parametrization in cls.set_class.choices
+}
 
 
 def restore(model: nn.Module, state_dict: Mapping[str, Any]) -> nn.Module:
@@ -134,12 +138,17 @@ def _saved_hulls(state_dict: Mapping[str, Any]) -> dict[str, tuple[str, Tensor]]
 def _made(own: str, numbers: Tensor, scales: Tensor | None, like: Tensor) -> Hull:
     parts = read_raw_name(own)
     assert parts is not None  # noqa: S101  (_saved_hulls lets no others through)
-    keep, bases, channel_dim = parts
-    if keep not in _CLASSES:
-        raise ValueError(f"{own} has an unknown parametrization {keep!r}; known are {', '.join(_CLASSES)}")
+    parametrization, bases, channel_dim = parts
+    if parametrization not in _CLASSES:
+        raise ValueError(f"{own} has an unknown parametrization {parametrization!r}; known are {', '.join(_CLASSES)}")
     groups = numbers.shape[0] if numbers.dim() == 2 else 1
-    options: dict[str, Any] = {"groups": groups, "channel_dim": channel_dim, "keep": keep, "strict": False}
+    options: dict[str, Any] = {
+        "groups": groups,
+        "channel_dim": channel_dim,
+        "parametrization": parametrization,
+        "strict": False,
+    }
     if scales is not None:
         options["inner_scale"] = "hull" if scales.shape[-1] == 1 else "base"
     dtype = like.dtype if like.is_floating_point() else None
-    return _CLASSES[keep](*bases, **options, device=like.device, dtype=dtype)
+    return _CLASSES[parametrization](*bases, **options, device=like.device, dtype=dtype)

@@ -23,16 +23,16 @@ from made_records import make_record
 
 BASES = "identity,relu,tanh"
 LEVELS = {
-    "convex": {"keep": ("projection", "softmax"), "start": ("uniform", "relu")},
-    "affine": {"keep": ("recentred", "free"), "start": ("uniform", "relu")},
+    "convex": {"parametrization": ("projection", "softmax"), "init": ("uniform", "relu")},
+    "affine": {"parametrization": ("recentred", "free"), "init": ("uniform", "relu")},
 }
 SCALES, PER = (1.0, 3.0, 10.0), ("layer", "channel")
 
 
 def runs(kind: str, choice: Choice, reached: Sequence[float], **shared: Any) -> list[Record]:
     """What a choice reached by seed, after one epoch."""
-    keep, start, scale, per = choice
-    row = f"{kind}({BASES},keep={keep},start={start},per={per})"
+    parametrization, init, scale, per = choice
+    row = f"{kind}({BASES},parametrization={parametrization},init={init},per={per})"
     shared = {"val_size": 5000, "coefficient_lr_scale": scale} | shared
     return [make_record(row, [value], seed=seed, **shared) for seed, value in enumerate(reached)]
 
@@ -47,8 +47,8 @@ def test_choices_are_made_on_held_out_images_also_where_test_images_were_evaluat
 
 def everything(kind: str) -> list[Choice]:
     """All choices that there are."""
-    found = (Choice(*c) for c in product(LEVELS[kind]["keep"], LEVELS[kind]["start"], SCALES, PER))
-    return [choice for choice in found if (choice.keep, choice.start) != ("softmax", "relu")]
+    found = (Choice(*c) for c in product(LEVELS[kind]["parametrization"], LEVELS[kind]["init"], SCALES, PER))
+    return [choice for choice in found if (choice.parametrization, choice.init) != ("softmax", "relu")]
 
 
 def only(records: Sequence[Record]) -> Family:
@@ -79,8 +79,8 @@ def test_the_default_is_the_librarys(kind: str, module: type[hullo.ConvexHull] |
     assert hull.coefficients.tolist() == pytest.approx([1 / 3] * 3)
     assert hull.groups == 1
     scale = inspect.signature(hullo.parameter_groups).parameters["coefficient_lr_scale"].default
-    family = only(runs(kind, Choice(hull.constraint.keep, "relu", 30.0, "channel"), [80.0]))
-    assert family.default == Choice(hull.constraint.keep, "uniform", scale, "layer")
+    family = only(runs(kind, Choice(hull.constraint.parametrization.name, "relu", 30.0, "channel"), [80.0]))
+    assert family.default == Choice(hull.constraint.parametrization.name, "uniform", scale, "layer")
 
 
 @pytest.mark.parametrize("kind", ["convex", "affine"])
@@ -109,19 +109,21 @@ def test_effects_that_add_up_are_found_as_they_are(kind: str, data: st.DataObjec
 def test_a_seed_counts_once_however_many_settings_there_are() -> None:
     """A scale of 10 gains 0 and 2 with one seed, 1 and 3 with another: that is 1 and 2, not four witnesses."""
     records = runs("affine", AFFINE, [80.0, 90.0]) + runs("affine", AFFINE._replace(scale=10.0), [80.0, 91.0])
-    records += runs("affine", AFFINE._replace(keep="free"), [70.0, 75.0])
-    records += runs("affine", AFFINE._replace(keep="free", scale=10.0), [72.0, 78.0])
-    keep, scale = only(records).effects
+    records += runs("affine", AFFINE._replace(parametrization="free"), [70.0, 75.0])
+    records += runs("affine", AFFINE._replace(parametrization="free", scale=10.0), [72.0, 78.0])
+    parametrization, scale = only(records).effects
     assert scale == ("scale", 10.0, 1.0, 2, Interval.of([1.0, 2.0]))
-    assert keep == ("keep", "free", "recentred", 2, Interval.of([-9.0, -14.0]))
+    assert parametrization == ("parametrization", "free", "recentred", 2, Interval.of([-9.0, -14.0]))
 
 
 def test_what_cannot_be_run_is_no_pair() -> None:
     """A softmax never starts as a base, so that keep is compared at the other start alone, and start with one keep."""
-    records = runs("convex", CONVEX, [80.0] * 3) + runs("convex", CONVEX._replace(keep="softmax"), [81.0] * 3)
-    records += runs("convex", CONVEX._replace(start="relu"), [60.0] * 3)
-    keep, start = only(records).effects
-    assert (keep.pairs, keep.difference) == (1, Interval(1.0, 0.0, 3))
+    records = runs("convex", CONVEX, [80.0] * 3) + runs(
+        "convex", CONVEX._replace(parametrization="softmax"), [81.0] * 3
+    )
+    records += runs("convex", CONVEX._replace(init="relu"), [60.0] * 3)
+    parametrization, start = only(records).effects
+    assert (parametrization.pairs, parametrization.difference) == (1, Interval(1.0, 0.0, 3))
     assert (start.pairs, start.difference) == (1, Interval(-20.0, 0.0, 3))
 
 
@@ -137,10 +139,10 @@ def test_seeds_that_not_all_pairs_have_do_not_count() -> None:
 
 def test_a_level_without_a_seed_in_common_is_said_to_have_none() -> None:
     records = runs("affine", AFFINE, [80.0])
-    records += [make_record(f"affine({BASES},keep=free)", [81.0], seed=7, val_size=5000)]
-    (keep,) = only(records).effects
-    assert keep.difference is None
-    assert tables(study_tables(records))[0][1] == ["keep=free", "keep=recentred", "", "1", "0"]
+    records += [make_record(f"affine({BASES},parametrization=free)", [81.0], seed=7, val_size=5000)]
+    (parametrization,) = only(records).effects
+    assert parametrization.difference is None
+    assert tables(study_tables(records))[0][1] == ["parametrization=free", "parametrization=recentred", "", "1", "0"]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +161,9 @@ def test_runs_with_other_settings_are_never_compared(other: dict[str, Any]) -> N
 
 
 def test_runs_of_other_lengths_hulls_and_bases_are_never_compared() -> None:
-    records = runs("affine", AFFINE, [80.0] * 2) + runs("convex", CONVEX._replace(keep="softmax"), [80.0] * 2)
+    records = runs("affine", AFFINE, [80.0] * 2) + runs(
+        "convex", CONVEX._replace(parametrization="softmax"), [80.0] * 2
+    )
     records += [make_record(f"affine({BASES})", [70.0, 80.0], val_size=5000, coefficient_lr_scale=3.0)]
     records += [make_record("affine(identity,tanh)", [80.0], val_size=5000, coefficient_lr_scale=3.0)]
     assert [(family.plain.activation, family.plain.epochs, len(family.reached)) for family in families(records)] == [
@@ -204,7 +208,11 @@ def test_runs_that_diverged_and_seeds_without_the_default_are_noted() -> None:
         ),
         ([80.0], [83.0], "+3.00 against the default, but one seed decides nothing."),
         ([], [83.0], "is the best of 1 setting: the default was not run with its seeds."),
-        ([80.0, 81.0], [79.0, 81.0], "The default, keep=recentred start=uniform scale=1 per=layer, is the best of 2"),
+        (
+            [80.0, 81.0],
+            [79.0, 81.0],
+            "The default, parametrization=recentred init=uniform scale=1 per=layer, is the best of 2",
+        ),
     ],
 )
 def test_the_winner_is_named_with_what_it_is_worth(default: list[float], other: list[float], said: str) -> None:
@@ -215,7 +223,7 @@ def test_the_winner_is_named_with_what_it_is_worth(default: list[float], other: 
 
 
 def test_the_default_is_the_best_of_equals() -> None:
-    for other in (AFFINE._replace(keep="free"), AFFINE._replace(start="relu"), AFFINE._replace(scale=3.0)):
+    for other in (AFFINE._replace(parametrization="free"), AFFINE._replace(init="relu"), AFFINE._replace(scale=3.0)):
         assert only(runs("affine", other, [80.0, 81.0]) + runs("affine", AFFINE, [81.0, 80.0])).best == AFFINE
 
 
@@ -224,7 +232,10 @@ def test_on_the_test_pictures_the_choice_is_reported_be_it_worse() -> None:
     records = runs("convex", CONVEX, [80.0, 81.0, 82.0], val_size=0)
     records += runs("convex", chosen, [79.0, 80.1, 80.9], val_size=0)
     text = study_test_tables(records)
-    assert "keep=softmax start=uniform scale=10 per=channel: -1.00 ± 0.25 against the default, clearly worse." in text
+    assert (
+        "parametrization=softmax init=uniform scale=10 per=channel: -1.00 ± 0.25 against the default, clearly worse."
+        in text
+    )
     assert "1 epoch: test accuracy" in text
     assert [line[6] for line in tables(text)[0][1:]] == ["", "-1.00 ± 0.25"]
     more = records + runs("convex", chosen._replace(scale=3.0), [79.0] * 3, val_size=0)
@@ -268,6 +279,6 @@ def test_activations_that_do_not_learn_have_no_part_in_it() -> None:
 
 def test_a_softmax_cannot_start_as_a_base_and_no_hull_as_what_it_lacks() -> None:
     """Why the study has no such settings."""
-    for row in ("convex(identity,relu,keep=softmax,start=relu)", "affine(identity,tanh,start=relu)"):
+    for row in ("convex(identity,relu,parametrization=softmax,init=relu)", "affine(identity,tanh,init=relu)"):
         with pytest.raises(ValueError, match="is no activation"):
             Spec("kerasnet", "cifar10", row)

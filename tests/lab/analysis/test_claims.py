@@ -58,7 +58,7 @@ def column(name: str, over: dict[str, Sequence[float]] | None = None) -> list[Re
     return [
         record
         for row, reached in rows.items()
-        for record in make_records({row: reached}, column=name, coefficients=[Row.parse(row).start])
+        for record in make_records({row: reached}, column=name, coefficients=[Row.parse(row).initial_coefficients])
     ]
 
 
@@ -469,7 +469,7 @@ def test_every_reading_judges_by_itself() -> None:
     for row in paper.ROWS:
         hull = Row.parse(row).learns
         tested, held_out = ([70.0, 90.0], [60.0, 50.0]) if hull else ([80.0, 80.0], [60.0, 50.0])
-        coefficients = [[*Row.parse(row).start]]
+        coefficients = [[*Row.parse(row).initial_coefficients]]
         shared = {"held_out": held_out, "coefficients": coefficients}
         runs += [make_record(row, tested, seed=seed, **shared) for seed in range(3)]
     found = experiments(runs)

@@ -97,13 +97,13 @@ def test_one_legend_beneath_the_panels_names_every_line_once() -> None:
 
 
 def test_fixed_activations_stand_with_the_hulls_that_contain_them() -> None:
-    panels = arrange([*paper.ROWS, "gelu", "affine(identity,tanh,keep=free)"])
+    panels = arrange([*paper.ROWS, "gelu", "affine(identity,tanh,parametrization=free)"])
     assert {about: [row for row in rows if "(" not in row] for about, rows in panels.items()} == {
         "identity,relu": ["identity", "relu", "leaky_relu"],
         "identity,tanh": ["identity", "tanh"],
         "relu,tanh": ["relu", "tanh"],
         "identity,relu,tanh": ["identity", "relu", "tanh", "leaky_relu"],
-        "identity,tanh,keep=free": ["identity", "tanh"],
+        "identity,tanh,parametrization=free": ["identity", "tanh"],
         "fixed": ["gelu"],
     }
     assert all(f"{kind}({about})" in panels[about] for about in list(panels)[:4] for kind in ("convex", "affine"))

@@ -14,12 +14,12 @@ TWO, THREE = "(identity,relu)", "(identity,relu,tanh)"
 
 
 def test_the_two_hulls_of_the_same_bases_are_a_pair_and_options_set_pairs_apart() -> None:
-    rows = [f"convex{TWO}", f"affine{THREE}", f"affine{TWO}", "affine(identity,relu,tanh,keep=free)"]
+    rows = [f"convex{TWO}", f"affine{THREE}", f"affine{TWO}", "affine(identity,relu,tanh,parametrization=free)"]
     pairs = find_learned(experiment(run("relu"), *map(learned, rows)))
     assert [(pair.about, set(pair.runs)) for pair in pairs] == [
         ("identity,relu", {"convex", "affine"}),
         ("identity,relu,tanh", {"affine"}),
-        ("identity,relu,tanh,keep=free", {"affine"}),
+        ("identity,relu,tanh,parametrization=free", {"affine"}),
     ]
     assert [pair.bases for pair in pairs] == [("identity", "relu"), *[("identity", "relu", "tanh")] * 2]
     for pair in pairs:

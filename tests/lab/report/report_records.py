@@ -64,12 +64,12 @@ def _make_record(spec: Spec) -> Record:
 
 def _wander(row: Row, layers: int, epochs: int, chance: torch.Generator) -> Tensor:
     """A walk of every layer in the row's hull, which begins in its middle and slowly settles; (epoch, layer, base)."""
-    way = HULLS[row.kind].set_class(row.keep).way
+    parametrization = HULLS[row.kind].set_class(row.parametrization).parametrization
     size = 0.02 * torch.exp(-3 * torch.arange(epochs) / epochs)
-    drift = torch.randn(layers, len(row.bases) - way.fewer, generator=chance) / epochs
+    drift = torch.randn(layers, len(row.bases) - parametrization.fewer, generator=chance) / epochs
     steps = torch.randn(epochs, *drift.shape, generator=chance) * size[:, None, None] + drift
     walk = torch.cat([torch.zeros(1, *drift.shape), steps.cumsum(0)]) + 1 / len(row.bases)
-    return way.coefficients(walk)
+    return parametrization.transform(walk)
 
 
 def _digits(value: float) -> float:

@@ -23,7 +23,7 @@ def test_a_phone_needs_no_sideways_scrolling(visit: Any, report: Path) -> None:
 
 @pytest.mark.parametrize("width", [375, 500])
 def test_long_names_do_not_widen_the_page(visit: Any, tmp_path: Path, width: int) -> None:
-    rows = ["relu", "affine(identity,relu,tanh,keep=free,start=relu,per=channel)"]
+    rows = ["relu", "affine(identity,relu,tanh,parametrization=free,init=relu,per=channel)"]
     short = make_records(COLUMNS[:1], rows, seeds=1, epochs=2)
     held_out = [replace(r, val_loss=r.test_loss, val_accuracy=r.test_accuracy) for r in short]
     long = [replace(r, spec=replace(r.spec, val_size=5000, coefficient_lr_scale=10.0)) for r in held_out]

@@ -13,7 +13,7 @@ from report_records import make_records, write_report
 
 import hullo
 from hullo import bases
-from hullo.bases import names, real_line, resolve
+from hullo.bases import list_bases, real_line, resolve
 from hullo.lab.paper import COLUMNS
 from hullo.lab.report.functions import known_bases
 
@@ -31,7 +31,7 @@ def test_bases_without_a_formula_or_unknown_are_left_out(monkeypatch: pytest.Mon
         monkeypatch.setattr(bases, registry, dict(getattr(bases, registry)))
     own = hullo.add_base("bent_for_the_page", lambda x: x * torch.sigmoid(x) * 2)
     found = known_bases([own.name, "nobody's", "leaky_relu(0.2)", "relu"])
-    assert [item.name for item in found if item.name not in names()] == ["leaky_relu(0.2)"]
+    assert [item.name for item in found if item.name not in list_bases()] == ["leaky_relu(0.2)"]
     assert own not in found
 
 

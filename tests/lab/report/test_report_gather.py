@@ -26,7 +26,7 @@ ROWS = ("relu", "convex(identity,relu)", "affine(identity,relu,tanh)")
 RUNS = make_records(COLUMNS[:1], ROWS, seeds=2, epochs=3)
 
 
-def keep(folder: Path, records: list[Record]) -> Path:
+def parametrization(folder: Path, records: list[Record]) -> Path:
     Records(folder / "records.jsonl").add(records)
     return folder
 
@@ -52,7 +52,7 @@ def test_numbers_that_would_not_add_up_exactly_are_left_out() -> None:
 
 
 def test_cells_hold_the_tables_statistics(tmp_path: Path) -> None:
-    (column,) = gather([keep(tmp_path, RUNS)])["columns"]
+    (column,) = gather([parametrization(tmp_path, RUNS)])["columns"]
     assert [row["name"] for row in column["rows"]] == list(ROWS)
     relu, convex, _ = column["rows"]
     own = [record.accuracy for record in RUNS if record.spec.activation == ROWS[1]]
@@ -69,7 +69,7 @@ def test_cells_hold_the_tables_statistics(tmp_path: Path) -> None:
 def test_every_reading_has_its_figures_and_each_run_its_epoch(tmp_path: Path) -> None:
     curves = {"val_accuracy": [1.0, 3.0, 2.0], "val_loss": [1.0] * 3, "test_accuracy": [70.0, 60.0, 50.0]}
     record = replace(RUNS[0], spec=replace(RUNS[0].spec, val_size=500), **curves)
-    document = gather([keep(tmp_path, [record])])
+    document = gather([parametrization(tmp_path, [record])])
     (column,) = document["columns"]
     assert (column["reading"], column["readings"]) == ("chosen", ["last", "chosen", "best"])
     assert column["rows"][0]["accuracy"] == {"last": [50.0, None], "chosen": [60.0, None], "best": [70.0, None]}
@@ -83,7 +83,7 @@ def test_every_reading_has_its_figures_and_each_run_its_epoch(tmp_path: Path) ->
 
 def test_a_column_holds_all_that_the_paper_reports_of_it_also_of_what_was_not_run(tmp_path: Path) -> None:
     alexnet = replace(RUNS[0], spec=Spec("alexnet", "ilsvrc2012", "relu", epochs=3))
-    lenet5, other = (column["paper"] for column in gather([keep(tmp_path, [*RUNS, alexnet])])["columns"])
+    lenet5, other = (column["paper"] for column in gather([parametrization(tmp_path, [*RUNS, alexnet])])["columns"])
     assert list(lenet5) == list(PAPER_ROWS)
     assert lenet5["relu"] == [91.06, None]
     assert lenet5["convex(identity,relu)"] == [91.87, 0.81]
@@ -100,7 +100,7 @@ def test_from_the_epoch_on_in_which_a_run_diverged_nothing_is_known_but_how_it_e
     curves = {"val_loss": [1.0] * 3, "val_accuracy": [50.0] * 3, "channels": [[[0.2, 0.3, 0.5]]] * 3}
     record, other = (replace(run, spec=spec, **curves) for run, spec in zip(RUNS[4:], specs, strict=True))
     record = replace(record, ended=f"diverged in epoch {epoch}")
-    (column,) = gather([keep(tmp_path, [record, other])])["columns"]
+    (column,) = gather([parametrization(tmp_path, [record, other])])["columns"]
     lost, sound = column["runs"]
     assert (lost["lost"], sound["lost"]) == (epoch, None)
     assert (lost["accuracy"]["last"], lost["ended"], lost["channels"]) == (record.accuracy, record.ended, [])
@@ -112,7 +112,7 @@ def test_from_the_epoch_on_in_which_a_run_diverged_nothing_is_known_but_how_it_e
 
 
 def test_runs_hold_all_that_their_records_say(tmp_path: Path) -> None:
-    document = gather([keep(tmp_path, RUNS)])
+    document = gather([parametrization(tmp_path, RUNS)])
     runs = {run["id"]: run for run in document["columns"][0]["runs"]}
     assert runs.keys() == {record.spec.id for record in RUNS}
     for record in RUNS:
@@ -129,7 +129,9 @@ def test_runs_hold_all_that_their_records_say(tmp_path: Path) -> None:
 
 def test_several_directories_make_one_document(tmp_path: Path) -> None:
     longer = [replace(record, spec=replace(record.spec, batch=64)) for record in RUNS]
-    document = gather([keep(tmp_path / "one", RUNS[:4]), keep(tmp_path / "two", RUNS[2:] + longer)])
+    document = gather(
+        [parametrization(tmp_path / "one", RUNS[:4]), parametrization(tmp_path / "two", RUNS[2:] + longer)]
+    )
     names = ["lenet5/fashion-mnist batch=32", "lenet5/fashion-mnist batch=64"]
     assert [column["name"] for column in document["columns"]] == names
     assert [len(column["runs"]) for column in document["columns"]] == [len(RUNS), len(RUNS)]
@@ -140,7 +142,7 @@ def test_runs_under_way_are_counted_until_they_are_recorded(tmp_path: Path) -> N
     document = gather([tmp_path])
     assert (document["columns"], document["waiting"]) == ([], [("lenet5/fashion-mnist", 6)])
     assert gather([tmp_path / "records.jsonl"]) == document
-    keep(tmp_path, RUNS[:4])
+    parametrization(tmp_path, RUNS[:4])
     document = gather([tmp_path])
     assert len(document["columns"][0]["runs"]) == 4
     assert document["waiting"] == [("lenet5/fashion-mnist", 2)]
@@ -148,7 +150,7 @@ def test_runs_under_way_are_counted_until_they_are_recorded(tmp_path: Path) -> N
 
 
 def test_a_checkpoint_that_cannot_be_read_hides_nothing_if_somebody_is_told(tmp_path: Path) -> None:
-    keep(tmp_path, RUNS)
+    parametrization(tmp_path, RUNS)
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "abc.safetensors").write_bytes(b"nonsense")
     told: list[str] = []
@@ -170,7 +172,7 @@ def test_of_many_channels_some_are_kept(tmp_path: Path) -> None:
     rows = [[i / 50, 1 - i / 50] for i in range(50)]
     spec = replace(RUNS[2].spec, activation="convex(identity,relu,per=channel)")
     record = replace(RUNS[2], spec=spec, channels=[rows, rows[:1], rows[:3]])
-    (column,) = gather([keep(tmp_path, [record])])["columns"]
+    (column,) = gather([parametrization(tmp_path, [record])])["columns"]
     kept = column["runs"][0]["channels"]
     assert [len(layer) for layer in kept] == [MOST_CHANNELS, 1, 3]
     assert kept[0][0] == rows[0]

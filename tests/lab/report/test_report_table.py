@@ -56,7 +56,7 @@ def test_bold_is_the_best_and_nothing_below_the_reference(visit: Any, tmp_path: 
 
 
 def test_columns_with_other_rows_have_a_table_of_their_own(visit: Any, tmp_path: Path) -> None:
-    own = ["affine(identity,relu,tanh)", "affine(identity,relu,tanh,keep=free)"]
+    own = ["affine(identity,relu,tanh)", "affine(identity,relu,tanh,parametrization=free)"]
     few, all_rows = make_records(COLUMNS[:1], ROWS[3:5], 1, 2), make_records(COLUMNS[2:3], ROWS, 1, 2)
     page = visit(write_report(tmp_path, [*few, *make_records(COLUMNS[1:2], own, 1, 2), *all_rows]))
     tables = page.locator("table.results")

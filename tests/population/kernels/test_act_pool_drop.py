@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import hullo
-from hullo.coefficients import way
+from hullo.coefficients import get_parametrization
 from hullo.functional import apply
-from hullo.kernels import Plan
+from hullo.kernels import CombineSpec
 from hullo.population import rng
 
 pytest.importorskip("triton")
@@ -64,7 +64,7 @@ class Case:
 
     def plain(self, x: Tensor, rows: Tensor, bias: Tensor | None = None) -> Tensor:
         x = x if bias is None else x + bias.view(-1, 1, 1)
-        pooled = F.max_pool2d(apply(x, rows, Plan(TRIO, way("given"), 1), "reference"), 2)
+        pooled = F.max_pool2d(apply(x, rows, CombineSpec(TRIO, get_parametrization("given"), 1), "reference"), 2)
         pooled = self.drop(pooled) if self.rate and self.training else pooled
         if not self.flat:
             return pooled

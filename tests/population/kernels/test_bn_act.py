@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import hullo
-from hullo.coefficients import way
+from hullo.coefficients import get_parametrization
 from hullo.functional import apply
-from hullo.kernels import Plan
+from hullo.kernels import CombineSpec
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -78,7 +78,12 @@ class Case:
     ) -> Tensor:  # fmt: skip
         x = x if bias is None else x + bias.view(-1, 1, 1)
         y = F.batch_norm(x, *running, scale, shift, self.training, MOMENTUM, EPSILON)
-        return apply(y if residual is None else y + residual, rows, Plan(self.found, way("given"), 1), "reference")
+        return apply(
+            y if residual is None else y + residual,
+            rows,
+            CombineSpec(self.found, get_parametrization("given"), 1),
+            "reference",
+        )
 
     def fused(
         self, running: list[Tensor], x: Tensor, scale: Tensor, shift: Tensor, rows: Tensor,

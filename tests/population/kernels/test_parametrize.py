@@ -23,24 +23,26 @@ from hullo.population.sites import Activation, Site
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
-from hullo.population.kernels.parametrize import keep, restrict  # noqa: E402
+from hullo.population.kernels.parametrize import parametrize, restrict  # noqa: E402
 
 pytestmark = [  # of the interpreter: inf - inf and the like, and its own way of reading a number
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
 ]
 
-NAMES = [name for name in hullo.names() if not name.startswith(("unit_", "leaky", "celu", "selu"))][:9]
+NAMES = [name for name in hullo.list_bases() if not name.startswith(("unit_", "leaky", "celu", "selu"))][:9]
 HULLS = [
-    "convex({},keep=projection)", "convex({},keep=softmax)", "affine({},keep=recentred)", "affine({},keep=free)",
-    "conic({},keep=clamped)", "conic({},keep=softplus)", "linear({})",
-]  # fmt: skip
+    *(f"convex({{}},parametrization={name})" for name in hullo.Simplex.choices),
+    *(f"affine({{}},parametrization={name})" for name in hullo.Hyperplane.choices),
+    *(f"conic({{}},parametrization={name})" for name in hullo.Orthant.choices),
+    "linear({})",
+]
 EVERY = [
     *(hull.format(",".join(bases)) for hull in HULLS for bases in (NAMES[:3], NAMES[:2], NAMES[1:3], NAMES[2:3])),
     "relu",
     "leaky_relu(0.2)",
 ]
-"""Each way over all bases, over some and over one."""
+"""Each parametrization over all bases, over some and over one."""
 CLOSE = {"rtol": 1e-6, "atol": 1e-6, "equal_nan": True}
 
 bases = st.lists(st.sampled_from(NAMES), min_size=1, unique=True).map(",".join)
@@ -73,7 +75,7 @@ def run(layers: Activations, gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]
     """Return the kernel's coefficients, the gradient for raw numbers where the calls get parts of `gradients`, and its
     feasible part."""
     raw = layers.raw.detach().requires_grad_()
-    kept = keep(raw, layers.fixed, layers.roles, layers.codes, layers.order, layers.uses, heights(layers))
+    kept = parametrize(raw, layers.fixed, layers.roles, layers.codes, layers.order, layers.uses, heights(layers))
     parts = gradients.to(raw).split([len(rows) for rows in kept])
     (pulled,) = torch.autograd.grad(kept, raw, parts)
     feasible = restrict(layers.raw.detach(), pulled, layers.roles, layers.codes)
@@ -189,7 +191,7 @@ def test_layers_without_a_gradient_count_as_zero() -> None:
     gradients[5:10] = gradients[15:20] = 0
     _, expected, _ = run(layers, gradients)
     raw = layers.raw.detach().requires_grad_()
-    kept = keep(raw, layers.fixed, layers.roles, layers.codes, layers.order, layers.uses, heights(layers))
+    kept = parametrize(raw, layers.fixed, layers.roles, layers.codes, layers.order, layers.uses, heights(layers))
     parts = gradients.to(DEVICE).split(5)
     (found,) = torch.autograd.grad(kept[::2], raw, parts[::2])
     assert torch.equal(found, expected)
@@ -215,7 +217,7 @@ def test_the_kernel_makes_the_rows_where_it_serves(rows: list[str], monkeypatch:
     for ours, theirs in zip(layers.rows(), oracle.rows(), strict=True):
         for own, other in zip(ours, theirs, strict=True):
             torch.testing.assert_close(own.double(), other, **CLOSE)
-            assert not own.requires_grad or own.grad_fn.name() == "_KeepBackward"
+            assert not own.requires_grad or own.grad_fn.name() == "_ParametrizeBackward"
 
 
 COMPILE = """
@@ -256,7 +258,7 @@ def test_one_kernel_forward_and_two_backward_for_all_sites_also_in_a_cuda_graph(
     raw = layers.raw.detach().requires_grad_()
 
     def passes() -> tuple[Tensor, ...]:
-        kept = keep(raw, layers.fixed, layers.roles, layers.codes, layers.order, layers.uses, heights(layers))
+        kept = parametrize(raw, layers.fixed, layers.roles, layers.codes, layers.order, layers.uses, heights(layers))
         return *(rows.detach() for rows in kept), torch.autograd.grad(kept, raw, gradients)[0]
 
     expected = passes()

@@ -10,12 +10,12 @@ import json
 from collections.abc import Iterable
 from importlib.resources import files
 
-from hullo.bases import Base, base, names
+from hullo.bases import Base, base, list_bases
 
 
 def known_bases(spelled: Iterable[str]) -> tuple[Base, ...]:
     """The catalogue's bases, then those among the spelled ones that have a formula too: leaky_relu(0.2)."""
-    found = dict.fromkeys(base(name) for name in names())
+    found = dict.fromkeys(base(name) for name in list_bases())
     for name in spelled:
         try:
             found[base(name)] = None

@@ -5,7 +5,7 @@
 for pictures with channels last. Only x is kept. The backward pass computes the activations of each 2 x 2 window again,
 finds the maximum as PyTorch does (the first of equals; what is not a number wins), and writes each entry of the
 gradient once. Windows are the rows of a matrix whose columns are the channels of all members; a program takes COLUMNS
-of these, ROWS windows at a time. The sums for the coefficients' gradients are kept as in :mod:`hullo.kernels.source`,
+of these, ROWS windows at a time. The sums for the coefficients' gradients are kept as in :mod:`hullo.kernels.codegen`,
 whose `reduce` adds them up; so every run gives the same bits.
 """
 
@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hullo.bases import Base
-from hullo.coefficients import way
-from hullo.kernels.source import fill, formulas
+from hullo.coefficients import get_parametrization
+from hullo.kernels.codegen import fill, formulas
 from hullo.kernels.triton import INTERPRETED, build, kernels_for
 from hullo.population.kernels import dropout
 
@@ -187,7 +187,7 @@ def _kernels(bases: tuple[Base, ...], dtype: torch.dtype) -> dict[str, Any]:
     label = f"pooled({','.join(base.name for base in bases)}) on {dtype}"
     helpers = {"open_columns": dropout.open_columns, "keep_columns": dropout.keep_columns}
     kernels = build(fill(_TEMPLATE, parts), label, dtype, **helpers)
-    return kernels | {"reduce": kernels_for(bases, way("given"), dtype)["reduce"]}
+    return kernels | {"reduce": kernels_for(bases, get_parametrization("given"), dtype)["reduce"]}
 
 
 _TEMPLATE = """

@@ -30,8 +30,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hullo.bases import Base
-from hullo.coefficients import way
-from hullo.kernels.source import fill, formulas
+from hullo.coefficients import get_parametrization
+from hullo.kernels.codegen import fill, formulas
 from hullo.kernels.triton import build, kernels_for
 from hullo.population.kernels import channels_last
 from hullo.population.kernels.channel_stats import (
@@ -208,7 +208,7 @@ def _kernels(bases: tuple[Base, ...], dtype: torch.dtype) -> dict[str, Any]:
     label = f"norm({','.join(base.name for base in bases)}) on {dtype}"
     helpers = {"begin": begin, "place": place, "centre": centre, "fold": fold, "spread": spread}
     kernels = build(fill(_TEMPLATE, parts), label, dtype, **helpers)
-    return kernels | {"reduce": kernels_for(bases, way("given"), dtype)["reduce"]}
+    return kernels | {"reduce": kernels_for(bases, get_parametrization("given"), dtype)["reduce"]}
 
 
 _CONSTANTS = "CHANNELS LANES ROWS HELD COLUMNS EVEN BIG GROUP EACH BIAS RESIDUAL EARLY"

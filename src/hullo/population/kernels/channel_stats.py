@@ -17,7 +17,7 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from hullo.kernels import words
+from hullo.kernels import device_math
 from hullo.kernels.triton import INTERPRETED
 
 
@@ -81,7 +81,7 @@ def launch(kernel: Any, programs: int, *arguments: Any, follows: bool, **constan
     """Launch a kernel on tensors and numbers. One that `follows` another of these, with nothing in between, is sent off
     while that one still runs, and waits for its end: that saves most of a launch."""
     device = arguments[0].device
-    early = words.HARDWARE.value and torch.cuda.get_device_capability(device) >= (9, 0)
+    early = device_math.HARDWARE.value and torch.cuda.get_device_capability(device) >= (9, 0)
     options = {"launch_pdl": True} if early and follows else {}
     with torch.cuda.device_of(arguments[0]):
         kernel[(programs,)](*arguments, **constants, EARLY=early, **options)

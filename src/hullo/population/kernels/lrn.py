@@ -22,7 +22,7 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hullo.kernels.plan import dense, laid_out_like
+from hullo.kernels.spec import dense, laid_out_like
 
 RUNS = 128
 """Runs that a program of four warps takes, one a thread."""

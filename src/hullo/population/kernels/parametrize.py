@@ -20,7 +20,7 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hullo.kernels import words
+from hullo.kernels import device_math
 from hullo.population.activations import CODES, REST, UNUSED
 
 FIXED, PROJECTION, SOFTMAX, RECENTRED, FREE, GIVEN, CLAMPED, SOFTPLUS = (
@@ -33,7 +33,7 @@ PAIRS = 128
 """Pairs of bases that a program compares: it is one warp, which waits for no other, and each thread takes four."""
 
 
-def keep(
+def parametrize(
     raw: Tensor, fixed: Tensor, roles: Tensor, codes: Tensor, order: Tensor, uses: Tensor, heights: Sequence[int]
 ) -> tuple[Tensor, ...]:
     """Return the coefficients of each call, (rows of the call, N), parts of one buffer.
@@ -47,8 +47,8 @@ def keep(
         uses: which rows of the buffer are made of each row, (K * R, most), filled up with -1.
         heights: how many rows of the buffer belong to each call.
     """
-    kept: tuple[Tensor, ...] = _Keep.apply(raw, fixed, roles, codes, order, uses, heights)
-    return kept
+    made: tuple[Tensor, ...] = _Parametrize.apply(raw, fixed, roles, codes, order, uses, heights)
+    return made
 
 
 def restrict(raw: Tensor, gradient: Tensor, roles: Tensor, codes: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ def restrict(raw: Tensor, gradient: Tensor, roles: Tensor, codes: Tensor) -> Ten
     return restricted
 
 
-class _Keep(torch.autograd.Function):
+class _Parametrize(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -141,7 +141,7 @@ def _pull(
     pulled = tl.where(codes == SOFTMAX, _soften_back(kept, gradient, used), pulled)
     pulled = tl.where(codes == FREE, _complete_back(gradient, used, rest), pulled)
     pulled = tl.where(((codes == GIVEN) | (codes == CLAMPED)) & used, gradient, pulled)
-    pulled = tl.where((codes == SOFTPLUS) & used, gradient * -words.expm1(-kept), pulled)
+    pulled = tl.where((codes == SOFTPLUS) & used, gradient * -device_math.expm1(-kept), pulled)
     tl.store(pulled_ptr + at, pulled.to(pulled_ptr.dtype.element_ty), mask=inside)
 
 
@@ -243,7 +243,7 @@ def _positive_part(raw):
 
 @triton.jit
 def _soft_positive_part(raw):
-    return _positive_part(raw) + words.log1p(tl.exp(-tl.abs(raw)))
+    return _positive_part(raw) + device_math.log1p(tl.exp(-tl.abs(raw)))
 
 
 @triton.jit

@@ -33,8 +33,8 @@ def test_without_a_devkit_there_is_none(tmp_path):
 def test_a_half_downloaded_archive_is_one_clear_error(tmp_path):
     archive = lay_out(tmp_path, "tars") / ARCHIVE
     content = archive.read_bytes()
-    for keep in (0, 10, len(content) // 2):
-        archive.write_bytes(content[:keep])
+    for parametrization in (0, 10, len(content) // 2):
+        archive.write_bytes(content[:parametrization])
         with pytest.raises(
             DataError, match=rf"{ARCHIVE} is no whole devkit \(.*put {ARCHIVE} \(2,568,145 bytes, md5 fa"
         ):

@@ -41,11 +41,11 @@ def test_the_real_devkit_is_read_as_scipy_reads_it(real_source):
     assert [len(row["children"]) for row in ours] == [numpy.size(value) for value in theirs["children"]]
 
 
-@pytest.mark.parametrize("keep", [0, 127, 130, 140, 200, -1])
+@pytest.mark.parametrize("parametrization", [0, 127, 130, 140, 200, -1])
 @pytest.mark.parametrize("compressed", [True, False])
-def test_a_file_cut_off_anywhere_is_refused(keep, compressed):
+def test_a_file_cut_off_anywhere_is_refused(parametrization, compressed):
     with pytest.raises(ValueError, match=r"cut off|damaged|begins with"):
-        read_structs(as_mat(ROWS, compressed=compressed)[:keep])
+        read_structs(as_mat(ROWS, compressed=compressed)[:parametrization])
 
 
 def test_other_files_are_refused():

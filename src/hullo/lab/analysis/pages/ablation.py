@@ -29,19 +29,19 @@ class Choice(NamedTuple):
 
     >>> from hullo.lab.specs import Spec
     >>> from hullo.lab.analysis.pages.ablation import Choice
-    >>> str(Choice.of(Spec("lenet5", "cifar10", "affine(identity,relu,start=relu)", coefficient_lr_scale=10)))
-    'keep=recentred start=relu scale=10 per=layer'
+    >>> str(Choice.of(Spec("lenet5", "cifar10", "affine(identity,relu,init=relu)", coefficient_lr_scale=10)))
+    'parametrization=recentred init=relu scale=10 per=layer'
     """
 
-    keep: str
-    start: str
+    parametrization: str
+    init: str
     scale: float
     per: str
 
     @classmethod
     def of(cls, spec: Spec) -> Choice:
         row = Row.parse(spec.activation)
-        return cls(row.keep, row.begin.name if row.begin else "uniform", spec.coefficient_lr_scale, row.per)
+        return cls(row.parametrization, row.init.name if row.init else "uniform", spec.coefficient_lr_scale, row.per)
 
     def __str__(self) -> str:
         return " ".join(f"{name}={_spell(level)}" for name, level in self._asdict().items())

@@ -164,5 +164,5 @@ function inPython(coefficients, names) {
   const place = placeOf(coefficients);
   if (!["convex", "affine"].includes(place)) return `hullo.combine(x, torch.tensor(${numbers}), [${spelled}])`;
   const hull = place === "convex" ? "ConvexHull" : "AffineHull";
-  return `hullo.${hull}(${spelled}, start=${numbers}${admissible ? "" : ", strict=False"})`;
+  return `hullo.${hull}(${spelled}, init=${numbers}${admissible ? "" : ", strict=False"})`;
 }

@@ -15,18 +15,18 @@ import ast
 import re
 
 from hullo.bases import Base
-from hullo.coefficients import Way
+from hullo.coefficients import Parametrization
 
 
-def kernel_source(bases: tuple[Base, ...], way: Way, gated: bool = False) -> str:
+def kernel_source(bases: tuple[Base, ...], parametrization: Parametrization, gated: bool = False) -> str:
     """Return the text of the kernels `forward`, `backward` and `reduce`, of hull(x) or, if gated, of hull(x) * up."""
     n = len(bases)
-    raw = [f"r{i}" for i in range(n - way.fewer)]
+    raw = [f"r{i}" for i in range(n - parametrization.fewer)]
     c, g, d = ([f"{letter}{i}" for i in range(n)] for letter in "cgd")
     values, slopes = formulas(bases)
     load_raw = [f"{r} = tl.load(raw_ptr + row * {len(raw)} + {i}).to(tl.float32)" for i, r in enumerate(raw)]
     tile = _TILE.strip().splitlines()
-    coefficients = load_raw + _WAYS[way.name](raw, c)
+    coefficients = load_raw + _PARAMETRIZATIONS[parametrization.name](raw, c)
     combined = " + ".join(f"{c[i]} * y{i}" for i in range(n))
     load_up = ["up = tl.load(up_ptr + start + at, mask=inside, other=0.0).to(tl.float32)"] if gated else []
     give_up = [
@@ -71,7 +71,7 @@ def kernel_source(bases: tuple[Base, ...], way: Way, gated: bool = False) -> str
         "ZERO_TOTALS": [f"t{i} = tl.zeros([BLOCK], tl.float64)" for i in range(n)],
         "ADD_TOTALS": [f"t{i} += tl.load(partial_ptr + {i} * stride_n + at, mask=inside, other=0.0)" for i in range(n)],
         "TOTALS": [f"g{i} = tl.sum(t{i}).to(tl.float32)" for i in range(n)],
-        "PULL": _PULLBACKS[way.name](c, g, d),
+        "PULL": _PULLBACKS[parametrization.name](c, g, d),
         "STORE_RAW": [f"tl.store(out_ptr + row * {len(raw)} + {i}, {d[i]})" for i in range(len(raw))],
     }
     text = _TEMPLATE
@@ -180,7 +180,7 @@ def _softplus(raw: list[str], c: list[str]) -> list[str]:
     ]
 
 
-_WAYS = {
+_PARAMETRIZATIONS = {
     "given": _given,
     "recentred": _recentred,
     "free": _free,

@@ -9,21 +9,21 @@ import torch
 from torch import Tensor
 
 from hullo.bases import Base
-from hullo.coefficients import Way
+from hullo.coefficients import Parametrization
 
 
 @dataclass(frozen=True)
-class Plan:
+class CombineSpec:
     """What is combined and how: everything about a call that is not a tensor."""
 
     bases: tuple[Base, ...]
-    way: Way
+    parametrization: Parametrization
     channel_dim: int
 
     @property
     def spelled(self) -> tuple[str, str, int]:
-        """The plan in text and numbers, which a graph can hold; :func:`hullo.operators.plan` reads it."""
-        return ";".join(item.name for item in self.bases), self.way.name, self.channel_dim
+        """The spec in text and numbers, which a graph can hold; :func:`hullo.operators.spec` reads it."""
+        return ";".join(item.name for item in self.bases), self.parametrization.name, self.channel_dim
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
@@ -44,9 +44,9 @@ def laid_out_like(t: Tensor, x: Tensor, order: list[int]) -> Tensor:
     return t if t.permute(order).is_contiguous() else torch.empty_like(x, dtype=t.dtype).copy_(t)
 
 
-def extents(x: Tensor, order: list[int], raw: Tensor, plan: Plan) -> tuple[int, int, int]:
+def extents(x: Tensor, order: list[int], raw: Tensor, spec: CombineSpec) -> tuple[int, int, int]:
     """The sizes of x seen as (outer, groups, inner), in memory order."""
     if raw.dim() == 1:
         return 1, 1, x.numel()
-    outer = math.prod(x.shape[dim] for dim in order[: order.index(plan.channel_dim % x.dim())])
+    outer = math.prod(x.shape[dim] for dim in order[: order.index(spec.channel_dim % x.dim())])
     return outer, raw.shape[0], x.numel() // max(1, outer * raw.shape[0])
