@@ -1,4 +1,4 @@
-"""The layers of a population: convolutions, linear layers, normalizations, attention, dropout and pooling."""
+"""Linear layers, embeddings, attention, dropout, padding and pooling of a population."""
 
 from __future__ import annotations
 
@@ -11,124 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hullo.kernels.spec import compute_dtype
-from hullo.population import kernels, rng, tracing  # noqa: F401  (tracing defines operators)
-from hullo.population.images import ImagesValue
+from hullo.population import kernels, rng
+from hullo.population.convolutions import flat_parameter, split_channels
 from hullo.population.rules import Context, rule
 from hullo.population.values import PaddedValue, Value
 
 aten = torch.ops.aten
-
-
-# Convolutions: K of them are one convolution with K times as many groups.
-
-
-@rule(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default, aten.conv1d.padding, aten.conv2d.padding)
-def convolve(
-    context: Context,
-    x: Value,
-    weight: Value,
-    bias: Value | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Value:
-    fused = _convolve_fused(context, x, weight, bias, stride, padding, dilation, groups)
-    if fused is not None:
-        return split_channels(fused, context)
-    function = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[len(weight.shape)]
-    unbatched = len(x.shape) < len(weight.shape)
-    x = _with_batch(x) if unbatched else x
-    if x.dim is None and groups == 1:  # all members' filters in one convolution
-        images, all_groups = x.tensor, 1
-    else:
-        images, all_groups = x.at(1, context.members).flatten(1, 2), context.members * groups
-    filters = weight.at(0, context.members).flatten(0, 1)
-    y = function(images, filters, flat_parameter(bias, context), stride, padding, dilation, all_groups)
-    return split_channels(y, context, unbatched)
-
-
-OWN_WIDTHS = range(17, 65)
-"""The channels, the most of inputs and outputs, where kernels of our own convolve members faster than cuDNN."""
-
-
-def _convolve_fused(
-    context: Context, x: Value, weight: Value, bias: Value | None, stride: Any, padding: Any, dilation: Any, groups: int
-) -> Tensor | None:
-    """Return (B, K*C, H, W) by a kernel of our own; None where a library is faster, or the only one that can."""
-    if len(weight.shape) != 4 or x.dim is None or not kernels.serve(weight.tensor) or len(x.shape) != 4:
-        return None
-    filters = weight.at(0, context.members).flatten(0, 1)
-    side, dtype = filters.shape[-1], kernels.working_dtype(weight.tensor)
-    stride, pad, dilation = _square(stride), _square(padding), _square(dilation)
-    if groups != 1 or dilation != 1 or stride is None or pad is None or filters.shape[2] != side:
-        return None
-    around = (pad, pad)
-    if isinstance(x, PaddedValue):
-        sides = x.pad
-        if sides[:2] != sides[2:] or pad:
-            return None
-        x, around = x.inner, sides[:2]
-    if isinstance(x, ImagesValue) and stride == 1 and around in ((0, 0), ((side - 1) / 2, (side - 1) / 2)):
-        from hullo.population.kernels.input_conv import convolve as convolve_input
-
-        source, own = x.source, flat_parameter(bias, context)
-        own = filters.new_zeros(len(filters)) if own is None else own
-        same = around[0] > 0
-        return convolve_input(source.images, source.index, source.moves, filters, own, same=same, dtype=dtype)
-    widest = max(weight.shape[:2])
-    if widest not in OWN_WIDTHS or dtype.itemsize != 2 or context.members == 1:
-        return None
-    from hullo.population.kernels.convolution import convolve as convolve_members
-
-    images = x.at(1, context.members).flatten(1, 2).to(dtype)
-    return convolve_members(
-        images, filters, flat_parameter(bias, context), members=context.members, stride=stride, padding=around
-    )
-
-
-def _square(size: Any) -> int | None:
-    """Return the one number of a size that is the same in all dimensions; None for another size."""
-    if isinstance(size, int):
-        return size
-    return int(size[0]) if not isinstance(size, str) and len(set(size)) == 1 else None
-
-
-@rule(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
-def convolve_transposed(
-    context: Context,
-    x: Value,
-    weight: Value,
-    bias: Value | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
-    groups: int = 1,
-    dilation: Any = 1,
-) -> Value:
-    dims = len(weight.shape)
-    function = {3: F.conv_transpose1d, 4: F.conv_transpose2d, 5: F.conv_transpose3d}[dims]
-    unbatched = len(x.shape) < dims
-    images = (_with_batch(x) if unbatched else x).at(1, context.members).flatten(1, 2)
-    filters = weight.at(0, context.members).flatten(0, 1)
-    groups *= context.members
-    y = function(images, filters, flat_parameter(bias, context), stride, padding, output_padding, groups, dilation)
-    return split_channels(y, context, unbatched)
-
-
-def _with_batch(x: Value) -> Value:
-    return Value(x.tensor.unsqueeze(0), None if x.dim is None else x.dim + 1)
-
-
-def flat_parameter(parameter: Value | None, context: Context) -> Tensor | None:
-    """Return a parameter of each channel of all members in turn."""
-    return None if parameter is None else parameter.at(0, context.members).flatten()
-
-
-def split_channels(y: Tensor, context: Context, unbatched: bool = False) -> Value:
-    """Return (B, K*C, ...) as the value (B, K, C, ...)."""
-    split: Tensor = torch.unflatten(y, 1, (context.members, -1))
-    return Value(split.squeeze(0), 0) if unbatched else Value(split, 1)
 
 
 # Linear layers: K of them are one batched product.
@@ -161,129 +49,11 @@ def embed(
     numbers = indices.at(0, context.members)
     first = torch.arange(0, context.members * size, size, device=numbers.device)
     at = numbers + first.view(-1, *[1] * (numbers.dim() - 1))
-    found = F.embedding(at, tables.flatten(0, 1))
+    at = torch.where((numbers < 0) | (numbers >= size), context.members * size, at)  # beyond the table, as in a member
+    found = F.embedding(at, tables.flatten(0, 1), scale_grad_by_freq=scale)
     if padding >= 0:  # its row has no gradient
         found = torch.where((numbers == padding).unsqueeze(-1), found.detach(), found)
     return Value(found, 0)
-
-
-# Normalizations
-
-
-@rule(aten.batch_norm.default)
-def batch_norm(
-    context: Context,
-    x: Value,
-    weight: Value | None,
-    bias: Value | None,
-    mean: Value | None,
-    variance: Value | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-    cudnn: bool = True,
-) -> Value:
-    """Normalize the channels of all members; running statistics are updated in place."""
-    y = F.batch_norm(
-        x.at(1, context.members).flatten(1, 2),
-        None if mean is None else mean.tensor.view(-1),
-        None if variance is None else variance.tensor.view(-1),
-        flat_parameter(weight, context),
-        flat_parameter(bias, context),
-        training,
-        momentum,
-        eps,
-    )
-    return split_channels(y, context)
-
-
-@rule(aten.instance_norm.default)
-def instance_norm(
-    context: Context,
-    x: Value,
-    weight: Value | None,
-    bias: Value | None,
-    mean: Value | None,
-    variance: Value | None,
-    use_input_stats: bool,
-    momentum: float,
-    eps: float,
-    cudnn: bool = True,
-) -> Value:
-    y = F.instance_norm(
-        x.at(1, context.members).flatten(1, 2),
-        None if mean is None else mean.tensor.view(-1),
-        None if variance is None else variance.tensor.view(-1),
-        flat_parameter(weight, context),
-        flat_parameter(bias, context),
-        use_input_stats,
-        momentum,
-        eps,
-    )
-    return split_channels(y, context)
-
-
-@rule(aten.group_norm.default)
-def group_norm(
-    context: Context,
-    x: Value,
-    groups: int,
-    weight: Value | None = None,
-    bias: Value | None = None,
-    eps: float = 1e-5,
-    cudnn: bool = True,
-) -> Value:
-    images = x.at(1, context.members).flatten(1, 2)
-    y = F.group_norm(
-        images, context.members * groups, flat_parameter(weight, context), flat_parameter(bias, context), eps
-    )
-    return split_channels(y, context)
-
-
-@rule(aten.layer_norm.default)
-def layer_norm(
-    context: Context,
-    x: Value,
-    shape: Sequence[int],
-    weight: Value | None = None,
-    bias: Value | None = None,
-    eps: float = 1e-5,
-    cudnn: bool = True,
-) -> Value:
-    y = F.layer_norm(x.at(0, context.members), shape, eps=eps)
-    return Value(_scale_and_shift(y, weight, bias, context), 0)
-
-
-@rule(aten.rms_norm.default)
-def rms_norm(
-    context: Context, x: Value, shape: Sequence[int], weight: Value | None = None, eps: float | None = None
-) -> Value:
-    y = F.rms_norm(x.at(0, context.members), shape, eps=eps)
-    return Value(_scale_and_shift(y, weight, None, context), 0)
-
-
-def _scale_and_shift(y: Tensor, weight: Value | None, bias: Value | None, context: Context) -> Tensor:
-    """Apply each member's weight and bias, of y's last dimensions, to y of shape (K, ...)."""
-    for parameter, function in ((weight, torch.mul), (bias, torch.add)):
-        if parameter is not None:
-            own = parameter.at(0, context.members)
-            y = function(y, own.view(len(own), *[1] * (y.dim() - own.dim()), *own.shape[1:]))
-    return y
-
-
-@rule(torch.ops.hullo.local_response_norm.default)
-def local_response_norm(context: Context, x: Value, size: int, alpha: float, beta: float, k: float) -> Value:
-    """Normalize by the channels around each channel of a member; values are computed in float32 at least."""
-    images = x.at(1, context.members)
-    channels = images.shape[2]
-    if kernels.serve(images) and size % 2 and k == 1 and images.dim() == 5:
-        from hullo.population.kernels.lrn import LocalResponseNorm
-
-        wide = images.flatten(1, 2)
-        fused: Tensor = LocalResponseNorm.apply(wide, channels, size, alpha, beta)  # type: ignore[no-untyped-call]
-        return split_channels(fused, context)
-    each = images.to(compute_dtype(images)).flatten(0, 1)
-    return Value(F.local_response_norm(each, size, alpha, beta, k).view(images.shape).to(images.dtype), 1)
 
 
 # Attention

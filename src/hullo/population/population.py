@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from hullo.population.activations import Activations
 from hullo.population.images import AugmentedImages, ImagesValue
 from hullo.population.members import aliases_of, compare, empty_copy, filled_copy, make_members, tensors_of
-from hullo.population.program import Program, Run, mutated_tensors, unwrap
+from hullo.population.program import Program, Run, unwrap
 from hullo.population.rules import Context
 from hullo.population.tracing import read_graph
 from hullo.population.values import Value
@@ -213,16 +213,16 @@ class Population(nn.Module):
             args, kwargs = pytree.tree_unflatten(examples, spec)
             with torch.enable_grad(), torch.autocast(self.seeds.device.type, enabled=False):
                 graph = read_graph(self[0], self._sites, args, kwargs)
-            for name in mutated_tensors(graph):
-                self._unshare(self._aliases[name])
             self._programs[key] = Program(graph, self._sites, self.activations)
+            for name in self._programs[key].mutated_tensors():
+                self._unshare(self._aliases[name])
         first = {name: Value(self.copies.get(name, tensor), 0) for name, tensor in _named_tensors(self.stacked)}
         first |= {name: Value(tensor) for name, tensor in _named_tensors(self.shared)}
         return self._programs[key], {name: first[alias] for name, alias in self._aliases.items() if alias in first}
 
     def _example(self, value: Value) -> Tensor:
         """Return the first member's value; under autocast in the networks' own type, as that is off in a trace."""
-        first = value.tensor if value.dim is None else value.tensor.select(value.dim, 0)
+        first = value.select(0)
         if first.is_floating_point() and torch.is_autocast_enabled(first.device.type):
             own = next((p.dtype for p in self.stacked.parameters() if p.is_floating_point()), first.dtype)
             return first.to(own)

@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
-from hullo.population import shapes  # noqa: F401  (registers rules)
+from hullo.population import norms, shapes  # noqa: F401  (they register rules)
 from hullo.population.activations import Activations
 from hullo.population.errors import LoweringError
 from hullo.population.fusion import Fusion, find_fusions
+from hullo.population.inplace import all_nodes, functional, rewrite_in_place, written_nodes
 from hullo.population.layers import drop
-from hullo.population.rules import RULES, Context
+from hullo.population.rules import RULES, Context, arguments
 from hullo.population.sites import Site
 from hullo.population.tracing import SITE, Graph, source_of
 from hullo.population.values import (
+    PaddedValue,
     Value,
+    call_looped,
     call_pointwise,
     call_shared,
     call_vmapped,
+    copy_like,
     map_values,
     values_in,
 )
@@ -36,6 +40,8 @@ _DRAWING = frozenset({
     aten.dropout.default, aten.feature_dropout.default, aten.scaled_dot_product_attention.default, SITE,
 })  # fmt: skip
 """Operators that may drop entries: each has a number in the network, and is computed per member."""
+_DIFFERENTIABLE = {aten.copy.default: copy_like}
+"""Elementwise operators without a derivative, and what computes the same."""
 
 
 @dataclass(frozen=True)
@@ -52,19 +58,26 @@ class Program:
     """Compute the nodes of a network's graph for all members.
 
     `lowering` says how each node was computed: by a "fused" kernel, an "own" operation, once as it is "shared" by all
-    members, or by "vmap".
+    members, by "vmap", or in a "loop" over members.
     """
 
     def __init__(self, graph: Graph, sites: Sequence[Site], activations: Activations) -> None:
         self.graph, self.sites = graph, sites
-        for module in graph.module.modules():
-            if isinstance(module, fx.GraphModule):
-                _drop_copies(module.graph)
-        self.numbers = {node: i for i, node in enumerate(filter(_draws, _all_nodes(graph.module)))}
-        found = find_fusions(graph.module.graph, activations.calls)
+        self.written = rewrite_in_place(graph.module)
+        self.numbers = {node: i for i, node in enumerate(filter(_draws, all_nodes(graph.module)))}
+        found = find_fusions(graph.module.graph, activations.calls, self.written)
         self.fusions = {fusion.last: fusion for fusion in found}
         self.owner = {node: fusion.last for fusion in self.fusions.values() for node in fusion.inner}
         self.lowering: dict[fx.Node, str] = {}
+
+    def mutated_tensors(self) -> set[str]:
+        """Return the names of parameters and buffers that a run changes."""
+        changed = set(self.written)
+        for node in all_nodes(self.graph.module):
+            if node.target in (aten.batch_norm.default, aten.instance_norm.default):
+                changed.update(item for item in node.args[3:5] if isinstance(item, fx.Node))
+        inputs = [self.graph.inputs.get(node.name, ("", "")) for node in changed if node.op == "placeholder"]
+        return {name for kind, name in inputs if kind == "tensor"}
 
     def run(self, run: Run, tensors: Mapping[str, Value], inputs: Sequence[Value]) -> Any:
         """Return the network's outputs, nested as the network returns them, with a value for each tensor."""
@@ -117,24 +130,23 @@ class Program:
 
     def _compute_fused(self, run: Run, fusion: Fusion, env: Mapping[Any, Any]) -> tuple[Value, ...]:
         self.lowering[fusion.last] = "fused"
-        number = run.activations.number(fusion.site)
-        bases = run.activations.calls[fusion.site]
+        rows = fusion.rows if fusion.act.site is None else run.rows[run.activations.number(fusion.act.site)][0]
         context = run.context
         if fusion.dropout is not None:
             context = replace(context, dropout=self.numbers[fusion.dropout])
-        return fusion.compute(lambda item: _look_up(item, fusion.last, env), run.rows[number][0], bases, context)
+        return fusion.compute(lambda item: _look_up(item, fusion.last, env), rows, context)
 
     def _compute(self, run: Run, node: fx.Node, env: Mapping[Any, Any]) -> Any:
         args, kwargs = _look_up(node.args, node, env), _look_up(node.kwargs, node, env)
         try:
-            return self._call(run, node, args, kwargs)
+            return self._call(run, node, args, kwargs, env)
         except (LoweringError, torch.OutOfMemoryError):
             raise
         except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise LoweringError(f"cannot compute {node.target} for all members: {reason}{_at(node)}") from error
 
-    def _call(self, run: Run, node: fx.Node, args: Any, kwargs: Any) -> Any:
+    def _call(self, run: Run, node: fx.Node, args: Any, kwargs: Any, env: Mapping[Any, Any]) -> Any:
         target = node.target
         if str(target).startswith(_ASSERTIONS):
             return None
@@ -146,8 +158,8 @@ class Program:
                 return self._run_nodes(run, module, inputs)
         if target is operator.getitem or not isinstance(target, torch._ops.OpOverload):
             return target(*args, **kwargs)  # type: ignore[operator]
-        if functional := _functional(target):
-            return self._call_in_place(run, node, functional, args, kwargs)
+        if target._schema.is_mutable:
+            return self._call_in_place(run, node, args, kwargs, env)
         return self._call_operator(run, node, target, args, kwargs)
 
     def _call_site(self, run: Run, node: fx.Node, x: Value, index: int) -> Value:
@@ -160,38 +172,64 @@ class Program:
         return run.activations.compute(index, run.rows, x)
 
     def _call_operator(self, run: Run, node: fx.Node, target: Any, args: Any, kwargs: Any) -> Any:
+        function, members = _DIFFERENTIABLE.get(target, target), run.context.members
         if node in self.numbers:
             run = replace(run, context=replace(run.context, dropout=self.numbers[node]))
-        elif torch.Tag.nondeterministic_seeded in target.tags:
+        elif _is_random(target, node):
             raise LoweringError(
                 f"{target} draws random numbers that would not be those of a member alone{_at(node)}; use nn.Dropout, "
                 "or draw them outside of the network"
             )
         elif all(value.dim is None for value in values_in((args, kwargs))):
             self.lowering[node] = "shared"
-            return call_shared(target, args, kwargs)
+            return call_shared(function, args, kwargs)
         if (own := RULES.get(target)) is not None:
             made = own(run.context, *args, **kwargs)
             if made is not NotImplemented:
                 self.lowering[node] = "own"
                 return made
-        if torch.Tag.pointwise in target.tags:
+        if torch.Tag.pointwise in target.tags or function is not target:
             self.lowering[node] = "own"
-            return call_pointwise(target, args, kwargs)
-        self.lowering[node] = "vmap"
-        return call_vmapped(target, args, kwargs)
+            return call_pointwise(function, args, kwargs)
+        if self.lowering.get(node) != "loop":
+            try:
+                made = call_vmapped(target, args, kwargs)
+                self.lowering[node] = "vmap"
+                return made
+            except (
+                RuntimeError,
+                NotImplementedError,
+            ):  # vmap has no rule for it; if it fails itself, the loop does too
+                self.lowering[node] = "loop"
+        return call_looped(target, args, kwargs, members)
 
-    def _call_in_place(self, run: Run, node: fx.Node, functional: Any, args: Any, kwargs: Any) -> Any:
-        """Compute an operation that changes its first argument."""
-        target = args[0]
-        made = self._call_operator(run, node, functional, args, kwargs)
-        if _is_seen_once(node):
-            return made
+    def _call_in_place(self, run: Run, node: fx.Node, args: Any, kwargs: Any, env: Mapping[Any, Any]) -> Any:
+        """Compute an operation that changes memory which other values share, or which lasts."""
+        function = functional(node.target)
+        if function is None:
+            raise LoweringError(f"{node.target} has no form that returns a new value{_at(node)}; compute one instead")
+        (written,) = written_nodes(node)
+        target = env[written]
+        kwargs = {name: item for name, item in kwargs.items() if name != "out"}
+        made = self._call_operator(run, node, function, args, kwargs)
         if made.dim is not None and target.dim is None:
             raise LoweringError(f"{node.target} writes a value per member into one that all share{_at(node)}")
-        members = run.context.members
-        target.tensor.copy_(made.tensor if target.dim is None else made.at(target.dim, members))
+        if written.op == "call_function":
+            self._check_views(node, target, env)
+        target.tensor.copy_(made.tensor if target.dim is None else made.at(target.dim, run.context.members))
         return target
+
+    def _check_views(self, node: fx.Node, target: Value, env: Mapping[Any, Any]) -> None:
+        """Refuse to write to a view unless the values that share its memory do so in one member, too."""
+        own = self.written[node]
+        for other, value in env.items():
+            if isinstance(value, PaddedValue):
+                _ = value.tensor  # made before what it is made of changes
+            if type(value) is Value and _share_memory(value, target) != bool(self.written.get(other, own - own) & own):
+                raise LoweringError(
+                    f"{node.target} writes to a view, which a population may hold as a copy{_at(node)}; "
+                    "compute a new tensor instead, by torch.where, torch.cat or torch.stack"
+                )
 
     def explain(self) -> str:
         """Return how the operations of the last run were computed, those by vmap with their places in the source."""
@@ -202,32 +240,20 @@ class Program:
             "shared": "once, on what all members share",
         }
         lines = [f"{counts[kind]} operations {text}" for kind, text in texts.items() if counts[kind]]
-        mapped = Counter((str(node.target), source_of(node)) for node, kind in self.lowering.items() if kind == "vmap")
-        lines += [f"{counts['vmap']} operations by torch.vmap:"] if mapped else []
-        lines += [f"  {count} x {name}{f' at {source}' if source else ''}" for (name, source), count in mapped.items()]
+        for kind, text in (("vmap", "by torch.vmap"), ("loop", "for one member after the other")):
+            found = Counter((str(node.target), source_of(node)) for node, own in self.lowering.items() if own == kind)
+            lines += [f"{counts[kind]} operations {text}:"] if found else []
+            lines += [f"  {count} x {name}{source and ' at '}{source}" for (name, source), count in found.items()]
         return "\n".join(lines)
 
 
-def mutated_tensors(graph: Graph) -> set[str]:
-    """Return the names of parameters and buffers that a run of the graph changes."""
-    found = set()
-    for node in _all_nodes(graph.module):
-        changed = []
-        if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
-            changed = [node.args[0]]
-        if node.target in (aten.batch_norm.default, aten.instance_norm.default):
-            changed = list(node.args[3:5])
-        for item in changed:
-            if isinstance(item, fx.Node) and graph.inputs.get(item.name, ("", None))[0] == "tensor":
-                found.add(graph.inputs[item.name][1])
-    return found
-
-
-def _all_nodes(module: nn.Module) -> Iterator[fx.Node]:
-    """Yield the nodes of a graph and of the graphs inside it."""
-    for part in module.modules():
-        if isinstance(part, fx.GraphModule):
-            yield from part.graph.nodes
+def _is_random(target: Any, node: fx.Node) -> bool:
+    """Return whether an operator draws random numbers as it is called; those with a rate or a mode may not."""
+    if torch.Tag.nondeterministic_seeded not in target.tags:
+        return False
+    given = arguments(node)
+    rate, training = given.get("p", given.get("dropout", 1.0)), given.get("train", given.get("training", True))
+    return bool(training) and rate != 0
 
 
 def _draws(node: fx.Node) -> bool:
@@ -237,15 +263,6 @@ def _draws(node: fx.Node) -> bool:
 def _look_up(item: Any, user: fx.Node, env: Mapping[Any, Any]) -> Any:
     """Return an argument of a node with the values of the nodes in it."""
     return fx.node.map_arg(item, lambda node: env[node, user] if (node, user) in env else env[node])
-
-
-def _drop_copies(graph: fx.Graph) -> None:
-    """Remove the copies that in-place activations make of their results, where nobody else sees what they change."""
-    for node in graph.find_nodes(op="call_function", target=aten.copy_.default):
-        made = node.args[1]
-        if isinstance(made, fx.Node) and made.target is SITE and _is_seen_once(node):
-            node.replace_all_uses_with(made)
-            graph.erase_node(node)
 
 
 def _region(target: Any, args: Any) -> tuple[AbstractContextManager[Any], fx.GraphModule, Sequence[Any]] | None:
@@ -260,39 +277,8 @@ def _region(target: Any, args: Any) -> tuple[AbstractContextManager[Any], fx.Gra
     return None
 
 
-def _functional(target: Any) -> Any:
-    """Return the operator that computes what an in-place operator writes; None for other operators."""
-    schema = target._schema
-    name = schema.name.rpartition("::")[2]
-    if not schema.is_mutable or not name.endswith("_"):
-        return None
-    packet = getattr(aten, name[:-1], None)
-    return None if packet is None else getattr(packet, target._overloadname, None)
-
-
-def _is_seen_once(node: fx.Node) -> bool:
-    """Return whether nobody but an in-place operation sees the tensor that it changes."""
-    source = node.args[0]
-    if not isinstance(source, fx.Node) or source.op != "call_function" or _aliases(source):
-        return False
-    others = set(source.users) - {node}
-    # the placeholder of an in-place activation computes from its input, then writes there
-    return all(user.target is SITE and list(user.users) == [node] for user in others)
-
-
-def _aliases(node: fx.Node) -> bool:
-    """Return whether a node's result may share memory with its inputs."""
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return True
-    if _functional(node.target) is not None:
-        return not _is_seen_once(node)
-    return any(returned.alias_info is not None for returned in node.target._schema.returns) or node.target in (
-        aten.contiguous.default,
-        aten.reshape.default,
-        aten.flatten.using_ints,
-        aten.to.dtype,
-        aten.dropout.default,
-    )
+def _share_memory(one: Value, other: Value) -> bool:
+    return one.tensor.untyped_storage().data_ptr() == other.tensor.untyped_storage().data_ptr()
 
 
 def _at(node: fx.Node) -> str:

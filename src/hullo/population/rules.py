@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, fx
 
 Rule = Callable[..., Any]
 RULES: dict[Any, Rule] = {}
@@ -43,3 +43,11 @@ def rule(*operators: Any) -> Callable[[Rule], Rule]:
         return function
 
     return register
+
+
+def arguments(node: fx.Node) -> dict[str, Any]:
+    """Return the arguments of a node by name, with the defaults of those that are not given."""
+    schema = node.target._schema.arguments  # type: ignore[union-attr]
+    names = [argument.name for argument in schema]
+    defaults = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
+    return dict.fromkeys(names) | defaults | dict(zip(names, node.args, strict=False)) | node.kwargs

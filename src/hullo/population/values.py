@@ -43,6 +43,10 @@ class Value:
     def device(self) -> torch.device:
         return self.tensor.device
 
+    def select(self, k: int) -> Tensor:
+        """Return member k's value."""
+        return self.tensor if self.dim is None else self.tensor.select(self.dim, k)
+
     def at(self, dim: int, members: int) -> Tensor:
         """Return the tensor with the members in dimension `dim`; a shared value is expanded."""
         if self.dim is None:
@@ -149,3 +153,18 @@ def call_vmapped(function: Callable[..., Any], args: Sequence[Any], kwargs: dict
     results_spec, results = returned
     filled = [Value(next(tensors), 0) if isinstance(item, Tensor) else item for item in results]
     return pytree.tree_unflatten(filled, results_spec)
+
+
+def call_looped(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], members: int) -> Any:
+    """Call a function for one member after the other, and stack the results."""
+    results = []
+    for k in range(members):
+        own_args, own_kwargs = map_values(lambda value, k=k: value.select(k), (tuple(args), kwargs))  # type: ignore[misc]
+        results.append(function(*own_args, **own_kwargs))
+    return wrap(pytree.tree_map(lambda *own: torch.stack(own) if isinstance(own[0], Tensor) else own[0], *results), 0)
+
+
+def copy_like(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """Return a source in the shape and type of a target: `aten.copy`, which has no derivative."""
+    expanded: Tensor = torch.broadcast_tensors(source, target)[0]  # type: ignore[no-untyped-call]
+    return expanded.to(target.dtype)

@@ -1,0 +1,125 @@
+"""Convolutions of a population: those of K members are one convolution with K times as many groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hullo.population import kernels
+from hullo.population.images import ImagesValue
+from hullo.population.rules import Context, rule
+from hullo.population.values import PaddedValue, Value
+
+aten = torch.ops.aten
+
+
+@rule(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default, aten.conv1d.padding, aten.conv2d.padding)
+def convolve(
+    context: Context,
+    x: Value,
+    weight: Value,
+    bias: Value | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Value:
+    fused = _convolve_fused(context, x, weight, bias, stride, padding, dilation, groups)
+    if fused is not None:
+        return split_channels(fused, context)
+    function = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[len(weight.shape)]
+    unbatched = len(x.shape) < len(weight.shape)
+    x = _with_batch(x) if unbatched else x
+    if x.dim is None and groups == 1:  # all members' filters in one convolution
+        images, all_groups = x.tensor, 1
+    else:
+        images, all_groups = x.at(1, context.members).flatten(1, 2), context.members * groups
+    filters = weight.at(0, context.members).flatten(0, 1)
+    y = function(images, filters, flat_parameter(bias, context), stride, padding, dilation, all_groups)
+    return split_channels(y, context, unbatched)
+
+
+OWN_WIDTHS = range(17, 65)
+"""The channels, the most of inputs and outputs, where kernels of our own convolve members faster than cuDNN."""
+
+
+def _convolve_fused(
+    context: Context, x: Value, weight: Value, bias: Value | None, stride: Any, padding: Any, dilation: Any, groups: int
+) -> Tensor | None:
+    """Return (B, K*C, H, W) by a kernel of our own; None where a library is faster, or the only one that can."""
+    if len(weight.shape) != 4 or x.dim is None or not kernels.serve(weight.tensor) or len(x.shape) != 4:
+        return None
+    filters = weight.at(0, context.members).flatten(0, 1)
+    side, dtype = filters.shape[-1], kernels.working_dtype(weight.tensor)
+    stride, pad, dilation = _square(stride), _square(padding), _square(dilation)
+    if groups != 1 or dilation != 1 or stride is None or pad is None or filters.shape[2] != side:
+        return None
+    around = (pad, pad)
+    if isinstance(x, PaddedValue):
+        sides = x.pad
+        if sides[:2] != sides[2:] or pad:
+            return None
+        x, around = x.inner, sides[:2]
+    if isinstance(x, ImagesValue) and stride == 1 and around in ((0, 0), ((side - 1) / 2, (side - 1) / 2)):
+        from hullo.population.kernels.input_conv import convolve as convolve_input
+
+        source, own = x.source, flat_parameter(bias, context)
+        own = filters.new_zeros(len(filters)) if own is None else own
+        same = around[0] > 0
+        return convolve_input(source.images, source.index, source.moves, filters, own, same=same, dtype=dtype)
+    widest = max(weight.shape[:2])
+    if widest not in OWN_WIDTHS or dtype.itemsize != 2 or context.members == 1:
+        return None
+    from hullo.population.kernels.convolution import convolve as convolve_members
+
+    images = x.at(1, context.members).flatten(1, 2).to(dtype)
+    return convolve_members(
+        images, filters, flat_parameter(bias, context), members=context.members, stride=stride, padding=around
+    )
+
+
+def _square(size: Any) -> int | None:
+    """Return the one number of a size that is the same in all dimensions; None for another size."""
+    if isinstance(size, int):
+        return size
+    return int(size[0]) if not isinstance(size, str) and len(set(size)) == 1 else None
+
+
+@rule(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
+def convolve_transposed(
+    context: Context,
+    x: Value,
+    weight: Value,
+    bias: Value | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Value:
+    dims = len(weight.shape)
+    function = {3: F.conv_transpose1d, 4: F.conv_transpose2d, 5: F.conv_transpose3d}[dims]
+    unbatched = len(x.shape) < dims
+    images = (_with_batch(x) if unbatched else x).at(1, context.members).flatten(1, 2)
+    filters = weight.at(0, context.members).flatten(0, 1)
+    groups *= context.members
+    y = function(images, filters, flat_parameter(bias, context), stride, padding, output_padding, groups, dilation)
+    return split_channels(y, context, unbatched)
+
+
+def _with_batch(x: Value) -> Value:
+    return Value(x.tensor.unsqueeze(0), None if x.dim is None else x.dim + 1)
+
+
+def flat_parameter(parameter: Value | None, context: Context) -> Tensor | None:
+    """Return a parameter of each channel of all members in turn."""
+    return None if parameter is None else parameter.at(0, context.members).flatten()
+
+
+def split_channels(y: Tensor, context: Context, unbatched: bool = False) -> Value:
+    """Return (B, K*C, ...) as the value (B, K, C, ...)."""
+    split: Tensor = torch.unflatten(y, 1, (context.members, -1))
+    return Value(split.squeeze(0), 0) if unbatched else Value(split, 1)

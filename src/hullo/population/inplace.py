@@ -1,0 +1,144 @@
+"""Rewrite in-place operations of a graph as operations that return new values, wherever that computes the same.
+
+An in-place operation changes every view of the memory that it writes to. Which values of a graph share memory is known
+from the trace: their fake tensors share a storage. If only the written value is used afterwards, its users get the new
+value instead. Otherwise, and for parameters, buffers and inputs, the operation stays in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor, fx, nn
+
+from hullo.population.rules import arguments
+
+aten = torch.ops.aten
+_SAME_IN_EVALUATION = (aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default)
+
+
+def all_nodes(module: nn.Module) -> Iterator[fx.Node]:
+    """Yield the nodes of a graph and of the graphs inside it."""
+    for part in module.modules():
+        if isinstance(part, fx.GraphModule):
+            yield from part.graph.nodes
+
+
+def rewrite_in_place(module: fx.GraphModule) -> dict[fx.Node, frozenset[int]]:
+    """Rewrite in-place operations; return the nodes whose memory is still written to, with what tells it apart."""
+    storages = _storages(module)
+    _drop_copies_to_themselves(module, storages)
+    written = {node: _union(storages[target] for target in written_nodes(node)) for node in all_nodes(module)}
+    for part in module.modules():
+        if isinstance(part, fx.GraphModule):
+            here = _union(own for node, own in written.items() if node.graph is part.graph)
+            elsewhere = _union(own for node, own in written.items() if node.graph is not part.graph)
+            for storage in here - elsewhere:
+                _rewrite(part.graph, storage, storages)
+    kept = _union(storages[target] for node in all_nodes(module) for target in written_nodes(node))
+    return {node: storages[node] for node in all_nodes(module) if storages.get(node, frozenset()) & kept}
+
+
+def _union(sets: Iterable[frozenset[int]]) -> frozenset[int]:
+    return frozenset[int]().union(*sets)
+
+
+def _drop_copies_to_themselves(module: fx.GraphModule, storages: Mapping[fx.Node, frozenset[int]]) -> None:
+    """Remove the copies that follow `x += 1`, where Python assigns to the attribute or item what is already there."""
+    for node in list(all_nodes(module)):
+        if node.target is aten.copy_.default and isinstance(node.args[1], fx.Node):
+            target, source = (_layout(item) for item in node.args[:2])
+            if storages[node.args[0]] == storages[node.args[1]] and target == source:  # type: ignore[index]
+                node.replace_all_uses_with(node.args[1])
+                node.graph.erase_node(node)
+
+
+def _layout(node: Any) -> tuple[Any, ...]:
+    value = node.meta["val"]
+    return value.shape, value.stride(), value.storage_offset()
+
+
+def _storages(module: fx.GraphModule) -> dict[fx.Node, frozenset[int]]:
+    """Return which memory each node's value is in."""
+    found: dict[fx.Node, frozenset[int]] = {}
+    same: dict[int, frozenset[int]] = {}
+    for node in all_nodes(module):
+        tensors = [leaf for leaf in pytree.tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
+        own = [tensor.untyped_storage()._cdata for tensor in tensors]
+        if node.target in _SAME_IN_EVALUATION and not (node.args[2] and node.args[1]):
+            same[own[0]] = found[node.args[0]]  # type: ignore[index]  # it returns its input, though not in a trace
+        found[node] = _union(same.get(item, frozenset({item})) for item in own)
+    return found
+
+
+def _rewrite(graph: fx.Graph, storage: int, storages: dict[fx.Node, frozenset[int]]) -> None:
+    """Rewrite the operations that write to a piece of memory, unless one of them has to stay in place."""
+    sharing = [node for node in graph.nodes if storage in storages[node]]
+    writes = [node for node in sharing if written_nodes(node)]
+    for write in writes:
+        later = set(_after(write))
+        others = [node for node in sharing if node not in later and node not in (write, *written_nodes(write))]
+        stays = any(not later.isdisjoint(node.users) for node in others)
+        if stays or functional(write.target) is None or any(node.op != "call_function" for node in sharing):
+            return
+    for write in writes:
+        (target,) = written_nodes(write)
+        later = set(_after(write))
+        made = _new_value(graph, write)
+        for node in graph.nodes:
+            storages.setdefault(node, storages[write])
+        write.replace_all_uses_with(made)
+        target.replace_all_uses_with(made, later.__contains__)
+        graph.erase_node(write)
+
+
+def _after(node: fx.Node) -> Iterator[fx.Node]:
+    while (node := node.next).op != "root":
+        yield node
+
+
+def _new_value(graph: fx.Graph, write: fx.Node) -> fx.Node:
+    """Return a node that computes what an operation writes."""
+    if write.target is aten.copy_.default:
+        source: Any = write.args[1]
+        made, written = source.meta["val"], write.meta["val"]
+        if made.shape == written.shape and made.dtype == written.dtype:
+            return source  # type: ignore[no-any-return]
+    kwargs = {name: item for name, item in write.kwargs.items() if name != "out"}
+    with graph.inserting_before(write):
+        node = graph.call_function(functional(write.target), write.args, kwargs)
+        node.meta = dict(write.meta)
+        dtype = write.meta["val"].dtype
+        if any(item.meta["val"].dtype != dtype for item in write.all_input_nodes):
+            node = graph.call_function(aten.to.dtype, (node, dtype))  # an in-place operation keeps the type
+            node.meta = dict(write.meta)
+    return node
+
+
+def written_nodes(node: fx.Node) -> list[fx.Node]:
+    """Return the arguments that a node writes to."""
+    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+        return []
+    given = arguments(node)
+    names = [a.name for a in node.target._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    return [given[name] for name in names if isinstance(given[name], fx.Node)]
+
+
+@cache
+def functional(target: Any) -> Any:
+    """Return the operator that computes what an in-place operator, or one with `out`, writes; None if there is none."""
+    schema = target._schema
+    written = [argument.name for argument in schema.arguments if argument.alias_info is not None]
+    if not schema.is_mutable or len(written) != 1:
+        return None
+    packet = getattr(aten, schema.name.rpartition("::")[2].removesuffix("_"), None)
+    wanted = [str(argument.type) for argument in schema.arguments if argument.name != "out"]
+    for name in packet.overloads() if packet is not None else ():
+        found = getattr(packet, name)
+        if not found._schema.is_mutable and [str(argument.type) for argument in found._schema.arguments] == wanted:
+            return found
+    return None

@@ -1,0 +1,114 @@
+"""Normalizations of a population."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hullo.kernels.spec import compute_dtype
+from hullo.population import kernels, tracing  # noqa: F401  (tracing defines operators)
+from hullo.population.convolutions import flat_parameter, split_channels
+from hullo.population.rules import Context, rule
+from hullo.population.values import Value
+
+aten = torch.ops.aten
+
+
+def _register_running(operator: Any, function: Callable[..., Tensor]) -> None:
+    """Register a rule for a normalization of channels that updates running statistics in place."""
+
+    @rule(operator)
+    def normalize(
+        context: Context,
+        x: Value,
+        weight: Value | None,
+        bias: Value | None,
+        mean: Value | None,
+        variance: Value | None,
+        own_statistics: bool,
+        momentum: float,
+        eps: float,
+        cudnn: bool = True,
+    ) -> Value:
+        y = function(
+            x.at(1, context.members).flatten(1, 2),
+            None if mean is None else mean.tensor.view(-1),
+            None if variance is None else variance.tensor.view(-1),
+            flat_parameter(weight, context),
+            flat_parameter(bias, context),
+            own_statistics,
+            momentum,
+            eps,
+        )
+        return split_channels(y, context)
+
+
+_register_running(aten.batch_norm.default, F.batch_norm)
+_register_running(aten.instance_norm.default, F.instance_norm)
+
+
+@rule(aten.group_norm.default)
+def group_norm(
+    context: Context,
+    x: Value,
+    groups: int,
+    weight: Value | None = None,
+    bias: Value | None = None,
+    eps: float = 1e-5,
+    cudnn: bool = True,
+) -> Value:
+    images = x.at(1, context.members).flatten(1, 2)
+    y = F.group_norm(
+        images, context.members * groups, flat_parameter(weight, context), flat_parameter(bias, context), eps
+    )
+    return split_channels(y, context)
+
+
+@rule(aten.layer_norm.default)
+def layer_norm(
+    context: Context,
+    x: Value,
+    shape: Sequence[int],
+    weight: Value | None = None,
+    bias: Value | None = None,
+    eps: float = 1e-5,
+    cudnn: bool = True,
+) -> Value:
+    y = F.layer_norm(x.at(0, context.members), shape, eps=eps)
+    return Value(_scale_and_shift(y, weight, bias, context), 0)
+
+
+@rule(aten.rms_norm.default)
+def rms_norm(
+    context: Context, x: Value, shape: Sequence[int], weight: Value | None = None, eps: float | None = None
+) -> Value:
+    y = F.rms_norm(x.at(0, context.members), shape, eps=eps)
+    return Value(_scale_and_shift(y, weight, None, context), 0)
+
+
+def _scale_and_shift(y: Tensor, weight: Value | None, bias: Value | None, context: Context) -> Tensor:
+    """Apply each member's weight and bias, of y's last dimensions, to y of shape (K, ...)."""
+    for parameter, function in ((weight, torch.mul), (bias, torch.add)):
+        if parameter is not None:
+            own = parameter.at(0, context.members)
+            y = function(y, own.view(len(own), *[1] * (y.dim() - own.dim()), *own.shape[1:]))
+    return y
+
+
+@rule(torch.ops.hullo.local_response_norm.default)
+def local_response_norm(context: Context, x: Value, size: int, alpha: float, beta: float, k: float) -> Value:
+    """Normalize by the channels around each channel of a member; values are computed in float32 at least."""
+    images = x.at(1, context.members)
+    channels = images.shape[2]
+    if kernels.serve(images) and size % 2 and k == 1 and images.dim() == 5:
+        from hullo.population.kernels.lrn import LocalResponseNorm
+
+        wide = images.flatten(1, 2)
+        fused: Tensor = LocalResponseNorm.apply(wide, channels, size, alpha, beta)  # type: ignore[no-untyped-call]
+        return split_channels(fused, context)
+    each = images.to(compute_dtype(images)).flatten(0, 1)
+    return Value(F.local_response_norm(each, size, alpha, beta, k).view(images.shape).to(images.dtype), 1)

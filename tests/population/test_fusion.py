@@ -1,0 +1,150 @@
+"""Patterns of a graph are fused where, and only where, the kernel computes the same as the plain modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hullo.population import Population, kernels
+
+pytest.importorskip("triton")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # both by the interpreter
+    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
+]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture(autouse=True)
+def _fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setattr(kernels, "serve", lambda x: x.dtype != torch.float64)
+
+
+class Network(nn.Module):
+    """A convolution, a batch norm, an activation, and any function of them."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.act, self.function = nn.ReLU(), function
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(self, x)
+
+
+def assert_equals_members(function: Callable[..., Any], fused: bool) -> None:
+    """Compare outputs, gradients and running statistics of a population with those of its members."""
+    torch.manual_seed(0)
+    members = [Network(function).to(DEVICE) for _ in range(2)]
+    population = Population(members)
+    x = torch.randn(2, 3, 3, 7, 7, device=DEVICE)
+    y = population(x)
+    weights = torch.randn_like(y)
+    (y * weights).sum().backward()
+    for k, member in enumerate(members):
+        expected = member(x[k])
+        torch.testing.assert_close(y[k], expected, rtol=1e-4, atol=1e-5)
+        (expected * weights[k]).sum().backward()
+        for name, parameter in member.named_parameters():
+            if parameter.grad is not None:
+                found = population.stacked.get_parameter(name).grad[k]
+                torch.testing.assert_close(found, parameter.grad, rtol=1e-4, atol=1e-4, msg=name)
+        torch.testing.assert_close(population[k].state_dict(), member.state_dict(), rtol=1e-4, atol=1e-5)
+    assert ("one kernel" in population.explain(x)) == fused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fused"),
+    [
+        ({"kernel_size": 2}, True),
+        ({"kernel_size": (2, 2), "stride": 2, "padding": 0, "dilation": (1, 1), "ceil_mode": False}, True),
+        ({"kernel_size": 2, "padding": 1}, False),
+        ({"kernel_size": 2, "padding": (1, 0)}, False),
+        ({"kernel_size": 2, "dilation": 2}, False),
+        ({"kernel_size": 2, "ceil_mode": True}, False),
+        ({"kernel_size": 2, "stride": 1}, False),
+        ({"kernel_size": (2, 1)}, False),
+        ({"kernel_size": 3, "stride": 2}, False),
+    ],
+)
+def test_only_pools_of_two_by_two_are_fused(arguments: dict[str, Any], fused: bool) -> None:
+    assert_equals_members(lambda net, x: F.max_pool2d(net.act(net.conv(x)), **arguments), fused)
+
+
+@pytest.mark.parametrize(
+    "activation",
+    [
+        F.relu,
+        torch.relu_,
+        F.gelu,
+        lambda x: F.gelu(x, approximate="tanh"),
+        torch.tanh,
+        F.silu,
+        lambda x: F.leaky_relu(x, 0.2, inplace=True),
+        lambda x: F.leaky_relu(x, 2.0),
+        lambda x: F.elu(x, 0.5),
+        F.hardswish,
+        lambda x: F.relu6(x, inplace=True),
+        F.hardtanh,
+        F.softplus,
+        torch.sigmoid,
+    ],
+)
+def test_functions_are_fused_like_modules(activation: Callable[[Tensor], Tensor]) -> None:
+    assert_equals_members(lambda net, x: F.max_pool2d(activation(net.conv(x)), 2), True)
+
+
+@pytest.mark.parametrize(
+    "activation", [lambda x: F.hardtanh(x, -0.5, 2.0), lambda x: F.threshold(x, 0.1, 0.2), lambda x: x.abs()]
+)
+def test_functions_that_are_no_base_are_computed_alone(activation: Callable[[Tensor], Tensor]) -> None:
+    assert_equals_members(lambda net, x: F.max_pool2d(activation(net.conv(x)), 2), False)
+
+
+def test_pools_without_activation_and_norms_with_functions_are_fused() -> None:
+    assert_equals_members(lambda net, x: F.max_pool2d(net.conv(x), 2), True)
+    assert_equals_members(lambda net, x: F.max_pool2d(net.norm(x[:, :1].expand(-1, 4, -1, -1)), 2), False)
+    assert_equals_members(lambda net, x: F.relu(net.norm(net.conv(x))), True)
+    assert_equals_members(lambda net, x: F.max_pool2d(F.relu(net.norm(net.conv(x))), 2), True)
+
+
+def _residual(net: nn.Module, x: Tensor) -> Tensor:
+    y = net.conv(x)
+    z = net.norm(y * 2)
+    z += y
+    return F.relu_(z) + y
+
+
+def _changed_by_its_activation(net: nn.Module, x: Tensor) -> Tensor:
+    y = net.norm(net.conv(x))
+    z = F.relu_(y)
+    return y * 2 + z
+
+
+def _changed_meanwhile(net: nn.Module, x: Tensor) -> Tensor:
+    residual = net.conv(x).detach() * 2
+    first = residual[:, 0]
+    y = net.norm(net.conv(x)) + residual
+    first.zero_()
+    return F.relu(y) + residual
+
+
+@pytest.mark.parametrize(
+    ("function", "fused"),
+    [
+        (_residual, True),
+        (lambda net, x: F.relu(net.norm(net.conv(x)) + x.mean((2, 3), keepdim=True).mean(1, keepdim=True)), False),
+        (lambda net, x: F.relu(torch.add(net.norm(net.conv(x)), net.conv(x), alpha=2)), False),
+        (lambda net, x: (lambda y: F.relu(y + y))(net.norm(net.conv(x))), False),
+        (_changed_by_its_activation, True),
+        (_changed_meanwhile, False),
+    ],
+)
+def test_residuals_and_operations_in_place(function: Callable[..., Any], fused: bool) -> None:
+    assert_equals_members(function, fused)
