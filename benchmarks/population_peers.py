@@ -54,6 +54,7 @@ from peer_networks import CONVOLUTIONAL, DEVICE, NETWORKS, FusedLeNet5, fused_ml
 from torch import Tensor
 from torch.func import functional_call, stack_module_state
 from torch.func import vmap as vectorize
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hullo.lab.bench.rows import environment
 from hullo.population import SGD, Population, capture
@@ -62,6 +63,8 @@ GPU = torch.cuda.is_available()
 ROUNDS, SECONDS, WARM_UP, STREAMS = (7, 0.03, 3, 16) if GPU else (1, 0.0, 1, 16)
 ALONE = ("graph", "graph, channels last", "compile", "compile, graph")
 """Contenders of one network, which are measured once: K networks take K times as long."""
+ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]
+"""All but memory-efficient attention, which torch.compile chooses under vmap, where its backward pass fails."""
 Step = Callable[[Tensor, Tensor], Any]
 
 
@@ -139,8 +142,12 @@ def vmapped(name: str, members: int, compiled: bool = False) -> Step:
 
     losses = vectorize(one)
     losses = torch.compile(losses, dynamic=False) if compiled else losses
-    optimizer = sgd(parameters.values())
-    return training_step(lambda x: x, optimizer, lambda x, y: losses(parameters, buffers, x, y).sum())
+
+    def total(x: Tensor, y: Tensor) -> Tensor:
+        with sdpa_kernel(ATTENTION):
+            return losses(parameters, buffers, x, y).sum()
+
+    return training_step(lambda x: x, sgd(parameters.values()), total)
 
 
 def model_batch(name: str, members: int) -> Step:
@@ -148,7 +155,7 @@ def model_batch(name: str, members: int) -> Step:
     from modelbatch import ModelBatch, OptimizerFactory
 
     batch = ModelBatch([NETWORKS[name]().to(DEVICE) for _ in range(members)], shared_input=False)
-    factory = OptimizerFactory(torch.optim.SGD, {"lr": 0.01, "momentum": 0.9, "fused": True})
+    factory = OptimizerFactory(torch.optim.SGD, {"lr": 0.01, "momentum": 0.9})
     optimizer = factory.create_optimizer(batch, [{"lr": 0.01} for _ in range(members)])
     return training_step(batch, optimizer, lambda logits, y: batch.compute_loss(logits, y, loss_of))
 
@@ -194,6 +201,7 @@ def graphed(step: Step, x: Tensor, y: Tensor) -> Step:
             known.copy_(own)
         graph.replay()
 
+    replay.step = step  # type: ignore[attr-defined]  # whose tensors the graph uses
     return replay
 
 
