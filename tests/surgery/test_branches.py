@@ -16,7 +16,7 @@ from programs import Writer, assert_right_or_refused, change_hulls, imported, ou
 from torch import nn
 
 import hullo
-from hullo.surgery.sharing import share
+from hullo.surgery.grouping import group_calls
 
 
 @settings(max_examples=20, deadline=None)
@@ -31,7 +31,7 @@ def test_a_branch_whose_calls_were_joined_with_those_of_another_is_not_joined_ag
     outer, inner = ("at", 1), ("at", 2)
     paths = [{outer: 0}, {outer: 0}, {outer: 1, inner: 0}, {outer: 1, inner: 1}, {outer: 1, inner: 1}]
     calls = [SimpleNamespace(number=0, path=path, idle=path[outer] == 0) for path in paths]
-    (group,) = share(calls)  # type: ignore[arg-type]
+    (group,) = group_calls(calls)  # type: ignore[arg-type]
     assert len(group) == len(calls)
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hullo
-from hullo.surgery.channels import channel_dim_of
+from hullo.surgery.channel_dim import channel_dim_of
 
 IMAGE, TOKENS = torch.randn(2, 3, 8, 8), torch.randn(2, 5, 6)
 CONV, LINEAR = nn.Conv2d(3, 4, 3), nn.Linear(6, 8)
@@ -84,8 +84,8 @@ def test_a_vision_transformer_gets_no_group_for_a_token() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"groups": "channels"}, "groups='channels' takes example_inputs"),
-        ({"groups": 4}, "groups=4 takes example_inputs.* channel_dim"),
+        ({"groups": "channels"}, "groups='channels' needs example_inputs"),
+        ({"groups": 4}, "groups=4 .*example_inputs.* channel_dim"),
         ({"groups": "channels", "example_inputs": IMAGE.flatten(1)}, r"before 0 do not tell .* \(2, 192\)"),
     ],
 )

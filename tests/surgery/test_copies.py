@@ -88,7 +88,7 @@ class Net(Base):
     )["Net"]
     model, x = net(), torch.randn(3, 4)
     if name == "deepcopy from the start":
-        with pytest.raises(ValueError, match="copies of Net are made anew"):
+        with pytest.raises(ValueError, match="Net defines how it is copied"):
             hullo.replace_activations(model)
         return
     hullo.replace_activations(model)

@@ -171,7 +171,7 @@ def test_a_folded_model_can_be_pickled_with_its_rewritten_code() -> None:
 
 def test_a_base_that_is_no_graph_of_operations_is_refused() -> None:
     hullo.add_base("careful_sin", lambda x: torch.sin(x) if bool(x.isfinite().all()) else torch.zeros_like(x))
-    with pytest.raises(ValueError, match="'careful_sin' cannot be written as a graph"):
+    with pytest.raises(ValueError, match=r"'careful_sin' .*graph"):
         hullo.fold(hullo.AffineHull("relu", "careful_sin"))
 
 

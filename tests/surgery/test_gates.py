@@ -63,14 +63,14 @@ def test_a_product_becomes_a_gate_and_the_model_computes_what_it_did(make: type[
 def test_other_code_is_left_alone(make: type[nn.Module]) -> None:
     model = hullo.replace_activations(make())
     cls = type(model)
-    with pytest.raises(ValueError, match="no forward of the model multiplies"):
+    with pytest.raises(ValueError, match=r"no forward .*product"):
         hullo.fuse_gates(model)
     assert type(model) is cls
 
 
 def test_shared_hulls_are_left_alone() -> None:
     model = hullo.replace_activations(nn.Sequential(Left(), Left()), share="model")
-    with pytest.raises(ValueError, match="no forward of the model multiplies"):
+    with pytest.raises(ValueError, match=r"no forward .*product"):
         hullo.fuse_gates(model)
 
 

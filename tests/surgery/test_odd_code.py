@@ -274,7 +274,7 @@ class Net(Base):
     assert why == {
         "act": "no call of it was found",
         "fn": "no call of it was found",
-        "unused.1": "no code of the model names the module that it is in",
+        "unused.1": "no code of the model uses the module that contains it",
     }
 
 

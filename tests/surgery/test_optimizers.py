@@ -60,6 +60,39 @@ def test_right_optimizers_are_not_warned_about(
         train(model, *optimizers(model))
 
 
+class WithoutHooks:
+    """Update parameters as an optimizer of another library, which runs none of PyTorch's hooks."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self._parameters = parameters
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for parameter in self._parameters:
+            parameter.add_(parameter.grad, alpha=-1e-3)  # type: ignore[arg-type]
+
+
+def test_an_optimizer_without_hooks_that_updates_the_hulls_is_noticed() -> None:
+    model = made()
+    weights = torch.optim.SGD(model.parameters(), lr=1e-3)
+    hullo.replace_activations(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model, weights, WithoutHooks(hullo.coefficient_parameters(model)))  # type: ignore[arg-type]
+
+
+def test_steps_before_the_swap_are_not_counted() -> None:
+    other = hullo.replace_activations(made())  # its hulls get gradients, too, and are still watched
+    other(torch.randn(5, 3)).sum().backward()
+    model = made()
+    weights = torch.optim.SGD(model.parameters(), lr=1e-3)
+    train(model, weights)
+    hullo.replace_activations(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(model, weights, torch.optim.Adam(hullo.coefficient_parameters(model)))
+
+
 def test_swapping_twice_explains_that_hulls_are_there() -> None:
     model = hullo.replace_activations(nn.Sequential(nn.Linear(3, 4), nn.ReLU()))
     with pytest.raises(ValueError, match="1 hulls already, such as 1, and no other activations"):

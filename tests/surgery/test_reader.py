@@ -101,7 +101,7 @@ def test_activations_that_are_no_part_of_the_model_are_found() -> None:
     model = Loose()
     assert_replaced(model, torch.randn(3, 4), hulls=["leaky_relu_1", "relu_1", "gelu_1", "elu_1", "act", "mish_1"])
     (left,) = hullo.summary(model).left
-    assert (left.function, left.reason) == ("selu", "as the model is set up, this branch does not run")
+    assert (left.function, "does not run" in left.reason) == ("selu", True)
 
 
 class Shares(nn.Module):
@@ -137,7 +137,7 @@ class Alternating(nn.Module):
 
 
 def test_modules_that_take_turns_in_a_loop_are_reported() -> None:
-    with pytest.raises(ValueError, match="which of several is called changes from turn to turn of a loop"):
+    with pytest.raises(ValueError, match="changes between iterations of a loop"):
         hullo.replace_activations(Alternating())
 
 
@@ -172,12 +172,12 @@ def test_what_cannot_be_replaced_is_left_alone_and_reported() -> None:
     summary = hullo.summary(model)
     assert list(summary.hulls) == ["act", "final", "relu_1"]
     why = {site.function: site.reason for site in summary.left}
-    assert why["F.leaky_relu"] == "its parameters depend on the input, or are tensors"
+    assert "arguments depend on the input" in why["F.leaky_relu"]
     assert "block calls relu" in why["block"]
-    assert why["RReLU"] == "it does not do the same in training and in evaluation"
-    assert why["LSTM"] == "its functions are inside a fused kernel"
-    assert why["F.elu"] == "it is handed on, not called here"
-    assert why["local.relu"] == "the code does not tell what local is"
+    assert "training and evaluation" in why["RReLU"]
+    assert "fused kernel" in why["LSTM"]
+    assert "not called here" in why["F.elu"]
+    assert "local is not known" in why["local.relu"]
     assert why["silu"] == "forward does not call unused"
     assert why["sigmoid"] == ""
     for text in ("final", "affine(identity,relu,tanh)", "0 1 0", "ReLU", "replaced only if named in functions"):
@@ -212,7 +212,7 @@ def test_source_that_changed_since_it_was_loaded_is_not_believed(tmp_path) -> No
     exec(compile(text, str(path), "exec"), vars(module))
     path.write_text(text.replace("torch.relu(x)", "torch.tanh(x) + 1"))
     linecache.checkcache()
-    with pytest.raises(ValueError, match="its source is not that of the code that runs"):
+    with pytest.raises(ValueError, match="source code does not match"):
         hullo.replace_activations(module.Net(nn.Linear(2, 2)))
 
 

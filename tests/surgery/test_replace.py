@@ -127,38 +127,38 @@ def quantised() -> nn.Module:
 
 BAD: list[tuple[Callable[[], object], dict[str, object], type[Exception], str]] = [
     (lambda: nn.Sequential(nn.Linear(2, 2)), {}, ValueError, "no activations"),
-    (lambda: nn.ReLU(), {}, ValueError, "use the hull itself"),
+    (lambda: nn.ReLU(), {}, ValueError, "no activations"),
     (lambda: "model", {}, TypeError, "not a str"),
-    (lambda: nn.Sequential(nn.ReLU()), {"where": "x*"}, ValueError, r"where='x\*' fits none of the 1 sites: 0"),
-    (lambda: nn.Sequential(nn.ReLU()), {"where": lambda site: False}, ValueError, "fits none"),
+    (lambda: nn.Sequential(nn.ReLU()), {"where": "x*"}, ValueError, r"where='x\*' .*1 sites: 0"),
+    (lambda: nn.Sequential(nn.ReLU()), {"where": lambda site: False}, ValueError, "matches none"),
     (lambda: nn.Sequential(nn.Sigmoid()), {}, ValueError, "only if named in functions"),
     (lambda: nn.Sequential(nn.ReLU()), {"functions": ["rlu"]}, ValueError, "unknown function 'rlu'"),
-    (lambda: nn.Sequential(nn.ReLU()), {"functions": "relu"}, TypeError, "as a list of names"),
+    (lambda: nn.Sequential(nn.ReLU()), {"functions": "relu"}, TypeError, "functions='relu'.*list"),
     (
         lambda: nn.Sequential(nn.GELU()),
         {"bases": ["relu", "tanh"]},
         ValueError,
-        "0 is gelu, which is no combination of relu, tanh",
+        "0 is gelu, .*combination of relu, tanh",
     ),
     (lambda: nn.Sequential(nn.ReLU()), {"hull": 3}, TypeError, "hull=3"),
-    (lambda: nn.Sequential(nn.ReLU()), {"hull": lambda site: nn.ReLU()}, TypeError, "has to make an AffineHull"),
-    (lambda: nn.Sequential(nn.ReLU()), {"groups": "channels"}, ValueError, "takes example_inputs"),
+    (lambda: nn.Sequential(nn.ReLU()), {"hull": lambda site: nn.ReLU()}, TypeError, r"ReLU\(\) for 0.*AffineHull"),
+    (lambda: nn.Sequential(nn.ReLU()), {"groups": "channels"}, ValueError, "needs example_inputs"),
     (lambda: nn.Sequential(nn.ReLU()), {"groups": "each"}, ValueError, "groups='each'"),
     (lambda: nn.Sequential(nn.ReLU()), {"parametrization": "softmax"}, ValueError, "'recentred' or 'free'"),
     (
         lambda: nn.Sequential(nn.ReLU()),
         {"parametrization": "free", "hull": lambda site: hullo.AffineHull("relu")},
         TypeError,
-        "a function that makes hulls chooses bases",
+        "function that makes hulls.*bases",
     ),
     (
         lambda: nn.Sequential(nn.PReLU(4)),
         {"groups": 2, "channel_dim": 1},
         ValueError,
-        "4 channels with a function each",
+        "4 channels.*groups=2",
     ),
     (lambda: torch.compile(nn.Sequential(nn.ReLU())), {}, TypeError, "OptimizedModule; replace"),
-    (quantised, {}, TypeError, "quantised"),
+    (quantised, {}, TypeError, "quantized"),
 ]
 
 
@@ -174,7 +174,7 @@ def test_bad_input_is_refused_and_the_model_untouched(make, arguments, error, me
 def test_one_hull_for_two_sites_is_refused_and_the_model_untouched() -> None:
     shared = hullo.AffineHull("identity", "relu")
     model = nn.Sequential(nn.ReLU(), nn.ReLU())
-    with pytest.raises(ValueError, match="made the same hull again for 1"):
+    with pytest.raises(ValueError, match="same hull again for 1"):
         hullo.replace_activations(model, hull=lambda site: shared)
     assert [type(module) for module in model] == [nn.ReLU, nn.ReLU]
 

@@ -1,18 +1,19 @@
-"""Hulls in existing models: put in, trained, listed, taken out.
+"""Put hulls into existing models, train them, list them, save them and fold them.
 
-`replace_activations` turns the activations of a model into hulls, `restore` those of a checkpoint, `parameter_groups`
-trains them, `summary` lists them, `fold` makes them constant again. :mod:`~hullo.surgery.recognise` tells what function
-something is, :mod:`~hullo.surgery.rewrite` reads and writes the code of forwards, and :mod:`~hullo.surgery.survey`
-finds the activations of a model.
+`replace_activations` turns the activations of a model into hulls, `restore` does so from a checkpoint,
+`parameter_groups` prepares an optimizer, `summary` lists the hulls, and `fold` turns them into plain PyTorch modules.
+
+Inside: :mod:`~hullo.surgery.find` finds the sites where activations are, :mod:`~hullo.surgery.recognise` identifies the
+function of a module, :mod:`~hullo.surgery.build` makes the hulls, :mod:`~hullo.surgery.swap` puts them in,
+:mod:`~hullo.surgery.compare` compares outputs, and :mod:`~hullo.surgery.rewrite` reads and rewrites forward methods.
 """
 
+from hullo.surgery.checkpoint import load_hulls, restore, save_hulls
 from hullo.surgery.fold import fold
 from hullo.surgery.gates import fuse_gates
-from hullo.surgery.learned import load_hulls, save_hulls
 from hullo.surgery.parameters import coefficient_dict, coefficient_parameters, parameter_groups
 from hullo.surgery.plot import plot
 from hullo.surgery.replace import replace_activations
-from hullo.surgery.restore import restore
 from hullo.surgery.sites import Site
 from hullo.surgery.summary import Summary, summary
 

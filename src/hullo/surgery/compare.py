@@ -1,4 +1,4 @@
-"""Compare what a model computes before and after a change."""
+"""Compare the outputs of a model before and after a change."""
 
 from __future__ import annotations
 
@@ -10,56 +10,56 @@ import torch
 from torch import Tensor, nn
 
 from hullo.gating import named_callers
-from hullo.surgery.channels import channel_dim_of
+from hullo.surgery.channel_dim import channel_dim_of
 from hullo.surgery.probes import DOUBLE
-from hullo.surgery.untouched import Inputs, State, run, same_random_numbers
+from hullo.surgery.state import Inputs, State, run, same_random_numbers
 
 MODES = {"training": True, "evaluation": False}
 _TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _DEEPEST = 12
-_ROUNDINGS = 8  # a difference of so many times what rounding makes is taken for one of rounding
-_EPSILONS = 4  # the rounding of one activation, in the smallest steps of its type
+_ROUNDINGS = 8  # a difference up to this multiple of the effect of rounding counts as rounding
+_EPSILONS = 4  # rounding of one activation, in machine epsilons
 
-Leaves = dict[str, Any]  # the tensors and numbers in what a model returns, by where they are in it
+Leaves = dict[str, Any]  # tensors and numbers in the output of a model, by path
 
 
 class Comparison:
-    """What a model computes for example inputs, in training and in evaluation mode, to be compared with.
+    """Record the outputs of a model for example inputs, in training and evaluation mode, and compare with them.
 
     Args:
-        model: the model; running it leaves no trace.
-        inputs: what it is given.
-        coarsest: the smallest tolerance to use, relative to the largest number of an output.
+        model: the model; its state is restored after each run.
+        inputs: the arguments of the model.
+        coarsest: a lower bound for the tolerance, relative to the largest number of an output.
     """
 
     def __init__(self, model: nn.Module, inputs: Inputs, coarsest: float = 0.0) -> None:
         for name, item in [*model.named_parameters(), *model.named_buffers()]:
             if torch.nn.parameter.is_lazy(item):
-                raise ValueError(f"{name} has no shape yet: run the model once before you give example_inputs")
+                raise ValueError(f"{name} is uninitialized: run the model once before you give example_inputs")
         self._inputs = inputs
         dtypes = {item.dtype for item in [*model.parameters(), *model.buffers(), *_tensors(inputs)]}
         self._tolerance = max([coarsest, *(_TOLERANCES.get(dtype, 0.0) for dtype in dtypes)])
-        self.shapes: dict[str, Tensor] = {}  # what each hull was given last, as tensors without values
-        self.channel_dims: dict[str, set[int | None]] = {}  # which dimensions of it hold channels, as far as is known
+        self.shapes: dict[str, Tensor] = {}  # the last input of each hull, on the meta device
+        self.channel_dims: dict[str, set[int | None]] = {}  # the channel dimensions of all its inputs; None: unknown
         self.wanted: dict[str, Leaves] = {}
         failures: list[Exception] = []
         for mode in MODES:
             try:
                 self.wanted[mode] = self._run(model, mode)
-            except Exception as error:  # a batch of one in training, a model that wants targets there
+            except Exception as error:  # a batch of one in training mode, a model that needs targets there
                 failures.append(error)
         if not self.wanted:
             raise failures[-1]
 
     def repeats(self, model: nn.Module) -> bool:
-        """Return whether the model as it was computes the same again."""
+        """Return whether the original model reproduces its outputs."""
         found = {mode: self._run(model, mode) for mode in self.wanted}
         return all(difference(found[mode], wanted)[1] <= self._tolerance for mode, wanted in self.wanted.items())
 
     @property
     def modes(self) -> str:
-        """The modes that are compared, in words; empty if outputs have no values, as on the meta device."""
+        """Return the names of the compared modes; empty if outputs have no values, as on the meta device."""
         leaves = [item for found in self.wanted.values() for item in found.values()]
         return " and ".join(self.wanted) if any(not getattr(item, "is_meta", False) for item in leaves) else ""
 
@@ -86,11 +86,7 @@ class Comparison:
         return note
 
     def try_out(self, model: nn.Module) -> None:
-        """Run a changed model in the modes in which it ran before.
-
-        Raises:
-            RuntimeError: it fails.
-        """
+        """Run a changed model in the modes in which the original ran; raise RuntimeError if it fails."""
         for mode in self.wanted:
             self._outputs(model, mode)
 
@@ -102,11 +98,7 @@ class Comparison:
             raise RuntimeError(f"the changed model fails in {mode} mode on example_inputs: {kind}: {error}") from error
 
     def check(self, model: nn.Module) -> None:
-        """Compare a changed model with what it computed before.
-
-        Raises:
-            RuntimeError: it fails, or computes something else.
-        """
+        """Compare the outputs of a changed model; raise RuntimeError if it fails, or they differ."""
         for mode, wanted in self.wanted.items():
             found = self._outputs(model, mode)
             where, distance = difference(found, wanted)
@@ -118,24 +110,24 @@ class Comparison:
             if not steady or not distance <= _ROUNDINGS * noise:
                 raise RuntimeError(
                     f"the changed model computes something else: in {mode} mode, output{where} differs by "
-                    f"{distance:.2g} relative to its largest number, where {self._tolerance:.0e} is rounding"
+                    f"{distance:.2g} relative to its largest number; the tolerance is {self._tolerance:.0e}"
                 )
 
 
 def _shake(noise: float) -> Any:
-    """Return a hook that changes what a hull computes by as much as rounding, and what counts as recognised, may."""
+    """Return a hook that perturbs the output of a hull by as much as rounding and recognition may change it."""
     generator = torch.Generator().manual_seed(0)
 
     def shake(module: nn.Module, inputs: Any, output: Tensor) -> None:
         signs = torch.randint(0, 2, output.shape, generator=generator).to(output.device, output.dtype) * 2 - 1
-        coarse = _EPSILONS * torch.finfo(output.dtype).eps  # of a part that computes in a coarser type than the rest
+        coarse = _EPSILONS * torch.finfo(output.dtype).eps  # of a submodule with a coarser dtype than the rest
         output.data.mul_(1 + max(noise, coarse, DOUBLE.relative) * signs)
 
     return shake
 
 
 def difference(found: Leaves, wanted: Leaves) -> tuple[str, float]:
-    """Return where two outputs differ most, and by how much relative to the largest number there."""
+    """Return the path at which two outputs differ most, and by how much relative to the largest number there."""
     worst = ("", 0.0)
     for where in [*wanted, *(key for key in found if key not in wanted)]:
         in_both = where in found and where in wanted
@@ -168,7 +160,7 @@ def _distance(found: Any, wanted: Any) -> float:
 
 
 def _leaves(where: str, thing: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors and numbers in what a model returns: in containers, data classes and other objects."""
+    """Yield the tensors and numbers in an output: in containers, data classes and other objects."""
     if isinstance(thing, Tensor):
         yield where, _dense(thing.detach()).clone()
     elif isinstance(thing, _PLAIN):

@@ -1,4 +1,4 @@
-"""fold: hulls become modules of PyTorch that compute the same, for inference and export."""
+"""Replace hulls by PyTorch modules with constant coefficients, for inference and export."""
 
 from __future__ import annotations
 
@@ -14,66 +14,48 @@ from hullo.gating import GatedHull
 from hullo.modules import Hull
 from hullo.properties import identify
 from hullo.surgery.compare import Comparison
-from hullo.surgery.copies import copied
-from hullo.surgery.encoders import fast_encoders
-from hullo.surgery.inplace import InPlace
+from hullo.surgery.find import expect_model
 from hullo.surgery.sites import put
-from hullo.surgery.survey import expect_model
-from hullo.surgery.swap import take_hooks
-from hullo.surgery.untouched import Inputs
+from hullo.surgery.state import Inputs, copied
+from hullo.surgery.swap import InPlace, fast_encoders, take_hooks
 
-_COARSEST = 1e-4  # coefficients that are dropped move outputs by about as much as float32 rounds them
-_TOLERANCE = 1e-6  # coefficients closer to zero are taken for zero, as in `identify`
+_COARSEST = 1e-4  # dropped coefficients change outputs by about as much as rounding in float32
+_TOLERANCE = 1e-6  # smaller coefficients count as zero, as in `identify`
 
 _NATIVE: dict[str, Callable[..., nn.Module]] = {
-    "identity": nn.Identity,
-    "relu": nn.ReLU,
-    "tanh": nn.Tanh,
-    "leaky_relu": nn.LeakyReLU,
-    "elu": nn.ELU,
-    "celu": nn.CELU,
-    "softsign": nn.Softsign,
-    "hardtanh": nn.Hardtanh,
-    "relu6": nn.ReLU6,
-    "gelu": nn.GELU,
-    "gelu_tanh": lambda: nn.GELU(approximate="tanh"),
-    "silu": nn.SiLU,
-    "mish": nn.Mish,
-    "softplus": nn.Softplus,
-    "sigmoid": nn.Sigmoid,
-    "selu": nn.SELU,
-    "hardswish": nn.Hardswish,
-    "hardsigmoid": nn.Hardsigmoid,
-}
+    "identity": nn.Identity, "relu": nn.ReLU, "tanh": nn.Tanh, "leaky_relu": nn.LeakyReLU, "elu": nn.ELU,
+    "celu": nn.CELU, "softsign": nn.Softsign, "hardtanh": nn.Hardtanh, "relu6": nn.ReLU6, "gelu": nn.GELU,
+    "gelu_tanh": lambda: nn.GELU(approximate="tanh"), "silu": nn.SiLU, "mish": nn.Mish, "softplus": nn.Softplus,
+    "sigmoid": nn.Sigmoid, "selu": nn.SELU, "hardswish": nn.Hardswish, "hardsigmoid": nn.Hardsigmoid,
+}  # fmt: skip
 
-# As in the CPU kernel: to an absolute error of 2e-7 in float32, and there in half of torch.tanh's time.
+# As in the CPU kernel: absolute error 2e-7 in float32, in half the time of torch.tanh.
 _FASTER: dict[str, Callable[[Any], Any]] = {"tanh": lambda x: 2 * torch.sigmoid(2 * x) - 1}
 
 
 def fold(model: nn.Module, *, example_inputs: Inputs | None = None) -> nn.Module:
-    """Make the hulls of a model constant: each becomes a module of PyTorch that computes the same.
+    """Return a copy of a model in which every hull is a PyTorch module that computes the same function.
 
-    A hull that is one of PyTorch's activations, to 1e-6 in its coefficients, becomes that: ReLU, LeakyReLU, Tanh,
-    Identity, GELU, ... or, with one leaky ReLU a channel, PReLU. Any other becomes a :class:`torch.fx.GraphModule` of
-    PyTorch's operations that combines the bases with coefficients above 1e-6 in magnitude, with the numbers written
-    in. None of them needs hullo, to run or to load a state_dict; neither does the model once exported. Only unpickling
-    a whole model whose code `replace_activations` wrote anew takes hullo. What this saves in time depends: on a CPU
-    ReLU, LeakyReLU and PReLU are faster than the hull, but Tanh and a graph run as it is are slower, since they do
-    without its kernels; torch.compile or an exported runtime fuses a graph.
+    A hull whose coefficients are, within 1e-6, those of one of PyTorch's activations becomes that activation: ReLU,
+    LeakyReLU, Tanh, Identity, GELU, ... or PReLU for one leaky ReLU per channel. Any other hull becomes a
+    :class:`torch.fx.GraphModule` with the coefficients above 1e-6 as constants. The result needs hullo neither to run
+    nor to load a state_dict nor to be exported; only unpickling a whole model with rewritten methods needs it. On a
+    CPU, ReLU, LeakyReLU and PReLU are faster than the hull, but Tanh and an eager graph are slower, since they do not
+    use its kernels; torch.compile or the runtime of an exported model fuses a graph.
 
     Args:
-        model: left as it is.
-        example_inputs: what the model is given, as a tensor, a tuple or a dict. With it, the outputs of the model and
-            of the folded copy are compared, in training and in evaluation mode. PReLU takes it too: only then is it
-            known that a hull with several groups has one per channel.
+        model: not changed.
+        example_inputs: arguments of the model, as a tensor, a tuple or a dict. With them, the outputs of the model and
+            of the folded copy are compared, in training and in evaluation mode. PReLU needs them, too, because they
+            tell that a hull with several groups has one per channel.
 
     Returns:
-        A copy of the model in evaluation mode, folded.
+        A folded copy of the model in evaluation mode.
 
     Raises:
-        ValueError: the model has no hulls, or a base cannot be written as a graph of operations.
+        ValueError: the model has no hulls, or a base cannot be traced into a graph.
         TypeError: the model cannot be copied.
-        RuntimeError: the folded model does not compute what the model does for `example_inputs`.
+        RuntimeError: the outputs of the folded model differ for `example_inputs`.
 
     Example:
         >>> import torch, hullo
@@ -83,25 +65,31 @@ def fold(model: nn.Module, *, example_inputs: Inputs | None = None) -> nn.Module
     """
     expect_model("fold", model)
     if not any(isinstance(module, Hull) for module in model.modules()):
-        raise ValueError("the model has no hulls to fold")
+        raise ValueError("the model has no hulls to fold; call replace_activations first")
     net = None if example_inputs is None else Comparison(model, example_inputs, coarsest=_COARSEST)
     folded = copied(model).eval()
     seen = {} if net is None else net.shapes
-    made: dict[Hull, nn.Module] = {}  # a hull used in two places is folded once, and used in both
+    made: dict[nn.Module, nn.Module] = {}  # a hull at two sites is folded once, and used at both
     for name, module in folded.named_modules():
         if isinstance(module, Hull):
             made[module] = _folded(module, seen.get(name)).eval()
             take_hooks(made[module], module)
-    for keeper in list(folded.modules()):
-        for name, child in list(keeper._modules.items()):
-            if isinstance(child, Hull):
-                put(keeper, name, made[child])
-    folded = _ungated(folded)
+    folded = _substituted(folded, made)
+    gates = [module for module in folded.modules() if isinstance(module, GatedHull)]
+    folded = _substituted(folded, {module: _product(module) for module in gates})
     fast_encoders(folded)
-    result = made[folded] if isinstance(folded, Hull) else folded
     if net is not None:
-        net.check(result)
-    return result
+        net.check(folded)
+    return folded
+
+
+def _substituted(model: nn.Module, made: dict[nn.Module, nn.Module]) -> nn.Module:
+    """Replace modules wherever they are children; return the model, or what replaces it."""
+    for keeper in list(model.modules()):
+        for name, child in list(keeper._modules.items()):
+            if child in made:
+                put(keeper, name, made[child])
+    return made.get(model, model)
 
 
 def _folded(hull: Hull, seen: Tensor | None) -> nn.Module:
@@ -121,16 +109,6 @@ def _folded(hull: Hull, seen: Tensor | None) -> nn.Module:
     return native
 
 
-def _ungated(folded: nn.Module) -> nn.Module:
-    """Write what multiplies with a gate as a product of PyTorch."""
-    made = {module: _product(module) for module in folded.modules() if isinstance(module, GatedHull)}
-    for keeper in [module for module in folded.modules() if not isinstance(module, GatedHull)]:
-        for name, child in list(keeper._modules.items()):
-            if isinstance(child, GatedHull):
-                put(keeper, name, made[child])
-    return made.get(folded, folded)  # type: ignore[call-overload, no-any-return]
-
-
 def _product(gated: GatedHull) -> fx.GraphModule:
     graph = fx.Graph()
     gate, up = graph.placeholder("gate"), graph.placeholder("up")
@@ -142,7 +120,7 @@ def _product(gated: GatedHull) -> fx.GraphModule:
 
 
 def _native(known: Base | None) -> nn.Module | None:
-    """Return PyTorch's module for a base, or None where there is none."""
+    """Return PyTorch's module for a base; None if there is none."""
     if known is None:
         return None
     name, _, parameters = known.name.rstrip(")").partition("(")
@@ -150,7 +128,7 @@ def _native(known: Base | None) -> nn.Module | None:
 
 
 def _prelu(known: list[nn.Module | None], hull: Hull, seen: Tensor | None) -> nn.PReLU | None:
-    """Return a PReLU for a hull with one group per channel of its input, where the channels are those of PReLU."""
+    """Return a PReLU for a hull with one group per channel in dimension 1; None for other hulls."""
     slopes = [_slope(item) for item in known]
     if seen is None or None in slopes or hull.spec.channel_dim % seen.dim() != 1 or seen.shape[1] != hull.groups:
         return None
@@ -160,7 +138,7 @@ def _prelu(known: list[nn.Module | None], hull: Hull, seen: Tensor | None) -> nn
 
 
 def _slope(module: nn.Module | None) -> float | None:
-    """Return the slope on the left of a function that is the identity on the right."""
+    """Return the slope for negative inputs of a function that is the identity for positive ones."""
     match module:
         case nn.LeakyReLU():
             return module.negative_slope
@@ -172,10 +150,9 @@ def _slope(module: nn.Module | None) -> float | None:
 
 
 def _graph(hull: Hull, rows: Tensor) -> fx.GraphModule:
-    """Return the hull in PyTorch's operations: y = sum of c_i f_i(x) over the coefficients that are not zero.
+    """Return a graph of y = sum of c_i f_i(s_i x) over the nonzero coefficients c_i, computed in float32 at least.
 
-    It computes in float32 at least. Several rows are a buffer; their channels are moved to the end, where they meet
-    each channel's coefficient.
+    Several rows of coefficients are a buffer; the channels are then moved to the last dimension to multiply with it.
     """
     root, graph = nn.Module(), fx.Graph()
     x = graph.placeholder("x")
@@ -183,16 +160,24 @@ def _graph(hull: Hull, rows: Tensor) -> fx.GraphModule:
     wide_dtype = graph.call_function(torch.promote_types, (dtype, torch.float32))
     wide = graph.call_method("to", (x, wide_dtype))
     used = [n for n in range(rows.shape[1]) if bool(rows[:, n].abs().max() > _TOLERANCE)]
-    coefficients: list[Any] = rows[0, used].tolist()
     if len(rows) > 1:
-        root.register_buffer("coefficients", rows[:, used].T.to(hull.raw.dtype).contiguous())
         wide = graph.call_method("movedim", (wide, hull.spec.channel_dim, -1))
+
+    def constants(name: str, table: Tensor) -> list[Any]:
+        """Return the numbers of each used base: one, or a tensor with one per channel."""
+        if len(table) == 1:
+            return table[0, used].tolist()
+        root.register_buffer(name, table[:, used].T.to(hull.raw.dtype).contiguous())
         channels = graph.call_method("size", (wide, -1))
-        repeats = graph.call_function(operator.floordiv, (channels, len(rows)))
-        columns = graph.call_method("repeat_interleave", (graph.get_attr("coefficients"), repeats, -1))
+        repeats = graph.call_function(operator.floordiv, (channels, len(table)))
+        columns = graph.call_method("repeat_interleave", (graph.get_attr(name), repeats, -1))
         columns = graph.call_method("to", (columns, wide_dtype))
-        coefficients = [graph.call_function(operator.getitem, (columns, n)) for n in range(len(used))]
-    inputs = _scaled_inputs(hull, root, graph, wide, wide_dtype, used)
+        return [graph.call_function(operator.getitem, (columns, n)) for n in range(len(used))]
+
+    coefficients, inputs = constants("coefficients", rows), [wide] * len(used)
+    if hull.inner_scale is not None:
+        scales = hull.inner_scale.detach().reshape(hull.groups, -1).expand(-1, len(hull.bases))
+        inputs = [graph.call_function(torch.mul, (wide, scale)) for scale in constants("scales", scales)]
     values = [_inlined(graph, hull.bases[n], x) for n, x in zip(used, inputs, strict=True)]
     total = graph.call_function(torch.mul, (values[0], coefficients[0]))
     for value, c in zip(values[1:], coefficients[1:], strict=True):
@@ -207,30 +192,12 @@ def _graph(hull: Hull, rows: Tensor) -> fx.GraphModule:
     return fx.GraphModule(root, graph, class_name="FoldedHull")
 
 
-def _scaled_inputs(
-    hull: Hull, root: nn.Module, graph: fx.Graph, wide: fx.Node, dtype: fx.Node, used: list[int]
-) -> list[fx.Node]:
-    """Write the inner scales of a hull into a graph, for the bases that are used; channels are last."""
-    if hull.inner_scale is None:
-        return [wide] * len(used)
-    scales = hull.inner_scale.detach().reshape(hull.groups, -1).expand(-1, len(hull.bases))[:, used]
-    if len(scales) == 1:
-        return [graph.call_function(torch.mul, (wide, scale)) for scale in scales[0].tolist()]
-    root.register_buffer("scales", scales.T.contiguous())
-    channels = graph.call_method("size", (wide, -1))
-    repeats = graph.call_function(operator.floordiv, (channels, len(scales)))
-    columns = graph.call_method("repeat_interleave", (graph.get_attr("scales"), repeats, -1))
-    columns = graph.call_method("to", (columns, dtype))
-    rows = [graph.call_function(operator.getitem, (columns, n)) for n in range(len(used))]
-    return [graph.call_function(torch.mul, (wide, row)) for row in rows]
-
-
 def _inlined(graph: fx.Graph, base: Base, x: fx.Node) -> fx.Node:
-    """Return the operations of a base function, in a graph."""
+    """Add the operations of a base to a graph."""
     function = _FASTER.get(base.name, base.function)
     try:
         operations = fx.Tracer().trace(lambda value: function(value))
     except Exception as error:
-        raise ValueError(f"base function {base.name!r} cannot be written as a graph of operations: {error}") from error
+        raise ValueError(f"base function {base.name!r} cannot be traced into a graph of operations: {error}") from error
     given = next(node for node in operations.nodes if node.op == "placeholder")
     return graph.graph_copy(operations, {given: x})  # type: ignore[return-value]

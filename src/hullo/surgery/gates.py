@@ -1,4 +1,4 @@
-"""fuse_gates: the gated products of a model, hull(gate) * up, become one kernel each."""
+"""Fuse products hull(gate) * up, as in SwiGLU blocks, into one kernel each."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from torch import nn
 
 from hullo.gating import GatedHull
 from hullo.modules import Hull
-from hullo.surgery.inplace import InPlace
+from hullo.surgery.find import expect_model
 from hullo.surgery.rewrite.source import method, methods, parse
 from hullo.surgery.rewrite.write import Written, rewritten
 from hullo.surgery.sites import put
-from hullo.surgery.survey import expect_model
+from hullo.surgery.swap import InPlace
 
 
 def fuse_gates(model: nn.Module) -> nn.Module:
     """Turn products with a hull, as in SwiGLU and GeGLU blocks, into :class:`hullo.GatedHull`.
 
-    Call it after :func:`hullo.replace_activations`. Found is what a forward writes as one product of a hull that it
-    calls nowhere else, such as ``self.act_fn(self.gate_proj(x)) * self.up_proj(x)``: that becomes
-    ``self.act_fn(self.gate_proj(x), self.up_proj(x))``. The rest of the code stays as it was. A hull at ``mlp.act_fn``
-    is then at ``mlp.act_fn.hull``. To load a checkpoint of such a model into a new one, call :func:`hullo.restore`,
-    this function, then ``load_state_dict``.
+    Call it after :func:`hullo.replace_activations`. In a forward that calls a hull once, as a factor of a product such
+    as ``self.act_fn(self.gate_proj(x)) * self.up_proj(x)``, the product becomes
+    ``self.act_fn(self.gate_proj(x), self.up_proj(x))``. The rest of the code does not change. A hull at ``mlp.act_fn``
+    moves to ``mlp.act_fn.hull``. To load a checkpoint of such a model into a new one, call :func:`hullo.restore`, this
+    function, then ``load_state_dict``.
 
     Args:
         model: changed in place.
@@ -61,8 +61,8 @@ def fuse_gates(model: nn.Module) -> nn.Module:
     ]
     if not found:
         raise ValueError(
-            "no forward of the model multiplies what a hull returns in one expression, such as self.act(gate) * up; "
-            "call replace_activations first, or write a hullo.GatedHull there"
+            "no forward of the model contains a product with a hull, such as self.act(gate) * up; call "
+            "replace_activations first, or use hullo.GatedHull in your code"
         )
     for owner, name, text in found:
         home, origin, _ = method(type(owner).__mro__, "forward")
@@ -72,13 +72,10 @@ def fuse_gates(model: nn.Module) -> nn.Module:
 
 
 def _with_gate(owner: nn.Module, name: str) -> Iterator[str]:
-    """Yield the text of a module's forward with a gate in the place of a product; nothing if there is none."""
+    """Yield the text of a module's forward with a fused product, if it has exactly one with the hull of this name."""
     function = type(owner).forward
-    if (
-        "forward" in vars(owner)
-        or not isinstance(function, types.FunctionType)
-        or inspect.unwrap(function) is not function
-    ):
+    is_plain = isinstance(function, types.FunctionType) and inspect.unwrap(function) is function
+    if "forward" in vars(owner) or not is_plain:
         return
     try:
         tree = copy.deepcopy(parse(function))
@@ -95,7 +92,7 @@ def _with_gate(owner: nn.Module, name: str) -> Iterator[str]:
 
 
 class _Gate(ast.NodeTransformer):
-    """Writes ``self.act(a) * b`` as ``self.act(a, b)``; and so ``b * self.act(a)``, if b is a name."""
+    """Rewrite ``self.act(a) * b`` as ``self.act(a, b)``, and ``b * self.act(a)`` likewise if b is a name."""
 
     def __init__(self, name: str, owner: str) -> None:
         self._callee, self.count = f"{owner}.{name}", 0

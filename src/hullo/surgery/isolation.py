@@ -1,4 +1,4 @@
-"""Run other people's code without leaving a trace, and notice what it does besides returning a value."""
+"""Run foreign code without side effects, and detect the side effects it would have."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ import types
 import warnings
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hullo.surgery.rewrite.source import codes
+from hullo.surgery.rewrite.source import closure_values, codes, is_empty
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 _NUMBERS, _REACHED, _LARGE = 400, 3000, 4096
@@ -27,11 +26,10 @@ _NUMBERS, _REACHED, _LARGE = 400, 3000, 4096
 
 @contextlib.contextmanager
 def isolated(function: Any = None) -> Iterator[Callable[[], str]]:
-    """Keep random numbers, output and warnings of the code inside to itself, and compile nothing.
+    """Suppress side effects of the code inside: random numbers, output, warnings, compilation.
 
-    What a function that is called inside may change, such as variables around it, lists and attributes of classes, is
-    put back. Yields a function that says what the code has done so far besides computing; an empty string if nothing is
-    known.
+    What the given function may change, such as closure variables, lists and class attributes, is restored at exit.
+    Yields a function that describes the side effects so far; empty if there are none.
     """
     states, output, held = _random_states(), io.StringIO(), _held_by(function)
 
@@ -39,105 +37,82 @@ def isolated(function: Any = None) -> Iterator[Callable[[], str]]:
         if output.getvalue():
             return "it prints"
         if any(item.has_changed() for item in held):
-            return "calls change what others may read"
+            return "calls change variables outside of it"
         is_same = all(map(operator.eq, _keys(states), _keys(_random_states())))
         return "" if is_same else "it draws random numbers"
 
     with contextlib.ExitStack() as stack:
         stack.callback(_restore, states)
         for item in held:
-            stack.callback(item.put_back)
+            stack.callback(item.restore)
         stack.callback(logging.disable, logging.root.manager.disable)
         logging.disable()
         stack.enter_context(contextlib.redirect_stdout(output))
         stack.enter_context(contextlib.redirect_stderr(output))
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
-        if "torch._dynamo" in sys.modules:  # else nothing is compiled, and the import takes long
+        if "torch._dynamo" in sys.modules:  # otherwise nothing is compiled, and the import is slow
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield noticed
 
 
-@dataclass(frozen=True)
 class _Held:
-    """Something that code may change, as it was: its parts, and how to set them."""
+    """Hold the original contents of something that code may change: `read` returns them, `write` restores them."""
 
-    parts: Callable[[], Any]
-    before: Any
-    put_back: Callable[[], None]
+    def __init__(self, read: Callable[[], Any], write: Callable[[Any], None]) -> None:
+        self._read, self._write, self._before = read, write, read()
 
     def has_changed(self) -> bool:
-        return not _same(self.parts(), self.before, 2)
+        return not _same(self._read(), self._before, 2)
+
+    def restore(self) -> None:
+        self._write(self._before)
 
 
 def _held_by(function: Any) -> list[_Held]:
-    """Return what a function may change besides its arguments, as far as it is plain."""
-    held: list[_Held] = []
+    """Return what a function may change besides its arguments: variables and containers of plain values."""
+    partial, held = functools.partial, list[_Held]()
     for item in _reached_from(function):
         match item:
             case types.FunctionType() if not is_from_torch(item):
-                held += map(_held_cell, item.__closure__ or ())
+                held += [_attribute(cell, "cell_contents") for cell in item.__closure__ or () if not is_empty(cell)]
                 space = item.__globals__
-                named = {name for code in codes(item.__code__) for name in code.co_names if name in space}
-                held += [_held_key(space, name) for name in named if isinstance(space[name], _PLAIN)]
+                names = {name for code in codes(item.__code__) for name in code.co_names}
+                plain = [name for name in names if name in space and isinstance(space[name], _PLAIN)]
+                held += [_Held(partial(space.get, name), partial(space.__setitem__, name)) for name in plain]
             case types.MethodType() if not is_from_torch(item):
                 kind = type(item.__self__)
-                held += [_held_attribute(kind, name) for name, value in vars(kind).items() if isinstance(value, _PLAIN)]
+                plain = [name for name, value in vars(kind).items() if isinstance(value, _PLAIN)]
+                held += [_attribute(kind, name) for name in plain]
             case list() | dict() | set() if len(item) < _LARGE:
-                held.append(_held_container(item))
+                held.append(_Held(partial(_plain_copy, item), partial(_refill, item)))
             case Tensor() if item.numel() < _LARGE and not item.is_meta:
-                held.append(_held_tensor(item))
+                held.append(_Held(lambda item=item: item.detach().clone(), partial(_overwrite, item)))  # type: ignore[misc]
     return held
 
 
-def _held_cell(cell: types.CellType) -> _Held:
-    def contents() -> Any:
-        try:
-            return cell.cell_contents
-        except ValueError:  # not filled yet
-            return None
+def _attribute(thing: Any, name: str) -> _Held:
+    def write(value: Any) -> None:
+        if getattr(thing, name) is not value:  # only then, because setting an attribute may run code
+            setattr(thing, name, value)
 
-    before = contents()
-    return _Held(contents, before, functools.partial(setattr, cell, "cell_contents", before))
+    return _Held(functools.partial(getattr, thing, name), write)
 
 
-def _held_key(space: dict[str, Any], name: str) -> _Held:
-    return _Held(lambda: space.get(name), space[name], functools.partial(space.__setitem__, name, space[name]))
+def _plain_copy(item: Any) -> Any:
+    """Return the contents in a built-in container: methods of a subclass may run code."""
+    return dict(item.items()) if isinstance(item, dict) else list(item) if isinstance(item, list) else set(item)
 
 
-def _held_attribute(kind: type, name: str) -> _Held:
-    before = getattr(kind, name)
-
-    def put_back() -> None:
-        if getattr(kind, name) is not before:  # else left alone: setting an attribute may run code
-            setattr(kind, name, before)
-
-    return _Held(functools.partial(getattr, kind, name), before, put_back)
+def _refill(item: Any, contents: Any) -> None:
+    if not _same(_plain_copy(item), contents, 1):
+        item.clear()
+        (item.extend if isinstance(item, list) else item.update)(contents)
 
 
-def _held_container(item: Any) -> _Held:
-    def parts() -> Any:
-        """Return the parts in a plain container: the copy() and the item access of another may run code."""
-        return dict(item.items()) if isinstance(item, dict) else list(item) if isinstance(item, list) else set(item)
-
-    before = parts()
-
-    def put_back() -> None:
-        if not _same(parts(), before, 1):
-            item.clear()
-            (item.extend if isinstance(item, list) else item.update)(before)
-
-    return _Held(parts, before, put_back)
-
-
-def _held_tensor(item: Tensor) -> _Held:
-    before = item.detach().clone()
-
-    def put_back() -> None:
-        if not torch.equal(item, before):
-            item.data.copy_(before)
-
-    return _Held(item.detach, before, put_back)
+def _overwrite(item: Tensor, values: Tensor) -> None:
+    if not torch.equal(item, values):
+        item.data.copy_(values)
 
 
 def _random_states() -> list[Any]:
@@ -146,7 +121,7 @@ def _random_states() -> list[Any]:
 
 
 def _keys(states: list[Any]) -> list[Any]:
-    """Return random states in a form that can be compared; NumPy is left out where code has imported it meanwhile."""
+    """Return random states in comparable form, without NumPy if the code has imported it meanwhile."""
     return [states[0].tolist(), states[1], *([states[2][1].tobytes(), states[2][2]] if len(states) > 2 else [])]
 
 
@@ -158,16 +133,12 @@ def _restore(states: list[Any]) -> None:
 
 
 def has_changed(module: nn.Module, original: nn.Module) -> bool:
-    """Return whether calls have changed the attributes of a module, a copy of the original."""
-    ignored = {"training"}
-    mine, others = (
-        {key: value for key, value in vars(item).items() if key not in ignored} for item in (module, original)
-    )
-    return not _same(mine, others, 4)
+    """Return whether calls have changed attributes, other than the mode, of a module that is a copy of the original."""
+    return not _same({**vars(module), "training": True}, {**vars(original), "training": True}, 4)
 
 
 def _same(a: Any, b: Any, depth: int) -> bool:
-    """Return whether two things are equal as far as that can be told; objects of unknown kinds are."""
+    """Return whether two things are equal, down to a depth; objects of unknown types count as equal."""
     if a is b:
         return True
     if type(a) is not type(b):
@@ -198,11 +169,11 @@ def is_from_torch(function: Any) -> bool:
 
 
 class NotHashableError(Exception):
-    """Something has state that cannot be compared."""
+    """Raised for things whose state cannot be compared."""
 
 
 def state_of(thing: Any, depth: int = 5) -> Hashable:
-    """Return what the behaviour of a thing depends on, as far as that is plain, to remember answers by."""
+    """Return a hashable description of everything that the behaviour of a thing depends on, as a cache key."""
     if isinstance(thing, float):
         return float, repr(thing)
     if isinstance(thing, _PLAIN):
@@ -226,7 +197,7 @@ def state_of(thing: Any, depth: int = 5) -> Hashable:
 
 
 def numbers_in(thing: Any) -> list[float]:
-    """Return the numbers that a function's code, and what it reads, mention."""
+    """Return the numbers in the code of a function and in the variables that it reads."""
     found: dict[float, None] = {}
     for item in _reached_from(thing):
         if isinstance(item, Tensor) and item.numel() == 1 and not item.is_meta and not item.is_complex():
@@ -237,8 +208,8 @@ def numbers_in(thing: Any) -> list[float]:
 
 
 def _reached_from(thing: Any) -> Iterator[Any]:
-    """Yield a thing and whatever belongs to its behaviour, as far as that is plain."""
-    seen: dict[int, Any] = {}  # with the things themselves, so that no other gets the same id
+    """Yield a thing and everything that its behaviour depends on, as far as the types are known."""
+    seen: dict[int, Any] = {}  # keeps the things alive, so that no id is reused
     waiting = deque([thing])
     while waiting and len(seen) < _REACHED:
         item = waiting.popleft()
@@ -249,7 +220,7 @@ def _reached_from(thing: Any) -> Iterator[Any]:
 
 
 def _parts(thing: Any) -> Iterable[Any]:
-    """Return what belongs to the behaviour of a thing."""
+    """Return what the behaviour of a thing directly depends on."""
     match thing:
         case tuple() | list() | set() | frozenset():
             return thing
@@ -269,10 +240,6 @@ def _parts(thing: Any) -> Iterable[Any]:
 
 
 def _read_by(function: types.FunctionType) -> list[Any]:
-    """Return what a function reads besides its arguments: cells of functions around it, and globals."""
-    cells: list[Any] = []
-    for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):  # one that is not filled yet
-            cells.append(cell.cell_contents)
+    """Return the values of the closure variables and the globals that a function reads."""
     names = (name for code in codes(function.__code__) for name in code.co_names)
-    return cells + [function.__globals__[name] for name in names if name in function.__globals__]
+    return [*closure_values(function), *(function.__globals__[name] for name in names if name in function.__globals__)]

@@ -1,14 +1,18 @@
-"""Hand coefficients to optimizers and loggers."""
+"""Pass coefficients to optimizers and loggers, and warn about optimizers that do not update them."""
 
 from __future__ import annotations
 
+import functools
+import warnings
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from hullo.modules import Hull
-from hullo.surgery.survey import expect_model
+from hullo.surgery.find import expect_model
 
 Group = dict[str, Any]
 
@@ -23,17 +27,17 @@ def parameter_groups(
 ) -> list[Group]:
     """Return parameter groups for an optimizer: coefficients without weight decay, and with their own learning rate.
 
-    Weight decay would pull raw numbers towards zero, which means nothing for coefficients that sum to one.
+    Weight decay would pull the raw numbers towards zero, which has no meaning for coefficients that sum to one.
 
     Args:
-        model: any module; its hulls are found wherever they are.
-        groups: parameters, or groups of them, that exist already, such as those of ``timm.optim``. Coefficients are
-            taken out of each and form a group beside it, with the same options, without weight decay and at their own
-            learning rate. By default there are two groups beside the coefficients: weights, and parameters of one
-            dimension (biases, weights of normalisations), which do not decay either.
-        lr: the learning rate of all other parameters; with `groups`, of those that have none of their own.
-        weight_decay: the weight decay of weights; with `groups` their own counts.
-        coefficient_lr_scale: the coefficients' learning rate is that of the other parameters times this.
+        model: any module with hulls.
+        groups: existing parameters or parameter groups, such as those of ``timm.optim``. Coefficients are moved from
+            each group to a new one with the same options, but without weight decay and with their own learning rate.
+            By default there are two groups besides the coefficients: weights, and one-dimensional parameters (biases,
+            weights of normalizations), which get no weight decay either.
+        lr: learning rate of the other parameters; with `groups`, of the groups without their own.
+        weight_decay: weight decay of the weights; ignored for `groups`, which have their own.
+        coefficient_lr_scale: ratio of the learning rate of the coefficients to that of the other parameters.
 
     Example:
         >>> import torch, hullo
@@ -46,7 +50,7 @@ def parameter_groups(
     expect_model("parameter_groups", model)
     for name, value in (("lr", lr), ("weight_decay", weight_decay), ("coefficient_lr_scale", coefficient_lr_scale)):
         if value is not None and not value >= 0:
-            raise ValueError(f"{name}={value!r}: give a number that is not negative")
+            raise ValueError(f"{name}={value!r}: give a non-negative number")
     if groups is None and lr is None:
         raise TypeError("parameter_groups needs lr, the learning rate, or groups that have one")
     coefficients = coefficient_parameters(model)
@@ -73,7 +77,7 @@ def parameter_groups(
 
 
 def _as_groups(given: Iterable[Any]) -> list[Group]:
-    """Return parameter groups with lists of parameters, as optimizers understand what they are given."""
+    """Return parameter groups with lists of parameters, as optimizers read their first argument."""
     items = list(given)
     groups = items if items and isinstance(items[0], dict) else [{"params": items}]
     return [
@@ -83,7 +87,7 @@ def _as_groups(given: Iterable[Any]) -> list[Group]:
 
 
 def coefficient_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters that hold coefficients and inner scales, to exempt them from what is done to weights.
+    """Return the parameters of coefficients and inner scales, for example to exempt them from weight decay.
 
     Example:
         >>> import torch, hullo
@@ -97,9 +101,9 @@ def coefficient_parameters(model: nn.Module) -> list[nn.Parameter]:
 
 
 def coefficient_dict(model: nn.Module) -> dict[str, float]:
-    """Return a model's coefficients by name, as loggers take them: TensorBoard, Weights & Biases, MLflow.
+    """Return the coefficients of a model by name, for loggers such as TensorBoard, Weights & Biases and MLflow.
 
-    A hull with several groups has the mean, the least and the largest of their coefficients.
+    A hull with several groups gives the mean, the minimum and the maximum over its groups.
 
     Example:
         >>> import torch, hullo
@@ -123,3 +127,64 @@ def coefficient_dict(model: nn.Module) -> dict[str, float]:
                     f"{key}/max": max(column),
                 }
     return found
+
+
+# A warning about optimizers that do not update the coefficients
+
+_STEPS = 3  # per optimizer; by then, the other optimizers of the same training have stepped, too
+
+_pending: weakref.WeakKeyDictionary[Hull, weakref.ref[nn.Module]] = weakref.WeakKeyDictionary()  # hull to its model
+_Steps = weakref.WeakKeyDictionary[Hull, tuple[int, int]]  # number of steps, version of the raw numbers at the first
+_seen: weakref.WeakKeyDictionary[Optimizer, _Steps] = weakref.WeakKeyDictionary()
+
+
+def expect_optimizer(model: nn.Module, hulls: Iterable[Hull]) -> None:
+    """Warn once an optimizer has updated weights of the model for some steps, but nobody the gradients of its hulls.
+
+    An optimizer updates the parameters that it was given when it was made; one made before `replace_activations` does
+    not know the hulls. So do optimizers of other libraries, which run no hooks: they show in the version counters.
+    """
+    for hull in hulls:
+        _pending[hull] = weakref.ref(model)
+    _register()
+
+
+@functools.cache
+def _register() -> None:
+    register_optimizer_step_pre_hook(_before_step)
+
+
+def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if not _pending:
+        return
+    updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    for hull in [hull for hull in _pending if id(hull.raw) in updated]:
+        del _pending[hull]
+    steps = _seen.setdefault(optimizer, weakref.WeakKeyDictionary())
+    for hull in _pending:
+        if hull.raw.is_leaf and hull.raw.grad is not None:
+            count, version = steps.get(hull, (0, hull.raw._version))
+            steps[hull] = count + 1, version
+    for model in {ref() for ref in _pending.values()} - {None}:
+        _check(model, updated, steps)
+
+
+def _check(model: Any, updated: set[int], steps: _Steps) -> None:
+    hulls = {name: module for name, module in model.named_modules() if isinstance(module, Hull) and module in _pending}
+    missed = []
+    for name, hull in hulls.items():
+        count, version = steps.get(hull, (0, 0))
+        if count >= _STEPS and hull.raw._version == version:
+            missed.append(name or "the model")
+    if not missed or updated.isdisjoint(map(id, model.parameters())):
+        return
+    for hull in hulls.values():
+        del _pending[hull]
+    named = ", ".join(missed[:3]) + (", ..." if missed[3:] else "")
+    warnings.warn(
+        f"the optimizer updates the model but not the coefficients of {len(missed)} hulls ({named}): it was made "
+        "before replace_activations, or without them. Make it afterwards, or call optimizer.add_param_group({'params': "
+        "hullo.coefficient_parameters(model), 'weight_decay': 0.0}). To train the weights alone, freeze the hulls with "
+        "requires_grad_(False)",
+        stacklevel=4,
+    )

@@ -1,4 +1,4 @@
-"""plot: the learned functions of a model."""
+"""Plot the learned functions of a model."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hullo.gating import named_callers
 from hullo.kernels import CombineSpec
 from hullo.modules import Hull
 from hullo.scaling import apply_scaled
-from hullo.surgery.survey import expect_model
-from hullo.surgery.untouched import Inputs, State, run, same_random_numbers
+from hullo.surgery.find import expect_model
+from hullo.surgery.state import Inputs, State, run, same_random_numbers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,22 +28,22 @@ _KEPT = 2**16  # inputs per hull, for a histogram
 def plot(
     model: nn.Module, *, example_inputs: Inputs | None = None, limits: tuple[float, float] = (-4.0, 4.0)
 ) -> Figure:
-    """Draw the function of every hull of a model, one panel each.
+    """Draw the function of every hull of a model, one panel per hull.
 
-    A line is what the hull has become, a dashed one how it started. Of a hull with several groups, the line is the mean
-    over groups and a band reaches from the least to the largest. With `example_inputs`, a histogram shows which inputs
-    the hull gets.
+    The solid line is the current function, the dashed one the initial function. For a hull with several groups, the
+    line is the mean over groups, and a band shows minimum and maximum. With `example_inputs`, a histogram shows the
+    inputs of the hull.
 
     Args:
-        model: any module with hulls; a single hull, too. It stays as it is.
-        example_inputs: what the model is given, as a tensor, a tuple or a dict; run in evaluation mode.
+        model: any module with hulls, or a single hull; not changed.
+        example_inputs: arguments of the model, as a tensor, a tuple or a dict; it runs in evaluation mode.
         limits: the range of inputs to draw.
 
     Returns:
-        A figure of matplotlib, which has to be installed; ``figure.savefig("hulls.png")`` writes it.
+        A matplotlib figure; ``figure.savefig("hulls.png")`` writes it. Needs matplotlib.
 
     Raises:
-        ValueError: the model has no hulls, or the limits are not in order.
+        ValueError: the model has no hulls, or the limits are not increasing.
 
     Example:
         >>> import torch, hullo
@@ -55,10 +55,10 @@ def plot(
     expect_model("plot", model)
     hulls = {name: module for name, module in model.named_modules() if isinstance(module, Hull)}
     if not hulls:
-        raise ValueError("the model has no hulls to draw; replace_activations puts them in")
+        raise ValueError("the model has no hulls to draw; call replace_activations first")
     low, high = limits
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise ValueError(f"limits={limits!r}: give two finite numbers, the smaller one first")
+        raise ValueError(f"limits={limits!r}: give two finite increasing numbers")
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -97,7 +97,7 @@ def _draw(axes: Any, hull: Hull, limits: tuple[float, float], seen: Tensor | Non
 def _functions(
     hull: Hull, coefficients: Tensor, scales: Tensor | None, limits: tuple[float, float]
 ) -> tuple[Tensor, Tensor]:
-    """Return points, and the values there, a row for each group."""
+    """Return points and the values there, one row per group."""
     x = torch.linspace(*limits, _POINTS, dtype=torch.float64)
     rows = coefficients.double().cpu().reshape(hull.groups, -1)
     factors = torch.ones(1, 1) if scales is None else scales.reshape(hull.groups, -1)
@@ -106,7 +106,7 @@ def _functions(
 
 
 def _inputs(model: nn.Module, hulls: dict[str, Hull], given: Inputs) -> dict[str, Tensor]:
-    """Return the inputs that each hull gets, at most `_KEPT` of each call."""
+    """Return the inputs of each hull, at most `_KEPT` numbers per call."""
     seen: dict[str, list[Tensor]] = {name: [] for name in hulls}
 
     def note(name: str) -> Any:

@@ -1,13 +1,13 @@
-"""Inputs that tell functions apart, and how close two functions have to be to count as one.
+"""Identify functions by calling them at test points.
 
-What counts as equal:
+Two functions count as equal within these tolerances:
 
 - In float64, values may differ by one unit of float32 rounding *of the value*, 2^-23 |f(x)|, so that constants written
-  with eight digits or more serve, plus what cancellation costs in float64, 2^-48 |x| for |x| from 1 to 64. An offset
-  such as 1e-7 shows where the function is zero.
-- Code that computes in float32 whatever it is given returns float32 numbers in float64. It may differ by rounding in
-  float32: 2^-20 |f(x)| plus 2^-18 |x| for cancellation, for |x| up to 64. Beyond, where functions saturate or grow,
-  only the relative part counts; so an offset shows at tiny inputs or far out.
+  with eight digits or more are precise enough, plus cancellation in float64, 2^-48 |x| for |x| from 1 to 64. An offset
+  such as 1e-7 is detected where the function is zero.
+- A function that always computes in float32 returns float32 numbers in float64. It may differ by rounding in float32:
+  2^-20 |f(x)| plus 2^-18 |x| for cancellation, for |x| up to 64. Beyond, where functions saturate or grow, only the
+  relative part counts; so an offset is detected at tiny or large inputs.
 - In float32 and shorter types, after float64 has agreed, some units of rounding of the value and of |x|.
 - Slopes may differ by 2^-20 |f'(x)| plus 2^-22, away from kinks; in float32 by 2^-14 of either.
 """
@@ -19,22 +19,26 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hullo._compat import real_tensors
-from hullo.bases import Base
+from hullo.bases import Base, base, catalogued
+from hullo.matching import members
+from hullo.surgery.isolation import isolated, numbers_in
 
 _SPECIAL = (-20.0, -6.0, -3.0, -1.0, 0.0, 1.0, 3.0, 6.0, 20.0, 40.0)
 _RANGE32 = 1e37
+_FEW = 64  # points that distinguish most functions
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The error that counts as rounding: `relative` to the value, plus `absolute` times |x| between 1 and 64.
+    """Bound rounding errors: `relative` times the value, plus `absolute` times |x| clamped to 1...64.
 
-    If `strict`, the second part goes to zero with x, and is zero for |x| above 64.
+    If `strict`, the second part is proportional to |x| also below 1, and zero above 64.
     """
 
     relative: float
@@ -42,7 +46,7 @@ class Tolerance:
     strict: bool = False
 
     def admits(self, found: Tensor, expected: Tensor, x: Tensor) -> Tensor:
-        """Return for each row of expected values whether those found are the same, up to rounding."""
+        """Return for each row of expected values whether `found` equals it, up to rounding."""
         near = torch.where(x.abs() < 64, x.abs(), 0.0) if self.strict else x.abs().clamp(1, 64)
         error = (found - expected).abs()
         close = expected.isfinite() & (error <= self.relative * expected.abs() + self.absolute * near + 1e-36)
@@ -60,7 +64,7 @@ _SAME = {torch.float64: Tolerance(1e-12, 1e-13), torch.float32: Tolerance(1e-5, 
 @functools.cache
 @real_tensors()
 def points(dtype: torch.dtype) -> Tensor:
-    """Return numbers of the whole range of a type, dense near the origin, in an order that means nothing."""
+    """Return numbers from the whole range of a type, dense near the origin, in random order."""
     generator = torch.Generator().manual_seed(20180130)
 
     def spread(low: float, high: float, count: int) -> Tensor:
@@ -80,15 +84,15 @@ def points(dtype: torch.dtype) -> Tensor:
 @functools.lru_cache(maxsize=8)
 @real_tensors()
 def values(bases: tuple[Base, ...], dtype: torch.dtype) -> Tensor:
-    """Return the values of bases at the points of a type, in float64, a row for each."""
+    """Return the values of bases at the points of a type, in float64, one row per base."""
     x = points(dtype).double()
     return torch.stack([item.function(x) for item in bases])
 
 
 @functools.cache
 @real_tensors()
-def companies() -> list[Tensor]:
-    """Return which of the points stand together in inputs of many shapes and layouts, and of many ranges."""
+def _batches() -> list[Tensor]:
+    """Return indices of points that form inputs of many shapes, memory layouts and ranges."""
     x = points(torch.float64)
     generator = torch.Generator().manual_seed(1)
 
@@ -105,11 +109,11 @@ def companies() -> list[Tensor]:
     ]
 
 
-def is_alone(function: Callable[[Tensor], Tensor], y: Tensor, single: bool) -> bool:
-    """Return whether a function treats each entry alone: as in `y`, its values at the points, in any company."""
+def is_elementwise(function: Callable[[Tensor], Tensor], y: Tensor, single: bool) -> bool:
+    """Return whether the value at a point, as in `y`, does not depend on the other entries of the input."""
     x = points(torch.float64)
     tolerance = _SAME[torch.float32 if single else torch.float64]
-    for index in companies():
+    for index in _batches():
         given = torch.empty_strided(index.shape, index.stride(), dtype=torch.float64).copy_(x[index])
         try:
             found = function(given)
@@ -124,7 +128,7 @@ def is_alone(function: Callable[[Tensor], Tensor], y: Tensor, single: bool) -> b
 
 
 def slope_points(item: Base) -> Tensor:
-    """Return points where a base is smooth."""
+    """Return points away from the kinks of a base."""
     x = points(torch.float64)
     x = x[(x.abs() < 1e6) & (x.abs() > 1e-6)]
     kinks = torch.tensor([0.0, *item.kinks], dtype=torch.float64)
@@ -132,9 +136,156 @@ def slope_points(item: Base) -> Tensor:
 
 
 def around(numbers: Sequence[float]) -> Tensor:
-    """Return points near numbers that a function's code mentions, on both sides and in between."""
+    """Return points next to and between numbers that occur in the code of a function."""
     given = sorted({sign * number for number in numbers if math.isfinite(number) for sign in (-1.0, 1.0)})
     centres = torch.tensor([*given, *((a + b) / 2 for a, b in itertools.pairwise(given))], dtype=torch.float64)
     steps = torch.tensor([0.0, 1e-12, 1e-9, 1e-7, 1e-5, 1e-4, 1e-3, 1e-2, 0.1], dtype=torch.float64)
     offsets = torch.cat([steps, -steps])
     return torch.cat([(centres[:, None] * (1 + offsets)).flatten(), (centres[:, None] + offsets).flatten()])
+
+
+# Identify a function by its values
+
+
+class _NotElementwiseError(Exception):
+    """A call did not return a tensor like its input."""
+
+
+_NO_BASE = "it is not in the catalogue; hullo.add_base adds a function"
+
+
+def _call(function: Callable[..., Any], x: Tensor) -> Tensor:
+    y = function(x)
+    if type(y) is not Tensor or y.shape != x.shape or not y.is_floating_point() or y.device != x.device:
+        raise _NotElementwiseError
+    return y
+
+
+def identify_function(function: Callable[..., Any]) -> tuple[Base | None, bool, str] | None:
+    """Call a function to find out which base it computes.
+
+    Returns:
+        The base, whether the function works in place, and why a hull cannot compute the same (empty if it can); None if
+        the function is not elementwise, or linear.
+    """
+    call = functools.partial(_call, function)
+    with isolated(function) as noticed, torch.no_grad():
+        try:
+            if not _seems_elementwise(call):
+                return None
+            x = points(torch.float64)
+            given = x.clone()
+            found = call(given)
+            y = found.double().clone()
+            single = torch.equal(y.nan_to_num(), y.float().double().nan_to_num())
+            if _is_linear(call) or not is_elementwise(call, y, single):
+                return None
+        except Exception:  # it does not accept any tensor
+            return None
+        in_place = not torch.equal(given, x)
+        try:
+            item = _match(call, y, single)
+            reason = _NO_BASE if item is None else _check(function, item, single) or noticed()
+            if not torch.equal(call(x.clone()).double().nan_to_num(0.5), y.nan_to_num(0.5)):
+                reason = "it is not deterministic"
+        except Exception as error:
+            item, reason = None, f"it fails for some inputs: {type(error).__name__}"
+        if in_place and not (found.data_ptr() == given.data_ptr() and found.stride() == given.stride()):
+            reason = reason or "it overwrites its input and returns another tensor"
+        return None if reason else item, in_place, reason
+
+
+def _seems_elementwise(call: Callable[[Tensor], Tensor]) -> bool:
+    """Return whether a function may be elementwise: a quick test that rejects most others."""
+    x = points(torch.float64)
+    x = x[x.abs() < 5][:35].reshape(5, 7)
+    y = call(x.clone())
+    return torch.allclose(call(x.flip(0, 1)).flip(0, 1), y, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+def _is_linear(call: Callable[[Tensor], Tensor]) -> bool:
+    x = points(torch.float32).double()
+    low, middle, high = call(torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64)).double()
+    return bool(SINGLE.admits(call(x.clone()).double(), middle + (high - low) / 2 * x, x))
+
+
+def _match(call: Callable[[Tensor], Tensor], y: Tensor, single: bool) -> Base | None:
+    """Return the base with these values; None if there is none."""
+    x, tolerance = points(torch.float64), DOUBLE
+    if single:
+        x, tolerance = points(torch.float32).double(), SINGLE_INSIDE
+        y = call(x.clone()).double()
+    bases = tuple(item for item in catalogued() if item.name != "identity")
+    expected = values(bases, torch.float32 if single else torch.float64)
+    may_be = tolerance.admits(y[:_FEW], expected[:, :_FEW], x[:_FEW]).tolist()
+    for item, row, fits in zip(bases, expected, may_be, strict=True):
+        if fits and bool(tolerance.admits(y, row, x)):
+            return item
+    for item in members(lambda few: call(few).double(), decimals=6 if single else None):
+        if bool(tolerance.admits(y, item.function(x), x)):
+            return base(item.name)
+    return None
+
+
+def _check(function: Callable[..., Any], item: Base, single: bool) -> str:
+    """Return how a function with the values of a base differs elsewhere from it; empty if it does not."""
+    call = functools.partial(_call, function)
+    tolerance = SINGLE_INSIDE if single else DOUBLE
+    mentioned = around(numbers_in(function))
+    infinite = torch.tensor([math.inf, -math.inf], dtype=torch.float64)
+    for x in (mentioned.float().double() if single else mentioned, infinite):
+        y, expected = call(x.clone()).double(), item.function(x)
+        if x is infinite:  # many functions multiply infinity by zero
+            expected = torch.where(y.isnan() | expected.isnan(), y, expected)
+        if not bool(tolerance.admits(y, expected, x)):
+            return _NO_BASE
+    return _check_types(call, item) or _check_gradient(call, item, single)
+
+
+def _check_types(call: Callable[[Tensor], Tensor], item: Base) -> str:
+    """Return how a function differs from a base in other types than float64, or under autocast; empty if not."""
+    few = points(torch.float32)
+    few = few[(few.abs() < 1000) & (few.abs() > 1e-3)][:500]
+    if call(few.double()).dtype != torch.float64:
+        return "it does not return the dtype of its input"
+    cases = [(points(torch.float32), SINGLE, False), (few, BFLOAT16, True)]
+    for dtype in (torch.float16, torch.bfloat16):
+        cases.append((few.to(dtype), BFLOAT16, False))
+    for x, tolerance, autocast in cases:
+        try:
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+                y = call(x.clone())
+        except Exception:
+            if x.dtype == torch.float32:
+                raise
+            continue  # no model uses it with a dtype that it does not support
+        if y.dtype != x.dtype:
+            return "it does not return the dtype of its input" + autocast * " under autocast"
+        wide = x.double()
+        expected = item.function(wide).to(x.dtype).double()  # infinite where the type has no such number
+        if not bool(tolerance.admits(y.double(), expected, wide)):
+            return f"it computes another function in {x.dtype}" + autocast * " under autocast"
+    return ""
+
+
+@torch.enable_grad()
+def _check_gradient(call: Callable[[Tensor], Tensor], item: Base, single: bool) -> str:
+    generator = torch.Generator().manual_seed(0)
+    for dtype in (torch.float64, torch.float32):
+        x = slope_points(item).to(dtype)
+        upstream = torch.randn(len(x), dtype=dtype, generator=generator)
+        upstream *= (20 * torch.rand(len(x), dtype=dtype, generator=generator) - 10).exp2()
+        leaf = x.clone().requires_grad_()
+        y = call(leaf * 1.0)
+        (gradient,) = torch.autograd.grad(y, leaf, upstream, allow_unused=True) if y.requires_grad else (None,)
+        if gradient is None:
+            return "it has no gradient"
+        wide, found = x.double(), (gradient / upstream).double()
+        expected, exact = item.derivative(wide), dtype == torch.float64 and not single
+        relative, absolute = (2.0**-20, 2.0**-22) if exact else (2.0**-14, 2.0**-14)
+        close = (found - expected).abs() <= relative * expected.abs() + absolute
+        overflown = found.isnan() & (wide.abs() > 80)  # 0 times infinity in the other branch of torch.where
+        same_values = (DOUBLE if exact else SINGLE).admits(y.detach().double(), item.function(wide), wide)
+        if not (bool((close | overflown).all()) and bool(same_values)):
+            return f"its gradient is not that of {item.name}"
+    return ""

@@ -1,4 +1,4 @@
-"""summary: the hulls of a model, and the activations that are none."""
+"""List the hulls of a model, and the activations that are not hulls."""
 
 from __future__ import annotations
 
@@ -8,19 +8,16 @@ from dataclasses import dataclass
 from torch import nn
 
 from hullo.modules import Hull
+from hullo.surgery.find import expect_model, find_sites
 from hullo.surgery.recognise import AMBIGUOUS
 from hullo.surgery.sites import Site
-from hullo.surgery.survey import expect_model, survey
 
 NOT_REACHED = "not reached"
 
 
 @dataclass(frozen=True, eq=False)
 class Summary:
-    """What `summary` found: `hulls` by name, and the sites that are `left` as they were.
-
-    Printed, it is a table of each, and whether outputs were compared when the hulls were put in.
-    """
+    """Hold the `hulls` of a model by name, and the sites that are `left` as they were. Prints as two tables."""
 
     hulls: dict[str, Hull]
     left: tuple[Site, ...]
@@ -38,15 +35,15 @@ class Summary:
             parts.append(_table(("left alone", "function", "why"), left))
         if swapped := {name: hull for name, hull in self.hulls.items() if hasattr(hull, "replaced")}:
             parts.append(_comparison(swapped))
-        return "\n\n".join(parts) or "no hulls, and no activations that could be found"
+        return "\n\n".join(parts) or "no hulls, and no activations were found"
 
     __repr__ = __str__
 
 
 def summary(model: nn.Module) -> Summary:
-    """List a model's hulls (where, bases, coefficients, what they replaced) and the activations left alone, and why.
+    """List the hulls of a model (name, bases, coefficients, replaced activation) and other activations, with reasons.
 
-    Before `replace_activations` this shows what it would find.
+    Before `replace_activations` it shows what would be found.
 
     Example:
         >>> import torch, hullo
@@ -60,15 +57,15 @@ def summary(model: nn.Module) -> Summary:
         left alone  function  why
         3           sigmoid   replaced only if named in functions
         <BLANKLINE>
-        not compared with the model before: all hulls (give example_inputs to replace_activations)
+        not compared with the original model: all hulls (give example_inputs to replace_activations)
     """
     expect_model("summary", model)
     hulls = {name: module for name, module in model.named_modules() if isinstance(module, Hull)}
-    return Summary(hulls, tuple(survey(model)))
+    return Summary(hulls, tuple(find_sites(model)))
 
 
 def why_left(site: Site) -> str:
-    """Return why a site is not a hull, and where it is called."""
+    """Return why a site is not a hull, and the line that calls it."""
     where = f" ({site.place})" if site.place else ""
     if site.reason:
         return site.reason + where
@@ -76,25 +73,25 @@ def why_left(site: Site) -> str:
 
 
 def _comparison(hulls: dict[str, Hull]) -> str:
-    """Say for which hulls outputs were compared when they were put in."""
+    """Report for which hulls the outputs of the model were compared."""
     found = {name: getattr(hull, "compared", "") for name, hull in hulls.items()}
     by_modes = {modes: [name for name in found if found[name] == modes] for modes in dict.fromkeys(found.values())}
     parts = []
     for modes, names in by_modes.items():
         which = "all hulls" if len(names) == len(hulls) else ", ".join(names)
         if modes == "":
-            parts.append(f"not compared with the model before: {which} (give example_inputs to replace_activations)")
+            parts.append(f"not compared with the original model: {which} (give example_inputs to replace_activations)")
         elif modes == NOT_REACHED:
             parts.append(f"not reached by example_inputs: {which}")
         else:
-            parts.append(f"outputs were as before, in {modes} mode: {which}")
+            parts.append(f"same outputs as the original model in {modes} mode: {which}")
     return "\n".join(parts)
 
 
 def _coefficients(hull: Hull) -> str:
     rows = hull.rows_at_hand()
     if rows is None:
-        return "not at hand"
+        return "no values"
     bounds = ((f"{min(column):.3g}", f"{max(column):.3g}") for column in zip(*rows, strict=True))
     shown = (low if low == high else f"{low}..{high}" for low, high in bounds)
     return " ".join(shown) + (f" ({hull.groups} groups)" if hull.groups > 1 else "")

@@ -1,96 +1,167 @@
-"""Change a model: put modules in the places of activations, change the code that calls them, and undo all of it."""
+"""Put hulls into the sites of a model, and keep what the activations there had: hooks, mode, in-place updates."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
 
-from torch import nn
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from hullo.modules import Hull
-from hullo.surgery.changes import changed_classes
-from hullo.surgery.encoders import slow_encoders
-from hullo.surgery.inplace import change_input
+from hullo.modules import AffineHull, ConicHull, ConvexHull, Hull, LinearHull
+from hullo.surgery.edits import changed_classes
 from hullo.surgery.sites import Site
 
 _HOOKS = [name for name in vars(nn.Identity()) if name.startswith(("_forward_", "_backward_", "_is_full_backward"))]
 
 
-def take_hooks(new: nn.Module, old: nn.Module, copies: bool = False) -> None:
-    """Give a module another one's hooks: the very ones, so that their handles still remove them, or copies."""
-    for name in _HOOKS:
-        hooks = getattr(old, name)
-        setattr(new, name, copy.copy(hooks) if copies else hooks)
+def swap(model: nn.Module, sites: Sequence[Site], hulls: Mapping[str, Hull]) -> None:
+    """Put hulls into a model. An error may leave it half changed: the caller restores it with `Structure`.
 
-
-class Undo:
-    """What a model is made of, to be gone back to: the class, the attributes and the children of every module.
+    A module that is called several times becomes several children; those without a hull are the module itself.
 
     Args:
-        model: the model; its tensors are not copied.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._states = [(module, type(module), dict(vars(module)), dict(module._modules)) for module in model.modules()]
-
-    def __call__(self) -> None:
-        """Make the model what it was."""
-        for module, cls, attributes, children in self._states:
-            module.__class__ = cls
-            vars(module).clear()
-            vars(module).update(attributes)
-            module._modules.clear()
-            module._modules.update(children)
-
-
-def swap(model: nn.Module, sites: Sequence[Site], made: Mapping[str, Hull]) -> None:
-    """Put hulls in their places, and what was there in the places of the same module that get none.
-
-    Args:
-        model: the model; as it was, if anything goes wrong.
+        model: the model.
         sites: all its sites.
-        made: the hulls, by the names of their sites.
+        hulls: the hulls, by the names of their sites.
     """
-    undo = Undo(model)
-    try:
-        _swap(model, sites, made)
-    except BaseException:
-        undo()
-        raise
-
-
-def _swap(model: nn.Module, sites: Sequence[Site], made: Mapping[str, Hull]) -> None:
-    touched = {id(site.group) for site in sites if site.group is not None and site.name in made}
-    moved = [site for site in sites if site.name in made or (id(site.group) in touched and site.group is not None)]
+    touched = {id(site.group) for site in sites if site.group is not None and site.name in hulls}
+    moved = [site for site in sites if site.name in hulls or (id(site.group) in touched and site.group is not None)]
     for site in moved:
-        if site.name not in made and site.module is None:
+        if site.name not in hulls and site.module is None:
             raise ValueError(f"{site.name} is one of several calls of one function; choose all of them, or none")
     for owner, cls in changed_classes(moved, sites):
         owner.__class__ = cls
     hooked: set[int] = set()
     for site in moved:
         assert site.home is not None  # noqa: S101  (a site with a reason is never chosen)
-        hull = made.get(site.name)
+        hull = hulls.get(site.name)
         if hull is not None:
-            _settle(hull, site, first=id(site.module) not in hooked)
+            _prepare(hull, site, first=id(site.module) not in hooked)
             hooked.add(id(site.module))
         site.home.put(hull or site.module)  # type: ignore[arg-type]  # one of the two is there: see above
     slow_encoders(model)
 
 
-def _settle(hull: Hull, site: Site, first: bool) -> None:
-    """Give a hull what else its place had: mode, hooks, and whether it changes its input."""
+def _prepare(hull: Hull, site: Site, first: bool) -> None:
+    """Give a hull the mode, the hooks and the in-place behaviour of the activation at its site."""
     if site.reading is not None and site.reading.in_place:
-        change_input(hull)
+        make_in_place(hull)
     places = list(dict.fromkeys(call.place for call in site.calls)) if site.place else []
     called = f" in {' and '.join(places)}" if places else ""
     replaced = type(site.module).__name__ if site.module else site.function + called
     vars(hull)["replaced"] = replaced
     vars(hull)["how_to_avoid"] = (
-        f" (the hull {site.name} took the place of {replaced}; to leave that as it is, replace the activations of the "
-        f"model as it was with where=lambda site: site.name != {site.name!r})"
+        f" (the hull {site.name} replaced {replaced}; to keep the original there, start from the original model and "
+        f"call replace_activations with where=lambda site: site.name != {site.name!r})"
     )
     source = site.module or site.home.keeper  # type: ignore[union-attr]
     hull.train(source.training)
     if site.module is not None:
         take_hooks(hull, site.module, copies=not first)
+
+
+def take_hooks(new: nn.Module, old: nn.Module, copies: bool = False) -> None:
+    """Give a module the hooks of another: the same dictionaries, so that their handles still work, or copies."""
+    for name in _HOOKS:
+        hooks = getattr(old, name)
+        setattr(new, name, copy.copy(hooks) if copies else hooks)
+
+
+# In-place hulls
+
+
+class InPlace:
+    """Overwrite the input, as the replaced activation did: other code may rely on it."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (PyTorch's name)
+        return input.copy_(super().forward(input.clone()))  # type: ignore[misc]  # backward needs the clone
+
+
+class InPlaceAffineHull(InPlace, AffineHull):
+    """Affine hull that overwrites its input."""
+
+
+class InPlaceConvexHull(InPlace, ConvexHull):
+    """Convex hull that overwrites its input."""
+
+
+class InPlaceConicHull(InPlace, ConicHull):
+    """Conic hull that overwrites its input."""
+
+
+class InPlaceLinearHull(InPlace, LinearHull):
+    """Linear hull that overwrites its input."""
+
+
+_IN_PLACE: dict[type[Hull], type[Hull]] = {
+    cls.__mro__[2]: cls for cls in (InPlaceAffineHull, InPlaceConvexHull, InPlaceConicHull, InPlaceLinearHull)
+}
+
+
+def make_in_place(hull: Hull) -> None:
+    """Make a hull overwrite its input; one that is shared with another site may do so already."""
+    if isinstance(hull, InPlace):
+        return
+    if type(hull) not in _IN_PLACE:
+        kind, known = type(hull).__name__, ", ".join(cls.__name__ for cls in _IN_PLACE)
+        raise TypeError(f"a {kind} cannot overwrite its input, as the activation there does; give one of {known}")
+    hull.__class__ = _IN_PLACE[type(hull)]
+
+
+# nn.TransformerEncoder
+
+
+class SlowEncoder(nn.TransformerEncoder):
+    """Encoder without the nested tensors of the fast path, which layers with a hull cannot take.
+
+    For padding it returns what the fast path returns: zeros, or the final norm of zeros.
+    """
+
+    def forward(
+        self,
+        src: Tensor,
+        mask: Tensor | None = None,
+        src_key_padding_mask: Tensor | None = None,
+        is_causal: bool | None = None,
+    ) -> Tensor:
+        output = super().forward(src, mask, src_key_padding_mask, is_causal)
+        if src_key_padding_mask is None or mask is not None or not self._was_fast(src):
+            return output
+        padding = F._canonical_mask(src_key_padding_mask, "src_key_padding_mask", None, "", src.dtype)
+        kept = padding.logical_not()  # type: ignore[union-attr]
+        if self.mask_check and not torch._nested_tensor_from_mask_left_aligned(src, kept):
+            return output
+        nothing = output.new_zeros(output.shape[-1:])
+        return torch.where(kept.unsqueeze(-1), output, nothing if self.norm is None else self.norm(nothing))
+
+    def _was_fast(self, src: Tensor) -> bool:
+        """Return whether nn.TransformerEncoder would take its fast path, apart from conditions on the mask."""
+        if self.layers[0].training or src.dim() != 3 or src.is_nested or torch.compiler.is_compiling():
+            return False
+        tensors = (src, *self.layers[0].parameters())
+        return (
+            torch.backends.mha.get_fastpath_enabled()
+            and not torch.is_autocast_enabled()
+            and not torch.overrides.has_torch_function(tensors)
+            and not (torch.is_grad_enabled() and any(item.requires_grad for item in tensors))
+        )
+
+
+def slow_encoders(model: nn.Module) -> None:
+    """Disable the fast path of the encoders whose layers have hulls."""
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoder) and any(isinstance(part, Hull) for part in module.modules()):
+            was_fast = vars(module).get("use_nested_tensor", False)
+            module.use_nested_tensor = False
+            if was_fast and type(module) is nn.TransformerEncoder:
+                module.__class__ = SlowEncoder
+
+
+def fast_encoders(model: nn.Module) -> None:
+    """Enable the fast path again in a folded model, for encoders all of whose layers support it."""
+    for module in model.modules():
+        if type(module) is SlowEncoder and all(getattr(item, "activation_relu_or_gelu", 0) for item in module.layers):
+            module.__class__ = nn.TransformerEncoder  # type: ignore[assignment]
+            module.use_nested_tensor = True

@@ -1,7 +1,7 @@
-"""Read the code of forwards, and write it again with other calls in it.
+"""Read forward methods without running them, and rewrite the calls in them.
 
 :mod:`~hullo.surgery.rewrite.source` parses functions, :mod:`~hullo.surgery.rewrite.values` evaluates expressions
-without running the code, :mod:`~hullo.surgery.rewrite.branches` tells which branches exclude each other,
-:mod:`~hullo.surgery.rewrite.reader` finds the activations that code calls, :mod:`~hullo.surgery.rewrite.reach` finds
-what else code does with modules, and :mod:`~hullo.surgery.rewrite.write` writes methods anew.
+statically, :mod:`~hullo.surgery.rewrite.control_flow` follows branches and loops, :mod:`~hullo.surgery.rewrite.reader`
+finds calls of activations, :mod:`~hullo.surgery.rewrite.reach` finds other uses of modules, and
+:mod:`~hullo.surgery.rewrite.write` compiles changed methods.
 """

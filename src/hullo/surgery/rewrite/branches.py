@@ -1,7 +1,7 @@
-"""Tell which branches of a function exclude each other, and which depend on whether it trains.
+"""Determine which branches of a function exclude each other, and which depend on training or evaluation mode.
 
 Every call has a path: the decisions it depends on, each with the branch it is on. Two calls are exclusive if they are
-on different branches of one decision. To take too many calls for exclusive is safe, since exclusive calls share a hull.
+on different branches of one decision. Treating too many calls as exclusive is safe: they share a hull.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ def exclusive(a: Path, b: Path) -> bool:
 
 
 def decide(test: ast.expr, scope: Scope) -> bool | None:
-    """Return which way a test goes as the model is set up; None if it depends on the input or the mode."""
+    """Return the result of a test in the model's configuration; None if it depends on the input or the mode."""
     match test:
         case ast.UnaryOp(op=ast.Not(), operand=inner):
             result = decide(inner, scope)
             return None if result is None else not result
         case ast.BoolOp(op=op, values=values):
-            ends = isinstance(op, ast.Or)  # the result of one part that settles the whole
+            ends = isinstance(op, ast.Or)  # the value of a part that determines the result
             results = [decide(item, scope) for item in values]
             return ends if ends in results else None if None in results else not ends
     try:
         return bool(scope.it(test))
     except UnknownError:
         return None
-    except Exception:  # the truth of anybody's object
+    except Exception:  # __bool__ of an unknown object may raise anything
         return None
 
 
 def implied(test: ast.expr, branch: bool, scope: Scope) -> dict[Key, bool]:
-    """Return what a test's outcome says of other decisions: the mode, and tests with the same words."""
+    """Return the decisions that the result of a test implies: the mode, and tests with the same text."""
     match test:
         case ast.UnaryOp(op=ast.Not(), operand=inner):
             return implied(inner, not branch, scope)
@@ -74,7 +74,7 @@ def implied(test: ast.expr, branch: bool, scope: Scope) -> dict[Key, bool]:
 
 
 def depends_on_mode(test: ast.expr, scope: Scope, seen: frozenset[str] = frozenset()) -> bool:
-    """Return whether a test may go one way in training and the other in evaluation, as far as its words tell."""
+    """Return whether the result of a test may differ between training and evaluation, judging by its names."""
     for part in ast.walk(test):
         defined = scope.definitions.get(part.id) if isinstance(part, ast.Name) and part.id not in seen else None
         if defined is not None and depends_on_mode(defined, scope, seen | {part.id}):  # type: ignore[attr-defined]
@@ -87,7 +87,7 @@ def depends_on_mode(test: ast.expr, scope: Scope, seen: frozenset[str] = frozens
 
 
 def _reads_mode(node: ast.expr, scope: Scope) -> bool:
-    """Return whether a name stands for a function, or for a property of a module, whose code reads the mode."""
+    """Return whether a name is a function, or a property of a module, whose code reads the mode."""
     try:
         if isinstance(node, ast.Attribute) and isinstance(owner := scope.it(node.value), nn.Module):
             found = getattr(type(owner), node.attr, None)
@@ -115,7 +115,7 @@ def _word(node: ast.expr) -> str:
 
 
 def leaves(block: Sequence[ast.stmt]) -> frozenset[str]:
-    """Return how a block always leaves what follows it: by return, raise, break or continue; empty if it may go on."""
+    """Return how a block always ends: by return, raise, break or continue; empty if execution may continue after it."""
     if not block:
         return frozenset()
     match block[-1]:

@@ -1,10 +1,11 @@
-"""Find the code that the forwards of a model may run, and what it does besides calling activations."""
+"""Find the code that the forwards of a model may run, and where it iterates over children or parameters."""
 
 from __future__ import annotations
 
 import ast
 import functools
 import inspect
+import sys
 import types
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,10 +14,129 @@ from typing import Any
 import torch
 from torch import nn
 
-from hullo.surgery.rewrite.names import changed_by
-from hullo.surgery.rewrite.source import codes, parse
-from hullo.surgery.rewrite.values import Assigned, Scope, Value
-from hullo.surgery.rewrite.walks import Walk, is_trusted, walks_in
+from hullo.modules import Hull
+from hullo.surgery.rewrite.source import changed_by, codes, parse, place
+from hullo.surgery.rewrite.values import Assigned, Scope, UnknownError, Value
+from hullo.surgery.rewrite.write import PerIteration
+
+Walk = tuple[nn.Module | None, str, str]  # the module, None if unknown; what code iterates over; the place
+
+_CHILDREN = frozenset({"children", "named_children", "_modules"})
+_DESCENDANTS = frozenset({"modules", "named_modules", "apply"})
+_PARAMETERS = frozenset({"parameters", "named_parameters", "state_dict"})
+_TRUSTED = (
+    "torch", "transformers.utils", "transformers.modeling_utils", "transformers.configuration_utils",
+    "diffusers.models.modeling_utils", "diffusers.configuration_utils", "diffusers.utils", "accelerate", "peft",
+)  # fmt: skip  # they inspect modules without calling them
+_LOGGING = frozenset({"print", "warn", "warning", "warning_once", "info", "debug", "error", "exception", "log"})
+_HARMLESS = frozenset({"next", "any", "all"})
+
+
+def walks_in(tree: ast.AST, function: types.FunctionType, scope: Scope) -> Iterator[Walk]:
+    """Yield the modules whose children, descendants or parameters a function iterates over."""
+    if is_trusted(function):
+        return
+    harmless = {
+        part
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _HARMLESS
+        for part in ast.walk(node)
+    }
+    logged = {part for node in ast.walk(tree) if _only_logs(node) for part in ast.walk(node)}
+    keyed = {node.value for node in ast.walk(tree) if isinstance(node, ast.Subscript)}  # self._modules[name]
+    single = dict(_single_attributes(tree))
+    unaffected = set(_loops_by_type(tree, scope))
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=value, attr="__dict__"):
+                kind, sure = "children", False
+            case ast.Call(func=ast.Name(id="repr" | "str" | "format"), args=[value, *_]) | ast.FormattedValue(value):
+                kind, sure = "text", False
+            case ast.Attribute(value=value, attr=name):
+                kind = "" if node in keyed or node in unaffected else _kind(name)
+                sure = name != "apply" and kind != "parameters"  # other objects have these, too
+            case ast.Call(func=ast.Name(id="vars" | "dir"), args=[value]):
+                kind, sure = "children", True
+            case _:
+                continue
+        if not kind or (kind == "parameters" and node in harmless) or (kind == "text" and node in logged):
+            continue
+        try:
+            owner = scope.it(value)
+        except UnknownError:
+            owner = None
+        if node in single and not (isinstance(owner, nn.Module) and callable(vars(owner).get(single[node]))):
+            continue
+        if isinstance(owner, nn.Module) or (owner is None and sure):
+            yield owner, kind, place(function, node)
+
+
+def _only_logs(node: ast.AST) -> bool:
+    """Return whether code only raises an error, warns or logs."""
+    match node:
+        case ast.Raise() | ast.Assert():
+            return True
+        case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)):
+            return name in _LOGGING
+    return False
+
+
+def _loops_by_type(tree: ast.AST, scope: Scope) -> Iterator[ast.expr]:
+    """Yield the ``x.modules`` of loops that skip hulls because they test for other types."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.For(target=target, iter=ast.Call(func=ast.Attribute() as walk), body=body, orelse=[]):
+                tests = [part.test if isinstance(part, ast.If) and not part.orelse else None for part in body]
+            case ast.comprehension(target=target, iter=ast.Call(func=ast.Attribute() as walk), ifs=[test, *_]):
+                tests = [test]
+            case _:
+                continue
+        name = target.elts[-1] if isinstance(target, ast.Tuple) else target
+        if all(_excludes_hulls(test, name, scope) for test in tests):
+            yield walk
+
+
+def _excludes_hulls(test: ast.expr | None, name: ast.expr, scope: Scope) -> bool:
+    """Return whether a test is false for hulls and containers of hulls."""
+    match test, name:
+        case ast.BoolOp(op=ast.And(), values=[first, *_]), _:
+            return _excludes_hulls(first, name, scope)
+        case ast.Call(func=ast.Name(id="isinstance"), args=[ast.Name(id=asked), kinds]), ast.Name(id=own):
+            try:
+                found: Any = scope.it(kinds)
+                classes = tuple(found) if isinstance(found, list) else found  # a tuple is evaluated to a list
+                return asked == own and not any(issubclass(cls, classes) for cls in (Hull, PerIteration))
+            except (UnknownError, TypeError):
+                return False
+    return False
+
+
+def _single_attributes(tree: ast.AST) -> Iterator[tuple[ast.expr, str]]:
+    """Yield the ``x.__dict__`` of which code reads a single attribute, each with its name."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Subscript(value=ast.Attribute(attr="__dict__") as where, slice=ast.Constant(value=str() as name)):
+                yield where, name
+            case ast.Compare(
+                left=ast.Constant(value=str() as name),
+                ops=[ast.In() | ast.NotIn()],
+                comparators=[ast.Attribute(attr="__dict__") as where],
+            ):
+                yield where, name
+
+
+def _kind(name: str) -> str:
+    found = {"children": _CHILDREN, "modules": _DESCENDANTS, "parameters": _PARAMETERS}
+    return next((kind for kind, names in found.items() if name in names), "")
+
+
+def is_trusted(function: types.FunctionType) -> bool:
+    """Return whether a function is from a package that only inspects modules."""
+    home = function.__module__ or ""
+    if home.partition(".")[0] in sys.stdlib_module_names and home != "__main__":
+        return True
+    return any(home == name or home.startswith(f"{name}.") for name in _TRUSTED)
+
 
 _ENTRIES = ("forward", "__call__", "__iter__", "__len__", "__getitem__", "__getattr__", "__contains__", "__bool__")
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -27,11 +147,7 @@ _BUILTIN = ("builtins", "torch", "typing", "collections", "abc", "enum", "hullo"
 
 
 class Reach:
-    """The functions that the forwards of a model may run, as far as names tell; rather too many than too few.
-
-    Args:
-        model: the model.
-    """
+    """Collect the functions that the forwards of a model may run, judging by names; rather too many than too few."""
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = list(model.modules())
@@ -48,7 +164,7 @@ class Reach:
         return [(vars(cls)[name], cls) for cls in self._classes if name in vars(cls)]
 
     def _add(self, things: list[tuple[Any, type | None]]) -> None:
-        """Add functions, and what their code names."""
+        """Add functions, and the functions that their code names."""
         while things:
             thing, cls = things.pop()
             for function in _functions(thing):
@@ -77,17 +193,17 @@ class Reach:
         return Assigned({name: tuple(classes) for name, classes in found.items()}, bound)
 
     def used(self) -> set[int]:
-        """Return the modules, by id, that code names or goes through, and those that they lead to in the same way."""
+        """Return the ids of the modules that code names or iterates over, starting from the model."""
         used = {id(module) for module in self._modules[:1]}
         for module in self._modules:
             if id(module) in used:
-                whole = self._goes_through(module)
+                whole = self._may_call_any_child(module)
                 children = module._modules.items()
                 used |= {id(child) for name, child in children if child is not None and (whole or name in self._names)}
         return used
 
-    def _goes_through(self, module: nn.Module) -> bool:
-        """Return whether the code of a module may call any child, by a name that the code does not hold."""
+    def _may_call_any_child(self, module: nn.Module) -> bool:
+        """Return whether the code of a module may call children without naming them."""
         if isinstance(module, _CONTAINERS) or type(module).__module__.partition(".")[0] == "torch":
             return True
         own = [function for function, classes in self.functions.items() if not classes.isdisjoint(type(module).__mro__)]
@@ -97,10 +213,10 @@ class Reach:
     def walks(
         self, read: Iterable[types.FunctionType], handed: Mapping[types.FunctionType, Sequence[nn.Module]]
     ) -> Iterator[Walk]:
-        """Yield the children and descendants that functions go through which were not read with their module known.
+        """Yield the modules that functions iterate over, other than the functions in `read`.
 
         Args:
-            read: the functions that were read.
+            read: the functions that were read together with their module.
             handed: the modules that helper functions are called with.
         """
         for function in self.functions.keys() - set(read):
@@ -123,13 +239,13 @@ class Reach:
 
 
 def hooks_of(module: nn.Module) -> Iterator[Any]:
-    """Yield the functions that run before and after a module's forward."""
+    """Yield the forward hooks and forward pre-hooks of a module."""
     yield from module._forward_hooks.values()
     yield from module._forward_pre_hooks.values()
 
 
 def held_by(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield the modules and bound methods inside plain attributes of a module, each with the attribute's name."""
+    """Yield the modules and bound methods inside attributes of a module that are not children, each with the name."""
     for name, value in vars(module).items():
         if name in _OF_MODULES:
             continue
@@ -140,7 +256,7 @@ def held_by(module: nn.Module) -> Iterator[tuple[str, Any]]:
                 continue
             seen.add(id(thing))
             if isinstance(thing, (nn.Module, types.MethodType)):
-                if thing is not value or isinstance(thing, types.MethodType):  # a module itself is like a child
+                if thing is not value or isinstance(thing, types.MethodType):  # a module as attribute is like a child
                     yield name, thing
             elif isinstance(thing, dict):
                 waiting += dict.values(thing)
@@ -156,7 +272,7 @@ def held_by(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _functions(thing: Any) -> Iterator[types.FunctionType]:
-    """Yield the functions that are in something: a wrapped one and its wrapper, the getter of a property."""
+    """Yield the functions in something: a wrapper and what it wraps, the getter of a property."""
     if isinstance(thing, property):
         thing = thing.fget
     if isinstance(thing, (staticmethod, classmethod, types.MethodType)):
@@ -167,7 +283,7 @@ def _functions(thing: Any) -> Iterator[types.FunctionType]:
 
 
 def _assigned_in(function: types.FunctionType) -> Iterator[tuple[str, bool]]:
-    """Yield the attributes that a function assigns, or whose parts it does, each with whether they are of `self`."""
+    """Yield the attributes that a function assigns or modifies, each with whether they are attributes of `self`."""
     try:
         tree = parse(function)
     except LookupError:

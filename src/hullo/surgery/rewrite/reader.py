@@ -1,7 +1,7 @@
-"""Find which activations a method calls, where, and how often.
+"""Find the calls of activations in a method, without running it.
 
-The code is read, not run: names, attributes of `self`, loops over parts of the model and helper methods are followed
-as far as they do not depend on the input. What depends on it is reported, not guessed.
+Names, attributes of `self`, loops over submodules and helper methods are followed as far as they do not depend on the
+input. What depends on the input is reported, not guessed.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from torch.utils.checkpoint import checkpoint
 
 from hullo.surgery.recognise import NAMES, Reading, read_function, read_module
 from hullo.surgery.rewrite.branches import Path
-from hullo.surgery.rewrite.calls import Body, Call, Findings, Missed, Seen
-from hullo.surgery.rewrite.flow import INNER
-from hullo.surgery.rewrite.mentions import is_activation_or_holds_one, is_from_torch, mentions_activation
+from hullo.surgery.rewrite.bytecode import is_activation_or_holds_one, is_from_torch, mentions_activation
+from hullo.surgery.rewrite.control_flow import INNER
+from hullo.surgery.rewrite.findings import Body, Call, Findings, Seen, Skipped
+from hullo.surgery.rewrite.reach import walks_in
 from hullo.surgery.rewrite.source import input_of, is_written_out, method, parse, position
 from hullo.surgery.rewrite.uses import Uses
 from hullo.surgery.rewrite.values import Assigned, Kept, Scope, UnknownError, Value
-from hullo.surgery.rewrite.walks import walks_in
 from hullo.surgery.rewrite.write import can_be_decorated_again, leads_to
 
 _SPACES = (torch, torch.nn.functional, nn)
@@ -33,24 +33,24 @@ _CALLS = frozenset({"forward", "__call__", "_wrapped_call_impl", "_call_impl"})
 _NO_FLOATS = frozenset({
     "long", "int", "short", "byte", "bool", "argmax", "argmin", "argsort", "bincount", "count_nonzero", "complex",
     "polar", "view_as_complex", "fft", "fft2", "fftn", "rfft", "rfft2", "rfftn", "to_sparse", "to_sparse_csr",
-})  # fmt: skip  # methods and functions whose results a hull does not take
+})  # fmt: skip  # methods and functions whose results are not dense floating-point tensors
 _ALIKE = frozenset({"abs", "neg", "clamp", "clone", "contiguous", "view", "reshape", "unsqueeze", "squeeze", "flatten"})
 _OF_CHECKPOINT = frozenset(inspect.signature(checkpoint).parameters) | {"preserve_rng_state"}
 
 
 class Reader(Uses):
-    """Reads one body, and those it calls.
+    """Read a body and those that it calls.
 
     Args:
-        findings: what is found is put here.
+        findings: extended by the reader.
         body: the method to read.
         seen: the methods that were read before.
-        assigned: attributes that some forward assigns.
-        path: the branches that lead to it.
-        idle: why it does not run as the model is set up.
-        bound: what its parameters are given, where that is known.
-        numbers: the numbers of what its parameters are given.
-        trouble: why nothing in it can be given a hull.
+        assigned: attributes that code of the model assigns.
+        path: the branches that lead to the body.
+        idle: why it does not run in the model's configuration.
+        bound: the known arguments.
+        numbers: the value numbers of the arguments.
+        trouble: why nothing in it can be replaced by a hull.
     """
 
     def __init__(
@@ -72,28 +72,24 @@ class Reader(Uses):
         self.seen, self.owner = seen, body.owner
 
     def read(self) -> None:
-        """Read the body.
-
-        Raises:
-            LookupError: its source code is unavailable.
-        """
+        """Read the body; raise LookupError if its source code is unavailable."""
         tree = parse(self.body.function)
         self.body.siblings = self.seen.setdefault(self.body.function, [])
         self.body.siblings.append(self.body)
         self.findings.walked += walks_in(tree, self.body.function, self.scope)
-        self.note_classes(tree)
+        self.record_classes(tree)
         wrapper: Any = vars(self.body.home)[self.body.origin]
         while isinstance(wrapper, types.FunctionType) and hasattr(wrapper, "__wrapped__"):
             for name in sorted(NAMES.intersection(wrapper.__code__.co_names)):
                 why = f"a decorator of {self.body.name} calls it"
-                self.findings.missed.append(Missed(wrapper.__code__.co_qualname, name, why, self.path, 0, self.idle))
+                self.findings.skipped.append(Skipped(wrapper.__code__.co_qualname, name, why, self.path, 0, self.idle))
             wrapper = wrapper.__wrapped__
         self.block(tree.body)
 
-    # What is called
+    # Calls
 
     def visit_Call(self, node: ast.Call) -> None:
-        if self.asks_type(node) or self._follows_super(node):
+        if self.tests_type(node) or self._follows_super(node):
             return
         wrapped = bool(node.args) and self.it(node.func) is checkpoint
         callee_node, given = node.func, node
@@ -104,7 +100,7 @@ class Reader(Uses):
         follows = isinstance(own, types.MethodType) and own.__self__ is self.owner
         follows = follows and not hasattr(nn.Module, own.__name__)
         for part in (*given.args, *given.keywords):
-            if not (follows and self.is_known(part)):  # the method is read with what is known
+            if not (follows and self.is_known(part)):  # known arguments are followed into the method
                 self.visit(part)
         self.findings.visits[id(self.body), position(node)] += 1
         try:
@@ -124,7 +120,7 @@ class Reader(Uses):
         self._called(node, callee_node, given, callee)
 
     def _called(self, node: ast.Call, callee_node: ast.expr, given: ast.Call, callee: Value) -> None:
-        """Record a call of something known."""
+        """Record a call of a known callee."""
         thing = callee.it
         if isinstance(thing, types.FunctionType):
             given_to = [self.it(item) for item in (*given.args, *(item.value for item in given.keywords))]
@@ -138,42 +134,42 @@ class Reader(Uses):
         elif callee.items is not None:  # a slice of a Sequential, called as a whole
             for part in callee.items:
                 if isinstance(part.it, nn.Module) and (reading := read_module(part.it)) is not None:
-                    self._record(node, callee_node, given, part, reading, fixed="it is called as part of a slice")
+                    self._record(node, callee_node, given, part, reading, fixed="it is called in a slice")
         elif is_from_torch(thing):
             self._function(node, callee_node, given, callee)
         elif isinstance(thing, type):
             if is_activation_or_holds_one(thing):
-                self.miss(callee_node, "it is made anew whenever this code runs")
+                self.skip(callee_node, "the code makes a new one in every run")
         elif isinstance(thing, torch.jit.ScriptFunction) or mentions_activation(thing) or _is_autograd(thing):
             self._callable(node, callee_node, given, callee)
 
     def _function(self, node: ast.Call, callee_node: ast.expr, given: ast.Call, callee: Value) -> None:
-        """Record a call of one of PyTorch's functions; what is not the input must not depend on it."""
+        """Record a call of one of PyTorch's functions, whose other arguments must not depend on the input."""
         try:
             if input_of(given) is None or (given is not node and _not_alone(given)):
                 raise UnknownError
             rest = [self.scope.it(item) for item in given.args[1:]]
             named = {str(item.arg): self.scope.it(item.value) for item in given.keywords if item.arg != "input"}
         except UnknownError:
-            self.miss(callee_node, "its parameters depend on the input, or are tensors", callee.kept)
+            self.skip(callee_node, "its other arguments depend on the input, or are tensors", callee.kept)
             return
         reading = read_function(lambda x: callee.it(x, *rest, **named))
         if reading is not None:
             self._record(node, callee_node, given, Value(callee.it) if rest or named else callee, reading)
 
     def _callable(self, node: ast.Call, callee_node: ast.expr, given: ast.Call, callee: Value) -> None:
-        """Record a call of a function, or of an object, that somebody wrote."""
+        """Record a call of a Python function or of a callable object."""
         reading = None if _not_alone(given) else read_function(callee.it)
         if reading is not None and not _is_autograd(callee.it):
             self._record(node, callee_node, given, callee, reading)
         elif reading is not None:
             name = getattr(callee.it, "__qualname__", type(callee.it).__name__)
-            self.miss(callee_node, f"{name} has a backward of its own", callee.kept)
+            self.skip(callee_node, f"{name} defines its own backward", callee.kept)
         elif not _is_autograd(callee.it):
-            self.miss_function(callee_node, callee, "is not a method that can be changed")
+            self.skip_function(callee_node, callee, "is not a method that can be rewritten")
 
     def _unknown(self, given: ast.Call) -> None:
-        """List a call of something that the code does not tell, if it may be an activation."""
+        """Skip a call of an unknown callee that may be an activation."""
         callee_node = given.func
         match callee_node:
             case ast.Attribute(value=value, attr=name):
@@ -181,28 +177,28 @@ class Reader(Uses):
                 if name in NAMES:
                     self._method_of_value(given, callee_node)
                 elif mentions_activation(getattr(type(self.it(value)), name, None)):
-                    self.miss(callee_node, f"{name} is a property that has an activation")
+                    self.skip(callee_node, f"{name} is a property with an activation")
             case ast.Name(id=name):
                 default = inspect.signature(self.body.function).parameters.get(name)
                 if default is not None and is_activation_or_holds_one(default.default):
-                    self.miss(callee_node, f"it is an argument of {self.body.name}; its default is an activation")
+                    self.skip(callee_node, f"it is an argument of {self.body.name}; its default is an activation")
             case ast.Subscript(value=value) | ast.Call(func=ast.Name(id="getattr"), args=[value, *_]):
                 self.visit(callee_node)
                 space = self.it(value)
                 if is_activation_or_holds_one(space) or any(space is item for item in _SPACES):
-                    self.miss(callee_node, "which of several is called depends on the input")
+                    self.skip(callee_node, "which activation is called depends on the input")
             case _:
                 self.visit(callee_node)
         texts = [part.value for part in ast.walk(callee_node) if isinstance(part, ast.Constant)]
         words = {word for text in texts if isinstance(text, str) for word in re.findall(r"\w+", text)}
         if isinstance(callee_node, ast.Call) and not NAMES.isdisjoint(words):
-            self.miss(callee_node, "the code does not tell what this is")
+            self.skip(callee_node, "its value is not known before the code runs")
 
     def _method_of_value(self, given: ast.Call, callee_node: ast.Attribute) -> None:
-        """Record x.relu() on something that is only there when the code runs."""
+        """Record x.relu() for an unknown x."""
         method = getattr(torch.Tensor, callee_node.attr, None)
         if given.args or given.keywords or method is None:
-            self.miss(callee_node, f"the code does not tell what {ast.unparse(callee_node.value)} is")
+            self.skip(callee_node, f"{ast.unparse(callee_node.value)} is not known before the code runs")
         elif (reading := read_function(method)) is not None:
             self._record(given, callee_node, given, Value(method), reading)
 
@@ -212,13 +208,13 @@ class Reader(Uses):
     ) -> None:  # fmt: skip
         argument = input_of(given)
         if reading is not None and argument is not None and self._is_no_float(argument):
-            trouble = trouble or "it is given a tensor that is not a dense one of floating-point numbers"
+            trouble = trouble or "its input is not a dense floating-point tensor"
         call = Call(
             body=self.body,
             node=node,
             callee_node=callee_node,
             input_node=argument if given is node else None,
-            turns=self.turns,
+            iterations=self.iterations,
             path=self.path,
             number=0 if argument is None else self.numbers.of(argument),
             idle=self.idle,
@@ -232,7 +228,7 @@ class Reader(Uses):
         (self.findings.parts if reading is None else self.findings.calls).append(call)
 
     def _is_no_float(self, node: ast.expr, seen: frozenset[str] = frozenset()) -> bool:
-        """Return whether words say that a tensor is of integers, of complex numbers or sparse; others may be, too."""
+        """Return whether an expression obviously gives an integer, complex or sparse tensor."""
         match node:
             case ast.Compare():
                 return True
@@ -247,26 +243,26 @@ class Reader(Uses):
         return False
 
     def _found_in(self, thing: Any) -> Kept | None:
-        """Return where a module is kept that is called by another name, by which it would go on to be called."""
+        """Return the attribute of a module that is called by another name, and tie it: that name would not change."""
         places = [(m, name) for m in self.owner.modules() for name, child in m._modules.items() if child is thing]
         self.findings.tied += [
-            (place, "it is called by another name, too, which holds it as it is") for place in places
+            (place, "it is also called by another name, which would still refer to it") for place in places
         ]
         return places[0] if places else None
 
-    # Methods that are called
+    # Methods
 
     def _method(self, given: ast.Call, bound: types.MethodType) -> None:
-        """Follow a method of the module itself, and note one of another module."""
+        """Follow a method of the module itself, and record one of another module."""
         owner: Any = bound.__self__
         name = given.func.attr if isinstance(given.func, ast.Attribute) else bound.__name__
         if isinstance(given.func, ast.Attribute) and self.uses_attribute(given.func):
             return
         if owner is not self.owner and read_module(owner) is not None:
-            self.miss(given.func, f"it is a bound method of {type(owner).__name__}")
+            self.skip(given.func, f"it is a bound method of {type(owner).__name__}")
         elif name in vars(owner) or inspect.getattr_static(type(owner), name, None) is not bound.__func__:
             if mentions_activation(bound):
-                self.miss(given.func, f"{name} is set on the module itself, not in its class")
+                self.skip(given.func, f"{name} is set on the module itself, not in its class")
             self.findings.unreadable |= set(bound.__func__.__code__.co_names)
         elif owner is self.owner and self.trouble != INNER:
             self._follow(given, type(owner).__mro__, name)
@@ -299,7 +295,7 @@ class Reader(Uses):
         if any(plain is above.function for above in self.body.chain()):
             self.findings.recursive.add(plain)
             return
-        trouble = self.trouble or (f"{name} is called in a loop" if self.turns else "")
+        trouble = self.trouble or (f"{name} is called in a loop" if self.iterations else "")
         try:
             body = body_of(self.owner, mro, name, self.scope.assigned)
             body.caller, body.by_super = (self.body, position(given.func)), by_super
@@ -310,10 +306,10 @@ class Reader(Uses):
         except LookupError as error:
             self.findings.unreadable |= set(plain.__code__.co_names)
             if mentions_activation(plain) or mentions_activation(function):
-                self.miss(given.func, f"the code of {name} cannot be read: {error}")
+                self.skip(given.func, f"the code of {name} cannot be read: {error}")
 
     def _arguments(self, function: types.FunctionType, given: ast.Call) -> tuple[dict[str, Value], dict[str, int]]:
-        """Return what a method is given, where that is known, and the numbers of all that it is given."""
+        """Return the known arguments of a method, and the value numbers of all arguments."""
         parameters = list(inspect.signature(function).parameters.values())[1:]
         numbers = {item.name: hash(("default", function, item.name)) for item in parameters}
         if not is_written_out(given):
@@ -332,10 +328,10 @@ class Reader(Uses):
 
 
 def _not_alone(given: ast.Call) -> str:
-    """Return why a call is not one of a function of one tensor; empty if it is."""
+    """Return why a call does not have exactly one argument; empty if it has."""
     if not is_written_out(given):
-        return "its arguments are not written out where it is called"
-    return "" if len(given.args) + len(given.keywords) == 1 else "it is not called with one argument alone"
+        return "it is called with *args or **kwargs"
+    return "" if len(given.args) + len(given.keywords) == 1 else "it is not called with exactly one argument"
 
 
 def _is_autograd(thing: Any) -> bool:
@@ -344,21 +340,17 @@ def _is_autograd(thing: Any) -> bool:
 
 
 def body_of(owner: nn.Module, mro: Sequence[type], name: str, assigned: Assigned) -> Body:
-    """Return a method of a module, as the classes of an mro have it.
-
-    Raises:
-        LookupError: it is not an ordinary function, or what its decorator does with it is not known.
-    """
+    """Return the body of a method; raise LookupError if it is not a plain function, or has an unknown decorator."""
     home, origin, function = method(mro, name)
     plain = inspect.unwrap(function)
     if not isinstance(plain, types.FunctionType):
-        raise LookupError("it is not an ordinary function")
+        raise LookupError("it is not a plain function")
     first = next(iter(inspect.signature(plain).parameters.values()), None)
     if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
-        raise LookupError("it does not name the module it belongs to")
+        raise LookupError("it has no parameter for self")
     fixed = "" if can_be_decorated_again(function) else f"{name} is decorated"
     if not leads_to(function, plain):
         raise LookupError("its decorator does not call it")
     if holder := assigned.bound.get((id(owner), name)):
-        fixed = fixed or f"the attribute {holder} holds {name} as it is"
+        fixed = fixed or f"the attribute {holder} refers to {name}"
     return Body(owner, name, home, origin, plain, fixed=fixed)

@@ -1,4 +1,4 @@
-"""Parse the source of functions, and find the methods of classes."""
+"""Parse the source of functions, and find the methods of classes and the local names of functions."""
 
 from __future__ import annotations
 
@@ -7,23 +7,25 @@ import functools
 import inspect
 import re
 import types
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 Position = tuple[int, int, int | None, int | None]
 
 
 def position(node: ast.expr | ast.stmt) -> Position:
-    """Return where a node stands in its function's text, which tells it from all others of its type."""
+    """Return the position of a node in the text of its function, which identifies it among nodes of its type."""
     return node.lineno, node.col_offset, node.end_lineno, node.end_col_offset
 
 
 @functools.lru_cache(maxsize=1024)
 def parse(function: types.FunctionType) -> ast.FunctionDef:
-    """Return the syntax tree of a function, with private names (``self.__x``) spelled as the compiler spells them.
+    """Return the syntax tree of a function, with private names (``self.__x``) mangled as the compiler does.
 
     Raises:
-        LookupError: the source code is unavailable, or it is not that of the code that runs.
+        LookupError: the source code is unavailable, or does not match the compiled code.
     """
     try:
         text = inspect.getsource(function)
@@ -32,14 +34,14 @@ def parse(function: types.FunctionType) -> ast.FunctionDef:
         raise LookupError("its source code is unavailable") from error
     node = tree.body[0].body[0] if isinstance(tree.body[0], ast.If) else tree.body[0]
     if not isinstance(node, ast.FunctionDef):
-        raise LookupError("it is not an ordinary function")
+        raise LookupError("it is not a plain function")
     if not any(code == function.__code__ for code in _codes_in("".join(inspect.findsource(function)[0]))):
-        raise LookupError("its source is not that of the code that runs")
-    _spell_private_names(node, function.__code__)
+        raise LookupError("its source code does not match its compiled code")
+    _mangle_private_names(node, function.__code__)
     return node
 
 
-def _spell_private_names(tree: ast.AST, code: types.CodeType) -> None:
+def _mangle_private_names(tree: ast.AST, code: types.CodeType) -> None:
     names = {name for part in codes(code) for name in names_in(part)}
     for node in ast.walk(tree):
         for field in ("attr", "id", "arg"):
@@ -50,12 +52,12 @@ def _spell_private_names(tree: ast.AST, code: types.CodeType) -> None:
 
 
 def names_in(code: types.CodeType) -> tuple[str, ...]:
-    """Return all names in a piece of code: globals, attributes, locals and names from around it."""
+    """Return all names in code: globals, attributes, locals and closure variables."""
     return (*code.co_names, *code.co_varnames, *code.co_freevars, *code.co_cellvars)
 
 
 def place(function: types.FunctionType, node: ast.expr | ast.stmt) -> str:
-    """Return where a node of a function's tree stands, for people."""
+    """Return the function and the line of a node, for messages."""
     tree = parse(function)
     first = min([tree.lineno, *(item.lineno for item in tree.decorator_list)])
     return f"{function.__qualname__}, line {function.__code__.co_firstlineno + node.lineno - first}"
@@ -63,15 +65,15 @@ def place(function: types.FunctionType, node: ast.expr | ast.stmt) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _codes_in(text: str) -> list[types.CodeType]:
-    """Return the code of everything in a file. A part alone may compile to other code, because of imports around it."""
+    """Return all code objects of a file; a function alone may compile to other code, because of future imports."""
     try:
         return list(codes(compile(text, "<file>", "exec", dont_inherit=True)))
-    except SyntaxError:  # a cell of a notebook may hold more than Python
+    except SyntaxError:  # a notebook cell may contain more than Python
         return []
 
 
 def codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Yield a piece of code and all that is inside it."""
+    """Yield a code object and all nested ones."""
     yield code
     for item in code.co_consts:
         if isinstance(item, types.CodeType):
@@ -79,14 +81,13 @@ def codes(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def is_written_out(node: ast.Call) -> bool:
-    """Return whether a call names all its arguments, unlike ``act(*args)``."""
+    """Return whether a call has no ``*args`` or ``**kwargs``."""
     return not any(isinstance(item, ast.Starred) for item in node.args) and all(item.arg for item in node.keywords)
 
 
 def input_of(node: ast.Call) -> ast.expr | None:
-    """Return the tensor that a call gives to an activation; None where it is not written out.
-
-    It is the first argument, the one named `input`, the only one there is, or the owner of a method.
+    """Return the input in a call of an activation: the first argument, the one named `input`, the only one, or the
+    object of a method; None if it is not written out.
     """
     named = [item.value for item in node.keywords if item.arg == "input" or len(node.keywords) == 1]
     if not is_written_out(node):
@@ -97,7 +98,7 @@ def input_of(node: ast.Call) -> ast.expr | None:
 
 
 def method(mro: Sequence[type], name: str) -> tuple[type, str, Any]:
-    """Find the first class that has something of a name: the class and name it was first written as, and it itself."""
+    """Return an attribute of the first class that has it, after the class and the name where it was written."""
     home = next(home for home in mro if name in vars(home))
     for written in vars(home).get("_hullo_written", (None, ()))[1]:
         if written.name == name:
@@ -106,9 +107,118 @@ def method(mro: Sequence[type], name: str) -> tuple[type, str, Any]:
 
 
 def methods(cls: type) -> Iterator[tuple[str, types.FunctionType]]:
-    """Yield the ordinary methods of a class and of its parents in the same file, without Python's own."""
+    """Yield the methods of a class and of its parents in the same file, without special methods."""
     homes = [home for home in cls.__mro__ if home.__module__ == cls.__module__]
     for name in dict.fromkeys(name for home in homes for name in vars(home) if not name.startswith("__")):
         function = method(homes, name)[2]
         if isinstance(function, types.FunctionType):
             yield name, function
+
+
+_MUTATING = frozenset(
+    name
+    for kind in (list, dict, set)
+    for name in vars(kind)
+    if not hasattr(tuple, name) and not hasattr(frozenset, name)
+) - {"keys", "values", "items", "get", "fromkeys"}
+
+_PURE = frozenset({"len", "zip", "enumerate", "reversed", "list", "tuple", "sum", "min", "max", "isinstance", "print"})
+_DISPLAYS = (ast.List, ast.ListComp, ast.Dict, ast.DictComp, ast.Set, ast.SetComp)
+
+
+@dataclass(frozen=True)
+class LocalNames:
+    """Hold the local names of a function.
+
+    Args:
+        local: all of them.
+        loop_names: loop variables.
+        bindable: names that are assigned once, or by loops only, and whose values the code does not modify.
+        definitions: the assigned expressions of names that are assigned once.
+    """
+
+    local: frozenset[str]
+    loop_names: frozenset[str]
+    bindable: frozenset[str]
+    definitions: Mapping[str, ast.expr]
+
+
+@functools.lru_cache(maxsize=1024)
+def names_of(function: types.FunctionType) -> LocalNames:
+    """Return the local names of a function.
+
+    Raises:
+        LookupError: its source code is unavailable.
+    """
+    tree = parse(function)
+    loops = [node.target for node in ast.walk(tree) if isinstance(node, (ast.For, ast.comprehension))]
+    loop_names = [name for target in loops for name in bindings(target)]
+    every = bindings(tree)
+    plain = Counter(every) - Counter(loop_names)
+    changed = {thing.id for node in ast.walk(tree) if isinstance(thing := changed_by(node), ast.Name)}
+    changed |= {name for node in ast.walk(tree) for name in _handed_on(node)} & _lists_in(tree)
+    bindable = frozenset(name for name in every if plain[name] + (name in loop_names) == 1 and name not in changed)
+    definitions = {
+        node.targets[0].id: node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+        if node.targets[0].id in bindable
+    }
+    return LocalNames(frozenset(every), frozenset(loop_names), bindable, definitions)
+
+
+def changed_by(node: ast.AST) -> ast.expr | None:
+    """Return the collection that a node modifies: by item assignment or a mutating method; None if there is none."""
+    match node:
+        case ast.Subscript(value=thing, ctx=ast.Store() | ast.Del()):
+            return thing
+        case ast.Call(func=ast.Attribute(value=thing, attr=name)) if name in _MUTATING:
+            return thing
+    return None
+
+
+def _handed_on(node: ast.AST) -> list[str]:
+    """Return the names that a call passes to a function that may modify their values."""
+    match node:
+        case ast.Call(func=ast.Name(id=name)) if name in _PURE:
+            return []
+        case ast.Call(args=given, keywords=named):
+            return [item.id for item in (*given, *(item.value for item in named)) if isinstance(item, ast.Name)]
+    return []
+
+
+def _lists_in(tree: ast.AST) -> set[str]:
+    """Return the names that are assigned new lists, dicts or sets."""
+    made = [node for node in ast.walk(tree) if isinstance(node, ast.Assign) and isinstance(node.value, _DISPLAYS)]
+    return {target.id for node in made for target in node.targets if isinstance(target, ast.Name)}
+
+
+def bindings(tree: ast.AST) -> list[str]:
+    """Return the names that are assigned in a tree, once for each assignment."""
+    found: list[str | None] = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store() | ast.Del()) | ast.arg(arg=name):
+                found.append(name)
+            case ast.alias(name=name, asname=other):
+                found.append(other or name.partition(".")[0])
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                found.append(name if node is not tree else None)
+            case ast.ExceptHandler(name=name) | ast.MatchAs(name=name) | ast.MatchStar(name=name):
+                found.append(name)
+            case ast.MatchMapping(rest=name):
+                found.append(name)
+    return [name for name in found if name is not None]
+
+
+def is_empty(cell: types.CellType) -> bool:
+    """Return whether a closure variable has no value yet."""
+    try:
+        return cell.cell_contents is cell
+    except ValueError:
+        return True
+
+
+def closure_values(function: types.FunctionType) -> Iterator[Any]:
+    """Yield the values of the closure variables of a function."""
+    yield from (cell.cell_contents for cell in function.__closure__ or () if not is_empty(cell))

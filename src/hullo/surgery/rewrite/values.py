@@ -1,4 +1,4 @@
-"""Evaluate expressions of a function without running it, as far as they do not depend on what it is given."""
+"""Evaluate expressions of a function without running it, as far as they do not depend on its arguments."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hullo.surgery.rewrite.names import bindings, names_of
-from hullo.surgery.rewrite.source import parse
-from hullo.surgery.rewrite.write import Turns
+from hullo.surgery.rewrite.source import bindings, names_of, parse
+from hullo.surgery.rewrite.write import PerIteration
 
-Kept = tuple[nn.Module, str]  # a module, and the name under which it keeps something
+Kept = tuple[nn.Module, str]  # a module and the name of its attribute
 
 _MAKERS = nn.ReLU.__module__
 _PURE = frozenset({
@@ -29,7 +28,7 @@ _PURE = frozenset({
     torch.jit.is_tracing,  # type: ignore[attr-defined]
     torch.onnx.is_in_onnx_export, torch.compiler.is_compiling,
 })  # fmt: skip
-LONGEST = 512  # a loop of more turns is not followed turn by turn
+LONGEST = 512  # a loop with more iterations is treated as one of unknown length
 _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -41,12 +40,12 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
 
 
 class UnknownError(Exception):
-    """The expression depends on what is given to the function, on its mode, or on what it did before."""
+    """Raised for an expression that depends on arguments, on the mode, or on earlier runs."""
 
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """What an expression stands for: the thing itself, where a module keeps it, and the parts of a sequence."""
+    """Hold the value of an expression, the attribute of a module that it is, and the items of a sequence."""
 
     it: Any
     kept: Kept | None = None
@@ -55,11 +54,11 @@ class Value:
 
 @dataclass(frozen=True)
 class Assigned:
-    """Attributes with no value before forwards run, because these assign them, each with the classes that have it.
+    """Hold the attributes that code of the model assigns, so that their values are unknown before it runs.
 
     Args:
-        classes: the classes that have an attribute, by its name.
-        bound: the attributes that hold bound methods, by the id of the methods' module and their name.
+        classes: the classes with such an attribute, by its name.
+        bound: the attributes that refer to bound methods, by the id of the module of the method and its name.
     """
 
     classes: Mapping[str, tuple[type, ...]]
@@ -70,25 +69,25 @@ class Assigned:
 
 
 class Scope:
-    """The names of a function, as far as they are known without running it.
+    """Hold the names of a function that are known without running it.
 
-    A local name is known if it is bound in one place only, to something known; a loop's names are known turn by turn.
+    A local name is known if it is assigned once, to something known; loop variables are known in each iteration.
 
     Args:
         function: the function.
-        bound: what its parameters are given, where that is known.
-        assigned: attributes that some forward assigns.
+        bound: the known arguments.
+        assigned: attributes that code of the model assigns.
     """
 
     def __init__(self, function: types.FunctionType, bound: Mapping[str, Value], assigned: Assigned) -> None:
         self._function, self.assigned = function, assigned
         names = names_of(function)
-        self.turns, self.local, self.definitions = names.turns, names.local, names.definitions
+        self.loop_names, self.local, self.definitions = names.loop_names, names.local, names.definitions
         self._bindable = names.bindable
         self._known = {name: value for name, value in bound.items() if name in self._bindable}
 
     def bind(self, target: ast.expr, value: Value) -> bool:
-        """Give a name, or several, their values; return whether all of them can be known."""
+        """Assign a value to a target; return whether all its names are known now."""
         if isinstance(target, ast.Name) and target.id in self._bindable:
             self._known[target.id] = value
             return True
@@ -100,27 +99,20 @@ class Scope:
         return all(bound)
 
     def forget(self, target: ast.expr) -> None:
-        """Take what a name stands for as unknown from now on."""
-        if isinstance(target, ast.Name):
-            self._known.pop(target.id, None)
-            return
-        for name in bindings(target):
+        """Make the names of a target unknown."""
+        for name in [target.id] if isinstance(target, ast.Name) else bindings(target):
             self._known.pop(name, None)
 
     def it(self, node: ast.expr) -> Any:
-        """Return the thing that an expression stands for."""
+        """Return the value of an expression, without its attribute and items."""
         return self.evaluate(node).it
 
     def elements(self, node: ast.expr) -> tuple[Value, ...]:
-        """Return what a loop over an expression goes through."""
+        """Return the items of an iterable expression."""
         return _elements(self.evaluate(node))
 
     def evaluate(self, node: ast.AST) -> Value:
-        """Return what an expression stands for.
-
-        Raises:
-            UnknownError: it has no value before the function runs.
-        """
+        """Return the value of an expression; raise UnknownError if it is not known before the function runs."""
         handler = getattr(self, f"_{type(node).__name__.lower()}", None)
         if handler is None:
             raise UnknownError
@@ -128,13 +120,13 @@ class Scope:
             value: Value = handler(node)
         except UnknownError:
             raise
-        except Exception as error:  # an attribute or an operator of anybody's may raise anything
+        except Exception as error:  # attributes and operators may raise anything
             raise UnknownError from error
         if isinstance(value.it, Tensor):
             raise UnknownError
         return value
 
-    # One method for each kind of expression
+    # One method per type of node
 
     def _constant(self, node: ast.Constant) -> Value:
         return Value(node.value)
@@ -147,7 +139,7 @@ class Scope:
         return self._known[node.id]
 
     def _outside(self, name: str) -> Any:
-        """Return what a name from around the function stands for."""
+        """Return the value of a closure variable, a global or a built-in."""
         code, cells = self._function.__code__, self._function.__closure__ or ()
         if name in code.co_freevars:
             return cells[code.co_freevars.index(name)].cell_contents
@@ -167,11 +159,11 @@ class Scope:
         if isinstance(found, property):
             return self._getter(found, owner)
         if found is None and type(owner).__getattr__ is not nn.Module.__getattr__:
-            raise UnknownError  # it is looked up by somebody's code
+            raise UnknownError  # __getattr__ computes it
         return Value(getattr(owner, node.attr))
 
     def _getter(self, found: property, owner: nn.Module) -> Value:
-        """Return the value of a property that does nothing but return an expression."""
+        """Return the value of a property whose code only returns an expression."""
         function = found.fget
         if not isinstance(function, types.FunctionType):
             raise UnknownError
@@ -232,7 +224,7 @@ class Scope:
             value = self.evaluate(item)
             if bool(value.it) is isinstance(node.op, ast.Or):
                 break
-        return self._unswitched(value, node)
+        return self._unless_flagged(value, node)
 
     def _compare(self, node: ast.Compare) -> Value:
         parts = [self.it(item) for item in (node.left, *node.comparators)]
@@ -240,16 +232,16 @@ class Scope:
         return Value(all(_OPERATORS[type(op)](left, right) for op, left, right in pairs))
 
     def _ifexp(self, node: ast.IfExp) -> Value:
-        return self._unswitched(self.evaluate(node.body if self.it(node.test) else node.orelse), node.test)
+        return self._unless_flagged(self.evaluate(node.body if self.it(node.test) else node.orelse), node.test)
 
-    def _unswitched(self, value: Value, choice: ast.expr) -> Value:
-        """Return a value, unless it is a function that a switch of the model chooses, which may be turned later."""
-        if callable(value.it) and self.has_switch(choice):
+    def _unless_flagged(self, value: Value, choice: ast.expr) -> Value:
+        """Return a value, unless it is a callable that depends on a flag of the model, which may change."""
+        if callable(value.it) and self.has_flag(choice):
             raise UnknownError
         return value
 
-    def has_switch(self, node: ast.expr) -> bool:
-        """Return whether an expression reads an attribute that is True or False, which may be turned over later."""
+    def has_flag(self, node: ast.expr) -> bool:
+        """Return whether an expression reads a flag: an attribute that is True or False."""
         for part in ast.walk(node):
             if isinstance(part, ast.Attribute):
                 try:
@@ -297,7 +289,7 @@ def _sequence(items: tuple[Value, ...]) -> Value:
 
 
 def _elements(value: Value) -> tuple[Value, ...]:
-    """Return the parts of a sequence, each with the module that keeps it."""
+    """Return the items of a sequence, each with the attribute that it is."""
     if value.items is not None:
         return value.items
     if isinstance(value.it, _CONTAINERS) and type(value.it).__iter__ in _ITERATORS:
@@ -340,5 +332,5 @@ _LISTS: dict[Any, Callable[..., tuple[Value, ...]]] = {
     itertools.chain: lambda *parts: sum(parts, ()),
     zip: lambda *parts, strict=False: tuple(_sequence(pair) for pair in zip(*parts, strict=strict)),
 }
-_GETTERS = [container.__getitem__ for container in (*_CONTAINERS, Turns)]
+_GETTERS = [container.__getitem__ for container in (*_CONTAINERS, PerIteration)]
 _ITERATORS = [container.__iter__ for container in _CONTAINERS]

@@ -1,8 +1,8 @@
-"""Write methods of a class anew, with some calls changed.
+"""Rewrite methods of a module with some calls changed.
 
-A module's code is changed by giving that one module a class of its own, derived from the one it had, in which a few
-methods are written anew. Everything but the changed calls stays as it was: control flow, arguments, `self.training`,
-names of parameters. The new code is ordinary Python; `inspect.getsource(type(module).forward)` shows it.
+The module gets a class of its own, derived from its class, with the rewritten methods. Everything but the changed calls
+remains: control flow, arguments, `self.training`, names of parameters. The new code is ordinary Python;
+`inspect.getsource(type(module).forward)` shows it.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from hullo.surgery.rewrite.source import Position, codes, names_in, parse, position
+from hullo.surgery.rewrite.source import Position, codes, is_empty, names_in, parse, position
 
 
 @dataclass
 class Edits:
-    """Changes to one function's calls.
+    """Hold changes to the calls of a function.
 
     Args:
-        callees: what is called instead, as source, by the position of the expression that is called.
-        inputs: the position of the only argument to pass on, by the position of the call.
-        turns: the names of counters for loops, by the position of the loop's target.
+        callees: the source of the new callee, by the position of the old one.
+        inputs: the position of the only argument to keep, by the position of the call.
+        counters: the names of loop counters, by the position of the target of the loop.
     """
 
     callees: dict[Position, str] = field(default_factory=dict)
     inputs: dict[Position, Position] = field(default_factory=dict)
-    turns: dict[Position, str] = field(default_factory=dict)
+    counters: dict[Position, str] = field(default_factory=dict)
 
     def applied_to(self, function: types.FunctionType, name: str) -> str:
-        """Return the function's text with the changes, under a name."""
+        """Return the text of a function with the changes and a name."""
         code = function.__code__
         hidden = "enumerate" in {*code.co_varnames, *code.co_cellvars, *code.co_freevars, *function.__globals__}
         count = "__import__('builtins').enumerate" if hidden else "enumerate"
@@ -68,7 +68,7 @@ class _Editor(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def _counted(self, node: Any) -> Any:
-        counter = self.edits.turns.get(position(node.target))
+        counter = self.edits.counters.get(position(node.target))
         self.generic_visit(node)
         if counter is not None:
             node.target = ast.Tuple([ast.Name(counter, ast.Store()), node.target], ast.Store())
@@ -80,7 +80,7 @@ class _Editor(ast.NodeTransformer):
 
 @dataclass(frozen=True)
 class Written:
-    """A method to write anew: its text, and the class and name of the method whose surroundings it gets."""
+    """Hold the text of a rewritten method, and the class and the name of the original."""
 
     name: str
     home: type
@@ -89,10 +89,10 @@ class Written:
 
 
 def _compile(function: types.FunctionType, node: ast.FunctionDef) -> types.CodeType:
-    """Return the code of a method, undecorated, with the names around it that `function` has around it."""
+    """Return the code of an undecorated method with the closure variables of `function`."""
     outer = [name for name in function.__code__.co_freevars if name != "__class__"]
     names = {name for code in codes(function.__code__) for name in names_in(code)}
-    around = "Home"  # a class, so that super() works
+    around = "Home"  # a class, for super()
     while around in names:
         around += "_"
     flags = function.__code__.co_flags
@@ -112,7 +112,7 @@ def _compile(function: types.FunctionType, node: ast.FunctionDef) -> types.CodeT
 
 
 def _function(wrapper: types.FunctionType, method: Written) -> types.FunctionType:
-    """Return a method written anew, decorated as it was."""
+    """Return a rewritten method with the decorators of the original."""
     original = inspect.unwrap(wrapper)
     code = _compile(original, ast.parse(method.text).body[0])  # type: ignore[arg-type]
     cells = dict(zip(original.__code__.co_freevars, original.__closure__ or (), strict=True))
@@ -128,7 +128,7 @@ def _function(wrapper: types.FunctionType, method: Written) -> types.FunctionTyp
 def _decorated(
     wrapper: types.FunctionType, original: types.FunctionType, new: types.FunctionType
 ) -> types.FunctionType:
-    """Return a decorator's function again, with another function in the place of the one that was decorated."""
+    """Return a copy of a decorated function that calls `new` instead of `original`."""
     if wrapper is original:
         return new
     before: Any = wrapper.__wrapped__  # type: ignore[attr-defined]
@@ -141,9 +141,9 @@ def _decorated(
 
 
 def can_be_decorated_again(wrapper: Any) -> bool:
-    """Return whether all decorators of a function are plain functions around it that hold it by one name alone.
+    """Return whether all decorators of a function are plain closures that refer to it by one variable.
 
-    PyTorch's do more than that.
+    PyTorch's decorators do more than that.
     """
     while hasattr(wrapper, "__wrapped__"):
         if not isinstance(wrapper, types.FunctionType) or wrapper.__globals__["__name__"].partition(".")[0] == "torch":
@@ -157,7 +157,7 @@ def can_be_decorated_again(wrapper: Any) -> bool:
 
 
 def leads_to(wrapper: Any, wrapped: types.FunctionType) -> bool:
-    """Return whether a decorated function has the one that was decorated among the names around it."""
+    """Return whether a decorated function refers to the original in its closure."""
     while wrapper is not wrapped:
         inner = wrapper.__wrapped__
         cells = wrapper.__closure__ or () if isinstance(wrapper, types.FunctionType) else None
@@ -168,36 +168,33 @@ def leads_to(wrapper: Any, wrapped: types.FunctionType) -> bool:
 
 
 def holds(cell: types.CellType, thing: Any) -> bool:
-    """Return whether a name from around a function stands for something."""
-    try:
-        return cell.cell_contents is thing
-    except ValueError:  # not filled yet
-        return False
+    """Return whether a closure variable is a thing."""
+    return not is_empty(cell) and cell.cell_contents is thing
 
 
-class Turns(nn.ModuleDict):
-    """The modules that a call in a loop goes to, by the number of the turn."""
+class PerIteration(nn.ModuleDict):
+    """Hold the modules that a call in a loop goes to, by the index of the iteration."""
 
     def __getitem__(self, key: str) -> nn.Module:
         if key not in self:
             raise KeyError(
-                f"turn {key} of a loop that had {len(self)} turns when activations were replaced: set the number of "
-                "turns first, then replace the activations"
+                f"iteration {key} of a loop that had {len(self)} iterations when activations were replaced; set the "
+                "number of iterations first, then replace the activations"
             )
         return super().__getitem__(key)
 
 
 class _Own:
-    """Stands for the derived class in a pickle, which cannot name it."""
+    """Represent the derived class in a pickle, which cannot name it."""
 
 
 class Rewritten:
-    """The first parent of every derived class: lets its modules be copied and pickled."""
+    """Make modules with rewritten methods copyable and picklable; the first base of every derived class."""
 
     _hullo_written: ClassVar[tuple[type, tuple[Written, ...]]]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Keep a derived class out of registers that its parents keep of their subclasses."""
+        """Do not register derived classes with the bases."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         reduced = super().__reduce_ex__(protocol)
@@ -209,12 +206,12 @@ class Rewritten:
 
     def __setstate__(self, state: Any) -> None:
         children = dict(state.get("_modules") or {}) if isinstance(state, dict) else {}
-        super().__setstate__(state)  # type: ignore[misc]  # a class may set what an attribute was before it was a hull
+        super().__setstate__(state)  # type: ignore[misc]  # may set an attribute that has become a hull
         put_children(self, children)  # type: ignore[arg-type]
 
 
 def put_children(module: nn.Module, children: dict[str, nn.Module | None]) -> None:
-    """Set children of a module, in front of whatever attributes have their names."""
+    """Set children of a module, and delete attributes of the same names, which would hide them."""
     for name, child in children.items():
         vars(module).pop(name, None)
         module._modules[name] = child
@@ -228,7 +225,7 @@ def _restore(cls: type, methods: tuple[Written, ...], make: Any, given: Iterable
 
 
 class _Derived(type):
-    """The type of derived classes: to make another module of one is to make one of the class it was derived from."""
+    """Make calls of a derived class construct a module of the original class."""
 
     _hullo_written: tuple[type, tuple[Written, ...]]
 
@@ -238,7 +235,7 @@ class _Derived(type):
 
 @functools.cache
 def derived(cls: type, methods: tuple[Written, ...]) -> type[nn.Module]:
-    """Return a class like `cls`, with the same name, some of whose methods are written anew."""
+    """Return a subclass of `cls` with the same name and rewritten methods."""
     space: dict[str, Any] = {"_hullo_written": (cls, methods), "__doc__": cls.__doc__}
     space |= {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
     for method in methods:
@@ -249,7 +246,7 @@ def derived(cls: type, methods: tuple[Written, ...]) -> type[nn.Module]:
 
 
 def rewritten(module: nn.Module, methods: dict[str, Written]) -> type[nn.Module]:
-    """Return the class for a module in which these methods are written anew, and those that were so before."""
+    """Return a class for a module with these rewritten methods, and those rewritten before."""
     current: type = type(module)
     cls, before = vars(current).get("_hullo_written", (current, ()))
     kept = {method.name: method for method in before} | methods

@@ -1,4 +1,4 @@
-"""Read the code of a module from where it is entered: by forward, or by another of its methods."""
+"""Read the code of a module from its entry points: forward, and other methods that may be called."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from hullo.surgery.rewrite.branches import Key
-from hullo.surgery.rewrite.calls import Findings, Missed
-from hullo.surgery.rewrite.mentions import code_of, mentions_activation
+from hullo.surgery.rewrite.bytecode import code_of, mentions_activation
+from hullo.surgery.rewrite.findings import Findings, Skipped
 from hullo.surgery.rewrite.reader import Reader, body_of
 from hullo.surgery.rewrite.source import method, methods, position
 from hullo.surgery.rewrite.values import Assigned
 
-ENTRY: Key = ("entry",)  # the decision from where a module's code is entered
+ENTRY: Key = ("entry",)  # the decision which entry point is called
 
 
 def read_forward(owner: nn.Module, assigned: Assigned) -> Findings:
@@ -24,14 +24,14 @@ def read_forward(owner: nn.Module, assigned: Assigned) -> Findings:
 
     Args:
         owner: the module.
-        assigned: attributes that some forward assigns.
+        assigned: attributes that code of the model assigns.
     """
     findings, mro = Findings(), type(owner).__mro__
     try:
         if "forward" in vars(owner):
             raise LookupError("it is set on the module itself, not in its class")
         if isinstance(owner, torch.fx.GraphModule):
-            raise LookupError("it is made from a traced graph; replace before tracing")
+            raise LookupError("it is generated from a traced graph; replace before tracing")
         idle = ""
         for name in ("__call__", "_wrapped_call_impl", "_call_impl", "forward"):  # each may call the next by its name
             home, _, function = method(mro, name)
@@ -46,12 +46,12 @@ def read_forward(owner: nn.Module, assigned: Assigned) -> Findings:
         findings = Findings(unread=f"the code of {type(owner).__qualname__}.forward cannot be changed: {error}")
         if code_of(forward) is None or any(_mentions_by_methods(owner, item) for item in (wrapper, forward)):
             where = f"{type(owner).__qualname__}.forward"
-            findings.missed.append(Missed(where, "calls of functions", str(error)))
+            findings.skipped.append(Skipped(where, "calls of functions", str(error)))
     return findings
 
 
 def _mentions_by_methods(owner: nn.Module, thing: Any) -> bool:
-    """Return whether code names an activation, itself or through methods of its module."""
+    """Return whether code, or a method of the module that it names, names an activation."""
     function = code_of(thing)
     names = function.__code__.co_names if function is not None else ()
     found = [inspect.getattr_static(type(owner), name, None) for name in names if name != "forward"]
@@ -59,24 +59,24 @@ def _mentions_by_methods(owner: nn.Module, thing: Any) -> bool:
 
 
 def _words(owner: nn.Module, function: Any) -> set[str]:
-    """Return the names in a method's code, and in that of the methods it names."""
+    """Return the names in the code of a method and of the methods that it names."""
     own = code_of(inspect.unwrap(function))
     names = set(own.__code__.co_names) if own is not None else set()
     found = [code_of(inspect.getattr_static(type(owner), name, None)) for name in names]
     return names.union(*(item.__code__.co_names for item in found if item is not None))
 
 
-def read_aside(
+def read_other_methods(
     owner: nn.Module, findings: Findings, entered: Set[tuple[int, str]], names: Set[str], assigned: Assigned
 ) -> None:
-    """Read the methods that forward does not call: they may call what it calls, and have to go on doing so.
+    """Read the methods that forward does not call: they may call the same activations, and must still work.
 
     Args:
         owner: the module.
-        findings: what was found in its forward; what these methods call is added.
-        entered: the methods that other modules call, as the id of the module and the name.
-        names: the names under which modules of the model keep activations.
-        assigned: attributes that some forward assigns.
+        findings: the findings in its forward, which are extended.
+        entered: the methods that other modules call, as id of the module and name.
+        names: the attribute names of activations in the model.
+        assigned: attributes that code of the model assigns.
     """
     made = {(call.body.function, position(call.node)) for call in findings.calls}
     words = {call.body.name for call in findings.calls} | names
@@ -94,13 +94,13 @@ def read_aside(
             plain = inspect.unwrap(function)
             findings.unreadable |= set(plain.__code__.co_names)
             if mentions_activation(plain):
-                findings.missed.append(Missed(plain.__qualname__, "an activation", str(error)))
+                findings.skipped.append(Skipped(plain.__qualname__, "an activation", str(error)))
             continue
         findings.visits |= aside.visits
         findings.recursive |= aside.recursive
         findings.unreadable |= aside.unreadable
         if not idle:
-            findings.missed += aside.missed
+            findings.skipped += aside.skipped
             findings.parts += aside.parts
             findings.tied += aside.tied
             findings.tested += aside.tested
@@ -111,4 +111,4 @@ def read_aside(
             if not idle or call.kept is not None or (call.body.function, position(call.node)) in made:
                 findings.calls.append(call)
             elif call.reading is not None and call.reading.known:
-                findings.missed.append(Missed(call.place, call.reading.known.name, idle))
+                findings.skipped.append(Skipped(call.place, call.reading.known.name, idle))

@@ -1,4 +1,4 @@
-"""Number the values of a function's expressions, so that the same computation in two branches has the same number."""
+"""Value numbering: give equal computations in different branches of a function the same number."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import ast
 from collections.abc import Mapping
 from typing import Any
 
-from hullo.surgery.rewrite.names import bindings
+from hullo.surgery.rewrite.source import bindings
 from hullo.surgery.rewrite.values import Scope, UnknownError
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
-class Numbers:
-    """Numbers for the values that names have at one point of a function.
+class ValueNumbers:
+    """Assign numbers to the values of expressions at one point of a function.
 
     Args:
-        scope: what is known of the function's names.
+        scope: the known names of the function.
         given: the numbers of its parameters.
     """
 
@@ -24,10 +24,10 @@ class Numbers:
         self._scope, self._names = scope, dict(given)
 
     def of(self, node: ast.AST) -> int:
-        """Return the number of an expression's value; equal numbers are equal computations of equal values."""
+        """Return the number of the value of an expression; equal numbers mean equal computations."""
         if isinstance(node, (ast.Name, ast.Attribute)) and (word := ast.unparse(node)) in self._names:
             return self._names[word]
-        if isinstance(node, ast.expr) and not isinstance(node, ast.Call):  # one that makes a module makes another
+        if isinstance(node, ast.expr) and not isinstance(node, ast.Call):  # a call may make a new object each time
             try:
                 thing = self._scope.it(node)
             except UnknownError:
@@ -44,7 +44,7 @@ class Numbers:
         return self.of(item) if isinstance(item, ast.AST) else item
 
     def assign(self, target: ast.expr, number: int) -> None:
-        """Give a target the number of what is assigned to it."""
+        """Set the number of an assignment target."""
         if isinstance(target, (ast.Tuple, ast.List)):
             for n, part in enumerate(target.elts):
                 self.assign(part, hash((number, n)))
@@ -56,20 +56,20 @@ class Numbers:
             self._names[ast.unparse(target)] = number
 
     def forget(self, target: ast.expr) -> None:
-        """Number a target by what it stands for from now on."""
+        """Forget the numbers of a target, so that its known value determines them."""
         for name in bindings(target):
             self._names.pop(name, None)
 
     def snapshot(self) -> dict[str, int]:
-        """Return the numbers of all names, to be gone back to."""
+        """Return the numbers of all names, for `go_back`."""
         return dict(self._names)
 
     def go_back(self, names: Mapping[str, int]) -> None:
-        """Take the numbers that a snapshot holds."""
+        """Restore a snapshot."""
         self._names = dict(names)
 
     def join(self, other: Mapping[str, int]) -> None:
-        """Take into account that another branch may have run instead."""
+        """Merge with the numbers at the end of another branch."""
         for name in {*self._names, *other}:
             here, there = self._names.get(name), other.get(name)
             if here != there:

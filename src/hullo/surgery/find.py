@@ -1,10 +1,10 @@
-"""Find the activations of a model, and what it takes to replace each."""
+"""Find the activations of a model, and where the hulls that replace them can be stored."""
 
 from __future__ import annotations
 
 import ast
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,34 +12,34 @@ from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
 from hullo.modules import Hull
-from hullo.surgery.limits import Limits
+from hullo.surgery.grouping import Group, conflicts, group_calls
 from hullo.surgery.recognise import AMBIGUOUS, Reading, is_torch_function, read_function, read_module
-from hullo.surgery.rewrite.calls import Call, Findings, Missed
-from hullo.surgery.rewrite.entries import read_aside, read_forward
-from hullo.surgery.rewrite.mentions import mentions_activation, times_named
+from hullo.surgery.restrictions import Restrictions
+from hullo.surgery.rewrite.bytecode import mentions_activation, times_named
+from hullo.surgery.rewrite.entry_points import read_forward, read_other_methods
+from hullo.surgery.rewrite.findings import Call, Findings, Skipped
 from hullo.surgery.rewrite.reach import Reach, hooks_of
-from hullo.surgery.rewrite.source import Position, method
-from hullo.surgery.sharing import Group, conflicts, share
+from hullo.surgery.rewrite.source import method
 from hullo.surgery.sites import Home, Names, Site
 
-_SHARED = "it is in a module without weights that is used more than once; give each place one of its own"
-_TURNS = "which of several is called changes from turn to turn of a loop"
+_SHARED = "it is in a module without weights that is used more than once; make one module for each use"
+_ITERATIONS = "which activation is called changes between iterations of a loop"
 
-Kept = tuple[int, str]  # a module, by id, and the name of something it keeps
+AttributeId = tuple[int, str]  # the id of a module, and the name of its attribute
 
 
 def expect_model(caller: str, model: object) -> None:
-    """Refuse what is no model, such as model.parameters()."""
+    """Raise TypeError for anything but a module, such as model.parameters()."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"{caller} takes a torch.nn.Module, not a {type(model).__name__}; give the model itself")
 
 
-def survey(model: nn.Module) -> list[Site]:
+def find_sites(model: nn.Module) -> list[Site]:
     """Return all activations of a model, in the order of its modules."""
-    return list(_Survey(model).sites())
+    return list(_Finder(model).sites())
 
 
-class _Survey:
+class _Finder:
     def __init__(self, model: nn.Module) -> None:
         self.paths = {id(module): name for name, module in model.named_modules()}
         self.modules = list(model.modules())
@@ -49,11 +49,11 @@ class _Survey:
         self.order = {id(call): n for n, call in enumerate(every)}
         self.visits = {at: count for found in self.findings.values() for at, count in found.visits.items()}
         self.names = {id(module): Names(module) for module in model.modules()}
-        self.kept: dict[Kept, list[Call]] = defaultdict(list)
+        self.kept: dict[AttributeId, list[Call]] = defaultdict(list)
         for call in every:
             if call.kept is not None and id(call.kept[0]) in self.paths:
                 self.kept[id(call.kept[0]), call.kept[1]].append(call)
-        self.groups = {key: share(calls, together=True) for key, calls in self.kept.items()}
+        self.groups = {key: group_calls(calls, together=True) for key, calls in self.kept.items()}
         self.functions = {id(owner): self._functions_of(owner) for owner in self.owners}
         self.used_twice = self._used_twice(model)
         self.conflicts = self._conflicts()
@@ -70,32 +70,30 @@ class _Survey:
         entered = {entry for found in findings.values() for entry in found.entered} | reach.assigned.bound.keys()
         names = {call.kept[1] for found in findings.values() for call in found.calls if call.kept is not None}
         for module in readable:
-            read_aside(module, findings[id(module)], entered, names, reach.assigned)
-        self.limits = Limits(model, findings.values(), reach)
+            read_other_methods(module, findings[id(module)], entered, names, reach.assigned)
+        self.restrictions = Restrictions(model, findings.values(), reach)
         return findings
 
     def _functions_of(self, owner: nn.Module) -> list[Group]:
-        """Return the calls of functions, and of modules that are no part of the model, in groups that share a hull."""
+        """Return the calls of functions, and of modules outside of the model, in groups that share a hull."""
         by_function: dict[Any, list[Call]] = defaultdict(list)
         for call in self._found(owner).calls:
             if call.kept is None and id(call.callee) not in self.paths and call.reading is not None:
                 what = call.reading.known.name if call.reading.known else ast.unparse(call.callee_node)
                 by_function[what, call.reading.in_place].append(call)
-        groups = [group for calls in by_function.values() for group in share(calls)]
+        groups = [group for calls in by_function.values() for group in group_calls(calls)]
         return sorted(groups, key=lambda group: self.order[id(group[0])])
 
     def _found(self, owner: nn.Module) -> Findings:
         return self.findings.get(id(owner), Findings())
 
     def _used_twice(self, model: nn.Module) -> dict[int, str]:
-        """Return the parts of modules without weights, around activations, that are used more than once."""
+        """Return the submodules, by id, of modules without weights that are used more than once, and the reason."""
         parts: dict[int, list[Call]] = defaultdict(list)
         for call in (call for found in self.findings.values() for call in found.parts):
             parts[id(call.callee)].append(call)
-        self.parts = {key: share(calls) for key, calls in parts.items()}
-        named: dict[int, int] = defaultdict(int)
-        for _, module in model.named_modules(remove_duplicate=False):
-            named[id(module)] += 1
+        self.parts = {key: group_calls(calls) for key, calls in parts.items()}
+        named = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
         found: dict[int, str] = {}
         for module in self.owners:
             groups = self.parts.get(id(module), [])
@@ -105,15 +103,15 @@ class _Survey:
         return found
 
     def _conflicts(self) -> dict[int, str]:
-        """Return the first calls of groups, by id, that training and evaluation would not share, and why."""
+        """Return the first calls, by id, of groups that differ between training and evaluation, and the reason."""
         result: dict[int, str] = {}
         for owner in self.owners:
             found = self._found(owner)
             kept = [group for groups in self.groups.values() for group in groups if group[0].body.owner is owner]
             parts = [group for groups in self.parts.values() for group in groups if group[0].body.owner is owner]
             parts = [group for group in parts if any(True for _ in self._inside(group))]
-            every: list[Sequence[Call | Missed]] = [*kept, *self.functions[id(owner)], *parts]
-            every += [[missed] for missed in found.missed]
+            every: list[Sequence[Call | Skipped]] = [*kept, *self.functions[id(owner)], *parts]
+            every += [[skipped] for skipped in found.skipped]
             gates = {n for n, group in enumerate(every) if _is_gate(group[0])}
             weighted = {n for n, group in enumerate(every) if _has_weights(group[0])}
             for n, why in conflicts(every, found.modes, gates, weighted).items():
@@ -122,30 +120,30 @@ class _Survey:
                     self.used_twice.setdefault(id(module), why)
         return result
 
-    def _inside(self, group: Sequence[Call | Missed]) -> Iterator[nn.Module]:
-        """Yield the modules with activations in one that is called."""
+    def _inside(self, group: Sequence[Call | Skipped]) -> Iterator[nn.Module]:
+        """Yield the submodules with activations of a called module."""
         for module in group[0].callee.modules():  # type: ignore[union-attr]
             if any(read_module(child) is not None for child in module.children()) or id(module) in self.findings:
                 yield module
 
     def sites(self) -> Iterator[Site]:
         for owner in self.owners:
-            for name, thing, reading in self._kept_by(owner):
-                yield from self._kept_sites(owner, name, thing, reading)
+            for name, thing, reading in self._attributes(owner):
+                yield from self._attribute_sites(owner, name, thing, reading)
             yield from self._function_sites(owner)
-            listed = {(item.place, item.what, item.why): None for item in self._found(owner).missed}
+            listed = {(item.place, item.what, item.why): None for item in self._found(owner).skipped}
             for place, what, why in listed:
                 yield Site(self.paths[id(owner)], what, None, place, why)
         for module in self.modules:
             for hook in (hook for hook in hooks_of(module) if mentions_activation(hook)):
                 place = getattr(hook, "__qualname__", "")
-                yield Site(self.paths[id(module)], "a hook", None, place, "it calls an activation, and is no method")
+                yield Site(self.paths[id(module)], "a hook", None, place, "it calls an activation outside of a method")
 
     def _name(self, keeper: nn.Module, *parts: str) -> str:
         return ".".join(part for part in (self.paths[id(keeper)], *parts) if part)
 
-    def _kept_by(self, owner: nn.Module) -> Iterator[tuple[str, Any, Reading]]:
-        """Yield the activations that a module keeps: children, and functions as attributes."""
+    def _attributes(self, owner: nn.Module) -> Iterator[tuple[str, Any, Reading]]:
+        """Yield the attributes of a module that are activations: children and functions."""
         for name, child in owner._modules.items():
             if isinstance(child, torch.jit.ScriptModule):
                 yield name, child, Reading(None, reason="it is scripted; replace before scripting")
@@ -158,11 +156,11 @@ class _Survey:
             elif is_torch_function(thing) and (reading := read_function(thing)) is not None:
                 yield name, thing, reading
 
-    def _kept_sites(self, owner: nn.Module, name: str, thing: Any, reading: Reading) -> Iterator[Site]:
-        """Yield the sites of a module, or a function, that a module keeps: one for each hull that its calls need."""
+    def _attribute_sites(self, owner: nn.Module, name: str, thing: Any, reading: Reading) -> Iterator[Site]:
+        """Yield the sites of an attribute that is an activation: one for each hull that its calls need."""
         module = thing if isinstance(thing, nn.Module) else None
         function = reading.known.name if reading.known else getattr(thing, "__name__", type(thing).__name__)
-        groups = self._with_partners(self.groups.get((id(owner), name), []))
+        groups = _with_idle_calls(self.groups.get((id(owner), name), []))
         reason = reading.reason or self._trouble(owner, name, module, groups)
         homes = [] if reason else self._homes(owner, name, groups)
         reason = reason or next((why for group, home in homes if (why := self._misplaced(group, home))), "")
@@ -175,16 +173,10 @@ class _Survey:
             place = group[0].place if len(homes) > 1 else ""
             yield Site(label, function, module, place, "", reading, home, group, together)
 
-    def _with_partners(self, groups: list[Group]) -> list[Group]:
-        """Join idle calls without a partner to the first group: they call whatever is kept there."""
-        live = [group for group in groups if not all(call.idle for call in group)]
-        idle = [group for group in groups if all(call.idle for call in group)]
-        return [sum(idle, live[0]), *live[1:]] if live else groups
-
     def _trouble(self, owner: nn.Module, name: str, module: nn.Module | None, groups: list[Group]) -> str:
-        """Return why something that is kept under a name cannot have a hull for every group of calls."""
+        """Return why an attribute cannot become a hull for every group of calls; empty if it can."""
         calls = [call for group in groups for call in group]
-        if why := self.used_twice.get(id(owner), "") or self.limits.of_kept(owner, name):
+        if why := self.used_twice.get(id(owner), "") or self.restrictions.on_attribute(owner, name):
             return why
         if isinstance(owner, nn.Sequential) and not _has_own_code(owner):
             return self._why_not(calls)
@@ -195,11 +187,11 @@ class _Survey:
         if not calls:
             return "no call of it was found"
         if all(call.idle for call in calls):
-            return f"no call of it was found that runs: {calls[0].idle}"
+            return f"no call of it runs: {calls[0].idle}"
         return self._why_not(calls)
 
     def _why_not(self, calls: Sequence[Call]) -> str:
-        """Return why calls cannot be given a hull."""
+        """Return why a hull cannot replace the callee of calls; empty if it can."""
         recursive = {function for found in self.findings.values() for function in found.recursive}
         for call in calls:
             if call.trouble or id(call) in self.conflicts:
@@ -209,7 +201,7 @@ class _Survey:
         return ""
 
     def _homes(self, owner: nn.Module, name: str, groups: list[Group]) -> list[tuple[Group, Home]]:
-        """Return where the hulls of a kept activation go: the first, or one whose calls are fixed, in its place."""
+        """Return where the hulls of an attribute are stored: one, preferably of fixed calls, keeps its name."""
         fixed = [group for group in groups if any(call.fixed for call in group)]
         first = (fixed or groups)[:1]
         order = first + [group for group in groups if group is not first[0]] if first else []
@@ -227,7 +219,7 @@ class _Survey:
         return found
 
     def _function_sites(self, owner: nn.Module) -> Iterator[Site]:
-        """Yield the sites of calls of functions, and of modules that are no part of the model."""
+        """Yield the sites of calls of functions, and of modules outside of the model."""
         groups, attributes = self.functions[id(owner)], dict[Any, str]()
         found: list[tuple[Group, Home | None, str]] = []
         for group in groups:
@@ -242,7 +234,7 @@ class _Survey:
                 home = Home(owner, attributes[first.at], first.key if looped else "")
                 reason = self._misplaced(group, home)
             found.append((group, home, reason))
-        for group, home, reason in _with_turns(found):
+        for group, home, reason in _consistent(found):
             reading = group[0].reading or Reading(None)
             function = reading.known.name if reading.known else ast.unparse(group[0].callee_node)
             if reason or home is None:
@@ -252,25 +244,34 @@ class _Survey:
                 yield Site(label, function, None, group[0].place, "", reading, home, group)
 
     def _misplaced(self, group: Group, home: Home) -> str:
-        """Return why a hull cannot be kept at home, or the calls of a group cannot be changed to go there."""
+        """Return why a hull cannot be stored at home, or calls cannot be changed to go there; empty if they can."""
         stays = home.stays and not home.key
         for call in group:
             if stays and call.plain:
                 continue
             if call.fixed:
-                return f"its calls would have to be changed, and {call.fixed}"
+                return f"its calls must be rewritten, but {call.fixed}"
             if not home.stays and call.body.owner is not home.keeper:
                 return "it is called from several modules"
             if call.body.pinned:
-                return f"the code that leads to its calls would have to be changed, and {call.body.pinned}"
-            if why := self.limits.of_code(call.body.owner):
+                return f"the code that leads to its calls must be rewritten, but {call.body.pinned}"
+            if why := self.restrictions.on_code(call.body.owner):
                 return why
             same = [other for other in self._found(call.body.owner).calls if other.at == call.at]
             if len(same) != self.visits[call.at] or any(other.kept != call.kept for other in same):
-                return _TURNS
+                return _ITERATIONS
         if home.stays and not stays and home.attribute in self._found(home.keeper).unreadable:
-            return "it is called more than once, and named in code that cannot be read"
-        return self.limits.of_child(home.keeper) or self.limits.of_code(home.keeper) if home.is_new else ""
+            return "it is called more than once, and occurs in code that cannot be read"
+        if not home.is_new:
+            return ""
+        return self.restrictions.on_new_child(home.keeper) or self.restrictions.on_code(home.keeper)
+
+
+def _with_idle_calls(groups: list[Group]) -> list[Group]:
+    """Join groups of idle calls to the first other one: they call whatever the attribute becomes."""
+    live = [group for group in groups if not all(call.idle for call in group)]
+    idle = [group for group in groups if all(call.idle for call in group)]
+    return [sum(idle, live[0]), *live[1:]] if live else groups
 
 
 def _has_own_code(module: nn.Module) -> bool:
@@ -278,29 +279,26 @@ def _has_own_code(module: nn.Module) -> bool:
     return type(module).forward not in plain or "forward" in vars(module)
 
 
-def _has_weights(call: Call | Missed) -> bool:
+def _has_weights(call: Call | Skipped) -> bool:
     """Return whether a module with weights is called."""
     return isinstance(call, Call) and call.reading is None and any(True for _ in call.callee.parameters())
 
 
-def _is_gate(call: Call | Missed) -> bool:
-    """Return whether something is one of the functions that are activations only at times."""
-    if isinstance(call, Missed):
+def _is_gate(call: Call | Skipped) -> bool:
+    """Return whether the callee is one of the functions that often are not activations."""
+    if isinstance(call, Skipped):
         return call.what.rpartition(".")[2] in AMBIGUOUS
     return call.reading is not None and call.reading.known is not None and call.reading.known.family in AMBIGUOUS
 
 
-def _with_turns(
-    found: Sequence[tuple[Group, Home | None, str]],
-) -> list[tuple[Group, Home | None, str]]:
-    """Refuse groups with a call in a loop some of whose turns are refused: its code would have to go both ways."""
+def _consistent(found: Sequence[tuple[Group, Home | None, str]]) -> list[tuple[Group, Home | None, str]]:
+    """Refuse groups with a call of which another iteration is refused: one line of code cannot call both."""
     while True:
         refused = {call.at: reason for group, _, reason in found for call in group if reason}
-        now = [(group, home, reason or _reason(group, refused)) for group, home, reason in found]
+        now = [
+            (group, home, reason or next((refused[call.at] for call in group if call.at in refused), ""))
+            for group, home, reason in found
+        ]
         if [item[2] for item in now] == [item[2] for item in found]:
             return now
         found = now
-
-
-def _reason(group: Group, refused: Mapping[tuple[int, Position], str]) -> str:
-    return next((refused[call.at] for call in group if call.at in refused), "")

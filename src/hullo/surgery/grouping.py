@@ -1,8 +1,8 @@
-"""Decide which calls of an activation share one hull.
+"""Decide which calls of an activation share a hull.
 
-Calls that one run of the model may both make get a hull each. Calls on different branches of a decision share one, so
-that what is learned on one branch holds on the other: in training and in evaluation, before and after a model is
-re-parametrized. Where the code does not tell which calls of two branches belong together, all of them share one hull.
+Calls that both happen in one run of the model get one hull each. Calls on different branches of a decision share one,
+so that training one branch also trains the other: in training and evaluation mode, before and after a model is
+re-parametrized. If it is unclear which calls of two branches correspond, all of them share one hull.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from hullo.surgery.rewrite.branches import MODE, Key, exclusive
-from hullo.surgery.rewrite.calls import Call, Missed
-from hullo.surgery.rewrite.entries import ENTRY
+from hullo.surgery.rewrite.entry_points import ENTRY
+from hullo.surgery.rewrite.findings import Call, Skipped
 
 Group = list[Call]
 
 _DIFFERENT = "training and evaluation call different functions here"
-_UNTRAINED = "only evaluation calls it, so that nothing would train it"
+_UNTRAINED = "only evaluation calls it, so it would not be trained"
 
 
-def share(calls: Sequence[Call], together: bool = False) -> list[Group]:
+def group_calls(calls: Sequence[Call], together: bool = False) -> list[Group]:
     """Return the calls of one activation in groups that share a hull, in the order of the code.
 
-    A group of idle calls alone found no partner among the calls that run as the model is set up.
+    A group that consists of idle calls has no counterpart among the calls that run in the model's configuration.
 
     Args:
         calls: the calls.
-        together: whether idle calls cannot be left alone, because all of them call what one module keeps.
+        together: whether idle calls must join others, because all of them call the same attribute.
     """
     groups: list[Group] = [[call] for call in calls]
     _join_equal(groups)
@@ -37,16 +37,16 @@ def share(calls: Sequence[Call], together: bool = False) -> list[Group]:
         if len(sides) > 1:
             _join_sides(groups, list(sides.values()), together or key == ENTRY)
         for branch in list(_sides(groups, key)):
-            alone = _sides(groups, key).get(branch, [])  # anew: what another branch had alone may have been joined
-            crowded = [group for group in groups if _is_crowded(group, key, branch)]
-            if alone and crowded:
-                _join(groups, [*alone, *crowded])
+            alone = _sides(groups, key).get(branch, [])  # again, since the groups may have been joined meanwhile
+            ambiguous = [group for group in groups if _is_ambiguous(group, key, branch)]
+            if alone and ambiguous:
+                _join(groups, [*alone, *ambiguous])
     _join_exclusive(groups)
     return groups
 
 
 def _sides(groups: Iterable[Group], key: Key) -> dict[Any, list[Group]]:
-    """Return the groups that are on one side of a decision, by the side."""
+    """Return the groups that are on a single side of a decision, by side."""
     sides: dict[Any, list[Group]] = defaultdict(list)
     for group in groups:
         if len(branches := {call.path[key] for call in group if key in call.path}) == 1:
@@ -54,21 +54,21 @@ def _sides(groups: Iterable[Group], key: Key) -> dict[Any, list[Group]]:
     return sides
 
 
-def _is_crowded(group: Group, key: Key, branch: Any) -> bool:
-    """Return whether a group joins several calls of one run on another side: which is whose partner is not known."""
+def _is_ambiguous(group: Group, key: Key, branch: Any) -> bool:
+    """Return whether a group has several calls of one run on another side: it is unclear which one corresponds."""
     paths = [call.path for call in group if call.path.get(key, branch) != branch]
     return any(not exclusive(a, b) for n, a in enumerate(paths) for b in paths[n + 1 :])
 
 
-def _branch(group: Sequence[Call | Missed], key: Key) -> Any:
-    """Return the branch of a decision that all calls of a group are on, or all that run; None if there is none."""
+def _branch(group: Sequence[Call | Skipped], key: Key) -> Any:
+    """Return the branch of a decision that all calls of a group, or all that run, are on; None if there is none."""
     calls = [call for call in group if not call.idle] or group
     branches = {call.path.get(key) for call in calls}
     return branches.pop() if len(branches) == 1 else None
 
 
 def _join_equal(groups: list[Group]) -> None:
-    """Join calls on exclusive branches that are given the same value."""
+    """Join calls on exclusive branches with the same input value."""
     by_value: dict[int, list[Group]] = defaultdict(list)
     for group in groups:
         by_value[group[0].number].append(group)
@@ -79,7 +79,7 @@ def _join_equal(groups: list[Group]) -> None:
 
 
 def _join_exclusive(groups: list[Group]) -> None:
-    """Join groups of which no run makes two calls, such as what only decisions at odds with each other lead to."""
+    """Join groups whose calls all exclude each other."""
     for group in [group for group in groups if not _is_idle(group)]:
         for other in groups[: next(n for n, item in enumerate(groups) if item is group)]:
             if not _is_idle(other) and all(exclusive(a.path, b.path) for a in group for b in other):
@@ -88,7 +88,7 @@ def _join_exclusive(groups: list[Group]) -> None:
 
 
 def _decisions(calls: Iterable[Call]) -> list[Key]:
-    """Return the decisions on the paths of calls: the innermost of the code first, then the mode, then the entries."""
+    """Return the decisions on the paths of calls: those in the code, innermost first, then mode, then entry point."""
     depths: dict[Key, int] = {}
     for call in calls:
         for depth, key in enumerate(call.path):
@@ -98,10 +98,10 @@ def _decisions(calls: Iterable[Call]) -> list[Key]:
 
 
 def _join_sides(groups: list[Group], sides: list[list[Group]], together: bool) -> None:
-    """Join the groups on the sides of a decision: one to one where that is clear, else all of them.
+    """Join the groups on the sides of a decision: one to one if that is clear, otherwise all of them.
 
-    Sides that are off as the model is set up are joined in the order of the code; where their numbers of calls differ,
-    they are joined only if all have to be.
+    Sides that do not run in the model's configuration are joined in the order of the code; if their numbers of calls
+    differ, only with `together`.
     """
     if all(len(side) == 1 for side in sides):
         _join(groups, [side[0] for side in sides])
@@ -126,18 +126,17 @@ def _join(groups: list[Group], parts: list[Group]) -> None:
 
 
 def conflicts(
-    groups: Sequence[Sequence[Call | Missed]], modes: Iterable[Key], gates: Container[int], weighted: Container[int]
+    groups: Sequence[Sequence[Call | Skipped]], modes: Iterable[Key], gates: Container[int], weighted: Container[int]
 ) -> dict[int, str]:
-    """Return the groups that training and evaluation would not share, by their index, and why.
+    """Return the groups, by index, that training and evaluation mode would not share, and the reason.
 
-    What evaluation alone calls would never be trained; where training and evaluation call different functions, what
-    one learns the other would not have.
+    A hull that only evaluation calls would not be trained; one that only training calls would be missing in evaluation.
 
     Args:
-        groups: the calls that share hulls, of all activations of a module; what is not replaced is one too.
-        modes: the decisions that depend on whether the model trains.
-        gates: the groups that are probably no activations, such as a sigmoid after a model's last layer.
-        weighted: the groups that are modules with weights of their own, of which each mode may have another.
+        groups: the groups of calls of all activations of a module, also of those that are not replaced.
+        modes: the decisions that depend on the mode.
+        gates: the groups that probably are not activations, such as a sigmoid after the last layer of a model.
+        weighted: the groups that call modules with weights, which may differ between modes.
     """
     found: dict[int, str] = {}
     for key in {*modes, MODE}:

@@ -1,4 +1,4 @@
-"""Work out how the code of a model has to change for calls to go to hulls."""
+"""Compute the edits to the code of a model that make calls go to hulls."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from typing import Any
 
 from torch import nn
 
-from hullo.surgery.copies import has_own_copies
-from hullo.surgery.rewrite.calls import Body, Call
+from hullo.surgery.rewrite.findings import Body, Call
 from hullo.surgery.rewrite.source import Position, position
 from hullo.surgery.rewrite.write import Edits, Written, rewritten
 from hullo.surgery.sites import Names, Site
+from hullo.surgery.state import customizes_copying
 
 
 def changed_classes(sites: Iterable[Site], every: Iterable[Site]) -> list[tuple[nn.Module, type[nn.Module]]]:
-    """Return the modules whose classes have to change for calls to go to the sites' homes, with the classes they need.
+    """Return the modules that need another class for calls to go to hulls, each with that class.
 
     Args:
-        sites: the sites to which calls go.
+        sites: the sites that get hulls.
         every: all sites of the model.
 
     Raises:
-        ValueError: some of the hulls of a loop are among the sites, and others are not.
+        ValueError: only some of the hulls of a loop are among the sites.
     """
     made = Counter(call.at for site in every for call in site.calls)
     nodes: dict[tuple[int, Position], list[tuple[Site, Call]]] = defaultdict(list)
     owners: dict[int, tuple[nn.Module, dict[str, Written]]] = {}
     for site in sites:
         home: Any = site.home
-        if home.attribute in vars(home.keeper) or has_own_copies(home.keeper):
+        if home.attribute in vars(home.keeper) or customizes_copying(home.keeper):
             owners[id(home.keeper)] = (home.keeper, {})
         for call in site.calls:
             nodes[call.at].append((site, call))
@@ -46,39 +46,39 @@ def changed_classes(sites: Iterable[Site], every: Iterable[Site]) -> list[tuple[
 
 
 def _edit(change: Edits, pairs: Sequence[tuple[Site, Call]]) -> None:
-    """Make a piece of code call the homes of its sites."""
+    """Make one call expression call the hulls of its sites, one per iteration if there are several."""
     call = pairs[0][1]
-    words = {other.key: _words(site, other) for site, other in pairs}
-    if set(words.values()) == {ast.unparse(call.callee_node)} and call.plain:
+    callees = {other.key: _callee(site, other) for site, other in pairs}
+    if set(callees.values()) == {ast.unparse(call.callee_node)} and call.plain:
         return
-    if len(set(words.values())) > 1:
-        turns = [(target, f"turn_{target[0]}_{target[1]}") for target, _ in call.turns]
-        change.turns |= dict(turns)
-        turn = f'f"{"_".join(f"{{{name}}}" for _, name in turns)}"'
-        stems = {_words(site, other, by_turn=True) for site, other in pairs}
-        table = ", ".join(f"{key!r}: {text}" for key, text in words.items())
-        word = f"{stems.pop()}[{turn}]" if len(stems) == 1 else f"{{{table}}}[{turn}]"
+    if len(set(callees.values())) > 1:
+        counters = [(target, f"iteration_{target[0]}_{target[1]}") for target, _ in call.iterations]
+        change.counters |= dict(counters)
+        index = f'f"{"_".join(f"{{{name}}}" for _, name in counters)}"'
+        stems = {_callee(site, other, without_key=True) for site, other in pairs}
+        by_key = all(site.home is not None and site.home.key == other.key for site, other in pairs)
+        table = ", ".join(f"{key!r}: {text}" for key, text in callees.items())
+        callee = f"{stems.pop()}[{index}]" if len(stems) == 1 and by_key else f"{{{table}}}[{index}]"
     else:
-        (word,) = set(words.values())
-    change.callees[position(call.callee_node)] = word
+        (callee,) = set(callees.values())
+    change.callees[position(call.callee_node)] = callee
     if call.input_node is not None:
         change.inputs[position(call.node)] = position(call.input_node)
 
 
-def _words(site: Site, call: Call, by_turn: bool = False) -> str:
-    """Return the words for the home of a site; by turn, without the key if that is the turn of the call."""
+def _callee(site: Site, call: Call, without_key: bool = False) -> str:
+    """Return the expression for the hull of a site."""
     home: Any = site.home
     named = ast.unparse(call.callee_node) if home.stays else f"{call.body.self_name}.{home.attribute}"
-    if by_turn:
-        return named if home.key == call.key else f"{named}[{home.key!r}], not by turn"
-    return f"{named}[{home.key!r}]" if home.key else named
+    return f"{named}[{home.key!r}]" if home.key and not without_key else named
 
 
 class _Writer:
-    """Writes methods anew, run by run.
+    """Write the text of changed methods.
 
-    The first run of a method in a forward keeps the method's name. Each other one, and one by super(), gets a name of
-    its own, unless it is written like one before it; its caller is then told the name.
+    A method that forward calls in several places may need a different text for each. The first one keeps its name.
+    Others, and those called with super(), get a new name, unless their text equals that of an earlier one; their caller
+    is changed to use it.
     """
 
     def __init__(self, edits: Mapping[Body, Edits]) -> None:
@@ -88,7 +88,7 @@ class _Writer:
         self._free: dict[int, Names] = {}
 
     def methods(self) -> list[tuple[nn.Module, dict[str, Written]]]:
-        """Return the methods to write for each module."""
+        """Return the changed methods of each module."""
         for root in self._roots():
             self._name(root)
         found: dict[int, tuple[nn.Module, dict[str, Written]]] = {}
@@ -100,7 +100,7 @@ class _Writer:
         return list(found.values())
 
     def _roots(self) -> list[Body]:
-        """Return where the code is entered that runs one of the changed methods, also without a change."""
+        """Return the entry points whose code leads to a changed method, or to another call of it."""
         found: dict[Body, None] = {}
         waiting = list(self._edits)
         while waiting:
@@ -112,9 +112,9 @@ class _Writer:
         return list(found)
 
     def _changes(self, body: Body) -> Edits:
-        """Return the changes to a run, with the names of the runs that it calls."""
+        """Return the edits to a body, including the new names of the methods that it calls."""
         own = self._edits.get(body, Edits())
-        change = Edits(dict(own.callees), own.inputs, own.turns)
+        change = Edits(dict(own.callees), own.inputs, own.counters)
         for callee in body.callees:
             name = self._name(callee)
             if name is not None and callee.caller is not None and (name != callee.name or callee.by_super):
@@ -122,14 +122,14 @@ class _Writer:
         return change
 
     def _text(self, body: Body) -> str | None:
-        """Return the text of a run; None if it does not change."""
+        """Return the text of a changed body; None if it does not change."""
         if body not in self._texts:
             change = self._changes(body)
             self._texts[body] = change.applied_to(body.function, body.name) if change.callees else None
         return self._texts[body]
 
     def _name(self, body: Body) -> str | None:
-        """Return the name that a run goes by; None if it is by super() and does not change."""
+        """Return the name of the method for a body; None for one that is called with super() and does not change."""
         if body not in self._names:
             text = self._text(body)
             before = body.siblings[: body.siblings.index(body)]

@@ -1,23 +1,23 @@
-"""Tell from a function's code, without its source, whether it may call an activation."""
+"""Inspect the bytecode of functions, also without source: does it call activations?"""
 
 from __future__ import annotations
 
 import dis
 import functools
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
 from hullo.surgery.recognise import NAMES, is_torch_function, read_module
-from hullo.surgery.rewrite.source import codes
+from hullo.surgery.rewrite.source import closure_values, codes
 
 _ACTIVATIONS = nn.ReLU.__module__
 
 
 def code_of(thing: Any) -> types.FunctionType | None:
-    """Return the function that somebody wrote, not PyTorch, that runs when something is called."""
+    """Return the Python function that runs when something is called; None for PyTorch's functions and modules."""
     if isinstance(thing, functools.partial):
         return code_of(thing.func)
     if isinstance(thing, property):
@@ -33,7 +33,7 @@ def code_of(thing: Any) -> types.FunctionType | None:
 
 
 def mentions_activation(thing: Any) -> bool:
-    """Return whether the code of something callable names what may be an activation, itself or through functions."""
+    """Return whether the code of a callable, or a function that it uses, names a possible activation."""
     function = code_of(thing)
     return function is not None and _mentions(function)
 
@@ -47,7 +47,9 @@ def _mentions(function: types.FunctionType) -> bool:
         constants = {value for code in codes(item.__code__) for value in code.co_consts if isinstance(value, str)}
         if names & NAMES or ("getattr" in names and constants & NAMES):
             return True
-        values = [item.__globals__[name] for name in names if name in item.__globals__] + list(_from_around(item))
+        defaults = [*(item.__defaults__ or ()), *(item.__kwdefaults__ or {}).values()]
+        values = [*(item.__globals__[name] for name in names if name in item.__globals__), *defaults]
+        values += closure_values(item)
         parts = [part for value in values for part in _parts_of(value)]
         if any(_is_activation(part) for part in parts):
             return True
@@ -59,7 +61,7 @@ def _mentions(function: types.FunctionType) -> bool:
 
 
 def functions_named(thing: Any) -> frozenset[str]:
-    """Return the names of PyTorch's functions that may be activations in something's code, and in its helpers'."""
+    """Return the names of PyTorch's activations in the code of a callable and of the functions that it uses."""
     seen, waiting, found = set[types.FunctionType](), [thing], set[str]()
     while waiting:
         function = code_of(waiting.pop())
@@ -72,19 +74,8 @@ def functions_named(thing: Any) -> frozenset[str]:
     return frozenset(found)
 
 
-def _from_around(function: types.FunctionType) -> Iterator[Any]:
-    """Yield what a function has from around it: names of the functions it was made in, and defaults."""
-    yield from function.__defaults__ or ()
-    yield from (function.__kwdefaults__ or {}).values()
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # not filled yet
-            continue
-
-
 def is_activation_or_holds_one(value: Any) -> bool:
-    """Return whether something is an activation, a class of them, or a collection with one in it."""
+    """Return whether something is an activation, a class of activations, or a collection that contains one."""
     return any(
         _is_activation(part) or (_is_module_class(part) and mentions_activation(part.forward))
         for part in _parts_of(value)
@@ -92,7 +83,7 @@ def is_activation_or_holds_one(value: Any) -> bool:
 
 
 def _parts_of(value: Any) -> list[Any]:
-    """Return what a collection holds, or a thing itself; of a class and its arguments, as in tables, the class."""
+    """Return the items of a collection, or the thing itself; of a pair of a class and its arguments, the class."""
     if isinstance(value, Mapping):
         parts = list(value.values())
     elif isinstance(value, (nn.ModuleList, nn.ModuleDict)):
@@ -107,7 +98,7 @@ def _is_module_class(value: Any) -> bool:
 
 
 def _is_activation(value: Any) -> bool:
-    """Return whether something is an activation, or one of PyTorch's classes of them."""
+    """Return whether something is an activation, or one of PyTorch's classes of activations."""
     if isinstance(value, nn.Module):
         return read_module(value) is not None
     if isinstance(value, type):
@@ -116,7 +107,7 @@ def _is_activation(value: Any) -> bool:
 
 
 def is_from_torch(thing: Any) -> bool:
-    """Return whether something is a function of PyTorch that may be an activation, such as ``torch.Tensor.relu``."""
+    """Return whether something is one of PyTorch's functions that may be activations, such as ``Tensor.relu``."""
     if is_torch_function(thing):
         return True
     name = getattr(thing, "__name__", None)
@@ -125,7 +116,7 @@ def is_from_torch(thing: Any) -> bool:
 
 
 def times_named(function: types.FunctionType, name: str) -> int:
-    """Return how often a function's code names an attribute, for code without source; a loop counts as once more."""
+    """Return how often the code of a function names an attribute, plus one if it has a loop."""
     instructions = [item for code in codes(function.__code__) for item in dis.get_instructions(code)]
     loops = any(item.opname in ("FOR_ITER", "JUMP_BACKWARD") for item in instructions)
     return len([item for item in instructions if item.argval == name]) + loops

@@ -1,4 +1,4 @@
-"""Know what must not be changed in a model: what its code asks of modules, and how they are made and copied."""
+"""Find restrictions on changes to a model, from how its code inspects modules, and how modules are copied."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
 from hullo.modules import Hull
-from hullo.surgery.copies import loses_children
-from hullo.surgery.rewrite.calls import Findings
-from hullo.surgery.rewrite.mentions import code_of
+from hullo.surgery.rewrite.bytecode import code_of
+from hullo.surgery.rewrite.findings import Findings
 from hullo.surgery.rewrite.reach import Reach, held_by, hooks_of
 from hullo.surgery.rewrite.write import Rewritten
+from hullo.surgery.state import loses_children
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
-class Limits:
-    """What the code of a model does with modules that a hull must not disturb.
+class Restrictions:
+    """Decide what may be changed in a model without changing what its code does.
 
     Args:
         model: the model.
-        findings: what was found in its code.
+        findings: the findings in the code of its modules.
         reach: the code that its forwards may run.
     """
 
@@ -56,67 +56,68 @@ class Limits:
         owned = [(holder, name, thing.__self__ if inspect.ismethod(thing) else thing) for holder, (name, thing) in held]
         self._held = {id(thing): name for holder, name, thing in owned if thing is not holder}
 
-    def of_kept(self, keeper: nn.Module, name: str) -> str:
-        """Return why something that a module keeps has to stay as it is; empty if a hull can take its place."""
+    def on_attribute(self, keeper: nn.Module, name: str) -> str:
+        """Return why an attribute of a module cannot become a hull; empty if it can."""
         if isinstance(keeper, ParametrizationList):
             return "it parametrizes a weight"
         if id(keeper) not in self._used:
-            return "no code of the model names the module that it is in"
+            return "no code of the model uses the module that contains it"
         if (id(keeper), name) in self._tied:
             return self._tied[id(keeper), name]
         if self._assigned.has(keeper, name):
             return f"a forward assigns {name}"
         if name in vars(keeper) and any(name in vars(cls) for cls in type(keeper).__mro__):
-            return f"its class has a {name} too, which would be found before a hull"
+            return f"its class has an attribute {name}, too, which would hide a hull"
         thing = keeper._modules.get(name)
         if id(thing) in self._held:
-            return f"the attribute {self._held[id(thing)]} holds it too, as it is"
-        if thing is not None and any(_asks_for_types(hook) for hook in hooks_of(thing)):
-            return "a hook on it asks what type it has"
+            return f"the attribute {self._held[id(thing)]} refers to it, too"
+        if thing is not None and any(_uses_isinstance(hook) for hook in hooks_of(thing)):
+            return "a hook on it uses isinstance"
         for kinds, where in self._tested:
-            if thing is not None and _asks(kinds, thing):
-                return f"the code asks modules for this type ({where})"
-        return self._of_parameters(keeper)
+            if thing is not None and _differs_from_hull(kinds, thing):
+                return f"the code tests modules for this type ({where})"
+        return self._on_parameters(keeper)
 
-    def of_child(self, keeper: nn.Module) -> str:
+    def on_new_child(self, keeper: nn.Module) -> str:
         """Return why a module cannot get a new child; empty if it can."""
         new = "a hull would be a new child of it"
         if isinstance(keeper, _CONTAINERS):
-            return f"{type(keeper).__name__} goes through its children, and {new}"
+            return f"{type(keeper).__name__} iterates over its children, and {new}"
         for kind in ("children", "modules"):
             if where := self._walked[kind].get(id(keeper)):
-                return f"the code goes through the children of this module, and {new} ({where})"
+                return f"the code iterates over the children of this module, and {new} ({where})"
             if where := self._anything.get(kind):
-                return f"the code goes through the children of some module, perhaps of this one, and {new} ({where})"
-        return self._of_parameters(keeper)
+                return f"the code iterates over the children of some module, maybe this one, and {new} ({where})"
+        return self._on_parameters(keeper)
 
-    def of_code(self, owner: nn.Module) -> str:
+    def on_code(self, owner: nn.Module) -> str:
         """Return why the code of a module cannot be changed; empty if it can."""
         if type(owner) in self._exact:
-            return "the code asks for its class by type(), and the class would be a derived one"
+            return "the code tests its class with type(), and rewriting needs a derived class"
         if is_parametrized(owner):
-            return "its class is one that torch.nn.utils.parametrize made; replace first, then parametrize"
+            return "torch.nn.utils.parametrize has changed its class; replace first, then parametrize"
         if isinstance(owner, LazyModuleMixin) and owner.has_uninitialized_params():
-            return "the module is lazy and changes its class when it first runs; run it once before"
+            return "the module is lazy and changes its class in its first run; run it once before"
         if isinstance(owner, Rewritten) and "_hullo_written" not in vars(type(owner)):
-            return "its class was changed after activations were replaced before; replace all of them at once"
+            return "its class was changed after an earlier call of replace_activations; replace all at once"
         return ""
 
-    def _of_parameters(self, keeper: nn.Module) -> str:
+    def _on_parameters(self, keeper: nn.Module) -> str:
         why = self._lost.get(id(keeper), "")
         if where := self._walked["text"].get(id(keeper)):
-            return why or f"the code turns a module around it into text, where a hull would show ({where})"
+            return why or f"the code converts a module around it to text, where a hull would appear ({where})"
         if where := self._walked["parameters"].get(id(keeper)) or self._anything.get("parameters"):
-            return why or f"the code goes through the parameters, and a hull would add one ({where})"
+            return why or f"the code iterates over the parameters, and a hull would add one ({where})"
         return why
 
 
-def _asks_for_types(hook: Any) -> bool:
+def _uses_isinstance(hook: Any) -> bool:
     function = code_of(hook)
     return function is not None and "isinstance" in function.__code__.co_names
 
 
-def _asks(kinds: Any, thing: nn.Module) -> bool:
+def _differs_from_hull(kinds: Any, thing: nn.Module) -> bool:
+    """Return whether isinstance gives another answer for a module than for a hull."""
     try:
         return isinstance(thing, kinds) != issubclass(Hull, kinds)
     except TypeError:

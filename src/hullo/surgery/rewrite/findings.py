@@ -1,4 +1,4 @@
-"""Describe the activations that a module's code calls."""
+"""Describe the calls of activations in the code of a module, and other findings there."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from torch import nn
 
 from hullo.surgery.recognise import Reading
 from hullo.surgery.rewrite.branches import Key, Path
+from hullo.surgery.rewrite.reach import Walk
 from hullo.surgery.rewrite.source import Position, place, position
 from hullo.surgery.rewrite.values import Kept
-from hullo.surgery.rewrite.walks import Walk
 
-Turns = tuple[tuple[Position, int], ...]  # the loops around a call, each with the number of the turn
+Iterations = tuple[tuple[Position, int], ...]  # the enclosing loops, each with the index of the iteration
 
 
 @dataclass(eq=False)
 class Body:
-    """A method as it runs once in a forward: `forward` itself, or one that another calls from one place."""
+    """Describe a method as called from one place: `forward` itself, or a method that it leads to."""
 
     owner: nn.Module
     name: str
@@ -33,28 +33,28 @@ class Body:
     caller: tuple[Body, Position] | None = None
     by_super: bool = False
     fixed: str = ""  # why its code cannot be changed
-    siblings: list[Body] = field(default_factory=list)  # all runs of this function, in their order
-    callees: list[Body] = field(default_factory=list)  # the runs of methods that it calls
+    siblings: list[Body] = field(default_factory=list)  # all bodies of this function, in order
+    callees: list[Body] = field(default_factory=list)  # the bodies of the methods that it calls
 
     @property
     def self_name(self) -> str:
         return next(iter(inspect.signature(self.function).parameters))
 
     def chain(self) -> Iterator[Body]:
-        """Yield this run, the one that calls it, and so on up to the entry."""
+        """Yield this body, its caller, and so on up to the entry point."""
         yield self
         if self.caller is not None:
             yield from self.caller[0].chain()
 
     def tree(self) -> Iterator[Body]:
-        """Yield this run and all that it leads to."""
+        """Yield this body and all that it calls, directly or not."""
         yield self
         for body in self.callees:
             yield from body.tree()
 
     @property
     def pinned(self) -> str:
-        """Why code that runs this method cannot be changed, where it would have to be; empty if it can."""
+        """Return why a caller that must be rewritten with this method cannot be; empty if it can."""
         waiting, seen = [self], {self}
         while waiting:
             body = waiting.pop()
@@ -68,35 +68,35 @@ class Body:
         return ""
 
 
-Seen = dict[types.FunctionType, list[Body]]  # the functions of a module that were read, each with all its runs
+Seen = dict[types.FunctionType, list[Body]]  # the functions of a module that were read, each with all its bodies
 
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One call of an activation, or of a module that may hold some, in one run of forward.
+    """Describe one call of an activation, or of a module that may contain some.
 
     Args:
         body: the method that makes the call.
-        node: the call.
-        callee_node: the part of it that names what is called.
-        input_node: the tensor that it is given; None if that is not written out.
-        turns: the loops around it.
+        node: the call expression.
+        callee_node: the expression of the callee.
+        input_node: the expression of the input; None if there is none, as for ``act(*args)``.
+        iterations: the enclosing loops.
         path: the branches it is on.
-        number: the number of the tensor's value.
-        idle: why nothing comes of it as the model is set up: the branch or the method it is in does not run.
-        reading: what activation is called; None for a module around activations.
-        callee: what is called.
-        kept: the module and the name that keep the callee, where one does.
-        trouble: why it cannot be given a hull.
-        fixed: why its words cannot be changed.
-        plain: whether a hull can be called in the same words.
+        number: the value number of the input.
+        idle: why the call does not run in the model's configuration; empty if it may.
+        reading: which activation is called; None for a module that contains activations.
+        callee: the callee.
+        kept: the module and its attribute that is the callee, if there is one.
+        trouble: why a hull cannot replace the callee.
+        fixed: why the call cannot be rewritten.
+        plain: whether a hull can be called by the same expression.
     """
 
     body: Body
     node: ast.Call
     callee_node: ast.expr
     input_node: ast.expr | None
-    turns: Turns
+    iterations: Iterations
     path: Path
     number: int
     idle: str
@@ -113,18 +113,18 @@ class Call:
 
     @property
     def key(self) -> str:
-        """Which turns of the loops around it these are; empty outside of loops."""
-        return "_".join(str(turn) for _, turn in self.turns)
+        """Return the indices of the enclosing iterations as a string; empty outside of loops."""
+        return "_".join(str(index) for _, index in self.iterations)
 
     @property
     def at(self) -> tuple[int, Position]:
-        """The piece of code that makes the call, the same in all turns."""
+        """Return an identifier of the call expression, the same in all iterations."""
         return id(self.body), position(self.node)
 
 
 @dataclass(frozen=True)
-class Missed:
-    """What may be an activation and is not replaced: where, what and why, and the branches it is on."""
+class Skipped:
+    """Describe a possible activation that is not replaced: where, what and why, and the branches it is on."""
 
     place: str
     what: str
@@ -136,28 +136,28 @@ class Missed:
 
 @dataclass
 class Findings:
-    """What was found in a module's code.
+    """Collect the findings in the code of a module.
 
     Args:
         calls: the calls of activations, in the order of the code.
-        missed: what else may be one.
-        visits: how often each piece of code that calls something was met, in all turns of the loops around it.
-        modes: the decisions that depend on whether the model trains.
-        tied: what modules keep that must stay as it is, because code does more with it than to call it, and why.
-        parts: the calls of modules that may hold activations.
-        walked: the modules whose children or parameters code goes through.
-        tested: the classes that code asks unknown modules for, and where.
-        exact: the classes that code asks for by ``type(x) is``, which a derived class is not.
-        entered: the methods that are called from elsewhere, as the id of the module and the name.
+        skipped: other possible activations.
+        visits: how often each call expression was visited, over all iterations of the enclosing loops.
+        modes: the decisions that depend on training or evaluation mode.
+        tied: attributes that must not change because code does not only call them, with the reason.
+        parts: the calls of modules that may contain activations.
+        walked: the modules whose children or parameters code iterates over.
+        tested: the classes in isinstance tests of unknown modules, with the place.
+        exact: the classes that code compares with ``type(x)``, which a derived class is not.
+        entered: the methods that are called from other modules, as id of the module and name.
         handed: the modules that helper functions are called with.
         recursive: the functions that call themselves.
         unreadable: the names in code that could not be read.
-        seen: the functions that were read, each with all its runs.
+        seen: the functions that were read, each with all its bodies.
         unread: why forward could not be read.
     """
 
     calls: list[Call] = field(default_factory=list)
-    missed: list[Missed] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
     visits: Counter[tuple[int, Position]] = field(default_factory=Counter)
     modes: set[Key] = field(default_factory=set)
     tied: list[tuple[Kept, str]] = field(default_factory=list)

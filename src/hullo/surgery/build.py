@@ -1,4 +1,4 @@
-"""Make the hulls that take the places of activations."""
+"""Build the hulls that replace activations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hullo.surgery.recognise import Known
 from hullo.surgery.rewrite.reach import hooks_of
 from hullo.surgery.sites import Site
 
-Channels = tuple[int, int]  # the number of groups and the dimension of the channels
+Channels = tuple[int, int]  # the number of groups and the channel dimension
 Share = str | Callable[[Site], Hashable]
 Factory = type[Hull] | Callable[[Site], Hull]
 
@@ -25,7 +25,7 @@ _PAPER = ("identity", "relu", "tanh")
 
 @dataclass(frozen=True)
 class Recipe:
-    """What hulls to make: the arguments of `replace_activations` that say so."""
+    """Hold the arguments of `replace_activations` that describe the hulls."""
 
     hull: Factory | None = None
     bases: Iterable[str | Base] | None = None
@@ -37,14 +37,20 @@ class Recipe:
     inner_scale: str | None = None
 
     def make(self, model: nn.Module, sites: Iterable[Site], channels: Mapping[str, Channels]) -> dict[str, Hull]:
-        """Make a hull for each site.
+        """Return a hull for each site, by its name.
 
         Args:
-            model: the model that the sites are in.
+            model: the model of the sites.
             sites: the sites.
-            channels: the groups and the dimension of the channels that a site sees, by its name, where there are
-                several groups.
+            channels: the number of groups and the channel dimension, by the name of the site, if they were inferred.
         """
+        own_hulls = not (self.hull is None or (isinstance(self.hull, type) and issubclass(self.hull, Hull)))
+        options = (self.bases, self.init, self.groups, self.parametrization, self.inner_scale)
+        if own_hulls and options != (None, None, 1, None, None):
+            raise TypeError(
+                f"hull={self.hull!r} is a function that makes hulls: give bases, init, groups, parametrization and "
+                "inner_scale to the hulls that it makes, not to replace_activations"
+            )
         modules = dict(model.named_modules())
         made: dict[str, Hull] = {}
         shared: dict[Hashable, Hull] = {}
@@ -54,26 +60,16 @@ class Recipe:
                 made[site.name] = shared[key]
                 continue
             like = nearby_tensor(modules, site.name)
-            if self.hull is None or (isinstance(self.hull, type) and issubclass(self.hull, Hull)):
-                made[site.name] = self._made(self.hull, site, channels.get(site.name), like)
-            elif (self.bases, self.init, self.groups, self.parametrization, self.inner_scale) != (
-                None,
-                None,
-                1,
-                None,
-                None,
-            ):
-                raise TypeError(
-                    "a function that makes hulls chooses bases, init, groups, parametrization and inner_scale itself"
-                )
-            else:
+            if own_hulls:
                 made[site.name] = _made_by(self.hull, site, made.values()).to(like.device)
+            else:
+                made[site.name] = self._made(self.hull, site, channels.get(site.name), like)  # type: ignore[arg-type]
             if key is not None:
                 shared[key] = made[site.name]
         return made
 
     def _key(self, site: Site, channels: Channels | None) -> Hashable:
-        """Return what sites have in common that share a hull; None for a site with a hull of its own."""
+        """Return a key that is equal for sites that share a hull; None for a site with its own hull."""
         if self.share is None:
             return None
         if self.share not in ("model", "block") and not callable(self.share):
@@ -83,7 +79,7 @@ class Recipe:
             return None
         if site.module is not None and (site.module._backward_hooks or any(True for _ in hooks_of(site.module))):
             raise ValueError(
-                f"{site.name} has hooks, and a shared hull would call them for all its places; leave it out"
+                f"{site.name} has hooks, and a shared hull would call them at all its sites; exclude it with where"
             )
         in_place = site.reading is not None and site.reading.in_place
         return common, site.known, in_place, channels
@@ -99,26 +95,31 @@ class Recipe:
             if rows is None:
                 spelled = ", ".join(item.name for item in found)
                 raise ValueError(
-                    f"{site.name} is {site.function}, which is no combination of {spelled}: add it to bases, or give "
-                    "an init"
+                    f"{site.name} is {site.function}, which is not a combination of {spelled}: add it to bases, or "
+                    "give init"
                 )
             if len(rows) > 1:  # one function per channel already
                 if groups not in (1, len(rows)):
                     raise ValueError(
-                        f"{site.name} has {len(rows)} channels with a function each; groups={groups} is not that"
+                        f"{site.name} has one function for each of {len(rows)} channels, which does not fit "
+                        f"groups={groups}; give groups={len(rows)} or none"
                     )
                 groups, channel_dim = len(rows), 1
             init = rows if len(rows) > 1 else rows[0]
             is_affine = all(math.isclose(sum(row), 1, abs_tol=1e-6) for row in rows)
             hull = hull or (AffineHull if is_affine else LinearHull)
         dtype = like.dtype if like.is_floating_point() else None
-        options: dict[str, Any] = {
-            "groups": groups,
-            "channel_dim": channel_dim,
-            "parametrization": self.parametrization,
-        }
-        options["inner_scale"] = self.inner_scale
-        return (hull or AffineHull)(*found, init=init, **options, strict=False, device=like.device, dtype=dtype)
+        return (hull or AffineHull)(
+            *found,
+            init=init,
+            groups=groups,
+            channel_dim=channel_dim,
+            parametrization=self.parametrization,
+            inner_scale=self.inner_scale,
+            strict=False,
+            device=like.device,
+            dtype=dtype,
+        )
 
 
 def _block(name: str) -> str:
@@ -130,10 +131,10 @@ def _block(name: str) -> str:
 
 
 def starts_alike(hull: Hull, site: Site) -> bool:
-    """Return whether a hull computes what is at its site."""
+    """Return whether a hull computes the function of its site."""
     wanted = site.known.coefficients(hull.bases)
     found = hull.rows_at_hand()
-    if found is None:  # no values: on meta
+    if found is None:  # no values, on the meta device
         found = torch.as_tensor(hull.init, dtype=torch.float64).reshape(hull.groups, -1).tolist()
     if wanted is None or len(wanted) not in (1, len(found)):
         return False
@@ -149,17 +150,17 @@ def _bases_for(known: Known) -> tuple[Base, ...]:
 
 def _made_by(factory: Any, site: Site, others: Iterable[Hull]) -> Hull:
     if not callable(factory):
-        raise TypeError(f"hull={factory!r}: give AffineHull, ConvexHull, or a function that makes a hull for a site")
+        raise TypeError(f"hull={factory!r}: give a class such as AffineHull, or a function that returns a hull")
     made = factory(site)
     if not isinstance(made, Hull):
-        raise TypeError(f"hull made {made!r} for {site.name}; it has to make an AffineHull or a ConvexHull")
+        raise TypeError(f"hull returned {made!r} for {site.name}; it must return a hull such as AffineHull(...)")
     if any(made is other or made.raw is other.raw for other in others):
-        raise ValueError(f"hull made the same hull again for {site.name}; give each site its own, or share='model'")
+        raise ValueError(f"hull returned the same hull again for {site.name}; return a new one, or give share='model'")
     return made
 
 
 def nearby_tensor(modules: Mapping[str, nn.Module], name: str) -> Tensor:
-    """Return a tensor with the device and type of those around the module, or the site, of a name."""
+    """Return a tensor with the device and the dtype of those around a site."""
     while name:
         name = name.rpartition(".")[0]
         for tensor in [*modules[name].parameters(), *modules[name].buffers()] if name in modules else []:

@@ -1,0 +1,234 @@
+"""Save and load hulls: `restore` reads a state_dict, `save_hulls` and `load_hulls` use a small JSON file."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hullo.modules import AffineHull, ConicHull, ConvexHull, Hull, LinearHull
+from hullo.rawnames import read_raw_name
+from hullo.surgery.build import nearby_tensor
+from hullo.surgery.find import expect_model, find_sites
+from hullo.surgery.recognise import MOST_PARAMETERS
+from hullo.surgery.sites import put
+from hullo.surgery.state import Structure
+from hullo.surgery.swap import swap
+
+_SCALES = "inner_scale"
+_FORMAT = "hullo hulls, version 1"
+_BY_KIND: dict[str, type[Hull]] = {cls.kind: cls for cls in (AffineHull, ConvexHull, ConicHull, LinearHull)}
+_BY_PARAMETRIZATION = {name: cls for cls in _BY_KIND.values() for name in cls.set_class.choices}
+
+
+def restore(model: nn.Module, state_dict: Mapping[str, Any]) -> nn.Module:
+    """Put the hulls of a checkpoint into a model, with the saved coefficients.
+
+    The names in a state_dict contain the sites of the hulls, their bases and their parametrization, so nothing else is
+    needed. Other weights are not loaded: call ``model.load_state_dict`` afterwards, unless they are loaded already, as
+    by ``from_pretrained`` of transformers.
+
+    Args:
+        model: the model as it was before :func:`hullo.replace_activations`; changed in place. Hulls that it has
+            already get the saved coefficients.
+        state_dict: the state_dict of the model with hulls, from any file format.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: the state_dict has no hulls, or the model has no site for one of them. The model is unchanged.
+
+    Example:
+        >>> import torch, hullo
+        >>> def make():
+        ...     return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 2))
+        >>> saved = hullo.replace_activations(make()).state_dict()
+        >>> model = hullo.restore(make(), saved)
+        >>> model.load_state_dict(saved)
+        <All keys matched successfully>
+    """
+    expect_model("restore", model)
+    saved = _saved_hulls(state_dict)
+    if not saved:
+        raise ValueError(
+            f"the state_dict has no hulls: none of its {len(state_dict)} names ends like "
+            "raw_recentred__identity__relu; give that of a model after replace_activations"
+        )
+    sites = find_sites(model)
+    by_name = {site.name: site for site in sites if not site.reason}
+    modules = dict(model.named_modules())
+    present = {name for name, module in modules.items() if isinstance(module, Hull)}
+    unread = [name for name, module in modules.items() if name not in by_name and _may_be_learned(module)]
+    places = _places(list(saved), [*by_name, *present, *unread])
+    made: dict[str, Hull] = {}
+    shared: dict[tuple[int, str], Hull] = {}  # a hull at several sites is one tensor with several names
+    for name, tensors in saved.items():
+        if (place := places[name]) not in present:
+            own, raw = next(iter(tensors.items()))
+            key = (raw.data_ptr(), own)
+            known = shared.get(key) if key[0] else None
+            made[place] = shared[key] = known or _hull_for(tensors, nearby_tensor(modules, place))
+    structure = Structure(model)
+    try:
+        swap(model, sites, {place: hull for place, hull in made.items() if place in by_name})
+        for place in (place for place in made if place not in by_name):
+            keeper, _, child = place.rpartition(".")
+            put(model.get_submodule(keeper), child, made[place])
+        for name, tensors in saved.items():
+            model.get_submodule(places[name]).load_state_dict(tensors)
+    except BaseException:
+        structure.restore()
+        raise
+    return model
+
+
+def _saved_hulls(state_dict: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
+    """Return the tensors of each hull of a state_dict, raw numbers first, by the names of the hulls."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in state_dict.items():
+        name, _, own = key.rpartition(".")
+        if own.startswith("raw_") and read_raw_name(own) is not None:
+            scales = state_dict.get(f"{name}.{_SCALES}" if name else _SCALES)
+            found[name] = {own: tensor} if scales is None else {own: tensor, _SCALES: scales}
+    return found
+
+
+def _places(saved: list[str], known: list[str]) -> dict[str, str]:
+    """Return the site of each saved hull: the one of its name, or the only one that fits.
+
+    Libraries rename parts of a model when they save it, and wrappers add a prefix. So another name fits if it contains
+    the same numbers and has a longer suffix in common than any other site.
+    """
+    found = {}
+    for name in saved:
+        parts = name.removesuffix(".hull").split(".")  # of a GatedHull, which fuse_gates makes again
+        shared = {
+            place: _common_suffix(parts, place.split(".")) for place in known if _numbers(place) == _numbers(name)
+        }
+        most = max(shared.values(), default=0)
+        best = [place for place, length in shared.items() if length == most and length]
+        found[name] = name if name in known else best[0] if len(best) == 1 else ""
+        if not found[name] or list(found.values()).count(found[name]) > 1:
+            listed = ", ".join(map(repr, known[:8])) + (", ..." if known[8:] else "")
+            raise ValueError(
+                f"the state_dict has a hull at {name!r}, where the model has no activation; it has {listed}"
+            )
+    return found
+
+
+def _numbers(name: str) -> list[str]:
+    return [part for part in name.split(".") if part.isdigit()]
+
+
+def _common_suffix(some: list[str], others: list[str]) -> int:
+    pairs = zip(reversed(some), reversed(others), strict=False)
+    return len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
+
+
+def _may_be_learned(module: nn.Module) -> bool:
+    """Return whether a module may be an activation with parameters, such as xIELU, that are not loaded yet."""
+    count = sum(parameter.numel() for parameter in module.parameters())
+    plain = type(module).__module__.startswith("torch.nn") or isinstance(module, Hull)
+    return 0 < count <= MOST_PARAMETERS and not plain and not any(True for _ in module.children())
+
+
+def _hull_for(tensors: Mapping[str, Tensor], like: Tensor) -> Hull:
+    """Return a hull for the tensors of a state_dict, on the device of `like`."""
+    own, raw = next(iter(tensors.items()))
+    parametrization, bases, channel_dim = read_raw_name(own)  # type: ignore[misc]  # _saved_hulls has checked it
+    if parametrization not in _BY_PARAMETRIZATION:
+        known = ", ".join(_BY_PARAMETRIZATION)
+        raise ValueError(f"{own} has an unknown parametrization {parametrization!r}; known are {known}")
+    return _BY_PARAMETRIZATION[parametrization](
+        *bases,
+        groups=raw.shape[0] if raw.dim() == 2 else 1,
+        channel_dim=channel_dim,
+        parametrization=parametrization,
+        inner_scale=_scale_kind(tensors.get(_SCALES)),
+        strict=False,
+        device=like.device,
+        dtype=like.dtype if like.is_floating_point() else None,
+    )
+
+
+def _scale_kind(scales: Tensor | None) -> str | None:
+    return None if scales is None else "hull" if scales.shape[-1] == 1 else "base"
+
+
+def save_hulls(model: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Write the hulls of a model to a small JSON file: names, bases and coefficients.
+
+    Args:
+        model: any module with hulls, or a single hull.
+        path: the file. It is replaced atomically.
+
+    Example:
+        >>> import hullo, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     hullo.save_hulls(hullo.AffineHull("identity", "relu", init="relu"), f"{folder}/hulls.json")
+        ...     hullo.load_hulls(f"{folder}/hulls.json")
+        {'': AffineHull(identity=0, relu=1)}
+    """
+    expect_model("save_hulls", model)
+    hulls = {name: _to_json(module) for name, module in model.named_modules() if isinstance(module, Hull)}
+    if not hulls:
+        raise ValueError("the model has no hulls to save; call replace_activations first")
+    target = Path(path)
+    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+    try:
+        partial.write_text(json.dumps({"format": _FORMAT, "hulls": hulls}, indent=1) + "\n", "utf-8")
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def load_hulls(path: str | os.PathLike[str], *, trainable: bool = True) -> dict[str, Hull]:
+    """Return the hulls of a file written by :func:`save_hulls`, by their names in the saved model.
+
+    ``replace_activations(model, hull=lambda site: hulls[site.name])`` puts them into a model of the same architecture.
+    For another one, use copies of them.
+
+    Args:
+        path: the file.
+        trainable: whether the coefficients require gradients.
+
+    Raises:
+        ValueError: the file has another format, or a base is unknown.
+    """
+    text = Path(path).read_text("utf-8")
+    try:
+        content = json.loads(text)
+        if content["format"] != _FORMAT:
+            raise ValueError(f"its format is {content['format']!r}, not {_FORMAT!r}")
+        return {name: _from_json(entry).requires_grad_(trainable) for name, entry in content["hulls"].items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{os.fspath(path)} was not written by save_hulls: {error}") from error
+
+
+def _to_json(hull: Hull) -> dict[str, Any]:
+    return {
+        "hull": hull.kind,
+        "bases": [item.name for item in hull.bases],
+        "parametrization": hull.constraint.parametrization.name,
+        "groups": hull.groups,
+        "channel_dim": hull.spec.channel_dim,
+        "coefficients": hull.coefficients.detach().double().tolist(),
+        "inner_scale": None if hull.inner_scale is None else hull.inner_scale.tolist(),
+    }
+
+
+def _from_json(entry: dict[str, Any]) -> Hull:
+    options = {name: entry[name] for name in ("parametrization", "groups", "channel_dim")}
+    scales = None if entry["inner_scale"] is None else torch.tensor(entry["inner_scale"])
+    cls, init = _BY_KIND[entry["hull"]], entry["coefficients"]
+    made = cls(*entry["bases"], init=init, inner_scale=_scale_kind(scales), strict=False, **options)
+    if made.inner_scale is not None:
+        made.inner_scale.data.copy_(scales)  # type: ignore[arg-type]
+    return made

@@ -1,0 +1,218 @@
+"""Snapshot, restore and copy models, and run them without side effects on tensors, attributes or random numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import random
+import sys
+import threading
+import types
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hullo.surgery.rewrite.write import rewritten
+
+Inputs = Tensor | tuple[Any, ...] | Mapping[str, Any]
+
+_CONTAINERS = (dict, OrderedDict, defaultdict, list, set)
+_OPAQUE = (nn.Module, type, types.ModuleType, types.FunctionType, types.MethodType, torch.device, torch.dtype)
+_PROBE = "_hullo_probe"
+_UNCOPIED = (type(threading.Lock()), type(threading.RLock()), types.ModuleType)
+_COPY_METHODS = ("__deepcopy__", "__copy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")
+
+
+class Structure:
+    """Snapshot of the class, the attributes and the children of every module of a model, without copies of tensors."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = [(item, type(item), dict(vars(item)), dict(item._modules)) for item in model.modules()]
+
+    def restore(self) -> None:
+        """Undo all changes since the snapshot."""
+        for module, cls, attributes, children in self._modules:
+            module.__class__ = cls
+            vars(module).clear()
+            vars(module).update(attributes)
+            module._modules.clear()
+            module._modules.update(children)
+
+
+class State:
+    """Snapshot of what running a model may change: tensors, gradients, attributes, children, modes, generators."""
+
+    def __init__(self, model: nn.Module) -> None:
+        found = _contents(model)
+        tensors = [item for item in found if isinstance(item, Tensor)]
+        leaves = [item for item in tensors if item.is_leaf]
+        self._containers = [(item, copy.copy(item)) for item in found if type(item) in _CONTAINERS]
+        self._tensors = [(item, item.detach().clone()) for item in tensors if not item.is_meta]
+        self._gradients = [(item, item.grad, None if item.grad is None else item.grad.clone()) for item in leaves]
+        self._generators = [(item, item.get_state()) for item in found if isinstance(item, torch.Generator)]
+
+    def restore(self) -> None:
+        """Undo all changes since the snapshot."""
+        for container, content in self._containers:
+            if isinstance(container, list):
+                container[:] = content
+            else:
+                container.clear()
+                container.update(content)
+        with torch.no_grad():
+            for tensor, values in self._tensors:
+                if tensor.shape != values.shape:
+                    tensor.data = values.clone()
+                else:
+                    tensor.data.copy_(values)
+            for tensor, gradient, kept in self._gradients:
+                tensor.grad = gradient
+                if gradient is not None and kept is not None:
+                    gradient.copy_(kept)
+        for generator, state in self._generators:
+            generator.set_state(state)
+
+
+def _contents(model: nn.Module) -> list[Any]:
+    found: dict[int, Any] = {}
+    for module in model.modules():
+        _collect(vars(module), found)
+    return list(found.values())
+
+
+def _collect(thing: Any, found: dict[int, Any]) -> None:
+    """Collect containers, tensors and random generators, also from the attributes of plain objects."""
+    if id(thing) in found or isinstance(thing, _OPAQUE):
+        return
+    if isinstance(thing, (Tensor, torch.Generator)):
+        found[id(thing)] = thing
+    elif type(thing) in _CONTAINERS or isinstance(thing, tuple):
+        found[id(thing)] = thing
+        for item in list(thing.values() if isinstance(thing, dict) else thing):
+            _collect(item, found)
+    elif type(getattr(thing, "__dict__", None)) is dict:
+        _collect(vars(thing), found)
+
+
+# Runs
+
+
+@contextlib.contextmanager
+def same_random_numbers(model: nn.Module) -> Iterator[None]:
+    """Restore all random number generators at exit, so that consecutive contexts draw the same numbers."""
+    numpy: Any = sys.modules.get("numpy")
+    ours, theirs = random.getstate(), numpy.random.get_state() if numpy else None
+    devices: dict[str, set[int]] = defaultdict(set)
+    for tensor in [*model.parameters(), *model.buffers()]:
+        if tensor.device.index is not None:
+            devices[tensor.device.type].add(tensor.device.index)
+    try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng(devices=[]))
+            for kind, numbers in devices.items():
+                if hasattr(torch.get_device_module(kind), "get_rng_state"):
+                    stack.enter_context(torch.random.fork_rng(devices=numbers, device_type=kind))
+            yield
+    finally:
+        random.setstate(ours)
+        if numpy:
+            numpy.random.set_state(theirs)
+
+
+def run(model: nn.Module, inputs: Inputs) -> Any:
+    """Call a model with copies of inputs, which it may overwrite."""
+    given = _cloned(inputs)
+    if isinstance(given, Mapping):
+        return model(**given)
+    return model(*(given if isinstance(given, tuple) else (given,)))
+
+
+def _cloned(inputs: Any) -> Any:
+    """Return a copy of inputs; unlike copy.deepcopy, also of tensors that are not leaves."""
+    found: dict[int, Any] = {}
+    _collect(inputs, found)
+    tensors = [item for item in found.values() if isinstance(item, Tensor)]
+    memo = {id(item): item.detach().clone().requires_grad_(item.requires_grad) for item in tensors}
+    try:
+        return copy.deepcopy(inputs, memo)
+    except Exception as error:
+        raise TypeError(f"example_inputs cannot be copied, give tensors and plain containers: {error}") from error
+
+
+# Copies
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """Return a copy of a model.
+
+    Unlike copy.deepcopy, it shares locks and Python modules, and detaches tensors that are not leaves.
+
+    Raises:
+        TypeError: an attribute cannot be copied.
+    """
+    shared = [thing for module in model.modules() for thing in vars(module).values() if isinstance(thing, _UNCOPIED)]
+    memo: dict[int, Any] = {id(thing): thing for thing in shared}
+    for thing in _contents(model):
+        if isinstance(thing, Tensor) and not thing.is_leaf:
+            memo[id(thing)] = thing.detach().clone()
+    try:
+        return copy.deepcopy(model, memo)
+    except Exception as error:
+        raise TypeError(f"the model cannot be copied{_culprit(model, memo)}: {error}") from error
+
+
+def _culprit(model: nn.Module, memo: dict[int, Any]) -> str:
+    """Name the attribute that cannot be copied, if there is one."""
+    for name, module in model.named_modules():
+        for attribute, thing in vars(module).items():
+            try:
+                copy.deepcopy(thing, dict(memo) | {id(child): child for child in model.modules()})
+            except Exception:
+                return f" because of {'.'.join(part for part in (name, attribute) if part)}"
+    return ""
+
+
+def customizes_copying(module: nn.Module) -> bool:
+    """Return whether a class other than PyTorch's defines how a module is copied or pickled."""
+    homes = [
+        cls for cls in type(module).__mro__ if cls.__module__.partition(".")[0] not in ("torch", "builtins", "hullo")
+    ]
+    return any(name in vars(cls) for cls in homes for name in _COPY_METHODS)
+
+
+def loses_children(module: nn.Module) -> str:
+    """Return why copies of a module would lose a new child; empty if they keep it, or cannot be made anyway."""
+    if customizes_copying(module) and not all(_keeps_child(module, way) for way in (copy.deepcopy, _unpickled)):
+        return f"{type(module).__qualname__} defines how it is copied, and its copies would lose a hull"
+    return ""
+
+
+def _keeps_child(module: nn.Module, make_copy: Any) -> bool:
+    """Return whether a copy has a child that the module was given; true if it cannot be copied in the first place."""
+    shared = [*module.parameters(), *module.buffers(), *module._modules.values()]
+    memo = {id(item): item for item in shared}
+    try:
+        make_copy(module, dict(memo))
+    except Exception:
+        return True
+    structure = Structure(module)
+    try:
+        module.__class__ = rewritten(module, {})
+        module._modules[_PROBE] = nn.Identity()
+        return _PROBE in make_copy(module, dict(memo))._modules
+    except Exception:
+        return False
+    finally:
+        structure.restore()
+
+
+def _unpickled(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """Return a copy made from what pickle would store."""
+    reduced: Any = module.__reduce_ex__(4)
+    made: nn.Module = reduced[0](*reduced[1])
+    if len(reduced) > 2 and isinstance(reduced[2], dict):
+        made.__setstate__({name: copy.copy(item) for name, item in reduced[2].items()})  # type: ignore[no-untyped-call]
+    return made
