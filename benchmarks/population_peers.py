@@ -36,7 +36,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import csv
 import functools
 import gc
 import signal
@@ -51,6 +50,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from peer_networks import CONVOLUTIONAL, DEVICE, NETWORKS, FusedLeNet5, fused_mlp, make_batch
+from peer_rows import ALONE, PeerRow, add_peers, read_peers
 from torch import Tensor
 from torch.func import functional_call, stack_module_state
 from torch.func import vmap as vectorize
@@ -61,8 +61,6 @@ from hullo.population import SGD, Population, capture
 
 GPU = torch.cuda.is_available()
 ROUNDS, SECONDS, WARM_UP, STREAMS = (7, 0.03, 3, 16) if GPU else (1, 0.0, 1, 16)
-ALONE = ("graph", "graph, channels last", "compile", "compile, graph")
-"""Contenders of one network, which are measured once: K networks take K times as long."""
 ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]
 """All but memory-efficient attention, which torch.compile chooses under vmap, where its backward pass fails."""
 Step = Callable[[Tensor, Tensor], Any]
@@ -329,14 +327,6 @@ def show_profile(contender: str, entry: Entry, steps: int = 3) -> None:
         print(f"{item.self_device_time_total / steps:10.1f} us {item.count // steps:5} x  {item.key[:130]}", flush=True)
 
 
-def known_cells(path: Path | None) -> set[tuple[str, int]]:
-    """Return the cells that a file of rows has."""
-    if path is None or not path.exists():
-        return set()
-    with path.open(newline="") as file:
-        return {(row["network"], int(row["members"])) for row in csv.DictReader(file)}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=NETWORKS)
@@ -349,23 +339,21 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.backends.cudnn.benchmark = True
     where = asdict(environment(torch.cuda.get_device_name() if GPU else "cpu"))
-    done = known_cells(arguments.csv)
+    done = {(row.network, row.members) for row in read_peers(arguments.csv)} if arguments.csv else set()
     for name, members in ((n, k) for n in arguments.networks for k in arguments.members if (n, k) not in done):
         torch.compiler.reset()
         made = measure_cell(name, members, arguments.contenders, arguments.limit, arguments.rounds)
         rows = []
         for contender, entry in made.items():
-            numbers = {"ms": f"{statistics.median(entry.times) / members:.5g}", "mib": f"{entry.memory / members:.4g}"}
-            rows.append({"network": name, "members": members, "contender": contender} | numbers | where)
-            print(f"{name:9} K={members:3} {contender:21} {numbers['ms']:>9} ms {numbers['mib']:>9} MiB", flush=True)
+            ms, mib = (f"{value / members:.4g}" for value in (statistics.median(entry.times), entry.memory))
+            rows.append(
+                PeerRow(**where, network=name, members=members, contender=contender, ms=float(ms), mib=float(mib))
+            )
+            print(f"{name:9} K={members:3} {contender:21} {ms:>9} ms {mib:>9} MiB", flush=True)
             if arguments.profile:
                 show_profile(contender, entry)
         if arguments.csv and rows:
-            with arguments.csv.open("a", newline="") as file:
-                writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-                if file.tell() == 0:
-                    writer.writeheader()
-                writer.writerows(rows)
+            add_peers(arguments.csv, rows)
         made.clear()
 
 

@@ -4,7 +4,8 @@
     python benchmarks/report.py --check   say whether they are what the rows say
 
 A table stands between `<!-- bench:cpu -->` and `<!-- /bench -->`; `cpu` names the file of rows, and a second word the
-table: `<!-- bench:gpu groups -->`. The words are the keys of TABLES; without one it is "cost".
+table: `<!-- bench:gpu groups -->`. The words are the keys of TABLES, or of PEER_TABLES for the file population_peers;
+without one it is "cost".
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
+
+import peer_rows
 
 from hullo.lab.bench.cases import Case
 from hullo.lab.bench.chart import draw_chart
@@ -78,6 +82,8 @@ TABLES: dict[str, Callable[[Sequence[Row]], Lines]] = {
     "graph": graph,
     "overhead": overhead,
 }
+PEERS = "population_peers"
+PEER_TABLES = {"peers": peer_rows.peers, "factors": peer_rows.factors}
 
 
 def _microseconds(results: Results, case: Case, name: str) -> list[str]:
@@ -88,16 +94,24 @@ def _microseconds(results: Results, case: Case, name: str) -> list[str]:
     ]
 
 
+def _made(rows: Sequence[Any], table: Callable[[Sequence[Any]], Lines]) -> tuple[str, list[Sequence[str]]]:
+    """Return where rows were measured, and the lines of their table."""
+    return str(rows[0]), list(table(rows))
+
+
 def with_tables(text: str, folder: Path) -> str:
     """A document with every marked table made anew from the rows in a folder."""
 
     def table(marked: re.Match[str]) -> str:
         start, stem, name, _, end = marked.groups()
-        rows = read_rows(folder / f"{stem}.csv")
-        head, *body = TABLES[name or "cost"](rows)
+        path = folder / f"{stem}.csv"
+        if stem == PEERS:
+            where, (head, *body) = _made(peer_rows.read_peers(path), PEER_TABLES[name])
+        else:
+            where, (head, *body) = _made(read_rows(path), TABLES[name or "cost"])
         lines = [head, ["---"] * len(head), *body]
         table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-        return f"{start}{table}\n\n<sub>{rows[0]}</sub>\n{end}"
+        return f"{start}{table}\n\n<sub>{where}</sub>\n{end}"
 
     return MARKED.sub(table, text)
 
@@ -113,7 +127,7 @@ def main() -> None:
             sys.exit(f"{name} is not what the rows say; run: python benchmarks/report.py")
     if "--check" in sys.argv[1:]:
         return
-    for path in sorted(folder.glob("*.csv")):
+    for path in sorted(set(folder.glob("*.csv")) - {folder / f"{PEERS}.csv"}):
         draw_chart(read_rows(path), path.with_suffix(".png"))
 
 

@@ -1,4 +1,5 @@
 import importlib.util
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 from hullo.lab.bench import rows
 
 ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "benchmarks"))
 SPEC = importlib.util.spec_from_file_location("report", ROOT / "benchmarks" / "report.py")
 report = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(report)
@@ -69,3 +71,44 @@ def test_a_marked_table_is_made_from_the_rows_once_and_for_all(marker, line, fol
 def test_a_table_without_its_rows_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"gpu\.csv"):
         report.with_tables("<!-- bench:gpu -->\n<!-- /bench -->", tmp_path)
+
+
+@pytest.fixture
+def peers(tmp_path):
+    """hullo in a graph takes 1 ms, an eager loop 8 ms where there is one; "graph" takes 2 ms whatever K is."""
+    where = vars(rows.environment("a machine", "abc"))
+    for members, others in (
+        (1, {"eager loop": 8.0, "graph": 2.0, "vmap": 5.0}),
+        (60, {"vmap": 1.5}),
+        (8, {"vmap": 4.0}),
+    ):
+        cell = others | {"hullo": 0.1, "hullo, graph": 1.0}
+        made = [
+            report.peer_rows.PeerRow(**where, network="net", members=members, contender=name, ms=ms, mib=10 * ms)
+            for name, ms in cell.items()
+        ]
+        report.peer_rows.add_peers(tmp_path / "population_peers.csv", made)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("table", "lines"),
+    [
+        (
+            "factors",
+            [
+                "| net | 1 | 1.00 | 8.00 | 8.00 | graph | 2.00 | 2.00 | 10.0 | 20.0 |",
+                "| net | 8 | 1.00 |  |  | graph | 2.00 | 2.00 | 10.0 | 20.0 |",
+                "| net | 60 | 1.00 |  |  | vmap | 1.50 | 1.50 | 10.0 | 15.0 |",
+            ],
+        ),
+        (
+            "peers",
+            ["| net | vmap | 5.00 | 4.00 | 1.50 | 50.0 | 40.0 | 15.0 |", "| net | graph | 2.00 |  |  | 20.0 |  |  |"],
+        ),
+    ],
+)
+def test_peers_are_compared_with_hullo_in_a_graph(table, lines, peers):
+    made = report.with_tables(f"<!-- bench:population_peers {table} -->\n<!-- /bench -->", peers)
+    assert all(line in made.splitlines() for line in lines), made
+    assert "a machine" in made

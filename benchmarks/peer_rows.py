@@ -1,0 +1,87 @@
+"""The rows that population_peers.py writes, and the tables that are made of them."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from hullo.lab.bench.rows import Environment
+from hullo.lab.bench.tables import number
+
+ALONE = ("graph", "graph, channels last", "compile", "compile, graph")
+"""Contenders of one network, which are measured once: K networks take K times as long."""
+_KINDS = {"str": str, "int": int, "float": float}
+
+
+@dataclass(frozen=True)
+class PeerRow(Environment):
+    """One contender: milliseconds and MiB per network of a training step of so many members."""
+
+    network: str
+    members: int
+    contender: str
+    ms: float
+    mib: float
+
+
+def read_peers(path: Path) -> list[PeerRow]:
+    """Return the rows of a file, none if it is not there."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    return [
+        PeerRow(**{item.name: _KINDS[str(item.type)](line[item.name]) for item in fields(PeerRow)}) for line in lines
+    ]
+
+
+def add_peers(path: Path, rows: Sequence[PeerRow]) -> None:
+    """Append rows to a file."""
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, [item.name for item in fields(PeerRow)], lineterminator="\n")
+        if file.tell() == 0:
+            writer.writeheader()
+        writer.writerows(asdict(row) for row in rows)
+
+
+def peers(rows: Sequence[PeerRow]) -> Iterator[Sequence[str]]:
+    """Every contender: milliseconds per network and step, and MiB per network, by the number of members."""
+    counts = sorted({row.members for row in rows})
+    yield ["network", "", *(f"K = {count}, ms" for count in counts), *(f"K = {count}, MiB" for count in counts)]
+    found = {(row.network, row.contender, row.members): row for row in rows}
+    for network, contender in dict.fromkeys((row.network, row.contender) for row in _by_members(rows)):
+        own = [found.get((network, contender, count)) for count in counts]
+        times, sizes = ([number(getattr(row, name)) if row else "" for row in own] for name in ("ms", "mib"))
+        yield [network, contender, *times, *sizes]
+
+
+def factors(rows: Sequence[PeerRow]) -> Iterator[Sequence[str]]:
+    """hullo in a graph beside eager loops and beside the best of the other contenders."""
+    yield [
+        "",
+        "K",
+        "hullo, ms",
+        "eager loop, ms",
+        "factor",
+        "best peer",
+        "ms",
+        "factor",
+        "hullo, MiB",
+        "best peer, MiB",
+    ]
+    for network, count in dict.fromkeys((row.network, row.members) for row in _by_members(rows)):
+        cell = {row.contender: row for row in rows if (row.network, row.members) == (network, count)}
+        alone = {row.contender: row for row in rows if row.network == network and row.contender in ALONE}
+        own, loop = cell["hullo, graph"], cell.get("eager loop")
+        best = min((row for name, row in (alone | cell).items() if "hullo" not in name), key=lambda row: row.ms)
+        over_loop = [number(loop.ms), number(loop.ms / own.ms)] if loop else ["", ""]
+        over_best = [best.contender, number(best.ms), number(best.ms / own.ms)]
+        yield [network, str(count), number(own.ms), *over_loop, *over_best, number(own.mib), number(best.mib)]
+
+
+def _by_members(rows: Sequence[PeerRow]) -> list[PeerRow]:
+    """Return rows by network, in the order in which networks come, and by members."""
+    networks = list(dict.fromkeys(row.network for row in rows))
+    return sorted(rows, key=lambda row: (networks.index(row.network), row.members))
