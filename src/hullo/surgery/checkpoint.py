@@ -79,8 +79,8 @@ def restore(model: nn.Module, state_dict: Mapping[str, Any]) -> nn.Module:
     try:
         swap(model, sites, {place: hull for place, hull in made.items() if place in by_name})
         for place in (place for place in made if place not in by_name):
-            keeper, _, child = place.rpartition(".")
-            put(model.get_submodule(keeper), child, made[place])
+            parent, _, child = place.rpartition(".")
+            put(model.get_submodule(parent), child, made[place])
         for name, tensors in saved.items():
             model.get_submodule(places[name]).load_state_dict(tensors)
     except BaseException:

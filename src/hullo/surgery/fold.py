@@ -85,10 +85,10 @@ def fold(model: nn.Module, *, example_inputs: Inputs | None = None) -> nn.Module
 
 def _substituted(model: nn.Module, made: dict[nn.Module, nn.Module]) -> nn.Module:
     """Replace modules wherever they are children; return the model, or what replaces it."""
-    for keeper in list(model.modules()):
-        for name, child in list(keeper._modules.items()):
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):
             if child in made:
-                put(keeper, name, made[child])
+                put(parent, name, made[child])
     return made.get(model, model)
 
 

@@ -15,7 +15,7 @@ from hullo.gating import GatedHull
 from hullo.modules import Hull
 from hullo.surgery.find import expect_model
 from hullo.surgery.rewrite.source import method, methods, parse
-from hullo.surgery.rewrite.write import Written, rewritten
+from hullo.surgery.rewrite.write import NewMethod, rewritten
 from hullo.surgery.sites import put
 from hullo.surgery.swap import InPlace
 
@@ -66,7 +66,7 @@ def fuse_gates(model: nn.Module) -> nn.Module:
         )
     for owner, name, text in found:
         home, origin, _ = method(type(owner).__mro__, "forward")
-        owner.__class__ = rewritten(owner, {"forward": Written("forward", home, origin, text)})
+        owner.__class__ = rewritten(owner, {"forward": NewMethod("forward", home, origin, text)})
         put(owner, name, GatedHull(owner._modules[name]))  # type: ignore[arg-type]
     return model
 
