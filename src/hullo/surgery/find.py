@@ -28,12 +28,6 @@ _ITERATIONS = "which activation is called changes between iterations of a loop"
 AttributeId = tuple[int, str]  # the id of a module, and the name of its attribute
 
 
-def expect_model(caller: str, model: object) -> None:
-    """Raise TypeError for anything but a module, such as model.parameters()."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"{caller} takes a torch.nn.Module, not a {type(model).__name__}; give the model itself")
-
-
 def find_sites(model: nn.Module) -> list[Site]:
     """Return all activations of a model, in the order of its modules."""
     return list(_Finder(model).sites())

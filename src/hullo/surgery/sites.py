@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
+from hullo.modules import Hull
 from hullo.surgery.recognise import Known, Reading
 from hullo.surgery.rewrite.findings import Call
 from hullo.surgery.rewrite.write import PerIteration, put_children
@@ -97,3 +98,18 @@ class Names:
             number += 1
         self.taken.add(f"{stem}_{number}")
         return f"{stem}_{number}"
+
+
+def named_hulls(caller: str, model: object, required: bool = False) -> dict[str, Hull]:
+    """Return the hulls of a model by name, for a public function.
+
+    Raises:
+        TypeError: the model is no module, but for example model.parameters().
+        ValueError: there are no hulls, but they are required.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{caller} takes a torch.nn.Module, not a {type(model).__name__}; give the model itself")
+    hulls = {name: module for name, module in model.named_modules() if isinstance(module, Hull)}
+    if required and not hulls:
+        raise ValueError(f"the model has no hulls for {caller}; call replace_activations first")
+    return hulls

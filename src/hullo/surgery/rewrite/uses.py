@@ -58,7 +58,7 @@ class Uses(Flow):
 
     def skip_function(self, node: ast.expr, value: Value, why: str) -> None:
         """Record a Python function that is not replaced, with the activations that it calls."""
-        named = sorted(functions_named(value.thing))
+        named = functions_named(value.thing)
         name = getattr(value.thing, "__qualname__", type(value.thing).__name__)
         only = named[0] if len(named) == 1 and named[0] in AMBIGUOUS else ""
         self.skip(node, f"{name} calls {', '.join(named) or 'an activation'}, and {why}", value.attribute, only)
