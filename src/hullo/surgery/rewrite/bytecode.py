@@ -5,7 +5,7 @@ from __future__ import annotations
 import dis
 import functools
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import nn
