@@ -76,7 +76,8 @@ class InPlace:
     """Overwrite the input, as the replaced activation did: other code may rely on it."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (PyTorch's name)
-        return input.copy_(super().forward(input.clone()))  # type: ignore[misc]  # backward needs the clone
+        kept = input.clone() if torch.is_grad_enabled() else input  # backward needs the original values
+        return input.copy_(super().forward(kept))  # type: ignore[misc]
 
 
 class InPlaceAffineHull(InPlace, AffineHull):
