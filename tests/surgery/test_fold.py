@@ -1,4 +1,4 @@
-"""A folded model computes what the hulls computed, as cheaply as it can, and without hullo."""
+"""Test that a folded model computes the same function without hullo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures show the functions that hulls compute, and the inputs that they get."""
+"""Test that figures show the functions and the inputs of hulls."""
 
 from __future__ import annotations
 

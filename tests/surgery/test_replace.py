@@ -1,4 +1,4 @@
-"""Any model's activations become hulls, each its own, and the model stays what it was."""
+"""Test that activations become hulls, one per call, and the model computes the same as before."""
 
 from __future__ import annotations
 

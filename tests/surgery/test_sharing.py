@@ -1,4 +1,4 @@
-"""One hull for several places, and what was learned in a file of names and numbers."""
+"""Test hulls that several sites share, and files of saved hulls."""
 
 from __future__ import annotations
 
