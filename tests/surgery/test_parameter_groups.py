@@ -1,4 +1,4 @@
-"""Test parameter groups: coefficients have their own learning rate and no weight decay; every parameter is listed once."""
+"""Test parameter groups: coefficients have their own learning rate and no weight decay; each parameter is listed once."""
 
 from __future__ import annotations
 
