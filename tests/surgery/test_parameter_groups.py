@@ -1,4 +1,4 @@
-"""Test parameter groups: coefficients have their own learning rate and no weight decay; each parameter is listed once."""
+"""Test parameter groups: coefficients have their own learning rate and no weight decay; each parameter occurs once."""
 
 from __future__ import annotations
 
