@@ -121,6 +121,3 @@ def test_what_does_not_know_scales_says_so() -> None:
         made("base", 3)(torch.randn(2, 4))
     with pytest.raises(TypeError, match="must be a floating-point tensor, got list"):
         made("hull")([1.0])  # type: ignore[arg-type]
-    sites = pytest.importorskip("hullo.population.sites")
-    with pytest.raises(ValueError, match="without inner_scale"):
-        sites.Activation.of(made("hull"))

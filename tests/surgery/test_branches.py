@@ -1,4 +1,4 @@
-"""Test that calls on branches that exclude each other share a hull."""
+"""Calls on branches that exclude each other share one hull, whatever the branches look like."""
 
 from __future__ import annotations
 

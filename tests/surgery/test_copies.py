@@ -1,4 +1,4 @@
-"""Test that copies of a swapped module have its hulls, also for classes that define how they are copied."""
+"""Copies of a swapped module have its hulls, whatever say its class has in how it is copied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test that products with a hull are found in forwards and fused."""
+"""Products with a hull are found in the code of forwards, and become one kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test the warning about optimizers that do not update the hulls of the model they train."""
+"""An optimizer that does not know the hulls of the model it trains is noticed, and no other one is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test that activations are recognised by what they compute."""
+"""Activations are recognised by what they do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test that activations are recognised however they are written, and other signatures are refused."""
+"""Activations are recognised however they are written; modules with other signatures are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test that functions with side effects or state are refused, and that recognition has no side effects."""
+"""Functions with side effects or state are refused, and recognition leaves no trace of its calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test that hulls are rebuilt from the names in a checkpoint."""
+"""A checkpoint's names are enough to make its hulls again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test hulls that several sites share, and files of saved hulls."""
+"""One hull for several places, and what was learned in a file of names and numbers."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_failed_save_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "hulls.json"
     hullo.save_hulls(hullo.AffineHull("identity", "relu"), path)
     before = path.read_text()
-    with pytest.raises(ValueError, match="no hulls"):
+    with pytest.raises(ValueError, match="no hulls to save"):
         hullo.save_hulls(nn.Linear(1, 1), path)
     assert path.read_text() == before
     assert json.loads(before)["hulls"][""]["bases"] == ["identity", "relu"]

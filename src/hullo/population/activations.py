@@ -10,22 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from hullo.bases import Base, list_bases
 from hullo.coefficients import get_parametrization
 from hullo.functional import apply
 from hullo.kernels import CombineSpec
 from hullo.population import kernels
+from hullo.population.parametrizations import CODES, REST, UNUSED, USED, Parametrize
+from hullo.population.scales import InnerScales
 from hullo.population.sites import Activation, Site
 from hullo.population.values import Value
-
-UNUSED, USED, REST = 0, 1, 2
-"""The role of a base in a row: REST is the coefficient that a "free" row does not learn, one minus all others."""
+from hullo.scaling import apply_scaled
 
 
 @dataclass(frozen=True)
@@ -35,11 +33,11 @@ class _Part:
     members: Tensor | None  # None for all
     bases: tuple[Base, ...]
     columns: Tensor | None  # of the bases in the table; None for all
-    rows: Sequence[int]  # of the table, one per member and group of channels
+    rows: Tensor  # of the table, one per member and group of channels
 
     def to(self, device: torch.device) -> _Part:
         members, columns = (None if item is None else item.to(device) for item in (self.members, self.columns))
-        return replace(self, members=members, columns=columns)
+        return replace(self, members=members, columns=columns, rows=self.rows.to(device))
 
 
 class Activations(nn.Module):
@@ -53,8 +51,10 @@ class Activations(nn.Module):
     fixed: Tensor
     roles: Tensor
     codes: Tensor
+    owners: Tensor  # the row of the table that has the numbers of each row: its own, unless members share a hull
     order: Tensor  # the row of the table that each row of all calls is made of
     uses: Tensor  # the rows of all calls that are made of each row of the table
+    scales: InnerScales | None
 
     def __init__(self, sites: Sequence[Site], members: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -83,10 +83,36 @@ class Activations(nn.Module):
             self.raw = nn.Parameter(start)
         else:
             self.register_buffer("raw", start, persistent=False)
+        self.scales = self._read_scales(dtype)
         self._parts = [self._place(site, starts) for site, starts in zip(self.sites, self._starts, strict=True)]
-        order = [row for parts in self._parts for part in parts for row in part.rows]
+        owners = self._find_owners()
+        self.register_buffer("owners", torch.tensor(owners, dtype=torch.int64), persistent=False)
+        order = [owners[row] for parts in self._parts for part in parts for row in part.rows.tolist()]
         self.register_buffer("order", torch.tensor(order, dtype=torch.int32), persistent=False)
         self.register_buffer("uses", _uses(order, members * rows), persistent=False)
+
+    def _read_scales(self, dtype: torch.dtype) -> InnerScales | None:
+        """Return the inner scales of the hulls that have any."""
+        if not any(own.scales is not None for site in self.sites for own in site.activations):
+            return None
+        scales = InnerScales(self.raw.shape)
+        for site, starts in zip(self.sites, self._starts, strict=True):
+            for k, own in enumerate(site.activations):
+                if own.scales is not None:
+                    scales.add(k, slice(starts[k], starts[k] + own.groups), self._columns(own), own.scales)
+        return scales.to(dtype)
+
+    def _find_owners(self) -> list[int]:
+        """Return the row that has the numbers of each row: the first member's, where all members share a hull."""
+        members, rows = self.raw.shape[:2]
+        owners = list(range(members * rows))
+        for site, starts in zip(self.sites, self._starts, strict=True):
+            for k, own in enumerate(site.activations):
+                if site.is_shared:
+                    owners[k * rows + starts[k] : k * rows + starts[k] + own.groups] = range(
+                        starts[0], starts[0] + own.groups
+                    )
+        return owners
 
     def _columns(self, own: Activation) -> list[int]:
         return [self.bases.index(item) for item in own.bases]
@@ -102,7 +128,7 @@ class Activations(nn.Module):
             ]
             members = None if len(numbers) == len(site.activations) else torch.tensor(numbers)
             columns = None if bases == self.bases else torch.tensor([self.bases.index(item) for item in bases])
-            parts.append(_Part(members, bases, columns, rows))
+            parts.append(_Part(members, bases, columns, torch.tensor(rows)))
         return parts
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Activations:
@@ -118,8 +144,9 @@ class Activations(nn.Module):
     @property
     def coefficients(self) -> Tensor:
         """Return the coefficients of every row, (K, R, N), over `bases`."""
-        kept: Tensor = _Parametrize.apply(self.raw, self.roles, self.codes, self.parametrizations)  # type: ignore[no-untyped-call]
-        return torch.where(self.codes == CODES["fixed"], self.fixed, kept)
+        kept: Tensor = Parametrize.apply(self.raw, self.roles, self.codes, self.parametrizations)  # type: ignore[no-untyped-call]
+        own = torch.where(self.codes == CODES["fixed"], self.fixed, kept)
+        return own.flatten(0, 1)[self.owners].view(own.shape)
 
     def rows(self) -> list[list[Tensor]]:
         """Return the coefficients of the calls of each site, all made in one pass."""
@@ -140,9 +167,11 @@ class Activations(nn.Module):
 
     @property
     def calls(self) -> dict[int, tuple[Base, ...] | None]:
-        """Return the bases of each site; None for a site that needs several calls."""
+        """Return the bases of each site; None for a site that needs several calls, or has inner scales."""
         return {
-            index: self._parts[number][0].bases if len(self._parts[number]) == 1 else None
+            index: self._parts[number][0].bases
+            if len(self._parts[number]) == 1 and not self.sites[number].is_scaled
+            else None
             for index, number in self._index.items()
         }
 
@@ -162,15 +191,22 @@ class Activations(nn.Module):
         for part, coefficients in zip(parts, rows[number], strict=True):
             own = y if part.members is None else y.index_select(dim, part.members)
             flat = own.flatten(dim, dim + 1) if site.groups > 1 else own
-            done.append(
-                apply(flat, coefficients, CombineSpec(part.bases, get_parametrization("given"), channel_dim=dim)).view(
-                    own.shape
-                )
-            )
+            spec = CombineSpec(part.bases, get_parametrization("given"), channel_dim=dim)
+            if site.is_scaled:
+                combined = apply_scaled(flat, coefficients, self._scale_rows(part), spec)
+            else:
+                combined = apply(flat, coefficients, spec)
+            done.append(combined.view(own.shape))
         if len(parts) == 1:
             return Value(done[0], dim)
         order = torch.cat([part.members for part in parts if part.members is not None]).argsort()
         return Value(torch.cat(done, dim).index_select(dim, order), dim)
+
+    def _scale_rows(self, part: _Part) -> Tensor:
+        """Return the inner scales of a call."""
+        assert self.scales is not None  # noqa: S101
+        rows: Tensor = self.scales().flatten(0, 1)[self.owners[part.rows]]
+        return rows if part.columns is None else rows[:, part.columns]
 
     def feasible_gradient(self, gradient: Tensor) -> Tensor:
         """Restrict a gradient of the raw numbers to directions in which convex and conic coefficients can move.
@@ -202,16 +238,16 @@ class Activations(nn.Module):
 
     def member_tensors(self, k: int) -> Iterator[tuple[str, Tensor]]:
         """Yield the names and the values of the parameters that member k has at the sites."""
+        tables = [self.raw, self.raw if self.scales is None else self.scales()]
+        raw, scales = (table.flatten(0, 1)[self.owners].view(table.shape)[k] for table in tables)
         for site, starts in zip(self.sites, self._starts, strict=True):
-            own = site.activations[k]
-            if own.frozen is not None:
-                yield f"{site.path}.{own.parameter}".lstrip("."), own.frozen.to(self.raw)
-            elif own.parameter is not None:
-                columns = self._columns(own)[: own.raw.shape[1]]
-                yield (
-                    f"{site.path}.{own.parameter}".lstrip("."),
-                    self.raw[k, starts[k] : starts[k] + own.groups, columns],
-                )
+            own, prefix = site.activations[k], f"{site.path}." if site.path else ""
+            here, columns = slice(starts[k], starts[k] + own.groups), self._columns(own)
+            if own.parameter is not None:
+                learned = raw[here, columns[: own.raw.shape[1]]]
+                yield f"{prefix}{own.parameter}", learned if own.frozen is None else own.frozen.to(raw)
+            if own.scales is not None:
+                yield f"{prefix}inner_scale", scales[here, columns[: own.scales.shape[1]]]
 
 
 def _allocate(sites: Sequence[Site], members: int) -> tuple[list[list[int]], int]:
@@ -221,7 +257,7 @@ def _allocate(sites: Sequence[Site], members: int) -> tuple[list[list[int]], int
     for site in sites:
         own = []
         for k, activation in enumerate(site.activations):
-            learned = activation.parametrization != "fixed"
+            learned = activation.learns
             start = known.get((k, activation.owner), used[k]) if learned else used[k]
             if start == used[k]:
                 used[k] += activation.groups
@@ -264,93 +300,3 @@ def _in_order(activations: Iterable[Activation]) -> tuple[Base, ...]:
     position = {name: i for i, name in enumerate(list_bases())}
     found = {item for own in activations for item in own.bases}
     return tuple(sorted(found, key=lambda item: (position[item.name.partition("(")[0]], item.name)))
-
-
-# Parametrizations of rows that use different bases: those of hullo.coefficients, over the used bases of each row.
-
-
-def _masked_recentre(numbers: Tensor, roles: Tensor, total: float) -> Tensor:
-    """Shift the used numbers of each row alike so that they sum to `total`."""
-    used = roles != UNUSED
-    numbers = numbers.masked_fill(~used, 0.0)
-    missing = total - numbers.sum(-1, keepdim=True)
-    return (numbers + missing / used.sum(-1, keepdim=True)).masked_fill(~used, 0.0)
-
-
-def _complete(raw: Tensor, roles: Tensor) -> Tensor:
-    others = raw.masked_fill(roles != USED, 0.0)
-    return torch.where(roles == REST, 1 - others.sum(-1, keepdim=True), others)
-
-
-def _complete_pullback(raw: Tensor, kept: Tensor, gradient: Tensor, roles: Tensor) -> Tensor:
-    rest = gradient.masked_fill(roles != REST, 0.0).sum(-1, keepdim=True)
-    return (gradient - rest).masked_fill(roles != USED, 0.0)
-
-
-@dataclass(frozen=True)
-class _Parametrization:
-    """Map raw numbers of rows to coefficients, and gradients of coefficients to gradients of raw numbers."""
-
-    coefficients: Callable[[Tensor, Tensor], Tensor]
-    pullback: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-
-
-def _entrywise(name: str) -> _Parametrization:
-    """Return a parametrization of the library that treats each coefficient alone."""
-    own = get_parametrization(name)
-    return _Parametrization(
-        lambda raw, roles: own.transform(raw).masked_fill(roles == UNUSED, 0.0),
-        lambda raw, kept, gradient, roles: own.pullback(raw, kept, gradient).masked_fill(roles == UNUSED, 0.0),
-    )
-
-
-def _over_used(name: str) -> _Parametrization:
-    """Return a parametrization of the library in which a raw number of -inf is an unused base."""
-    own = get_parametrization(name)
-    return _Parametrization(
-        lambda raw, roles: own.transform(raw.masked_fill(roles == UNUSED, -torch.inf)),
-        lambda raw, kept, gradient, roles: own.pullback(raw, kept, gradient.masked_fill(roles == UNUSED, 0.0)),
-    )
-
-
-PARAMETRIZATIONS = {
-    "fixed": _Parametrization(
-        lambda raw, roles: torch.zeros_like(raw), lambda raw, kept, gradient, roles: torch.zeros_like(gradient)
-    ),
-    "projection": _Parametrization(
-        _over_used("projection").coefficients, lambda raw, kept, gradient, roles: _masked_recentre(gradient, roles, 0.0)
-    ),
-    "softmax": _over_used("softmax"),
-    "recentred": _Parametrization(
-        lambda raw, roles: _masked_recentre(raw, roles, 1.0),
-        lambda raw, kept, gradient, roles: _masked_recentre(gradient, roles, 0.0),
-    ),
-    "free": _Parametrization(_complete, _complete_pullback),
-    "given": _entrywise("given"),
-    "clamped": _entrywise("clamped"),
-    "softplus": _entrywise("softplus"),
-}
-CODES = {name: code for code, name in enumerate(PARAMETRIZATIONS)}
-
-
-class _Parametrize(torch.autograd.Function):
-    """Map raw numbers to coefficients, each row by its own parametrization."""
-
-    @staticmethod
-    def forward(ctx: Any, raw: Tensor, roles: Tensor, codes: Tensor, parametrizations: Sequence[str]) -> Tensor:
-        kept = raw
-        for name in parametrizations:
-            kept = torch.where(codes == CODES[name], PARAMETRIZATIONS[name].coefficients(raw, roles), kept)
-        ctx.parametrizations = parametrizations
-        ctx.save_for_backward(raw, kept, roles, codes)
-        return kept
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        raw, kept, roles, codes = ctx.saved_tensors
-        pulled = torch.zeros_like(gradient)
-        for name in ctx.parametrizations:
-            own = PARAMETRIZATIONS[name].pullback(raw, kept, gradient, roles)
-            pulled = torch.where(codes == CODES[name], own, pulled)
-        return pulled, None, None, None

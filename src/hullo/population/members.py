@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import copy
+import functools
+import operator
+import types
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
-from hullo.population.sites import Site, read_site
-
-_BOOKKEEPING = frozenset(vars(nn.Identity())) | {"training"}
-_DEEPEST = 8
+from hullo.population.sites import BOOKKEEPING, Site, read_site
 
 
 def make_members(factory: Callable[[], nn.Module], seeds: Sequence[int]) -> list[nn.Module]:
     """Call a factory once per seed, each time after `torch.manual_seed(seed)`; the global state stays as it was."""
-    made = []
-    with torch.random.fork_rng():
+    made, started = [], torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if started else ()):
         for seed in seeds:
             torch.manual_seed(seed)
             made.append(factory())
+    if not started:  # what a GPU is seeded with once it is used
+        torch.cuda.manual_seed_all(torch.initial_seed())
     return made
 
 
@@ -31,29 +35,31 @@ def compare(members: Sequence[nn.Module]) -> list[Site]:
     Networks may differ in activations and in dropout rates; other differences raise a ValueError that names them.
     """
     sites: list[Site] = []
-    _compare("", members, sites)
+    for member in members:
+        _check_alone(member)
+    _compare("", members, [_Roles(member) for member in members], sites)
     _check_unshared(members)
     return sites
 
 
-def _compare(path: str, modules: Sequence[nn.Module], sites: list[Site]) -> None:
+def _compare(path: str, modules: Sequence[nn.Module], roles: Sequence[_Roles], sites: list[Site]) -> None:
     """Compare the members' modules at a path, and those inside them."""
     if site := read_site(path, modules):
         sites.append(site)
         return
     for k, other in enumerate(modules[1:], 1):
-        if reason := _difference(modules[0], other):
+        if reason := _difference(modules[0], other, _Comparison(roles[0], roles[k])):
             where = f"module {path!r}" if path else "the networks"
             raise ValueError(f"members 0 and {k} differ in {where}: {reason}; give networks of one architecture")
     for name, child in modules[0]._modules.items():
         if child is not None:
             children = [module._modules[name] for module in modules]
-            _compare(f"{path}.{name}" if path else name, children, sites)  # type: ignore[arg-type]
+            _compare(f"{path}.{name}" if path else name, children, roles, sites)  # type: ignore[arg-type]
 
 
-def _difference(first: nn.Module, other: nn.Module) -> str:
+def _difference(first: nn.Module, other: nn.Module, comparison: _Comparison) -> str:
     """Return in what two modules at the same place differ, besides the values of parameters and buffers."""
-    if type(first) is not type(other):
+    if _class_of(first) is not _class_of(other):
         return f"{type(first).__name__} and {type(other).__name__}"
     for kind in ("_parameters", "_buffers"):
         tensors, others = getattr(first, kind), getattr(other, kind)
@@ -64,13 +70,26 @@ def _difference(first: nn.Module, other: nn.Module) -> str:
                 return f"{name} is {_kind(tensor)} and {_kind(others[name])}"
     if first._modules.keys() != other._modules.keys():
         return f"only one has the module {min(first._modules.keys() ^ other._modules.keys())!r}"
-    own, others = ({k: v for k, v in vars(item).items() if k not in _BOOKKEEPING} for item in (first, other))
+    own, others = ({k: v for k, v in vars(item).items() if k not in BOOKKEEPING} for item in (first, other))
     if own.keys() != others.keys():
         return f"only one has the attribute {min(own.keys() ^ others.keys())!r}"
     for name, value in own.items():
-        if not _equal(value, others[name], _DEEPEST):
+        if not comparison.equal(value, others[name]):
+            if isinstance(value, (Tensor, list, tuple, dict)) and type(value) is type(others[name]):
+                return f"{name} holds other values; register tensors as buffers, modules in an nn.ModuleList"
+            if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
+                return f"{name} is {_shown(value)} in one, and a function with other code or other values in the other"
             return f"{name} is {_shown(value)} and {_shown(others[name])}"
+    for name in ("_forward_hooks", "_forward_pre_hooks"):
+        if not comparison.equal(list(getattr(first, name).values()), list(getattr(other, name).values())):
+            return f"they have different {name.strip('_').replace('_', ' ')}"
     return ""
+
+
+def _class_of(module: nn.Module) -> type:
+    """Return the class of a module, without those that torch.nn.utils.parametrize makes for each module."""
+    kind = type(module)
+    return kind.__bases__[0] if parametrize.is_parametrized(module) else kind
 
 
 def _kind(tensor: Tensor | None) -> str:
@@ -85,30 +104,81 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _equal(one: Any, other: Any, depth: int) -> bool:
-    """Return whether two attributes say the same; objects are compared by what they hold."""
-    if one is other or depth == 0:
-        return True
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, nn.Module):  # compared at its own place
-        return True
-    if isinstance(one, Tensor):
-        return one.shape == other.shape and one.dtype == other.dtype and bool(one.equal(other))
-    if isinstance(one, Mapping):
-        return one.keys() == other.keys() and all(_equal(one[key], other[key], depth - 1) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(_equal(a, b, depth - 1) for a, b in zip(one, other, strict=True))
-    if callable(one) and hasattr(one, "__qualname__"):
-        return bool(one.__qualname__ == other.__qualname__)
-    try:
-        if one == other:
+class _Roles(dict[int, str]):
+    """Name the parameters, buffers and modules of a network, by identity."""
+
+    def __init__(self, network: nn.Module) -> None:
+        named = (*network.named_parameters(), *network.named_buffers(), *network.named_modules())
+        super().__init__((id(item), name) for name, item in named)
+
+
+class _Comparison:
+    """Compare attributes of two networks, by what they hold; what is registered in both is equal if its names are."""
+
+    def __init__(self, mine: _Roles, others: _Roles) -> None:
+        self.mine, self.others = mine, others
+        self.seen: dict[tuple[int, int], tuple[Any, Any]] = {}  # which keeps objects alive, and so their identities
+
+    def equal(self, one: Any, other: Any) -> bool:
+        """Return whether two attributes say the same."""
+        if one is other or (id(one), id(other)) in self.seen:  # objects may hold each other
             return True
-    except Exception:  # noqa: S110  (an object whose == fails is compared by its attributes)
-        pass
-    if hasattr(one, "__dict__") and "__eq__" not in vars(type(one)):
-        return _equal(vars(one), vars(other), depth - 1)
-    return False
+        if type(one) is not type(other):
+            return False
+        if id(one) in self.mine or id(other) in self.others:
+            return self.mine.get(id(one)) == self.others.get(id(other))
+        if isinstance(one, Tensor):
+            return one.shape == other.shape and one.dtype == other.dtype and bool(one.equal(other))
+        if isinstance(one, (int, float, complex, str, bytes)):
+            return bool(one == other) or (one != one and other != other)  # nan
+        self.seen[id(one), id(other)] = one, other
+        if isinstance(one, Mapping):
+            return one.keys() == other.keys() and all(self.equal(one[key], other[key]) for key in one)
+        if isinstance(one, (list, tuple)):
+            return len(one) == len(other) and all(map(self.equal, one, other))
+        parts = _PARTS.get(type(one))
+        if parts is not None:
+            return all(self.equal(*(part(item) for item in (one, other))) for part in parts)
+        try:
+            if one == other:
+                return True
+        except Exception:  # noqa: S110  (an object whose == fails is compared by its attributes)
+            pass
+        return hasattr(one, "__dict__") and "__eq__" not in vars(type(one)) and self.equal(vars(one), vars(other))
+
+
+def _contents(function: Any) -> list[Any]:
+    """Return what a function has taken from around it."""
+    return [cell.cell_contents for cell in function.__closure__ or ()]
+
+
+_PARTS: dict[type, tuple[Callable[[Any], Any], ...]] = {
+    types.FunctionType: (
+        *map(operator.attrgetter, ("__code__", "__defaults__", "__kwdefaults__", "__dict__")),
+        _contents,
+        lambda function: id(function.__globals__),
+    ),
+    types.MethodType: (operator.attrgetter("__func__"), operator.attrgetter("__self__")),
+    functools.partial: tuple(map(operator.attrgetter, ("func", "args", "keywords", "__dict__"))),
+    weakref.ReferenceType: (operator.methodcaller("__call__"),),
+}
+"""What says all about objects that compare as different unless they are the same."""
+
+
+def _check_alone(member: nn.Module) -> None:
+    """Refuse what a network does besides its forward pass."""
+    for path, module in member.named_modules():
+        where = f"module {path!r}" if path else "the network"
+        hooked = [name for name, own in module._parameters.items() if own is not None and own._backward_hooks]
+        if module._backward_hooks or module._backward_pre_hooks or hooked:
+            what = f"the parameter {hooked[0]!r}" if hooked else "the module"
+            raise ValueError(f"{where} has a backward hook on {what}, which a population would not call; remove it")
+        for hook in module._forward_pre_hooks.values():
+            if type(hook).__module__.startswith("torch.nn.utils."):  # which writes an attribute before each call
+                raise ValueError(
+                    f"{where} has a hook, {type(hook).__name__} of torch.nn.utils, whose results a population cannot "
+                    "copy; use torch.nn.utils.parametrizations instead, or make pruning permanent"
+                )
 
 
 def _check_unshared(members: Sequence[nn.Module]) -> None:

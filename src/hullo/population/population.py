@@ -11,12 +11,17 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from hullo.population.activations import Activations
+from hullo.population.errors import LoweringError
 from hullo.population.images import AugmentedImages, ImagesValue
 from hullo.population.members import aliases_of, compare, empty_copy, filled_copy, make_members, tensors_of
 from hullo.population.program import Program, Run, unwrap
 from hullo.population.rules import Context
-from hullo.population.tracing import read_graph
+from hullo.population.sites import share_sites
+from hullo.population.tracing import Graph, read_graph
 from hullo.population.values import Value
+
+MOST_PROGRAMS = 64
+"""How many graphs a population remembers: one for each combination of input shapes and training modes."""
 
 
 class Population(nn.Module):
@@ -30,6 +35,8 @@ class Population(nn.Module):
         members: networks of one architecture, which are copied; or a function without arguments that makes one.
         seeds: of the members' dropouts, 0, 1, ... by default. With a function, each member is made after
             ``torch.manual_seed(seed)``.
+        shared_hulls: the names of hulls that all members share. Their gradients are summed over the members, and they
+            are updated with the settings of the first.
 
     Example:
         >>> import torch
@@ -53,7 +60,11 @@ class Population(nn.Module):
     steps: Tensor
 
     def __init__(
-        self, members: Sequence[nn.Module] | Callable[[], nn.Module], *, seeds: Sequence[int] | None = None
+        self,
+        members: Sequence[nn.Module] | Callable[[], nn.Module],
+        *,
+        seeds: Sequence[int] | None = None,
+        shared_hulls: Sequence[str] = (),
     ) -> None:
         super().__init__()
         if callable(members) and not isinstance(members, nn.Module):
@@ -66,10 +77,11 @@ class Population(nn.Module):
         seeds = range(len(networks)) if seeds is None else seeds
         if len(seeds) != len(networks):
             raise ValueError(f"{len(networks)} members need as many seeds, got {len(seeds)}")
-        self._sites = compare(networks)
+        self._sites = share_sites(compare(networks), shared_hulls)
         self._empty = [empty_copy(network) for network in networks]
         self._aliases = aliases_of(networks[0])
-        self._programs: dict[Any, Program] = {}
+        self._programs: dict[Any, Program] = {}  # the one that was used last at the end
+        self._rates: dict[torch.device, dict[int, Tensor]] = {}
         self.copies: dict[str, Tensor] = {}  # of parameters in lower precision, which an optimizer may keep
         self.first_sample = 0  # of the batch, where it is part of a larger one
         tensors = [tensors_of(network, self._sites) for network in networks]
@@ -149,14 +161,19 @@ class Population(nn.Module):
         if self.training:
             self.steps.add_(1)
         context = Context(len(self), self.seeds, self.steps, first=self.first_sample)
-        rates = {
-            i: torch.tensor(site.rates, dtype=torch.float64, device=self.seeds.device)
-            for i, site in enumerate(self._sites)
-            if site.rates
-        }
-        run = Run(context, self.activations, self.activations.rows(), rates)
+        run = Run(context, self.activations, self.activations.rows(), self._dropout_rates())
         leaves = pytree.tree_leaves(values, is_leaf=lambda item: isinstance(item, Value))
         return unwrap(program.run(run, tensors, leaves), len(self))
+
+    def _dropout_rates(self) -> dict[int, Tensor]:
+        """Return the members' rates at each site that is a dropout, made once per device."""
+        device = self.seeds.device
+        if device not in self._rates:
+            rates = {i: site.rates for i, site in enumerate(self._sites) if site.rates}
+            self._rates = {
+                device: {i: torch.tensor(own, dtype=torch.float64, device=device) for i, own in rates.items()}
+            }
+        return self._rates[device]
 
     def layer_parameters(self) -> dict[str, type[nn.Module]]:
         """Return the kind of layer that each weight and bias of a linear or convolutional layer belongs to."""
@@ -208,17 +225,30 @@ class Population(nn.Module):
         )
         modes = tuple(module.training for module in self._empty[0].modules())
         key = (kinds, str(spec), modes)
-        if key not in self._programs:
+        program = self._programs.pop(key, None)
+        if program is None:
             examples = [self._example(item) if isinstance(item, Value) else item for item in leaves]
             args, kwargs = pytree.tree_unflatten(examples, spec)
-            with torch.enable_grad(), torch.autocast(self.seeds.device.type, enabled=False):
-                graph = read_graph(self[0], self._sites, args, kwargs)
-            self._programs[key] = Program(graph, self._sites, self.activations)
-            for name in self._programs[key].mutated_tensors():
+            graph = self._read_graph(args, kwargs)
+            program = Program(graph, self._sites, self.activations)
+            for name in program.mutated_tensors():
                 self._unshare(self._aliases[name])
+            if len(self._programs) == MOST_PROGRAMS:
+                del self._programs[next(iter(self._programs))]
+        self._programs[key] = program
         first = {name: Value(self.copies.get(name, tensor), 0) for name, tensor in _named_tensors(self.stacked)}
         first |= {name: Value(tensor) for name, tensor in _named_tensors(self.shared)}
-        return self._programs[key], {name: first[alias] for name, alias in self._aliases.items() if alias in first}
+        return program, {name: first[alias] for name, alias in self._aliases.items() if alias in first}
+
+    def _read_graph(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
+        """Return the graph of a member; the network's own exceptions come through."""
+        with torch.enable_grad(), torch.autocast(self.seeds.device.type, enabled=False):
+            try:
+                return read_graph(self[0], self._sites, args, kwargs)
+            except LoweringError as error:
+                refused = error
+            self[0](*args, **kwargs)
+            raise refused
 
     def _example(self, value: Value) -> Tensor:
         """Return the first member's value; under autocast in the networks' own type, as that is off in a trace."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,9 @@ from hullo.bases import Base, base
 from hullo.modules import Hull
 from hullo.surgery.recognise import read_module
 
+BOOKKEEPING = frozenset(vars(nn.Identity()))
+"""The attributes that every module has."""
+
 
 @dataclass(frozen=True)
 class Activation:
@@ -20,12 +23,13 @@ class Activation:
 
     Args:
         bases: the base functions.
-        keep: how raw numbers become coefficients, a name of :mod:`hullo.coefficients`; "fixed" if nothing is learned.
+        parametrization: how raw numbers become coefficients, a name of :mod:`hullo.coefficients`, or "fixed".
         raw: the raw numbers, or the coefficients if they are fixed: (groups, raw numbers per row).
         channel_dim: the dimension of the channels, where there are several groups.
         parameter: the name of the raw numbers in the module; None if there are none.
         owner: the identity of the module, which tells whether two sites share it.
         frozen: the raw numbers of a hull that is not learned.
+        scales: the inner scales, (groups, 1) or (groups, bases); None if there are none.
     """
 
     bases: tuple[Base, ...]
@@ -35,22 +39,40 @@ class Activation:
     parameter: str | None = None
     owner: int = 0
     frozen: Tensor | None = None
+    scales: Tensor | None = None
 
     @property
     def groups(self) -> int:
         return len(self.raw)
 
+    @property
+    def learns(self) -> bool:
+        """Return whether anything is learned."""
+        return self.parametrization != "fixed" or (self.scales is not None and self.scales.requires_grad)
+
+    def equals(self, other: Activation) -> bool:
+        """Return whether another activation has the same bases, settings and numbers."""
+        if (self.bases, self.parametrization, self.channel_dim) != (
+            other.bases,
+            other.parametrization,
+            other.channel_dim,
+        ):
+            return False
+        pairs = ((self.raw, other.raw), (self.scales, other.scales))
+        return all(a is b is None or (a is not None and b is not None and torch.equal(a, b)) for a, b in pairs)
+
     @classmethod
     def of(cls, module: nn.Module) -> Activation | None:
         """Read the activation that a module is; return None if it is none that a combination of bases equals."""
         if isinstance(module, Hull):
-            if module.inner_scale is not None:
-                raise ValueError("a population has no inner scales; make the hull without inner_scale")
             learns, channel_dim = module.raw.requires_grad, module.spec.channel_dim
             raw = (module.raw if learns else module.coefficients).detach().reshape(module.groups, -1)
             parametrization = module.constraint.parametrization.name if learns else "fixed"
             frozen = None if learns else module.raw.detach()
-            return cls(module.bases, parametrization, raw, channel_dim, module.raw_name, id(module), frozen)
+            scale, scales = module.inner_scale, None
+            if scale is not None:
+                scales = scale.detach().reshape(module.groups, -1).requires_grad_(scale.requires_grad)
+            return cls(module.bases, parametrization, raw, channel_dim, module.raw_name, id(module), frozen, scales)
         if type(module) is nn.Identity:
             return cls((base("identity"),), "fixed", torch.ones(1, 1))
         if type(module) is nn.LeakyReLU and abs(module.negative_slope) <= 1:  # which needs no base of its own
@@ -79,12 +101,19 @@ class Site:
         activations: one per member, at an activation.
         rates: one per member, at a dropout.
         inplace: whether the module changes its input.
+        is_shared: whether all members share one hull.
     """
 
     path: str
     activations: Sequence[Activation] = ()
     rates: Sequence[float] = field(default=())
     inplace: bool = False
+    is_shared: bool = False
+
+    @property
+    def is_scaled(self) -> bool:
+        """Return whether a hull has inner scales."""
+        return any(activation.scales is not None for activation in self.activations)
 
     @property
     def groups(self) -> int:
@@ -106,16 +135,31 @@ def _is_activation(module: nn.Module) -> bool:
 def read_site(path: str, modules: Sequence[nn.Module]) -> Site | None:
     """Return the site that the members' modules at a path are: activations, or dropouts with different rates."""
     first = modules[0]
-    if all(type(module) is nn.Dropout for module in modules):
+    hooked = any(module._forward_hooks or module._forward_pre_hooks for module in modules)
+    if all(type(module) is nn.Dropout for module in modules) and not hooked:
         rates = [float(module.p) for module in modules]  # type: ignore[arg-type]
         return Site(path, rates=rates, inplace=bool(first.inplace)) if len(set(rates)) > 1 else None
     if not any(_is_activation(module) for module in modules):
         return None
+    for module in modules:
+        if isinstance(module, Hull) and (hooked or type(module).forward is not Hull.forward):
+            raise ValueError(f"the hull {path!r} has hooks, or a forward of its own, which a population does not call")
     activations = [found for module in modules if (found := Activation.of(module))]
-    if len(activations) < len(modules):
+    if hooked or len(activations) < len(modules):
         return None
     site = Site(path, activations, inplace=bool(getattr(first, "inplace", False)))
     dims = {item.channel_dim for item in activations if item.groups > 1}
     if len(dims) > 1:
         raise ValueError(f"members differ in the dimension of the channels of {path!r}: {sorted(dims)}")
     return site
+
+
+def share_sites(sites: Sequence[Site], names: Sequence[str]) -> list[Site]:
+    """Return sites of which those with the given names have one hull for all members."""
+    hulls = {site.path: site.activations for site in sites if any(own.learns for own in site.activations)}
+    for name in names:
+        if name not in hulls:
+            raise ValueError(f"shared_hulls={name!r}: there is no such hull; there are {sorted(hulls) or 'none'}")
+        if not all(own.equals(hulls[name][0]) for own in hulls[name]):
+            raise ValueError(f"members cannot share the hull {name!r}: it has other bases or coefficients in some")
+    return [replace(site, is_shared=site.path in names) for site in sites]

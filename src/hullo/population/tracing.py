@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import logging
+import functools
 import re
-import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from hullo.gating import GatedHull
 from hullo.population.errors import LoweringError
+from hullo.population.export import export
 from hullo.population.sites import Site
 
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>\w+)\n\s*(?P<code>[^\n]+)')
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]+\n\s*(?P<code>[^\n]+)')
 
 
 @torch.library.custom_op("hullo::site", mutates_args=())
@@ -86,22 +88,7 @@ def read_graph(network: nn.Module, sites: Sequence[Site], args: tuple[Any, ...],
     Placeholders take the place of the network's modules at the sites. The graph holds for inputs of the same shapes and
     for the present training modes alone.
     """
-    for index, site in enumerate(sites):
-        parent, _, name = site.path.rpartition(".")
-        placeholder = _Placeholder(index, site).train(network.get_submodule(site.path).training)
-        if site.path:
-            setattr(network.get_submodule(parent), name, placeholder)
-        else:
-            network = placeholder
-    for path, module in list(network.named_modules()):
-        if type(module) is nn.LocalResponseNorm and path:
-            parent, _, name = path.rpartition(".")
-            setattr(network.get_submodule(parent), name, _LocalResponseNorm(module))
-    try:
-        with _quiet():
-            program = torch.export.export(network, args, kwargs, strict=False)
-    except Exception as error:
-        raise LoweringError(_explain(network, error)) from error
+    program = export(_with_stand_ins(network, sites), args, kwargs)
     kinds = torch.export.graph_signature.InputKind
     inputs: dict[str, tuple[str, Any]] = {}
     for spec in program.graph_signature.input_specs:
@@ -116,31 +103,39 @@ def read_graph(network: nn.Module, sites: Sequence[Site], args: tuple[Any, ...],
     return Graph(program.graph_module, inputs, program.call_spec.out_spec)
 
 
-@contextmanager
-def _quiet() -> Any:
-    """Silence what PyTorch logs and warns while it traces."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
+def _with_stand_ins(network: nn.Module, sites: Sequence[Site]) -> nn.Module:
+    """Put placeholders and what can be traced in the place of modules."""
+    for index, site in enumerate(sites):
+        placeholder = _Placeholder(index, site).train(network.get_submodule(site.path).training)
+        if not site.path:
+            return placeholder
+        network.set_submodule(site.path, placeholder)
+    for path, module in list(network.named_modules()):
+        if type(module) is nn.LocalResponseNorm and path:
+            network.set_submodule(path, _LocalResponseNorm(module))
+        elif isinstance(module, GatedHull):
+            module.forward = functools.partial(_gate, module)  # type: ignore[method-assign]
+        elif isinstance(module, _BatchNorm) and module.momentum is None and module.training:
+            module.forward = functools.partial(_normalize_cumulatively, module)  # type: ignore[method-assign]
+    return network
 
 
-def _explain(network: nn.Module, error: Exception) -> str:
-    """Return why a graph cannot be read, with the line of the user's code where that is known."""
-    text = str(error)
-    reason = text.strip().splitlines()[0] if text.strip() else type(error).__name__
-    if "data-dependent" in text:
-        reason = "its control flow depends on the values of tensors"
-    where = "; ".join(f"{m['file']}:{m['line']}, in {m['name']}: {m['code'].strip()}" for m in _FRAME.finditer(text))
-    return (
-        f"cannot read the graph of {type(network).__name__}: {reason}"
-        + (f" ({where})" if where else "")
-        + "; a population needs networks that do the same operations for every input of one shape"
-    )
+def _gate(module: GatedHull, gate: Tensor, up: Tensor) -> Tensor:
+    product: Tensor = module.hull(gate) * up
+    return product
+
+
+def _normalize_cumulatively(module: _BatchNorm, input: Tensor) -> Tensor:  # noqa: A002
+    """Normalize as a batch norm without momentum does, whose running statistics are means over all batches."""
+    if module.running_mean is not None and module.running_var is not None:
+        assert module.num_batches_tracked is not None  # noqa: S101
+        module.num_batches_tracked.add_(1)
+        with torch.no_grad():
+            new = torch.var_mean(input, [dim for dim in range(input.dim()) if dim != 1])
+            share = 1 / module.num_batches_tracked.to(new[0].dtype)
+            for running, own in zip((module.running_var, module.running_mean), new, strict=True):
+                running.mul_(1 - share).add_(own * share)
+    return F.batch_norm(input, None, None, module.weight, module.bias, True, 0.0, module.eps)
 
 
 def source_of(node: fx.Node) -> str:

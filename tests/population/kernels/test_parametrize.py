@@ -17,7 +17,8 @@ from torch import Tensor
 import hullo
 from hullo.lab.activations import Row
 from hullo.population import kernels
-from hullo.population.activations import CODES, UNUSED, USED, Activations
+from hullo.population.activations import Activations
+from hullo.population.parametrizations import CODES, UNUSED, USED
 from hullo.population.sites import Activation, Site
 
 pytest.importorskip("triton")

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hullo.kernels import device_math
-from hullo.population.activations import CODES, REST, UNUSED
+from hullo.population.parametrizations import CODES, REST, UNUSED
 
 FIXED, PROJECTION, SOFTMAX, RECENTRED, FREE, GIVEN, CLAMPED, SOFTPLUS = (
     tl.constexpr(CODES[name])

@@ -1,4 +1,4 @@
-"""Test that rewritten code does the same as before."""
+"""Code that is written anew does what it did."""
 
 from __future__ import annotations
 

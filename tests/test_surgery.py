@@ -1,4 +1,4 @@
-"""Test parameter groups: coefficients have their own learning rate and no weight decay; each parameter occurs once."""
+"""parameter_groups: coefficients learn at their own rate, without decay; nothing is lost and nothing counted twice."""
 
 from __future__ import annotations
 

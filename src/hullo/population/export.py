@@ -1,0 +1,165 @@
+"""Trace a network by torch.export, and refuse what its graph would leave out without a word."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import random
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hullo.population.errors import LoweringError
+from hullo.population.sites import BOOKKEEPING
+
+_MISSING = object()
+_PLAIN = (bool, int, float, complex, str, bytes)
+
+
+def export(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.export.ExportedProgram:
+    """Trace a network on example inputs; a LoweringError says what cannot be traced, and where."""
+    program, changed = _trace(network, args, kwargs)
+    if changed:
+        _check_next_call(network, args, kwargs, changed, program)
+    return program
+
+
+def _check_next_call(
+    network: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    changed: dict[tuple[nn.Module, str], Any],
+    program: torch.export.ExportedProgram,
+) -> None:
+    """Refuse a network that computes something else in its next call, because of attributes that it has changed."""
+    for (module, name), value in changed.items():
+        tensor = isinstance(value, Tensor)  # without values, from the trace
+        setattr(module, name, torch.zeros(value.shape, dtype=value.dtype, device=value.device) if tensor else value)
+    try:
+        again = _trace(network, args, kwargs)[0].graph_module.code
+    except LoweringError:
+        again = ""
+    if again != program.graph_module.code:
+        names = ", ".join(sorted({f"self.{name}" for _, name in changed}))
+        raise LoweringError(
+            f"the forward of {type(network).__name__} changes {names}, and its next call would compute something else; "
+            "register a buffer and change that in place"
+        )
+
+
+def _trace(
+    network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[torch.export.ExportedProgram, dict[tuple[nn.Module, str], Any]]:
+    """Return the exported network, and the attributes that its forward has changed, with their new values."""
+    before, changed = _attributes(network), dict[tuple[nn.Module, str], Any]()
+
+    def notice(*_: Any) -> None:
+        for key, now in _attributes(network).items():
+            known = before.get(key, _MISSING)
+            if now is not known and not (isinstance(now, _PLAIN) and type(now) is type(known) and now == known):
+                changed[key] = getattr(*key)
+
+    hook = network.register_forward_hook(notice)
+    states = _random_states()
+    try:
+        with _quiet(), _refusing():
+            program = torch.export.export(network, args, kwargs, strict=False)
+    except LoweringError as error:
+        raise LoweringError(f"{error}{_line_of(error)}") from None
+    except Exception as error:
+        raise LoweringError(f"{_explain(network, error)}{_line_of(error)}") from error
+    finally:
+        hook.remove()
+    if _random_states() != states:
+        raise LoweringError(
+            f"the forward of {type(network).__name__} draws random numbers of Python or NumPy, which would be the same "
+            "in every step; pass them as an input"
+        )
+    return program, changed
+
+
+def _attributes(network: nn.Module) -> dict[tuple[nn.Module, str], Any]:
+    """Return the attributes of all modules that are not registered; of lists and dictionaries, how long they are."""
+    return {
+        (module, name): len(value) if isinstance(value, (list, dict, set)) else value
+        for module in network.modules()
+        for name, value in vars(module).items()
+        if name not in BOOKKEEPING
+    }
+
+
+def _random_states() -> list[Any]:
+    numpy = sys.modules.get("numpy")
+    return [random.getstate(), None if numpy is None else str(numpy.random.get_state(legacy=False))]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence what PyTorch logs, warns and prints while it traces."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Refuse what a trace would leave out without a word: derivatives that a forward pass defines or computes."""
+
+    def apply(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if function.__module__.startswith("torch._library"):  # of an operator, which is in the graph itself
+            return original.__get__(None, function)(*args, **kwargs)
+        raise LoweringError(
+            f"forward calls {function.__name__}, a torch.autograd.Function, whose derivative is not in its graph; write"
+            " it in terms of detach(), and checkpoint with use_reentrant=False"
+        )
+
+    def differentiate(*args: Any, **kwargs: Any) -> Any:
+        raise LoweringError(
+            "forward differentiates, which is not in its graph; take derivatives of population(x) outside of the "
+            "networks, by torch.autograd.grad with create_graph=True"
+        )
+
+    original = vars(torch.autograd.Function)["apply"]
+    with ExitStack() as stack:
+        for owner, name, own in (
+            (torch.autograd.Function, "apply", classmethod(apply)),
+            (torch.autograd, "_engine_run_backward", differentiate),
+        ):
+            stack.callback(setattr, owner, name, vars(owner)[name])
+            setattr(owner, name, own)
+        yield
+
+
+def _explain(network: nn.Module, error: Exception) -> str:
+    """Return why a graph cannot be read."""
+    text = str(error)
+    reason = text.strip().splitlines()[0] if text.strip() else type(error).__name__
+    if "data-dependent" in text:
+        reason = "its control flow depends on the values of tensors"
+    elif "not a known type" in text:
+        reason = f"{reason.partition(', which')[0]}; register its class by torch.export.register_dataclass"
+    elif any(frame.filename.endswith("eager_transforms.py") for frame in traceback.extract_tb(error.__traceback__)):
+        reason = "its forward calls torch.func; take derivatives of population(x) outside of the networks"
+    return (
+        f"cannot read the graph of {type(network).__name__}: {reason}; a population needs networks that do the same "
+        "operations for every input of one shape"
+    )
+
+
+def _line_of(error: Exception) -> str:
+    """Return the line of the user's code that an exception comes from, as far as it is known."""
+    ours = (os.path.dirname(torch.__file__), os.path.dirname(__file__), "<")
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
+    return f" (at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line})" if frames else ""

@@ -1,0 +1,103 @@
+"""Parametrizations of rows that use different bases: those of hullo.coefficients, over the used bases of each row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from hullo.coefficients import get_parametrization
+
+UNUSED, USED, REST = 0, 1, 2
+"""The role of a base in a row: REST is the coefficient that a "free" row does not learn, one minus all others."""
+
+
+def _masked_recentre(numbers: Tensor, roles: Tensor, total: float) -> Tensor:
+    """Shift the used numbers of each row alike so that they sum to `total`."""
+    used = roles != UNUSED
+    numbers = numbers.masked_fill(~used, 0.0)
+    missing = total - numbers.sum(-1, keepdim=True)
+    return (numbers + missing / used.sum(-1, keepdim=True)).masked_fill(~used, 0.0)
+
+
+def _complete(raw: Tensor, roles: Tensor) -> Tensor:
+    others = raw.masked_fill(roles != USED, 0.0)
+    return torch.where(roles == REST, 1 - others.sum(-1, keepdim=True), others)
+
+
+def _complete_pullback(raw: Tensor, kept: Tensor, gradient: Tensor, roles: Tensor) -> Tensor:
+    rest = gradient.masked_fill(roles != REST, 0.0).sum(-1, keepdim=True)
+    return (gradient - rest).masked_fill(roles != USED, 0.0)
+
+
+@dataclass(frozen=True)
+class _Parametrization:
+    """Map raw numbers of rows to coefficients, and gradients of coefficients to gradients of raw numbers."""
+
+    coefficients: Callable[[Tensor, Tensor], Tensor]
+    pullback: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+def _entrywise(name: str) -> _Parametrization:
+    """Return a parametrization of the library that treats each coefficient alone."""
+    own = get_parametrization(name)
+    return _Parametrization(
+        lambda raw, roles: own.transform(raw).masked_fill(roles == UNUSED, 0.0),
+        lambda raw, kept, gradient, roles: own.pullback(raw, kept, gradient).masked_fill(roles == UNUSED, 0.0),
+    )
+
+
+def _over_used(name: str) -> _Parametrization:
+    """Return a parametrization of the library in which a raw number of -inf is an unused base."""
+    own = get_parametrization(name)
+    return _Parametrization(
+        lambda raw, roles: own.transform(raw.masked_fill(roles == UNUSED, -torch.inf)),
+        lambda raw, kept, gradient, roles: own.pullback(raw, kept, gradient.masked_fill(roles == UNUSED, 0.0)),
+    )
+
+
+PARAMETRIZATIONS = {
+    "fixed": _Parametrization(
+        lambda raw, roles: torch.zeros_like(raw), lambda raw, kept, gradient, roles: torch.zeros_like(gradient)
+    ),
+    "projection": _Parametrization(
+        _over_used("projection").coefficients, lambda raw, kept, gradient, roles: _masked_recentre(gradient, roles, 0.0)
+    ),
+    "softmax": _over_used("softmax"),
+    "recentred": _Parametrization(
+        lambda raw, roles: _masked_recentre(raw, roles, 1.0),
+        lambda raw, kept, gradient, roles: _masked_recentre(gradient, roles, 0.0),
+    ),
+    "free": _Parametrization(_complete, _complete_pullback),
+    "given": _entrywise("given"),
+    "clamped": _entrywise("clamped"),
+    "softplus": _entrywise("softplus"),
+}
+CODES = {name: code for code, name in enumerate(PARAMETRIZATIONS)}
+
+
+class Parametrize(torch.autograd.Function):
+    """Map raw numbers to coefficients, each row by its own parametrization."""
+
+    @staticmethod
+    def forward(ctx: Any, raw: Tensor, roles: Tensor, codes: Tensor, parametrizations: Sequence[str]) -> Tensor:
+        kept = raw
+        for name in parametrizations:
+            kept = torch.where(codes == CODES[name], PARAMETRIZATIONS[name].coefficients(raw, roles), kept)
+        ctx.parametrizations = parametrizations
+        ctx.save_for_backward(raw, kept, roles, codes)
+        return kept
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        raw, kept, roles, codes = ctx.saved_tensors
+        pulled = torch.zeros_like(gradient)
+        for name in ctx.parametrizations:
+            own = PARAMETRIZATIONS[name].pullback(raw, kept, gradient, roles)
+            pulled = torch.where(codes == CODES[name], own, pulled)
+        return pulled, None, None, None

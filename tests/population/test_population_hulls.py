@@ -1,0 +1,169 @@
+"""Hulls of a population: per layer and per channel, frozen, scaled, gated and shared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import plain_networks
+import pytest
+import torch
+from torch import Tensor, nn
+from trained_alone import assert_equal_states, inputs_of, train, train_alone
+
+import hullo
+from hullo.population import SGD, Adam, Population
+
+
+def test_one_hull_at_several_places_gets_the_sum_of_their_gradients() -> None:
+    def network(act: nn.Module) -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 6), act, nn.Linear(6, 6), act, nn.Linear(6, 3)).double()
+
+    members = [network(hullo.AffineHull("identity", "relu")), network(nn.ReLU())]
+    batches = inputs_of(plain_networks.MLP, 2)
+    population = Population(members)
+    assert population.activations.raw.shape == (2, 2, 2)
+    train(population, SGD(population, lr=0.1), batches)
+    for k, member in enumerate(members):
+        train_alone(member, torch.optim.SGD(member.parameters(), lr=0.1), batches[:, k])
+        assert_equal_states(population[k], member)
+    assert population[0][1] is population[0][3] or population[0][1].raw.equal(population[0][3].raw)  # type: ignore[index]
+
+
+def test_hulls_per_channel_stand_beside_hulls_per_layer_and_fixed_functions() -> None:
+    def network(act: nn.Module) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(3, 4, 3), act, nn.Flatten(), nn.Linear(144, 2)).double()
+
+    bases = ("identity", "relu", "tanh")
+    members = [
+        network(act)
+        for act in (
+            hullo.ConvexHull(*bases, groups=4),
+            hullo.AffineHull(*bases, groups=2),
+            hullo.AffineHull(*bases, parametrization="free"),
+            nn.PReLU(4),
+            nn.LeakyReLU(0.2),
+            hullo.LinearHull("tanh", groups=4),
+        )
+    ]
+    batches = inputs_of(plain_networks.ResNet, len(members))
+    population = Population(members)
+    options = {"lr": 0.01, "weight_decay": 0.1}
+    train(population, Adam(population, max_norm=0.1, **options), batches)
+    for k, member in enumerate(members):
+        optimizer = torch.optim.Adam(member.parameters(), **options)
+        for x in batches[:, k]:
+            optimizer.zero_grad()
+            member(x).square().mean().backward()
+            nn.utils.clip_grad_norm_(member.parameters(), 0.1)
+            optimizer.step()
+        assert_equal_states(population[k], member)
+
+
+def test_what_is_frozen_stays_and_comes_out_as_it_went_in() -> None:
+    members = [
+        nn.Sequential(nn.Linear(6, 6), act, nn.Linear(6, 3)).double()
+        for act in (
+            hullo.ConvexHull("identity", "relu", parametrization="softmax", init=[0.2, 0.8]).requires_grad_(False),
+            nn.PReLU(6, init=0.3).requires_grad_(False),
+            hullo.AffineHull("identity", "tanh"),
+        )
+    ]
+    batches = inputs_of(plain_networks.MLP, 3)
+    population = Population(members)
+    train(population, SGD(population, lr=0.1, weight_decay=0.1), batches)
+    for k, member in enumerate(members):
+        learned = [parameter for parameter in member.parameters() if parameter.requires_grad]
+        train_alone(member, torch.optim.SGD(learned, lr=0.1, weight_decay=0.1), batches[:, k])
+        assert_equal_states(population[k], member)
+        assert [p.requires_grad for p in population[k].parameters()] == [p.requires_grad for p in member.parameters()]
+
+
+def test_inner_scales_learn_as_they_do_alone() -> None:
+    acts: list[Callable[[], nn.Module]] = [
+        lambda: hullo.AffineHull("tanh", "relu", inner_scale="base"),
+        lambda: hullo.ConvexHull("tanh", "identity", inner_scale="hull", groups=3),
+        lambda: hullo.LinearHull("sin", "tanh", groups=3, inner_scale="base"),
+        lambda: hullo.ConicHull("relu", "relu3"),
+        lambda: hullo.AffineHull("tanh", "relu", inner_scale="hull").requires_grad_(False),
+        nn.ReLU,
+    ]
+    members = []
+    for seed, make_act in enumerate(acts):
+        torch.manual_seed(seed)
+        act = make_act()
+        if getattr(act, "inner_scale", None) is not None:
+            act.inner_scale.data.uniform_(0.5, 1.5)
+        members.append(nn.Sequential(nn.Linear(6, 3), act, nn.Linear(3, 3), act, nn.Linear(3, 2)).double())
+    batches = inputs_of(plain_networks.MLP, len(members))
+    population = Population(members)
+    train(population, Adam(population, lr=0.01, eps=1e-4), batches)
+    for k, member in enumerate(members):
+        learned = [parameter for parameter in member.parameters() if parameter.requires_grad]
+        train_alone(member, torch.optim.Adam(learned, lr=0.01, eps=1e-4), batches[:, k])
+        assert_equal_states(population[k], member)
+        assert [p.requires_grad for p in population[k].parameters()] == [p.requires_grad for p in member.parameters()]
+
+
+def test_gated_hulls_are_learned_as_they_are_alone() -> None:
+    class Gated(nn.Module):
+        def __init__(self, hull: hullo.Hull) -> None:
+            super().__init__()
+            self.gate, self.up, self.down = nn.Linear(6, 8), nn.Linear(6, 8), nn.Linear(8, 3)
+            self.act = hullo.GatedHull(hull)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.down(self.act(self.gate(x), self.up(x)))
+
+    hulls = [hullo.ConvexHull("identity", "silu", strict=False), hullo.AffineHull("relu", "tanh", inner_scale="hull")]
+    members = [Gated(hull).double() for hull in hulls]
+    batches = inputs_of(plain_networks.MLP, 2)
+    population = Population(members)
+    train(population, SGD(population, lr=0.1), batches)
+    for k, member in enumerate(members):
+        train_alone(member, torch.optim.SGD(member.parameters(), lr=0.1), batches[:, k])
+        assert_equal_states(population[k], member)
+
+
+@pytest.mark.parametrize("inner_scale", [None, "base"])
+def test_a_hull_that_all_members_share_gets_the_sum_of_their_gradients(inner_scale: str | None) -> None:
+    def network(act: nn.Module) -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 6), act, nn.Linear(6, 6), nn.PReLU(), nn.Linear(6, 3)).double()
+
+    def hull() -> nn.Module:
+        return hullo.ConvexHull("identity", "relu", "tanh", init=[0.1, 0.8, 0.1], inner_scale=inner_scale)
+
+    torch.manual_seed(0)
+    members = [network(hull()) for _ in range(3)]
+    population = Population(members, shared_hulls=["1"])
+    batches = inputs_of(plain_networks.MLP, 3)
+    train(population, SGD(population, lr=0.1, momentum=0.9), batches)
+    for member in members[1:]:
+        member[1] = members[0][1]  # what plain PyTorch calls sharing
+    optimizer = torch.optim.SGD(nn.ModuleList(members).parameters(), lr=0.1, momentum=0.9)
+    for x in batches:
+        optimizer.zero_grad()
+        torch.stack([member(x[k]).square().mean() for k, member in enumerate(members)]).sum().backward()
+        optimizer.step()
+    for k, member in enumerate(members):
+        assert_equal_states(population[k], member)
+    assert population.activations.coefficients[2, 0].equal(population.activations.coefficients[0, 0])
+
+
+def test_hulls_that_cannot_be_shared_are_refused() -> None:
+    members = [nn.Sequential(hullo.AffineHull("relu", base), nn.ReLU()) for base in ("tanh", "identity")]
+    with pytest.raises(ValueError, match=r"'0'.*bases"):
+        Population(members, shared_hulls=["0"])
+    with pytest.raises(ValueError, match=r"'1'.*\['0'\]"):
+        Population(members, shared_hulls=["1"])
+
+
+def test_hulls_with_hooks_or_a_forward_of_their_own_are_refused() -> None:
+    class Shifted(hullo.AffineHull):
+        def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+            return super().forward(input) + 1
+
+    hooked = hullo.AffineHull("relu", "tanh")
+    hooked.register_forward_hook(lambda module, given, made: made * 2)
+    for hull in (hooked, Shifted("relu", "tanh")):
+        with pytest.raises(ValueError, match=r"'0'.*forward"):
+            Population([nn.Sequential(hull)])

@@ -1,0 +1,162 @@
+"""Networks go into a population and come out of it; differences between them are found."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import plain_networks
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import prune
+from trained_alone import ACTIVATIONS, assert_equal_states, inputs_of, make, train
+
+import hullo
+from hullo.population import Adam, Population
+
+
+def test_members_are_the_users_own_class_with_ties_buffers_and_modes() -> None:
+    members = make(plain_networks.GPT, ACTIVATIONS[:2])
+    members[0].blocks[0].eval()
+    population = Population(members)
+    member = population[-1]
+    assert member.head.weight is member.tokens.weight
+    assert_equal_states(member, members[1])
+    assert not member.blocks[0].training
+    assert member.training
+    member.tokens.weight.data.zero_()
+    assert population[-1].tokens.weight.any()
+    assert len(population[:]) == len(list(population)) == len(population) == 2
+    with pytest.raises(IndexError, match="2"):
+        population[2]
+
+
+def test_a_state_is_saved_and_loaded_to_the_bit() -> None:
+    members = make(plain_networks.ResNet, ACTIVATIONS)
+    batches = inputs_of(plain_networks.ResNet, len(members))
+    population = Population(members)
+    optimizer = Adam(population)
+    train(population, optimizer, batches[:5])
+    saved = copy.deepcopy((population.state_dict(), optimizer.state_dict()))
+    train(population, optimizer, batches[5:])
+    other = Population(make(plain_networks.ResNet, ACTIVATIONS))
+    other(batches[0])  # buffers that a forward pass changes are known then
+    resumed = Adam(other)
+    other.load_state_dict(saved[0])
+    resumed.load_state_dict(saved[1])
+    train(other, resumed, batches[5:])
+    for name, tensor in population.state_dict().items():
+        assert tensor.equal(other.state_dict()[name]), name
+
+
+def test_a_function_and_seeds_make_members_that_differ_and_leave_the_global_generator_alone() -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    population = Population(plain_networks.MLP, seeds=[5, 6])
+    assert torch.rand(1).equal(expected)
+    torch.manual_seed(6)
+    assert_equal_states(population[1], plain_networks.MLP())
+    assert not population[0].hidden.weight.equal(population[1].hidden.weight)
+
+
+def test_networks_of_different_architectures_are_refused_by_what_differs() -> None:
+    def network(width: int = 3, slope: float = 1.0) -> nn.Module:
+        made = nn.Sequential(nn.Linear(4, width), nn.Softplus(slope), nn.LayerNorm(width))
+        made.note = torch.tensor(slope)
+        return made
+
+    with pytest.raises(ValueError, match=r"members 0 and 1 differ.*\(3, 4\) and .*\(5, 4\)"):
+        Population([network(), network(5)])
+    with pytest.raises(ValueError, match="note"):
+        Population([network(), network(slope=2.0)])
+    with pytest.raises(ValueError, match="LayerNorm and Identity"):
+        Population([nn.Sequential(nn.LayerNorm(3)), nn.Sequential(nn.Identity())])
+    shared = network()
+    with pytest.raises(ValueError, match=r"share 0\.weight"):
+        Population([shared, shared])
+    with pytest.raises(ValueError, match="frozen"):
+        Population([network(), network().requires_grad_(False)])
+    with pytest.raises(TypeError, match="seeds"):
+        Population(plain_networks.MLP)
+    with pytest.raises(TypeError, match="members"):
+        Population([])
+    with pytest.raises(ValueError, match="2 members"):
+        Population([network(), network()], seeds=[1])
+
+
+class Applied(nn.Module):
+    """A function that is not a module, in an attribute."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.linear, self.function = nn.Linear(3, 3), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.linear(x))
+
+
+def scaled(factor: float) -> Callable[[Tensor], Tensor]:
+    return lambda x: x * factor
+
+
+@pytest.mark.parametrize(
+    "functions",
+    [
+        (torch.relu, torch.tanh),
+        (lambda x: x * 2, lambda x: x * 3),
+        (scaled(2.0), scaled(3.0)),
+        (functools.partial(F.leaky_relu, negative_slope=0.1), functools.partial(F.leaky_relu, negative_slope=0.2)),
+        ([F.relu], [F.gelu]),
+        (hullo.AffineHull("relu", "tanh").forward, hullo.AffineHull("relu", "identity").forward),
+        (scaled(torch.ones(3)), scaled(torch.zeros(3))),
+    ],
+)
+def test_functions_that_differ_between_members_are_refused(functions: tuple[Any, Any]) -> None:
+    with pytest.raises(ValueError, match="members 0 and 1 differ in the networks: function"):
+        Population([Applied(function) for function in functions])
+
+
+@pytest.mark.parametrize("function", [torch.relu, lambda: scaled(2.0), functools.partial(F.leaky_relu, inplace=True)])
+def test_functions_with_the_same_code_and_values_are_equal(function: Any) -> None:
+    own = (function(), function()) if getattr(function, "__name__", "") == "<lambda>" else (function, function)
+    members = [Applied(item) for item in own]
+    x = torch.randn(2, 4, 3)
+    expected = torch.stack([member(x[k]) for k, member in enumerate(members)])
+    torch.testing.assert_close(Population(members)(x), expected)
+
+
+def test_what_is_not_registered_and_differs_is_refused() -> None:
+    class Hidden(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = [nn.Linear(3, 3)]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers[0](x)
+
+    with pytest.raises(ValueError, match=r"layers.*ModuleList"):
+        Population([Hidden(), Hidden()])
+    hooked = [nn.Linear(3, 3) for _ in range(2)]
+    hooked[1].register_forward_hook(lambda module, given, made: made * 2)
+    with pytest.raises(ValueError, match="forward hooks"):
+        Population(hooked)
+
+
+def test_what_a_backward_pass_would_not_call_is_refused() -> None:
+    linear = nn.Linear(3, 3)
+    linear.weight.register_hook(lambda gradient: gradient * 0)
+    with pytest.raises(ValueError, match=r"'0'.*'weight'"):
+        Population([nn.Sequential(linear)])
+    module = nn.Sequential(nn.Linear(3, 3))
+    module.register_full_backward_hook(lambda *given: None)
+    with pytest.raises(ValueError, match="backward hook"):
+        Population([module])
+    pruned = nn.Linear(3, 3)
+    prune.l1_unstructured(pruned, "weight", amount=0.5)
+    with pytest.raises(ValueError, match="L1Unstructured"):
+        Population([pruned])
