@@ -1,11 +1,11 @@
-"""Take models of timm and transformers through all that a user does with hulls, and write down what became of each.
+"""Swap, train, save, load, fold and export models of timm and transformers, and record the results.
 
     python tools/drop_in.py                 all models, and the table of docs/drop-in.md
     python tools/drop_in.py resnet18 bert   some of them, without the table
 
-Each model is small and has random weights. Its activations are swapped, it is trained, saved, loaded into a new model,
-folded and exported; after each step its outputs are compared. It takes what `tools/swap_models` takes: timm,
-transformers and torchvision beside hullo. A model that cannot be exported before the swap is not exported after it.
+Each model is small and has random weights. After each step, outputs are compared. It needs timm, transformers and
+torchvision besides hullo, like `tools/swap_models`. A model that cannot be exported before the swap is not exported
+after it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ TRANSFORMERS = (
 
 @dataclass
 class Outcome:
-    """What became of a model: hulls, the steps that went well, and the first that did not, with the reason."""
+    """Hold the result for a model: the number of hulls, the completed steps, and the first failure."""
 
     library: str
     name: str
@@ -95,7 +95,7 @@ def expect_same(found: list[Tensor], wanted: list[Tensor]) -> None:
 
 
 def examine(case: Any) -> Outcome:
-    """Take one model through all steps; the first that fails ends it."""
+    """Run all steps for one model, up to the first that fails."""
     outcome, start = Outcome(case.library, case.name), time.perf_counter()
     torch.manual_seed(0)
     step = "built"
@@ -134,7 +134,7 @@ def _train(case: Any, model: nn.Module, inputs: Any, state: Any) -> Any:
         raise ValueError(f"the loss is {loss}")
     moved = [not torch.equal(now, then) for now, then in zip(hullo.coefficient_parameters(model), start, strict=True)]
     if not any(moved):
-        raise ValueError("no coefficient has moved")
+        raise ValueError("no coefficient has changed")
 
 
 def _save(case: Any, model: nn.Module, inputs: Any, state: Any) -> Any:
@@ -162,7 +162,7 @@ def _load(case: Any, model: nn.Module, inputs: Any, folder: Any) -> Any:
 
 
 def _plain_class(model: nn.Module) -> Any:
-    """Return the class that a model had before the swap: one whose code is changed is derived from it."""
+    """Return the class of a model before the swap; rewritten code is in a derived class."""
     return next(cls for cls in type(model).__mro__ if "_hullo_written" not in vars(cls) and cls.__name__ != "Rewritten")
 
 

@@ -1,4 +1,4 @@
-"""Models of several styles, and what must be true when their activations are replaced."""
+"""Define models of several styles, and check what must hold after replacing their activations."""
 
 from __future__ import annotations
 

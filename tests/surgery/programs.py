@@ -1,4 +1,4 @@
-"""Modules whose code is generated: written to a file and imported, so that their source can be read."""
+"""Generate modules: write their code to a file and import it, so that its source can be read."""
 
 from __future__ import annotations
 

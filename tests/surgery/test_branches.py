@@ -1,4 +1,4 @@
-"""Calls on branches that exclude each other share one hull, whatever the branches look like."""
+"""Test that calls on branches that exclude each other share a hull."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""With example inputs a swap that changes outputs is undone and refused, and running the model leaves no trace."""
+"""Test that a swap that changes outputs is undone, and that comparing leaves no trace in the model."""
 
 from __future__ import annotations
 

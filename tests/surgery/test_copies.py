@@ -1,4 +1,4 @@
-"""Copies of a swapped module have its hulls, whatever say its class has in how it is copied."""
+"""Test that copies of a swapped module have its hulls, also for classes that define how they are copied."""
 
 from __future__ import annotations
 

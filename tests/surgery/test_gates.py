@@ -1,4 +1,4 @@
-"""Products with a hull are found in the code of forwards, and become one kernel."""
+"""Test that products with a hull are found in forwards and fused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unusual code is swapped rightly or left alone and listed, never with a bare KeyError, SyntaxError or TypeError."""
+"""Test that unusual code is swapped correctly or listed, without a bare KeyError, SyntaxError or TypeError."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An optimizer that does not know the hulls of the model it trains is noticed, and no other one is."""
+"""Test the warning about optimizers that do not update the hulls of the model they train."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures show the functions that hulls compute, and the inputs that they get."""
+"""Test that figures show the functions and the inputs of hulls."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_each_hull_has_a_panel() -> None:
 
 
 def test_what_cannot_be_drawn_is_refused() -> None:
-    with pytest.raises(ValueError, match="no hulls to draw"):
+    with pytest.raises(ValueError, match="no hulls"):
         hullo.plot(nn.Linear(1, 1))
     with pytest.raises(ValueError, match=r"limits=\(3, 1\)"):
         hullo.plot(hullo.AffineHull("relu"), limits=(3, 1))

@@ -1,4 +1,4 @@
-"""Every activation that code calls is found, once for every call, or reported."""
+"""Test that every call of an activation is found or reported."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class Alternating(nn.Module):
         return x
 
 
-def test_modules_that_take_turns_in_a_loop_are_reported() -> None:
+def test_modules_that_alternate_in_a_loop_are_reported() -> None:
     with pytest.raises(ValueError, match="changes between iterations of a loop"):
         hullo.replace_activations(Alternating())
 

@@ -1,4 +1,4 @@
-"""Activations are recognised by what they do."""
+"""Test that activations are recognised by what they compute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Activations are recognised however they are written; modules with other signatures are refused."""
+"""Test that activations are recognised however they are written, and other signatures are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions with side effects or state are refused, and recognition leaves no trace of its calls."""
+"""Test that functions with side effects or state are refused, and that recognition has no side effects."""
 
 from __future__ import annotations
 

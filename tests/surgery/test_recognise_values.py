@@ -1,4 +1,4 @@
-"""Functions that differ from an activation in values, gradients or dtype are not recognised as it.
+"""Test that functions that differ from an activation in values, gradients or dtype are not recognised as it.
 
 Each kind of difference is generated: for any activation, at any place, by any amount.
 """

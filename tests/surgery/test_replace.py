@@ -1,15 +1,17 @@
-"""Any model's activations become hulls, each its own, and the model stays what it was."""
+"""Test that activations become hulls, one per call, and the model computes the same as before."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from models_to_swap import Block, FunctionalNet, assert_replaced
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import hullo
 from hullo.surgery import Site
@@ -228,3 +230,26 @@ def test_models_of_transformers_are_replaced_and_train(name: str) -> None:
         optimiser.step()
     assert losses[-1] < losses[0]
     assert not any(torch.equal(hull.raw, starts[name]) for name, hull in summary.hulls.items())
+
+
+class CountClones(TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten.clone.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("gradients", "clones"), [(True, 1), (False, 0)])
+def test_hulls_in_place_overwrite_their_input_and_copy_it_only_for_the_backward_pass(
+    gradients: bool, clones: int
+) -> None:
+    hull = hullo.replace_activations(nn.Sequential(nn.Identity(), nn.ReLU(inplace=True)))[1]  # type: ignore[index]
+    hull.coefficients = [0.2, 0.5, 0.3]
+    x = torch.randn(50)
+    expected = 0.2 * x + 0.5 * x.relu() + 0.3 * x.tanh()
+    with torch.set_grad_enabled(gradients), CountClones() as counter:
+        y = hull(x)
+    assert y is x
+    torch.testing.assert_close(y, expected)
+    assert counter.count == clones

@@ -1,4 +1,4 @@
-"""A checkpoint's names are enough to make its hulls again."""
+"""Test that hulls are rebuilt from the names in a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""Swap the activations of several hundred models, and write down what became of each.
+"""Swap the activations of several hundred models, and record the results.
 
     python tools/swap_models                      the models without a result
     python tools/swap_models --again              all of them
-    python tools/swap_models 'timm/re*' 'odd/*'   those whose library and name fit a pattern, again
+    python tools/swap_models 'timm/re*' 'odd/*'   models whose library and name match a pattern, again
     python tools/swap_models --table              only write the tables of docs/models.md
 
-It takes transformers, timm, diffusers and torchvision beside hullo: in an environment that has PyTorch,
-`pip install --no-deps transformers timm diffusers torchvision` and what they ask for when they are imported. Nothing is
-downloaded: weights are random. Where torchvision's compiled operators do not fit the build of PyTorch, its Python part
-is enough. Results are lines of results/models.jsonl: a run that was interrupted goes on where it was.
+It needs transformers, timm, diffusers and torchvision besides hullo: in an environment with PyTorch,
+`pip install --no-deps transformers timm diffusers torchvision` and what they import. Weights are random; nothing is
+downloaded. If torchvision's compiled operators do not match the build of PyTorch, its Python part is enough. Results
+are lines of results/models.jsonl; an interrupted run continues where it stopped.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LIMIT = 240  # seconds per model
 
 
 def judge(case: Case) -> Result:
-    """Examine a model in a process of its own, so that no crash and no endless loop stops the others."""
+    """Examine a model in its own process, so that a crash or an endless loop does not stop the others."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     start = time.perf_counter()
@@ -66,7 +66,7 @@ def judge(case: Case) -> Result:
 
 @functools.cache
 def _setting(library: str) -> str:
-    """Return the versions that a result was made with."""
+    """Return the versions of Python, the packages and hullo."""
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()  # noqa: S603
     own = f"{library} {importlib.import_module(library).__version__}"

@@ -1,7 +1,7 @@
-"""Judge what `hullo.replace_activations` makes of one model.
+"""Test `hullo.replace_activations` on one model.
 
-Nothing here looks at how hullo works: a model is built several times from the same seed, swapped or not, and what the
-builds compute is compared, along with the activations that run while they do.
+The checks do not depend on how hullo works: a model is built several times from the same seed, swapped or not, and
+outputs, gradients and the activations that run are compared.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from watch import GATES, HULLS, NOT_BY_DEFAULT, Event, Settled, Watch, cast, difference, loss, tensors
+from watch import GATES, NOT_BY_DEFAULT, Event, Settled, Watch, cast, difference, loss, tensors
 
 import hullo
 
@@ -31,19 +31,19 @@ VERDICTS = ("right", "partly", "refused", "wrong")
 
 @dataclass(frozen=True)
 class Case:
-    """A model to try: how it is built, what it is given, and how its branches are merged where it can do that."""
+    """Describe a model: how to build it, its inputs, and how to merge its branches if it can do that."""
 
     library: str
     name: str
     build: Callable[[], nn.Module]
     inputs: Callable[[], Mapping[str, Any] | tuple[Any, ...]]
     merge: Callable[[nn.Module], nn.Module] | None = None
-    idle: tuple[str, ...] = ()  # patterns of names of hulls that these inputs do not reach, nor did they before
+    idle: tuple[str, ...] = ()  # patterns of names of hulls that these inputs do not reach, as in the original model
 
 
 @dataclass
 class Result:
-    """What became of a model: the number of hulls, the places left alone with the reason, and all that is wrong."""
+    """Hold the result for a model: the number of hulls, the sites that were not replaced, and all errors."""
 
     library: str
     name: str
@@ -69,10 +69,10 @@ class Build:
         with torch.no_grad():
             for parameter in self.model.parameters():
                 if parameter.numel() and parameter.abs().max() < 0.01:
-                    parameter.normal_(std=0.1)  # a branch that starts at zero would say nothing
+                    parameter.normal_(std=0.1)  # a branch that is zero would test nothing
 
     def outputs(self, mode: str, model: nn.Module | None = None) -> list[Tensor]:
-        """Return all that the model computes in a mode, from the same random numbers each time."""
+        """Return the outputs of the model in a mode, with the same random numbers each time."""
         model = model or self.model
         model.train(mode == "train")
         torch.manual_seed(SEED)
@@ -81,7 +81,7 @@ class Build:
 
 
 def examine(case: Case) -> Result:
-    """Swap a model, and check all that has to hold of it before and afterwards."""
+    """Swap a model and run all checks."""
     trial = _Trial(case)
     result = trial.result
     try:
@@ -134,13 +134,13 @@ class _Trial:
         self.with_examples(set(summary.hulls))
 
     def reference(self) -> tuple[Build, dict[str, list[Tensor]]]:
-        """Return the model as it is and what it computes: in float64 where it can, for sharper comparisons."""
+        """Return the original model and its outputs, in float64 if possible."""
         before, wanted = self.run_as_it_is()
         if not _finite(wanted):
             self.dtype = torch.float32
             before, wanted = self.run_as_it_is()
         self.result.dtype = str(self.dtype).removeprefix("torch.")
-        self.check(_finite(wanted), "the model as it is returns no numbers")
+        self.check(_finite(wanted), "the original model returns no finite numbers")
         return before, wanted
 
     def run_as_it_is(self) -> tuple[Build, dict[str, list[Tensor]]]:
@@ -153,13 +153,14 @@ class _Trial:
             return before, {}
 
     def refused(self, error: Exception, swapped: Build, wanted: dict[str, list[Tensor]]) -> None:
-        """A refusal is an error that hullo raises itself, and leaves the model as it was."""
+        """Check a refusal: hullo raises the error itself, and the model is unchanged."""
         last = traceback.extract_tb(error.__traceback__)[-1]
         meant = Path(hullo.__file__).parent in Path(last.filename).parents and (last.line or "").startswith("raise ")
         if not meant or not isinstance(error, (TypeError, ValueError, NotImplementedError)):
             raise error
         self.result.refusal = f"{type(error).__name__}: {error}"
-        self.check(not any(isinstance(part, HULLS) for part in swapped.model.modules()), "refused, yet it has hulls")
+        hulls = [part for part in swapped.model.modules() if isinstance(part, hullo.Hull)]
+        self.check(not hulls, "refused, yet it has hulls")
         summary = hullo.summary(swapped.model)
         for mode in MODES:
             with Watch(swapped.model) as watch:
@@ -167,7 +168,7 @@ class _Trial:
             self.listed(mode, watch, summary)
 
     def compare_calls(self, before: Build, after: Build, summary: Any, wanted: list[Tensor]) -> None:
-        """Check that every activation that ran is a hull that runs and learns, or still runs and is listed."""
+        """Check that every activation that ran is a hull that runs and gets gradients, or still runs and is listed."""
         reached, ran, called, entered = set[str](), list[Event](), set[str](), set[str]()
         for mode in MODES:
             with Watch(before.model, summary.hulls) as old:
@@ -175,7 +176,7 @@ class _Trial:
             with Watch(after.model) as new:
                 outputs = after.outputs(mode)
             if mode == "train":
-                self.same("the model as it is, once more", found, wanted)
+                self.same("the original model, second run", found, wanted)
             loss(found).backward()
             loss(outputs).backward()
             reached, ran, called = reached | set(new.hulls), ran + new.events, called | new.called
@@ -193,20 +194,20 @@ class _Trial:
         idle = [name for name in idle if not any(fnmatch.fnmatch(name, item) for item in self.case.idle)]
         self.check(not idle, f"hulls that are never called: {', '.join(idle)}")
 
-        for site in summary.left:  # of those, the ones that run
+        for site in summary.left:  # only those that run
             if site.function.partition("(")[0] in NOT_BY_DEFAULT:
                 self.result.gates += 1
             elif any(event.fits(site) for event in ran if event.name not in GATES) or site.name in called:
                 self.result.left.append(f"{site.name or '(the model)'} ({site.function}): {site.reason}")
 
     def listed(self, mode: str, watch: Watch, summary: Any) -> None:
-        """Check that the summary speaks of every activation that still runs."""
+        """Check that the summary lists every activation that still runs."""
         events = (event for event in watch.events if event.name not in GATES)
         silent = Counter(str(event) for event in events if not any(event.fits(site) for site in summary.left))
         self.check(not silent, f"{mode}: neither replaced nor listed: {dict(silent)}")
 
     def compare_gradients(self, mode: str, before: nn.Module, after: nn.Module, hulls: set[str]) -> None:
-        """Check that the weights get the gradients that they had."""
+        """Check that the gradients of the weights are unchanged."""
         old, new = dict(before.named_parameters()), dict(after.named_parameters())
         lost = [name for name in old if name not in new and name.rpartition(".")[0] not in hulls]
         self.check(not lost, f"parameters lost or renamed: {', '.join(lost[:5])}")
@@ -231,15 +232,15 @@ class _Trial:
         self.check(math.isfinite(value.item()), "the loss is not finite after two steps of training")
 
     def change(self, model: nn.Module) -> None:
-        """Move every hull away from where it started, each in a direction of its own."""
+        """Change the coefficients of every hull in a different direction."""
         generator = torch.Generator().manual_seed(2)
         with torch.no_grad():
-            for hull in (part for part in model.modules() if isinstance(part, HULLS)):
+            for hull in (part for part in model.modules() if isinstance(part, hullo.Hull)):
                 hull.raw.add_(0.1 * torch.randn(hull.raw.shape, generator=generator).to(hull.raw))
 
     @torch.no_grad()  # a tensor that a model keeps from a run with gradients cannot be copied
     def copies(self, before: Build, swapped: Build) -> None:
-        """Check that copies of the model, and the model folded, compute what it does."""
+        """Check that copies of the model and the folded model compute the same."""
         wanted = swapped.outputs("eval")
         ways: dict[str, Callable[[nn.Module], nn.Module]] = {
             "deepcopy": copy.deepcopy,
@@ -251,7 +252,7 @@ class _Trial:
             except Exception as error:
                 try:
                     way(before.model)
-                except Exception:  # it was no different before  # noqa: S112
+                except Exception:  # the original cannot be copied either  # noqa: S112
                     continue
                 self.check(False, f"{name}: {type(error).__name__}: {error}")
                 continue
@@ -262,22 +263,22 @@ class _Trial:
         loaded.model.load_state_dict(swapped.model.state_dict())
         self.same("state_dict", loaded.outputs("eval"), wanted)
         folded = hullo.fold(swapped.model)
-        self.check(not any(isinstance(part, HULLS) for part in folded.modules()), "fold leaves hulls")
+        self.check(not any(isinstance(part, hullo.Hull) for part in folded.modules()), "fold leaves hulls")
         self.same("fold", swapped.outputs("eval", folded), wanted)
 
     def modes(self, before: Build, swapped: Build) -> None:
-        """Check that a model that computes the same in both modes, dropout and batch statistics apart, still does."""
+        """Check that a model that computes the same in both modes, apart from dropout and batch norm, still does."""
         torch.manual_seed(SEED)
         start = torch.get_rng_state()
         with Settled():
             distance = difference(before.outputs("train"), before.outputs("eval"))
             before.outputs("train")
-            draws = not torch.equal(torch.get_rng_state(), start)  # as a router does that chooses by chance in training
+            draws = not torch.equal(torch.get_rng_state(), start)  # as a router with random choices in training
             if distance == 0 and not draws:
                 self.same("training against evaluation", swapped.outputs("train"), swapped.outputs("eval"))
 
     def merges(self) -> None:
-        """Check that merging a model's branches moves its outputs no more than it did before the swap."""
+        """Check that merging the branches of a model changes its outputs no more than before the swap."""
         if self.case.merge is None:
             return
         moved = []
@@ -298,7 +299,7 @@ class _Trial:
         self.check(moved[1] <= limit, f"merging moves outputs by {moved[1]:.2g}, before the swap by {moved[0]:.2g}")
 
     def with_examples(self, names: set[str]) -> None:
-        """Check that the same hulls are made where example inputs are given."""
+        """Check that example inputs lead to the same hulls."""
         other = self.build()
         hullo.replace_activations(other.model, example_inputs=other.inputs)
         found = set(hullo.summary(other.model).hulls)
@@ -306,7 +307,7 @@ class _Trial:
 
 
 def _around(name: str, modules: Mapping[str, nn.Module]) -> str:
-    """Return the name of the module of the model as it was that a hull is in."""
+    """Return the name of the module of the original model that contains a hull."""
     while name:
         name = name.rpartition(".")[0]
         if name in modules and not isinstance(modules[name], (nn.ModuleList, nn.ModuleDict)):

@@ -22,10 +22,10 @@ def read(path: Path) -> dict[str, Result]:
 
 
 def write(page: Path, results: Collection[Result]) -> None:
-    """Write the tables into their place in a page."""
+    """Write the tables into a page, between their markers."""
     text = page.read_text()
     if len(MARKED.findall(text)) != 1:
-        raise ValueError(f"{page} has no place for the tables, which is <!-- models --> and <!-- /models -->")
+        raise ValueError(f"{page} needs one pair of markers <!-- models --> and <!-- /models --> for the tables")
     made = "\n".join(_tables(results))
     page.write_text(MARKED.sub(lambda marked: f"{marked[1]}{made}\n{marked[2]}", text))
 
@@ -51,11 +51,12 @@ def _tables(results: Collection[Result]) -> Iterator[str]:
 
 
 def _reasons(result: Result) -> Iterator[str]:
-    """Yield why activations were left alone, or why all were, without the names of this one model."""
+    """Yield the reasons why activations were not replaced, without names of the model."""
     refused = re.split(r"; (?=the model \(|[\w.]+ \()", result.refusal.partition("be replaced: ")[2])
     for line in [*result.wrong, *result.left, *refused]:
         reason = re.sub(r" \([^()]*, line \d+\)", "", line.partition("): ")[2] or line)
-        reason = re.sub(r"^\S+ (calls .*), and is not a method that can be changed", r"a helper function \1", reason)
+        helper = r"^\S+ (calls .*), and is not a method that can be (?:changed|rewritten)"
+        reason = re.sub(helper, r"a helper function \1", reason)
         if reason and GATE not in reason:
             yield reason.removesuffix("; ...")
 
@@ -71,5 +72,5 @@ def _row(*cells: object) -> str:
 
 
 def _plain(cell: object) -> str:
-    """Return text without the marks of Markdown."""
+    """Return text with Markdown characters escaped."""
     return re.sub(r"([|_*<>])", r"\\\1", str(cell))

@@ -1,4 +1,4 @@
-"""See what a model computes: which activations run while it does, and by how much two outputs differ."""
+"""Record which activations run in a model, and measure the difference of outputs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 import hullo
 
-HULLS = (hullo.AffineHull, hullo.ConvexHull)
-HULL: Any = next(cls for cls in hullo.AffineHull.__mro__ if "forward" in vars(cls))
+HULL: Any = hullo.Hull
 ACTIVATIONS = frozenset({
     "relu", "relu6", "leaky_relu", "prelu", "rrelu", "elu", "celu", "selu", "gelu", "silu", "mish", "hardswish",
     "softsign", "tanh", "hardtanh", "threshold", "hardshrink", "softshrink", "tanhshrink",
@@ -31,18 +30,18 @@ DROPOUTS = frozenset({"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_d
 
 @dataclass(frozen=True)
 class Event:
-    """A call of an activation function that is not made by a hull."""
+    """Describe a call of an activation function outside of hulls."""
 
     name: str
-    paths: frozenset[str]  # the names of the module that was running
+    paths: frozenset[str]  # the names of the running module
     frames: tuple[str, ...]  # the functions between that module and the call
 
     def __str__(self) -> str:
         return f"{self.name} in {min(self.paths) or 'the model'} by {self.frames[0]}"
 
     def fits(self, site: Any) -> bool:
-        """Tell whether a site of a summary speaks of this call."""
-        if "made anew" in site.reason:  # by the forward of a module around this one
+        """Return whether a site of a summary describes this call."""
+        if "makes a new one" in site.reason:  # in the forward of a parent module
             return self.name in site.function.lower()
         if site.name not in self.paths and site.name.rpartition(".")[0] not in self.paths:
             return False
@@ -52,7 +51,7 @@ class Event:
 
 
 class Watch(TorchFunctionMode):
-    """Note every call of an activation function, and of a hull, while a model runs."""
+    """Record every call of an activation function, and of a hull, while a model runs."""
 
     def __init__(self, model: nn.Module, replaced: Collection[str] = ()) -> None:
         super().__init__()
@@ -101,7 +100,7 @@ class Watch(TorchFunctionMode):
             self.events.append(Event(type(module).__name__, frozenset(self.paths[id(module)]), ()))
         else:
             leaf = not any(True for _ in module.children()) and not any(True for _ in module.parameters())
-            self.events += own[:1] if leaf else own  # an activation module is one, however it is computed
+            self.events += own[:1] if leaf else own  # an activation module counts once, however it is computed
 
     def _hull(self, hull: nn.Module, x: Tensor) -> Tensor:
         name = min(self.paths.get(id(hull), {"(not a part of the model)"}))
@@ -124,7 +123,7 @@ class Watch(TorchFunctionMode):
 
 
 def _frames() -> Iterator[str]:
-    """Yield the functions that run, from the inside to the call of the module that they are in."""
+    """Yield the running functions, innermost first, up to the call of their module."""
     frame = sys._getframe(2)
     while frame is not None and frame.f_code.co_name not in ("_call_impl", "outputs"):
         if frame.f_code.co_name != "handle_torch_function" and frame.f_code.co_filename != __file__:
@@ -133,7 +132,7 @@ def _frames() -> Iterator[str]:
 
 
 class Settled(TorchFunctionMode):
-    """Run without what is meant to differ in training: dropout and the statistics of a batch."""
+    """Disable intended differences in training mode: dropout and batch statistics."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -150,7 +149,7 @@ class Settled(TorchFunctionMode):
 
 
 def tensors(value: Any) -> Iterator[Tensor]:
-    """Yield all floating-point tensors in what a model returns."""
+    """Yield all floating-point tensors in the output of a model."""
     if isinstance(value, Tensor):
         if value.is_floating_point():
             yield value
@@ -166,7 +165,7 @@ def tensors(value: Any) -> Iterator[Tensor]:
 
 
 def cast(value: Any, dtype: torch.dtype) -> Any:
-    """Return inputs with their floating-point tensors in a type."""
+    """Return inputs with their floating-point tensors converted to a dtype."""
     if isinstance(value, Tensor):
         return value.to(dtype) if value.is_floating_point() else value
     if isinstance(value, Mapping):
@@ -191,7 +190,7 @@ def difference(found: list[Tensor], wanted: list[Tensor]) -> float:
 
 
 def loss(outputs: list[Tensor]) -> Tensor:
-    """Return a number that depends on every entry of every output, on each differently."""
+    """Return a scalar that depends on every element of every output with a different weight."""
     generator = torch.Generator().manual_seed(3)
     parts = [item for item in outputs if item.requires_grad and item.numel()]
     weights = [torch.randn(item.shape, generator=generator).to(item) for item in parts]

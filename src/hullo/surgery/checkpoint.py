@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from hullo.modules import AffineHull, ConicHull, ConvexHull, Hull, LinearHull
 from hullo.rawnames import read_raw_name
 from hullo.surgery.build import nearby_tensor
-from hullo.surgery.find import expect_model, find_sites
+from hullo.surgery.find import find_sites
 from hullo.surgery.recognise import MOST_PARAMETERS
-from hullo.surgery.sites import put
+from hullo.surgery.sites import named_hulls, put
 from hullo.surgery.state import Structure
 from hullo.surgery.swap import swap
 
@@ -54,7 +54,7 @@ def restore(model: nn.Module, state_dict: Mapping[str, Any]) -> nn.Module:
         >>> model.load_state_dict(saved)
         <All keys matched successfully>
     """
-    expect_model("restore", model)
+    present = named_hulls("restore", model)
     saved = _saved_hulls(state_dict)
     if not saved:
         raise ValueError(
@@ -64,7 +64,6 @@ def restore(model: nn.Module, state_dict: Mapping[str, Any]) -> nn.Module:
     sites = find_sites(model)
     by_name = {site.name: site for site in sites if not site.reason}
     modules = dict(model.named_modules())
-    present = {name for name, module in modules.items() if isinstance(module, Hull)}
     unread = [name for name, module in modules.items() if name not in by_name and _may_be_learned(module)]
     places = _places(list(saved), [*by_name, *present, *unread])
     made: dict[str, Hull] = {}
@@ -79,8 +78,8 @@ def restore(model: nn.Module, state_dict: Mapping[str, Any]) -> nn.Module:
     try:
         swap(model, sites, {place: hull for place, hull in made.items() if place in by_name})
         for place in (place for place in made if place not in by_name):
-            keeper, _, child = place.rpartition(".")
-            put(model.get_submodule(keeper), child, made[place])
+            parent, _, child = place.rpartition(".")
+            put(model.get_submodule(parent), child, made[place])
         for name, tensors in saved.items():
             model.get_submodule(places[name]).load_state_dict(tensors)
     except BaseException:
@@ -176,10 +175,7 @@ def save_hulls(model: nn.Module, path: str | os.PathLike[str]) -> None:
         ...     hullo.load_hulls(f"{folder}/hulls.json")
         {'': AffineHull(identity=0, relu=1)}
     """
-    expect_model("save_hulls", model)
-    hulls = {name: _to_json(module) for name, module in model.named_modules() if isinstance(module, Hull)}
-    if not hulls:
-        raise ValueError("the model has no hulls to save; call replace_activations first")
+    hulls = {name: _to_json(hull) for name, hull in named_hulls("save_hulls", model, required=True).items()}
     target = Path(path)
     partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
     try:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hullo.gating import named_callers
 from hullo.surgery.channel_dim import channel_dim_of
 from hullo.surgery.probes import DOUBLE
-from hullo.surgery.state import Inputs, State, run, same_random_numbers
+from hullo.surgery.state import Inputs, hook_inputs, restored, run
 
 MODES = {"training": True, "evaluation": False}
 _TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -64,26 +64,16 @@ class Comparison:
         return " and ".join(self.wanted) if any(not getattr(item, "is_meta", False) for item in leaves) else ""
 
     def _run(self, model: nn.Module, mode: str, noise: float = 0.0) -> Leaves:
-        state = State(model)
-        hulls = list(named_callers(model))
-        hooks = [hull.register_forward_pre_hook(self._note(name), with_kwargs=True) for name, hull in hulls]
-        hooks += [hull.register_forward_hook(_shake(noise)) for _, hull in hulls if noise]
-        try:
-            with same_random_numbers(model), torch.set_grad_enabled(MODES[mode]):
-                return dict(_leaves("", run(model.train(MODES[mode]), self._inputs)))
-        finally:
-            for hook in hooks:
-                hook.remove()
-            state.restore()
+        with restored(model), torch.set_grad_enabled(MODES[mode]):
+            hook_inputs(model, self._note)
+            for _, hull in named_callers(model) if noise else ():
+                hull.register_forward_hook(_shake(noise))
+            return dict(_leaves("", run(model.train(MODES[mode]), self._inputs)))
 
-    def _note(self, name: str) -> Any:
-        def note(module: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-            x = [*inputs, *named.values()][0]
-            self.shapes[name] = x.detach().to("meta")
-            if torch.is_grad_enabled():
-                self.channel_dims.setdefault(name, set()).add(channel_dim_of(x))
-
-        return note
+    def _note(self, name: str, x: Tensor) -> None:
+        self.shapes[name] = x.detach().to("meta")
+        if torch.is_grad_enabled():
+            self.channel_dims.setdefault(name, set()).add(channel_dim_of(x))
 
     def try_out(self, model: nn.Module) -> None:
         """Run a changed model in the modes in which the original ran; raise RuntimeError if it fails."""

@@ -11,7 +11,7 @@ from torch import nn
 
 from hullo.surgery.rewrite.findings import Body, Call
 from hullo.surgery.rewrite.source import Position, position
-from hullo.surgery.rewrite.write import Edits, Written, rewritten
+from hullo.surgery.rewrite.write import Edits, NewMethod, rewritten
 from hullo.surgery.sites import Names, Site
 from hullo.surgery.state import customizes_copying
 
@@ -28,11 +28,11 @@ def changed_classes(sites: Iterable[Site], every: Iterable[Site]) -> list[tuple[
     """
     made = Counter(call.at for site in every for call in site.calls)
     nodes: dict[tuple[int, Position], list[tuple[Site, Call]]] = defaultdict(list)
-    owners: dict[int, tuple[nn.Module, dict[str, Written]]] = {}
+    owners: dict[int, tuple[nn.Module, dict[str, NewMethod]]] = {}
     for site in sites:
-        home: Any = site.home
-        if home.attribute in vars(home.keeper) or customizes_copying(home.keeper):
-            owners[id(home.keeper)] = (home.keeper, {})
+        slot: Any = site.slot
+        if slot.name in vars(slot.parent) or customizes_copying(slot.parent):
+            owners[id(slot.parent)] = (slot.parent, {})
         for call in site.calls:
             nodes[call.at].append((site, call))
     edits: dict[Body, Edits] = defaultdict(Edits)
@@ -56,7 +56,7 @@ def _edit(change: Edits, pairs: Sequence[tuple[Site, Call]]) -> None:
         change.counters |= dict(counters)
         index = f'f"{"_".join(f"{{{name}}}" for _, name in counters)}"'
         stems = {_callee(site, other, without_key=True) for site, other in pairs}
-        by_key = all(site.home is not None and site.home.key == other.key for site, other in pairs)
+        by_key = all(site.slot is not None and site.slot.key == other.key for site, other in pairs)
         table = ", ".join(f"{key!r}: {text}" for key, text in callees.items())
         callee = f"{stems.pop()}[{index}]" if len(stems) == 1 and by_key else f"{{{table}}}[{index}]"
     else:
@@ -68,9 +68,9 @@ def _edit(change: Edits, pairs: Sequence[tuple[Site, Call]]) -> None:
 
 def _callee(site: Site, call: Call, without_key: bool = False) -> str:
     """Return the expression for the hull of a site."""
-    home: Any = site.home
-    named = ast.unparse(call.callee_node) if home.stays else f"{call.body.self_name}.{home.attribute}"
-    return f"{named}[{home.key!r}]" if home.key and not without_key else named
+    slot: Any = site.slot
+    named = ast.unparse(call.callee_node) if slot.reused else f"{call.body.self_name}.{slot.name}"
+    return f"{named}[{slot.key!r}]" if slot.key and not without_key else named
 
 
 class _Writer:
@@ -87,16 +87,16 @@ class _Writer:
         self._names: dict[Body, str | None] = {}
         self._free: dict[int, Names] = {}
 
-    def methods(self) -> list[tuple[nn.Module, dict[str, Written]]]:
+    def methods(self) -> list[tuple[nn.Module, dict[str, NewMethod]]]:
         """Return the changed methods of each module."""
         for root in self._roots():
             self._name(root)
-        found: dict[int, tuple[nn.Module, dict[str, Written]]] = {}
+        found: dict[int, tuple[nn.Module, dict[str, NewMethod]]] = {}
         for body, name in self._names.items():
             if name is not None and (name != body.name or self._text(body) is not None):
                 text = self._changes(body).applied_to(body.function, name)
                 _, methods = found.setdefault(id(body.owner), (body.owner, {}))
-                methods[name] = Written(name, body.home, body.origin, text)
+                methods[name] = NewMethod(name, body.cls, body.origin, text)
         return list(found.values())
 
     def _roots(self) -> list[Body]:

@@ -20,18 +20,12 @@ from hullo.surgery.rewrite.entry_points import read_forward, read_other_methods
 from hullo.surgery.rewrite.findings import Call, Findings, Skipped
 from hullo.surgery.rewrite.reach import Reach, hooks_of
 from hullo.surgery.rewrite.source import method
-from hullo.surgery.sites import Home, Names, Site
+from hullo.surgery.sites import Names, Site, Slot
 
 _SHARED = "it is in a module without weights that is used more than once; make one module for each use"
 _ITERATIONS = "which activation is called changes between iterations of a loop"
 
 AttributeId = tuple[int, str]  # the id of a module, and the name of its attribute
-
-
-def expect_model(caller: str, model: object) -> None:
-    """Raise TypeError for anything but a module, such as model.parameters()."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"{caller} takes a torch.nn.Module, not a {type(model).__name__}; give the model itself")
 
 
 def find_sites(model: nn.Module) -> list[Site]:
@@ -49,11 +43,11 @@ class _Finder:
         self.order = {id(call): n for n, call in enumerate(every)}
         self.visits = {at: count for found in self.findings.values() for at, count in found.visits.items()}
         self.names = {id(module): Names(module) for module in model.modules()}
-        self.kept: dict[AttributeId, list[Call]] = defaultdict(list)
+        self.by_attribute: dict[AttributeId, list[Call]] = defaultdict(list)
         for call in every:
-            if call.kept is not None and id(call.kept[0]) in self.paths:
-                self.kept[id(call.kept[0]), call.kept[1]].append(call)
-        self.groups = {key: group_calls(calls, together=True) for key, calls in self.kept.items()}
+            if call.attribute is not None and id(call.attribute[0]) in self.paths:
+                self.by_attribute[id(call.attribute[0]), call.attribute[1]].append(call)
+        self.groups = {key: group_calls(calls, together=True) for key, calls in self.by_attribute.items()}
         self.functions = {id(owner): self._functions_of(owner) for owner in self.owners}
         self.used_twice = self._used_twice(model)
         self.conflicts = self._conflicts()
@@ -68,7 +62,7 @@ class _Finder:
         readable = [module for module in self.owners if _has_own_code(module)]
         findings = {id(module): read_forward(module, reach.assigned) for module in readable}
         entered = {entry for found in findings.values() for entry in found.entered} | reach.assigned.bound.keys()
-        names = {call.kept[1] for found in findings.values() for call in found.calls if call.kept is not None}
+        names = {call.attribute[1] for found in findings.values() for call in found.calls if call.attribute is not None}
         for module in readable:
             read_other_methods(module, findings[id(module)], entered, names, reach.assigned)
         self.restrictions = Restrictions(model, findings.values(), reach)
@@ -78,7 +72,7 @@ class _Finder:
         """Return the calls of functions, and of modules outside of the model, in groups that share a hull."""
         by_function: dict[Any, list[Call]] = defaultdict(list)
         for call in self._found(owner).calls:
-            if call.kept is None and id(call.callee) not in self.paths and call.reading is not None:
+            if call.attribute is None and id(call.callee) not in self.paths and call.reading is not None:
                 what = call.reading.known.name if call.reading.known else ast.unparse(call.callee_node)
                 by_function[what, call.reading.in_place].append(call)
         groups = [group for calls in by_function.values() for group in group_calls(calls)]
@@ -107,10 +101,10 @@ class _Finder:
         result: dict[int, str] = {}
         for owner in self.owners:
             found = self._found(owner)
-            kept = [group for groups in self.groups.values() for group in groups if group[0].body.owner is owner]
+            own = [group for groups in self.groups.values() for group in groups if group[0].body.owner is owner]
             parts = [group for groups in self.parts.values() for group in groups if group[0].body.owner is owner]
             parts = [group for group in parts if any(True for _ in self._inside(group))]
-            every: list[Sequence[Call | Skipped]] = [*kept, *self.functions[id(owner)], *parts]
+            every: list[Sequence[Call | Skipped]] = [*own, *self.functions[id(owner)], *parts]
             every += [[skipped] for skipped in found.skipped]
             gates = {n for n, group in enumerate(every) if _is_gate(group[0])}
             weighted = {n for n, group in enumerate(every) if _has_weights(group[0])}
@@ -139,8 +133,8 @@ class _Finder:
                 place = getattr(hook, "__qualname__", "")
                 yield Site(self.paths[id(module)], "a hook", None, place, "it calls an activation outside of a method")
 
-    def _name(self, keeper: nn.Module, *parts: str) -> str:
-        return ".".join(part for part in (self.paths[id(keeper)], *parts) if part)
+    def _name(self, parent: nn.Module, *parts: str) -> str:
+        return ".".join(part for part in (self.paths[id(parent)], *parts) if part)
 
     def _attributes(self, owner: nn.Module) -> Iterator[tuple[str, Any, Reading]]:
         """Yield the attributes of a module that are activations: children and functions."""
@@ -150,7 +144,7 @@ class _Finder:
             elif child is not None and (reading := read_module(child)) is not None:
                 yield name, child, reading
         for name, thing in vars(owner).items():
-            calls = self.kept.get((id(owner), name), [])
+            calls = self.by_attribute.get((id(owner), name), [])
             if calls and calls[0].reading is not None:
                 yield name, thing, calls[0].reading
             elif is_torch_function(thing) and (reading := read_function(thing)) is not None:
@@ -162,16 +156,16 @@ class _Finder:
         function = reading.known.name if reading.known else getattr(thing, "__name__", type(thing).__name__)
         groups = _with_idle_calls(self.groups.get((id(owner), name), []))
         reason = reading.reason or self._trouble(owner, name, module, groups)
-        homes = [] if reason else self._homes(owner, name, groups)
-        reason = reason or next((why for group, home in homes if (why := self._misplaced(group, home))), "")
-        if reason or not homes:
-            yield Site(self._name(owner, name), function, module, "", reason, reading, Home(owner, name, stays=True))
+        slots = [] if reason else self._slots(owner, name, groups)
+        reason = reason or next((why for group, slot in slots if (why := self._misplaced(group, slot))), "")
+        if reason or not slots:
+            yield Site(self._name(owner, name), function, module, "", reason, reading, Slot(owner, name, reused=True))
             return
         together = object()
-        for group, home in homes:
-            label = self._name(home.keeper, home.attribute, home.key)
-            place = group[0].place if len(homes) > 1 else ""
-            yield Site(label, function, module, place, "", reading, home, group, together)
+        for group, slot in slots:
+            label = self._name(slot.parent, slot.name, slot.key)
+            place = group[0].place if len(slots) > 1 else ""
+            yield Site(label, function, module, place, "", reading, slot, group, together)
 
     def _trouble(self, owner: nn.Module, name: str, module: nn.Module | None, groups: list[Group]) -> str:
         """Return why an attribute cannot become a hull for every group of calls; empty if it can."""
@@ -200,7 +194,7 @@ class _Finder:
                 return f"{call.body.name} calls itself"
         return ""
 
-    def _homes(self, owner: nn.Module, name: str, groups: list[Group]) -> list[tuple[Group, Home]]:
+    def _slots(self, owner: nn.Module, name: str, groups: list[Group]) -> list[tuple[Group, Slot]]:
         """Return where the hulls of an attribute are stored: one, preferably of fixed calls, keeps its name."""
         fixed = [group for group in groups if any(call.fixed for call in group)]
         first = (fixed or groups)[:1]
@@ -209,21 +203,21 @@ class _Finder:
         attributes: dict[Any, str] = {}
         for group in order:
             call = group[0]
-            stays = group is order[0] or attributes.get(call.at) == name
+            reused = group is order[0] or attributes.get(call.at) == name
             if call.at not in attributes:
                 stem = name if name.isidentifier() else self._name(owner, name)
-                attributes[call.at] = name if stays else self.names[id(call.body.owner)].take(stem, 2)
+                attributes[call.at] = name if reused else self.names[id(call.body.owner)].take(stem, 2)
             looped = len([part for part in groups if any(other.at == call.at for other in part)]) > 1
-            keeper = owner if stays else call.body.owner
-            found.append((group, Home(keeper, attributes[call.at], call.key if looped else "", stays)))
+            parent = owner if reused else call.body.owner
+            found.append((group, Slot(parent, attributes[call.at], call.key if looped else "", reused)))
         return found
 
     def _function_sites(self, owner: nn.Module) -> Iterator[Site]:
         """Yield the sites of calls of functions, and of modules outside of the model."""
         groups, attributes = self.functions[id(owner)], dict[Any, str]()
-        found: list[tuple[Group, Home | None, str]] = []
+        found: list[tuple[Group, Slot | None, str]] = []
         for group in groups:
-            first, home = group[0], None
+            first, slot = group[0], None
             reading = first.reading or Reading(None)
             reason = reading.reason or self.used_twice.get(id(owner), "") or self._why_not(group)
             reason = reason or (first.idle if all(call.idle for call in group) else "")
@@ -231,40 +225,40 @@ class _Finder:
                 if first.at not in attributes:
                     attributes[first.at] = self.names[id(owner)].take(reading.known.family, 1)
                 looped = len([part for part in groups if any(call.at == first.at for call in part)]) > 1
-                home = Home(owner, attributes[first.at], first.key if looped else "")
-                reason = self._misplaced(group, home)
-            found.append((group, home, reason))
-        for group, home, reason in _consistent(found):
+                slot = Slot(owner, attributes[first.at], first.key if looped else "")
+                reason = self._misplaced(group, slot)
+            found.append((group, slot, reason))
+        for group, slot, reason in _consistent(found):
             reading = group[0].reading or Reading(None)
             function = reading.known.name if reading.known else ast.unparse(group[0].callee_node)
-            if reason or home is None:
+            if reason or slot is None:
                 yield Site(self.paths[id(owner)], function, None, group[0].place, reason, reading)
             else:
-                label = self._name(owner, home.attribute, home.key)
-                yield Site(label, function, None, group[0].place, "", reading, home, group)
+                label = self._name(owner, slot.name, slot.key)
+                yield Site(label, function, None, group[0].place, "", reading, slot, group)
 
-    def _misplaced(self, group: Group, home: Home) -> str:
-        """Return why a hull cannot be stored at home, or calls cannot be changed to go there; empty if they can."""
-        stays = home.stays and not home.key
+    def _misplaced(self, group: Group, slot: Slot) -> str:
+        """Return why a hull cannot be stored at slot, or calls cannot be changed to go there; empty if they can."""
+        reused = slot.reused and not slot.key
         for call in group:
-            if stays and call.plain:
+            if reused and call.plain:
                 continue
             if call.fixed:
                 return f"its calls must be rewritten, but {call.fixed}"
-            if not home.stays and call.body.owner is not home.keeper:
+            if not slot.reused and call.body.owner is not slot.parent:
                 return "it is called from several modules"
             if call.body.pinned:
                 return f"the code that leads to its calls must be rewritten, but {call.body.pinned}"
             if why := self.restrictions.on_code(call.body.owner):
                 return why
             same = [other for other in self._found(call.body.owner).calls if other.at == call.at]
-            if len(same) != self.visits[call.at] or any(other.kept != call.kept for other in same):
+            if len(same) != self.visits[call.at] or any(other.attribute != call.attribute for other in same):
                 return _ITERATIONS
-        if home.stays and not stays and home.attribute in self._found(home.keeper).unreadable:
+        if slot.reused and not reused and slot.name in self._found(slot.parent).unreadable:
             return "it is called more than once, and occurs in code that cannot be read"
-        if not home.is_new:
+        if not slot.is_new:
             return ""
-        return self.restrictions.on_new_child(home.keeper) or self.restrictions.on_code(home.keeper)
+        return self.restrictions.on_new_child(slot.parent) or self.restrictions.on_code(slot.parent)
 
 
 def _with_idle_calls(groups: list[Group]) -> list[Group]:
@@ -291,13 +285,13 @@ def _is_gate(call: Call | Skipped) -> bool:
     return call.reading is not None and call.reading.known is not None and call.reading.known.family in AMBIGUOUS
 
 
-def _consistent(found: Sequence[tuple[Group, Home | None, str]]) -> list[tuple[Group, Home | None, str]]:
+def _consistent(found: Sequence[tuple[Group, Slot | None, str]]) -> list[tuple[Group, Slot | None, str]]:
     """Refuse groups with a call of which another iteration is refused: one line of code cannot call both."""
     while True:
         refused = {call.at: reason for group, _, reason in found for call in group if reason}
         now = [
-            (group, home, reason or next((refused[call.at] for call in group if call.at in refused), ""))
-            for group, home, reason in found
+            (group, slot, reason or next((refused[call.at] for call in group if call.at in refused), ""))
+            for group, slot, reason in found
         ]
         if [item[2] for item in now] == [item[2] for item in found]:
             return now

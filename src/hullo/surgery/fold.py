@@ -14,8 +14,7 @@ from hullo.gating import GatedHull
 from hullo.modules import Hull
 from hullo.properties import identify
 from hullo.surgery.compare import Comparison
-from hullo.surgery.find import expect_model
-from hullo.surgery.sites import put
+from hullo.surgery.sites import named_hulls, put
 from hullo.surgery.state import Inputs, copied
 from hullo.surgery.swap import InPlace, fast_encoders, take_hooks
 
@@ -63,17 +62,14 @@ def fold(model: nn.Module, *, example_inputs: Inputs | None = None) -> nn.Module
         >>> hullo.fold(model)[1]
         LeakyReLU(negative_slope=0.25)
     """
-    expect_model("fold", model)
-    if not any(isinstance(module, Hull) for module in model.modules()):
-        raise ValueError("the model has no hulls to fold; call replace_activations first")
+    named_hulls("fold", model, required=True)
     net = None if example_inputs is None else Comparison(model, example_inputs, coarsest=_COARSEST)
     folded = copied(model).eval()
     seen = {} if net is None else net.shapes
     made: dict[nn.Module, nn.Module] = {}  # a hull at two sites is folded once, and used at both
-    for name, module in folded.named_modules():
-        if isinstance(module, Hull):
-            made[module] = _folded(module, seen.get(name)).eval()
-            take_hooks(made[module], module)
+    for name, hull in named_hulls("fold", folded).items():
+        made[hull] = _folded(hull, seen.get(name)).eval()
+        take_hooks(made[hull], hull)
     folded = _substituted(folded, made)
     gates = [module for module in folded.modules() if isinstance(module, GatedHull)]
     folded = _substituted(folded, {module: _product(module) for module in gates})
@@ -85,10 +81,10 @@ def fold(model: nn.Module, *, example_inputs: Inputs | None = None) -> nn.Module
 
 def _substituted(model: nn.Module, made: dict[nn.Module, nn.Module]) -> nn.Module:
     """Replace modules wherever they are children; return the model, or what replaces it."""
-    for keeper in list(model.modules()):
-        for name, child in list(keeper._modules.items()):
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):
             if child in made:
-                put(keeper, name, made[child])
+                put(parent, name, made[child])
     return made.get(model, model)
 
 

@@ -13,10 +13,9 @@ from torch import nn
 
 from hullo.gating import GatedHull
 from hullo.modules import Hull
-from hullo.surgery.find import expect_model
 from hullo.surgery.rewrite.source import method, methods, parse
-from hullo.surgery.rewrite.write import Written, rewritten
-from hullo.surgery.sites import put
+from hullo.surgery.rewrite.write import NewMethod, rewritten
+from hullo.surgery.sites import named_hulls, put
 from hullo.surgery.swap import InPlace
 
 
@@ -48,7 +47,7 @@ def fuse_gates(model: nn.Module) -> nn.Module:
           (hull): AffineHull(identity=0, relu=0, tanh=0, silu=1)
         )
     """
-    expect_model("fuse_gates", model)
+    named_hulls("fuse_gates", model)
     places = Counter(
         id(module) for _, module in model.named_modules(remove_duplicate=False) if isinstance(module, Hull)
     )
@@ -66,7 +65,7 @@ def fuse_gates(model: nn.Module) -> nn.Module:
         )
     for owner, name, text in found:
         home, origin, _ = method(type(owner).__mro__, "forward")
-        owner.__class__ = rewritten(owner, {"forward": Written("forward", home, origin, text)})
+        owner.__class__ = rewritten(owner, {"forward": NewMethod("forward", home, origin, text)})
         put(owner, name, GatedHull(owner._modules[name]))  # type: ignore[arg-type]
     return model
 

@@ -31,18 +31,18 @@ def isolated(function: Any = None) -> Iterator[Callable[[], str]]:
     What the given function may change, such as closure variables, lists and class attributes, is restored at exit.
     Yields a function that describes the side effects so far; empty if there are none.
     """
-    states, output, held = _random_states(), io.StringIO(), _held_by(function)
+    states, output, held = random_states(), io.StringIO(), _held_by(function)
 
     def noticed() -> str:
         if output.getvalue():
             return "it prints"
         if any(item.has_changed() for item in held):
             return "calls change variables outside of it"
-        is_same = all(map(operator.eq, _keys(states), _keys(_random_states())))
+        is_same = all(map(operator.eq, _keys(states), _keys(random_states())))
         return "" if is_same else "it draws random numbers"
 
     with contextlib.ExitStack() as stack:
-        stack.callback(_restore, states)
+        stack.callback(set_random_states, states)
         for item in held:
             stack.callback(item.restore)
         stack.callback(logging.disable, logging.root.manager.disable)
@@ -115,7 +115,7 @@ def _overwrite(item: Tensor, values: Tensor) -> None:
         item.data.copy_(values)
 
 
-def _random_states() -> list[Any]:
+def random_states() -> list[Any]:
     numpy = sys.modules.get("numpy")
     return [torch.get_rng_state(), random.getstate(), *([numpy.random.get_state()] if numpy else [])]
 
@@ -125,7 +125,7 @@ def _keys(states: list[Any]) -> list[Any]:
     return [states[0].tolist(), states[1], *([states[2][1].tobytes(), states[2][2]] if len(states) > 2 else [])]
 
 
-def _restore(states: list[Any]) -> None:
+def set_random_states(states: list[Any]) -> None:
     torch.set_rng_state(states[0])
     random.setstate(states[1])
     if len(states) > 2:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from hullo.modules import Hull
-from hullo.surgery.find import expect_model
+from hullo.surgery.sites import named_hulls
 
 Group = dict[str, Any]
 
@@ -47,7 +47,7 @@ def parameter_groups(
         >>> [(len(group["params"]), group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
         [(1, 0.001, 0.01), (1, 0.001, 0.0), (1, 0.01, 0.0)]
     """
-    expect_model("parameter_groups", model)
+    named_hulls("parameter_groups", model)
     for name, value in (("lr", lr), ("weight_decay", weight_decay), ("coefficient_lr_scale", coefficient_lr_scale)):
         if value is not None and not value >= 0:
             raise ValueError(f"{name}={value!r}: give a non-negative number")
@@ -95,8 +95,7 @@ def coefficient_parameters(model: nn.Module) -> list[nn.Parameter]:
         >>> [tuple(parameter.shape) for parameter in hullo.coefficient_parameters(model)]
         [(2,)]
     """
-    expect_model("coefficient_parameters", model)
-    hulls = [module for module in model.modules() if isinstance(module, Hull)]
+    hulls = named_hulls("coefficient_parameters", model).values()
     return list({item: None for hull in hulls for item in (hull.raw, hull.inner_scale) if item is not None})
 
 
@@ -110,11 +109,8 @@ def coefficient_dict(model: nn.Module) -> dict[str, float]:
         >>> hullo.coefficient_dict(torch.nn.Sequential(torch.nn.Linear(4, 4), hullo.AffineHull("identity", "relu")))
         {'1/identity': 0.5, '1/relu': 0.5}
     """
-    expect_model("coefficient_dict", model)
     found: dict[str, float] = {}
-    for name, hull in model.named_modules():
-        if not isinstance(hull, Hull):
-            continue
+    for name, hull in named_hulls("coefficient_dict", model).items():
         rows = hull.coefficients.detach().double().reshape(hull.groups, -1)
         for base, column in zip(hull.bases, rows.T.tolist(), strict=True):
             key = f"{name}/{base.name}" if name else base.name
@@ -138,13 +134,13 @@ _Steps = weakref.WeakKeyDictionary[Hull, tuple[int, int]]  # number of steps, ve
 _seen: weakref.WeakKeyDictionary[Optimizer, _Steps] = weakref.WeakKeyDictionary()
 
 
-def expect_optimizer(model: nn.Module, hulls: Iterable[Hull]) -> None:
+def expect_optimizer(model: nn.Module) -> None:
     """Warn once an optimizer has updated weights of the model for some steps, but nobody the gradients of its hulls.
 
     An optimizer updates the parameters that it was given when it was made; one made before `replace_activations` does
     not know the hulls. So do optimizers of other libraries, which run no hooks: they show in the version counters.
     """
-    for hull in hulls:
+    for hull in named_hulls("", model).values():
         _pending[hull] = weakref.ref(model)
     _register()
 
@@ -170,7 +166,7 @@ def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _check(model: Any, updated: set[int], steps: _Steps) -> None:
-    hulls = {name: module for name, module in model.named_modules() if isinstance(module, Hull) and module in _pending}
+    hulls = {name: hull for name, hull in named_hulls("", model).items() if hull in _pending}
     missed = []
     for name, hull in hulls.items():
         count, version = steps.get(hull, (0, 0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,12 +11,11 @@ from torch import Tensor, nn
 
 from hullo._compat import real_tensors
 from hullo.coefficients import get_parametrization
-from hullo.gating import named_callers
 from hullo.kernels import CombineSpec
 from hullo.modules import Hull
 from hullo.scaling import apply_scaled
-from hullo.surgery.find import expect_model
-from hullo.surgery.state import Inputs, State, run, same_random_numbers
+from hullo.surgery.sites import named_hulls
+from hullo.surgery.state import Inputs, hook_inputs, restored, run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,10 +52,7 @@ def plot(
         >>> [axes.get_title() for axes in figure.axes][0]
         '1: affine(identity,relu)'
     """
-    expect_model("plot", model)
-    hulls = {name: module for name, module in model.named_modules() if isinstance(module, Hull)}
-    if not hulls:
-        raise ValueError("the model has no hulls to draw; call replace_activations first")
+    hulls = named_hulls("plot", model, required=True)
     low, high = limits
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise ValueError(f"limits={limits!r}: give two finite increasing numbers")
@@ -63,7 +60,7 @@ def plot(
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("plot needs matplotlib: pip install matplotlib") from error
-    seen = {} if example_inputs is None else _inputs(model, hulls, example_inputs)
+    seen = {} if example_inputs is None else _inputs(model, example_inputs)
     columns = min(4, len(hulls))
     rows = -(-len(hulls) // columns)
     figure = Figure(figsize=(3.2 * columns, 2.6 * rows), layout="constrained")
@@ -105,25 +102,15 @@ def _functions(
     return x, apply_scaled(x.expand(hull.groups, -1), rows, factors.double().cpu().expand(len(rows), -1), spec)
 
 
-def _inputs(model: nn.Module, hulls: dict[str, Hull], given: Inputs) -> dict[str, Tensor]:
+def _inputs(model: nn.Module, given: Inputs) -> dict[str, Tensor]:
     """Return the inputs of each hull, at most `_KEPT` numbers per call."""
-    seen: dict[str, list[Tensor]] = {name: [] for name in hulls}
+    seen: dict[str, list[Tensor]] = defaultdict(list)
 
-    def note(name: str) -> Any:
-        def hook(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-            x = [*inputs, *named.values()][0]
-            flat = x.detach().reshape(-1)
-            seen[name].append(flat[:: -(-flat.numel() // _KEPT) or 1].double().cpu())
+    def note(name: str, x: Tensor) -> None:
+        flat = x.detach().reshape(-1)
+        seen[name].append(flat[:: -(-flat.numel() // _KEPT) or 1].double().cpu())
 
-        return hook
-
-    state = State(model)
-    hooks = [caller.register_forward_pre_hook(note(name), with_kwargs=True) for name, caller in named_callers(model)]
-    try:
-        with same_random_numbers(model), torch.no_grad():
-            run(model.eval(), given)
-    finally:
-        for hook in hooks:
-            hook.remove()
-        state.restore()
-    return {name: torch.cat(parts) for name, parts in seen.items() if parts}
+    with restored(model), torch.no_grad():
+        hook_inputs(model, note)
+        run(model.eval(), given)
+    return {name: torch.cat(parts) for name, parts in seen.items()}

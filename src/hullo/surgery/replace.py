@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from hullo.bases import Base, list_bases
-from hullo.modules import Hull, Init
+from hullo.modules import Init
 from hullo.surgery.build import Channels, Factory, Recipe, Share, starts_alike
 from hullo.surgery.compare import Comparison
 from hullo.surgery.find import find_sites
 from hullo.surgery.parameters import expect_optimizer
 from hullo.surgery.recognise import AMBIGUOUS, COMBINATIONS
-from hullo.surgery.sites import Site
+from hullo.surgery.sites import Site, named_hulls
 from hullo.surgery.state import Inputs, Structure
 from hullo.surgery.summary import NOT_REACHED, why_left
 from hullo.surgery.swap import swap
@@ -95,7 +95,7 @@ def replace_activations(
     """
     _check_model(model)
     sites = find_sites(model)
-    hulls = [name or "the model" for name, module in model.named_modules() if isinstance(module, Hull)]
+    hulls = [name or "the model" for name in named_hulls("replace_activations", model)]
     chosen = _choose(sites, hulls, where, functions)
     recipe = Recipe(hull, bases, init, groups, channel_dim, parametrization, share, inner_scale)
     if example_inputs is None and (groups == "channels" or (groups != 1 and channel_dim is None)):
@@ -112,7 +112,7 @@ def replace_activations(
     except BaseException:
         structure.restore()
         raise
-    expect_optimizer(model, (module for module in model.modules() if isinstance(module, Hull)))
+    expect_optimizer(model)
     return model
 
 

@@ -37,7 +37,7 @@ class Restrictions:
             function: [module for item in found for module in item.handed.get(function, ())] for function in functions
         }
         walks = reach.walks((function for item in found for function in item.seen), handed)
-        self._tied = {(id(kept[0]), kept[1]): why for item in found for kept, why in item.tied}
+        self._tied = {(id(parent), name): why for item in found for (parent, name), why in item.tied}
         self._exact = {cls for item in found for cls in item.exact}
         self._tested = [test for item in found for test in item.tested]
         self._walked: dict[str, dict[int, str]] = {"children": {}, "modules": {}, "parameters": {}, "text": {}}
@@ -56,19 +56,19 @@ class Restrictions:
         owned = [(holder, name, thing.__self__ if inspect.ismethod(thing) else thing) for holder, (name, thing) in held]
         self._held = {id(thing): name for holder, name, thing in owned if thing is not holder}
 
-    def on_attribute(self, keeper: nn.Module, name: str) -> str:
+    def on_attribute(self, parent: nn.Module, name: str) -> str:
         """Return why an attribute of a module cannot become a hull; empty if it can."""
-        if isinstance(keeper, ParametrizationList):
+        if isinstance(parent, ParametrizationList):
             return "it parametrizes a weight"
-        if id(keeper) not in self._used:
+        if id(parent) not in self._used:
             return "no code of the model uses the module that contains it"
-        if (id(keeper), name) in self._tied:
-            return self._tied[id(keeper), name]
-        if self._assigned.has(keeper, name):
+        if (id(parent), name) in self._tied:
+            return self._tied[id(parent), name]
+        if self._assigned.has(parent, name):
             return f"a forward assigns {name}"
-        if name in vars(keeper) and any(name in vars(cls) for cls in type(keeper).__mro__):
+        if name in vars(parent) and any(name in vars(cls) for cls in type(parent).__mro__):
             return f"its class has an attribute {name}, too, which would hide a hull"
-        thing = keeper._modules.get(name)
+        thing = parent._modules.get(name)
         if id(thing) in self._held:
             return f"the attribute {self._held[id(thing)]} refers to it, too"
         if thing is not None and any(_uses_isinstance(hook) for hook in hooks_of(thing)):
@@ -76,19 +76,19 @@ class Restrictions:
         for kinds, where in self._tested:
             if thing is not None and _differs_from_hull(kinds, thing):
                 return f"the code tests modules for this type ({where})"
-        return self._on_parameters(keeper)
+        return self._on_parameters(parent)
 
-    def on_new_child(self, keeper: nn.Module) -> str:
+    def on_new_child(self, parent: nn.Module) -> str:
         """Return why a module cannot get a new child; empty if it can."""
         new = "a hull would be a new child of it"
-        if isinstance(keeper, _CONTAINERS):
-            return f"{type(keeper).__name__} iterates over its children, and {new}"
+        if isinstance(parent, _CONTAINERS):
+            return f"{type(parent).__name__} iterates over its children, and {new}"
         for kind in ("children", "modules"):
-            if where := self._walked[kind].get(id(keeper)):
+            if where := self._walked[kind].get(id(parent)):
                 return f"the code iterates over the children of this module, and {new} ({where})"
             if where := self._anything.get(kind):
                 return f"the code iterates over the children of some module, maybe this one, and {new} ({where})"
-        return self._on_parameters(keeper)
+        return self._on_parameters(parent)
 
     def on_code(self, owner: nn.Module) -> str:
         """Return why the code of a module cannot be changed; empty if it can."""
@@ -102,11 +102,11 @@ class Restrictions:
             return "its class was changed after an earlier call of replace_activations; replace all at once"
         return ""
 
-    def _on_parameters(self, keeper: nn.Module) -> str:
-        why = self._lost.get(id(keeper), "")
-        if where := self._walked["text"].get(id(keeper)):
+    def _on_parameters(self, parent: nn.Module) -> str:
+        why = self._lost.get(id(parent), "")
+        if where := self._walked["text"].get(id(parent)):
             return why or f"the code converts a module around it to text, where a hull would appear ({where})"
-        if where := self._walked["parameters"].get(id(keeper)) or self._anything.get("parameters"):
+        if where := self._walked["parameters"].get(id(parent)) or self._anything.get("parameters"):
             return why or f"the code iterates over the parameters, and a hull would add one ({where})"
         return why
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
+from hullo.modules import Hull
 from hullo.surgery.recognise import Known, Reading
 from hullo.surgery.rewrite.findings import Call
 from hullo.surgery.rewrite.write import PerIteration, put_children
@@ -31,7 +32,7 @@ class Site:
     place: str = ""
     reason: str = ""
     reading: Reading | None = None
-    home: Home | None = None
+    slot: Slot | None = None
     calls: Sequence[Call] = ()
     group: object = None  # the same for all sites of one attribute
 
@@ -44,42 +45,42 @@ class Site:
 
 
 @dataclass(frozen=True, eq=False)
-class Home:
+class Slot:
     """Describe where a hull is stored.
 
     Args:
-        keeper: the module whose child it is.
-        attribute: its name there.
+        parent: the module whose child it is.
+        name: its name there.
         key: its key in a ModuleDict of that name, for a call in a loop with one hull per iteration.
-        stays: whether the replaced activation has this name, so that calls need not change.
+        reused: whether the replaced activation has this name, so that calls need not change.
     """
 
-    keeper: nn.Module
-    attribute: str
+    parent: nn.Module
+    name: str
     key: str = ""
-    stays: bool = False
+    reused: bool = False
 
     @property
     def is_new(self) -> bool:
         """Return whether a hull there is an additional child of the module."""
-        return bool(self.key) or not isinstance(self.keeper._modules.get(self.attribute), nn.Module)
+        return bool(self.key) or not isinstance(self.parent._modules.get(self.name), nn.Module)
 
     def put(self, module: nn.Module) -> None:
         """Store a module here."""
-        put(self.keeper, self.attribute, module, self.key)
+        put(self.parent, self.name, module, self.key)
 
 
-def put(keeper: nn.Module, name: str, module: nn.Module, key: str = "") -> None:
+def put(parent: nn.Module, name: str, module: nn.Module, key: str = "") -> None:
     """Set a child of a module. Encoder layers have a fused path for two functions only: set its flag, too."""
-    if isinstance(keeper, nn.TransformerEncoderLayer) and name == "activation":
+    if isinstance(parent, nn.TransformerEncoderLayer) and name == "activation":
         fused = {nn.ReLU: 1, nn.GELU: 2 if getattr(module, "approximate", "") == "none" else 0}
-        keeper.activation_relu_or_gelu = fused.get(type(module), 0)
+        parent.activation_relu_or_gelu = fused.get(type(module), 0)
     if key:
-        found = keeper._modules.get(name)
+        found = parent._modules.get(name)
         container = found if isinstance(found, PerIteration) else PerIteration()
         container[key] = module
         module = container
-    put_children(keeper, {name: module})
+    put_children(parent, {name: module})
 
 
 @dataclass
@@ -97,3 +98,18 @@ class Names:
             number += 1
         self.taken.add(f"{stem}_{number}")
         return f"{stem}_{number}"
+
+
+def named_hulls(caller: str, model: object, required: bool = False) -> dict[str, Hull]:
+    """Return the hulls of a model by name, for a public function.
+
+    Raises:
+        TypeError: the model is no module, but for example model.parameters().
+        ValueError: there are no hulls, but they are required.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{caller} takes a torch.nn.Module, not a {type(model).__name__}; give the model itself")
+    hulls = {name: module for name, module in model.named_modules() if isinstance(module, Hull)}
+    if required and not hulls:
+        raise ValueError(f"the model has no hulls for {caller}; call replace_activations first")
+    return hulls

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import random
-import sys
+import functools
 import threading
 import types
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hullo.gating import named_callers
+from hullo.surgery.isolation import random_states, set_random_states
 from hullo.surgery.rewrite.write import rewritten
 
 Inputs = Tensor | tuple[Any, ...] | Mapping[str, Any]
@@ -101,25 +102,29 @@ def _collect(thing: Any, found: dict[int, Any]) -> None:
 
 
 @contextlib.contextmanager
-def same_random_numbers(model: nn.Module) -> Iterator[None]:
-    """Restore all random number generators at exit, so that consecutive contexts draw the same numbers."""
-    numpy: Any = sys.modules.get("numpy")
-    ours, theirs = random.getstate(), numpy.random.get_state() if numpy else None
+def restored(model: nn.Module) -> Iterator[None]:
+    """Restore a model and all random number generators at exit, also hooks that were registered inside."""
     devices: dict[str, set[int]] = defaultdict(set)
     for tensor in [*model.parameters(), *model.buffers()]:
         if tensor.device.index is not None:
             devices[tensor.device.type].add(tensor.device.index)
-    try:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.random.fork_rng(devices=[]))
-            for kind, numbers in devices.items():
-                if hasattr(torch.get_device_module(kind), "get_rng_state"):
-                    stack.enter_context(torch.random.fork_rng(devices=numbers, device_type=kind))
-            yield
-    finally:
-        random.setstate(ours)
-        if numpy:
-            numpy.random.set_state(theirs)
+    with contextlib.ExitStack() as stack:
+        stack.callback(State(model).restore)
+        stack.callback(set_random_states, random_states())
+        for kind, numbers in devices.items():
+            if hasattr(torch.get_device_module(kind), "get_rng_state"):
+                stack.enter_context(torch.random.fork_rng(devices=numbers, device_type=kind))
+        yield
+
+
+def hook_inputs(model: nn.Module, note: Callable[[str, Tensor], None]) -> None:
+    """Register hooks that call `note` with the name and the input of every hull that runs."""
+
+    def hook(name: str, module: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        note(name, next(iter([*inputs, *named.values()])))
+
+    for name, caller in named_callers(model):
+        caller.register_forward_pre_hook(functools.partial(hook, name), with_kwargs=True)
 
 
 def run(model: nn.Module, inputs: Inputs) -> Any:

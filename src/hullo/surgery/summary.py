@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from torch import nn
 
 from hullo.modules import Hull
-from hullo.surgery.find import expect_model, find_sites
+from hullo.surgery.find import find_sites
 from hullo.surgery.recognise import AMBIGUOUS
-from hullo.surgery.sites import Site
+from hullo.surgery.sites import Site, named_hulls
 
 NOT_REACHED = "not reached"
 
@@ -59,9 +59,7 @@ def summary(model: nn.Module) -> Summary:
         <BLANKLINE>
         not compared with the original model: all hulls (give example_inputs to replace_activations)
     """
-    expect_model("summary", model)
-    hulls = {name: module for name, module in model.named_modules() if isinstance(module, Hull)}
-    return Summary(hulls, tuple(find_sites(model)))
+    return Summary(named_hulls("summary", model), tuple(find_sites(model)))
 
 
 def why_left(site: Site) -> str:

@@ -35,12 +35,12 @@ def swap(model: nn.Module, sites: Sequence[Site], hulls: Mapping[str, Hull]) -> 
         owner.__class__ = cls
     hooked: set[int] = set()
     for site in moved:
-        assert site.home is not None  # noqa: S101  (a site with a reason is never chosen)
+        assert site.slot is not None  # noqa: S101  (a site with a reason is never chosen)
         hull = hulls.get(site.name)
         if hull is not None:
             _prepare(hull, site, first=id(site.module) not in hooked)
             hooked.add(id(site.module))
-        site.home.put(hull or site.module)  # type: ignore[arg-type]  # one of the two is there: see above
+        site.slot.put(hull or site.module)  # type: ignore[arg-type]  # one of the two is there: see above
     slow_encoders(model)
 
 
@@ -56,7 +56,7 @@ def _prepare(hull: Hull, site: Site, first: bool) -> None:
         f" (the hull {site.name} replaced {replaced}; to keep the original there, start from the original model and "
         f"call replace_activations with where=lambda site: site.name != {site.name!r})"
     )
-    source = site.module or site.home.keeper  # type: ignore[union-attr]
+    source = site.module or site.slot.parent  # type: ignore[union-attr]
     hull.train(source.training)
     if site.module is not None:
         take_hooks(hull, site.module, copies=not first)
@@ -76,7 +76,8 @@ class InPlace:
     """Overwrite the input, as the replaced activation did: other code may rely on it."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (PyTorch's name)
-        return input.copy_(super().forward(input.clone()))  # type: ignore[misc]  # backward needs the clone
+        kept = input.clone() if torch.is_grad_enabled() else input  # backward needs the original values
+        return input.copy_(super().forward(kept))  # type: ignore[misc]
 
 
 class InPlaceAffineHull(InPlace, AffineHull):

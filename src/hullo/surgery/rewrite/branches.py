@@ -43,7 +43,7 @@ def decide(test: ast.expr, scope: Scope) -> bool | None:
             results = [decide(item, scope) for item in values]
             return ends if ends in results else None if None in results else not ends
     try:
-        return bool(scope.it(test))
+        return bool(scope.thing(test))
     except UnknownError:
         return None
     except Exception:  # __bool__ of an unknown object may raise anything
@@ -89,11 +89,11 @@ def depends_on_mode(test: ast.expr, scope: Scope, seen: frozenset[str] = frozens
 def _reads_mode(node: ast.expr, scope: Scope) -> bool:
     """Return whether a name is a function, or a property of a module, whose code reads the mode."""
     try:
-        if isinstance(node, ast.Attribute) and isinstance(owner := scope.it(node.value), nn.Module):
+        if isinstance(node, ast.Attribute) and isinstance(owner := scope.thing(node.value), nn.Module):
             found = getattr(type(owner), node.attr, None)
             function = found.fget if isinstance(found, property) else found
         else:
-            function = scope.it(node)
+            function = scope.thing(node)
     except UnknownError:
         return False
     return isinstance(function, types.FunctionType) and any(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dis
 import functools
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import nn
@@ -40,38 +40,36 @@ def mentions_activation(thing: Any) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _mentions(function: types.FunctionType) -> bool:
+    for item, names, values in _with_helpers(function):
+        constants = {value for code in codes(item.__code__) for value in code.co_consts if isinstance(value, str)}
+        if names & NAMES or ("getattr" in names and constants & NAMES):
+            return True
+        if any(_is_activation(part) for value in values for part in _parts_of(value)):
+            return True
+    return False
+
+
+def functions_named(thing: Any) -> list[str]:
+    """Return the names of PyTorch's activations in the code of a callable and of the functions that it uses."""
+    function = code_of(thing)
+    found = () if function is None else _with_helpers(function)
+    return sorted({name.rstrip("_") for _, names, _ in found for name in names & NAMES})
+
+
+def _with_helpers(function: types.FunctionType) -> Iterator[tuple[types.FunctionType, set[str], list[Any]]]:
+    """Yield a function and the functions that it uses, each with the names in its code and the values it refers to."""
     seen, waiting = {function}, [function]
     while waiting:
         item = waiting.pop()
         names = {name for code in codes(item.__code__) for name in code.co_names}
-        constants = {value for code in codes(item.__code__) for value in code.co_consts if isinstance(value, str)}
-        if names & NAMES or ("getattr" in names and constants & NAMES):
-            return True
-        defaults = [*(item.__defaults__ or ()), *(item.__kwdefaults__ or {}).values()]
-        values = [*(item.__globals__[name] for name in names if name in item.__globals__), *defaults]
-        values += closure_values(item)
+        values = [item.__globals__[name] for name in names if name in item.__globals__]
+        values += [*(item.__defaults__ or ()), *(item.__kwdefaults__ or {}).values(), *closure_values(item)]
+        yield item, names, values
         parts = [part for value in values for part in _parts_of(value)]
-        if any(_is_activation(part) for part in parts):
-            return True
-        values += [part.forward for part in parts if _is_module_class(part)]
-        helpers = {code for value in values if (code := code_of(value)) is not None} - seen
+        used = [*values, *(part.forward for part in parts if _is_module_class(part))]
+        helpers = {code for value in used if (code := code_of(value)) is not None} - seen
         waiting += helpers
         seen |= helpers
-    return False
-
-
-def functions_named(thing: Any) -> frozenset[str]:
-    """Return the names of PyTorch's activations in the code of a callable and of the functions that it uses."""
-    seen, waiting, found = set[types.FunctionType](), [thing], set[str]()
-    while waiting:
-        function = code_of(waiting.pop())
-        if function is None or function in seen:
-            continue
-        seen.add(function)
-        names = {name for code in codes(function.__code__) for name in code.co_names}
-        found |= {name.rstrip("_") for name in names & NAMES}
-        waiting += [function.__globals__[name] for name in names if name in function.__globals__]
-    return frozenset(found)
 
 
 def is_activation_or_holds_one(value: Any) -> bool:

@@ -108,7 +108,7 @@ def read_other_methods(
             findings.exact |= aside.exact
             findings.modes |= aside.modes
         for call in aside.calls:
-            if not idle or call.kept is not None or (call.body.function, position(call.node)) in made:
+            if not idle or call.attribute is not None or (call.body.function, position(call.node)) in made:
                 findings.calls.append(call)
             elif call.reading is not None and call.reading.known:
                 findings.skipped.append(Skipped(call.place, call.reading.known.name, idle))

@@ -16,7 +16,7 @@ from hullo.surgery.recognise import Reading
 from hullo.surgery.rewrite.branches import Key, Path
 from hullo.surgery.rewrite.reach import Walk
 from hullo.surgery.rewrite.source import Position, place, position
-from hullo.surgery.rewrite.values import Kept
+from hullo.surgery.rewrite.values import Attribute
 
 Iterations = tuple[tuple[Position, int], ...]  # the enclosing loops, each with the index of the iteration
 
@@ -27,8 +27,8 @@ class Body:
 
     owner: nn.Module
     name: str
-    home: type
-    origin: str  # its name in the class `home`
+    cls: type
+    origin: str  # its name in that class
     function: types.FunctionType
     caller: tuple[Body, Position] | None = None
     by_super: bool = False
@@ -86,7 +86,7 @@ class Call:
         idle: why the call does not run in the model's configuration; empty if it may.
         reading: which activation is called; None for a module that contains activations.
         callee: the callee.
-        kept: the module and its attribute that is the callee, if there is one.
+        attribute: the module and its attribute that is the callee, if there is one.
         trouble: why a hull cannot replace the callee.
         fixed: why the call cannot be rewritten.
         plain: whether a hull can be called by the same expression.
@@ -102,7 +102,7 @@ class Call:
     idle: str
     reading: Reading | None
     callee: Any
-    kept: Kept | None
+    attribute: Attribute | None
     trouble: str
     fixed: str
     plain: bool
@@ -160,7 +160,7 @@ class Findings:
     skipped: list[Skipped] = field(default_factory=list)
     visits: Counter[tuple[int, Position]] = field(default_factory=Counter)
     modes: set[Key] = field(default_factory=set)
-    tied: list[tuple[Kept, str]] = field(default_factory=list)
+    tied: list[tuple[Attribute, str]] = field(default_factory=list)
     parts: list[Call] = field(default_factory=list)
     walked: list[Walk] = field(default_factory=list)
     tested: list[tuple[Any, str]] = field(default_factory=list)

@@ -62,7 +62,7 @@ def walks_in(tree: ast.AST, function: types.FunctionType, scope: Scope) -> Itera
         if not kind or (kind == "parameters" and node in harmless) or (kind == "text" and node in logged):
             continue
         try:
-            owner = scope.it(value)
+            owner = scope.thing(value)
         except UnknownError:
             owner = None
         if node in single and not (isinstance(owner, nn.Module) and callable(vars(owner).get(single[node]))):
@@ -103,7 +103,7 @@ def _excludes_hulls(test: ast.expr | None, name: ast.expr, scope: Scope) -> bool
             return _excludes_hulls(first, name, scope)
         case ast.Call(func=ast.Name(id="isinstance"), args=[ast.Name(id=asked), kinds]), ast.Name(id=own):
             try:
-                found: Any = scope.it(kinds)
+                found: Any = scope.thing(kinds)
                 classes = tuple(found) if isinstance(found, list) else found  # a tuple is evaluated to a list
                 return asked == own and not any(issubclass(cls, classes) for cls in (Hull, PerIteration))
             except (UnknownError, TypeError):

@@ -25,7 +25,7 @@ from hullo.surgery.rewrite.findings import Body, Call, Findings, Seen, Skipped
 from hullo.surgery.rewrite.reach import walks_in
 from hullo.surgery.rewrite.source import input_of, is_written_out, method, parse, position
 from hullo.surgery.rewrite.uses import Uses
-from hullo.surgery.rewrite.values import Assigned, Kept, Scope, UnknownError, Value
+from hullo.surgery.rewrite.values import Assigned, Attribute, Scope, UnknownError, Value
 from hullo.surgery.rewrite.write import can_be_decorated_again, leads_to
 
 _SPACES = (torch, torch.nn.functional, nn)
@@ -78,7 +78,7 @@ class Reader(Uses):
         self.body.siblings.append(self.body)
         self.findings.walked += walks_in(tree, self.body.function, self.scope)
         self.record_classes(tree)
-        wrapper: Any = vars(self.body.home)[self.body.origin]
+        wrapper: Any = vars(self.body.cls)[self.body.origin]
         while isinstance(wrapper, types.FunctionType) and hasattr(wrapper, "__wrapped__"):
             for name in sorted(NAMES.intersection(wrapper.__code__.co_names)):
                 why = f"a decorator of {self.body.name} calls it"
@@ -91,12 +91,12 @@ class Reader(Uses):
     def visit_Call(self, node: ast.Call) -> None:
         if self.tests_type(node) or self._follows_super(node):
             return
-        wrapped = bool(node.args) and self.it(node.func) is checkpoint
+        wrapped = bool(node.args) and self.thing(node.func) is checkpoint
         callee_node, given = node.func, node
         if wrapped:
             named = [item for item in node.keywords if item.arg not in _OF_CHECKPOINT]
             callee_node, given = node.args[0], ast.Call(node.args[0], node.args[1:], named)
-        own = self.it(callee_node)
+        own = self.thing(callee_node)
         follows = isinstance(own, types.MethodType) and own.__self__ is self.owner
         follows = follows and not hasattr(nn.Module, own.__name__)
         for part in (*given.args, *given.keywords):
@@ -108,22 +108,22 @@ class Reader(Uses):
         except UnknownError:
             self._unknown(given)
             return
-        if isinstance(callee.it, types.MethodType) and isinstance(callee.it.__self__, nn.Module):
-            if not isinstance(callee_node, ast.Attribute) or not {callee_node.attr, callee.it.__name__} <= _CALLS:
-                self._method(given, callee.it)
+        if isinstance(callee.thing, types.MethodType) and isinstance(callee.thing.__self__, nn.Module):
+            if not isinstance(callee_node, ast.Attribute) or not {callee_node.attr, callee.thing.__name__} <= _CALLS:
+                self._method(given, callee.thing)
                 return
             callee_node = callee_node.value  # self.act.forward(x)
             callee = self.scope.evaluate(callee_node)
-            if callee.it is self.owner:
+            if callee.thing is self.owner:
                 self._method(given, getattr(self.owner, "forward"))  # noqa: B009
                 return
         self._called(node, callee_node, given, callee)
 
     def _called(self, node: ast.Call, callee_node: ast.expr, given: ast.Call, callee: Value) -> None:
         """Record a call of a known callee."""
-        thing = callee.it
+        thing = callee.thing
         if isinstance(thing, types.FunctionType):
-            given_to = [self.it(item) for item in (*given.args, *(item.value for item in given.keywords))]
+            given_to = [self.thing(item) for item in (*given.args, *(item.value for item in given.keywords))]
             flat = [part for item in given_to for part in (item if isinstance(item, (list, tuple)) else [item])]
             self.findings.handed[thing] += [part for part in flat if isinstance(part, nn.Module)]
         if thing is self.owner:
@@ -133,7 +133,7 @@ class Reader(Uses):
             self._record(node, callee_node, given, callee, reading, _not_alone(given) if reading is not None else "")
         elif callee.items is not None:  # a slice of a Sequential, called as a whole
             for part in callee.items:
-                if isinstance(part.it, nn.Module) and (reading := read_module(part.it)) is not None:
+                if isinstance(part.thing, nn.Module) and (reading := read_module(part.thing)) is not None:
                     self._record(node, callee_node, given, part, reading, fixed="it is called in a slice")
         elif is_from_torch(thing):
             self._function(node, callee_node, given, callee)
@@ -148,24 +148,24 @@ class Reader(Uses):
         try:
             if input_of(given) is None or (given is not node and _not_alone(given)):
                 raise UnknownError
-            rest = [self.scope.it(item) for item in given.args[1:]]
-            named = {str(item.arg): self.scope.it(item.value) for item in given.keywords if item.arg != "input"}
+            rest = [self.scope.thing(item) for item in given.args[1:]]
+            named = {str(item.arg): self.scope.thing(item.value) for item in given.keywords if item.arg != "input"}
         except UnknownError:
-            self.skip(callee_node, "its other arguments depend on the input, or are tensors", callee.kept)
+            self.skip(callee_node, "its other arguments depend on the input, or are tensors", callee.attribute)
             return
-        reading = read_function(lambda x: callee.it(x, *rest, **named))
+        reading = read_function(lambda x: callee.thing(x, *rest, **named))
         if reading is not None:
-            self._record(node, callee_node, given, Value(callee.it) if rest or named else callee, reading)
+            self._record(node, callee_node, given, Value(callee.thing) if rest or named else callee, reading)
 
     def _callable(self, node: ast.Call, callee_node: ast.expr, given: ast.Call, callee: Value) -> None:
         """Record a call of a Python function or of a callable object."""
-        reading = None if _not_alone(given) else read_function(callee.it)
-        if reading is not None and not _is_autograd(callee.it):
+        reading = None if _not_alone(given) else read_function(callee.thing)
+        if reading is not None and not _is_autograd(callee.thing):
             self._record(node, callee_node, given, callee, reading)
         elif reading is not None:
-            name = getattr(callee.it, "__qualname__", type(callee.it).__name__)
-            self.skip(callee_node, f"{name} defines its own backward", callee.kept)
-        elif not _is_autograd(callee.it):
+            name = getattr(callee.thing, "__qualname__", type(callee.thing).__name__)
+            self.skip(callee_node, f"{name} defines its own backward", callee.attribute)
+        elif not _is_autograd(callee.thing):
             self.skip_function(callee_node, callee, "is not a method that can be rewritten")
 
     def _unknown(self, given: ast.Call) -> None:
@@ -176,7 +176,7 @@ class Reader(Uses):
                 self.visit(value)
                 if name in NAMES:
                     self._method_of_value(given, callee_node)
-                elif mentions_activation(getattr(type(self.it(value)), name, None)):
+                elif mentions_activation(getattr(type(self.thing(value)), name, None)):
                     self.skip(callee_node, f"{name} is a property with an activation")
             case ast.Name(id=name):
                 default = inspect.signature(self.body.function).parameters.get(name)
@@ -184,7 +184,7 @@ class Reader(Uses):
                     self.skip(callee_node, f"it is an argument of {self.body.name}; its default is an activation")
             case ast.Subscript(value=value) | ast.Call(func=ast.Name(id="getattr"), args=[value, *_]):
                 self.visit(callee_node)
-                space = self.it(value)
+                space = self.thing(value)
                 if is_activation_or_holds_one(space) or any(space is item for item in _SPACES):
                     self.skip(callee_node, "which activation is called depends on the input")
             case _:
@@ -219,8 +219,8 @@ class Reader(Uses):
             number=0 if argument is None else self.numbers.of(argument),
             idle=self.idle,
             reading=reading,
-            callee=callee.it,
-            kept=callee.kept or self._found_in(callee.it),
+            callee=callee.thing,
+            attribute=callee.attribute or self._found_in(callee.thing),
             trouble=self.trouble or trouble,
             fixed=fixed or self.body.fixed,
             plain=given is not node or (len(given.args) == 1 and not given.keywords),
@@ -242,7 +242,7 @@ class Reader(Uses):
                 return own or (name in _ALIKE and self._is_no_float(owner, seen))
         return False
 
-    def _found_in(self, thing: Any) -> Kept | None:
+    def _found_in(self, thing: Any) -> Attribute | None:
         """Return the attribute of a module that is called by another name, and tie it: that name would not change."""
         places = [(m, name) for m in self.owner.modules() for name, child in m._modules.items() if child is thing]
         self.findings.tied += [
@@ -275,7 +275,7 @@ class Reader(Uses):
                 for part in (*node.args, *node.keywords):
                     self.visit(part)
                 mro = type(self.owner).__mro__
-                home = self.it(given[0]) if given else self._home()
+                home = self.thing(given[0]) if given else self._home()
                 if home in mro:
                     self._follow(node, mro[mro.index(home) + 1 :], name, by_super=True)
                 return True

@@ -102,7 +102,7 @@ def method(mro: Sequence[type], name: str) -> tuple[type, str, Any]:
     home = next(home for home in mro if name in vars(home))
     for written in vars(home).get("_hullo_written", (None, ()))[1]:
         if written.name == name:
-            return written.home, written.origin, vars(home)[name]
+            return written.cls, written.origin, vars(home)[name]
     return home, name, vars(home)[name]
 
 

@@ -16,7 +16,7 @@ from hullo.surgery.rewrite.bytecode import functions_named, is_from_torch, menti
 from hullo.surgery.rewrite.control_flow import Flow
 from hullo.surgery.rewrite.findings import Skipped
 from hullo.surgery.rewrite.source import place
-from hullo.surgery.rewrite.values import Kept, UnknownError, Value
+from hullo.surgery.rewrite.values import Attribute, UnknownError, Value
 
 _HARMLESS = frozenset({
     "training", "forward", "__call__", "train", "eval", "to", "cpu", "cuda", "float", "double", "half", "bfloat16",
@@ -25,10 +25,10 @@ _HARMLESS = frozenset({
 _OF_CLASSES = frozenset({"__name__", "__qualname__", "__module__", "__doc__"})  # a derived class shares them
 
 
-def read_kept(kept: Kept) -> Reading | None:
+def read_attribute(attribute: Attribute) -> Reading | None:
     """Return which activation an attribute of a module is, a child or a function; None if it is not one."""
-    keeper, name = kept
-    thing: Any = keeper._modules.get(name, vars(keeper).get(name))
+    parent, name = attribute
+    thing: Any = parent._modules.get(name, vars(parent).get(name))
     if isinstance(thing, nn.Module):
         return read_module(thing)
     return read_function(thing) if is_from_torch(thing) or mentions_activation(thing) else None
@@ -37,37 +37,37 @@ def read_kept(kept: Kept) -> Reading | None:
 class Uses(Flow):
     """Follow a body and record activations that it uses without calling them."""
 
-    def it(self, node: ast.AST) -> Any:
+    def thing(self, node: ast.AST) -> Any:
         """Return the value of an expression; None if it is unknown."""
         try:
-            return self.scope.evaluate(node).it
+            return self.scope.evaluate(node).thing
         except UnknownError:
             return None
 
     def is_known(self, node: ast.AST) -> bool:
         """Return whether the value of an argument is known."""
-        return self.it(node.value if isinstance(node, ast.keyword) else node) is not None
+        return self.thing(node.value if isinstance(node, ast.keyword) else node) is not None
 
-    def skip(self, node: ast.expr, why: str, kept: Kept | None = None, what: str = "") -> None:
+    def skip(self, node: ast.expr, why: str, attribute: Attribute | None = None, what: str = "") -> None:
         """Record an activation that is not replaced; an attribute is tied, so that none of its calls are."""
-        if kept is not None and read_kept(kept) is not None:
-            self.findings.tied.append((kept, f"{why} ({place(self.body.function, node)})"))
+        if attribute is not None and read_attribute(attribute) is not None:
+            self.findings.tied.append((attribute, f"{why} ({place(self.body.function, node)})"))
         else:
             where = place(self.body.function, node)
             self.findings.skipped.append(Skipped(where, what or ast.unparse(node), why, self.path, 0, self.idle))
 
     def skip_function(self, node: ast.expr, value: Value, why: str) -> None:
         """Record a Python function that is not replaced, with the activations that it calls."""
-        named = sorted(functions_named(value.it))
-        name = getattr(value.it, "__qualname__", type(value.it).__name__)
+        named = functions_named(value.thing)
+        name = getattr(value.thing, "__qualname__", type(value.thing).__name__)
         only = named[0] if len(named) == 1 and named[0] in AMBIGUOUS else ""
-        self.skip(node, f"{name} calls {', '.join(named) or 'an activation'}, and {why}", value.kept, only)
+        self.skip(node, f"{name} calls {', '.join(named) or 'an activation'}, and {why}", value.attribute, only)
 
     def condition(self, test: ast.expr) -> None:
         match test:
             case ast.UnaryOp(op=ast.Not(), operand=inner):
                 self.condition(inner)
-            case ast.Name() | ast.Attribute() | ast.Subscript() if self._kept_activation(test) is not None:
+            case ast.Name() | ast.Attribute() | ast.Subscript() if self._activation_attribute(test) is not None:
                 return  # a hull has the same truth value
             case _:
                 self.visit(test)
@@ -75,7 +75,7 @@ class Uses(Flow):
     def visit_Compare(self, node: ast.Compare) -> None:
         parts = [node.left, *node.comparators]
         if any(_owner_of_class(item) is not None for item in parts):
-            kinds = [self.it(item) for item in parts]
+            kinds = [self.thing(item) for item in parts]
             flat = [kind for item in kinds for kind in (item if isinstance(item, (list, tuple, set)) else [item])]
             self.findings.exact |= {kind for kind in flat if isinstance(kind, type)}
         by_none = any(isinstance(item, ast.Constant) and item.value is None for item in parts)
@@ -84,18 +84,18 @@ class Uses(Flow):
 
     def tests_type(self, node: ast.Call) -> bool:
         """Record a call of isinstance: a hull must give the same answer. Return whether it is such a call."""
-        if self.it(node.func) is not isinstance or len(node.args) != 2:
+        if self.thing(node.func) is not isinstance or len(node.args) != 2:
             return False
-        kinds = self.it(node.args[1])
-        kept = self._kept_activation(node.args[0])
-        if kept is None:
+        kinds = self.thing(node.args[1])
+        attribute = self._activation_attribute(node.args[0])
+        if attribute is None:
             self.visit(node.args[0])
         if kinds is None:
             return True
-        if kept is None and self.it(node.args[0]) is None:
+        if attribute is None and self.thing(node.args[0]) is None:
             self.findings.tested.append((kinds, place(self.body.function, node)))
-        elif kept is not None and isinstance(self.it(node.args[0]), kinds) != issubclass(Hull, kinds):
-            self.skip(node, "the code tests its type", kept)
+        elif attribute is not None and isinstance(self.thing(node.args[0]), kinds) != issubclass(Hull, kinds):
+            self.skip(node, "the code tests its type", attribute)
         return True
 
     def record_classes(self, tree: ast.AST) -> None:
@@ -103,21 +103,21 @@ class Uses(Flow):
         attributes = {node.value: node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
         for node in ast.walk(tree):
             owner = _owner_of_class(node)
-            if owner is None or not isinstance(thing := self.it(owner), nn.Module):
+            if owner is None or not isinstance(thing := self.thing(owner), nn.Module):
                 continue
-            if (kept := self._kept_activation(owner)) is not None:
-                self.skip(node, "the code tests its type", kept)  # type: ignore[arg-type]
+            if (attribute := self._activation_attribute(owner)) is not None:
+                self.skip(node, "the code tests its type", attribute)  # type: ignore[arg-type]
             name = attributes.get(node, "__class__")  # type: ignore[call-overload]
             is_method = isinstance(inspect.getattr_static(type(thing), name, None), types.FunctionType)
             if name not in _OF_CLASSES and (name.startswith("__") or is_method):
                 self.findings.exact.add(type(thing))
 
-    def _kept_activation(self, node: ast.expr) -> Kept | None:
+    def _activation_attribute(self, node: ast.expr) -> Attribute | None:
         try:
-            kept = self.scope.evaluate(node).kept
+            attribute = self.scope.evaluate(node).attribute
         except UnknownError:
             return None
-        return kept if kept is not None and read_kept(kept) is not None else None
+        return attribute if attribute is not None and read_attribute(attribute) is not None else None
 
     def visit_Name(self, node: ast.Name) -> None:
         self._named(node)
@@ -132,10 +132,10 @@ class Uses(Flow):
 
     def uses_attribute(self, node: ast.Attribute) -> bool:
         """Record an attribute of an activation that a hull does not have; return whether it is of an activation."""
-        kept = self._kept_activation(node.value)
-        if kept is not None and node.attr not in _HARMLESS:
-            self.skip(node, f"the code uses its attribute {node.attr}", kept)
-        return kept is not None
+        attribute = self._activation_attribute(node.value)
+        if attribute is not None and node.attr not in _HARMLESS:
+            self.skip(node, f"the code uses its attribute {node.attr}", attribute)
+        return attribute is not None
 
     def _named(self, node: ast.expr) -> bool:
         """Record an activation that is used without being called; return whether the expression is known."""
@@ -143,24 +143,24 @@ class Uses(Flow):
             value = self.scope.evaluate(node)
         except UnknownError:
             return False
-        if isinstance(value.it, types.MethodType) and isinstance(value.it.__self__, nn.Module):
-            name = node.attr if isinstance(node, ast.Attribute) else value.it.__name__
-            self.findings.entered.add((id(value.it.__self__), name))  # the receiver may call the method
+        if isinstance(value.thing, types.MethodType) and isinstance(value.thing.__self__, nn.Module):
+            name = node.attr if isinstance(node, ast.Attribute) else value.thing.__name__
+            self.findings.entered.add((id(value.thing.__self__), name))  # the receiver may call the method
         if not isinstance(getattr(node, "ctx", None), ast.Load):
             return True
         if self._is_activation(value):
-            self.skip(node, "it is passed on, not called here", value.kept)
-        elif isinstance(value.it, types.FunctionType) and mentions_activation(value.it):
+            self.skip(node, "it is passed on, not called here", value.attribute)
+        elif isinstance(value.thing, types.FunctionType) and mentions_activation(value.thing):
             self.skip_function(node, value, "is passed on, not called here")
         return True
 
     def _is_activation(self, value: Value) -> bool:
-        if value.kept is not None:
-            return read_kept(value.kept) is not None
-        if isinstance(value.it, nn.Module):
-            return read_module(value.it) is not None
-        return (is_from_torch(value.it) or isinstance(value.it, torch.jit.ScriptFunction)) and (
-            read_function(value.it) is not None
+        if value.attribute is not None:
+            return read_attribute(value.attribute) is not None
+        if isinstance(value.thing, nn.Module):
+            return read_module(value.thing) is not None
+        return (is_from_torch(value.thing) or isinstance(value.thing, torch.jit.ScriptFunction)) and (
+            read_function(value.thing) is not None
         )
 
 

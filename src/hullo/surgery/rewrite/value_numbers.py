@@ -29,7 +29,7 @@ class ValueNumbers:
             return self._names[word]
         if isinstance(node, ast.expr) and not isinstance(node, ast.Call):  # a call may make a new object each time
             try:
-                thing = self._scope.it(node)
+                thing = self._scope.thing(node)
             except UnknownError:
                 pass
             else:

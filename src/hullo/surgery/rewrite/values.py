@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from hullo.surgery.rewrite.source import bindings, names_of, parse
 from hullo.surgery.rewrite.write import PerIteration
 
-Kept = tuple[nn.Module, str]  # a module and the name of its attribute
+Attribute = tuple[nn.Module, str]  # a module and the name of its attribute
 
 _MAKERS = nn.ReLU.__module__
 _PURE = frozenset({
@@ -47,8 +47,8 @@ class UnknownError(Exception):
 class Value:
     """Hold the value of an expression, the attribute of a module that it is, and the items of a sequence."""
 
-    it: Any
-    kept: Kept | None = None
+    thing: Any
+    attribute: Attribute | None = None
     items: tuple[Value, ...] | None = None
 
 
@@ -103,9 +103,9 @@ class Scope:
         for name in [target.id] if isinstance(target, ast.Name) else bindings(target):
             self._known.pop(name, None)
 
-    def it(self, node: ast.expr) -> Any:
+    def thing(self, node: ast.expr) -> Any:
         """Return the value of an expression, without its attribute and items."""
-        return self.evaluate(node).it
+        return self.evaluate(node).thing
 
     def elements(self, node: ast.expr) -> tuple[Value, ...]:
         """Return the items of an iterable expression."""
@@ -122,7 +122,7 @@ class Scope:
             raise
         except Exception as error:  # attributes and operators may raise anything
             raise UnknownError from error
-        if isinstance(value.it, Tensor):
+        if isinstance(value.thing, Tensor):
             raise UnknownError
         return value
 
@@ -146,7 +146,7 @@ class Scope:
         return self._function.__globals__[name] if name in self._function.__globals__ else vars(builtins)[name]
 
     def _attribute(self, node: ast.Attribute) -> Value:
-        owner = self.it(node.value)
+        owner = self.thing(node.value)
         if isinstance(owner, types.ModuleType):
             return Value(getattr(owner, node.attr))
         if self.assigned.has(owner, node.attr) or (isinstance(owner, nn.Module) and node.attr == "training"):
@@ -178,16 +178,16 @@ class Scope:
         value = self.evaluate(node.value)
         if isinstance(node.slice, ast.Slice):
             bounds = (node.slice.lower, node.slice.upper, node.slice.step)
-            lower, upper, step = (None if item is None else self.it(item) for item in bounds)
+            lower, upper, step = (None if item is None else self.thing(item) for item in bounds)
             return _sequence(_elements(value)[lower:upper:step])
-        index: Any = self.it(node.slice)
+        index: Any = self.thing(node.slice)
         if value.items is not None:
             return value.items[index]  # type: ignore[no-any-return]
-        if not isinstance(value.it, nn.Module):
-            return Value(value.it[index])
-        if isinstance(value.it, _CONTAINERS) and type(value.it).__getitem__ in _GETTERS:
-            name = list(value.it._modules)[index] if isinstance(index, int) else index
-            return Value(value.it._modules[name], (value.it, name))
+        if not isinstance(value.thing, nn.Module):
+            return Value(value.thing[index])
+        if isinstance(value.thing, _CONTAINERS) and type(value.thing).__getitem__ in _GETTERS:
+            name = list(value.thing._modules)[index] if isinstance(index, int) else index
+            return Value(value.thing._modules[name], (value.thing, name))
         raise UnknownError
 
     def _tuple(self, node: ast.Tuple | ast.List) -> Value:
@@ -198,45 +198,45 @@ class Scope:
     def _dict(self, node: ast.Dict) -> Value:
         if None in node.keys:
             raise UnknownError
-        return Value({self.it(key): self.it(item) for key, item in zip(node.keys, node.values, strict=True)})  # type: ignore[arg-type]
+        return Value({self.thing(key): self.thing(item) for key, item in zip(node.keys, node.values, strict=True)})  # type: ignore[arg-type]
 
     def _joinedstr(self, node: ast.JoinedStr) -> Value:
-        return Value("".join(self.it(item) for item in node.values))
+        return Value("".join(self.thing(item) for item in node.values))
 
     def _formattedvalue(self, node: ast.FormattedValue) -> Value:
         if node.conversion != -1 or node.format_spec is not None:
             raise UnknownError
-        return Value(f"{self.it(node.value)}")
+        return Value(f"{self.thing(node.value)}")
 
     def _unaryop(self, node: ast.UnaryOp) -> Value:
-        return Value(_OPERATORS[type(node.op)](self.it(node.operand)))
+        return Value(_OPERATORS[type(node.op)](self.thing(node.operand)))
 
     def _binop(self, node: ast.BinOp) -> Value:
         left, right = self.evaluate(node.left), self.evaluate(node.right)
         if isinstance(node.op, ast.Add) and all(_is_sequence(item) for item in (left, right)):
             return _sequence(_elements(left) + _elements(right))
-        if isinstance(node.op, ast.Mult) and left.items is not None and isinstance(right.it, int):
-            return _sequence(left.items * right.it)
-        return Value(_OPERATORS[type(node.op)](left.it, right.it))
+        if isinstance(node.op, ast.Mult) and left.items is not None and isinstance(right.thing, int):
+            return _sequence(left.items * right.thing)
+        return Value(_OPERATORS[type(node.op)](left.thing, right.thing))
 
     def _boolop(self, node: ast.BoolOp) -> Value:
         for item in node.values:
             value = self.evaluate(item)
-            if bool(value.it) is isinstance(node.op, ast.Or):
+            if bool(value.thing) is isinstance(node.op, ast.Or):
                 break
         return self._unless_flagged(value, node)
 
     def _compare(self, node: ast.Compare) -> Value:
-        parts = [self.it(item) for item in (node.left, *node.comparators)]
+        parts = [self.thing(item) for item in (node.left, *node.comparators)]
         pairs = zip(node.ops, parts, parts[1:], strict=False)
         return Value(all(_OPERATORS[type(op)](left, right) for op, left, right in pairs))
 
     def _ifexp(self, node: ast.IfExp) -> Value:
-        return self._unless_flagged(self.evaluate(node.body if self.it(node.test) else node.orelse), node.test)
+        return self._unless_flagged(self.evaluate(node.body if self.thing(node.test) else node.orelse), node.test)
 
     def _unless_flagged(self, value: Value, choice: ast.expr) -> Value:
         """Return a value, unless it is a callable that depends on a flag of the model, which may change."""
-        if callable(value.it) and self.has_flag(choice):
+        if callable(value.thing) and self.has_flag(choice):
             raise UnknownError
         return value
 
@@ -245,7 +245,7 @@ class Scope:
         for part in ast.walk(node):
             if isinstance(part, ast.Attribute):
                 try:
-                    if isinstance(self.it(part), bool):
+                    if isinstance(self.thing(part), bool):
                         return True
                 except UnknownError:
                     continue
@@ -254,24 +254,26 @@ class Scope:
     def _call(self, node: ast.Call) -> Value:
         if isinstance(node.func, ast.Attribute) and node.func.attr in _PARTS and not node.args and not node.keywords:
             owner = self.evaluate(node.func.value)
-            if isinstance(owner.it, (dict, nn.Module)) or owner.items is not None:
+            if isinstance(owner.thing, (dict, nn.Module)) or owner.items is not None:
                 return _sequence(_PARTS[node.func.attr](owner))
-        function = self.it(node.func)
+        function = self.thing(node.func)
         if any(isinstance(item, ast.Starred) for item in node.args) or any(item.arg is None for item in node.keywords):
             raise UnknownError
         given = [self.evaluate(item) for item in node.args]
-        named = {str(item.arg): self.it(item.value) for item in node.keywords}
+        named = {str(item.arg): self.thing(item.value) for item in node.keywords}
         if isinstance(function, type) and function in _LISTS:
-            rest = [item.it for item in given[1:]] if function is enumerate else [_elements(item) for item in given[1:]]
+            rest = (
+                [item.thing for item in given[1:]] if function is enumerate else [_elements(item) for item in given[1:]]
+            )
             return _sequence(_LISTS[function](*(_elements(item) for item in given[:1]), *rest, **named))
         if function in (getattr, hasattr):
             return self._getattr(function, node, given)
         if function in _PURE or (isinstance(function, type) and function.__module__ == _MAKERS):
-            return Value(function(*(item.it for item in given), **named))
+            return Value(function(*(item.thing for item in given), **named))
         raise UnknownError
 
     def _getattr(self, function: Callable[..., Any], node: ast.Call, given: list[Value]) -> Value:
-        owner, name = given[0].it, given[1].it
+        owner, name = given[0].thing, given[1].thing
         if self.assigned.has(owner, name):
             raise UnknownError
         found = hasattr(owner, name)
@@ -281,36 +283,36 @@ class Scope:
 
 
 def _is_sequence(value: Value) -> bool:
-    return value.items is not None or type(value.it) is nn.ModuleList
+    return value.items is not None or type(value.thing) is nn.ModuleList
 
 
 def _sequence(items: tuple[Value, ...]) -> Value:
-    return Value([item.it for item in items], items=items)
+    return Value([item.thing for item in items], items=items)
 
 
 def _elements(value: Value) -> tuple[Value, ...]:
     """Return the items of a sequence, each with the attribute that it is."""
     if value.items is not None:
         return value.items
-    if isinstance(value.it, _CONTAINERS) and type(value.it).__iter__ in _ITERATORS:
-        return _keys(value) if isinstance(value.it, nn.ModuleDict) else _children(value)
-    if isinstance(value.it, (list, tuple, range, dict)) and len(value.it) <= LONGEST:
-        return tuple(Value(item) for item in value.it)
+    if isinstance(value.thing, _CONTAINERS) and type(value.thing).__iter__ in _ITERATORS:
+        return _keys(value) if isinstance(value.thing, nn.ModuleDict) else _children(value)
+    if isinstance(value.thing, (list, tuple, range, dict)) and len(value.thing) <= LONGEST:
+        return tuple(Value(item) for item in value.thing)
     raise UnknownError
 
 
 def _children(owner: Value) -> tuple[Value, ...]:
-    if not isinstance(owner.it, nn.Module):
+    if not isinstance(owner.thing, nn.Module):
         raise UnknownError
-    return tuple(Value(child, (owner.it, name)) for name, child in owner.it._modules.items() if child is not None)
+    return tuple(Value(child, (owner.thing, name)) for name, child in owner.thing._modules.items() if child is not None)
 
 
 def _keys(owner: Value) -> tuple[Value, ...]:
-    return tuple(Value(key) for key in (owner.it._modules if isinstance(owner.it, nn.Module) else owner.it))
+    return tuple(Value(key) for key in (owner.thing._modules if isinstance(owner.thing, nn.Module) else owner.thing))
 
 
 def _values(owner: Value) -> tuple[Value, ...]:
-    return _children(owner) if isinstance(owner.it, nn.ModuleDict) else tuple(map(Value, owner.it.values()))
+    return _children(owner) if isinstance(owner.thing, nn.ModuleDict) else tuple(map(Value, owner.thing.values()))
 
 
 def _items(owner: Value) -> tuple[Value, ...]:
@@ -318,7 +320,7 @@ def _items(owner: Value) -> tuple[Value, ...]:
 
 
 def _named_children(owner: Value) -> tuple[Value, ...]:
-    return tuple(_sequence((Value(child.kept[1]), child)) for child in _children(owner) if child.kept)
+    return tuple(_sequence((Value(child.attribute[1]), child)) for child in _children(owner) if child.attribute)
 
 
 _PARTS: dict[str, Callable[[Value], tuple[Value, ...]]] = {

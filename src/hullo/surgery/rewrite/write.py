@@ -79,11 +79,11 @@ class _Editor(ast.NodeTransformer):
 
 
 @dataclass(frozen=True)
-class Written:
+class NewMethod:
     """Hold the text of a rewritten method, and the class and the name of the original."""
 
     name: str
-    home: type
+    cls: type
     origin: str
     text: str
 
@@ -111,7 +111,7 @@ def _compile(function: types.FunctionType, node: ast.FunctionDef) -> types.CodeT
     return code
 
 
-def _function(wrapper: types.FunctionType, method: Written) -> types.FunctionType:
+def _function(wrapper: types.FunctionType, method: NewMethod) -> types.FunctionType:
     """Return a rewritten method with the decorators of the original."""
     original = inspect.unwrap(wrapper)
     code = _compile(original, ast.parse(method.text).body[0])  # type: ignore[arg-type]
@@ -191,7 +191,7 @@ class _Own:
 class Rewritten:
     """Make modules with rewritten methods copyable and picklable; the first base of every derived class."""
 
-    _hullo_written: ClassVar[tuple[type, tuple[Written, ...]]]
+    _hullo_written: ClassVar[tuple[type, tuple[NewMethod, ...]]]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Do not register derived classes with the bases."""
@@ -217,7 +217,7 @@ def put_children(module: nn.Module, children: dict[str, nn.Module | None]) -> No
         module._modules[name] = child
 
 
-def _restore(cls: type, methods: tuple[Written, ...], make: Any, given: Iterable[Any]) -> Any:
+def _restore(cls: type, methods: tuple[NewMethod, ...], make: Any, given: Iterable[Any]) -> Any:
     made = derived(cls, methods)
     thing = (cls if make is _Own else make)(*(made if item is _Own else item for item in given))
     thing.__class__ = made
@@ -227,25 +227,25 @@ def _restore(cls: type, methods: tuple[Written, ...], make: Any, given: Iterable
 class _Derived(type):
     """Make calls of a derived class construct a module of the original class."""
 
-    _hullo_written: tuple[type, tuple[Written, ...]]
+    _hullo_written: tuple[type, tuple[NewMethod, ...]]
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         return cls._hullo_written[0](*args, **kwargs)
 
 
 @functools.cache
-def derived(cls: type, methods: tuple[Written, ...]) -> type[nn.Module]:
+def derived(cls: type, methods: tuple[NewMethod, ...]) -> type[nn.Module]:
     """Return a subclass of `cls` with the same name and rewritten methods."""
     space: dict[str, Any] = {"_hullo_written": (cls, methods), "__doc__": cls.__doc__}
     space |= {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
     for method in methods:
-        space[method.name] = _function(vars(method.home)[method.origin], method)
+        space[method.name] = _function(vars(method.cls)[method.origin], method)
     meta = type("Derived", (_Derived, type(cls)), {}) if type(cls) is not type else _Derived
     made: type[nn.Module] = meta(cls.__name__, (Rewritten, cls), space)
     return made
 
 
-def rewritten(module: nn.Module, methods: dict[str, Written]) -> type[nn.Module]:
+def rewritten(module: nn.Module, methods: dict[str, NewMethod]) -> type[nn.Module]:
     """Return a class for a module with these rewritten methods, and those rewritten before."""
     current: type = type(module)
     cls, before = vars(current).get("_hullo_written", (current, ()))

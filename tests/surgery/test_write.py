@@ -1,4 +1,4 @@
-"""Code that is written anew does what it did."""
+"""Test that rewritten code does the same as before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""References that attributes hold, attributes of classes, calls of their own and decorators are seen before a swap."""
+"""Test code that refers to activations or methods in other ways: attributes, class attributes, __call__, decorators."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def test_an_activation_with_a_special_method_of_its_own_stays_as_it_is(name: str
     assert name in site.reason
 
 
-class Turns(nn.Module):
+class Loop(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer, self.turns = nn.Linear(4, 4), 2
@@ -238,8 +238,8 @@ class Turns(nn.Module):
         return x
 
 
-def test_a_loop_that_gets_more_turns_says_so() -> None:
-    model, x = hullo.replace_activations(Turns()), torch.randn(2, 4)
+def test_a_loop_with_more_iterations_raises_an_error() -> None:
+    model, x = hullo.replace_activations(Loop()), torch.randn(2, 4)
     model.turns = 1
     model(x)
     model.turns = 3

@@ -1,4 +1,4 @@
-"""The dimension of channels is found from the operations that made a tensor, or it is not known."""
+"""Test that the channel dimension is inferred from the operations that computed a tensor, or unknown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A hull never becomes a child that the code of a model meets where there was none."""
+"""Test that no hull becomes a child that the code of a model would iterate over."""
 
 from __future__ import annotations
 

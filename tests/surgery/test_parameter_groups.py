@@ -1,4 +1,4 @@
-"""parameter_groups: coefficients learn at their own rate, without decay; nothing is lost and nothing counted twice."""
+"""Test parameter groups: coefficients have their own learning rate and no weight decay; each parameter occurs once."""
 
 from __future__ import annotations
 
