@@ -41,16 +41,16 @@ from rich.console import Console
 from torch import Tensor
 
 from hullo.lab.bench.clocks import Clock, clock_for
-from hullo.lab.bench.rows import environment
 from hullo.lab.data.ilsvrc2012 import Pack, read_ahead, split_steps
 from hullo.lab.data.ilsvrc2012.packing import pack
 from hullo.lab.data.ilsvrc2012.pictures import CLASSES, Source
 from hullo.lab.data.ilsvrc2012.workers import available_cores
-from hullo.lab.feeds import Batch, Streamed
-from hullo.lab.progress import Steps
-from hullo.lab.specs import Spec
-from hullo.lab.team import ALONE, Team
-from hullo.lab.training import Training
+from hullo.lab.distributed import ALONE, World
+from hullo.lab.progress import Progress
+from hullo.lab.run.loaders import Batch, StreamingLoader
+from hullo.lab.run.training import Training
+from hullo.lab.spec.environment import environment
+from hullo.lab.spec.run_spec import Spec
 
 PICTURES, BATCH, STEPS, WARM_UP, ROUNDS = (40_960, 256, 120, 10, 3) if torch.cuda.is_available() else (4, 2, 1, 0, 1)
 TIMES = 8
@@ -75,36 +75,36 @@ def make_source(folder: Path) -> Source:
 def make_pack(folder: Path) -> Pack:
     some = (source := make_source(folder)).pictures("train")
     chosen = {"train": (some * (PICTURES // len(some) + 1))[:PICTURES], "val": some[:BATCH]}
-    with Steps(Console(), quiet=True) as progress:
+    with Progress(Console(), quiet=True) as progress:
         pool = partial(ThreadPoolExecutor, available_cores())
         made = pack(source, chosen, folder / "packed", pool, progress, partial=True)
     train = made.parts["train"]
     return replace(made, parts=made.parts | {"train": replace(train, shards=TIMES * train.shards)})
 
 
-class Still(Streamed):
+class Still(StreamingLoader):
     """The first batch again and again."""
 
-    def batches(self, seeds: Tensor, epoch: int, size: int, start: int, team: Team) -> Iterator[Batch]:
-        first = next(super().batches(seeds, epoch, size, 0, team))
+    def batches(self, seeds: Tensor, epoch: int, size: int, start: int, world: World) -> Iterator[Batch]:
+        first = next(super().batches(seeds, epoch, size, 0, world))
         for _ in range(start, self.count // size):
             yield first
 
 
-def read(feed: Streamed) -> Iterator[None]:
-    for _ in read_ahead(feed.train, split_steps(torch.randperm(feed.count), BATCH)):
+def read(loader: StreamingLoader) -> Iterator[None]:
+    for _ in read_ahead(loader.train, split_steps(torch.randperm(loader.count), BATCH)):
         yield
 
 
-def show(feed: Streamed) -> Iterator[None]:
-    for _, batch in feed.batches(torch.zeros(1, dtype=torch.int64, device=feed.device), 0, BATCH, 0, ALONE):
-        feed.show(*batch)
+def load_batch(loader: StreamingLoader) -> Iterator[None]:
+    for _, batch in loader.batches(torch.zeros(1, dtype=torch.int64, device=loader.device), 0, BATCH, 0, ALONE):
+        loader.load_batch(*batch)
         yield
 
 
-def train(feed: Streamed, activation: str) -> Iterator[None]:
-    spec = Spec.usual("alexnet", "ilsvrc2012", activation, batch=BATCH, precision="bfloat16")
-    return Training([spec], feed).advance()
+def train(loader: StreamingLoader, activation: str) -> Iterator[None]:
+    spec = Spec.default("alexnet", "ilsvrc2012", activation, batch=BATCH, precision="bfloat16")
+    return Training([spec], loader).advance()
 
 
 def take_turn(steps: Iterator[None], clock: Clock) -> float:
@@ -125,10 +125,10 @@ def main() -> None:
     print(f"{where}; pictures a second:")
     with tempfile.TemporaryDirectory() as folder:
         made = make_pack(Path(folder))
-        feed, still = Streamed(made, clock.device), Still(made, clock.device)
-        cases = {("read", ""): read(feed), ("fed", ""): show(feed)}
+        loader, still = StreamingLoader(made, clock.device), Still(made, clock.device)
+        cases = {("read", ""): read(loader), ("fed", ""): load_batch(loader)}
         for row in ACTIVATIONS:
-            cases |= {("resident", row): train(still, row), ("streamed", row): train(feed, row)}
+            cases |= {("resident", row): train(still, row), ("streamed", row): train(loader, row)}
         turns = [[take_turn(steps, clock) for steps in cases.values()] for _ in range(ROUNDS)]
         for steps in cases.values():
             steps.close()  # and the threads that read ahead, while there is something to read

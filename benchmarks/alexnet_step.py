@@ -25,7 +25,7 @@ from torch import nn
 
 from hullo.lab import networks
 from hullo.lab.bench.clocks import clock_for
-from hullo.lab.bench.rows import environment
+from hullo.lab.spec.environment import environment
 from hullo.population import SGD, Population
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

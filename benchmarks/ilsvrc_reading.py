@@ -21,13 +21,13 @@ from PIL import Image
 from rich.console import Console
 
 from hullo.lab.bench.clocks import clock_for
-from hullo.lab.bench.rows import environment
 from hullo.lab.data.ilsvrc2012 import Pack, read_ahead, split_steps
 from hullo.lab.data.ilsvrc2012.decoding import decode
 from hullo.lab.data.ilsvrc2012.packing import pack
 from hullo.lab.data.ilsvrc2012.pictures import Bytes, Picture, Source
 from hullo.lab.data.ilsvrc2012.workers import available_cores, worker_processes
-from hullo.lab.progress import Steps
+from hullo.lab.progress import Progress
+from hullo.lab.spec.environment import environment
 
 COUNT, BATCH, SECONDS, PIECE = 1024, 256, 5.0, 32
 SIZE, BYTES = (500, 375), 115_000
@@ -84,7 +84,7 @@ def main() -> None:
     source = Source(options.source)
     chosen = {split: source.pictures(split)[:COUNT] for split in ("train", "val")}
     print(f"{environment(clock_for('cpu').device_name)}; pictures a second:")
-    with tempfile.TemporaryDirectory(dir=options.folder) as scratch, Steps(Console(), quiet=True) as progress:
+    with tempfile.TemporaryDirectory(dir=options.folder) as scratch, Progress(Console(), quiet=True) as progress:
         folder = Path(scratch)
         large = [enlarge(picture, folder) for picture in chosen["train"]]
         each = sum(Path(picture.encoded.path).stat().st_size for picture in large) / len(large)

@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from resnet56_step import resnet56
 from torch import nn
 
-from hullo.lab.bench.rows import environment
-from hullo.lab.paper import DATA_COLUMNS, Column
+from hullo.lab.spec.environment import environment
+from hullo.lab.spec.paper import DATA_COLUMNS, Column
 
 BATCH, STEPS, WARM_UP, TIMES = 32, 100, 20, 3
 SIZES = {"fashion-mnist": (60_000, 1, 28), "cifar10": (50_000, 3, 32)}

@@ -56,7 +56,7 @@ from torch.func import functional_call, stack_module_state
 from torch.func import vmap as vectorize
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from hullo.lab.bench.rows import environment
+from hullo.lab.spec.environment import environment
 from hullo.population import SGD, Population, capture
 
 GPU = torch.cuda.is_available()

@@ -21,13 +21,13 @@ import torch
 from plain_epoch import NETWORKS, plain_epoch
 
 import hullo
-from hullo.lab import paper
-from hullo.lab.bench.rows import environment
 from hullo.lab.data import Dataset
-from hullo.lab.feeds import Resident
-from hullo.lab.paper import Column
-from hullo.lab.specs import Spec
-from hullo.lab.training import Training
+from hullo.lab.run.loaders import InMemoryLoader
+from hullo.lab.run.training import Training
+from hullo.lab.spec import paper
+from hullo.lab.spec.environment import environment
+from hullo.lab.spec.paper import Column
+from hullo.lab.spec.run_spec import Spec
 
 TRAIN, TEST = 50_000, 10_000
 
@@ -48,7 +48,7 @@ def population_epoch(network: str, members: int, data: Dataset, seconds: float, 
         for k in range(members)
     ]
     torch.cuda.reset_peak_memory_stats()
-    training = Training(specs, Resident(data))
+    training = Training(specs, InMemoryLoader(data))
     moments = training.advance()
     began = time.perf_counter()
     for _ in range(5):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hullo.lab.activations import Row
-from hullo.lab.bench.rows import Environment
-from hullo.lab.records import Record
-from hullo.lab.specs import Spec
+from hullo.lab.spec.activation import ActivationSpec
+from hullo.lab.spec.environment import Environment
+from hullo.lab.spec.records import Record
+from hullo.lab.spec.run_spec import Spec
 
 ENVIRONMENT = Environment("a machine", 1, "3.11", "2.13", "", "0.1", "abc")
 
@@ -33,7 +33,7 @@ def make_record(
     With `val_size` alone, the accuracies are those on held-out images, and there are none on test images, as in old
     records. Its coefficients, a row per layer, never change; by default there is one layer.
     """
-    row, (network, data) = Row.parse(activation), column.split("/")
+    row, (network, data) = ActivationSpec.parse(activation), column.split("/")
     if held_out:
         settings = {"val_size": 500} | settings
     spec = Spec(network, data, activation, seed=seed, epochs=len(accuracies), **settings)

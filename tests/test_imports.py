@@ -58,6 +58,6 @@ def test_reading_records_and_making_tables_loads_no_network_no_data_set_and_no_t
     modules = ("pages.claims", "tables.latex", "tables.terminal", "sources")
     code = f"import sys, {', '.join(f'hullo.lab.analysis.{name}' for name in modules)}; print(*sys.modules)"
     loaded = [name for name in python(code).stdout.split() if name.startswith("hullo.lab.")]
-    assert "hullo.lab.records" in loaded
+    assert "hullo.lab.spec.records" in loaded
     unwanted = {"data", "networks", "training", "feeds", "grid", "cluster", "recipes", "team", "figures", "report"}
     assert not [name for name in loaded if name.split(".")[2] in unwanted]

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 USE = """
 import hullo, torch
 from hullo.lab import data
-from hullo.lab.report import page
+from hullo.lab.analysis.report import page
 print(hullo.__file__)
 print(hullo.AffineHull("identity", "relu")(torch.ones(1)).item())
 print(len(data.load("fashion-mnist-sample").train_labels))

@@ -11,16 +11,16 @@ import pytest
 import hullo
 
 ROOT = Path(hullo.__file__).parent
-TRAINER = ("training", "grid", "cluster", "feeds", "networks", "data", "checkpoints", "weights", "recording", "board")
+ENGINE = ("hullo.population", "hullo.lab.run", "hullo.lab.networks", "hullo.lab.data")
 FORBIDDEN = {
     "hullo": ("hullo.population", "hullo.keras", "hullo.lab"),
     "hullo.population": ("hullo.keras", "hullo.lab"),
     "hullo.keras": ("hullo.population", "hullo.lab"),
     "hullo.lab.analysis": ("hullo.population", *(f"hullo.lab.{name}" for name in TRAINER)),
     "hullo.lab.networks": ("hullo.population", *(f"hullo.lab.{name}" for name in TRAINER if name != "networks")),
-    "hullo.lab.data": ("hullo.lab.training", "hullo.lab.grid", "hullo.lab.networks", "hullo.lab.cli"),
+    "hullo.lab.data": ("hullo.lab.run.training", "hullo.lab.run.local", "hullo.lab.networks", "hullo.lab.cli"),
 }
-"""What a package does not import, neither at its start nor inside a function."""
+"""Packages that a package must not import, neither at the top of a file nor inside a function."""
 START = ("hullo.__main__",)
 
 

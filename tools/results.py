@@ -30,7 +30,7 @@ from hullo.lab.analysis.pages.readings import few_seeds_tables, readings_tables
 from hullo.lab.analysis.pages.speed import cost_table, read_plain, speed_table
 from hullo.lab.analysis.sources import longest_of_columns, read_records, too_few_seeds
 from hullo.lab.analysis.tables.markdown import detailed_tables, glance_table
-from hullo.lab.records import Record
+from hullo.lab.spec.records import Record
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hullo.lab.team import ALONE
+from hullo.lab.distributed import ALONE
 
 SPEC = importlib.util.spec_from_file_location(
     "alexnet_feeding", Path(__file__).parents[2] / "benchmarks" / "alexnet_feeding.py"

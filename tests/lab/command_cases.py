@@ -24,13 +24,13 @@ import tiny_command
 from filelock import FileLock
 
 from hullo.__main__ import main
-from hullo.lab.records import Records
+from hullo.lab.spec.records import Records
 from made_records import make_record
 
 PRELOADED = ("cli", "figures", "report", "grid", "bench.session", "data.fetch", "board")
 TRAIN = ("train", "lenet5", "fashion-mnist-sample", "--device", "cpu", "--epochs", "1", "--output", "new", "--quiet")
 FETCH = ("data", "fetch", "cifar10", "--data", "data", "--quiet")
-READ = "hullo.lab.records.Records.scan"
+READ = "hullo.lab.spec.records.Records.scan"
 
 
 @dataclass
@@ -51,8 +51,8 @@ CASES = {
     "table terminated": Case(("table", "runs"), READ, signals=(signal.SIGTERM,)),
     "table hung up": Case(("table", "runs"), READ, signals=(signal.SIGHUP,)),
     "report reads": Case(("report", "runs"), READ),
-    "report writes": Case(("report", "runs"), "hullo.lab.report.page.render", swallows=False),
-    "figures": Case(("figures", "runs", "--only", "accuracy"), "hullo.lab.figures.accuracy.arrange"),
+    "report writes": Case(("report", "runs"), "hullo.lab.analysis.report.page.render", swallows=False),
+    "figures": Case(("figures", "runs", "--only", "accuracy"), "hullo.lab.analysis.figures.accuracy.arrange"),
     "data check": Case(("data", "check", "cifar10"), "hullo.lab.data.release.Copy.flaws"),
     "data fetch": Case(FETCH, "hullo.lab.data.fetch.urlopen"),
     "data fetch waits": Case(FETCH, "hullo.lab.files.check_stop", lock="data/.cifar10.lock"),

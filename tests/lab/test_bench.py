@@ -12,7 +12,7 @@ from hullo.lab.bench import clocks, contenders, measure, rows, tables
 from hullo.lab.bench.cases import Case, make_cases, parse_dtypes, parse_sizes, spell_size
 from hullo.lab.bench.chart import draw_chart
 from hullo.lab.bench.measure import Bench
-from hullo.lab.progress import Steps
+from hullo.lab.progress import Progress
 
 FLAT = Case((4096,), "float32")
 GROUPED = Case((2, 6, 3, 5), "float32", "channels_last", 3)
@@ -24,7 +24,7 @@ def bench() -> Bench:
     clock = clocks.CpuClock(torch.device("cpu"))
     clock.copy_bytes = 2**20
     names = ("gelu", "plain", "hullo")
-    return Bench(clock, rows.environment(clock.device_name), names, 4, Steps(Console(quiet=True), quiet=True))
+    return Bench(clock, rows.environment(clock.device_name), names, 4, Progress(Console(quiet=True), quiet=True))
 
 
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=4), st.integers(1, 6))

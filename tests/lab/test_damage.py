@@ -18,12 +18,12 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from hullo.lab.checkpoints import Checkpoints
 from hullo.lab.cli import app
-from hullo.lab.feeds import Resident
-from hullo.lab.records import LONGEST, Record, Records
-from hullo.lab.specs import Spec, identify
-from hullo.lab.training import Training
+from hullo.lab.run.checkpoints import Checkpoints
+from hullo.lab.run.loaders import InMemoryLoader
+from hullo.lab.run.training import Training
+from hullo.lab.spec.records import LONGEST, Record, Records
+from hullo.lab.spec.run_spec import Spec, identify
 from made_records import make_record
 
 HULL = make_record(
@@ -155,7 +155,7 @@ def test_what_disagrees_is_refused_by_its_field(change: dict[str, Any], field: s
 
 
 def test_lines_without_end_in_any_sense_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hullo.lab.records.LONGEST", 4000)
+    monkeypatch.setattr("hullo.lab.spec.records.LONGEST", 4000)
     assert len(RECORDS[0].line()) < 4000 < LONGEST
     path = tmp_path / "records.jsonl"
     long = b'"' + b"x" * 10_000 + b'"\n'
@@ -168,7 +168,7 @@ def test_lines_without_end_in_any_sense_are_left_out(tmp_path: Path, monkeypatch
 
 
 SPECS = tuple(Spec("lenet5", "fashion-mnist-sample", row, epochs=2) for row in ("relu", "affine(identity,tanh)"))
-FEED = Resident(tiny_command.load("fashion-mnist-sample"))
+FEED = InMemoryLoader(tiny_command.load("fashion-mnist-sample"))
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import tiny_command
 from typer.testing import CliRunner, Result
 
 from hullo.lab.cli import app
-from hullo.lab.records import Records
+from hullo.lab.spec.records import Records
 from made_records import make_record
 
 TRAIN = ("train", "lenet5", "fashion-mnist-sample", "--device", "cpu", "--epochs", "1")

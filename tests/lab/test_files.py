@@ -14,15 +14,15 @@ import pytest
 from typer.testing import CliRunner
 
 from hullo.lab.cli import app
-from hullo.lab.files import make_folder, open_output, open_regular, whole
-from hullo.lab.records import Records
+from hullo.lab.files import atomic_write, make_folder, open_output, open_regular
+from hullo.lab.spec.records import Records
 from made_records import make_record
 
 
 def test_a_file_is_replaced_only_when_it_is_all_written(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")
-    with whole(path) as file:
+    with atomic_write(path) as file:
         file.write(b"new")
         assert path.read_bytes() == b"old"
     assert path.read_bytes() == b"new"
@@ -35,7 +35,7 @@ def test_what_goes_wrong_leaves_what_was_there_and_nothing_else(error: BaseExcep
     path.write_bytes(b"old")
 
     def write() -> None:
-        with whole(path) as file:
+        with atomic_write(path) as file:
             file.write(b"new")
             raise error
 
@@ -54,7 +54,7 @@ def test_so_does_a_disk_that_fails_at_the_end(name: str, tmp_path: Path, monkeyp
     path.write_bytes(b"old")
     with monkeypatch.context() as patch:
         patch.setattr(os, name, fail)
-        with pytest.raises(OSError, match="full"), whole(path) as file:
+        with pytest.raises(OSError, match="full"), atomic_write(path) as file:
             file.write(b"new")
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["file"]
@@ -88,11 +88,11 @@ def _hurry() -> Iterator[None]:
     def fail(_: int, __: FrameType | None) -> None:
         raise TimeoutError("it waits for ever")
 
-    usual = signal.signal(signal.SIGALRM, fail)
+    default = signal.signal(signal.SIGALRM, fail)
     signal.alarm(20)
     yield
     signal.alarm(0)
-    signal.signal(signal.SIGALRM, usual)
+    signal.signal(signal.SIGALRM, default)
 
 
 def put(kind: str, path: Path) -> None:

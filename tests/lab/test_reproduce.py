@@ -18,11 +18,11 @@ import tiny_command
 import torch
 from typer.testing import CliRunner, Result
 
-from hullo.lab import training
 from hullo.lab.analysis.statistics import Interval
-from hullo.lab.checkpoints import Checkpoints
 from hullo.lab.cli import app
-from hullo.lab.records import Records
+from hullo.lab.run import training
+from hullo.lab.run.checkpoints import Checkpoints
+from hullo.lab.spec.records import Records
 
 COLUMN = "lenet5/fashion-mnist-sample"
 ROWS = ("relu", "convex(identity,relu)", "affine(identity,relu,tanh)")

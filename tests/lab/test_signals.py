@@ -102,10 +102,10 @@ def test_ctrl_c_asks_once_and_interrupts_when_it_is_given_again_later() -> None:
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
 
-    usual = signal.getsignal(signal.SIGINT)
+    default = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):  # what was asked for is not forgotten at the end
         work()
-    assert signal.getsignal(signal.SIGINT) is usual
+    assert signal.getsignal(signal.SIGINT) is default
 
 
 def test_a_request_to_stop_ends_a_wait_for_a_lock(tmp_path: Path) -> None:

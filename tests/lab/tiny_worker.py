@@ -9,7 +9,7 @@ import torch
 
 from hullo.lab import data
 from hullo.lab.data import Dataset
-from hullo.lab.training import Training
+from hullo.lab.run.training import Training
 
 _load, _advance = data.load, Training.advance
 

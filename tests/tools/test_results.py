@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from hullo.lab.records import Records
+from hullo.lab.spec.records import Records
 
 ROOT = Path(__file__).parents[2]
 

@@ -287,14 +287,14 @@ class _Trial:
             if swap:
                 hullo.replace_activations(item.model)
                 self.change(item.model)
-            usual = torch.get_default_dtype()
+            default = torch.get_default_dtype()
             torch.set_default_dtype(self.dtype)  # merged layers are made in it
             try:
                 with torch.no_grad():  # a tensor that a model keeps from a run with gradients cannot be copied
                     wanted = item.outputs("eval")
                     moved.append(difference(item.outputs("eval", self.case.merge(item.model).eval()), wanted))
             finally:
-                torch.set_default_dtype(usual)
+                torch.set_default_dtype(default)
         limit = max(2 * moved[0], TOLERANCE[self.dtype])
         self.check(moved[1] <= limit, f"merging moves outputs by {moved[1]:.2g}, before the swap by {moved[0]:.2g}")
 

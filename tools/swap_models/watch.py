@@ -180,12 +180,15 @@ def difference(found: list[Tensor], wanted: list[Tensor]) -> float:
     worst = 0.0
     for one, other in zip(found, wanted, strict=True):
         one, other = one.detach().double(), other.detach().double()
-        usual = other.isfinite()
-        if not torch.equal(one[~usual].nan_to_num(), other[~usual].nan_to_num()) or not one[usual].isfinite().all():
+        default = other.isfinite()
+        if (
+            not torch.equal(one[~default].nan_to_num(), other[~default].nan_to_num())
+            or not one[default].isfinite().all()
+        ):
             return math.inf
-        if usual.any():
-            scale = other[usual].abs().max().clamp(min=1e-12)
-            worst = max(worst, float((one - other)[usual].abs().max() / scale))
+        if default.any():
+            scale = other[default].abs().max().clamp(min=1e-12)
+            worst = max(worst, float((one - other)[default].abs().max() / scale))
     return worst
 
 

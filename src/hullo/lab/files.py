@@ -42,20 +42,20 @@ def check_regular(found: os.stat_result, path: Path) -> None:
 
 
 @contextmanager
-def whole(path: Path, part: Path | None = None) -> Iterator[BinaryIO]:
+def atomic_write(path: Path, part: Path | None = None) -> Iterator[BinaryIO]:
     """Open a file that replaces the one at `path` once all of it is on the disk.
 
-    Until then it lies beside it as `part`. If anything goes wrong, Ctrl-C included, `part` is deleted and `path` stays
-    as it was.
+    Until then it lies beside it as `part`, by default under a name of this process, so that two processes can write the
+    same file. If anything goes wrong, Ctrl-C included, `part` is deleted and `path` stays as it was.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
-    ...     with whole(Path(folder, "letters")) as file:
+    ...     with atomic_write(Path(folder, "letters")) as file:
     ...         _ = file.write(b"abc")
     ...     Path(folder, "letters").read_bytes(), len(os.listdir(folder))
     (b'abc', 1)
     """
-    part = part or path.with_name(f".{path.name}.part")
+    part = part or path.with_name(f".{path.name}.{os.getpid()}.part")
     with unwinding():
         try:
             with open_output(part) as file:

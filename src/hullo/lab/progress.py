@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as RichProgress
 
 
 class PipeConsole(Console):
@@ -16,7 +17,7 @@ class PipeConsole(Console):
         raise
 
 
-class Steps:
+class Progress:
     """Shows how far a command has come through its steps, each begun with its name.
 
     On a terminal that is a bar below what is printed; elsewhere each step is one line on standard error, so that
@@ -25,7 +26,9 @@ class Steps:
 
     def __init__(self, console: Console, *, quiet: bool = False) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
-        self._bar = Progress(*columns, TimeElapsedColumn(), console=console, disable=quiet or not console.is_terminal)
+        self._bar = RichProgress(
+            *columns, TimeElapsedColumn(), console=console, disable=quiet or not console.is_terminal
+        )
         self._task = self._bar.add_task("", total=None)
         self._lines = PipeConsole(stderr=True, quiet=quiet or console.is_terminal)
         self._told = console if console.is_terminal and not quiet else self._lines

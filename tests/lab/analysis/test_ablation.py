@@ -17,8 +17,8 @@ from markdown_it import MarkdownIt
 import hullo
 from hullo.lab.analysis.pages.ablation import TOP, Choice, Family, families, study_tables, study_test_tables
 from hullo.lab.analysis.statistics import Interval
-from hullo.lab.records import Record
-from hullo.lab.specs import Spec
+from hullo.lab.spec.records import Record
+from hullo.lab.spec.run_spec import Spec
 from made_records import make_record
 
 BASES = "identity,relu,tanh"

@@ -12,8 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from hullo.lab import paper
-from hullo.lab.activations import Row
 from hullo.lab.analysis.claims import Claim, claims, first_reaching
 from hullo.lab.analysis.comparisons import (
     AGREES,
@@ -40,7 +38,9 @@ from hullo.lab.analysis.pages.claims import (
 from hullo.lab.analysis.power import detectable_difference, seeds_needed
 from hullo.lab.analysis.readings import BEST, CHOSEN
 from hullo.lab.analysis.statistics import Interval, p_value
-from hullo.lab.records import Record
+from hullo.lab.spec import paper
+from hullo.lab.spec.activation import ActivationSpec
+from hullo.lab.spec.records import Record
 from made_records import make_record, make_records
 
 COLUMNS = [str(column) for column in paper.DATA_COLUMNS]
@@ -58,7 +58,9 @@ def column(name: str, over: dict[str, Sequence[float]] | None = None) -> list[Re
     return [
         record
         for row, reached in rows.items()
-        for record in make_records({row: reached}, column=name, coefficients=[Row.parse(row).initial_coefficients])
+        for record in make_records(
+            {row: reached}, column=name, coefficients=[ActivationSpec.parse(row).initial_coefficients]
+        )
     ]
 
 
@@ -196,15 +198,15 @@ def test_verdicts_are_corrected_for_their_number() -> None:
 
 @given(st.lists(st.sampled_from([HOLDS, FAILS, OPEN]), max_size=7), st.booleans())
 def test_a_claim_holds_if_enough_answers_do_whatever_the_undecided_are(verdicts: list[str], of_most: bool) -> None:
-    def settle(undecided: str) -> str:
+    def commit(undecided: str) -> str:
         counts = [Count("e", str(i), undecided if v == OPEN else v, [], 1, 1) for i, v in enumerate(verdicts)]
         return Claim("", "", tuple(counts), of_most).verdict
 
     if not verdicts:
-        assert settle(OPEN) == UNTESTED
+        assert commit(OPEN) == UNTESTED
     else:
-        best, worst = settle(HOLDS), settle(FAILS)
-        assert settle(OPEN) == (best if best == worst else OPEN)
+        best, worst = commit(HOLDS), commit(FAILS)
+        assert commit(OPEN) == (best if best == worst else OPEN)
 
 
 def test_most_columns_are_more_than_half() -> None:
@@ -467,9 +469,9 @@ def test_every_reading_judges_by_itself() -> None:
     """With held-out images that choose a bad epoch of every hull, hulls win by their best epoch alone."""
     runs = []
     for row in paper.ROWS:
-        hull = Row.parse(row).learns
+        hull = ActivationSpec.parse(row).learns
         tested, held_out = ([70.0, 90.0], [60.0, 50.0]) if hull else ([80.0, 80.0], [60.0, 50.0])
-        coefficients = [[*Row.parse(row).initial_coefficients]]
+        coefficients = [[*ActivationSpec.parse(row).initial_coefficients]]
         shared = {"held_out": held_out, "coefficients": coefficients}
         runs += [make_record(row, tested, seed=seed, **shared) for seed in range(3)]
     found = experiments(runs)
@@ -483,7 +485,7 @@ def test_every_reading_judges_by_itself() -> None:
 
 
 def test_power_is_pooled_over_what_is_compared_in_a_column() -> None:
-    over = {row: [80.0, 82.0, 84.0, 82.0, 82.0] for row in paper.ROWS if Row.parse(row).learns}
+    over = {row: [80.0, 82.0, 84.0, 82.0, 82.0] for row in paper.ROWS if ActivationSpec.parse(row).learns}
     line = power_table(experiments(column("kerasnet/cifar10", over))).splitlines()[-1].split(" | ")
     assert (line[0], line[2]) == ("| kerasnet/cifar10", "5")
     # hulls over fixed activations scatter by sqrt(2): the best, 8 over their bases, 1 over leaky_relu; 5 others do not

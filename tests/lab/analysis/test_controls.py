@@ -10,7 +10,7 @@ import pytest
 
 from hullo.lab.analysis.experiments import experiments
 from hullo.lab.analysis.pages.controls import controls_part
-from hullo.lab.records import Record
+from hullo.lab.spec.records import Record
 from made_records import make_record
 
 EPOCHS = 20

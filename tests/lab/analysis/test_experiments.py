@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hullo.lab import paper
 from hullo.lab.analysis.experiments import Experiment, experiments
 from hullo.lab.analysis.sources import longest_of_columns, read_records, too_few_seeds
 from hullo.lab.analysis.statistics import Interval
 from hullo.lab.analysis.tables.csv import csv_table
 from hullo.lab.analysis.tables.latex import latex_table
 from hullo.lab.analysis.tables.markdown import markdown_table
-from hullo.lab.records import Records
+from hullo.lab.spec import paper
+from hullo.lab.spec.records import Records
 from made_records import make_record, make_records
 
 REACHED = {"relu": [79.0, 80.0, 81.0], "affine(identity,relu)": [84.5, 85.5, 86.5], "gelu": [84.0, 84.0, 87.0]}

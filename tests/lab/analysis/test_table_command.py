@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from hullo.lab.cli import app
-from hullo.lab.records import Records
+from hullo.lab.spec.records import Records
 from made_records import make_record, make_records
 
 REACHED = {"relu": [79.0, 80.0, 81.0], "affine(identity,tanh)": [84.5, 85.5, 86.5]}

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from rich.console import Console
 
-from hullo.lab import paper
 from hullo.lab.analysis.experiments import SETTINGS, experiments
 from hullo.lab.analysis.pages.batch_size import batches_tables
 from hullo.lab.analysis.pages.drift import drift_tables
@@ -22,8 +21,9 @@ from hullo.lab.analysis.tables import latex, markdown
 from hullo.lab.analysis.tables.csv import csv_table
 from hullo.lab.analysis.tables.format import origin
 from hullo.lab.analysis.tables.terminal import terminal_table
-from hullo.lab.bench.rows import Environment
-from hullo.lab.records import Record
+from hullo.lab.spec import paper
+from hullo.lab.spec.environment import Environment
+from hullo.lab.spec.records import Record
 from made_records import make_record, make_records
 
 RUNS = make_records({"relu": [79.0, 80.0, 81.0], "leaky_relu": [80.0] * 3, "affine(identity,tanh)": [84.5, 85.5, 86.5]})
@@ -251,17 +251,17 @@ def test_moves_are_counted_from_the_start_and_corners_at_the_end() -> None:
 
 
 def test_batches_are_compared_on_the_same_seeds_after_as_many_epochs_and_after_as_many_updates() -> None:
-    usual = [make_record("relu", [50.0 + seed + epoch for epoch in range(1, 11)], seed=seed) for seed in range(3)]
+    default = [make_record("relu", [50.0 + seed + epoch for epoch in range(1, 11)], seed=seed) for seed in range(3)]
     other = [make_record("relu", [60.0] * 7 + [70.0 + 3 * seed], seed=seed, batch=128) for seed in (1, 2)]
     unlike = make_record("relu", [0.0] * 8, seed=1, batch=128, lr=1e-3)
     longer = make_record("relu", [0.0] * 11, seed=1, batch=128)
     alone = make_record("tanh", [60.0] * 8, seed=1, batch=128)
-    ((head, line),) = parsed(batches_tables(experiments([*usual, *other, unlike, longer, alone])))
+    ((head, line),) = parsed(batches_tables(experiments([*default, *other, unlike, longer, alone])))
     assert (head[1], head[2], head[4]) == ("batch 128, epoch 8", "batch 32, epoch 8", "batch 32, epoch 2")
     assert [cell.split(" ±")[0] for cell in line[1:]] == ["74.50", "59.50", "+15.00", "53.50", "+21.00", "2"]
-    assert batches_tables(experiments(usual)) == ""
+    assert batches_tables(experiments(default)) == ""
     smaller = [make_record("relu", [60.0] * 8, seed=seed, batch=8) for seed in (0, 1)]
-    ((head, _),) = parsed(batches_tables(experiments(usual + smaller)))  # there are not as many updates of 32
+    ((head, _),) = parsed(batches_tables(experiments(default + smaller)))  # there are not as many updates of 32
     assert head[1:] == ["batch 8, epoch 8", "batch 32, epoch 8", "difference after as many epochs", "seeds"]
 
 

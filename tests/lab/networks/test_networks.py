@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import hullo
-from hullo.lab import networks, paper
-from hullo.lab.activations import Row
+from hullo.lab import networks
 from hullo.lab.networks.resnet56 import ResNet
+from hullo.lab.spec import paper
+from hullo.lab.spec.activation import ActivationSpec
 
 FASHION_MNIST = {"in_channels": 1, "image_size": 28}
 CIFAR10 = {"in_channels": 3, "image_size": 32}
@@ -103,7 +104,7 @@ def keras_resnet8(layers: Any, x: Any) -> Any:
 
 
 def resnet8(activation: str = "tanh", **sizes: int) -> nn.Module:
-    return ResNet(Row.parse(activation).module, n=1, **sizes)
+    return ResNet(ActivationSpec.parse(activation).module, n=1, **sizes)
 
 
 def keras_weights(network: nn.Module) -> Iterator[list[Tensor]]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import hullo
-from hullo.lab.activations import Row
+from hullo.lab.spec.activation import ActivationSpec
 from hullo.population import kernels
 from hullo.population.activations import Activations
 from hullo.population.parametrizations import CODES, UNUSED, USED
@@ -56,7 +56,7 @@ def build(rows: list[str], widths: list[int]) -> Activations:
     """Make the activations of a population, one site per width, with one site's channels as many."""
     sites = []
     for number, width in enumerate(widths):
-        modules = [Row.parse(row).module(width) for row in rows]
+        modules = [ActivationSpec.parse(row).module(width) for row in rows]
         sites.append(Site(str(number), [found for module in modules if (found := Activation.of(module))]))
     return Activations(sites, len(rows), torch.float32).to(DEVICE)
 

@@ -12,8 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
-from hullo.lab import paper
-from hullo.lab.activations import Row
 from hullo.lab.analysis.comparisons import (
     AGREES,
     FAILS,
@@ -31,11 +29,15 @@ from hullo.lab.analysis.comparisons import (
 )
 from hullo.lab.analysis.experiments import REFERENCE, Experiment
 from hullo.lab.analysis.statistics import ALPHA, benjamini_hochberg, holm
-from hullo.lab.records import Record
+from hullo.lab.spec import paper
+from hullo.lab.spec.activation import ActivationSpec
+from hullo.lab.spec.records import Record
 from hullo.properties import is_monotone
 
-FIXED = [row for row in paper.ROWS if not Row.parse(row).learns]
-CONVEX, AFFINE = ([row for row in paper.ROWS if Row.parse(row).kind == kind] for kind in ("convex", "affine"))
+FIXED = [row for row in paper.ROWS if not ActivationSpec.parse(row).learns]
+CONVEX, AFFINE = (
+    [row for row in paper.ROWS if ActivationSpec.parse(row).kind == kind] for kind in ("convex", "affine")
+)
 HULLS = CONVEX + AFFINE
 DEEP = "resnet56"
 RIVALS = ["leaky_relu(0.3)", "prelu"]
@@ -136,7 +138,7 @@ def claims(experiments: Sequence[Experiment], like_paper: Sequence[Experiment] |
     alexnet = [e for e in read_alike if e.setting.network == "alexnet"]
     over_rivals = [(f"best hull over {row}", HULLS, [row]) for row in RIVALS]
     same_bases = [(f"{one} over {two}", [one], [two]) for one, two in zip(AFFINE, CONVEX, strict=True)]
-    bases = [(row, [row], [item.name for item in Row.parse(row).bases]) for row in HULLS]
+    bases = [(row, [row], [item.name for item in ActivationSpec.parse(row).bases]) for row in HULLS]
     return [
         Claim(
             "The best activation is a hull, in every column",

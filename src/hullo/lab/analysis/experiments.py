@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from functools import cached_property
 
-from hullo.lab import paper
-from hullo.lab.activations import Row
 from hullo.lab.analysis.readings import Reading, fairest, find_reading, read_accuracy, read_epoch, readings_of
 from hullo.lab.analysis.statistics import Interval
-from hullo.lab.records import Record
-from hullo.lab.specs import Spec
+from hullo.lab.spec import paper
+from hullo.lab.spec.activation import ActivationSpec
+from hullo.lab.spec.records import Record
+from hullo.lab.spec.run_spec import Spec
 
 SAMPLE = "-sample"
 REFERENCE = "relu"
@@ -138,8 +138,8 @@ class Experiment:
     @property
     def remarks(self) -> list[str]:
         """Return what sets the runs apart from the paper's and from the defaults."""
-        usual = Spec.usual(self.setting.network, self.setting.data, REFERENCE, epochs=self.setting.epochs)
-        unusual = [name for name in SETTINGS if getattr(self.setting, name) != getattr(usual, name)]
+        default = Spec.default(self.setting.network, self.setting.data, REFERENCE, epochs=self.setting.epochs)
+        unusual = [name for name in SETTINGS if getattr(self.setting, name) != getattr(default, name)]
         said = []
         if self.setting.data.endswith(SAMPLE):
             whole = self.setting.data.removesuffix(SAMPLE)
@@ -208,7 +208,7 @@ def _under(experiments: Sequence[Experiment], reading: Reading) -> list[Experime
 
 def _only(experiments: Sequence[Experiment], rows: Sequence[str]) -> list[Experiment]:
     """Return what experiments have of some activations, each of which is in one of them at least."""
-    wanted, known = dict.fromkeys(str(Row.parse(row)) for row in rows), rows_of(experiments)
+    wanted, known = dict.fromkeys(str(ActivationSpec.parse(row)) for row in rows), rows_of(experiments)
     if missing := [row for row in wanted if row not in known]:
         raise ValueError(f"there are no records of {missing[0]!r}; there are {', '.join(known)}")
     kept = (replace(e, records=tuple(r for r in e.records if r.spec.activation in wanted)) for e in experiments)
@@ -254,4 +254,4 @@ def place(column: paper.Column) -> tuple[bool, int]:
 
 def _position(row: str) -> tuple[int, bool, str]:
     """Return where a row stands: the paper's in its order, then fixed activations, then learned ones."""
-    return paper.ROWS.index(row) if row in paper.ROWS else len(paper.ROWS), Row.parse(row).learns, row
+    return paper.ROWS.index(row) if row in paper.ROWS else len(paper.ROWS), ActivationSpec.parse(row).learns, row

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import mean
 
 from hullo.lab.analysis.readings import WINDOW
-from hullo.lab.records import Record
+from hullo.lab.spec.records import Record
 
 RISE = 0.01
 """The least relative rise of the training loss that counts: losses averaged over ten epochs scatter by less."""

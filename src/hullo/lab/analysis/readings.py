@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import mean
 
-from hullo.lab.records import Record
+from hullo.lab.spec.records import Record
 
 WINDOW = 10
 """Epochs that `last10` averages. It takes twice as many to be read so, or most of the training would be in the mean."""

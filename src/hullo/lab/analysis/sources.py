@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from hullo.lab.paper import Column
-from hullo.lab.records import Record, Records
-from hullo.lab.specs import Spec
+from hullo.lab.spec.paper import Column
+from hullo.lab.spec.records import Record, Records
+from hullo.lab.spec.run_spec import Spec
 
 FLAWS = 10
 """So many lines of a file that are no records are named; others are counted."""

@@ -14,7 +14,7 @@ from hullo.lab.bench.cases import Case
 from hullo.lab.bench.contenders import label
 from hullo.lab.bench.rows import Row
 from hullo.lab.bench.tables import Results, number
-from hullo.lab.files import whole
+from hullo.lab.files import atomic_write
 
 COLOURS = {"forward": "#0072B2", "backward": "#E69F00"}  # told apart by every kind of colour vision, and in grey
 THICKNESS = 0.38
@@ -38,7 +38,7 @@ def draw_chart(rows: Sequence[Row], path: Path) -> None:
         figure.legend(handles, names, loc="outside upper right", ncols=2, frameon=False)
         figure.suptitle(rows[0].device, x=0.01, horizontalalignment="left", fontsize=10.0)
         figure.supxlabel("time as a multiple of the bandwidth floor (dashed)", fontsize=9.0)
-        with whole(path) as file:  # without metadata the same rows give the same bytes
+        with atomic_write(path) as file:  # without metadata the same rows give the same bytes
             canvas.print_png(file, metadata={"Software": None})  # type: ignore[no-untyped-call]
 
 

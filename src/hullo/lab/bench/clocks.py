@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import platform
 import time
 import warnings
 from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+
+from hullo.lab.spec.environment import choose_device, device_name
 
 Step = Callable[[], Any]
 
@@ -57,7 +57,7 @@ class CpuClock:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.device_name = _processor()
+        self.device_name = device_name(device)
 
     def laps(self, *steps: Step) -> list[float]:
         return wall_laps(*steps)
@@ -92,7 +92,7 @@ class CudaClock:
     def __init__(self, device: torch.device) -> None:
         torch.cuda.set_device(device)
         self.device = device
-        self.device_name = torch.cuda.get_device_name()
+        self.device_name = device_name(device)
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self.cache_bytes = int(torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size)
 
@@ -161,28 +161,6 @@ def wall_laps(*steps: Step) -> list[float]:
 
 
 def clock_for(device: str | None) -> Clock:
-    """The clock of a device, or of the fastest there is."""
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        found = torch.device(device)
-    except RuntimeError:
-        raise ValueError(f"unknown device {device!r}; write cpu, cuda, or cuda:1 and so on") from None
-    if found.type == "cuda":
-        if not torch.cuda.is_available():
-            raise ValueError(f"device {device!r}: this PyTorch sees no CUDA device; write cpu")
-        if (found.index or 0) >= torch.cuda.device_count():
-            raise ValueError(f"device {device!r}: there are {torch.cuda.device_count()} CUDA devices, from cuda:0 on")
-        return CudaClock(torch.device("cuda", found.index or 0))
-    if found.type != "cpu":
-        raise ValueError(f"device {device!r} cannot be measured; write cpu or cuda")
-    return CpuClock(found)
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor() or platform.machine()
+    """Return the clock of a device, or of the fastest there is."""
+    found = choose_device(device)
+    return CudaClock(found) if found.type == "cuda" else CpuClock(found)

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from hullo.lab.bench.cases import SMALL, Case, bytes_to_move
 from hullo.lab.bench.clocks import Clock, Step, wall_laps
 from hullo.lab.bench.contenders import CONTENDERS
-from hullo.lab.bench.rows import Environment, Row
-from hullo.lab.progress import Steps
+from hullo.lab.bench.rows import Row
+from hullo.lab.progress import Progress
+from hullo.lab.spec.environment import Environment
 
 WARM_UP = 3
 INPUTS = 128
@@ -79,7 +80,7 @@ class Bench:
     environment: Environment
     activations: Sequence[str]
     repeats: int
-    progress: Steps
+    progress: Progress
 
     def run(self, tasks: Sequence[Task], budget: float = math.inf) -> Iterator[list[Row]]:
         """The rows of each task in turn. Of the budget, in seconds, each gets an equal share of what is left, and

@@ -1,44 +1,19 @@
-"""What is kept of a measurement: tidy rows, one a line, each saying where and with what it was taken."""
+"""Measurements as rows of a CSV file, each with the machine and the versions that it was taken with."""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
-import platform
-import shutil
-import subprocess
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
 
-import torch
-
-import hullo
 from hullo.lab.bench.cases import Case
 from hullo.lab.files import check_regular, make_folder, open_regular
-
-
-@dataclass(frozen=True)
-class Environment:
-    """Where and with what a row was measured."""
-
-    device: str
-    threads: int
-    python: str
-    torch: str
-    triton: str
-    hullo: str
-    commit: str
-
-    def __str__(self) -> str:
-        used = [self.device, f"{self.threads} CPU threads", f"Python {self.python}", f"torch {self.torch}"]
-        used += [f"Triton {self.triton}"] if self.triton else []
-        used += [f"hullo {self.hullo}" + (f" ({self.commit})" if self.commit else "")]
-        return ", ".join(used)
+from hullo.lab.spec.environment import Environment
 
 
 @dataclass(frozen=True)
@@ -84,38 +59,6 @@ class Row(Environment):
 
 COLUMNS = tuple(field.name for field in fields(Row))
 _PARSERS = {"int": int, "float": float, "int | None": int, "float | None": float, "str": str}
-
-
-def environment(device_name: str, commit: str | None = None) -> Environment:
-    """This machine and these versions."""
-    try:
-        triton = version("triton")
-    except PackageNotFoundError:
-        triton = ""
-    return Environment(
-        device=device_name,
-        threads=torch.get_num_threads(),
-        python=platform.python_version(),
-        torch=torch.__version__,
-        triton=triton,
-        hullo=hullo.__version__,
-        commit=commit or _commit(),
-    )
-
-
-def _commit() -> str:
-    """The commit of the checkout that hullo runs from, "-dirty" if files were changed; "" if it is installed."""
-    git, package = shutil.which("git"), Path(hullo.__file__)
-    if git is None:
-        return ""
-    for command in (
-        ["ls-files", "--error-unmatch", package.name],
-        ["describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"],
-    ):
-        run = subprocess.run([git, "-C", str(package.parent), *command], capture_output=True, text=True, check=False)  # noqa: S603
-        if run.returncode:
-            return ""
-    return run.stdout.strip()
 
 
 class RowFile:

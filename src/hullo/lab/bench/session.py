@@ -12,9 +12,10 @@ from hullo.lab.bench.cases import Case, make_cases, parse_dtypes, parse_sizes
 from hullo.lab.bench.clocks import Clock, clock_for
 from hullo.lab.bench.contenders import parse_activations
 from hullo.lab.bench.measure import Bench
-from hullo.lab.bench.rows import Row, RowFile, environment
+from hullo.lab.bench.rows import Row, RowFile
 from hullo.lab.bench.tables import terminal_tables
-from hullo.lab.progress import Steps
+from hullo.lab.progress import Progress
+from hullo.lab.spec.environment import environment
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Session:
     def run(self, console: Console, *, quiet: bool = False) -> None:
         """Measure; show and keep each part as it is done; draw at the end."""
         rows: list[Row] = []
-        with self.file or nullcontext(), Steps(console, quiet=quiet) as progress:
+        with self.file or nullcontext(), Progress(console, quiet=quiet) as progress:
             here = environment(self.clock.device_name, self.commit)
             bench = Bench(self.clock, here, self.activations, self.repeats, progress)
             for part in bench.run(bench.tasks(self.cases), self.budget):
@@ -76,7 +77,7 @@ class Session:
                 self._draw(rows, self.folder / f"{self.clock.file_stem}.png", progress)
 
     @staticmethod
-    def _draw(rows: list[Row], path: Path, progress: Steps) -> None:
+    def _draw(rows: list[Row], path: Path, progress: Progress) -> None:
         try:
             from hullo.lab.bench.chart import draw_chart
         except ModuleNotFoundError as error:

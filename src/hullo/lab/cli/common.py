@@ -15,12 +15,12 @@ import typer
 from typer.core import TyperGroup
 
 from hullo import _signals
-from hullo.lab.failures import FailedError
+from hullo.lab.errors import RunError
 from hullo.lab.progress import PipeConsole
 
 if TYPE_CHECKING:
     from hullo.lab.analysis.experiments import Experiment
-    from hullo.lab.records import Record
+    from hullo.lab.spec.records import Record
 
 DataOption = Annotated[
     Path | None,
@@ -141,12 +141,12 @@ def _discard_output() -> None:
 
 @contextlib.contextmanager
 def refusals() -> Iterator[None]:
-    """Turn a ValueError into one line and exit code 2 (a usage error), or 1 if it is a FailedError."""
+    """Turn a ValueError into one line and exit code 2 (a usage error), or 1 if it is a RunError."""
     try:
         yield
     except ValueError as error:
         typer.echo(f"hullo: {error}", err=True)
-        raise typer.Exit(1 if isinstance(error, FailedError) else 2) from error
+        raise typer.Exit(1 if isinstance(error, RunError) else 2) from error
 
 
 @contextlib.contextmanager
@@ -159,7 +159,7 @@ def writing(output: Path, then: str = "make room, or name another place") -> Ite
             raise
         except OSError as error:
             place = os.fsdecode(error.filename or output)
-            raise FailedError(f"cannot write {place}: {error.strerror}; {then}") from error
+            raise RunError(f"cannot write {place}: {error.strerror}; {then}") from error
 
 
 def known_paths(records: list[Path] | None) -> list[Path]:
@@ -184,7 +184,7 @@ def note_left_out(known: Sequence[Record], shown: Sequence[Experiment], columns:
 def note_torn(paths: Iterable[Path]) -> None:
     """Say which files of records end within a line, as a process that was killed leaves them."""
     from hullo.lab.analysis.sources import record_files
-    from hullo.lab.records import Records
+    from hullo.lab.spec.records import Records
 
     for file in (file for path in paths for file in record_files(path)):
         if count := Records(file).torn:

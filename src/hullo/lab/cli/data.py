@@ -28,7 +28,7 @@ SourceOption = Annotated[
 def _copies(names: list[str] | None, data_dir: Path | None) -> list[Copy]:
     """The copies of data sets; without names, of all that can be fetched."""
     from hullo.lab.data import RELEASES, find, ilsvrc2012
-    from hullo.lab.specs import DATASETS
+    from hullo.lab.spec.run_spec import DATASETS
 
     with refusals():
         if unknown := [name for name in names or () if name not in DATASETS]:
@@ -76,7 +76,7 @@ def check(
 
     Without names, ilsvrc2012 counts only if something of it is there: it cannot be fetched.
     """
-    from hullo.lab.progress import Steps
+    from hullo.lab.progress import Progress
 
     home, sound = _home(names, data_dir, source), True
     for copy in _copies(names, data_dir):
@@ -85,7 +85,7 @@ def check(
         for line in flaws.values() or [f"{copy.release.name} is ready in {copy.folder}"]:
             typer.echo(line)
     if home is not None and (names or source or home.holds_anything):
-        with refusals(), Steps(console(), quiet=quiet) as progress:
+        with refusals(), Progress(console(), quiet=quiet) as progress:
             ready, lines = home.check(progress)
         sound = sound and ready
         for line in lines:
@@ -123,14 +123,14 @@ def pack(
     from hullo.lab.data import data_root, ilsvrc2012
     from hullo.lab.data.ilsvrc2012 import packing
     from hullo.lab.data.ilsvrc2012.workers import available_cores, worker_processes
-    from hullo.lab.progress import Steps
+    from hullo.lab.progress import Progress
 
     with refusals():
         if name != ilsvrc2012.NAME:
             raise ValueError(f"{name!r} is not packed; {ilsvrc2012.NAME} alone is")
         home = ilsvrc2012.Home(data_root(data_dir), source)
     pool = functools.partial(worker_processes, workers or available_cores())
-    with Steps(console(), quiet=quiet) as progress:
+    with Progress(console(), quiet=quiet) as progress:
         with refusals():
             chosen = packing.choose(home.source, progress, partial=partial)
         with lasting(home.packed), unwinding():

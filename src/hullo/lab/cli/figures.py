@@ -43,8 +43,8 @@ def figures(
 ) -> None:
     """Draw what runs learned and reached, as PNG and PDF, and the geometry of hulls."""
     from hullo.lab.analysis.experiments import experiments
+    from hullo.lab.analysis.figures import ALONE, FIGURES, draw_figures, drawing, save
     from hullo.lab.analysis.sources import read_records
-    from hullo.lab.figures import ALONE, FIGURES, draw_figures, drawing, save
     from hullo.lab.files import make_folder
 
     with refusals():

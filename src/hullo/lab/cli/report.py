@@ -15,7 +15,7 @@ def report(
     output: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
 ) -> None:
     """Write what runs learned and reached into one HTML page to explore, which opens anywhere, offline."""
-    from hullo.lab.report import gather, write_page
+    from hullo.lab.analysis.report import gather, write_page
 
     with refusals():
         paths = known_paths(records)

@@ -34,12 +34,12 @@ from hullo.lab.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from hullo.lab.plan import Plan
-    from hullo.lab.records import Record
+    from hullo.lab.run.queue import RunQueue
+    from hullo.lab.spec.records import Record
 
 
 def _run(
-    plan: Plan,
+    queue: RunQueue,
     *,
     device: str | None,
     data_dir: Path | None,
@@ -47,33 +47,32 @@ def _run(
     board: Path | None,
     quiet: bool,
 ) -> list[Record]:
-    from hullo.lab.bench.clocks import clock_for
-    from hullo.lab.bench.rows import environment
-    from hullo.lab.board import Board
-    from hullo.lab.feeds import open_feed
+    from hullo.lab.distributed import join, own_device
     from hullo.lab.files import make_folder
-    from hullo.lab.grid import Grid
-    from hullo.lab.progress import Steps
-    from hullo.lab.team import join, own_device
+    from hullo.lab.progress import Progress
+    from hullo.lab.run.loaders import open_loader
+    from hullo.lab.run.local import LocalRunner
+    from hullo.lab.run.tensorboard import TensorBoardLogger
+    from hullo.lab.spec.environment import choose_device, device_name, environment
 
     with refusals():
-        clock = clock_for(own_device(device))
-        watched = Board(board) if board else nullcontext()
-    with lasting(plan.output), join(clock.device) as team, watched as watcher:
-        wanted = {(spec.data, spec.val_size) for spec in plan.specs}
-        feeds = {key: open_feed(*key, data_dir, clock.device) for key in wanted}
-        grid = Grid(plan, feeds, environment(clock.device_name), every, watcher, team)
-        for folder in filter(None, (plan.output, board)):
+        found = choose_device(own_device(device))
+        watched = TensorBoardLogger(board) if board else nullcontext()
+    with lasting(queue.output), join(found) as world, watched as watcher:
+        wanted = {(spec.data, spec.val_size) for spec in queue.specs}
+        loaders = {key: open_loader(*key, data_dir, found) for key in wanted}
+        grid = LocalRunner(queue, loaders, environment(device_name(found)), every, watcher, world)
+        for folder in filter(None, (queue.output, board)):
             make_folder(folder)
-        with Steps(console(), quiet=quiet or not team.leads) as progress:
+        with Progress(console(), quiet=quiet or not world.is_main) as progress:
             records = grid.run(progress)
-    if not team.leads:
+    if not world.is_main:
         raise typer.Exit
     return records
 
 
 def _run_on_cluster(
-    plan: Plan,
+    queue: RunQueue,
     *,
     address: str | None,
     gpus: float | None,
@@ -83,20 +82,20 @@ def _run_on_cluster(
     quiet: bool,
 ) -> list[Record]:
     from hullo._signals import install, unwinding
-    from hullo.lab.cluster import Cluster, choose_gpus, connect
     from hullo.lab.files import make_folder
-    from hullo.lab.progress import Steps
+    from hullo.lab.progress import Progress
+    from hullo.lab.run.cluster import RayRunner, choose_gpus, connect
 
-    with lasting(plan.output), unwinding(), ExitStack() as stack:
+    with lasting(queue.output), unwinding(), ExitStack() as stack:
         with refusals():
             stack.enter_context(connect(address))
             gpus = choose_gpus(gpus)
         install()  # Ray has put handlers of its own in place
-        for folder in filter(None, (plan.output, board)):
+        for folder in filter(None, (queue.output, board)):
             make_folder(folder)
-        elsewhere = replace(plan, output=plan.output.absolute())
-        cluster = Cluster(elsewhere, gpus, data_dir and data_dir.absolute(), every, board and board.absolute())
-        with Steps(console(), quiet=quiet) as progress:
+        elsewhere = replace(queue, output=queue.output.absolute())
+        cluster = RayRunner(elsewhere, gpus, data_dir and data_dir.absolute(), every, board and board.absolute())
+        with Progress(console(), quiet=quiet) as progress:
             return cluster.run(progress)
 
 
@@ -121,12 +120,12 @@ def train(
     quiet: QuietOption = False,
 ) -> None:
     """Train one network; after a break the same command goes on."""
-    from hullo.lab.plan import Plan
-    from hullo.lab.specs import Spec
-    from hullo.lab.weights import FOLDER
+    from hullo.lab.run.queue import RunQueue
+    from hullo.lab.run.weights import FOLDER
+    from hullo.lab.spec.run_spec import Spec
 
     with refusals():
-        spec = Spec.usual(
+        spec = Spec.default(
             network,
             dataset,
             activation,
@@ -140,7 +139,7 @@ def train(
             val_size=val_size,
         )
     (record,) = _run(
-        Plan([spec], output, weights=not no_weights),
+        RunQueue([spec], output, weights=not no_weights),
         device=device,
         data_dir=data_dir,
         every=checkpoint_every,
@@ -152,7 +151,7 @@ def train(
     typer.echo(f"{spec}: {record.ended}, {', '.join(reached)}")
     weights = output / FOLDER / f"{spec.id}.safetensors"
     if weights.exists():
-        typer.echo(f"the trained network: {weights}; hullo.lab.weights.load_network loads it")
+        typer.echo(f"the trained network: {weights}; hullo.lab.run.weights.load_network loads it")
 
 
 def reproduce(
@@ -196,11 +195,11 @@ def reproduce(
 ) -> None:
     """Train columns of the paper's table, all rows and seeds at once; after a break the same command goes on."""
     from hullo.lab.analysis.experiments import experiments
+    from hullo.lab.analysis.figures import draw_activations, drawing, save, stem
     from hullo.lab.analysis.tables.terminal import terminal_table
-    from hullo.lab.figures import draw_activations, drawing, save, stem
-    from hullo.lab.paper import DATA_COLUMNS, ROWS, parse_column
-    from hullo.lab.plan import Plan
-    from hullo.lab.specs import Spec
+    from hullo.lab.run.queue import RunQueue
+    from hullo.lab.spec.paper import DATA_COLUMNS, ROWS, parse_column
+    from hullo.lab.spec.run_spec import Spec
 
     with refusals():
         if engine is Engine.RAY and device:
@@ -209,7 +208,7 @@ def reproduce(
             raise ValueError("--ray-address and --gpus-per-task go with --engine ray")
         chosen = list(dict.fromkeys(map(parse_column, columns))) if columns else DATA_COLUMNS
         specs = [
-            Spec.usual(
+            Spec.default(
                 *column,
                 row,
                 seed=seed,
@@ -226,10 +225,10 @@ def reproduce(
             for scale in coefficient_lr_scale or [1.0]
             for seed in range(seeds)
         ]
-    plan = Plan(specs, output, members, weights)
+    queue = RunQueue(specs, output, members, weights)
     if engine is Engine.RAY:
         records = _run_on_cluster(
-            plan,
+            queue,
             address=ray_address,
             gpus=gpus_per_task,
             data_dir=data_dir,
@@ -238,7 +237,7 @@ def reproduce(
             quiet=quiet,
         )
     else:
-        records = _run(plan, device=device, data_dir=data_dir, every=checkpoint_every, board=tensorboard, quiet=quiet)
+        records = _run(queue, device=device, data_dir=data_dir, every=checkpoint_every, board=tensorboard, quiet=quiet)
     with refusals():
         shown = experiments(records)
     for experiment in shown:

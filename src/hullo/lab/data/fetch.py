@@ -13,7 +13,7 @@ from rich.console import Console
 
 from hullo.lab.data.release import Copy, DataError, File
 from hullo.lab.files import locked, make_folder, open_output, open_regular
-from hullo.lab.progress import Steps
+from hullo.lab.progress import Progress
 
 PATIENCE = 30
 """Seconds after which a silent connection is given up."""
@@ -33,7 +33,7 @@ def fetch(copy: Copy, console: Console, *, quiet: bool = False) -> None:
             progress.note(f"another process is fetching {copy.release.name}; waiting for it")
 
     try:
-        with Steps(console, quiet=quiet) as progress, locked(copy.root / f".{copy.release.name}.lock", wait):
+        with Progress(console, quiet=quiet) as progress, locked(copy.root / f".{copy.release.name}.lock", wait):
             _mend(copy, progress)
     except OSError as error:
         raise DataError(
@@ -42,7 +42,7 @@ def fetch(copy: Copy, console: Console, *, quiet: bool = False) -> None:
         ) from error
 
 
-def _mend(copy: Copy, progress: Steps) -> None:
+def _mend(copy: Copy, progress: Progress) -> None:
     files, archive = list(copy.flaws()), copy.release.archive
     if archive is None:
         for done, file in enumerate(files):

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hullo.lab.data.dataset import Dataset
-from hullo.lab.failures import FailedError
+from hullo.lab.errors import RunError
 from hullo.lab.files import open_regular
 
 
-class DataError(FailedError):
+class DataError(RunError):
     """A file of a data set is missing, cut off or altered, or cannot be fetched."""
 
 

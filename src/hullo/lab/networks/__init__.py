@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from hullo.lab.activations import Row
 from hullo.lab.networks.alexnet import AlexNet
 from hullo.lab.networks.kerasnet import KerasNet
 from hullo.lab.networks.lenet5 import LeNet5
 from hullo.lab.networks.resnet56 import ResNet
+from hullo.lab.spec.activation import ActivationSpec
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ NETWORKS = {
 def build(
     name: str,
     *,
-    activation: str | Row,
+    activation: str | ActivationSpec,
     in_channels: int = 3,
     image_size: int = 32,
     num_classes: int = 10,
@@ -74,7 +74,7 @@ def build(
     for argument, value in sizes.items():
         if not isinstance(value, int) or value < 1:
             raise ValueError(f"{argument}={value!r}: give a whole number of at least one")
-    entry, row = NETWORKS[name], Row.parse(activation)
+    entry, row = NETWORKS[name], ActivationSpec.parse(activation)
     check_size(name, image_size)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -11,12 +11,12 @@ from rich.console import Console
 
 from hullo.lab.data.ilsvrc2012 import packing
 from hullo.lab.data.ilsvrc2012.pictures import Source
-from hullo.lab.progress import Steps
+from hullo.lab.progress import Progress
 
 
 @pytest.fixture
 def progress():
-    with Steps(Console(), quiet=True) as steps:
+    with Progress(Console(), quiet=True) as steps:
         yield steps
 
 

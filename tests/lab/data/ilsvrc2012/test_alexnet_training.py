@@ -11,11 +11,11 @@ from hullo.lab.cli import app
 from hullo.lab.data.augment import draw_order
 from hullo.lab.data.ilsvrc2012 import centre_crops, crop, draw_crops
 from hullo.lab.data.release import DataError
-from hullo.lab.feeds import open_feed
-from hullo.lab.records import Records
-from hullo.lab.specs import Spec
-from hullo.lab.team import ALONE, Team
-from hullo.lab.training import Training
+from hullo.lab.distributed import ALONE, World
+from hullo.lab.run.loaders import open_loader
+from hullo.lab.run.training import Training
+from hullo.lab.spec.records import Records
+from hullo.lab.spec.run_spec import Spec
 
 CPU = torch.device("cpu")
 
@@ -32,43 +32,48 @@ def home(tmp_path, pack):
 
 
 @pytest.fixture
-def feed(home):
-    return open_feed("ilsvrc2012", 0, home, CPU)
+def loader(home):
+    return open_loader("ilsvrc2012", 0, home, CPU)
 
 
-def test_a_batch_is_cropped_less_the_mean_and_named_as_it_was_packed(feed):
-    assert (feed.count, feed.eval_sizes, feed.task.num_classes, feed.task.image_size) == (12, {"test": 6}, 3, 227)
+def test_a_batch_is_cropped_less_the_mean_and_named_as_it_was_packed(loader):
+    assert (loader.count, loader.eval_sizes, loader.task.num_classes, loader.task.image_size) == (
+        12,
+        {"test": 6},
+        3,
+        227,
+    )
     seeds, epoch = torch.tensor([5, 5]), 1
-    shown = [(whole, *feed.show(*batch)) for whole, batch in feed.batches(seeds, epoch, 5, 0, ALONE)]
+    shown = [(whole, *loader.load_batch(*batch)) for whole, batch in loader.batches(seeds, epoch, 5, 0, ALONE)]
     assert [whole for whole, _, _ in shown] == [5, 5, 2]
     (order,) = draw_order(seeds[:1], epoch, 12)
     (crops,) = draw_crops(seeds[:1], epoch, order[None])
-    wanted = crop(torch.stack([feed.train[number][0] for number in order.tolist()]), crops, feed.mean)
+    wanted = crop(torch.stack([loader.train[number][0] for number in order.tolist()]), crops, loader.mean)
     assert torch.equal(torch.cat([pictures for _, pictures, _ in shown]), wanted)
-    assert torch.equal(torch.cat([labels for _, _, labels in shown]), feed.train.labels[order])
+    assert torch.equal(torch.cat([labels for _, _, labels in shown]), loader.train.labels[order])
 
 
-def test_the_parts_of_all_processes_are_the_steps_that_are_left(feed):
-    seeds, team = torch.tensor([5]), [Team(rank, 3) for rank in range(3)]
-    parts = [[batch for _, batch in feed.batches(seeds, 0, 5, 1, member)] for member in team]
-    for step, (_, whole) in enumerate(feed.batches(seeds, 0, 5, 1, ALONE)):
+def test_the_parts_of_all_processes_are_the_steps_that_are_left(loader):
+    seeds, world = torch.tensor([5]), [World(rank, 3) for rank in range(3)]
+    parts = [[batch for _, batch in loader.batches(seeds, 0, 5, 1, member)] for member in world]
+    for step, (_, whole) in enumerate(loader.batches(seeds, 0, 5, 1, ALONE)):
         together = [torch.cat(tensors) for tensors in zip(*(part[step] for part in parts), strict=True)]
         assert all(map(torch.equal, together, whole))
 
 
-def test_evaluation_takes_the_middle_of_every_picture_once(feed):
+def test_evaluation_takes_the_middle_of_every_picture_once(loader):
     for processes in (1, 4):
-        shown = [batch for rank in range(processes) for batch in feed.eval_batches("test", Team(rank, processes))]
+        shown = [batch for rank in range(processes) for batch in loader.eval_batches("test", World(rank, processes))]
         labels = torch.cat([labels for _, labels in shown])
-        assert torch.equal(labels, feed.val.labels)
-        middle = crop(feed.val[4][0][None], centre_crops(1), feed.mean)
+        assert torch.equal(labels, loader.val.labels)
+        middle = crop(loader.val[4][0][None], centre_crops(1), loader.mean)
         assert torch.equal(torch.cat([pictures for pictures, _ in shown])[4:5], middle)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_images_come_in_the_type_that_the_first_convolution_computes_in(feed, precision):
-    spec = Spec.usual("lenet5", "ilsvrc2012", "relu", epochs=1, batch=12, precision=precision)
-    training = Training([spec], feed)
+def test_images_come_in_the_type_that_the_first_convolution_computes_in(loader, precision):
+    spec = Spec.default("lenet5", "ilsvrc2012", "relu", epochs=1, batch=12, precision=precision)
+    training = Training([spec], loader)
     seen, forward = [], training._forward
     training._forward = lambda images, **how: (seen.append(images), forward(images, **how))[1]
     for _ in training.advance():
@@ -79,11 +84,11 @@ def test_images_come_in_the_type_that_the_first_convolution_computes_in(feed, pr
         assert images.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_members_of_several_seeds_cannot_share_a_stream(feed):
+def test_members_of_several_seeds_cannot_share_a_stream(loader):
     with pytest.raises(ValueError, match=r"one seed; got \[1, 2\]"):
-        next(feed.batches(torch.tensor([1, 2]), 0, 5, 0, ALONE))
-    specs = [Spec.usual("alexnet", "ilsvrc2012", "relu", seed=seed) for seed in (1, 2)]
-    assert specs[0].company != specs[1].company
+        next(loader.batches(torch.tensor([1, 2]), 0, 5, 0, ALONE))
+    specs = [Spec.default("alexnet", "ilsvrc2012", "relu", seed=seed) for seed in (1, 2)]
+    assert specs[0].population_key != specs[1].population_key
 
 
 def test_the_command_trains_records_both_accuracies_and_goes_on(home, tmp_path):
@@ -116,16 +121,16 @@ def test_a_part_of_the_data_set_is_of_the_classes_of_its_training_pictures_in_th
     packed = pack(source, tmp_path / "ilsvrc2012" / "packed", partial=True)
     trained, tested = (packed.pictures(split).labels for split in ("train", "val"))
     assert (trained.unique().tolist(), tested.unique().tolist()) == ([0, 2], [0, 1, 2])  # as they were released
-    feed = open_feed("ilsvrc2012", 0, tmp_path, CPU)
-    assert (feed.task.num_classes, feed.eval_sizes) == (2, {"test": 4})
-    (order,) = draw_order(torch.tensor([0]), 0, feed.count)
-    shown = [batch[1] for _, batch in feed.batches(torch.tensor([0]), 0, 5, 0, ALONE)]
+    loader = open_loader("ilsvrc2012", 0, tmp_path, CPU)
+    assert (loader.task.num_classes, loader.eval_sizes) == (2, {"test": 4})
+    (order,) = draw_order(torch.tensor([0]), 0, loader.count)
+    shown = [batch[1] for _, batch in loader.batches(torch.tensor([0]), 0, 5, 0, ALONE)]
     assert torch.equal(torch.cat(shown), trained[order] // 2)
     numbers = (tested != 1).nonzero().flatten()
     for processes in (1, 3):
-        shown = [batch for rank in range(processes) for batch in feed.eval_batches("test", Team(rank, processes))]
+        shown = [batch for rank in range(processes) for batch in loader.eval_batches("test", World(rank, processes))]
         assert torch.equal(torch.cat([labels for _, labels in shown]), tested[numbers] // 2)
-        middle = crop(torch.stack([feed.val[n][0] for n in numbers.tolist()]), centre_crops(4), feed.mean)
+        middle = crop(torch.stack([loader.val[n][0] for n in numbers.tolist()]), centre_crops(4), loader.mean)
         assert torch.equal(torch.cat([pictures for pictures, _ in shown]), middle)
 
 
@@ -138,14 +143,14 @@ def test_a_part_whose_val_pictures_show_none_of_its_classes_is_refused(tmp_path,
             next((source / "val").rglob(f"*{number:08}.JPEG")).unlink()
     pack(source, tmp_path / "ilsvrc2012" / "packed", partial=True)
     with pytest.raises(DataError, match="no val picture shows a class of its training pictures; pack some that do"):
-        open_feed("ilsvrc2012", 0, tmp_path, CPU)
+        open_loader("ilsvrc2012", 0, tmp_path, CPU)
 
 
 def test_training_goes_on_from_any_step_to_the_bit(home):
-    spec = Spec.usual("alexnet", "ilsvrc2012", "relu", epochs=1, batch=6)
+    spec = Spec.default("alexnet", "ilsvrc2012", "relu", epochs=1, batch=6)
 
     def open_training():
-        return Training([spec], open_feed("ilsvrc2012", 0, home, CPU))
+        return Training([spec], open_loader("ilsvrc2012", 0, home, CPU))
 
     whole, first, second = open_training(), open_training(), open_training()
     for _ in whole.advance():

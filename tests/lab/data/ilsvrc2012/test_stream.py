@@ -12,7 +12,7 @@ from made_ilsvrc import lay_out
 from hullo.lab.data.ilsvrc2012 import stream
 from hullo.lab.data.ilsvrc2012.stream import Memory, read_ahead, split_steps, to_device
 from hullo.lab.data.release import DataError
-from hullo.lab.team import Team
+from hullo.lab.distributed import World
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def _no_thread_is_left():
 def test_all_processes_together_see_the_order_from_any_step_on_without_repeats_or_gaps(count, batch, world, data):
     order = torch.randperm(count)
     start = data.draw(st.integers(0, -(-count // batch)))
-    ranks = [list(split_steps(order, batch, start=start, team=Team(rank, world))) for rank in range(world)]
+    ranks = [list(split_steps(order, batch, start=start, world=World(rank, world))) for rank in range(world)]
     steps = [torch.cat(parts) for parts in zip(*ranks, strict=True)]
     assert torch.equal(torch.cat([*steps, order[:0]]), order[start * batch :])
     assert all(len(step) == batch for step in steps[:-1])
@@ -65,7 +65,7 @@ def test_no_more_is_read_ahead_than_a_few_batches(pictures):
 
 
 def test_a_process_without_a_share_of_a_step_sees_an_empty_batch(pictures):
-    (images,) = read_ahead(pictures, split_steps(torch.tensor([3]), 4, team=Team(1, 2)))
+    (images,) = read_ahead(pictures, split_steps(torch.tensor([3]), 4, world=World(1, 2)))
     assert images.shape == (0, 256, 256, 3)
     assert list(read_ahead(pictures, [])) == []
 

@@ -11,14 +11,14 @@ from functools import cached_property
 from statistics import mean
 from typing import NamedTuple
 
-from hullo.lab.activations import Row
 from hullo.lab.analysis.experiments import Experiment, place
 from hullo.lab.analysis.readings import LAST
 from hullo.lab.analysis.statistics import Interval
 from hullo.lab.analysis.tables.format import origin, title
 from hullo.lab.analysis.tables.markdown import escape, grid
-from hullo.lab.records import Record
-from hullo.lab.specs import Spec
+from hullo.lab.spec.activation import ActivationSpec
+from hullo.lab.spec.records import Record
+from hullo.lab.spec.run_spec import Spec
 
 TOP = 10
 """How many settings are shown at once, beside the default."""
@@ -27,7 +27,7 @@ TOP = 10
 class Choice(NamedTuple):
     """A hull's parametrization, initial coefficients, learning rate of these, and how many rows of them there are.
 
-    >>> from hullo.lab.specs import Spec
+    >>> from hullo.lab.spec.run_spec import Spec
     >>> from hullo.lab.analysis.pages.ablation import Choice
     >>> str(Choice.of(Spec("lenet5", "cifar10", "affine(identity,relu,init=relu)", coefficient_lr_scale=10)))
     'parametrization=recentred init=relu scale=10 per=layer'
@@ -40,7 +40,7 @@ class Choice(NamedTuple):
 
     @classmethod
     def of(cls, spec: Spec) -> Choice:
-        row = Row.parse(spec.activation)
+        row = ActivationSpec.parse(spec.activation)
         return cls(row.parametrization, row.init.name if row.init else "uniform", spec.coefficient_lr_scale, row.per)
 
     def __str__(self) -> str:
@@ -52,7 +52,7 @@ class Effect(NamedTuple):
 
     factor: str
     level: str | float
-    usual: str | float
+    default: str | float
     pairs: int
     difference: Interval | None  # None where the pairs have no seed in common
 
@@ -104,18 +104,18 @@ class Family:
     @property
     def effects(self) -> Iterator[Effect]:
         """Yield the effect of each level that is not the default, factor by factor."""
-        for factor, usual in self.default._asdict().items():
-            for level in sorted({getattr(choice, factor) for choice in self.reached} - {usual}):
-                alike = ((c, c._replace(**{factor: usual})) for c in self.reached if getattr(c, factor) == level)
+        for factor, default in self.default._asdict().items():
+            for level in sorted({getattr(choice, factor) for choice in self.reached} - {default}):
+                alike = ((c, c._replace(**{factor: default})) for c in self.reached if getattr(c, factor) == level)
                 if pairs := [pair for pair in alike if pair[1] in self.reached]:
-                    yield Effect(factor, level, usual, len(pairs), self.difference(*pairs))
+                    yield Effect(factor, level, default, len(pairs), self.difference(*pairs))
 
 
 def families(records: Iterable[Record]) -> list[Family]:
     """Return the families that records of hulls make up; runs that differ in anything else are never in one."""
     found: dict[Spec, list[Record]] = {}
     for record in records:
-        row = Row.parse(record.spec.activation)
+        row = ActivationSpec.parse(record.spec.activation)
         if row.learns:
             hull = f"{row.kind}({','.join(item.name for item in row.bases)})"
             plain = replace(record.spec, activation=hull, coefficient_lr_scale=Spec.coefficient_lr_scale, seed=0)
@@ -188,8 +188,8 @@ def _against(difference: Interval | None) -> str:
 
 def _effects(family: Family) -> str:
     lines = []
-    for factor, level, usual, pairs, difference in family.effects:
-        sides = (escape(f"{factor}={_spell(side)}") for side in (level, usual))
+    for factor, level, default, pairs, difference in family.effects:
+        sides = (escape(f"{factor}={_spell(side)}") for side in (level, default))
         seeds = difference.count if difference else 0
         lines.append([*sides, difference.spell("+.2f") if difference else "", str(pairs), str(seeds)])
     return grid(("level", "against", "difference", "pairs of settings", "seeds"), lines) if lines else ""

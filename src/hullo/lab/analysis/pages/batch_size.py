@@ -9,7 +9,7 @@ from hullo.lab.analysis.experiments import Experiment
 from hullo.lab.analysis.readings import LAST
 from hullo.lab.analysis.statistics import Interval
 from hullo.lab.analysis.tables.markdown import escape, grid
-from hullo.lab.specs import Spec
+from hullo.lab.spec.run_spec import Spec
 
 
 def batches_tables(experiments: Sequence[Experiment]) -> str:
@@ -17,25 +17,27 @@ def batches_tables(experiments: Sequence[Experiment]) -> str:
 
     Runs of the same activation and seed are compared after as many epochs, and after as many updates.
     """
-    usual = [e for e in experiments if e.setting.batch == Spec.usual(e.setting.network, e.setting.data, "relu").batch]
-    pairs = ((one, other) for other in experiments for one in usual if _comparable(one.setting, other.setting))
+    default = [
+        e for e in experiments if e.setting.batch == Spec.default(e.setting.network, e.setting.data, "relu").batch
+    ]
+    pairs = ((one, other) for other in experiments for one in default if _comparable(one.setting, other.setting))
     return "\n\n".join(_table(one, other) for one, other in pairs)
 
 
-def _comparable(usual: Spec, other: Spec) -> bool:
+def _comparable(default: Spec, other: Spec) -> bool:
     """Return whether they differ in their batches alone; the usual one may have been trained longer."""
-    alike = replace(usual, batch=other.batch, epochs=other.epochs) == other
-    return alike and usual.batch != other.batch and usual.epochs >= other.epochs
+    alike = replace(default, batch=other.batch, epochs=other.epochs) == other
+    return alike and default.batch != other.batch and default.epochs >= other.epochs
 
 
-def _table(usual: Experiment, other: Experiment) -> str:
-    usual, other = (replace(experiment, reading=LAST) for experiment in (usual, other))
+def _table(default: Experiment, other: Experiment) -> str:
+    default, other = (replace(experiment, reading=LAST) for experiment in (default, other))
     batch, seen = other.setting.batch, other.epoch
-    epochs = {"epochs": seen, "updates": max(1, round(seen * usual.setting.batch / batch))}
-    stages = {alike: replace(usual, epoch=e) for alike, e in epochs.items() if e <= usual.setting.epochs}
+    epochs = {"epochs": seen, "updates": max(1, round(seen * default.setting.batch / batch))}
+    stages = {alike: replace(default, epoch=e) for alike, e in epochs.items() if e <= default.setting.epochs}
     lines = []
     for row, reached in other.accuracies.items():
-        if seeds := sorted(reached.keys() & usual.accuracies.get(row, {}).keys()):
+        if seeds := sorted(reached.keys() & default.accuracies.get(row, {}).keys()):
             line = [escape(row), Interval.of(reached[seed] for seed in seeds).spell()]
             for before in (stage.accuracies[row] for stage in stages.values()):
                 line.append(Interval.of(before[seed] for seed in seeds).spell())
@@ -43,6 +45,6 @@ def _table(usual: Experiment, other: Experiment) -> str:
             lines.append([*line, str(len(seeds))])
     heads = ["activation", f"batch {batch}, epoch {seen}"]
     for alike, stage in stages.items():
-        heads += [f"batch {usual.setting.batch}, epoch {stage.epoch}", f"difference after as many {alike}"]
-    title = f"### {escape(str(usual.setting.column))}: {other.images} accuracy with batches of {batch}, in %"
+        heads += [f"batch {default.setting.batch}, epoch {stage.epoch}", f"difference after as many {alike}"]
+    title = f"### {escape(str(default.setting.column))}: {other.images} accuracy with batches of {batch}, in %"
     return f"{title}\n\n{grid([*heads, 'seeds'], lines)}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hullo.lab import paper
 from hullo.lab.analysis.claims import AFFINE, FIXED, HULLS, Claim, claims, known_layers
 from hullo.lab.analysis.comparisons import AGREES, FAILS, HOLDS, OPEN, Answer, Comparison, Count
 from hullo.lab.analysis.distance import under
@@ -13,6 +12,7 @@ from hullo.lab.analysis.power import MOST_SEEDS, detectable_difference
 from hullo.lab.analysis.readings import BEST, READINGS, Reading
 from hullo.lab.analysis.statistics import ALPHA, pooled_deviation
 from hullo.lab.analysis.tables.markdown import escape, grid
+from hullo.lab.spec import paper
 from hullo.properties import is_monotone
 
 

@@ -12,7 +12,7 @@ from hullo.lab.analysis.readings import CHOSEN, LAST10, Reading
 from hullo.lab.analysis.statistics import Interval
 from hullo.lab.analysis.tables.format import origin
 from hullo.lab.analysis.tables.markdown import escape, grid
-from hullo.lab.specs import Spec
+from hullo.lab.spec.run_spec import Spec
 
 SHARED = ("epochs", "precision", "val_size")
 """Settings that a control has in common with the runs that it is compared with, whatever the defaults are."""
@@ -34,7 +34,7 @@ def controls_part(experiments: Sequence[Experiment]) -> str:
 def _plain(setting: Spec) -> Spec:
     """Return the setting with every default but for what a control shares with the table."""
     shared = {name: getattr(setting, name) for name in SHARED}
-    return Spec.usual(setting.network, setting.data, setting.activation, seed=setting.seed, **shared)
+    return Spec.default(setting.network, setting.data, setting.activation, seed=setting.seed, **shared)
 
 
 def _changed(setting: Spec) -> list[str]:
@@ -71,8 +71,8 @@ def _table(control: Experiment, table: Experiment, reading: Reading) -> str:
         if beside:
             pairs = zip(control.accuracies[row].values(), table.accuracies[row].values(), strict=True)
             compared = [beside.accuracy.spell(), Interval.of(one - other for one, other in pairs).spell("+.2f")]
-        leads = (found.over_reference if found else None for found in (cell, beside))
-        shown = ("" if lead is None else lead.spell("+.2f") for lead in leads)
+        is_main = (found.over_reference if found else None for found in (cell, beside))
+        shown = ("" if lead is None else lead.spell("+.2f") for lead in is_main)
         lines.append([escape(row), cell.accuracy.spell(), *compared, *shown, str(cell.accuracy.count)])
     heads = ["activation", "control", "table", "difference"]
     heads += [f"over {REFERENCE}: {name}" for name in ("control", "table")]

@@ -8,7 +8,7 @@ from statistics import mean
 from hullo.lab.analysis.experiments import Experiment
 from hullo.lab.analysis.pages.epochs import quarters
 from hullo.lab.analysis.tables.markdown import escape, grid
-from hullo.lab.records import Record
+from hullo.lab.spec.records import Record
 
 CORNER = 0.99
 """The least coefficient of a base that makes up nearly all of an activation; the others' are below 1 - CORNER."""

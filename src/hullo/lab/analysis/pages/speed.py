@@ -12,8 +12,8 @@ from pathlib import Path
 
 from hullo.lab.analysis.experiments import place
 from hullo.lab.analysis.tables.markdown import escape, grid
-from hullo.lab.paper import ROWS, Column, parse_column
-from hullo.lab.records import Record
+from hullo.lab.spec.paper import ROWS, Column, parse_column
+from hullo.lab.spec.records import Record
 
 SEEDS = 5
 """As many as `hullo reproduce` makes."""
@@ -43,7 +43,7 @@ def paces(records: Iterable[Record]) -> list[Pace]:
 
     Records of one population share the time that it took, which counts once, also where not all of them are there.
     """
-    recorded = Counter((r.spec.company, r.environment.device, r.members, r.seconds) for r in records)
+    recorded = Counter((r.spec.population_key, r.environment.device, r.members, r.seconds) for r in records)
     alike: dict[tuple[Column, str, str, int, int, int], list[float]] = {}
     for (spec, device, members, seconds), count in recorded.items():
         key = spec.column, device, spec.precision, spec.batch, spec.epochs, members

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from hullo.lab import paper
 from hullo.lab.analysis.experiments import REFERENCE, Cell, Experiment, rows_of
-from hullo.lab.bench.rows import Environment
-from hullo.lab.records import Record
+from hullo.lab.spec import paper
+from hullo.lab.spec.environment import Environment
+from hullo.lab.spec.records import Record
 
 HEAD = ("activation", "hullo", f"vs {REFERENCE}", "paper", "vs paper", "seeds", "")
 

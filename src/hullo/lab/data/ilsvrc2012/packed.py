@@ -26,7 +26,7 @@ from hullo.lab.data.ilsvrc2012.shards import COMMAND, HEADER, PICTURE, Flaws, Sh
 from hullo.lab.data.ilsvrc2012.workers import available_cores
 from hullo.lab.data.release import DataError
 from hullo.lab.files import check_regular, open_regular
-from hullo.lab.schema import List, Object, Text, Whole, read_json
+from hullo.lab.spec.schema import List, Object, Text, Whole, read_json
 
 MANIFEST = "manifest.json"
 MEAN = "mean.safetensors"

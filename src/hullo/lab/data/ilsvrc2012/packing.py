@@ -21,8 +21,8 @@ from hullo.lab.data.ilsvrc2012.packed import MANIFEST, MEAN, Pack, Part, ShardEn
 from hullo.lab.data.ilsvrc2012.pictures import SPLITS, Picture, Source
 from hullo.lab.data.ilsvrc2012.shards import PICTURE, Shard, write_shard
 from hullo.lab.data.release import DataError
-from hullo.lab.files import locked, make_folder, whole
-from hullo.lab.progress import Steps
+from hullo.lab.files import atomic_write, locked, make_folder
+from hullo.lab.progress import Progress
 
 SHARD = 4096
 """Pictures a shard: 805 MB of them."""
@@ -32,7 +32,7 @@ Plan = dict[Path, list[Picture]]
 """Which pictures each shard shall hold."""
 
 
-def choose(source: Source, progress: Steps, *, partial: bool) -> dict[str, list[Picture]]:
+def choose(source: Source, progress: Progress, *, partial: bool) -> dict[str, list[Picture]]:
     """The pictures of each split to be packed: all that were released, or those there are if a part will do."""
     chosen, lacking = {}, []
     for done, split in enumerate(SPLITS):
@@ -54,7 +54,7 @@ def choose(source: Source, progress: Steps, *, partial: bool) -> dict[str, list[
 
 
 def pack(
-    source: Source, chosen: dict[str, list[Picture]], folder: Path, pool: Pool, progress: Steps, *, partial: bool
+    source: Source, chosen: dict[str, list[Picture]], folder: Path, pool: Pool, progress: Progress, *, partial: bool
 ) -> Pack:
     """Make the pack of the chosen pictures, or what is lacking of it, in a folder; `pool` gives those who do the work.
 
@@ -109,7 +109,7 @@ def _is_done(path: Path, pictures: list[Picture]) -> bool:
         return False
 
 
-def _note_flaws(path: Path, progress: Steps) -> None:
+def _note_flaws(path: Path, progress: Progress) -> None:
     shard = Shard.open(path)
     for name, reason in shard.broken:
         progress.note(f"{name} is broken: {reason}")
@@ -132,7 +132,7 @@ def _check_space(folder: Path, missing: Plan) -> None:
         )
 
 
-def _write_shards(missing: Plan, total: int, pool: Pool, progress: Steps) -> None:
+def _write_shards(missing: Plan, total: int, pool: Pool, progress: Progress) -> None:
     with pool() as executor:
         futures = {executor.submit(write_shard, path, pictures): path for path, pictures in missing.items()}
         try:
@@ -157,7 +157,7 @@ def _finish(source: Source, folder: Path, plans: dict[str, Plan], *, partial: bo
         )
     total = np.sum([shard.sum() for shard in shards["train"]], axis=0)
     mean = save({"mean": (total / sum(len(shard.labels) for shard in shards["train"])).astype(np.float32)})
-    with whole(folder / MEAN) as file:
+    with atomic_write(folder / MEAN) as file:
         file.write(mean)
     words = {item.wnid: item.words for item in source.devkit.classes} if source.devkit else {}
     made = Pack(
@@ -174,6 +174,6 @@ def _finish(source: Source, folder: Path, plans: dict[str, Plan], *, partial: bo
         },
         hashlib.sha256(mean).hexdigest(),
     )
-    with whole(folder / MANIFEST) as file:
+    with atomic_write(folder / MANIFEST) as file:
         file.write(made.manifest())
     return made

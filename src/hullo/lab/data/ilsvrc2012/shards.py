@@ -30,8 +30,8 @@ from hullo.lab.data.ilsvrc2012.decoding import SHAPE, PictureError, decode
 from hullo.lab.data.ilsvrc2012.jpeg import find_damage
 from hullo.lab.data.ilsvrc2012.pictures import Picture
 from hullo.lab.data.release import DataError
-from hullo.lab.files import open_regular, whole
-from hullo.lab.schema import List, Text, Whole, read_json
+from hullo.lab.files import atomic_write, open_regular
+from hullo.lab.spec.schema import List, Text, Whole, read_json
 
 COMMAND = "hullo data pack ilsvrc2012"
 
@@ -120,7 +120,7 @@ def write_shard(path: Path, pictures: Iterable[Picture]) -> None:
     names: list[str] = []
     flaws: dict[str, list[tuple[str, str]]] = {"broken": [], "damaged": []}
     total = np.zeros(SHAPE, np.int64)
-    with whole(path, part=path.with_name(f"{path.name}.{os.getpid()}.part")) as file:
+    with atomic_write(path, part=path.with_name(f"{path.name}.{os.getpid()}.part")) as file:
         file.seek(HEADER)  # it is known last
         for picture in pictures:
             try:

@@ -16,7 +16,7 @@ from hullo.lab.data.ilsvrc2012.pictures import PICTURES, SPLITS, TARS, Source, r
 from hullo.lab.data.ilsvrc2012.shards import PICTURE
 from hullo.lab.data.release import DataError, data_root
 from hullo.lab.files import open_regular
-from hullo.lab.progress import Steps
+from hullo.lab.progress import Progress
 
 NAME = "ilsvrc2012"
 SUMMARY = "1,281,167 + 50,000 colour pictures of things, 256 x 256"
@@ -72,7 +72,7 @@ class Home:
                 state = "not packed" if self.source.folder.is_dir() else "not fetched"
         return NAME, SUMMARY, size, state, str(self.packed.parent)
 
-    def check(self, progress: Steps) -> tuple[bool, list[str]]:
+    def check(self, progress: Progress) -> tuple[bool, list[str]]:
         """Whether the data set is packed, whole and sound; and what there is of it, line by line.
 
         Where the pack is, what it was made of need not be any more.
@@ -81,7 +81,7 @@ class Home:
             ready, lines = self._check_pack(progress)
         return ready, lines if ready else [*lines, *self._check_source(progress)]
 
-    def _check_pack(self, progress: Steps) -> tuple[bool, list[str]]:
+    def _check_pack(self, progress: Progress) -> tuple[bool, list[str]]:
         if not (self.packed / MANIFEST).exists():
             return False, [f"{NAME} is not packed in {self.packed}"]
         pack = Pack.open(self.packed)
@@ -96,7 +96,7 @@ class Home:
         state = "ready" if pack.is_complete else "incomplete, but can be used"
         return pack.is_complete, [*lines, f"{NAME} is {state} in {self.packed}: {counts} pictures"]
 
-    def _check_source(self, progress: Steps) -> Iterator[str]:
+    def _check_source(self, progress: Progress) -> Iterator[str]:
         source = self.source
         if self.elsewhere is None and not any(source.places(split) for split in SPLITS):
             yield self.explain_fetch()
@@ -130,7 +130,7 @@ class Home:
         )
 
 
-def _check_split(source: Source, split: str, place: Path, progress: Steps) -> tuple[bool, str]:
+def _check_split(source: Source, split: str, place: Path, progress: Progress) -> tuple[bool, str]:
     """Whether all pictures are there, and what there is: of a tar of the right size every byte is compared."""
     tar = TARS[split]
     if place.name == tar.name and place.stat().st_size == tar.size:

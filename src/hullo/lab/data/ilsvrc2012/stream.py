@@ -2,8 +2,8 @@
 
     (order,) = draw_order(seeds, epoch, len(pictures))
     (crops,) = draw_crops(seeds, epoch, order[None])
-    read = read_ahead(pictures, split_steps(order.cpu(), 256, team=team))
-    for images, some in zip(to_device(read, device), split_steps(crops, 256, team=team), strict=True):
+    read = read_ahead(pictures, split_steps(order.cpu(), 256, world=world))
+    for images, some in zip(to_device(read, device), split_steps(crops, 256, world=world), strict=True):
         x = crop(images, some, mean)
 
 Which pictures come when, how they are cropped and what they show is known before anything is read: it depends on
@@ -26,7 +26,7 @@ from torch import Tensor
 from hullo.lab.data.ilsvrc2012.decoding import SHAPE
 from hullo.lab.data.ilsvrc2012.packed import PackedPictures
 from hullo.lab.data.ilsvrc2012.workers import available_cores
-from hullo.lab.team import ALONE, Team
+from hullo.lab.distributed import ALONE, World
 
 AHEAD = 4
 """Batches that are being read while one is in use."""
@@ -38,19 +38,19 @@ PIECE = 16
 """Pictures that a thread reads at a time."""
 
 
-def split_steps(order: Tensor, batch: int, *, start: int = 0, team: Team = ALONE) -> Iterator[Tensor]:
-    """The numbers of the pictures that this process of a team sees in each step from `start` on.
+def split_steps(order: Tensor, batch: int, *, start: int = 0, world: World = ALONE) -> Iterator[Tensor]:
+    """The numbers of the pictures that this process sees in each step from `start` on.
 
     A step takes the next `batch` pictures of the order, the last one those that are left; each process its share. What
     belongs to the pictures, in the same order, is split in the same way.
 
     Examples:
-        >>> [numbers.tolist() for numbers in split_steps(torch.arange(10), 4, start=1, team=Team(1, 2))]
+        >>> [numbers.tolist() for numbers in split_steps(torch.arange(10), 4, start=1, world=World(1, 2))]
         [[6, 7], [9]]
     """
     for first in range(start * batch, len(order), batch):
         numbers = order[first : first + batch]
-        yield numbers[team.share(len(numbers))]
+        yield numbers[world.shard(len(numbers))]
 
 
 def read_ahead(pictures: PackedPictures, steps: Iterable[Tensor], *, workers: int | None = None) -> Iterator[Tensor]:

@@ -1,0 +1,58 @@
+"""Figures made from records alone, one file each: the paper's three, coefficients over training, and accuracies."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+from matplotlib.figure import Figure
+
+from hullo.lab.analysis.experiments import Experiment
+from hullo.lab.analysis.figures.accuracy import draw_final, draw_learning
+from hullo.lab.analysis.figures.activations import draw_activations
+from hullo.lab.analysis.figures.coefficients import draw_coefficients
+from hullo.lab.analysis.figures.geometry import draw_geometry
+from hullo.lab.analysis.figures.pipeline import draw_pipeline
+from hullo.lab.analysis.figures.style import drawing, save
+
+__all__ = ["ALONE", "FIGURES", "draw_activations", "draw_figures", "drawing", "save", "stem"]
+
+ALONE = ("geometry", "pipeline")
+"""Figures that need no records."""
+FIGURES = (*ALONE, "activations", "coefficients", "accuracy")
+
+
+def draw_figures(
+    experiments: Iterable[Experiment], wanted: Collection[str] = FIGURES, seed: int | None = None
+) -> Iterator[tuple[str, Figure | None]]:
+    """The wanted figures, each with the name of its file; None in place of one for which nothing was learned.
+
+    Args:
+        experiments: runs to be compared.
+        wanted: names of `FIGURES`.
+        seed: whose activations and coefficients are shown; by default the first that did not diverge.
+    """
+    if "geometry" in wanted:
+        yield "geometry", draw_geometry()
+    if "pipeline" in wanted:
+        yield "pipeline", draw_pipeline()
+    for experiment in experiments:
+        name = stem(experiment.name)
+        if "activations" in wanted:
+            yield f"{name}-activations", draw_activations(experiment, seed)
+        if "coefficients" in wanted:
+            figures: Mapping[str, Figure | None] = draw_coefficients(experiment, seed) or {"": None}
+            for about, figure in figures.items():
+                yield stem(f"{name}-coefficients {about}"), figure
+        if "accuracy" in wanted:
+            yield f"{name}-accuracy-over-epochs", draw_learning(experiment)
+            yield f"{name}-final-accuracy", draw_final(experiment)
+
+
+def stem(name: str) -> str:
+    """A name as a part of a file's name.
+
+    >>> stem("lenet5/cifar10 epochs=50")
+    'lenet5-cifar10-epochs-50'
+    """
+    return re.sub(r"[^\w.]+", "-", name).strip("-")

@@ -1,0 +1,149 @@
+"""Coefficients over training: the way that each layer took through its hull."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.collections import LineCollection
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
+
+from hullo.lab.analysis.experiments import Experiment
+from hullo.lab.analysis.figures.labels import Label, merge, place_labels
+from hullo.lab.analysis.figures.learned import Learned, Pair, find_learned, spell_seeds, spell_time
+from hullo.lab.analysis.figures.style import FAINT, GREY, MANY, TIME, WIDTH, Round, depth_bar, shade
+from hullo.lab.analysis.figures.ternary import CORNERS, OUTLINE, corner_names, draw_plane, frame, project
+
+WHERE = {"convex": "convex: in the triangle", "affine": "affine: in the plane"}
+START: dict[str, Any] = {"linestyle": "none", "marker": "o", "color": "black", "markersize": 4.5}
+START |= {"markerfacecolor": "white"}
+END: dict[str, Any] = {"linestyle": "none", "marker": "o", "color": "black", "markersize": 4.0, "markeredgewidth": 0.7}
+LINES = ("-", (0, (5, 1.5)), (0, (2, 1)), (0, (5, 1, 1, 1)))
+
+
+def draw_coefficients(experiment: Experiment, seed: int | None = None) -> dict[str, Figure]:
+    """Draw a figure for each set of bases, by what the rows have in their parentheses.
+
+    Coefficients of three bases that sum to one are drawn as paths in a plane, others over epochs.
+    """
+    figures = {}
+    for pair in find_learned(experiment, seed):
+        time = spell_time(experiment)
+        title = f"{experiment.name}: coefficients of {pair.about} over {time}, {spell_seeds([pair])}"
+        on_plane = {kind: run for kind, run in pair.runs.items() if kind in WHERE and len(pair.bases) == 3}
+        others = {kind: run for kind, run in pair.runs.items() if kind not in on_plane}
+        if on_plane:
+            figures[pair.about] = _draw_paths(replace(pair, runs=on_plane), title)
+        if others:
+            name = f"{pair.about} {' '.join(others)}" if on_plane else pair.about
+            figures[name] = _draw_over_epochs(replace(pair, runs=others), title)
+    return figures
+
+
+def _draw_paths(pair: Pair, title: str) -> Figure:
+    """A line of panels a hull: with the whole triangle, and close up."""
+    kinds = [kind for kind in WHERE if kind in pair.runs]
+    room = ConstrainedLayoutEngine(h_pad=0.1)  # for the values around each panel
+    figure = Figure(figsize=(WIDTH, 0.6 + 3.4 * len(kinds)), layout=room)
+    figure.suptitle(title)
+    panels = figure.subplots(len(kinds), 2, squeeze=False)
+    shown: list[tuple[Axes, Learned, list[Label]]] = []
+    epochs = Normalize(0, max(len(run.paths) for run in pair.runs.values()) - 1)
+    for kind, (whole, close) in zip(kinds, panels, strict=True):
+        run = pair.runs[kind]
+        places = project(run.paths).reshape(-1, 2)
+        cloud = project(np.concatenate(run.channels)) if run.channels else places[:0]
+        for panel, seen in ((whole, np.concatenate([CORNERS, places, cloud])), (close, places)):
+            square = frame(seen)
+            draw_plane(panel, pair.bases, *square)
+            panel.plot(*cloud.T, ".", color=GREY, markersize=2, alpha=0.6, zorder=2)
+            _draw_run(panel, run, epochs)
+            shown.append((panel, run, corner_names(pair.bases, *square)))
+        whole.set_title(WHERE[kind], loc="left", pad=12)
+        close.set_title("close up", loc="left", pad=12)
+    time = ScalarMappable(epochs, TIME)
+    figure.colorbar(time, ax=panels, label="epoch", ticks=Round(integer=True), shrink=0.5, aspect=30, pad=0.02)
+    few = run.layers <= MANY
+    keys = [
+        Line2D([], [], **START, label="start"),
+        Line2D([], [], **END, label="end, with the activation's number" if few else "end"),
+    ]
+    if not few:
+        depth_bar(figure, panels, run.layers)
+    if any(run.channels for run in pair.runs.values()):
+        keys.append(Line2D([], [], linestyle="none", marker=".", color=GREY, label="the channels' ends; paths: means"))
+    figure.legend(handles=keys, loc="outside lower center", ncols=len(keys))
+    figure.draw_without_rendering()  # lays it out
+    for panel, run, names in shown:
+        ways = project(run.paths).swapaxes(0, 1)
+        numbers = merge(panel, _numbers(run)) if few and panel in panels[:, 1] else []
+        place_labels(panel, names + numbers, [OUTLINE, *ways], ways[:, [0, -1]].reshape(-1, 2))
+    return figure
+
+
+def _draw_run(panel: Axes, run: Learned, epochs: Normalize) -> None:
+    places = project(run.paths)  # (1 + epochs, layers, 2)
+    few = run.layers <= MANY
+    for layer in range(run.layers):
+        path = places[:, layer]
+        segments = LineCollection(
+            list(np.stack([path[:-1], path[1:]], axis=1)), cmap=TIME, norm=epochs, linewidth=1.4 if few else 0.7
+        )
+        segments.set_array(np.arange(len(path) - 1))
+        panel.add_collection(segments)
+    for layer in range(run.layers):
+        panel.plot(*places[0, layer], **START, zorder=4)
+        panel.plot(*places[-1, layer], **END if few else END | {"markerfacecolor": shade(layer, run.layers)}, zorder=4)
+
+
+def _numbers(run: Learned) -> list[Label]:
+    """The activations' numbers at their ends, best on the side to which they went."""
+    start, end = project(run.paths[[0, -1]])
+    sides = (end - start) / np.maximum(np.linalg.norm(end - start, axis=1, keepdims=True), 1e-9)
+    return [Label(str(layer + 1), end[layer], sides[layer], 7.5) for layer in range(run.layers)]
+
+
+def _draw_over_epochs(pair: Pair, title: str) -> Figure:
+    """Draw a row of panels per hull, a panel per base; of two coefficients that sum to one the first is enough."""
+    kinds = list(pair.runs)
+    first, *others = pair.bases
+    shown = [first] if len(others) == 1 and all(kind in WHERE for kind in kinds) else pair.bases
+    layers = pair.runs[kinds[0]].layers
+    grid = (1, len(kinds)) if len(shown) == 1 else (len(kinds), len(shown))
+    figure = Figure(figsize=(WIDTH, 0.7 + (2.6 if len(shown) == 1 else 2.1) * grid[0]), layout="constrained")
+    figure.suptitle(title)
+    panels = figure.subplots(*grid, sharex=True, sharey=True, squeeze=False)
+    every = [(kind, base) for kind in kinds for base in range(len(shown))]
+    for panel, (kind, base) in zip(panels.flat, every, strict=True):
+        _draw_lines(panel, pair.runs[kind], base)
+        panel.set_title(kind if len(shown) == 1 else f"{kind}: {shown[base]}")
+    for panel in panels[:, 0]:
+        alone = len(shown) == len(others) == 1
+        panel.set_ylabel(f"coefficient of {first}\n({others[0]}: 1 minus it)" if alone else "coefficient")
+    for panel in panels[-1]:
+        panel.set_xlabel("epoch")
+    panels[0, 0].xaxis.set_major_locator(Round(integer=True))
+    if layers > MANY:
+        depth_bar(figure, panels, layers)
+    else:
+        keys, _ = panels[0, 0].get_legend_handles_labels()
+        figure.legend(handles=keys, loc="outside lower center", ncols=min(layers, 5), handlelength=3.0)
+    return figure
+
+
+def _draw_lines(panel: Axes, run: Learned, base: int) -> None:
+    for bound in (0.0, 1.0):
+        # an artist, not a line of the panel: it is to be seen where it is in view, and not to widen the view
+        line = Line2D([0, 1], [bound] * 2, transform=panel.get_yaxis_transform(), color=FAINT, linewidth=0.8, zorder=0)
+        panel.add_artist(line)
+    for layer, path in enumerate(run.paths[:, :, base].T):
+        few, style = run.layers <= MANY, layer % len(LINES)
+        # broken lines above whole ones, so that both are seen where coefficients are the same
+        look = {"linestyle": LINES[style], "linewidth": 1.3, "zorder": 2 + style} if few else {"linewidth": 0.7}
+        panel.plot(path, color=shade(layer, run.layers), label=f"activation {layer + 1}", **look)

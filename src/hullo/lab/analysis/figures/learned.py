@@ -1,0 +1,73 @@
+"""What was learned, put side by side: the affine and the convex hull of the same bases, each with one run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from hullo.lab.analysis.experiments import Experiment
+from hullo.lab.analysis.readings import BEST, CHOSEN
+from hullo.lab.spec.activation import HULLS, ActivationSpec
+from hullo.lab.spec.records import Record
+
+
+@dataclass(frozen=True)
+class Learned:
+    """The coefficients of one run up to an epoch: `paths` is (1 + epochs, layers, bases), the start first.
+
+    With one activation a channel these are the means over channels; `channels` then holds, if the run ended with that
+    epoch, the coefficients (channels, bases) of each layer.
+    """
+
+    record: Record
+    paths: np.ndarray
+    channels: list[np.ndarray]
+
+    @property
+    def layers(self) -> int:
+        return int(self.paths.shape[1])
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Runs whose rows differ in the kind of hull alone, by kind: affine, convex, or both."""
+
+    about: str  # what the rows have in their parentheses, or "prelu"
+    bases: tuple[str, ...]
+    runs: Mapping[str, Learned]
+
+
+def find_learned(experiment: Experiment, seed: int | None = None) -> list[Pair]:
+    """Return all hulls of an experiment, each with the run of the seed, by default the first that did not diverge.
+
+    Coefficients are those up to the epoch of the experiment's reading.
+    """
+    pairs: dict[str, dict[str, Learned]] = {}
+    for row in experiment.accuracies:
+        kind, about = ActivationSpec.parse(row).kind, row.partition("(")[2].removesuffix(")") or row
+        runs = [r for r in experiment.records if r.spec.activation == row and r.coefficients and not experiment.lost(r)]
+        own = min((r for r in runs if seed in (None, r.spec.seed)), key=lambda r: r.spec.seed, default=None)
+        if own is not None and ActivationSpec.parse(row).learns:
+            epoch = experiment.read_epoch(own)
+            paths = np.array(own.coefficients[: epoch + 1], dtype=float)
+            ended = epoch == own.spec.epochs
+            channels = [np.array(layer, dtype=float) for layer in own.channels] if ended else []
+            pairs.setdefault(about, {})[kind] = Learned(own, paths, channels)
+    return [
+        Pair(about, tuple(next(iter(runs.values())).record.bases), {kind: runs[kind] for kind in HULLS if kind in runs})
+        for about, runs in pairs.items()
+    ]
+
+
+def spell_time(experiment: Experiment) -> str:
+    """Return up to when coefficients are shown: ``200 epochs``, or ``200 epochs (chosen epoch)``."""
+    moves = experiment.reading in (CHOSEN, BEST)
+    return f"{experiment.time} ({experiment.reading.short})" if moves else experiment.time
+
+
+def spell_seeds(pairs: list[Pair]) -> str:
+    """Return which runs are shown: ``seed 0``, or ``seeds 0 and 1``."""
+    seeds = sorted({run.record.spec.seed for pair in pairs for run in pair.runs.values()})
+    return f"seed{'s' * (len(seeds) > 1)} {' and '.join(map(str, seeds))}"

@@ -1,0 +1,101 @@
+"""The plane of coefficients that sum to one, as a picture: three bases are the corners of a triangle.
+
+Coefficients (a, b, c) with a + b + c = 1 lie at a A + b B + c C, where A, B, C are the corners. Those of a convex hull
+lie in the triangle; those of an affine hull anywhere in the plane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from hullo.lab.analysis.figures.labels import Label
+from hullo.lab.analysis.figures.style import COLOURS, FAINT, write
+
+CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, np.sqrt(0.75)]])
+OUTLINE = np.vstack([CORNERS, CORNERS[:1]])
+GRID_COLOURS = (COLOURS[0], "#8A5A00", COLOURS[2])
+"""One a base; darker than usual, for letters."""
+
+
+def project(coefficients: np.ndarray | Sequence[float]) -> np.ndarray:
+    """Where coefficients lie in the picture.
+
+    >>> project([0.0, 1.0, 0.0])
+    array([1., 0.])
+    """
+    found: np.ndarray = np.asarray(coefficients) @ CORNERS
+    return found
+
+
+def unproject(places: np.ndarray) -> np.ndarray:
+    """The coefficients at places of the picture, of any shape (..., 2)."""
+    ones = np.ones((*places.shape[:-1], 1))
+    found: np.ndarray = np.concatenate([places, ones], -1) @ np.linalg.inv(np.column_stack([CORNERS, np.ones(3)]))
+    return found
+
+
+def frame(places: np.ndarray, least: float = 0.05) -> tuple[np.ndarray, float]:
+    """The middle and the half side of a square that holds places, with room around them."""
+    low, high = places.min(0), places.max(0)
+    return (low + high) / 2, max(0.62 * (high - low).max(), least)
+
+
+def draw_plane(panel: Axes, bases: Sequence[str], middle: np.ndarray, half: float) -> None:
+    """Show the square part of the plane around `middle`: the triangle, and lines of equal coefficients with values."""
+    panel.set(xlim=(middle[0] - half, middle[0] + half), ylim=(middle[1] - half, middle[1] + half), aspect="equal")
+    panel.set(xticks=[], yticks=[])
+    panel.spines[:].set(visible=True, color=FAINT)
+    panel.fill(*CORNERS.T, color="#F2F2F2", linewidth=0, zorder=0)
+    panel.plot(*OUTLINE.T, color="black", linewidth=0.9, zorder=1.5)
+    step = np.diff(MaxNLocator(7, steps=[1, 2, 5, 10]).tick_values(0.0, 2 * half))[0]
+    for i, colour in enumerate(GRID_COLOURS):
+        for value, line in grid_lines(i, middle, half, step):
+            panel.plot(*line.T, color=colour, linewidth=0.5, alpha=0.35, zorder=1)
+            _label(panel, i, f"{value:g}".replace("-", "\N{MINUS SIGN}"), line, colour)
+    for x, side, name, colour in zip((0.0, 0.36, 0.72), ("below", "above", "right"), bases, GRID_COLOURS, strict=True):
+        text = f"{side}: {name}"
+        write(panel, text, (x, 0), (0, -12), xycoords="axes fraction", va="top", color=colour, fontsize=6.5)
+
+
+def corner_names(bases: Sequence[str], middle: np.ndarray, half: float) -> list[Label]:
+    """The names of those bases that are in the square part of the plane around `middle`, outside of the triangle."""
+    sides = np.array([[0.0, -1.0], [0.0, -1.0], [0.0, 1.0]])
+    named = zip(bases, CORNERS, sides, strict=True)
+    return [Label(name, corner, side, 7.0) for name, corner, side in named if (np.abs(corner - middle) < half).all()]
+
+
+def grid_lines(i: int, middle: np.ndarray, half: float, step: float) -> list[tuple[float, np.ndarray]]:
+    """Where coefficient i is a multiple of `step`, inside the square: each value with both ends of its line."""
+    square = middle + half * np.array([[-1, -1], [1, -1], [1, 1], [-1, 1]])
+    reach = unproject(square)[:, i]
+    values = np.arange(np.ceil(reach.min() / step), np.floor(reach.max() / step) + 1) * step
+    along = CORNERS[(i + 2) % 3] - CORNERS[(i + 1) % 3]  # the other two change, this one does not
+    lines = []
+    for value in values:
+        rest = np.full(3, (1 - value) / 2)
+        rest[i] = value
+        start = project(rest)
+        with np.errstate(divide="ignore", invalid="ignore"):  # along a side, or on it
+            hits = np.sort((np.stack([middle - half, middle + half]) - start) / along, axis=0)
+        first, last = hits[0].max(), hits[1].min()
+        if first < last:
+            lines.append((round(float(value), 6) + 0.0, np.stack([start + first * along, start + last * along])))
+    return lines
+
+
+def _label(panel: Axes, i: int, text: str, line: np.ndarray, colour: str) -> None:
+    """At the end of a grid line: below, above or right of the square, a side a base."""
+    low, high = sorted(line.tolist(), key=lambda end: (end[1], end[0]))
+    bottom, top = panel.get_ylim()
+    spot, place, sides = (
+        (low, (0, -2), {"ha": "center", "va": "top"}),
+        (high, (0, 2), {"ha": "center", "va": "bottom"}),
+        (high, (2, 0), {"ha": "left", "va": "center"}),
+    )[i]
+    if (i == 0 and spot[1] > bottom + 1e-9) or (i == 1 and spot[1] < top - 1e-9):
+        return  # the line leaves through another side
+    write(panel, text, spot, place, fontsize=6.0, color=colour, **sides)

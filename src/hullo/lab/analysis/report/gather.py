@@ -1,0 +1,168 @@
+"""From records to the document that the page shows: columns, their cells under each reading, and their runs."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import hullo
+from hullo.lab.analysis.distance import under
+from hullo.lab.analysis.experiments import REFERENCE, Cell, Experiment, experiments, rows_of
+from hullo.lab.analysis.readings import READINGS, Reading
+from hullo.lab.analysis.sources import read_records, record_files
+from hullo.lab.analysis.statistics import Interval
+from hullo.lab.run.checkpoints import Checkpoints
+from hullo.lab.spec import paper
+from hullo.lab.spec.activation import ActivationSpec
+from hullo.lab.spec.environment import Environment
+from hullo.lab.spec.records import Record
+from hullo.lab.spec.run_spec import Spec
+
+SCALE = 100_000
+"""Coefficients over training are kept as whole numbers of hundred-thousandths: less than a line's width."""
+MOST_CHANNELS = 16
+"""Of the activations of a layer's channels so many are kept, evenly spaced."""
+CURVES = ("test_accuracy", "val_accuracy", "test_top5", "test_loss", "val_loss", "train_loss")
+
+
+def gather(paths: Sequence[Path], warn: Callable[[str], None] | None = None) -> dict[str, Any]:
+    """Return the document of files of records, and of directories that hold them; runs may be under way there.
+
+    What cannot be read is left out, and `warn` is told of it; without it, it is refused.
+    """
+    begun = {path: _begun(path, warn) for path in paths}
+    records = read_records((path for path in paths if not begun[path] or _holds_records(path)), warn)
+    recorded = {record.spec for record in records}
+    waiting = {spec for specs in begun.values() for spec in specs} - recorded
+    environments = list(dict.fromkeys(record.environment for record in records))
+    columns = experiments(records)
+    return {
+        "hullo": hullo.__version__,
+        "scale": SCALE,
+        "waiting": sorted(Counter(str(spec.column) for spec in waiting).items()),
+        "environments": list(map(asdict, environments)),
+        "rows": rows_of(columns),
+        "readings": {reading.name: asdict(reading) for reading in READINGS.values()},
+        "columns": [_column(experiment, environments) for experiment in columns],
+    }
+
+
+def _begun(path: Path, warn: Callable[[str], None] | None) -> list[Spec]:
+    """Return the runs that were begun in a directory, recorded or not."""
+    begun: list[Spec] = []
+    for folder in path.rglob("checkpoints") if path.is_dir() else [path.with_name("checkpoints")]:
+        populations, flaws = Checkpoints(folder).scan()
+        begun += itertools.chain(*populations)
+        for flaw in flaws:
+            if warn is None:
+                raise ValueError(flaw)
+            warn(flaw)
+    return begun
+
+
+def _holds_records(path: Path) -> bool:
+    return any(file.exists() and file.stat().st_size for file in record_files(path))
+
+
+def _column(experiment: Experiment, environments: Sequence[Environment]) -> dict[str, Any]:
+    published = {row: value for row in paper.ROWS if (value := experiment.published(row)) is not None}
+    reference = published.get(REFERENCE)
+    found = under(experiment, experiment.readings)
+    return {
+        "name": experiment.name,
+        "about": f"{experiment.images} images, {experiment.time}, {experiment.seeds}",
+        "epochs": experiment.setting.epochs,
+        "remarks": experiment.remarks,
+        "reading": experiment.reading.name,
+        "readings": [reading.name for reading in found],
+        "rows": [_row({reading: other.cells[row] for reading, other in found.items()}) for row in experiment.cells],
+        "paper": {
+            row: [value, None if row == REFERENCE or reference is None else round(value - reference, 2)]
+            for row, value in published.items()
+        },
+        "runs": [
+            _run(record, environments.index(record.environment), found.values())
+            for record in sorted(experiment.records, key=lambda record: record.spec.seed)
+        ],
+    }
+
+
+def _row(cells: Mapping[Reading, Cell]) -> dict[str, Any]:
+    """Return a row of a column, with its figures by reading."""
+    name, diverged = next((cell.row, cell.diverged) for cell in cells.values())
+    row = ActivationSpec.parse(name)
+    return {
+        "name": name,
+        "kind": row.kind,
+        "bases": [item.name for item in row.bases],
+        "accuracy": {reading.name: _interval(cell.accuracy) for reading, cell in cells.items()},
+        "difference": {reading.name: _interval(cell.over_reference) for reading, cell in cells.items()},
+        "diverged": diverged,
+    }
+
+
+def _interval(interval: Interval | None) -> list[float | None] | None:
+    return None if interval is None else [_short(interval.mean), _short(interval.half)]
+
+
+def _run(record: Record, environment: int, found: Iterable[Experiment]) -> dict[str, Any]:
+    """Return a run, without curves from the epoch on in which it diverged: no number from there means anything."""
+    sound = record.spec.epochs if record.diverged_in is None else record.diverged_in - 1
+    channels = [] if record.diverged else record.channels
+    return {
+        "id": record.spec.id,
+        "spec": asdict(record.spec),
+        "ended": record.ended,
+        "lost": record.diverged_in,
+        "accuracy": {e.reading.name: _short(e.accuracies[record.spec.activation][record.spec.seed]) for e in found},
+        "read": {e.reading.name: e.read_epoch(record) for e in found},
+        "members": record.members,
+        "seconds": record.seconds,
+        "environment": environment,
+        "bases": record.bases,
+        "coefficients": [_paths(layer, 1 + sound) for layer in zip(*record.coefficients, strict=True)],
+        "channels": [_spaced([[*map(_short, row)] for row in layer], MOST_CHANNELS) for layer in channels],
+        **{name: [*map(_short, _first(getattr(record, name), sound))] for name in CURVES},
+    }
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.5g}")
+
+
+def _spaced(items: list[Any], most: int) -> list[Any]:
+    return [items[i * len(items) // most] for i in range(most)] if len(items) > most else items
+
+
+def _first(values: Sequence[float | None], count: int) -> list[float | None]:
+    """So many values, and None in place of the others."""
+    return [value if i < count else None for i, value in enumerate(values)]
+
+
+def _paths(points: Iterable[Sequence[float | None]], known: int) -> list[list[int | None]]:
+    """Each base's coefficient over the epochs, as far as it is known."""
+    return [encode(_first(path, known)) for path in zip(*points, strict=True)]
+
+
+def encode(values: Iterable[float | None]) -> list[int | None]:
+    """Numbers as steps from each to the next, in whole multiples of 1 / SCALE; a few characters each.
+
+    What is not finite, or beyond what floating-point numbers count exactly, is None.
+
+    >>> encode([0.5, 0.50003, None, 0.49999])
+    [50000, 3, None, -4]
+    """
+    steps: list[int | None] = []
+    last = 0
+    for value in values:
+        if value is None or abs(value) > 1e9:
+            steps.append(None)
+        else:
+            now = round(value * SCALE)
+            steps.append(now - last)
+            last = now
+    return steps

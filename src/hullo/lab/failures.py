@@ -1,7 +1,0 @@
-"""What went wrong on the way, told apart from what was asked for wrongly."""
-
-from __future__ import annotations
-
-
-class FailedError(ValueError):
-    """What was asked for is valid, but could not be done: data are missing, the disk is full, the memory too small."""

@@ -1,0 +1,1 @@
+"""Train populations: loaders, training, checkpoints, queues of runs, and where they run."""

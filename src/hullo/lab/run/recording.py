@@ -1,0 +1,63 @@
+"""Records of a population at the end of its training."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+from torch import Tensor
+
+from hullo.lab.run.training import Training
+from hullo.lab.spec.activation import ActivationSpec
+from hullo.lab.spec.environment import Environment
+from hullo.lab.spec.records import Record
+
+
+def take_records(training: Training, environment: Environment) -> list[Record]:
+    """Return the members' records at the end of their training."""
+    activations, curves, held_out = (
+        training.population.activations,
+        training.curves,
+        "val" in training.loader.eval_sizes,
+    )
+    records = []
+    for k, spec in enumerate(training.specs):
+        row = ActivationSpec.parse(spec.activation)
+        points = (training.start[k], *curves["coefficients"][:, k]) if row.learns else ()
+        over_time = [activations.split(k, point) for point in points]
+        coefficients = [[_numbers(layer.mean(0)) for layer in point] for point in over_time]
+        sound = curves["sound"][:, k].tolist()
+        for epoch, point in enumerate(coefficients[1:]):  # weights may be finite where their mean is not
+            sound[epoch] = sound[epoch] and None not in itertools.chain(*point)
+        accuracy, *top5 = (list(map(_rounded, top)) for top in curves["test_accuracy"][:, k].T.tolist())
+        records.append(
+            Record(
+                spec=spec,
+                ended="finished" if all(sound) else f"diverged in epoch {sound.index(False) + 1}",
+                train_loss=_numbers(curves["train_loss"][:, k]),
+                test_loss=_numbers(curves["test_loss"][:, k]),
+                test_accuracy=accuracy,
+                bases=[item.name for item in row.bases] if row.learns else [],
+                coefficients=coefficients,
+                members=len(training.specs),
+                seconds=round(training.seconds, 3),
+                environment=environment,
+                channels=[[*map(_numbers, layer)] for layer in over_time[-1]] if row.per == "channel" else [],
+                test_top5=top5[0] if top5 else [],
+                val_loss=_numbers(curves["val_loss"][:, k]) if held_out else [],
+                val_accuracy=[*map(_rounded, curves["val_accuracy"][:, k, 0].tolist())] if held_out else [],
+                images=[]
+                if training.loader.is_complete
+                else [training.loader.count, training.loader.eval_sizes["test"]],
+            )
+        )
+    return records
+
+
+def _numbers(values: Tensor) -> list[float | None]:
+    return [_rounded(value) if math.isfinite(value) else None for value in values.tolist()]
+
+
+def _rounded(value: float) -> float:
+    """Six digits of a number, which is about what float32 holds."""
+    return float(f"{value:.6g}")

@@ -1,0 +1,239 @@
+"""The training of a population: steps, evaluation, and the curves of each member.
+
+Members are independent: each has its own loss, its own order of images and its own learning rate, and one that diverges
+goes on beside the others without changing them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hullo.lab import networks
+from hullo.lab.distributed import ALONE, World
+from hullo.lab.run.loaders import Loader
+from hullo.lab.spec.run_spec import Spec
+from hullo.population import SGD, AugmentedImages, Optimizer, Population, RMSprop, capture
+
+NEVER = 2**62
+
+
+class Training:
+    """Train a population: what a checkpoint holds is `state_dict`, and from there training goes on to the bit.
+
+    `curves` holds a point per epoch and member: `train_loss`, the mean over the epoch's steps; for each set of images
+    to evaluate on, `test_loss` and `test_accuracy`, in percent for each of the feed's `tops`, and `val_loss` and
+    `val_accuracy` where images are held out; `sound`, whether all losses and weights are finite; and `coefficients`.
+
+    Args:
+        specs: the members' specs; they may differ in activation, seed, learning rates and their decay.
+        feed: what they see, on the device where they train.
+        world: the processes that train them together.
+
+    Example:
+        >>> from hullo.lab import data
+        >>> from hullo.lab.run.loaders import InMemoryLoader
+        >>> from hullo.lab.spec.run_spec import Spec
+        >>> sample = InMemoryLoader(data.load("fashion-mnist-sample"))
+        >>> spec = Spec("lenet5", "fashion-mnist-sample", "affine(identity,relu)", epochs=1, batch=50)
+        >>> training = Training([spec], sample)
+        >>> steps = training.advance()
+        >>> next(steps), next(steps)
+        (None, None)
+        >>> training.epoch, training.step, training.steps
+        (0, 2, 120)
+    """
+
+    def __init__(self, specs: Sequence[Spec], loader: Loader, world: World = ALONE) -> None:
+        first = specs[0]
+        if others := [spec for spec in specs if spec.population_key != first.population_key]:
+            raise ValueError(f"a population shares all but activations, seeds, rates and decays: {first}; {others[0]}")
+        self.specs, self.loader, self.world = tuple(specs), loader, world
+        sizes = asdict(loader.task)
+        members = [networks.build(first.network, activation=s.activation, seed=s.seed, **sizes) for s in specs]
+        self.population = Population(members, seeds=[spec.seed for spec in specs]).to(loader.device)
+        self.steps = -(-loader.count // first.batch)
+        self.optimizer = _optimizer(self.population, specs, self.steps, world)
+        self._forward: nn.Module = self.population
+        if world.size > 1:
+            if any(isinstance(module, nn.BatchNorm2d) for module in members[0].modules()):
+                raise ValueError(f"{first.network} normalizes over whole batches: train it in one process")
+            self._forward = nn.parallel.DistributedDataParallel(self.population)
+        self.epoch = self.step = 0
+        self.seconds = 0.0
+        self.total = torch.zeros(len(specs), dtype=torch.float64, device=loader.device)
+        self.start = self.population.activations.coefficients.detach().cpu()
+        self.curves: dict[str, Tensor] = {}
+
+    def advance(self) -> Iterator[None]:
+        """Train to the last epoch; whenever this yields, after each step and each epoch, the state is whole."""
+        spec = self.specs[0]
+        learn: Callable[..., None] = self._take_step
+        if self.world.size == 1 and self.loader.count >= spec.batch:
+            learn = capture(self._take_step, self)
+        while self.epoch < spec.epochs:
+            self.population.train()
+            seeds = self.population.seeds
+            for whole, batch in self.loader.batches(seeds, self.epoch, spec.batch, self.step, self.world):
+                self._whole = whole
+                learn(*batch)
+                self.step += 1
+                yield
+            self._end_epoch()
+            yield
+
+    def _take_step(self, *batch: Tensor) -> None:
+        """Take a step on this process's part of a batch of `_whole` images."""
+        self.population.first_sample = self.world.shard(self._whole).start
+        self.optimizer.zero_grad()
+        with self._autocast():
+            losses = self._losses(*self.loader.load_batch(*batch))[0].sum(1)
+        # gradients are averaged over the processes: each counts its images as often as there are processes
+        (losses.sum() * (self.world.size / self._whole)).backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        self.total += self.world.all_reduce(losses.detach())
+
+    def _autocast(self) -> torch.autocast:
+        """Return the context in which images are made and networks compute."""
+        enabled = self.specs[0].precision == "bfloat16"
+        return torch.autocast(self.loader.device.type, torch.bfloat16, enabled=enabled)
+
+    def _losses(self, images: Tensor | AugmentedImages, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return each member's loss on each image, (K, B), and its logits."""
+        logits = self._forward(images, in_dims=None if isinstance(images, Tensor) else 0).float()
+        losses = F.cross_entropy(logits.flatten(0, 1), labels.expand(logits.shape[:2]).flatten(), reduction="none")
+        return losses.view(logits.shape[:2]), logits
+
+    @torch.no_grad()
+    def _end_epoch(self) -> None:
+        """Evaluate, and add a point to every curve."""
+        self.population.eval()
+        losses, accuracies = {"train": self.total / self.loader.count}, {}
+        for name in self.loader.eval_sizes:
+            losses[name], accuracies[name] = self._evaluate(name)
+        finite = [p.flatten(1).isfinite().all(1) for p in self.population.parameters()]
+        sound = torch.stack([*finite, *(loss.isfinite() for loss in losses.values())]).all(0)
+        points = {f"{name}_loss": loss for name, loss in losses.items()}
+        points |= {f"{name}_accuracy": accuracy for name, accuracy in accuracies.items()}
+        points |= {"sound": sound, "coefficients": self.population.activations.coefficients}
+        for name, point in points.items():
+            known = self.curves.get(name, point.new_empty(0, *point.shape).cpu())
+            self.curves[name] = torch.cat([known, point.cpu().unsqueeze(0)])
+        self.total.zero_()
+        self.epoch, self.step = self.epoch + 1, 0
+
+    def _evaluate(self, name: str) -> tuple[Tensor, Tensor]:
+        """Return each member's loss on a set of images, (K), and its accuracies in percent, (K, tops)."""
+        sums = self.total.new_zeros(1 + len(self.loader.topk), len(self.specs))
+        with self._autocast():
+            for images, labels in self.loader.eval_batches(name, self.world):
+                losses, logits = self._losses(images, labels)
+                hits = (logits.topk(min(max(self.loader.topk), logits.shape[-1]), -1).indices == labels[:, None]).sum(1)
+                sums += torch.stack([losses.sum(1), *(hits[:, :top].sum(-1) for top in self.loader.topk)])
+        sums = self.world.all_reduce(sums) / self.loader.eval_sizes[name]
+        return sums[0], 100 * sums[1:].T
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All that training goes on from, as tensors by name."""
+        parts = {
+            "population": self.population.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "curves": self.curves,
+        }
+        state = {f"{part}.{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
+        position = torch.tensor([self.epoch, self.step, self.seconds], dtype=torch.float64)
+        return state | {"total": self.total, "position": position}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a state that a training of the same specs has saved; one of another kind changes nothing."""
+        self._check_state(state)
+
+        def part(prefix: str) -> dict[str, Tensor]:
+            return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+
+        self.population.load_state_dict(part("population."))
+        self.optimizer.load_state_dict(part("optimizer."))
+        self.curves = part("curves.")
+        self.total.copy_(state["total"])
+        self.epoch, self.step = map(int, state["position"][:2].tolist())
+        self.seconds = state["position"][2].item()
+
+    def _check_state(self, state: Mapping[str, Tensor]) -> None:
+        """Raise a ValueError that names a tensor which is not as in a state of this training."""
+        own = {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("curves.")}
+        _check_alike(own, {name: tensor for name, tensor in state.items() if not name.startswith("curves.")})
+        epochs, (epoch, step, seconds) = self.specs[0].epochs, state["position"].tolist()
+        steps = self.steps if epoch < epochs else 0
+        if epoch not in range(epochs + 1) or step not in range(steps + 1) or not 0 <= seconds < math.inf:
+            found = f"epoch {epoch:g}, step {step:g} after {seconds:g} seconds"
+            raise ValueError(f"position: {found}, but epochs from 0 to {epochs} and steps from 0 to {steps} are wanted")
+        updates = int(epoch) * self.steps + int(step)
+        if state["optimizer.updates"] != updates:
+            raise ValueError(f"optimizer.updates: {state['optimizer.updates']}, but its position is after {updates}")
+        curves = self._new_curves(int(epoch)) if epoch else {}
+        _check_alike(
+            {f"curves.{name}": curve for name, curve in curves.items()},
+            {name: tensor for name, tensor in state.items() if name.startswith("curves.")},
+        )
+
+    def _new_curves(self, epochs: int) -> dict[str, Tensor]:
+        """Return curves of so many epochs, without values."""
+        losses, topk = self.total.new_empty(epochs, len(self.specs)), len(self.loader.topk)
+        curves = {f"{name}_loss": losses for name in ("train", *self.loader.eval_sizes)}
+        curves |= {f"{name}_accuracy": losses.unsqueeze(-1).expand(-1, -1, topk) for name in self.loader.eval_sizes}
+        return curves | {"sound": losses.bool(), "coefficients": self.start.expand(epochs, *self.start.shape)}
+
+
+def _check_alike(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
+    """Raise a ValueError that names a tensor in which two states differ by its name, shape or type."""
+    if names := sorted(own.keys() ^ given.keys()):
+        raise ValueError(f"{names[0]}: {'missing' if names[0] in own else 'unknown'}")
+    for name, tensor in own.items():
+        kinds = [f"{t.dtype} of shape {tuple(t.shape)}".removeprefix("torch.") for t in (given[name], tensor)]
+        if kinds[0] != kinds[1]:
+            raise ValueError(f"{name}: {kinds[0]}, but {kinds[1]} is wanted")
+
+
+def _optimizer(population: Population, specs: Sequence[Spec], steps: int, world: World) -> Optimizer:
+    """Return the optimizer of the protocol: SGD for AlexNet, RMSprop for the others.
+
+    SGD is PyTorch's, with the settings of Caffe: biases at twice the rate and without weight decay, like coefficients.
+    The rate of RMSprop falls as that of Keras 2 does.
+    """
+    lr, scale, decay = (
+        torch.tensor([getattr(spec, name) for spec in specs], dtype=torch.float64, device=population.seeds.device)
+        for name in ("lr", "coefficient_lr_scale", "decay")
+    )
+    raw = population.activations.raw
+    learned = [raw] if raw.requires_grad else []
+    groups: list[dict[str, Any]] = [{"params": learned, "lr": lr * scale, "weight_decay": 0.0}]
+    # DistributedDataParallel gathers the gradients of parameters, not of copies
+    copies = torch.bfloat16 if specs[0].precision == "bfloat16" and world.size == 1 else None
+    if specs[0].network == "alexnet":
+        every = torch.where(decay > 0, (steps / decay).round().clamp(1, NEVER), NEVER)
+        biases = [p for name, p in population.named_parameters() if name.endswith("bias")]
+        groups.append({"params": biases, "lr": 2 * lr, "weight_decay": 0.0})
+        return SGD(
+            population,
+            lr=lr,
+            momentum=0.9,
+            weight_decay=5e-4,
+            schedule=lambda updates: 0.1 ** (updates / every).floor(),
+            groups=groups,
+            copies=copies,
+        )
+    return RMSprop(
+        population,
+        lr=lr,
+        alpha=0.9,
+        eps=1e-7,
+        schedule=lambda updates: 1 / (1 + decay * updates),
+        groups=groups,
+        copies=copies,
+    )

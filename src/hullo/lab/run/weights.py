@@ -1,0 +1,64 @@
+"""Trained networks as files: weights by run, and plain networks made of them."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import nn
+
+from hullo.lab import networks
+from hullo.lab.files import atomic_write, check_regular
+from hullo.lab.networks import Task
+from hullo.lab.spec.run_spec import Spec
+
+FOLDER = "weights"
+
+
+def save_weights(output: Path, spec: Spec, task: Task, network: nn.Module) -> Path:
+    """Save a trained network under an output directory, as ``weights/ID.safetensors`` with the run's id."""
+    path = output / FOLDER / f"{spec.id}.safetensors"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
+    with atomic_write(path) as file:
+        file.write(save(tensors, {"spec": str(spec), "task": json.dumps(asdict(task))}))
+    return path
+
+
+def load_network(path: str | os.PathLike[str]) -> nn.Module:
+    """Load a trained network, a plain module in evaluation mode, ready for inference, folding and export.
+
+    Args:
+        path: a file that ``hullo train`` has left in the folder ``weights`` of its output directory.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> from hullo.lab import networks
+        >>> from hullo.lab.spec.run_spec import Spec
+        >>> spec, task = Spec("lenet5", "cifar10", "affine(identity,relu)"), networks.Task(3, 32, 10)
+        >>> with TemporaryDirectory() as folder:
+        ...     path = save_weights(Path(folder), spec, task, networks.build("lenet5", activation=spec.activation))
+        ...     load_network(path).act1
+        AffineHull(identity=0.5, relu=0.5)
+    """
+    path = Path(path)
+    try:
+        check_regular(os.stat(path), path)
+        with safe_open(path, "pt") as file:
+            about: dict[str, str] = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path} holds no weights: {error}") from None
+    try:
+        spec, sizes = Spec.parse(about["spec"]), asdict(Task(**json.loads(about["task"])))
+        network = networks.build(spec.network, activation=spec.activation, **sizes)
+        network.load_state_dict(tensors)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"{path} holds no network of the laboratory: {reason}") from None
+    return network.eval()

@@ -1,0 +1,162 @@
+"""Activations by their spelling.
+
+A *row* of the paper's table says what a network's activations are: a base function such as ``relu`` or
+``leaky_relu(0.2)``, which is fixed, or a hull such as ``convex(identity,relu)`` or ``affine(identity,relu,tanh)``, or
+``prelu``, which are learned.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from hullo.bases import Base, base, list_bases, resolve
+from hullo.modules import AffineHull, ConicHull, ConvexHull, Hull, LinearHull
+
+HULLS: dict[str, type[Hull]] = {"convex": ConvexHull, "affine": AffineHull, "conic": ConicHull, "linear": LinearHull}
+DEFAULTS = {"fixed": "fixed", "convex": "projection", "affine": "recentred", "conic": "clamped", "linear": "given"}
+"""The parametrization where a spelling names none; the meaning of a record never changes."""
+_OPTION = re.compile(r"\s*\w+\s*=")
+OPTIONS = {"parametrization": "", "init": "uniform", "per": "layer"}
+
+
+@dataclass(frozen=True)
+class ActivationSpec:
+    """What the activations of a network are: one base function, or the hull of several, in the catalogue's order.
+
+    A hull's spelling may name a parametrization, say that it starts as one of its bases rather than at 1/N each, and
+    that there is one activation per channel: ``convex(identity,relu,init=relu,per=channel)``. Fully connected layers,
+    which have no channels, have one activation each all the same.
+
+    ``prelu`` is ``affine(identity,relu,parametrization=free,init=relu,per=channel)``, which is a * identity +
+    (1 - a) * relu: one learned slope per channel after a convolution and one after a fully connected layer, each
+    starting at 0.
+
+    >>> from hullo.lab.spec.activation import ActivationSpec
+    >>> str(ActivationSpec.parse("affine(tanh, identity)"))
+    'affine(identity,tanh)'
+    >>> str(ActivationSpec.parse("convex(identity,relu,init=relu,parametrization=projection)"))
+    'convex(identity,relu,init=relu)'
+    >>> str(ActivationSpec.parse("leaky_relu(0.01)"))
+    'leaky_relu'
+    >>> str(ActivationSpec.parse("affine(identity,relu,parametrization=free,init=relu,per=channel)"))
+    'prelu'
+    """
+
+    kind: str
+    bases: tuple[Base, ...]
+    parametrization: str = "fixed"
+    init: Base | None = None
+    per: str = "layer"
+
+    @classmethod
+    def parse(cls, text: str | ActivationSpec) -> ActivationSpec:
+        """Read the row of a spelling."""
+        if isinstance(text, ActivationSpec):
+            return text
+        if not isinstance(text, str):
+            raise TypeError(f"an activation is spelled in text, as in 'relu'; got {text!r} of {type(text).__name__}")
+        if text.strip() == "prelu":
+            return PRELU
+        hull = re.fullmatch(rf"\s*({'|'.join(HULLS)})\s*\((.*)\)\s*", text)
+        kind, inner = (hull[1], hull[2]) if hull else ("fixed", text)
+        # commas between bases, not those between the parameters of one
+        parts = re.split(r",(?![^(]*\))", inner) if hull else [inner]
+        options = dict(re.split(r"\s*=\s*", part.strip(), maxsplit=1) for part in parts if _OPTION.match(part))
+        spelled = [part for part in parts if not _OPTION.match(part)]
+        try:
+            found = in_order(resolve(spelled, strict=False))
+            return cls(kind, found, *_read_options(options, kind, found))
+        except ValueError as error:
+            wanted = "a base function, prelu, or convex(...) or affine(...) of several, as in convex(identity,relu)"
+            raise ValueError(f"{text!r} is no activation: {error}. An activation is {wanted}") from None
+
+    def __str__(self) -> str:
+        if not self.learns:
+            return self.bases[0].name
+        if self == PRELU:
+            return "prelu"
+        options = {
+            "parametrization": self.parametrization,
+            "init": self.init.name if self.init else "uniform",
+            "per": self.per,
+        }
+        default = OPTIONS | {"parametrization": DEFAULTS[self.kind]}
+        said = [f"{name}={value}" for name, value in options.items() if value != default[name]]
+        return f"{self.kind}({','.join([item.name for item in self.bases] + said)})"
+
+    @property
+    def learns(self) -> bool:
+        return self.kind in HULLS
+
+    @property
+    def initial_coefficients(self) -> list[float]:
+        """Return the first coefficients: 1/N each, unless the hull starts as one of its bases."""
+        if self.init is None:
+            return [1 / len(self.bases)] * len(self.bases)
+        return [float(item == self.init) for item in self.bases]
+
+    @property
+    def span(self) -> tuple[Base, ...]:
+        """Return bases of which the activation is a combination: identity and relu for a fixed leaky_relu."""
+        if not self.learns and self.bases[0].name.startswith("leaky_relu"):
+            return base("identity"), base("relu")
+        return self.bases
+
+    def module(self, channels: int) -> nn.Module:
+        """Make the activation of a layer with so many channels, 1 for features."""
+        if not self.learns:
+            name, _, given = self.bases[0].name.rstrip(")").partition("(")
+            if name in _PLAIN:
+                return _PLAIN[name](*(float(number) for number in given.split(",") if number))
+            return LinearHull(self.bases[0], init=[1.0]).requires_grad_(False)
+        groups = channels if self.per == "channel" else 1
+        return HULLS[self.kind](
+            *self.bases,
+            parametrization=self.parametrization,
+            init=self.initial_coefficients,
+            groups=groups,
+            strict=False,
+        )
+
+
+_PLAIN: dict[str, Callable[..., nn.Module]] = {
+    "identity": nn.Identity,
+    "relu": nn.ReLU,
+    "tanh": nn.Tanh,
+    "leaky_relu": nn.LeakyReLU,
+}
+PRELU = ActivationSpec(
+    "affine", (base("identity"), base("relu")), parametrization="free", init=base("relu"), per="channel"
+)
+"""PReLU, whose slopes Keras starts at 0."""
+
+
+def _read_options(options: dict[str, str], kind: str, bases: tuple[Base, ...]) -> tuple[str, Base | None, str]:
+    """Return parametrization, init and per, as spelled or by default."""
+    if options and kind not in HULLS:
+        raise ValueError("only a hull takes options")
+    if unknown := options.keys() - OPTIONS.keys():
+        raise ValueError(f"unknown option {min(unknown)!r}; there are {', '.join(OPTIONS)}")
+    chosen = OPTIONS | {"parametrization": DEFAULTS[kind]} | options
+    init = None if chosen["init"] == "uniform" else base(chosen["init"])
+    if init and init not in bases:
+        raise ValueError(f"cannot start as {init.name!r}, which is not one of its bases")
+    if chosen["per"] not in ("layer", "channel"):
+        raise ValueError(f"per={chosen['per']!r}: one activation is per=layer or per=channel")
+    if kind in HULLS:
+        numbers = [1 / len(bases) if init is None else float(item == init) for item in bases]
+        ok, reason = HULLS[kind].set_class(chosen["parametrization"]).check(torch.tensor(numbers, dtype=torch.float64))
+        if not ok:
+            raise ValueError(reason)
+    return chosen["parametrization"], init, chosen["per"]
+
+
+def in_order(bases: Iterable[Base]) -> tuple[Base, ...]:
+    """Bases once each, in the catalogue's order."""
+    position = {name: i for i, name in enumerate(list_bases())}
+    return tuple(sorted(set(bases), key=lambda item: (position[item.name.partition("(")[0]], item.name)))

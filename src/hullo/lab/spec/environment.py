@@ -1,0 +1,100 @@
+"""The machine and the versions that results come from, and the device that a command uses."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+import hullo
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Describe the machine and the versions of a measurement or a run."""
+
+    device: str
+    threads: int
+    python: str
+    torch: str
+    triton: str
+    hullo: str
+    commit: str
+
+    def __str__(self) -> str:
+        used = [self.device, f"{self.threads} CPU threads", f"Python {self.python}", f"torch {self.torch}"]
+        used += [f"Triton {self.triton}"] if self.triton else []
+        used += [f"hullo {self.hullo}" + (f" ({self.commit})" if self.commit else "")]
+        return ", ".join(used)
+
+
+def environment(device_name: str, commit: str | None = None) -> Environment:
+    """Return the environment of this process on a device."""
+    try:
+        triton = version("triton")
+    except PackageNotFoundError:
+        triton = ""
+    return Environment(
+        device=device_name,
+        threads=torch.get_num_threads(),
+        python=platform.python_version(),
+        torch=torch.__version__,
+        triton=triton,
+        hullo=hullo.__version__,
+        commit=commit or _commit(),
+    )
+
+
+def _commit() -> str:
+    """Return the commit of the checkout that hullo runs from, "-dirty" if files were changed; "" if it is installed."""
+    git, package = shutil.which("git"), Path(hullo.__file__)
+    if git is None:
+        return ""
+    for command in (
+        ["ls-files", "--error-unmatch", package.name],
+        ["describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"],
+    ):
+        run = subprocess.run([git, "-C", str(package.parent), *command], capture_output=True, text=True, check=False)  # noqa: S603
+        if run.returncode:
+            return ""
+    return run.stdout.strip()
+
+
+def choose_device(device: str | None) -> torch.device:
+    """Return the device of that name; by default a CUDA device if there is one.
+
+    >>> choose_device("cpu")
+    device(type='cpu')
+    """
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        found = torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"unknown device {device!r}; write cpu, cuda, or cuda:1 and so on") from None
+    if found.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ValueError(f"device {device!r}: this PyTorch sees no CUDA device; write cpu")
+        if (found.index or 0) >= torch.cuda.device_count():
+            raise ValueError(f"device {device!r}: there are {torch.cuda.device_count()} CUDA devices, from cuda:0 on")
+        return torch.device("cuda", found.index or 0)
+    if found.type != "cpu":
+        raise ValueError(f"device {device!r} is not supported; write cpu or cuda")
+    return found
+
+
+def device_name(device: torch.device) -> str:
+    """Return the name of a GPU, or of the processor."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor() or platform.machine()

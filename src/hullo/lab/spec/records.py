@@ -1,0 +1,231 @@
+"""Records of runs, one line each, in a file that only grows: tables and figures are made from records alone."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from hullo.lab.files import locked, open_regular
+from hullo.lab.spec.activation import ActivationSpec
+from hullo.lab.spec.environment import Environment
+from hullo.lab.spec.run_spec import Spec
+from hullo.lab.spec.schema import Exactly, List, Number, Object, Rule, Text, Whole, read_json, refuse
+
+VERSION = 2
+LONGEST = 2**26
+"""Bytes of the longest line that is read."""
+
+_KINDS: dict[str, Rule] = {"int": Whole(), "float": Number(0), "str": Text()}
+_SPEC, _ENVIRONMENT = (Object({f.name: _KINDS[str(f.type)] for f in fields(kind)}) for kind in (Spec, Environment))
+_FLOAT32 = 3.4028235e38
+_FINITE, _ANY = (Number(-_FLOAT32, _FLOAT32, null=null) for null in (False, True))
+_PERCENT = Number(0, 100)
+
+
+@dataclass(frozen=True)
+class Record:
+    """Describe how a run went. Numbers that are not finite are None.
+
+    Lists hold a value per epoch; `coefficients` one more, the initial ones. Each of its items is a list of layers, each
+    of these a coefficient for each of `bases`; a fixed activation has none. With one activation per channel, those are
+    the means over the channels, and `channels` holds the final coefficients of each layer's channels. `val_loss` and
+    `val_accuracy` are those on held-out training images and empty where there are none; `test_top5` is there where a
+    data set's results are usually given so, `images` where not all of the data set was there. Runs that were evaluated
+    on held-out images alone have no test curves.
+    """
+
+    spec: Spec
+    ended: str  # "finished", or "diverged in epoch N", counted from 1
+    train_loss: list[float | None]
+    test_loss: list[float | None]
+    test_accuracy: list[float]
+    bases: list[str]
+    coefficients: list[list[list[float | None]]]
+    members: int  # how many runs were trained side by side
+    seconds: float  # which they took together
+    environment: Environment
+    channels: list[list[list[float | None]]] = field(default_factory=list)
+    test_top5: list[float] = field(default_factory=list)
+    val_loss: list[float | None] = field(default_factory=list)
+    val_accuracy: list[float] = field(default_factory=list)
+    images: list[int] = field(default_factory=list)  # how many it was trained with and tested on
+
+    @property
+    def accuracy(self) -> float:
+        """Return the accuracy after the last epoch in percent, on the test images if there is one."""
+        return (self.test_accuracy or self.val_accuracy)[-1]
+
+    @property
+    def diverged(self) -> bool:
+        return self.ended != "finished"
+
+    @property
+    def diverged_in(self) -> int | None:
+        """Return the epoch, counted from 1."""
+        return int(self.ended.rpartition(" ")[2]) if self.diverged else None
+
+    def line(self) -> bytes:
+        """Return the record as one line of JSON."""
+        values = {"version": VERSION, "id": self.spec.id, **asdict(self)}
+        return json.dumps(values, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+
+    @classmethod
+    def parse(cls, line: bytes) -> Record:
+        """Read the record of a line; a ValueError names the field that is wrong."""
+        values = read_json(line)
+        version = values.get("version") if isinstance(values, dict) else None
+        if version != VERSION or type(version) is not int:
+            refuse("version", version, f"this hullo reads version {VERSION}")
+        if "spec" not in values:
+            raise ValueError("spec: missing")
+        _SPEC.check(values["spec"], "spec")
+        try:
+            spec = Spec(**values["spec"])
+        except ValueError as error:
+            raise ValueError(f"spec: {error}") from None
+        Object(_rules(spec, values)).check(values, "")
+        if values["id"] != spec.id:
+            refuse("id", values["id"], f"that of the spec is {spec.id!r}; the line was edited")
+        own = {name: value for name, value in values.items() if name not in ("version", "id")}
+        return cls(**own | {"spec": spec, "environment": Environment(**values["environment"])})
+
+
+def _rules(spec: Spec, values: dict[str, Any]) -> dict[str, Rule]:
+    """Return the rules for the fields of a run's record: how long its lists are, and where null may stand.
+
+    Numbers are null from the epoch on in which the run diverged, and not before.
+    """
+    row, epochs, ended = ActivationSpec.parse(spec.activation), spec.epochs, values.get("ended")
+    diverged = re.fullmatch(r"diverged in epoch ([1-9]\d{0,18})", ended) if isinstance(ended, str) else None
+    if ended != "finished" and not (diverged and int(diverged[1]) <= epochs):
+        refuse("ended", ended, f"'finished' or 'diverged in epoch N', N from 1 to {epochs}, is wanted")
+    sound = int(diverged[1]) - 1 if diverged else epochs
+    losses = List(_FINITE, epochs, "epoch", turn=sound, after=_ANY)
+    accuracies = List(_PERCENT, epochs, "epoch")
+    nothing = List(_ANY, 0)
+    held_out = spec.val_size > 0
+    tested = not held_out or values.get("test_accuracy") != []  # some were evaluated on held-out images alone
+    bases = [item.name for item in row.bases] if row.learns else []
+    points = values.get("coefficients")
+    layers = len(points[0]) if isinstance(points, list) and points and isinstance(points[0], list) else 1
+    point, later = (
+        List(List(number, len(bases), "base function"), max(1, layers), "layer") for number in (_FINITE, _ANY)
+    )
+    per_channel = List(List(List(_ANY if diverged else _FINITE, len(bases), "base function")), layers, "layer")
+    return {
+        "version": Whole(),
+        "id": Text(),
+        "spec": _SPEC,
+        "ended": Text(),
+        "train_loss": losses,
+        "test_loss": losses if tested else nothing,
+        "test_accuracy": accuracies if tested else nothing,
+        "bases": Exactly(bases),
+        "coefficients": List(point, 1 + epochs, "epoch and one before", 1 + sound, later) if bases else nothing,
+        "members": Whole(1, 2**31),
+        "seconds": Number(0, 1e10),
+        "environment": _ENVIRONMENT,
+        "channels": per_channel if row.per == "channel" else nothing,
+        "test_top5": accuracies if values.get("test_top5") else nothing,
+        "val_loss": losses if held_out else nothing,
+        "val_accuracy": accuracies if held_out else nothing,
+        "images": List(Whole(1), 2) if values.get("images") else nothing,
+    }
+
+
+@dataclass(frozen=True)
+class Records:
+    """A file of records, to which several processes may add.
+
+    A process that is killed while it writes leaves a last line without an end: it counts for nothing, and the next
+    process that adds takes it away.
+    """
+
+    path: Path
+
+    def read(self) -> list[Record]:
+        """Return all records in the order in which they were added; refuse the file if a line of it is no record."""
+        records, flaws = self.scan()
+        if flaws:
+            raise ValueError(f"{flaws[0]}; correct or delete that line, or name another file or directory")
+        return records
+
+    def scan(self) -> tuple[list[Record], list[str]]:
+        """Return all records in the order in which they were added, and what is wrong with lines that are none."""
+        found: dict[Spec, tuple[int, Record]] = {}
+        flaws = []
+        try:
+            for number, line in self._lines():
+                try:
+                    if len(line) == LONGEST and not line.endswith(b"\n"):
+                        raise ValueError(f"longer than {LONGEST:,} bytes")
+                    record = Record.parse(line)
+                    first, known = found.setdefault(record.spec, (number, record))
+                    if known != record:
+                        raise ValueError(f"spec: the run of line {first}, of which this tells something else")
+                except ValueError as error:
+                    flaws.append(f"{self.path}, line {number}: {error}")
+        except OSError as error:
+            raise ValueError(f"cannot read {self.path}: {error.strerror}; name another file or directory") from error
+        return [record for _, record in found.values()], flaws
+
+    def _lines(self) -> Iterator[tuple[int, bytes]]:
+        """Yield whole lines with their numbers; of one that is too long, the beginning; no empty ones."""
+        if not self.path.exists():
+            return
+        with open_regular(self.path) as file:
+            for number in itertools.count(1):
+                line = rest = file.readline(LONGEST)
+                while rest and not rest.endswith(b"\n"):
+                    rest = file.readline(LONGEST)
+                if not rest:
+                    return
+                if line.strip():
+                    yield number, line
+
+    @property
+    def torn(self) -> int:
+        """Return how many bytes there are of a last line without an end."""
+        return self.path.stat().st_size - self._end() if self.path.exists() else 0
+
+    def add(self, records: Iterable[Record]) -> None:
+        """Add those whose spec has no record yet, all in one write; if that fails, none."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(self.path.with_name(f".{self.path.stem}.lock")):
+            known = {record.spec for record in self.read()}
+            lines = b"".join({r.spec: _readable(r.line()) for r in records if r.spec not in known}.values())
+            with self.path.open("ab", buffering=0) as file:
+                end = self._end()
+                file.truncate(end)
+                try:
+                    if file.write(lines) != len(lines):
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+                    os.fsync(file.fileno())
+                except OSError:
+                    file.truncate(end)
+                    raise
+
+    def _end(self) -> int:
+        """Return where the last whole line ends."""
+        with open_regular(self.path) as file:
+            end = file.seek(0, os.SEEK_END)
+            while end:
+                start = max(0, end - 2**20)
+                file.seek(start)
+                if (last := file.read(end - start).rfind(b"\n")) >= 0:
+                    return start + last + 1
+                end = start
+        return 0
+
+
+def _readable(line: bytes) -> bytes:
+    """Return a line that was made of a record, if the record can be made of it again."""
+    Record.parse(line)
+    return line

@@ -1,0 +1,202 @@
+"""`hullo figures`: the same records give the same bytes; what cannot be drawn is said in one line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from runs_to_draw import learned, run
+from typer.testing import CliRunner
+
+from hullo.lab.cli import app
+from hullo.lab.spec.records import Records
+
+RUNS = [
+    *(run("relu", seed, accuracies=[50.0, 60.0 + seed]) for seed in (0, 1)),
+    learned("convex(identity,relu,tanh)"),
+    learned("affine(identity,relu,tanh)", 0),
+    learned("affine(identity,relu,tanh)", 1),
+    learned("affine(identity,relu)"),
+]
+PER_COLUMN = ["accuracy-over-epochs", "activations", "coefficients-identity-relu", "coefficients-identity-relu-tanh"]
+PER_COLUMN += ["final-accuracy"]
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Path:
+    Records(tmp_path / "runs" / "records.jsonl").add(RUNS)
+    return tmp_path / "runs"
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["figures", *map(str, arguments)])
+
+
+def written(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def both(*names: str) -> list[str]:
+    return sorted(f"{name}.{kind}" for name in names for kind in ("pdf", "png"))
+
+
+def test_fresh_processes_write_the_same_bytes_whatever_the_users_settings_and_without_pyplot(
+    records: Path, tmp_path: Path
+) -> None:
+    settings = tmp_path / "matplotlibrc"
+    settings.write_text("font.size: 20\nlines.linewidth: 9\npdf.compression: 0\nsavefig.dpi: 50\nfont.family: serif\n")
+    code = (
+        "import sys\nfrom hullo.lab.cli import app\ntry: app()\nfinally: assert 'matplotlib.pyplot' not in sys.modules"
+    )
+    folders = [tmp_path / "one", tmp_path / "two"]
+    changes = [{"PYTHONHASHSEED": "1"}, {"PYTHONHASHSEED": "2", "MATPLOTLIBRC": str(settings), "TZ": "Asia/Tokyo"}]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, "figures", records, "--output", folder],
+            env=os.environ | {"OMP_NUM_THREADS": "1"} | change,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for folder, change in zip(folders, changes, strict=True)
+    ]
+    for process in processes:
+        _, errors = process.communicate(timeout=300)
+        assert (process.returncode, errors) == (0, "")
+    names = both("geometry", "pipeline", *(f"lenet5-cifar10-{name}" for name in PER_COLUMN))
+    assert written(folders[0]) == written(folders[1]) == names
+    for name in names:
+        one, two = ((folder / name).read_bytes() for folder in folders)
+        assert one == two, name
+        assert one.startswith(b"\x89PNG" if name.endswith("png") else b"%PDF")
+        assert b"Date" not in one
+
+
+def test_without_records_the_two_figures_that_need_none_are_drawn_and_the_others_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = invoke()
+    assert result.exit_code == 0, result.output
+    assert written(tmp_path / "figures") == both("geometry", "pipeline")
+    assert result.stderr == (
+        "note: no activations, coefficients, accuracy: these need records; name directories of them\n"
+    )
+
+
+def test_where_nothing_was_learned_a_line_says_so(tmp_path: Path) -> None:
+    Records(tmp_path / "records.jsonl").add(RUNS[:2])
+    result = invoke(tmp_path, "--only", "activations", "--only", "coefficients", "--output", tmp_path / "out")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr.splitlines() == [
+        f"note: no lenet5-cifar10-{name}: of these runs none that ended well learned activations"
+        for name in ("activations", "coefficients")
+    ]
+    assert written(tmp_path / "out") == []
+
+
+def test_figures_columns_epoch_and_seed_can_be_chosen(records: Path, tmp_path: Path) -> None:
+    Records(records / "more" / "records.jsonl").add([learned("affine(identity,relu)", column=("kerasnet", "cifar10"))])
+    chosen = ("--columns", "kerasnet/cifar10", "--only", "activations", "--output")
+    result = invoke(records, *chosen, tmp_path / "end")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == f"{tmp_path / 'end'}/kerasnet-cifar10-activations.png, kerasnet-cifar10-activations.pdf\n"
+    assert invoke(records, *chosen, tmp_path / "begin", "--epoch", 1).exit_code == 0
+    picture = "kerasnet-cifar10-activations.png"
+    assert (tmp_path / "begin" / picture).read_bytes() != (tmp_path / "end" / picture).read_bytes()
+    seeds = [tmp_path / "first", tmp_path / "second"]
+    for seed, folder in enumerate(seeds):
+        picked = ("--columns", "lenet5/cifar10", "--only", "activations", "--seed", seed, "--output", folder)
+        assert invoke(records, *picked).exit_code == 0
+    first, second = ((folder / "lenet5-cifar10-activations.png").read_bytes() for folder in seeds)
+    assert first != second
+
+
+def test_rows_can_be_chosen_and_what_is_drawn_is_what_their_records_alone_give(records: Path, tmp_path: Path) -> None:
+    some = ("--only", "accuracy", "--only", "activations", "--only", "coefficients", "--output")
+    rows = ("--rows", "affine(tanh, relu, identity)", "--rows", "relu")
+    assert invoke(records, *rows, *some, tmp_path / "chosen").exit_code == 0
+    Records(tmp_path / "few" / "records.jsonl").add([RUNS[0], RUNS[1], RUNS[3], RUNS[4]])
+    assert invoke(tmp_path / "few", *some, tmp_path / "alone").exit_code == 0
+    assert "lenet5-cifar10-coefficients-identity-relu.png" not in written(tmp_path / "chosen")
+    assert written(tmp_path / "chosen") == written(tmp_path / "alone")
+    for name in written(tmp_path / "chosen"):
+        assert (tmp_path / "chosen" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes(), name
+
+
+def test_columns_without_the_chosen_rows_are_left_out(records: Path, tmp_path: Path) -> None:
+    Records(records / "more" / "records.jsonl").add([run("tanh", column=("kerasnet", "cifar10"))])
+    arguments = ("--rows", "tanh", "--only", "accuracy", "--output", tmp_path / "out")
+    assert invoke(records, *arguments).exit_code == 0
+    assert written(tmp_path / "out") == both("kerasnet-cifar10-accuracy-over-epochs", "kerasnet-cifar10-final-accuracy")
+
+
+def test_settings_that_differ_are_in_the_names_of_files(tmp_path: Path) -> None:
+    longer = learned("affine(identity,relu)", accuracies=[50.0, 60.0, 70.0])
+    Records(tmp_path / "records.jsonl").add([RUNS[-1], longer])
+    assert invoke(tmp_path, "--only", "activations", "--output", tmp_path / "out").exit_code == 0
+    names = (f"lenet5-cifar10-epochs-{epochs}-activations" for epochs in (2, 3))
+    assert written(tmp_path / "out") == both(*names)
+    result = invoke(tmp_path, "--only", "activations", "--epoch", 3, "--output", tmp_path / "last")
+    assert result.stderr == "note: left out, without this epoch or reading: lenet5/cifar10 epochs=2\n"
+    assert written(tmp_path / "last") == both("lenet5-cifar10-epochs-3-activations")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--only", "histogram"), "unknown figure 'histogram'; there are geometry, pipeline, activations"),
+        (("--columns", "lenet5"), "'lenet5' is no column"),
+        (("--columns", "resnet56/cifar10"), "there are no records of 'resnet56/cifar10'; there are lenet5/cifar10"),
+        (("--epoch", "3"), "there is no epoch 3: lenet5/cifar10 has epochs 1 to 2"),
+        (
+            ("--rows", "relu", "--rows", "affine(relu,tanh)"),
+            "there are no records of 'affine(relu,tanh)'; there are relu, convex(identity,relu,tanh), affine(",
+        ),
+        (("--rows", "convex(relu"), "'convex(relu' is no activation"),
+        (("--seed", "7"), "there is no run of seed 7; there are 0, 1"),
+        (("missing",), "missing does not exist"),
+    ],
+)
+def test_a_bad_option_is_one_line_exit_code_2_and_no_directory(
+    arguments: tuple[str, ...], said: str, records: Path, tmp_path: Path
+) -> None:
+    result = invoke(records, *arguments, "--output", tmp_path / "new")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"hullo: {said}")
+    assert result.stderr.count("\n") == 1
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_choice_of_what_needs_records_is_refused_without_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = invoke("--only", "accuracy")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("hullo: no records for the figure 'accuracy': name files of records")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_output_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file")
+    result = invoke("--only", "geometry", "--output", tmp_path / "taken")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == f"hullo: cannot write to {tmp_path / 'taken'}: it is a file; name another directory\n"
+
+
+def test_a_disk_that_is_full_leaves_no_half_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(file: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    result = invoke("--only", "pipeline", "--output", tmp_path)
+    assert result.exit_code == 1
+    assert (
+        result.stderr == f"hullo: cannot write {tmp_path}: No space left on device; make room, or name another place\n"
+    )
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,40 @@
+"""Getting about the page in a browser, and reading what it shows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+VIEWS = ("table", "curves", "paths", "training", "playground", "runs")
+NOTHING, MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
+
+
+def go_through_views(page: Any, query: str = "") -> Iterator[str]:
+    for view in VIEWS:
+        page.evaluate(f"location.hash = '#{view}{query}'")
+        wait_until(page, f"state.view === '{view}'")
+        yield view
+
+
+def column(page: Any, selector: str) -> list[str]:
+    return [text.strip() for text in page.locator(selector).all_text_contents()]
+
+
+def set_range(page: Any, selector: str, value: float) -> None:
+    page.locator(selector).evaluate(
+        "(slider, value) => { slider.value = value; slider.dispatchEvent(new Event('input', {bubbles: true})); }", value
+    )
+
+
+def commit(page: Any) -> None:
+    """Wait until curves have glided to the epoch and the address names the view."""
+    wait_until(page, "motion.shown === currentEpoch() && !motion.playing && location.hash === address({})")
+
+
+def wait_until(page: Any, condition: str) -> None:
+    """What Playwright's own function does, which the page's policy forbids it."""
+    end = time.monotonic() + 10
+    while not page.evaluate(condition):
+        assert time.monotonic() < end, f"still not so: {condition}"
+        page.wait_for_timeout(20)

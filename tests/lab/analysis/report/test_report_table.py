@@ -1,0 +1,126 @@
+"""The table in a real browser: it sorts, shows differences, marks the best, and leads to the runs behind a cell."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from browsing import MINUS, NOTHING, column, wait_until
+from report_records import RECORDS, make_records, write_report
+
+from hullo.lab.spec.paper import COLUMNS, ROWS
+
+
+def test_sorting_sorts_and_says_so(visit: Any, report: Path) -> None:
+    page = visit(report)
+    head = page.locator("th:has(> button.sort)")
+    assert column(page, "tbody th") == list(ROWS)
+    for header, cell in ((1, "td:nth-child(2)"), (2, "td:nth-child(3)")):
+        button = head.nth(header).locator("button")
+        button.focus()
+        for key, order in (("Enter", "descending"), ("Space", "ascending")):
+            page.keyboard.press(key)
+            wait_until(page, f"document.querySelector('th[aria-sort={order}] :focus') !== null")
+            numbers = [float(text.split()[0]) for text in column(page, f"tbody {cell}")]
+            assert numbers == sorted(numbers, reverse=order == "descending")
+            assert len(set(numbers)) > 3
+    head.nth(0).locator("button").click()
+    assert column(page, "tbody th") == list(ROWS)
+    assert head.evaluate_all("all => all.filter((th) => th.ariaSort !== 'none').length") == 1
+
+
+def test_a_column_sorts_those_without_a_value_to_the_end(visit: Any, report: Path) -> None:
+    page = visit(report)
+    page.locator("button.sort").nth(3).click()
+    assert column(page, "tbody td:nth-child(4)")[-7:] == [NOTHING] * 7
+
+
+def test_the_table_shows_differences_from_relu(visit: Any, report: Path) -> None:
+    page = visit(report, "#table?show=difference")
+    cells = dict(zip(ROWS, column(page, "tbody td:nth-child(2)"), strict=True))
+    assert cells["relu"] == NOTHING
+    assert re.fullmatch(rf"[+{MINUS}]\d\.\d\d ± \d\.\d\d", cells["tanh"])
+    assert column(page, "tbody td:nth-child(3)")[2] == "+1.27"
+
+
+def test_bold_is_the_best_and_nothing_below_the_reference(visit: Any, tmp_path: Path) -> None:
+    runs = make_records([COLUMNS[0]], ["relu", "affine(identity,relu)"], seeds=1, epochs=2)
+    worse = [replace(record, test_accuracy=[20.0, 20.0]) for record in runs[1:]]
+    page = visit(write_report(tmp_path, [runs[0], *worse]))
+    assert column(page, "tbody strong") == [f"{runs[0].accuracy:.2f}"]  # the paper's best is not among these rows
+    page.select_option("#show", "difference")
+    assert column(page, "tbody td:nth-child(3)") == ["", "+1.77"]
+    assert column(page, "tbody strong") == []
+
+
+def test_columns_with_other_rows_have_a_table_of_their_own(visit: Any, tmp_path: Path) -> None:
+    own = ["affine(identity,relu,tanh)", "affine(identity,relu,tanh,parametrization=free)"]
+    few, all_rows = make_records(COLUMNS[:1], ROWS[3:5], 1, 2), make_records(COLUMNS[2:3], ROWS, 1, 2)
+    page = visit(write_report(tmp_path, [*few, *make_records(COLUMNS[1:2], own, 1, 2), *all_rows]))
+    tables = page.locator("table.results")
+    assert [column(table, "thead a") for table in tables.all()] == [
+        [str(COLUMNS[0]), str(COLUMNS[2])],
+        [str(COLUMNS[1])],
+    ]
+    assert [column(table, "tbody th") for table in tables.all()] == [list(ROWS), own]
+    assert NOTHING not in column(tables.nth(1), "tbody td:nth-child(2)")
+    tables.nth(1).locator("button.sort").nth(0).click()  # names the other way round, in both
+    wait_until(page, "state.sort === '-activation'")
+    assert [column(table, "tbody th") for table in tables.all()] == [list(ROWS)[::-1], own[::-1]]
+    tables.nth(1).locator("button.sort").nth(1).click()  # by a column that one of them has
+    wait_until(page, "state.sort.startsWith('-ours')")
+    assert column(tables.nth(0), "tbody th") == list(ROWS)
+    assert page.locator(":focus").inner_text() == "hullo"
+    assert tables.nth(1).locator("th[aria-sort=descending] :focus").count() == 1
+    assert (
+        len(set(page.evaluate("[...document.querySelectorAll('[id]')].map(({id}) => id)")))
+        == page.locator("[id]").count()
+    )
+
+
+def test_a_remark_on_several_columns_is_made_once(visit: Any, tmp_path: Path) -> None:
+    alike = [replace(r, spec=replace(r.spec, batch=64)) for r in make_records(COLUMNS[:3], ["relu"], 1, 2)]
+    assert column(visit(write_report(tmp_path / "all", alike)), ".remarks li") == ["Non-default settings: batch=64."]
+    other = [*alike[:2], *make_records(COLUMNS[2:3], ["relu"], 1, 2)]
+    names = "lenet5/fashion-mnist, kerasnet/fashion-mnist"
+    page = visit(write_report(tmp_path / "some", other))
+    assert column(page, ".remarks li") == [f"{names}: Non-default settings: batch=64."]
+
+
+def test_a_cell_leads_to_its_runs_and_these_to_all_that_is_known(visit: Any, report: Path) -> None:
+    page = visit(report)
+    page.locator("tbody tr", has_text="convex(relu,tanh)").locator("td a").first.click()
+    runs = [r for r in RECORDS if r.spec.activation == "convex(relu,tanh)" and r.spec.network == "lenet5"]
+    page.locator("#runs summary").first.wait_for()
+    assert page.locator("#runs summary").count() == len(runs)
+    page.locator("#runs summary").nth(1).click()
+    facts = page.locator("#runs details[open] dl").inner_text()
+    for text in ("finished", "NVIDIA H200", "2.13.0", "0123456789ab", "4,321 s for 60 networks", runs[1].spec.id):
+        assert text in facts
+    page.go_back()
+    page.locator("#table").wait_for()
+
+
+def test_a_reading_is_chosen_named_and_never_mixed_with_another(visit: Any, tmp_path: Path) -> None:
+    first, second = make_records([COLUMNS[3], COLUMNS[0]], ["relu"], seeds=1, epochs=2)
+    curves = {"test_accuracy": [81.25, 60.5], "val_accuracy": [9.0, 1.0], "val_loss": [1.0, 1.0]}
+    chosen = replace(first, spec=replace(first.spec, val_size=500), **curves)
+    page = visit(write_report(tmp_path, [chosen, second]))
+    last = f"{second.test_accuracy[-1]:.2f}"
+    cells = "tbody td:not(.paper)"
+    assert column(page, cells) == ["81.25", last]
+    assert [text.rpartition(", ")[2] for text in column(page, "thead small")] == ["chosen epoch", "last epoch"]
+    page.select_option("#reading", "chosen")
+    assert column(page, cells) == ["81.25", NOTHING]
+    page.select_option("#reading", "last")
+    assert column(page, cells) == ["60.50", last]
+    page.select_option("#reading", "best")
+    assert all("not a result" in text for text in column(page, "thead small"))
+    assert "explains the paper" in page.locator("#table .lead").inner_text()
+    page.locator("tbody td a").first.click()
+    assert "81.25 %" in page.locator("#runs summary").inner_text()
+    assert "explains the paper" in page.locator("#runs .lead").inner_text()
+    page.locator("#runs summary").click()
+    assert "81.25 %, epoch 1" in page.locator("#runs dl").inner_text()

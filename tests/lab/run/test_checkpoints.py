@@ -1,0 +1,86 @@
+"""A checkpoint is whole or is not there, and one that cannot be used is refused by name."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+import tiny_command
+import torch
+from safetensors.torch import save_file
+
+from hullo.lab.run.checkpoints import Checkpoints
+from hullo.lab.run.loaders import InMemoryLoader
+from hullo.lab.run.training import Training
+from hullo.lab.spec.run_spec import Spec
+
+SPECS = tuple(Spec("lenet5", "fashion-mnist-sample", row, epochs=1) for row in ("relu", "affine(identity,tanh)"))
+
+
+def after(steps: int) -> Training:
+    training = Training(SPECS, InMemoryLoader(tiny_command.load("fashion-mnist-sample")))
+    moments = training.advance()
+    for _ in range(steps):
+        next(moments)
+    return training
+
+
+def test_what_was_saved_last_is_restored_and_dropped(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for steps in (1, 2):
+        checkpoints.save(training := after(steps))
+    assert checkpoints.begun() == [SPECS]
+    checkpoints.restore(restored := after(0))
+    expected = training.state_dict()
+    assert all(torch.equal(expected[name], tensor) for name, tensor in restored.state_dict().items())
+    checkpoints.drop(SPECS)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_population_that_was_not_begun_starts_at_the_start(tmp_path: Path) -> None:
+    Checkpoints(tmp_path).restore(training := after(0))
+    assert (training.epoch, training.step) == (0, 0)
+
+
+def test_a_checkpoint_that_was_made_with_other_data_is_refused_and_stays(tmp_path: Path) -> None:
+    Checkpoints(tmp_path).save(training := after(1))
+    (path,) = tmp_path.iterdir()
+    before = path.read_bytes()
+    loader = training.loader
+    assert isinstance(loader, InMemoryLoader)
+    fewer = InMemoryLoader(loader.dataset.split_validation(10, seed=0))
+    there = f"{loader.count} training, {len(loader.dataset.test_labels)} test images of 10 classes"
+    now = f"{loader.count - 10} training, {len(loader.dataset.test_labels)} test, 10 val images of 10 classes"
+    with pytest.raises(ValueError, match=f"made with {there}, and now there are {now}"):
+        Checkpoints(tmp_path).restore(Training(SPECS, fewer))
+    assert path.read_bytes() == before
+
+
+def test_a_disk_that_is_full_leaves_the_checkpoint_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(after(1))
+    (path,) = tmp_path.iterdir()
+    before = path.read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        checkpoints.save(after(2))
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_bytes() == before
+
+
+def test_a_checkpoint_of_another_version_is_refused_by_name(tmp_path: Path) -> None:
+    save_file({"x": torch.zeros(1)}, tmp_path / "abc.safetensors", {"version": "0"})
+    with pytest.raises(ValueError, match=r"abc.safetensors is a checkpoint of version 0, this hullo reads version 4"):
+        Checkpoints(tmp_path).begun()
+
+
+def test_a_file_that_is_no_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "abc.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(ValueError, match=r"abc.safetensors is no checkpoint: .*; delete it to train its runs anew"):
+        Checkpoints(tmp_path).begun()

@@ -1,0 +1,313 @@
+"""On a real Ray cluster: whatever is lost on the way, the records are those of a run on this machine, each once."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import tiny_command
+from safetensors.torch import load
+from typer.testing import CliRunner
+
+from hullo.lab.cli import app
+from hullo.lab.run.cluster import RayRunner, _mark, _train, choose_gpus
+from hullo.lab.run.queue import RunQueue
+from hullo.lab.run.training import Training
+from hullo.lab.spec.records import Record
+from hullo.lab.spec.run_spec import Spec
+
+COLUMN = "lenet5/fashion-mnist-sample"
+ROWS = ("relu", "convex(identity,relu)", "affine(identity,relu,tanh)")
+REPRODUCE = ("reproduce", COLUMN, *(word for row in ROWS for word in ("--rows", row)), "--seeds", "1", "--epochs", "8")
+REPRODUCE = (*REPRODUCE, "--lr", "0.001")
+CPU, RAY = ("--device", "cpu"), ("--engine", "ray", "--checkpoint-every", "0")
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray")
+
+# one thread, as sums by several may be rounded in another order
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": str(Path(__file__).parent),
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "GIT_DIR": os.devnull,  # a commit that is made meanwhile is no difference
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": secrets.token_hex(),
+}
+WORKERS = {"runtime_env": {"worker_process_setup_hook": "tiny_worker.set_up"}, "metadata": {}}
+
+HEAD = """
+import ray
+print(ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=2**27).address_info["address"])
+input()
+"""
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    """The command as a process of its own that has begun; on a cluster, its workers are those of tiny_worker."""
+    process = subprocess.Popen(
+        [sys.executable, tiny_command.__file__, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT | {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(WORKERS)},
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[str, list[str]]:
+    said, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    return said, errors.splitlines()
+
+
+def results(output: Path) -> list[dict[str, Any]]:
+    """What the records say, but for the time it took."""
+    lines = [json.loads(line) for line in (output / "records.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
+
+
+def reached(output: Path) -> list[tuple[float, ...]]:
+    """The epoch and the step of each checkpoint."""
+    positions = []
+    for path in (output / "checkpoints").glob("*.safetensors"):
+        with suppress(FileNotFoundError):
+            tensors = load(path.read_bytes())  # at once, as the file may be replaced at any time
+            positions.append(tuple(tensors["position"][:2].tolist()))
+    return positions
+
+
+def watch(epoch: int, output: Path, process: subprocess.Popen[str]) -> list[tuple[float, ...]]:
+    """Where the checkpoint stands, again and again, until it has reached an epoch or the process has ended."""
+    positions = reached(output)
+    while process.poll() is None and max(positions, default=(0, 0)) < (epoch, 0):
+        time.sleep(0.01)
+        positions += reached(output)
+    return positions
+
+
+def descendants(process: int) -> Iterator[int]:
+    for thread in Path(f"/proc/{process}/task").glob("*/children"):
+        for child in map(int, thread.read_text().split()):
+            yield child
+            yield from descendants(child)
+
+
+@pytest.fixture(autouse=True)
+def environment() -> Iterator[None]:
+    """Without a cluster that the machine may have, and as it was after what a command sets for Ray."""
+    with patch.dict(os.environ):
+        os.environ.pop("RAY_ADDRESS", None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The output of a run without a cluster, and what it said."""
+    output = tmp_path_factory.mktemp("here")
+    said, _ = finish(start(*REPRODUCE, *CPU, "--output", output, "--quiet"))
+    return output, said
+
+
+@pytest.fixture(scope="module")
+def head() -> Iterator[tuple[int, str]]:
+    """A cluster: the process that holds it, and its address."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HEAD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=ENVIRONMENT,
+    )
+    assert process.stdout is not None
+    yield process.pid, process.stdout.readline().strip()
+    process.communicate("\n", timeout=60)
+
+
+@needs_ray
+def test_a_cluster_of_this_machine_gives_the_records_of_a_run_without_it(
+    here: tuple[Path, str], tmp_path: Path
+) -> None:
+    said, progress = finish(start(*REPRODUCE, *RAY, "--output", tmp_path))
+    assert results(tmp_path) == results(here[0])
+    assert said.replace(str(tmp_path), str(here[0])) == here[1]
+    best = max(line["test_accuracy"][-1] for line in results(tmp_path))
+    name = f"{COLUMN} x 3"
+    assert progress[0] == f"{name} begins on {socket.gethostname()}"
+    assert progress[1].startswith(f"{name} has ended on {socket.gethostname()}, best {best:.2f} %, median ")
+    assert len(progress) == 2  # Ray itself says nothing
+    assert not reached(tmp_path)
+
+
+@needs_ray
+def test_a_task_whose_process_is_killed_goes_on_from_its_checkpoint(
+    here: tuple[Path, str], head: tuple[int, str], tmp_path: Path
+) -> None:
+    process = start(*REPRODUCE, *RAY, "--ray-address", head[1], "--output", tmp_path)
+    *_, killed_at = watch(2, tmp_path, process)
+    (worker,) = (
+        child
+        for child in descendants(head[0])
+        if f"ray::{COLUMN} x 3".encode() in Path(f"/proc/{child}/cmdline").read_bytes()
+    )
+    os.kill(worker, signal.SIGKILL)
+    positions = watch(8, tmp_path, process)
+    said, progress = finish(process)
+    assert (2, 0) <= killed_at <= min(positions) < max(positions)
+    assert results(tmp_path) == results(here[0])
+    assert said.replace(str(tmp_path), str(here[0])) == here[1]
+    assert len(progress) == 2
+
+
+@needs_ray
+def test_what_a_killed_command_and_a_stopped_one_leave_is_gone_on_with(
+    here: tuple[Path, str], head: tuple[int, str], tmp_path: Path
+) -> None:
+    command = (*REPRODUCE, *RAY, "--ray-address", head[1], "--output", tmp_path)
+    process = start(*command)
+    watch(2, tmp_path, process)
+    process.kill()
+    process.communicate()
+    (killed_at,) = reached(tmp_path)
+
+    process = start(*command)
+    positions = watch(int(killed_at[0]) + 1, tmp_path, process)
+    assert (2, 0) <= killed_at <= min(positions) < max(positions)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    begins, stopped = errors.splitlines()
+    assert begins == f"{COLUMN} x 3 begins on {socket.gethostname()}"
+    assert stopped.startswith(f"hullo: stopped; the state is saved in {tmp_path}; go on with: hullo reproduce")
+    (stopped_at,) = reached(tmp_path)
+
+    _, progress = finish(start(*REPRODUCE, *CPU, "--output", tmp_path))  # without a cluster, too
+    assert progress[0].startswith(f"[{stopped_at[0] + 1:.0f}/8] {COLUMN} x 3")
+    assert results(tmp_path) == results(here[0])
+
+
+@needs_ray
+def test_what_fails_keeps_nothing_else_from_its_end(head: tuple[int, str], tmp_path: Path) -> None:
+    missing, large = "lenet5/cifar10", "kerasnet/fashion-mnist-sample"
+    process = start(
+        *(*REPRODUCE, missing, large, "--epochs", "1", *RAY, "--ray-address", head[1]),
+        *("--data", tmp_path / "data", "--output", tmp_path),
+    )
+    said, errors = process.communicate(timeout=120)
+    assert (process.returncode, said) == (1, "")
+    assert "note: 3 networks do not fit into memory; trying 2 at a time\n" in errors
+    assert errors.splitlines()[-1].startswith(f"hullo: on {socket.gethostname()}: ")
+    assert "hullo data fetch cifar10" in errors.splitlines()[-1]
+    assert "Traceback" not in errors
+    found = sorted((line["spec"]["network"], line["members"]) for line in results(tmp_path))
+    assert found == [("kerasnet", 1), ("kerasnet", 2), ("kerasnet", 2), *3 * [("lenet5", 3)]]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RayRunner:
+    """Two runs of which tests make tasks in this process."""
+    monkeypatch.setattr("hullo.lab.data.load", tiny_command.load)
+    specs = [Spec("lenet5", "fashion-mnist-sample", row, epochs=1, batch=32) for row in ROWS[:2]]
+    return RayRunner(RunQueue(specs, tmp_path))
+
+
+def work(cluster: RayRunner, mark: str) -> list[Record] | None:
+    (population,) = cluster.queue.populations()
+    begins, ends = _train(cluster, population, mark)
+    assert begins == (socket.gethostname(), None)
+    return ends[1]
+
+
+def test_what_has_ended_and_was_not_heard_of_is_not_trained_again(
+    cluster: RayRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = _mark(cluster.queue.output)
+    records = work(cluster, mark)
+    monkeypatch.setattr(Training, "_take_step", None)
+    assert work(cluster, mark) == records
+
+
+def test_a_task_that_another_process_was_faster_at_has_nothing_to_give(cluster: RayRunner) -> None:
+    (population,) = cluster.queue.populations()
+    mark = _mark(cluster.queue.output)
+    records = work(cluster, mark)
+    assert records
+    cluster.queue.commit(population, records)
+    assert [given for _, given in _train(cluster, population, mark)] == [None, []]
+
+
+def test_a_directory_that_machines_do_not_share_is_refused(cluster: RayRunner) -> None:
+    with pytest.raises(ValueError, match=f"{cluster.plan.output} is not the directory of that name elsewhere"):
+        work(cluster, "a mark that another directory bears")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--ray-address", "127.0.0.1:1"), "no Ray cluster answers at 127.0.0.1:1: Connection refused"),
+        (("--ray-address", "nowhere.invalid:6379"), "no Ray cluster answers at nowhere.invalid:6379: "),
+        (("--ray-address", "ray://127.0.0.1:10001"), "'ray://127.0.0.1:10001' is no address of a Ray cluster: write"),
+        (("--ray-address", "somewhere"), "'somewhere' is no address of a Ray cluster: write host:port"),
+        (("--ray-address", "somewhere:99999"), "'somewhere:99999' is no address of a Ray cluster: write host:port"),
+        (("--device", "cpu"), "--device cpu goes with --engine local; with ray, --gpus-per-task 0 means CPUs"),
+        (("--engine", "local", "--gpus-per-task", "1"), "--ray-address and --gpus-per-task go with --engine ray"),
+        (("--engine", "local", "--ray-address", "auto"), "--ray-address and --gpus-per-task go with --engine ray"),
+    ],
+)
+def test_a_bad_option_is_one_line_exit_code_2_and_no_directory(
+    options: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    result = CliRunner().invoke(app, [*REPRODUCE, *RAY, *options, "--output", str(tmp_path / "new")])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"hullo: {said}")
+    assert result.stderr.count("\n") == 1
+    assert not (tmp_path / "new").exists()
+
+
+def test_without_ray_one_line_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    result = CliRunner().invoke(app, [*REPRODUCE, *RAY, "--output", str(tmp_path / "new")])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == "hullo: Ray is not installed; get it with: pip install 'hullo[ray]'\n"
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found", "chosen"),
+    [(None, (0, 4), 1), (None, (0, 0), 0), (0, (8, 8), 0), (0.25, (1, 0), 0.25), (1, (2,), 1)],
+)
+def test_a_task_has_a_gpu_where_there_are_any(
+    wanted: float | None, found: tuple[int, ...], chosen: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machines(monkeypatch, *found)
+    assert choose_gpus(wanted) == chosen
+
+
+def test_gpus_that_no_machine_has_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    machines(monkeypatch, 0, 0)
+    with pytest.raises(ValueError, match=r"^--gpus-per-task 0.5: no machine of the cluster has a GPU; write 0 to"):
+        choose_gpus(0.5)
+
+
+def machines(monkeypatch: pytest.MonkeyPatch, *gpus: int) -> None:
+    """A cluster of machines with so many GPUs each, and a dead one with many."""
+    alive = [{"Alive": True, "Resources": {"CPU": 2.0} | ({"GPU": float(count)} if count else {})} for count in gpus]
+    nodes = [*alive, {"Alive": False, "Resources": {"GPU": 8.0}}]
+    monkeypatch.setattr("hullo.lab.run.cluster._ray", lambda: SimpleNamespace(nodes=lambda: nodes))

@@ -1,0 +1,152 @@
+"""On a GPU, kernels of our own take a step; it is the step that plain operations take."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import replace
+
+import pytest
+import tiny_command
+import torch
+
+from hullo.lab.data import Dataset
+from hullo.lab.networks import NETWORKS, Entry
+from hullo.lab.networks.resnet56 import ResNet
+from hullo.lab.run.loaders import InMemoryLoader
+from hullo.lab.run.training import Training
+from hullo.lab.spec.run_spec import Spec
+from hullo.population import kernels
+
+pytest.importorskip("triton")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # both by the interpreter
+    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
+]
+
+SAMPLE = tiny_command.load("fashion-mnist-sample")
+GPU = torch.cuda.is_available()
+ROWS = ("convex(identity,tanh)", "affine(identity,relu,tanh)")
+
+
+@pytest.fixture(autouse=True)
+def _exact_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute cuDNN's float32 convolutions in float32: with TF32, RMSprop turns rounding into whole steps."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
+@pytest.fixture(autouse=True)
+def _small_alexnet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LeNet-5 under the name of the network whose recipe is SGD."""
+    monkeypatch.setitem(NETWORKS, "alexnet", NETWORKS["lenet5"])
+
+
+def data(side: int, train: int = 6, test: int = 4) -> Dataset:
+    train_images, test_images = SAMPLE.train_images[:train], SAMPLE.test_images[:test]
+    parts = train_images[..., :side, :side], SAMPLE.train_labels[:train], test_images[..., :side, :side]
+    return Dataset("corner", SAMPLE.classes, *(part.contiguous() for part in parts), SAMPLE.test_labels[:test])
+
+
+def train(network: str, side: int, device: str, precision: str = "float32", rows: tuple[str, ...] = ROWS) -> Training:
+    spec = Spec(network, "fashion-mnist-sample", "relu", epochs=1, batch=4, lr=1e-3, precision=precision)
+    specs = [replace(spec, activation=row, seed=seed, lr=1e-3 / (1 + seed)) for seed, row in enumerate(rows)]
+    training = Training(specs, InMemoryLoader(data(side).to(device)))
+    for _ in training.advance():
+        pass
+    return training
+
+
+@pytest.mark.parametrize(
+    ("network", "side", "rows"),
+    [
+        ("lenet5", 18, ROWS),
+        ("kerasnet", 12, ROWS),
+        ("resnet56", 8, ROWS),
+        ("alexnet", 18, ROWS),
+        pytest.param("lenet5", 18, ("convex(relu,tanh)", "prelu"), marks=pytest.mark.gpu),
+        pytest.param("kerasnet", 12, ("convex(relu,tanh)", "prelu"), marks=pytest.mark.gpu),
+        pytest.param("resnet56", 8, ("convex(relu,tanh)", "prelu"), marks=pytest.mark.gpu),
+    ],
+)
+def test_kernels_take_the_plain_steps(
+    network: str, side: int, rows: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = functools.partial(ResNet, n=1)  # eight layers will do
+    monkeypatch.setitem(NETWORKS, "resnet56", Entry(small))
+    plain = train(network, side, "cpu", rows=rows)
+    monkeypatch.setattr(kernels, "serve", lambda x: x.dtype != torch.float64)
+    fused = train(network, side, "cuda" if GPU else "cpu", rows=rows)
+    for name in ("train_loss", "test_loss", "coefficients"):
+        torch.testing.assert_close(fused.curves[name], plain.curves[name], rtol=2e-3, atol=2e-4, msg=name)
+    assert fused.curves["test_accuracy"].shape == plain.curves["test_accuracy"].shape
+    ours, theirs = fused.population.state_dict(), plain.population.state_dict()
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        if network == "resnet56" and re.search(r"conv\d?\.bias|shortcut\.bias|running_mean", name):
+            continue  # the gradient of a bias before a batch norm is zero in kernels, and rounding in plain operations
+        # RMSprop takes a step of full length where a gradient is next to nothing, too
+        assert (ours[name].cpu() - tensor).abs().double().mean() < 1e-4, name
+
+
+@pytest.mark.parametrize("network", ["lenet5", "alexnet"])
+def test_a_state_passes_between_kernels_and_plain_operations(network: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = train(network, 18, "cpu")
+    state = {name: tensor.clone() for name, tensor in plain.state_dict().items()}
+    there_and_back = dict(state)
+    for served in (lambda x: x.dtype != torch.float64, lambda x: False):
+        monkeypatch.setattr(kernels, "serve", served)
+        other = Training(plain.specs, plain.loader)
+        other.load_state_dict(there_and_back)
+        there_and_back = other.state_dict()
+        assert there_and_back.keys() == state.keys()
+        assert all(torch.equal(there_and_back[name], tensor) for name, tensor in state.items())
+
+
+@pytest.mark.parametrize("network", ["lenet5", "alexnet"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_copies_are_kept_where_products_are_of_lower_precision(
+    network: str, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "serve", lambda x: x.dtype != torch.float64)
+    spec = Spec(network, "fashion-mnist-sample", "relu", epochs=1, batch=4, precision=precision)
+    assert bool(Training([spec], InMemoryLoader(data(18))).population.copies) == (precision == "bfloat16")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not GPU, reason="needs a CUDA device")
+@pytest.mark.parametrize("network", ["lenet5", "kerasnet", "resnet56", "alexnet"])
+def test_a_gpu_in_bfloat16_is_near_a_cpu_in_float32(network: str) -> None:
+    on_gpu, on_cpu = train(network, 28, "cuda", "bfloat16"), train(network, 28, "cpu")
+    assert on_gpu.population.copies
+    torch.testing.assert_close(on_gpu.curves["train_loss"], on_cpu.curves["train_loss"], rtol=0.1, atol=0.1)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not GPU, reason="needs a CUDA device")
+@pytest.mark.parametrize("network", ["kerasnet", "alexnet"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_gpu_goes_on_from_a_state(network: str, precision: str) -> None:
+    whole = train(network, 28, "cuda", precision)
+    first = Training(whole.specs, whole.loader)
+    moments = first.advance()
+    next(moments)
+    state = {name: tensor.clone() for name, tensor in first.state_dict().items()}
+    second = Training(whole.specs, whole.loader)
+    second.load_state_dict(state)
+    for _ in second.advance():
+        pass
+    torch.testing.assert_close(second.curves["test_loss"], whole.curves["test_loss"], rtol=0.05, atol=0.05)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("network", ["lenet5", "kerasnet", "resnet56"])
+def test_on_a_gpu_a_member_that_diverges_leaves_the_other_as_it_is_to_the_bit(network: str) -> None:
+    spec = Spec(network, "fashion-mnist-sample", "affine(identity,relu,tanh)", epochs=1, batch=4, precision="bfloat16")
+    loader = InMemoryLoader(data(28).to("cuda"))
+    calm, wild = (Training([replace(spec, lr=lr), replace(spec, seed=1)], loader) for lr in (1e-3, 1e30))
+    for training in (calm, wild):
+        for _ in training.advance():
+            pass
+    assert wild.curves["sound"].tolist() == [[False, True]]
+    for name, tensor in wild.population[1].state_dict().items():
+        assert torch.equal(tensor, calm.population[1].state_dict()[name]), name

@@ -1,0 +1,90 @@
+"""Whichever moment a process dies at, the next one ends where it would have ended."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+
+import pytest
+import tiny_command
+from rich.console import Console
+
+from hullo.lab.progress import Progress
+from hullo.lab.run.loaders import InMemoryLoader
+from hullo.lab.run.local import LocalRunner
+from hullo.lab.run.queue import RunQueue
+from hullo.lab.spec.environment import environment
+from hullo.lab.spec.paper import parse_column
+from hullo.lab.spec.records import Record
+from hullo.lab.spec.run_spec import Spec
+
+SPECS = [Spec("lenet5", "fashion-mnist-sample", row, epochs=1) for row in ("relu", "affine(identity,tanh)")]
+DATA = {("fashion-mnist-sample", 0): InMemoryLoader(tiny_command.load("fashion-mnist-sample"))}
+
+
+class Death(BaseException):
+    """Nothing in a process catches its end."""
+
+
+def run(output: Path) -> list[Record]:
+    with Progress(Console(), quiet=True) as progress:
+        return LocalRunner(RunQueue(SPECS, output), DATA, environment("here"), every=0.0).run(progress)
+
+
+def ends(records: list[Record]) -> list[object]:
+    return [(record.spec, record.test_loss, record.test_accuracy, record.coefficients) for record in records]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("call", ["fsync", "replace", "unlink"])
+def test_a_death_at_any_touch_of_the_disk_is_made_good(
+    call: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = ends(run(tmp_path / "whole"))
+    owner = os if call == "fsync" else Path
+    real = getattr(owner, call)
+    for fatal in itertools.count(1):
+        calls = 0
+
+        def deadly(*arguments: object, **options: object) -> object:
+            nonlocal calls
+            calls += 1
+            if calls == fatal and when == "before":  # noqa: B023 (used within this turn of the loop)
+                raise Death
+            result = real(*arguments, **options)
+            if calls == fatal:  # noqa: B023
+                raise Death
+            return result
+
+        output = tmp_path / str(fatal)
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, call, deadly)
+            try:
+                run(output)
+            except Death:
+                died = True
+            else:
+                died = False
+        assert ends(run(output)) == expected
+        assert len((output / "records.jsonl").read_text().splitlines()) == 2
+        assert not list((output / "checkpoints").glob("[!.]*"))
+        if not died:
+            break
+    assert fatal > 1
+
+
+def test_what_another_command_began_is_finished_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("hullo.lab.spec.records.Records.add", lambda *_: (_ for _ in ()).throw(Death))
+        with pytest.raises(Death):
+            run(tmp_path)
+    with Progress(Console(), quiet=True) as progress:
+        (record,) = LocalRunner(RunQueue(SPECS[1:], tmp_path), DATA, environment("here")).run(progress)
+    assert (record.spec, record.members) == (SPECS[1], 2)
+
+
+@pytest.mark.parametrize("text", ["lenet5", "", "cifar10-lenet5"])
+def test_a_column_without_a_slash_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=f"^'{text}' is no column: write network/data; the paper's are lenet5/fashion"):
+        parse_column(text)

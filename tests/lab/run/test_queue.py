@@ -1,0 +1,97 @@
+"""A plan is what is left to do, and nothing twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tiny_command
+
+from hullo.lab.errors import RunError
+from hullo.lab.run.loaders import InMemoryLoader
+from hullo.lab.run.queue import Population, RunQueue
+from hullo.lab.run.recording import take_records
+from hullo.lab.run.training import Training
+from hullo.lab.spec.environment import environment
+from hullo.lab.spec.run_spec import Spec
+from made_records import make_record
+
+DATA = InMemoryLoader(tiny_command.load("fashion-mnist-sample"))
+SPECS = [
+    Spec("lenet5", "fashion-mnist-sample", row, seed=seed, epochs=1, batch=batch)
+    for batch in (32, 64)
+    for row in ("relu", "affine(identity,tanh)")
+    for seed in (0, 1, 2)
+]
+
+
+def sizes(queue: RunQueue) -> list[int]:
+    return [len(population) for population in queue.populations()]
+
+
+def begin(queue: RunQueue, *population: Spec) -> Training:
+    """Train a population and leave its checkpoint."""
+    training = Training(population, DATA)
+    for _ in training.advance():
+        pass
+    queue.checkpoints.folder.mkdir(parents=True, exist_ok=True)
+    queue.checkpoints.save(training)
+    return training
+
+
+def commit(queue: RunQueue, training: Training) -> None:
+    queue.commit(training.specs, take_records(training, environment("here")))
+
+
+def test_every_run_is_in_one_population_of_its_company(tmp_path: Path) -> None:
+    populations = RunQueue([*SPECS, SPECS[0]], tmp_path).populations()
+    assert [spec for population in populations for spec in population] == SPECS
+    assert [len({spec.population_key for spec in population}) for population in populations] == [1, 1]
+
+
+@pytest.mark.parametrize(("members", "expected"), [(None, [6, 6]), (4, [4, 2, 4, 2]), (1, [1] * 12), (9, [6, 6])])
+def test_a_population_has_so_many_members_at_most(members: int | None, expected: list[int], tmp_path: Path) -> None:
+    assert sizes(RunQueue(SPECS, tmp_path, members)) == expected
+
+
+def test_what_does_not_fit_is_halved_in_its_company_alone_until_one_is_left(tmp_path: Path) -> None:
+    queue = RunQueue(SPECS, tmp_path)
+    assert queue.split_in_half(queue.populations()[0]) == "6 networks do not fit into memory; trying 3 at a time"
+    assert sizes(queue) == [3, 3, 6]
+    assert queue.split_in_half(queue.populations()[0]) == "3 networks do not fit into memory; trying 2 at a time"
+    assert sizes(queue) == [2, 2, 2, 6]
+    alone: Population = (SPECS[0],)
+    with pytest.raises(ValueError, match=r"^lenet5/fashion-mnist-sample relu .* does not fit into memory; choose"):
+        queue.split_in_half(alone)
+
+
+def test_what_was_begun_comes_first_and_as_it_was(tmp_path: Path) -> None:
+    queue = RunQueue(SPECS, tmp_path, members=2)
+    begin(queue, SPECS[8], SPECS[6], SPECS[7])
+    first, *others = queue.populations()
+    assert first == (SPECS[8], SPECS[6], SPECS[7])
+    assert [spec for population in others for spec in population] == [*SPECS[:6], *SPECS[9:]]
+
+
+def test_what_is_recorded_or_put_aside_is_not_to_be_done(tmp_path: Path) -> None:
+    queue = RunQueue(SPECS[:6], tmp_path)
+    training = begin(queue, *SPECS[:2])
+    assert queue.populations(aside=set(SPECS[:2])) == [tuple(SPECS[2:6])]
+    commit(queue, training)
+    assert queue.populations() == [tuple(SPECS[2:6])]
+    assert queue.populations(aside=set(SPECS)) == []
+    assert not queue.checkpoints.begun()
+
+
+def test_the_outcome_has_the_order_of_the_runs(tmp_path: Path) -> None:
+    queue = RunQueue([SPECS[1], SPECS[0], SPECS[1]], tmp_path)
+    commit(queue, begin(queue, *SPECS[:3]))
+    assert [record.spec for record in queue.outcome()] == [SPECS[1], SPECS[0], SPECS[1]]
+
+
+def test_a_record_that_is_gone_at_the_end_is_a_failure_that_says_what_to_do(tmp_path: Path) -> None:
+    specs = [Spec("lenet5", "cifar10", "relu", seed=seed, epochs=1) for seed in (0, 1)]
+    queue = RunQueue(specs, tmp_path)
+    queue.records.add([make_record("relu", [50.0], column="lenet5/cifar10", seed=0)])
+    with pytest.raises(RunError, match=r"records.jsonl has lost the record of .* seed=1 .*; give the command again"):
+        queue.outcome()

@@ -1,0 +1,209 @@
+"""Members of a population train as they would alone, whatever becomes of the others, and go on to the bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import tiny_command
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import hullo
+from hullo.lab import networks
+from hullo.lab.data import Dataset
+from hullo.lab.data.augment import draw_moves, draw_order
+from hullo.lab.run.loaders import InMemoryLoader
+from hullo.lab.run.training import Training
+from hullo.lab.spec.run_spec import Spec
+from hullo.population import SGD
+from hullo.population.images import move, scale
+
+DATA = tiny_command.load("fashion-mnist-sample")
+FEED = InMemoryLoader(DATA)
+ROWS = ("relu", "convex(identity,relu,tanh)", "affine(identity,tanh)")
+
+
+def members(network: str = "lenet5", **values: object) -> list[Spec]:
+    spec = Spec(network, "fashion-mnist-sample", "relu", epochs=2, lr=1e-3, coefficient_lr_scale=10.0)
+    specs = [replace(spec, activation=row, seed=seed) for seed, row in enumerate(ROWS, 5)]
+    return [replace(spec, **{"decay": decay} | values) for spec, decay in zip(specs, (0.0, 0.1, 1e-6), strict=True)]
+
+
+def finish(training: Training) -> Training:
+    for _ in training.advance():
+        pass
+    return training
+
+
+@pytest.mark.parametrize("network", ["lenet5", "kerasnet"])
+def test_a_member_trains_as_it_does_alone(network: str) -> None:
+    specs = members(network)
+    together = finish(Training(specs, FEED))
+    for k, spec in enumerate(specs):
+        alone = finish(Training([spec], FEED))
+        for curve in ("train_loss", "test_loss"):
+            torch.testing.assert_close(
+                together.curves[curve][:, k], alone.curves[curve][:, 0], rtol=1e-3, atol=1e-4, msg=f"{spec} {curve}"
+            )
+        # an image between two classes may fall to either
+        assert (together.curves["test_accuracy"][:, k] - alone.curves["test_accuracy"][:, 0]).abs().max() < 100 / 30 + 1
+        own, other = (hullo.coefficient_dict(t.population[i]) for t, i in ((together, k), (alone, 0)))
+        assert own == pytest.approx(other, rel=1e-3, abs=1e-4)
+
+
+@pytest.mark.parametrize("network", ["lenet5", "kerasnet"])
+def test_members_per_layer_train_beside_one_per_channel_as_without_it(network: str) -> None:
+    specs = members(network)
+    apart = finish(Training(specs, FEED))
+    beside = finish(Training([*specs, replace(specs[0], activation="prelu")], FEED))
+    for name in ("train_loss", "test_loss"):
+        torch.testing.assert_close(beside.curves[name][:, :3], apart.curves[name], rtol=1e-3, atol=1e-4)
+    for k in range(3):
+        before, after = (training.population[k].state_dict() for training in (apart, beside))
+        assert all(torch.allclose(before[name], after[name], rtol=1e-3, atol=2e-4) for name in before)
+    slopes = beside.population[3].act1.coefficients[:, 0]
+    assert len(slopes) == (20 if network == "lenet5" else 32)
+    assert len(set(slopes.tolist())) > 1
+
+
+def test_prelu_learns_as_in_torch() -> None:
+    sizes = {"in_channels": 1, "image_size": 28}
+    ours = networks.build("lenet5", activation="prelu", seed=1, **sizes).double()
+    theirs = networks.build("lenet5", activation="relu", seed=1, **sizes).double()
+    for name, count in (("act1", 20), ("act2", 50), ("act3", 1)):
+        setattr(theirs, name, nn.PReLU(count, init=0.0).double())
+    optimizers = [torch.optim.RMSprop(network.parameters(), lr=1e-2, eps=1e-7) for network in (ours, theirs)]
+    images, labels = DATA.train_images[:20].double() / 255, DATA.train_labels[:20]
+    for _ in range(4):
+        for network, optimizer in zip((ours, theirs), optimizers, strict=True):
+            optimizer.zero_grad()
+            F.cross_entropy(network(images), labels).backward()
+            optimizer.step()
+    for name in ("act1", "act2", "act3"):
+        own = getattr(ours, name).coefficients.reshape(-1, 2)[:, 0]
+        torch.testing.assert_close(own, getattr(theirs, name).weight, rtol=1e-6, atol=1e-8)
+        assert own.abs().min() > 0
+    torch.testing.assert_close(ours(images), theirs(images), rtol=1e-6, atol=1e-6)
+
+
+def test_every_image_counts_once_an_epoch_also_those_of_the_last_small_batch() -> None:
+    training = finish(Training(members(epochs=1, lr=0.0), FEED))
+    assert training.steps == 3
+    assert training.population.steps.tolist() == [3, 3, 3]
+    seeds = training.population.seeds
+    order = draw_order(seeds, 0, 70)
+    shown = scale(move(DATA.train_images, order, draw_moves(seeds, 0, order, (28, 28))))
+    for k in range(3):
+        logits = training.population[k](shown[k])
+        expected = F.cross_entropy(logits, DATA.train_labels[order[k]]).item()
+        assert training.curves["train_loss"][0, k].item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_test_and_val_curves_are_those_of_the_network_as_it_is_used() -> None:
+    data = DATA.split_validation(20, seed=0)
+    training = finish(Training(members("kerasnet", epochs=1), InMemoryLoader(data)))
+    assert data.eval_sets.keys() == {"test", "val"}
+    for k in range(3):
+        alone = training.population[k]
+        assert not alone.training
+        for name, (images, labels) in data.eval_sets.items():
+            logits = alone(scale(images))
+            loss, right = F.cross_entropy(logits, labels).item(), (logits.argmax(1) == labels).double().mean()
+            assert training.curves[f"{name}_loss"][0, k].item() == pytest.approx(loss, rel=1e-5)
+            assert training.curves[f"{name}_accuracy"][0, k, 0].item() == pytest.approx(100 * right.item())
+    assert "val_loss" not in finish(Training(members(epochs=1), FEED)).curves
+
+
+@pytest.mark.parametrize("lr", [1e30, float("3e38")])
+def test_a_member_that_diverges_leaves_the_others_as_they_are_to_the_bit(lr: float) -> None:
+    specs = members()
+    calm = finish(Training(specs, FEED))
+    wild = finish(Training([specs[0], replace(specs[1], lr=lr), specs[2]], FEED))
+    assert calm.curves["sound"].all()
+    assert wild.curves["sound"].tolist() == [[True, False, True]] * 2
+    for name, curve in calm.curves.items():
+        assert torch.equal(curve[:, [0, 2]], wild.curves[name][:, [0, 2]]), name
+    before, after = (t.population[2].state_dict() for t in (calm, wild))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.fixture(scope="module")
+def atomic_write() -> dict[str, Tensor]:
+    return finish(Training(members("kerasnet"), FEED)).state_dict()
+
+
+@pytest.mark.parametrize("pause", [0, 2, 3, 4, 8])
+def test_training_goes_on_from_any_moment_to_the_bit(pause: int, whole: dict[str, Tensor]) -> None:
+    first = Training(members("kerasnet"), FEED)
+    moments = first.advance()
+    for _ in range(pause):
+        next(moments)
+    state = {name: tensor.clone() for name, tensor in first.state_dict().items()}
+    second = Training(members("kerasnet"), FEED)
+    second.load_state_dict(state)
+    again = finish(second).state_dict()
+    assert whole.keys() == again.keys()
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+
+
+def test_bfloat16_is_near_float32_and_not_the_same() -> None:
+    full, short = (finish(Training(members(precision=p), FEED)).curves["test_loss"] for p in ("float32", "bfloat16"))
+    torch.testing.assert_close(full, short, rtol=0.05, atol=0.05)
+    assert not torch.equal(full, short)
+
+
+@pytest.mark.parametrize("network", ["lenet5", "kerasnet"])
+def test_every_further_member_takes_as_much_memory_as_the_one_before(network: str) -> None:
+    def held(count: int) -> int:
+        """Bytes of the state, and of what a step holds between its two passes."""
+        specs = [replace(members(network)[k % 3], seed=k) for k in range(count)]
+        training, known = Training(specs, FEED), {}
+
+        def pack(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            known[storage.data_ptr()] = (storage.nbytes(), tensor)  # which keeps its address from being used again
+            return tensor
+
+        _, batch = next(FEED.batches(training.population.seeds, 0, 4, 0, training.world))
+        training._losses(*FEED.show(*batch))  # which reads the networks' graph
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            losses, _ = training._losses(*FEED.show(*batch))
+        assert losses.requires_grad
+        state = sum(tensor.nbytes for name, tensor in training.state_dict().items() if name != "position")
+        return state + sum(size for size, _ in known.values())
+
+    three, six, nine = held(3), held(6), held(9)
+    assert 0 < three < six
+    # the optimiser's count of updates and the like are there once
+    assert abs((nine - six) - (six - three)) < 1e-3 * three
+
+
+def test_members_that_cannot_stand_side_by_side_are_refused() -> None:
+    first, *others = members()
+    with pytest.raises(ValueError, match=r"shares all but .* decays: lenet5/.*; .*batch=8 "):
+        Training([first, *(replace(other, batch=8) for other in others)], FEED)
+
+
+def test_alexnet_learns_by_sgd_at_a_rate_that_falls_in_steps() -> None:
+    pictures = DATA.train_images.expand(-1, 3, -1, -1).repeat(1, 1, 2, 2)  # 56 pixels on a side
+    parts = pictures[:8], DATA.train_labels[:8], pictures[8:16], DATA.train_labels[8:16]
+    loader = InMemoryLoader(Dataset("wide", DATA.classes, *parts))
+    spec = Spec.default("alexnet", "fashion-mnist-sample", "affine(identity,relu)", epochs=1, batch=4, decay=1.0)
+    training = finish(Training([spec], loader))
+    assert isinstance(training.optimizer, SGD)
+
+    def rate(training: Training, updates: int) -> float:
+        return float(training.optimizer.lr * training.optimizer.schedule(torch.tensor(updates).double()))
+
+    assert rate(training, int(training.optimizer.updates)) == pytest.approx(0.001)
+    for batch, updates in ((4, 3), (2, 7)):  # one update before 1 / decay = 2 epochs of 8 images are over
+        slower = Training([replace(spec, decay=0.5, batch=batch)], loader)
+        assert rate(slower, updates) == pytest.approx(0.01)
+        assert rate(slower, updates + 1) == pytest.approx(0.001)
+    assert rate(Training([replace(spec, decay=0.0)], loader), 10**9) == pytest.approx(0.01)
+    groups = training.optimizer.groups
+    assert {float(own["lr"]) for name, own in groups.items() if name.endswith("bias")} == {0.02}
+    assert {float(own["weight_decay"]) for own in groups.values()} == {0.0}
+    assert "stacked.conv1.weight" not in groups

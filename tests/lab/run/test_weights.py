@@ -1,0 +1,60 @@
+"""What was trained is kept, and comes back as a plain network."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tiny_command
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import hullo
+from hullo.lab import networks
+from hullo.lab.networks import Task
+from hullo.lab.run.weights import load_network, save_weights
+from hullo.lab.spec.records import Records
+from hullo.lab.spec.run_spec import Spec
+
+
+@pytest.mark.parametrize("activation", ["relu", "prelu", "elu", "convex(identity,relu,parametrization=softmax)"])
+def test_a_network_comes_back_as_it_was_saved(activation: str, tmp_path: Path) -> None:
+    spec, task = Spec("kerasnet", "cifar10", activation, seed=3), Task(1, 12, 4)
+    network = networks.build("kerasnet", activation=activation, in_channels=1, image_size=12, num_classes=4)
+    for parameter in network.parameters():
+        if parameter.requires_grad:
+            parameter.data.add_(0.1 * torch.rand_like(parameter))
+    loaded = load_network(save_weights(tmp_path, spec, task, network))
+    x = torch.rand(2, 1, 12, 12)
+    assert loaded(x).equal(network.eval()(x))
+    if activation != "relu":
+        assert hullo.fold(loaded)(x).shape == (2, 4)
+
+
+def test_a_file_that_holds_no_network_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(b"nonsense")
+    with pytest.raises(ValueError, match=r"x\.safetensors"):
+        load_network(path)
+    other = save_weights(tmp_path, Spec("lenet5", "cifar10", "relu"), Task(3, 32, 10), nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="no network"):
+        load_network(other)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_command_keeps_the_network_whose_loss_it_records(kept: bool, tmp_path: Path) -> None:
+    options = ("--activation", "affine(identity,relu)", "--epochs", "1", "--device", "cpu", "--quiet")
+    command = [sys.executable, tiny_command.__file__, "train", "lenet5", "fashion-mnist-sample", *options]
+    command += ["--output", str(tmp_path), *([] if kept else ["--no-weights"])]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    (record,) = Records(tmp_path / "records.jsonl").read()
+    path = tmp_path / "weights" / f"{record.spec.id}.safetensors"
+    assert path.exists() == kept
+    assert (str(path) in done.stdout) == kept
+    if kept:
+        data = tiny_command.load("fashion-mnist-sample")
+        loss = F.cross_entropy(load_network(path)(data.test_images / 255), data.test_labels)
+        assert loss.item() == pytest.approx(record.test_loss[-1], rel=1e-4)

@@ -1,0 +1,201 @@
+"""Records are added whole, once each, by any number of processes; what a kill leaves behind does no harm."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tiny_command
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hullo
+from hullo.lab.run.loaders import InMemoryLoader
+from hullo.lab.run.recording import take_records
+from hullo.lab.run.training import Training
+from hullo.lab.spec.environment import Environment, environment
+from hullo.lab.spec.records import VERSION, Record, Records
+from hullo.lab.spec.run_spec import Spec
+
+SPEC = Spec("lenet5", "fashion-mnist-sample", "convex(identity,tanh)", epochs=2)
+RECORD = Record(
+    SPEC,
+    "diverged in epoch 2",
+    train_loss=[2.0, 1.5],
+    test_loss=[1.75, None],
+    test_accuracy=[30.0, 51.5],
+    bases=["identity", "tanh"],
+    coefficients=[[[0.5, 0.5]], [[0.4, 0.6]], [[0.3, 0.7]]],
+    members=1,
+    seconds=1.5,
+    environment=Environment("a machine", 1, "3.11", "2.13", "", "0.1", "abc"),
+)
+
+
+def several(count: int, start: int = 0) -> list[Record]:
+    return [replace(RECORD, spec=replace(SPEC, seed=seed)) for seed in range(start, start + count)]
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Records:
+    return Records(tmp_path / "out" / "records.jsonl")
+
+
+def test_what_was_added_is_read_in_order_and_is_one_line_each(records: Records) -> None:
+    assert records.read() == []
+    records.add(several(2))
+    records.add(several(1, init=2))
+    assert records.read() == several(3)
+    lines = [json.loads(line) for line in records.path.read_text().splitlines()]
+    assert [(line["version"], line["id"]) for line in lines] == [(VERSION, r.spec.id) for r in several(3)]
+
+
+def test_a_run_is_never_recorded_twice(records: Records) -> None:
+    records.add([RECORD, replace(RECORD, seconds=2.5)])
+    before = records.path.read_bytes()
+    records.add([replace(RECORD, seconds=3.5)])
+    assert records.path.read_bytes() == before
+    assert before.count(b"\n") == 1
+
+
+@given(st.data())
+def test_a_torn_write_loses_only_what_was_not_whole(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    records = Records(tmp_path_factory.mktemp("torn") / "records.jsonl")
+    records.add(several(3))
+    content = records.path.read_bytes()
+    cut = data.draw(st.integers(0, len(content)))
+    records.path.write_bytes(content[:cut])
+    assert records.read() == several(content[:cut].count(b"\n"))
+    records.add(several(3))
+    assert records.path.read_bytes() == content
+
+
+def test_what_is_torn_is_counted_until_it_is_taken_away(records: Records) -> None:
+    assert records.torn == 0
+    records.add(several(2))
+    assert records.torn == 0
+    with records.path.open("ab") as file:
+        file.write(b'{"version":1,')
+    assert records.torn == 13
+    records.add(several(3))
+    assert records.torn == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (RECORD.line().replace(b'"version":2', b'"version":7'), "version: 7"),
+        (RECORD.line().replace(b'"version":2', b'"version":true'), "version: True"),
+        (b"{}\n", "version: None"),
+        (b'{"version":2,"id":"x"}\n', "spec: missing"),
+        (b"nonsense\n", "no JSON"),
+        (b"12\n", "version: None"),
+        (replace(RECORD, seconds=2.5).line(), "spec: the run of line 1"),
+    ],
+)
+def test_a_line_that_is_no_record_of_this_version_is_refused_by_name(records: Records, line: bytes, said: str) -> None:
+    records.add([RECORD])
+    content = records.path.read_bytes() + line
+    records.path.write_bytes(content)
+    for attempt in (records.read, lambda: records.add(several(3))):
+        with pytest.raises(ValueError, match=f"records.jsonl, line 2: {said}.*name another file or directory"):
+            attempt()
+    assert records.path.read_bytes() == content
+
+
+def test_a_disk_that_is_full_leaves_the_file_as_it_was(records: Records, monkeypatch: pytest.MonkeyPatch) -> None:
+    records.add([RECORD])
+    before = records.path.read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        records.add(several(3))
+    assert records.path.read_bytes() == before
+
+
+def test_processes_that_add_at_once_lose_nothing_and_tear_nothing(records: Records) -> None:
+    code = (
+        "import sys; from test_records import Records, several, Path\n"
+        "records = Records(Path(sys.argv[1])); sys.stdin.readline()\n"
+        "for start in range(0, 60, 3): records.add(several(5, start))\n"
+    )
+    command = [sys.executable, "-c", code, str(records.path)]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    processes = [subprocess.Popen(command, stdin=subprocess.PIPE, env=environment) for _ in range(2)]
+    for process in processes:
+        process.communicate(b"go\n")
+    assert [process.returncode for process in processes] == [0, 0]
+    found = records.read()
+    assert sorted(record.spec.seed for record in found) == list(range(62))
+
+
+def test_a_training_is_recorded_member_by_member() -> None:
+    rows = ("relu", "affine(relu,tanh)", "convex(identity,relu)")
+    specs = [replace(SPEC, activation=row, lr=lr) for row, lr in zip(rows, (1e-4, 1e-2, 1e30), strict=True)]
+    training = Training(specs, InMemoryLoader(tiny_command.load(SPEC.data)))
+    for _ in training.advance():
+        training.seconds += 1
+    fixed, learned, lost = take_records(training, environment("here"))
+    assert [record.spec for record in (fixed, learned, lost)] == specs
+    assert (fixed.ended, learned.ended, lost.ended) == ("finished", "finished", "diverged in epoch 1")
+    assert (fixed.bases, fixed.coefficients) == ([], [])
+    assert learned.bases == ["relu", "tanh"]
+    assert learned.coefficients[0] == [[0.5, 0.5]] * 3
+    for point in learned.coefficients[1:]:
+        assert all(sum(layer) == pytest.approx(1) and layer != [0.5, 0.5] for layer in point)
+    assert len(learned.coefficients) == 3
+    assert lost.test_loss == [None, None]
+    assert learned.accuracy == learned.test_accuracy[-1]
+    assert len(learned.train_loss) == len(learned.test_loss) == len(learned.test_accuracy) == 2
+    assert (learned.members, learned.seconds) == (3, 8)
+    for record in (fixed, learned, lost):
+        assert Record.parse(record.line()) == record
+
+
+def test_held_out_images_have_curves_of_their_own() -> None:
+    training = Training(
+        [replace(SPEC, val_size=20)], InMemoryLoader(tiny_command.load(SPEC.data).split_validation(20, 0))
+    )
+    for _ in training.advance():
+        pass
+    (record,) = take_records(training, environment("here"))
+    assert record.val_loss == pytest.approx(training.curves["val_loss"][:, 0].tolist(), rel=1e-5)
+    assert record.val_accuracy == pytest.approx(training.curves["val_accuracy"][:, 0, 0].tolist(), rel=1e-5)
+    assert record.test_loss == pytest.approx(training.curves["test_loss"][:, 0].tolist(), rel=1e-5)
+    assert record.accuracy == record.test_accuracy[-1]
+    assert Record.parse(record.line()) == record
+    assert replace(record, test_loss=[], test_accuracy=[]).accuracy == record.val_accuracy[-1]
+
+
+@pytest.mark.parametrize("beside", [(), ("convex(identity,tanh)", "relu")])
+def test_activations_per_channel_are_recorded_as_means_over_time_and_per_channel_at_the_end(
+    beside: tuple[str, ...],
+) -> None:
+    rows = ("affine(identity,relu,per=channel)", *beside)
+    specs = [replace(SPEC, activation=row, lr=1e-2) for row in rows]
+    training = Training(specs, InMemoryLoader(tiny_command.load(SPEC.data)))
+    for _ in training.advance():
+        pass
+    record, *others = take_records(training, environment("here"))
+    for k, other in enumerate(others, 1):
+        assert other.channels == []
+        learned = list(hullo.coefficient_dict(training.population[k]).values()) if other.bases else []
+        assert [c for layer in (other.coefficients or [[]])[-1] for c in layer] == pytest.approx(learned, abs=1e-6)
+    assert [len(layer) for layer in record.channels] == [20, 50, 1]
+    assert [len(point) for point in record.coefficients] == [3, 3, 3]
+    for channels, mean in zip(record.channels, record.coefficients[-1], strict=True):
+        assert torch.tensor(channels).mean(0).tolist() == pytest.approx(mean, rel=1e-4)
+    assert len({channel[0] for channel in record.channels[1]}) > 1
+    assert Record.parse(record.line()) == record

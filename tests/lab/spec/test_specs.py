@@ -1,0 +1,124 @@
+"""A spec is all of a run: it can be written down, read back, and told from every other."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hullo.lab.data import RELEASES, ilsvrc2012
+from hullo.lab.networks import NETWORKS
+from hullo.lab.spec import run_spec as specs
+from hullo.lab.spec.run_spec import Spec, identify
+
+RATES = st.floats(0, 1e3, allow_subnormal=True)
+SPECS = st.builds(
+    Spec,
+    st.sampled_from(["lenet5", "kerasnet", "resnet56"]),
+    st.sampled_from(["fashion-mnist", "cifar10", "fashion-mnist-sample"]),
+    st.sampled_from(
+        ["relu", "leaky_relu(0.2)", "convex(identity,relu)", "affine(identity,relu,parametrization=free,per=channel)"]
+    ),
+    seed=st.integers(0, 2**63 - 1),
+    epochs=st.integers(1, 1000),
+    batch=st.integers(1, 1000),
+    lr=RATES,
+    decay=RATES,
+    coefficient_lr_scale=RATES,
+    precision=st.sampled_from(["float32", "bfloat16"]),
+    val_size=st.integers(0, 5000),
+)
+PLAIN = Spec("lenet5", "cifar10", "relu")
+OTHER = {
+    "network": "kerasnet",
+    "data": "fashion-mnist",
+    "activation": "tanh",
+    "seed": 1,
+    "epochs": 51,
+    "batch": 33,
+    "lr": 2e-4,
+    "decay": 0,
+    "coefficient_lr_scale": 2,
+    "precision": "bfloat16",
+    "val_size": 100,
+}
+
+
+@given(SPECS)
+def test_what_is_printed_is_read_back(spec: Spec) -> None:
+    assert Spec.parse(str(spec)) == spec
+    assert hash(Spec.parse(str(spec))) == hash(spec)
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Spec)])
+def test_a_change_of_anything_is_another_run(name: str) -> None:
+    changed = replace(PLAIN, **{name: OTHER[name]})
+    assert changed != PLAIN
+    assert changed.id != PLAIN.id
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Spec)])
+def test_company_is_all_but_activation_seed_rates_and_decay(name: str) -> None:
+    changed = replace(PLAIN, **{name: OTHER[name]})
+    assert (changed.population_key == PLAIN.population_key) == (
+        name in {"activation", "seed", "lr", "decay", "coefficient_lr_scale"}
+    )
+
+
+def test_activations_per_channel_are_trained_beside_those_per_layer() -> None:
+    rows = ("relu", "prelu", "affine(identity,relu)", "convex(relu,tanh,per=channel)")
+    assert len({replace(PLAIN, activation=row).population_key for row in rows}) == 1
+
+
+def test_what_is_usual_depends_on_the_network_and_yields_to_what_is_given() -> None:
+    assert Spec.default("lenet5", "cifar10", "relu", epochs=None, batch=None) == PLAIN
+    assert Spec.default("lenet5", "cifar10", "relu", epochs=3, lr=None).epochs == 3
+    whole, short = (Spec.default("alexnet", "cifar10", "relu", epochs=epochs, lr=None) for epochs in (None, 45))
+    assert (whole.epochs, whole.batch, whole.lr, whole.decay) == (90, 256, 0.01, 0.05)
+    assert (short.epochs, short.batch, short.lr, short.decay) == (45, 256, 0.01, 0.1)
+    assert Spec.default("alexnet", "cifar10", "relu", decay=0.0).decay == 0.0
+
+
+def test_spellings_of_one_row_are_one_run() -> None:
+    spellings = ("convex(identity,relu)", " convex( relu , identity ) ")
+    assert len({Spec("lenet5", "cifar10", row).id for row in spellings}) == 1
+    assert Spec("lenet5", "cifar10", "relu", lr=1) == Spec("lenet5", "cifar10", "relu", lr=1.0)
+
+
+def test_an_order_of_members_is_part_of_a_population() -> None:
+    other = replace(PLAIN, seed=1)
+    assert identify([PLAIN, other]) != identify([other, PLAIN])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("network", "vgg", "unknown network 'vgg'; there are lenet5, kerasnet, resnet56, alexnet"),
+        ("data", "mnist", "unknown data set 'mnist'; there are fashion-mnist"),
+        ("activation", "rellu", "'rellu' is no activation"),
+        ("precision", "float8", "unknown precision 'float8'; there are float32, bfloat16"),
+        ("seed", -1, "seed=-1: give a whole number of at least 0"),
+        ("seed", 2**63, "seed=9223372036854775808"),
+        ("epochs", 0, "epochs=0: give a whole number of at least 1"),
+        ("batch", 1.5, "batch=1.5"),
+        ("lr", -1e-4, "lr=-0.0001: give a number that is not negative"),
+        ("lr", float("nan"), "lr=nan"),
+        ("decay", float("inf"), "decay=inf"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(name: str, value: object, said: str) -> None:
+    with pytest.raises(ValueError, match="^" + said.replace("(", r"\(")):
+        replace(PLAIN, **{name: value})
+
+
+@pytest.mark.parametrize("text", ["", "lenet5 relu", "lenet5/cifar10", "lenet5/cifar10 relu seed", "a/b relu colour=1"])
+def test_a_text_that_is_no_spec_is_repeated(text: str) -> None:
+    with pytest.raises(ValueError, match=f"^'{text}' is no run: write network/data"):
+        Spec.parse(text)
+
+
+def test_the_names_of_networks_and_data_sets_are_those_that_there_are() -> None:
+    assert tuple(NETWORKS) == specs.NETWORKS
+    assert (*RELEASES, ilsvrc2012.NAME) == specs.DATASETS

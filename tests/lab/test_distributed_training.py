@@ -1,0 +1,109 @@
+"""Several processes learn what one does, and what some of them began, others finish."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_command
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hullo.lab.distributed import World
+
+pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="needs gloo")
+
+TRAIN = ("train", "kerasnet", "fashion-mnist-sample", "--activation", "affine(identity,relu,tanh)", "--lr", "0.0003")
+TRAIN = (*TRAIN, "--epochs", "3", "--device", "cpu", "--coefficient-lr-scale", "10")
+
+
+def start(processes: int, *arguments: object) -> subprocess.Popen[str]:
+    launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}")
+    command = [sys.executable, *(launcher if processes > 1 else ()), tiny_command.__file__, *map(str, arguments)]
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    said, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    return said
+
+
+def record(output: Path) -> dict[str, Any]:
+    (line,) = (output / "records.jsonl").read_text().splitlines()
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+def assert_alike(first: dict[str, Any], second: dict[str, Any]) -> None:
+    assert first["spec"] == second["spec"]
+    for name in ("train_loss", "test_loss", "coefficients"):
+        torch.testing.assert_close(torch.tensor(first[name]), torch.tensor(second[name]), rtol=2e-3, atol=2e-4)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("alone")
+    finish(start(1, *TRAIN, "--output", output))
+    return output
+
+
+def test_two_processes_learn_what_one_does(alone: Path, tmp_path: Path) -> None:
+    said = finish(start(2, *TRAIN, "--output", tmp_path))
+    assert said.count("test accuracy") == 1  # one of them speaks
+    assert_alike(record(tmp_path), record(alone))
+    assert record(tmp_path)["coefficients"][0] != record(tmp_path)["coefficients"][-1]
+
+
+def test_so_they_do_where_the_length_of_gradients_counts(tmp_path: Path) -> None:
+    """RMSprop would not tell a gradient from half of it; AlexNet's SGD does."""
+    train = ("train", "alexnet", "cifar10", "--epochs", "2", "--batch", "16", "--lr", "0.03", "--device", "cpu")
+    for processes in (1, 2):
+        finish(start(processes, *train, "--output", tmp_path / str(processes)))
+    assert_alike(record(tmp_path / "2"), record(tmp_path / "1"))
+
+
+def test_what_two_began_is_finished_by_one_after_one_was_killed(alone: Path, tmp_path: Path) -> None:
+    process = start(2, *TRAIN, "--output", tmp_path, "--checkpoint-every", "0")
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "checkpoints").glob("*.safetensors")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(children) == 2
+    os.kill(int(children[1]), signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert not (tmp_path / "records.jsonl").exists()
+    finish(start(1, *TRAIN, "--output", tmp_path))
+    assert_alike(record(tmp_path), record(alone))
+
+
+def test_a_network_that_normalises_over_batches_is_refused(tmp_path: Path) -> None:
+    process = start(2, "train", "resnet56", "fashion-mnist-sample", "--device", "cpu", "--output", tmp_path)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert "hullo: resnet56 normalizes over whole batches" in errors
+
+
+@given(st.integers(0, 1000), st.integers(1, 20))
+def test_shares_are_all_there_is_once_and_alike_in_size(count: int, size: int) -> None:
+    shares = [World(rank, size).shard(count) for rank in range(size)]
+    assert [number for share in shares for number in range(count)[share]] == list(range(count))
+    assert {share.stop - share.start for share in shares} <= {count // size, count // size + 1}
