@@ -16,9 +16,18 @@ FORBIDDEN = {
     "hullo": ("hullo.population", "hullo.keras", "hullo.lab"),
     "hullo.population": ("hullo.keras", "hullo.lab"),
     "hullo.keras": ("hullo.population", "hullo.lab"),
-    "hullo.lab.analysis": ("hullo.population", *(f"hullo.lab.{name}" for name in TRAINER)),
-    "hullo.lab.networks": ("hullo.population", *(f"hullo.lab.{name}" for name in TRAINER if name != "networks")),
-    "hullo.lab.data": ("hullo.lab.run.training", "hullo.lab.run.local", "hullo.lab.networks", "hullo.lab.cli"),
+    "hullo.lab.spec": (*ENGINE, "hullo.lab.analysis", "hullo.lab.bench", "hullo.lab.cli"),
+    "hullo.lab.data": ("hullo.lab.run", "hullo.lab.networks", "hullo.lab.analysis", "hullo.lab.bench", "hullo.lab.cli"),
+    "hullo.lab.networks": (
+        "hullo.population",
+        "hullo.lab.run",
+        "hullo.lab.data",
+        "hullo.lab.analysis",
+        "hullo.lab.cli",
+    ),
+    "hullo.lab.run": ("hullo.lab.analysis", "hullo.lab.bench", "hullo.lab.cli"),
+    "hullo.lab.analysis": (*ENGINE, "hullo.lab.cli"),
+    "hullo.lab.bench": ("hullo.lab.run", "hullo.lab.data", "hullo.lab.cli"),
 }
 """Packages that a package must not import, neither at the top of a file nor inside a function."""
 START = ("hullo.__main__",)

@@ -15,9 +15,9 @@ from hullo.lab.analysis.experiments import REFERENCE, Cell, Experiment, experime
 from hullo.lab.analysis.readings import READINGS, Reading
 from hullo.lab.analysis.sources import read_records, record_files
 from hullo.lab.analysis.statistics import Interval
-from hullo.lab.run.checkpoints import Checkpoints
 from hullo.lab.spec import paper
 from hullo.lab.spec.activation import ActivationSpec
+from hullo.lab.spec.checkpoint_files import scan_checkpoints
 from hullo.lab.spec.environment import Environment
 from hullo.lab.spec.records import Record
 from hullo.lab.spec.run_spec import Spec
@@ -55,7 +55,7 @@ def _begun(path: Path, warn: Callable[[str], None] | None) -> list[Spec]:
     """Return the runs that were begun in a directory, recorded or not."""
     begun: list[Spec] = []
     for folder in path.rglob("checkpoints") if path.is_dir() else [path.with_name("checkpoints")]:
-        populations, flaws = Checkpoints(folder).scan()
+        populations, flaws = scan_checkpoints(folder)
         begun += itertools.chain(*populations)
         for flaw in flaws:
             if warn is None:

@@ -1,0 +1,65 @@
+"""Read the files of checkpoints: whose they are, and what they hold."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from hullo.lab.files import check_regular
+from hullo.lab.spec.run_spec import Spec, identify
+from hullo.lab.spec.schema import List, Text, read_json
+
+VERSION = "4"
+REMEDY = "delete it to train its runs anew"
+
+
+def scan_checkpoints(folder: Path) -> tuple[list[tuple[Spec, ...]], list[str]]:
+    """Return the members of each population that was begun, and what is wrong with other files."""
+    found, flaws = [], []
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            found.append(read_members(path))
+        except FileNotFoundError:  # another process has just recorded it
+            continue
+        except ValueError as error:
+            flaws.append(str(error))
+    return found, flaws
+
+
+def read_members(path: Path) -> tuple[Spec, ...]:
+    """Read whose checkpoint a file is, from its metadata; a ValueError says what is wrong with it."""
+    about, _ = read_checkpoint(path, tensors=False)
+    if (version := about.get("version")) != VERSION:
+        raise ValueError(
+            f"{path} is a checkpoint of version {version or 'none'}, this hullo reads version {VERSION}; finish with "
+            f"the hullo that wrote it, or {REMEDY}"
+        )
+    try:
+        spelled = read_json(about.get("specs", "").encode())
+        List(Text()).check(spelled, "specs")
+        members = tuple(map(Spec.parse, spelled))
+        if (name := identify(members)) != path.stem:
+            raise ValueError(f"specs: those of {name}.safetensors")
+        if len({spec.population_key for spec in members}) > 1 or len(set(members)) < len(members):
+            raise ValueError("specs: not those of one population")
+    except ValueError as error:
+        raise ValueError(f"{path} is no checkpoint: {error}; {REMEDY}") from None
+    return members
+
+
+def read_checkpoint(path: Path, *, tensors: bool = True) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Read the metadata of a file, and its tensors if wanted."""
+    try:
+        check_regular(os.stat(path), path)
+        with safe_open(path, "pt") as file:
+            about: dict[str, str] = file.metadata() or {}
+            return about, {name: file.get_tensor(name) for name in file.keys()} if tensors else {}  # noqa: SIM118
+    except FileNotFoundError:
+        raise
+    except SafetensorError as error:
+        raise ValueError(f"{path} is no checkpoint: {error}; {REMEDY}") from None
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror or error}); make it readable, or {REMEDY}") from None
