@@ -103,7 +103,7 @@ def load_batch(loader: StreamingLoader) -> Iterator[None]:
 
 
 def train(loader: StreamingLoader, activation: str) -> Iterator[None]:
-    spec = Spec.default("alexnet", "ilsvrc2012", activation, batch=BATCH, precision="bfloat16")
+    spec = Spec.default("alexnet", "ilsvrc2012", activation, batch_size=BATCH, precision="bfloat16")
     return Training([spec], loader).advance()
 
 

@@ -133,7 +133,7 @@ def parser(description: str) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=description.partition("\n")[0])
     made.add_argument("--csv", type=Path, help="where to write the lines")
     made.add_argument("--members", type=int, default=60)
-    made.add_argument("--batch", type=int, default=32)
+    made.add_argument("--batch-size", type=int, default=32)
     made.add_argument("--seconds", type=float, default=80.0, help="no part starts later")
     return made
 

@@ -26,16 +26,16 @@ def made(tmp_path, monkeypatch):
 
 
 def test_an_epoch_shows_every_packed_picture_as_often_as_it_says(made):
-    feed = feeding.Streamed(made, torch.device("cpu"))
-    labels = torch.cat([labels for _, (_, labels, _) in feed.batches(SEEDS, 0, 5, 0, ALONE)])
+    loader = feeding.StreamingLoader(made, torch.device("cpu"))
+    labels = torch.cat([labels for _, (_, labels, _) in loader.batches(SEEDS, 0, 5, 0, ALONE)])
     assert labels.bincount().tolist() == 6 * [feeding.TIMES]
 
 
 def test_the_resident_batch_is_the_first_that_is_streamed(made):
-    feed, still = (kind(made, torch.device("cpu")) for kind in (feeding.Streamed, feeding.Still))
-    whole, first = next(feed.batches(SEEDS, 0, 4, 0, ALONE))
+    loader, still = (kind(made, torch.device("cpu")) for kind in (feeding.StreamingLoader, feeding.Still))
+    whole, first = next(loader.batches(SEEDS, 0, 4, 0, ALONE))
     again = list(still.batches(SEEDS, 0, 4, 0, ALONE))
-    assert len(again) == feed.count // 4
+    assert len(again) == loader.count // 4
     assert all(count == whole and all(map(torch.equal, batch, first)) for count, batch in again)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from hullo.lab.bench import rows
+from hullo.lab.spec.environment import environment
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
@@ -14,7 +15,7 @@ report = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(report)
 
 ROW = rows.Row(
-    **vars(rows.environment("a machine", "abc")),
+    **vars(environment("a machine", "abc")),
     kind="eager",
     shape="1024",
     dtype="float32",

@@ -13,6 +13,7 @@ from hullo.lab.bench.cases import Case, make_cases, parse_dtypes, parse_sizes, s
 from hullo.lab.bench.chart import draw_chart
 from hullo.lab.bench.measure import Bench
 from hullo.lab.progress import Progress
+from hullo.lab.spec.environment import environment
 
 FLAT = Case((4096,), "float32")
 GROUPED = Case((2, 6, 3, 5), "float32", "channels_last", 3)
@@ -24,7 +25,7 @@ def bench() -> Bench:
     clock = clocks.CpuClock(torch.device("cpu"))
     clock.copy_bytes = 2**20
     names = ("gelu", "plain", "hullo")
-    return Bench(clock, rows.environment(clock.device_name), names, 4, Progress(Console(quiet=True), quiet=True))
+    return Bench(clock, environment(clock.device_name), names, 4, Progress(Console(quiet=True), quiet=True))
 
 
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=4), st.integers(1, 6))

@@ -66,7 +66,7 @@ def test_a_run_cut_off_keeps_what_it_measured(tmp_path, monkeypatch):
     ("option", "value", "said"),
     [
         ("--device", "tpu", "unknown device 'tpu'"),
-        ("--device", "meta", "device 'meta' cannot be measured"),
+        ("--device", "meta", "device 'meta' is not supported"),
         ("--device", "cuda:99", "device 'cuda:99'"),
         ("--sizes", "huge", "'huge' is no size"),
         ("--dtypes", "int8", "unknown dtype 'int8'; there are float32"),

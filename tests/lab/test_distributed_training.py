@@ -73,7 +73,7 @@ def test_two_processes_learn_what_one_does(alone: Path, tmp_path: Path) -> None:
 
 def test_so_they_do_where_the_length_of_gradients_counts(tmp_path: Path) -> None:
     """RMSprop would not tell a gradient from half of it; AlexNet's SGD does."""
-    train = ("train", "alexnet", "cifar10", "--epochs", "2", "--batch", "16", "--lr", "0.03", "--device", "cpu")
+    train = ("train", "alexnet", "cifar10", "--epochs", "2", "--batch-size", "16", "--lr", "0.03", "--device", "cpu")
     for processes in (1, 2):
         finish(start(processes, *train, "--output", tmp_path / str(processes)))
     assert_alike(record(tmp_path / "2"), record(tmp_path / "1"))

@@ -14,7 +14,7 @@ from hullo.lab.spec.records import Records
 from made_records import make_record
 
 TRAIN = ("train", "lenet5", "fashion-mnist-sample", "--device", "cpu", "--epochs", "1")
-REPRODUCE = ("reproduce", "lenet5/fashion-mnist-sample", "--rows", "relu", "--seeds", "1", *TRAIN[3:])
+REPRODUCE = ("reproduce", "lenet5/fashion-mnist-sample", "--activation", "relu", "--seeds", "1", *TRAIN[3:])
 BENCH = ("bench", "--device", "cpu", "--sizes", "512", "--activations", "relu", "--repeats", "3")
 
 
@@ -43,7 +43,7 @@ def everything() -> list[Path]:
         # an unknown name
         ("train", "vgg", "cifar10"),
         ("reproduce", "lenet5/mnist"),
-        ("table", "sound", "--columns", "lenet5/mnist"),
+        ("table", "sound", "--experiment", "lenet5/mnist"),
         ("figures", "sound", "--only", "histogram"),
         ("bench", "--activations", "swish"),
         ("data", "fetch", "nope"),

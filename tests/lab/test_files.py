@@ -152,7 +152,6 @@ TRAIN = ("train", "lenet5", "fashion-mnist-sample", "--device", "cpu", "--epochs
         (("figures", "runs", "--only", "accuracy"), "runs/records.jsonl", 2),
         (TRAIN, "runs/records.jsonl", 2),
         (TRAIN, "runs/checkpoints/abc.safetensors", 2),
-        (("report", "runs", "--output", "page.html"), ".page.html.part", 1),
         (("data", "check", "cifar10"), "data/cifar-10-batches-bin/test_batch.bin", 1),
         (("data", "check", "ilsvrc2012"), "data/ilsvrc2012/packed/manifest.json", 1),
         (("data", "pack", "ilsvrc2012"), "data/ilsvrc2012/ILSVRC2012_devkit_t12.tar.gz", 1),

@@ -26,7 +26,15 @@ from hullo.lab.spec.records import Records
 
 COLUMN = "lenet5/fashion-mnist-sample"
 ROWS = ("relu", "convex(identity,relu)", "affine(identity,relu,tanh)")
-REPRODUCE = ("reproduce", COLUMN, *(word for row in ROWS for word in ("--rows", row)), "--seeds", "1", "--epochs", "4")
+REPRODUCE = (
+    "reproduce",
+    COLUMN,
+    *(word for row in ROWS for word in ("--activation", row)),
+    "--seeds",
+    "1",
+    "--epochs",
+    "4",
+)
 REPRODUCE = (*REPRODUCE, "--device", "cpu", "--lr", "0.001")
 TRAIN = ("train", "lenet5", "fashion-mnist-sample", "--device", "cpu", "--epochs", "1")
 
@@ -187,15 +195,15 @@ def test_one_network_that_does_not_fit_is_one_clear_error(tmp_path: Path, monkey
     monkeypatch.setattr(training.Training, "advance", full)
     result = invoke(*TRAIN, "--output", tmp_path)
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "does not fit into memory; choose a smaller --batch" in result.stderr
+    assert "does not fit into memory; choose a smaller --batch-size" in result.stderr
 
 
 def test_one_network_is_trained_by_its_own_command(tmp_path: Path) -> None:
-    result = invoke(*TRAIN, "--activation", "affine(tanh,relu)", "--seed", 3, "--batch", 20, "--output", tmp_path)
+    result = invoke(*TRAIN, "--activation", "affine(tanh,relu)", "--seed", 3, "--batch-size", 20, "--output", tmp_path)
     assert result.exit_code == 0, result.output
     (record,) = Records(tmp_path / "records.jsonl").read()
     assert result.stdout.startswith(f"{record.spec}: finished, test accuracy {record.accuracy:.2f} %\n")
-    assert (record.spec.activation, record.spec.seed, record.spec.batch) == ("affine(relu,tanh)", 3, 20)
+    assert (record.spec.activation, record.spec.seed, record.spec.batch_size) == ("affine(relu,tanh)", 3, 20)
     assert "[1/1] lenet5/fashion-mnist-sample x 1" in result.stderr
 
 
@@ -205,25 +213,37 @@ def test_both_accuracies_are_said_where_images_are_held_out(tmp_path: Path) -> N
     (record,) = Records(tmp_path / "records.jsonl").read()
     assert record.spec.val_size == 20
     assert f"test accuracy {record.test_accuracy[-1]:.2f} %" in result.stdout
-    assert f"held-out images {record.val_accuracy[-1]:.2f} %" in result.stdout
+    assert f"held-out samples {record.val_accuracy[-1]:.2f} %" in result.stdout
 
 
-@pytest.mark.parametrize("command", [(*TRAIN, "--activation"), ("reproduce", COLUMN, "--seeds", "1", "--rows")])
-@pytest.mark.parametrize("decay", [0.0, 1e9])
+@pytest.mark.parametrize("command", [(*TRAIN, "--activation"), ("reproduce", COLUMN, "--seeds", "1", "--activation")])
+@pytest.mark.parametrize("schedule", ["constant", "inverse:1e9"])
 def test_a_learning_rate_that_falls_at_once_stops_the_training(
-    command: tuple[str, ...], decay: float, tmp_path: Path
+    command: tuple[str, ...], schedule: str, tmp_path: Path
 ) -> None:
-    shared = ("--epochs", 3, "--lr", 1e-3, "--decay", decay, "--device", "cpu", "--output", tmp_path, "--quiet")
+    shared = ("--epochs", 3, "--lr", 1e-3, "--schedule", schedule, "--device", "cpu", "--output", tmp_path, "--quiet")
     assert invoke(*command, "affine(identity,relu)", *shared).stderr == ""
     (record,) = Records(tmp_path / "records.jsonl").read()
-    assert record.spec.decay == decay
+    assert record.spec.schedule == schedule.replace("1e9", "1000000000")
     start, first, *later = record.coefficients
     assert start != first  # the first update is made at the full rate
-    assert all((point == first) == (decay > 0) for point in later)
+    assert all((point == first) == (schedule != "constant") for point in later)
 
 
 def test_more_seeds_add_to_what_is_there(tmp_path: Path) -> None:
-    shared = ("reproduce", COLUMN, "--rows", "relu", "--epochs", 1, "--device", "cpu", "--output", tmp_path, "--quiet")
+    shared = (
+        "reproduce",
+        COLUMN,
+        "--activation",
+        "relu",
+        "--epochs",
+        1,
+        "--device",
+        "cpu",
+        "--output",
+        tmp_path,
+        "--quiet",
+    )
     assert invoke(*shared, "--seeds", 1).stderr == ""
     result = invoke(*shared, "--seeds", 3)
     found = Records(tmp_path / "records.jsonl").read()
@@ -236,8 +256,9 @@ def test_more_seeds_add_to_what_is_there(tmp_path: Path) -> None:
     [
         ((*TRAIN, "--activation", "swosh"), "'swosh' is no activation"),
         ((*TRAIN, "--lr", "-1"), "lr=-1.0: give a number"),
-        ((*TRAIN, "--decay", "nan"), "decay=nan: give a number"),
-        ((*TRAIN, "--batch", "0"), "batch=0: give a whole number"),
+        ((*TRAIN, "--weight-decay", "nan"), "weight_decay=nan: give a number"),
+        ((*TRAIN, "--schedule", "linear"), "schedule='linear'"),
+        ((*TRAIN, "--batch-size", "0"), "batch_size=0: give a whole number"),
         (
             (*TRAIN, "--seed", "999999999999999999999"),
             "seed=999999999999999999999: give a whole number of at least 0 and",
@@ -248,7 +269,7 @@ def test_more_seeds_add_to_what_is_there(tmp_path: Path) -> None:
         (("train", "vgg", "cifar10"), "unknown network 'vgg'; there are lenet5"),
         (("train", "lenet5", "mnist"), "unknown data set 'mnist'; there are"),
         (("reproduce", "lenet5"), "'lenet5' is no column: write network/data; the paper's are lenet5/fashion-mnist,"),
-        (("reproduce", COLUMN, "--rows", "relu,tanh"), "'relu,tanh' is no activation"),
+        (("reproduce", COLUMN, "--activation", "relu,tanh"), "'relu,tanh' is no activation"),
     ],
 )
 def test_a_bad_option_is_one_line_exit_code_2_and_no_directory(

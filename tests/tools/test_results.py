@@ -126,7 +126,7 @@ def test_runs_of_the_study_are_in_no_part_but_those_about_it(tmp_path: Path) -> 
         return {(name, folders.strip()): text for _, name, folders, text, _ in results.MARKED.findall(written)}
 
     Records(tmp_path / "columns" / "records.jsonl").add(made.make_records(REACHED, coefficients=[[0.5, 0.5]]))
-    Records(tmp_path / "batch" / "records.jsonl").add(made.make_records(REACHED, batch=128))
+    Records(tmp_path / "batch" / "records.jsonl").add(made.make_records(REACHED, batch_size=128))
     slice_of = made.make_records(REACHED, column="alexnet/ilsvrc2012")
     for folder in ("alexnet-slice", "imagewoof"):
         Records(tmp_path / folder / "records.jsonl").add(slice_of)

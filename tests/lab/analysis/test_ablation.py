@@ -148,7 +148,7 @@ def test_a_level_without_a_seed_in_common_is_said_to_have_none() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        {"batch": 64},
+        {"batch_size": 64},
         {"lr": 1e-3},
         {"val_size": 1000},
         {"precision": "bfloat16"},

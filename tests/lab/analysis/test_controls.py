@@ -33,7 +33,7 @@ def runs(reached: dict[str, Sequence[float]], epochs: int = EPOCHS, **settings: 
 
 REACHED = {"relu": [79.0, 80.0, 81.0, 99.0], "tanh": [82.0, 83.0, 84.0, 99.0], "affine(identity,relu)": [85.0] * 4}
 TABLE = runs(REACHED)
-CONTROL = runs({"relu": [81.0, 82.0, 83.0], "affine(identity,relu)": [84.0, 85.0, 86.0]}, decay=3e-5)
+CONTROL = runs({"relu": [81.0, 82.0, 83.0], "affine(identity,relu)": [84.0, 85.0, 86.0]}, schedule="inverse:3e-5")
 
 
 def lines(text: str) -> dict[str, list[str]]:
@@ -50,7 +50,7 @@ def test_without_controls_nothing_is_said() -> None:
 @pytest.mark.parametrize("longer", [0, 5])
 def test_a_control_by_hand(longer: int) -> None:
     text = controls_part(experiments(runs(REACHED, EPOCHS + longer) + CONTROL))
-    assert "### kerasnet/cifar10, decay=3e-05 (default 1e-06), 20 epochs\n" in text
+    assert "### kerasnet/cifar10, schedule=inverse:3e-05 (default inverse:1e-06), 20 epochs\n" in text
     chosen, last10 = text.split("Chosen epoch: ")[1].split("Last 10 epochs: ")
     # tanh is in the table alone, and so is seed 3
     said = "the best hull exceeds the best fixed activation by +3.00 ± 0.00 in the control and by +5.00 ± 3.93 in the"
@@ -64,8 +64,12 @@ def test_a_control_by_hand(longer: int) -> None:
 
 
 def test_activations_and_seeds_that_the_table_lacks_stand_alone() -> None:
-    alone = [replace(record, spec=replace(record.spec, seed=7)) for record in runs({"tanh": [70.0]}, decay=3e-5)]
-    found = lines(controls_part(experiments(TABLE + CONTROL[:3] + alone + runs({"gelu": [70.0]}, decay=3e-5))))
+    alone = [
+        replace(record, spec=replace(record.spec, seed=7)) for record in runs({"tanh": [70.0]}, schedule="inverse:3e-5")
+    ]
+    found = lines(
+        controls_part(experiments(TABLE + CONTROL[:3] + alone + runs({"gelu": [70.0]}, schedule="inverse:3e-5")))
+    )
     assert found["gelu"] == ["60.00", "", "", "-11.00", "", "1"]
     assert found["tanh"] == ["60.00", "", "", "", "", "1"]
     found = lines(controls_part(experiments(TABLE + alone)))
@@ -73,16 +77,16 @@ def test_activations_and_seeds_that_the_table_lacks_stand_alone() -> None:
 
 
 def test_several_controls_of_a_column_are_told_apart() -> None:
-    other = runs({"relu": [75.0] * 3}, decay=3e-5, coefficient_lr_scale=30.0)
+    other = runs({"relu": [75.0] * 3}, schedule="inverse:3e-5", coefficient_lr_scale=30.0)
     text = controls_part(experiments(TABLE + CONTROL + other))
     _, first, second = text.split("### kerasnet/cifar10, ")
-    both = "decay=3e-05 (default 1e-06), coefficient\\_lr\\_scale=30.0 (default 1.0), 20 epochs"
+    both = "schedule=inverse:3e-05 (default inverse:1e-06), coefficient\\_lr\\_scale=30.0 (default 1.0), 20 epochs"
     assert sorted(part.splitlines()[0] for part in (first, second)) == sorted(
-        ["decay=3e-05 (default 1e-06), 20 epochs", both]
+        ["schedule=inverse:3e-05 (default inverse:1e-06), 20 epochs", both]
     )
 
 
 @pytest.mark.parametrize("table", [[], runs(REACHED, EPOCHS - 1), runs(REACHED, val_size=1000)])
 def test_a_control_without_its_counterpart_is_refused(table: list[Record]) -> None:
-    with pytest.raises(ValueError, match=r"^kerasnet/cifar10.*default settings.*decay=1e-06"):
+    with pytest.raises(ValueError, match=r"^kerasnet/cifar10.*default settings.*schedule=inverse:1e-06"):
         controls_part(experiments(table + CONTROL))

@@ -68,7 +68,7 @@ def test_rows_and_columns_are_in_the_papers_order_then_others_but_kerasnet_on_ci
 
 @given(st.randoms(use_true_random=False))
 def test_the_order_of_records_changes_nothing(shuffler: random.Random) -> None:
-    runs = make_records(REACHED) + make_records(REACHED, column="lenet5/cifar10") + make_records(REACHED, batch=64)
+    runs = make_records(REACHED) + make_records(REACHED, column="lenet5/cifar10") + make_records(REACHED, batch_size=64)
     shuffled = shuffler.sample(runs, len(runs))
     for form in (markdown_table, latex_table, csv_table):
         assert form(experiments(shuffled)) == form(experiments(runs))
@@ -86,7 +86,7 @@ def test_any_epoch_can_be_asked_for(epoch: int) -> None:
 @pytest.mark.parametrize("epoch", [-1, 0, 4])
 def test_an_epoch_that_is_not_there_is_refused_with_what_there_is(epoch: int) -> None:
     runs = [make_record("relu", [10.0] * 3), make_record("relu", [10.0] * 2, column="lenet5/cifar10")]
-    with pytest.raises(ValueError, match=rf"no epoch {epoch}: .*lenet5/cifar10 has epochs 1 to 2.*--columns"):
+    with pytest.raises(ValueError, match=rf"no epoch {epoch}: .*lenet5/cifar10 has epochs 1 to 2.*--experiment"):
         experiments(runs, epoch=epoch)
 
 
@@ -99,9 +99,9 @@ def test_what_ended_before_the_epoch_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
-        ("batch", 64),
+        ("batch_size", 64),
         ("lr", 1e-3),
-        ("decay", 0.0),
+        ("schedule", "constant"),
         ("coefficient_lr_scale", 10.0),
         ("precision", "bfloat16"),
         ("val_size", 500),
@@ -127,7 +127,7 @@ def test_runs_of_other_lengths_are_never_averaged() -> None:
     ("columns", "said"),
     [
         ("lenet5/cifar10", "no records of 'lenet5/cifar10'; there are kerasnet/cifar10$"),
-        ("kerasnet/cifar10 batch=64", "no records of 'kerasnet/cifar10 batch=64'"),
+        ("kerasnet/cifar10 batch_size=64", "no records of 'kerasnet/cifar10 batch_size=64'"),
         ("kerasnet", "'kerasnet' is no column: write network/data"),
         ("kerasnet/cifar10 colour=red", "colour=red.*names are seed, epochs"),
         ("kerasnet/mnist", "unknown data set 'mnist'"),

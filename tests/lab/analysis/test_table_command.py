@@ -52,7 +52,7 @@ def test_several_directories_make_one_table() -> None:
     Records(Path("more/records.jsonl")).add(make_records(REACHED, column="lenet5/cifar10"))
     result = invoke("runs", "more", "--format", "markdown")
     assert result.stdout.startswith("|  | kerasnet/<br>cifar10<br>1 epoch<br>3 seeds<br>last epoch | lenet5/<br>")
-    assert "kerasnet" not in invoke("runs", "more", "--columns", "lenet5/cifar10").stdout
+    assert "kerasnet" not in invoke("runs", "more", "--experiment", "lenet5/cifar10").stdout
 
 
 @pytest.mark.usefixtures("runs")
@@ -86,8 +86,8 @@ def test_a_reading_can_be_asked_for_and_is_named(form: str) -> None:
         (["runs", "--reading", "chosen"], "no runs with the reading 'chosen': kerasnet/cifar10 has last, best"),
         (["runs", "--reading", "final"], "unknown reading 'final'; there are last, last10, chosen, best"),
         (["runs", "--format", "html"], "unknown format 'html'; there are terminal, markdown, latex, csv"),
-        (["runs", "--columns", "lenet5/cifar10"], "there are no records of 'lenet5/cifar10'; there are kerasnet"),
-        (["runs", "--columns", "cifar10"], "'cifar10' is no column: write network/data"),
+        (["runs", "--experiment", "lenet5/cifar10"], "there are no records of 'lenet5/cifar10'; there are kerasnet"),
+        (["runs", "--experiment", "cifar10"], "'cifar10' is no column: write network/data"),
     ],
 )
 @pytest.mark.usefixtures("runs")

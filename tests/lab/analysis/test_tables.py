@@ -201,7 +201,7 @@ def test_the_time_of_a_population_counts_once() -> None:
 
 def test_populations_that_are_not_alike_are_not_added_up() -> None:
     runs = make_records({"relu": [80.0]}) + make_records({"relu": [80.0]}, column="lenet5/fashion-mnist")
-    runs += make_records({"relu": [80.0]}, precision="bfloat16") + make_records({"tanh": [80.0]}, batch=64)
+    runs += make_records({"relu": [80.0]}, precision="bfloat16") + make_records({"tanh": [80.0]}, batch_size=64)
     found = paces(runs)
     assert len(found) == 4
     assert [str(pace.column) for pace in found] == ["kerasnet/cifar10"] * 3 + ["lenet5/fashion-mnist"]
@@ -252,15 +252,15 @@ def test_moves_are_counted_from_the_start_and_corners_at_the_end() -> None:
 
 def test_batches_are_compared_on_the_same_seeds_after_as_many_epochs_and_after_as_many_updates() -> None:
     default = [make_record("relu", [50.0 + seed + epoch for epoch in range(1, 11)], seed=seed) for seed in range(3)]
-    other = [make_record("relu", [60.0] * 7 + [70.0 + 3 * seed], seed=seed, batch=128) for seed in (1, 2)]
-    unlike = make_record("relu", [0.0] * 8, seed=1, batch=128, lr=1e-3)
-    longer = make_record("relu", [0.0] * 11, seed=1, batch=128)
-    alone = make_record("tanh", [60.0] * 8, seed=1, batch=128)
+    other = [make_record("relu", [60.0] * 7 + [70.0 + 3 * seed], seed=seed, batch_size=128) for seed in (1, 2)]
+    unlike = make_record("relu", [0.0] * 8, seed=1, batch_size=128, lr=1e-3)
+    longer = make_record("relu", [0.0] * 11, seed=1, batch_size=128)
+    alone = make_record("tanh", [60.0] * 8, seed=1, batch_size=128)
     ((head, line),) = parsed(batches_tables(experiments([*default, *other, unlike, longer, alone])))
     assert (head[1], head[2], head[4]) == ("batch 128, epoch 8", "batch 32, epoch 8", "batch 32, epoch 2")
     assert [cell.split(" ±")[0] for cell in line[1:]] == ["74.50", "59.50", "+15.00", "53.50", "+21.00", "2"]
     assert batches_tables(experiments(default)) == ""
-    smaller = [make_record("relu", [60.0] * 8, seed=seed, batch=8) for seed in (0, 1)]
+    smaller = [make_record("relu", [60.0] * 8, seed=seed, batch_size=8) for seed in (0, 1)]
     ((head, _),) = parsed(batches_tables(experiments(default + smaller)))  # there are not as many updates of 32
     assert head[1:] == ["batch 8, epoch 8", "batch 32, epoch 8", "difference after as many epochs", "seeds"]
 

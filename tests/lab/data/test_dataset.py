@@ -54,7 +54,7 @@ IMAGES, LABELS = torch.zeros(2, 1, 3, 3, dtype=torch.uint8), torch.tensor([0, 1]
 @pytest.mark.parametrize(
     ("images", "labels", "said"),
     [
-        (IMAGES.float(), LABELS, "images must be uint8 .* got torch.float32"),
+        (IMAGES.double(), LABELS, "images must be uint8 .* got torch.float64"),
         (IMAGES[:, 0], LABELS, r"got torch.uint8 of shape \(2, 3, 3\)"),
         (IMAGES, LABELS.int(), "labels int64; got .* torch.int32"),
         (IMAGES, LABELS[:1], r"2 images, but labels of shape \(1,\)"),

@@ -76,7 +76,7 @@ def test_a_disk_that_is_full_leaves_the_checkpoint_before(tmp_path: Path, monkey
 
 def test_a_checkpoint_of_another_version_is_refused_by_name(tmp_path: Path) -> None:
     save_file({"x": torch.zeros(1)}, tmp_path / "abc.safetensors", {"version": "0"})
-    with pytest.raises(ValueError, match=r"abc.safetensors is a checkpoint of version 0, this hullo reads version 4"):
+    with pytest.raises(ValueError, match=r"abc.safetensors is a checkpoint of version 0, this hullo reads version \d+"):
         Checkpoints(tmp_path).begun()
 
 

@@ -32,7 +32,15 @@ from hullo.lab.spec.run_spec import Spec
 
 COLUMN = "lenet5/fashion-mnist-sample"
 ROWS = ("relu", "convex(identity,relu)", "affine(identity,relu,tanh)")
-REPRODUCE = ("reproduce", COLUMN, *(word for row in ROWS for word in ("--rows", row)), "--seeds", "1", "--epochs", "8")
+REPRODUCE = (
+    "reproduce",
+    COLUMN,
+    *(word for row in ROWS for word in ("--activation", row)),
+    "--seeds",
+    "1",
+    "--epochs",
+    "8",
+)
 REPRODUCE = (*REPRODUCE, "--lr", "0.001")
 CPU, RAY = ("--device", "cpu"), ("--engine", "ray", "--checkpoint-every", "0")
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray")
@@ -40,7 +48,7 @@ needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="
 # one thread, as sums by several may be rounded in another order
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {
     "OMP_NUM_THREADS": "1",
-    "PYTHONPATH": str(Path(__file__).parent),
+    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "GIT_DIR": os.devnull,  # a commit that is made meanwhile is no difference
@@ -224,7 +232,7 @@ def test_what_fails_keeps_nothing_else_from_its_end(head: tuple[int, str], tmp_p
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RayRunner:
     """Two runs of which tests make tasks in this process."""
     monkeypatch.setattr("hullo.lab.data.load", tiny_command.load)
-    specs = [Spec("lenet5", "fashion-mnist-sample", row, epochs=1, batch=32) for row in ROWS[:2]]
+    specs = [Spec("lenet5", "fashion-mnist-sample", row, epochs=1, batch_size=32) for row in ROWS[:2]]
     return RayRunner(RunQueue(specs, tmp_path))
 
 

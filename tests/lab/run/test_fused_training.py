@@ -48,7 +48,7 @@ def data(side: int, train: int = 6, test: int = 4) -> Dataset:
 
 
 def train(network: str, side: int, device: str, precision: str = "float32", rows: tuple[str, ...] = ROWS) -> Training:
-    spec = Spec(network, "fashion-mnist-sample", "relu", epochs=1, batch=4, lr=1e-3, precision=precision)
+    spec = Spec(network, "fashion-mnist-sample", "relu", epochs=1, batch_size=4, lr=1e-3, precision=precision)
     specs = [replace(spec, activation=row, seed=seed, lr=1e-3 / (1 + seed)) for seed, row in enumerate(rows)]
     training = Training(specs, InMemoryLoader(data(side).to(device)))
     for _ in training.advance():
@@ -108,7 +108,7 @@ def test_copies_are_kept_where_products_are_of_lower_precision(
     network: str, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernels, "serve", lambda x: x.dtype != torch.float64)
-    spec = Spec(network, "fashion-mnist-sample", "relu", epochs=1, batch=4, precision=precision)
+    spec = Spec(network, "fashion-mnist-sample", "relu", epochs=1, batch_size=4, precision=precision)
     assert bool(Training([spec], InMemoryLoader(data(18))).population.copies) == (precision == "bfloat16")
 
 
@@ -141,7 +141,9 @@ def test_a_gpu_goes_on_from_a_state(network: str, precision: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("network", ["lenet5", "kerasnet", "resnet56"])
 def test_on_a_gpu_a_member_that_diverges_leaves_the_other_as_it_is_to_the_bit(network: str) -> None:
-    spec = Spec(network, "fashion-mnist-sample", "affine(identity,relu,tanh)", epochs=1, batch=4, precision="bfloat16")
+    spec = Spec(
+        network, "fashion-mnist-sample", "affine(identity,relu,tanh)", epochs=1, batch_size=4, precision="bfloat16"
+    )
     loader = InMemoryLoader(data(28).to("cuda"))
     calm, wild = (Training([replace(spec, lr=lr), replace(spec, seed=1)], loader) for lr in (1e-3, 1e30))
     for training in (calm, wild):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import tiny_command
@@ -13,7 +14,9 @@ from hullo.lab import data
 from hullo.lab.data.augment import draw_order
 from hullo.lab.distributed import ALONE, World
 from hullo.lab.run.loaders import InMemoryLoader, open_loader
+from hullo.lab.spec import Spec
 
+SPEC = Spec("lenet5", "fashion-mnist-sample", "relu")
 SEEDS = torch.tensor([3, 4])
 DATA = tiny_command.load("fashion-mnist-sample")
 
@@ -50,8 +53,8 @@ def test_tests_are_shown_once_whatever_the_number_of_processes() -> None:
 
 
 def test_held_out_images_are_evaluated_beside_the_test_images() -> None:
-    whole = open_loader("fashion-mnist-sample", 0, None, torch.device("cpu"))
-    split = open_loader("fashion-mnist-sample", 600, Path("unused"), torch.device("cpu"))
+    whole = open_loader(SPEC, None, torch.device("cpu"))
+    split = open_loader(replace(SPEC, val_size=600), Path("unused"), torch.device("cpu"))
     assert (whole.count, whole.eval_sizes) == (6000, {"test": 1000})
     assert (split.count, split.eval_sizes) == (5400, {"test": 1000, "val": 600})
     sample = data.load("fashion-mnist-sample")

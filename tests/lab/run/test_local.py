@@ -20,7 +20,7 @@ from hullo.lab.spec.records import Record
 from hullo.lab.spec.run_spec import Spec
 
 SPECS = [Spec("lenet5", "fashion-mnist-sample", row, epochs=1) for row in ("relu", "affine(identity,tanh)")]
-DATA = {("fashion-mnist-sample", 0): InMemoryLoader(tiny_command.load("fashion-mnist-sample"))}
+DATA = {("fashion-mnist-sample", 0, "flip,shift:0.1"): InMemoryLoader(tiny_command.load("fashion-mnist-sample"))}
 
 
 class Death(BaseException):

@@ -18,7 +18,7 @@ from made_records import make_record
 
 DATA = InMemoryLoader(tiny_command.load("fashion-mnist-sample"))
 SPECS = [
-    Spec("lenet5", "fashion-mnist-sample", row, seed=seed, epochs=1, batch=batch)
+    Spec("lenet5", "fashion-mnist-sample", row, seed=seed, epochs=1, batch_size=batch)
     for batch in (32, 64)
     for row in ("relu", "affine(identity,tanh)")
     for seed in (0, 1, 2)

@@ -38,7 +38,7 @@ def test_a_board_that_cannot_be_written_any_more_is_one_clear_line(
 
 def test_every_epoch_of_every_member_is_on_the_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hullo.lab.data.load", tiny_command.load)
-    rows = ("--rows", "prelu", "--rows", "affine(identity,relu)", "--val-size", "20")
+    rows = ("--activation", "prelu", "--activation", "affine(identity,relu)", "--val-size", "20")
     command = ("reproduce", "lenet5/fashion-mnist-sample", *rows, "--seeds", "1", "--epochs", "2", "--device", "cpu")
     places = ("--output", str(tmp_path / "runs"), "--tensorboard", str(tmp_path / "board"), "--quiet")
     result = CliRunner().invoke(app, [*command, *places])

@@ -28,7 +28,8 @@ ROWS = ("relu", "convex(identity,relu,tanh)", "affine(identity,tanh)")
 def members(network: str = "lenet5", **values: object) -> list[Spec]:
     spec = Spec(network, "fashion-mnist-sample", "relu", epochs=2, lr=1e-3, coefficient_lr_scale=10.0)
     specs = [replace(spec, activation=row, seed=seed) for seed, row in enumerate(ROWS, 5)]
-    return [replace(spec, **{"decay": decay} | values) for spec, decay in zip(specs, (0.0, 0.1, 1e-6), strict=True)]
+    schedules = ("inverse:1e-12", "inverse:0.1", "inverse:1e-06")
+    return [replace(spec, **{"schedule": text} | values) for spec, text in zip(specs, schedules, strict=True)]
 
 
 def finish(training: Training) -> Training:
@@ -130,7 +131,7 @@ def test_a_member_that_diverges_leaves_the_others_as_they_are_to_the_bit(lr: flo
 
 
 @pytest.fixture(scope="module")
-def atomic_write() -> dict[str, Tensor]:
+def whole() -> dict[str, Tensor]:
     return finish(Training(members("kerasnet"), FEED)).state_dict()
 
 
@@ -167,9 +168,9 @@ def test_every_further_member_takes_as_much_memory_as_the_one_before(network: st
             return tensor
 
         _, batch = next(FEED.batches(training.population.seeds, 0, 4, 0, training.world))
-        training._losses(*FEED.show(*batch))  # which reads the networks' graph
+        training._losses(*FEED.load_batch(*batch))  # which reads the networks' graph
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            losses, _ = training._losses(*FEED.show(*batch))
+            losses, _ = training._losses(*FEED.load_batch(*batch))
         assert losses.requires_grad
         state = sum(tensor.nbytes for name, tensor in training.state_dict().items() if name != "position")
         return state + sum(size for size, _ in known.values())
@@ -182,15 +183,17 @@ def test_every_further_member_takes_as_much_memory_as_the_one_before(network: st
 
 def test_members_that_cannot_stand_side_by_side_are_refused() -> None:
     first, *others = members()
-    with pytest.raises(ValueError, match=r"shares all but .* decays: lenet5/.*; .*batch=8 "):
-        Training([first, *(replace(other, batch=8) for other in others)], FEED)
+    with pytest.raises(ValueError, match=r"shares all but .*: lenet5/.*; .*batch_size=8 "):
+        Training([first, *(replace(other, batch_size=8) for other in others)], FEED)
 
 
 def test_alexnet_learns_by_sgd_at_a_rate_that_falls_in_steps() -> None:
     pictures = DATA.train_images.expand(-1, 3, -1, -1).repeat(1, 1, 2, 2)  # 56 pixels on a side
     parts = pictures[:8], DATA.train_labels[:8], pictures[8:16], DATA.train_labels[8:16]
     loader = InMemoryLoader(Dataset("wide", DATA.classes, *parts))
-    spec = Spec.default("alexnet", "fashion-mnist-sample", "affine(identity,relu)", epochs=1, batch=4, decay=1.0)
+    spec = Spec.default(
+        "alexnet", "fashion-mnist-sample", "affine(identity,relu)", epochs=1, batch_size=4, schedule="step:1"
+    )
     training = finish(Training([spec], loader))
     assert isinstance(training.optimizer, SGD)
 
@@ -199,10 +202,10 @@ def test_alexnet_learns_by_sgd_at_a_rate_that_falls_in_steps() -> None:
 
     assert rate(training, int(training.optimizer.updates)) == pytest.approx(0.001)
     for batch, updates in ((4, 3), (2, 7)):  # one update before 1 / decay = 2 epochs of 8 images are over
-        slower = Training([replace(spec, decay=0.5, batch=batch)], loader)
+        slower = Training([replace(spec, schedule="step:2", batch_size=batch)], loader)
         assert rate(slower, updates) == pytest.approx(0.01)
         assert rate(slower, updates + 1) == pytest.approx(0.001)
-    assert rate(Training([replace(spec, decay=0.0)], loader), 10**9) == pytest.approx(0.01)
+    assert rate(Training([replace(spec, schedule="constant")], loader), 10**9) == pytest.approx(0.01)
     groups = training.optimizer.groups
     assert {float(own["lr"]) for name, own in groups.items() if name.endswith("bias")} == {0.02}
     assert {float(own["weight_decay"]) for own in groups.values()} == {0.0}

@@ -39,7 +39,7 @@ def test_every_row_is_spelled_as_the_laboratory_spells_it() -> None:
 
 
 def test_every_column_names_a_network_that_can_be_built() -> None:
-    assert {column.network for column in paper.COLUMNS} == set(networks.NETWORKS)
+    assert {column.network for column in paper.COLUMNS} <= set(networks.NETWORKS)
 
 
 def test_a_cell_outside_the_table_is_refused_with_what_there_is() -> None:

@@ -51,7 +51,7 @@ def records(tmp_path: Path) -> Records:
 def test_what_was_added_is_read_in_order_and_is_one_line_each(records: Records) -> None:
     assert records.read() == []
     records.add(several(2))
-    records.add(several(1, init=2))
+    records.add(several(1, start=2))
     assert records.read() == several(3)
     lines = [json.loads(line) for line in records.path.read_text().splitlines()]
     assert [(line["version"], line["id"]) for line in lines] == [(VERSION, r.spec.id) for r in several(3)]
@@ -93,10 +93,10 @@ def test_what_is_torn_is_counted_until_it_is_taken_away(records: Records) -> Non
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (RECORD.line().replace(b'"version":2', b'"version":7'), "version: 7"),
-        (RECORD.line().replace(b'"version":2', b'"version":true'), "version: True"),
+        (RECORD.line().replace(b'"version":3', b'"version":7'), "version: 7"),
+        (RECORD.line().replace(b'"version":3', b'"version":true'), "version: True"),
         (b"{}\n", "version: None"),
-        (b'{"version":2,"id":"x"}\n', "spec: missing"),
+        (b'{"version":3,"id":"x"}\n', "spec: missing"),
         (b"nonsense\n", "no JSON"),
         (b"12\n", "version: None"),
         (replace(RECORD, seconds=2.5).line(), "spec: the run of line 1"),
@@ -132,7 +132,7 @@ def test_processes_that_add_at_once_lose_nothing_and_tear_nothing(records: Recor
         "for start in range(0, 60, 3): records.add(several(5, start))\n"
     )
     command = [sys.executable, "-c", code, str(records.path)]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
     processes = [subprocess.Popen(command, stdin=subprocess.PIPE, env=environment) for _ in range(2)]
     for process in processes:
         process.communicate(b"go\n")

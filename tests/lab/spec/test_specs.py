@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hullo.lab.data import RELEASES, ilsvrc2012
 from hullo.lab.networks import NETWORKS
-from hullo.lab.spec import run_spec as specs
+from hullo.lab.spec.recipes import AUGMENTATIONS, OWN_RECIPE, RECIPES
 from hullo.lab.spec.run_spec import Spec, identify
 
 RATES = st.floats(0, 1e3, allow_subnormal=True)
@@ -23,9 +23,13 @@ SPECS = st.builds(
     ),
     seed=st.integers(0, 2**63 - 1),
     epochs=st.integers(1, 1000),
-    batch=st.integers(1, 1000),
+    batch_size=st.integers(1, 1000),
     lr=RATES,
-    decay=RATES,
+    optimizer=st.sampled_from(["rmsprop", "sgd", "adam", "adamw"]),
+    schedule=st.sampled_from(["constant", "cosine"])
+    | st.builds("{}:{}".format, st.sampled_from(["inverse", "step"]), st.floats(1e-9, 1e9)),
+    weight_decay=RATES,
+    augment=st.sampled_from(["none", "flip", "shift:0.05", "flip,shift:0.1", "shift:0.25,flip", ""]),
     coefficient_lr_scale=RATES,
     precision=st.sampled_from(["float32", "bfloat16"]),
     val_size=st.integers(0, 5000),
@@ -37,9 +41,12 @@ OTHER = {
     "activation": "tanh",
     "seed": 1,
     "epochs": 51,
-    "batch": 33,
+    "batch_size": 33,
     "lr": 2e-4,
-    "decay": 0,
+    "optimizer": "adamw",
+    "schedule": "inverse:1e-5",
+    "weight_decay": 1e-4,
+    "augment": "flip",
     "coefficient_lr_scale": 2,
     "precision": "bfloat16",
     "val_size": 100,
@@ -60,10 +67,10 @@ def test_a_change_of_anything_is_another_run(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Spec)])
-def test_company_is_all_but_activation_seed_rates_and_decay(name: str) -> None:
+def test_members_of_a_population_differ_in_activation_seed_rates_and_decay(name: str) -> None:
     changed = replace(PLAIN, **{name: OTHER[name]})
     assert (changed.population_key == PLAIN.population_key) == (
-        name in {"activation", "seed", "lr", "decay", "coefficient_lr_scale"}
+        name in {"activation", "seed", "lr", "schedule", "weight_decay", "coefficient_lr_scale"}
     )
 
 
@@ -73,12 +80,24 @@ def test_activations_per_channel_are_trained_beside_those_per_layer() -> None:
 
 
 def test_what_is_usual_depends_on_the_network_and_yields_to_what_is_given() -> None:
-    assert Spec.default("lenet5", "cifar10", "relu", epochs=None, batch=None) == PLAIN
+    assert Spec.default("lenet5", "cifar10", "relu", epochs=None, batch_size=None) == PLAIN
     assert Spec.default("lenet5", "cifar10", "relu", epochs=3, lr=None).epochs == 3
     whole, short = (Spec.default("alexnet", "cifar10", "relu", epochs=epochs, lr=None) for epochs in (None, 45))
-    assert (whole.epochs, whole.batch, whole.lr, whole.decay) == (90, 256, 0.01, 0.05)
-    assert (short.epochs, short.batch, short.lr, short.decay) == (45, 256, 0.01, 0.1)
-    assert Spec.default("alexnet", "cifar10", "relu", decay=0.0).decay == 0.0
+    assert (whole.epochs, whole.batch_size, whole.lr, whole.schedule) == (90, 256, 0.01, "step:20")
+    assert (short.epochs, short.batch_size, short.lr, short.schedule) == (45, 256, 0.01, "step:10")
+    assert (whole.optimizer, whole.weight_decay) == ("sgd", 5e-4)
+    assert Spec.default("alexnet", "cifar10", "relu", schedule="constant").schedule == "constant"
+    own = Spec.default("net:Net@01234567", "images@89abcdef", "own")
+    assert (own.optimizer, own.lr, own.augment, own.recipe) == ("adam", 1e-3, "none", OWN_RECIPE)
+
+
+def test_schedules_of_one_kind_are_trained_side_by_side() -> None:
+    found = {
+        replace(PLAIN, schedule=text).population_key for text in ("inverse:1e-6", "inverse:3e-5", "constant", "step:3")
+    }
+    assert len(found) == 3
+    own = Spec.default("net:Net@01234567", "images@89abcdef", "own")
+    assert own.population_key != replace(own, activation="relu").population_key
 
 
 def test_spellings_of_one_row_are_one_run() -> None:
@@ -95,17 +114,26 @@ def test_an_order_of_members_is_part_of_a_population() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("network", "vgg", "unknown network 'vgg'; there are lenet5, kerasnet, resnet56, alexnet"),
+        ("network", "vgg", "unknown network 'vgg'; there are lenet5, kerasnet, resnet56.*my_network.py:Net"),
         ("data", "mnist", "unknown data set 'mnist'; there are fashion-mnist"),
         ("activation", "rellu", "'rellu' is no activation"),
         ("precision", "float8", "unknown precision 'float8'; there are float32, bfloat16"),
         ("seed", -1, "seed=-1: give a whole number of at least 0"),
         ("seed", 2**63, "seed=9223372036854775808"),
         ("epochs", 0, "epochs=0: give a whole number of at least 1"),
-        ("batch", 1.5, "batch=1.5"),
+        ("batch_size", 1.5, "batch_size=1.5"),
         ("lr", -1e-4, "lr=-0.0001: give a number that is not negative"),
         ("lr", float("nan"), "lr=nan"),
-        ("decay", float("inf"), "decay=inf"),
+        ("weight_decay", float("inf"), "weight_decay=inf"),
+        ("optimizer", "lion", "unknown optimizer 'lion'; there are rmsprop, sgd, adam, adamw"),
+        ("schedule", "cosine:3", "schedule='cosine:3'"),
+        ("schedule", "step", "schedule='step'"),
+        ("schedule", "inverse:-1", "schedule='inverse:-1'"),
+        ("schedule", "inverse:nan", "schedule='inverse:nan'"),
+        ("augment", "shift:2", "augment='shift:2'"),
+        ("augment", "mixup", "augment='mixup'"),
+        ("augment", "flip,crop", "augment='flip,crop' is not possible with cifar10"),
+        ("activation", "own", "activation='own'.*lenet5"),
     ],
 )
 def test_what_cannot_be_run_is_refused(name: str, value: object, said: str) -> None:
@@ -120,5 +148,5 @@ def test_a_text_that_is_no_spec_is_repeated(text: str) -> None:
 
 
 def test_the_names_of_networks_and_data_sets_are_those_that_there_are() -> None:
-    assert tuple(NETWORKS) == specs.NETWORKS
-    assert (*RELEASES, ilsvrc2012.NAME) == specs.DATASETS
+    assert tuple(NETWORKS) == tuple(RECIPES)
+    assert (*RELEASES, ilsvrc2012.NAME) == tuple(AUGMENTATIONS)

@@ -190,7 +190,9 @@ def experiments(
         names = {setting: name for setting, name in names.items() if setting in chosen}
     if epoch is not None and not any(1 <= epoch <= setting.epochs for setting in names):
         there = ", ".join(f"{name} has epochs 1 to {setting.epochs}" for setting, name in names.items())
-        raise ValueError(f"there is no epoch {epoch}: {there}; choose another epoch, or other columns with --columns")
+        raise ValueError(
+            f"there is no epoch {epoch}: {there}; choose another epoch, or other columns with --experiment"
+        )
     long_enough = ((s, name, epoch or s.epochs) for s, name in names.items() if s.epochs >= (epoch or 1))
     found = [Experiment(name, s, e, tuple(runs[s]), fairest(runs[s], e), splits[s]) for s, name, e in long_enough]
     found = _under(found, find_reading(reading)) if reading else found

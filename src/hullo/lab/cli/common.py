@@ -28,20 +28,43 @@ DataOption = Annotated[
 ]
 DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N.", show_default="cuda where there is one")]
 EpochsOption = Annotated[
-    int | None, typer.Option(help="How often all training pictures are seen.", show_default="50; AlexNet: 90")
+    int | None,
+    typer.Option(help="How often all training samples are seen.", show_default="50; AlexNet: 90; your own: 20"),
 ]
-BatchOption = Annotated[int | None, typer.Option(help="Pictures a step.", show_default="32; AlexNet: 256")]
-RateOption = Annotated[float | None, typer.Option(help="The learning rate.", show_default="0.0001; AlexNet: 0.01")]
-DecayOption = Annotated[
-    float | None,
+BatchSizeOption = Annotated[
+    int | None, typer.Option(help="Samples per step.", show_default="32; AlexNet: 256; your own: 64")
+]
+OptimizerOption = Annotated[
+    str | None,
+    typer.Option(help="rmsprop, sgd, adam or adamw.", show_default="rmsprop; AlexNet: sgd; your own: adam"),
+]
+RateOption = Annotated[
+    float | None, typer.Option(help="The learning rate.", show_default="0.0001; AlexNet: 0.01; your own: 0.001")
+]
+ScheduleOption = Annotated[
+    str | None,
     typer.Option(
-        help="How fast the learning rate falls: to lr / (1 + decay * updates); AlexNet's to a tenth after every "
-        "1 / decay epochs.",
-        show_default="0.000001; AlexNet: 4.5 / epochs",
+        help="How the learning rate falls: constant; cosine, to 0 at the end; inverse:D, to lr / (1 + D * updates); "
+        "step:N, to a tenth after every N epochs.",
+        show_default="inverse:1e-06; AlexNet: step:EPOCHS/4.5; your own: constant",
     ),
 ]
+DecayOption = Annotated[float | None, typer.Option(help="Weight decay of weights.", show_default="0; AlexNet: 0.0005")]
+AugmentOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Augmentation of training images: none, flip, shift:F, or flip,shift:F.",
+        show_default="flip,shift:0.1; your own: none",
+    ),
+]
+ImageSizeOption = Annotated[
+    int | None,
+    typer.Option(help="Resize and crop the images of your own folder to so many pixels on each side."),
+]
 ScaleOption = Annotated[float, typer.Option(help="The coefficients' learning rate, as a multiple of the others'.")]
-BfloatOption = Annotated[bool, typer.Option("--bfloat16", help="Compute products in bfloat16.")]
+PrecisionOption = Annotated[
+    str, typer.Option(help="float32, or bfloat16: products in bfloat16, everything else in float32.")
+]
 OutputOption = Annotated[Path, typer.Option(help="The directory of the records; what is recorded is not run again.")]
 EveryOption = Annotated[float, typer.Option(help="Seconds between checkpoints.", min=0)]
 ValSizeOption = Annotated[
@@ -57,9 +80,10 @@ RecordsArgument = Annotated[
         show_default="runs, or results/table, or results",
     ),
 ]
-ColumnsOption = Annotated[
+ExperimentsOption = Annotated[
     list[str] | None,
     typer.Option(
+        "--experiment",
         help="lenet5/cifar10, or with settings, 'lenet5/cifar10 epochs=50'; may be given several times.",
         show_default="all",
     ),

@@ -28,11 +28,11 @@ SourceOption = Annotated[
 def _copies(names: list[str] | None, data_dir: Path | None) -> list[Copy]:
     """The copies of data sets; without names, of all that can be fetched."""
     from hullo.lab.data import RELEASES, find, ilsvrc2012
-    from hullo.lab.spec.run_spec import DATASETS
+    from hullo.lab.spec.recipes import AUGMENTATIONS
 
     with refusals():
-        if unknown := [name for name in names or () if name not in DATASETS]:
-            raise ValueError(f"unknown data set {unknown[0]!r}; there are {', '.join(DATASETS)}")
+        if unknown := [name for name in names or () if name not in AUGMENTATIONS]:
+            raise ValueError(f"unknown data set {unknown[0]!r}; there are {', '.join(AUGMENTATIONS)}")
         return [find(name, data_dir) for name in names or RELEASES if name != ilsvrc2012.NAME]
 
 

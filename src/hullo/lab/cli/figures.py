@@ -9,7 +9,7 @@ import typer
 
 from hullo.lab.cli.common import (
     USUAL,
-    ColumnsOption,
+    ExperimentsOption,
     ReadingOption,
     RecordsArgument,
     note_left_out,
@@ -29,9 +29,10 @@ def figures(
             show_default="all",
         ),
     ] = None,
-    columns: ColumnsOption = None,
+    columns: ExperimentsOption = None,
     rows: Annotated[
-        list[str] | None, typer.Option(help="An activation; may be given several times.", show_default="all")
+        list[str] | None,
+        typer.Option("--activation", help="An activation; may be given several times.", show_default="all"),
     ] = None,
     reading: ReadingOption = None,
     epoch: Annotated[int | None, typer.Option(help="The last epoch that counts.", show_default="the last")] = None,

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from hullo.lab.cli.common import (
-    ColumnsOption,
+    ExperimentsOption,
     ReadingOption,
     RecordsArgument,
     console,
@@ -26,7 +26,7 @@ def table(
     form: Annotated[str, typer.Option("--format", help=f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}.")] = FORMATS[0],
     reading: ReadingOption = None,
     epoch: Annotated[int | None, typer.Option(help="The last epoch that counts.", show_default="the last")] = None,
-    columns: ColumnsOption = None,
+    columns: ExperimentsOption = None,
 ) -> None:
     """Show the accuracy of runs beside the paper's: means, intervals over seeds, differences from ReLU."""
     from hullo.lab.analysis.experiments import experiments

@@ -11,8 +11,8 @@ import typer
 
 from hullo.lab.cli.common import (
     AddressOption,
-    BatchOption,
-    BfloatOption,
+    AugmentOption,
+    BatchSizeOption,
     BoardOption,
     DataOption,
     DecayOption,
@@ -22,19 +22,28 @@ from hullo.lab.cli.common import (
     EpochsOption,
     EveryOption,
     GpusOption,
+    ImageSizeOption,
     MembersOption,
+    OptimizerOption,
     OutputOption,
+    PrecisionOption,
     QuietOption,
     RateOption,
     ScaleOption,
+    ScheduleOption,
     ValSizeOption,
     console,
     lasting,
     refusals,
 )
+from hullo.lab.spec.paper import Column
+from hullo.lab.spec.recipes import RECIPES
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hullo.lab.run.queue import RunQueue
+    from hullo.lab.run.sources import Source
     from hullo.lab.spec.records import Record
 
 
@@ -50,22 +59,21 @@ def _run(
     from hullo.lab.distributed import join, own_device
     from hullo.lab.files import make_folder
     from hullo.lab.progress import Progress
-    from hullo.lab.run.loaders import open_loader
+    from hullo.lab.run.loaders import loader_key, open_loader
     from hullo.lab.run.local import LocalRunner
     from hullo.lab.run.tensorboard import TensorBoardLogger
     from hullo.lab.spec.environment import choose_device, device_name, environment
 
     with refusals():
         found = choose_device(own_device(device))
-        watched = TensorBoardLogger(board) if board else nullcontext()
-    with lasting(queue.output), join(found) as world, watched as watcher:
-        wanted = {(spec.data, spec.val_size) for spec in queue.specs}
-        loaders = {key: open_loader(*key, data_dir, found) for key in wanted}
-        grid = LocalRunner(queue, loaders, environment(device_name(found)), every, watcher, world)
+        logger = TensorBoardLogger(board) if board else nullcontext()
+    with lasting(queue.output), join(found) as world, logger as watcher:
+        loaders = {key: open_loader(s, data_dir, found) for key, s in {loader_key(s): s for s in queue.specs}.items()}
+        runner = LocalRunner(queue, loaders, environment(device_name(found)), every, watcher, world)
         for folder in filter(None, (queue.output, board)):
             make_folder(folder)
         with Progress(console(), quiet=quiet or not world.is_main) as progress:
-            records = grid.run(progress)
+            records = runner.run(progress)
     if not world.is_main:
         raise typer.Exit
     return records
@@ -73,6 +81,7 @@ def _run(
 
 def _run_on_cluster(
     queue: RunQueue,
+    sources: Sequence[Source],
     *,
     address: str | None,
     gpus: float | None,
@@ -94,23 +103,46 @@ def _run_on_cluster(
         for folder in filter(None, (queue.output, board)):
             make_folder(folder)
         elsewhere = replace(queue, output=queue.output.absolute())
-        cluster = RayRunner(elsewhere, gpus, data_dir and data_dir.absolute(), every, board and board.absolute())
+        runner = RayRunner(
+            elsewhere,
+            gpus,
+            data_dir and data_dir.absolute(),
+            [source.absolute() for source in sources],
+            every,
+            board and board.absolute(),
+        )
         with Progress(console(), quiet=quiet) as progress:
-            return cluster.run(progress)
+            return runner.run(progress)
 
 
 def train(
-    network: Annotated[str, typer.Argument(help="lenet5, kerasnet, resnet56 or alexnet.")],
-    dataset: Annotated[str, typer.Argument(help="A data set; see hullo data list.")],
-    activation: Annotated[str, typer.Option(help="A base, or a hull: 'convex(identity,relu)'.")] = "relu",
-    seed: Annotated[int, typer.Option(help="Where weights start, and the order of pictures.")] = 0,
+    network: Annotated[
+        str, typer.Argument(help="lenet5, kerasnet, resnet56, alexnet, or a network of your own: my_network.py:Net.")
+    ],
+    dataset: Annotated[
+        str,
+        typer.Argument(
+            metavar="DATA", help="A data set (hullo data list), or your own: a folder of images, .npz or .safetensors."
+        ),
+    ],
+    activation: Annotated[
+        str | None,
+        typer.Option(
+            help="A base, or a hull: 'convex(identity,relu)'.", show_default="relu; a network of your own keeps its own"
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the initial weights, the order of samples and dropout.")] = 0,
     epochs: EpochsOption = None,
-    batch: BatchOption = None,
+    batch_size: BatchSizeOption = None,
+    optimizer: OptimizerOption = None,
     lr: RateOption = None,
-    decay: DecayOption = None,
+    schedule: ScheduleOption = None,
+    weight_decay: DecayOption = None,
     coefficient_lr_scale: ScaleOption = 1.0,
+    augment: AugmentOption = None,
+    image_size: ImageSizeOption = None,
     val_size: ValSizeOption = 0,
-    bfloat16: BfloatOption = False,
+    precision: PrecisionOption = "float32",
     device: DeviceOption = None,
     data_dir: DataOption = None,
     output: OutputOption = Path("runs"),
@@ -119,23 +151,27 @@ def train(
     no_weights: Annotated[bool, typer.Option("--no-weights", help="Do not save the trained network.")] = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Train one network; after a break the same command goes on."""
+    """Train one network. After a break the same command goes on; with more epochs it goes on from the end."""
     from hullo.lab.run.queue import RunQueue
+    from hullo.lab.run.sources import Source
     from hullo.lab.run.weights import FOLDER
-    from hullo.lab.spec.run_spec import Spec
+    from hullo.lab.spec import Spec
 
     with refusals():
+        column = Source(network, dataset, image_size).open()
         spec = Spec.default(
-            network,
-            dataset,
-            activation,
+            *column,
+            activation or default_activation(column),
             seed=seed,
             epochs=epochs,
-            batch=batch,
+            batch_size=batch_size,
+            optimizer=optimizer,
             lr=lr,
-            decay=decay,
+            schedule=schedule,
+            weight_decay=weight_decay,
             coefficient_lr_scale=coefficient_lr_scale,
-            precision="bfloat16" if bfloat16 else "float32",
+            augment=augment,
+            precision=precision,
             val_size=val_size,
         )
     (record,) = _run(
@@ -147,19 +183,27 @@ def train(
         quiet=quiet,
     )
     reached = [f"test accuracy {record.accuracy:.2f} %"]
-    reached += [f"accuracy on held-out images {last:.2f} %" for last in record.val_accuracy[-1:]]
+    reached += [f"accuracy on held-out samples {last:.2f} %" for last in record.val_accuracy[-1:]]
     typer.echo(f"{spec}: {record.ended}, {', '.join(reached)}")
     weights = output / FOLDER / f"{spec.id}.safetensors"
     if weights.exists():
-        typer.echo(f"the trained network: {weights}; hullo.lab.run.weights.load_network loads it")
+        typer.echo(f"the trained network: {weights}; hullo.lab.load_network loads it")
+
+
+def default_activation(column: Column) -> str:
+    """Return the activation that is trained where none is named."""
+    return "relu" if column.network in RECIPES else "own"
 
 
 def reproduce(
-    columns: Annotated[
+    experiments: Annotated[
         list[str] | None,
-        typer.Argument(help="Networks on data sets: lenet5/cifar10.", show_default="the paper's, without AlexNet's"),
+        typer.Argument(
+            help="Networks on data sets: lenet5/cifar10, or your own: my_network.py:Net/images.",
+            show_default="the paper's, without AlexNet's",
+        ),
     ] = None,
-    rows: Annotated[
+    activation: Annotated[
         list[str] | None,
         typer.Option(
             help="An activation; may be given several times. Beside the paper's twelve, 'prelu' and 'leaky_relu(0.3)', "
@@ -169,9 +213,11 @@ def reproduce(
     ] = None,
     seeds: Annotated[int, typer.Option(help="How many seeds, from 0 on.", min=1)] = 5,
     epochs: EpochsOption = None,
-    batch: BatchOption = None,
+    batch_size: BatchSizeOption = None,
+    optimizer: OptimizerOption = None,
     lr: RateOption = None,
-    decay: DecayOption = None,
+    schedule: ScheduleOption = None,
+    weight_decay: DecayOption = None,
     coefficient_lr_scale: Annotated[
         list[float] | None,
         typer.Option(
@@ -179,8 +225,10 @@ def reproduce(
             show_default="1",
         ),
     ] = None,
+    augment: AugmentOption = None,
+    image_size: ImageSizeOption = None,
     val_size: ValSizeOption = 0,
-    bfloat16: BfloatOption = False,
+    precision: PrecisionOption = "float32",
     members: MembersOption = None,
     engine: EngineOption = Engine.LOCAL,
     ray_address: AddressOption = None,
@@ -193,35 +241,40 @@ def reproduce(
     weights: Annotated[bool, typer.Option("--weights", help="Save the trained networks.")] = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Train columns of the paper's table, all rows and seeds at once; after a break the same command goes on."""
-    from hullo.lab.analysis.experiments import experiments
+    """Train networks on data sets, all activations and seeds at once; after a break the same command goes on."""
+    from hullo.lab.analysis import experiments as analysis
     from hullo.lab.analysis.figures import draw_activations, drawing, save, stem
     from hullo.lab.analysis.tables.terminal import terminal_table
     from hullo.lab.run.queue import RunQueue
-    from hullo.lab.spec.paper import DATA_COLUMNS, ROWS, parse_column
-    from hullo.lab.spec.run_spec import Spec
+    from hullo.lab.run.sources import Source, split_experiment
+    from hullo.lab.spec import Spec
+    from hullo.lab.spec.paper import DATA_COLUMNS, ROWS
 
     with refusals():
         if engine is Engine.RAY and device:
             raise ValueError(f"--device {device} goes with --engine local; with ray, --gpus-per-task 0 means CPUs")
         if engine is Engine.LOCAL and (ray_address or gpus_per_task is not None):
             raise ValueError("--ray-address and --gpus-per-task go with --engine ray")
-        chosen = list(dict.fromkeys(map(parse_column, columns))) if columns else DATA_COLUMNS
+        sources = [Source(*split_experiment(text), image_size) for text in experiments or ()]
+        named = [source.open() for source in sources]
         specs = [
             Spec.default(
                 *column,
                 row,
                 seed=seed,
                 epochs=epochs,
-                batch=batch,
+                batch_size=batch_size,
+                optimizer=optimizer,
                 lr=lr,
-                decay=decay,
+                schedule=schedule,
+                weight_decay=weight_decay,
                 coefficient_lr_scale=scale,
-                precision="bfloat16" if bfloat16 else "float32",
+                augment=augment,
+                precision=precision,
                 val_size=val_size,
             )
-            for column in chosen
-            for row in rows or ROWS
+            for column in dict.fromkeys(named) or DATA_COLUMNS
+            for row in activation or ROWS
             for scale in coefficient_lr_scale or [1.0]
             for seed in range(seeds)
         ]
@@ -229,6 +282,7 @@ def reproduce(
     if engine is Engine.RAY:
         records = _run_on_cluster(
             queue,
+            sources,
             address=ray_address,
             gpus=gpus_per_task,
             data_dir=data_dir,
@@ -239,7 +293,7 @@ def reproduce(
     else:
         records = _run(queue, device=device, data_dir=data_dir, every=checkpoint_every, board=tensorboard, quiet=quiet)
     with refusals():
-        shown = experiments(records)
+        shown = analysis.experiments(records)
     for experiment in shown:
         console().print(terminal_table(experiment))
         with lasting(output), drawing():

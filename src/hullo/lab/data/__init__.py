@@ -9,9 +9,18 @@ import torch
 
 from hullo.lab.data import cifar10, fashion_mnist, sample
 from hullo.lab.data.dataset import Dataset
+from hullo.lab.data.own import open_data
 from hullo.lab.data.release import Copy, DataError, data_root
 
 RELEASES = {module.RELEASE.name: module.RELEASE for module in (fashion_mnist, cifar10, sample)}
+OWN: dict[str, Dataset] = {}
+"""The data sets that users brought into this process, by the names that specs have for them."""
+
+
+def register(dataset: Dataset) -> str:
+    """Make a data set of a user known to this process, and return its name."""
+    OWN[dataset.name] = dataset
+    return dataset.name
 
 
 def find(name: str, data_dir: str | os.PathLike[str] | None = None) -> Copy:
@@ -32,7 +41,9 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, device: str 
         >>> dataset.train_images.shape, dataset.test_labels.bincount().unique()
         (torch.Size([6000, 1, 28, 28]), tensor([100]))
     """
+    if name in OWN:
+        return OWN[name].to(device)
     return find(name, data_dir).load().to(device)
 
 
-__all__ = ["RELEASES", "Copy", "DataError", "Dataset", "data_root", "find", "load"]
+__all__ = ["OWN", "RELEASES", "Copy", "DataError", "Dataset", "data_root", "find", "load", "open_data", "register"]

@@ -18,9 +18,6 @@ from torch import Tensor
 
 from hullo.population.rng import Purpose, draw_below, open_streams, permute
 
-SHIFT = 0.1
-"""How far an image is shifted at most, as a part of each side."""
-
 
 def draw_order(seeds: Tensor, epoch: int | Tensor, size: int) -> Tensor:
     """Return the order in which each member sees `size` images in an epoch, of shape (members, size).
@@ -32,20 +29,23 @@ def draw_order(seeds: Tensor, epoch: int | Tensor, size: int) -> Tensor:
     return permute(open_streams(seeds, Purpose.ORDER, epoch), size)
 
 
-def draw_moves(seeds: Tensor, epoch: int | Tensor, images: Tensor, sides: Sequence[int]) -> Tensor:
+def draw_moves(
+    seeds: Tensor, epoch: int | Tensor, images: Tensor, sides: Sequence[int], *, flip: bool = True, shift: float = 0.1
+) -> Tensor:
     """Return how each member's images are moved in an epoch: flipped (0 or 1), pixels down, pixels to the right.
 
-    For images (their numbers) of shape (members, count) and sides (height, width), of shape (members, count, 3). A
-    shift is a whole number of pixels up to `SHIFT` of the side, either way; all are equally likely.
+    For images (their numbers) of shape (members, count) and sides (height, width), of shape (members, count, 3). With
+    `flip`, every second image is flipped. A shift is a whole number of pixels up to that part of the side, either way;
+    all are equally likely.
 
     Examples:
         >>> draw_moves(torch.tensor([7]), 0, torch.tensor([[11, 12]]), (28, 28)).tolist()
         [[[0, 2, 2], [1, 0, -2]]]
     """
     keys = open_streams(seeds, Purpose.MOVES, epoch)
-    down, right = (int(SHIFT * side) for side in sides)
+    down, right = (int(shift * side) for side in sides)
     moves = (
-        draw_below(2, keys, 3 * images),
+        draw_below(2 if flip else 1, keys, 3 * images),
         draw_below(2 * down + 1, keys, 3 * images + 1) - down,
         draw_below(2 * right + 1, keys, 3 * images + 2) - right,
     )

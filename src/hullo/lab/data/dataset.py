@@ -1,4 +1,4 @@
-"""A data set for image classification: all images and labels, on one device."""
+"""A data set for classification: all samples and labels, on one device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from hullo.population.rng import Purpose, open_streams, permute
 class Dataset:
     """Hold images as uint8 of shape (count, channels, height, width) and their classes as int64.
 
-    `val_images` are training images that were held out; there are none unless `split_validation` made the data set.
+    Samples that are no images are float32 or int64 of any shape (count, ...), under the same names. `val_images` are
+    training images that were held out; there are none unless `split_validation` made the data set.
 
     Examples:
         >>> images, labels = torch.zeros(20, 1, 4, 4, dtype=torch.uint8), torch.arange(20) % 2
@@ -35,10 +36,13 @@ class Dataset:
 
     def __post_init__(self) -> None:
         for images, labels in ((self.train_images, self.train_labels), *self.eval_sets.values()):
-            if images.ndim != 4 or images.dtype != torch.uint8 or labels.dtype != torch.int64:
+            is_image = images.dtype == torch.uint8 and images.ndim == 4
+            is_other = images.dtype in (torch.float32, torch.int64) and images.ndim >= 2
+            if not (is_image or is_other) or labels.dtype != torch.int64:
                 raise ValueError(
-                    f"{self.name}: images must be uint8 of shape (count, channels, height, width) and labels int64; "
-                    f"got {images.dtype} of shape {tuple(images.shape)} and {labels.dtype}"
+                    f"{self.name}: images must be uint8 of shape (count, channels, height, width), other samples "
+                    f"float32 or int64 of shape (count, ...), and labels int64; got {images.dtype} of shape "
+                    f"{tuple(images.shape)} and {labels.dtype}"
                 )
             if labels.shape != images.shape[:1]:
                 raise ValueError(f"{self.name}: {len(images)} images, but labels of shape {tuple(labels.shape)}")
@@ -47,6 +51,11 @@ class Dataset:
             low, high = (int(end) for end in labels.aminmax())
             if not 0 <= low <= high < len(self.classes):
                 raise ValueError(f"{self.name}: labels from {low} to {high}, but {len(self.classes)} classes")
+
+    @property
+    def holds_images(self) -> bool:
+        """Return whether samples are images, as bytes."""
+        return self.train_images.dtype == torch.uint8
 
     @property
     def eval_sets(self) -> dict[str, tuple[Tensor, Tensor]]:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hullo.lab.networks.alexnet import AlexNet
 from hullo.lab.networks.kerasnet import KerasNet
 from hullo.lab.networks.lenet5 import LeNet5
+from hullo.lab.networks.own import OwnNetwork
 from hullo.lab.networks.resnet56 import ResNet
 from hullo.lab.spec.activation import ActivationSpec
 
 
 @dataclass(frozen=True)
 class Task:
-    """Describe what goes into a network and comes out: square images, classes."""
+    """Describe what goes into a network and comes out: square images, classes.
+
+    Samples that are no square images have the size 0; `in_channels` is then the length of their first dimension.
+    """
 
     in_channels: int
     image_size: int
@@ -36,8 +41,19 @@ NETWORKS = {
     "lenet5": Entry(LeNet5, 16),
     "kerasnet": Entry(KerasNet, 10),
     "resnet56": Entry(ResNet),
+    "resnet56_he": Entry(functools.partial(ResNet, he=True)),
     "alexnet": Entry(AlexNet, 39),
 }
+
+
+OWN: dict[str, OwnNetwork] = {}
+"""The networks that users brought into this process, by the names that specs have for them."""
+
+
+def register(network: OwnNetwork) -> str:
+    """Make a network of a user known to this process, and return its name."""
+    OWN[network.name] = network
+    return network.name
 
 
 def build(
@@ -48,16 +64,18 @@ def build(
     image_size: int = 32,
     num_classes: int = 10,
     seed: int = 0,
+    example: Tensor | None = None,
 ) -> nn.Module:
-    """Make a network of the paper, a plain module, initialized from a seed.
+    """Make a network of the paper, or one that a user brought, a plain module, initialized from a seed.
 
     Args:
-        name: "lenet5", "kerasnet", "resnet56" or "alexnet".
+        name: "lenet5", "kerasnet", "resnet56", "resnet56_he" (with He's initialization) or "alexnet".
         activation: a row such as ``relu`` or ``convex(identity,relu)``.
         in_channels: channels of an image; the default is that of CIFAR-10, as are the next two.
         image_size: pixels on each side of an image.
         num_classes: how many classes there are.
         seed: of the initial weights; the global generator stays as it is.
+        example: a batch of samples, for networks that users bring.
 
     Example:
         >>> import torch
@@ -68,9 +86,12 @@ def build(
         >>> network(torch.rand(5, 3, 32, 32)).shape
         torch.Size([5, 10])
     """
+    sizes = {"in_channels": in_channels, "image_size": image_size, "num_classes": num_classes}
+    if name in OWN:
+        own = torch.zeros(2, in_channels, image_size, image_size) if example is None else example
+        return OWN[name].build(ActivationSpec.parse(activation), own, seed, sizes)
     if name not in NETWORKS:
         raise ValueError(f"unknown network {name!r}; there are {', '.join(NETWORKS)}")
-    sizes = {"in_channels": in_channels, "image_size": image_size, "num_classes": num_classes}
     for argument, value in sizes.items():
         if not isinstance(value, int) or value < 1:
             raise ValueError(f"{argument}={value!r}: give a whole number of at least one")
@@ -82,9 +103,16 @@ def build(
 
 
 def check_size(name: str, image_size: int) -> None:
-    """Refuse images that are too small for a network."""
-    if image_size < (smallest := NETWORKS[name].smallest):
+    """Refuse images that are too small for a network of the laboratory; `image_size` is 0 where none is square."""
+    if name not in NETWORKS:
+        return
+    smallest = NETWORKS[name].smallest
+    if image_size == 0:
+        raise ValueError(
+            f"{name} takes square images of at least {smallest} pixels on each side; these samples are none"
+        )
+    if image_size < smallest:
         raise ValueError(f"image_size={image_size}: images for {name} have at least {smallest} pixels on each side")
 
 
-__all__ = ["NETWORKS", "Entry", "Task", "build", "check_size"]
+__all__ = ["NETWORKS", "OWN", "Entry", "OwnNetwork", "Task", "build", "check_size", "register"]

@@ -31,7 +31,8 @@ class Block(nn.Module):
 class ResNet(nn.Module):
     """A convolution 16@3x3, three times n blocks of 16, 32 and 64 channels, average, linear classes: 6n + 2 layers.
 
-    The other arguments are those of :class:`hullo.lab.networks.lenet5.LeNet5`.
+    With `he`, weights are drawn from He's normal distribution, as in the example of Keras. The other arguments are
+    those of :class:`hullo.lab.networks.lenet5.LeNet5`.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class ResNet(nn.Module):
         image_size: int = 32,
         num_classes: int = 10,
         n: int = 9,
+        he: bool = False,
     ) -> None:
         super().__init__()
         widths = [16] * n + [32] * n + [64] * n
@@ -50,6 +52,10 @@ class ResNet(nn.Module):
         self.blocks = nn.Sequential(*(Block(*sizes, activation) for sizes in zip([16, *widths], widths, strict=False)))
         self.linear = nn.Linear(64, num_classes)
         init_as_keras(self)
+        if he:
+            for layer in self.modules():
+                if isinstance(layer, (nn.Conv2d, nn.Linear)):
+                    nn.init.kaiming_normal_(layer.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.blocks(self.act(self.norm(self.conv(x))))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from safetensors.torch import save
@@ -31,7 +31,8 @@ class Checkpoints:
         return found
 
     def save(self, training: Training) -> None:
-        """Keep a training's state; the one before it is replaced in one go, or stays."""
+        """Save a training's state; the one before it is replaced in one go, or stays."""
+        self.folder.mkdir(parents=True, exist_ok=True)
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in training.state_dict().items()}
         specs = json.dumps([str(spec) for spec in training.specs])
         about = {"version": VERSION, "specs": specs, "data": _describe(training.loader)}
@@ -40,9 +41,25 @@ class Checkpoints:
         with atomic_write(path, path.with_name(f".{path.name}.part")) as file:
             file.write(save(tensors, about))
 
-    def restore(self, training: Training) -> None:
-        """Take a training to where its checkpoint was made, if there is one; a bad one changes nothing."""
-        path = self._path(training.specs)
+    def find_shorter(self, specs: tuple[Spec, ...]) -> tuple[Spec, ...] | None:
+        """Return the longest of the populations that are these but for fewer epochs; None if there is none.
+
+        Where the learning rate depends on the number of epochs, as with a cosine, there is none.
+        """
+        if specs[0].schedule == "cosine":
+            return None
+        wanted, found = specs[0].epochs, []
+        for members in scan_checkpoints(self.folder)[0]:
+            if members[0].epochs < wanted and tuple(replace(spec, epochs=wanted) for spec in members) == specs:
+                found.append(members)
+        return max(found, key=lambda members: members[0].epochs, default=None)
+
+    def restore(self, training: Training, specs: tuple[Spec, ...] | None = None) -> None:
+        """Take a training to where its checkpoint, or that of other specs, was made, if there is one.
+
+        A bad checkpoint changes nothing.
+        """
+        path = self._path(specs or training.specs)
         if not path.exists():
             return
         read_members(path)

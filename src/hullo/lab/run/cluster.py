@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -27,9 +27,10 @@ from hullo._signals import stop_request
 from hullo.lab.errors import RunError
 from hullo.lab.files import open_regular
 from hullo.lab.progress import Progress
-from hullo.lab.run.loaders import open_loader
+from hullo.lab.run.loaders import loader_key, open_loader
 from hullo.lab.run.local import LocalRunner, describe_accuracies
 from hullo.lab.run.queue import Population, RunQueue, does_not_fit, title
+from hullo.lab.run.sources import Source
 from hullo.lab.run.tensorboard import TensorBoardLogger
 from hullo.lab.spec.environment import choose_device, device_name, environment
 from hullo.lab.spec.records import Record
@@ -128,12 +129,13 @@ def choose_gpus(wanted: float | None) -> float:
 
 @dataclass(frozen=True)
 class RayRunner:
-    """The runs of a plan, made by the Ray cluster that this process is connected to.
+    """Make the runs of a queue on the Ray cluster that this process is connected to.
 
     Args:
-        plan: the runs and their output directory, which all machines see.
+        queue: the runs and their output directory, which all machines see.
         gpus: the GPU that a task has for itself, or the part of one; with 0 tasks train on CPUs.
         data_dir: the data directory on each machine.
+        sources: networks and data sets that users brought, by paths that hold on each machine.
         every: seconds between checkpoints.
         board: where epochs are shown as they end, if anywhere.
     """
@@ -141,6 +143,7 @@ class RayRunner:
     queue: RunQueue
     gpus: float = 0.0
     data_dir: Path | None = None
+    sources: Sequence[Source] = ()
     every: float = 30.0
     board: Path | None = None
 
@@ -236,8 +239,12 @@ def _train(cluster: RayRunner, population: Population, mark: str) -> Iterator[tu
     try:
         if not (output / MARK).is_file() or _read_mark(output) != mark:
             raise ValueError(f"{output} is not the directory of that name elsewhere; share it between all machines")
+        if cluster.sources and spec.column not in (found := [source.open() for source in cluster.sources]):
+            raise ValueError(
+                f"{spec.column} is {', '.join(map(str, found))} there; share its files between all machines"
+            )
         device = choose_device("cuda" if cluster.gpus else "cpu")
-        loaders = {(spec.data, spec.val_size): open_loader(spec.data, spec.val_size, cluster.data_dir, device)}
+        loaders = {loader_key(spec): open_loader(spec, cluster.data_dir, device)}
         with (
             Progress(Console(), quiet=True) as progress,
             TensorBoardLogger(cluster.board) if cluster.board else nullcontext() as board,

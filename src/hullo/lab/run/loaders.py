@@ -15,10 +15,13 @@ from hullo.lab.data.augment import draw_moves, draw_order
 from hullo.lab.data.release import DataError
 from hullo.lab.distributed import ALONE, World  # noqa: F401 (in an example)
 from hullo.lab.networks import Task
+from hullo.lab.spec.recipes import Augmentation
+from hullo.lab.spec.run_spec import Spec
 from hullo.population import AugmentedImages
 from hullo.population.images import scale
 from hullo.population.kernels import working_dtype
 
+DEFAULT = Augmentation(flip=True, shift=0.1)
 SHOWN = 250
 """Images that are evaluated at once."""
 
@@ -27,10 +30,10 @@ Batch = tuple[int, tuple[Tensor, ...]]
 
 
 class Loader(Protocol):
-    """Loader a training with images: `batches` says which come next, `show` makes images and labels of a batch.
+    """Load batches for a training: `batches` says which images come next, `load_batch` makes images and labels of them.
 
     A batch is how many images there are in all processes together, and this process's part of them: a few tensors
-    on the device, whose shapes depend on the number of images alone, so that `show` can be part of a CUDA graph.
+    on the device, whose shapes depend on the number of images alone, so that `load_batch` can be part of a CUDA graph.
     """
 
     task: Task
@@ -38,6 +41,7 @@ class Loader(Protocol):
     count: int  # training images per epoch
     eval_sizes: dict[str, int]  # images to evaluate on: "test", and "val" where training images are held out
     is_complete: bool  # whether these are all images of the data set
+    example: Tensor  # two samples as a network sees them, on the CPU
     topk: tuple[int, ...]  # an image counts as right if its class is among as many best guesses
 
     def batches(self, seeds: Tensor, epoch: int, size: int, start: int, world: World) -> Iterator[Batch]:
@@ -50,18 +54,27 @@ class Loader(Protocol):
         """Yield this process's part of the images to evaluate on, (B, C, H, W), and their labels, (B)."""
 
 
-def open_loader(name: str, val_size: int, data_dir: Path | None, device: torch.device) -> Loader:
-    """Open the images of a data set, `val_size` of its training images held out."""
-    if name == ilsvrc2012.NAME:
-        if val_size:
-            raise ValueError(f"val_size={val_size}: {name} is evaluated on its own validation images; leave it at 0")
+def loader_key(spec: Spec) -> tuple[str, int, str]:
+    """Return what the loader of a run depends on: the data set, held-out images and augmentation."""
+    return spec.data, spec.val_size, spec.augment
+
+
+def open_loader(spec: Spec, data_dir: Path | None, device: torch.device) -> Loader:
+    """Open the images that a run sees."""
+    if spec.data == ilsvrc2012.NAME:
+        if spec.val_size:
+            raise ValueError(
+                f"val_size={spec.val_size}: {spec.data} is evaluated on its own validation images; leave it at 0"
+            )
         return StreamingLoader(ilsvrc2012.Pack.open(ilsvrc2012.Home(data.data_root(data_dir)).packed), device)
-    dataset = data.load(name, data_dir, device)
-    return InMemoryLoader(dataset.split_validation(val_size, seed=0) if val_size else dataset)
+    dataset = data.load(spec.data, data_dir, device)
+    return InMemoryLoader(
+        dataset.split_validation(spec.val_size, seed=0) if spec.val_size else dataset, Augmentation.parse(spec.augment)
+    )
 
 
 class InMemoryLoader:
-    """Loader from a data set that is whole on the device; every member sees the images in its own order.
+    """Load from a data set that is whole on the device; every member sees the images in its own order.
 
     >>> from hullo.lab import data
     >>> loader = InMemoryLoader(data.load("fashion-mnist-sample"))
@@ -74,30 +87,44 @@ class InMemoryLoader:
     is_complete = True
     topk: tuple[int, ...] = (1,)
 
-    def __init__(self, dataset: Dataset) -> None:
-        self.dataset = dataset
-        channels, side = dataset.train_images.shape[1:3]
+    def __init__(self, dataset: Dataset, augmentation: Augmentation = DEFAULT) -> None:
+        self.dataset, self.augmentation = dataset, augmentation
+        if not dataset.holds_images and augmentation != Augmentation():
+            raise ValueError(f"augment={augmentation}: {dataset.name} holds no images; write none")
+        channels, *sides = dataset.train_images.shape[1:]
+        side = sides[0] if dataset.holds_images and sides[0] == sides[1] else 0
         self.task = Task(channels, side, len(dataset.classes))
+        self.example = _scaled(dataset.train_images[:2].cpu())
         self.device = dataset.train_images.device
         self.count = len(dataset.train_labels)
         self.eval_sizes = {name: len(labels) for name, (_, labels) in dataset.eval_sets.items()}
 
     def batches(self, seeds: Tensor, epoch: int, size: int, start: int, world: World) -> Iterator[Batch]:
-        order = draw_order(seeds, epoch, self.count)
-        moves = draw_moves(seeds, epoch, order, self.dataset.train_images.shape[-2:])
-        for parts in zip(*(torch.split(plan, size, 1)[start:] for plan in (order, moves)), strict=True):
+        plans = [draw_order(seeds, epoch, self.count)]
+        if self.dataset.holds_images:
+            sides, options = self.dataset.train_images.shape[-2:], self.augmentation
+            plans.append(draw_moves(seeds, epoch, plans[0], sides, flip=options.flip, shift=options.shift))
+        for parts in zip(*(torch.split(plan, size, 1)[start:] for plan in plans), strict=True):
             whole = parts[0].shape[1]
             yield whole, tuple(part[:, world.shard(whole)] for part in parts)
 
-    def load_batch(self, *batch: Tensor) -> tuple[AugmentedImages, Tensor]:
-        order, moves = batch
-        return AugmentedImages(self.dataset.train_images, order, moves), self.dataset.train_labels[order]
+    def load_batch(self, *batch: Tensor) -> tuple[Tensor | AugmentedImages, Tensor]:
+        order, *moves = batch
+        samples, labels = self.dataset.train_images, self.dataset.train_labels[order]
+        return (AugmentedImages(samples, order, *moves) if moves else samples[order]), labels
 
     def eval_batches(self, name: str, world: World) -> Iterator[tuple[Tensor, Tensor]]:
         own = world.shard(self.eval_sizes[name])
         images, labels = (tensor[own] for tensor in self.dataset.eval_sets[name])
         for some, named in zip(torch.split(images, SHOWN), torch.split(labels, SHOWN), strict=True):
-            yield scale(some.contiguous(memory_format=torch.channels_last)), named
+            yield _scaled(some), named
+
+
+def _scaled(samples: Tensor) -> Tensor:
+    """Return images as numbers from 0 to 1, in memory with channels last; other samples as they are."""
+    if samples.dtype != torch.uint8:
+        return samples
+    return scale(samples.contiguous(memory_format=torch.channels_last))
 
 
 class StreamingLoader:
@@ -122,6 +149,7 @@ class StreamingLoader:
         self.train_labels, self.val_labels = (torch.searchsorted(classes, labels).to(device) for labels in released)
         self.task = Task(3, ilsvrc2012.CROP, len(classes))
         self.mean = pack.mean.to(device)
+        self.example = torch.zeros(2, 3, ilsvrc2012.CROP, ilsvrc2012.CROP)
 
     def batches(self, seeds: Tensor, epoch: int, size: int, start: int, world: World) -> Iterator[Batch]:
         if len(set(seeds.tolist())) > 1:

@@ -17,7 +17,7 @@ from hullo._signals import stop_request
 from hullo.lab.distributed import ALONE, World
 from hullo.lab.networks import check_size
 from hullo.lab.progress import Progress
-from hullo.lab.run.loaders import Loader
+from hullo.lab.run.loaders import Loader, loader_key
 from hullo.lab.run.queue import Population, RunQueue, does_not_fit, title
 from hullo.lab.run.recording import take_records
 from hullo.lab.run.tensorboard import TensorBoardLogger
@@ -39,7 +39,7 @@ class LocalRunner:
 
     Args:
         queue: the runs and their output directory, which all processes see.
-        feeds: the images they see, by the name of the data set and the number of held-out images.
+        loaders: the images they see, by :func:`hullo.lab.run.loaders.loader_key`.
         environment: the machine and the versions, as they are recorded.
         every: seconds between checkpoints.
         board: where epochs are shown as they end, if anywhere.
@@ -47,7 +47,7 @@ class LocalRunner:
     """
 
     queue: RunQueue
-    loaders: Mapping[tuple[str, int], Loader]
+    loaders: Mapping[tuple[str, int, str], Loader]
     environment: Environment
     every: float = 30.0
     board: TensorBoardLogger | None = None
@@ -55,7 +55,7 @@ class LocalRunner:
 
     def __post_init__(self) -> None:
         """Refuse images that are too small for a network, before anything is trained."""
-        for network, key in {(spec.network, (spec.data, spec.val_size)) for spec in self.queue.specs}:
+        for network, key in {(spec.network, loader_key(spec)) for spec in self.queue.specs}:
             check_size(network, self.loaders[key].task.image_size)
 
     def run(self, progress: Progress) -> list[Record]:
@@ -80,8 +80,11 @@ class LocalRunner:
     def train(self, population: Population, progress: Progress, stop: Event) -> list[Record]:
         """Train a population, from its checkpoint if there is one; its records, while the checkpoint still stands."""
         spec, checkpoints = population[0], self.queue.checkpoints
-        training = Training(population, self.loaders[spec.data, spec.val_size], self.world)
+        training = Training(population, self.loaders[loader_key(spec)], self.world)
         checkpoints.restore(training)
+        if training.epoch == training.step == 0 and (shorter := self.queue.finished.find_shorter(population)):
+            self.queue.finished.restore(training, shorter)
+            progress.note(f"{title(population)}: going on after epoch {training.epoch} of an earlier run")
         view = _View(training, progress)
         last = saved = time.monotonic()
         for _ in training.advance():
@@ -101,8 +104,9 @@ class LocalRunner:
         if self.world.is_main:
             checkpoints.save(training)  # so that a kill before there are records costs nothing
             if self.queue.weights:
+                self.queue.finished.save(training)
                 for member, own in zip(training.population, population, strict=True):
-                    save_weights(self.queue.output, own, training.loader.task, member)
+                    save_weights(self.queue.output, own, training.loader.task, member, training.loader.example)
         return take_records(training, self.environment)
 
     def _make(self, population: Population, progress: Progress, stop: Event) -> None:
@@ -162,7 +166,7 @@ class _View:
         if (steps := self._steps() - self.behind) and now > self.began:
             pace = steps / (now - self.began)
             left = round((spec.epochs * self.training.steps - self._steps()) / pace)
-            words += [f"{pace * spec.batch * members:,.0f} images/s", f"{timedelta(seconds=min(left, AGES))} left"]
+            words += [f"{pace * spec.batch_size * members:,.0f} images/s", f"{timedelta(seconds=min(left, AGES))} left"]
         return words
 
 

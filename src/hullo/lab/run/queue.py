@@ -25,11 +25,13 @@ class RunQueue:
         weights: whether the trained networks are saved, in the folder ``weights`` of the output directory.
 
     Example:
+        >>> from dataclasses import replace
         >>> from tempfile import TemporaryDirectory
-        >>> specs = [Spec("lenet5", "cifar10", "relu", seed=seed, batch=batch) for batch in (32, 64) for seed in (0, 1)]
+        >>> spec = Spec("lenet5", "cifar10", "relu")
+        >>> specs = [replace(spec, seed=seed, batch_size=size) for size in (32, 64) for seed in (0, 1)]
         >>> with TemporaryDirectory() as output:
         ...     for population in RunQueue(specs, Path(output)).populations():
-        ...         print([(spec.batch, spec.seed) for spec in population])
+        ...         print([(spec.batch_size, spec.seed) for spec in population])
         [(32, 0), (32, 1)]
         [(64, 0), (64, 1)]
     """
@@ -47,6 +49,11 @@ class RunQueue:
     @property
     def checkpoints(self) -> Checkpoints:
         return Checkpoints(self.output / "checkpoints")
+
+    @property
+    def finished(self) -> Checkpoints:
+        """Return the last states of populations whose weights are kept: longer runs go on from there."""
+        return Checkpoints(self.output / "finished")
 
     def populations(self, aside: Collection[Spec] = ()) -> list[Population]:
         """What is to be trained: populations that were begun, as they were, then what else can stand side by side.
@@ -101,4 +108,4 @@ def title(population: Population) -> str:
 
 
 def does_not_fit(population: Population) -> RunError:
-    return RunError(f"{population[0]} does not fit into memory; choose a smaller --batch")
+    return RunError(f"{population[0]} does not fit into memory; choose a smaller --batch-size")

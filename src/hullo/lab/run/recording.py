@@ -24,7 +24,15 @@ def take_records(training: Training, environment: Environment) -> list[Record]:
     for k, spec in enumerate(training.specs):
         row = ActivationSpec.parse(spec.activation)
         points = (training.start[k], *curves["coefficients"][:, k]) if row.learns else ()
-        over_time = [activations.split(k, point) for point in points]
+        names = [item.name for item in row.bases]
+        over_time = [
+            [
+                layer
+                for site, layer in zip(activations.sites, activations.split(k, point), strict=True)
+                if [item.name for item in site.activations[k].bases] == names
+            ]
+            for point in points
+        ]
         coefficients = [[_numbers(layer.mean(0)) for layer in point] for point in over_time]
         sound = curves["sound"][:, k].tolist()
         for epoch, point in enumerate(coefficients[1:]):  # weights may be finite where their mean is not

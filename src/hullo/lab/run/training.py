@@ -18,8 +18,10 @@ from torch import Tensor, nn
 from hullo.lab import networks
 from hullo.lab.distributed import ALONE, World
 from hullo.lab.run.loaders import Loader
+from hullo.lab.spec.recipes import parse_schedule
 from hullo.lab.spec.run_spec import Spec
-from hullo.population import SGD, AugmentedImages, Optimizer, Population, RMSprop, capture
+from hullo.population import SGD, Adam, AdamW, AugmentedImages, Optimizer, Population, RMSprop, capture
+from hullo.population.errors import LoweringError
 
 NEVER = 2**62
 
@@ -32,7 +34,7 @@ class Training:
     `val_accuracy` where images are held out; `sound`, whether all losses and weights are finite; and `coefficients`.
 
     Args:
-        specs: the members' specs; they may differ in activation, seed, learning rates and their decay.
+        specs: the members' specs; they may differ in activation, seed, learning rates and weight decay.
         feed: what they see, on the device where they train.
         world: the processes that train them together.
 
@@ -41,7 +43,7 @@ class Training:
         >>> from hullo.lab.run.loaders import InMemoryLoader
         >>> from hullo.lab.spec.run_spec import Spec
         >>> sample = InMemoryLoader(data.load("fashion-mnist-sample"))
-        >>> spec = Spec("lenet5", "fashion-mnist-sample", "affine(identity,relu)", epochs=1, batch=50)
+        >>> spec = Spec("lenet5", "fashion-mnist-sample", "affine(identity,relu)", epochs=1, batch_size=50)
         >>> training = Training([spec], sample)
         >>> steps = training.advance()
         >>> next(steps), next(steps)
@@ -55,10 +57,12 @@ class Training:
         if others := [spec for spec in specs if spec.population_key != first.population_key]:
             raise ValueError(f"a population shares all but activations, seeds, rates and decays: {first}; {others[0]}")
         self.specs, self.loader, self.world = tuple(specs), loader, world
-        sizes = asdict(loader.task)
+        sizes = asdict(loader.task) | {"example": loader.example}
         members = [networks.build(first.network, activation=s.activation, seed=s.seed, **sizes) for s in specs]
         self.population = Population(members, seeds=[spec.seed for spec in specs]).to(loader.device)
-        self.steps = -(-loader.count // first.batch)
+        if first.is_own_network:
+            self._try_network()
+        self.steps = -(-loader.count // first.batch_size)
         self.optimizer = _optimizer(self.population, specs, self.steps, world)
         self._forward: nn.Module = self.population
         if world.size > 1:
@@ -71,16 +75,34 @@ class Training:
         self.start = self.population.activations.coefficients.detach().cpu()
         self.curves: dict[str, Tensor] = {}
 
+    @torch.no_grad()
+    def _try_network(self) -> None:
+        """Refuse a user's network that cannot be called with these samples, or does not return logits."""
+        own, classes = networks.OWN[self.specs[0].network], self.loader.task.num_classes
+        example = self.loader.example.to(self.loader.device)
+        with own.explain():
+            self.population[0].eval()(example)
+        try:
+            logits = self.population.eval()(example, in_dims=None)
+        except LoweringError as error:
+            raise ValueError(str(error)) from error
+        if not isinstance(logits, Tensor) or logits.shape[1:] != (len(self.loader.example), classes):
+            found = f"shape {tuple(logits.shape[1:])}" if isinstance(logits, Tensor) else type(logits).__name__
+            raise ValueError(
+                f"{own.attribute} of {own.path.name} returned {found} for {len(self.loader.example)} samples; a number "
+                f"for each of {classes} classes is wanted, shape ({len(self.loader.example)}, {classes})"
+            )
+
     def advance(self) -> Iterator[None]:
         """Train to the last epoch; whenever this yields, after each step and each epoch, the state is whole."""
         spec = self.specs[0]
         learn: Callable[..., None] = self._take_step
-        if self.world.size == 1 and self.loader.count >= spec.batch:
+        if self.world.size == 1 and self.loader.count >= spec.batch_size:
             learn = capture(self._take_step, self)
         while self.epoch < spec.epochs:
             self.population.train()
             seeds = self.population.seeds
-            for whole, batch in self.loader.batches(seeds, self.epoch, spec.batch, self.step, self.world):
+            for whole, batch in self.loader.batches(seeds, self.epoch, spec.batch_size, self.step, self.world):
                 self._whole = whole
                 learn(*batch)
                 self.step += 1
@@ -106,7 +128,7 @@ class Training:
 
     def _losses(self, images: Tensor | AugmentedImages, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return each member's loss on each image, (K, B), and its logits."""
-        logits = self._forward(images, in_dims=None if isinstance(images, Tensor) else 0).float()
+        logits = self._forward(images, in_dims=0 if labels.dim() == 2 else None).float()
         losses = F.cross_entropy(logits.flatten(0, 1), labels.expand(logits.shape[:2]).flatten(), reduction="none")
         return losses.view(logits.shape[:2]), logits
 
@@ -201,39 +223,48 @@ def _check_alike(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None
 
 
 def _optimizer(population: Population, specs: Sequence[Spec], steps: int, world: World) -> Optimizer:
-    """Return the optimizer of the protocol: SGD for AlexNet, RMSprop for the others.
+    """Return the optimizer of the specs: members may differ in rates, weight decay and the number of the schedule.
 
-    SGD is PyTorch's, with the settings of Caffe: biases at twice the rate and without weight decay, like coefficients.
-    The rate of RMSprop falls as that of Keras 2 does.
+    RMSprop has the constants of Keras, SGD a momentum of 0.9. Weight decay is for weights alone.
     """
-    lr, scale, decay = (
+    lr, decay, scale = (
         torch.tensor([getattr(spec, name) for spec in specs], dtype=torch.float64, device=population.seeds.device)
-        for name in ("lr", "coefficient_lr_scale", "decay")
+        for name in ("lr", "weight_decay", "coefficient_lr_scale")
     )
-    raw = population.activations.raw
-    learned = [raw] if raw.requires_grad else []
-    groups: list[dict[str, Any]] = [{"params": learned, "lr": lr * scale, "weight_decay": 0.0}]
-    # DistributedDataParallel gathers the gradients of parameters, not of copies
-    copies = torch.bfloat16 if specs[0].precision == "bfloat16" and world.size == 1 else None
-    if specs[0].network == "alexnet":
-        every = torch.where(decay > 0, (steps / decay).round().clamp(1, NEVER), NEVER)
-        biases = [p for name, p in population.named_parameters() if name.endswith("bias")]
-        groups.append({"params": biases, "lr": 2 * lr, "weight_decay": 0.0})
-        return SGD(
-            population,
-            lr=lr,
-            momentum=0.9,
-            weight_decay=5e-4,
-            schedule=lambda updates: 0.1 ** (updates / every).floor(),
-            groups=groups,
-            copies=copies,
-        )
-    return RMSprop(
-        population,
-        lr=lr,
-        alpha=0.9,
-        eps=1e-7,
-        schedule=lambda updates: 1 / (1 + decay * updates),
-        groups=groups,
-        copies=copies,
-    )
+    raw, first = population.activations.raw, specs[0]
+    groups: list[dict[str, Any]] = []
+    if raw.requires_grad:
+        groups.append({"params": [raw], "lr": lr * scale, "weight_decay": 0.0})
+    parameters = {name: p for name, p in population.named_parameters() if p.requires_grad and p is not raw}
+    biases = [p for name, p in parameters.items() if name.endswith("bias")]
+    others = [p for name, p in parameters.items() if not name.endswith("bias") and p.dim() <= 2]  # (K, channels)
+    groups.append({"params": biases, "lr": first.recipe.bias_lr_scale * lr, "weight_decay": 0.0})
+    groups.append({"params": others, "weight_decay": 0.0})
+    options: dict[str, Any] = {
+        "lr": lr,
+        "weight_decay": decay,
+        "schedule": _schedule(specs, steps, population.seeds.device),
+        "groups": groups,
+        # DistributedDataParallel gathers the gradients of parameters, not of copies
+        "copies": torch.bfloat16 if first.precision == "bfloat16" and world.size == 1 else None,
+    }
+    if first.optimizer == "rmsprop":
+        return RMSprop(population, alpha=0.9, eps=1e-7, **options)
+    if first.optimizer == "sgd":
+        return SGD(population, momentum=0.9, **options)
+    return (Adam if first.optimizer == "adam" else AdamW)(population, **options)
+
+
+def _schedule(specs: Sequence[Spec], steps: int, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """Return the factor of the learning rates as a function of the number of updates; an epoch has so many steps."""
+    kind, _ = parse_schedule(specs[0].schedule)
+    numbers = [parse_schedule(spec.schedule)[1] for spec in specs]
+    values = torch.tensor(numbers, dtype=torch.float64, device=device)
+    if kind == "inverse":
+        return lambda updates: 1 / (1 + values * updates)
+    if kind == "step":
+        every = (steps * values).round().clamp(1, NEVER)
+        return lambda updates: 0.1 ** (updates / every).floor()
+    if kind == "cosine":
+        return lambda updates: (1 + torch.cos(math.pi * updates / (steps * specs[0].epochs))) / 2
+    return torch.ones_like

@@ -7,9 +7,10 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from torch import nn
+from torch import Tensor, nn
 
 from hullo.lab import networks
 from hullo.lab.files import atomic_write, check_regular
@@ -19,21 +20,28 @@ from hullo.lab.spec.run_spec import Spec
 FOLDER = "weights"
 
 
-def save_weights(output: Path, spec: Spec, task: Task, network: nn.Module) -> Path:
+def save_weights(output: Path, spec: Spec, task: Task, network: nn.Module, example: Tensor | None = None) -> Path:
     """Save a trained network under an output directory, as ``weights/ID.safetensors`` with the run's id."""
     path = output / FOLDER / f"{spec.id}.safetensors"
     path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
+    about = {"spec": str(spec), "task": json.dumps(asdict(task))}
+    if own := networks.OWN.get(spec.network):
+        about["source"] = f"{own.path}:{own.attribute}"
+    if example is not None:
+        about["example"] = json.dumps([str(example.dtype).removeprefix("torch."), *example.shape])
     with atomic_write(path) as file:
-        file.write(save(tensors, {"spec": str(spec), "task": json.dumps(asdict(task))}))
+        file.write(save(tensors, about))
     return path
 
 
-def load_network(path: str | os.PathLike[str]) -> nn.Module:
+def load_network(path: str | os.PathLike[str], network: str | None = None) -> nn.Module:
     """Load a trained network, a plain module in evaluation mode, ready for inference, folding and export.
 
     Args:
         path: a file that ``hullo train`` has left in the folder ``weights`` of its output directory.
+        network: where a network of your own is, as in ``my_network.py:Net``; by default where it was when it was
+            trained.
 
     Example:
         >>> from pathlib import Path
@@ -56,9 +64,21 @@ def load_network(path: str | os.PathLike[str]) -> nn.Module:
         raise ValueError(f"{path} holds no weights: {error}") from None
     try:
         spec, sizes = Spec.parse(about["spec"]), asdict(Task(**json.loads(about["task"])))
-        network = networks.build(spec.network, activation=spec.activation, **sizes)
-        network.load_state_dict(tensors)
+        if spec.is_own_network:
+            _find_own(spec.network, network or about["source"])
+        dtype, *shape = json.loads(about.get("example", '[""]'))
+        example = torch.zeros(shape, dtype=getattr(torch, dtype)) if dtype else None
+        made = networks.build(spec.network, activation=spec.activation, example=example, **sizes)
+        made.load_state_dict(tensors)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"{path} holds no network of the laboratory: {reason}") from None
-    return network.eval()
+    return made.eval()
+
+
+def _find_own(name: str, source: str) -> None:
+    """Make the network of a user known that a file of weights was made with."""
+    own = networks.OwnNetwork.open(source)
+    if own.name != name:
+        raise ValueError(f"it was trained with {name}, and {source} is {own.name}: the file has changed")
+    networks.register(own)

@@ -62,6 +62,8 @@ class ActivationSpec:
             raise TypeError(f"an activation is spelled in text, as in 'relu'; got {text!r} of {type(text).__name__}")
         if text.strip() == "prelu":
             return PRELU
+        if text.strip() == "own":
+            return cls("own", ())
         hull = re.fullmatch(rf"\s*({'|'.join(HULLS)})\s*\((.*)\)\s*", text)
         kind, inner = (hull[1], hull[2]) if hull else ("fixed", text)
         # commas between bases, not those between the parameters of one
@@ -76,6 +78,8 @@ class ActivationSpec:
             raise ValueError(f"{text!r} is no activation: {error}. An activation is {wanted}") from None
 
     def __str__(self) -> str:
+        if self.kind == "own":
+            return "own"
         if not self.learns:
             return self.bases[0].name
         if self == PRELU:
@@ -103,7 +107,7 @@ class ActivationSpec:
     @property
     def span(self) -> tuple[Base, ...]:
         """Return bases of which the activation is a combination: identity and relu for a fixed leaky_relu."""
-        if not self.learns and self.bases[0].name.startswith("leaky_relu"):
+        if self.kind == "fixed" and self.bases[0].name.startswith("leaky_relu"):
             return base("identity"), base("relu")
         return self.bases
 

@@ -12,7 +12,7 @@ from hullo.lab.files import check_regular
 from hullo.lab.spec.run_spec import Spec, identify
 from hullo.lab.spec.schema import List, Text, read_json
 
-VERSION = "4"
+VERSION = "5"
 REMEDY = "delete it to train its runs anew"
 
 

@@ -56,7 +56,7 @@ ROWS = tuple(_TABLE)
 def accuracy(row: str, column: Column) -> float | None:
     """Return the accuracy in percent that the paper reports, or None where it reports none.
 
-    >>> from hullo.lab import paper
+    >>> from hullo.lab.spec import paper
     >>> paper.accuracy("affine(identity,relu,tanh)", paper.Column("kerasnet", "cifar10"))
     87.45
     """

@@ -18,7 +18,7 @@ from hullo.lab.spec.environment import Environment
 from hullo.lab.spec.run_spec import Spec
 from hullo.lab.spec.schema import Exactly, List, Number, Object, Rule, Text, Whole, read_json, refuse
 
-VERSION = 2
+VERSION = 3
 LONGEST = 2**26
 """Bytes of the longest line that is read."""
 

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from hullo.lab.spec.activation import ActivationSpec
-from hullo.lab.spec.paper import COLUMNS, Column
+from hullo.lab.spec.paper import Column
+from hullo.lab.spec.recipes import (
+    AUGMENTATIONS,
+    OPTIMIZERS,
+    OWN_RECIPE,
+    PRECISIONS,
+    RECIPES,
+    STREAMED,
+    Augmentation,
+    Recipe,
+    parse_schedule,
+    spell_schedule,
+)
 from hullo.lab.spec.schema import LARGEST
 
-NETWORKS = tuple(dict.fromkeys(column.network for column in COLUMNS))
-"""Names alone: specs and records are read where no network is built and no data set is loaded."""
-STREAMED = "ilsvrc2012"
-"""The data set that does not fit into memory and is read as a stream."""
-DATASETS = ("fashion-mnist", "cifar10", "fashion-mnist-sample", STREAMED)
-ALEXNET = {"epochs": 90, "batch": 256, "lr": 0.01, "decay": 0.05}
-"""As in Caffe's solver, but for a part in a thousand: 450,000 updates with 256 images each of the whole ILSVRC-2012, a
-tenth of the learning rate after every 100,000."""
-PRECISIONS = ("float32", "bfloat16")
+OWN_NETWORK, OWN_DATA = re.compile(r"[\w.-]+:\w+@[0-9a-f]{8}"), re.compile(r"[\w.-]+@[0-9a-f]{8}")
+"""Networks and data sets that users bring: the name of the file or folder, and eight digits of a hash of it."""
 
 
 @dataclass(frozen=True)
@@ -27,31 +33,35 @@ class Spec:
     """One network trained once: what it is, what it sees, how it learns, and from which seed.
 
     Args:
-        network: "lenet5", "kerasnet", "resnet56" or "alexnet".
-        data: the name of a data set.
-        activation: a row such as ``relu`` or ``convex(identity,relu)``.
-        seed: where weights start, and the streams of orders, moves and dropouts.
-        epochs: how often all training pictures are seen.
-        batch: pictures a step; the last step of an epoch takes what is left, as in Keras.
+        network: a network of the laboratory, such as "lenet5", or one of a user, such as "my_network:Net@1f2e3d4c".
+        data: a data set of the laboratory, such as "cifar10", or one of a user, such as "images@1f2e3d4c".
+        activation: such as ``relu`` or ``convex(identity,relu)``; ``own`` leaves the activations of a user's network.
+        seed: of the initial weights, the order of samples, their augmentation and dropout.
+        epochs: how often all training samples are seen.
+        batch_size: samples per step; the last step of an epoch takes what is left, as in Keras.
+        optimizer: "rmsprop", "sgd" with momentum 0.9, "adam" or "adamw".
         lr: the learning rate.
-        decay: how fast it falls: to lr / (1 + decay * updates) with RMSprop, and to a tenth after every 1 / decay
-            epochs with AlexNet's SGD, however many images an epoch has.
+        schedule: how it falls: "constant", "cosine", "inverse:D" or "step:N"; see
+            :func:`hullo.lab.spec.recipes.parse_schedule`.
+        weight_decay: of weights; biases, normalization layers and coefficients have none.
         coefficient_lr_scale: the coefficients' learning rate is `lr` times this.
+        augment: how training images are augmented, as in "flip,shift:0.1", or "none"; by default as usual for the data.
         precision: "float32", or "bfloat16" for products in bfloat16 and everything else in float32.
-        val_size: how many training images are held out and evaluated beside the test images.
+        val_size: how many training samples are held out and evaluated beside the test samples.
 
     Example:
-        >>> from hullo.lab.spec.run_spec import Spec
+        >>> from hullo.lab.spec import Spec
         >>> spec = Spec("lenet5", "cifar10", "affine(tanh, identity)", seed=3, epochs=10)
         >>> spec.activation
         'affine(identity,tanh)'
         >>> print(spec)  # doctest: +NORMALIZE_WHITESPACE
-        lenet5/cifar10 affine(identity,tanh) seed=3 epochs=10 batch=32 lr=0.0001 decay=1e-06
-        coefficient_lr_scale=1.0 precision=float32 val_size=0
+        lenet5/cifar10 affine(identity,tanh) seed=3 epochs=10 batch_size=32 optimizer=rmsprop lr=0.0001
+        schedule=inverse:1e-06 weight_decay=0.0 coefficient_lr_scale=1.0 augment=flip,shift:0.1 precision=float32
+        val_size=0
         >>> Spec.parse(str(spec)) == spec
         True
-        >>> spec.id
-        '6431fa994f91'
+        >>> len(spec.id)
+        12
     """
 
     network: str
@@ -59,46 +69,73 @@ class Spec:
     activation: str
     seed: int = 0
     epochs: int = 50
-    batch: int = 32
+    batch_size: int = 32
+    optimizer: str = "rmsprop"
     lr: float = 1e-4
-    decay: float = 1e-6
+    schedule: str = "inverse:1e-06"
+    weight_decay: float = 0.0
     coefficient_lr_scale: float = 1.0
+    augment: str = ""
     precision: str = "float32"
     val_size: int = 0
 
     def __post_init__(self) -> None:
-        for name, value, known in (
-            ("network", self.network, NETWORKS),
-            ("data set", self.data, DATASETS),
-            ("precision", self.precision, PRECISIONS),
-        ):
-            if value not in tuple(known):
-                raise ValueError(f"unknown {name} {value!r}; there are {', '.join(known)}")
-        for name, least in (("seed", 0), ("epochs", 1), ("batch", 1), ("val_size", 0)):
+        self._check_names()
+        for name, least in (("seed", 0), ("epochs", 1), ("batch_size", 1), ("val_size", 0)):
             value = getattr(self, name)
             if type(value) is not int or not least <= value < 2**63:
                 raise ValueError(f"{name}={value!r}: give a whole number of at least {least} and below 2^63")
-        for name in ("lr", "decay", "coefficient_lr_scale"):
+        for name in ("lr", "weight_decay", "coefficient_lr_scale"):
             value = getattr(self, name)
             if type(value) not in (int, float) or not 0 <= value <= LARGEST:
                 raise ValueError(f"{name}={value!r}: give a number that is not negative")
             object.__setattr__(self, name, float(value))
-        object.__setattr__(self, "activation", str(ActivationSpec.parse(self.activation)))
+        augmentation = Augmentation.parse(self.augment or AUGMENTATIONS.get(self.data, "none"))
+        if augmentation.crop != (self.data == STREAMED) or (augmentation.crop and augmentation.shift):
+            usual = AUGMENTATIONS.get(self.data, "none, or flip,shift:0.1")
+            raise ValueError(f"augment={self.augment!r} is not possible with {self.data}; write {usual}")
+        activation = ActivationSpec.parse(self.activation)
+        if activation.kind == "own" and not self.is_own_network:
+            raise ValueError(f"activation='own' is for networks that you bring; {self.network} needs one, such as relu")
+        for name, text in (
+            ("schedule", spell_schedule(self.schedule)),
+            ("augment", str(augmentation)),
+            ("activation", str(activation)),
+        ):
+            object.__setattr__(self, name, text)
+
+    def _check_names(self) -> None:
+        known = tuple(RECIPES), tuple(AUGMENTATIONS)
+        for name, value, names, own, how in (
+            ("network", self.network, known[0], OWN_NETWORK, "one of your own as my_network.py:Net"),
+            ("data set", self.data, known[1], OWN_DATA, "a path to one of your own, as in ./images or ./arrays.npz"),
+        ):
+            if value not in names and not own.fullmatch(value):
+                raise ValueError(f"unknown {name} {value!r}; there are {', '.join(names)}, or give {how}")
+        for name, value, names in (
+            ("optimizer", self.optimizer, OPTIMIZERS),
+            ("precision", self.precision, PRECISIONS),
+        ):
+            if value not in names:
+                raise ValueError(f"unknown {name} {value!r}; there are {', '.join(names)}")
 
     @classmethod
     def default(cls, network: str, data: str, activation: str, **given: Any) -> Spec:
-        """The run as the paper's protocol has it for that network, but for what is given and is not None.
+        """Return a run by the network's recipe, but for what is given and is not None.
 
-        AlexNet's schedule is squeezed or stretched with the number of epochs.
+        The steps of AlexNet's schedule are squeezed or stretched with the number of epochs.
 
-        >>> Spec.default("alexnet", "ilsvrc2012", "relu", epochs=9).decay
-        0.5
+        >>> Spec.default("alexnet", "ilsvrc2012", "relu", epochs=9).schedule
+        'step:2'
         """
         values = {name: value for name, value in given.items() if value is not None}
-        if network == "alexnet":
-            epochs = values.setdefault("epochs", ALEXNET["epochs"])
-            values = ALEXNET | {"decay": round(ALEXNET["decay"] * ALEXNET["epochs"] / max(1, epochs), 12)} | values
-        return cls(network, data, activation, **values)
+        recipe = recipe_of(network)
+        kind, number = parse_schedule(recipe.schedule)
+        if kind == "step":
+            epochs = max(1, values.get("epochs", recipe.epochs))
+            values.setdefault("schedule", f"step:{number * epochs / recipe.epochs:.12g}")
+        usual = {name: value for name, value in asdict(recipe).items() if name != "bias_lr_scale"}
+        return cls(network, data, activation, **usual | values)
 
     def __str__(self) -> str:
         values = (f"{name}={getattr(self, name)}" for name in _NUMBERED)
@@ -106,7 +143,7 @@ class Spec:
 
     @classmethod
     def parse(cls, text: str) -> Spec:
-        """The spec of a spelling; what is left out has its default."""
+        """Return the spec of a spelling; what is left out has its default."""
         try:
             column, activation, *values = text.split()
             network, data = column.split("/")
@@ -119,7 +156,7 @@ class Spec:
 
     @property
     def id(self) -> str:
-        """Twelve characters that stand for the spec, the same on every machine."""
+        """Return twelve characters that stand for the spec, the same on every machine."""
         return identify([self])
 
     @property
@@ -127,19 +164,42 @@ class Spec:
         return Column(self.network, self.data)
 
     @property
-    def population_key(self) -> Spec:
-        """Return what the spec shares with all that can be trained beside it: not activation, seed, rates and decay.
+    def is_own_network(self) -> bool:
+        """Return whether the network is one that a user brought."""
+        return self.network not in RECIPES
 
-        Members that read one stream of images share its order, and so the seed.
+    @property
+    def recipe(self) -> Recipe:
+        return recipe_of(self.network)
+
+    @property
+    def population_key(self) -> Spec:
+        """Return what the spec shares with all that can be trained beside it.
+
+        Members may differ in activation, seed, learning rates, weight decay and the number of their schedule. Those
+        that read one stream of images share its order, and so the seed. A user's network with its own activations may
+        have another structure than the same with these replaced.
         """
-        seed = self.seed if self.data == STREAMED else 0
-        return replace(self, activation="relu", seed=seed, lr=0.0, decay=0.0, coefficient_lr_scale=0.0)
+        kind, number = parse_schedule(self.schedule)
+        return replace(
+            self,
+            activation="own" if self.activation == "own" else "relu",
+            seed=self.seed if self.data == STREAMED else 0,
+            lr=0.0,
+            weight_decay=0.0,
+            coefficient_lr_scale=0.0,
+            schedule=f"{kind}:1" if number else kind,
+        )
 
 
 _KINDS = {"int": int, "float": float, "str": str}
 _NUMBERED = {field.name: _KINDS[str(field.type)] for field in fields(Spec)[3:]}
 
 
+def recipe_of(network: str) -> Recipe:
+    return RECIPES.get(network, OWN_RECIPE)
+
+
 def identify(specs: Iterable[Spec]) -> str:
-    """Twelve characters that stand for several specs in their order."""
+    """Return twelve characters that stand for several specs in their order."""
     return hashlib.sha256("\n".join(map(str, specs)).encode()).hexdigest()[:12]

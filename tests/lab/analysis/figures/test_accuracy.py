@@ -141,10 +141,10 @@ def test_where_all_runs_diverged_a_cross_stands_in_place_of_the_dot() -> None:
 
 def test_settings_that_are_not_the_papers_are_said_beside_the_papers_values() -> None:
     default, unusual = run("relu"), run("relu")
-    unusual = replace(unusual, spec=replace(unusual.spec, batch=7))
+    unusual = replace(unusual, spec=replace(unusual.spec, batch_size=7))
     titles = [draw_final(experiment(record)).axes[0].get_title() for record in (default, unusual)]
-    assert "batch" not in titles[0]
-    assert "batch=7" in titles[1]
+    assert "batch_size" not in titles[0]
+    assert "batch_size=7" in titles[1]
 
 
 def test_the_reading_is_drawn_and_named() -> None:

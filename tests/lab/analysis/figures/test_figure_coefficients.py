@@ -49,8 +49,8 @@ def test_three_bases_are_paths_in_the_plane_seen_whole_and_close_up(layers: int)
     for panel, record in zip(panels, [runs[0]] * 2 + [runs[1]] * 2, strict=True):
         expected = project(np.array(record.coefficients))
         np.testing.assert_allclose(paths(panel), expected.swapaxes(0, 1), atol=1e-12)
-        np.testing.assert_allclose(marks(panel, init=True), expected[0], atol=1e-12)
-        np.testing.assert_allclose(marks(panel, init=False), expected[-1], atol=1e-12)
+        np.testing.assert_allclose(marks(panel, start=True), expected[0], atol=1e-12)
+        np.testing.assert_allclose(marks(panel, start=False), expected[-1], atol=1e-12)
         (left, right), (bottom, top) = panel.get_xlim(), panel.get_ylim()
         x, y = expected.reshape(-1, 2).T
         assert left < x.min() <= x.max() < right

@@ -101,7 +101,7 @@ def test_where_nothing_was_learned_a_line_says_so(tmp_path: Path) -> None:
 
 def test_figures_columns_epoch_and_seed_can_be_chosen(records: Path, tmp_path: Path) -> None:
     Records(records / "more" / "records.jsonl").add([learned("affine(identity,relu)", column=("kerasnet", "cifar10"))])
-    chosen = ("--columns", "kerasnet/cifar10", "--only", "activations", "--output")
+    chosen = ("--experiment", "kerasnet/cifar10", "--only", "activations", "--output")
     result = invoke(records, *chosen, tmp_path / "end")
     assert result.exit_code == 0, result.output
     assert result.stdout == f"{tmp_path / 'end'}/kerasnet-cifar10-activations.png, kerasnet-cifar10-activations.pdf\n"
@@ -110,7 +110,7 @@ def test_figures_columns_epoch_and_seed_can_be_chosen(records: Path, tmp_path: P
     assert (tmp_path / "begin" / picture).read_bytes() != (tmp_path / "end" / picture).read_bytes()
     seeds = [tmp_path / "first", tmp_path / "second"]
     for seed, folder in enumerate(seeds):
-        picked = ("--columns", "lenet5/cifar10", "--only", "activations", "--seed", seed, "--output", folder)
+        picked = ("--experiment", "lenet5/cifar10", "--only", "activations", "--seed", seed, "--output", folder)
         assert invoke(records, *picked).exit_code == 0
     first, second = ((folder / "lenet5-cifar10-activations.png").read_bytes() for folder in seeds)
     assert first != second
@@ -118,7 +118,7 @@ def test_figures_columns_epoch_and_seed_can_be_chosen(records: Path, tmp_path: P
 
 def test_rows_can_be_chosen_and_what_is_drawn_is_what_their_records_alone_give(records: Path, tmp_path: Path) -> None:
     some = ("--only", "accuracy", "--only", "activations", "--only", "coefficients", "--output")
-    rows = ("--rows", "affine(tanh, relu, identity)", "--rows", "relu")
+    rows = ("--activation", "affine(tanh, relu, identity)", "--activation", "relu")
     assert invoke(records, *rows, *some, tmp_path / "chosen").exit_code == 0
     Records(tmp_path / "few" / "records.jsonl").add([RUNS[0], RUNS[1], RUNS[3], RUNS[4]])
     assert invoke(tmp_path / "few", *some, tmp_path / "alone").exit_code == 0
@@ -130,7 +130,7 @@ def test_rows_can_be_chosen_and_what_is_drawn_is_what_their_records_alone_give(r
 
 def test_columns_without_the_chosen_rows_are_left_out(records: Path, tmp_path: Path) -> None:
     Records(records / "more" / "records.jsonl").add([run("tanh", column=("kerasnet", "cifar10"))])
-    arguments = ("--rows", "tanh", "--only", "accuracy", "--output", tmp_path / "out")
+    arguments = ("--activation", "tanh", "--only", "accuracy", "--output", tmp_path / "out")
     assert invoke(records, *arguments).exit_code == 0
     assert written(tmp_path / "out") == both("kerasnet-cifar10-accuracy-over-epochs", "kerasnet-cifar10-final-accuracy")
 
@@ -150,14 +150,14 @@ def test_settings_that_differ_are_in_the_names_of_files(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (("--only", "histogram"), "unknown figure 'histogram'; there are geometry, pipeline, activations"),
-        (("--columns", "lenet5"), "'lenet5' is no column"),
-        (("--columns", "resnet56/cifar10"), "there are no records of 'resnet56/cifar10'; there are lenet5/cifar10"),
+        (("--experiment", "lenet5"), "'lenet5' is no column"),
+        (("--experiment", "resnet56/cifar10"), "there are no records of 'resnet56/cifar10'; there are lenet5/cifar10"),
         (("--epoch", "3"), "there is no epoch 3: lenet5/cifar10 has epochs 1 to 2"),
         (
-            ("--rows", "relu", "--rows", "affine(relu,tanh)"),
+            ("--activation", "relu", "--activation", "affine(relu,tanh)"),
             "there are no records of 'affine(relu,tanh)'; there are relu, convex(identity,relu,tanh), affine(",
         ),
-        (("--rows", "convex(relu"), "'convex(relu' is no activation"),
+        (("--activation", "convex(relu"), "'convex(relu' is no activation"),
         (("--seed", "7"), "there is no run of seed 7; there are 0, 1"),
         (("missing",), "missing does not exist"),
     ],

@@ -128,11 +128,11 @@ def test_runs_hold_all_that_their_records_say(tmp_path: Path) -> None:
 
 
 def test_several_directories_make_one_document(tmp_path: Path) -> None:
-    longer = [replace(record, spec=replace(record.spec, batch=64)) for record in RUNS]
+    longer = [replace(record, spec=replace(record.spec, batch_size=64)) for record in RUNS]
     document = gather(
         [parametrization(tmp_path / "one", RUNS[:4]), parametrization(tmp_path / "two", RUNS[2:] + longer)]
     )
-    names = ["lenet5/fashion-mnist batch=32", "lenet5/fashion-mnist batch=64"]
+    names = ["lenet5/fashion-mnist batch_size=32", "lenet5/fashion-mnist batch_size=64"]
     assert [column["name"] for column in document["columns"]] == names
     assert [len(column["runs"]) for column in document["columns"]] == [len(RUNS), len(RUNS)]
 

@@ -81,12 +81,14 @@ def test_columns_with_other_rows_have_a_table_of_their_own(visit: Any, tmp_path:
 
 
 def test_a_remark_on_several_columns_is_made_once(visit: Any, tmp_path: Path) -> None:
-    alike = [replace(r, spec=replace(r.spec, batch=64)) for r in make_records(COLUMNS[:3], ["relu"], 1, 2)]
-    assert column(visit(write_report(tmp_path / "all", alike)), ".remarks li") == ["Non-default settings: batch=64."]
+    alike = [replace(r, spec=replace(r.spec, batch_size=64)) for r in make_records(COLUMNS[:3], ["relu"], 1, 2)]
+    assert column(visit(write_report(tmp_path / "all", alike)), ".remarks li") == [
+        "Non-default settings: batch_size=64."
+    ]
     other = [*alike[:2], *make_records(COLUMNS[2:3], ["relu"], 1, 2)]
     names = "lenet5/fashion-mnist, kerasnet/fashion-mnist"
     page = visit(write_report(tmp_path / "some", other))
-    assert column(page, ".remarks li") == [f"{names}: Non-default settings: batch=64."]
+    assert column(page, ".remarks li") == [f"{names}: Non-default settings: batch_size=64."]
 
 
 def test_a_cell_leads_to_its_runs_and_these_to_all_that_is_known(visit: Any, report: Path) -> None:

@@ -33,7 +33,7 @@ def home(tmp_path, pack):
 
 @pytest.fixture
 def loader(home):
-    return open_loader("ilsvrc2012", 0, home, CPU)
+    return open_loader(Spec.default("alexnet", "ilsvrc2012", "relu"), home, CPU)
 
 
 def test_a_batch_is_cropped_less_the_mean_and_named_as_it_was_packed(loader):
@@ -72,7 +72,7 @@ def test_evaluation_takes_the_middle_of_every_picture_once(loader):
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_images_come_in_the_type_that_the_first_convolution_computes_in(loader, precision):
-    spec = Spec.default("lenet5", "ilsvrc2012", "relu", epochs=1, batch=12, precision=precision)
+    spec = Spec.default("lenet5", "ilsvrc2012", "relu", epochs=1, batch_size=12, precision=precision)
     training = Training([spec], loader)
     seen, forward = [], training._forward
     training._forward = lambda images, **how: (seen.append(images), forward(images, **how))[1]
@@ -93,7 +93,7 @@ def test_members_of_several_seeds_cannot_share_a_stream(loader):
 
 def test_the_command_trains_records_both_accuracies_and_goes_on(home, tmp_path):
     train = ("train", "alexnet", "ilsvrc2012", "--activation", "affine(identity,relu)", "--data", home)
-    train = (*train, "--batch", 4, "--epochs", 1, "--device", "cpu", "--output", tmp_path / "runs", "--quiet")
+    train = (*train, "--batch-size", 4, "--epochs", 1, "--device", "cpu", "--output", tmp_path / "runs", "--quiet")
     result = invoke(*train)
     assert result.exit_code == 0, result.output
     (record,) = Records(tmp_path / "runs" / "records.jsonl").read()
@@ -109,7 +109,19 @@ def test_a_record_of_a_pack_that_lacks_pictures_says_how_many_there_were(tmp_pat
     source = lay_out(tmp_path / "source")
     next((source / "train").rglob("*.JPEG")).unlink()
     pack(source, tmp_path / "ilsvrc2012" / "packed", partial=True)
-    train = ("train", "alexnet", "ilsvrc2012", "--activation", "relu", "--data", tmp_path, "--batch", 12, "--epochs", 1)
+    train = (
+        "train",
+        "alexnet",
+        "ilsvrc2012",
+        "--activation",
+        "relu",
+        "--data",
+        tmp_path,
+        "--batch-size",
+        12,
+        "--epochs",
+        1,
+    )
     assert invoke(*train, "--device", "cpu", "--output", tmp_path / "runs", "--quiet").exit_code == 0
     (record,) = Records(tmp_path / "runs" / "records.jsonl").read()
     assert record.images == [11, 6]
@@ -121,7 +133,7 @@ def test_a_part_of_the_data_set_is_of_the_classes_of_its_training_pictures_in_th
     packed = pack(source, tmp_path / "ilsvrc2012" / "packed", partial=True)
     trained, tested = (packed.pictures(split).labels for split in ("train", "val"))
     assert (trained.unique().tolist(), tested.unique().tolist()) == ([0, 2], [0, 1, 2])  # as they were released
-    loader = open_loader("ilsvrc2012", 0, tmp_path, CPU)
+    loader = open_loader(Spec.default("alexnet", "ilsvrc2012", "relu"), tmp_path, CPU)
     assert (loader.task.num_classes, loader.eval_sizes) == (2, {"test": 4})
     (order,) = draw_order(torch.tensor([0]), 0, loader.count)
     shown = [batch[1] for _, batch in loader.batches(torch.tensor([0]), 0, 5, 0, ALONE)]
@@ -143,14 +155,14 @@ def test_a_part_whose_val_pictures_show_none_of_its_classes_is_refused(tmp_path,
             next((source / "val").rglob(f"*{number:08}.JPEG")).unlink()
     pack(source, tmp_path / "ilsvrc2012" / "packed", partial=True)
     with pytest.raises(DataError, match="no val picture shows a class of its training pictures; pack some that do"):
-        open_loader("ilsvrc2012", 0, tmp_path, CPU)
+        open_loader(Spec.default("alexnet", "ilsvrc2012", "relu"), tmp_path, CPU)
 
 
 def test_training_goes_on_from_any_step_to_the_bit(home):
-    spec = Spec.default("alexnet", "ilsvrc2012", "relu", epochs=1, batch=6)
+    spec = Spec.default("alexnet", "ilsvrc2012", "relu", epochs=1, batch_size=6)
 
     def open_training():
-        return Training([spec], open_loader("ilsvrc2012", 0, home, CPU))
+        return Training([spec], open_loader(Spec.default("alexnet", "ilsvrc2012", "relu"), home, CPU))
 
     whole, first, second = open_training(), open_training(), open_training()
     for _ in whole.advance():

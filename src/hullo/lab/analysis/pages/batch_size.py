@@ -18,7 +18,9 @@ def batches_tables(experiments: Sequence[Experiment]) -> str:
     Runs of the same activation and seed are compared after as many epochs, and after as many updates.
     """
     default = [
-        e for e in experiments if e.setting.batch == Spec.default(e.setting.network, e.setting.data, "relu").batch
+        e
+        for e in experiments
+        if e.setting.batch_size == Spec.default(e.setting.network, e.setting.data, "relu").batch_size
     ]
     pairs = ((one, other) for other in experiments for one in default if _comparable(one.setting, other.setting))
     return "\n\n".join(_table(one, other) for one, other in pairs)
@@ -26,14 +28,14 @@ def batches_tables(experiments: Sequence[Experiment]) -> str:
 
 def _comparable(default: Spec, other: Spec) -> bool:
     """Return whether they differ in their batches alone; the usual one may have been trained longer."""
-    alike = replace(default, batch=other.batch, epochs=other.epochs) == other
-    return alike and default.batch != other.batch and default.epochs >= other.epochs
+    alike = replace(default, batch_size=other.batch_size, epochs=other.epochs) == other
+    return alike and default.batch_size != other.batch_size and default.epochs >= other.epochs
 
 
 def _table(default: Experiment, other: Experiment) -> str:
     default, other = (replace(experiment, reading=LAST) for experiment in (default, other))
-    batch, seen = other.setting.batch, other.epoch
-    epochs = {"epochs": seen, "updates": max(1, round(seen * default.setting.batch / batch))}
+    batch, seen = other.setting.batch_size, other.epoch
+    epochs = {"epochs": seen, "updates": max(1, round(seen * default.setting.batch_size / batch))}
     stages = {alike: replace(default, epoch=e) for alike, e in epochs.items() if e <= default.setting.epochs}
     lines = []
     for row, reached in other.accuracies.items():
@@ -45,6 +47,6 @@ def _table(default: Experiment, other: Experiment) -> str:
             lines.append([*line, str(len(seeds))])
     heads = ["activation", f"batch {batch}, epoch {seen}"]
     for alike, stage in stages.items():
-        heads += [f"batch {default.setting.batch}, epoch {stage.epoch}", f"difference after as many {alike}"]
+        heads += [f"batch {default.setting.batch_size}, epoch {stage.epoch}", f"difference after as many {alike}"]
     title = f"### {escape(str(default.setting.column))}: {other.images} accuracy with batches of {batch}, in %"
     return f"{title}\n\n{grid([*heads, 'seeds'], lines)}"

@@ -27,7 +27,7 @@ class Pace:
     column: Column
     device: str
     precision: str
-    batch: int
+    batch_size: int
     epochs: int
     members: int
     populations: int
@@ -46,7 +46,7 @@ def paces(records: Iterable[Record]) -> list[Pace]:
     recorded = Counter((r.spec.population_key, r.environment.device, r.members, r.seconds) for r in records)
     alike: dict[tuple[Column, str, str, int, int, int], list[float]] = {}
     for (spec, device, members, seconds), count in recorded.items():
-        key = spec.column, device, spec.precision, spec.batch, spec.epochs, members
+        key = spec.column, device, spec.precision, spec.batch_size, spec.epochs, members
         # more records than members: as many populations happen to have taken the same time, to the millisecond
         alike.setdefault(key, []).extend([seconds] * math.ceil(count / members))
     return sorted(
@@ -66,11 +66,11 @@ def speed_table(records: Iterable[Record], plain: Mapping[tuple[Column, int], fl
     head = ("column", "epochs", "networks side by side", "populations", "device time", "network-epochs a second")
     lines = []
     for pace in paces(records):
-        alone = 1 / plain[pace.column, pace.batch] if (pace.column, pace.batch) in plain else math.nan
+        alone = 1 / plain[pace.column, pace.batch_size] if (pace.column, pace.batch_size) in plain else math.nan
         speeds = (pace.network_epochs_a_second, alone, pace.network_epochs_a_second / alone)
         lines.append(
             [
-                f"{escape(str(pace.column))}<br>{escape(f'{pace.device}, {pace.precision}, batch {pace.batch}')}",
+                f"{escape(str(pace.column))}<br>{escape(f'{pace.device}, {pace.precision}, batch {pace.batch_size}')}",
                 *map(str, (pace.epochs, pace.members, pace.populations)),
                 str(timedelta(seconds=round(pace.seconds))),
                 *("" if math.isnan(speed) else f"{speed:.3g}" for speed in speeds),

@@ -1,0 +1,189 @@
+"""Data sets that users bring: folders of images, or arrays in a file."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from hullo.lab.data.dataset import Dataset
+from hullo.lab.data.release import DataError
+
+WANTED = (
+    "a data set is a folder with train/CLASS/* and val/CLASS/* images, or a file .npz or .safetensors with the arrays "
+    "x_train, y_train, x_test and y_test"
+)
+ARRAYS = ("x_train", "y_train", "x_test", "y_test")
+
+
+def open_data(path: str | Path, image_size: int | None = None) -> Dataset:
+    """Load a data set of a user, named after its path and its content.
+
+    A folder holds ``train/CLASS/*`` and ``val/CLASS/*``, or ``test`` in place of ``val``. A file, ``.npz`` or
+    ``.safetensors``, holds the arrays ``x_train``, ``y_train``, ``x_test`` and ``y_test``: images as uint8 of shape
+    (count, channels, height, width), (count, height, width, channels) or (count, height, width), or any other numbers
+    of shape (count, ...); labels are whole numbers from 0 on.
+
+    Args:
+        path: the folder or the file.
+        image_size: resize the shorter side of every image in a folder to so many pixels, and crop the middle.
+
+    Example:
+        >>> import numpy as np
+        >>> from tempfile import TemporaryDirectory
+        >>> x, y = np.zeros((6, 4), np.float32), np.arange(6) % 3
+        >>> with TemporaryDirectory() as folder:
+        ...     np.savez(f"{folder}/points.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+        ...     dataset = open_data(f"{folder}/points.npz")
+        >>> dataset.name, dataset.train_images.shape, len(dataset.classes)
+        ('points@2f23e7d9', torch.Size([6, 4]), 3)
+    """
+    path = Path(path)
+    if path.is_dir():
+        parts, classes = _read_folder(path, image_size)
+    elif image_size is not None:
+        raise ValueError(f"--image-size {image_size} is for folders of images, and {path} is none")
+    elif path.is_file() and path.suffix in (".npz", ".safetensors"):
+        parts, classes = _read_arrays(path)
+    else:
+        raise DataError(f"{path} is no data set{'' if path.exists() else ': it does not exist'}; {WANTED}")
+    digest = hashlib.sha256("\n".join(classes).encode())
+    for part in parts:
+        digest.update(f"{part.dtype} {tuple(part.shape)}".encode())
+        digest.update(part.contiguous().numpy().data)
+    whole = path.resolve()
+    stem = re.sub(r"[^\w.-]", "_", whole.stem if path.is_file() else whole.name)
+    return Dataset(f"{stem or 'data'}@{digest.hexdigest()[:8]}", classes, *parts)
+
+
+def _read_folder(folder: Path, image_size: int | None) -> tuple[list[Tensor], tuple[str, ...]]:
+    """Read images and labels of a folder for training and evaluation."""
+    if image_size is not None and image_size < 1:
+        raise ValueError(f"--image-size {image_size}: give a whole number of at least 1")
+    evaluation = next((name for name in ("val", "test") if (folder / name).is_dir()), None)
+    if not (folder / "train").is_dir() or evaluation is None:
+        raise DataError(f"{folder} has no folder {'val' if evaluation is None else 'train'}; {WANTED}")
+    classes = tuple(sorted(child.name for child in (folder / "train").iterdir() if child.is_dir()))
+    files = {split: _list_images(folder / split, classes) for split in ("train", evaluation)}
+    sizes: dict[tuple[int, int], Path] = {}
+    colours = False
+    for path, _ in (item for items in files.values() for item in items):
+        with _open_image(path) as image:
+            sizes.setdefault(image.size, path)
+            colours = colours or image.mode not in ("L", "1", "I;16")
+    if image_size is None and len(sizes) > 1:
+        (one, first), (two, second) = list(sizes.items())[:2]
+        raise DataError(
+            f"images differ in size: {first} has {one[0]}x{one[1]} pixels, {second} {two[0]}x{two[1]}; give a size, as "
+            "in --image-size 64"
+        )
+    parts = []
+    for items in files.values():
+        images = [_decode(path, "RGB" if colours else "L", image_size) for path, _ in items]
+        parts += [torch.stack(images), torch.tensor([label for _, label in items])]
+    return parts, classes
+
+
+def _list_images(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
+    """List the images of each class in a folder, with the number of the class."""
+    known, found = Image.registered_extensions(), []
+    for child in sorted(folder.iterdir()):
+        if child.name.startswith(".") or not child.is_dir():
+            continue
+        if child.name not in classes:
+            raise DataError(f"{child}: there is no class {child.name!r} among the training images: {_few(classes)}")
+        for path in sorted(child.rglob("*")):
+            if path.is_dir() or path.name.startswith("."):
+                continue
+            if path.suffix.lower() not in known:
+                raise DataError(f"{path} is no image: its ending is {path.suffix!r}; take it away, or rename it")
+            found.append((path, classes.index(child.name)))
+    if not found:
+        raise DataError(f"{folder} holds no images; {WANTED}")
+    return found
+
+
+def _open_image(path: Path) -> Image.Image:
+    try:
+        return Image.open(path)
+    except (UnidentifiedImageError, OSError) as error:
+        raise DataError(f"{path} cannot be read as an image: {error}") from None
+
+
+def _decode(path: Path, mode: str, size: int | None) -> Tensor:
+    """Return an image as bytes, (channels, height, width)."""
+    with _open_image(path) as image:
+        try:
+            pixels = image.convert(mode)
+        except (OSError, SyntaxError, ValueError) as error:
+            raise DataError(f"{path} cannot be read as an image: {error}") from None
+    if size is not None:
+        scale = size / min(pixels.size)
+        width, height = (max(size, round(side * scale)) for side in pixels.size)
+        left, top = (width - size) // 2, (height - size) // 2
+        pixels = pixels.resize((width, height), Image.Resampling.BILINEAR).crop((left, top, left + size, top + size))
+    array = np.array(pixels)
+    return torch.from_numpy(array[None] if mode == "L" else np.ascontiguousarray(array.transpose(2, 0, 1)))
+
+
+def _read_arrays(path: Path) -> tuple[list[Tensor], tuple[str, ...]]:
+    """Read the four arrays of a file."""
+    try:
+        arrays: Mapping[str, Any] = load_file(path) if path.suffix == ".safetensors" else _load_npz(path)
+    except (OSError, ValueError, SafetensorError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+    if missing := [name for name in ARRAYS if name not in arrays]:
+        raise DataError(f"{path} has no array {missing[0]}, but {_few(sorted(arrays)) or 'none'}; {WANTED}")
+    parts = []
+    for split in ("train", "test"):
+        samples, labels = (torch.as_tensor(arrays[f"{name}_{split}"]) for name in "xy")
+        labels = labels.flatten() if labels.shape[1:] == (1,) else labels
+        if labels.is_floating_point() or labels.is_complex() or labels.dim() != 1 or len(labels) != len(samples):
+            raise DataError(
+                f"{path}: y_{split} must hold a whole number per sample, of shape ({len(samples)},); got "
+                f"{labels.dtype} of shape {tuple(labels.shape)}; for other targets, write a loop with hullo.population"
+            )
+        parts += [_as_samples(samples, f"{path}: x_{split}"), labels.long()]
+    if parts[0].shape[1:] != parts[2].shape[1:] or parts[0].dtype != parts[2].dtype:
+        kinds = [f"{part.dtype} of shape {tuple(part.shape)}" for part in (parts[0], parts[2])]
+        raise DataError(f"{path}: x_train and x_test differ: {kinds[0]} and {kinds[1]}")
+    if not parts[1].numel() or (least := int(parts[1].min())) < 0:
+        raise DataError(f"{path}: y_train must hold labels from 0 on; got {'none' if not parts[1].numel() else least}")
+    return parts, tuple(map(str, range(int(parts[1].max()) + 1)))
+
+
+def _load_npz(path: Path) -> dict[str, Any]:
+    with np.load(path, allow_pickle=False) as file:
+        return {name: file[name] for name in file.files}
+
+
+def _as_samples(samples: Tensor, name: str) -> Tensor:
+    """Return images as bytes of shape (count, channels, height, width), features as float32, tokens as int64."""
+    if samples.dim() < 2 or samples.is_complex():
+        raise DataError(f"{name} must have the shape (count, ...); got {samples.dtype} of shape {tuple(samples.shape)}")
+    if samples.dtype == torch.uint8:
+        if samples.dim() == 3:
+            return samples.unsqueeze(1)
+        if samples.dim() == 4 and samples.shape[1] > 4 and samples.shape[-1] <= 4:
+            return samples.permute(0, 3, 1, 2).contiguous()
+        return samples if samples.dim() == 4 else samples.float()
+    if not samples.is_floating_point():
+        return samples.long()
+    if not bool(samples.isfinite().all()):
+        raise DataError(f"{name} holds numbers that are not finite; take these samples away, or fill them in")
+    return samples.float()
+
+
+def _few(names: Iterable[str]) -> str:
+    listed = list(names)
+    return ", ".join(listed[:8]) + (", ..." if len(listed) > 8 else "")

@@ -1,0 +1,166 @@
+"""Networks that users bring, in a file of their own."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hullo.lab.spec.activation import HULLS, ActivationSpec
+from hullo.modules import Hull, LinearHull
+from hullo.surgery import replace_activations
+
+SIZES = ("in_channels", "image_size", "num_classes")
+
+
+@dataclass(frozen=True)
+class OwnNetwork:
+    """A class, or a function, that makes a network, in a file of a user.
+
+    It is called with those of `activation`, `in_channels`, `image_size` and `num_classes` that it has arguments for.
+    `activation` makes an activation, given its number of channels. A network that does not take it is made with its own
+    activations, which are then replaced.
+
+    Args:
+        path: the file.
+        attribute: the name of the class or function in it.
+        name: what specs call it: file, attribute and eight digits of a hash of the file.
+    """
+
+    path: Path
+    attribute: str
+    name: str
+
+    @classmethod
+    def open(cls, text: str) -> OwnNetwork:
+        """Find the network of a spelling such as ``my_network.py:Net``."""
+        file, _, attribute = text.rpartition(":")
+        path = Path(file)
+        if not path.is_file():
+            raise ValueError(f"{file!r} is no file; name a network of your own as my_network.py:Net")
+        stem = re.sub(r"[^\w.-]", "_", path.stem)
+        name = f"{stem}:{attribute}@{hashlib.sha256(path.read_bytes()).hexdigest()[:8]}"
+        found = cls(path.absolute(), attribute, name)
+        found.factory()
+        return found
+
+    def factory(self) -> Callable[..., nn.Module]:
+        """Return the class or function, from the file as it was when it was opened."""
+        module = self._module()
+        made = getattr(module, self.attribute, None)
+        if not callable(made):
+            own = [name for name, item in vars(module).items() if _is_network(item, module)]
+            there = f"; there are {', '.join(own)}" if own else ""
+            raise ValueError(f"{self.path.name} has no class or function {self.attribute!r}{there}")
+        found: Callable[..., nn.Module] = made
+        return found
+
+    def build(self, activation: ActivationSpec, example: Tensor, seed: int, sizes: Mapping[str, int]) -> nn.Module:
+        """Make the network from a seed, with its activations replaced unless they are its own.
+
+        Args:
+            activation: what the activations are.
+            example: a batch of samples.
+            seed: of the initial weights; the global generator stays as it is.
+            sizes: `in_channels`, `image_size` and `num_classes`.
+        """
+        factory = self.factory()
+        with self.explain(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            given = self._arguments(factory, activation, sizes)
+            network = factory(**given)
+        if not isinstance(network, nn.Module):
+            raise ValueError(f"{self.attribute} of {self.path.name} made {type(network).__name__}, and no nn.Module")
+        if activation.kind != "own" and "activation" not in given:
+            _replace(network, activation, example, self)
+        return network
+
+    def _arguments(
+        self, factory: Callable[..., nn.Module], activation: ActivationSpec, sizes: Mapping[str, int]
+    ) -> dict[str, Any]:
+        parameters = inspect.signature(factory).parameters.values()
+        named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+        given: dict[str, Any] = {name: size for name, size in sizes.items() if name in named}
+        if "activation" in named:
+            if activation.kind == "own":
+                raise ValueError(f"{self.attribute} takes its activation; name one, as in --activation relu")
+            given["activation"] = activation.module
+        needed = [p.name for p in parameters if p.default is p.empty and p.name in named and p.name not in given]
+        if needed:
+            raise ValueError(
+                f"{self.attribute} of {self.path.name} needs {', '.join(needed)}; it is called with activation, "
+                f"{', '.join(SIZES)} at most: give the others a default"
+            )
+        return given
+
+    def _module(self) -> ModuleType:
+        """Import the file once per process and content."""
+        own = "hullo_own_" + re.sub(r"\W", "_", self.name)
+        if own in sys.modules:
+            return sys.modules[own]
+        spec = importlib.util.spec_from_file_location(own, self.path)
+        if spec is None or spec.loader is None:
+            raise ValueError(f"{self.path} is no Python file; name one that ends in .py")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[own] = module  # so that classes find their module, as pickling does
+        sys.path.insert(0, str(self.path.parent))  # so that it may import what lies beside it
+        try:
+            with self.explain():
+                spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[own]
+            raise
+        finally:
+            sys.path.remove(str(self.path.parent))
+        return module
+
+    @contextmanager
+    def explain(self) -> Iterator[None]:
+        """Turn an error in the user's file into a ValueError that names its line."""
+        try:
+            yield
+        except SyntaxError as error:
+            raise ValueError(f"{self.path}, line {error.lineno}: {error.msg}") from error
+        except Exception as error:
+            lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(self.path)]
+            if not lines or str(self.path) in str(error):
+                raise
+            raise ValueError(f"{self.path}, line {lines[-1]}: {type(error).__name__}: {error}") from error
+
+
+def _is_network(item: object, module: ModuleType) -> bool:
+    return isinstance(item, type) and issubclass(item, nn.Module) and item.__module__ == module.__name__
+
+
+def _replace(network: nn.Module, activation: ActivationSpec, example: Tensor, own: OwnNetwork) -> None:
+    """Put an activation in place of every one that the network has."""
+    per_channel = activation.per == "channel"
+    try:
+        with own.explain():
+            replace_activations(
+                network,
+                hull=HULLS[activation.kind] if activation.learns else LinearHull,
+                bases=list(activation.bases),
+                init=activation.initial_coefficients,
+                parametrization=activation.parametrization if activation.learns else None,
+                groups="channels" if per_channel else 1,
+                example_inputs=example if per_channel else None,
+            )
+    except ValueError as error:
+        raise ValueError(f"cannot put {activation} into {own.attribute} of {own.path.name}: {error}") from error
+    if not activation.learns:
+        for module in network.modules():
+            if isinstance(module, Hull):
+                module.requires_grad_(False)

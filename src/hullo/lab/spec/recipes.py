@@ -1,0 +1,132 @@
+"""How networks are trained unless a user says otherwise, and the spellings of schedules and augmentation.
+
+These are names and numbers alone: specs and records are read where no network is built and no data set is loaded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+OPTIMIZERS = ("rmsprop", "sgd", "adam", "adamw")
+PRECISIONS = ("float32", "bfloat16")
+SCHEDULES = ("constant", "cosine", "inverse", "step")
+STREAMED = "ilsvrc2012"
+"""The data set that does not fit into memory and is read as a stream."""
+AUGMENTATIONS = dict.fromkeys(("fashion-mnist", "cifar10", "fashion-mnist-sample"), "flip,shift:0.1") | {
+    STREAMED: "flip,crop"
+}
+"""The data sets of the laboratory, and how their training images are augmented."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Describe how a network is trained by default.
+
+    Args:
+        epochs: how often all training samples are seen.
+        batch_size: samples per step.
+        optimizer: one of `OPTIMIZERS`.
+        lr: the learning rate.
+        schedule: how the learning rate falls; see :func:`parse_schedule`.
+        weight_decay: of weights; biases, normalization layers and coefficients have none.
+        bias_lr_scale: the learning rate of biases as a multiple of `lr`.
+    """
+
+    epochs: int = 50
+    batch_size: int = 32
+    optimizer: str = "rmsprop"
+    lr: float = 1e-4
+    schedule: str = "inverse:1e-06"
+    weight_decay: float = 0.0
+    bias_lr_scale: float = 1.0
+
+
+RECIPES = {
+    "lenet5": Recipe(),
+    "kerasnet": Recipe(),
+    "resnet56": Recipe(),
+    # as in the example of Keras: l2(1e-4) adds 1e-4 * |w|^2 to the loss, 2e-4 * w to the gradient
+    "resnet56_he": Recipe(weight_decay=2e-4),
+    # as in the solver of Caffe, but for a part in a thousand: 450,000 updates with 256 images of the whole ILSVRC-2012,
+    # a tenth of the learning rate after every 100,000
+    "alexnet": Recipe(90, 256, "sgd", lr=0.01, schedule="step:20", weight_decay=5e-4, bias_lr_scale=2.0),
+}
+"""The recipes of the laboratory's networks."""
+OWN_RECIPE = Recipe(epochs=20, batch_size=64, optimizer="adam", lr=1e-3, schedule="constant")
+"""The recipe of a network that a user brings."""
+
+
+def parse_schedule(text: str) -> tuple[str, float]:
+    """Return the kind of a schedule and its number.
+
+    ``constant`` keeps the learning rate. ``cosine`` takes it to 0 at the last update. ``inverse:D`` divides it by
+    1 + D * updates, as Keras 2 does. ``step:N`` divides it by 10 after every N epochs.
+
+    >>> parse_schedule("inverse:1e-6"), parse_schedule("cosine")
+    (('inverse', 1e-06), ('cosine', 0.0))
+    """
+    kind, colon, number = text.partition(":")
+    try:
+        value = float(number) if colon else 0.0
+        if kind not in SCHEDULES or bool(colon) != (kind in ("inverse", "step")) or (colon and not 0 < value < 1e300):
+            raise ValueError
+    except ValueError:
+        raise ValueError(
+            f"schedule={text!r}: write constant, cosine, inverse:D with a positive number D, or step:N with a number N "
+            "of epochs"
+        ) from None
+    return kind, value
+
+
+def spell_schedule(text: str) -> str:
+    """Return the one spelling of a schedule."""
+    kind, value = parse_schedule(text)
+    return f"{kind}:{value:.12g}" if value else kind
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Say how training images are augmented.
+
+    Args:
+        flip: flip every second image from left to right, at random.
+        shift: shift images by up to this part of each side, at random.
+        crop: cut a random window out of each image.
+    """
+
+    flip: bool = False
+    shift: float = 0.0
+    crop: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Augmentation:
+        """Read a spelling.
+
+        >>> Augmentation.parse("shift:0.10,flip")
+        Augmentation(flip=True, shift=0.1, crop=False)
+        >>> str(Augmentation.parse("none"))
+        'none'
+        """
+        found = cls()
+        try:
+            for part in () if text == "none" else text.split(","):
+                name, colon, number = part.partition(":")
+                if name == "shift":
+                    value: float | bool = float(number)
+                    if not 0 < value < 1:
+                        raise ValueError
+                elif name in ("flip", "crop") and not colon:
+                    value = True
+                else:
+                    raise ValueError
+                found = cls(**vars(found) | {name: value})
+        except ValueError:
+            raise ValueError(
+                f"augment={text!r}: write none, or flip and shift:F with a part F of each side between 0 and 1, as in "
+                "flip,shift:0.1"
+            ) from None
+        return found
+
+    def __str__(self) -> str:
+        shift = [f"shift:{self.shift:g}"] if self.shift else []
+        return ",".join(["flip"] * self.flip + shift + ["crop"] * self.crop) or "none"
