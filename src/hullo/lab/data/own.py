@@ -163,7 +163,7 @@ def _read_arrays(path: Path) -> tuple[list[Tensor], tuple[str, ...]]:
 
 
 def _load_npz(path: Path) -> dict[str, Any]:
-    with np.load(path, allow_pickle=False) as file:
+    with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
         return {name: file[name] for name in file.files}
 
 

@@ -1,0 +1,385 @@
+"""Networks and data sets that users bring: trained by the command, extended, loaded; what is wrong is said."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from typer.testing import CliRunner, Result
+
+import hullo
+from hullo.lab import load_network
+from hullo.lab.cli import app
+from hullo.lab.data import DataError, open_data
+from hullo.lab.spec.records import Records
+
+NETWORK = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from beside import WIDTH
+
+
+class Modules(nn.Module):
+    def __init__(self, num_classes, in_channels=1):
+        super().__init__()
+        self.conv, self.norm, self.act = nn.Conv2d(in_channels, WIDTH, 3), nn.BatchNorm2d(WIDTH), nn.GELU()
+        self.head = nn.Linear(WIDTH, num_classes)
+
+    def forward(self, x):
+        return self.head(self.act(self.norm(self.conv(x))).mean((2, 3)))
+
+
+class Functional(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.one, self.two = nn.LazyLinear(WIDTH), nn.Linear(WIDTH, num_classes)
+
+    def forward(self, x):
+        return self.two(F.relu(self.one(x.flatten(1))))
+
+
+class Mlp(nn.Module):
+    def __init__(self, in_channels, num_classes):
+        super().__init__()
+        self.one, self.two = nn.Linear(in_channels, WIDTH), nn.Linear(WIDTH, num_classes)
+
+    def forward(self, x):
+        return self.two(F.relu(self.one(x)))
+
+
+class Tokens(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.table, self.head = nn.Embedding(16, WIDTH), nn.Linear(WIDTH, num_classes)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.table(x)).mean(1))
+
+
+def given(activation, num_classes):
+    return nn.Sequential(nn.Conv2d(1, 4, 3), activation(4), nn.Flatten(), nn.Linear(4 * 36, num_classes))
+
+
+class Needy(nn.Module):
+    def __init__(self, width, num_classes):
+        super().__init__()
+
+
+class Shape(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.head(x.flatten(1))
+
+
+class Branch(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.head = nn.Linear(64, num_classes)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        if x.sum() > 0:
+            x = -x
+        return self.head(x)
+
+
+class Wide(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.head = nn.Linear(64, num_classes + 1)
+
+    def forward(self, x):
+        return self.head(x.flatten(1))
+
+
+number = 3
+"""
+SETTINGS = ("--device", "cpu", "--quiet")
+
+
+def line_of(text: str) -> int:
+    return next(number for number, line in enumerate(NETWORK.splitlines(), 1) if text in line)
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make a file with networks, and data sets of images, features and tokens."""
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(NETWORK.replace("nn.LazyLinear(WIDTH)", "nn.Linear(64, WIDTH)"))
+    Path("beside.py").write_text("WIDTH = 6\n")
+    draw = np.random.default_rng(0)
+    labels = np.arange(24) % 3
+    for name, x in {
+        "images": draw.integers(0, 256, (24, 8, 8), dtype=np.uint8),
+        "features": draw.normal(size=(24, 5)),
+        "tokens": draw.integers(0, 16, (24, 7)),
+    }.items():
+        np.savez(f"{name}.npz", x_train=x[:18], y_train=labels[:18], x_test=x[18:], y_test=labels[18:])
+    return tmp_path
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in (*arguments, *SETTINGS)])
+
+
+def folder_of_images(place: Path, sizes: tuple[int, ...] = (8,), mode: str = "L") -> Path:
+    for split in ("train", "val"):
+        for kind in ("cat", "dog"):
+            (place / "animals" / split / kind).mkdir(parents=True)
+            for number, size in enumerate(sizes * 2):
+                Image.new(mode, (size, size), 40 * number).save(place / "animals" / split / kind / f"{number}.png")
+    return place / "animals"
+
+
+@pytest.mark.parametrize(
+    ("network", "data", "activation", "learned"),
+    [
+        ("Modules", "images.npz", "affine(identity,relu)", 1),
+        ("Modules", "images.npz", "own", 0),
+        ("Functional", "images.npz", "convex(identity,tanh)", 1),
+        ("Mlp", "features.npz", "prelu", 1),
+        ("Tokens", "tokens.npz", "tanh", 0),
+        ("given", "images.npz", "affine(relu,tanh,per=channel)", 1),
+    ],
+)
+def test_a_network_is_trained_recorded_and_loaded(network: str, data: str, activation: str, learned: int) -> None:
+    result = invoke("train", f"net.py:{network}", data, "--activation", activation, "--epochs", 2)
+    assert result.exit_code == 0, result.output
+    (record,) = Records(Path("runs/records.jsonl")).read()
+    assert (record.spec.network.partition("@")[0], record.spec.activation) == (f"net:{network}", activation)
+    assert [len(point) for point in record.coefficients] == [learned] * (3 if learned else 0)
+    (weights,) = Path("runs/weights").iterdir()
+    loaded, dataset = load_network(weights), open_data(data)
+    samples = dataset.test_images / 255 if dataset.holds_images else dataset.test_images
+    accuracy = (loaded(samples).argmax(-1) == dataset.test_labels).double().mean().item()
+    assert 100 * accuracy == pytest.approx(record.accuracy, abs=1e-3)
+    assert (
+        sum(
+            isinstance(module, hullo.Hull) and any(p.requires_grad for p in module.parameters())
+            for module in loaded.modules()
+        )
+        == learned
+    )
+
+
+def test_several_activations_and_seeds_are_one_table() -> None:
+    chosen = ("--activation", "relu", "--activation", "own", "--activation", "affine(identity,relu)")
+    result = invoke("reproduce", "net.py:Functional/images.npz", *chosen, "--seeds", 3, "--epochs", 1, "--weights")
+    assert result.exit_code == 0, result.output
+    records = Records(Path("runs/records.jsonl")).read()
+    assert sorted((r.spec.activation, r.members) for r in records) == sorted(
+        [("own", 3)] * 3 + [("relu", 6), ("affine(identity,relu)", 6)] * 3
+    )
+    assert len(list(Path("runs/weights").iterdir())) == 9
+    assert "affine(identity,relu)" in result.stdout
+
+
+def test_the_laboratorys_networks_train_on_a_folder_of_images(place: Path) -> None:
+    folder = folder_of_images(place, (20, 24), "RGB")
+    refused = invoke("train", "kerasnet", folder, "--activation", "relu")
+    assert refused.exit_code == 1
+    assert re.search("differ in size.*--image-size", refused.stderr)
+    result = invoke("train", "kerasnet", folder, "--image-size", 16, "--epochs", 1, "--activation", "relu")
+    assert result.exit_code == 0, result.output
+
+
+def test_a_longer_run_goes_on_from_the_end_of_a_shorter_one_to_the_bit() -> None:
+    command = ("train", "net.py:Modules", "images.npz", "--activation", "affine(identity,relu)")
+    assert invoke(*command, "--epochs", 2).exit_code == 0
+    assert "going on after epoch 2" in invoke(*command, "--epochs", 5).stderr
+    assert invoke(*command, "--epochs", 5, "--output", "straight").exit_code == 0
+    short, extended = Records(Path("runs/records.jsonl")).read()
+    (straight,) = Records(Path("straight/records.jsonl")).read()
+    for name in ("train_loss", "test_loss", "test_accuracy", "coefficients"):
+        assert getattr(extended, name) == getattr(straight, name)
+    assert (short.spec.epochs, extended.train_loss[:2]) == (2, short.train_loss)
+
+
+@pytest.mark.parametrize("options", [("--schedule", "cosine"), ("--no-weights",)])
+def test_a_run_is_not_extended_where_it_cannot_be(options: tuple[str, ...]) -> None:
+    command = ("train", "net.py:Mlp", "features.npz", *options)
+    assert invoke(*command, "--epochs", 1).exit_code == 0
+    assert "going on" not in invoke(*command, "--epochs", 2).stderr
+
+
+def test_a_changed_file_is_another_network() -> None:
+    command = ("train", "net.py:Mlp", "features.npz", "--epochs", 1)
+    assert invoke(*command).exit_code == 0
+    Path("net.py").write_text(Path("net.py").read_text().replace("F.relu(self.one(x))", "torch.tanh(self.one(x))"))
+    assert invoke(*command).exit_code == 0
+    first, second = Records(Path("runs/records.jsonl")).read()
+    assert first.spec.network != second.spec.network
+    assert first.train_loss != second.train_loss
+    weights = Path("runs/weights") / f"{first.spec.id}.safetensors"
+    with pytest.raises(ValueError, match="has changed"):
+        load_network(weights)
+
+
+def test_a_killed_run_goes_on() -> None:
+    arguments = ["train", "net.py:Modules", "images.npz", "--epochs", "400", "--checkpoint-every", "0", *SETTINGS]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([sys.executable, "-m", "hullo", *arguments], env=environment, stdout=subprocess.DEVNULL)
+    for _ in range(600):
+        if list(Path("runs/checkpoints").glob("*.safetensors")):
+            break
+        time.sleep(0.1)
+    process.kill()
+    process.wait()
+    (checkpoint,) = Path("runs/checkpoints").glob("*.safetensors")
+    short = [argument if argument != "400" else "3" for argument in arguments]
+    assert invoke(*short[: -len(SETTINGS)], "--output", "other").exit_code == 0
+    assert checkpoint.exists()
+    finished = subprocess.run(
+        [sys.executable, "-m", "hullo", *arguments], env=environment, capture_output=True, text=True
+    )
+    assert finished.returncode == 0, finished.stderr
+    (record,) = Records(Path("runs/records.jsonl")).read()
+    (begun,) = Records(Path("other/records.jsonl")).read()
+    assert record.train_loss[:3] == begun.train_loss
+    assert not checkpoint.exists()
+
+
+@pytest.mark.parametrize(
+    ("network", "said"),
+    [
+        ("net.py:Nothing", "'Nothing'.*Modules, Functional"),
+        ("net.py:number", "'number'"),
+        ("nowhere.py:Net", "'nowhere.py' is no file"),
+        ("net.py:Needy", "needs width"),
+        ("net.py:Shape", rf"net.py, line {line_of('return self.head(x.flatten(1))')}: RuntimeError"),
+        ("net.py:Branch", "net.py:.*x.sum"),
+        ("net.py:Wide", r"\(2, 4\).*3 classes"),
+        ("broken.py:Net", "broken.py, line 2"),
+        ("raises.py:Net", "raises.py, line 1: ZeroDivisionError"),
+    ],
+)
+def test_what_is_wrong_with_a_network_is_said_with_its_line(network: str, said: str) -> None:
+    Path("broken.py").write_text("import torch\nclass Net(:\n")
+    Path("raises.py").write_text("1 / 0\n")
+    result = invoke("train", network, "images.npz", "--epochs", 1)
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert not Path("runs/records.jsonl").exists()
+    assert re.search(said, line), line
+
+
+def test_a_network_that_takes_its_activation_needs_one() -> None:
+    result = invoke("train", "net.py:given", "images.npz")
+    assert result.exit_code == 2
+    assert "--activation relu" in result.stderr
+
+
+class TestArrays:
+    LABELS = torch.arange(4) % 2
+
+    def save(self, **arrays: torch.Tensor) -> Path:
+        x = torch.zeros(4, 3)
+        given = {"x_train": x, "y_train": self.LABELS, "x_test": x, "y_test": self.LABELS} | arrays
+        save_file({name: tensor.clone() for name, tensor in given.items()}, "made.safetensors")
+        return Path("made.safetensors")
+
+    @pytest.mark.parametrize(
+        ("shape", "read"), [((4, 6, 7), (4, 1, 6, 7)), ((4, 6, 7, 3), (4, 3, 6, 7)), ((4, 2, 6, 7), (4, 2, 6, 7))]
+    )
+    def test_images_of_any_order(self, shape: tuple[int, ...], read: tuple[int, ...]) -> None:
+        images = torch.randint(0, 256, shape, dtype=torch.uint8)
+        dataset = open_data(self.save(x_train=images, x_test=images))
+        assert dataset.train_images.shape == read
+        assert dataset.train_images.sum() == images.sum()
+
+    def test_the_name_tells_the_content(self) -> None:
+        first = open_data(self.save()).name
+        assert open_data(self.save()).name == first
+        assert open_data(self.save(x_train=torch.ones(4, 3))).name != first
+        assert open_data(self.save(y_train=1 - self.LABELS)).name != first
+
+    @pytest.mark.parametrize(
+        ("arrays", "said"),
+        [
+            ({"y_train": torch.rand(4)}, r"y_train.*torch.float32.*hullo\.population"),
+            ({"y_test": torch.zeros(3, dtype=torch.int64)}, r"y_test.*\(4,\)"),
+            ({"y_train": torch.tensor([-1, 0, 1, 1])}, "from 0 on; got -1"),
+            ({"y_test": torch.tensor([0, 1, 2, 1])}, "labels from 0 to 2, but 2 classes"),
+            ({"x_test": torch.zeros(4, 2)}, r"x_train and x_test differ.*\(4, 2\)"),
+            ({"x_train": torch.full((4, 3), torch.nan)}, "x_train.*not finite"),
+            ({"x_train": torch.zeros(4)}, r"x_train.*\(count, \.\.\.\)"),
+        ],
+    )
+    def test_bad_arrays_are_named(self, arrays: dict[str, torch.Tensor], said: str) -> None:
+        with pytest.raises(ValueError, match=said):
+            open_data(self.save(**arrays))
+
+    def test_files_that_hold_no_arrays(self) -> None:
+        Path("torn.npz").write_bytes(Path("images.npz").read_bytes()[:100])
+        Path("torn.safetensors").write_bytes(b"abc")
+        np.savez("other.npz", x_train=np.zeros(3))
+        np.savez("pickled.npz", x_train=np.array([{}]), allow_pickle=True)
+        for name, said in (
+            ("torn.npz", "cannot be read"),
+            ("torn.safetensors", "cannot be read"),
+            ("other.npz", "no array y_train, but x_train"),
+            ("pickled.npz", "cannot be read"),
+            ("nowhere.npz", "does not exist"),
+        ):
+            with pytest.raises(DataError, match=said):
+                open_data(name)
+
+
+class TestFolders:
+    def test_classes_are_folders_and_images_are_read_as_they_are(self, place: Path) -> None:
+        dataset = open_data(folder_of_images(place))
+        assert (dataset.classes, dataset.train_labels.tolist()) == (("cat", "dog"), [0, 0, 1, 1])
+        assert dataset.train_images.shape == (4, 1, 8, 8)
+        assert dataset.train_images.flatten(1)[:, 0].tolist() == [0, 40, 0, 40]
+
+    def test_images_are_resized_and_cropped_in_the_middle(self, place: Path) -> None:
+        folder = folder_of_images(place)
+        wide = np.zeros((8, 24), np.uint8)
+        wide[:, 8:16] = 200
+        Image.fromarray(wide).save(folder / "train" / "cat" / "wide.png")
+        dataset = open_data(folder, image_size=8)
+        assert dataset.train_images[2].unique().tolist() == [200]
+
+    @pytest.mark.parametrize(
+        ("spoil", "said"),
+        [
+            ("stray text", r"notes\.txt is no image"),
+            ("torn image", r"torn\.png cannot be read"),
+            ("unknown class", "no class 'bird'"),
+            ("no val", "no folder val"),
+            ("empty", "holds no images"),
+        ],
+    )
+    def test_what_is_wrong_with_a_folder_is_named(self, spoil: str, said: str, place: Path) -> None:
+        folder = folder_of_images(place)
+        if spoil == "stray text":
+            (folder / "train" / "cat" / "notes.txt").write_text("a")
+        elif spoil == "torn image":
+            content = io.BytesIO()
+            Image.effect_noise((8, 8), 50).save(content, "png")
+            (folder / "train" / "cat" / "torn.png").write_bytes(content.getvalue()[:50])
+        elif spoil == "unknown class":
+            (folder / "val" / "bird").mkdir()
+        else:
+            for path in sorted((folder / "val").rglob("*"), reverse=True):
+                path.unlink() if path.is_file() else path.rmdir()
+            if spoil == "no val":
+                (folder / "val").rmdir()
+        (folder / "train" / ".hidden").write_text("is left alone")
+        with pytest.raises(DataError, match=said):
+            open_data(folder)
