@@ -27,7 +27,15 @@ from hullo.__main__ import main
 from hullo.lab.spec.records import Records
 from made_records import make_record
 
-PRELOADED = ("cli", "figures", "report", "grid", "bench.session", "data.fetch", "board")
+PRELOADED = (
+    "cli",
+    "analysis.figures",
+    "analysis.report",
+    "run.local",
+    "bench.session",
+    "data.fetch",
+    "run.tensorboard",
+)
 TRAIN = ("train", "lenet5", "fashion-mnist-sample", "--device", "cpu", "--epochs", "1", "--output", "new", "--quiet")
 FETCH = ("data", "fetch", "cifar10", "--data", "data", "--quiet")
 READ = "hullo.lab.spec.records.Records.scan"

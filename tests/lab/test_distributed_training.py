@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import own_network
 import pytest
 import tiny_command
 import torch
@@ -107,3 +108,21 @@ def test_shares_are_all_there_is_once_and_alike_in_size(count: int, size: int) -
     shares = [World(rank, size).shard(count) for rank in range(size)]
     assert [number for share in shares for number in range(count)[share]] == list(range(count))
     assert {share.stop - share.start for share in shares} <= {count // size, count // size + 1}
+
+
+def test_so_do_networks_and_data_of_a_user(tmp_path: Path) -> None:
+    network, _, data = own_network.make(tmp_path).partition(":Net/")
+    command = (
+        "train",
+        f"{network}:Net",
+        data,
+        "--activation",
+        "affine(identity,relu)",
+        "--epochs",
+        3,
+        "--device",
+        "cpu",
+    )
+    for processes in (1, 2):
+        finish(start(processes, *command, "--output", tmp_path / str(processes)))
+    assert_alike(record(tmp_path / "2"), record(tmp_path / "1"))

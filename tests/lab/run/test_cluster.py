@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import operator
 import os
 import secrets
 import signal
@@ -18,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import own_network
 import pytest
 import tiny_command
 from safetensors.torch import load
@@ -262,7 +264,7 @@ def test_a_task_that_another_process_was_faster_at_has_nothing_to_give(cluster: 
 
 
 def test_a_directory_that_machines_do_not_share_is_refused(cluster: RayRunner) -> None:
-    with pytest.raises(ValueError, match=f"{cluster.plan.output} is not the directory of that name elsewhere"):
+    with pytest.raises(ValueError, match=f"{cluster.queue.output} is not the directory of that name elsewhere"):
         work(cluster, "a mark that another directory bears")
 
 
@@ -319,3 +321,14 @@ def machines(monkeypatch: pytest.MonkeyPatch, *gpus: int) -> None:
     alive = [{"Alive": True, "Resources": {"CPU": 2.0} | ({"GPU": float(count)} if count else {})} for count in gpus]
     nodes = [*alive, {"Alive": False, "Resources": {"GPU": 8.0}}]
     monkeypatch.setattr("hullo.lab.run.cluster._ray", lambda: SimpleNamespace(nodes=lambda: nodes))
+
+
+@needs_ray
+def test_networks_and_data_of_a_user_give_the_records_of_a_run_without_it(tmp_path: Path) -> None:
+    experiment = own_network.make(tmp_path)
+    chosen = ("--activation", "own", "--activation", "affine(identity,tanh)", "--seeds", 2, "--epochs", 2, "--weights")
+    for engine, output in ((RAY, "cluster"), (CPU, "alone")):
+        finish(start("reproduce", experiment, *chosen, *engine, "--output", tmp_path / output))
+    by_id = operator.itemgetter("id")
+    assert sorted(results(tmp_path / "cluster"), key=by_id) == sorted(results(tmp_path / "alone"), key=by_id)
+    assert len(list((tmp_path / "cluster" / "weights").iterdir())) == 4

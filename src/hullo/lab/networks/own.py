@@ -83,9 +83,19 @@ class OwnNetwork:
             network = factory(**given)
         if not isinstance(network, nn.Module):
             raise ValueError(f"{self.attribute} of {self.path.name} made {type(network).__name__}, and no nn.Module")
+        self._try(network, example)
         if activation.kind != "own" and "activation" not in given:
             _replace(network, activation, example, self)
         return network
+
+    @torch.no_grad()
+    def _try(self, network: nn.Module, example: Tensor) -> None:
+        """Call the network once, so that an error in its forward is said with the line of the user's file."""
+        modes = {module: module.training for module in network.modules()}
+        with self.explain():
+            network.eval()(example)
+        for module, mode in modes.items():
+            module.training = mode
 
     def _arguments(
         self, factory: Callable[..., nn.Module], activation: ActivationSpec, sizes: Mapping[str, int]
