@@ -64,10 +64,10 @@ def parameter_groups(
     else:
         given = [({} if lr is None else {"lr": lr}) | group for group in _as_groups(groups)]
     listed = {id(parameter) for group in given for parameter in group["params"]}
-    beside: list[Group] = [{**group, "params": [p for p in group["params"] if id(p) in own]} for group in given]
-    beside.append({"params": [p for p in coefficients if id(p) not in listed]} | ({} if lr is None else {"lr": lr}))
+    moved: list[Group] = [{**group, "params": [p for p in group["params"] if id(p) in own]} for group in given]
+    moved.append({"params": [p for p in coefficients if id(p) not in listed]} | ({} if lr is None else {"lr": lr}))
     made = [{**group, "params": [p for p in group["params"] if id(p) not in own]} for group in given]
-    for group in (group for group in beside if group["params"]):
+    for group in (group for group in moved if group["params"]):
         if "lr" in group:
             group["lr"] *= coefficient_lr_scale
         elif coefficient_lr_scale != 1:

@@ -75,10 +75,10 @@ def plot(
 
 def _draw(axes: Any, hull: Hull, limits: tuple[float, float], seen: Tensor | None) -> None:
     if seen is not None and seen.numel():
-        beside = axes.twinx()
-        beside.hist(seen.clamp(*limits).numpy(), bins=_BINS, range=limits, color="0.85")
-        beside.set_yticks([])
-        axes.set_zorder(beside.get_zorder() + 1)
+        histogram = axes.twinx()
+        histogram.hist(seen.clamp(*limits).numpy(), bins=_BINS, range=limits, color="0.85")
+        histogram.set_yticks([])
+        axes.set_zorder(histogram.get_zorder() + 1)
         axes.patch.set_visible(False)
     scales = None if hull.inner_scale is None else hull.inner_scale.detach()
     x, learned = _functions(hull, hull.coefficients.detach(), scales, limits)

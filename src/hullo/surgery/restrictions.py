@@ -32,11 +32,11 @@ class Restrictions:
     def __init__(self, model: nn.Module, findings: Iterable[Findings], reach: Reach) -> None:
         found = list(findings)
         self._assigned, self._used = reach.assigned, reach.used()
-        functions = {function for item in found for function in item.handed}
-        handed = {
-            function: [module for item in found for module in item.handed.get(function, ())] for function in functions
+        functions = {function for item in found for function in item.passed}
+        passed = {
+            function: [module for item in found for module in item.passed.get(function, ())] for function in functions
         }
-        walks = reach.walks((function for item in found for function in item.seen), handed)
+        walks = reach.walks((function for item in found for function in item.seen), passed)
         self._tied = {(id(parent), name): why for item in found for (parent, name), why in item.tied}
         self._exact = {cls for item in found for cls in item.exact}
         self._tested = [test for item in found for test in item.tested]

@@ -24,6 +24,7 @@ MODE: Key = ("mode",)  # the decision between training (True) and evaluation (Fa
 _MODES = frozenset({"training", "is_grad_enabled", "is_inference_mode_enabled", "requires_grad", "is_inference"})
 _TRAINS = re.compile("(?<![a-z])train(ing)?(?![a-z])|requires_grad|grad_enabled")
 _EVALUATES = re.compile("(?<![a-z])(eval(uate|uating)?|infer(ence)?|deterministic)(?![a-z])")
+_EXITS = {ast.Return: "return", ast.Raise: "raise", ast.Break: "break", ast.Continue: "continue"}
 _OPPOSITES = {ast.NotEq: ast.Eq, ast.IsNot: ast.Is, ast.NotIn: ast.In, ast.GtE: ast.Lt, ast.LtE: ast.Gt}
 
 
@@ -57,7 +58,7 @@ def implied(test: ast.expr, branch: bool, scope: Scope) -> dict[Key, bool]:
             return implied(inner, not branch, scope)
         case ast.BoolOp(op=op, values=values) if branch is isinstance(op, ast.And):
             return {key: side for item in values for key, side in implied(item, branch, scope).items()}
-        case ast.Name(id=name) if name in scope.definitions and name not in _names(scope.definitions[name]):
+        case ast.Name(id=name) if name in scope.definitions and name not in variables_in(scope.definitions[name]):
             return implied(scope.definitions[name], branch, scope)
         case ast.Compare(left=left, ops=[ast.Eq() | ast.Is()], comparators=[ast.Constant(value=bool() as side)]):
             return implied(left, branch is side, scope)
@@ -65,10 +66,10 @@ def implied(test: ast.expr, branch: bool, scope: Scope) -> dict[Key, bool]:
             return implied(left, branch is not side, scope)
         case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _OPPOSITES:
             return implied(ast.Compare(left, [_OPPOSITES[type(op)]()], [right]), not branch, scope)
-    word = _word(test)
-    if _TRAINS.search(word):
+    name = _last_name(test)
+    if _TRAINS.search(name):
         return {MODE: branch}
-    if _EVALUATES.search(word):
+    if _EVALUATES.search(name):
         return {MODE: not branch}
     return {("test", ast.unparse(test)): branch}
 
@@ -80,8 +81,8 @@ def depends_on_mode(test: ast.expr, scope: Scope, seen: frozenset[str] = frozens
         if defined is not None and depends_on_mode(defined, scope, seen | {part.id}):  # type: ignore[attr-defined]
             return True
         if isinstance(part, (ast.Name, ast.Attribute)):
-            word = _word(part)
-            if _TRAINS.search(word) or _EVALUATES.search(word) or _reads_mode(part, scope):
+            name = _last_name(part)
+            if _TRAINS.search(name) or _EVALUATES.search(name) or _reads_mode(part, scope):
                 return True
     return False
 
@@ -101,14 +102,15 @@ def _reads_mode(node: ast.expr, scope: Scope) -> bool:
     )
 
 
-def _names(node: ast.AST) -> set[str]:
+def variables_in(node: ast.AST) -> set[str]:
+    """Return the names of variables in an expression."""
     return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
 
 
-def _word(node: ast.expr) -> str:
+def _last_name(node: ast.expr) -> str:
     match node:
         case ast.Call(func=inner):
-            return _word(inner)
+            return _last_name(inner)
         case ast.Attribute(attr=name) | ast.Name(id=name):
             return name
     return ""
@@ -118,15 +120,9 @@ def leaves(block: Sequence[ast.stmt]) -> frozenset[str]:
     """Return how a block always ends: by return, raise, break or continue; empty if execution may continue after it."""
     if not block:
         return frozenset()
+    if type(block[-1]) in _EXITS:
+        return frozenset({_EXITS[type(block[-1])]})
     match block[-1]:
-        case ast.Return():
-            return frozenset({"return"})
-        case ast.Raise():
-            return frozenset({"raise"})
-        case ast.Break():
-            return frozenset({"break"})
-        case ast.Continue():
-            return frozenset({"continue"})
         case ast.If(body=body, orelse=orelse):
             sides = leaves(body), leaves(orelse)
             return sides[0] | sides[1] if all(sides) else frozenset()

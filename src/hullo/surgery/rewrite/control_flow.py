@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hullo.surgery.rewrite.branches import Key, Path, decide, depends_on_mode, implied, leaves
+from hullo.surgery.rewrite.branches import Key, Path, decide, depends_on_mode, implied, leaves, variables_in
 from hullo.surgery.rewrite.findings import Body, Findings, Iterations
 from hullo.surgery.rewrite.source import position
 from hullo.surgery.rewrite.value_numbers import ValueNumbers
@@ -114,8 +114,8 @@ class Flow(ast.NodeVisitor):
 
     def is_settled(self, test: ast.expr) -> bool:
         """Return whether a test depends on loop variables but not on flags of the model."""
-        names = {part.id for part in ast.walk(test) if isinstance(part, ast.Name)}
-        return bool(self.iterations) and not names.isdisjoint(self.scope.loop_names) and not self.scope.has_flag(test)
+        uses_loop = not variables_in(test).isdisjoint(self.scope.loop_names)
+        return bool(self.iterations) and uses_loop and not self.scope.has_flag(test)
 
     def _leave(self, ways: frozenset[str], path: Mapping[Key, Any], runs: bool, settled: bool) -> None:
         """Record what is known about the code after a branch that leaves."""
@@ -183,9 +183,9 @@ class Flow(ast.NodeVisitor):
     def visit_With(self, node: ast.With) -> None:
         for item in node.items:
             self.visit(item)
-        words = {part.attr for item in node.items for part in ast.walk(item) if isinstance(part, ast.Attribute)}
-        words |= {part.id for item in node.items for part in ast.walk(item) if isinstance(part, ast.Name)}
-        with self.troubled(_NO_GRADIENTS if words & _WITHOUT_GRADIENTS else ""), self._catching():
+        names = {part.attr for item in node.items for part in ast.walk(item) if isinstance(part, ast.Attribute)}
+        names |= {part.id for item in node.items for part in ast.walk(item) if isinstance(part, ast.Name)}
+        with self.troubled(_NO_GRADIENTS if names & _WITHOUT_GRADIENTS else ""), self._catching():
             self.block(node.body)
 
     @contextlib.contextmanager

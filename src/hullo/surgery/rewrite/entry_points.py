@@ -58,7 +58,7 @@ def _mentions_by_methods(owner: nn.Module, thing: Any) -> bool:
     return any(mentions_activation(item) for item in (thing, *found))
 
 
-def _words(owner: nn.Module, function: Any) -> set[str]:
+def _names_used(owner: nn.Module, function: Any) -> set[str]:
     """Return the names in the code of a method and of the methods that it names."""
     own = code_of(inspect.unwrap(function))
     names = set(own.__code__.co_names) if own is not None else set()
@@ -79,12 +79,12 @@ def read_other_methods(
         assigned: attributes that code of the model assigns.
     """
     made = {(call.body.function, position(call.node)) for call in findings.calls}
-    words = {call.body.name for call in findings.calls} | names
+    wanted = {call.body.name for call in findings.calls} | names
     for name, function in methods(type(owner)):
         if inspect.unwrap(function) in findings.seen or findings.unread:
             continue
         idle = "" if (id(owner), name) in entered else f"forward does not call {name}"
-        if idle and words.isdisjoint(_words(owner, function)) and not _mentions_by_methods(owner, function):
+        if idle and wanted.isdisjoint(_names_used(owner, function)) and not _mentions_by_methods(owner, function):
             continue
         aside = Findings()
         try:

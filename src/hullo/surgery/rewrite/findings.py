@@ -149,7 +149,7 @@ class Findings:
         tested: the classes in isinstance tests of unknown modules, with the place.
         exact: the classes that code compares with ``type(x)``, which a derived class is not.
         entered: the methods that are called from other modules, as id of the module and name.
-        handed: the modules that helper functions are called with.
+        passed: the modules that helper functions are called with.
         recursive: the functions that call themselves.
         unreadable: the names in code that could not be read.
         seen: the functions that were read, each with all its bodies.
@@ -166,7 +166,7 @@ class Findings:
     tested: list[tuple[Any, str]] = field(default_factory=list)
     exact: set[type] = field(default_factory=set)
     entered: set[tuple[int, str]] = field(default_factory=set)
-    handed: dict[types.FunctionType, list[nn.Module]] = field(default_factory=lambda: defaultdict(list))
+    passed: dict[types.FunctionType, list[nn.Module]] = field(default_factory=lambda: defaultdict(list))
     recursive: set[types.FunctionType] = field(default_factory=set)
     unreadable: set[str] = field(default_factory=set)
     seen: Seen = field(default_factory=dict)

@@ -173,10 +173,10 @@ class Reach:
                 new = function not in self.functions
                 self.functions[function] |= {cls} if cls is not None else set()
                 for code in codes(function.__code__) if new else ():
-                    words = {*code.co_names, *(item for item in code.co_consts if isinstance(item, str))}
-                    things += [(function.__globals__[name], None) for name in words if name in function.__globals__]
-                    things += [found for name in words - self._names for found in self._named(name)]
-                    self._names |= words
+                    mentioned = {*code.co_names, *(item for item in code.co_consts if isinstance(item, str))}
+                    things += [(function.__globals__[name], None) for name in mentioned if name in function.__globals__]
+                    things += [found for name in mentioned - self._names for found in self._named(name)]
+                    self._names |= mentioned
 
     def _assigned(self) -> Assigned:
         """Return the attributes that these functions assign."""
@@ -211,13 +211,13 @@ class Reach:
         return not own or not _BY_NAME.isdisjoint(names) or "forward" in vars(module)
 
     def walks(
-        self, read: Iterable[types.FunctionType], handed: Mapping[types.FunctionType, Sequence[nn.Module]]
+        self, read: Iterable[types.FunctionType], passed: Mapping[types.FunctionType, Sequence[nn.Module]]
     ) -> Iterator[Walk]:
         """Yield the modules that functions iterate over, other than the functions in `read`.
 
         Args:
             read: the functions that were read together with their module.
-            handed: the modules that helper functions are called with.
+            passed: the modules that helper functions are called with.
         """
         for function in self.functions.keys() - set(read):
             classes = self.functions[function]
@@ -233,7 +233,7 @@ class Reach:
                 bound = {} if owner is None else {parameters[0]: Value(owner)}
                 for module, kind, where in walks_in(tree, function, Scope(function, bound, Assigned({}))):
                     if kind != "parameters":
-                        found = handed.get(function) if module is None else None
+                        found = passed.get(function) if module is None else None
                         modules: Sequence[nn.Module | None] = found or [module]
                         yield from ((item, kind, where) for item in modules)
 

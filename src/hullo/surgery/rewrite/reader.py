@@ -125,7 +125,7 @@ class Reader(Uses):
         if isinstance(thing, types.FunctionType):
             given_to = [self.thing(item) for item in (*given.args, *(item.value for item in given.keywords))]
             flat = [part for item in given_to for part in (item if isinstance(item, (list, tuple)) else [item])]
-            self.findings.handed[thing] += [part for part in flat if isinstance(part, nn.Module)]
+            self.findings.passed[thing] += [part for part in flat if isinstance(part, nn.Module)]
         if thing is self.owner:
             self.findings.recursive.add(self.body.function)
         elif isinstance(thing, nn.Module):
