@@ -234,3 +234,13 @@ def test_differences_are_found_wherever_they_are() -> None:
     assert difference({**one, "a": torch.tensor([1.5, float("nan"), float("inf")])}, one) == ("a", 0.5)
     for other in ({"b": torch.tensor([1, 3])}, {"c": "y"}, {"a": torch.tensor([1.0])}, {"d": 1}):
         assert difference({**one, **other}, one)[1] == float("inf")
+
+
+def test_runs_on_example_inputs_leave_no_hooks() -> None:
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.ReLU(inplace=True)), torch.randn(5, 3)
+    hullo.replace_activations(model, groups="channels", example_inputs=x)
+    hullo.plot(model, example_inputs=x)
+    folded = hullo.fold(model, example_inputs=x)
+    modules = [*model.modules(), *folded.modules()]
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in modules)
+    assert not any(module._forward_pre_hooks_with_kwargs for module in modules)
