@@ -7,6 +7,7 @@ import io
 import re
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
@@ -75,7 +76,22 @@ def test_the_whole_table_of_the_paper_fits_the_terminal() -> None:
     ]
     lines = shown(runs)
     assert max(map(len, lines)) <= 100
-    assert sum(line.lstrip().startswith(paper.ROWS) for line in lines) == 60
+    first = [line.split() for line in lines if "±" in line]
+    assert sorted(words[0] for words in first) == sorted(5 * paper.ROWS)
+
+
+@pytest.mark.parametrize("width", [80, 60])
+def test_names_of_activations_are_whole_in_a_narrow_terminal(width: int) -> None:
+    runs = [make_record(row, [77.77 + seed], seed=seed) for row in paper.ROWS for seed in range(5)]
+    lines = shown(runs, width)
+    if width == 80:
+        assert [line.split()[0] for line in lines if "±" in line] == list(paper.ROWS)
+    assert not any("\u2026" in line for line in lines)
+
+
+def test_columns_without_entries_are_left_out() -> None:
+    runs = make_records({"relu": [80.0, 81.0]}, column="lenet5/images@01234567")
+    assert not any("paper" in line for line in shown(runs))
 
 
 def test_fewer_pairs_than_seeds_are_said() -> None:

@@ -11,7 +11,7 @@ import typer
 
 import hullo
 from hullo.lab.cli.bench import bench
-from hullo.lab.cli.common import Commands
+from hullo.lab.cli.common import Command, Commands
 from hullo.lab.cli.data import data
 from hullo.lab.cli.figures import figures
 from hullo.lab.cli.report import report
@@ -21,12 +21,13 @@ from hullo.lab.cli.train import reproduce, train
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Activation functions that learn.",
 )
 for command in (train, reproduce, table, figures, report, bench):
-    app.command()(command)
+    app.command(cls=Command)(command)
 app.add_typer(data, name="data")
 
 

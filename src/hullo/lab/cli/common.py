@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from hullo import _signals
 from hullo.lab.errors import RunError
@@ -134,8 +134,27 @@ BROKEN_PIPE = 141
 """The exit code that shells give for programs that ended because nobody read on."""
 
 
+class Command(TyperCommand):
+    """A command whose help names no type beside flags."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """Return the parameters, flags without a metavar."""
+        return _without_types(super().get_params(ctx))
+
+
+def _without_types(params: Any) -> Any:
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return params
+
+
 class Commands(TyperGroup):
     """The group of all commands; it turns what may end any of them into an exit code and at most one line."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """Return the parameters, flags without a metavar."""
+        return _without_types(super().get_params(ctx))
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hullo.lab.cli.common import DataOption, QuietOption, console, lasting, refusals
+from hullo.lab.cli.common import Command, DataOption, QuietOption, console, lasting, refusals
 
 if TYPE_CHECKING:
     from hullo.lab.data import Copy
@@ -47,7 +47,7 @@ def _home(names: list[str] | None, data_dir: Path | None, source: Path | None = 
     return ilsvrc2012.Home(data_root(data_dir), source) if meant else None
 
 
-@data.command()
+@data.command(cls=Command)
 def fetch(
     names: NamesArgument = None,
     data_dir: DataOption = None,
@@ -65,7 +65,7 @@ def fetch(
         raise typer.Exit(1)
 
 
-@data.command()
+@data.command(cls=Command)
 def check(
     names: NamesArgument = None,
     data_dir: DataOption = None,
@@ -93,7 +93,7 @@ def check(
     raise typer.Exit(not sound)
 
 
-@data.command("list")
+@data.command("list", cls=Command)
 def list_data(data_dir: DataOption = None) -> None:
     """Show which data sets there are, where, and in what state."""
     from hullo.lab.data.overview import overview
@@ -105,7 +105,7 @@ def list_data(data_dir: DataOption = None) -> None:
     console().print(table)
 
 
-@data.command()
+@data.command(cls=Command)
 def pack(
     name: Annotated[str, typer.Argument(help="The data set: ilsvrc2012.")],
     data_dir: DataOption = None,

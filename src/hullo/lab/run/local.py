@@ -171,9 +171,11 @@ class _View:
 
 
 def describe_accuracies(accuracies: Sequence[float]) -> list[str]:
-    """How a population does.
+    """Describe the accuracies of a population.
 
-    >>> describe_accuracies([70.0, 71.5, 90.0])
-    ['best 90.00 %', 'median 71.50 %']
+    >>> describe_accuracies([70.0, 71.5, 90.0]), describe_accuracies([70.0])
+    (['best 90.00 %', 'median 71.50 %'], ['accuracy 70.00 %'])
     """
+    if len(accuracies) == 1:
+        return [f"accuracy {accuracies[0]:.2f} %"]
     return [f"best {max(accuracies):.2f} %", f"median {median(accuracies):.2f} %"]
