@@ -180,15 +180,12 @@ def difference(found: list[Tensor], wanted: list[Tensor]) -> float:
     worst = 0.0
     for one, other in zip(found, wanted, strict=True):
         one, other = one.detach().double(), other.detach().double()
-        default = other.isfinite()
-        if (
-            not torch.equal(one[~default].nan_to_num(), other[~default].nan_to_num())
-            or not one[default].isfinite().all()
-        ):
+        finite = other.isfinite()
+        if not torch.equal(one[~finite].nan_to_num(), other[~finite].nan_to_num()) or not one[finite].isfinite().all():
             return math.inf
-        if default.any():
-            scale = other[default].abs().max().clamp(min=1e-12)
-            worst = max(worst, float((one - other)[default].abs().max() / scale))
+        if finite.any():
+            scale = other[finite].abs().max().clamp(min=1e-12)
+            worst = max(worst, float((one - other)[finite].abs().max() / scale))
     return worst
 
 
