@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import linecache
 import types
+from typing import Any
 
 import pytest
 import torch
@@ -222,3 +224,33 @@ def test_a_traced_graph_keeps_its_functions_and_reports_them() -> None:
     summary = hullo.summary(model)
     assert list(summary.hulls) == ["0"]
     assert [site.function for site in summary.left] == ["calls of functions"]
+
+
+def passed_through(function: Any) -> Any:
+    @functools.wraps(function)
+    def wrapper(*given: Any) -> Any:
+        return function(*given)
+
+    return wrapper
+
+
+@passed_through
+def total(x: Tensor) -> Tensor:
+    return F.softplus(x).sum(-1, keepdim=True)
+
+
+class Totals(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.act = nn.Linear(4, 4), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return total(self.act(self.layer(x)))
+
+
+def test_a_decorated_helper_is_listed_with_the_function_that_it_calls() -> None:
+    summary = hullo.summary(hullo.replace_activations(Totals()))
+    assert list(summary.hulls) == ["act"]
+    (left,) = summary.left
+    assert left.function == "softplus"
+    assert "total calls softplus" in left.reason
