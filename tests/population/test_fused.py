@@ -179,14 +179,23 @@ def test_copies_in_bfloat16_follow_the_parameters(fused: Callable[[bool], None])
     assert not any(copy.any() for copy in population.copies.values())
 
 
-def test_a_parameter_without_a_gradient_is_refused_where_all_are_updated_together(
-    fused: Callable[[bool], None],
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_parameter_that_is_never_used_stays_and_one_that_was_used_is_missed(
+    name: str, fused: Callable[[bool], None]
 ) -> None:
     fused(True)
     population = Population(members(Pooled)).to(DEVICE)
-    optimizer = SGD(population, lr=0.1)
-    optimizer.parameters["stacked.conv1.weight"].grad = torch.ones_like(optimizer.parameters["stacked.conv1.weight"])
-    with pytest.raises(RuntimeError, match="no gradient for"):
+    optimizer = OPTIMIZERS[name](population)
+    before = {key: parameter.detach().clone() for key, parameter in optimizer.parameters.items()}
+    used = {"stacked.conv1.weight", "stacked.out.bias"}
+    for key in used:
+        optimizer.parameters[key].grad = torch.ones_like(optimizer.parameters[key])
+    optimizer.step()
+    for key, parameter in optimizer.parameters.items():
+        assert parameter.equal(before[key]) == (key not in used), key
+        assert all(bool(own[key].any()) == (key in used) for own in optimizer.state.values()), key
+    optimizer.parameters["stacked.out.bias"].grad = None
+    with pytest.raises(RuntimeError, match=r"no gradient for stacked\.out\.bias"):
         optimizer.step()
 
 

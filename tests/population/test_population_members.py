@@ -160,3 +160,15 @@ def test_what_a_backward_pass_would_not_call_is_refused() -> None:
     prune.l1_unstructured(pruned, "weight", amount=0.5)
     with pytest.raises(ValueError, match="L1Unstructured"):
         Population([pruned])
+
+
+def test_a_population_that_was_called_can_be_copied() -> None:
+    members = make(plain_networks.ResNet, ACTIVATIONS)
+    x = inputs_of(plain_networks.ResNet, len(members))[0]
+    population = Population(members)
+    population(x)
+    twin = copy.deepcopy(population)
+    with torch.inference_mode():
+        assert twin.eval()(x).equal(population.eval()(x))
+    twin.activations.raw.data.zero_()
+    assert not twin(x).equal(population(x))

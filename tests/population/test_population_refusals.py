@@ -125,10 +125,10 @@ def test_only_the_programs_used_last_are_remembered(monkeypatch: pytest.MonkeyPa
     population = Population([nn.Linear(3, 2)])
     read = []
     original = population._read_graph
-    monkeypatch.setattr(population, "_read_graph", lambda *given: read.append(given) or original(*given))
+    monkeypatch.setattr(population, "_read_graph", lambda *given: read.append(given[0][0]) or original(*given))
     for size in (1, 2, 1, 3, 1, 2):
         population(torch.randn(1, size, 3))
-    assert [len(args[0]) for args, _ in read] == [1, 2, 3, 2]
+    assert [len(value.tensor[0]) for value in read] == [1, 2, 3, 2]
 
 
 def test_inputs_of_another_number_of_members_are_refused() -> None:

@@ -280,6 +280,7 @@ class FlatParameters:
         from hullo.population.kernels.flat_optim import Layout
 
         self.optimizer = optimizer
+        self.updated: set[str] = set()  # the names of parameters that have had a gradient
         population, parameters = optimizer.population, optimizer.parameters
         kinds = {f"stacked.{name}": kind for name, kind in population.layer_parameters().items()}
         self.layout = Layout([_ordered(p.detach(), kinds.get(name)) for name, p in parameters.items()])
@@ -305,18 +306,26 @@ class FlatParameters:
         from hullo.population.kernels.flat_optim import update
 
         optimizer = self.optimizer
-        if without := optimizer.parameters.keys() - gradients.keys():
-            raise RuntimeError(f"no gradient for {min(without)}: on a GPU all parameters are updated together")
+        without = optimizer.parameters.keys() - gradients.keys()
+        self.updated |= gradients.keys()
+        if lost := without & self.updated:
+            raise RuntimeError(
+                f"no gradient for {min(lost)}, which had one before: on a GPU all parameters are updated together; "
+                "use it in every step, or make a new optimizer"
+            )
         rates, decays = (
             torch.where(own.isnan(), numbers, own)
             for own, numbers in zip(self.own, (optimizer.lr, optimizer.weight_decay), strict=True)
         )
-        rates, decays = (rates * factor).float(), decays.float()
+        rates, decays = (rates * factor).float(), decays.float().clone()
+        for i, name in enumerate(optimizer.parameters):
+            if name in without:  # it has no state yet, so that nothing changes
+                rates[i], decays[i] = 0.0, 0.0
         update(
             self.layout,
             self.values,
             self.state,
-            list(gradients.values()),
+            [gradients.get(name, torch.zeros_like(p)) for name, p in optimizer.parameters.items()],
             rates=rates,
             decays=decays,
             rule=optimizer.rule(),

@@ -138,6 +138,9 @@ class Population(nn.Module):
                 member.get_submodule(path).training = module.training
         return member
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_programs": {}}  # which hold tensors without values, and are read again
+
     def __iter__(self) -> Iterator[nn.Module]:
         return (self[k] for k in range(len(self)))
 
@@ -227,9 +230,7 @@ class Population(nn.Module):
         key = (kinds, str(spec), modes)
         program = self._programs.pop(key, None)
         if program is None:
-            examples = [self._example(item) if isinstance(item, Value) else item for item in leaves]
-            args, kwargs = pytree.tree_unflatten(examples, spec)
-            graph = self._read_graph(args, kwargs)
+            graph = self._read_graph(leaves, spec)
             program = Program(graph, self._sites, self.activations)
             for name in program.mutated_tensors():
                 self._unshare(self._aliases[name])
@@ -240,9 +241,13 @@ class Population(nn.Module):
         first |= {name: Value(tensor) for name, tensor in _named_tensors(self.shared)}
         return program, {name: first[alias] for name, alias in self._aliases.items() if alias in first}
 
-    def _read_graph(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
-        """Return the graph of a member; the network's own exceptions come through."""
-        with torch.enable_grad(), torch.autocast(self.seeds.device.type, enabled=False):
+    def _read_graph(self, leaves: Sequence[Any], spec: Any) -> Graph:
+        """Return the graph of the first member for some inputs; the network's own exceptions come through."""
+        examples = [self._example(item) if isinstance(item, Value) else item for item in leaves]
+        autocast = torch.autocast(self.seeds.device.type, enabled=False)
+        with torch.inference_mode(False), torch.enable_grad(), autocast:
+            examples = [item.clone() if isinstance(item, Tensor) else item for item in examples]
+            args, kwargs = pytree.tree_unflatten(examples, spec)
             try:
                 return read_graph(self[0], self._sites, args, kwargs)
             except LoweringError as error:
