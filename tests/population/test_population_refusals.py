@@ -1,4 +1,4 @@
-"""What a population cannot compute is refused by name and line; what is slow is listed."""
+"""Refuse by name and line what a population cannot compute; list what is slow."""
 
 from __future__ import annotations
 

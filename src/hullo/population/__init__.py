@@ -1,4 +1,4 @@
-"""Many networks of one architecture trained as one: plain modules in, plain modules out."""
+"""Train many networks of one architecture as one: plain modules in, plain modules out."""
 
 from hullo.population.errors import LoweringError
 from hullo.population.graphs import capture

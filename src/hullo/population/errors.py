@@ -1,7 +1,7 @@
-"""What a population refuses."""
+"""Define the exception for networks that a population cannot compute."""
 
 from __future__ import annotations
 
 
 class LoweringError(RuntimeError):
-    """Say which operation of a network cannot be computed for all members at once, and where it is in the source."""
+    """Report which operation of a network cannot be computed for all members at once, and its line of source code."""

@@ -1,4 +1,4 @@
-"""Training steps as CUDA graphs."""
+"""Capture training steps as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WARM_UP = 3  # steps before a capture, in which libraries choose and set up thei
 
 
 class Stateful(Protocol):
-    """Something whose state a step changes: a population, or an optimizer."""
+    """Describe an object whose state a step changes: a population, or an optimizer."""
 
     def state_dict(self) -> dict[str, Any]: ...
 

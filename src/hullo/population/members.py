@@ -162,7 +162,7 @@ _PARTS: dict[type, tuple[Callable[[Any], Any], ...]] = {
     functools.partial: tuple(map(operator.attrgetter, ("func", "args", "keywords", "__dict__"))),
     weakref.ReferenceType: (operator.methodcaller("__call__"),),
 }
-"""What says all about objects that compare as different unless they are the same."""
+"""The parts that decide whether objects are equal whose == compares identities."""
 
 
 def _check_alone(member: nn.Module) -> None:

@@ -161,7 +161,7 @@ def test_every_run_gives_the_same_bits() -> None:
     assert all(torch.equal(a, b) for a, b in zip(first, passes(case.fused, inputs), strict=True))
 
 
-def test_pictures_and_gradients_in_another_order_serve() -> None:
+def test_images_and_gradients_in_another_order_serve() -> None:
     case = CASES["kerasnet"]
     inputs = [tensor.to(DEVICE) for tensor in case.draw()]
     gradient = torch.randn(3, 64, 3, 3)
@@ -176,9 +176,9 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
     rows = torch.ones(3, 3, device=DEVICE)
     with pytest.raises(ValueError, match="6 channels do not fall into 4 equal parts, as many as there are seeds"):
         combine_pool_drop(x, rows, TRIO, none, none, 0, 0.0, True)
-    with pytest.raises(ValueError, match=r"x is torch\.float64 of shape \(1, 6, 2, 2\); give pictures"):
+    with pytest.raises(ValueError, match=r"x is torch\.float64 of shape \(1, 6, 2, 2\); give images"):
         combine_pool_drop(x.double(), rows, TRIO, none[:3], none[:3], 0, 0.0, True)
-    with pytest.raises(ValueError, match=r"x is .* of shape \(1, 6, 1, 2\); give pictures"):
+    with pytest.raises(ValueError, match=r"x is .* of shape \(1, 6, 1, 2\); give images"):
         combine_pool_drop(x[:, :, :1], rows, TRIO, none[:3], none[:3], 0, 0.0, True)
 
 

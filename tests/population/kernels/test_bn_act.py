@@ -102,7 +102,7 @@ CASES = {
     "odd, without a residual": Case((3, 35, 5, 3), 7),
     "one member": Case((2, 8, 3, 3), 1, bias=True),
     "one activation a channel": Case((2, 20, 4, 4), 20, residual=True),
-    "one channel, one picture": Case((1, 1, 1, 2), 1, residual=True),
+    "one channel, one image": Case((1, 1, 1, 2), 1, residual=True),
     "one pixel": Case((5, 12, 1, 1), 2),
     "several tiles a program": Case((9, 12, 16, 16), 3, residual=True),
     "several tiles a program, no residual": Case((9, 12, 16, 16), 3),
@@ -195,7 +195,7 @@ def test_every_run_gives_the_same_bits(name: str) -> None:
     assert all(torch.equal(first[name], again[name]) for name in first)
 
 
-def test_pictures_and_gradients_in_another_order_serve() -> None:
+def test_images_and_gradients_in_another_order_serve() -> None:
     case = CASES["a block's second"]
     inputs = case.draw()
     dy = torch.randn_like(inputs["x"])
@@ -242,7 +242,7 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
 
     with pytest.raises(ValueError, match="6 channels do not fall into 4 equal parts, as many as there are rows"):
         call(rows=torch.ones(4, 3, device=DEVICE))
-    with pytest.raises(ValueError, match=r"x is torch\.float64 of shape \(2, 6, 2, 2\); give pictures"):
+    with pytest.raises(ValueError, match=r"x is torch\.float64 of shape \(2, 6, 2, 2\); give images"):
         call(x=inputs["x"].double())
     with pytest.raises(ValueError, match=r"x is .* of shape \(1, 6, 1, 1\); give .* two values of a channel or more"):
         call(x=inputs["x"][:1, :, :1, :1])
@@ -293,7 +293,7 @@ for kernel, tile, residual, twice in calls:
 
 
 def test_compiled_for_a_gpu_nothing_spills_and_all_programs_of_a_multiprocessor_are_there_at_once() -> None:
-    """And pictures travel 16 bytes at a time, as does what belongs to columns; coefficients are read once for eight
+    """And images travel 16 bytes at a time, as does what belongs to columns; coefficients are read once for eight
     columns, that is three times. This takes no GPU, and the interpreter cannot tell."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=False)
@@ -312,7 +312,7 @@ gpu = pytest.mark.gpu
 
 @gpu
 def test_more_than_2_31_elements() -> None:
-    """Pictures and gradients that repeat have the statistics of a few of them."""
+    """Images and gradients that repeat have the statistics of a few of them."""
     few = Case((10, 96, 32, 32), 3, residual=True)
     times = 2240
     many = replace(few, shape=(10 * times, 96, 32, 32))

@@ -22,7 +22,7 @@ pytestmark = [  # of the interpreter: inf - inf and the like, and its own way of
 
 
 class Case(NamedTuple):
-    """Members, channels in and out, the side of a window, stride, padding, the sides of pictures, a bias or none."""
+    """Members, channels in and out, the side of a window, stride, padding, the sides of images, a bias or none."""
 
     members: int
     inputs: int
@@ -34,7 +34,7 @@ class Case(NamedTuple):
     biased: bool
 
     def draw(self, batch: int = 3, dtype: torch.dtype = torch.float32) -> list[Tensor]:
-        """Pictures, weights and perhaps a bias."""
+        """Images, weights and perhaps a bias."""
         generator = torch.Generator().manual_seed(sum(self[:5]))
         x = torch.randn(batch, self.members * self.inputs, *self.sides, generator=generator)
         filters = self.members * self.outputs

@@ -1,4 +1,4 @@
-"""The first convolution from bytes equals one of pictures; on the CPU it runs in Triton's interpreter."""
+"""The first convolution from bytes equals one of images; on the CPU it runs in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def random_layer(channels: int, height: int, width: int, side: int, same: bool, 
     return tuple(tensor.to(DEVICE) for tensor in (images, order[:, 7:12], moves[:, 7:12], weight, bias))
 
 
-def plain_pictures(images: Tensor, order: Tensor, moves: Tensor) -> Tensor:
+def plain_images(images: Tensor, order: Tensor, moves: Tensor) -> Tensor:
     return scale(move(images, order, moves)).transpose(0, 1).flatten(1, 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
 @pytest.mark.parametrize("shape", [(1, 16, 16), (3, 16, 16), (2, 5, 9)], ids=["grey", "coloured", "oblong"])
-def test_where_it_copies_it_shows_the_pictures_of_the_plain_form_to_the_bit(
+def test_where_it_copies_it_shows_the_images_of_the_plain_form_to_the_bit(
     shape: tuple[int, int, int], dtype: torch.dtype
 ) -> None:
     channels = shape[0]
@@ -50,13 +50,13 @@ def test_where_it_copies_it_shows_the_pictures_of_the_plain_form_to_the_bit(
     images[:, 0].flatten(1)[:, :256] = torch.arange(256)[: images[0, 0].numel()]  # every byte, where there is room
     weight = torch.eye(channels, device=DEVICE).repeat(3, 1)[..., None, None]
     copied = convolve(images, order, moves, weight, torch.zeros(3 * channels, device=DEVICE), same=False, dtype=dtype)
-    expected = plain_pictures(images.cpu(), order.cpu(), moves.cpu())  # where a division is one
+    expected = plain_images(images.cpu(), order.cpu(), moves.cpu())  # where a division is one
     assert torch.equal(copied.cpu(), expected.to(dtype))
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
-def test_values_and_gradients_agree_with_a_convolution_of_pictures(
+def test_values_and_gradients_agree_with_a_convolution_of_images(
     layer: tuple[int, int, int, int, bool, int], layout: torch.memory_format
 ) -> None:
     side, same = layer[3:5]
@@ -64,7 +64,7 @@ def test_values_and_gradients_agree_with_a_convolution_of_pictures(
     leaves = [weight.contiguous(memory_format=layout).requires_grad_(), bias.requires_grad_()]
     found = convolve(*batch, *leaves, same=same)
     wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
-    expected = F.conv2d(plain_pictures(*batch).double(), *wide, padding=side // 2 if same else 0, groups=3)
+    expected = F.conv2d(plain_images(*batch).double(), *wide, padding=side // 2 if same else 0, groups=3)
     assert found.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
     gradient = torch.randn_like(found)
@@ -79,7 +79,7 @@ def test_16_bits_agree_to_their_rounding() -> None:
     *batch, weight, bias = random_layer(*LAYERS["kerasnet"])
     leaves = [weight.requires_grad_(), bias.requires_grad_()]  # float32, as under autocast
     found = convolve(*batch, *leaves, same=True, dtype=HALF)
-    expected = F.conv2d(plain_pictures(*batch), *leaves, padding=1, groups=3)
+    expected = F.conv2d(plain_images(*batch), *leaves, padding=1, groups=3)
     gradient = torch.randn_like(found)
     slopes = torch.autograd.grad(found, leaves, gradient)
     expected_slopes = torch.autograd.grad(expected, leaves, gradient.float())

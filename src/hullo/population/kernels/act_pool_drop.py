@@ -1,9 +1,9 @@
-"""Activation, pooling and dropout of a population in one pass there and one back.
+"""Compute activation, pooling and dropout of a population in one pass forward and one backward.
 
     y = drop(max_pool2d(combine(x + bias, rows, bases), 2))
 
-for pictures with channels last. Only x is kept. The backward pass computes the activations of each 2 x 2 window again,
-finds the maximum as PyTorch does (the first of equals; what is not a number wins), and writes each entry of the
+for images with channels last. Only x is kept. The backward pass computes the activations of each 2 x 2 window again,
+finds the maximum as PyTorch does (the first of equals; NaN wins), and writes each entry of the
 gradient once. Windows are the rows of a matrix whose columns are the channels of all members; a program takes COLUMNS
 of these, ROWS windows at a time. The sums for the coefficients' gradients are kept as in :mod:`hullo.kernels.codegen`,
 whose `reduce` adds them up; so every run gives the same bits.
@@ -52,22 +52,22 @@ def combine_pool_drop(
     flat: bool = False,
     first: int = 0,
 ) -> Tensor:
-    """Pictures (B, channels, H, W) after their activation, half as high and wide, and after dropout while training.
+    """Return images (B, channels, H, W) after activation, 2 x 2 max pooling and, in training, dropout.
 
     Args:
-        x: what a convolution gives, channels last (else it is copied first).
+        x: the output of a convolution, channels last (otherwise it is copied first).
         rows: coefficients, N for all channels or one row for each of equally many of them.
         bases: the N base functions; each has a formula.
         seeds, steps: of each member, (members,); its channels are one of as many equal parts.
-        number: which of the network's dropouts this is, counted from 0.
-        rate: the share that is dropped; none is computed for 0.
+        number: the index of this dropout in the network.
+        rate: the probability of dropping an entry.
         training: whether anything is dropped.
         bias: of each channel, added to x; None adds nothing.
         flat: whether the result is (members, B, height * width * channels), with channels last.
-        first: the number of the first of the B pictures, where they are a part of a larger batch.
+        first: the index of the first image, where the batch is part of a larger one.
     """
     if x.dtype not in TYPES or x.dim() != 4 or min(x.shape[2:]) < 2:
-        wanted = f"pictures (B, channels, H, W) of at least 2 x 2 pixels, of {', '.join(map(str, TYPES))}"
+        wanted = f"images (B, channels, H, W) of at least 2 x 2 pixels, of {', '.join(map(str, TYPES))}"
         raise ValueError(f"x is {x.dtype} of shape {tuple(x.shape)}; give {wanted}")
     for name, parts in (("seeds", len(seeds)), ("rows", len(rows) if rows.dim() == 2 else 1)):
         if x.shape[1] % parts:
@@ -78,7 +78,7 @@ def combine_pool_drop(
 
 
 class _Call(NamedTuple):
-    """What a call is told besides tensors."""
+    """Hold the arguments of a call that are not tensors."""
 
     bases: tuple[Base, ...]
     flat: bool
@@ -88,7 +88,7 @@ class _Call(NamedTuple):
     def constants(
         self, x: Tensor, rows: Tensor, bias: Tensor | None, members: int, tile: tuple[int, int]
     ) -> dict[str, Any]:
-        """What the kernels are compiled for, with tiles of a size and for a number of warps."""
+        """Return the constants of the kernels, for tiles of a size and a number of warps."""
         size, warps = tile
         _, channels, height, width = x.shape
         own = channels // members
@@ -111,7 +111,7 @@ class _Call(NamedTuple):
         }
 
     def start(self, x: Tensor, members: int) -> int:
-        """How many entries of a member come before these pictures."""
+        """Return how many entries of a member come before these images."""
         return self.first * (x.shape[1] // members) * (x.shape[2] // 2) * (x.shape[3] // 2)
 
 
@@ -166,7 +166,7 @@ class _CombinePoolDrop(torch.autograd.Function):
 
 @functools.cache
 def _kernels(bases: tuple[Base, ...], dtype: torch.dtype) -> dict[str, Any]:
-    """The kernels `forward`, `backward` and `reduce` of a set of bases."""
+    """Return the kernels `forward`, `backward` and `reduce` of a set of bases."""
     numbers = range(len(bases))
     c = ", ".join(f"c{i}" for i in numbers)
     values, slopes = formulas(bases)
@@ -272,7 +272,7 @@ def backward(
         $STORE_BIAS
 """
 
-# What a program does once: its columns, and what belongs to each.
+# Done once per program: its columns and their numbers.
 _COLUMNS = """
 lane = tl.program_id(0) % LANES
 column = lane * COLUMNS + tl.arange(0, COLUMNS)[None, :]
@@ -284,8 +284,8 @@ if BIAS:
     bias = tl.load(bias_ptr + column, mask=known, other=0.0).to(tl.float32)
 """
 
-# What it does for each tile: its windows, DOWN x ACROSS of a picture, where they are and what is in them. In the
-# backward pass windows may reach over the edge; those have no place in the pooled pictures.
+# Done for each tile: its windows, DOWN x ACROSS of an image, their places and their entries. In the backward pass,
+# windows may reach over the edge; those have no place in the pooled images.
 _WINDOWS = """
 window = tile * ROWS + tl.arange(0, ROWS)[:, None]
 if BIG:

@@ -64,25 +64,26 @@ def normalise_combine(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Pictures (B, channels, H, W) normalised, added to others, and after their activation; twice, in the same memory,
-    so that the gradients of what goes two ways are added up here.
+    """Return images (B, channels, H, W) after batch norm, the sum with a residual and the activation, as two tensors.
+
+    Both share their memory. A value with two users gets a gradient from each, and this function adds them up.
 
     Args:
-        x: what a convolution gives, channels last (else it is copied first).
-        running_mean, running_variance: of each channel. Training moves them in place, as PyTorch's batch norm does.
+        x: the output of a convolution, channels last (otherwise it is copied first).
+        running_mean, running_variance: of each channel. Training updates them in place, as PyTorch does.
         scale, shift: of each channel.
         rows: coefficients, N for all channels or one row for each of equally many of them.
         bases: the N base functions; each has a formula.
-        training: whether x is normalised by its own statistics, or by the running ones.
-        momentum: the share of the new in the running statistics.
+        training: whether x is normalized by its own statistics, or by the running ones.
+        momentum: the weight of the new statistics in the running ones.
         eps: added to variances.
         bias: of each channel, where the convolution left it out. In training it would be subtracted again with the
             mean, so the running mean alone takes it up, and its gradient is zero.
-        residual: pictures like x.
+        residual: images like x.
     """
     pixels = x.numel() // max(1, x.shape[1]) if x.dim() == 4 else 0
     if x.dtype not in TYPES or pixels < 1 + training:
-        wanted = f"pictures (B, channels, H, W) of {', '.join(map(str, TYPES))}"
+        wanted = f"images (B, channels, H, W) of {', '.join(map(str, TYPES))}"
         least = ", with two values of a channel or more to train" if training else ""
         raise ValueError(f"x is {x.dtype} of shape {tuple(x.shape)}; give {wanted}{least}")
     if residual is not None and (residual.shape != x.shape or residual.dtype != x.dtype):
@@ -96,7 +97,7 @@ def normalise_combine(
 
 
 class _Call(NamedTuple):
-    """What a call is told besides tensors."""
+    """Hold the arguments of a call that are not tensors."""
 
     bases: tuple[Base, ...]
     training: bool
@@ -105,7 +106,7 @@ class _Call(NamedTuple):
 
 
 class _Others(NamedTuple):
-    """The tensors besides x; what is subtracted from it is the mean less the bias."""
+    """Hold the tensors besides x. The mean less the bias is subtracted from x."""
 
     mean: Tensor
     variance: Tensor
@@ -116,7 +117,7 @@ class _Others(NamedTuple):
     residual: Tensor | None
 
     def pointers(self) -> tuple[Tensor, ...]:
-        """All of them; for one that is not there any tensor stands, and is not read."""
+        """Return all of them; an absent one is replaced by another tensor, which is not read."""
         return tuple(self.mean if tensor is None else tensor for tensor in self)
 
     def constants(self) -> dict[str, Any]:
@@ -181,14 +182,14 @@ class _NormaliseCombine(torch.autograd.Function):
 
 @triton.jit
 def spread(numbers, EACH: tl.constexpr):
-    """A row in which each number stands EACH times in turn; a thread has neighbouring columns, and holds it once."""
+    """Return a row with each number repeated EACH times; a thread has neighbouring columns and holds it once."""
     copies = tl.broadcast_to(numbers[:, :, None], [1, numbers.shape[1], EACH])
     return tl.reshape(copies, [1, numbers.shape[1] * EACH])
 
 
 @functools.cache
 def _kernels(bases: tuple[Base, ...], dtype: torch.dtype) -> dict[str, Any]:
-    """The kernels `apply`, `collect`, `pull` and `reduce` of a set of bases."""
+    """Return the kernels `apply`, `collect`, `pull` and `reduce` of a set of bases."""
     numbers = range(len(bases))
     values, slopes = formulas(bases)
     row = f"tl.load(rows_ptr + group * {len(bases)} + %d).to(tl.float32)"
@@ -279,7 +280,7 @@ def pull(
         tl.store(dx_ptr + start + at, dx.to(dx_ptr.dtype.element_ty), mask=inside)
 """
 
-# What a program does once: its columns, and what belongs to each. Coefficients are read once for EACH of them.
+# Done once per program: its columns and their numbers. Coefficients are read once for EACH of them.
 _COLUMNS = """
 begin(EARLY)
 lane = tl.program_id(0) % LANES
@@ -296,7 +297,7 @@ some = lane * COLUMNS + EACH * tl.arange(0, COLUMNS // EACH)[None, :]
 group = tl.where(some < CHANNELS, some, 0) // GROUP
 """
 
-# What the bases see.
+# The input of the bases.
 _ARGUMENT = """
 x = centred * factor + shift
 if RESIDUAL:

@@ -1,4 +1,4 @@
-"""Pictures with channels last as a matrix: a row for each pixel of each picture, a column for each channel.
+"""Treat images with channels last as a matrix: a row per pixel of each image, a column per channel.
 
 Here is how kernels cut such a matrix up, what they have in common, and two that know nothing of activations: the
 statistics of each column, and the sums of what programs leave behind. No column sees another, so that members never do;
@@ -22,7 +22,7 @@ from hullo.kernels.triton import INTERPRETED
 
 
 class Tile(NamedTuple):
-    """What suits a kernel: how often a thread reads 16 bytes of a tensor at a time, the warps of a program, and how
+    """Say what suits a kernel: how often a thread reads 16 bytes of a tensor at a time, the warps of a program, and how
     many programs a multiprocessor has."""
 
     times: int
@@ -39,7 +39,7 @@ NARROW = 32
 
 
 class Cut(NamedTuple):
-    """How a kernel cuts pictures up: into lanes of COLUMNS, each of `tiles` that `splits` programs share."""
+    """Say how a kernel partitions images: into lanes of COLUMNS, each of `tiles` that `splits` programs share."""
 
     pixels: int
     tiles: int
@@ -90,7 +90,7 @@ def launch(kernel: Any, programs: int, *arguments: Any, follows: bool, **constan
 def take_statistics(
     x: Tensor, running_mean: Tensor, running_variance: Tensor, momentum: float, bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The mean and the variance of each column.
+    """Return the mean and the variance of each column.
 
     The running ones take up a share of `momentum` of the new, in place, as in PyTorch's batch norm: of the mean of x
     and the bias, and of the unbiased variance.
@@ -109,7 +109,7 @@ def take_statistics(
 
 
 def add_moments(partial: Tensor, variance: Tensor, eps: float) -> Tensor:
-    """The sums (2, channels) over programs of (2, splits, channels), of ds and of ds * (x - mean) / deviation.
+    """Return the sums (2, channels) over programs of (2, splits, channels), of ds and of ds * (x - mean) / deviation.
 
     The second comes without its deviation, sqrt(variance + eps).
     """
@@ -126,7 +126,7 @@ def _parts(splits: int) -> int:
     return min(128, int(triton.next_power_of_2(splits)))
 
 
-# What kernels have in common.
+# Shared by several kernels.
 
 
 @triton.jit
@@ -142,7 +142,7 @@ def place(
     tile, column, pixels, CHANNELS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr,
     BIG: tl.constexpr,
 ):  # fmt: skip
-    """Where a tile starts, where its entries are from there, and which of them there are."""
+    """Return where a tile starts, the offsets of its entries from there, and which of them exist."""
     if BIG:
         tile = tile.to(tl.int64)
     row = tl.arange(0, ROWS)[:, None]
@@ -152,7 +152,7 @@ def place(
 
 @triton.jit
 def centre(x_ptr, start, at, inside, level, EVEN: tl.constexpr):
-    """The entries of a tile less the levels of their columns; zero where there are none."""
+    """Return the entries of a tile less the levels of their columns; zero where there are none."""
     x = tl.load(x_ptr + start + at, mask=inside, other=0.0).to(tl.float32) - level
     if not EVEN:
         x = tl.where(inside, x, 0.0)
@@ -161,13 +161,13 @@ def centre(x_ptr, start, at, inside, level, EVEN: tl.constexpr):
 
 @triton.jit
 def fold(tile, HELD: tl.constexpr):
-    """A tile's rows added up to HELD rows: what one thread holds, so that nothing moves between threads."""
+    """Add a tile's rows up to HELD rows, those that one thread holds, so that nothing moves between threads."""
     return tl.sum(tl.reshape(tile, [tile.shape[0] // HELD, HELD, tile.shape[1]]), axis=0)
 
 
 @triton.jit
 def count_rows(split, pixels, tiles, splits, ROWS: tl.constexpr):
-    """How many rows the tiles of a program have; the very last tile may be cut short."""
+    """Return how many rows the tiles of a program have; the very last tile may be cut short."""
     missing = tl.where((tiles - 1 - split) % splits == 0, tiles * ROWS - pixels, 0)
     return (tiles - 1 - split + splits) // splits * ROWS - missing
 
@@ -209,7 +209,7 @@ def _settle(
     pixels, tiles, splits, CHANNELS: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr, COLUMNS: tl.constexpr,
     BIAS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Merges what programs measured, in float64, where the squares of float32 numbers are exact."""
+    """Merge the statistics of all programs in float64, where the squares of float32 numbers are exact."""
     begin(EARLY)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     known = column < CHANNELS

@@ -1,9 +1,9 @@
-"""A population's convolutions: many small ones side by side.
+"""Compute a population's convolutions: many small ones side by side.
 
 Libraries are made for one wide convolution; K narrow ones they cut out, convolve one after the other and put together
-again. Here a program takes POSITIONS windows of one member's pictures, all lie with channels last, and multiplies them
+again. Here a program takes POSITIONS windows of one member's images, all lie with channels last, and multiplies them
 with its weights: what a window shows is a row of NUMBERS, tap by tap, and all channels in each tap. The gradient for
-pictures is the same sum over windows of the results' gradient; that for weights takes the windows once more.
+images is the same sum over windows of the results' gradient; that for weights takes the windows once more.
 """
 
 # mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
@@ -24,7 +24,7 @@ from hullo.population.kernels import channels_last
 
 
 class Tile(NamedTuple):
-    """What suits a kernel: positions and numbers that a program takes at a time, its warps, loads under way at once."""
+    """Hold the settings of a kernel: positions and numbers per step of a program, warps, and loads under way at once."""
 
     positions: int
     numbers: int
@@ -44,7 +44,7 @@ PROGRAMS = 4
 
 
 class Shape(NamedTuple):
-    """Of a convolution: how many members, how wide, how windows lie, and the sides of pictures and results."""
+    """Hold the sizes of a convolution: members, channels, windows, and the sides of images and results."""
 
     members: int
     inputs: int
@@ -59,10 +59,10 @@ class Shape(NamedTuple):
 def convolve(
     x: Tensor, weight: Tensor, bias: Tensor | None, *, members: int, stride: int = 1, padding: tuple[int, int] = (0, 0)
 ) -> Tensor:
-    """K convolutions of pictures (B, K * inputs, H, W): (B, K * outputs, H', W'), with channels last.
+    """Convolve images (B, K * inputs, H, W) of K members and return (B, K * outputs, H', W'), channels last.
 
     Args:
-        x: the pictures.
+        x: the images.
         weight: (K * outputs, inputs, side, side), multiplied in x's type; sums are float32.
         bias: (K * outputs), or None.
         members: K.
@@ -71,7 +71,7 @@ def convolve(
     """
     if x.shape[1] != members * weight.shape[1] or len(weight) % members or weight.shape[2] != weight.shape[3]:
         raise ValueError(
-            f"pictures are (B, {members} * inputs, H, W) and weights ({members} * outputs, inputs, side, side); got "
+            f"images are (B, {members} * inputs, H, W) and weights ({members} * outputs, inputs, side, side); got "
             f"{tuple(x.shape)} and {tuple(weight.shape)}"
         )
     if max(weight.shape[1], len(weight) // members) > WIDEST:
@@ -105,7 +105,7 @@ class _Convolve(torch.autograd.Function):
 
 
 def _slide_over(x: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape, *, back: bool) -> Tensor:
-    """Results from pictures, or, `back`, gradients for pictures from those for results."""
+    """Return results from images or, with `back`, gradients of images from those of results."""
     channels, outputs = (shape.outputs, shape.inputs) if back else (shape.inputs, shape.outputs)
     sides, results = (shape.results, shape.sides) if back else (shape.sides, shape.results)
     y = torch.empty(len(x), *results, shape.members * outputs, dtype=x.dtype, device=x.device)
@@ -127,7 +127,7 @@ def _slide_over(x: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape, *,
 
 
 def _weigh_up(dy: Tensor, x: Tensor, weight: Tensor, shape: Shape, biased: bool) -> tuple[Tensor, Tensor | None]:
-    """The gradients for weights and bias."""
+    """Return the gradients of weights and bias."""
     before, behind = shape.padding
     if shape.inputs == shape.outputs and before == behind:  # here cuDNN is faster
         _, dweight, dbias = torch.ops.aten.convolution_backward(
@@ -156,7 +156,7 @@ def _weigh_up(dy: Tensor, x: Tensor, weight: Tensor, shape: Shape, biased: bool)
 
 
 def _fit(most: int, width: int) -> int:
-    """A power of two that holds a width, if it is not too much; a product takes 16 at least."""
+    """Return a power of two of at least a width, at most `most`; a product takes at least 16."""
     return min(most, max(16, int(triton.next_power_of_2(width))))
 
 
@@ -231,7 +231,7 @@ def _see(
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, LINES: tl.constexpr, ACROSS: tl.constexpr,
     SIDE: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, BACK: tl.constexpr, BIG: tl.constexpr,
 ):  # fmt: skip
-    """What the windows at some positions (P, 1) show at some numbers (1, N); zero beyond pictures and numbers.
+    """Read the windows at some positions (P, 1) at some numbers (1, N); zero beyond images and numbers.
 
     A window `BACK` shows, at each tap, the one result that this position had a part in by that tap.
     """

@@ -1,4 +1,4 @@
-"""Dropout of features in one pass, and the random bits that it shares with the other kernels of the laboratory.
+"""Drop features in one pass, with the random bits that it shares with the other kernels.
 
 The masks are those of :func:`hullo.population.rng.dropout_mask`, to the bit: 64-bit words are computed where they are
 needed, in the backward pass again, and never stored.
@@ -23,10 +23,10 @@ BLOCK = 1024
 
 
 def drop(x: Tensor, seeds: Tensor, steps: Tensor, number: int, rate: float, first: int = 0) -> Tensor:
-    """Features (members, B, F), a share of them zero and the others scaled up by 1 / (1 - rate).
+    """Return features (members, B, F), a part of them zero and the others scaled by 1 / (1 - rate).
 
     Args:
-        x: what to drop from.
+        x: the features.
         seeds, steps: of each member, (members,).
         number: which of the network's dropouts this is, counted from 0.
         rate: the share that is dropped.
@@ -37,7 +37,7 @@ def drop(x: Tensor, seeds: Tensor, steps: Tensor, number: int, rate: float, firs
 
 
 def draws(number: int, rate: float) -> dict[str, Any]:
-    """The constants of a dropout, as kernels take them."""
+    """Return the constants of a dropout for kernels."""
     if not 0 <= rate < 1:
         raise ValueError(f"rate={rate!r}: give a share from 0 to below 1")
     return {
@@ -74,7 +74,7 @@ def _launch(x: Tensor, seeds: Tensor, steps: Tensor, constants: dict[str, Any], 
 
 @triton.jit
 def mix(word):
-    """SplitMix64's finaliser."""
+    """Apply the finalizer of SplitMix64."""
     word = (word ^ (word >> 30)) * FIRST
     word = (word ^ (word >> 27)) * SECOND
     return word ^ (word >> 31)
@@ -82,7 +82,7 @@ def mix(word):
 
 @triton.jit
 def open_keys(seeds, steps, member, PURPOSE: tl.constexpr):
-    """The members' streams for a purpose at their present steps."""
+    """Return the members' streams for a purpose at their present steps."""
     seed = tl.load(seeds + member).to(tl.uint64, bitcast=True)
     step = tl.load(steps + member).to(tl.uint64, bitcast=True)
     return mix(mix(mix(seed) + PURPOSE) + step)
@@ -90,13 +90,13 @@ def open_keys(seeds, steps, member, PURPOSE: tl.constexpr):
 
 @triton.jit
 def draw(keys, word):
-    """The 64 bits at a place of each stream."""
+    """Return the 64 bits at a place of each stream."""
     return mix(keys + (word + 1).to(tl.uint64) * STEP)
 
 
 @triton.jit
 def is_kept(words, place, LEAST: tl.constexpr):
-    """Whether the entry is kept that owns the 16 bits at a place, from 0 to 3, of a word."""
+    """Return whether the entry is kept that owns the 16 bits at a place, from 0 to 3, of a word."""
     return (words >> (16 * place).to(tl.uint64)).to(tl.int16).to(tl.int32) >= LEAST
 
 
@@ -105,7 +105,7 @@ def open_columns(
     seeds, steps, column, PURPOSE: tl.constexpr, CHANNELS: tl.constexpr, OWN: tl.constexpr, COLUMNS: tl.constexpr,
     EACH: tl.constexpr,
 ):  # fmt: skip
-    """Streams for COLUMNS of CHANNELS, from `column` on, of which each member has OWN; one for EACH of them, a row."""
+    """Return streams for COLUMNS of CHANNELS, from `column` on, of which each member has OWN; one per EACH of them."""
     columns = column + EACH * tl.arange(0, COLUMNS // EACH)[None, :]
     return open_keys(seeds, steps, tl.where(columns < CHANNELS, columns, 0) // OWN, PURPOSE)
 
@@ -115,7 +115,7 @@ def keep_columns(
     keys, start, column, LEAST: tl.constexpr, OWN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     EACH: tl.constexpr,
 ):  # fmt: skip
-    """Which entries of (ROWS, COLUMNS) are kept, where `start` says how many a member has before each row.
+    """Return which entries of (ROWS, COLUMNS) are kept, where `start` says how many a member has before each row.
 
     EACH is 4, a whole word, where a member's channels and its entries before are multiples of that, else 1.
     """
@@ -144,5 +144,5 @@ def _drop(
         kept = is_kept(draw(key, (start + here) // 4), (start + here) % 4, LEAST)
     inside = here < size
     x = tl.load(x_ptr + member * size + here, mask=inside, other=0.0).to(tl.float32)
-    y = x * kept.to(tl.float32) * SCALE  # not a choice: what is not a number stays so, as in the plain form
+    y = x * kept.to(tl.float32) * SCALE  # a product, not a choice: NaN stays NaN, as in the plain form
     tl.store(y_ptr + member * size + here, y.to(y_ptr.dtype.element_ty), mask=inside)

@@ -1,9 +1,9 @@
-"""A population's first convolution, straight from the bytes of the data set.
+"""Compute a population's first convolution from the bytes of the data set.
 
-Each member sees its own pictures, each flipped and shifted in its own way (see :mod:`hullo.lab.data.augment`, whose
+Each member sees its own images, each flipped and shifted in its own way (see :mod:`hullo.lab.data.augment`, whose
 `move` and `scale` are the plain form). With one or three channels to each member, a first convolution moves far more
-memory than it computes. So here moved and scaled pictures are never written: a program looks at POSITIONS windows of
-one member's pictures and multiplies them with its weights; in the backward pass it looks again. There is no gradient
+memory than it computes. So here moved and scaled images are never written: a program looks at POSITIONS windows of
+one member's images and multiplies them with its weights; in the backward pass it looks again. There is no gradient
 for bytes, so the results move once there, and their gradients once back.
 """
 
@@ -36,16 +36,16 @@ def convolve(
     same: bool,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """conv2d of stride one over the chosen pictures, moved and scaled: (B, members * outputs, H, W), channels last.
+    """Convolve chosen images, moved and scaled, with stride one: (B, members * outputs, H, W), channels last.
 
     Args:
         images: bytes of shape (count, channels, height, width).
-        order: which picture each member sees, (members, B).
+        order: the index of each image of each member, (members, B).
         moves: how it is moved, as `draw_moves` says: (members, B, 3).
         weight: (members * outputs, channels, side, side), of any strides.
         bias: (members * outputs).
-        same: whether zeros around the pictures keep their size.
-        dtype: the type of the result, in which pictures and weights are multiplied too; sums are float32.
+        same: whether zeros around the images keep their size.
+        dtype: the type of the result, in which images and weights are multiplied too; sums are float32.
     """
     members, side = order.shape[0], weight.shape[-1]
     if images.dtype != torch.uint8 or not images.is_contiguous() or moves.shape != (*order.shape, 3):
@@ -65,7 +65,7 @@ def convolve(
 
 
 class _Call(NamedTuple):
-    """What a call is told and what has no gradient."""
+    """Hold the arguments of a call that have no gradient."""
 
     images: Tensor
     order: Tensor
@@ -74,7 +74,7 @@ class _Call(NamedTuple):
     dtype: torch.dtype
 
     def arguments(self, weight: Tensor) -> tuple[list[Any], dict[str, Any]]:
-        """Of both kernels: tensors and numbers that vary, and what they are compiled for."""
+        """Return the arguments of both kernels and the constants that they are compiled for."""
         members, batch = self.order.shape
         _, channels, height, width = self.images.shape
         side, outputs = weight.shape[-1], len(weight) // members
@@ -197,7 +197,7 @@ def _see(
     known = position < positions
     position = tl.where(known, position, 0)
     b = position // (LINES * ACROSS)
-    picture = tl.load(order + member * order_member + b * order_b)
+    image = tl.load(order + member * order_member + b * order_b)
     move = moves + member * moves_member + b * moves_b
     flipped = tl.load(move)
     down = tl.load(move + moves_entry).to(tl.int32)
@@ -209,7 +209,7 @@ def _see(
     y = tl.minimum(tl.maximum(y - down, 0), HEIGHT - 1)
     x = tl.minimum(tl.maximum(x - right, 0), WIDTH - 1)
     x = tl.where(flipped == 1, WIDTH - 1 - x, x)
-    at = ((picture * CHANNELS + number // (SIDE * SIDE)) * HEIGHT + y) * WIDTH + x
+    at = ((image * CHANNELS + number // (SIDE * SIDE)) * HEIGHT + y) * WIDTH + x
     pixel = tl.load(images + at, mask=seen, other=0).to(tl.float32)
     # A division takes ten times as long; after rounding to 16 bits a product is the same, for every byte.
     pixel = tl.div_rn(pixel, 255.0) if tl.float32 == TYPE else pixel * (1 / 255)

@@ -1,4 +1,4 @@
-"""Local response normalisation on a GPU: one kernel forward, one backward, for either layout of pictures in memory.
+"""Local response normalization on a GPU: one kernel forward, one backward, for either layout of images in memory.
 
     y_c = x_c s_c^-beta,    s_c = 1 + alpha / size * (sum of x^2 over the `size` channels around c)
 
@@ -25,11 +25,11 @@ from torch.autograd.function import once_differentiable
 from hullo.kernels.spec import dense, laid_out_like
 
 RUNS = 128
-"""Runs that a program of four warps takes, one a thread."""
+"""Runs per program of four warps, one per thread."""
 
 
 class LocalResponseNorm(torch.autograd.Function):
-    """Pictures (B, members * channels, ...) of float32, bfloat16 or float16, normalised within each member.
+    """Normalize images (B, members * channels, ...) of float32, bfloat16 or float16 within each member.
 
     `LocalResponseNorm.apply(x, channels, size, alpha, beta)`, where `channels` are those of one member.
     """
@@ -124,7 +124,7 @@ def _places(runs, CHANNELS: tl.constexpr, STEP: tl.constexpr, RUN: tl.constexpr,
 
 @triton.jit
 def _read(t_at, at, channel, inside, CHANNELS: tl.constexpr, STEP: tl.constexpr, RUN: tl.constexpr):
-    """The channels of the run before, of the run itself and of the run after, one by one; beyond the member, zeros."""
+    """Read the channels of the run before, the run itself and the run after, one by one; beyond the member, zeros."""
     channels = ()
     for side in tl.static_range(-1, 2):
         there = channel + side * RUN
@@ -135,7 +135,7 @@ def _read(t_at, at, channel, inside, CHANNELS: tl.constexpr, STEP: tl.constexpr,
 
 @triton.jit
 def _columns(tile):
-    """The columns of a tile, from left to right; no data moves where each thread holds a row."""
+    """Return the columns of a tile from left to right; no data moves where each thread holds a row."""
     columns = (tile,)
     if tile.shape[1] > 1:
         halves = tl.permute(tl.reshape(tile, (tile.shape[0], 2, tile.shape[1] // 2)), (0, 2, 1))
@@ -146,7 +146,7 @@ def _columns(tile):
 
 @triton.jit
 def _tile(columns):
-    """The inverse of `_columns`."""
+    """Invert `_columns`."""
     tile = columns[0]
     if len(columns) > 1:
         left, right = _tile(columns[: len(columns) // 2]), _tile(columns[len(columns) // 2 :])
@@ -165,7 +165,7 @@ def _squares(terms):
 
 @triton.jit
 def _windows(terms, HALF: tl.constexpr):
-    """The sum of every 2 HALF + 1 neighbours; the first is around terms[HALF]."""
+    """Return the sum of every 2 HALF + 1 neighbours; the first is around terms[HALF]."""
     sums = ()
     for j in tl.static_range(len(terms) - 2 * HALF):
         total = terms[j]
@@ -177,7 +177,7 @@ def _windows(terms, HALF: tl.constexpr):
 
 @triton.jit
 def _powers(s, BETA: tl.constexpr):
-    """s^-beta and 1 / s; with the usual beta both come from one inverse root."""
+    """Return s^-beta and 1 / s; with the usual beta both come from one inverse root."""
     if BETA == 0.75:
         root = tl.rsqrt(s)
         power, inverse = root * tl.sqrt(root), root * root

@@ -178,7 +178,7 @@ def _read(roles_ptr, codes_ptr, source, known, BASES: tl.constexpr, COLUMNS: tl.
 
 @triton.jit
 def _project(raw, used):
-    """max(r - t, 0) with t = max over i of (sum of the r that reach r_i - 1) / (how many do)."""
+    """Return max(r - t, 0) with t = max over i of (sum of the r that reach r_i - 1) / (how many do)."""
     raw = tl.where(used, raw, float("-inf"))
     raw -= tl.floor(tl.max(raw, 1, keep_dims=True))  # as in the plain form, so that large numbers keep the 1
     reaches = raw[:, None, :] >= raw[:, :, None]
@@ -205,13 +205,13 @@ def _feasible(kept, gradient, used, known):
 
 @triton.jit
 def _add(numbers, counted):
-    """For each base the sum of the numbers that are counted with it."""
+    """Return for each base the sum of the numbers that are counted with it."""
     return tl.sum(tl.where(counted, numbers[:, None, :], 0.0), 2)
 
 
 @triton.jit
 def _unless_lost(threshold, numbers):
-    """A row's threshold, not a number where the sum of its numbers is none."""
+    """Return a row's threshold, NaN where the sum of its numbers is NaN."""
     total = tl.sum(numbers, 1, keep_dims=True)
     return tl.where(total == total, threshold, total)
 
@@ -231,7 +231,7 @@ def _soften_back(kept, gradient, used):
 
 @triton.jit
 def _recentre(numbers, used, TOTAL: tl.constexpr):
-    """Numbers, used ones shifted alike so that they sum to TOTAL."""
+    """Shift the used numbers alike so that they sum to TOTAL."""
     missing = TOTAL - tl.sum(tl.where(used, numbers, 0.0), 1, keep_dims=True)
     return tl.where(used, numbers + tl.div_rn(missing, tl.sum(used.to(tl.float32), 1, keep_dims=True)), 0.0)
 
