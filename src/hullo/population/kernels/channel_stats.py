@@ -177,7 +177,7 @@ def _measure(
     x_ptr, partial_ptr, pixels, tiles, splits, CHANNELS: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr,
     HELD: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr, BIG: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Of the rows of each program the first, their mean less the first, and the sum of squares around their mean.
+    """Store the first row of each program, the mean of its rows less the first, and the squares around their mean.
 
     Sums are those of differences from the first. With n rows that is off their mean by sqrt(n) deviations at the most,
     so that squares lose n roundings at the most, however far the mean is from zero.

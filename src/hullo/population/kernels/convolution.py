@@ -24,7 +24,7 @@ from hullo.population.kernels import channels_last
 
 
 class Tile(NamedTuple):
-    """Hold the settings of a kernel: positions and numbers per step of a program, warps, and loads under way at once."""
+    """Hold the settings of a kernel: positions and numbers per step of a program, warps, and loads in flight."""
 
     positions: int
     numbers: int

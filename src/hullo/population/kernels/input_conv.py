@@ -189,7 +189,7 @@ def _see(
     LINES: tl.constexpr, ACROSS: tl.constexpr, NUMBERS: tl.constexpr, POSITIONS: tl.constexpr,
     TYPE: tl.constexpr,
 ):  # fmt: skip
-    """A member's windows at the positions of a tile, (POSITIONS, NUMBERS).
+    """Read a member's windows at the positions of a tile, (POSITIONS, NUMBERS).
 
     The numbers are the pixels of a window, channel by channel and line by line, then a one, then zeros.
     """

@@ -108,7 +108,7 @@ def _backward(
 
 @triton.jit
 def _places(runs, CHANNELS: tl.constexpr, STEP: tl.constexpr, RUN: tl.constexpr, RUNS: tl.constexpr, BIG: tl.constexpr):
-    """Of each run: where its channels lie, which of their member's they are, and whether there is such a run at all.
+    """Return the places of each run's channels, their indices in the member, and whether there is such a run.
 
     Runs are counted in the order of memory, so that neighbouring threads read neighbouring addresses in either layout.
     """
