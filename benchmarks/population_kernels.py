@@ -21,13 +21,13 @@ from torch import Tensor
 from variants import HALF, Bench, Part, Step, measure_on_gpu, parser, size
 
 import hullo
-from hullo.coefficients import get_parametrization
 from hullo.functional import apply
 from hullo.kernels import CombineSpec
 from hullo.lab import networks
 from hullo.lab.data import ilsvrc2012
 from hullo.lab.data.augment import draw_moves, draw_order
 from hullo.lab.data.ilsvrc2012 import crop_kernel as crop
+from hullo.parametrizations import get_parametrization
 from hullo.population import SGD, Population, RMSprop, kernels
 from hullo.population.images import move, scale
 from hullo.population.kernels import act_pool_drop as pooled

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import hullo
 from hullo import boundary
-from hullo.coefficients import feasible_gradient
+from hullo.parametrizations import feasible_gradient
 
 BASES = ("identity", "relu", "tanh")
 OPTIMIZERS: list[Callable[[Sequence[Tensor]], torch.optim.Optimizer]] = [  # whose steps do not magnify rounding errors

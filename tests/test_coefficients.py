@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import hullo
-from hullo.coefficients import feasible_gradient, get_parametrization
+from hullo.parametrizations import feasible_gradient, get_parametrization
 
 SIMPLEX = hullo.Simplex.choices
 HYPERPLANE = hullo.Hyperplane.choices
@@ -286,18 +286,18 @@ class TestSets:
             (
                 hullo.Simplex,
                 "free",
-                "parametrization='free'.*Simplex.*'projection' or 'softmax'",
+                "'free'.*Simplex.*'projection', 'softmax'",
             ),
             (
                 hullo.Hyperplane,
                 "",
-                "parametrization=''.*Hyperplane.*'recentred' or 'free'",
+                "''.*Hyperplane.*'recentred', 'free'",
             ),
-            (hullo.Hyperplane, "given", "parametrization='given'"),
-            (hullo.Simplex, 3, "parametrization=3"),
+            (hullo.Hyperplane, "given", "'given'.*Hyperplane"),
+            (hullo.Simplex, 3, "3.*Simplex"),
         ],
     )
-    def test_an_unknown_way_is_refused(
+    def test_an_unknown_parametrization_is_rejected(
         self, kind: Callable[[object], object], parametrization: object, said: str
     ) -> None:
         with pytest.raises(ValueError, match=said):

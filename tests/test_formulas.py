@@ -76,7 +76,7 @@ def test_the_cpus_kernel_serves_it(dtype: torch.dtype) -> None:
 
 _FUSED = """
 import torch, hullo
-from hullo.coefficients import get_parametrization
+from hullo.parametrizations import get_parametrization
 from hullo.kernels import CombineSpec, reference, triton
 hullo.add_base("bell", "x * exp(-square(x / width))", parameters={"width": 1.0})
 hullo.add_base("bent", "where(x < 0, 0.3 * x, x) / (1 + abs(x))")

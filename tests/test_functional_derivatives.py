@@ -8,7 +8,7 @@ from torch import Tensor
 
 import hullo
 import oracle
-from hullo.coefficients import get_parametrization
+from hullo.parametrizations import get_parametrization
 from made_hulls import QUARTET, every_hull
 
 

@@ -6,7 +6,7 @@ import torch
 
 import hullo
 from hullo import catalogue
-from hullo.coefficients import feasible_gradient
+from hullo.parametrizations import feasible_gradient
 
 pytest.importorskip("keras")
 

@@ -33,7 +33,6 @@ pytestmark = without_array_warning
         (PAPER, {"init": [[1.0, 0.0, 0.0]] * 3, "groups": 2}),
         (PAPER, {"groups": 0}),
         (PAPER, {"groups": 2.0}),
-        (PAPER, {"parametrization": "division"}),
     ],
 )
 def test_bad_arguments_raise_the_errors_of_pytorch(name, bases, arguments):

@@ -10,6 +10,7 @@ from hullo.functional import combine
 from hullo.gating import GatedHull
 from hullo.modules import AffineHull, ConicHull, ConvexHull, Hull, LinearHull
 from hullo.named import blending_unit, poly_relu, star_relu, xielu
+from hullo.parametrizations import Parametrization
 from hullo.properties import approximates_identity, identify, is_monotone, slope_bounds
 from hullo.surgery import (
     coefficient_dict,
@@ -37,6 +38,7 @@ __all__ = [
     "Hyperplane",
     "LinearHull",
     "Orthant",
+    "Parametrization",
     "Simplex",
     "Space",
     "add_base",

@@ -4,7 +4,7 @@ The raw numbers of a convex or conic hull that is kept by projection get a gradi
 coefficients, so gradients of micro-batches and of processes add up to that of the whole batch. On the boundary a step
 along it would carry raw numbers further and further outside, where they no longer change the coefficients. So before
 every step of an optimizer of torch.optim, the summed gradient is restricted to the directions in which the
-coefficients can move, by the `restrict` of a :class:`hullo.coefficients.Parametrization`.
+coefficients can move, by the `restrict` of a :class:`hullo.parametrizations.Parametrization`.
 
 An optimizer that is not a :class:`torch.optim.Optimizer` does without this. Its coefficients are right all the same;
 one that has reached zero comes back only after its raw number has come back.
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
-from hullo.coefficients import Parametrization
+from hullo.parametrizations import Parametrization
 from hullo.sharding import gather, is_sharded, shard_like
 
 if TYPE_CHECKING:

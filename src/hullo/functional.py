@@ -12,8 +12,8 @@ from torch import Tensor, fx
 from hullo import operators
 from hullo._compat import is_exporting, is_intercepted, needs_plain_operations
 from hullo.bases import Base, resolve
-from hullo.coefficients import get_parametrization
 from hullo.kernels import CombineSpec, choose, load, reference
+from hullo.parametrizations import get_parametrization
 
 
 def combine(

@@ -43,7 +43,7 @@ class GatedHull(nn.Module):
         if isinstance(gate, fx.Proxy) or isinstance(up, fx.Proxy) or not _is_plain(hull, gate, up):
             product: Tensor = hull(gate) * up
             return product
-        fused: Tensor = _Gated.apply(gate, up, hull.raw, hull.spec, choose(gate, hull.spec, None))  # type: ignore[no-untyped-call]
+        fused: Tensor = _Gated.apply(gate, up, hull.kernel_input(), hull.spec, choose(gate, hull.spec, None))  # type: ignore[no-untyped-call]
         return fused
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from hullo._compat import real_tensors
 from hullo.bases import Base, base, resolve
 from hullo.boundary import watch
-from hullo.coefficients import Hyperplane, Orthant, Simplex, Space, get_parametrization
+from hullo.coefficients import Hyperplane, Orthant, Simplex, Space, invert
 from hullo.functional import apply
 from hullo.kernels import CombineSpec
+from hullo.parametrizations import BuiltInParametrization, Parametrization, evaluate, get_parametrization
 from hullo.rawnames import write_raw_name
 from hullo.readonly import read_only
 from hullo.scaling import apply_scaled, make_scales
@@ -37,7 +38,7 @@ class Hull(nn.Module):
         init: Init = None,
         groups: int = 1,
         channel_dim: int = 1,
-        parametrization: str | None = None,
+        parametrization: str | Parametrization | None = None,
         strict: bool | None = None,
         inner_scale: str | None = None,
         inplace: bool = False,
@@ -55,29 +56,39 @@ class Hull(nn.Module):
         self.bases = resolve(_listed(bases), strict=self.is_strict if strict is None else strict)
         self.groups = groups
         self.constraint = self.set_class() if parametrization is None else self.set_class(parametrization)
-        self.spec = CombineSpec(self.bases, self.constraint.parametrization, channel_dim)
-        self.raw_name = write_raw_name(self.constraint.parametrization.name, self.bases, groups, channel_dim)
+        chosen = self.constraint.parametrization
+        in_kernel = chosen if isinstance(chosen, BuiltInParametrization) else get_parametrization("given")
+        self.spec = CombineSpec(self.bases, in_kernel, channel_dim)
+        self.raw_name = write_raw_name(chosen.name, self.bases, groups, channel_dim)
         self.init = self._admitted(self._uniform() if init is None else init)
         self.raw = nn.Parameter(  # type: ignore[misc]
             torch.tensor(
-                self._raw_numbers(self.init),
+                self._raw_values(self.init),
                 device=torch.get_default_device() if device is None else device,
                 dtype=torch.float64 if dtype == torch.float64 else torch.float32,
             )
         )
 
         self.register_parameter("inner_scale", make_scales(inner_scale, groups, len(self.bases), self.raw))
+        self._watch()
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        hull = super().__new__(cls)  # copies and unpickled hulls are made here, too
-        if any(get_parametrization(parametrization).restrict for parametrization in cls.set_class.choices):
-            watch(hull)
-        return hull
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._watch()  # copies and unpickled hulls
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (PyTorch's name, by which it may be called)
+    def _watch(self) -> None:
+        if self.constraint.parametrization.restrict is not None:
+            watch(self)
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (the argument's name in PyTorch's modules)
         if self.inner_scale is not None:
-            return apply_scaled(input, self.raw, self.inner_scale, self.spec, hull=self)
-        return apply(input, self.raw, self.spec, hull=self)
+            return apply_scaled(input, self.kernel_input(), self.inner_scale, self.spec, hull=self)
+        return apply(input, self.kernel_input(), self.spec, hull=self)
+
+    def kernel_input(self) -> Tensor:
+        """Return the raw parameters where the kernels map them to coefficients themselves, else the coefficients."""
+        parametrization = self.constraint.parametrization
+        return self.raw if parametrization is self.spec.parametrization else evaluate(parametrization, self.raw)
 
     def reset_parameters(self) -> None:
         """Set the coefficients back to those the hull started with, and scales to one, also after `to_empty`."""
@@ -93,11 +104,11 @@ class Hull(nn.Module):
         cannot be assigned: the others would have to change, too. Where the raw numbers are spread over processes (a
         DTensor), every process has to ask, and gets all of them.
         """
-        return read_only(self.constraint.parametrization.transform(gather(self.raw)))
+        return read_only(evaluate(self.constraint.parametrization, gather(self.raw)))
 
     @coefficients.setter
     def coefficients(self, value: Init) -> None:
-        numbers = self._raw_numbers(self._admitted(self._uniform() if value is None else value))
+        numbers = self._raw_values(self._admitted(self._uniform() if value is None else value))
         raw = torch.tensor(numbers, device=self.raw.device, dtype=self.raw.dtype)
         with torch.no_grad():
             self.raw.copy_(shard_like(raw, self.raw))
@@ -133,11 +144,11 @@ class Hull(nn.Module):
         """The hull in one word, as in ``affine(identity,relu,tanh)``."""
         return f"{self.kind}({','.join(item.name for item in self.bases)})"
 
-    def _raw_numbers(self, coefficients: Tensor) -> list[Any]:
-        """Return the raw numbers of coefficients as lists, from which any mode makes tensors of its own kind."""
-        with real_tensors():
-            numbers: list[Any] = self.constraint.parametrization.inverse(coefficients).tolist()
-        return numbers
+    def _raw_values(self, coefficients: Tensor) -> list[Any]:
+        """Return the raw parameters of coefficients as lists, from which any mode makes tensors of its own kind."""
+        with real_tensors(), torch.no_grad():
+            values: list[Any] = invert(self.constraint, coefficients).tolist()
+        return values
 
     @real_tensors()
     def _uniform(self) -> Tensor:
@@ -161,7 +172,7 @@ class Hull(nn.Module):
             raise ValueError(f"{self.spelling} takes {wanted} as coefficients, got shape {tuple(given.shape)}")
         ok, reason = self.constraint.check(given)
         if not ok:
-            raise ValueError(f"{_shown(given)} are no coefficients of {self.spelling}: {reason}")
+            raise ValueError(f"invalid coefficients {_shown(given)} for {self.spelling}: {reason}")
         return given.expand(shape).clone()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Hull:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from hullo.bases import base
-from hullo.coefficients import get_parametrization
 from hullo.kernels import CombineSpec, choose, load
+from hullo.parametrizations import get_parametrization
 
 
 @torch.library.custom_op("hullo::combine", mutates_args=())

@@ -13,7 +13,7 @@ from hullo.bases import Base, base, list_bases
 
 _TO_IDENTIFIER = str.maketrans("(,.-", "__pm", ")+")
 _TO_NUMBER = str.maketrans("pm", ".-")
-_PATTERN = re.compile(r"raw_([a-z]+)(?:_dim_(m?\d+))?__(\w+)")
+_PATTERN = re.compile(r"raw_([a-z][a-z0-9]*)(?:_dim_(m?\d+))?__(\w+)")
 
 
 def write_raw_name(parametrization: str, bases: tuple[Base, ...], groups: int, channel_dim: int) -> str:

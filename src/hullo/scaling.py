@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from hullo import operators
-from hullo.coefficients import get_parametrization
 from hullo.functional import apply
 from hullo.kernels import CombineSpec
 from hullo.kernels.spec import compute_dtype
+from hullo.parametrizations import get_parametrization
 
 KINDS = ("hull", "base")
 

@@ -7,8 +7,8 @@ import torch
 
 import hullo
 import oracle
-from hullo.coefficients import get_parametrization
 from hullo.kernels import CombineSpec, reference
+from hullo.parametrizations import get_parametrization
 
 NAMES = ("identity", "relu", "tanh", "unit_silu")
 PARAMETRIZATIONS = [*hullo.Space.choices, *hullo.Simplex.choices, *hullo.Hyperplane.choices, *hullo.Orthant.choices]

@@ -12,9 +12,9 @@ from torch import Tensor
 
 import hullo
 from hullo.catalogue import WORDS
-from hullo.coefficients import get_parametrization
 from hullo.kernels import CombineSpec, choose, reference
 from hullo.kernels.codegen import kernel_source
+from hullo.parametrizations import get_parametrization
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -74,7 +74,7 @@ def _differentiated(function: Callable[..., Array], pullback: Callable[..., Arra
 
 
 def _nearest(raw: Array) -> Array:
-    """The projection onto the simplex, as :func:`hullo.coefficients.nearest_in_simplex` has it."""
+    """The projection onto the simplex, as :func:`hullo.parametrizations.nearest_in_simplex` has it."""
     raw = raw - ops.floor(ops.amax(raw, axis=-1, keepdims=True))
     ordered = ops.flip(ops.sort(raw, axis=-1), axis=-1)
     counts = ops.arange(1, raw.shape[-1] + 1, dtype=raw.dtype)
@@ -85,8 +85,8 @@ def _nearest(raw: Array) -> Array:
 def _feasible_gradient(raw: Array, gradient: Array) -> Array:
     """Return the part of a gradient along which coefficients can move.
 
-    As :func:`hullo.coefficients.feasible_gradient`, but of each backward pass alone: an optimizer of Keras offers no
-    place to restrict the summed gradient.
+    As :func:`hullo.parametrizations.feasible_gradient`, but for each backward pass separately: an optimizer of Keras
+    has no hook in which to restrict the accumulated gradient.
     """
     inside = _nearest(raw) > 0
     order = ops.argsort(_where(inside, -np.inf, gradient), axis=-1)
@@ -107,7 +107,7 @@ COEFFICIENTS: dict[str, Callable[[Array], Array]] = {
     "softplus": ops.softplus,
     "given": lambda raw: raw,
 }
-"""Raw numbers to coefficients, for each way of :mod:`hullo.coefficients`."""
+"""Raw parameters to coefficients, for each built-in parametrization of :mod:`hullo.parametrizations`."""
 
 
 def combiner(bases: Iterable[Base]) -> Callable[[Array, Array], Array]:

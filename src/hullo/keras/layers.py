@@ -45,6 +45,12 @@ class Hull(keras.layers.Layer):  # type: ignore[misc]
             raise ValueError(f"axis={axis!r}: give the index of the axis that holds the channels")
         if not (isinstance(lr_scale, (int, float)) and 0 < lr_scale < float("inf")):
             raise ValueError(f"lr_scale={lr_scale!r}: give a positive number; trainable=False freezes the coefficients")
+        choices = self.twin.set_class.choices
+        if parametrization is not None and parametrization not in choices:
+            raise ValueError(
+                f"invalid parametrization {parametrization!r} for the Keras layer {type(self).__name__}; valid are "
+                f"{', '.join(map(repr, choices))}"
+            )
         self.supports_masking = True
         self.init, self.groups, self.axis, self.strict = _plain(init), groups, axis, strict
         self.lr_scale = float(lr_scale)

@@ -15,10 +15,10 @@ import ast
 import re
 
 from hullo.bases import Base
-from hullo.coefficients import Parametrization
+from hullo.parametrizations import BuiltInParametrization
 
 
-def kernel_source(bases: tuple[Base, ...], parametrization: Parametrization, gated: bool = False) -> str:
+def kernel_source(bases: tuple[Base, ...], parametrization: BuiltInParametrization, gated: bool = False) -> str:
     """Return the text of the kernels `forward`, `backward` and `reduce`, of hull(x) or, if gated, of hull(x) * up."""
     n = len(bases)
     raw = [f"r{i}" for i in range(n - parametrization.fewer)]

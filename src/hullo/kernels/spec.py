@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hullo.bases import Base
-from hullo.coefficients import Parametrization
+from hullo.parametrizations import BuiltInParametrization
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class CombineSpec:
     """What is combined and how: everything about a call that is not a tensor."""
 
     bases: tuple[Base, ...]
-    parametrization: Parametrization
+    parametrization: BuiltInParametrization
     channel_dim: int
 
     @property

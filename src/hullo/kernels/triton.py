@@ -17,10 +17,10 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 from hullo.bases import Base
-from hullo.coefficients import Parametrization
 from hullo.kernels import device_math
 from hullo.kernels.codegen import kernel_source
 from hullo.kernels.spec import CombineSpec, dense, extents, laid_out_like
+from hullo.parametrizations import BuiltInParametrization
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 
@@ -130,7 +130,7 @@ def _launches(
     groups: int,
     inner: int,
     bases: tuple[Base, ...],
-    parametrization: Parametrization,
+    parametrization: BuiltInParametrization,
     dtype: torch.dtype,
     device: int | None,
     gated: bool = False,
@@ -217,7 +217,7 @@ def _power_of_two(n: int) -> int:
 
 @functools.cache
 def kernels_for(
-    bases: tuple[Base, ...], parametrization: Parametrization, dtype: torch.dtype, gated: bool = False
+    bases: tuple[Base, ...], parametrization: BuiltInParametrization, dtype: torch.dtype, gated: bool = False
 ) -> dict[str, Any]:
     """Return the kernels of a set of bases, of hull(x) or, if gated, of hull(x) * up."""
     label = f"{'gated ' * gated}{parametrization.name}({','.join(base.name for base in bases)}) on {dtype}"

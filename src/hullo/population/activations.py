@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from hullo.bases import Base, list_bases
-from hullo.coefficients import get_parametrization
 from hullo.functional import apply
 from hullo.kernels import CombineSpec
+from hullo.parametrizations import get_parametrization
 from hullo.population import kernels
 from hullo.population.parametrizations import CODES, REST, UNUSED, USED, Parametrize
 from hullo.population.scales import InnerScales

@@ -1,4 +1,4 @@
-"""Parametrizations of rows that use different bases: those of hullo.coefficients, over the used bases of each row."""
+"""The parametrizations of hullo.parametrizations for rows that use different bases."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hullo.coefficients import get_parametrization
+from hullo.parametrizations import get_parametrization
 
 UNUSED, USED, REST = 0, 1, 2
 """The role of a base in a row: REST is the coefficient that a "free" row does not learn, one minus all others."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hullo.bases import Base, base
 from hullo.modules import Hull
+from hullo.parametrizations import BuiltInParametrization
 from hullo.surgery.recognise import read_module
 
 BOOKKEEPING = frozenset(vars(nn.Identity()))
@@ -23,7 +24,7 @@ class Activation:
 
     Args:
         bases: the base functions.
-        parametrization: how raw numbers become coefficients, a name of :mod:`hullo.coefficients`, or "fixed".
+        parametrization: how raw numbers become coefficients, a name of :mod:`hullo.parametrizations`, or "fixed".
         raw: the raw numbers, or the coefficients if they are fixed: (groups, raw numbers per row).
         channel_dim: the dimension of the channels, where there are several groups.
         parameter: the name of the raw numbers in the module; None if there are none.
@@ -144,6 +145,7 @@ def read_site(path: str, modules: Sequence[nn.Module]) -> Site | None:
     for module in modules:
         if isinstance(module, Hull) and (hooked or type(module).forward is not Hull.forward):
             raise ValueError(f"the hull {path!r} has hooks, or a forward of its own, which a population does not call")
+        _check_parametrization(path, module)
     activations = [found for module in modules if (found := Activation.of(module))]
     if hooked or len(activations) < len(modules):
         return None
@@ -152,6 +154,18 @@ def read_site(path: str, modules: Sequence[nn.Module]) -> Site | None:
     if len(dims) > 1:
         raise ValueError(f"members differ in the dimension of the channels of {path!r}: {sorted(dims)}")
     return site
+
+
+def _check_parametrization(path: str, module: nn.Module) -> None:
+    """Raise an error if a hull that is learned has a parametrization that populations do not compute."""
+    if isinstance(module, Hull) and module.raw.requires_grad:
+        chosen = module.constraint.parametrization
+        if not isinstance(chosen, BuiltInParametrization):
+            valid = ", ".join(map(repr, module.set_class.choices))
+            raise ValueError(
+                f"the hull {path!r} has parametrization={chosen.name!r}; a population trains hulls with {valid}, and "
+                "others if they are frozen with requires_grad_(False)"
+            )
 
 
 def share_sites(sites: Sequence[Site], names: Sequence[str]) -> list[Site]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from hullo.bases import Base, resolve
 from hullo.modules import AffineHull, Hull, Init, LinearHull
+from hullo.parametrizations import Parametrization
 from hullo.surgery.recognise import Known
 from hullo.surgery.rewrite.reach import hooks_of
 from hullo.surgery.sites import Site
@@ -32,7 +33,7 @@ class Recipe:
     init: Init = None
     groups: int | str = 1
     channel_dim: int | None = None
-    parametrization: str | None = None
+    parametrization: str | Parametrization | None = None
     share: Share | None = None
     inner_scale: str | None = None
 

@@ -144,7 +144,10 @@ def _hull_for(tensors: Mapping[str, Tensor], like: Tensor) -> Hull:
     parametrization, bases, channel_dim = read_raw_name(own)  # type: ignore[misc]  # _saved_hulls has checked it
     if parametrization not in _BY_PARAMETRIZATION:
         known = ", ".join(_BY_PARAMETRIZATION)
-        raise ValueError(f"{own} has an unknown parametrization {parametrization!r}; known are {known}")
+        raise ValueError(
+            f"{own} has parametrization {parametrization!r}; restore knows {known}. For your own, call "
+            "replace_activations with the parametrization first, then load_state_dict"
+        )
     return _BY_PARAMETRIZATION[parametrization](
         *bases,
         groups=raw.shape[0] if raw.dim() == 2 else 1,
@@ -209,10 +212,15 @@ def load_hulls(path: str | os.PathLike[str], *, trainable: bool = True) -> dict[
 
 
 def _to_json(hull: Hull) -> dict[str, Any]:
+    if (name := hull.constraint.parametrization.name) not in hull.set_class.choices:
+        raise ValueError(
+            f"save_hulls cannot write parametrization={name!r} of {hull.spelling}; valid are "
+            f"{', '.join(map(repr, hull.set_class.choices))}. Save the state_dict instead"
+        )
     return {
         "hull": hull.kind,
         "bases": [item.name for item in hull.bases],
-        "parametrization": hull.constraint.parametrization.name,
+        "parametrization": name,
         "groups": hull.groups,
         "channel_dim": hull.spec.channel_dim,
         "coefficients": hull.coefficients.detach().double().tolist(),

@@ -10,6 +10,7 @@ from torch import nn
 
 from hullo.bases import Base, list_bases
 from hullo.modules import Init
+from hullo.parametrizations import Parametrization
 from hullo.surgery.build import Channels, Factory, Recipe, Share, starts_alike
 from hullo.surgery.compare import Comparison
 from hullo.surgery.find import find_sites
@@ -35,7 +36,7 @@ def replace_activations(
     init: Init = None,
     groups: int | str = 1,
     channel_dim: int | None = None,
-    parametrization: str | None = None,
+    parametrization: str | Parametrization | None = None,
     share: Share | None = None,
     inner_scale: str | None = None,
     example_inputs: Inputs | None = None,

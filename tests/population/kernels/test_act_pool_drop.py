@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import hullo
-from hullo.coefficients import get_parametrization
 from hullo.functional import apply
 from hullo.kernels import CombineSpec
+from hullo.parametrizations import get_parametrization
 from hullo.population import rng
 
 pytest.importorskip("triton")

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import hullo
-from hullo.coefficients import get_parametrization
 from hullo.functional import apply
 from hullo.kernels import CombineSpec
+from hullo.parametrizations import get_parametrization
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hullo.bases import Base
-from hullo.coefficients import get_parametrization
 from hullo.kernels.codegen import fill, formulas
 from hullo.kernels.triton import INTERPRETED, build, kernels_for
+from hullo.parametrizations import get_parametrization
 from hullo.population.kernels import dropout
 
 TYPES = (torch.float32, torch.float16, torch.bfloat16)

@@ -30,9 +30,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hullo.bases import Base
-from hullo.coefficients import get_parametrization
 from hullo.kernels.codegen import fill, formulas
 from hullo.kernels.triton import build, kernels_for
+from hullo.parametrizations import get_parametrization
 from hullo.population.kernels import channels_last
 from hullo.population.kernels.channel_stats import (
     TILES,

@@ -1,0 +1,286 @@
+"""Parametrizations: differentiable maps from raw parameters, which an optimizer updates, to coefficients in a set.
+
+An optimizer updates *raw* parameters without constraints; a :class:`Parametrization` maps them into the set of the hull
+(:mod:`hullo.coefficients`), so that coefficients are exact after every step of any optimizer. No built-in
+parametrization divides by something that can reach zero.
+
+A built-in parametrization also has a form in each of the fused backends: :mod:`hullo.kernels.codegen`,
+:mod:`hullo.keras.arithmetic`, :mod:`hullo.population.parametrizations` and :mod:`hullo.population.kernels.parametrize`.
+A user's parametrization runs as PyTorch code before the kernels.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+from hullo._compat import is_forward_mode, needs_plain_operations
+
+Transform = Callable[[Tensor], Tensor]
+Restrict = Callable[[Tensor, Tensor], Tensor]
+
+
+class Parametrization:
+    r"""Map raw parameters, which an optimizer updates freely, to the coefficients of a hull.
+
+    Pass an instance as `parametrization` of a hull. Give the two functions, or define a subclass that has `transform`
+    and `inverse` as methods. Both act on the last dimension of a tensor of any number of dimensions.
+
+    Args:
+        name: lower-case letters and digits, part of the names in a state_dict; not the name of a built-in
+            parametrization.
+        transform: raw parameters to coefficients, for all finite raw parameters. Autograd differentiates it.
+        inverse: coefficients to raw parameters, so that ``transform(inverse(c))`` is c.
+        fewer: the number of coefficients minus the number of raw parameters.
+        restrict: (raw, gradient of the raw parameters) to the part of the gradient along which the coefficients can
+            change, applied to the accumulated gradient before each step of an optimizer of torch.optim.
+
+    Example:
+        >>> import torch, hullo
+        >>> spherical = hullo.Parametrization(  # c = r^2 / |r|^2
+        ...     "spherical", lambda r: r.square() / r.square().sum(-1, keepdim=True), torch.sqrt
+        ... )
+        >>> hullo.ConvexHull("identity", "relu", init=[0.25, 0.75], parametrization=spherical)
+        ConvexHull(identity=0.25, relu=0.75, parametrization='spherical')
+    """
+
+    name: str
+    fewer: int = 0
+    restrict: Restrict | None = None
+
+    def __init__(
+        self,
+        name: str,
+        transform: Transform | None = None,
+        inverse: Transform | None = None,
+        *,
+        fewer: int = 0,
+        restrict: Restrict | None = None,
+    ) -> None:
+        if not isinstance(name, str) or not re.fullmatch("[a-z][a-z0-9]*", name):
+            raise ValueError(f"invalid name {name!r} of a parametrization; use lower-case letters and digits")
+        if name in _BUILT_IN and not isinstance(self, BuiltInParametrization):
+            raise ValueError(f"{name!r} is the name of a built-in parametrization; choose another name")
+        self.name = name
+        given = {"transform": transform, "inverse": inverse, "fewer": fewer or None, "restrict": restrict}
+        vars(self).update({key: value for key, value in given.items() if value is not None})
+        for key in ("transform", "inverse"):
+            if getattr(type(self), key) is getattr(Parametrization, key) and not callable(given[key]):
+                raise TypeError(f"parametrization {name!r} has {key}={given[key]!r}; give a function of a tensor")
+
+    def transform(self, raw: Tensor) -> Tensor:
+        """Return the coefficients of raw parameters."""
+        raise NotImplementedError
+
+    def inverse(self, coefficients: Tensor) -> Tensor:
+        """Return raw parameters of coefficients."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"Parametrization({self.name!r})"
+
+    def __deepcopy__(self, memo: object) -> Parametrization:
+        return self
+
+
+class BuiltInParametrization(Parametrization):
+    """A parametrization that the kernels compute themselves.
+
+    Args:
+        pullback: (raw, coefficients, gradient of the coefficients) to the gradient of the raw parameters.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        transform: Transform,
+        inverse: Transform,
+        pullback: Callable[[Tensor, Tensor, Tensor], Tensor],
+        *,
+        fewer: int = 0,
+        restrict: Restrict | None = None,
+    ) -> None:
+        super().__init__(name, transform, inverse, fewer=fewer, restrict=restrict)
+        self.pullback = pullback
+
+    def __reduce__(self) -> tuple[Callable[[str], BuiltInParametrization], tuple[str]]:
+        return get_parametrization, (self.name,)
+
+
+_BUILT_IN: dict[str, BuiltInParametrization] = {}
+
+
+def _centred(gradient: Tensor) -> Tensor:
+    return gradient - gradient.mean(-1, keepdim=True)
+
+
+def _recentre(raw: Tensor) -> Tensor:
+    """c = r + (1 - sum r) / N: the nearest point of the hyperplane, argmin |c - r| subject to sum c = 1."""
+    return raw - (raw.mean(-1, keepdim=True) - 1 / raw.shape[-1])
+
+
+def _complete(raw: Tensor) -> Tensor:
+    """c = (r, 1 - sum r): the last coefficient is what the others leave."""
+    return torch.cat([raw, 1 - raw.sum(-1, keepdim=True)], dim=-1)
+
+
+def _free_pullback(raw: Tensor, coefficients: Tensor, gradient: Tensor) -> Tensor:
+    return gradient[..., :-1] - gradient[..., -1:]
+
+
+def _softmax_pullback(raw: Tensor, coefficients: Tensor, gradient: Tensor) -> Tensor:
+    return coefficients * (gradient - (coefficients * gradient).sum(-1, keepdim=True))
+
+
+def nearest_in_simplex(raw: Tensor) -> Tensor:
+    """c = argmin |c - r| subject to c >= 0, sum c = 1.
+
+    The solution is c = max(r - t, 0) with t = max over k of (sum of the k largest r - 1) / k.
+    """
+    # A shift changes nothing; without it large numbers swallow the 1. By a whole number, small ones keep their digits.
+    raw = raw - raw.amax(-1, keepdim=True).floor()
+    ordered = raw.sort(dim=-1, descending=True).values
+    counts = torch.arange(1, raw.shape[-1] + 1, device=raw.device, dtype=raw.dtype)
+    threshold = ((ordered.cumsum(-1) - 1) / counts).amax(-1, keepdim=True)
+    return (raw - threshold).clamp_min(0)
+
+
+def feasible_gradient(coefficients: Tensor, gradient: Tensor) -> Tensor:
+    """Return the part of a gradient along which coefficients can move without leaving the simplex.
+
+    Descent goes along -gradient, so this is g = argmin |g - gradient| subject to sum g = 0 and g_i <= 0 wherever
+    c_i = 0: a coefficient at zero moves if it would grow, and stays otherwise. Inside the simplex this is the centred
+    gradient.
+
+    The solution is g_i = gradient_i - t, clamped to at most 0 where c_i = 0, with t as in the projection: the minimum
+    over k of the mean of the gradients inside and the k smallest gradients of those at zero.
+    """
+    inside = coefficients > 8 * torch.finfo(coefficients.dtype).eps  # a projection leaves rounding errors where zero is
+    entered = torch.where(inside, -torch.inf, gradient)  # those inside count always, those at zero by their gradient
+    order = entered.argsort(dim=-1)
+    ordered = gradient.gather(-1, order)
+    counts = torch.arange(1, gradient.shape[-1] + 1, device=gradient.device, dtype=gradient.dtype)
+    means = ordered.cumsum(-1) / counts
+    at_least = inside.sum(-1, keepdim=True)
+    threshold = torch.where(counts >= at_least, means, torch.inf).amin(-1, keepdim=True)
+    moved = gradient - threshold
+    return torch.where(inside, moved, moved.clamp_max(0))
+
+
+class _Projection(torch.autograd.Function):
+    """Project onto the simplex; the backward pass centres the gradient.
+
+    That is the Jacobian inside the simplex. On the boundary the Jacobian would never again give a gradient to a
+    coefficient at zero. Centring is linear everywhere, so gradients of micro-batches and of processes add up to that
+    of the whole batch; :mod:`hullo.boundary` restricts the sum to feasible directions before an optimizer step.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(raw: Tensor) -> Tensor:
+        return nearest_in_simplex(raw)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        """Save nothing: the backward pass needs the gradient alone."""
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return _centred(gradient)
+
+
+class _Clamp(torch.autograd.Function):
+    """Project onto the orthant, max(r, 0); the backward pass hands the gradient on, for the reasons given above."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(raw: Tensor) -> Tensor:
+        return raw.clamp_min(0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        """Save nothing: the backward pass needs the gradient alone."""
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.clone()
+
+
+def _with_derivative(values: Tensor, like: Tensor) -> Tensor:
+    """Return values with the derivative of another tensor, as the Functions above do, in plain operations."""
+    return values.detach() + (like - like.detach())
+
+
+def _clamp(raw: Tensor) -> Tensor:
+    if is_forward_mode():
+        return raw.clamp_min(0)
+    if needs_plain_operations():
+        return _with_derivative(raw.clamp_min(0), raw)
+    clamped: Tensor = _Clamp.apply(raw)  # type: ignore[no-untyped-call]
+    return clamped
+
+
+def _inverse_softplus(coefficients: Tensor) -> Tensor:
+    return coefficients + (-torch.expm1(-coefficients)).log()
+
+
+def _project(raw: Tensor) -> Tensor:
+    if is_forward_mode():  # PyTorch drops second derivatives of a Function that has a forward derivative
+        return nearest_in_simplex(raw)
+    if needs_plain_operations():
+        return _with_derivative(nearest_in_simplex(raw), _centred(raw))
+    projected: Tensor = _Projection.apply(raw)  # type: ignore[no-untyped-call]
+    return projected
+
+
+_BUILT_IN |= {
+    made.name: made
+    for made in (
+        BuiltInParametrization("given", lambda raw: raw, lambda c: c, lambda raw, c, gradient: gradient),
+        BuiltInParametrization(
+            "projection",
+            _project,
+            lambda c: c,
+            lambda raw, c, gradient: _centred(gradient),
+            restrict=lambda raw, gradient: feasible_gradient(nearest_in_simplex(raw), gradient),
+        ),
+        BuiltInParametrization("softmax", lambda raw: raw.softmax(-1), lambda c: _centred(c.log()), _softmax_pullback),
+        BuiltInParametrization("recentred", _recentre, lambda c: c, lambda raw, c, gradient: _centred(gradient)),
+        BuiltInParametrization("free", _complete, lambda c: c[..., :-1], _free_pullback, fewer=1),
+        BuiltInParametrization(
+            "clamped",
+            _clamp,
+            lambda c: c,
+            lambda raw, c, gradient: gradient,
+            restrict=lambda raw, gradient: torch.where(raw > 0, gradient, gradient.clamp_max(0)),
+        ),
+        BuiltInParametrization(
+            "softplus", F.softplus, _inverse_softplus, lambda raw, c, gradient: gradient * -torch.expm1(-c)
+        ),
+    )
+}
+
+
+def get_parametrization(name: str) -> BuiltInParametrization:
+    """Return a built-in parametrization."""
+    return _BUILT_IN[name]
+
+
+def list_parametrizations() -> list[str]:
+    """Return the names of the built-in parametrizations."""
+    return list(_BUILT_IN)
+
+
+def evaluate(parametrization: Parametrization, raw: Tensor) -> Tensor:
+    """Return coefficients in the precision of the raw parameters, also under autocast."""
+    if isinstance(raw, fx.Proxy) or not torch.is_autocast_enabled(raw.device.type):
+        return parametrization.transform(raw)
+    with torch.autocast(raw.device.type, enabled=False):
+        return parametrization.transform(raw)
