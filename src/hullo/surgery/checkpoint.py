@@ -145,7 +145,7 @@ def _hull_for(tensors: Mapping[str, Tensor], like: Tensor) -> Hull:
     if parametrization not in _BY_PARAMETRIZATION:
         known = ", ".join(_BY_PARAMETRIZATION)
         raise ValueError(
-            f"{own} has parametrization {parametrization!r}; restore knows {known}. For your own, call "
+            f"{own} has an unknown parametrization {parametrization!r}; restore knows {known}. For your own, call "
             "replace_activations with the parametrization first, then load_state_dict"
         )
     return _BY_PARAMETRIZATION[parametrization](
