@@ -1,7 +1,7 @@
-"""The tables and charts of both READMEs, made from the rows in benchmarks/results.
+"""Make the tables and charts of benchmarks/README.md from the rows in benchmarks/results.
 
     python benchmarks/report.py           write them
-    python benchmarks/report.py --check   say whether they are what the rows say
+    python benchmarks/report.py --check   check that they are what the rows say
 
 A table stands between `<!-- bench:cpu -->` and `<!-- /bench -->`; `cpu` names the file of rows, and a second word the
 table: `<!-- bench:gpu groups -->`. The words are the keys of TABLES, or of PEER_TABLES for the file population_peers;
@@ -25,7 +25,7 @@ from hullo.lab.bench.rows import Row, read_rows
 from hullo.lab.bench.tables import Results, number
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = ("README.md", "benchmarks/README.md")
+DOCUMENTS = ("benchmarks/README.md",)
 MARKED = re.compile(r"(<!-- bench:(\w+)(?: (\w+))? -->\n)(.*?)(<!-- /bench -->)", re.DOTALL)
 
 Lines = Iterator[Sequence[str]]
@@ -100,7 +100,7 @@ def _made(rows: Sequence[Any], table: Callable[[Sequence[Any]], Lines]) -> tuple
 
 
 def with_tables(text: str, folder: Path) -> str:
-    """A document with every marked table made anew from the rows in a folder."""
+    """Return a document with every marked table made anew from the rows in a folder."""
 
     def table(marked: re.Match[str]) -> str:
         start, stem, name, _, end = marked.groups()

@@ -24,6 +24,7 @@ from hullo.lab.analysis.pages.controls import controls_part
 from hullo.lab.analysis.pages.distance import best_of_table, distance_table, prediction_table
 from hullo.lab.analysis.pages.drift import drift_tables
 from hullo.lab.analysis.pages.epochs import epochs_tables, losses_tables
+from hullo.lab.analysis.pages.gains import gains_table
 from hullo.lab.analysis.pages.imagewoof import imagewoof_part
 from hullo.lab.analysis.pages.late_loss import late_loss_table
 from hullo.lab.analysis.pages.readings import few_seeds_tables, readings_tables
@@ -52,6 +53,7 @@ def of_columns(make: Callable[[Sequence[Experiment]], str]) -> Part:
 
 
 PARTS: dict[str, Part] = {
+    "gains": of_columns(gains_table),
     "table": of_columns(glance_table),
     "details": of_columns(detailed_tables),
     "readings": of_columns(readings_tables),

@@ -45,9 +45,27 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_readme_says_what_the_rows_say():
-    readme = (ROOT / "README.md").read_text()
-    assert report.with_tables(readme, ROOT / "benchmarks" / "results") == readme
+def test_the_documents_say_what_the_rows_say():
+    for name in report.DOCUMENTS:
+        text = (ROOT / name).read_text()
+        assert "<!-- bench:gpu -->" in text
+        assert report.with_tables(text, ROOT / "benchmarks" / "results") == text
+
+
+def test_other_documents_have_no_tables_that_would_go_stale():
+    documents = [path for pattern in ("*.md", "docs/**/*.md", "benchmarks/*.md") for path in ROOT.glob(pattern)]
+    marked = {str(path.relative_to(ROOT)) for path in documents if "<!-- bench:" in path.read_text()}
+    assert marked == set(report.DOCUMENTS)
+
+
+def test_readme_gives_the_cost_of_a_training_step_as_measured():
+    measured = (ROOT / "benchmarks" / "results" / "resnet56_step.txt").read_text()
+    lines = {words[0]: words for words in map(str.split, measured.splitlines()[1:])}
+    hull, gelu = lines["affine(identity,relu,tanh)"], lines["gelu"]
+    assert (
+        f"takes {float(hull[3]):.2f} times as long as with ReLU and as much memory" in (ROOT / "README.md").read_text()
+    )
+    assert hull[-2] == gelu[-2]
 
 
 @pytest.mark.parametrize(
@@ -77,7 +95,7 @@ def test_a_table_without_its_rows_is_an_error(tmp_path):
 @pytest.fixture
 def peers(tmp_path):
     """hullo in a graph takes 1 ms, an eager loop 8 ms where there is one; "graph" takes 2 ms whatever K is."""
-    where = vars(rows.environment("a machine", "abc"))
+    where = vars(environment("a machine", "abc"))
     for members, others in (
         (1, {"eager loop": 8.0, "graph": 2.0, "vmap": 5.0}),
         (60, {"vmap": 1.5}),

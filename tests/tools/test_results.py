@@ -49,7 +49,7 @@ def root(tmp_path: Path) -> Path:
 
 def test_this_projects_documents_say_what_its_records_say() -> None:
     assert results.main(["--check"]) is None
-    assert "<!-- results:table table columns -->" in (ROOT / "README.md").read_text()
+    assert "<!-- results:gains table columns -->" in (ROOT / "README.md").read_text()
 
 
 @pytest.mark.parametrize("broken", ["<!-- results:table  all -->", "<!-- results: table all -->", ""])
@@ -156,7 +156,7 @@ def test_without_records_every_part_says_so_or_is_left_out(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("marker", "said"),
     [
-        ("results:chart all", "README.md: <!-- results:chart all -->: there is no part 'chart'; there are table, deta"),
+        ("results:chart all", "README.md: <!-- results:chart all -->: there is no part 'chart'"),
         ("results:table", "README.md: <!-- results:table -->: name a folder of results, too"),
         ("results:table broken", "records.jsonl, line 1"),
     ],

@@ -1,0 +1,50 @@
+"""What a hull gains, in brief: a line per column of the paper's table, as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hullo.lab.analysis.claims import FIXED, HULLS, RIVALS
+from hullo.lab.analysis.comparisons import leave_one_seed_out
+from hullo.lab.analysis.experiments import Experiment
+from hullo.lab.analysis.statistics import Interval
+from hullo.lab.analysis.tables.format import origin
+from hullo.lab.analysis.tables.markdown import escape, grid
+
+HEAD = ("network", "data", "best fixed activation", "best hull", "gain", f"gain over {' and '.join(RIVALS)}", "runs")
+NOTE = (
+    f"Test accuracy in %, mean ± 95 % interval over seeds; gains in points. Fixed activations: {', '.join(FIXED)}. "
+    "For the gains, the best of either side is chosen on the other seeds, so a gain is not exactly the difference of "
+    "the two columns beside it."
+)
+
+
+def gains_table(experiments: Sequence[Experiment]) -> str:
+    """Return the best fixed activation, the best hull and the gain of hulls in each experiment that has both."""
+    shown = [e for e in experiments if leave_one_seed_out(e.accuracies, HULLS, FIXED)]
+    if not shown:
+        return ""
+    lines = (
+        [
+            *map(escape, (e.setting.network, e.setting.data, _best(e, FIXED), _best(e, HULLS))),
+            *(_gain(e, others) for others in (FIXED, RIVALS)),
+            f"{e.time}, {e.seeds}, {e.reading.short}",
+        ]
+        for e in shown
+    )
+    readings = dict.fromkeys(e.reading.sentence for e in shown)
+    made = origin(record for e in shown for record in e.records)
+    about = " ".join([NOTE, *readings, made])
+    return f"{grid([escape(title) for title in HEAD], lines)}\n\n<sub>{escape(about)}</sub>"
+
+
+def _best(experiment: Experiment, rows: Sequence[str]) -> str:
+    """Return the name and the accuracy of the activation with the largest mean."""
+    best = max((experiment.cells[row] for row in rows if row in experiment.cells), key=lambda cell: cell.accuracy.mean)
+    return f"{best.row}: {best.accuracy.spell('.1f')}"
+
+
+def _gain(experiment: Experiment, others: Sequence[str]) -> str:
+    """Return by how much the best hull exceeds the best of other activations; nothing if none of these was run."""
+    folds = leave_one_seed_out(experiment.accuracies, HULLS, others)
+    return Interval.of((fold.difference for fold in folds), "folds").spell("+.1f") if folds else ""

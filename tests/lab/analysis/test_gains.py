@@ -1,0 +1,46 @@
+"""The table of gains agrees with its definition, and leaves out what was not run."""
+
+from __future__ import annotations
+
+import math
+from statistics import mean, stdev
+
+import pytest
+
+from hullo.lab.analysis.experiments import experiments
+from hullo.lab.analysis.pages.gains import gains_table
+from hullo.lab.analysis.statistics import t_quantile
+from made_records import make_records
+
+FIXED = {"relu": [80.0, 81.0, 82.0], "tanh": [82.0, 80.5, 80.0]}
+HULLS = {"affine(identity,relu)": [85.0, 86.0, 84.0], "convex(identity,relu)": [84.0, 84.5, 86.0]}
+RIVALS = {"prelu": [84.0, 84.0, 83.0]}
+
+
+def cells(text: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ker")]
+
+
+def test_a_line_by_hand() -> None:
+    ((network, data, fixed, hull, gain, over_rivals, runs),) = cells(
+        gains_table(experiments(make_records(FIXED | HULLS | RIVALS)))
+    )
+    assert (network, data, runs) == ("kerasnet", "cifar10", "1 epoch, 3 seeds, last epoch")
+    assert fixed.startswith("relu: 81.0 ± ")
+    assert hull.startswith("affine(identity,relu): 85.0 ± ")
+    # chosen on the other two seeds: relu, relu, tanh; convex, convex, affine
+    differences = [84.0 - 80.0, 84.5 - 81.0, 84.0 - 80.0]
+    half = t_quantile(2) * stdev(differences) * math.sqrt(1 / 3 + 1 / 2)
+    assert gain == f"{mean(differences):+.1f} ± {half:.1f}"
+    assert over_rivals.startswith(f"{mean([84.0 - 84.0, 84.5 - 84.0, 84.0 - 83.0]):+.1f} ± ")
+
+
+def test_activations_that_were_not_run_have_an_empty_cell() -> None:
+    ((*_, gain, over_rivals, _),) = cells(gains_table(experiments(make_records(FIXED | HULLS))))
+    assert gain
+    assert over_rivals == ""
+
+
+@pytest.mark.parametrize("reached", [FIXED, HULLS, RIVALS, {}])
+def test_without_both_sides_there_is_no_table(reached: dict[str, list[float]]) -> None:
+    assert gains_table(experiments(make_records(reached))) == ""
