@@ -1,4 +1,4 @@
-"""How Sphinx makes the site: `make docs`. Pages need nothing from outside: no script, no font, no style sheet."""
+"""Configure Sphinx, for `make docs`. Pages load nothing from other hosts: no script, no font, no style sheet."""
 
 from __future__ import annotations
 
@@ -31,46 +31,62 @@ html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
 
-highlight_language = "bash"  # of what does not say: commands
+highlight_language = "bash"  # of blocks without a language: commands
 default_role = "code"
 python_use_unqualified_type_names = True
 toc_object_entries_show_parents = "hide"
-smartquotes_action = "D"  # dashes alone: quotation marks are code's
+smartquotes_action = "D"  # dashes only: quotation marks belong to code
 maximum_signature_line_length = 100
 nitpicky = True
 nitpick_ignore_regex = [
-    ("py:.*", r"(?!hullo\b).*"),  # what others document: to look it up would take a network
-    ("py:class", r"hullo\.(bases|modules|surgery\.\w+|lab\.\w+\.\w+)\.\w+"),  # types that nobody has to know
+    ("py:.*", r"(?!hullo\b).*"),  # documented elsewhere: looking it up needs a network
+    ("py:class", r"hullo\.(bases|modules|surgery\.\w+|lab\.\w+\.\w+)\.\w+"),  # internal types
 ]
 
 
 def mathml(translator: HTML5Translator, node: nodes.math | nodes.math_block) -> None:
-    """Write a formula in the browser's own language for formulas."""
+    """Write a formula as MathML."""
     translator.body.append(tex2mathml(node.astext(), as_block=isinstance(node, nodes.math_block)))
     raise nodes.SkipNode
 
 
 def trim(app: Sphinx, page: nodes.document) -> None:
-    """Leave out the empty line that ends every example: pytest needs it, readers do not."""
+    """Remove the empty line at the end of every example, which only pytest needs."""
     for block in page.findall(nodes.literal_block):
         block.rawsource = block.astext().rstrip()
         block.children = [nodes.Text(block.rawsource)]
 
 
 def keep_together(app: Sphinx, page: nodes.document) -> None:
-    """Let no line of a table end between a number and its interval."""
+    """Prevent line breaks between a number and its interval in tables."""
     for cell in page.findall(nodes.entry):
         for text in cell.findall(nodes.Text):
             text.parent.replace(text, nodes.Text(text.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")))
 
 
-def lead_to_pages(app: Sphinx, path: Path, parent: str, content: list[str]) -> None:
-    """Let a file of the repository that a page includes link to the page of another such file."""
-    content[0] = content[0].replace("(benchmarks/README.md", "(benchmarks.md")
+WHOLE_FILES = {
+    "benchmarks": "../benchmarks/README.md",
+    "changelog": "../CHANGELOG.md",
+    "contributing": "../CONTRIBUTING.md",
+}
+"""Pages that show a file of the repository. Their own text, a link to that file, is what GitHub shows."""
+
+
+def show_file(app: Sphinx, page: str, content: list[str]) -> None:
+    """Replace a page that links to a file of the repository by that file."""
+    if page in WHOLE_FILES:
+        content[0] = f"```{{include}} {WHOLE_FILES[page]}\n:relative-docs: results/\n:relative-images:\n```\n"
+
+
+def link_to_pages(app: Sphinx, path: Path, parent: str, content: list[str]) -> None:
+    """Make an included file link to the page of another such file."""
+    for page, file in WHOLE_FILES.items():
+        content[0] = content[0].replace(f"({file.removeprefix('../')}", f"({page}.md")
 
 
 def setup(app: Sphinx) -> None:
     app.add_html_math_renderer("mathml", (mathml, None), (mathml, None))
     app.connect("doctree-read", trim)
     app.connect("doctree-read", keep_together)
-    app.connect("include-read", lead_to_pages)
+    app.connect("source-read", show_file)
+    app.connect("include-read", link_to_pages)
