@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import hullo
-from hullo.catalogue import WORDS
+from hullo.formulas import FUNCTIONS
 from oracle import CLOSED_FORMS
 
 MEMBERS = list(CLOSED_FORMS)
@@ -64,7 +64,7 @@ def test_the_function_is_its_closed_form(name: str) -> None:
 def test_the_function_is_its_formula(name: str) -> None:
     base, x = hullo.base(name), grid()
     assert base.formula is not None
-    value, slope = base.formula.functions(WORDS)
+    value, slope = base.formula.functions(FUNCTIONS)
     torch.testing.assert_close(value(x), base.function(x), rtol=1e-12, atol=ROUNDING)
     torch.testing.assert_close(torch.as_tensor(slope(x, value(x))).double().expand_as(x), base.derivative(x))
 
@@ -132,7 +132,7 @@ def test_values_and_slopes_are_right_far_from_the_origin(name: str, size: float)
     base = hullo.base(name)
     x = torch.tensor([-size, size])
     assert base.formula is not None
-    value, slope = base.formula.functions(WORDS)
+    value, slope = base.formula.functions(FUNCTIONS)
     exact, exact_slope = base.function(x.double()).float(), base.derivative(x.double()).float()
     for found in (base.function(x), value(x)):
         torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-6)
@@ -198,7 +198,7 @@ def test_any_parameter_is_refused_or_gives_right_values_slopes_and_facts(
         return
     base = hullo.base(spelling)
     assert base.formula is not None
-    value, slope = base.formula.functions(WORDS)
+    value, slope = base.formula.functions(FUNCTIONS)
     x = torch.tensor([-30.0, -1, -0.3, -1e-3, -1e-6, 0, 1e-6, 1e-3, 0.3, 1, 30], dtype=dtype)
     wide = x.double().requires_grad_()
     exact = EXACT[family](wide, parameter)

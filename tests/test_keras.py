@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import hullo
-from hullo import catalogue
+from hullo import formulas
 from hullo.parametrizations import feasible_gradient
 
 pytest.importorskip("keras")
@@ -89,7 +89,7 @@ def coefficients(rng, name, groups, n, parametrization=None):
 
 
 def test_keras_has_a_meaning_for_every_word_of_a_formula():
-    assert arithmetic.WORDS.keys() == catalogue.WORDS.keys()
+    assert arithmetic.FUNCTIONS.keys() == formulas.FUNCTIONS.keys()
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

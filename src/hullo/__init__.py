@@ -1,16 +1,15 @@
 """hullo: activation functions that learn, as combinations of base functions."""
 
 import hullo._signals  # (first: the command answers Ctrl-C while PyTorch is imported)
-import hullo.catalogue
-import hullo.catalogue_recent  # noqa: F401  (both fill the list of bases)
-from hullo.additions import add_base
+import hullo.catalogue  # noqa: F401  (registers the bases)
 from hullo.bases import Base, base, list_bases
 from hullo.coefficients import Hyperplane, Orthant, Simplex, Space
+from hullo.custom_bases import add_base
 from hullo.functional import combine
 from hullo.gating import GatedHull
 from hullo.modules import AffineHull, ConicHull, ConvexHull, Hull, LinearHull
-from hullo.named import blending_unit, poly_relu, star_relu, xielu
 from hullo.parametrizations import Parametrization
+from hullo.presets import blending_unit, poly_relu, star_relu, xielu
 from hullo.properties import approximates_identity, identify, is_monotone, slope_bounds
 from hullo.surgery import (
     coefficient_dict,

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from hullo._compat import is_exporting, real_tensors
-from hullo.span import Function, express
+from hullo.least_squares import Function, express
 
 Slope = Callable[[Tensor, Tensor], Any]
 
@@ -32,7 +32,7 @@ _TOLERANCE = 1e-9  # on facts, in float64
 class Formula:
     """A base in text: `value` in terms of `x`, `slope` in terms of `x` and the value `y`.
 
-    The text uses + - * /, comparisons, numbers and the names of :data:`hullo.catalogue.WORDS`; every backend gives
+    The text uses + - * /, comparisons, numbers and the names of :data:`hullo.formulas.FUNCTIONS`; every backend gives
     those names its own meaning, so one formula is the base everywhere.
     """
 
@@ -315,3 +315,13 @@ def real_line() -> Tensor:
     ratios = torch.arange(1, 64 * 36 + 1, dtype=torch.float64, device="cpu") / 64
     far = torch.cat([16 * ratios.exp2(), *(period + 2.0**k for k in range(4, 41, 4))])  # whole periods, for waves
     return torch.cat([-far, near, far]).sort().values
+
+
+_MOST = 2.0**64
+
+
+def check_parameter(name: str, parameter: str, value: float, *, positive: bool = False) -> None:
+    """Raise an error for a parameter with which float32 values would overflow, or underflow as a divisor."""
+    least = 1 / _MOST if positive else -_MOST
+    if not least <= value <= _MOST:
+        raise ValueError(f"{name} needs {parameter} from {least:.3g} to {_MOST:.3g}, got {value:g}; try {name}(1)")

@@ -1,55 +1,21 @@
-"""The base functions that come with hullo, each as one formula.
+"""The catalogue of base functions, each written as one formula.
 
-An entry gives the text of the value and the slope (see :class:`hullo.bases.Formula`), PyTorch's own function where it
-has one, and the facts. To add one: write its entry here, run the tests (they check every fact and every backend), and
-name it in the documentation's list.
+An entry has the formulas of the value and the slope (see :class:`hullo.bases.Formula`), PyTorch's own function if there
+is one, and properties such as the bounds of the slope. To add one: write its entry here, run the tests (they check
+every property and every backend), and add it to the list in the documentation.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
-from hullo.bases import Base, Formula, family, spell
-from hullo.span import Function
-
-_ROOT_HALF = math.sqrt(0.5)
-_NORMAL_AT_0 = 1 / math.sqrt(2 * math.pi)
-
-
-def _step(x: Tensor) -> Tensor:
-    return torch.relu(x).sign()  # several times faster than a comparison and a conversion
-
-
-WORDS: dict[str, Callable[..., Any]] = {
-    "abs": torch.abs,
-    "asinh": torch.asinh,
-    "atan": torch.atan,
-    "clamp": torch.clamp,
-    "cos": torch.cos,
-    "erf": torch.erf,
-    "exp": torch.exp,
-    "expm1": torch.expm1,
-    "log1p": torch.log1p,
-    "minimum": lambda x, most: torch.clamp(x, max=most),
-    "normal_pdf": lambda x: _NORMAL_AT_0 * torch.exp(-0.5 * x * x),
-    "normal_tail": lambda x: 0.5 * torch.erfc(_ROOT_HALF * torch.abs(x)),
-    "positive_part": torch.relu,
-    "sigmoid": torch.sigmoid,
-    "sin": torch.sin,
-    "sqrt": torch.sqrt,
-    "square": torch.square,
-    "step": _step,
-    "tanh": torch.tanh,
-    "where": torch.where,
-}
-"""What the words of a formula mean in PyTorch. `step(x)` is 1 for x > 0 and 0 elsewhere. Of the standard normal
-distribution, `normal_pdf(x)` is the density and `normal_tail(x)` the probability beyond |x|."""
+from hullo.bases import Base, Formula, check_parameter, family, spell
+from hullo.formulas import FUNCTIONS
+from hullo.least_squares import Function
 
 
 def make_base(
@@ -64,18 +30,8 @@ def make_base(
 ) -> Base:
     """Return a base from its formula; `at_zero` is the value and the slopes at 0- and 0+."""
     formula = Formula(value, slope)
-    written, slope_function = formula.functions(WORDS)
+    written, slope_function = formula.functions(FUNCTIONS)
     return Base(name, native or written, slope_function, at_zero[0], at_zero[1:], bounds, kinks, formula)
-
-
-_MOST = 2.0**64
-
-
-def check_parameter(name: str, parameter: str, value: float, *, positive: bool = False) -> None:
-    """Refuse a parameter for which values in float32 would overflow, or vanish where they are divided by it."""
-    least = 1 / _MOST if positive else -_MOST
-    if not least <= value <= _MOST:
-        raise ValueError(f"{name} needs {parameter} from {least:.3g} to {_MOST:.3g}, got {value:g}; try {name}(1)")
 
 
 @family
@@ -382,4 +338,58 @@ def hardsigmoid() -> Base:
         at_zero=(0.5, 1 / 6, 1 / 6),
         bounds=(0.0, 1 / 6),
         kinks=(-3.0, 3.0),
+    )
+
+
+# The parts of activations that recent models learn (`hullo.presets` combines them): powers of ReLU, the negative
+# branch of xIELU, and Snake. Powers have unbounded slopes.
+
+
+@family
+def constant() -> Base:
+    """1 everywhere: the learned offset of StarReLU and PolyReLU."""
+    return make_base("constant", "1.0 + minimum(abs(x), 0.0)", "0.0", at_zero=(1.0, 0.0, 0.0), bounds=(0.0, 0.0))
+
+
+@family
+def relu2() -> Base:
+    """ReLU squared, as in Primer and nanochat."""
+    return make_base(
+        "relu2", "square(positive_part(x))", "2 * positive_part(x)", at_zero=(0.0, 0.0, 0.0), bounds=(0.0, math.inf)
+    )
+
+
+@family
+def relu3() -> Base:
+    """ReLU cubed, the highest power of PolyReLU."""
+    return make_base(
+        "relu3",
+        "square(positive_part(x)) * positive_part(x)",
+        "3 * square(positive_part(x))",
+        at_zero=(0.0, 0.0, 0.0),
+        bounds=(0.0, math.inf),
+    )
+
+
+@family
+def xielu_negative() -> Base:
+    """xIELU's negative branch, exp(x) - 1 - x for x < 0, and 0 for x > 0."""
+    return make_base(
+        "xielu_negative",
+        "expm1(minimum(x, 0.0)) - minimum(x, 0.0)",
+        "expm1(minimum(x, 0.0))",
+        at_zero=(0.0, 0.0, 0.0),
+        bounds=(-1.0, 0.0),
+    )
+
+
+@family
+def snake(frequency: float = 1.0) -> Base:
+    """x + sin(frequency * x)^2 / frequency, as in neural vocoders and audio codecs."""
+    check_parameter("snake", "frequency", frequency, positive=True)
+    return make_base(
+        spell("snake", {"frequency": frequency}),
+        f"x + square(sin({frequency} * x)) * {1 / frequency!r}",
+        f"1 + sin({2 * frequency} * x)",
+        bounds=(0.0, 2.0),
     )

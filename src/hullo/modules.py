@@ -10,15 +10,15 @@ from torch import Tensor, nn
 
 from hullo._compat import real_tensors
 from hullo.bases import Base, base, resolve
-from hullo.boundary import watch
 from hullo.coefficients import Hyperplane, Orthant, Simplex, Space, invert
 from hullo.functional import apply
+from hullo.inner_scale import apply_scaled, make_scales
 from hullo.kernels import CombineSpec
+from hullo.optimizer_hook import watch
 from hullo.parametrizations import BuiltInParametrization, Parametrization, evaluate, get_parametrization
-from hullo.rawnames import write_raw_name
-from hullo.readonly import read_only
-from hullo.scaling import apply_scaled, make_scales
+from hullo.read_only_tensor import read_only
 from hullo.sharding import gather, is_sharded, shard_like
+from hullo.state_names import write_raw_name
 
 Init = Sequence[float] | Sequence[Sequence[float]] | Tensor | str | None
 

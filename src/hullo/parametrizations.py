@@ -177,7 +177,7 @@ class _Projection(torch.autograd.Function):
 
     That is the Jacobian inside the simplex. On the boundary the Jacobian would never again give a gradient to a
     coefficient at zero. Centring is linear everywhere, so gradients of micro-batches and of processes add up to that
-    of the whole batch; :mod:`hullo.boundary` restricts the sum to feasible directions before an optimizer step.
+    of the whole batch; :mod:`hullo.optimizer_hook` restricts the sum to feasible directions before an optimizer step.
     """
 
     generate_vmap_rule = True

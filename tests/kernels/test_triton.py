@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import hullo
-from hullo.catalogue import WORDS
+from hullo.formulas import FUNCTIONS
 from hullo.kernels import CombineSpec, choose, reference
 from hullo.kernels.codegen import kernel_source
 from hullo.parametrizations import get_parametrization
@@ -151,7 +151,7 @@ def test_a_hull_trains_through_the_kernels_as_through_the_reference() -> None:
 
 def test_every_word_of_the_catalogue_has_a_meaning_here() -> None:
     for meaning in (device_math.PRECISE, device_math.FLOAT16, device_math.BFLOAT16):
-        assert WORDS.keys() <= meaning.keys()
+        assert FUNCTIONS.keys() <= meaning.keys()
 
 
 def test_a_word_is_computed_once_however_often_formulas_use_it() -> None:
@@ -164,7 +164,7 @@ def test_a_word_is_computed_once_however_often_formulas_use_it() -> None:
 
 
 def test_a_base_without_a_formula_falls_back_and_is_refused_by_name() -> None:
-    bump = hullo.additions._measured(
+    bump = hullo.custom_bases._measured(
         "bump", lambda x: x * torch.exp(-x * x), lambda x, y: (1 - 2 * x * x) * torch.exp(-x * x)
     )
     spec = CombineSpec((bump,), get_parametrization("given"), 1)

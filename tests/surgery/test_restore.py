@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import hullo
-from hullo.rawnames import read_raw_name, write_raw_name
+from hullo.state_names import read_raw_name, write_raw_name
 from made_hulls import HULLS
 
 PARAMETERS = st.floats(2.0**-60, 2.0**60).map(lambda number: float(f"{number:.3g}"))

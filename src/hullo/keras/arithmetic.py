@@ -30,7 +30,7 @@ def _running_means(x: Array) -> Array:
     return ops.stack([total / count for count, total in enumerate(sums, start=1)], axis=-1)
 
 
-WORDS: dict[str, Callable[..., Array]] = {
+FUNCTIONS: dict[str, Callable[..., Array]] = {
     "abs": ops.abs,
     "asinh": ops.arcsinh,
     "atan": ops.arctan,
@@ -52,7 +52,7 @@ WORDS: dict[str, Callable[..., Array]] = {
     "tanh": ops.tanh,
     "where": _where,
 }
-"""What the words of a formula mean in Keras; see :data:`hullo.catalogue.WORDS`."""
+"""What the words of a formula mean in Keras; see :data:`hullo.formulas.FUNCTIONS`."""
 
 
 def _differentiated(function: Callable[..., Array], pullback: Callable[..., Array]) -> Callable[..., Array]:
@@ -122,7 +122,7 @@ def combiner(bases: Iterable[Base]) -> Callable[[Array, Array], Array]:
                 f"base function {item.name!r} is known to PyTorch alone, as code; Keras layers combine the functions "
                 "of hullo's own catalogue, which are formulas"
             )
-        functions.append(item.formula.functions(WORDS))
+        functions.append(item.formula.functions(FUNCTIONS))
 
     def combine(x: Array, columns: Array) -> Array:
         return sum(columns[i] * value(x) for i, (value, _) in enumerate(functions))

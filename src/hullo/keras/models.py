@@ -15,10 +15,10 @@ from keras import ops
 from torch import Tensor
 
 from hullo.bases import Base, base, catalogued, resolve
+from hullo.find_base import members
 from hullo.keras.layers import AffineHull, Hull, to_numpy
-from hullo.matching import members
+from hullo.least_squares import express
 from hullo.properties import identify
-from hullo.span import express
 
 _PAPER = ("identity", "relu", "tanh")
 _GATES = frozenset({"sigmoid", "hardsigmoid", "softplus"})  # left alone: probabilities as often as activations

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from hullo.bases import Base, list_bases
 from hullo.functional import apply
+from hullo.inner_scale import apply_scaled
 from hullo.kernels import CombineSpec
 from hullo.parametrizations import get_parametrization
 from hullo.population import kernels
@@ -23,7 +24,6 @@ from hullo.population.parametrizations import CODES, REST, UNUSED, USED, Paramet
 from hullo.population.scales import InnerScales
 from hullo.population.sites import Activation, Site
 from hullo.population.values import Value
-from hullo.scaling import apply_scaled
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ class Activations(nn.Module):
     def feasible_gradient(self, gradient: Tensor) -> Tensor:
         """Restrict a gradient of the raw numbers to directions in which convex and conic coefficients can move.
 
-        Optimizers call this just before a step, on the gradient of the whole batch; see :mod:`hullo.boundary`.
+        Optimizers call this just before a step, on the gradient of the whole batch; see :mod:`hullo.optimizer_hook`.
         """
         if not {"projection", "clamped"} & set(self.parametrizations):
             return gradient

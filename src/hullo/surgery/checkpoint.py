@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hullo.modules import AffineHull, ConicHull, ConvexHull, Hull, LinearHull
-from hullo.rawnames import read_raw_name
+from hullo.state_names import read_raw_name
 from hullo.surgery.build import nearby_tensor
 from hullo.surgery.find import find_sites
 from hullo.surgery.recognise import MOST_PARAMETERS

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from hullo._compat import real_tensors
+from hullo.inner_scale import apply_scaled
 from hullo.kernels import CombineSpec
 from hullo.modules import Hull
 from hullo.parametrizations import get_parametrization
-from hullo.scaling import apply_scaled
 from hullo.surgery.sites import named_hulls
 from hullo.surgery.state import Inputs, hook_inputs, restored, run
 

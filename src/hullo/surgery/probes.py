@@ -26,7 +26,7 @@ from torch import Tensor
 
 from hullo._compat import real_tensors
 from hullo.bases import Base, base, catalogued
-from hullo.matching import members
+from hullo.find_base import members
 from hullo.surgery.isolation import isolated, numbers_in
 
 _SPECIAL = (-20.0, -6.0, -3.0, -1.0, 0.0, 1.0, 3.0, 6.0, 20.0, 40.0)

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from hullo._compat import real_tensors
 from hullo.bases import Base, base, catalogued
+from hullo.least_squares import express
 from hullo.modules import Hull
 from hullo.sharding import gather
-from hullo.span import express
 from hullo.surgery.isolation import NotHashableError, has_changed, isolated, state_of
 from hullo.surgery.probes import identify_function, points
 
@@ -228,7 +228,7 @@ COMBINATIONS = {
     "xielu": ("identity", "relu2", "xielu_negative"),
     "poly_relu": ("constant", "relu", "relu2", "relu3"),
 }
-"""Bases of learned activations in recent models; see :mod:`hullo.named`."""
+"""Bases of learned activations in recent models; see :mod:`hullo.presets`."""
 
 MOST_PARAMETERS = 8  # of a module that is one of them
 _COMBINATION_TOLERANCE = 2.0**-18  # of values and slopes: xIELU cuts off a window of 1e-6 beside the origin

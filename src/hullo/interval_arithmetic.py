@@ -1,10 +1,11 @@
 """Interval arithmetic over formulas: bounds that hold for every x of an interval.
 
-A :class:`Jet` encloses the values of a function, and of its derivative, on many intervals at once. Jets give the words
-of a formula (:data:`hullo.catalogue.WORDS`) their meaning, so that the formula of a slope is also a bound of it. Bounds
-are rounded outwards: each operation widens its result by more than float64 arithmetic and PyTorch's functions err.
+A :class:`Jet` encloses the values of a function and of its derivative on many intervals at once. With the functions
+of :data:`FUNCTIONS` in the place of :data:`hullo.formulas.FUNCTIONS`, the formula of a slope computes bounds of the
+slope. Bounds are rounded outwards: each operation widens its result by more than the rounding errors of float64
+arithmetic and of PyTorch's functions.
 
-Intervals count as open: what happens at an end, such as a jump at a kink, does not matter inside.
+Intervals are open: a jump at an endpoint, as at a kink, does not affect the bounds inside.
 """
 
 from __future__ import annotations
@@ -280,7 +281,7 @@ def _sqrt(x: Jet) -> Jet:
     return x.chain(value, _one_over(value + value))
 
 
-WORDS: dict[str, Callable[..., Any]] = {
+FUNCTIONS: dict[str, Callable[..., Any]] = {
     "abs": lambda x: x.chain(x.value.magnitudes(), _sign(x)),
     "asinh": lambda x: x.chain(x.value.rising(torch.asinh), _one_over(_root_of_one_plus_square(x).value)),
     "atan": lambda x: x.chain(x.value.rising(torch.atan), _one_over((square(x) + 1.0).value)),

@@ -13,9 +13,9 @@ from torch import Tensor
 
 import hullo
 import oracle
-from hullo import catalogue, enclosure
-from hullo.enclosure import Jet
-from hullo.slopes import largest_slope
+from hullo import formulas, interval_arithmetic
+from hullo.interval_arithmetic import Jet
+from hullo.slope_extremes import largest_slope
 
 MEMBERS = [
     *hullo.list_bases(), "leaky_relu(0.2)", "leaky_relu(-0.5)", "leaky_relu(2)", "elu(0.5)", "elu(2)", "celu(0.3)",
@@ -187,7 +187,7 @@ def test_slopes_that_are_rounding_do_not_count_as_falling(coefficients: list[flo
 
 
 def test_every_word_of_formulas_has_a_meaning_for_intervals() -> None:
-    assert enclosure.WORDS.keys() == catalogue.WORDS.keys()
+    assert interval_arithmetic.FUNCTIONS.keys() == formulas.FUNCTIONS.keys()
 
 
 ends = (
@@ -206,7 +206,7 @@ def test_enclosures_hold_at_every_point_of_an_interval(name: str, pairs: list[tu
     if not pairs:
         return
     low, high = torch.tensor(pairs, dtype=torch.float64).T
-    value, slope = base.formula.functions(enclosure.WORDS)
+    value, slope = base.formula.functions(interval_arithmetic.FUNCTIONS)
     x = Jet.variable(low, high)
     jets = [value(x), slope(x, value(x))]
     at = (low + (high - low) * (torch.arange(1, 100, dtype=torch.float64) / 100)[:, None]).requires_grad_()
@@ -221,7 +221,7 @@ def test_enclosures_hold_at_every_point_of_an_interval(name: str, pairs: list[tu
 
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    name: word for name, word in catalogue.WORDS.items() if name not in ("clamp", "minimum", "where", "step")
+    name: word for name, word in formulas.FUNCTIONS.items() if name not in ("clamp", "minimum", "where", "step")
 }
 
 
@@ -231,7 +231,7 @@ def test_words_are_enclosed_and_the_bounds_are_tight(name: str, start: float, wi
     start = abs(start) if name in ("sqrt", "log1p") else start
     low = torch.tensor([start], dtype=torch.float64)
     high = low + width
-    found = enclosure.WORDS[name](Jet.variable(low, high)).value
+    found = interval_arithmetic.FUNCTIONS[name](Jet.variable(low, high)).value
     values = FUNCTIONS[name](torch.linspace(start, high.item(), 2001, dtype=torch.float64))
     spread = (values.max() - values.min()).item()
     error = 1e-13 * values.abs().max().item() + 1e-13

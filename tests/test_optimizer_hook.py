@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import hullo
-from hullo import boundary
+from hullo import optimizer_hook
 from hullo.parametrizations import feasible_gradient
 
 BASES = ("identity", "relu", "tanh")
@@ -149,12 +149,12 @@ def test_other_parameters_and_other_hulls_keep_their_gradients() -> None:
 
 def test_a_hull_that_is_gone_is_not_kept_alive() -> None:
     gc.collect()
-    before = len(boundary._watched)
+    before = len(optimizer_hook._watched)
     act = hullo.ConvexHull(*BASES)
-    assert len(boundary._watched) == before + 1
+    assert len(optimizer_hook._watched) == before + 1
     del act
     gc.collect()
-    assert len(boundary._watched) == before
+    assert len(optimizer_hook._watched) == before
 
 
 def test_a_compiled_step_is_a_step() -> None:

@@ -1,13 +1,13 @@
-"""The extreme slopes of a combination of bases, found with certainty.
+"""Compute the minimum and maximum slope of a combination of bases by branch and bound, with guaranteed accuracy.
 
-The slope of a combination is the combination of slopes. The real line, up to 2^128 on either side, is cut into cells.
-On each cell a base's slope and its derivative are enclosed (:mod:`hullo.enclosure`), so the slope of the combination is
-bounded on the cell in three ways: by the sum of the bounds, by the mean value theorem around the middle, and by the
-latter for all bases but those that oscillate. Slopes at points bound the extreme from the other side. Cells that may
-hold a slope beyond the most extreme one found are cut further, until there are none left.
+The slope of a combination is the combination of slopes. The real line, up to 2^128 on either side, is divided into
+cells. Interval arithmetic (:mod:`hullo.interval_arithmetic`) encloses each base's slope and its derivative on a cell,
+which bounds the slope of the combination on the cell in three ways: by the sum of the bounds, by the mean value theorem
+around the middle, and by the latter for all bases except those that oscillate. Slopes at points bound the extreme from
+the other side. Cells that may contain a slope beyond the most extreme one found are subdivided until none is left.
 
-What does not depend on coefficients is kept for each base, so most questions take a few products of matrices. Beyond
-2^128 all slopes of the catalogue differ from their limits by less than 2^-128, but for those that oscillate and those
+Everything that does not depend on coefficients is cached per base, so most queries take a few matrix products. Beyond
+2^128 all slopes of the catalogue differ from their limits by less than 2^-128, except those that oscillate and those
 that grow without bound. Of the latter, the one that grows fastest decides which extreme is infinite.
 """
 
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from hullo.bases import Base
-from hullo.enclosure import WORDS, Jet
+from hullo.interval_arithmetic import FUNCTIONS, Jet
 
 ACCURACY = 1e-10
 """To which extremes are found, as a part of the largest slope that the coefficients and bases allow, see
@@ -200,7 +200,7 @@ def _least(weights: Tensor, bounds: list[tuple[Tensor, Tensor]]) -> Tensor:
 def _enclose(item: Base, cells: _Cells, waves: tuple[float, ...]) -> _Enclosed:
     formula = item.formula
     assert formula is not None  # noqa: S101  (extremes lets none through)
-    function, slope = formula.functions(WORDS)
+    function, slope = formula.functions(FUNCTIONS)
     uses_value = re.search(r"\by\b", formula.slope) is not None
 
     def jet(low: Tensor, high: Tensor) -> Jet:

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from hullo._compat import real_tensors
 from hullo.bases import Base, Formula, Slope, add_family, derivative_of, real_line, spell
-from hullo.catalogue import WORDS
-from hullo.formulas import differentiate, fill_in
-from hullo.slopes import extremes
-from hullo.span import Function
+from hullo.formulas import FUNCTIONS, differentiate, fill_in
+from hullo.least_squares import Function
+from hullo.slope_extremes import extremes
 
 _NEAR_ZERO = 2.0**-40  # far enough from 0 to be on one side, near enough that curvature does not show
 _UNBOUNDED = 2.0**40  # slopes as large as this, up to 2^128 from the origin, have no bound
@@ -71,7 +70,7 @@ def _from_formula(
         raise TypeError("the function is a formula, so its derivative is one too; leave it out to have it found")
     value = fill_in(text, values)
     formula = Formula(value, differentiate(value) if derivative is None else fill_in(derivative, values, "slope"))
-    function, slope = formula.functions(WORDS)
+    function, slope = formula.functions(FUNCTIONS)
     measured = _measured(name, function, slope)
     made = dataclasses.replace(measured, formula=formula, is_certain=False)
     bounds = extremes([1.0], [made])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hullo.bases import Base, base, catalogued, make
-from hullo.span import express
+from hullo.least_squares import express
 
 _FAR = 1e30  # where exponentials have died out
 _NEAR = 2.0**-12
