@@ -14,8 +14,10 @@ check: setup  ## formatting, lint, types, and whether tables say what records sa
 	$(PYTHON) benchmarks/report.py --check
 	$(PYTHON) tools/results.py --check
 
-demo: $(VENV)/lab  ## LeNet-5 with all twelve activations at once, on the packaged sample; coefficients hurry to be seen
-	$(VENV)/bin/hullo reproduce lenet5/fashion-mnist-sample --seeds 1 --epochs 4 --coefficient-lr-scale 10 --device cpu --output demo
+demo: $(VENV)/lab  ## twelve LeNet-5 side by side, on the packaged sample: two fixed activations, two learned ones, three seeds
+	$(VENV)/bin/hullo reproduce lenet5/fashion-mnist-sample --activation relu --activation tanh \
+	  --activation "convex(identity,relu,tanh)" --activation "affine(identity,relu,tanh)" \
+	  --seeds 3 --epochs 4 --lr 0.001 --coefficient-lr-scale 10 --device cpu --output demo
 
 docs: $(VENV)/docs  ## the site: site/index.html
 	$(PYTHON) -m sphinx --quiet --fail-on-warning docs site

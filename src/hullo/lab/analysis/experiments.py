@@ -104,12 +104,8 @@ class Experiment:
         return Interval.of(one[seed] - two[seed] for seed in sorted(shared)) if shared else None
 
     def published(self, row: str) -> float | None:
-        """Return the paper's figure, or None; for a sample, its figure for the whole data set.
-
-        Runs on a part of a data set that happened to be there compare with nothing.
-        """
+        """Return the paper's figure, or None; runs on a sample or another part of a data set compare with nothing."""
         column = self.setting.column
-        column = column._replace(data=column.data.removesuffix(SAMPLE))
         known = row in paper.ROWS and column in paper.COLUMNS and self.split == "test" and not self._part
         return paper.accuracy(row, column) if known else None
 
@@ -142,8 +138,7 @@ class Experiment:
         unusual = [name for name in SETTINGS if getattr(self.setting, name) != getattr(default, name)]
         said = []
         if self.setting.data.endswith(SAMPLE):
-            whole = self.setting.data.removesuffix(SAMPLE)
-            said.append(f"A short run on a sample: the paper's networks saw all of {whole}, for longer.")
+            said.append(f"A sample of {self.setting.data.removesuffix(SAMPLE)}: not to be compared with the paper.")
         if self._part:
             trained, tested = self._part
             said.append(f"Trained with {trained:,} and evaluated on {tested:,} images, not on all of the data set.")

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from hullo.lab.analysis.experiments import SAMPLE, Experiment
+from hullo.lab.analysis.experiments import Experiment
 from hullo.lab.analysis.figures.style import COLOURS, FAINT, GREY, KINDS, WIDTH, Round
 from hullo.lab.analysis.statistics import Interval
 from hullo.lab.spec.activation import PRELU, ActivationSpec
@@ -159,8 +159,6 @@ def draw_final(experiment: Experiment) -> Figure:
     height = 1.1 + 0.25 * len(cells) + 0.15 * len(remarks.splitlines())
     figure = Figure(figsize=(0.85 * WIDTH, height), layout="constrained")
     panel = figure.subplots()
-    whole = experiment.setting.data.removesuffix(SAMPLE)
-    paper = "the paper" if whole == experiment.setting.data else f"the paper, on all of {whole}"
     several = any(cell.accuracy.count > 1 for cell in cells)
     seen = []
     for y, cell in enumerate(cells):
@@ -175,7 +173,7 @@ def draw_final(experiment: Experiment) -> Figure:
             panel.plot(sound, [y + 0.25] * len(sound), ".", color=GREY, markersize=4, label="a run")
         if cell.published is not None:
             look = {"color": COLOURS[3], "markerfacecolor": "white", "markersize": 4.5, "zorder": 4}
-            panel.plot(cell.published, y, "D", **look, label=paper)
+            panel.plot(cell.published, y, "D", **look, label="the paper")
         seen += [cell.accuracy.mean, *sound, cell.published or cell.accuracy.mean]
     names = [f"{cell.row}\n({_count(experiment, cell.row)})" if cell.diverged else cell.row for cell in cells]
     panel.set_yticks(range(len(cells)), names)
