@@ -81,6 +81,15 @@ def factors(rows: Sequence[PeerRow]) -> Iterator[Sequence[str]]:
         yield [network, str(count), number(own.ms), *over_loop, *over_best, number(own.mib), number(best.mib)]
 
 
+def brief(rows: Sequence[PeerRow]) -> Iterator[Sequence[str]]:
+    """The factors of the largest populations alone."""
+    most = max(row.members for row in rows)
+    _, *lines = factors(rows)
+    chosen = [0, 2, 4, 5, 7]  # network, hullo, factor, best peer, factor
+    yield ["", f"ms per step and network, {most} networks", "over eager loops", "best peer", "over the best peer"]
+    yield from ([line[index] for index in chosen] for line in lines if line[1] == str(most))
+
+
 def _by_members(rows: Sequence[PeerRow]) -> list[PeerRow]:
     """Return rows by network, in the order in which networks come, and by members."""
     networks = list(dict.fromkeys(row.network for row in rows))

@@ -25,7 +25,7 @@ from hullo.lab.bench.rows import Row, read_rows
 from hullo.lab.bench.tables import Results, number
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = ("benchmarks/README.md",)
+DOCUMENTS = ("README.md", "benchmarks/README.md")
 MARKED = re.compile(r"(<!-- bench:(\w+)(?: (\w+))? -->\n)(.*?)(<!-- /bench -->)", re.DOTALL)
 
 Lines = Iterator[Sequence[str]]
@@ -83,7 +83,7 @@ TABLES: dict[str, Callable[[Sequence[Row]], Lines]] = {
     "overhead": overhead,
 }
 PEERS = "population_peers"
-PEER_TABLES = {"peers": peer_rows.peers, "factors": peer_rows.factors}
+PEER_TABLES = {"peers": peer_rows.peers, "factors": peer_rows.factors, "brief": peer_rows.brief}
 
 
 def _microseconds(results: Results, case: Case, name: str) -> list[str]:
