@@ -1,4 +1,4 @@
-"""Every way of keeping coefficients keeps them: exactly, at any raw numbers, after any optimiser's step."""
+"""Coefficients lie in their set exactly: at any raw parameters, and after a step of any optimizer."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def closest_in_simplex(raw: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("parametrization", PARAMETRIZATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
-class TestEveryWay:
+class TestEveryParametrization:
     @given(numbers=raws)
     def test_coefficients_are_in_their_set_at_any_raw_numbers(
         self, parametrization: str, dtype: torch.dtype, numbers: list[float]

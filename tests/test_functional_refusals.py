@@ -53,7 +53,7 @@ class TestRefusals:
 
     @pytest.mark.parametrize("shape", [(), (3,), (1,), (2, 3), (4, 1, 2), (0,)])
     def test_coefficients_of_the_wrong_shape(self, shape: tuple[int, ...]) -> None:
-        with pytest.raises(ValueError, match=r"for 2 bases have shape \(2,\) or \(groups, 2\), got") as refusal:
+        with pytest.raises(ValueError, match=r"for 2 bases.*valid are \(2,\) and \(groups, 2\)") as refusal:
             hullo.combine(torch.randn(3, 4), torch.ones(shape), ["relu", "tanh"])
         assert str(shape) in str(refusal.value)
 
@@ -78,7 +78,7 @@ class TestRefusals:
 
     def test_a_backend_that_does_not_exist_or_cannot_serve(self) -> None:
         x, c = torch.randn(3), torch.ones(1)
-        with pytest.raises(ValueError, match="unknown backend 'gpu'; there are 'reference', 'cpu'"):
+        with pytest.raises(ValueError, match="'gpu'; valid are 'reference', 'cpu'"):
             hullo.combine(x, c, ["relu"], backend="gpu")
         with pytest.raises(ValueError, match=r"'cpu' .*CPU tensors, and x is on meta; use backend='reference'"):
             hullo.combine(x.to("meta"), c.to("meta"), ["relu"], backend="cpu")

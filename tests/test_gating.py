@@ -116,7 +116,7 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
     act = hullo.AffineHull("relu", "tanh", groups=4)
     with pytest.raises(ValueError, match="6 channels"):
         hullo.GatedHull(act)(torch.randn(2, 6), torch.randn(2, 6))
-    with pytest.raises(TypeError, match="not a ReLU"):
+    with pytest.raises(TypeError, match="hull is a ReLU"):
         hullo.GatedHull(nn.ReLU())  # type: ignore[arg-type]
 
 

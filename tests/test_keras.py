@@ -50,7 +50,7 @@ def dot(a, b):
 
 
 def as_function(layer):
-    """The layer as a function of x and its raw numbers."""
+    """The layer as a function of x and its raw parameters."""
     return lambda x, raw: layer.stateless_call([raw], [], x)[0]
 
 
@@ -117,7 +117,9 @@ def test_every_way_of_keeping_coefficients_agrees_with_pytorch(name, parametriza
 def test_the_projection_gives_feasible_gradients_on_every_face():
     rng = np.random.default_rng(0)
     rows = np.array(coefficients(rng, "ConvexHull", 64, 4, "projection"), dtype="float32")
-    rows[:32] += rng.normal(size=(32, 4)).astype("float32")  # raw numbers off the simplex, as an optimiser leaves them
+    rows[:32] += rng.normal(size=(32, 4)).astype(
+        "float32"
+    )  # raw parameters off the simplex, as an optimiser leaves them
     upstream = rng.normal(size=rows.shape).astype("float32")
     project = arithmetic.COEFFICIENTS["projection"]
     (pulled,) = gradients(lambda raw: dot(project(raw), upstream), tensor(rows))

@@ -123,12 +123,12 @@ class TestAssignment:
         [
             ([torch.nan, 0.5, 0.5], ValueError, r"invalid coefficients \[nan, 0.5, 0.5\].*finite"),
             ([torch.inf, 0.0, 1.0], ValueError, "finite"),
-            ([0.5, 0.5], ValueError, r"takes 3 numbers as coefficients, got shape \(2,\)"),
-            ([[0.2, 0.3, 0.5]] * 2, ValueError, r"takes 3 numbers as coefficients, got shape \(2, 3\)"),
-            (1.0, ValueError, r"got shape \(\)"),
-            (["a", "b", "c"], TypeError, r"takes 3 numbers as coefficients, got \['a', 'b', 'c'\]"),
-            ({"relu": 1.0}, TypeError, "takes 3 numbers as coefficients, got {'relu': 1.0}"),
-            ("sin", ValueError, "cannot start as 'sin': it is not one of the bases of"),
+            ([0.5, 0.5], ValueError, r"shape \(2,\).*give 3 numbers"),
+            ([[0.2, 0.3, 0.5]] * 2, ValueError, r"shape \(2, 3\).*give 3 numbers"),
+            (1.0, ValueError, r"shape \(\)"),
+            (["a", "b", "c"], TypeError, r"\['a', 'b', 'c'\].*give 3 numbers"),
+            ({"relu": 1.0}, TypeError, "{'relu': 1.0}.*give 3 numbers"),
+            ("sin", ValueError, "'sin'.*not one of the bases"),
             ("rellu", ValueError, r"unknown base function 'rellu' .did you mean 'relu'"),
         ],
     )
@@ -163,7 +163,7 @@ class TestAssignment:
 class TestRefusals:
     @pytest.mark.parametrize("groups", [0, -1, 1.5, "2", True, None])
     def test_groups_that_are_no_number_of_groups(self, groups: Any) -> None:
-        with pytest.raises(ValueError, match=r"groups=.*give 1 for one activation a layer") as refusal:
+        with pytest.raises(ValueError, match=r"groups=.*one activation per layer") as refusal:
             hullo.AffineHull(*TRIO, groups=groups)
         assert f"groups={groups!r}" in str(refusal.value)
 

@@ -1,4 +1,4 @@
-"""Tracers see every operation on the raw numbers, and no mode leaves anything behind."""
+"""Tracers see every operation on the raw parameters, and no mode leaves anything behind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Function = Callable[[Tensor, Tensor], Any]
 
 
 def functions(act: Hull) -> dict[str, Function]:
-    """What people trace: the function itself, its gradients, and transforms of both, with the raw numbers as input."""
+    """Return functions to trace: the hull, its gradients, and transforms of both, with the raw parameters as input."""
 
     def forward(x: Tensor, raw: Tensor) -> Tensor:
         result: Tensor = torch.func.functional_call(act, {act.raw_name: raw}, (x,))
@@ -47,7 +47,7 @@ def functions(act: Hull) -> dict[str, Function]:
 
 
 def assert_same_function(traced: Function, function: Function, act: Hull, *batches: int) -> None:
-    """Both agree on raw numbers, and on batch sizes, that were not there when the one was traced."""
+    """Both agree on raw parameters, and on batch sizes, that were not there when the one was traced."""
     for batch in batches:
         x, raw = torch.randn(batch, 4), act.raw.detach() + 0.3 * torch.randn_like(act.raw)
         torch.testing.assert_close(traced(x, raw), function(x, raw), rtol=1e-4, atol=1e-5)

@@ -1,9 +1,9 @@
-"""Private state of PyTorch that hullo has to know, read in one place.
+"""Access to private state of PyTorch, in one place.
 
-What surrounds a call of `combine` decides which form serves it:
+The context of a call of `combine` decides which implementation runs:
 
 ======================================================  ==============================================================
-around the call                                         form
+context                                                 implementation
 ======================================================  ==============================================================
 nothing                                                 the kernel of the device, inside an autograd Function
 torch.func transforms                                   the same, inside a Function with a rule for vmap

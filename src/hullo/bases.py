@@ -1,4 +1,4 @@
-"""Base functions: what a hull combines.
+"""Base functions, which hulls combine.
 
 A base is a scalar function f applied entry by entry, with its slope f' and facts about both. The paper asks every
 base for f(0) = 0 and slope one at the origin, from at least one side; a base that has both is *admissible*.
@@ -30,7 +30,7 @@ _TOLERANCE = 1e-9  # on facts, in float64
 
 @dataclass(frozen=True)
 class Formula:
-    """A base in text: `value` in terms of `x`, `slope` in terms of `x` and the value `y`.
+    """Hold the formulas of a base: `value` in terms of `x`, `slope` in terms of `x` and the value `y`.
 
     The text uses + - * /, comparisons, numbers and the names of :data:`hullo.formulas.FUNCTIONS`; every backend gives
     those names its own meaning, so one formula is the base everywhere.
@@ -40,7 +40,7 @@ class Formula:
     slope: str
 
     def functions(self, words: Mapping[str, Any]) -> tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]:
-        """The formula as two Python functions, `value(x)` and `slope(x, y)`, over a backend's words."""
+        """Return the formula as two Python functions, `value(x)` and `slope(x, y)`, with the functions of a backend."""
         scope = dict(words)
         value = eval(f"lambda x: {self.value}", scope)  # noqa: S307  (the text is the catalogue's own)
         slope = eval(f"lambda x, y: {self.slope}", scope)  # noqa: S307
@@ -49,7 +49,7 @@ class Formula:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Base:
-    """One base function f, with its slope and what is known of it.
+    """Hold a base function f, its slope and its properties.
 
     Args:
         name: how it is spelled, with its parameters where they are not the default ones: ``leaky_relu(0.2)``.
@@ -81,19 +81,19 @@ class Base:
     is_certain: bool = True
 
     def derivative(self, x: Tensor) -> Tensor:
-        """f'(x), a tensor like x."""
+        """Return f'(x), a tensor like x."""
         return derivative_of(self.function, self.slope, x)
 
     @property
     def is_monotone(self) -> bool | None:
-        """Whether f never falls; None if f is known as Python code alone, or to points, and was not seen to fall."""
+        """Return whether f is non-decreasing; None if unknown: no sample of a Python function was seen to fall."""
         if self.slope_bounds[0] < 0:
             return False
         return True if self.formula and self.is_certain else None
 
     @property
     def is_admissible(self) -> bool:
-        """Whether f(0) = 0 and f has slope one at the origin, from at least one side."""
+        """Return whether f(0) = 0 and f has slope one at the origin, from at least one side."""
         return abs(self.value_at_zero) < _TOLERANCE and any(abs(s - 1) < _TOLERANCE for s in self.slopes_at_zero)
 
     def __repr__(self) -> str:
@@ -123,7 +123,7 @@ _known: dict[str, Base] = {}  # by every spelling that was asked for
 
 
 def family(make: Callable[..., Base]) -> Callable[..., Base]:
-    """Decorator: the function's name is a base's name, its parameters (numbers with defaults) are the base's."""
+    """Register a family of bases: its name and its parameters (numbers with defaults) are those of the function."""
     parameters = {p.name: float(p.default) for p in inspect.signature(make).parameters.values()}
     _families[make.__name__] = _Family(make, parameters)
     _known[make.__name__] = make()
@@ -131,7 +131,7 @@ def family(make: Callable[..., Base]) -> Callable[..., Base]:
 
 
 def spell(name: str, parameters: Mapping[str, float]) -> str:
-    """The name of a member of a family: parameters are written only where one is not the default."""
+    """Return the name of a member of a family; parameters are written only if one is not the default."""
     if all(value == _families[name].parameters[key] for key, value in parameters.items()):
         return name
     return f"{name}({','.join(repr(value).removesuffix('.0') for value in parameters.values())})"
@@ -154,7 +154,7 @@ def add_family(name: str, make: Callable[..., Base], parameters: Mapping[str, fl
 
 
 def list_bases() -> tuple[str, ...]:
-    """The names of all base functions, in the catalogue's order, then your own.
+    """Return the names of all base functions, in the order of the catalogue, then your own.
 
     >>> import hullo
     >>> hullo.list_bases()[:3]
@@ -262,7 +262,7 @@ def resolve(bases: Iterable[str | Base], *, strict: bool = True) -> tuple[Base, 
 
 
 def _looked_up(spelling: str) -> Base:
-    """A base for code that is being compiled, which can look one up but not make one."""
+    """Return a base for code that is being compiled, which can look one up but not create one."""
     if spelling not in _known:
         raise ValueError(
             f"base function {spelling!r} is not known to compiled code; call hullo.base({spelling!r}) before"

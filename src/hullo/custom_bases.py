@@ -1,4 +1,4 @@
-"""Base functions of one's own: as Python functions, or as formulas that every backend reads."""
+"""Add base functions: Python functions, or formulas that every backend compiles."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def add_base(
     derivative: Callable[..., Tensor] | str | None = None,
     parameters: Mapping[str, float] | None = None,
 ) -> Base:
-    """Add a base function of your own to the catalogue, checked; its facts are measured in float64.
+    """Add your own base function to the catalogue; check it, and measure its properties in float64.
 
     Args:
         name: a new name, by which hulls find it.
         function: ``f(x, **parameters)``, entry by entry, with PyTorch operations; or a formula such as
-            ``"x * exp(-square(x / width))"``, which the fused kernels and Keras read, too. A formula has x, numbers,
-            the names of parameters, + - * /, and the words abs, asinh, atan, clamp, cos, erf, exp, expm1, log1p,
+            ``"x * exp(-square(x / width))"``, which the fused kernels and Keras use, too. A formula has x, numbers,
+            the names of parameters, + - * /, and the functions abs, asinh, atan, clamp, cos, erf, exp, expm1, log1p,
             minimum, normal_pdf, positive_part, sigmoid, sin, sqrt, square, step, tanh and where, as in
             ``where(x < 0, a * x, x)``.
         derivative: ``f'(x, **parameters)``, or its formula; found by automatic differentiation if not given.
@@ -49,7 +49,7 @@ def add_base(
     """
     defaults = {key: float(value) for key, value in (parameters or {}).items()}
     if isinstance(derivative, str) and not isinstance(function, str):
-        raise TypeError("a derivative is a formula where the function is one; give both as formulas, or as functions")
+        raise TypeError("derivative is a formula and function is not; give both as formulas, or both as functions")
 
     def make(**values: float) -> Base:
         spelled = spell(name, values)
@@ -67,7 +67,9 @@ def _from_formula(
     name: str, text: str, derivative: Callable[..., Tensor] | str | None, values: Mapping[str, float]
 ) -> Base:
     if derivative is not None and not isinstance(derivative, str):
-        raise TypeError("the function is a formula, so its derivative is one too; leave it out to have it found")
+        raise TypeError(
+            f"derivative={derivative!r}: the function is a formula, so give the derivative as a formula, or omit it"
+        )
     value = fill_in(text, values)
     formula = Formula(value, differentiate(value) if derivative is None else fill_in(derivative, values, "slope"))
     function, slope = formula.functions(FUNCTIONS)

@@ -1,4 +1,4 @@
-"""Which base of the catalogue a function is, its parameter included."""
+"""Find the base of the catalogue that a function equals, including its parameter."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PARAMETERS: dict[str, Callable[[float, float, float, float, float], float]] = {
     "unit_softplus": lambda far, left, middle, near, right: -2 * math.log(2) / far,
     "sin": lambda far, left, middle, near, right: math.asin(near) / _NEAR if abs(near) < 1 else math.nan,
 }
-"""The parameter of each family, told from a member's values at five points; not that of `snake`."""
+"""Solve for the parameter of a family, from the values of a member at five points; `snake` is not supported."""
 
 
 def members(function: Callable[[Tensor], Tensor], decimals: int | None = None) -> Iterator[Base]:
@@ -77,6 +77,6 @@ def _agree(some: Sequence[float], others: Sequence[float], tolerance: float) -> 
 
 @functools.lru_cache(maxsize=256)
 def _in_span(bases: tuple[Base, ...], candidates: tuple[Base, ...]) -> list[tuple[Base, list[float]]]:
-    """The candidates that are combinations of these bases, with their coefficients."""
+    """Return the candidates that are combinations of these bases, with their coefficients."""
     found = express([item.function for item in candidates], [item.function for item in bases])
     return [(item, own) for item, own in zip(candidates, found, strict=True) if own is not None]

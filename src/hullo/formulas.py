@@ -1,7 +1,7 @@
-"""Formulas that users write: checked, with their parameters filled in, and differentiated.
+"""Check formulas, substitute their parameters, and differentiate them.
 
-A formula is an expression in x with + - * /, comparisons, numbers, the names of parameters and the words of
-:data:`hullo.formulas.FUNCTIONS`. What it may hold is listed here, so that every backend understands it.
+A formula is an expression in x with + - * /, comparisons, numbers, the names of parameters and calls of the functions
+in :data:`FUNCTIONS`, which every backend defines.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ density of the standard normal distribution, `normal_tail(x)` the probability be
 
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div)
 
-# The derivative of each word with respect to its first argument, as a formula in that argument, x.
+# The derivative of each function with respect to its first argument, as a formula in that argument, x.
 _SLOPES = {
     "abs": "where(x < 0, -1.0, step(x))",
     "asinh": "1 / sqrt(1 + x * x)",
@@ -68,7 +68,7 @@ _SLOPES = {
     "step": "0.0",
     "tanh": "1 - square(tanh(x))",
 }
-_OTHERS = {"clamp": 3, "minimum": 2, "where": 3}  # words with several arguments, and how many
+_OTHERS = {"clamp": 3, "minimum": 2, "where": 3}  # functions of several arguments, and how many
 _WORDS = {**dict.fromkeys(_SLOPES, 1), **_OTHERS}
 
 
@@ -132,7 +132,7 @@ def _check(node: ast.expr, names: set[str], text: str) -> None:
             words = ", ".join(sorted(_WORDS))
             raise ValueError(
                 f"the formula {text!r} holds {ast.unparse(node)!r}; it may hold {', '.join(sorted(names))}, numbers, "
-                f"+ - * / and the words {words}"
+                f"+ - * / and the functions {words}"
             )
     for part in parts:
         _check(part, names, text)

@@ -1,4 +1,4 @@
-"""combine: the function under every hull."""
+"""Combine base functions: the function that every hull calls."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def combine(
         channel_dim: which dimension of x holds the channels.
         backend: "reference", "cpu" or "triton"; by default the fastest that serves x.
 
-    Values are computed in float32 at least and returned in the type of x. Only x and the coefficients are kept for
-    the backward pass.
+    Values are computed in float32 or float64 and returned in the dtype of x. Only x and the coefficients are saved
+    for the backward pass.
 
     Example:
         >>> import torch, hullo
@@ -49,14 +49,14 @@ def combine(
         raise TypeError(f"coefficients must be a floating-point tensor, got {given}; torch.tensor([...]) makes one")
     if coefficients.dim() not in (1, 2) or coefficients.shape[-1] != len(found):
         raise ValueError(
-            f"coefficients for {len(found)} bases have shape ({len(found)},) or (groups, {len(found)}), "
-            f"got {tuple(coefficients.shape)}"
+            f"invalid shape {tuple(coefficients.shape)} of coefficients for {len(found)} bases; valid are "
+            f"({len(found)},) and (groups, {len(found)})"
         )
     return apply(x, coefficients, CombineSpec(found, get_parametrization("given"), channel_dim), backend)
 
 
 def apply(x: Tensor, raw: Tensor, spec: CombineSpec, backend: str | None = None, hull: object = None) -> Tensor:
-    """Combine over raw numbers, for those who hold a spec: the modules. Errors add what a hull says to avoid them."""
+    """Combine with raw parameters and a spec, as the modules do. Errors end with the hint of the hull."""
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.layout is not torch.strided or x.is_nested:
         if isinstance(x, fx.Proxy):  # torch.fx follows code with these in the places of tensors
             return apply_spelled(x, raw, *spec.spelled, backend)
@@ -78,12 +78,12 @@ def apply(x: Tensor, raw: Tensor, spec: CombineSpec, backend: str | None = None,
 def apply_spelled(
     x: Tensor, raw: Tensor, bases: str, parametrization: str, channel_dim: int, backend: str | None
 ) -> Tensor:
-    """`apply` with its spec spelled: what a hull is in a graph of torch.fx."""
+    """Call `apply` with a spec of strings and numbers, which a graph of torch.fx can hold."""
     return apply(x, raw, operators.spec(bases, parametrization, channel_dim), backend)
 
 
 def _why_not(x: object) -> str:
-    """Why something cannot be the input of a hull, and what to do."""
+    """Return why x cannot be the input of a hull, and what to do."""
     if not isinstance(x, Tensor):
         return f"x must be a floating-point tensor, got {type(x).__name__}; torch.as_tensor(x) makes one of numbers"
     if x.is_nested:
@@ -99,7 +99,7 @@ def _why_not(x: object) -> str:
 
 
 def check_groups(shape: Sequence[int], groups: int, channel_dim: int) -> None:
-    """Refuse a shape whose channels do not fall into that many equal groups."""
+    """Raise an error unless the channels of a shape divide into that many equal groups."""
     if not -len(shape) <= channel_dim < len(shape):
         raise ValueError(f"x of shape {tuple(shape)} has no dimension {channel_dim} for {groups} groups of channels")
     channels = shape[channel_dim]
@@ -111,7 +111,7 @@ def check_groups(shape: Sequence[int], groups: int, channel_dim: int) -> None:
 
 
 class _Combine(torch.autograd.Function):
-    """Keeps x and the raw numbers alone, and computes the bases again in the backward pass."""
+    """Combine; save only x and the raw parameters, and recompute the bases in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, raw: Tensor, spec: CombineSpec, kernel: str) -> Tensor:
@@ -122,15 +122,14 @@ class _Combine(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
         x, raw = ctx.saved_tensors
-        # Where gradients of gradients are wanted, or many at once (is_grads_batched), the plain form serves: it can be
-        # differentiated again, as often as one likes, and batched.
+        # The reference supports higher-order gradients and batches of gradients (is_grads_batched).
         batched = torch._C._functorch.is_legacy_batchedtensor(gradient)
         kernel = reference if torch.is_grad_enabled() or batched else load(ctx.kernel)
         return *kernel.backward(gradient, x, raw, ctx.spec), None, None
 
 
 class _TransformedCombine(_Combine):
-    """The same in the form that torch.func asks for, which takes three times as long to call."""
+    """Combine with the separate setup_context that torch.func requires, which takes three times as long to call."""
 
     @staticmethod
     def forward(x: Tensor, raw: Tensor, spec: CombineSpec, kernel: str) -> Tensor:  # type: ignore[override]
@@ -145,7 +144,7 @@ class _TransformedCombine(_Combine):
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], x: Tensor, raw: Tensor, spec: CombineSpec, kernel: str
     ) -> tuple[Tensor, int]:
-        """A batch of inputs is a longer input; a batch of coefficients is as many more groups."""
+        """Merge a batch of inputs into the input, and a batch of coefficients into the groups."""
         x_dim, raw_dim = in_dims[:2]
         if x_dim is None:
             x, x_dim = x.expand(info.batch_size, *x.shape), 0

@@ -1,7 +1,7 @@
 """hull(gate) * up: the gated blocks of language models, SwiGLU and GeGLU with a learned function.
 
-With the fused kernel this is one pass over memory each way, and only the gate, up and the raw numbers are kept for the
-backward pass: no tensor more than the product itself would keep.
+The fused kernel makes one pass over memory each way. Only the gate, up and the raw parameters are saved for the
+backward pass, no more tensors than for a plain product.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class GatedHull(nn.Module):
     def __init__(self, hull: Hull) -> None:
         super().__init__()
         if not isinstance(hull, Hull):
-            raise TypeError(f"a GatedHull takes a hull such as hullo.AffineHull(...), not a {type(hull).__name__}")
+            raise TypeError(f"hull is a {type(hull).__name__}; give GatedHull a hull such as hullo.AffineHull(...)")
         self.hull = hull
 
     def forward(self, gate: Tensor, up: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ def named_callers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _is_plain(hull: Hull, gate: Tensor, up: Tensor) -> bool:
-    """Return whether the autograd Function can serve; what else there may be is served by the hull and a product."""
+    """Return whether the fused autograd Function applies; otherwise the hull and a product are called."""
     if not isinstance(gate, Tensor) or not isinstance(up, Tensor) or hull.inner_scale is not None:
         return False
     if type(hull).forward is not Hull.forward or hull._forward_hooks or hull._forward_pre_hooks:
@@ -65,7 +65,7 @@ def _is_plain(hull: Hull, gate: Tensor, up: Tensor) -> bool:
     if not alike or not gate.is_floating_point() or gate.layout is not torch.strided or gate.is_nested:
         return False
     if hull.groups > 1 and not _has_groups(hull, gate):
-        return False  # which the hull refuses, with the reason
+        return False  # the hull raises the error
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
         return False
     if torch._C._are_functorch_transforms_active() or needs_plain_operations():
@@ -79,7 +79,7 @@ def _has_groups(hull: Hull, gate: Tensor) -> bool:
 
 
 class _Gated(torch.autograd.Function):
-    """Keeps the gate, up and the raw numbers alone, and computes the bases again in the backward pass."""
+    """Multiply with a gate; save only the gate, up and raw parameters, and recompute the bases in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor, raw: Tensor, spec: CombineSpec, kernel: str) -> Tensor:

@@ -1,6 +1,6 @@
 """A learned inner scale: sum over i of c_i f_i(b_i x), with one b per hull, or one for each of its bases.
 
-The scales are one more parameter of a hull, and one more product before its kernels.
+The scales are one more parameter of a hull; x is multiplied with them before the kernels run.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ KINDS = ("hull", "base")
 
 
 def make_scales(kind: str | None, groups: int, bases: int, raw: Tensor) -> nn.Parameter | None:
-    """Return scales of one, beside raw numbers: a row per group with one number, or with one for each base."""
+    """Return scales equal to one, on the device of `raw`: per group one scale, or one per base."""
     if kind is None:
         return None
     if kind not in KINDS:
-        raise ValueError(f"inner_scale={kind!r}: give 'hull' for one scale, 'base' for one of each base, or None")
+        raise ValueError(f"inner_scale={kind!r}: give 'hull' for one scale, 'base' for one scale per base, or None")
     columns = bases if kind == "base" else 1
     return nn.Parameter(raw.new_ones((columns,) if groups == 1 else (groups, columns)))
 
@@ -46,7 +46,7 @@ def apply_scaled(x: Tensor, raw: Tensor, scales: Tensor, spec: CombineSpec, hull
 def apply_scaled_spelled(
     x: Tensor, raw: Tensor, scales: Tensor, bases: str, parametrization: str, channel_dim: int
 ) -> Tensor:
-    """`apply_scaled` with its spec spelled: what such a hull is in a graph of torch.fx."""
+    """Call `apply_scaled` with a spec of strings and numbers, which a graph of torch.fx can hold."""
     return apply_scaled(x, raw, scales, operators.spec(bases, parametrization, channel_dim))
 
 
@@ -57,7 +57,7 @@ def _scaled(x: Tensor, scales: Tensor, column: int, spec: CombineSpec) -> Tensor
         return wide * factors
     dim = spec.channel_dim % x.dim() if -x.dim() <= spec.channel_dim < x.dim() else 0
     if x.dim() == 0 or x.shape[dim] % len(factors):
-        return wide  # which `apply` refuses, with the reason
+        return wide  # `apply` raises the error
     shape = [1] * x.dim()
     shape[dim] = x.shape[dim]
     return wide * factors.repeat_interleave(x.shape[dim] // len(factors)).reshape(shape)

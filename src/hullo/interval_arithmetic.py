@@ -303,4 +303,4 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "tanh": _tanh,
     "where": _where,
 }
-"""What the words of a formula mean for jets."""
+"""The functions that a formula may call, for jets."""

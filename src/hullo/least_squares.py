@@ -1,4 +1,4 @@
-"""Which functions are linear combinations of others, found by least squares in float64."""
+"""Express functions as linear combinations of others, by least squares in float64."""
 
 from __future__ import annotations
 

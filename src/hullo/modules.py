@@ -24,7 +24,7 @@ Init = Sequence[float] | Sequence[Sequence[float]] | Tensor | str | None
 
 
 class Hull(nn.Module):
-    """The base class of all hulls: bases, the raw numbers that an optimizer updates, and coefficients made of them."""
+    """Hold bases and raw parameters, and compute coefficients from them: the base class of all hulls."""
 
     kind: ClassVar[str]
     set_class: ClassVar[type[Simplex] | type[Hyperplane] | type[Orthant] | type[Space]]
@@ -47,7 +47,9 @@ class Hull(nn.Module):
     ) -> None:
         super().__init__()
         if not isinstance(groups, int) or isinstance(groups, bool) or groups < 1:
-            raise ValueError(f"groups={groups!r}: give 1 for one activation a layer, or a number of groups of channels")
+            raise ValueError(
+                f"groups={groups!r}: give 1 for one activation per layer, or the number of groups of channels"
+            )
         if not isinstance(channel_dim, int) or isinstance(channel_dim, bool):
             raise ValueError(f"channel_dim={channel_dim!r}: give the index of the dimension that holds the channels")
         dtype = torch.get_default_dtype() if dtype is None else dtype
@@ -98,11 +100,11 @@ class Hull(nn.Module):
 
     @property
     def coefficients(self) -> Tensor:
-        """N coefficients, or one row of them per group. They follow the raw numbers and are in the hull.
+        """Return N coefficients, or one row of them per group, computed from the raw parameters.
 
-        Assign N numbers, a row per group, or a base's name to set them; a value off the hull is refused. Single ones
-        cannot be assigned: the others would have to change, too. Where the raw numbers are spread over processes (a
-        DTensor), every process has to ask, and gets all of them.
+        Assign N numbers, one row per group, or the name of a base to set them; values outside of the set raise an
+        error. Single coefficients cannot be assigned. If the raw parameters are sharded (a DTensor), all processes have
+        to call this, and each gets all coefficients.
         """
         return read_only(evaluate(self.constraint.parametrization, gather(self.raw)))
 
@@ -115,10 +117,10 @@ class Hull(nn.Module):
 
     @property
     def raw(self) -> nn.Parameter:
-        """The numbers that an optimizer updates.
+        """Return the raw parameters, which an optimizer updates.
 
-        They are registered as `raw_name`, such as ``raw_projection__identity__relu``, which says what they are. So no
-        tool takes them for those of another hull, whatever it keeps of a state_dict.
+        They are registered as `raw_name`, such as ``raw_projection__identity__relu``: the name has the parametrization
+        and the bases, so that a state_dict cannot be loaded into another kind of hull by mistake.
         """
         raw: nn.Parameter = getattr(self, self.raw_name)
         return raw
@@ -128,20 +130,20 @@ class Hull(nn.Module):
 
     @property
     def scale_kind(self) -> str | None:
-        """What has an inner scale: "hull", "base" or None."""
+        """Return the kind of inner scale: "hull", "base" or None."""
         if self.inner_scale is None:
             return None
         return "hull" if self.inner_scale.shape[-1] == 1 else "base"
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the raw numbers."""
+        """Return the shape of the raw parameters."""
         per_row = len(self.bases) - self.constraint.parametrization.fewer
         return (per_row,) if self.groups == 1 else (self.groups, per_row)
 
     @property
     def spelling(self) -> str:
-        """The hull in one word, as in ``affine(identity,relu,tanh)``."""
+        """Return the kind and the bases, as in ``affine(identity,relu,tanh)``."""
         return f"{self.kind}({','.join(item.name for item in self.bases)})"
 
     def _raw_values(self, coefficients: Tensor) -> list[Any]:
@@ -156,27 +158,27 @@ class Hull(nn.Module):
 
     @real_tensors()
     def _admitted(self, value: Init) -> Tensor:
-        """Coefficients as given, checked, in float64, in the shape that `coefficients` has."""
+        """Return given coefficients in float64 and in the shape of `coefficients`, after checking them."""
         n = len(self.bases)
         shape = (n,) if self.groups == 1 else (self.groups, n)
         if isinstance(value, str):
             if base(value) not in self.bases:
-                raise ValueError(f"cannot start as {value!r}: it is not one of the bases of {self.spelling}")
+                raise ValueError(f"invalid init {value!r}: it is not one of the bases of {self.spelling}")
             value = [float(item is base(value)) for item in self.bases]
         wanted = f"{n} numbers" if self.groups == 1 else f"{n} numbers or {self.groups} rows of {n}"
         try:
             given = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach()
         except (TypeError, ValueError, RuntimeError):
-            raise TypeError(f"{self.spelling} takes {wanted} as coefficients, got {value!r}") from None
+            raise TypeError(f"invalid coefficients {value!r} for {self.spelling}; give {wanted}") from None
         if given.shape not in ((n,), shape):
-            raise ValueError(f"{self.spelling} takes {wanted} as coefficients, got shape {tuple(given.shape)}")
+            raise ValueError(f"invalid coefficients of shape {tuple(given.shape)} for {self.spelling}; give {wanted}")
         ok, reason = self.constraint.check(given)
         if not ok:
             raise ValueError(f"invalid coefficients {_shown(given)} for {self.spelling}: {reason}")
         return given.expand(shape).clone()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Hull:
-        # model.half() and model.bfloat16() leave the coefficients in float32: they are few, and their steps are small.
+        # model.half() and model.bfloat16() leave the raw parameters in float32: they are few, and their updates small.
         def keep_precision(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
             return tensor.to(moved.device) if moved.dtype in (torch.float16, torch.bfloat16) else moved
@@ -185,7 +187,7 @@ class Hull(nn.Module):
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Refuse numbers that another hull has saved, also where `strict` is off."""
+        """Reject raw parameters that another kind of hull has saved, also with strict=False."""
         errors, key = rest[4], prefix + self.raw_name
         if reason := self._why_not_loaded(state_dict, prefix):
             errors.append(f"{reason}; make this hull with the same arguments")
@@ -196,7 +198,7 @@ class Hull(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def _why_not_loaded(self, state_dict: dict[str, Any], prefix: str) -> str:
-        """Return why saved numbers are not those of this hull; an empty string if they may be."""
+        """Return why saved raw parameters do not fit this hull; an empty string if they do."""
         own = prefix + self.raw_name
         others = [key for key in state_dict if key.startswith(f"{prefix}raw_")]
         if others and own not in others:
@@ -210,9 +212,9 @@ class Hull(nn.Module):
         return f"{own} of shape {shape} was saved with groups={groups}; this hull has groups={self.groups}"
 
     def rows_at_hand(self) -> list[list[float]] | None:
-        """The coefficients as numbers, a row a group, for printing: it neither fails nor waits for other processes.
+        """Return the coefficients as numbers, one row per group, for printing, without communication between processes.
 
-        None if they have no values (on meta, in a trace) or are spread over processes.
+        Return None if they have no values (on the meta device, in a trace) or are sharded.
         """
         if is_sharded(self.raw):
             return None
@@ -256,15 +258,16 @@ class AffineHull(Hull):
         init: the initial coefficients: N numbers, one row per group, or the name of the base to start as;
             1/N each by default.
         groups: 1 is one activation for the layer; G gives each of G equal groups of channels its own coefficients;
-            the number of channels is one activation a channel.
+            the number of channels gives one activation per channel.
         channel_dim: the dimension of the channels: 1 as in convolutions, -1 in transformers.
-        parametrization: how raw parameters become coefficients, "recentred" or "free"; see :class:`hullo.Hyperplane`.
-        strict: refuse bases that do not have value zero and slope one at the origin. By default convex and affine
+        parametrization: how raw parameters become coefficients: "recentred" or "free", see :class:`hullo.Hyperplane`,
+            or your own :class:`hullo.Parametrization`.
+        strict: reject bases that do not have value zero and slope one at the origin. By default convex and affine
             hulls do, conic and linear ones do not.
-        inner_scale: learn a scale b inside of the functions, f(b x), that starts at one: "hull" is one for all bases,
-            "base" one for each; with several groups, a row of them per group. None by default.
-        inplace: accepted for code that makes its activations with it, such as timm's `act_layer`, and without effect: a
-            hull needs its input for the backward pass, and returns a new tensor.
+        inner_scale: learn a scale b of the input, f(b x), initially one: "hull" for one scale, "base" for one per base;
+            with several groups, one row of them per group. None by default.
+        inplace: ignored; accepted because code such as timm's `act_layer` passes it. A hull saves its input for the
+            backward pass and returns a new tensor.
 
     Example:
         >>> import torch, hullo
@@ -285,7 +288,7 @@ class ConvexHull(Hull):
 
     The arguments are those of :class:`AffineHull`; `parametrization` is "projection" or "softmax", see
     :class:`hullo.Simplex`.
-    Bases that never fall make a function that never falls.
+    If all bases are monotone, so is the function.
 
     Example:
         >>> import hullo
@@ -302,7 +305,7 @@ class ConicHull(Hull):
 
     The arguments are those of :class:`AffineHull`; `parametrization` is "clamped" or "softplus", see
     :class:`hullo.Orthant`. Its
-    scale is free, and bases that never fall make a function that never falls.
+    scale is free. If all bases are monotone, so is the function.
 
     Example:
         >>> import hullo
@@ -318,7 +321,7 @@ class ConicHull(Hull):
 class LinearHull(Hull):
     r"""An activation learned in the linear hull of base functions: sum c_i f_i(x) with any coefficients c_i.
 
-    The arguments are those of :class:`AffineHull`; the coefficients are the raw numbers themselves.
+    The arguments are those of :class:`AffineHull`; the coefficients are the raw parameters themselves.
 
     Example:
         >>> import hullo

@@ -1,7 +1,7 @@
-"""`combine` as operators that torch.compile leaves whole: torch.ops.hullo.combine and its backward pass.
+"""Custom operators for torch.compile: torch.ops.hullo.combine and its backward pass.
 
-A compiled graph calls the fused kernels through these. Everything that is not a tensor is spelled out in text and
-numbers: ``"identity;relu;tanh"``, ``"recentred"``, the channel dimension.
+A compiled graph calls the fused kernels through these. Arguments that are not tensors are strings and numbers:
+``"identity;relu;tanh"``, ``"recentred"``, the channel dimension.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ combine.register_autograd(_backward, setup_context=_setup_context)
 
 
 def spec(bases: str, parametrization: str, channel_dim: int) -> CombineSpec:
-    """The spec that is spelled so."""
+    """Return the spec of such arguments."""
     return CombineSpec(
         tuple(base(name) for name in bases.split(";")), get_parametrization(parametrization), channel_dim
     )

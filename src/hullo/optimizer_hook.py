@@ -1,13 +1,13 @@
-"""Gradient descent on the boundary of the simplex and of the orthant.
+"""Restrict gradients before each optimizer step, on the boundary of the simplex and of the orthant.
 
-The raw numbers of a convex or conic hull that is kept by projection get a gradient that is linear in that of the
-coefficients, so gradients of micro-batches and of processes add up to that of the whole batch. On the boundary a step
-along it would carry raw numbers further and further outside, where they no longer change the coefficients. So before
-every step of an optimizer of torch.optim, the summed gradient is restricted to the directions in which the
-coefficients can move, by the `restrict` of a :class:`hullo.parametrizations.Parametrization`.
+With the parametrizations "projection" and "clamped", the gradient of the raw parameters is linear in the gradient of
+the coefficients, so gradients of micro-batches and of processes add up to that of the whole batch. On the boundary, a
+step along this gradient would move raw parameters further and further outside, where they no longer change the
+coefficients. So before every step of an optimizer of torch.optim, the accumulated gradient is restricted to the
+directions in which the coefficients can move, by the `restrict` of a :class:`hullo.parametrizations.Parametrization`.
 
-An optimizer that is not a :class:`torch.optim.Optimizer` does without this. Its coefficients are right all the same;
-one that has reached zero comes back only after its raw number has come back.
+An optimizer that is not a :class:`torch.optim.Optimizer` does not call this hook. Coefficients then still lie in the
+set, but one that has reached zero grows again only after its raw parameter has become positive.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _watched: weakref.WeakSet[Hull] = weakref.WeakSet()
 
 
 def watch(hull: Hull) -> None:
-    """Restrict the gradients of a hull's raw numbers before every optimizer step, as long as the hull exists."""
+    """Restrict the gradients of a hull's raw parameters before every optimizer step, as long as the hull exists."""
     _watched.add(hull)
     _register()
 
@@ -76,7 +76,7 @@ def _restrict_gradients(optimizer: Optimizer) -> None:
 
 
 def _restricted(optimizer: Optimizer) -> Iterator[tuple[Tensor, Parametrization]]:
-    """Yield the raw numbers with gradients to restrict, in the optimizer's order."""
+    """Yield the raw parameters with gradients to restrict, in the optimizer's order."""
     hulls = {id(hull._parameters.get(hull.raw_name)): hull for hull in _watched if hasattr(hull, "constraint")}
     for raw in (raw for group in optimizer.param_groups for raw in group["params"]):
         hull = hulls.get(id(raw))

@@ -120,12 +120,12 @@ def _centred(gradient: Tensor) -> Tensor:
 
 
 def _recentre(raw: Tensor) -> Tensor:
-    """c = r + (1 - sum r) / N: the nearest point of the hyperplane, argmin |c - r| subject to sum c = 1."""
+    """Compute c = r + (1 - sum r) / N: the nearest point of the hyperplane, argmin |c - r| subject to sum c = 1."""
     return raw - (raw.mean(-1, keepdim=True) - 1 / raw.shape[-1])
 
 
 def _complete(raw: Tensor) -> Tensor:
-    """c = (r, 1 - sum r): the last coefficient is what the others leave."""
+    """Compute c = (r, 1 - sum r): the last coefficient completes the sum to one."""
     return torch.cat([raw, 1 - raw.sum(-1, keepdim=True)], dim=-1)
 
 
@@ -138,7 +138,7 @@ def _softmax_pullback(raw: Tensor, coefficients: Tensor, gradient: Tensor) -> Te
 
 
 def nearest_in_simplex(raw: Tensor) -> Tensor:
-    """c = argmin |c - r| subject to c >= 0, sum c = 1.
+    """Compute c = argmin |c - r| subject to c >= 0, sum c = 1.
 
     The solution is c = max(r - t, 0) with t = max over k of (sum of the k largest r - 1) / k.
     """

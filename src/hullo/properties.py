@@ -1,4 +1,4 @@
-"""What a combination of base functions is, mathematically: monotone, bounded in slope, like the identity, well known.
+"""Compute properties of combinations: monotonicity, bounds of the slope, identity at the origin, the base they equal.
 
 Every function takes a hull, or coefficients and bases. A hull with several groups gets a list with an answer for each.
 """
@@ -63,7 +63,7 @@ def is_monotone(
 
 
 def approximates_identity(subject: Hull | Coefficients, bases: Iterable[str | Base] | None = None) -> bool | list[bool]:
-    """Whether f(x) = x + o(x) at the origin: value zero and slope one from both sides.
+    """Return whether f(x) = x + o(x) at the origin: value zero and slope one from both sides.
 
     >>> import hullo
     >>> hullo.approximates_identity(hullo.AffineHull("identity", "tanh", init=[3.0, -2.0]))

@@ -1,4 +1,4 @@
-"""Coefficients as a tensor that refuses to be changed in place, which would change a copy alone."""
+"""A tensor for coefficients that raises an error when it is changed in place, since only a copy would change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ALLOWED = {"requires_grad_", "detach_", "retain_grad_", "rename_", "share_memor
 
 
 class ReadOnly(Tensor):
-    """A tensor of numbers that follow from others; operations on it return ordinary tensors."""
+    """A tensor that cannot be changed in place; operations on it return ordinary tensors."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -26,8 +26,8 @@ class ReadOnly(Tensor):
 
 def _refuse(self: Tensor, *args: Any, **kwargs: Any) -> NoReturn:
     raise TypeError(
-        "coefficients follow from the raw numbers of a hull, and a change in place would change a copy alone; assign "
-        "all of them, as in hull.coefficients = [0.5, 0.5], or change a copy, hull.coefficients.clone()"
+        "coefficients are computed from the raw parameters of a hull and cannot be changed in place; assign all of "
+        "them, as in hull.coefficients = [0.5, 0.5], or change a copy, hull.coefficients.clone()"
     )
 
 
@@ -37,7 +37,7 @@ for _name in ("__setitem__", *dir(Tensor)):
 
 
 def read_only(tensor: Tensor) -> Tensor:
-    """Return a tensor as one that refuses to be changed in place; the tensor itself where code is traced."""
+    """Return a copy that cannot be changed in place; the tensor itself where code is traced."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or is_intercepted(tensor):
         return tensor
     return tensor.clone().as_subclass(ReadOnly)

@@ -1,8 +1,8 @@
-"""The names under which raw numbers are saved: they say what hull they belong to.
+"""Names of raw parameters in a state_dict: they contain the parametrization and the bases of the hull.
 
-``raw_recentred__identity__relu`` has a parametrization and bases; ``raw_recentred_dim_m1__identity__relu`` belongs to a
-hull with several groups of channels in dimension -1. A name is an identifier, since the names of a state_dict are split
-at dots.
+``raw_recentred__identity__relu`` names a parametrization and bases; ``raw_recentred_dim_m1__identity__relu`` belongs to
+a hull with several groups of channels in dimension -1. A name has no dots, since these separate modules in a
+state_dict.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _PATTERN = re.compile(r"raw_([a-z][a-z0-9]*)(?:_dim_(m?\d+))?__(\w+)")
 
 
 def write_raw_name(parametrization: str, bases: tuple[Base, ...], groups: int, channel_dim: int) -> str:
-    """Return the name of a hull's raw numbers."""
+    """Return the name of a hull's raw parameters."""
     dim = f"_dim_{channel_dim}".replace("-", "m") if groups > 1 and channel_dim != 1 else ""
     return f"raw_{parametrization}{dim}__" + "__".join(item.name.translate(_TO_IDENTIFIER) for item in bases)
 
 
 def read_raw_name(name: str) -> tuple[str, tuple[Base, ...], int] | None:
-    """Return the parametrization, the bases and the channel dimension of a name; None if it is none of raw numbers.
+    """Return the parametrization, the bases and the channel dimension of a name; None for other names.
 
     Raises:
         ValueError: a base is not known; one of :func:`hullo.add_base` has to be added again first.

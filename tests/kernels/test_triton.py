@@ -170,13 +170,13 @@ def test_a_base_without_a_formula_falls_back_and_is_refused_by_name() -> None:
     spec = CombineSpec((bump,), get_parametrization("given"), 1)
     x = torch.randn(3, device=DEVICE)
     assert choose(x, spec, None) in ("cpu", "reference")
-    with pytest.raises(ValueError, match=r"'triton' cannot serve: .*'bump' is known as a Python function only; use"):
+    with pytest.raises(ValueError, match=r"'triton'.*'bump' has no formula.*; use"):
         choose(x, spec, "triton")
 
 
 def test_float64_is_left_to_the_reference() -> None:
     x = torch.randn(3, dtype=torch.float64, device=DEVICE)
-    with pytest.raises(ValueError, match=r"computes in float32, and x is of torch\.float64"):
+    with pytest.raises(ValueError, match=r"computes in float32.*torch\.float64"):
         hullo.combine(x, torch.ones(3, device=DEVICE), TRIO, backend="triton")
 
 

@@ -1,7 +1,7 @@
 """The arithmetic of the Keras layers: bases, coefficients and `combine`, written with `keras.ops`.
 
-A base is the formula that PyTorch reads, with the words of Keras. On PyTorch's backend some functions of `keras.ops`
-fall from float64 to float32: minimum, mean, cumsum, and where with a number. None of them is used here.
+Bases are the same formulas as in PyTorch, with the functions of Keras. On the PyTorch backend, some functions of
+`keras.ops` fall from float64 to float32: minimum, mean, cumsum, and where with a number. None of them is used here.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
     "tanh": ops.tanh,
     "where": _where,
 }
-"""What the words of a formula mean in Keras; see :data:`hullo.formulas.FUNCTIONS`."""
+"""The functions that a formula may call, in Keras; see :data:`hullo.formulas.FUNCTIONS`."""
 
 
 def _differentiated(function: Callable[..., Array], pullback: Callable[..., Array]) -> Callable[..., Array]:
-    """`function`, with `pullback(*arguments, gradient)` as its backward pass on every backend."""
+    """Return `function` with `pullback(*arguments, gradient)` as its backward pass, on every backend."""
 
     @ops.custom_gradient  # type: ignore[untyped-decorator]
     def both(*arguments: Array) -> tuple[Array, Callable[..., Array]]:
@@ -67,14 +67,14 @@ def _differentiated(function: Callable[..., Array], pullback: Callable[..., Arra
         return function(*arguments), backward
 
     def differentiated(*arguments: Array) -> Array:
-        # PyTorch's tracer, by which Keras exports to ONNX, cannot write down a backward pass of one's own.
+        # Keras exports to ONNX with PyTorch's tracer, which does not support custom backward passes.
         return both(*arguments) if torch._C._get_tracing_state() is None else function(*arguments)
 
     return differentiated
 
 
 def _nearest(raw: Array) -> Array:
-    """The projection onto the simplex, as :func:`hullo.parametrizations.nearest_in_simplex` has it."""
+    """Project onto the simplex, as :func:`hullo.parametrizations.nearest_in_simplex` does."""
     raw = raw - ops.floor(ops.amax(raw, axis=-1, keepdims=True))
     ordered = ops.flip(ops.sort(raw, axis=-1), axis=-1)
     counts = ops.arange(1, raw.shape[-1] + 1, dtype=raw.dtype)
@@ -111,16 +111,16 @@ COEFFICIENTS: dict[str, Callable[[Array], Array]] = {
 
 
 def combiner(bases: Iterable[Base]) -> Callable[[Array, Array], Array]:
-    """combine(x, columns) = sum of columns[i] * f_i(x): a column is a coefficient, shaped to be multiplied with x.
+    """Return the function combine(x, columns) = sum of columns[i] * f_i(x), where columns broadcast with x.
 
-    Only x and the columns are kept for the backward pass, which has the slopes of the formulas.
+    Only x and the columns are saved for the backward pass, which uses the formulas of the slopes.
     """
     functions = []
     for item in bases:
         if item.formula is None:
             raise ValueError(
-                f"base function {item.name!r} is known to PyTorch alone, as code; Keras layers combine the functions "
-                "of hullo's own catalogue, which are formulas"
+                f"base function {item.name!r} is a Python function; Keras layers need bases with a formula: "
+                "those of the catalogue, or formulas given to hullo.add_base"
             )
         functions.append(item.formula.functions(FUNCTIONS))
 

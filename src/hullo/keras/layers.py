@@ -1,6 +1,6 @@
-"""The hulls as Keras layers: thin, they hold state and call the arithmetic.
+"""Hulls as Keras layers, which hold state and call :mod:`hullo.keras.arithmetic`.
 
-Arguments and coefficients are checked by the PyTorch modules themselves, so that they mean the same in both.
+The PyTorch modules check arguments and coefficients, so that they have the same meaning in both.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Hull(keras.layers.Layer):  # type: ignore[misc]
         self.supports_masking = True
         self.init, self.groups, self.axis, self.strict = _plain(init), groups, axis, strict
         self.lr_scale = float(lr_scale)
-        # The same hull in PyTorch: it checks the arguments, and turns coefficients into raw numbers.
+        # The same hull in PyTorch checks the arguments and maps coefficients to raw parameters.
         self._in_torch = functools.partial(
             self.twin,
             *bases,
@@ -76,7 +76,7 @@ class Hull(keras.layers.Layer):  # type: ignore[misc]
             name="raw_coefficients",
             shape=tuple(twin.raw.shape),
             initializer=lambda shape, dtype: ops.convert_to_tensor(_raw(twin) / self.lr_scale, dtype),
-            # Half precision leaves the coefficients in float32: they are few, and their steps are small.
+            # Half precision leaves the raw parameters in float32: they are few, and their updates small.
             dtype="float64" if self.variable_dtype == "float64" else "float32",
             autocast=False,
         )
@@ -107,9 +107,10 @@ class Hull(keras.layers.Layer):  # type: ignore[misc]
 
     @property
     def coefficients(self) -> Array:
-        """N coefficients, or one row of them per group. They follow the raw numbers and are in the hull.
+        """Return N coefficients, or one row of them per group, computed from the raw parameters.
 
-        Assign N numbers, a row per group, or a base's name to set them; a value off the hull is refused.
+        Assign N numbers, one row per group, or the name of a base to set them; values outside of the set raise an
+        error.
         """
         return self._coefficients(self.raw.dtype)
 
@@ -124,7 +125,7 @@ class Hull(keras.layers.Layer):  # type: ignore[misc]
         return twin
 
     def _coefficients(self, dtype: str) -> Array:
-        raw = self.raw[...]  # a tensor: TensorFlow's custom gradients refuse variables
+        raw = self.raw[...]  # a tensor: TensorFlow's custom gradients do not accept variables
         return COEFFICIENTS[self.parametrization](ops.cast(raw, dtype) * self.lr_scale)
 
     def get_config(self) -> dict[str, Any]:
@@ -168,7 +169,7 @@ def to_numpy(tensor: Array) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """An array of any kind in lists, which a configuration can hold and PyTorch can read; the rest as it is."""
+    """Return an array of any kind as lists, which a configuration can hold; return other values unchanged."""
     if hasattr(value, "__array__") and not isinstance(value, torch.Tensor):
         value = np.asarray(value)
     return value.tolist() if hasattr(value, "tolist") else value
@@ -190,11 +191,11 @@ class AffineHull(Hull):
             the number of channels is one activation a channel.
         axis: where the channels are: -1 as in Keras, 1 for channels-first data.
         parametrization: how raw parameters become coefficients, "recentred" or "free"; see :class:`hullo.Hyperplane`.
-        strict: refuse bases that do not have value zero and slope one at the origin. By default convex and affine
+        strict: reject bases that do not have value zero and slope one at the origin. By default convex and affine
             hulls do, conic and linear ones do not.
-        lr_scale: the variable of the layer is the raw numbers divided by this. So coefficients learn so many times as
-            fast as other weights with optimizers whose steps do not depend on the size of gradients, such as Adam,
-            AdamW and RMSprop; with SGD, the square of it as fast.
+        lr_scale: the factor of the learning rate of the coefficients. The layer's variable holds the raw parameters
+            divided by this, so the factor holds for optimizers whose steps do not depend on the size of gradients, such
+            as Adam, AdamW and RMSprop; with SGD, its square applies.
 
     Example:
         >>> import keras, hullo.keras
@@ -253,7 +254,7 @@ class ConicHull(Hull):
 class LinearHull(Hull):
     r"""An activation learned in the linear hull of base functions: sum c_i f_i(x) with any coefficients c_i.
 
-    The arguments are those of :class:`AffineHull`; the coefficients are the raw numbers themselves.
+    The arguments are those of :class:`AffineHull`; the coefficients are the raw parameters themselves.
 
     Example:
         >>> import hullo.keras

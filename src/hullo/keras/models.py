@@ -1,6 +1,6 @@
-"""Hulls in Keras models that exist already: put in, listed, taken out.
+"""Replace, list and fold activations of existing Keras models.
 
-Keras models are copied: a layer that is built takes no new weights.
+Models are copied, because a Keras layer that is built cannot get new weights.
 """
 
 from __future__ import annotations

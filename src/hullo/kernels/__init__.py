@@ -1,13 +1,14 @@
-"""The arithmetic behind `combine`, once for each kind of device.
+"""Kernels of `combine`, one per kind of device.
 
 A kernel is a module with two functions over a :class:`CombineSpec`:
 
     forward(x, raw, spec) -> y
     backward(gradient, x, raw, spec) -> (gradient for x, gradient for raw)
 
-`raw` holds raw numbers, one row a group or one for all; the spec's way turns them into coefficients. Kernels know bases
-and tensors, not modules. :mod:`~hullo.kernels.reference` is the plain form and the oracle, :mod:`~hullo.kernels.cpu`
-works in blocks that stay in the cache, :mod:`~hullo.kernels.triton` is one fused kernel on a GPU.
+`raw` holds raw parameters, one row per group or one row for all; the parametrization of the spec maps them to
+coefficients. Kernels depend on bases and tensors, not on modules. :mod:`~hullo.kernels.reference` is plain PyTorch and
+the oracle of the tests, :mod:`~hullo.kernels.cpu` works in blocks that stay in the cache, :mod:`~hullo.kernels.triton`
+is one fused kernel on a GPU.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Kernel(Protocol):
 
 
 def load(name: str) -> Kernel:
-    """The kernel of a name; Triton is imported on first use."""
+    """Return the kernel of a name; Triton is imported on first use."""
     if name == "triton":
         from hullo.kernels import triton
 
@@ -45,32 +46,36 @@ def load(name: str) -> Kernel:
 
 
 def choose(x: Tensor, spec: CombineSpec, backend: str | None) -> str:
-    """The name of the kernel for x: the one asked for, or the fastest that can serve."""
+    """Return the name of the kernel for x: `backend`, or the fastest that supports x."""
     if backend is None:
         if x.device.type == "cpu":
             return "cpu"
         return "triton" if x.device.type == "cuda" and not _why_not_triton(x, spec) else "reference"
     if backend not in BACKENDS:
-        raise ValueError(f"unknown backend {backend!r}; there are {', '.join(map(repr, BACKENDS))}, and None to choose")
+        raise ValueError(
+            f"unknown backend {backend!r}; valid are {', '.join(map(repr, BACKENDS))}, and None for the fastest"
+        )
     reason = ""
     if backend == "cpu" and x.device.type != "cpu":
-        reason = f"it serves CPU tensors, and x is on {x.device}"
+        reason = f"it supports CPU tensors, and x is on {x.device}"
     if backend == "triton":
         reason = _why_not_triton(x, spec)
     if reason:
-        raise ValueError(f"backend {backend!r} cannot serve: {reason}; use backend='reference', or None to choose")
+        raise ValueError(
+            f"backend {backend!r} does not support x: {reason}; use backend='reference', or None for the fastest"
+        )
     return backend
 
 
 def _why_not_triton(x: Tensor, spec: CombineSpec) -> str:
-    """Why the fused kernel cannot serve, or an empty string."""
+    """Return why the fused kernel does not support x, or an empty string."""
     if not _HAS_TRITON:
         return "Triton is not installed"
     if x.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-        return f"it serves CUDA tensors, and x is on {x.device}"
+        return f"it supports CUDA tensors, and x is on {x.device}"
     if x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        return f"it computes in float32, and x is of {x.dtype}"
+        return f"it computes in float32, and x has dtype {x.dtype}"
     for base in spec.bases:
         if base.formula is None:
-            return f"base function {base.name!r} is known as a Python function only"
+            return f"base function {base.name!r} has no formula, only a Python function"
     return ""

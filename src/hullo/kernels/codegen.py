@@ -1,11 +1,11 @@
-"""The text of a Triton kernel for one set of bases and one way of keeping coefficients.
+"""Generate the source of a Triton kernel for given bases and a parametrization.
 
 A tensor is seen as (outer, groups, inner) in memory order. A *lane* is what one row of programs works on, `span`
 neighbouring columns of a matrix with groups * inner columns: either the whole run of one group, or, where runs are
 short, columns of many groups, each with its own coefficients. A lane is cut into tiles of ROWS x COLUMNS; each of
 `splits` programs takes every `splits`-th tile. In the backward pass a program keeps its sums for the coefficients'
 gradients in registers and writes them out once; `reduce` adds these partial sums up in a fixed order and pulls them
-back to the raw numbers. So x, dy and dx move once, nothing is added atomically, and every run gives the same bits.
+back to the raw parameters. So x, dy and dx move once, nothing is added atomically, and every run gives the same bits.
 With EARLY, `reduce` may be launched while `backward` still runs, and waits for its end: that saves most of a launch.
 """
 
@@ -81,7 +81,7 @@ def kernel_source(bases: tuple[Base, ...], parametrization: BuiltInParametrizati
 
 
 def fill(template: str, parts: dict[str, list[str]]) -> str:
-    """The template with each line `$PART` replaced by the lines of that part, indented alike."""
+    """Return the template with each line `$PART` replaced by the lines of that part, indented alike."""
     return re.sub(r"^( *)\$(\w+)$", lambda m: "\n".join(m[1] + line for line in parts[m[2]]), template, flags=re.M)
 
 
@@ -116,7 +116,7 @@ class _Translator(ast.NodeTransformer):
 
 
 def formulas(bases: tuple[Base, ...]) -> tuple[list[str], list[str]]:
-    """The statements that give the values y0, y1, ..., and after them those that give the slopes s0, s1, ..."""
+    """Return the statements that compute the values y0, y1, ..., and those that compute the slopes s0, s1, ..."""
     translator = _Translator()
     for i, base in enumerate(bases):
         if base.formula is None:
@@ -158,7 +158,7 @@ def _softmax(raw: list[str], c: list[str]) -> list[str]:
 
 
 def _projection(raw: list[str], c: list[str]) -> list[str]:
-    """The threshold is the maximum over i of (sum of the raw numbers from r_i up - 1) / how many they are."""
+    """The threshold is the maximum over i of (sum of the raw parameters from r_i up - 1) / how many they are."""
     lines = [f"largest = {raw[0]}", *(f"largest = tl.maximum(largest, {r})" for r in raw[1:])]
     lines += [f"{r} -= tl.floor(largest)" for r in raw]  # without that, large numbers swallow the 1
     for i, r in enumerate(raw):
@@ -191,7 +191,7 @@ _PARAMETRIZATIONS = {
 }
 
 
-# Gradients for coefficients (g) to gradients for raw numbers (d).
+# Map gradients of coefficients (g) to gradients of raw parameters (d).
 
 
 def _keep(c: list[str], g: list[str], d: list[str]) -> list[str]:

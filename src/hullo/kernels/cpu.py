@@ -1,4 +1,4 @@
-"""`combine` on the CPU, in blocks that stay in the cache.
+"""Compute `combine` on the CPU, in blocks that stay in the cache.
 
 Plain PyTorch sweeps the whole tensor through memory once for every operation. Here each block is read once, all
 operations on it find it in the cache, and the result is written once; no compiler is needed.
@@ -114,7 +114,7 @@ def _keep_freed_memory() -> None:
 
 
 def _numbers(coefficients: Tensor, rows: slice | None) -> Sequence[Number]:
-    """The coefficients of a block, one item a base."""
+    """Return the coefficients of a block, one item per base."""
     if rows is None:
         values: list[float] = coefficients.tolist()
         return values
@@ -122,7 +122,7 @@ def _numbers(coefficients: Tensor, rows: slice | None) -> Sequence[Number]:
 
 
 def _add_scaled(total: Number, value: Number, c: Number, out: Tensor) -> Number:
-    """total + c * value, in one pass, in `out` as soon as that needs a whole block."""
+    """Return total + c * value, computed in one pass, in `out` as soon as that needs a whole block."""
     if not isinstance(value, Tensor):
         return torch.add(total, c * value, out=out) if total is out else total + c * value
     if isinstance(total, float):

@@ -1,4 +1,4 @@
-"""What the words of a formula mean in Triton.
+"""The functions that a formula may call, in Triton.
 
 Everything is built from operations that Triton's interpreter knows too, so that the same text runs on a GPU and in the
 tests of a machine without one. Values are float32; errors are a few units in the last place. Polynomials are

@@ -1,4 +1,4 @@
-"""The plain form of `combine`: what every other kernel is held against.
+"""Compute `combine` in plain PyTorch; the tests compare every other kernel with this one.
 
 Both passes are ordinary differentiable PyTorch, so that automatic differentiation of `forward` gives `backward`, and
 that of `backward` gives second derivatives.
@@ -13,14 +13,14 @@ from hullo.kernels.spec import CombineSpec, compute_dtype
 
 
 def forward(x: Tensor, raw: Tensor, spec: CombineSpec) -> Tensor:
-    """y = sum over i of c_i f_i(x)"""
+    """Compute y = sum over i of c_i f_i(x)."""
     wide, coefficients = _prepare(x, raw, spec)
     terms = [c * base.function(wide) for c, base in zip(coefficients, spec.bases, strict=True)]
     return _finish(_total(terms), x)
 
 
 def backward(gradient: Tensor, x: Tensor, raw: Tensor, spec: CombineSpec) -> tuple[Tensor, Tensor]:
-    """dx = dy * sum over i of c_i f_i'(x), and dc_i = sum over x of dy * f_i(x), pulled back to raw"""
+    """Compute dx = dy * sum over i of c_i f_i'(x), and dc_i = sum over x of dy * f_i(x), pulled back to raw."""
     wide, coefficients = _prepare(x, raw, spec)
     upstream = gradient.reshape(wide.shape).to(wide.dtype)
     values = [base.function(wide) for base in spec.bases]
@@ -33,8 +33,8 @@ def backward(gradient: Tensor, x: Tensor, raw: Tensor, spec: CombineSpec) -> tup
 
 
 def _prepare(x: Tensor, raw: Tensor, spec: CombineSpec) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """x in the type to compute in, its channels split into (groups, channels a group); each base's coefficients,
-    shaped to be multiplied with that."""
+    """Return x in the dtype of the computation, with channels split into (groups, channels per group), and the
+    coefficients of each base, shaped to broadcast with it."""
     dtype = compute_dtype(x)
     coefficients = spec.parametrization.transform(raw.to(dtype))
     if raw.dim() == 1:

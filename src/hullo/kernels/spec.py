@@ -1,4 +1,4 @@
-"""What a kernel is told besides tensors."""
+"""The arguments of a kernel other than tensors, and helpers for memory layouts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hullo.parametrizations import BuiltInParametrization
 
 @dataclass(frozen=True)
 class CombineSpec:
-    """What is combined and how: everything about a call that is not a tensor."""
+    """Specify a combination: all arguments of a kernel that are not tensors."""
 
     bases: tuple[Base, ...]
     parametrization: BuiltInParametrization
@@ -22,17 +22,17 @@ class CombineSpec:
 
     @property
     def spelled(self) -> tuple[str, str, int]:
-        """The spec in text and numbers, which a graph can hold; :func:`hullo.operators.spec` reads it."""
+        """Return the spec as strings and numbers, which a graph can hold; :func:`hullo.operators.spec` reads them."""
         return ";".join(item.name for item in self.bases), self.parametrization.name, self.channel_dim
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
-    """The type in which values are computed and summed: at least float32."""
+    """Return the dtype in which values are computed and summed: float32 or float64."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def dense(x: Tensor) -> tuple[Tensor, list[int]]:
-    """x without gaps between its elements, and its dimensions in the order in which they lie in memory."""
+    """Return x without gaps in memory, and its dimensions in memory order."""
     if x.is_contiguous():
         return x, list(range(x.dim()))
     order = sorted(range(x.dim()), key=x.stride, reverse=True)
@@ -40,12 +40,12 @@ def dense(x: Tensor) -> tuple[Tensor, list[int]]:
 
 
 def laid_out_like(t: Tensor, x: Tensor, order: list[int]) -> Tensor:
-    """t, copied if its elements do not lie in memory in the order of those of x."""
+    """Return t, copied if its memory layout is not that of x."""
     return t if t.permute(order).is_contiguous() else torch.empty_like(x, dtype=t.dtype).copy_(t)
 
 
 def extents(x: Tensor, order: list[int], raw: Tensor, spec: CombineSpec) -> tuple[int, int, int]:
-    """The sizes of x seen as (outer, groups, inner), in memory order."""
+    """Return the sizes of x viewed as (outer, groups, inner), in memory order."""
     if raw.dim() == 1:
         return 1, 1, x.numel()
     outer = math.prod(x.shape[dim] for dim in order[: order.index(spec.channel_dim % x.dim())])

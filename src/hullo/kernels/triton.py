@@ -69,7 +69,7 @@ def gated_forward(gate: Tensor, up: Tensor, raw: Tensor, spec: CombineSpec) -> T
 def gated_backward(
     gradient: Tensor, gate: Tensor, up: Tensor, raw: Tensor, spec: CombineSpec
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients for the gate, for what it is multiplied with, and for the raw numbers."""
+    """Return the gradients of the gate, of `up` and of the raw parameters."""
     gate, order = dense(gate)
     up, gradient, raw = laid_out_like(up, gate, order), laid_out_like(gradient, gate, order), raw.contiguous()
     dgate, dup, draw = torch.empty_like(gate), torch.empty_like(gate), torch.empty_like(raw)
@@ -175,7 +175,7 @@ def _launches(
 
 
 class Tiling(NamedTuple):
-    """How a tensor is cut up for a launch; the words are those of :mod:`hullo.kernels.codegen`."""
+    """Describe how a launch divides a tensor into tiles; see :mod:`hullo.kernels.codegen` for the terms."""
 
     programs: int
     splits: int
@@ -206,7 +206,7 @@ def tile(outer: int, groups: int, inner: int, by_column: int | None, size: int, 
 
 
 def _columns(inner: int, size: int) -> int:
-    """The widest tile that wastes little of a run of `inner` elements."""
+    """Return the width of the widest tile that wastes little of a run of `inner` elements."""
     widths = [size >> k for k in range(6) if size >> k <= _power_of_two(inner)] or [_power_of_two(inner)]
     return max(widths, key=lambda width: (round(inner / (triton.cdiv(inner, width) * width), 1), width))
 

@@ -1,10 +1,10 @@
 """The coefficients of a population on a GPU: one kernel forward, one backward, for all members and sites.
 
-A program takes a block of rows, each with all its bases, and maps raw numbers to coefficients by the parametrization of
-each row. Rows are written call by call, so that the rows of each call are a part of one buffer, and nothing is moved
-afterwards. The reference is :data:`hullo.population.activations.PARAMETRIZATIONS`, whose entries these are one for one.
-A threshold takes no sort here: with so few bases each is compared with each. No row depends on another, so members
-never do; where several rows are made of one, their gradients are added up.
+A program takes a block of rows, each with all its bases, and maps raw parameters to coefficients by the
+parametrization of each row. Rows are written call by call, so that the rows of each call are a slice of one buffer, and
+nothing is copied afterwards. The reference is :data:`hullo.population.parametrizations.PARAMETRIZATIONS`, which has the
+same entries. A threshold needs no sort here: with so few bases, all pairs are compared. No row depends on another, so
+members do not either; where several rows are computed from one, their gradients are summed.
 """
 
 # mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
@@ -39,7 +39,7 @@ def parametrize(
     """Return the coefficients of each call, (rows of the call, N), parts of one buffer.
 
     Args:
-        raw: raw numbers, (K, R, N).
+        raw: raw parameters, (K, R, N).
         fixed: the coefficients of rows that are not learned, like `raw`.
         roles: the role of each base in each row, like `raw`, as in :mod:`hullo.population.activations`.
         codes: the parametrization of each row, (K, R, 1), as in :data:`hullo.population.activations.CODES`.
@@ -52,7 +52,7 @@ def parametrize(
 
 
 def restrict(raw: Tensor, gradient: Tensor, roles: Tensor, codes: Tensor) -> Tensor:
-    """Restrict the gradient of raw numbers, (K, R, N), to directions in which convex coefficients can move."""
+    """Restrict the gradient of raw parameters, (K, R, N), to directions in which convex coefficients can move."""
     restricted = torch.empty_like(gradient, memory_format=torch.contiguous_format)
     _launch(_restrict, (raw.contiguous(), gradient.contiguous(), restricted), roles, codes, raw.shape[0] * raw.shape[1])
     return restricted
