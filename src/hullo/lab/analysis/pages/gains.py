@@ -26,9 +26,10 @@ def gains_table(experiments: Sequence[Experiment]) -> str:
         return ""
     lines = (
         [
-            *map(escape, (e.setting.network, e.setting.data, _best(e, FIXED), _best(e, HULLS))),
+            *map(escape, (e.setting.network, e.setting.data)),
+            *(_best(e, rows) for rows in (FIXED, HULLS)),
             *(_gain(e, others) for others in (FIXED, RIVALS)),
-            f"{e.time}, {e.seeds}, {e.reading.short}",
+            f"{e.time},<br>{e.seeds},<br>{e.reading.short}",
         ]
         for e in shown
     )
@@ -41,10 +42,15 @@ def gains_table(experiments: Sequence[Experiment]) -> str:
 def _best(experiment: Experiment, rows: Sequence[str]) -> str:
     """Return the name and the accuracy of the activation with the largest mean."""
     best = max((experiment.cells[row] for row in rows if row in experiment.cells), key=lambda cell: cell.accuracy.mean)
-    return f"{best.row}: {best.accuracy.spell('.1f')}"
+    return f"{escape(best.row)}<br>{_unbroken(best.accuracy.spell('.1f'))}"
 
 
 def _gain(experiment: Experiment, others: Sequence[str]) -> str:
     """Return by how much the best hull exceeds the best of other activations; nothing if none of these was run."""
     folds = leave_one_seed_out(experiment.accuracies, HULLS, others)
-    return Interval.of((fold.difference for fold in folds), "folds").spell("+.1f") if folds else ""
+    return _unbroken(Interval.of((fold.difference for fold in folds), "folds").spell("+.1f")) if folds else ""
+
+
+def _unbroken(text: str) -> str:
+    """Return a number and its interval with spaces at which no line ends."""
+    return text.replace(" ", "\N{NO-BREAK SPACE}")
