@@ -176,11 +176,11 @@ class TestQuestions:
 
     @pytest.mark.parametrize("coefficients", [[1.0], [0.5, torch.nan], 1.0, [[[1.0, 0.0]]], [torch.inf, 0.0]])
     def test_coefficients_that_do_not_fit_are_refused(self, question: Callable[..., Any], coefficients: Any) -> None:
-        with pytest.raises(ValueError, match="2 bases need 2 finite coefficients a row, got shape"):
+        with pytest.raises(ValueError, match="2 finite coefficients per row, got shape"):
             question(coefficients, ["identity", "relu"])
 
     def test_bases_are_asked_for_and_not_asked_twice(self, question: Callable[..., Any]) -> None:
         with pytest.raises(TypeError, match="coefficients need their bases: give both, or a hull"):
             question([0.5, 0.5])
-        with pytest.raises(TypeError, match="a hull knows its bases"):
+        with pytest.raises(TypeError, match="bases are given together with a hull"):
             question(hullo.AffineHull("identity", "relu"), ["identity", "relu"])

@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def _leave(code: str | int | None) -> None:
-    """Leave at once: to take PyTorch down would take seconds."""
+    """Exit immediately; shutting PyTorch down would take seconds."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
         with suppress(OSError):
             stream.flush()

@@ -144,7 +144,7 @@ def relu6() -> Base:
 
 
 def _unit(raw: Base, **changes: Any) -> Base:
-    """(f(x) - f(0)) / f'(0), with the slope from the right where the two sides differ."""
+    """Return (f(x) - f(0)) / f'(0), with the slope from the right where the two sides differ."""
     text = raw.formula or Formula("", "")  # every entry of the catalogue has one
     offset, (left, right) = raw.value_at_zero, raw.slopes_at_zero
     low, high = raw.slope_bounds

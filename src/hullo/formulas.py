@@ -76,12 +76,12 @@ def fill_in(text: str, parameters: Mapping[str, float], of: str = "value") -> st
     """Return the formula of a value, or of a slope, with numbers in the places of its parameters.
 
     Raises:
-        ValueError: it is no formula, or holds something that not every backend understands.
+        ValueError: the text is not a formula, or contains something that not every backend supports.
     """
     try:
         tree = ast.parse(text, mode="eval").body
     except SyntaxError as error:
-        raise ValueError(f"{text!r} is no formula: {error.msg}") from None
+        raise ValueError(f"invalid formula {text!r}: {error.msg}") from None
     _check(tree, {"x", *parameters}, text)
     filled = _Fill(parameters).visit(tree)
     if of == "value" and not _has_x(filled):
@@ -131,7 +131,7 @@ def _check(node: ast.expr, names: set[str], text: str) -> None:
         case _:
             words = ", ".join(sorted(_WORDS))
             raise ValueError(
-                f"the formula {text!r} holds {ast.unparse(node)!r}; it may hold {', '.join(sorted(names))}, numbers, "
+                f"the formula {text!r} contains {ast.unparse(node)!r}; valid are {', '.join(sorted(names))}, numbers, "
                 f"+ - * / and the functions {words}"
             )
     for part in parts:

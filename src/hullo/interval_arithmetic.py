@@ -25,7 +25,7 @@ _TINY = 2.0**-1070  # of numbers too small for a relative error
 
 @dataclass(frozen=True, eq=False)
 class Interval:
-    """Lower and upper bounds, a pair for each of many intervals."""
+    """Hold lower and upper bounds, one pair for each of many intervals."""
 
     low: Tensor
     high: Tensor
@@ -58,31 +58,31 @@ class Interval:
         return self * inverse.widened(_ARITHMETIC, _TINY)
 
     def magnitudes(self) -> Interval:
-        """The interval of |x|."""
+        """Return the interval of |x|."""
         ends = torch.stack([self.low.abs(), self.high.abs()])
         crosses = (self.low < 0) & (self.high > 0)
         return Interval(ends.amin(0).where(~crosses, 0.0), ends.amax(0))
 
     def rising(self, function: Callable[[Tensor], Tensor]) -> Interval:
-        """The interval of a function that never falls."""
+        """Return the interval of a non-decreasing function."""
         return Interval(function(self.low), function(self.high)).widened(_FUNCTION, _TINY)
 
     def falling(self, function: Callable[[Tensor], Tensor]) -> Interval:
-        """The interval of a function that never rises."""
+        """Return the interval of a non-increasing function."""
         return Interval(function(self.high), function(self.low)).widened(_FUNCTION, _TINY)
 
     def clamped(self, low: float, high: float) -> Interval:
-        """The part between two bounds that are known to hold."""
+        """Return the intersection with two bounds that are known to hold."""
         return Interval(self.low.clamp(low, high), self.high.clamp(low, high))
 
     def like(self, low: float, high: float) -> Interval:
-        """The same bounds for every interval."""
+        """Return the same bounds for every interval."""
         return Interval(torch.full_like(self.low, low), torch.full_like(self.low, high))
 
 
 @dataclass(frozen=True, eq=False)
 class Jet:
-    """Bounds of a function and of its derivative. Two identities keep them tight where a function saturates.
+    """Hold bounds of a function and of its derivative. Two identities keep them tight where a function saturates.
 
     Args:
         value: bounds of the function.
@@ -98,7 +98,7 @@ class Jet:
 
     @staticmethod
     def variable(low: Tensor, high: Tensor) -> Jet:
-        """x itself, on the intervals from low to high."""
+        """Return the jet of x on the intervals from low to high."""
         return Jet(Interval(low, high), Interval.point(torch.ones_like(low)))
 
     def constant(self, number: float) -> Jet:
@@ -145,19 +145,19 @@ class Jet:
         return Condition(self.value.low >= other, self.value.high <= other)
 
     def chain(self, value: Interval, outer: Interval) -> Jet:
-        """A function of this one, from its values and the derivative of the outer function."""
+        """Return the jet of a function of this one, from its values and the derivative of the outer function."""
         return Jet(value, outer * self.slope)
 
 
 @dataclass(frozen=True)
 class Condition:
-    """Where a comparison holds on the whole interval, and where on none of it."""
+    """Hold where a comparison is true on the whole interval, and where on no part of it."""
 
     always: Tensor
     never: Tensor
 
     def choose(self, yes: Interval, no: Interval) -> Interval:
-        """One of two bounds, or both together where the comparison holds on a part."""
+        """Return one of two bounds, or their union where the comparison holds on a part of the interval."""
         both = ~(self.always | self.never)
         low = torch.where(self.always, yes.low, no.low).where(~both, torch.minimum(yes.low, no.low))
         high = torch.where(self.always, yes.high, no.high).where(~both, torch.maximum(yes.high, no.high))
@@ -191,7 +191,7 @@ def _sigmoid(x: Jet) -> Jet:
 
 
 def _bell(x: Interval, scale: float) -> Interval:
-    """sigmoid(scale x) (1 - sigmoid(scale x)), which falls with |x|."""
+    """Return the interval of sigmoid(scale x) (1 - sigmoid(scale x)), which decreases with |x|."""
     return x.magnitudes().falling(lambda m: torch.sigmoid(scale * m) * torch.sigmoid(-scale * m))
 
 
@@ -236,13 +236,13 @@ def _exp(x: Jet) -> Jet:
 
 
 def _reach(x: Interval, offset: float) -> Tensor:
-    """Whether an interval may hold a number offset + 2 pi n."""
+    """Return whether an interval may contain a number offset + 2 pi n."""
     turns = Interval((x.low - offset) / (2 * math.pi), (x.high - offset) / (2 * math.pi)).widened(2.0**-50, 2.0**-50)
     return turns.high.floor() >= turns.low.ceil()
 
 
 def _wave(x: Interval, function: Callable[[Tensor], Tensor], top: float) -> Interval:
-    """The interval of sin or cos; `top` is where it is 1."""
+    """Return the interval of sin or cos; `top` is where it is 1."""
     ends = torch.stack([function(x.low), function(x.high)])
     found = Interval(ends.amin(0), ends.amax(0)).widened(_FUNCTION, 2.0**-48).clamped(-1, 1)
     return Interval(found.low.where(~_reach(x, top + math.pi), -1.0), found.high.where(~_reach(x, top), 1.0))

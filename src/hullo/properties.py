@@ -98,10 +98,12 @@ def _for_each_row(
 ) -> Answer | list[Answer]:
     if isinstance(subject, Hull):
         if bases is not None:
-            raise TypeError("a hull knows its bases; give them only together with coefficients")
+            raise TypeError(
+                "bases are given together with a hull, which has its own; give a hull, or coefficients and bases"
+            )
         if subject.inner_scale is not None:
             raise TypeError(
-                "the hull has an inner scale, f(b x), of which this is not known; give coefficients and bases"
+                "the hull has an inner scale, f(b x), which is not supported here; give coefficients and bases"
             )
         found, rows = subject.bases, subject.coefficients.detach().double().cpu()
     elif bases is None:
@@ -110,7 +112,7 @@ def _for_each_row(
         found, rows = resolve(bases, strict=False), torch.as_tensor(subject, dtype=torch.float64, device="cpu")
     if rows.dim() not in (1, 2) or rows.shape[-1] != len(found) or not bool(rows.isfinite().all()):
         shape = tuple(rows.shape)
-        raise ValueError(f"{len(found)} bases need {len(found)} finite coefficients a row, got shape {shape}: {rows}")
+        raise ValueError(f"{len(found)} bases need {len(found)} finite coefficients per row, got shape {shape}: {rows}")
     if rows.dim() == 1:
         return question(rows.tolist(), found)
     return [question(row.tolist(), found) for row in rows]

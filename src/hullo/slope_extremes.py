@@ -67,7 +67,7 @@ class _Cells:
         return torch.stack([first, self.middle, last, *wave])
 
     def cut(self, chosen: Tensor) -> _Cells:
-        """The chosen cells, each in parts."""
+        """Return the chosen cells, each subdivided."""
         low, high = self.low[chosen], self.high[chosen]
         parts = torch.linspace(0, 1, _PARTS + 1, dtype=torch.float64)
         ends = low + (high - low) * parts[:, None]
@@ -77,7 +77,7 @@ class _Cells:
 
 @dataclass(frozen=True)
 class _Enclosed:
-    """Bounds of one base's slope on cells, and of the derivative of the slope; slopes in the middle and at points."""
+    """Hold bounds of one base's slope and its derivative on cells, and the slopes in the middle and at points."""
 
     value: tuple[Tensor, Tensor]
     derivative: tuple[Tensor, Tensor]
@@ -130,7 +130,7 @@ def _search(
 ) -> list[float] | None:
     """Return the infimum of the slope, or of its negative, for each sign.
 
-    `is_enough` ends the search early: it is told the least slope found, and a bound below all of them.
+    `is_enough` may end the search early; its arguments are the smallest slope found and a lower bound of all slopes.
     """
     used = [(c, item) for c, item in zip(coefficients, bases, strict=True) if c != 0]
     if any(item.formula is None for _, item in used):
@@ -173,7 +173,7 @@ def _search(
 
 
 def _lower_bounds(weights: Tensor, bases: tuple[Base, ...], enclosed: list[_Enclosed], cells: _Cells) -> Tensor:
-    """Bounds below the slope on each cell."""
+    """Return a lower bound of the slope on each cell."""
     whole = _least(weights, [item.value for item in enclosed])
     best = torch.maximum(whole, _mean_value(weights, enclosed, cells))
     waves = [n for n, item in enumerate(bases) if _frequencies(item)]
@@ -185,14 +185,14 @@ def _lower_bounds(weights: Tensor, bases: tuple[Base, ...], enclosed: list[_Encl
 
 
 def _mean_value(weights: Tensor, enclosed: list[_Enclosed], cells: _Cells) -> Tensor:
-    """The slope in the middle, less the most that it can fall from there."""
+    """Return the slope in the middle of a cell minus the most that it can fall from there."""
     derivatives = [item.derivative for item in enclosed]
     steepest = torch.maximum(-_least(weights, derivatives), -_least(-weights, derivatives)).clamp_min(0)
     return _least(weights, [item.middle for item in enclosed]) - steepest * cells.radius
 
 
 def _least(weights: Tensor, bounds: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """The least value of a combination of bounded numbers."""
+    """Return the minimum of a combination of bounded numbers."""
     parts = [c * (low if c > 0 else high) for c, (low, high) in zip(weights, bounds, strict=True)]
     return torch.stack(parts).sum(0)
 

@@ -1,12 +1,13 @@
 """Generate the source of a Triton kernel for given bases and a parametrization.
 
-A tensor is seen as (outer, groups, inner) in memory order. A *lane* is what one row of programs works on, `span`
-neighbouring columns of a matrix with groups * inner columns: either the whole run of one group, or, where runs are
-short, columns of many groups, each with its own coefficients. A lane is cut into tiles of ROWS x COLUMNS; each of
-`splits` programs takes every `splits`-th tile. In the backward pass a program keeps its sums for the coefficients'
-gradients in registers and writes them out once; `reduce` adds these partial sums up in a fixed order and pulls them
-back to the raw parameters. So x, dy and dx move once, nothing is added atomically, and every run gives the same bits.
-With EARLY, `reduce` may be launched while `backward` still runs, and waits for its end: that saves most of a launch.
+A tensor is viewed as (outer, groups, inner) in memory order. A *lane* is the part that one row of programs processes:
+`span` adjacent columns of a matrix with groups * inner columns, either all columns of one group or, if groups are
+narrow, columns of many groups, each with its own coefficients. A lane is divided into tiles of ROWS x COLUMNS; each of
+`splits` programs takes every `splits`-th tile. In the backward pass a program accumulates the gradients of the
+coefficients in registers and writes them once; `reduce` adds these partial sums in a fixed order and pulls them back to
+the raw parameters. So x, dy and dx are read or written once, there are no atomic additions, and results are bitwise
+reproducible. With EARLY, `reduce` is launched while `backward` still runs and waits for its end, which hides most of
+the launch latency.
 """
 
 from __future__ import annotations
@@ -86,8 +87,8 @@ def fill(template: str, parts: dict[str, list[str]]) -> str:
 
 
 class _Translator(ast.NodeTransformer):
-    """Turns formulas into statements: `divide` for the sign, the base's own value for y, and every call of a word made
-    once, however often the formulas of all bases make it (the compiler cannot tell that words give the same twice)."""
+    """Translate formulas into statements: `divide` for the operator /, the base's value for y, and each distinct call
+    only once for all bases, because the compiler does not eliminate common calls."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

@@ -70,8 +70,8 @@ def backward(gradient: Tensor, x: Tensor, raw: Tensor, spec: CombineSpec) -> tup
 def _blocks(
     tensors: list[Tensor], order: list[int], raw: Tensor, spec: CombineSpec
 ) -> Iterator[tuple[slice | None, Sequence[Tensor]]]:
-    """Tensors of one layout, cut into blocks: which rows of coefficients a block uses (None: the only one), and the
-    block of each tensor; with several rows that has the shape (outer, rows, inner)."""
+    """Yield blocks of tensors of one layout: the rows of coefficients that a block uses (None for the only one), and
+    the block of each tensor, of shape (outer, rows, inner) if there are several rows."""
     first = tensors[0]
     if first.numel() > BLOCK:
         _keep_freed_memory()
@@ -95,21 +95,23 @@ def _blocks(
 
 
 def _memory_like(x: Tensor) -> Tensor:
-    """Memory for a result. The system clears new memory page by page as it is first written, which for a large tensor
-    takes longer than the arithmetic; where it has huge pages for those who ask, it is asked for them."""
+    """Allocate memory for a result. The system clears new pages when they are first written, which for a large tensor
+    takes longer than the arithmetic; huge pages are requested where the system offers them."""
     out = torch.empty_like(x)
     if out.nbytes >= HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
         start = -(-out.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
         length = (out.data_ptr() + out.nbytes - start) // mmap.PAGESIZE * mmap.PAGESIZE
         advise = ctypes.CDLL(None).madvise
-        advise(ctypes.c_void_p(start), ctypes.c_size_t(length), mmap.MADV_HUGEPAGE)  # advice: it may be refused
+        advise(
+            ctypes.c_void_p(start), ctypes.c_size_t(length), mmap.MADV_HUGEPAGE
+        )  # advice, which the system may ignore
     return out
 
 
 @functools.cache
 def _keep_freed_memory() -> None:
-    """Freeing one large piece of memory tells glibc to keep pieces up to that size instead of handing them back to the
-    system, which would then clear them page by page for every block again."""
+    """Make glibc reuse freed memory: after freeing one large allocation, it no longer returns allocations up to that
+    size to the system, which would clear their pages again for every block."""
     torch.empty(2**24, dtype=torch.uint8, device="cpu")
 
 
@@ -143,7 +145,7 @@ def _sum_of_products(a: Tensor, b: Tensor, rows: slice | None) -> Tensor:
 
 
 def _tanh(x: Tensor, out: Tensor) -> Tensor:
-    """tanh(x) = 2 sigmoid(2x) - 1, to an absolute error of 2e-7 in float32, as compiled PyTorch computes it on a CPU;
+    """Compute tanh(x) = 2 sigmoid(2x) - 1, to an absolute error of 2e-7 in float32, as compiled PyTorch does on a CPU;
     torch.tanh takes four times as long."""
     torch.mul(x, 2, out=out).sigmoid_()
     return torch.add(x.new_full((), -1.0), out, alpha=2, out=out)

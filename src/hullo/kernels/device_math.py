@@ -1,8 +1,8 @@
 """The functions that a formula may call, in Triton.
 
-Everything is built from operations that Triton's interpreter knows too, so that the same text runs on a GPU and in the
-tests of a machine without one. Values are float32; errors are a few units in the last place. Polynomials are
-near-minimax fits on the interval named beside them.
+Triton's interpreter supports all operations used here, so that the same source runs on a GPU and in tests on a CPU.
+Values are float32; errors are a few units in the last place. Polynomials are near-minimax fits on the interval named
+beside them.
 """
 
 # mypy: ignore-errors
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 HARDWARE = tl.constexpr(not triton.knobs.runtime.interpret and torch.version.cuda is not None)
-"""Whether NVIDIA's instructions can be used by name; they are approximate, and fast."""
+"""Whether approximate, fast instructions of NVIDIA GPUs are available."""
 
 
 @triton.jit
@@ -78,7 +78,7 @@ def instruction(text: tl.constexpr, x):
 
 @triton.jit
 def reciprocal(x):
-    """1 / x to one unit in the last place; Triton's own division takes eight instructions for one."""
+    """Compute 1 / x to one unit in the last place; Triton's own division takes eight instructions for one."""
     if HARDWARE:
         return instruction("rcp.approx.ftz.f32 $0, $1;", x)
     return 1.0 / x
@@ -86,7 +86,7 @@ def reciprocal(x):
 
 @triton.jit
 def exp2(x):
-    """2^x to two units in the last place, without the care for denormal results that doubles the instructions."""
+    """Compute 2^x to two units in the last place; handling denormal results would double the instructions."""
     if HARDWARE:
         return instruction("ex2.approx.ftz.f32 $0, $1;", x)
     return tl.exp2(x)
@@ -99,7 +99,7 @@ def exp(x):
 
 @triton.jit
 def divide(a, b):
-    """a / b for b of at least one: the scale keeps the reciprocal of the largest numbers from vanishing."""
+    """Compute a / b for |b| >= 1; a scale prevents underflow of the reciprocal of large numbers."""
     return (0.25 * a) * reciprocal(0.25 * b)
 
 
@@ -115,7 +115,7 @@ def normal_pdf(x):
 
 @triton.jit
 def normal_tail(x):
-    """exp(-x^2 / 2) times a polynomial in t = 1 / (1 + 0.3 |x|), to a relative error of 1.5e-7."""
+    """Compute exp(-x^2 / 2) times a polynomial in t = 1 / (1 + 0.3 |x|), to a relative error of 1.5e-7."""
     t = reciprocal(1.0 + 0.3 * tl.abs(x))
     p = 0.03567477866199849 * t - 0.15720310134854062
     p = p * t + 0.20635353761700867
@@ -129,7 +129,7 @@ def normal_tail(x):
 
 @triton.jit
 def normal_tail_by_logarithm(x):
-    """Enough for 16 bits: 2 to a polynomial in |x|, to a relative error of 8e-5."""
+    """Compute the tail for 16-bit types as 2 to a polynomial in |x|, to a relative error of 8e-5."""
     a = minimum(tl.abs(x), 9.2)
     p = -9.27431868506696e-07 * a + 3.8922132192025045e-05
     p = p * a - 0.0007067362161468566
@@ -156,13 +156,13 @@ def tanh(x):
 
 @triton.jit
 def tanh_by_exp(x):
-    """Enough for float16: below 0.01 that is x itself."""
+    """Compute tanh for float16; below 0.01 that is x itself."""
     return tl.where(tl.abs(x) < 0.01, x, 1.0 - 2.0 * reciprocal(1.0 + exp(2.0 * x)))
 
 
 @triton.jit
 def tanh_by_hardware(x):
-    """Enough for bfloat16: relative error below 2^-10.9."""
+    """Compute tanh for bfloat16: relative error below 2^-10.9."""
     return instruction("tanh.approx.f32 $0, $1;", x)
 
 

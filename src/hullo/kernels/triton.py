@@ -86,17 +86,17 @@ def gated_backward(
 
 
 def _current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Triton launches on the current device."""
+    """Return a context in which a device is the current one, on which Triton launches."""
     if INTERPRETED or device.index == torch.cuda.current_device():
         return contextlib.nullcontext()
     return torch.cuda.device(device)
 
 
 class _Launch:
-    """One kernel with everything but its tensors.
+    """Hold a kernel and all its arguments except tensors.
 
-    After the first call it goes straight to the compiled kernel: Triton's own way there binds and inspects every
-    argument anew, which takes longer than a small kernel runs.
+    After the first call it runs the compiled kernel directly: Triton's own launcher binds and inspects every argument
+    again, which takes longer than a small kernel.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class _Launch:
         self.compiled: Any = None
 
     def __call__(self, *tensors: Tensor) -> None:
-        # What Triton compiles for addresses that are multiples of 16 serves only such addresses.
+        # A kernel that Triton compiles for addresses divisible by 16 is valid for such addresses only.
         aligned = not any(tensor.data_ptr() % 16 for tensor in tensors)
         if aligned and self.compiled is not None:
             self.compiled(*tensors, *self.sizes, *self.constants.values())
@@ -184,7 +184,7 @@ class Tiling(NamedTuple):
 
 
 def tile(outer: int, groups: int, inner: int, by_column: int | None, size: int, programs: int | None) -> Tiling:
-    """Cut up a tensor of shape (outer, groups, inner) into tiles of about `size` elements, for about `programs`
+    """Divide a tensor of shape (outer, groups, inner) into tiles of about `size` elements, for about `programs`
     programs; None is one for each tile. A lane is `by_column` columns wide, or, if that is None, one group."""
     width = groups * inner
     columns = min(_power_of_two(width), by_column) if by_column else _columns(inner, size)
@@ -225,7 +225,7 @@ def kernels_for(
 
 
 def build(text: str, label: str, dtype: torch.dtype, **known: Any) -> dict[str, Any]:
-    """The kernels of a text, run in a scope where its device_math, and what else is known, have their meaning."""
+    """Return the kernels of a source, compiled in a scope with the functions of device_math and the given names."""
     name = f"<hullo kernels for {label}>"
     linecache.cache[name] = (
         len(text),
