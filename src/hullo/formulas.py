@@ -107,7 +107,7 @@ def _check(node: ast.expr, names: set[str], text: str) -> None:
         case ast.Name(id=name) if name in names:
             parts: list[ast.expr] = []
         case ast.Constant(value=bool() | str() | bytes() | complex() | None):
-            raise ValueError(f"the formula {text!r} holds {ast.unparse(node)}; give numbers")
+            raise ValueError(f"the formula {text!r} contains {ast.unparse(node)}; give numbers")
         case ast.Constant():
             parts = []
         case ast.UnaryOp(op=ast.USub(), operand=operand):
