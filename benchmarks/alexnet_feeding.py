@@ -43,7 +43,7 @@ from torch import Tensor
 from hullo.lab.bench.clocks import Clock, clock_for
 from hullo.lab.data.ilsvrc2012 import Pack, read_ahead, split_steps
 from hullo.lab.data.ilsvrc2012.packing import pack
-from hullo.lab.data.ilsvrc2012.pictures import CLASSES, Source
+from hullo.lab.data.ilsvrc2012.source import CLASSES, Source
 from hullo.lab.data.ilsvrc2012.workers import available_cores
 from hullo.lab.distributed import ALONE, World
 from hullo.lab.progress import Progress
@@ -52,7 +52,7 @@ from hullo.lab.run.training import Training
 from hullo.lab.spec.environment import environment
 from hullo.lab.spec.run_spec import Spec
 
-PICTURES, BATCH, STEPS, WARM_UP, ROUNDS = (40_960, 256, 120, 10, 3) if torch.cuda.is_available() else (4, 2, 1, 0, 1)
+IMAGES, BATCH, STEPS, WARM_UP, ROUNDS = (40_960, 256, 120, 10, 3) if torch.cuda.is_available() else (4, 2, 1, 0, 1)
 TIMES = 8
 """How often an epoch shows each picture."""
 
@@ -73,8 +73,8 @@ def make_source(folder: Path) -> Source:
 
 
 def make_pack(folder: Path) -> Pack:
-    some = (source := make_source(folder)).pictures("train")
-    chosen = {"train": (some * (PICTURES // len(some) + 1))[:PICTURES], "val": some[:BATCH]}
+    some = (source := make_source(folder)).images("train")
+    chosen = {"train": (some * (IMAGES // len(some) + 1))[:IMAGES], "val": some[:BATCH]}
     with Progress(Console(), quiet=True) as progress:
         pool = partial(ThreadPoolExecutor, available_cores())
         made = pack(source, chosen, folder / "packed", pool, progress, partial=True)

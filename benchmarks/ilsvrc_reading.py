@@ -24,7 +24,7 @@ from hullo.lab.bench.clocks import clock_for
 from hullo.lab.data.ilsvrc2012 import Pack, read_ahead, split_steps
 from hullo.lab.data.ilsvrc2012.decoding import decode
 from hullo.lab.data.ilsvrc2012.packing import pack
-from hullo.lab.data.ilsvrc2012.pictures import Bytes, Picture, Source
+from hullo.lab.data.ilsvrc2012.source import Bytes, EncodedImage, Source
 from hullo.lab.data.ilsvrc2012.workers import available_cores, worker_processes
 from hullo.lab.progress import Progress
 from hullo.lab.spec.environment import environment
@@ -33,25 +33,25 @@ COUNT, BATCH, SECONDS, PIECE = 1024, 256, 5.0, 32
 SIZE, BYTES = (500, 375), 115_000
 
 
-def enlarge(picture: Picture, folder: Path) -> Picture:
+def enlarge(released: EncodedImage, folder: Path) -> EncodedImage:
     """The picture as large as those that were released, in a file of its own."""
-    with Image.open(io.BytesIO(picture.encoded.read())) as image:
+    with Image.open(io.BytesIO(released.encoded.read())) as image:
         large = image.convert("RGB").resize(SIZE)
     for quality in range(100, 70, -2):
         stream = io.BytesIO()
         large.save(stream, "JPEG", quality=quality)
         if stream.tell() <= BYTES:
             break
-    path = folder / picture.name
+    path = folder / released.name
     path.write_bytes(stream.getvalue())
-    return picture._replace(encoded=Bytes(str(path)))
+    return released._replace(encoded=Bytes(str(path)))
 
 
-def decode_all(pictures: list[Picture]) -> int:
+def decode_all(pictures: list[EncodedImage]) -> int:
     return sum(decode(picture.encoded.read()).shape[0] > 0 for picture in pictures)
 
 
-def from_jpeg(pictures: list[Picture], workers: int) -> float:
+def from_jpeg(pictures: list[EncodedImage], workers: int) -> float:
     """Pictures a second that processes decode."""
     pieces = [pictures[start : start + PIECE] for start in range(0, len(pictures), PIECE)]
     with worker_processes(workers) as pool:
@@ -63,10 +63,10 @@ def from_jpeg(pictures: list[Picture], workers: int) -> float:
 
 def from_pack(folder: Path, workers: int) -> float:
     """Pictures a second that threads read in a random order, batch after batch."""
-    pictures = Pack.open(folder).pictures("train")
-    order = torch.cat([torch.randperm(len(pictures)) for _ in range(500)])
+    dataset = Pack.open(folder).images("train")
+    order = torch.cat([torch.randperm(len(dataset)) for _ in range(500)])
     count, start = 0, 0.0
-    for step, images in enumerate(read_ahead(pictures, split_steps(order, BATCH), workers=workers)):
+    for step, images in enumerate(read_ahead(dataset, split_steps(order, BATCH), workers=workers)):
         if step == 10:
             count, start = 0, time.perf_counter()
         count += len(images)
@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
     source = Source(options.source)
-    chosen = {split: source.pictures(split)[:COUNT] for split in ("train", "val")}
+    chosen = {split: source.images(split)[:COUNT] for split in ("train", "val")}
     print(f"{environment(clock_for('cpu').device_name)}; pictures a second:")
     with tempfile.TemporaryDirectory(dir=options.folder) as scratch, Progress(Console(), quiet=True) as progress:
         folder = Path(scratch)

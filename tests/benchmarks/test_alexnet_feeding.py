@@ -21,7 +21,7 @@ SEEDS = torch.tensor([0])
 
 @pytest.fixture
 def made(tmp_path, monkeypatch):
-    monkeypatch.setattr(feeding, "PICTURES", 6)
+    monkeypatch.setattr(feeding, "IMAGES", 6)
     return feeding.make_pack(tmp_path)
 
 
@@ -40,7 +40,7 @@ def test_the_resident_batch_is_the_first_that_is_streamed(made):
 
 
 def test_every_case_is_measured_and_kept(tmp_path, monkeypatch, capsys):
-    for name, value in {"PICTURES": 4, "BATCH": 2, "STEPS": 1, "WARM_UP": 0, "ROUNDS": 1}.items():
+    for name, value in {"IMAGES": 4, "BATCH": 2, "STEPS": 1, "WARM_UP": 0, "ROUNDS": 1}.items():
         monkeypatch.setattr(feeding, name, value)
     monkeypatch.setattr(sys, "argv", ["alexnet_feeding.py", str(tmp_path / "rows.csv")])
     feeding.main()

@@ -181,7 +181,7 @@ def test_the_table_shows_multiples_of_gelu(bench):
     assert line.split()[-2:] == [tables.number(ratio), "1.00"]
 
 
-def test_a_chart_is_a_picture_and_the_same_for_the_same_rows(bench, tmp_path):
+def test_a_chart_is_an_image_and_the_same_for_the_same_rows(bench, tmp_path):
     found = bench.eager(FLAT, math.inf) + bench.eager(Case((4096,), "float16"), math.inf)
     draw_chart(found, tmp_path / "a.png")
     draw_chart(found, tmp_path / "b.png")

@@ -56,7 +56,7 @@ def everything() -> list[Path]:
         ("table", "sound", "--epoch", "9"),
         ("figures", "sound", "--seed", "9"),
         ("bench", "--repeats", "0"),
-        # pictures that are too small for a network
+        # images that are too small for a network
         ("train", "alexnet", "fashion-mnist-sample"),
         ("reproduce", "lenet5/fashion-mnist-sample", "alexnet/fashion-mnist-sample"),
         # no records

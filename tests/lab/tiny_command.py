@@ -1,4 +1,4 @@
-"""The command line where every data set is a few pictures of the packaged sample: python tiny_command.py train ..."""
+"""The command line where every data set is a few images of the packaged sample: python tiny_command.py train ..."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _load = data.load
 
 
 def load(name: str, data_dir: object = None, device: object = "cpu") -> Dataset:
-    """The first pictures of the sample, as if they were the data set of that name; four of each in one for CIFAR-10,
+    """The first images of the sample, as if they were the data set of that name; four of each in one for CIFAR-10,
     so that they are large enough for AlexNet."""
     if name in data.OWN:
         return _load(name)

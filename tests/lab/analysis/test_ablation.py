@@ -219,7 +219,7 @@ def test_the_winner_is_named_with_what_it_is_worth(default: list[float], other: 
     records = runs("affine", AFFINE, default) + runs("affine", AFFINE._replace(scale=3.0), other)
     text = study_tables(records).replace("\\", "")
     assert said in text
-    assert "clear" not in text  # the pictures that it was picked on cannot say
+    assert "clear" not in text  # the images that it was picked on cannot say
 
 
 def test_the_default_is_the_best_of_equals() -> None:
@@ -227,7 +227,7 @@ def test_the_default_is_the_best_of_equals() -> None:
         assert only(runs("affine", other, [80.0, 81.0]) + runs("affine", AFFINE, [81.0, 80.0])).best == AFFINE
 
 
-def test_on_the_test_pictures_the_choice_is_reported_be_it_worse() -> None:
+def test_on_the_test_images_the_choice_is_reported_be_it_worse() -> None:
     chosen = Choice("softmax", "uniform", 10.0, "channel")
     records = runs("convex", CONVEX, [80.0, 81.0, 82.0], val_size=0)
     records += runs("convex", chosen, [79.0, 80.1, 80.9], val_size=0)
@@ -243,7 +243,7 @@ def test_on_the_test_pictures_the_choice_is_reported_be_it_worse() -> None:
     assert "As 2 settings saw the test images" in study_test_tables(more)
 
 
-def test_on_the_test_pictures_a_difference_is_clear_unless_its_interval_holds_0() -> None:
+def test_on_the_test_images_a_difference_is_clear_unless_its_interval_holds_0() -> None:
     default = runs("affine", AFFINE, [80.0, 81.0, 82.0], val_size=0)
     text = study_test_tables(default + runs("affine", AFFINE._replace(scale=3.0), [83.0, 81.0, 83.0], val_size=0))
     assert "against the default, no clear difference." in text
@@ -251,7 +251,7 @@ def test_on_the_test_pictures_a_difference_is_clear_unless_its_interval_holds_0(
     assert "+3.00 ± 0.00 against the default, clearly better." in text
 
 
-def test_held_out_and_test_pictures_are_kept_apart() -> None:
+def test_held_out_and_test_images_are_kept_apart() -> None:
     both = [AFFINE, AFFINE._replace(scale=3.0)]
     held_out, tested = (
         [record for choice in both for record in runs("affine", choice, [80.0, 81.0], val_size=val_size)]

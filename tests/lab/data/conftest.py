@@ -27,7 +27,7 @@ def real():
 
 @pytest.fixture
 def tiny():
-    """Fashion-MNIST, had it been released with four training pictures and one test picture of 2 x 3 pixels."""
+    """Fashion-MNIST, had it been released with four training images and one test image of 2 x 3 pixels."""
     return replace(fashion_mnist.RELEASE, files=tuple(as_file(*item) for item in FASHION.items()))
 
 

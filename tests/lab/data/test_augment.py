@@ -36,14 +36,14 @@ def unlikely(cells):
 
 
 @given(st.tuples(st.integers(1, 3), st.integers(1, 6), st.integers(1, 6)), st.data())
-def test_a_moved_picture_is_flipped_then_shifted_with_its_edges_repeated(shape, data):
+def test_a_moved_image_is_flipped_then_shifted_with_its_edges_repeated(shape, data):
     images = torch.randint(256, (4, *shape), dtype=torch.uint8)
-    pictures = torch.randint(4, (2, 3))
+    indices = torch.randint(4, (2, 3))
     amount = st.integers(-8, 8)
     moves = data.draw(st.lists(st.tuples(st.integers(0, 1), amount, amount), min_size=6, max_size=6))
-    moved = move(images, pictures, torch.tensor(moves).reshape(2, 3, 3))
+    moved = move(images, indices, torch.tensor(moves).reshape(2, 3, 3))
     assert moved.dtype == torch.uint8
-    expected = [move_by_loops(images[picture], *how) for picture, how in zip(pictures.flatten(), moves, strict=True)]
+    expected = [move_by_loops(images[index], *how) for index, how in zip(indices.flatten(), moves, strict=True)]
     assert torch.equal(moved, torch.stack(expected).reshape(2, 3, *shape))
 
 
@@ -58,14 +58,14 @@ def test_flips_and_shifts_up_to_a_tenth_are_uniform_and_independent(height, widt
     assert chi_squared(cells.bincount(minlength=count)) < unlikely(count)
 
 
-@pytest.mark.parametrize("kind", ["pictures", "epochs", "seeds"])
+@pytest.mark.parametrize("kind", ["images", "epochs", "seeds"])
 def test_moves_of_neighbours_are_independent(kind):
-    pictures = torch.arange(100_000)[None]
-    one = draw_moves(torch.tensor([0]), 0, pictures, (32, 32))[0].long()
+    indices = torch.arange(100_000)[None]
+    one = draw_moves(torch.tensor([0]), 0, indices, (32, 32))[0].long()
     other = {
-        "pictures": one.roll(1, 0),
-        "epochs": draw_moves(torch.tensor([0]), 1, pictures, (32, 32))[0].long(),
-        "seeds": draw_moves(torch.tensor([1]), 0, pictures, (32, 32))[0].long(),
+        "images": one.roll(1, 0),
+        "epochs": draw_moves(torch.tensor([0]), 1, indices, (32, 32))[0].long(),
+        "seeds": draw_moves(torch.tensor([1]), 0, indices, (32, 32))[0].long(),
     }[kind]
     assert chi_squared((one[:, 0] * 2 + other[:, 0]).bincount(minlength=4)) < unlikely(4)
     for shift in (1, 2):
@@ -73,7 +73,7 @@ def test_moves_of_neighbours_are_independent(kind):
 
 
 @given(st.integers(0, 4), st.integers(0, 100))
-def test_a_member_sees_the_same_pictures_alone_as_in_a_population(member, epoch):
+def test_a_member_sees_the_same_images_alone_as_in_a_population(member, epoch):
     images = load("fashion-mnist-sample").train_images[:40]
 
     def shown(seeds):
@@ -83,7 +83,7 @@ def test_a_member_sees_the_same_pictures_alone_as_in_a_population(member, epoch)
     assert torch.equal(shown(SEEDS)[member], shown(SEEDS[member : member + 1])[0])
 
 
-def test_how_a_picture_is_moved_depends_neither_on_the_batch_nor_on_the_order():
+def test_how_an_image_is_moved_depends_neither_on_the_batch_nor_on_the_order():
     order = draw_order(SEEDS, 2, 64)
     whole = draw_moves(SEEDS, 2, order, (32, 32))
     batches = [draw_moves(SEEDS, 2, batch, (32, 32)) for batch in order.split(24, dim=1)]
@@ -101,9 +101,9 @@ def test_every_epoch_has_another_order_and_other_moves():
 
 def test_members_can_come_second_as_a_wide_network_has_them():
     images = torch.randint(256, (9, 3, 8, 8), dtype=torch.uint8)
-    pictures, moves = torch.randint(9, (2, 4)), torch.randint(-1, 2, (2, 4, 3)).abs()
-    wide = move(images, pictures.T, moves.transpose(0, 1))
-    assert torch.equal(wide.transpose(0, 1), move(images, pictures, moves))
+    indices, moves = torch.randint(9, (2, 4)), torch.randint(-1, 2, (2, 4, 3)).abs()
+    wide = move(images, indices.T, moves.transpose(0, 1))
+    assert torch.equal(wide.transpose(0, 1), move(images, indices, moves))
     assert wide.is_contiguous()
 
 

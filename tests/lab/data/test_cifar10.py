@@ -16,7 +16,7 @@ def test_a_record_is_a_label_and_red_green_and_blue_rows():
 
 @pytest.mark.parametrize("size", [1, 3072, 3074])
 def test_a_batch_that_ends_within_a_record_is_refused(size):
-    with pytest.raises(ValueError, match=rf"CIFAR-10: {size} bytes are no whole number of pictures of 3073 bytes"):
+    with pytest.raises(ValueError, match=rf"CIFAR-10: {size} bytes are no whole number of images of 3073 bytes"):
         cifar10.read_batches([bytes(3073), bytes(size)])
 
 
@@ -34,7 +34,7 @@ def test_the_real_release_is_balanced_and_known(real):
     assert dataset.train_images.is_contiguous()
     assert dataset.train_labels.bincount().tolist() == [5000] * 10
     assert dataset.test_labels.bincount().tolist() == [1000] * 10
-    # known of old: the first training picture is a frog, the first test picture a cat
+    # known of old: the first training image is a frog, the first test image a cat
     assert dataset.classes[dataset.train_labels[0]] == "frog"
     assert dataset.classes[dataset.test_labels[0]] == "cat"
     # channel means that half the world normalises by

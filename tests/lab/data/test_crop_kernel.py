@@ -34,7 +34,7 @@ def sliced(images: Tensor, crops: Tensor, mean: Tensor, side: int) -> Tensor:
 
 @settings(max_examples=15)
 @given(st.data(), st.integers(1, 5), st.sampled_from([1, 3, 4]), st.integers(1, 100))
-def test_crops_are_slices_of_pictures_less_the_mean(data: st.DataObject, count: int, channels: int, side: int) -> None:
+def test_crops_are_slices_of_images_less_the_mean(data: st.DataObject, count: int, channels: int, side: int) -> None:
     height, width = (side + data.draw(st.integers(0, 9)) for _ in range(2))
     images, mean = draw(count, height, width, channels)
     place = st.tuples(st.integers(0, 1), st.integers(0, height - side), st.integers(0, width - side))
@@ -55,13 +55,13 @@ def test_in_bfloat16_numbers_are_rounded_once() -> None:
         assert bool(((found.double() - wanted).abs() <= wanted.abs() * 2.0**-7).all())
 
 
-def test_no_pictures_give_none() -> None:
+def test_no_images_give_none() -> None:
     images, mean = draw(0, 8, 8, 3)
     assert crop(images, torch.zeros(0, 3, dtype=torch.int64), mean, 5, torch.float32).shape == (0, 3, 5, 5)
 
 
 @pytest.mark.parametrize("middle", [False, True])
-def test_where_kernels_serve_packed_pictures_are_cropped_to_the_same_bits(
+def test_where_kernels_serve_packed_images_are_cropped_to_the_same_bits(
     middle: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     images, mean = draw(3, 256, 256, 3)

@@ -7,7 +7,7 @@ from hullo.lab.data import Dataset
 
 
 def numbered(labels):
-    """A data set whose pictures hold their own numbers."""
+    """A data set whose images hold their own numbers."""
     images = torch.arange(len(labels), dtype=torch.uint8)[:, None, None, None]
     return Dataset("numbered", ("a", "b", "c"), images, torch.tensor(labels), images[:1], torch.tensor(labels[:1]))
 
@@ -34,7 +34,7 @@ def test_validation_depends_on_the_seed_alone():
     assert splits[0] == splits[2] != splits[1]
 
 
-def test_every_picture_is_equally_likely_to_be_held_out():
+def test_every_image_is_equally_likely_to_be_held_out():
     dataset = numbered([0, 1, 2] * 4)
     times = sum(
         torch.bincount(dataset.split_validation(3, seed).val_images.flatten(), minlength=12) for seed in range(2000)

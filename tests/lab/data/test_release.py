@@ -80,6 +80,6 @@ def test_the_data_directory_is_the_one_given_else_that_of_the_environment_else_i
     assert data_root() == Path("/home/me/.cache/hullo/data")
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
     assert data_root() == Path("/cache/hullo/data")
-    monkeypatch.setenv("HULLO_DATA", "~/pictures")
-    assert data_root() == Path("/home/me/pictures")
+    monkeypatch.setenv("HULLO_DATA", "~/images")
+    assert data_root() == Path("/home/me/images")
     assert data_root("/here") == Path("/here")

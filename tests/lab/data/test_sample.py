@@ -37,7 +37,7 @@ def first_of_each_class(images, labels, each):
     return images[places], labels[places]
 
 
-def test_the_sample_is_the_first_pictures_of_each_class_in_order(real):
+def test_the_sample_is_the_first_images_of_each_class_in_order(real):
     full, sample = real("fashion-mnist").load(), load("fashion-mnist-sample")
     images, labels = first_of_each_class(full.train_images, full.train_labels, 600)
     assert torch.equal(sample.train_images, images)

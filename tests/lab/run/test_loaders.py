@@ -1,4 +1,4 @@
-"""Pictures come in the order of each member's stream, in parts that make up the whole."""
+"""Images come in the order of each member's stream, in parts that make up the whole."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_tests_are_shown_once_whatever_the_number_of_processes() -> None:
     for processes in (1, 3):
         shown = [batch for rank in range(processes) for batch in loader.eval_batches("test", World(rank, processes))]
         assert torch.equal(torch.cat([labels for _, labels in shown]), DATA.test_labels)
-        assert torch.equal(torch.cat([pictures for pictures, _ in shown]), DATA.test_images / 255)
+        assert torch.equal(torch.cat([images for images, _ in shown]), DATA.test_images / 255)
 
 
 def test_held_out_images_are_evaluated_beside_the_test_images() -> None:

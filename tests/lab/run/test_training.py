@@ -188,8 +188,8 @@ def test_members_that_cannot_stand_side_by_side_are_refused() -> None:
 
 
 def test_alexnet_learns_by_sgd_at_a_rate_that_falls_in_steps() -> None:
-    pictures = DATA.train_images.expand(-1, 3, -1, -1).repeat(1, 1, 2, 2)  # 56 pixels on a side
-    parts = pictures[:8], DATA.train_labels[:8], pictures[8:16], DATA.train_labels[8:16]
+    images = DATA.train_images.expand(-1, 3, -1, -1).repeat(1, 1, 2, 2)  # 56 pixels on a side
+    parts = images[:8], DATA.train_labels[:8], images[8:16], DATA.train_labels[8:16]
     loader = InMemoryLoader(Dataset("wide", DATA.classes, *parts))
     spec = Spec.default(
         "alexnet", "fashion-mnist-sample", "affine(identity,relu)", epochs=1, batch_size=4, schedule="step:1"

@@ -111,7 +111,7 @@ def pack(
     data_dir: DataOption = None,
     source: SourceOption = None,
     partial: Annotated[
-        bool, typer.Option("--partial", help="Pack what is there although pictures are missing or broken.")
+        bool, typer.Option("--partial", help="Pack what is there although images are missing or broken.")
     ] = False,
     workers: Annotated[
         int | None, typer.Option(help="Processes that decode.", min=1, show_default="as many as cores")
@@ -135,8 +135,8 @@ def pack(
             chosen = packing.choose(home.source, progress, partial=partial)
         with lasting(home.packed), unwinding():
             made = packing.pack(home.source, chosen, home.packed, pool, progress, partial=partial)
-    counts = " and ".join(f"{part.pictures:,} {split}" for split, part in made.parts.items())
-    lacking = sum(part.wanted - part.pictures for part in made.parts.values())
+    counts = " and ".join(f"{part.num_images:,} {split}" for split, part in made.parts.items())
+    lacking = sum(part.num_released - part.num_images for part in made.parts.values())
     damaged = sum(len(part.damaged) for part in made.parts.values())
     remarks = [f"; {lacking:,} are left out"] * bool(lacking)
     remarks += [f"; {damaged:,} are damaged: get them anew and pack again, or live with it"] * bool(damaged)

@@ -298,5 +298,5 @@ def reproduce(
         console().print(terminal_table(experiment))
         with lasting(output), drawing():
             if figure := draw_activations(experiment):
-                picture, _ = save(figure, output / f"{stem(experiment.name)}-activations")
-                typer.echo(f"the learned activations: {picture}")
+                path, _ = save(figure, output / f"{stem(experiment.name)}-activations")
+                typer.echo(f"the learned activations: {path}")

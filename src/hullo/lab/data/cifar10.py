@@ -1,4 +1,4 @@
-"""CIFAR-10: 32 x 32 colour pictures of things in ten classes (Krizhevsky, 2009), in its binary version."""
+"""CIFAR-10: 32 x 32 colour images of things in ten classes (Krizhevsky, 2009), in its binary version."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RECORD = 1 + 3 * 32 * 32
 
 
 def read_batches(contents: list[bytes]) -> tuple[Tensor, Tensor]:
-    """Pictures and labels from files that hold, for each picture, its label and its red, green and blue pixels.
+    """Images and labels from files that hold, for each image, its label and its red, green and blue pixels.
 
     Examples:
         >>> images, labels = read_batches([bytes([3]) + bytes(3072), bytes([5]) + bytes(3072)])
@@ -33,7 +33,7 @@ def read_batches(contents: list[bytes]) -> tuple[Tensor, Tensor]:
     """
     for content in contents:
         if len(content) % RECORD:
-            raise ValueError(f"CIFAR-10: {len(content)} bytes are no whole number of pictures of {RECORD} bytes")
+            raise ValueError(f"CIFAR-10: {len(content)} bytes are no whole number of images of {RECORD} bytes")
     records = torch.frombuffer(bytearray().join(contents), dtype=torch.uint8).reshape(-1, RECORD)
     return records[:, 1:].reshape(-1, *SHAPE).contiguous(), records[:, 0].long()
 
@@ -46,7 +46,7 @@ def read(name: str, content: Callable[[str], bytes]) -> Dataset:
 
 RELEASE = Release(
     name="cifar10",
-    summary="50,000 + 10,000 colour pictures of things, 32 x 32",
+    summary="50,000 + 10,000 colour images of things, 32 x 32",
     address="https://www.cs.toronto.edu/~kriz/",
     archive=File("cifar-10-binary.tar.gz", 170_052_171, "c32a1d4ab5d03f1284b67883e8d87530", algorithm="md5"),
     folder="cifar-10-batches-bin",

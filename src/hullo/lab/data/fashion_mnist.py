@@ -1,4 +1,4 @@
-"""Fashion-MNIST: 28 x 28 grey pictures of clothes in ten classes (Xiao, Rasul and Vollgraf, 2017)."""
+"""Fashion-MNIST: 28 x 28 grey images of clothes in ten classes (Xiao, Rasul and Vollgraf, 2017)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def read(name: str, content: Callable[[str], bytes]) -> Dataset:
 
 RELEASE = Release(
     name="fashion-mnist",
-    summary="60,000 + 10,000 grey pictures of clothes, 28 x 28",
+    summary="60,000 + 10,000 grey images of clothes, 28 x 28",
     address="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
     folder="fashion-mnist",
     files=FILES,

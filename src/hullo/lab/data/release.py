@@ -112,8 +112,8 @@ def data_root(given: str | os.PathLike[str] | None = None) -> Path:
     """The data directory: the one given, else `HULLO_DATA`, else one in the user's cache.
 
     Examples:
-        >>> data_root("pictures").as_posix()
-        'pictures'
+        >>> data_root("images").as_posix()
+        'images'
     """
     named = given or os.environ.get("HULLO_DATA")
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"

@@ -1,6 +1,6 @@
 """A sample of Fashion-MNIST that comes with the package, for demonstrations and tests without a network.
 
-It holds the first 600 training and the first 100 test pictures of each class, in the order of the full files, and is
+It holds the first 600 training and the first 100 test images of each class, in the order of the full files, and is
 written by `tools/make_sample.py`.
 """
 
@@ -18,7 +18,7 @@ FILES = (
 
 RELEASE = Release(
     name="fashion-mnist-sample",
-    summary="6,000 + 1,000 of Fashion-MNIST's pictures",
+    summary="6,000 + 1,000 of Fashion-MNIST's images",
     folder="fashion-mnist-sample",
     files=FILES,
     read=fashion_mnist.read,

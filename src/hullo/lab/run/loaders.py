@@ -128,10 +128,10 @@ def _scaled(samples: Tensor) -> Tensor:
 
 
 class StreamingLoader:
-    """ILSVRC-2012's pack, read ahead from the disk; all members see the same pictures, in the order of their seed.
+    """ILSVRC-2012's pack, read ahead from the disk; all members see the same images, in the order of their seed.
 
-    In a pack of a part of the data set, classes are those that there are training pictures of, and val pictures of
-    others are left out. Of outputs for others all pictures would say the same, and a network's first updates would add
+    In a pack of a part of the data set, classes are those that there are training images of, and val images of
+    others are left out. Of outputs for others all images would say the same, and a network's first updates would add
     up to too much.
     """
 
@@ -139,11 +139,11 @@ class StreamingLoader:
 
     def __init__(self, pack: ilsvrc2012.Pack, device: torch.device) -> None:
         self.device = device
-        self.train, self.val = pack.pictures("train"), pack.pictures("val")
+        self.train, self.val = pack.images("train"), pack.images("val")
         classes = self.train.labels.bincount().nonzero().flatten()
         self.shown = torch.isin(self.val.labels, classes).nonzero().flatten()
         if not len(self.shown):
-            raise DataError(f"{pack.folder}: no val picture shows a class of its training pictures; pack some that do")
+            raise DataError(f"{pack.folder}: no val image shows a class of its training images; pack some that do")
         self.count, self.eval_sizes, self.is_complete = len(self.train), {"test": len(self.shown)}, pack.is_complete
         released = self.train.labels, self.val.labels[self.shown]
         self.train_labels, self.val_labels = (torch.searchsorted(classes, labels).to(device) for labels in released)
@@ -177,5 +177,5 @@ class StreamingLoader:
             yield self._crop(images, crops[: len(images)]), named
 
     def _crop(self, images: Tensor, crops: Tensor) -> Tensor:
-        """Pictures in the type that a first convolution computes in, so that it need not make another copy."""
+        """Images in the type that a first convolution computes in, so that it need not make another copy."""
         return ilsvrc2012.crop(images, crops, self.mean, working_dtype(self.mean))

@@ -106,8 +106,8 @@ def test_figures_columns_epoch_and_seed_can_be_chosen(records: Path, tmp_path: P
     assert result.exit_code == 0, result.output
     assert result.stdout == f"{tmp_path / 'end'}/kerasnet-cifar10-activations.png, kerasnet-cifar10-activations.pdf\n"
     assert invoke(records, *chosen, tmp_path / "begin", "--epoch", 1).exit_code == 0
-    picture = "kerasnet-cifar10-activations.png"
-    assert (tmp_path / "begin" / picture).read_bytes() != (tmp_path / "end" / picture).read_bytes()
+    image = "kerasnet-cifar10-activations.png"
+    assert (tmp_path / "begin" / image).read_bytes() != (tmp_path / "end" / image).read_bytes()
     seeds = [tmp_path / "first", tmp_path / "second"]
     for seed, folder in enumerate(seeds):
         picked = ("--experiment", "lenet5/cifar10", "--only", "activations", "--seed", seed, "--output", folder)

@@ -1,4 +1,4 @@
-"""The sets in the picture are the sets of the paper: the convex hull is where the cone meets the affine hull."""
+"""The sets in the figure are the sets of the paper: the convex hull is where the cone meets the affine hull."""
 
 from __future__ import annotations
 

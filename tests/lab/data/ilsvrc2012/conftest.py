@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from hullo.lab.data.ilsvrc2012 import packing
-from hullo.lab.data.ilsvrc2012.pictures import Source
+from hullo.lab.data.ilsvrc2012.source import Source
 from hullo.lab.progress import Progress
 
 
@@ -22,7 +22,7 @@ def progress():
 
 @pytest.fixture
 def pack(progress, monkeypatch):
-    """Pack a folder into another, five pictures a shard, in one thread."""
+    """Pack a folder into another, five images a shard, in one thread."""
     monkeypatch.setattr(packing, "SHARD", 5)
 
     def pack(source, folder, partial=False):

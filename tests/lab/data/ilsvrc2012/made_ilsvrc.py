@@ -1,4 +1,4 @@
-"""ILSVRC-2012, had it been released with three classes, twelve training pictures and six val pictures."""
+"""ILSVRC-2012, had it been released with three classes, twelve training images and six val images."""
 
 import io
 import random
@@ -44,13 +44,13 @@ def as_mat(rows, *, compressed=True):
     return b"MATLAB 5.0 MAT-file".ljust(124) + struct.pack("<H", 0x0100) + b"IM" + array
 
 
-def synset(number, wnid, words, children, pictures):
+def synset(number, wnid, words, children, num_images):
     return {
         "ILSVRC2012_ID": number,
         "WNID": wnid,
         "words": words,
         "num_children": children,
-        "num_train_images": pictures,
+        "num_train_images": num_images,
     }
 
 
@@ -69,23 +69,23 @@ def encode(image, kind="JPEG", **options):
     return stream.getvalue()
 
 
-def make_picture(name):
-    """A small picture of which no two are alike."""
+def make_image(name):
+    """A small image of which no two are alike."""
     draw = random.Random(name)
     image = Image.frombytes("RGB", (4, 3), draw.randbytes(36))
     return encode(image.resize((draw.randrange(20, 60), draw.randrange(20, 60))))
 
 
-def pictures():
-    """The encoded pictures: of each split, of each class, by their names."""
+def make_images():
+    """The encoded images: of each split, of each class, by their names."""
     train = {
-        wnid: {name: make_picture(name) for name in (f"{wnid}_{7 * k}.JPEG" for k in range(count))}
+        wnid: {name: make_image(name) for name in (f"{wnid}_{7 * k}.JPEG" for k in range(count))}
         for wnid, count in TRAIN.items()
     }
     val = {wnid: {} for wnid in TRAIN}
     for place, number in enumerate(TRUTH, 1):
         name = f"ILSVRC2012_val_{place:08}.JPEG"
-        val[list(TRAIN)[number - 1]][name] = make_picture(name)
+        val[list(TRAIN)[number - 1]][name] = make_image(name)
     return {"train": train, "val": val}
 
 
@@ -107,7 +107,7 @@ def write(folder, contents):
 
 def lay_out(folder, layout="flat", split=None):
     """Write the data set into a folder: as tars, as tars of classes, with val flat, with val sorted into classes."""
-    split = split or pictures()
+    split = split or make_images()
     class_tars = {f"{wnid}.tar": as_tar(files) for wnid, files in split["train"].items()}
     train = {f"train/{wnid}/{name}": data for wnid, files in split["train"].items() for name, data in files.items()}
     flat = {name: data for files in split["val"].values() for name, data in files.items()}

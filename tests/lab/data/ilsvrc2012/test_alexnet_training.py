@@ -49,7 +49,7 @@ def test_a_batch_is_cropped_less_the_mean_and_named_as_it_was_packed(loader):
     (order,) = draw_order(seeds[:1], epoch, 12)
     (crops,) = draw_crops(seeds[:1], epoch, order[None])
     wanted = crop(torch.stack([loader.train[number][0] for number in order.tolist()]), crops, loader.mean)
-    assert torch.equal(torch.cat([pictures for _, pictures, _ in shown]), wanted)
+    assert torch.equal(torch.cat([images for _, images, _ in shown]), wanted)
     assert torch.equal(torch.cat([labels for _, _, labels in shown]), loader.train.labels[order])
 
 
@@ -61,13 +61,13 @@ def test_the_parts_of_all_processes_are_the_steps_that_are_left(loader):
         assert all(map(torch.equal, together, whole))
 
 
-def test_evaluation_takes_the_middle_of_every_picture_once(loader):
+def test_evaluation_takes_the_middle_of_every_image_once(loader):
     for processes in (1, 4):
         shown = [batch for rank in range(processes) for batch in loader.eval_batches("test", World(rank, processes))]
         labels = torch.cat([labels for _, labels in shown])
         assert torch.equal(labels, loader.val.labels)
         middle = crop(loader.val[4][0][None], centre_crops(1), loader.mean)
-        assert torch.equal(torch.cat([pictures for pictures, _ in shown])[4:5], middle)
+        assert torch.equal(torch.cat([images for images, _ in shown])[4:5], middle)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -105,7 +105,7 @@ def test_the_command_trains_records_both_accuracies_and_goes_on(home, tmp_path):
     assert len(Records(tmp_path / "runs" / "records.jsonl").read()) == 1
 
 
-def test_a_record_of_a_pack_that_lacks_pictures_says_how_many_there_were(tmp_path, pack):
+def test_a_record_of_a_pack_that_lacks_images_says_how_many_there_were(tmp_path, pack):
     source = lay_out(tmp_path / "source")
     next((source / "train").rglob("*.JPEG")).unlink()
     pack(source, tmp_path / "ilsvrc2012" / "packed", partial=True)
@@ -127,11 +127,11 @@ def test_a_record_of_a_pack_that_lacks_pictures_says_how_many_there_were(tmp_pat
     assert record.images == [11, 6]
 
 
-def test_a_part_of_the_data_set_is_of_the_classes_of_its_training_pictures_in_their_order(tmp_path, pack):
+def test_a_part_of_the_data_set_is_of_the_classes_of_its_training_images_in_their_order(tmp_path, pack):
     source = lay_out(tmp_path / "source")
     shutil.rmtree(source / "train" / WNIDS[1])
     packed = pack(source, tmp_path / "ilsvrc2012" / "packed", partial=True)
-    trained, tested = (packed.pictures(split).labels for split in ("train", "val"))
+    trained, tested = (packed.images(split).labels for split in ("train", "val"))
     assert (trained.unique().tolist(), tested.unique().tolist()) == ([0, 2], [0, 1, 2])  # as they were released
     loader = open_loader(Spec.default("alexnet", "ilsvrc2012", "relu"), tmp_path, CPU)
     assert (loader.task.num_classes, loader.eval_sizes) == (2, {"test": 4})
@@ -143,10 +143,10 @@ def test_a_part_of_the_data_set_is_of_the_classes_of_its_training_pictures_in_th
         shown = [batch for rank in range(processes) for batch in loader.eval_batches("test", World(rank, processes))]
         assert torch.equal(torch.cat([labels for _, labels in shown]), tested[numbers] // 2)
         middle = crop(torch.stack([loader.val[n][0] for n in numbers.tolist()]), centre_crops(4), loader.mean)
-        assert torch.equal(torch.cat([pictures for pictures, _ in shown]), middle)
+        assert torch.equal(torch.cat([images for images, _ in shown]), middle)
 
 
-def test_a_part_whose_val_pictures_show_none_of_its_classes_is_refused(tmp_path, pack):
+def test_a_part_whose_val_images_show_none_of_its_classes_is_refused(tmp_path, pack):
     source = lay_out(tmp_path / "source")
     for wnid in WNIDS[1:]:
         shutil.rmtree(source / "train" / wnid)
@@ -154,7 +154,7 @@ def test_a_part_whose_val_pictures_show_none_of_its_classes_is_refused(tmp_path,
         if list(TRAIN)[shown - 1] == WNIDS[0]:
             next((source / "val").rglob(f"*{number:08}.JPEG")).unlink()
     pack(source, tmp_path / "ilsvrc2012" / "packed", partial=True)
-    with pytest.raises(DataError, match="no val picture shows a class of its training pictures; pack some that do"):
+    with pytest.raises(DataError, match="no val image shows a class of its training images; pack some that do"):
         open_loader(Spec.default("alexnet", "ilsvrc2012", "relu"), tmp_path, CPU)
 
 

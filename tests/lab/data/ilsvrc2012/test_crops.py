@@ -40,7 +40,7 @@ def test_flips_and_places_are_uniform(what):
     assert float(((counts - expected) ** 2 / expected).sum()) < cells + 6 * (2 * cells) ** 0.5
 
 
-def test_how_a_picture_is_cropped_depends_on_seed_epoch_and_picture_alone():
+def test_how_an_image_is_cropped_depends_on_seed_epoch_and_image_alone():
     numbers = torch.randperm(64)
     whole = draw_crops(SEEDS, 2, numbers.expand(3, -1))
     parts = [draw_crops(SEEDS, 2, some.expand(3, -1)) for some in (numbers[:10], numbers[10:])]

@@ -7,7 +7,7 @@ import pytest
 from made_ilsvrc import encode
 from PIL import Image
 
-from hullo.lab.data.ilsvrc2012.decoding import PictureError, decode
+from hullo.lab.data.ilsvrc2012.decoding import ImageError, decode
 
 COLOUR = (200, 120, 40)
 
@@ -34,7 +34,7 @@ def test_sides_are_resized_apart_and_neither_turned_nor_cropped():
     assert pixels[129:, :127].reshape(-1, 3).tolist() == [[0, 0, 255]] * 127**2
 
 
-def test_every_pixel_counts_where_a_picture_shrinks():
+def test_every_pixel_counts_where_an_image_shrinks():
     stripes = np.zeros((256, 1024), np.uint8)
     stripes[:, ::4] = 200
     pixels = decode(encode(Image.fromarray(stripes), "PNG"))[:, 2:-2]
@@ -62,7 +62,7 @@ def with_exif(content, exif):
     return content[:2] + b"\xff\xe1" + struct.pack(">H", len(segment) + 2) + segment + content[2:]
 
 
-def test_corrupt_metadata_are_none_of_the_pictures_and_no_warning_escapes():
+def test_corrupt_metadata_are_none_of_the_images_and_no_warning_escapes():
     content = encode(plain("RGB"))
     corrupt = with_exif(content, b"II*\0\x08\0\0\0\x05\0" + b"\x1a\x01\x05\0\x01\0\0\0\xff\xff\0\0")
     with (
@@ -75,7 +75,7 @@ def test_corrupt_metadata_are_none_of_the_pictures_and_no_warning_escapes():
         assert np.array_equal(decode(corrupt), decode(content))
 
 
-def test_a_picture_is_not_turned_by_its_metadata():
+def test_an_image_is_not_turned_by_its_metadata():
     content = encode(Image.linear_gradient("L"))
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -97,13 +97,13 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_a_broken_picture_is_refused_with_the_reason(kind):
+def test_a_broken_image_is_refused_with_the_reason(kind):
     content, reason = BROKEN[kind]
-    with pytest.raises(PictureError, match=reason):
+    with pytest.raises(ImageError, match=reason):
         decode(content)
 
 
-def test_whatever_bytes_are_damaged_there_is_a_picture_or_a_reason():
+def test_whatever_bytes_are_damaged_there_is_an_image_or_a_reason():
     refused = 0
     for seed in range(300):
         draw = np.random.default_rng(seed)
@@ -112,11 +112,11 @@ def test_whatever_bytes_are_damaged_there_is_a_picture_or_a_reason():
             damaged[place] = draw.integers(256)
         try:
             assert decode(bytes(damaged)).shape == (256, 256, 3)
-        except PictureError:
+        except ImageError:
             refused += 1
     assert 0 < refused < 300
 
 
-def test_the_real_pictures_are_all_sound(real_source):
-    for picture in real_source.pictures("val")[:50]:
-        assert decode(picture.encoded.read()).std() > 5
+def test_the_real_images_are_all_sound(real_source):
+    for image in real_source.images("val")[:50]:
+        assert decode(image.encoded.read()).std() > 5

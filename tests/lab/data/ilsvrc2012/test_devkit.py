@@ -101,7 +101,7 @@ def test_a_truth_that_names_no_class_is_refused(tmp_path):
 def test_the_real_devkit_has_a_thousand_classes_and_fifty_of_each_in_val(real_source):
     found = real_source.devkit
     assert len(found.classes) == 1000
-    assert sum(item.pictures for item in found.classes) == 1_281_167
+    assert sum(item.num_images for item in found.classes) == 1_281_167
     assert len(found.truth) == 50_000
     assert {found.truth.count(label) for label in range(0, 1000, 111)} == {50}
     # known of old

@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from made_ilsvrc import WNIDS, lay_out, pictures
+from made_ilsvrc import WNIDS, lay_out, make_images
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -29,9 +29,9 @@ def test_a_pack_is_opened_as_it_was_made(packed):
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_pictures_are_found_by_their_numbers_in_the_order_of_their_names(packed, split):
-    found = packed.pictures(split)
-    made = sorted((name, wnid, data) for wnid, files in pictures()[split].items() for name, data in files.items())
+def test_images_are_found_by_their_numbers_in_the_order_of_their_names(packed, split):
+    found = packed.images(split)
+    made = sorted((name, wnid, data) for wnid, files in make_images()[split].items() for name, data in files.items())
     assert len(found) == len(made) > 5  # more than a shard
     for number, (_, wnid, data) in enumerate(made):
         pixels, label = found[number]
@@ -43,7 +43,7 @@ def test_pictures_are_found_by_their_numbers_in_the_order_of_their_names(packed,
 
 
 def test_the_labels_are_there_at_once(packed):
-    labels = packed.pictures("train").labels
+    labels = packed.images("train").labels
     assert labels.dtype == torch.int64
     assert labels.bincount().tolist() == [3, 5, 4]
 
@@ -66,14 +66,14 @@ def test_a_shard_in_the_place_of_another_is_noticed(packed):
 
 
 def test_a_shard_that_is_cut_off_while_it_is_read_is_one_clear_error(packed):
-    found = packed.pictures("train")
+    found = packed.images("train")
     with (packed.folder / "train-001.safetensors").open("r+b") as file:
         file.truncate(300_000)
     found[5]
     with pytest.raises(DataError, match=r"train-001.safetensors is cut off; make it anew with: hullo data pack ilsv"):
         found[6]
     with pytest.raises(DataError, match=r"train-001.safetensors is missing or damaged .*with: hullo data pack ilsv"):
-        packed.pictures("train")
+        packed.images("train")
 
 
 @pytest.mark.parametrize(
@@ -95,18 +95,18 @@ def test_a_mean_of_another_kind_is_one_clear_error(packed, mean):
         Pack.open(packed.folder).mean  # noqa: B018
 
 
-def test_a_shard_that_was_saved_anew_is_refused_as_its_pictures_lie_elsewhere(packed):
+def test_a_shard_that_was_saved_anew_is_refused_as_its_images_lie_elsewhere(packed):
     path = packed.folder / "train-000.safetensors"
     with safe_open(path, "pt") as file:
         about, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     save_file(tensors, path, about)
     with pytest.raises(DataError, match=r"train-000.safetensors is missing or damaged \("):
-        packed.pictures("train")
+        packed.images("train")
 
 
 def test_a_label_that_is_no_class_is_refused(packed):
     with pytest.raises(DataError, match=r"label 2 in train, but 2 classes; delete it, then: hullo data pack"):
-        replace(packed, classes=packed.classes[:2]).pictures("train")
+        replace(packed, classes=packed.classes[:2]).images("train")
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{}"])
@@ -128,7 +128,7 @@ def test_other_folders_and_versions_are_refused(packed, tmp_path):
         Pack.open(tmp_path)
     manifest = packed.folder / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"version": 1}))
-    with pytest.raises(DataError, match="holds a pack of version 1, not 2; delete it, then: hullo data pack"):
+    with pytest.raises(DataError, match="version 1, not 3"):
         Pack.open(packed.folder)
 
 
@@ -139,7 +139,7 @@ def test_other_folders_and_versions_are_refused(packed, tmp_path):
         lambda values: "[]",
         lambda values: "null",
         lambda values: "{}",
-        lambda values: '{"version": 2}',
+        lambda values: '{"version": 3}',
         lambda values: json.dumps(values | {"parts": {}}),
         lambda values: json.dumps(values | {"parts": {split: {"shards": [{"name": ""}]} for split in values["parts"]}}),
         lambda values: json.dumps(values | {"classes": [["n01000002"]]}),
@@ -147,7 +147,7 @@ def test_other_folders_and_versions_are_refused(packed, tmp_path):
         lambda values: json.dumps(
             values | {"parts": values["parts"] | {"val": values["parts"]["val"] | {"wanted": -1}}}
         ),
-        lambda values: json.dumps(values).replace('"pictures": 5', '"pictures": "5"'),
+        lambda values: json.dumps(values).replace('"num_images": 5', '"num_images": "5"'),
         lambda values: "[" * 5000,
     ],
 )

@@ -13,14 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from filelock import FileLock
-from made_ilsvrc import LAYOUTS, TRAIN, WNIDS, encode, lay_out, pictures, write
+from made_ilsvrc import LAYOUTS, TRAIN, WNIDS, encode, lay_out, make_images, write
 from PIL import Image
 
 from hullo.lab.data.ilsvrc2012.decoding import decode
 from hullo.lab.data.ilsvrc2012.packed import Pack
 from hullo.lab.data.release import DataError
 
-MADE = pictures()
+MADE = make_images()
 
 
 def contents(folder):
@@ -40,7 +40,7 @@ def test_every_layout_gives_the_same_pack_to_the_byte(tmp_path, pack, layout):
     assert [wnid for wnid, _ in made.classes] == WNIDS
 
 
-def test_the_mean_is_that_of_the_training_pictures(tmp_path, pack):
+def test_the_mean_is_that_of_the_training_images(tmp_path, pack):
     made = pack(lay_out(tmp_path / "source"), tmp_path / "packed")
     pixels = [decode(data) for files in MADE["train"].values() for data in files.values()]
     np.testing.assert_allclose(made.mean.numpy(), np.mean(pixels, 0), rtol=1e-6)
@@ -65,15 +65,15 @@ def test_what_is_lost_or_cut_off_alone_is_made_anew(tmp_path, pack, lost, lose):
     assert {name: inode for name, inode in inodes(packed).items() if name != lost}.items() <= before.items()
 
 
-def test_missing_pictures_are_refused_before_anything_is_written_unless_a_part_will_do(tmp_path, pack):
+def test_missing_images_are_refused_before_anything_is_written_unless_a_part_will_do(tmp_path, pack):
     source = lay_out(tmp_path / "source")
     (source / "train" / "n02000003" / "n02000003_0.JPEG").unlink()
-    with pytest.raises(DataError, match=rf"{source} has 11 of 12 train pictures; .* add --partial$"):
+    with pytest.raises(DataError, match=rf"{source} has 11 of 12 train images; .* add --partial$"):
         pack(source, tmp_path / "packed")
     assert not (tmp_path / "packed").exists()
     made = pack(source, tmp_path / "packed", partial=True)
     assert not made.is_complete
-    assert (made.parts["train"].pictures, made.parts["train"].wanted) == (11, 12)
+    assert (made.parts["train"].num_images, made.parts["train"].num_released) == (11, 12)
     assert len(made.classes) == 3
 
 
@@ -88,7 +88,7 @@ def test_a_part_grows_into_the_whole(tmp_path, pack):
     assert pack(source, tmp_path / "packed").is_complete
     pack(source, tmp_path / "fresh")
     assert contents(tmp_path / "packed") == contents(tmp_path / "fresh")
-    assert before.items() <= inodes(tmp_path / "packed").items()  # the sixth val picture has a shard of its own
+    assert before.items() <= inodes(tmp_path / "packed").items()  # the sixth val image has a shard of its own
     taken.unlink()
     pack(source, tmp_path / "packed", partial=True)
     assert inodes(tmp_path / "packed") == before
@@ -101,12 +101,12 @@ def damaged(tmp_path):
     return source
 
 
-def test_broken_pictures_are_named_lose_no_work_and_are_left_out_only_on_demand(tmp_path, damaged, pack, capsys):
+def test_broken_images_are_named_lose_no_work_and_are_left_out_only_on_demand(tmp_path, damaged, pack, capsys):
     packed = tmp_path / "packed"
     with pytest.raises(DataError) as caught:
         pack(damaged, packed)
     assert str(caught.value) == (
-        f"2 pictures are broken; all others are packed and kept in {packed}; mend the broken ones in {damaged} and "
+        f"2 images are broken; all others are packed and kept in {packed}; mend the broken ones in {damaged} and "
         "pack again, or leave them out with --partial"
     )
     notes = capsys.readouterr().err
@@ -118,12 +118,12 @@ def test_broken_pictures_are_named_lose_no_work_and_are_left_out_only_on_demand(
     made = pack(damaged, packed, partial=True)
     assert inodes(packed) == before
     assert [len(part.broken) for part in made.parts.values()] == [1, 1]
-    assert [part.pictures for part in made.parts.values()] == [11, 5]
+    assert [part.num_images for part in made.parts.values()] == [11, 5]
     assert not made.is_complete
 
 
 @pytest.mark.parametrize("partial", [False, True])
-def test_mended_pictures_alone_are_packed_again(tmp_path, damaged, pack, partial):
+def test_mended_images_alone_are_packed_again(tmp_path, damaged, pack, partial):
     packed = tmp_path / "packed"
     assert not pack(damaged, packed, partial=True).is_complete
     before = inodes(packed)
@@ -136,14 +136,12 @@ def test_mended_pictures_alone_are_packed_again(tmp_path, damaged, pack, partial
 
 
 @pytest.mark.parametrize("partial", [False, True])
-def test_pictures_that_stay_broken_are_named_again_and_nothing_is_packed_again(
-    tmp_path, damaged, pack, capsys, partial
-):
+def test_images_that_stay_broken_are_named_again_and_nothing_is_packed_again(tmp_path, damaged, pack, capsys, partial):
     packed = tmp_path / "packed"
     usable = pack(damaged, packed, partial=True)
     before = inodes(packed)
     capsys.readouterr()
-    with nullcontext() if partial else pytest.raises(DataError, match="2 pictures are broken"):
+    with nullcontext() if partial else pytest.raises(DataError, match="2 images are broken"):
         pack(damaged, packed, partial=partial)
     assert inodes(packed) == before
     assert capsys.readouterr().err.count("is broken: neither JPEG nor PNG") == 2
@@ -157,7 +155,7 @@ def test_a_part_is_not_packed_without_a_word(tmp_path, pack, capsys):
         end = tar.getmembers()[2].offset
     path.write_bytes(path.read_bytes()[:end])
     said = (
-        f"{source} has 7 of 12 train pictures (ILSVRC2012_img_train.tar has {end:,} of the 147,897,477,120 bytes "
+        f"{source} has 7 of 12 train images (ILSVRC2012_img_train.tar has {end:,} of the 147,897,477,120 bytes "
         "released: cut off, unless it was made anew)"
     )
     with pytest.raises(DataError) as caught:
@@ -172,7 +170,7 @@ def test_too_little_space_is_known_beforehand(tmp_path, pack, monkeypatch):
     with pytest.raises(DataError) as caught:
         pack(lay_out(tmp_path / "source"), tmp_path / "packed")
     assert str(caught.value) == (
-        f"{tmp_path / 'packed'} has 0.0 GB free, but 18 pictures of 256 x 256 pixels want 0.0 GB; make room there, or "
+        f"{tmp_path / 'packed'} has 0.0 GB free, but 18 images of 256 x 256 pixels want 0.0 GB; make room there, or "
         "choose another directory with --data"
     )
     assert contents(tmp_path / "packed") == {}
@@ -216,11 +214,11 @@ def test_two_do_not_pack_into_one_folder(tmp_path, pack):
         pack(lay_out(tmp_path / "source"), tmp_path / "packed")
 
 
-def test_a_folder_without_pictures_is_refused(tmp_path, pack):
+def test_a_folder_without_images_is_refused(tmp_path, pack):
     source = lay_out(tmp_path / "source")
     shutil.rmtree(source / "val")
     (source / "val").mkdir()
-    with pytest.raises(DataError, match=r"val holds no pictures; their names end in .JPEG"):
+    with pytest.raises(DataError, match=r"val holds no images; their names end in .JPEG"):
         pack(source, tmp_path / "packed", partial=True)
 
 
@@ -277,4 +275,4 @@ def test_packing_that_was_stopped_leaves_no_worker_and_goes_on_where_it_was(tmp_
     assert before.items() <= inodes(packed).items()
     pack(source, tmp_path / "fresh")
     assert contents(packed) == contents(tmp_path / "fresh")
-    assert sum(TRAIN.values()) == Pack.open(packed).parts["train"].pictures
+    assert sum(TRAIN.values()) == Pack.open(packed).parts["train"].num_images

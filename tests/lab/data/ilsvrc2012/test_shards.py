@@ -4,72 +4,72 @@ from made_ilsvrc import lay_out
 from safetensors.numpy import load_file, save_file
 
 from hullo.lab.data.ilsvrc2012.decoding import decode
-from hullo.lab.data.ilsvrc2012.pictures import Bytes, Source
-from hullo.lab.data.ilsvrc2012.shards import HEADER, PICTURE, Shard, write_shard
+from hullo.lab.data.ilsvrc2012.shards import HEADER, IMAGE_BYTES, Shard, write_shard
+from hullo.lab.data.ilsvrc2012.source import Bytes, Source
 from hullo.lab.data.release import DataError
 
 
 @pytest.fixture
-def pictures(tmp_path):
-    """Twelve pictures, of which the third is truncated and the fifth is not there."""
-    pictures = Source(lay_out(tmp_path)).pictures("train")
+def images(tmp_path):
+    """Twelve images, of which the third is truncated and the fifth is not there."""
+    images = Source(lay_out(tmp_path)).images("train")
     broken = tmp_path / "broken"
-    broken.write_bytes(pictures[2].encoded.read()[:-40])
-    pictures[2] = pictures[2]._replace(encoded=Bytes(str(broken)))
-    pictures[4] = pictures[4]._replace(encoded=Bytes(str(tmp_path / "nowhere")))
-    return pictures
+    broken.write_bytes(images[2].encoded.read()[:-40])
+    images[2] = images[2]._replace(encoded=Bytes(str(broken)))
+    images[4] = images[4]._replace(encoded=Bytes(str(tmp_path / "nowhere")))
+    return images
 
 
 @pytest.fixture
-def shard(pictures, tmp_path):
-    write_shard(tmp_path / "train-000.safetensors", pictures)
+def shard(images, tmp_path):
+    write_shard(tmp_path / "train-000.safetensors", images)
     return Shard.open(tmp_path / "train-000.safetensors")
 
 
-def test_a_shard_is_a_safetensors_file_of_the_sound_pictures(shard, pictures):
-    sound = [picture for place, picture in enumerate(pictures) if place not in (2, 4)]
+def test_a_shard_is_a_safetensors_file_of_the_sound_images(shard, images):
+    sound = [image for place, image in enumerate(images) if place not in (2, 4)]
     tensors = load_file(shard.path)
-    pixels = np.stack([decode(picture.encoded.read()) for picture in sound])
+    pixels = np.stack([decode(image.encoded.read()) for image in sound])
     assert np.array_equal(tensors["images"], pixels)
-    assert tensors["labels"].tolist() == [picture.label for picture in sound]
+    assert tensors["labels"].tolist() == [image.label for image in sound]
     assert np.array_equal(tensors["sum"], pixels.sum(0, dtype=np.int64))
-    assert shard.names() == [picture.name for picture in sound]
+    assert shard.names() == [image.name for image in sound]
     assert np.array_equal(shard.sum(), tensors["sum"])
 
 
-def test_pictures_begin_where_pages_do(shard):
+def test_images_begin_where_pages_do(shard):
     content = shard.path.read_bytes()
     images = load_file(shard.path)["images"]
-    assert HEADER % 4096 == PICTURE % 4096 == 0
-    assert content[HEADER + 3 * PICTURE : HEADER + 4 * PICTURE] == images[3].tobytes()
+    assert HEADER % 4096 == IMAGE_BYTES % 4096 == 0
+    assert content[HEADER + 3 * IMAGE_BYTES : HEADER + 4 * IMAGE_BYTES] == images[3].tobytes()
 
 
-def test_broken_pictures_are_named_with_their_reasons(shard, pictures):
+def test_broken_images_are_named_with_their_reasons(shard, images):
     (third, truncated), (fifth, unread) = shard.broken
-    assert (third, fifth) == (pictures[2].name, pictures[4].name)
+    assert (third, fifth) == (images[2].name, images[4].name)
     assert "truncated" in truncated
     assert unread == "cannot be read: No such file or directory"
 
 
-def test_a_shard_knows_which_pictures_it_holds(shard, pictures):
-    assert shard.holds(pictures)
-    assert not shard.holds(pictures[:-1])
-    assert not shard.holds(pictures[::-1])
-    assert not shard.holds([*pictures[:-1], pictures[-1]._replace(label=0)])
-    assert not shard.holds([*pictures[:2], *pictures[3:]])  # without a broken one
+def test_a_shard_knows_which_images_it_holds(shard, images):
+    assert shard.holds(images)
+    assert not shard.holds(images[:-1])
+    assert not shard.holds(images[::-1])
+    assert not shard.holds([*images[:-1], images[-1]._replace(label=0)])
+    assert not shard.holds([*images[:2], *images[3:]])  # without a broken one
 
 
-def test_a_shard_does_not_hold_what_was_broken_and_is_mended_or_broken_otherwise(shard, pictures, tmp_path):
+def test_a_shard_does_not_hold_what_was_broken_and_is_mended_or_broken_otherwise(shard, images, tmp_path):
     (tmp_path / "nowhere").write_bytes(b"")
-    assert not shard.holds(pictures)
-    (tmp_path / "nowhere").write_bytes(pictures[0].encoded.read())
-    assert not shard.holds(pictures)
+    assert not shard.holds(images)
+    (tmp_path / "nowhere").write_bytes(images[0].encoded.read())
+    assert not shard.holds(images)
     (tmp_path / "nowhere").unlink()
-    assert shard.holds(pictures)
+    assert shard.holds(images)
 
 
-def test_a_shard_may_hold_nothing(pictures, tmp_path):
-    write_shard(tmp_path / "val-000.safetensors", [pictures[2]])
+def test_a_shard_may_hold_nothing(images, tmp_path):
+    write_shard(tmp_path / "val-000.safetensors", [images[2]])
     shard = Shard.open(tmp_path / "val-000.safetensors")
     assert (len(shard.labels), shard.names(), shard.verify()) == (0, [], True)
 
@@ -77,7 +77,7 @@ def test_a_shard_may_hold_nothing(pictures, tmp_path):
 def test_every_byte_counts(shard):
     assert shard.verify()
     content = bytearray(shard.path.read_bytes())
-    for place in (HEADER, HEADER + PICTURE + 5, len(content) - 1):
+    for place in (HEADER, HEADER + IMAGE_BYTES + 5, len(content) - 1):
         content[place] ^= 1
         shard.path.write_bytes(content)
         assert not shard.verify()
@@ -111,15 +111,15 @@ def test_another_safetensors_file_is_refused(tmp_path):
         Shard.open(tmp_path / "train-000.safetensors")
 
 
-def test_a_shard_whose_names_are_damaged_holds_no_pictures(shard, pictures):
+def test_a_shard_whose_names_are_damaged_holds_no_images(shard, images):
     names = "\n".join(shard.names()).encode()
     shard.path.write_bytes(shard.path.read_bytes().replace(names, b"\xff" + names[1:]))
-    assert not shard.holds(pictures)
+    assert not shard.holds(images)
 
 
-def test_what_is_interrupted_leaves_nothing(pictures, tmp_path):
+def test_what_is_interrupted_leaves_nothing(images, tmp_path):
     def interrupted():
-        yield pictures[0]
+        yield images[0]
         raise KeyboardInterrupt
 
     before = set(tmp_path.iterdir())

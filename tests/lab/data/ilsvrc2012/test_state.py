@@ -8,8 +8,9 @@ from made_ilsvrc import lay_out, write
 from typer.testing import CliRunner
 
 from hullo.lab.cli import app
-from hullo.lab.data.ilsvrc2012 import Home, packing, pictures
+from hullo.lab.data.ilsvrc2012 import Home, packing
 from hullo.lab.data.ilsvrc2012 import workers as processes
+from hullo.lab.data.ilsvrc2012.source import SPLITS, TARS
 from hullo.lab.data.release import Copy
 
 
@@ -38,8 +39,8 @@ def test_what_is_complete_is_checked_packed_checked_again_and_listed(tmp_path, l
     assert found.stdout.splitlines() == [
         f"ilsvrc2012 is not packed in {home}/packed",
         f"devkit: {home}/{devkit}, 3 classes",
-        f"train: {home}/{train}: 12 of 12 pictures",
-        f"val: {home}/{val}: 6 of 6 pictures",
+        f"train: {home}/{train}: 12 of 12 images",
+        f"val: {home}/{val}: 6 of 6 images",
         f"pack it with: hullo data pack ilsvrc2012 --data {tmp_path}",
     ]
     assert found.exit_code == 1
@@ -49,7 +50,7 @@ def test_what_is_complete_is_checked_packed_checked_again_and_listed(tmp_path, l
         0,
         f"ilsvrc2012 is packed in {home}/packed: 12 train and 6 val images\n",
     )
-    ready = f"ilsvrc2012 is ready in {home}/packed: 12 of 12 train and 6 of 6 val pictures\n"
+    ready = f"ilsvrc2012 is ready in {home}/packed: 12 of 12 train and 6 of 6 val images\n"
     again = invoke("check", "ilsvrc2012", "--data", tmp_path, "--quiet")
     assert (again.exit_code, again.stdout, again.stderr) == (0, ready, "")
     for path in home.iterdir():  # the pack is all that is needed
@@ -65,37 +66,37 @@ def test_what_is_incomplete_is_counted_by_class_and_packed_on_demand(tmp_path):
     (home / "train" / "n03000001" / "n03000001_7.JPEG").unlink()
     (home / "val" / "ILSVRC2012_val_00000003.JPEG").unlink()
     lines = invoke("check", "ilsvrc2012", "--data", tmp_path).stdout.splitlines()
-    assert lines[2] == f"train: {home}/train: 8 of 12 pictures (n01000002 0 of 3, n03000001 3 of 4)"
-    assert lines[3] == f"val: {home}/val: 5 of 6 pictures"
+    assert lines[2] == f"train: {home}/train: 8 of 12 images (n01000002 0 of 3, n03000001 3 of 4)"
+    assert lines[3] == f"val: {home}/val: 5 of 6 images"
     assert lines[4].startswith("get the rest (ILSVRC2012_img_train.tar (147.9 GB, md5 1d675b47d978889d74fa0da5fadf")
     assert lines[4].endswith(f"or pack what is there with: hullo data pack ilsvrc2012 --data {tmp_path} --partial")
     refused = invoke("pack", "ilsvrc2012", "--data", tmp_path, "--quiet")
     assert (refused.exit_code, refused.stdout) == (1, "")
-    assert refused.stderr.startswith(f"hullo: {home} has 8 of 12 train pictures and 5 of 6 val pictures; hullo data ch")
+    assert refused.stderr.startswith(f"hullo: {home} has 8 of 12 train images and 5 of 6 val images; hullo data ch")
     assert refused.stderr.count("\n") == 1
     packed = invoke("pack", "ilsvrc2012", "--data", tmp_path, "--partial")
     assert packed.exit_code == 0
     assert packed.stdout.endswith(": 8 train and 5 val images; 5 are left out\n")
     checked = invoke("check", "ilsvrc2012", "--data", tmp_path)
     assert checked.exit_code == 1
-    usable = f"ilsvrc2012 is incomplete, but can be used in {home}/packed: 8 of 12 train and 5 of 6 val pictures\n"
+    usable = f"ilsvrc2012 is incomplete, but can be used in {home}/packed: 8 of 12 train and 5 of 6 val images\n"
     assert checked.stdout.startswith(usable)
     assert "packed in part" in invoke("list", "--data", tmp_path).stdout
 
 
-def test_broken_pictures_are_listed_and_what_was_done_is_kept(tmp_path):
+def test_broken_images_are_listed_and_what_was_done_is_kept(tmp_path):
     home = lay_out(tmp_path / "ilsvrc2012")
     write(home, {"val/ILSVRC2012_val_00000002.JPEG": b""})
     failed = invoke("pack", "ilsvrc2012", "--data", tmp_path)
     assert (failed.exit_code, failed.stdout) == (1, "")
     assert "note: ILSVRC2012_val_00000002.JPEG is broken: neither JPEG nor PNG: is empty\n" in failed.stderr
-    assert "hullo: 1 pictures are broken; all others are packed and kept in" in failed.stderr
+    assert "hullo: 1 images are broken; all others are packed and kept in" in failed.stderr
     assert invoke("pack", "ilsvrc2012", "--data", tmp_path, "--partial").exit_code == 0
     checked = invoke("check", "ilsvrc2012", "--data", tmp_path)
     assert "ILSVRC2012_val_00000002.JPEG is broken: neither JPEG nor PNG: is empty" in checked.stdout
 
 
-def test_damaged_pictures_are_packed_listed_and_packed_anew_once_they_are_mended(tmp_path):
+def test_damaged_images_are_packed_listed_and_packed_anew_once_they_are_mended(tmp_path):
     home = lay_out(tmp_path / "ilsvrc2012")
     path = home / "val" / "ILSVRC2012_val_00000002.JPEG"
     whole = path.read_bytes()
@@ -117,7 +118,7 @@ def test_damaged_pictures_are_packed_listed_and_packed_anew_once_they_are_mended
 
 
 def test_what_was_released_may_lie_elsewhere(tmp_path):
-    source = lay_out(tmp_path / "my pictures")
+    source = lay_out(tmp_path / "my images")
     options = ("--data", tmp_path / "data", "--source", source)
     found = invoke("check", "ilsvrc2012", *options).stdout
     command = f"hullo data pack ilsvrc2012 --data {tmp_path}/data --source '{source}'"
@@ -146,8 +147,8 @@ def test_an_altered_pack_is_named_with_what_to_do(tmp_path):
 def test_a_tar_of_the_right_size_is_compared_to_the_byte(tmp_path, monkeypatch):
     path = lay_out(tmp_path / "ilsvrc2012", "tars") / "ILSVRC2012_img_train.tar"
     content = path.read_bytes()
-    right = replace(pictures.TARS["train"], size=len(content), digest=hashlib.md5(content).hexdigest())
-    monkeypatch.setitem(pictures.TARS, "train", right)
+    right = replace(TARS["train"], size=len(content), digest=hashlib.md5(content).hexdigest())
+    monkeypatch.setitem(TARS, "train", right)
     (line,) = [
         line for line in invoke("check", "ilsvrc2012", "--data", tmp_path).stdout.splitlines() if "train:" in line
     ]
@@ -158,16 +159,16 @@ def test_a_tar_of_the_right_size_is_compared_to_the_byte(tmp_path, monkeypatch):
     assert checked.endswith("--partial\n")
 
 
-def test_a_tar_that_lacks_pictures_is_compared_with_the_released_one_in_bytes(tmp_path):
+def test_a_tar_that_lacks_images_is_compared_with_the_released_one_in_bytes(tmp_path):
     path = lay_out(tmp_path / "ilsvrc2012", "tars") / "ILSVRC2012_img_val.tar"
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2 // 512 * 512].ljust(len(content), b"\0"))
     checked = invoke("check", "ilsvrc2012", "--data", tmp_path).stdout
     assert (
-        f"of 6 pictures (ILSVRC2012_img_val.tar has {len(content):,} of the 6,744,924,160 bytes released: cut off, "
+        f"of 6 images (ILSVRC2012_img_val.tar has {len(content):,} of the 6,744,924,160 bytes released: cut off, "
         "unless it was made anew)\n"
     ) in checked
-    assert f"{path.parent}/ILSVRC2012_img_train.tar: 12 of 12 pictures\n" in checked
+    assert f"{path.parent}/ILSVRC2012_img_train.tar: 12 of 12 images\n" in checked
 
 
 def test_what_cannot_be_read_is_said_beside_what_can(tmp_path, forbid):
@@ -175,12 +176,12 @@ def test_what_cannot_be_read_is_said_beside_what_can(tmp_path, forbid):
     forbid(home / "train")
     lines = invoke("check", "ilsvrc2012", "--data", tmp_path).stdout.splitlines()
     assert lines[2] == f"train: {home}/train cannot be read (Permission denied); make it readable, then try again"
-    assert lines[3] == f"val: {home}/val: 6 of 6 pictures"
+    assert lines[3] == f"val: {home}/val: 6 of 6 images"
 
 
 def test_a_tar_of_the_right_size_that_cannot_be_read_is_one_clear_error(tmp_path, forbid, monkeypatch):
     path = lay_out(tmp_path / "ilsvrc2012", "tars") / "ILSVRC2012_img_train.tar"
-    monkeypatch.setitem(pictures.TARS, "train", replace(pictures.TARS["train"], size=path.stat().st_size))
+    monkeypatch.setitem(TARS, "train", replace(TARS["train"], size=path.stat().st_size))
     forbid(path)
     assert (
         f"train: {path} cannot be read (Permission denied)" in invoke("check", "ilsvrc2012", "--data", tmp_path).stdout
@@ -275,13 +276,13 @@ def test_only_what_needs_packing_is_packed(tmp_path):
 
 def test_the_list_says_what_there_is_before_anything_is_there(tmp_path):
     row = squeezed(invoke("list", "--data", tmp_path).stdout).split("ilsvrc2012", 1)[1]
-    assert "1,281,167 + 50,000 colour pictures" in row
+    assert "1,281,167 + 50,000 colour images" in row
     assert "not fetched" in row
     assert Home(tmp_path).overview_row()[2] == f"{1_331_167 * 196_608 / 1e6:,.1f} MB"
 
 
-def test_real_pictures_are_counted_against_all_that_were_released(real_source, tmp_path, progress):
+def test_real_images_are_counted_against_all_that_were_released(real_source, tmp_path, progress):
     lines = list(Home(tmp_path, real_source.folder)._check_source(progress))
-    counts = {split: len(real_source.pictures(split)) for split in pictures.SPLITS}
-    assert f"train: {real_source.folder}/train: {counts['train']:,} of 1,281,167 pictures" in lines[1]
-    assert lines[2].endswith(f"{counts['val']:,} of 50,000 pictures")
+    counts = {split: len(real_source.images(split)) for split in SPLITS}
+    assert f"train: {real_source.folder}/train: {counts['train']:,} of 1,281,167 images" in lines[1]
+    assert lines[2].endswith(f"{counts['val']:,} of 50,000 images")

@@ -21,8 +21,8 @@ def packed(tmp_path, pack):
 
 
 @pytest.fixture
-def pictures(packed):
-    return packed.pictures("train")
+def dataset(packed):
+    return packed.images("train")
 
 
 @pytest.fixture(autouse=True)
@@ -46,28 +46,28 @@ def test_all_processes_together_see_the_order_from_any_step_on_without_repeats_o
 
 @pytest.mark.parametrize("workers", [1, 3, None])
 @pytest.mark.parametrize("piece", [1, 2, 16])
-def test_batches_come_in_the_order_given_whoever_reads_them(pictures, workers, piece, monkeypatch):
+def test_batches_come_in_the_order_given_whoever_reads_them(dataset, workers, piece, monkeypatch):
     monkeypatch.setattr(stream, "PIECE", piece)
     order = torch.cat([torch.randperm(12) for _ in range(6)])
-    batches = list(read_ahead(pictures, split_steps(order, 5), workers=workers))
+    batches = list(read_ahead(dataset, split_steps(order, 5), workers=workers))
     assert [len(images) for images in batches] == [5] * 14 + [2]
     # all are still there: none was overwritten by a later one
-    assert torch.equal(torch.cat(batches), torch.stack([pictures[number][0] for number in order.tolist()]))
+    assert torch.equal(torch.cat(batches), torch.stack([dataset[number][0] for number in order.tolist()]))
 
 
-def test_no_more_is_read_ahead_than_a_few_batches(pictures):
+def test_no_more_is_read_ahead_than_a_few_batches(dataset):
     taken = itertools.count()
     steps = (torch.tensor([next(taken) % 12]) for _ in range(100))
-    batches = read_ahead(pictures, steps)
+    batches = read_ahead(dataset, steps)
     next(batches)
     assert next(taken) == stream.AHEAD + 1
     batches.close()
 
 
-def test_a_process_without_a_share_of_a_step_sees_an_empty_batch(pictures):
-    (images,) = read_ahead(pictures, split_steps(torch.tensor([3]), 4, world=World(1, 2)))
+def test_a_process_without_a_share_of_a_step_sees_an_empty_batch(dataset):
+    (images,) = read_ahead(dataset, split_steps(torch.tensor([3]), 4, world=World(1, 2)))
     assert images.shape == (0, 256, 256, 3)
-    assert list(read_ahead(pictures, [])) == []
+    assert list(read_ahead(dataset, [])) == []
 
 
 def test_memory_is_used_again_once_nothing_refers_to_it(monkeypatch):
@@ -83,18 +83,18 @@ def test_memory_is_used_again_once_nothing_refers_to_it(monkeypatch):
     assert memory.lend(5).shape == (5, 256, 256, 3)
 
 
-def test_what_goes_wrong_in_a_thread_is_raised_and_ends_all(packed, pictures):
+def test_what_goes_wrong_in_a_thread_is_raised_and_ends_all(packed, dataset):
     with (packed.folder / "train-002.safetensors").open("r+b") as file:
         file.truncate(5000)
-    batches = read_ahead(pictures, split_steps(torch.arange(12), 2))
+    batches = read_ahead(dataset, split_steps(torch.arange(12), 2))
     with pytest.raises(DataError, match=r"train-002.safetensors is cut off"):
         list(batches)
 
 
 @pytest.mark.parametrize("how", ["close", "forget", "raise"])
-def test_a_stream_that_is_left_leaves_no_threads(pictures, how):
+def test_a_stream_that_is_left_leaves_no_threads(dataset, how):
     def use():
-        for _ in (batches := read_ahead(pictures, split_steps(torch.arange(12), 1))):
+        for _ in (batches := read_ahead(dataset, split_steps(torch.arange(12), 1))):
             if how == "close":
                 batches.close()
             if how == "raise":
@@ -112,7 +112,7 @@ PROCESS = """
 import sys, torch
 from pathlib import Path
 from hullo.lab.data.ilsvrc2012 import Pack, read_ahead, split_steps
-batches = read_ahead(Pack.open(Path(sys.argv[1])).pictures("train"), split_steps(torch.arange(12), 1))
+batches = read_ahead(Pack.open(Path(sys.argv[1])).images("train"), split_steps(torch.arange(12), 1))
 print(len(next(batches)))
 raise KeyboardInterrupt
 """
@@ -125,30 +125,30 @@ def test_an_interrupted_process_ends_with_its_threads(packed):
     assert done.stderr.endswith("KeyboardInterrupt\n")
 
 
-def test_on_a_cpu_batches_stay_as_they_are(pictures):
-    batches = list(read_ahead(pictures, split_steps(torch.arange(12), 5)))
+def test_on_a_cpu_batches_stay_as_they_are(dataset):
+    batches = list(read_ahead(dataset, split_steps(torch.arange(12), 5)))
     for one, other in zip(to_device(batches, torch.device("cpu")), batches, strict=True):
         assert torch.equal(one, other)
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_every_batch_arrives_whole_from_pinned_memory(pictures):
+def test_on_a_gpu_every_batch_arrives_whole_from_pinned_memory(dataset):
     order = torch.cat([torch.randperm(12) for _ in range(20)])
     steps = list(split_steps(order, 7))
     sums = []
-    for images in to_device(read_ahead(pictures, steps), torch.device("cuda")):
+    for images in to_device(read_ahead(dataset, steps), torch.device("cuda")):
         torch.cuda._sleep(2_000_000)  # what is done with a batch takes longer than to copy the next
         sums.append(images.long().sum((1, 2, 3)))
-    assert next(read_ahead(pictures, steps)).is_pinned()
-    expected = torch.stack([pictures[number][0].long().sum() for number in order.tolist()])
+    assert next(read_ahead(dataset, steps)).is_pinned()
+    expected = torch.stack([dataset[number][0].long().sum() for number in order.tolist()])
     assert torch.equal(torch.cat(sums).cpu(), expected)
 
 
 @pytest.mark.gpu
-def test_a_gpu_is_left_no_more_than_a_few_batches_behind(pictures):
+def test_a_gpu_is_left_no_more_than_a_few_batches_behind(dataset):
     order = torch.cat([torch.randperm(12) for _ in range(20)])
     uses = []
-    for _ in to_device(read_ahead(pictures, split_steps(order, 7)), torch.device("cuda")):
+    for _ in to_device(read_ahead(dataset, split_steps(order, 7)), torch.device("cuda")):
         torch.cuda._sleep(20_000_000)  # some ten milliseconds: reading is far faster
         uses.append(torch.cuda.current_stream().record_event())
         assert sum(not use.query() for use in uses) <= stream.BEHIND + 1

@@ -74,10 +74,10 @@ def save(figure: Figure, stem: Path) -> tuple[Path, Path]:
     png, pdf = (stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "pdf"))
     undated = {"Creator": None, "Producer": None, "CreationDate": None}
     for path, metadata in ((png, {"Software": None}), (pdf, undated)):
-        picture = io.BytesIO()
-        figure.savefig(picture, format=path.suffix[1:], metadata=metadata)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format=path.suffix[1:], metadata=metadata)
         with atomic_write(path) as file:
-            file.write(picture.getbuffer())
+            file.write(buffer.getbuffer())
     return png, pdf
 
 

@@ -1,4 +1,4 @@
-"""The plane of coefficients that sum to one, as a picture: three bases are the corners of a triangle.
+"""The plane of coefficients that sum to one, as a figure: three bases are the corners of a triangle.
 
 Coefficients (a, b, c) with a + b + c = 1 lie at a A + b B + c C, where A, B, C are the corners. Those of a convex hull
 lie in the triangle; those of an affine hull anywhere in the plane.
@@ -22,7 +22,7 @@ GRID_COLOURS = (COLOURS[0], "#8A5A00", COLOURS[2])
 
 
 def project(coefficients: np.ndarray | Sequence[float]) -> np.ndarray:
-    """Where coefficients lie in the picture.
+    """Where coefficients lie in the figure.
 
     >>> project([0.0, 1.0, 0.0])
     array([1., 0.])
@@ -32,7 +32,7 @@ def project(coefficients: np.ndarray | Sequence[float]) -> np.ndarray:
 
 
 def unproject(places: np.ndarray) -> np.ndarray:
-    """The coefficients at places of the picture, of any shape (..., 2)."""
+    """The coefficients at places of the figure, of any shape (..., 2)."""
     ones = np.ones((*places.shape[:-1], 1))
     found: np.ndarray = np.concatenate([places, ones], -1) @ np.linalg.inv(np.column_stack([CORNERS, np.ones(3)]))
     return found

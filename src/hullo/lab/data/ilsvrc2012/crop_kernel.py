@@ -1,7 +1,7 @@
-"""Crops of packed pictures on a GPU, flipped and less the mean picture: bytes are read once, numbers written once.
+"""Crops of packed images on a GPU, flipped and less the mean image: bytes are read once, numbers written once.
 
-The plain form is :func:`hullo.lab.data.ilsvrc2012.augment.crop`. A program makes ROWS rows of one picture, COLUMNS
-numbers of each at a time. What a row comes from is a run of bytes, backwards in pixels where the picture is flipped;
+The plain form is :func:`hullo.lab.data.ilsvrc2012.augment.crop`. A program makes ROWS rows of one image, COLUMNS
+numbers of each at a time. What a row comes from is a run of bytes, backwards in pixels where the image is flipped;
 from row to row all addresses change by constants.
 """
 
@@ -24,7 +24,7 @@ def crop(images: Tensor, crops: Tensor, mean: Tensor, side: int, dtype: torch.dt
     Args:
         images: bytes, (count, H, W, C).
         crops: for each whether it is flipped (0 or 1), its first row and its first column, (count, 3).
-        mean: the mean picture in float32, (H, W, C).
+        mean: the mean image in float32, (H, W, C).
         side: how many pixels of a side are kept.
         dtype: float32, bfloat16 or float16.
     """
@@ -45,14 +45,14 @@ def _crop(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     parts: tl.constexpr = (SIDE + ROWS - 1) // ROWS
-    picture = tl.program_id(0) // parts
+    image = tl.program_id(0) // parts
     row = tl.program_id(0) % parts * ROWS
-    flipped = tl.load(crops + 3 * picture) == 1
-    top = tl.load(crops + 3 * picture + 1).to(tl.int32) + row
-    left = tl.load(crops + 3 * picture + 2).to(tl.int32)
+    flipped = tl.load(crops + 3 * image) == 1
+    top = tl.load(crops + 3 * image + 1).to(tl.int32) + row
+    left = tl.load(crops + 3 * image + 2).to(tl.int32)
     begin = (top * WIDTH + left) * CHANNELS
-    images += picture.to(tl.int64) * (HEIGHT * WIDTH * CHANNELS) + begin
-    made += (picture.to(tl.int64) * SIDE + row) * (SIDE * CHANNELS)
+    images += image.to(tl.int64) * (HEIGHT * WIDTH * CHANNELS) + begin
+    made += (image.to(tl.int64) * SIDE + row) * (SIDE * CHANNELS)
     mean += begin
     for start in tl.static_range(0, SIDE * CHANNELS, COLUMNS):
         column = start + tl.arange(0, COLUMNS)

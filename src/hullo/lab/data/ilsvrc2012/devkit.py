@@ -1,4 +1,4 @@
-"""The ILSVRC-2012 devkit: which classes there are, how many training pictures each has, what the val pictures show."""
+"""The ILSVRC-2012 devkit: which classes there are, how many training images each has, what the val images show."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _META, _TRUTH = "meta.mat", "ILSVRC2012_validation_ground_truth.txt"
 
 @dataclass(frozen=True)
 class Class:
-    """A class: its WordNet identifier, its names, and how many training pictures were released."""
+    """A class: its WordNet identifier, its names, and how many training images were released."""
 
     wnid: str
     words: str
-    pictures: int
+    num_images: int
 
 
 @dataclass(frozen=True)
 class Devkit:
-    """The classes, a class's place being its label, and the labels of the val pictures 1, 2 and so on.
+    """The classes, a class's place being its label, and the labels of the val images 1, 2 and so on.
 
     The devkit numbers the classes in an order of its own; labels follow the sorted WordNet identifiers, as everywhere.
     """

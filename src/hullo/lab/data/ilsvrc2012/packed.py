@@ -1,4 +1,4 @@
-"""ILSVRC-2012 once it is packed: random access to its pictures, their labels, the mean picture."""
+"""ILSVRC-2012 once it is packed: random access to its images, their labels, the mean image."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from hullo.lab.data.ilsvrc2012.decoding import SHAPE
-from hullo.lab.data.ilsvrc2012.pictures import SPLITS, readable
-from hullo.lab.data.ilsvrc2012.shards import COMMAND, HEADER, PICTURE, Flaws, Shard
+from hullo.lab.data.ilsvrc2012.shards import COMMAND, HEADER, IMAGE_BYTES, Flaws, Shard
+from hullo.lab.data.ilsvrc2012.source import SPLITS, readable
 from hullo.lab.data.ilsvrc2012.workers import available_cores
 from hullo.lab.data.release import DataError
 from hullo.lab.files import check_regular, open_regular
@@ -30,13 +30,13 @@ from hullo.lab.spec.schema import List, Object, Text, Whole, read_json
 
 MANIFEST = "manifest.json"
 MEAN = "mean.safetensors"
-VERSION = 2
+VERSION = 3
 LONGEST = 2**28
 """Bytes of the longest manifest that is read."""
 
-_SHARD = Object({"file": Text(), "pictures": Whole(), "sha256": Text()})
+_SHARD = Object({"file": Text(), "num_images": Whole(), "sha256": Text()})
 _FLAWS = List(List(Text(), 2), empty=True)
-_PART = Object({"shards": List(_SHARD), "broken": _FLAWS, "damaged": _FLAWS, "wanted": Whole()})
+_PART = Object({"shards": List(_SHARD), "broken": _FLAWS, "damaged": _FLAWS, "num_released": Whole()})
 _MANIFEST = Object(
     {
         "version": Whole(),
@@ -49,35 +49,35 @@ _MANIFEST = Object(
 
 @dataclass(frozen=True)
 class ShardEntry:
-    """What the manifest says of a shard: its file's name, how many pictures it holds, the digest of its bytes."""
+    """What the manifest says of a shard: its file's name, how many images it holds, the digest of its bytes."""
 
     file: str
-    pictures: int
+    num_images: int
     sha256: str
 
 
 @dataclass(frozen=True)
 class Part:
-    """A split in a pack: its shards, the pictures that are broken or damaged, and how many were released.
+    """A split in a pack: its shards, the images that are broken or damaged, and how many were released.
 
-    Broken pictures are not in the pack, damaged ones are.
+    Broken images are not in the pack, damaged ones are.
     """
 
     shards: tuple[ShardEntry, ...]
     broken: Flaws
     damaged: Flaws
-    wanted: int
+    num_released: int
 
     @classmethod
     def parse(cls, values: dict[str, Any]) -> Part:
         """Read the split of a manifest."""
         shards = tuple(ShardEntry(**shard) for shard in values["shards"])
         broken, damaged = (tuple((name, why) for name, why in values[kind]) for kind in ("broken", "damaged"))
-        return cls(shards, broken, damaged, values["wanted"])
+        return cls(shards, broken, damaged, values["num_released"])
 
     @property
-    def pictures(self) -> int:
-        return sum(shard.pictures for shard in self.shards)
+    def num_images(self) -> int:
+        return sum(shard.num_images for shard in self.shards)
 
 
 @dataclass(frozen=True)
@@ -123,12 +123,12 @@ class Pack:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every picture that was released is in the pack."""
-        return all(part.pictures == part.wanted for part in self.parts.values())
+        """Whether every image that was released is in the pack."""
+        return all(part.num_images == part.num_released for part in self.parts.values())
 
     @cached_property
     def mean(self) -> Tensor:
-        """The mean training picture, float32 of shape (256, 256, 3)."""
+        """The mean training image, float32 of shape (256, 256, 3)."""
         path = self.folder / MEAN
         try:
             check_regular(path.stat(), path)
@@ -141,14 +141,14 @@ class Pack:
             raise DataError(f"{path} is missing or damaged ({error}); make it anew with: {COMMAND}") from error
         return mean
 
-    def pictures(self, split: str) -> PackedPictures:
-        """Return the pictures of a split."""
-        pictures = PackedPictures([self.folder / shard.file for shard in self.parts[split].shards])
-        if len(pictures) and (label := int(pictures.labels.max())) >= len(self.classes):
+    def images(self, split: str) -> PackedImages:
+        """Return the images of a split."""
+        images = PackedImages([self.folder / shard.file for shard in self.parts[split].shards])
+        if len(images) and (label := int(images.labels.max())) >= len(self.classes):
             raise DataError(
                 f"{self.folder}: label {label} in {split}, but {len(self.classes)} classes; delete it, then: {COMMAND}"
             )
-        return pictures
+        return images
 
     def flaws(self, reach: Callable[[float], None]) -> list[str]:
         """What is wrong with the files, every byte of them being compared with what was written."""
@@ -176,19 +176,19 @@ class Pack:
             shard = Shard.open(path)
         except DataError as error:
             return [str(error)]
-        sound = shard.digest == entry.sha256 and len(shard.labels) == entry.pictures and shard.verify()
+        sound = shard.digest == entry.sha256 and len(shard.labels) == entry.num_images and shard.verify()
         return [] if sound else [f"{path} is altered: sha256 wanted {entry.sha256}"]
 
 
-class PackedPictures:
-    """The pictures of a split by their numbers, and `labels`, int64, on the CPU."""
+class PackedImages:
+    """The images of a split by their numbers, and `labels`, int64, on the CPU."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         shards = [Shard.open(path) for path in paths]
         counts = [len(shard.labels) for shard in shards]
         self.labels = torch.from_numpy(np.concatenate([shard.labels for shard in shards]))
         self._shard = np.repeat(np.arange(len(shards)), counts)
-        self._start = HEADER + PICTURE * np.concatenate([np.arange(count) for count in counts])
+        self._start = HEADER + IMAGE_BYTES * np.concatenate([np.arange(count) for count in counts])
         self._paths = list(paths)
         self._files = [os.open(path, os.O_RDONLY) for path in paths]
         weakref.finalize(self, _close, self._files)
@@ -197,17 +197,17 @@ class PackedPictures:
         return len(self.labels)
 
     def read_into(self, out: NDArray[np.uint8], numbers: NDArray[np.int64]) -> None:
-        """Read the pictures of these numbers into an array of shape (count, 256, 256, 3).
+        """Read the images of these numbers into an array of shape (count, 256, 256, 3).
 
         The system copies them there itself, while other threads run.
         """
         shards = self._shard[numbers].tolist()
         for pixels, shard, start in zip(out, shards, self._start[numbers].tolist(), strict=True):
-            if os.preadv(self._files[shard], [pixels.data], start) != PICTURE:
+            if os.preadv(self._files[shard], [pixels.data], start) != IMAGE_BYTES:
                 raise DataError(f"{self._paths[shard]} is cut off; make it anew with: {COMMAND}")
 
     def __getitem__(self, number: int) -> tuple[Tensor, int]:
-        """A picture, uint8 of shape (256, 256, 3), and its label."""
+        """An image, uint8 of shape (256, 256, 3), and its label."""
         out = np.empty((1, *SHAPE), np.uint8)
         self.read_into(out, np.array([range(len(self))[number]]))
         return torch.from_numpy(out[0]), int(self.labels[number])

@@ -1,6 +1,6 @@
-"""The one-time preparation of ILSVRC-2012: all pictures decoded and resized, in a few large files.
+"""The one-time preparation of ILSVRC-2012: all images decoded and resized, in a few large files.
 
-A pack is a folder of shards, the mean training picture, and a manifest, which is written last. Killed at any moment, it
+A pack is a folder of shards, the mean training image, and a manifest, which is written last. Killed at any moment, it
 goes on with the shards that are not there yet.
 """
 
@@ -18,31 +18,31 @@ import numpy as np
 from safetensors.numpy import save
 
 from hullo.lab.data.ilsvrc2012.packed import MANIFEST, MEAN, Pack, Part, ShardEntry
-from hullo.lab.data.ilsvrc2012.pictures import SPLITS, Picture, Source
-from hullo.lab.data.ilsvrc2012.shards import PICTURE, Shard, write_shard
+from hullo.lab.data.ilsvrc2012.shards import IMAGE_BYTES, Shard, write_shard
+from hullo.lab.data.ilsvrc2012.source import SPLITS, EncodedImage, Source
 from hullo.lab.data.release import DataError
 from hullo.lab.files import atomic_write, locked, make_folder
 from hullo.lab.progress import Progress
 
 SHARD = 4096
-"""Pictures a shard: 805 MB of them."""
+"""Images a shard: 805 MB of them."""
 
 Pool = Callable[[], AbstractContextManager[Executor]]
-Plan = dict[Path, list[Picture]]
-"""Which pictures each shard shall hold."""
+Plan = dict[Path, list[EncodedImage]]
+"""Which images each shard shall hold."""
 
 
-def choose(source: Source, progress: Progress, *, partial: bool) -> dict[str, list[Picture]]:
-    """The pictures of each split to be packed: all that were released, or those there are if a part will do."""
+def choose(source: Source, progress: Progress, *, partial: bool) -> dict[str, list[EncodedImage]]:
+    """The images of each split to be packed: all that were released, or those there are if a part will do."""
     chosen, lacking = {}, []
     for done, split in enumerate(SPLITS):
         progress.begin(f"looking through {source.place(split)}", done, len(SPLITS))
-        chosen[split] = source.pictures(split, progress.reach)
-        found, wanted = len(chosen[split]), source.wanted(split)
+        chosen[split] = source.images(split, progress.reach)
+        found, wanted = len(chosen[split]), source.num_released(split)
         if not found:
-            raise DataError(f"{source.place(split)} holds no pictures; their names end in .JPEG")
+            raise DataError(f"{source.place(split)} holds no images; their names end in .JPEG")
         if found != wanted:
-            lacking.append(f"{found:,} of {wanted:,} {split} pictures{source.shortfall(split)}")
+            lacking.append(f"{found:,} of {wanted:,} {split} images{source.shortfall(split)}")
     state = f"{source.folder} has {' and '.join(lacking)}"
     if lacking and not partial:
         raise DataError(
@@ -54,13 +54,19 @@ def choose(source: Source, progress: Progress, *, partial: bool) -> dict[str, li
 
 
 def pack(
-    source: Source, chosen: dict[str, list[Picture]], folder: Path, pool: Pool, progress: Progress, *, partial: bool
+    source: Source,
+    chosen: dict[str, list[EncodedImage]],
+    folder: Path,
+    pool: Pool,
+    progress: Progress,
+    *,
+    partial: bool,
 ) -> Pack:
-    """Make the pack of the chosen pictures, or what is lacking of it, in a folder; `pool` gives those who do the work.
+    """Make the pack of the chosen images, or what is lacking of it, in a folder; `pool` gives those who do the work.
 
-    A picture that cannot be decoded is named and stops nothing. At the end the pack is made without such pictures, and
-    counts them, if a part will do. Else no manifest is written, and the shards are kept. A picture that is damaged, but
-    can be decoded, is named and packed. The next run makes those shards anew whose broken or damaged pictures were
+    An image that cannot be decoded is named and stops nothing. At the end the pack is made without such images, and
+    counts them, if a part will do. Else no manifest is written, and the shards are kept. An image that is damaged, but
+    can be decoded, is named and packed. The next run makes those shards anew whose broken or damaged images were
     mended.
     """
 
@@ -68,11 +74,11 @@ def pack(
         raise DataError(f"another process is packing into {folder}; wait for it, or stop it")
 
     make_folder(folder)
-    plans = {split: _plan(folder, split, pictures) for split, pictures in chosen.items()}
-    whole = {path: pictures for plan in plans.values() for path, pictures in plan.items()}
+    plans = {split: _plan(folder, split, images) for split, images in chosen.items()}
+    whole = {path: images for plan in plans.values() for path, images in plan.items()}
     try:
         with locked(folder / ".lock", refuse):
-            missing = {path: pictures for path, pictures in whole.items() if not _is_done(path, pictures)}
+            missing = {path: images for path, images in whole.items() if not _is_done(path, images)}
             for path in sorted(whole.keys() - missing.keys()):
                 _note_flaws(path, progress)
             _clear(folder.glob("*.part"))  # of a process that was killed
@@ -97,14 +103,14 @@ def pack(
         ) from error
 
 
-def _plan(folder: Path, split: str, pictures: list[Picture]) -> Plan:
-    starts = range(0, len(pictures), SHARD)
-    return {folder / f"{split}-{n:03}.safetensors": pictures[start : start + SHARD] for n, start in enumerate(starts)}
+def _plan(folder: Path, split: str, images: list[EncodedImage]) -> Plan:
+    starts = range(0, len(images), SHARD)
+    return {folder / f"{split}-{n:03}.safetensors": images[start : start + SHARD] for n, start in enumerate(starts)}
 
 
-def _is_done(path: Path, pictures: list[Picture]) -> bool:
+def _is_done(path: Path, images: list[EncodedImage]) -> bool:
     try:
-        return Shard.open(path).holds(pictures)
+        return Shard.open(path).holds(images)
     except DataError:
         return False
 
@@ -124,17 +130,17 @@ def _clear(paths: Iterable[Path]) -> None:
 
 def _check_space(folder: Path, missing: Plan) -> None:
     count = sum(map(len, missing.values()))
-    wanted, free = 1.01 * PICTURE * count, shutil.disk_usage(folder).free
+    wanted, free = 1.01 * IMAGE_BYTES * count, shutil.disk_usage(folder).free
     if free < wanted:
         raise DataError(
-            f"{folder} has {free / 1e9:.1f} GB free, but {count:,} pictures of 256 x 256 pixels want "
+            f"{folder} has {free / 1e9:.1f} GB free, but {count:,} images of 256 x 256 pixels want "
             f"{wanted / 1e9:.1f} GB; make room there, or choose another directory with --data"
         )
 
 
 def _write_shards(missing: Plan, total: int, pool: Pool, progress: Progress) -> None:
     with pool() as executor:
-        futures = {executor.submit(write_shard, path, pictures): path for path, pictures in missing.items()}
+        futures = {executor.submit(write_shard, path, images): path for path, images in missing.items()}
         try:
             for done, future in enumerate(as_completed(futures), total - len(missing)):
                 future.result()
@@ -152,7 +158,7 @@ def _finish(source: Source, folder: Path, plans: dict[str, Plan], *, partial: bo
     count = sum(map(len, broken.values()))
     if count and not partial:
         raise DataError(
-            f"{count:,} pictures are broken; all others are packed and kept in {folder}; mend the broken ones in "
+            f"{count:,} images are broken; all others are packed and kept in {folder}; mend the broken ones in "
             f"{source.folder} and pack again, or leave them out with --partial"
         )
     total = np.sum([shard.sum() for shard in shards["train"]], axis=0)
@@ -168,7 +174,7 @@ def _finish(source: Source, folder: Path, plans: dict[str, Plan], *, partial: bo
                 tuple(ShardEntry(shard.path.name, len(shard.labels), shard.digest) for shard in shards[split]),
                 tuple(broken[split]),
                 tuple(flaw for shard in shards[split] for flaw in shard.damaged),
-                source.wanted(split),
+                source.num_released(split),
             )
             for split in plans
         },

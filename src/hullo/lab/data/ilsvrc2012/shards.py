@@ -1,10 +1,10 @@
-"""A shard of a pack: some thousands of decoded pictures in one safetensors file.
+"""A shard of a pack: some thousands of decoded images in one safetensors file.
 
-    images   uint8  (count, 256, 256, 3)   each picture begins at a multiple of 4096 bytes
+    images   uint8  (count, 256, 256, 3)   each image begins at a multiple of 4096 bytes
     labels   int64  (count,)
-    sum      int64  (256, 256, 3)          of all pictures, for their mean
-    names    uint8  (bytes,)               of the pictures, a line each
-    broken   uint8  (bytes,)               JSON: [name, reason] of each picture that could not be decoded
+    sum      int64  (256, 256, 3)          of all images, for their mean
+    names    uint8  (bytes,)               of the images, a line each
+    broken   uint8  (bytes,)               JSON: [name, reason] of each image that could not be decoded
     damaged  uint8  (bytes,)               JSON: [name, reason] of each that could, although something is wrong with it
 
 The header's metadata hold the sha256 of everything that follows the header. A shard is there once it is whole.
@@ -26,9 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from hullo.lab.data.ilsvrc2012.decoding import SHAPE, PictureError, decode
+from hullo.lab.data.ilsvrc2012.decoding import SHAPE, ImageError, decode
 from hullo.lab.data.ilsvrc2012.jpeg import find_damage
-from hullo.lab.data.ilsvrc2012.pictures import Picture
+from hullo.lab.data.ilsvrc2012.source import EncodedImage
 from hullo.lab.data.release import DataError
 from hullo.lab.files import atomic_write, open_regular
 from hullo.lab.spec.schema import List, Text, Whole, read_json
@@ -36,14 +36,14 @@ from hullo.lab.spec.schema import List, Text, Whole, read_json
 COMMAND = "hullo data pack ilsvrc2012"
 
 HEADER = 4096
-"""Bytes before the pictures: a page, so that pictures, too, begin where pages do."""
+"""Bytes before the images: a page, so that images, too, begin where pages do."""
 
-PICTURE = int(np.prod(SHAPE))
+IMAGE_BYTES = int(np.prod(SHAPE))
 COUNTED = ("labels", "names", "broken", "damaged")
 """The tensors of a shard whose lengths differ from shard to shard."""
 
 Flaws = tuple[tuple[str, str], ...]
-"""Names of pictures, each with what is wrong with it."""
+"""Names of images, each with what is wrong with it."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Shard:
 
     @classmethod
     def open(cls, path: Path) -> Shard:
-        """Open the shard in a file, and leave its pictures there; refuse one that is not as `write_shard` makes it."""
+        """Open the shard in a file, and leave its images there; refuse one that is not as `write_shard` makes it."""
         try:
             with open_regular(path) as file:
                 header, size = file.read(HEADER), os.fstat(file.fileno()).st_size
@@ -78,31 +78,31 @@ class Shard:
             raise DataError(f"{path} is missing or damaged ({error}); make it anew with: {COMMAND}") from error
 
     def sum(self) -> NDArray[np.int64]:
-        """The sum of all pictures."""
+        """The sum of all images."""
         total: NDArray[np.int64] = self._tensor("sum")
         return total
 
     def names(self) -> list[str]:
-        """The names of the pictures."""
+        """The names of the images."""
         lines: NDArray[np.uint8] = self._tensor("names")
-        return lines.tobytes().decode(errors="replace").splitlines()  # damaged ones are the names of no picture
+        return lines.tobytes().decode(errors="replace").splitlines()  # damaged ones are the names of no image
 
     def _tensor(self, name: str) -> Any:
         with safe_open(self.path, framework="numpy") as file:
             return file.get_tensor(name)
 
-    def holds(self, pictures: Sequence[Picture]) -> bool:
-        """Return whether these pictures, and no others, are in the shard, or flawed still, for the reasons it names."""
+    def holds(self, images: Sequence[EncodedImage]) -> bool:
+        """Return whether these images, and no others, are in the shard, or flawed still, for the reasons it names."""
         broken, damaged = dict(self.broken), dict(self.damaged)
-        sound = [picture for picture in pictures if picture.name not in broken]
+        sound = [image for image in images if image.name not in broken]
         return (
-            len(sound) == len(pictures) - len(broken)
-            and self.names() == [picture.name for picture in sound]
-            and self.labels.tolist() == [picture.label for picture in sound]
+            len(sound) == len(images) - len(broken)
+            and self.names() == [image.name for image in sound]
+            and self.labels.tolist() == [image.label for image in sound]
             and all(
-                _flaws(picture) == (broken.get(picture.name), damaged.get(picture.name))
-                for picture in pictures
-                if picture.name in broken or picture.name in damaged
+                _flaws(image) == (broken.get(image.name), damaged.get(image.name))
+                for image in images
+                if image.name in broken or image.name in damaged
             )
         )
 
@@ -113,8 +113,8 @@ class Shard:
             return hashlib.file_digest(file, "sha256").hexdigest() == self.digest
 
 
-def write_shard(path: Path, pictures: Iterable[Picture]) -> None:
-    """Decode pictures into a shard; those that are broken or damaged are named in it."""
+def write_shard(path: Path, images: Iterable[EncodedImage]) -> None:
+    """Decode images into a shard; those that are broken or damaged are named in it."""
     digest = hashlib.sha256()
     labels: list[int] = []
     names: list[str] = []
@@ -122,19 +122,19 @@ def write_shard(path: Path, pictures: Iterable[Picture]) -> None:
     total = np.zeros(SHAPE, np.int64)
     with atomic_write(path, part=path.with_name(f"{path.name}.{os.getpid()}.part")) as file:
         file.seek(HEADER)  # it is known last
-        for picture in pictures:
+        for image in images:
             try:
-                pixels, damage = _decode(picture)
-            except PictureError as error:
-                flaws["broken"].append((picture.name, _one_line(error)))
+                pixels, damage = _decode(image)
+            except ImageError as error:
+                flaws["broken"].append((image.name, _one_line(error)))
                 continue
             if damage:
-                flaws["damaged"].append((picture.name, damage))
+                flaws["damaged"].append((image.name, damage))
             digest.update(pixels.data)
             file.write(pixels.data)
             total += pixels
-            labels.append(picture.label)
-            names.append(picture.name)
+            labels.append(image.label)
+            names.append(image.name)
         rest: dict[str, NDArray[Any]] = {
             "labels": np.array(labels, np.int64),
             "sum": total,
@@ -148,20 +148,20 @@ def write_shard(path: Path, pictures: Iterable[Picture]) -> None:
         file.write(_header([len(rest[name]) for name in COUNTED], digest.hexdigest()))
 
 
-def _decode(picture: Picture) -> tuple[NDArray[np.uint8], str | None]:
-    """Return the pixels of a picture, and in what way it is damaged, if that can be known."""
+def _decode(image: EncodedImage) -> tuple[NDArray[np.uint8], str | None]:
+    """Return the pixels of an image, and in what way it is damaged, if that can be known."""
     try:
-        content = picture.encoded.read()
+        content = image.encoded.read()
     except OSError as error:
-        raise PictureError(f"cannot be read: {error.strerror}") from error
+        raise ImageError(f"cannot be read: {error.strerror}") from error
     return decode(content), find_damage(content)
 
 
-def _flaws(picture: Picture) -> tuple[str | None, str | None]:
-    """Return why a picture cannot be decoded, and in what way it is damaged if it can."""
+def _flaws(image: EncodedImage) -> tuple[str | None, str | None]:
+    """Return why an image cannot be decoded, and in what way it is damaged if it can."""
     try:
-        return None, _decode(picture)[1]
-    except PictureError as error:
+        return None, _decode(image)[1]
+    except ImageError as error:
         return _one_line(error), None
 
 
@@ -171,7 +171,7 @@ def _read_flaws(content: bytes) -> Flaws:
     return tuple((name, reason) for name, reason in found)
 
 
-def _one_line(error: PictureError) -> str:
+def _one_line(error: ImageError) -> str:
     return "".join(filter(str.isprintable, str(error)))[:200]
 
 

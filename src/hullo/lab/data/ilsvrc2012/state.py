@@ -12,20 +12,20 @@ from pathlib import Path
 
 from hullo.lab.data.ilsvrc2012 import devkit as devkits
 from hullo.lab.data.ilsvrc2012.packed import MANIFEST, Pack
-from hullo.lab.data.ilsvrc2012.pictures import PICTURES, SPLITS, TARS, Source, readable
-from hullo.lab.data.ilsvrc2012.shards import PICTURE
+from hullo.lab.data.ilsvrc2012.shards import IMAGE_BYTES
+from hullo.lab.data.ilsvrc2012.source import NUM_IMAGES, SPLITS, TARS, Source, readable
 from hullo.lab.data.release import DataError, data_root
 from hullo.lab.files import open_regular
 from hullo.lab.progress import Progress
 
 NAME = "ilsvrc2012"
-SUMMARY = "1,281,167 + 50,000 colour pictures of things, 256 x 256"
+SUMMARY = "1,281,167 + 50,000 colour images of things, 256 x 256"
 FILES = ", ".join(
     [f"{tar.name} ({tar.size / 1e9:.1f} GB, md5 {tar.digest})" for tar in TARS.values()]
     + [f"{devkits.ARCHIVE} (md5 {devkits.ARCHIVE_MD5})"]
 )
 SHOWN = 3
-"""Classes that are named where pictures are missing."""
+"""Classes that are named where images are missing."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Home:
 
     def overview_row(self) -> tuple[str, str, str, str, str]:
         """Name, summary, size, state at a glance, and place."""
-        size = f"{sum(PICTURES.values()) * PICTURE / 1e6:,.1f} MB"
+        size = f"{sum(NUM_IMAGES.values()) * IMAGE_BYTES / 1e6:,.1f} MB"
         with readable(self.packed):
             if (self.packed / MANIFEST).exists():
                 state = "packed" if Pack.open(self.packed).is_complete else "packed in part"
@@ -92,9 +92,11 @@ class Home:
         parts = pack.parts.values()
         lines = [f"{name} is broken: {reason}" for part in parts for name, reason in part.broken]
         lines += [f"{name} is damaged, but in use: {reason}" for part in parts for name, reason in part.damaged]
-        counts = " and ".join(f"{part.pictures:,} of {part.wanted:,} {split}" for split, part in pack.parts.items())
+        counts = " and ".join(
+            f"{part.num_images:,} of {part.num_released:,} {split}" for split, part in pack.parts.items()
+        )
         state = "ready" if pack.is_complete else "incomplete, but can be used"
-        return pack.is_complete, [*lines, f"{NAME} is {state} in {self.packed}: {counts} pictures"]
+        return pack.is_complete, [*lines, f"{NAME} is {state} in {self.packed}: {counts} images"]
 
     def _check_source(self, progress: Progress) -> Iterator[str]:
         source = self.source
@@ -131,24 +133,24 @@ class Home:
 
 
 def _check_split(source: Source, split: str, place: Path, progress: Progress) -> tuple[bool, str]:
-    """Whether all pictures are there, and what there is: of a tar of the right size every byte is compared."""
+    """Whether all images are there, and what there is: of a tar of the right size every byte is compared."""
     tar = TARS[split]
     if place.name == tar.name and place.stat().st_size == tar.size:
         with open_regular(place) as file:
             found = hashlib.file_digest(file, "md5").hexdigest()
         same = found == tar.digest
         return same, f"{place} is {'as released' if same else 'altered'}: md5 wanted {tar.digest}, found {found}"
-    pictures, wanted = source.pictures(split, progress.reach), source.wanted(split)
+    images, wanted = source.images(split, progress.reach), source.num_released(split)
     lacking = []
     if split == "train" and source.devkit is not None:
-        counts = Counter(picture.label for picture in pictures)
+        counts = Counter(image.label for image in images)
         lacking = [
-            f"{item.wnid} {counts[label]:,} of {item.pictures:,}"
+            f"{item.wnid} {counts[label]:,} of {item.num_images:,}"
             for label, item in enumerate(source.devkit.classes)
-            if counts[label] != item.pictures
+            if counts[label] != item.num_images
         ]
-    more = f", {len(lacking) - SHOWN:,} more classes lack pictures" if len(lacking) > SHOWN else ""
+    more = f", {len(lacking) - SHOWN:,} more classes lack images" if len(lacking) > SHOWN else ""
     examples = f" ({', '.join(lacking[:SHOWN])}{more})" if lacking else ""
-    complete = len(pictures) == wanted
+    complete = len(images) == wanted
     remark = "" if complete else source.shortfall(split)
-    return complete, f"{place}: {len(pictures):,} of {wanted:,} pictures{examples}{remark}"
+    return complete, f"{place}: {len(images):,} of {wanted:,} images{examples}{remark}"

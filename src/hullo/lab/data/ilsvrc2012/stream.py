@@ -1,12 +1,12 @@
-"""Batches of packed pictures in a given order, read ahead by threads.
+"""Batches of packed images in a given order, read ahead by threads.
 
-    (order,) = draw_order(seeds, epoch, len(pictures))
+    (order,) = draw_order(seeds, epoch, len(dataset))
     (crops,) = draw_crops(seeds, epoch, order[None])
-    read = read_ahead(pictures, split_steps(order.cpu(), 256, world=world))
+    read = read_ahead(dataset, split_steps(order.cpu(), 256, world=world))
     for images, some in zip(to_device(read, device), split_steps(crops, 256, world=world), strict=True):
         x = crop(images, some, mean)
 
-Which pictures come when, how they are cropped and what they show is known before anything is read: it depends on
+Which images come when, how they are cropped and what they show is known before anything is read: it depends on
 nothing that the threads do, and only pixels are read.
 """
 
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hullo.lab.data.ilsvrc2012.decoding import SHAPE
-from hullo.lab.data.ilsvrc2012.packed import PackedPictures
+from hullo.lab.data.ilsvrc2012.packed import PackedImages
 from hullo.lab.data.ilsvrc2012.workers import available_cores
 from hullo.lab.distributed import ALONE, World
 
@@ -35,14 +35,14 @@ BEHIND = 2
 """Batches that a GPU may still have to use when the next is copied: work enough for it while Python is busy."""
 
 PIECE = 16
-"""Pictures that a thread reads at a time."""
+"""Images that a thread reads at a time."""
 
 
 def split_steps(order: Tensor, batch: int, *, start: int = 0, world: World = ALONE) -> Iterator[Tensor]:
-    """The numbers of the pictures that this process sees in each step from `start` on.
+    """The numbers of the images that this process sees in each step from `start` on.
 
-    A step takes the next `batch` pictures of the order, the last one those that are left; each process its share. What
-    belongs to the pictures, in the same order, is split in the same way.
+    A step takes the next `batch` images of the order, the last one those that are left; each process its share. What
+    belongs to the images, in the same order, is split in the same way.
 
     Examples:
         >>> [numbers.tolist() for numbers in split_steps(torch.arange(10), 4, start=1, world=World(1, 2))]
@@ -53,8 +53,8 @@ def split_steps(order: Tensor, batch: int, *, start: int = 0, world: World = ALO
         yield numbers[world.shard(len(numbers))]
 
 
-def read_ahead(pictures: PackedPictures, steps: Iterable[Tensor], *, workers: int | None = None) -> Iterator[Tensor]:
-    """The pictures of each step in turn, uint8 of shape (count, 256, 256, 3), read while others are in use.
+def read_ahead(dataset: PackedImages, steps: Iterable[Tensor], *, workers: int | None = None) -> Iterator[Tensor]:
+    """The images of each step in turn, uint8 of shape (count, 256, 256, 3), read while others are in use.
 
     As many threads read as there are cores, if not told otherwise.
     """
@@ -64,7 +64,7 @@ def read_ahead(pictures: PackedPictures, steps: Iterable[Tensor], *, workers: in
     def begin(numbers: Tensor) -> tuple[Tensor, list[Future[None]]]:
         images = memory.lend(len(numbers))
         pieces = zip(torch.split(images, PIECE), torch.split(numbers, PIECE), strict=True)
-        return images, [threads.submit(pictures.read_into, out.numpy(), some.numpy()) for out, some in pieces]
+        return images, [threads.submit(dataset.read_into, out.numpy(), some.numpy()) for out, some in pieces]
 
     under_way: deque[tuple[Tensor, list[Future[None]]]] = deque()
     try:
@@ -89,7 +89,7 @@ class Memory:
         self._free: list[NDArray[np.uint8]] = []
 
     def lend(self, count: int) -> Tensor:
-        """Memory for so many pictures."""
+        """Memory for so many images."""
         if self._pinned:
             return torch.empty((count, *SHAPE), dtype=torch.uint8, pin_memory=True)
         whole = self._free.pop() if self._free else np.empty((count, *SHAPE), np.uint8)

@@ -1,4 +1,4 @@
-"""ILSVRC-2012 as people have it: the official tars, or the folders they unpack to, as one list of pictures a split."""
+"""ILSVRC-2012 as people have it: the official tars, or the folders they unpack to, as one list of images a split."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ TARS = {
     "train": File("ILSVRC2012_img_train.tar", 147_897_477_120, "1d675b47d978889d74fa0da5fadfb00e", "md5"),
     "val": File("ILSVRC2012_img_val.tar", 6_744_924_160, "29b22e2961454d5413ddabcf34fc5622", "md5"),
 }
-PICTURES = {"train": 1_281_167, "val": 50_000}
+NUM_IMAGES = {"train": 1_281_167, "val": 50_000}
 CLASSES = 1000
 LARGEST = 2**28
-"""Bytes of the largest file that is taken for a picture; the largest one released has 15 million."""
+"""Bytes of the largest file that is taken for an image; the largest one released has 15 million."""
 
 _WNID = re.compile(r"n\d{8}")
 
@@ -44,11 +44,11 @@ def readable(place: Path) -> Iterator[None]:
 
 
 class Bytes(NamedTuple):
-    """Which bytes of which file a picture is: in a tar, too, it lies in one piece."""
+    """Which bytes of which file an image is: in a tar, too, it lies in one piece."""
 
     path: str
     start: int = 0
-    size: int = -1  # up to the file's end, or as much as a picture may have
+    size: int = -1  # up to the file's end, or as much as an image may have
 
     def read(self) -> bytes:
         with open_regular(Path(self.path)) as file:
@@ -56,8 +56,8 @@ class Bytes(NamedTuple):
             return file.read(LARGEST if self.size < 0 else self.size)
 
 
-class Picture(NamedTuple):
-    """A picture's name, its label, and where its bytes lie, still encoded as they were released."""
+class EncodedImage(NamedTuple):
+    """An image's name, its label, and where its bytes lie, still encoded as they were released."""
 
     name: str
     label: int
@@ -69,7 +69,7 @@ class Source:
     """ILSVRC-2012 as it lies in a folder.
 
     Each split is a tar, as released, or a folder `train` or `val`: the tar is taken where both are there. Training
-    pictures lie in folders, or tars, named by their WordNet identifiers. Val pictures may, too; else the devkit knows
+    images lie in folders, or tars, named by their WordNet identifiers. Val images may, too; else the devkit knows
     what they show.
     """
 
@@ -114,30 +114,30 @@ class Source:
         if len(found) == CLASSES:
             return tuple(found)
         raise DataError(
-            f"{self.folder} has no devkit: it numbers the classes, and says what the val pictures show unless they are "
+            f"{self.folder} has no devkit: it numbers the classes, and says what the val images show unless they are "
             f"sorted into {CLASSES} folders; {devkits.REMEDY}"
         )
 
-    def wanted(self, split: str) -> int:
-        """How many pictures of a split were released."""
+    def num_released(self, split: str) -> int:
+        """How many images of a split were released."""
         if self.devkit is None:
-            return PICTURES[split]
-        return len(self.devkit.truth) if split == "val" else sum(item.pictures for item in self.devkit.classes)
+            return NUM_IMAGES[split]
+        return len(self.devkit.truth) if split == "val" else sum(item.num_images for item in self.devkit.classes)
 
-    def pictures(self, split: str, reach: Reach = lambda _: None) -> list[Picture]:
-        """The pictures of a split, sorted by name: one list, whichever way they lie; `reach` is told how far it is."""
+    def images(self, split: str, reach: Reach = lambda _: None) -> list[EncodedImage]:
+        """The images of a split, sorted by name: one list, whichever way they lie; `reach` is told how far it is."""
         place = self.place(split)
         with readable(place):
             return self._list(split, place, reach)
 
-    def _list(self, split: str, place: Path, reach: Reach) -> list[Picture]:
+    def _list(self, split: str, place: Path, reach: Reach) -> list[EncodedImage]:
         label_of = {wnid: label for label, wnid in enumerate(self.wnids)}
         truth = self.devkit.truth if split == "val" and self.devkit else ()
         shown = {f"ILSVRC2012_val_{number:08}.JPEG": label for number, label in enumerate(truth, 1)}
-        pictures = []
+        images = []
         for wnid, name, encoded in _in_tar(place, reach=reach) if place.is_file() else _in_folder(place, reach):
             if not name.isprintable():
-                raise DataError(f"{place}: {name!r} is no name for a picture; rename it, or take it away")
+                raise DataError(f"{place}: {name!r} is no name for an image; rename it, or take it away")
             if wnid and wnid not in label_of:
                 raise DataError(
                     f"{place}: {wnid} is none of the {len(label_of):,} classes of ILSVRC-2012; take it away"
@@ -147,16 +147,16 @@ class Source:
                 raise DataError(f"{place}: nothing says what {name} shows; take it away, or sort it into its class")
             if shown.get(name, label) != label:
                 raise DataError(f"{place}: {name} is in {wnid}, but shows {self.wnids[shown[name]]}; sort it anew")
-            pictures.append(Picture(name, label, encoded))
-        pictures.sort()
-        for one, other in pairwise(pictures):
+            images.append(EncodedImage(name, label, encoded))
+        images.sort()
+        for one, other in pairwise(images):
             if one.name == other.name:
                 raise DataError(f"{place} has {one.name} twice; take one away")
-        return pictures
+        return images
 
 
 Found = Iterator[tuple[str, str, Bytes]]
-"""Of each picture: the WordNet identifier it is sorted under, if any, its name, where it lies."""
+"""Of each image: the WordNet identifier it is sorted under, if any, its name, where it lies."""
 
 
 def _in_folder(folder: Path, reach: Reach) -> Found:

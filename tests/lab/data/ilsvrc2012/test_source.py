@@ -3,20 +3,20 @@ import tarfile
 from dataclasses import replace
 
 import pytest
-from made_ilsvrc import LAYOUTS, TRAIN, WNIDS, as_tar, lay_out, pictures, write
+from made_ilsvrc import LAYOUTS, TRAIN, WNIDS, as_tar, lay_out, make_images, write
 
-from hullo.lab.data.ilsvrc2012 import pictures as module
-from hullo.lab.data.ilsvrc2012.pictures import SPLITS, Source
+from hullo.lab.data.ilsvrc2012 import source as module
+from hullo.lab.data.ilsvrc2012.source import SPLITS, Source
 from hullo.lab.data.release import DataError
 
-MADE = pictures()
+MADE = make_images()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("split", SPLITS)
 def test_every_layout_gives_the_same_names_labels_and_bytes(tmp_path, layout, split):
     source = Source(lay_out(tmp_path, layout))
-    found = [(picture.name, picture.label, picture.encoded.read()) for picture in source.pictures(split)]
+    found = [(image.name, image.label, image.encoded.read()) for image in source.images(split)]
     made = MADE[split].items()
     assert found == sorted((name, WNIDS.index(wnid), data) for wnid, files in made for name, data in files.items())
     assert len(found) == source.wanted(split)
@@ -26,11 +26,11 @@ def test_without_a_devkit_a_thousand_folders_number_the_classes(tmp_path, monkey
     lay_out(tmp_path, "sorted")
     (tmp_path / "devkit").rename(tmp_path / "elsewhere")
     with pytest.raises(DataError, match=r"has no devkit: it numbers the classes.*1000 folders; put ILSVRC2012_devkit"):
-        Source(tmp_path).pictures("val")
+        Source(tmp_path).images("val")
     monkeypatch.setattr(module, "CLASSES", 3)
     source = Source(tmp_path)
     assert source.wnids == tuple(WNIDS)
-    assert [WNIDS[picture.label] for picture in source.pictures("train")] == [
+    assert [WNIDS[image.label] for image in source.images("train")] == [
         wnid for wnid in WNIDS for _ in range(TRAIN[wnid])
     ]
     assert source.wanted("train") == 1_281_167
@@ -44,16 +44,16 @@ def test_a_missing_devkit_is_one_clear_error_where_val_is_not_sorted(tmp_path, l
     for path in tmp_path.glob("*devkit*"):
         path.rename(tmp_path / "elsewhere")
     with pytest.raises(DataError, match=rf"{tmp_path} has no devkit: .* put ILSVRC2012_devkit_t12.tar.gz \(2,568,145"):
-        Source(tmp_path).pictures(split)
+        Source(tmp_path).images(split)
 
 
 def test_a_wrong_path_is_one_clear_error(tmp_path):
     with pytest.raises(
         DataError, match=rf"{tmp_path}/no is no directory; wanted there are ILSVRC2012_img_train.tar an"
     ):
-        Source(tmp_path / "no").pictures("train")
+        Source(tmp_path / "no").images("train")
     with pytest.raises(DataError, match=rf"{tmp_path} has neither ILSVRC2012_img_val.tar nor a folder val; wanted"):
-        Source(tmp_path).pictures("val")
+        Source(tmp_path).images("val")
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -64,7 +64,7 @@ def test_a_half_downloaded_tar_is_one_clear_error(tmp_path, split, part):
     content = path.read_bytes().rstrip(b"\0")
     path.write_bytes(content[: int(part * len(content))])
     with pytest.raises(DataError) as caught:
-        Source(tmp_path).pictures(split)
+        Source(tmp_path).images(split)
     tar = module.TARS[split]
     assert str(caught.value).startswith(f"{path} is cut off or damaged (")
     assert str(caught.value).endswith(f"{tar.size:,} bytes, md5 {tar.digest}, are wanted; download it again")
@@ -77,7 +77,7 @@ def test_a_tar_cut_between_its_members_is_remarked_on(tmp_path, kept):
         end = tar.getmembers()[kept].offset
     path.write_bytes(path.read_bytes()[:end])
     source = Source(tmp_path)
-    assert len(source.pictures("train")) == sum(list(TRAIN.values())[:kept])
+    assert len(source.images("train")) == sum(list(TRAIN.values())[:kept])
     assert source.shortfall("train") == (
         f" (ILSVRC2012_img_train.tar has {end:,} of the 147,897,477,120 bytes released: cut off, unless it was made "
         "anew)"
@@ -106,14 +106,14 @@ def test_what_cannot_be_read_is_one_clear_error(tmp_path, forbid, layout, place)
     source = Source(lay_out(tmp_path, layout))
     forbid(tmp_path / place)
     with pytest.raises(DataError) as caught:
-        source.pictures("train")
+        source.images("train")
     assert str(caught.value) == (
         f"{tmp_path / place} cannot be read (Permission denied); make it readable, then try again"
     )
 
 
 def tar_with(member, content=b""):
-    """A val tar of one picture and another member."""
+    """A val tar of one image and another member."""
     stream = io.BytesIO(as_tar({name: data for files in MADE["val"].values() for name, data in files.items()}))
     with tarfile.open(fileobj=stream, mode="a") as tar:
         tar.addfile(member, io.BytesIO(content))
@@ -145,62 +145,62 @@ def test_a_tar_with_links_devices_or_other_oddities_is_one_clear_error(tmp_path,
     lay_out(tmp_path, "tars")
     write(tmp_path, {"ILSVRC2012_img_val.tar": content})
     with pytest.raises(DataError, match=r"ILSVRC2012_img_val.tar is cut off or damaged \(.*; download it again"):
-        Source(tmp_path).pictures("val")
+        Source(tmp_path).images("val")
 
 
 @pytest.mark.parametrize("name", ["a\nb.JPEG", "\udcff.JPEG"])
 def test_a_name_that_no_line_can_hold_is_refused(tmp_path, name):
     lay_out(tmp_path, "sorted")
     (tmp_path / "val" / "n02000003" / name).write_bytes(b"")
-    with pytest.raises(DataError, match=r"val: '.*\.JPEG' is no name for a picture; rename it"):
-        Source(tmp_path).pictures("val")
+    with pytest.raises(DataError, match=r"val: '.*\.JPEG' is no name for an image; rename it"):
+        Source(tmp_path).images("val")
 
 
 def test_names_that_lead_elsewhere_lead_nowhere(tmp_path):
     lay_out(tmp_path, "tars")
     content = next(iter(MADE["val"]["n02000003"].values()))
     write(tmp_path, {"ILSVRC2012_img_val.tar": as_tar({"/../../ILSVRC2012_val_00000001.JPEG": content})})
-    (picture,) = Source(tmp_path).pictures("val")
-    assert (picture.name, picture.encoded.read()) == ("ILSVRC2012_val_00000001.JPEG", content)
+    (image,) = Source(tmp_path).images("val")
+    assert (image.name, image.encoded.read()) == ("ILSVRC2012_val_00000001.JPEG", content)
 
 
 def test_a_page_saved_as_a_tar_is_one_clear_error(tmp_path):
     lay_out(tmp_path, "tars")
     write(tmp_path, {"ILSVRC2012_img_val.tar": b"<html>please log in</html>" * 100})
     with pytest.raises(DataError, match=r"ILSVRC2012_img_val.tar is cut off or damaged \(.*; download it again"):
-        Source(tmp_path).pictures("val")
+        Source(tmp_path).images("val")
 
 
-def test_pictures_that_nothing_classifies_are_refused(tmp_path):
+def test_images_that_nothing_classifies_are_refused(tmp_path):
     lay_out(tmp_path, "sorted")
     write(tmp_path, {"val/holiday.JPEG": b""})
     with pytest.raises(DataError, match=r"val: nothing says what holiday.JPEG shows"):
-        Source(tmp_path).pictures("val")
+        Source(tmp_path).images("val")
     write(tmp_path, {"train/n00000009/n00000009_1.JPEG": b""})
     with pytest.raises(DataError, match=r"train: n00000009 is none of the 3 classes"):
-        Source(tmp_path).pictures("train")
+        Source(tmp_path).images("train")
 
 
-def test_val_pictures_sorted_against_the_devkit_or_twice_are_refused(tmp_path):
+def test_val_images_sorted_against_the_devkit_or_twice_are_refused(tmp_path):
     lay_out(tmp_path, "sorted")
     right, wrong = tmp_path / "val" / "n02000003", tmp_path / "val" / "n01000002"
     (right / "ILSVRC2012_val_00000001.JPEG").rename(wrong / "ILSVRC2012_val_00000001.JPEG")
     with pytest.raises(DataError, match=r"ILSVRC2012_val_00000001.JPEG is in n01000002, but shows n02000003"):
-        Source(tmp_path).pictures("val")
+        Source(tmp_path).images("val")
     (wrong / "ILSVRC2012_val_00000001.JPEG").rename(tmp_path / "val" / "ILSVRC2012_val_00000001.JPEG")
-    assert len(Source(tmp_path).pictures("val")) == 6  # flat or sorted, even half of each
+    assert len(Source(tmp_path).images("val")) == 6  # flat or sorted, even half of each
     write(tmp_path, {"val/n02000003/ILSVRC2012_val_00000001.JPEG": b""})
     with pytest.raises(DataError, match=r"val has ILSVRC2012_val_00000001.JPEG twice"):
-        Source(tmp_path).pictures("val")
+        Source(tmp_path).images("val")
 
 
-def test_other_files_are_not_pictures(tmp_path):
+def test_other_files_are_not_images(tmp_path):
     lay_out(tmp_path)
     write(tmp_path, {"train/README": b"", "train/n01000002/.DS_Store": b"", "val/labels.txt": b""})
-    assert [len(Source(tmp_path).pictures(split)) for split in SPLITS] == [12, 6]
+    assert [len(Source(tmp_path).images(split)) for split in SPLITS] == [12, 6]
 
 
-def test_the_real_pictures_are_listed_with_the_classes_of_their_folders(real_source):
-    train, val = (real_source.pictures(split) for split in SPLITS)
-    assert {real_source.wnids[picture.label] == picture.name.split("_")[0] for picture in train} == {True}
-    assert {picture.label for picture in val} == {picture.label for picture in train}
+def test_the_real_images_are_listed_with_the_classes_of_their_folders(real_source):
+    train, val = (real_source.images(split) for split in SPLITS)
+    assert {real_source.wnids[image.label] == image.name.split("_")[0] for image in train} == {True}
+    assert {image.label for image in val} == {image.label for image in train}
