@@ -45,7 +45,7 @@ from hullo.lab.data.ilsvrc2012 import Pack, read_ahead, split_steps
 from hullo.lab.data.ilsvrc2012.packing import pack
 from hullo.lab.data.ilsvrc2012.source import CLASSES, Source
 from hullo.lab.data.ilsvrc2012.workers import available_cores
-from hullo.lab.distributed import ALONE, World
+from hullo.lab.distributed import SINGLE_PROCESS, World
 from hullo.lab.progress import Progress
 from hullo.lab.run.loaders import Batch, StreamingLoader
 from hullo.lab.run.training import Training
@@ -97,7 +97,9 @@ def read(loader: StreamingLoader) -> Iterator[None]:
 
 
 def load_batch(loader: StreamingLoader) -> Iterator[None]:
-    for _, batch in loader.batches(torch.zeros(1, dtype=torch.int64, device=loader.device), 0, BATCH, 0, ALONE):
+    for _, batch in loader.batches(
+        torch.zeros(1, dtype=torch.int64, device=loader.device), 0, BATCH, 0, SINGLE_PROCESS
+    ):
         loader.load_batch(*batch)
         yield
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hullo.lab.distributed import ALONE
+from hullo.lab.distributed import SINGLE_PROCESS
 
 SPEC = importlib.util.spec_from_file_location(
     "alexnet_feeding", Path(__file__).parents[2] / "benchmarks" / "alexnet_feeding.py"
@@ -27,14 +27,14 @@ def made(tmp_path, monkeypatch):
 
 def test_an_epoch_shows_every_packed_picture_as_often_as_it_says(made):
     loader = feeding.StreamingLoader(made, torch.device("cpu"))
-    labels = torch.cat([labels for _, (_, labels, _) in loader.batches(SEEDS, 0, 5, 0, ALONE)])
+    labels = torch.cat([labels for _, (_, labels, _) in loader.batches(SEEDS, 0, 5, 0, SINGLE_PROCESS)])
     assert labels.bincount().tolist() == 6 * [feeding.TIMES]
 
 
 def test_the_resident_batch_is_the_first_that_is_streamed(made):
     loader, still = (kind(made, torch.device("cpu")) for kind in (feeding.StreamingLoader, feeding.Still))
-    whole, first = next(loader.batches(SEEDS, 0, 4, 0, ALONE))
-    again = list(still.batches(SEEDS, 0, 4, 0, ALONE))
+    whole, first = next(loader.batches(SEEDS, 0, 4, 0, SINGLE_PROCESS))
+    again = list(still.batches(SEEDS, 0, 4, 0, SINGLE_PROCESS))
     assert len(again) == loader.count // 4
     assert all(count == whole and all(map(torch.equal, batch, first)) for count, batch in again)
 

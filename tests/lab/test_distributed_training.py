@@ -100,7 +100,7 @@ def test_a_network_that_normalises_over_batches_is_refused(tmp_path: Path) -> No
     process = start(2, "train", "resnet56", "fashion-mnist-sample", "--device", "cpu", "--output", tmp_path)
     _, errors = process.communicate(timeout=60)
     assert process.returncode != 0
-    assert "hullo: resnet56 normalizes over whole batches" in errors
+    assert "hullo: resnet56 has batch normalization" in errors
 
 
 @given(st.integers(0, 1000), st.integers(1, 20))

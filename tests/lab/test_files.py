@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hullo.lab.cli import app
-from hullo.lab.files import atomic_write, make_folder, open_output, open_regular
+from hullo.lab.files import atomic_write, make_directory, open_output, open_regular
 from hullo.lab.spec.records import Records
 from made_records import make_record
 
@@ -62,15 +62,17 @@ def test_so_does_a_disk_that_fails_at_the_end(name: str, tmp_path: Path, monkeyp
 
 def test_a_folder_is_made_once_with_those_above_it(tmp_path: Path) -> None:
     for _ in range(2):
-        make_folder(tmp_path / "a" / "b")
+        make_directory(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").is_dir()
 
 
-@pytest.mark.parametrize(("name", "reason"), [("taken", "it is a file"), ("taken/below", "Not a directory")])
+@pytest.mark.parametrize(
+    ("name", "reason"), [("taken", "a file of that name exists"), ("taken/below", "Not a directory")]
+)
 def test_where_no_folder_can_be_one_line_says_why(name: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file")
     with pytest.raises(ValueError, match=f"^cannot write to {tmp_path / name}: {reason}; name another directory$"):
-        make_folder(tmp_path / name)
+        make_directory(tmp_path / name)
 
 
 def test_a_folder_that_is_there_and_must_not_be_written_to_is_refused(
@@ -78,7 +80,7 @@ def test_a_folder_that_is_there_and_must_not_be_written_to_is_refused(
 ) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)  # a superuser may write anywhere
     with pytest.raises(ValueError, match=f"^cannot write to {tmp_path}: Permission denied; name another directory$"):
-        make_folder(tmp_path)
+        make_directory(tmp_path)
 
 
 @pytest.fixture

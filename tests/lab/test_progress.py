@@ -8,8 +8,8 @@ from hullo.lab.progress import Progress
 def walk(console, **options):
     with Progress(console, **options) as steps:
         for done, name in enumerate(["first", "second"]):
-            steps.begin(name, done, 2)
-            steps.reach(0.5)
+            steps.start_step(name, done, 2)
+            steps.update(0.5)
         steps.note("[one] thing")
 
 
@@ -35,11 +35,11 @@ def test_steps_that_go_on_at_once_are_told_of_in_lines(capsys):
     screen = io.StringIO()
     for console in (Console(file=screen, force_terminal=True, width=80), Console()):
         with Progress(console) as steps:
-            steps.tell("[one] has ended", 1, 4)
+            steps.log("[one] has ended", 1, 4)
     assert "[one] has ended\n" in screen.getvalue()
     assert "1 of 4" in screen.getvalue()
     assert "25%" in screen.getvalue()
     assert capsys.readouterr() == ("", "[one] has ended\n")
     with Progress(Console(), quiet=True) as steps:
-        steps.tell("[one] has ended", 1, 4)
+        steps.log("[one] has ended", 1, 4)
     assert capsys.readouterr() == ("", "")

@@ -1,4 +1,4 @@
-"""The processes that train one population together, each on its own part of every batch."""
+"""Data-parallel training of one population: each process trains on its shard of every batch."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from torch import Tensor
 
 T = TypeVar("T")
 
-PATIENCE = timedelta(minutes=10)
-"""How long a process waits for the others before it gives them up."""
+TIMEOUT = timedelta(minutes=10)
+"""How long a process waits for the others before it fails."""
 
 
 @dataclass(frozen=True)
 class World:
-    """What one of several processes knows of the others: who it is and how many there are. Alone, all is done at once.
+    """The rank of this process and the number of processes; by default a single process.
 
     >>> World().shard(10)
     slice(0, 10, None)
@@ -35,31 +35,31 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the process that writes files and speaks to people."""
+        """Return whether this is the process that writes files and prints."""
         return self.rank == 0
 
     def shard(self, count: int) -> slice:
-        """This process's part of `count` things in a row; parts differ in size by one at most."""
+        """Return this process's slice of `count` items; slices differ in length by at most one."""
         each, more = divmod(count, self.size)
         start = self.rank * each + min(self.rank, more)
         return slice(start, start + each + (self.rank < more))
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """The sum of all processes' tensors."""
+        """Return the sum of a tensor over all processes."""
         if self.size > 1:
             dist.all_reduce(tensor := tensor.clone())
         return tensor
 
     def broadcast(self, value: T) -> T:
-        """The leader's value, in every process."""
+        """Return the main process's value in every process."""
         if self.size == 1:
             return value
-        told = [value]
-        dist.broadcast_object_list(told, src=0)
-        return told[0]
+        values = [value]
+        dist.broadcast_object_list(values, src=0)
+        return values[0]
 
 
-ALONE = World()
+SINGLE_PROCESS = World()
 
 
 @contextmanager
@@ -67,22 +67,22 @@ def join(device: torch.device) -> Iterator[World]:
     """Join the processes that `torchrun` has started; without it, return a world of one."""
     size = int(os.environ.get("WORLD_SIZE", 1))
     if size == 1:
-        yield ALONE
+        yield SINGLE_PROCESS
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
     try:
         yield World(dist.get_rank(), size)
     finally:
-        gc.collect()  # a network that still held the group would keep its threads alive into the interpreter's end
+        gc.collect()  # a network that still holds the group would keep its threads alive until the interpreter exits
         dist.destroy_process_group()
 
 
-def own_device(device: str | None) -> str | None:
-    """The device of this process where none, or any GPU, was asked for: each process of a machine has a GPU of its own.
+def local_device(device: str | None) -> str | None:
+    """Return the device of this process: under `torchrun`, the GPU of its local rank unless another device is given.
 
-    >>> own_device("cpu")
+    >>> local_device("cpu")
     'cpu'
     """
     rank = os.environ.get("LOCAL_RANK")

@@ -1,7 +1,7 @@
-"""What went wrong on the way, told apart from what was asked for wrongly."""
+"""Errors of the laboratory: a ValueError is a usage error, a RunError a failure at run time."""
 
 from __future__ import annotations
 
 
 class RunError(ValueError):
-    """What was asked for is valid, but could not be done: data are missing, the disk is full, the memory too small."""
+    """Raised when a valid request fails: data are missing, the disk is full, memory is too small."""

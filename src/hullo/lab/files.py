@@ -17,24 +17,24 @@ from filelock import FileLock, Timeout
 from hullo._signals import check_stop, unwinding
 
 POLL = 0.2
-"""Seconds between two looks at a lock that another process holds, and at signals."""
+"""Seconds between two attempts to take a lock; signals are checked in between."""
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """Open a file to read; raise an OSError if it is none, after following links: a pipe, a device, a directory."""
-    check_regular(path.stat(), path)  # before it is opened, which might wait for ever, or set a device to work
+    """Open a regular file for reading, following links; raise an OSError for a pipe, a device or a directory."""
+    check_regular(path.stat(), path)  # first: opening a pipe may block, and opening a device may have side effects
     return path.open("rb")
 
 
 def open_output(path: Path, mode: Literal["wb", "ab"] = "wb") -> BufferedWriter:
-    """Open a file to write, unless there is something that is not a regular file."""
+    """Open a file for writing; raise an OSError if the path exists and is not a regular file."""
     with suppress(FileNotFoundError):
         check_regular(path.stat(), path)
     return path.open(mode)
 
 
 def check_regular(found: os.stat_result, path: Path) -> None:
-    """Raise an OSError if what was found at a path is not a regular file."""
+    """Raise an OSError if the stat result of a path is not that of a regular file."""
     if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(found.st_mode):
@@ -43,10 +43,10 @@ def check_regular(found: os.stat_result, path: Path) -> None:
 
 @contextmanager
 def atomic_write(path: Path, part: Path | None = None) -> Iterator[BinaryIO]:
-    """Open a file that replaces the one at `path` once all of it is on the disk.
+    """Open a temporary file that replaces `path` once all of it is on the disk.
 
-    Until then it lies beside it as `part`, by default under a name of this process, so that two processes can write the
-    same file. If anything goes wrong, Ctrl-C included, `part` is deleted and `path` stays as it was.
+    The temporary file is `part`, by default a name in the same directory that is unique to this process, so that two
+    processes can write the same file. On any error, including Ctrl-C, `part` is deleted and `path` is unchanged.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -70,10 +70,10 @@ def atomic_write(path: Path, part: Path | None = None) -> Iterator[BinaryIO]:
 
 @contextmanager
 def locked(path: Path, on_wait: Callable[[int], None] = lambda _: None) -> Iterator[None]:
-    """Hold the lock file at `path`, which no other process does meanwhile; the lock of a killed process is free.
+    """Hold the lock file at `path`; the lock of a killed process is released.
 
-    While another process holds it, `on_wait` is called again and again, with the number of calls before; what it raises
-    ends the wait, and so does a request to stop.
+    While another process holds the lock, `on_wait` is called repeatedly with the number of earlier calls. An exception
+    that it raises ends the wait, and so does a request to stop.
     """
     lock = FileLock(path)
     for attempt in itertools.count():
@@ -90,14 +90,14 @@ def locked(path: Path, on_wait: Callable[[int], None] = lambda _: None) -> Itera
         lock.release()
 
 
-def make_folder(path: Path) -> None:
-    """Make a directory to write into, unless it is there; a ValueError says why there is none."""
+def make_directory(path: Path) -> None:
+    """Create a directory if it is missing; raise a ValueError if it cannot be created or written."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         reason = "" if os.access(path, os.W_OK | os.X_OK) else "Permission denied"
     except FileExistsError:
-        reason = "it is a file"
+        reason = "a file of that name exists"
     except OSError as error:
         reason = error.strerror or str(error)
     if reason:
-        raise ValueError(f"cannot write to {path}: {reason}; name another directory")
+        raise ValueError(f"cannot write to {path}: {reason}; choose another directory")

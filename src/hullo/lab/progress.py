@@ -1,4 +1,4 @@
-"""Progress of a long command: a bar on a terminal, lines elsewhere, nothing when it shall be quiet."""
+"""Progress of a long command: a bar on a terminal, lines elsewhere, nothing if `quiet`."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from rich.progress import Progress as RichProgress
 
 
 class PipeConsole(Console):
-    """A console that raises BrokenPipeError where nobody reads on, as other streams do."""
+    """A console that raises BrokenPipeError when its pipe is closed, as other streams do."""
 
     def on_broken_pipe(self) -> None:
-        """Let the command decide; Rich would exit."""
+        """Re-raise the error, so that the command can handle it; Rich would exit."""
         raise
 
 
 class Progress:
-    """Shows how far a command has come through its steps, each begun with its name.
+    """Show the progress of a command through named steps.
 
-    On a terminal that is a bar below what is printed; elsewhere each step is one line on standard error, so that
-    standard output holds results alone. Notes are shown even when `quiet`: they say what a result lacks.
+    On a terminal this is a bar below the output. Elsewhere each step prints one line to standard error; standard output
+    contains only results. Notes are printed even if `quiet`.
     """
 
     def __init__(self, console: Console, *, quiet: bool = False) -> None:
@@ -30,9 +30,9 @@ class Progress:
             *columns, TimeElapsedColumn(), console=console, disable=quiet or not console.is_terminal
         )
         self._task = self._bar.add_task("", total=None)
-        self._lines = PipeConsole(stderr=True, quiet=quiet or console.is_terminal)
-        self._told = console if console.is_terminal and not quiet else self._lines
-        self._notes = console if console.is_terminal else PipeConsole(stderr=True)
+        self._step_console = PipeConsole(stderr=True, quiet=quiet or console.is_terminal)
+        self._log_console = console if console.is_terminal and not quiet else self._step_console
+        self._note_console = console if console.is_terminal else PipeConsole(stderr=True)
         self._done = 0
 
     def __enter__(self) -> Self:
@@ -42,21 +42,21 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def begin(self, name: str, done: int, total: int) -> None:
-        """A step begins, `done` of `total` being behind."""
+    def start_step(self, name: str, done: int, total: int) -> None:
+        """Start a step after `done` of `total` steps."""
         self._done = done
         self._bar.update(self._task, completed=done, total=total, description=name)
-        self._lines.print(f"[{done + 1}/{total}] {name}", soft_wrap=True, highlight=False, markup=False)
+        self._step_console.print(f"[{done + 1}/{total}] {name}", soft_wrap=True, highlight=False, markup=False)
 
-    def reach(self, fraction: float, name: str | None = None) -> None:
-        """So much of the present step is done, from 0 to 1; on a terminal it may go by another name from here on."""
+    def update(self, fraction: float, name: str | None = None) -> None:
+        """Set the completed fraction of the current step, from 0 to 1; on a terminal, optionally rename the step."""
         self._bar.update(self._task, completed=self._done + fraction, description=name)
 
-    def tell(self, text: str, done: int, total: int) -> None:
-        """Say in a line what has become of one of the steps, where several go on at once."""
+    def log(self, text: str, done: int, total: int) -> None:
+        """Print one line about one of several concurrent steps, `done` of `total` being finished."""
         self._bar.update(self._task, completed=done, total=total, description=f"{done} of {total}")
-        self._told.print(text, soft_wrap=True, highlight=False, markup=False)
+        self._log_console.print(text, soft_wrap=True, highlight=False, markup=False)
 
     def note(self, text: str) -> None:
-        """Say something beside the progress."""
-        self._notes.print(f"note: {text}", soft_wrap=True, highlight=False, markup=False)
+        """Print a note."""
+        self._note_console.print(f"note: {text}", soft_wrap=True, highlight=False, markup=False)

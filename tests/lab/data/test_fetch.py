@@ -156,7 +156,7 @@ def test_an_unreachable_server_is_one_clear_error(copy, monkeypatch):
 
 
 def test_a_silent_server_is_given_up(copy, site, monkeypatch):
-    monkeypatch.setattr(fetching, "PATIENCE", 0.2)
+    monkeypatch.setattr(fetching, "TIMEOUT", 0.2)
     site.gate = threading.Event()
     site.cuts += [30_000, 0]
     try:

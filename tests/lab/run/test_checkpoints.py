@@ -31,11 +31,11 @@ def test_what_was_saved_last_is_restored_and_dropped(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     for steps in (1, 2):
         checkpoints.save(training := after(steps))
-    assert checkpoints.begun() == [SPECS]
+    assert checkpoints.started() == [SPECS]
     checkpoints.restore(restored := after(0))
     expected = training.state_dict()
     assert all(torch.equal(expected[name], tensor) for name, tensor in restored.state_dict().items())
-    checkpoints.drop(SPECS)
+    checkpoints.delete(SPECS)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -53,7 +53,7 @@ def test_a_checkpoint_that_was_made_with_other_data_is_refused_and_stays(tmp_pat
     fewer = InMemoryLoader(loader.dataset.split_validation(10, seed=0))
     there = f"{loader.count} training, {len(loader.dataset.test_labels)} test images of 10 classes"
     now = f"{loader.count - 10} training, {len(loader.dataset.test_labels)} test, 10 val images of 10 classes"
-    with pytest.raises(ValueError, match=f"made with {there}, and now there are {now}"):
+    with pytest.raises(ValueError, match=f"saved with {there}, but the data set has {now}"):
         Checkpoints(tmp_path).restore(Training(SPECS, fewer))
     assert path.read_bytes() == before
 
@@ -77,10 +77,10 @@ def test_a_disk_that_is_full_leaves_the_checkpoint_before(tmp_path: Path, monkey
 def test_a_checkpoint_of_another_version_is_refused_by_name(tmp_path: Path) -> None:
     save_file({"x": torch.zeros(1)}, tmp_path / "abc.safetensors", {"version": "0"})
     with pytest.raises(ValueError, match=r"abc.safetensors is a checkpoint of version 0, this hullo reads version \d+"):
-        Checkpoints(tmp_path).begun()
+        Checkpoints(tmp_path).started()
 
 
 def test_a_file_that_is_no_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "abc.safetensors").write_bytes(b"nonsense")
     with pytest.raises(ValueError, match=r"abc.safetensors is no checkpoint: .*; delete it to train its runs anew"):
-        Checkpoints(tmp_path).begun()
+        Checkpoints(tmp_path).started()

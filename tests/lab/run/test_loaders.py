@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hullo.lab import data
 from hullo.lab.data.augment import draw_order
-from hullo.lab.distributed import ALONE, World
+from hullo.lab.distributed import SINGLE_PROCESS, World
 from hullo.lab.run.loaders import InMemoryLoader, open_loader
 from hullo.lab.spec import Spec
 
@@ -34,7 +34,7 @@ def test_the_parts_of_all_processes_are_the_epoch_from_any_step_on(size: int, st
 
 def test_images_and_labels_belong_together() -> None:
     loader = InMemoryLoader(DATA)
-    ((whole, batch),) = loader.batches(SEEDS, 0, 70, 0, ALONE)
+    ((whole, batch),) = loader.batches(SEEDS, 0, 70, 0, SINGLE_PROCESS)
     images, labels = loader.load_batch(*batch)
     assert (whole, images.shape, labels.shape) == (70, (2, 70, 1, 28, 28), (2, 70))
     shifted = images.tensor().sum((2, 3, 4))
@@ -60,6 +60,6 @@ def test_held_out_images_are_evaluated_beside_the_test_images() -> None:
     sample = data.load("fashion-mnist-sample")
     sources = {"test": sample.test_images, "val": sample.train_images}
     for name, source in sources.items():
-        (first, *_) = split.eval_batches(name, ALONE)
+        (first, *_) = split.eval_batches(name, SINGLE_PROCESS)
         known = {bytes(image) for image in source.flatten(1).numpy()}
         assert all(bytes((255 * image).round().byte().numpy()) in known for image in first[0].flatten(1))

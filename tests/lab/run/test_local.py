@@ -29,7 +29,7 @@ class Death(BaseException):
 
 def run(output: Path) -> list[Record]:
     with Progress(Console(), quiet=True) as progress:
-        return LocalRunner(RunQueue(SPECS, output), DATA, environment("here"), every=0.0).run(progress)
+        return LocalRunner(RunQueue(SPECS, output), DATA, environment("here"), checkpoint_every=0.0).run(progress)
 
 
 def ends(records: list[Record]) -> list[object]:

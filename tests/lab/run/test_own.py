@@ -201,7 +201,7 @@ def test_the_laboratorys_networks_train_on_a_folder_of_images(place: Path) -> No
 def test_a_longer_run_goes_on_from_the_end_of_a_shorter_one_to_the_bit() -> None:
     command = ("train", "net.py:Modules", "images.npz", "--activation", "affine(identity,relu)")
     assert invoke(*command, "--epochs", 2).exit_code == 0
-    assert "going on after epoch 2" in invoke(*command, "--epochs", 5).stderr
+    assert "continuing an earlier run after epoch 2" in invoke(*command, "--epochs", 5).stderr
     assert invoke(*command, "--epochs", 5, "--output", "straight").exit_code == 0
     short, extended = Records(Path("runs/records.jsonl")).read()
     (straight,) = Records(Path("straight/records.jsonl")).read()

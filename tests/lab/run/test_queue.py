@@ -10,7 +10,7 @@ import tiny_command
 from hullo.lab.errors import RunError
 from hullo.lab.run.loaders import InMemoryLoader
 from hullo.lab.run.queue import Population, RunQueue
-from hullo.lab.run.recording import take_records
+from hullo.lab.run.recording import build_records
 from hullo.lab.run.training import Training
 from hullo.lab.spec.environment import environment
 from hullo.lab.spec.run_spec import Spec
@@ -40,7 +40,7 @@ def begin(queue: RunQueue, *population: Spec) -> Training:
 
 
 def commit(queue: RunQueue, training: Training) -> None:
-    queue.commit(training.specs, take_records(training, environment("here")))
+    queue.commit(training.specs, build_records(training, environment("here")))
 
 
 def test_every_run_is_in_one_population_of_its_company(tmp_path: Path) -> None:
@@ -80,18 +80,18 @@ def test_what_is_recorded_or_put_aside_is_not_to_be_done(tmp_path: Path) -> None
     commit(queue, training)
     assert queue.populations() == [tuple(SPECS[2:6])]
     assert queue.populations(aside=set(SPECS)) == []
-    assert not queue.checkpoints.begun()
+    assert not queue.checkpoints.started()
 
 
 def test_the_outcome_has_the_order_of_the_runs(tmp_path: Path) -> None:
     queue = RunQueue([SPECS[1], SPECS[0], SPECS[1]], tmp_path)
     commit(queue, begin(queue, *SPECS[:3]))
-    assert [record.spec for record in queue.outcome()] == [SPECS[1], SPECS[0], SPECS[1]]
+    assert [record.spec for record in queue.results()] == [SPECS[1], SPECS[0], SPECS[1]]
 
 
 def test_a_record_that_is_gone_at_the_end_is_a_failure_that_says_what_to_do(tmp_path: Path) -> None:
     specs = [Spec("lenet5", "cifar10", "relu", seed=seed, epochs=1) for seed in (0, 1)]
     queue = RunQueue(specs, tmp_path)
     queue.records.add([make_record("relu", [50.0], column="lenet5/cifar10", seed=0)])
-    with pytest.raises(RunError, match=r"records.jsonl has lost the record of .* seed=1 .*; give the command again"):
-        queue.outcome()
+    with pytest.raises(RunError, match=r"records.jsonl no longer contains the record of .* seed=1 "):
+        queue.results()

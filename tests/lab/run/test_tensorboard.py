@@ -27,7 +27,7 @@ def test_a_board_that_cannot_be_written_any_more_is_one_clear_line(
         shutil.rmtree(tmp_path / "board", ignore_errors=True)
 
     monkeypatch.setattr("hullo.lab.data.load", tiny_command.load)
-    monkeypatch.setattr(TensorBoardLogger, "show", lose)
+    monkeypatch.setattr(TensorBoardLogger, "log_epoch", lose)
     command = ("train", "lenet5", "fashion-mnist-sample", "--device", "cpu", "--epochs", "9", "--quiet")
     places = ("--output", str(tmp_path / "runs"), "--tensorboard", str(tmp_path / "board"))
     result = CliRunner().invoke(app, [*command, *places])

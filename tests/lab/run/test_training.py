@@ -183,7 +183,7 @@ def test_every_further_member_takes_as_much_memory_as_the_one_before(network: st
 
 def test_members_that_cannot_stand_side_by_side_are_refused() -> None:
     first, *others = members()
-    with pytest.raises(ValueError, match=r"shares all but .*: lenet5/.*; .*batch_size=8 "):
+    with pytest.raises(ValueError, match=r"may differ only in .* lenet5/.* and .*batch_size=8 "):
         Training([first, *(replace(other, batch_size=8) for other in others)], FEED)
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import hullo
 from hullo.lab.run.loaders import InMemoryLoader
-from hullo.lab.run.recording import take_records
+from hullo.lab.run.recording import build_records
 from hullo.lab.run.training import Training
 from hullo.lab.spec.environment import Environment, environment
 from hullo.lab.spec.records import VERSION, Record, Records
@@ -80,14 +80,14 @@ def test_a_torn_write_loses_only_what_was_not_whole(
 
 
 def test_what_is_torn_is_counted_until_it_is_taken_away(records: Records) -> None:
-    assert records.torn == 0
+    assert records.truncated_bytes == 0
     records.add(several(2))
-    assert records.torn == 0
+    assert records.truncated_bytes == 0
     with records.path.open("ab") as file:
         file.write(b'{"version":1,')
-    assert records.torn == 13
+    assert records.truncated_bytes == 13
     records.add(several(3))
-    assert records.torn == 0
+    assert records.truncated_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_a_training_is_recorded_member_by_member() -> None:
     training = Training(specs, InMemoryLoader(tiny_command.load(SPEC.data)))
     for _ in training.advance():
         training.seconds += 1
-    fixed, learned, lost = take_records(training, environment("here"))
+    fixed, learned, lost = build_records(training, environment("here"))
     assert [record.spec for record in (fixed, learned, lost)] == specs
     assert (fixed.ended, learned.ended, lost.ended) == ("finished", "finished", "diverged in epoch 1")
     assert (fixed.bases, fixed.coefficients) == ([], [])
@@ -170,7 +170,7 @@ def test_held_out_images_have_curves_of_their_own() -> None:
     )
     for _ in training.advance():
         pass
-    (record,) = take_records(training, environment("here"))
+    (record,) = build_records(training, environment("here"))
     assert record.val_loss == pytest.approx(training.curves["val_loss"][:, 0].tolist(), rel=1e-5)
     assert record.val_accuracy == pytest.approx(training.curves["val_accuracy"][:, 0, 0].tolist(), rel=1e-5)
     assert record.test_loss == pytest.approx(training.curves["test_loss"][:, 0].tolist(), rel=1e-5)
@@ -188,7 +188,7 @@ def test_activations_per_channel_are_recorded_as_means_over_time_and_per_channel
     training = Training(specs, InMemoryLoader(tiny_command.load(SPEC.data)))
     for _ in training.advance():
         pass
-    record, *others = take_records(training, environment("here"))
+    record, *others = build_records(training, environment("here"))
     for k, other in enumerate(others, 1):
         assert other.channels == []
         learned = list(hullo.coefficient_dict(training.population[k]).values()) if other.bases else []

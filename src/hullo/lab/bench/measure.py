@@ -91,7 +91,7 @@ class Bench:
             if now > end:
                 self.progress.note(f"the budget of {budget:g} s is spent; not measured: {task.name}")
                 continue
-            self.progress.begin(task.name, index, len(tasks))
+            self.progress.start_step(task.name, index, len(tasks))
             try:
                 yield task.measure(now + (end - now) / (len(tasks) - index))
             except RuntimeError as error:
@@ -206,7 +206,7 @@ class Bench:
                 break
             for position in torch.randperm(len(names), generator=order).tolist():
                 laps[names[position]].append(turns[names[position]](index))
-            self.progress.reach((index + 1) / self.repeats)
+            self.progress.update((index + 1) / self.repeats)
         return laps
 
     def _rows(

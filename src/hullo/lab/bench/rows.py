@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from hullo.lab.bench.cases import Case
-from hullo.lab.files import check_regular, make_folder, open_regular
+from hullo.lab.files import check_regular, make_directory, open_regular
 from hullo.lab.spec.environment import Environment
 
 
@@ -65,7 +65,7 @@ class RowFile:
     """A file of rows that holds whatever was added, also when the run is cut off."""
 
     def __init__(self, path: Path) -> None:
-        make_folder(path.parent)
+        make_directory(path.parent)
         with suppress(FileNotFoundError):
             check_regular(path.stat(), path)
         self._file = path.open("w", newline="")

@@ -1,4 +1,4 @@
-"""The command line: thin commands over the laboratory, a file each; what they need is imported when they run.
+"""The command line: one file per command; modules of the laboratory are imported when a command runs.
 
 Usage errors exit with 2, failures with 1, an interrupted command with 128 + the signal's number.
 """
@@ -40,7 +40,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def main(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and leave.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     pass

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from hullo.lab.cli.common import DeviceOption, QuietOption, console, refusals, writing
+from hullo.lab.cli.common import DeviceOption, QuietOption, console, report_errors, report_write_errors
 
 
 def bench(
@@ -18,31 +18,31 @@ def bench(
         str | None,
         typer.Option(
             help="Elements, or shapes with groups of channels after a slash: 2^24,32x60x8x8/60.",
-            show_default="what suits the device",
+            show_default="by device",
         ),
     ] = None,
     dtypes: Annotated[
-        str | None, typer.Option(help="float32,bfloat16,float16,float64.", show_default="what suits the device")
+        str | None, typer.Option(help="float32,bfloat16,float16,float64.", show_default="by device")
     ] = None,
     activations: Annotated[
-        str, typer.Option(help="Which to compare.")
+        str, typer.Option(help="Activations to compare.")
     ] = "relu,gelu,prelu,plain,stacked,compiled,hullo,hullo6",
-    repeats: Annotated[int, typer.Option(help="Times each is measured, in turn.")] = 30,
+    repeats: Annotated[int, typer.Option(help="Measurements per activation, interleaved.")] = 30,
     budget: Annotated[
-        float, typer.Option(help="Seconds after which the run ends, with fewer repeats.", show_default="none")
+        float, typer.Option(help="Time limit in seconds; reduces the repeats.", show_default="none")
     ] = math.inf,
     output: Annotated[
-        Path | None, typer.Option(help="A folder for the rows (CSV) and a chart (PNG).", show_default="none")
+        Path | None, typer.Option(help="Directory for the results (CSV) and a chart (PNG).", show_default="none")
     ] = None,
     commit: Annotated[
-        str | None, typer.Option(help="The commit to note in the rows.", show_default="the checkout's")
+        str | None, typer.Option(help="Commit to record with the results.", show_default="the checkout's")
     ] = None,
     quiet: QuietOption = False,
 ) -> None:
-    """Measure what activations cost, in time and memory, beside GELU and the speed of the memory."""
+    """Benchmark activations: time and memory, compared with GELU and the memory bandwidth."""
     from hullo.lab.bench.session import Session
 
-    with refusals():
+    with report_errors():
         session = Session.prepare(
             device=device,
             sizes=sizes,
@@ -53,5 +53,5 @@ def bench(
             commit=commit,
             folder=output,
         )
-    with writing(output) if output else nullcontext():
+    with report_write_errors(output) if output else nullcontext():
         session.run(console(), quiet=quiet)

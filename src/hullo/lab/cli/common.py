@@ -1,4 +1,4 @@
-"""What commands share: options, where results are printed, and how what went wrong is said."""
+"""Options, output and error handling that commands share."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ DataOption = Annotated[
     Path | None,
     typer.Option("--data", envvar="HULLO_DATA", help="The data directory.", show_default="the user's cache"),
 ]
-DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N.", show_default="cuda where there is one")]
+DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N.", show_default="cuda if available")]
 EpochsOption = Annotated[
     int | None,
-    typer.Option(help="How often all training samples are seen.", show_default="50; AlexNet: 90; your own: 20"),
+    typer.Option(help="Number of epochs.", show_default="50; AlexNet: 90; your own: 20"),
 ]
 BatchSizeOption = Annotated[
-    int | None, typer.Option(help="Samples per step.", show_default="32; AlexNet: 256; your own: 64")
+    int | None, typer.Option(help="Samples per batch.", show_default="32; AlexNet: 256; your own: 64")
 ]
 OptimizerOption = Annotated[
     str | None,
@@ -44,8 +44,8 @@ RateOption = Annotated[
 ScheduleOption = Annotated[
     str | None,
     typer.Option(
-        help="How the learning rate falls: constant; cosine, to 0 at the end; inverse:D, to lr / (1 + D * updates); "
-        "step:N, to a tenth after every N epochs.",
+        help="Learning rate schedule: constant; cosine, to 0 in the last epoch; inverse:D, lr / (1 + D * updates); "
+        "step:N, divided by 10 every N epochs.",
         show_default="inverse:1e-06; AlexNet: step:EPOCHS/4.5; your own: constant",
     ),
 ]
@@ -59,19 +59,15 @@ AugmentOption = Annotated[
 ]
 ImageSizeOption = Annotated[
     int | None,
-    typer.Option(help="Resize and crop the images of your own folder to so many pixels on each side."),
+    typer.Option(help="Resize and crop the images of your own folder to squares of this many pixels per side."),
 ]
-ScaleOption = Annotated[float, typer.Option(help="The coefficients' learning rate, as a multiple of the others'.")]
-PrecisionOption = Annotated[
-    str, typer.Option(help="float32, or bfloat16: products in bfloat16, everything else in float32.")
-]
-OutputOption = Annotated[Path, typer.Option(help="The directory of the records; what is recorded is not run again.")]
+ScaleOption = Annotated[float, typer.Option(help="Learning rate of the coefficients, as a multiple of --lr.")]
+PrecisionOption = Annotated[str, typer.Option(help="float32, or bfloat16: mixed precision by autocast.")]
+OutputOption = Annotated[Path, typer.Option(help="Directory of the records; runs with a record are not repeated.")]
 EveryOption = Annotated[float, typer.Option(help="Seconds between checkpoints.", min=0)]
-ValSizeOption = Annotated[
-    int, typer.Option(help="How many training images to hold out and evaluate beside the test images.")
-]
-BoardOption = Annotated[
-    Path | None, typer.Option(help="A directory for TensorBoard to show, written as epochs end.", show_default="none")
+ValSizeOption = Annotated[int, typer.Option(help="Number of training images to hold out for validation.")]
+TensorBoardOption = Annotated[
+    Path | None, typer.Option(help="Directory for TensorBoard logs, written after every epoch.", show_default="none")
 ]
 RecordsArgument = Annotated[
     list[Path] | None,
@@ -96,13 +92,13 @@ ReadingOption = Annotated[
         show_default="chosen, else last10, else last",
     ),
 ]
-USUAL = (Path("runs"), Path("results/table"), Path("results"))
-"""Where records are looked for."""
+DEFAULT_RECORD_PATHS = (Path("runs"), Path("results/table"), Path("results"))
+"""Where records are looked for by default; the first that exists is used."""
 QuietOption = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 
 
 class Engine(StrEnum):
-    """Where populations are trained: one after the other in this process, or as tasks of a Ray cluster."""
+    """Where populations are trained: one after the other in this process, or as tasks on a Ray cluster."""
 
     LOCAL = "local"
     RAY = "ray"
@@ -111,27 +107,27 @@ class Engine(StrEnum):
 EngineOption = Annotated[Engine, typer.Option(help="Train in this process, or on a Ray cluster.")]
 MembersOption = Annotated[
     int | None,
-    typer.Option(help="Networks to train side by side at most.", min=1, show_default="as many as fit into memory"),
+    typer.Option(help="Largest number of networks in a population.", min=1, show_default="as many as fit into memory"),
 ]
 AddressOption = Annotated[
     str | None,
     typer.Option(
-        help="The Ray cluster: host:port, or auto.", show_default="RAY_ADDRESS, or a cluster made of this machine"
+        help="The Ray cluster: host:port, or auto.", show_default="RAY_ADDRESS, else a new cluster on this machine"
     ),
 ]
 GpusOption = Annotated[
     float | None,
     typer.Option(
-        help="The part of a GPU that a population has on a Ray cluster.",
+        help="GPUs per population on a Ray cluster, from 0 to 1.",
         min=0,
         max=1,
-        show_default="1 where there are any",
+        show_default="1 if there are any",
     ),
 ]
 
 
 BROKEN_PIPE = 141
-"""The exit code that shells give for programs that ended because nobody read on."""
+"""The exit code of a program that was ended by SIGPIPE, as shells report it."""
 
 
 class Command(TyperCommand):
@@ -150,14 +146,14 @@ def _without_types(params: Any) -> Any:
 
 
 class Commands(TyperGroup):
-    """The group of all commands; it turns what may end any of them into an exit code and at most one line."""
+    """The group of all commands; turns exceptions into an exit code and at most one line of output."""
 
     def get_params(self, ctx: Any) -> Any:
         """Return the parameters, flags without a metavar."""
         return _without_types(super().get_params(ctx))
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command."""
+        """Run a command."""
         try:
             result = super().invoke(ctx)
             if sys.stdout:
@@ -165,7 +161,7 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             typer.echo(f"hullo: {_signals.describe()}", err=True)
             raise typer.Exit(_signals.exit_code()) from None
-        except BrokenPipeError:  # the reader has seen enough, as in: hullo table | head
+        except BrokenPipeError:  # the reader closed the pipe, as in: hullo table | head
             _discard_output()
             raise typer.Exit(BROKEN_PIPE) from None
         except OSError as error:
@@ -175,16 +171,16 @@ class Commands(TyperGroup):
 
 
 def _discard_output() -> None:
-    """Send what is still to be written to a closed pipe nowhere."""
+    """Discard buffered output to a closed pipe."""
     with open(os.devnull, "wb") as nowhere:
         for stream in filter(None, (sys.stdout, sys.stderr)):
-            with contextlib.suppress(OSError, ValueError):  # which a stream without a file raises
+            with contextlib.suppress(OSError, ValueError):  # raised by streams without a file descriptor
                 os.dup2(nowhere.fileno(), stream.fileno())
 
 
 @contextlib.contextmanager
-def refusals() -> Iterator[None]:
-    """Turn a ValueError into one line and exit code 2 (a usage error), or 1 if it is a RunError."""
+def report_errors() -> Iterator[None]:
+    """Turn a ValueError into one line and exit code 2 (usage error), or 1 if it is a RunError."""
     try:
         yield
     except ValueError as error:
@@ -193,62 +189,62 @@ def refusals() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def writing(output: Path, then: str = "make room, or name another place") -> Iterator[None]:
-    """Turn an OSError while files are written into one line that says what to do then, and exit code 1."""
-    with refusals():
+def report_write_errors(output: Path, remedy: str = "free disk space, or choose another path") -> Iterator[None]:
+    """Turn an OSError while files are written into one line that ends with the `remedy`, and exit code 1."""
+    with report_errors():
         try:
             yield
         except BrokenPipeError:
             raise
         except OSError as error:
             place = os.fsdecode(error.filename or output)
-            raise RunError(f"cannot write {place}: {error.strerror}; {then}") from error
+            raise RunError(f"cannot write {place}: {error.strerror}; {remedy}") from error
 
 
-def known_paths(records: list[Path] | None) -> list[Path]:
-    """Where records are to be read from: where a user says, or where they usually are."""
-    return records or [next((path for path in USUAL if path.exists()), USUAL[0])]
+def record_paths(records: list[Path] | None) -> list[Path]:
+    """Return the paths of the records: those given, else the default."""
+    return records or [next((path for path in DEFAULT_RECORD_PATHS if path.exists()), DEFAULT_RECORD_PATHS[0])]
 
 
 def warn(text: str) -> None:
-    """Say what is wrong with what was found, and is left out."""
+    """Print a warning to standard error."""
     typer.echo(f"warning: {text}", err=True)
 
 
-def note_left_out(known: Sequence[Record], shown: Sequence[Experiment], columns: list[str] | None) -> None:
-    """Say which experiments are not shown, as they have no such epoch or no such reading."""
+def note_omitted(known: Sequence[Record], shown: Sequence[Experiment], columns: list[str] | None) -> None:
+    """Print a note about experiments that are omitted because they lack the epoch or the reading."""
     from hullo.lab.analysis.experiments import experiments
 
     everything = experiments(known, columns=columns or ()) if known else []
     if missing := [e.name for e in everything if e.setting not in {other.setting for other in shown}]:
-        typer.echo(f"note: left out, without this epoch or reading: {', '.join(missing)}", err=True)
+        typer.echo(f"note: omitted, without this epoch or reading: {', '.join(missing)}", err=True)
 
 
-def note_torn(paths: Iterable[Path]) -> None:
-    """Say which files of records end within a line, as a process that was killed leaves them."""
+def note_truncated(paths: Iterable[Path]) -> None:
+    """Print a note about files of records whose last line is incomplete, as a killed process leaves them."""
     from hullo.lab.analysis.sources import record_files
     from hullo.lab.spec.records import Records
 
     for file in (file for path in paths for file in record_files(path)):
-        if count := Records(file).torn:
-            left = f"the last line of {file} breaks off after {count:,} bytes and is left out"
-            typer.echo(f"note: {left}; the next run that is recorded there takes it away", err=True)
+        if count := Records(file).truncated_bytes:
+            text = f"ignoring the last line of {file}, which is truncated after {count:,} bytes"
+            typer.echo(f"note: {text}; the next record written there removes it", err=True)
 
 
 def console() -> PipeConsole:
-    """Return where results are printed: as wide as the terminal, or wide enough for tables in a file."""
+    """Return the console for results: as wide as the terminal, or 120 columns elsewhere."""
     terminal = PipeConsole()
     return terminal if terminal.is_terminal else PipeConsole(width=120)
 
 
 @contextlib.contextmanager
-def lasting(output: Path) -> Iterator[None]:
-    """Turn what ends a long command before its time into one line that says how to go on."""
+def report_interruption(output: Path) -> Iterator[None]:
+    """Turn an interruption or a write error of a long command into one line that says how to resume."""
     command = shlex.join(["hullo", *sys.argv[1:]])
-    kept = "finished runs are kept; make room, or choose another directory with --output"
+    kept = "finished runs are kept; free disk space, or choose another directory with --output"
     try:
-        with writing(output, f"{kept}; go on with: {command}"):
+        with report_write_errors(output, f"{kept}; resume with: {command}"):
             yield
     except KeyboardInterrupt:
-        typer.echo(f"hullo: stopped; the state is saved in {output}; go on with: {command}", err=True)
+        typer.echo(f"hullo: stopped; the state is saved in {output}; resume with: {command}", err=True)
         raise typer.Exit(_signals.exit_code()) from None

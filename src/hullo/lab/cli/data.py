@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hullo.lab.cli.common import Command, DataOption, QuietOption, console, lasting, refusals
+from hullo.lab.cli.common import Command, DataOption, QuietOption, console, report_errors, report_interruption
 
 if TYPE_CHECKING:
     from hullo.lab.data import Copy
@@ -20,31 +20,31 @@ NamesArgument = Annotated[list[str] | None, typer.Argument(help="Names of data s
 SourceOption = Annotated[
     Path | None,
     typer.Option(
-        help="Where the tars or folders of ilsvrc2012 are.", show_default="the data directory's folder ilsvrc2012"
+        help="Directory of the tars or folders of ilsvrc2012.", show_default="ilsvrc2012 in the data directory"
     ),
 ]
 
 
 def _copies(names: list[str] | None, data_dir: Path | None) -> list[Copy]:
-    """The copies of data sets; without names, of all that can be fetched."""
+    """Return the copies of data sets; without names, of all that can be fetched."""
     from hullo.lab.data import RELEASES, find, ilsvrc2012
     from hullo.lab.spec.recipes import AUGMENTATIONS
 
-    with refusals():
+    with report_errors():
         if unknown := [name for name in names or () if name not in AUGMENTATIONS]:
-            raise ValueError(f"unknown data set {unknown[0]!r}; there are {', '.join(AUGMENTATIONS)}")
+            raise ValueError(f"unknown data set {unknown[0]!r}; available: {', '.join(AUGMENTATIONS)}")
         return [find(name, data_dir) for name in names or RELEASES if name != ilsvrc2012.NAME]
 
 
 def _home(names: list[str] | None, data_dir: Path | None, source: Path | None = None) -> Home | None:
-    """Where ilsvrc2012 lies, if it is among the names, or there are none."""
+    """Return the home of ilsvrc2012 if it is among the names or no names are given."""
     from hullo.lab.data import data_root, ilsvrc2012
 
-    meant = not names or ilsvrc2012.NAME in names
-    with refusals():
-        if source is not None and not meant:
-            raise ValueError(f"--source is for {ilsvrc2012.NAME} alone; got {', '.join(names or ())}")
-    return ilsvrc2012.Home(data_root(data_dir), source) if meant else None
+    wanted = not names or ilsvrc2012.NAME in names
+    with report_errors():
+        if source is not None and not wanted:
+            raise ValueError(f"--source is only for {ilsvrc2012.NAME}; got {', '.join(names or ())}")
+    return ilsvrc2012.Home(data_root(data_dir), source) if wanted else None
 
 
 @data.command(cls=Command)
@@ -53,11 +53,11 @@ def fetch(
     data_dir: DataOption = None,
     quiet: QuietOption = False,
 ) -> None:
-    """Bring data sets from their official addresses; go on where an earlier fetch broke off."""
+    """Download data sets from their official addresses; resume interrupted downloads."""
     from hullo.lab.data.fetch import fetch
 
     for copy in _copies(names, data_dir):
-        with refusals():
+        with report_errors():
             fetch(copy, console(), quiet=quiet)
         typer.echo(f"{copy.release.name} is ready in {copy.folder}")
     if names and (home := _home(names, data_dir)):
@@ -72,9 +72,9 @@ def check(
     source: SourceOption = None,
     quiet: QuietOption = False,
 ) -> None:
-    """Compare every byte of data sets with what was released; exit code 1 if one is missing or differs.
+    """Verify the checksums of data sets; exit with 1 if a file is missing or differs.
 
-    Without names, ilsvrc2012 counts only if something of it is there: it cannot be fetched.
+    Without names, ilsvrc2012 is checked only if some of its files are there: it cannot be fetched.
     """
     from hullo.lab.progress import Progress
 
@@ -85,7 +85,7 @@ def check(
         for line in flaws.values() or [f"{copy.release.name} is ready in {copy.folder}"]:
             typer.echo(line)
     if home is not None and (names or source or home.holds_anything):
-        with refusals(), Progress(console(), quiet=quiet) as progress:
+        with report_errors(), Progress(console(), quiet=quiet) as progress:
             ready, lines = home.check(progress)
         sound = sound and ready
         for line in lines:
@@ -95,12 +95,12 @@ def check(
 
 @data.command("list", cls=Command)
 def list_data(data_dir: DataOption = None) -> None:
-    """Show which data sets there are, where, and in what state."""
+    """List data sets with their state and location."""
     from hullo.lab.data.overview import overview
 
     table = overview(_copies(None, data_dir))
     if home := _home(None, data_dir):
-        with refusals():
+        with report_errors():
             table.add_row(*home.overview_row())
     console().print(table)
 
@@ -111,33 +111,35 @@ def pack(
     data_dir: DataOption = None,
     source: SourceOption = None,
     partial: Annotated[
-        bool, typer.Option("--partial", help="Pack what is there although images are missing or broken.")
+        bool, typer.Option("--partial", help="Pack the available images even if some are missing or broken.")
     ] = False,
     workers: Annotated[
-        int | None, typer.Option(help="Processes that decode.", min=1, show_default="as many as cores")
+        int | None, typer.Option(help="Number of decoding processes.", min=1, show_default="one per core")
     ] = None,
     quiet: QuietOption = False,
 ) -> None:
-    """Decode a large data set once, into files that can be read fast; go on where an earlier packing broke off."""
+    """Decode a large data set once, into files that can be read fast; resume interrupted packing."""
     from hullo._signals import unwinding
     from hullo.lab.data import data_root, ilsvrc2012
     from hullo.lab.data.ilsvrc2012 import packing
     from hullo.lab.data.ilsvrc2012.workers import available_cores, worker_processes
     from hullo.lab.progress import Progress
 
-    with refusals():
+    with report_errors():
         if name != ilsvrc2012.NAME:
-            raise ValueError(f"{name!r} is not packed; {ilsvrc2012.NAME} alone is")
+            raise ValueError(f"cannot pack {name!r}; only {ilsvrc2012.NAME} needs packing")
         home = ilsvrc2012.Home(data_root(data_dir), source)
     pool = functools.partial(worker_processes, workers or available_cores())
     with Progress(console(), quiet=quiet) as progress:
-        with refusals():
+        with report_errors():
             chosen = packing.choose(home.source, progress, partial=partial)
-        with lasting(home.packed), unwinding():
+        with report_interruption(home.packed), unwinding():
             made = packing.pack(home.source, chosen, home.packed, pool, progress, partial=partial)
     counts = " and ".join(f"{part.num_images:,} {split}" for split, part in made.parts.items())
-    lacking = sum(part.num_released - part.num_images for part in made.parts.values())
+    missing = sum(part.num_released - part.num_images for part in made.parts.values())
     damaged = sum(len(part.damaged) for part in made.parts.values())
-    remarks = [f"; {lacking:,} are left out"] * bool(lacking)
-    remarks += [f"; {damaged:,} are damaged: get them anew and pack again, or live with it"] * bool(damaged)
+    remarks = [f"; {missing:,} missing or broken"] * bool(missing)
+    remarks += [f"; {damaged:,} damaged: to repair the pack, download them again and repeat the command"] * bool(
+        damaged
+    )
     typer.echo(f"{name} is packed in {home.packed}: {counts} images{''.join(remarks)}")

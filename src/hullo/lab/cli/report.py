@@ -7,20 +7,20 @@ from typing import Annotated
 
 import typer
 
-from hullo.lab.cli.common import RecordsArgument, known_paths, note_torn, refusals, warn, writing
+from hullo.lab.cli.common import RecordsArgument, note_truncated, record_paths, report_errors, report_write_errors, warn
 
 
 def report(
     records: RecordsArgument = None,
-    output: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
+    output: Annotated[Path, typer.Option(help="Path of the HTML page.")] = Path("report.html"),
 ) -> None:
-    """Write what runs learned and reached into one HTML page to explore, which opens anywhere, offline."""
+    """Write an interactive HTML page of the runs: accuracies and learned activations. It works offline."""
     from hullo.lab.analysis.report import gather, write_page
 
-    with refusals():
-        paths = known_paths(records)
+    with report_errors():
+        paths = record_paths(records)
         document = gather(paths, warn)
-    note_torn(paths)
-    with writing(output):
+    note_truncated(paths)
+    with report_write_errors(output):
         write_page(document, output)
-    typer.echo(f"the page: {output}")
+    typer.echo(f"report: {output}")

@@ -11,10 +11,10 @@ from hullo.lab.cli.common import (
     ReadingOption,
     RecordsArgument,
     console,
-    known_paths,
-    note_left_out,
-    note_torn,
-    refusals,
+    note_omitted,
+    note_truncated,
+    record_paths,
+    report_errors,
     warn,
 )
 
@@ -25,10 +25,10 @@ def table(
     records: RecordsArgument = None,
     form: Annotated[str, typer.Option("--format", help=f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}.")] = FORMATS[0],
     reading: ReadingOption = None,
-    epoch: Annotated[int | None, typer.Option(help="The last epoch that counts.", show_default="the last")] = None,
+    epoch: Annotated[int | None, typer.Option(help="Last epoch to use.", show_default="the last")] = None,
     columns: ExperimentsOption = None,
 ) -> None:
-    """Show the accuracy of runs beside the paper's: means, intervals over seeds, differences from ReLU."""
+    """Print the accuracy of runs and of the paper: means, intervals over seeds, differences from ReLU."""
     from hullo.lab.analysis.experiments import experiments
     from hullo.lab.analysis.sources import read_records
     from hullo.lab.analysis.tables.csv import csv_table
@@ -36,14 +36,14 @@ def table(
     from hullo.lab.analysis.tables.markdown import markdown_table
     from hullo.lab.analysis.tables.terminal import terminal_table
 
-    with refusals():
+    with report_errors():
         if form not in FORMATS:
-            raise ValueError(f"unknown format {form!r}; there are {', '.join(FORMATS)}")
-        paths = known_paths(records)
+            raise ValueError(f"unknown format {form!r}; available: {', '.join(FORMATS)}")
+        paths = record_paths(records)
         known = read_records(paths, warn)
         found = experiments(known, reading=reading, epoch=epoch, columns=columns or ())
-    note_torn(paths)
-    note_left_out(known, found, columns)
+    note_truncated(paths)
+    note_omitted(known, found, columns)
     if form == "terminal":
         for experiment in found:
             console().print(terminal_table(experiment), "")

@@ -13,7 +13,6 @@ from hullo.lab.cli.common import (
     AddressOption,
     AugmentOption,
     BatchSizeOption,
-    BoardOption,
     DataOption,
     DecayOption,
     DeviceOption,
@@ -31,10 +30,11 @@ from hullo.lab.cli.common import (
     RateOption,
     ScaleOption,
     ScheduleOption,
+    TensorBoardOption,
     ValSizeOption,
     console,
-    lasting,
-    refusals,
+    report_errors,
+    report_interruption,
 )
 from hullo.lab.spec.paper import Column
 from hullo.lab.spec.recipes import RECIPES
@@ -52,26 +52,26 @@ def _run(
     *,
     device: str | None,
     data_dir: Path | None,
-    every: float,
-    board: Path | None,
+    checkpoint_every: float,
+    tensorboard_dir: Path | None,
     quiet: bool,
 ) -> list[Record]:
-    from hullo.lab.distributed import join, own_device
-    from hullo.lab.files import make_folder
+    from hullo.lab.distributed import join, local_device
+    from hullo.lab.files import make_directory
     from hullo.lab.progress import Progress
     from hullo.lab.run.loaders import loader_key, open_loader
     from hullo.lab.run.local import LocalRunner
     from hullo.lab.run.tensorboard import TensorBoardLogger
     from hullo.lab.spec.environment import choose_device, device_name, environment
 
-    with refusals():
-        found = choose_device(own_device(device))
-        logger = TensorBoardLogger(board) if board else nullcontext()
-    with lasting(queue.output), join(found) as world, logger as watcher:
+    with report_errors():
+        found = choose_device(local_device(device))
+        logger = TensorBoardLogger(tensorboard_dir) if tensorboard_dir else nullcontext()
+    with report_interruption(queue.output), join(found) as world, logger as watcher:
         loaders = {key: open_loader(s, data_dir, found) for key, s in {loader_key(s): s for s in queue.specs}.items()}
-        runner = LocalRunner(queue, loaders, environment(device_name(found)), every, watcher, world)
-        for folder in filter(None, (queue.output, board)):
-            make_folder(folder)
+        runner = LocalRunner(queue, loaders, environment(device_name(found)), checkpoint_every, watcher, world)
+        for folder in filter(None, (queue.output, tensorboard_dir)):
+            make_directory(folder)
         with Progress(console(), quiet=quiet or not world.is_main) as progress:
             records = runner.run(progress)
     if not world.is_main:
@@ -86,30 +86,30 @@ def _run_on_cluster(
     address: str | None,
     gpus: float | None,
     data_dir: Path | None,
-    every: float,
-    board: Path | None,
+    checkpoint_every: float,
+    tensorboard_dir: Path | None,
     quiet: bool,
 ) -> list[Record]:
     from hullo._signals import install, unwinding
-    from hullo.lab.files import make_folder
+    from hullo.lab.files import make_directory
     from hullo.lab.progress import Progress
     from hullo.lab.run.cluster import RayRunner, choose_gpus, connect
 
-    with lasting(queue.output), unwinding(), ExitStack() as stack:
-        with refusals():
+    with report_interruption(queue.output), unwinding(), ExitStack() as stack:
+        with report_errors():
             stack.enter_context(connect(address))
             gpus = choose_gpus(gpus)
-        install()  # Ray has put handlers of its own in place
-        for folder in filter(None, (queue.output, board)):
-            make_folder(folder)
+        install()  # Ray has installed its own signal handlers
+        for folder in filter(None, (queue.output, tensorboard_dir)):
+            make_directory(folder)
         elsewhere = replace(queue, output=queue.output.absolute())
         runner = RayRunner(
             elsewhere,
             gpus,
             data_dir and data_dir.absolute(),
             [source.absolute() for source in sources],
-            every,
-            board and board.absolute(),
+            checkpoint_every,
+            tensorboard_dir and tensorboard_dir.absolute(),
         )
         with Progress(console(), quiet=quiet) as progress:
             return runner.run(progress)
@@ -128,10 +128,11 @@ def train(
     activation: Annotated[
         str | None,
         typer.Option(
-            help="A base, or a hull: 'convex(identity,relu)'.", show_default="relu; a network of your own keeps its own"
+            help="A base, or a hull: 'convex(identity,relu)'.",
+            show_default="relu; a network of your own keeps its activations",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the initial weights, the order of samples and dropout.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the initial weights, the order of samples and dropout.")] = 0,
     epochs: EpochsOption = None,
     batch_size: BatchSizeOption = None,
     optimizer: OptimizerOption = None,
@@ -147,17 +148,17 @@ def train(
     data_dir: DataOption = None,
     output: OutputOption = Path("runs"),
     checkpoint_every: EveryOption = 30.0,
-    tensorboard: BoardOption = None,
+    tensorboard: TensorBoardOption = None,
     no_weights: Annotated[bool, typer.Option("--no-weights", help="Do not save the trained network.")] = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Train one network. After a break the same command goes on; with more epochs it goes on from the end."""
+    """Train one network. The same command resumes an interrupted run; with more --epochs it extends a finished one."""
     from hullo.lab.run.queue import RunQueue
     from hullo.lab.run.sources import Source
     from hullo.lab.run.weights import FOLDER
     from hullo.lab.spec import Spec
 
-    with refusals():
+    with report_errors():
         column = Source(network, dataset, image_size).open()
         spec = Spec.default(
             *column,
@@ -178,8 +179,8 @@ def train(
         RunQueue([spec], output, weights=not no_weights),
         device=device,
         data_dir=data_dir,
-        every=checkpoint_every,
-        board=tensorboard,
+        checkpoint_every=checkpoint_every,
+        tensorboard_dir=tensorboard,
         quiet=quiet,
     )
     reached = [f"test accuracy {record.accuracy:.2f} %"]
@@ -187,11 +188,11 @@ def train(
     typer.echo(f"{spec}: {record.ended}, {', '.join(reached)}")
     weights = output / FOLDER / f"{spec.id}.safetensors"
     if weights.exists():
-        typer.echo(f"the trained network: {weights}; hullo.lab.load_network loads it")
+        typer.echo(f"trained network: {weights}; load it with hullo.lab.load_network")
 
 
 def default_activation(column: Column) -> str:
-    """Return the activation that is trained where none is named."""
+    """Return the activation to train if none is given."""
     return "relu" if column.network in RECIPES else "own"
 
 
@@ -199,19 +200,19 @@ def reproduce(
     experiments: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Networks on data sets: lenet5/cifar10, or your own: my_network.py:Net/images.",
+            help="Networks and data sets: lenet5/cifar10, or your own: my_network.py:Net/images.",
             show_default="the paper's, without AlexNet's",
         ),
     ] = None,
     activation: Annotated[
         list[str] | None,
         typer.Option(
-            help="An activation; may be given several times. Beside the paper's twelve, 'prelu' and 'leaky_relu(0.3)', "
-            "Keras's defaults, are worth a comparison; any base or hull will do.",
+            help="An activation: any base or hull; may be given several times. Besides the paper's twelve, consider "
+            "'prelu' and 'leaky_relu(0.3)', Keras's defaults.",
             show_default="the paper's",
         ),
     ] = None,
-    seeds: Annotated[int, typer.Option(help="How many seeds, from 0 on.", min=1)] = 5,
+    seeds: Annotated[int, typer.Option(help="Number of seeds, starting from 0.", min=1)] = 5,
     epochs: EpochsOption = None,
     batch_size: BatchSizeOption = None,
     optimizer: OptimizerOption = None,
@@ -221,7 +222,7 @@ def reproduce(
     coefficient_lr_scale: Annotated[
         list[float] | None,
         typer.Option(
-            help="The coefficients' learning rate, as a multiple of the others'; may be given several times.",
+            help="Learning rate of the coefficients, as a multiple of --lr; may be given several times.",
             show_default="1",
         ),
     ] = None,
@@ -237,11 +238,11 @@ def reproduce(
     data_dir: DataOption = None,
     output: OutputOption = Path("runs"),
     checkpoint_every: EveryOption = 30.0,
-    tensorboard: BoardOption = None,
+    tensorboard: TensorBoardOption = None,
     weights: Annotated[bool, typer.Option("--weights", help="Save the trained networks.")] = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Train networks on data sets, all activations and seeds at once; after a break the same command goes on."""
+    """Train networks on data sets with all activations and seeds at once. The same command resumes interrupted runs."""
     from hullo.lab.analysis import experiments as analysis
     from hullo.lab.analysis.figures import draw_activations, drawing, save, stem
     from hullo.lab.analysis.tables.terminal import terminal_table
@@ -250,11 +251,11 @@ def reproduce(
     from hullo.lab.spec import Spec
     from hullo.lab.spec.paper import DATA_COLUMNS, ROWS
 
-    with refusals():
+    with report_errors():
         if engine is Engine.RAY and device:
-            raise ValueError(f"--device {device} goes with --engine local; with ray, --gpus-per-task 0 means CPUs")
+            raise ValueError(f"--device {device} needs --engine local; with ray, --gpus-per-task 0 means CPUs")
         if engine is Engine.LOCAL and (ray_address or gpus_per_task is not None):
-            raise ValueError("--ray-address and --gpus-per-task go with --engine ray")
+            raise ValueError("--ray-address and --gpus-per-task need --engine ray")
         sources = [Source(*split_experiment(text), image_size) for text in experiments or ()]
         named = [source.open() for source in sources]
         specs = [
@@ -286,17 +287,24 @@ def reproduce(
             address=ray_address,
             gpus=gpus_per_task,
             data_dir=data_dir,
-            every=checkpoint_every,
-            board=tensorboard,
+            checkpoint_every=checkpoint_every,
+            tensorboard_dir=tensorboard,
             quiet=quiet,
         )
     else:
-        records = _run(queue, device=device, data_dir=data_dir, every=checkpoint_every, board=tensorboard, quiet=quiet)
-    with refusals():
+        records = _run(
+            queue,
+            device=device,
+            data_dir=data_dir,
+            checkpoint_every=checkpoint_every,
+            tensorboard_dir=tensorboard,
+            quiet=quiet,
+        )
+    with report_errors():
         shown = analysis.experiments(records)
     for experiment in shown:
         console().print(terminal_table(experiment))
-        with lasting(output), drawing():
+        with report_interruption(output), drawing():
             if figure := draw_activations(experiment):
                 path, _ = save(figure, output / f"{stem(experiment.name)}-activations")
-                typer.echo(f"the learned activations: {path}")
+                typer.echo(f"learned activations: {path}")

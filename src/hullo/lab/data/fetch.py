@@ -12,10 +12,10 @@ from urllib.request import Request, urlopen
 from rich.console import Console
 
 from hullo.lab.data.release import Copy, DataError, File
-from hullo.lab.files import locked, make_folder, open_output, open_regular
+from hullo.lab.files import locked, make_directory, open_output, open_regular
 from hullo.lab.progress import Progress
 
-PATIENCE = 30
+TIMEOUT = 30
 """Seconds after which a silent connection is given up."""
 
 
@@ -26,7 +26,7 @@ def fetch(copy: Copy, console: Console, *, quiet: bool = False) -> None:
         return
     if copy.release.address is None:
         raise DataError(next(iter(flaws.values())))
-    make_folder(copy.folder)
+    make_directory(copy.folder)
 
     def wait(attempt: int) -> None:
         if attempt == 0:
@@ -46,17 +46,17 @@ def _mend(copy: Copy, progress: Progress) -> None:
     files, archive = list(copy.flaws()), copy.release.archive
     if archive is None:
         for done, file in enumerate(files):
-            progress.begin(f"{file.name} ({file.size / 1e6:.1f} MB)", done, len(files))
-            _download(copy, file, copy.folder, progress.reach).replace(copy.folder / file.name)
+            progress.start_step(f"{file.name} ({file.size / 1e6:.1f} MB)", done, len(files))
+            _download(copy, file, copy.folder, progress.update).replace(copy.folder / file.name)
     elif files:
-        progress.begin(f"{archive.name} ({archive.size / 1e6:.1f} MB)", 0, 2)
-        downloaded = _download(copy, archive, copy.root, progress.reach)
-        progress.begin(f"unpacking {archive.name}", 1, 2)
-        _unpack(copy, files, downloaded, progress.reach)
+        progress.start_step(f"{archive.name} ({archive.size / 1e6:.1f} MB)", 0, 2)
+        downloaded = _download(copy, archive, copy.root, progress.update)
+        progress.start_step(f"unpacking {archive.name}", 1, 2)
+        _unpack(copy, files, downloaded, progress.update)
         downloaded.unlink()
 
 
-def _download(copy: Copy, file: File, folder: Path, reach: Callable[[float], None]) -> Path:
+def _download(copy: Copy, file: File, folder: Path, on_progress: Callable[[float], None]) -> Path:
     """One file, checked, under a name of its own, by as many connections as it takes.
 
     A connection that breaks is followed by the next as long as each gets further than those before it.
@@ -70,16 +70,16 @@ def _download(copy: Copy, file: File, folder: Path, reach: Callable[[float], Non
                 f"cannot fetch {url}: {trouble}; {have:,} of {file.size:,} bytes are kept; go on with: {copy.command}"
             )
         furthest = have
-        trouble = _pull(url, part, file.size, reach)
+        trouble = _pull(url, part, file.size, on_progress)
     return _checked(copy, file, part)
 
 
-def _pull(url: str, part: Path, size: int, reach: Callable[[float], None]) -> str:
+def _pull(url: str, part: Path, size: int, on_progress: Callable[[float], None]) -> str:
     """Add to a part what one connection brings; why it brought no more."""
     have = _size(part)
     request = Request(url, headers={"Range": f"bytes={have}-"})  # noqa: S310 (a release's own address)
     try:
-        response = urlopen(request, timeout=PATIENCE)  # noqa: S310 (the same)
+        response = urlopen(request, timeout=TIMEOUT)  # noqa: S310 (the same)
     except HTTPError as error:
         error.close()
         return f"the server answers {error.code} {error.reason}"
@@ -90,10 +90,10 @@ def _pull(url: str, part: Path, size: int, reach: Callable[[float], None]) -> st
         length = response.headers.get("Content-Length", str(size - start))
         if length != str(size - start):
             return f"the server offers {length} bytes instead of {size - start}"
-        return _append(response, part, start, size, reach)
+        return _append(response, part, start, size, on_progress)
 
 
-def _append(response: HTTPResponse, part: Path, start: int, size: int, reach: Callable[[float], None]) -> str:
+def _append(response: HTTPResponse, part: Path, start: int, size: int, on_progress: Callable[[float], None]) -> str:
     with open_output(part, "ab") as out:
         out.seek(start)
         out.truncate()
@@ -105,7 +105,7 @@ def _append(response: HTTPResponse, part: Path, start: int, size: int, reach: Ca
             if not chunk:
                 break
             out.write(chunk)
-            reach(min(out.tell() / size, 1.0))
+            on_progress(min(out.tell() / size, 1.0))
     return "the connection ended too early"
 
 
@@ -113,7 +113,7 @@ def _size(part: Path) -> int:
     return part.stat().st_size if part.exists() else 0
 
 
-def _unpack(copy: Copy, files: list[File], archive: Path, reach: Callable[[float], None]) -> None:
+def _unpack(copy: Copy, files: list[File], archive: Path, on_progress: Callable[[float], None]) -> None:
     """Take files out of an archive, and nothing else."""
     wanted = {f"{copy.release.folder}/{file.name}": file for file in files}
     with open_regular(archive) as packed, tarfile.open(fileobj=packed, mode="r|*") as tar:
@@ -127,7 +127,7 @@ def _unpack(copy: Copy, files: list[File], archive: Path, reach: Callable[[float
                 while out.tell() <= file.size and (chunk := source.read(1 << 20)):
                     out.write(chunk)
             _checked(copy, file, part).replace(copy.folder / file.name)
-            reach(1 - len(wanted) / len(files))
+            on_progress(1 - len(wanted) / len(files))
     if wanted:
         raise DataError(
             f"{archive} does not hold {', '.join(wanted)} as regular files; delete it, then: {copy.command}"

@@ -1,4 +1,4 @@
-"""Save and restore the training of populations."""
+"""Save and restore trainings of populations."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from hullo.lab.spec.run_spec import Spec, identify
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """A folder of checkpoints, one per population that was begun and is not yet recorded."""
+    """A folder of checkpoints, one per population that was started and has no records yet."""
 
     folder: Path
 
-    def begun(self) -> list[tuple[Spec, ...]]:
-        """Return the members of each population that was begun; refuse a file that is no checkpoint."""
+    def started(self) -> list[tuple[Spec, ...]]:
+        """Return the members of each population with a checkpoint; raise a ValueError for a file that is not one."""
         found, flaws = scan_checkpoints(self.folder)
         if flaws:
             raise ValueError(flaws[0])
         return found
 
     def save(self, training: Training) -> None:
-        """Save a training's state; the one before it is replaced in one go, or stays."""
+        """Save a training's state, replacing the previous checkpoint atomically."""
         self.folder.mkdir(parents=True, exist_ok=True)
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in training.state_dict().items()}
         specs = json.dumps([str(spec) for spec in training.specs])
         about = {"version": VERSION, "specs": specs, "data": _describe(training.loader)}
         path = self._path(training.specs)
-        # one process at a time trains a population, so the part that a killed one left is overwritten
+        # only one process trains a population, so it may overwrite the temporary file of a killed one
         with atomic_write(path, path.with_name(f".{path.name}.part")) as file:
             file.write(save(tensors, about))
 
     def find_shorter(self, specs: tuple[Spec, ...]) -> tuple[Spec, ...] | None:
-        """Return the longest of the populations that are these but for fewer epochs; None if there is none.
+        """Return the population with the same specs but fewer epochs, the most of all such; None if there is none.
 
-        Where the learning rate depends on the number of epochs, as with a cosine, there is none.
+        There is none if the learning rate depends on the number of epochs, as with a cosine schedule.
         """
         if specs[0].schedule == "cosine":
             return None
@@ -55,9 +55,9 @@ class Checkpoints:
         return max(found, key=lambda members: members[0].epochs, default=None)
 
     def restore(self, training: Training, specs: tuple[Spec, ...] | None = None) -> None:
-        """Take a training to where its checkpoint, or that of other specs, was made, if there is one.
+        """Load the checkpoint of a training, or of other `specs`, if there is one.
 
-        A bad checkpoint changes nothing.
+        Raises a ValueError, and changes nothing, if the checkpoint does not fit.
         """
         path = self._path(specs or training.specs)
         if not path.exists():
@@ -66,20 +66,19 @@ class Checkpoints:
         before, state = read_checkpoint(path)
         if before.get("data") != (now := _describe(training.loader)):
             raise ValueError(
-                f"{path} was made with {before.get('data')}, and now there are {now}; bring back the data that it was "
-                f"made with, or {REMEDY}"
+                f"{path} was saved with {before.get('data')}, but the data set has {now}; restore the data, or {REMEDY}"
             )
         try:
             training.load_state_dict(state)
         except ValueError as error:
-            raise ValueError(f"{path} is no checkpoint of its runs: {error}; {REMEDY}") from error
+            raise ValueError(f"{path} does not fit its runs: {error}; {REMEDY}") from error
 
-    def drop(self, specs: tuple[Spec, ...]) -> None:
+    def delete(self, specs: tuple[Spec, ...]) -> None:
         self._path(specs).unlink(missing_ok=True)
 
     @contextmanager
-    def alone(self, specs: tuple[Spec, ...], on_wait: Callable[[int], None]) -> Iterator[None]:
-        """Wait until no other process trains the same population, and keep others from it; see `locked`."""
+    def lock(self, specs: tuple[Spec, ...], on_wait: Callable[[int], None]) -> Iterator[None]:
+        """Hold the lock of a population, so that no other process trains it; see `locked`."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with locked(self.folder / f".{identify(specs)}.lock", on_wait):
             yield

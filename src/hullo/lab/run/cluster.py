@@ -1,8 +1,8 @@
-"""The populations of a plan as tasks of a Ray cluster: each trains where there is room; none is lost with a machine.
+"""Train a queue of runs as tasks on a Ray cluster, one task per population.
 
-Tasks leave checkpoints in the plan's output directory, which all machines share, and give their records to the process
-that asked for them; it alone writes records. So a task whose process or machine dies begins again from its checkpoint,
-and a command that dies, too; and what one engine began, another finishes.
+Tasks save checkpoints in the output directory, which all machines share, and return their records to the driver, the
+only process that writes records. If a worker, a machine or the driver dies, training continues from the checkpoints,
+with any engine.
 """
 
 from __future__ import annotations
@@ -29,48 +29,48 @@ from hullo.lab.files import open_regular
 from hullo.lab.progress import Progress
 from hullo.lab.run.loaders import loader_key, open_loader
 from hullo.lab.run.local import LocalRunner, describe_accuracies
-from hullo.lab.run.queue import Population, RunQueue, does_not_fit, title
+from hullo.lab.run.queue import Population, RunQueue, describe_population, out_of_memory_error
 from hullo.lab.run.sources import Source
 from hullo.lab.run.tensorboard import TensorBoardLogger
 from hullo.lab.spec.environment import choose_device, device_name, environment
 from hullo.lab.spec.records import Record
 
-PATIENCE = 5.0
-"""Seconds in which a cluster has to answer."""
+TIMEOUT = 5.0
+"""Seconds to wait for a connection to a cluster."""
 
 RETRIES = 20
-"""How often a task may be lost with its process or its machine, on its way from checkpoint to checkpoint."""
+"""How often a task is restarted after its worker or its machine died."""
 
-CALM = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
-"""What keeps Ray from reporting home, and from speaking where results are read."""
+QUIET_ENV = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
+"""Environment variables that turn off Ray's usage reports and its output."""
 
-BRIEF = {
+TIMEOUT_ENV = {
     "RAY_NUM_REDIS_GET_RETRIES": "1",
     "RAY_gcs_rpc_server_connect_timeout_s": "1",
-    "RAY_py_gcs_connect_timeout_s": f"{PATIENCE:g}",
+    "RAY_py_gcs_connect_timeout_s": f"{TIMEOUT:g}",
 }
-"""What keeps Ray from knocking at a strange door for a quarter of an hour."""
+"""Environment variables that limit Ray's connection attempts, which otherwise take a quarter of an hour."""
 
-MARK = ".mark"
-"""The file that an output directory is known by on another machine."""
+MARKER = ".mark"
+"""The file that shows on another machine that this is the same output directory."""
 
 
 @contextmanager
 def connect(address: str | None) -> Iterator[None]:
-    """The Ray cluster at an address, or at `RAY_ADDRESS`, else one of this machine alone that ends with the block."""
+    """Connect to the Ray cluster at an address or at `RAY_ADDRESS`, else start one on this machine for the block."""
     address = address or os.environ.get("RAY_ADDRESS")
     options: dict[str, Any] = {"address": address or "local", "log_to_driver": False, "logging_level": "ERROR"}
     if address:
         _check(address)
-        os.environ.update(CALM | BRIEF)
+        os.environ.update(QUIET_ENV | TIMEOUT_ENV)
     else:
         options |= {"include_dashboard": False, "object_store_memory": 2**27}
-        os.environ.update(CALM | {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"})  # off the network, as Ray is there
+        os.environ.update(QUIET_ENV | {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"})  # listen on localhost only
         if os.environ.setdefault("RAY_AUTH_MODE", "token") == "token":
-            os.environ.setdefault("RAY_AUTH_TOKEN", token_hex())  # else Ray leaves one in the home directory
+            os.environ.setdefault("RAY_AUTH_TOKEN", token_hex())  # else Ray writes one to the home directory
     ray = _ray()
     try:
-        with _hushed():
+        with _silent_stderr():
             ray.init(**options)
     except (OSError, RuntimeError) as error:
         reason = "none runs on this machine" if address == "auto" else str(error).splitlines()[0]
@@ -82,8 +82,8 @@ def connect(address: str | None) -> Iterator[None]:
 
 
 @contextmanager
-def _hushed() -> Iterator[None]:
-    """With nothing on standard error, where Ray's own code would warn while it tries to connect."""
+def _silent_stderr() -> Iterator[None]:
+    """Discard standard error, where Ray prints warnings while it connects."""
     with open(os.devnull, "wb") as nowhere:
         default = os.dup(2)
         os.dup2(nowhere.fileno(), 2)
@@ -98,92 +98,92 @@ def _ray() -> Any:
     try:
         return import_module("ray")
     except ModuleNotFoundError as error:
-        raise ValueError("Ray is not installed; get it with: pip install 'hullo[ray]'") from error
+        raise ValueError("Ray is not installed; install it with: pip install 'hullo[ray]'") from error
 
 
 def _check(address: str) -> None:
-    """Ray itself would try for minutes."""
+    """Raise a ValueError unless a server answers at an address; Ray itself would retry for minutes."""
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise ValueError(
-            f"{address!r} is no address of a Ray cluster: write host:port, as `ray start --head` prints it, or auto; "
-            "and do so on one of its machines"
+            f"invalid address of a Ray cluster: {address!r}; give host:port, as `ray start --head` prints it, or auto, "
+            "and run the command on one of the cluster's machines"
         )
     try:
-        socket.create_connection((host.strip("[]"), int(port)), PATIENCE).close()
+        socket.create_connection((host.strip("[]"), int(port)), TIMEOUT).close()
     except OSError as error:
         raise ValueError(f"no Ray cluster answers at {address}: {error.strerror or error}; is it running?") from error
 
 
 def choose_gpus(wanted: float | None) -> float:
-    """The GPUs of a task: as many as wanted, else one where the cluster has any, and none where it has not."""
+    """Return the number of GPUs per task: as many as wanted, else one if the cluster has GPUs, else none."""
     most: float = max(node["Resources"].get("GPU", 0.0) for node in _ray().nodes() if node["Alive"])
     if wanted is None:
         return min(most, 1.0)
     if wanted > most:
-        raise ValueError(f"--gpus-per-task {wanted:g}: no machine of the cluster has a GPU; write 0 to train on CPUs")
+        raise ValueError(f"--gpus-per-task {wanted:g}: no machine of the cluster has a GPU; give 0 to train on CPUs")
     return wanted
 
 
 @dataclass(frozen=True)
 class RayRunner:
-    """Make the runs of a queue on the Ray cluster that this process is connected to.
+    """Train the runs of a queue on the Ray cluster that this process is connected to.
 
     Args:
-        queue: the runs and their output directory, which all machines see.
-        gpus: the GPU that a task has for itself, or the part of one; with 0 tasks train on CPUs.
+        queue: the runs and their output directory, which all machines share.
+        gpus: GPUs per task, from 0 to 1; with 0, tasks train on CPUs.
         data_dir: the data directory on each machine.
-        sources: networks and data sets that users brought, by paths that hold on each machine.
-        every: seconds between checkpoints.
-        board: where epochs are shown as they end, if anywhere.
+        sources: the user's networks and data sets, by paths that are valid on each machine.
+        checkpoint_every: seconds between checkpoints.
+        tensorboard_dir: the directory for TensorBoard, if any.
     """
 
     queue: RunQueue
     gpus: float = 0.0
     data_dir: Path | None = None
     sources: Sequence[Source] = ()
-    every: float = 30.0
-    board: Path | None = None
+    checkpoint_every: float = 30.0
+    tensorboard_dir: Path | None = None
 
     def run(self, progress: Progress) -> list[Record]:
-        """Make the runs that have no record; the records of all. Ctrl-C saves, then raises KeyboardInterrupt.
+        """Train the runs without a record and return all records; Ctrl-C saves, then raises KeyboardInterrupt.
 
-        A population that fails keeps no other from its end; what was wrong is raised after that.
+        If a population fails, the others are finished first; then a RunError is raised.
         """
-        work = _Work(self, progress)
+        tasks = _Tasks(self, progress)
         try:
-            while work.hand_out():
-                work.hear()
+            while tasks.submit():
+                tasks.wait()
         finally:
-            work.stop()
-        if work.failed:
-            raise RunError("; ".join(dict.fromkeys(work.failed.values())))
-        return self.queue.outcome()
+            tasks.stop()
+        if tasks.failed:
+            raise RunError("; ".join(dict.fromkeys(tasks.failed.values())))
+        return self.queue.results()
 
 
-class _Work:
-    """The tasks under way, and what becomes of them."""
+class _Tasks:
+    """The running tasks of a RayRunner, and the populations that failed."""
 
-    def __init__(self, cluster: RayRunner, progress: Progress) -> None:
-        self.ray, self.cluster, self.progress = _ray(), cluster, progress
-        self.task = self.ray.remote(num_cpus=1, num_gpus=cluster.gpus, max_retries=RETRIES)(_train)
-        self.mark = _mark(cluster.queue.output)
+    def __init__(self, runner: RayRunner, progress: Progress) -> None:
+        self.ray, self.runner, self.progress = _ray(), runner, progress
+        self.task = self.ray.remote(num_cpus=1, num_gpus=runner.gpus, max_retries=RETRIES)(_train)
+        self.marker = _make_marker(runner.queue.output)
         self.running: dict[Any, Population] = {}
         self.failed: dict[Population, str] = {}
         self.ended = 0
 
-    def hand_out(self) -> bool:
-        """Make a task of every population that has none; whether any task is under way."""
+    def submit(self) -> bool:
+        """Submit a task for every population that has none; return whether any task is running."""
         taken = {spec for population in (*self.running.values(), *self.failed) for spec in population}
-        for population in self.cluster.queue.populations(taken):
-            task = self.task.options(name=title(population))
-            self.running[task.remote(self.cluster, population, self.mark)] = population
+        for population in self.runner.queue.populations(taken):
+            task = self.task.options(name=describe_population(population))
+            self.running[task.remote(self.runner, population, self.marker)] = population
         return bool(self.running)
 
-    def hear(self) -> None:
-        """Wait for the next thing that a task has to say."""
+    def wait(self) -> None:
+        """Wait for the next message of a task and handle it."""
         (task,), _ = self.ray.wait(list(self.running), num_returns=1)
         population = self.running[task]
         try:
@@ -192,80 +192,80 @@ class _Work:
             del self.running[task]
             self._fail(population, error)
             return
-        news = f"{title(population)} begins on {node}"
+        message = f"{describe_population(population)} started on {node}"
         if records is not None:
-            news = f"{title(population)} has ended on {node}, {self._settle(population, records)}"
+            message = f"{describe_population(population)} finished on {node}, {self._commit(population, records)}"
             del self.running[task]
             self.ended += 1
-        self.progress.tell(news, self.ended, self.ended + len(self.running))
+        self.progress.log(message, self.ended, self.ended + len(self.running))
 
     def stop(self) -> None:
-        """Have the tasks save their state and end."""
+        """Cancel the tasks, and wait until they have saved their checkpoints."""
         for task in self.running:
             self.ray.cancel(task)
         if self.running:
             self.ray.wait([task.completed() for task in self.running], num_returns=len(self.running))
 
-    def _settle(self, population: Population, records: list[Record]) -> str:
-        """Keep a task's records; how its networks did. None were trained if another command was faster."""
+    def _commit(self, population: Population, records: list[Record]) -> str:
+        """Write a task's records and return a summary; there are none if another process trained the population."""
         if not records:
             return "trained by another process"
-        with self.cluster.queue.checkpoints.alone(population, lambda _: None):
-            self.cluster.queue.commit(population, records)
+        with self.runner.queue.checkpoints.lock(population, lambda _: None):
+            self.runner.queue.commit(population, records)
         took = timedelta(seconds=round(records[0].seconds))
         return ", ".join([*describe_accuracies([record.accuracy for record in records]), f"{took}"])
 
     def _fail(self, population: Population, error: Exception) -> None:
-        cause = getattr(error, "cause", None)  # what the task raised
+        cause = getattr(error, "cause", None)  # the exception that the task raised
         if isinstance(cause, torch.OutOfMemoryError) and len(population) > 1:
-            self.progress.note(self.cluster.queue.split_in_half(population))
+            self.progress.note(self.runner.queue.split_in_half(population))
             return
         if isinstance(cause, torch.OutOfMemoryError):
-            self.failed[population] = str(does_not_fit(population))
+            self.failed[population] = str(out_of_memory_error(population))
         elif isinstance(cause, ValueError):
             self.failed[population] = str(cause)
-        elif cause is None:  # Ray gave it up
-            self.failed[population] = f"{title(population)}: {str(error).splitlines()[0]}"
+        elif cause is None:  # Ray gave up
+            self.failed[population] = f"{describe_population(population)}: {str(error).splitlines()[0]}"
         else:
             raise error
         if self.running:
-            self.progress.note(f"{self.failed[population]}; the others go on")
+            self.progress.note(f"{self.failed[population]}; the other populations continue")
 
 
-def _train(cluster: RayRunner, population: Population, mark: str) -> Iterator[tuple[str, list[Record] | None]]:
-    """A task: train a population; say where as it begins, and give its records as it ends."""
-    node, spec, output = platform.node(), population[0], cluster.queue.output
+def _train(runner: RayRunner, population: Population, marker: str) -> Iterator[tuple[str, list[Record] | None]]:
+    """Train a population as a Ray task: yield the node's name at the start, and the records at the end."""
+    node, spec, output = platform.node(), population[0], runner.queue.output
     yield node, None
     try:
-        if not (output / MARK).is_file() or _read_mark(output) != mark:
-            raise ValueError(f"{output} is not the directory of that name elsewhere; share it between all machines")
-        if cluster.sources and spec.column not in (found := [source.open() for source in cluster.sources]):
+        if not (output / MARKER).is_file() or _read_marker(output) != marker:
+            raise ValueError(f"{output} is not the driver's output directory; share it between all machines")
+        if runner.sources and spec.column not in (found := [source.open() for source in runner.sources]):
             raise ValueError(
-                f"{spec.column} is {', '.join(map(str, found))} there; share its files between all machines"
+                f"the files of {spec.column} differ here: {', '.join(map(str, found))}; share them between all machines"
             )
-        device = choose_device("cuda" if cluster.gpus else "cpu")
-        loaders = {loader_key(spec): open_loader(spec, cluster.data_dir, device)}
+        device = choose_device("cuda" if runner.gpus else "cpu")
+        loaders = {loader_key(spec): open_loader(spec, runner.data_dir, device)}
         with (
             Progress(Console(), quiet=True) as progress,
-            TensorBoardLogger(cluster.board) if cluster.board else nullcontext() as board,
+            TensorBoardLogger(runner.tensorboard_dir) if runner.tensorboard_dir else nullcontext() as logger,
             stop_request() as stop,
         ):
-            queue = RunQueue(population, output, weights=cluster.queue.weights)
-            grid = LocalRunner(queue, loaders, environment(device_name(device)), cluster.every, board)
-            with grid.alone(population, progress) as wanted:
-                records = grid.train(population, progress, stop) if wanted else []
+            queue = RunQueue(population, output, weights=runner.queue.weights)
+            local = LocalRunner(queue, loaders, environment(device_name(device)), runner.checkpoint_every, logger)
+            with local.lock(population, progress) as wanted:
+                records = local.train(population, progress, stop) if wanted else []
     except (ValueError, OSError) as error:
         raise ValueError(f"on {node}: {error}") from error
     yield node, records
 
 
-def _mark(output: Path) -> str:
-    """What is written in the file that an output directory is known by."""
-    with suppress(FileExistsError), (output / MARK).open("x") as file:
+def _make_marker(output: Path) -> str:
+    """Write the marker file of an output directory unless it exists, and return its content."""
+    with suppress(FileExistsError), (output / MARKER).open("x") as file:
         file.write(uuid4().hex)
-    return _read_mark(output)
+    return _read_marker(output)
 
 
-def _read_mark(output: Path) -> str:
-    with open_regular(output / MARK) as file:
+def _read_marker(output: Path) -> str:
+    with open_regular(output / MARKER) as file:
         return file.read(100).decode(errors="replace")

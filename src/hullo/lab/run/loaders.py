@@ -1,4 +1,4 @@
-"""Where the images of a training come from."""
+"""Loaders: batches of images for training and evaluation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hullo.lab import data
 from hullo.lab.data import Dataset, ilsvrc2012
 from hullo.lab.data.augment import draw_moves, draw_order
 from hullo.lab.data.release import DataError
-from hullo.lab.distributed import ALONE, World  # noqa: F401 (in an example)
+from hullo.lab.distributed import SINGLE_PROCESS, World  # noqa: F401 (in an example)
 from hullo.lab.networks import Task
 from hullo.lab.spec.recipes import Augmentation
 from hullo.lab.spec.run_spec import Spec
@@ -22,50 +22,48 @@ from hullo.population.images import scale
 from hullo.population.kernels import working_dtype
 
 DEFAULT = Augmentation(flip=True, shift=0.1)
-SHOWN = 250
-"""Images that are evaluated at once."""
+EVAL_BATCH_SIZE = 250
+"""Images per evaluation batch."""
 
 
 Batch = tuple[int, tuple[Tensor, ...]]
 
 
 class Loader(Protocol):
-    """Load batches for a training: `batches` says which images come next, `load_batch` makes images and labels of them.
+    """Interface of loaders: `batches` yields indices and augmentations, `load_batch` turns them into images and labels.
 
-    A batch is how many images there are in all processes together, and this process's part of them: a few tensors
-    on the device, whose shapes depend on the number of images alone, so that `load_batch` can be part of a CUDA graph.
+    A batch is its global size, over all processes, and this process's shard: a few tensors on the device. Their shapes
+    depend only on the number of images, so that `load_batch` can be captured in a CUDA graph.
     """
 
     task: Task
     device: torch.device
     count: int  # training images per epoch
     eval_sizes: dict[str, int]  # images to evaluate on: "test", and "val" where training images are held out
-    is_complete: bool  # whether these are all images of the data set
-    example: Tensor  # two samples as a network sees them, on the CPU
-    topk: tuple[int, ...]  # an image counts as right if its class is among as many best guesses
+    is_complete: bool  # whether the loader has all images of the data set
+    example: Tensor  # two samples as inputs of a network, on the CPU
+    topk: tuple[int, ...]  # the k of each top-k accuracy
 
     def batches(self, seeds: Tensor, epoch: int, size: int, start: int, world: World) -> Iterator[Batch]:
-        """Yield an epoch's batches of `size` images, from batch `start` on."""
+        """Yield the batches of an epoch, `size` images each, starting with batch `start`."""
 
     def load_batch(self, *batch: Tensor) -> tuple[Tensor | AugmentedImages, Tensor]:
         """Return each member's images and labels, (K, B), or images (B, C, H, W) for all members and labels (B)."""
 
     def eval_batches(self, name: str, world: World) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield this process's part of the images to evaluate on, (B, C, H, W), and their labels, (B)."""
+        """Yield this process's shard of an evaluation set: images (B, C, H, W) and labels (B)."""
 
 
 def loader_key(spec: Spec) -> tuple[str, int, str]:
-    """Return what the loader of a run depends on: the data set, held-out images and augmentation."""
+    """Return what the loader of a run depends on: data set, number of held-out images and augmentation."""
     return spec.data, spec.val_size, spec.augment
 
 
 def open_loader(spec: Spec, data_dir: Path | None, device: torch.device) -> Loader:
-    """Open the images that a run sees."""
+    """Return the loader of a run."""
     if spec.data == ilsvrc2012.NAME:
         if spec.val_size:
-            raise ValueError(
-                f"val_size={spec.val_size}: {spec.data} is evaluated on its own validation images; leave it at 0"
-            )
+            raise ValueError(f"val_size={spec.val_size}: {spec.data} has its own validation images; val_size must be 0")
         return StreamingLoader(ilsvrc2012.Pack.open(ilsvrc2012.Home(data.data_root(data_dir)).packed), device)
     dataset = data.load(spec.data, data_dir, device)
     return InMemoryLoader(
@@ -74,13 +72,13 @@ def open_loader(spec: Spec, data_dir: Path | None, device: torch.device) -> Load
 
 
 class InMemoryLoader:
-    """Load from a data set that is whole on the device; every member sees the images in its own order.
+    """Loads batches from a data set in device memory; every member has its own order of images.
 
     >>> from hullo.lab import data
     >>> loader = InMemoryLoader(data.load("fashion-mnist-sample"))
-    >>> whole, batch = next(loader.batches(torch.tensor([0, 1]), epoch=0, size=32, start=0, world=ALONE))
+    >>> global_size, batch = next(loader.batches(torch.tensor([0, 1]), epoch=0, size=32, start=0, world=SINGLE_PROCESS))
     >>> images, labels = loader.load_batch(*batch)
-    >>> whole, images.shape, labels.shape
+    >>> global_size, images.shape, labels.shape
     (32, torch.Size([2, 32, 1, 28, 28]), torch.Size([2, 32]))
     """
 
@@ -90,11 +88,11 @@ class InMemoryLoader:
     def __init__(self, dataset: Dataset, augmentation: Augmentation = DEFAULT) -> None:
         self.dataset, self.augmentation = dataset, augmentation
         if not dataset.holds_images and augmentation != Augmentation():
-            raise ValueError(f"augment={augmentation}: {dataset.name} holds no images; write none")
+            raise ValueError(f"augment={augmentation}: the samples of {dataset.name} are not images; give none")
         channels, *sides = dataset.train_images.shape[1:]
         side = sides[0] if dataset.holds_images and sides[0] == sides[1] else 0
         self.task = Task(channels, side, len(dataset.classes))
-        self.example = _scaled(dataset.train_images[:2].cpu())
+        self.example = _scale_images(dataset.train_images[:2].cpu())
         self.device = dataset.train_images.device
         self.count = len(dataset.train_labels)
         self.eval_sizes = {name: len(labels) for name, (_, labels) in dataset.eval_sets.items()}
@@ -105,8 +103,8 @@ class InMemoryLoader:
             sides, options = self.dataset.train_images.shape[-2:], self.augmentation
             plans.append(draw_moves(seeds, epoch, plans[0], sides, flip=options.flip, shift=options.shift))
         for parts in zip(*(torch.split(plan, size, 1)[start:] for plan in plans), strict=True):
-            whole = parts[0].shape[1]
-            yield whole, tuple(part[:, world.shard(whole)] for part in parts)
+            global_size = parts[0].shape[1]
+            yield global_size, tuple(part[:, world.shard(global_size)] for part in parts)
 
     def load_batch(self, *batch: Tensor) -> tuple[Tensor | AugmentedImages, Tensor]:
         order, *moves = batch
@@ -116,23 +114,22 @@ class InMemoryLoader:
     def eval_batches(self, name: str, world: World) -> Iterator[tuple[Tensor, Tensor]]:
         own = world.shard(self.eval_sizes[name])
         images, labels = (tensor[own] for tensor in self.dataset.eval_sets[name])
-        for some, named in zip(torch.split(images, SHOWN), torch.split(labels, SHOWN), strict=True):
-            yield _scaled(some), named
+        for some, named in zip(torch.split(images, EVAL_BATCH_SIZE), torch.split(labels, EVAL_BATCH_SIZE), strict=True):
+            yield _scale_images(some), named
 
 
-def _scaled(samples: Tensor) -> Tensor:
-    """Return images as numbers from 0 to 1, in memory with channels last; other samples as they are."""
+def _scale_images(samples: Tensor) -> Tensor:
+    """Return images as floats from 0 to 1 in channels-last memory format, and other samples unchanged."""
     if samples.dtype != torch.uint8:
         return samples
     return scale(samples.contiguous(memory_format=torch.channels_last))
 
 
 class StreamingLoader:
-    """ILSVRC-2012's pack, read ahead from the disk; all members see the same images, in the order of their seed.
+    """Loads batches from the pack of ILSVRC-2012 on disk, reading ahead; all members see the same images.
 
-    In a pack of a part of the data set, classes are those that there are training images of, and val images of
-    others are left out. Of outputs for others all images would say the same, and a network's first updates would add
-    up to too much.
+    With a partial pack, the classes are those of the training images, and val images of other classes are left out.
+    Outputs for absent classes would get the same gradient from every image, and the first updates would overshoot.
     """
 
     topk: tuple[int, ...] = (1, 5)
@@ -141,11 +138,15 @@ class StreamingLoader:
         self.device = device
         self.train, self.val = pack.images("train"), pack.images("val")
         classes = self.train.labels.bincount().nonzero().flatten()
-        self.shown = torch.isin(self.val.labels, classes).nonzero().flatten()
-        if not len(self.shown):
-            raise DataError(f"{pack.folder}: no val image shows a class of its training images; pack some that do")
-        self.count, self.eval_sizes, self.is_complete = len(self.train), {"test": len(self.shown)}, pack.is_complete
-        released = self.train.labels, self.val.labels[self.shown]
+        self.val_indices = torch.isin(self.val.labels, classes).nonzero().flatten()
+        if not len(self.val_indices):
+            raise DataError(f"{pack.folder}: no val image has a class of the training images; pack some that do")
+        self.count, self.eval_sizes, self.is_complete = (
+            len(self.train),
+            {"test": len(self.val_indices)},
+            pack.is_complete,
+        )
+        released = self.train.labels, self.val.labels[self.val_indices]
         self.train_labels, self.val_labels = (torch.searchsorted(classes, labels).to(device) for labels in released)
         self.task = Task(3, ilsvrc2012.CROP, len(classes))
         self.mean = pack.mean.to(device)
@@ -153,7 +154,7 @@ class StreamingLoader:
 
     def batches(self, seeds: Tensor, epoch: int, size: int, start: int, world: World) -> Iterator[Batch]:
         if len(set(seeds.tolist())) > 1:
-            raise ValueError(f"members that see one stream have one seed; got {seeds.tolist()}")
+            raise ValueError(f"members that share a stream of images must have the same seed; got {seeds.tolist()}")
         (order,) = draw_order(seeds[:1], epoch, self.count)
         (crops,) = ilsvrc2012.draw_crops(seeds[:1], epoch, order[None])
         numbers, *plans = (
@@ -170,12 +171,12 @@ class StreamingLoader:
 
     def eval_batches(self, name: str, world: World) -> Iterator[tuple[Tensor, Tensor]]:
         own = world.shard(self.eval_sizes[name])
-        numbers, labels = (torch.split(plan[own], SHOWN) for plan in (self.shown, self.val_labels))
-        crops = ilsvrc2012.centre_crops(SHOWN, self.device)
+        numbers, labels = (torch.split(plan[own], EVAL_BATCH_SIZE) for plan in (self.val_indices, self.val_labels))
+        crops = ilsvrc2012.centre_crops(EVAL_BATCH_SIZE, self.device)
         read = ilsvrc2012.to_device(ilsvrc2012.read_ahead(self.val, numbers), self.device)
         for images, named in zip(read, labels, strict=True):
             yield self._crop(images, crops[: len(images)]), named
 
     def _crop(self, images: Tensor, crops: Tensor) -> Tensor:
-        """Images in the type that a first convolution computes in, so that it need not make another copy."""
+        """Crop images, and return them in the dtype that the first convolution computes in."""
         return ilsvrc2012.crop(images, crops, self.mean, working_dtype(self.mean))

@@ -1,4 +1,4 @@
-"""What is to be done for a set of runs: populations, until every run has its record."""
+"""The queue of runs: groups runs without a record into populations to train."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Population = tuple[Spec, ...]
 
 @dataclass
 class RunQueue:
-    """Runs to be made into an output directory: those that it has no record of.
+    """The runs of an output directory, and those of them that have no record yet.
 
     Args:
         specs: the runs.
-        output: the directory of the records, and of checkpoints while there are runs under way.
-        members: how many runs are trained side by side at most; None for as many as fit into memory.
-        weights: whether the trained networks are saved, in the folder ``weights`` of the output directory.
+        output: the directory of the records, and of the checkpoints of unfinished runs.
+        members: the largest number of runs in a population; None for as many as fit into memory.
+        weights: whether to save the trained networks in the folder ``weights`` of the output directory.
 
     Example:
         >>> from dataclasses import replace
@@ -40,7 +40,7 @@ class RunQueue:
     output: Path
     members: int | None = None
     weights: bool = False
-    _fitting: dict[Spec, int] = field(default_factory=dict, repr=False)
+    _max_members: dict[Spec, int] = field(default_factory=dict, repr=False)
 
     @property
     def records(self) -> Records:
@@ -52,60 +52,61 @@ class RunQueue:
 
     @property
     def finished(self) -> Checkpoints:
-        """Return the last states of populations whose weights are kept: longer runs go on from there."""
+        """Return the final states of populations whose weights are saved, from which longer runs continue."""
         return Checkpoints(self.output / "finished")
 
-    def populations(self, aside: Collection[Spec] = ()) -> list[Population]:
-        """What is to be trained: populations that were begun, as they were, then what else can stand side by side.
+    def populations(self, exclude: Collection[Spec] = ()) -> list[Population]:
+        """Return the populations to train: those with a checkpoint first, unchanged, then new ones.
 
-        Runs `aside` are left out, as those that are under way.
+        Runs in `exclude`, such as those that are being trained, are left out.
         """
         recorded = {record.spec for record in self.records.read()}
-        missing = [spec for spec in dict.fromkeys(self.specs) if spec not in recorded and spec not in aside]
+        missing = [spec for spec in dict.fromkeys(self.specs) if spec not in recorded and spec not in exclude]
         found = []
-        for begun in self.checkpoints.begun():
-            if recorded.issuperset(begun):  # a process was killed just before it would have done this
-                self.checkpoints.drop(begun)
-            elif not set(begun).isdisjoint(missing):
-                found.append(begun)
-                missing = [spec for spec in missing if spec not in begun]
+        for started in self.checkpoints.started():
+            if recorded.issuperset(started):  # a process was killed before it could delete the checkpoint
+                self.checkpoints.delete(started)
+            elif not set(started).isdisjoint(missing):
+                found.append(started)
+                missing = [spec for spec in missing if spec not in started]
         while missing:
             population_key = missing[0].population_key
             side_by_side = [spec for spec in missing if spec.population_key == population_key]
-            population = tuple(side_by_side[: self._fitting.get(population_key, self.members)])
+            population = tuple(side_by_side[: self._max_members.get(population_key, self.members)])
             found.append(population)
             missing = [spec for spec in missing if spec not in population]
         return found
 
     def split_in_half(self, population: Population) -> str:
-        """Try half as many side by side from now on, as these do not fit into memory; a note that says so."""
+        """Halve the size of populations like this one, which does not fit into memory; return a note that says so."""
         if len(population) == 1:
-            raise does_not_fit(population)
-        self.checkpoints.drop(population)
+            raise out_of_memory_error(population)
+        self.checkpoints.delete(population)
         half = (len(population) + 1) // 2
-        self._fitting[population[0].population_key] = half
+        self._max_members[population[0].population_key] = half
         return f"{len(population)} networks do not fit into memory; trying {half} at a time"
 
     def commit(self, population: Population, records: Sequence[Record]) -> None:
-        """Keep the records of a population that was trained; its checkpoint has done its duty."""
+        """Write the records of a trained population, then delete its checkpoint."""
         self.records.add(records)
-        self.checkpoints.drop(population)
+        self.checkpoints.delete(population)
 
-    def outcome(self) -> list[Record]:
-        """The records of all runs, when there are no more populations."""
+    def results(self) -> list[Record]:
+        """Return the records of all runs, once there are no more populations to train."""
         found = {record.spec: record for record in self.records.read()}
         if lost := [spec for spec in self.specs if spec not in found]:
             raise RunError(
-                f"{self.records.path} has lost the record of {lost[0]} since it was added; give the command again to "
-                "train what is missing"
+                f"{self.records.path} no longer contains the record of {lost[0]}; run the command again to train the "
+                "missing runs"
             )
         return [found[spec] for spec in self.specs]
 
 
-def title(population: Population) -> str:
-    """A population in a line of progress: its column and how many they are."""
+def describe_population(population: Population) -> str:
+    """Return a short description of a population for progress lines: its column and its size."""
     return f"{population[0].column} x {len(population)}"
 
 
-def does_not_fit(population: Population) -> RunError:
+def out_of_memory_error(population: Population) -> RunError:
+    """Return the error for a run that does not fit into memory even alone."""
     return RunError(f"{population[0]} does not fit into memory; choose a smaller --batch-size")

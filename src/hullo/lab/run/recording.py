@@ -1,4 +1,4 @@
-"""Records of a population at the end of its training."""
+"""Build the records of a population at the end of its training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hullo.lab.spec.environment import Environment
 from hullo.lab.spec.records import Record
 
 
-def take_records(training: Training, environment: Environment) -> list[Record]:
+def build_records(training: Training, environment: Environment) -> list[Record]:
     """Return the members' records at the end of their training."""
     activations, curves, held_out = (
         training.population.activations,
@@ -67,5 +67,5 @@ def _numbers(values: Tensor) -> list[float | None]:
 
 
 def _rounded(value: float) -> float:
-    """Six digits of a number, which is about what float32 holds."""
+    """Round to six significant digits, about the precision of float32."""
     return float(f"{value:.6g}")

@@ -1,4 +1,4 @@
-"""Networks and data sets as users name them."""
+"""Networks and data sets as named on the command line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hullo.lab.spec.recipes import AUGMENTATIONS
 
 
 def split_experiment(text: str) -> tuple[str, str]:
-    """Return network and data of a spelling such as ``lenet5/cifar10`` or ``nets/my_network.py:Net/data/images``.
+    """Split text such as ``lenet5/cifar10`` or ``nets/my_network.py:Net/data/images`` into network and data set.
 
     >>> split_experiment("nets/my_network.py:Net/../images")
     ('nets/my_network.py:Net', '../images')
@@ -26,7 +26,7 @@ def split_experiment(text: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Source:
-    """A network and a data set as a user names them, either of the laboratory or as a path.
+    """A network and a data set, each given as a name of the laboratory or as a path.
 
     Args:
         network: such as ``lenet5`` or ``my_network.py:Net``.
@@ -39,18 +39,18 @@ class Source:
     image_size: int | None = None
 
     def open(self) -> Column:
-        """Make the user's network and data set known to this process, and return their names."""
+        """Register the user's network and data set in this process, and return their names."""
         network, dataset = self.network, self.dataset
         if self._is_own_network:
             network = networks.register(networks.OwnNetwork.open(network))
         if self._is_own_data:
             dataset = data.register(data.open_data(dataset, self.image_size))
         elif self.image_size is not None:
-            raise ValueError(f"--image-size {self.image_size} is for folders of your own images; {dataset} has a size")
+            raise ValueError(f"--image-size {self.image_size} is only for folders of your own images; got {dataset}")
         return Column(network, dataset)
 
     def absolute(self) -> Source:
-        """Return the same with paths that hold in any directory."""
+        """Return the same source with absolute paths."""
         network = str(Path(self.network).absolute()) if self._is_own_network else self.network
         dataset = str(Path(self.dataset).absolute()) if self._is_own_data else self.dataset
         return Source(network, dataset, self.image_size)
@@ -61,7 +61,7 @@ class Source:
 
     @property
     def _is_own_data(self) -> bool:
-        """Return whether the data set is a path: the laboratory's own names come first."""
+        """Return whether the data set is a path; names of the laboratory take precedence."""
         path = Path(self.dataset)
         return self.dataset not in AUGMENTATIONS and (
             "/" in self.dataset or path.exists() or path.suffix in (".npz", ".safetensors")

@@ -1,4 +1,4 @@
-"""TensorBoard: the curves of a training, written as epochs end."""
+"""Log the curves of a training to TensorBoard."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from hullo.lab.spec.run_spec import Spec
 
 
 class TensorBoardLogger:
-    """A directory for `tensorboard --logdir`, with a run for each member: losses, accuracy, coefficients by epoch."""
+    """Logs losses, accuracy and coefficients of each member per epoch, for `tensorboard --logdir`."""
 
     def __init__(self, folder: Path) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ModuleNotFoundError as error:
-            raise ValueError("TensorBoard is not installed; get it with: pip install tensorboard") from error
-        self.folder, self._kind = folder, SummaryWriter
+            raise ValueError("TensorBoard is not installed; install it with: pip install tensorboard") from error
+        self.folder, self._writer_class = folder, SummaryWriter
         self._writers: dict[Spec, Any] = {}
 
     def __enter__(self) -> TensorBoardLogger:
-        default = self._usual = threading.excepthook
+        default = self._default_hook = threading.excepthook
 
         def hook(failed: threading.ExceptHookArgs) -> None:
-            if not issubclass(failed.exc_type, OSError):  # which TensorBoard's thread hands on to this one
+            if not issubclass(failed.exc_type, OSError):  # TensorBoard's thread passes these on to this one
                 default(failed)
 
         threading.excepthook = hook
@@ -40,10 +40,10 @@ class TensorBoardLogger:
             for writer in self._writers.values():
                 writer.close()
         finally:
-            threading.excepthook = self._usual
+            threading.excepthook = self._default_hook
 
-    def show(self, training: Training) -> None:
-        """Add the epoch that has just ended."""
+    def log_epoch(self, training: Training) -> None:
+        """Log the last epoch of a training."""
         curves, activations = training.curves, training.population.activations
         for k, spec in enumerate(training.specs):
             row = ActivationSpec.parse(spec.activation)
@@ -61,6 +61,6 @@ class TensorBoardLogger:
     def _writer(self, spec: Spec, epoch: int) -> Any:
         if spec not in self._writers:
             folder = self.folder / f"{spec.network}-{spec.data}" / spec.activation / f"seed {spec.seed} {spec.id}"
-            # what a run that was killed has written beyond its last checkpoint is taken back
-            self._writers[spec] = self._kind(str(folder), purge_step=epoch)
+            # remove what a killed run wrote after its last checkpoint
+            self._writers[spec] = self._writer_class(str(folder), purge_step=epoch)
         return self._writers[spec]

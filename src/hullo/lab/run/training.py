@@ -1,7 +1,7 @@
-"""The training of a population: steps, evaluation, and the curves of each member.
+"""Train a population: steps, evaluation, and the curves of each member.
 
-Members are independent: each has its own loss, its own order of images and its own learning rate, and one that diverges
-goes on beside the others without changing them.
+Members are independent: each has its own loss, order of images and learning rate. A member that diverges does not
+affect the others.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hullo.lab import networks
-from hullo.lab.distributed import ALONE, World
+from hullo.lab.distributed import SINGLE_PROCESS, World
 from hullo.lab.run.loaders import Loader
 from hullo.lab.spec.recipes import parse_schedule
 from hullo.lab.spec.run_spec import Spec
@@ -27,16 +27,16 @@ NEVER = 2**62
 
 
 class Training:
-    """Train a population: what a checkpoint holds is `state_dict`, and from there training goes on to the bit.
+    """The training of a population; after `load_state_dict` it continues bit for bit.
 
-    `curves` holds a point per epoch and member: `train_loss`, the mean over the epoch's steps; for each set of images
-    to evaluate on, `test_loss` and `test_accuracy`, in percent for each of the feed's `tops`, and `val_loss` and
-    `val_accuracy` where images are held out; `sound`, whether all losses and weights are finite; and `coefficients`.
+    `curves` holds a point per epoch and member: `train_loss`, the mean over the epoch's steps; `test_loss` and
+    `test_accuracy`, in percent for each of the loader's `topk`; `val_loss` and `val_accuracy` if images are held out;
+    `sound`, whether all losses and weights are finite; and `coefficients`.
 
     Args:
         specs: the members' specs; they may differ in activation, seed, learning rates and weight decay.
-        feed: what they see, on the device where they train.
-        world: the processes that train them together.
+        loader: loads the images, on the device of the training.
+        world: the processes that train the population together.
 
     Example:
         >>> from hullo.lab import data
@@ -52,10 +52,13 @@ class Training:
         (0, 2, 120)
     """
 
-    def __init__(self, specs: Sequence[Spec], loader: Loader, world: World = ALONE) -> None:
+    def __init__(self, specs: Sequence[Spec], loader: Loader, world: World = SINGLE_PROCESS) -> None:
         first = specs[0]
         if others := [spec for spec in specs if spec.population_key != first.population_key]:
-            raise ValueError(f"a population shares all but activations, seeds, rates and decays: {first}; {others[0]}")
+            raise ValueError(
+                "members of a population may differ only in activation, seed, learning rates and weight decay; got "
+                f"{first} and {others[0]}"
+            )
         self.specs, self.loader, self.world = tuple(specs), loader, world
         sizes = asdict(loader.task) | {"example": loader.example}
         members = [networks.build(first.network, activation=s.activation, seed=s.seed, **sizes) for s in specs]
@@ -67,7 +70,9 @@ class Training:
         self._forward: nn.Module = self.population
         if world.size > 1:
             if any(isinstance(module, nn.BatchNorm2d) for module in members[0].modules()):
-                raise ValueError(f"{first.network} normalizes over whole batches: train it in one process")
+                raise ValueError(
+                    f"{first.network} has batch normalization, which needs all of a batch: train it in one process"
+                )
             self._forward = nn.parallel.DistributedDataParallel(self.population)
         self.epoch = self.step = 0
         self.seconds = 0.0
@@ -77,7 +82,7 @@ class Training:
 
     @torch.no_grad()
     def _try_network(self) -> None:
-        """Refuse a user's network that cannot be called with these samples, or does not return logits."""
+        """Raise a ValueError if a user's network cannot be called with these samples or does not return logits."""
         own, classes = networks.OWN[self.specs[0].network], self.loader.task.num_classes
         example = self.loader.example.to(self.loader.device)
         try:
@@ -87,12 +92,12 @@ class Training:
         if not isinstance(logits, Tensor) or logits.shape[1:] != (len(self.loader.example), classes):
             found = f"shape {tuple(logits.shape[1:])}" if isinstance(logits, Tensor) else type(logits).__name__
             raise ValueError(
-                f"{own.attribute} of {own.path.name} returned {found} for {len(self.loader.example)} samples; a number "
-                f"for each of {classes} classes is wanted, shape ({len(self.loader.example)}, {classes})"
+                f"{own.attribute} of {own.path.name} returned {found} for {len(self.loader.example)} samples; it must "
+                f"return logits for {classes} classes, of shape ({len(self.loader.example)}, {classes})"
             )
 
     def advance(self) -> Iterator[None]:
-        """Train to the last epoch; whenever this yields, after each step and each epoch, the state is whole."""
+        """Train to the last epoch; yield after each step and each epoch, when the state can be saved."""
         spec = self.specs[0]
         learn: Callable[..., None] = self._take_step
         if self.world.size == 1 and self.loader.count >= spec.batch_size:
@@ -100,8 +105,8 @@ class Training:
         while self.epoch < spec.epochs:
             self.population.train()
             seeds = self.population.seeds
-            for whole, batch in self.loader.batches(seeds, self.epoch, spec.batch_size, self.step, self.world):
-                self._whole = whole
+            for global_size, batch in self.loader.batches(seeds, self.epoch, spec.batch_size, self.step, self.world):
+                self._global_size = global_size
                 learn(*batch)
                 self.step += 1
                 yield
@@ -109,18 +114,18 @@ class Training:
             yield
 
     def _take_step(self, *batch: Tensor) -> None:
-        """Take a step on this process's part of a batch of `_whole` images."""
-        self.population.first_sample = self.world.shard(self._whole).start
+        """Take a step on this process's shard of a batch of `_global_size` images."""
+        self.population.first_sample = self.world.shard(self._global_size).start
         self.optimizer.zero_grad()
         with self._autocast():
             losses = self._losses(*self.loader.load_batch(*batch))[0].sum(1)
-        # gradients are averaged over the processes: each counts its images as often as there are processes
-        (losses.sum() * (self.world.size / self._whole)).backward()  # type: ignore[no-untyped-call]
+        # DistributedDataParallel averages gradients over the processes, so each scales its loss by their number
+        (losses.sum() * (self.world.size / self._global_size)).backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.total += self.world.all_reduce(losses.detach())
 
     def _autocast(self) -> torch.autocast:
-        """Return the context in which images are made and networks compute."""
+        """Return the autocast context of loading images and of forward passes."""
         enabled = self.specs[0].precision == "bfloat16"
         return torch.autocast(self.loader.device.type, torch.bfloat16, enabled=enabled)
 
@@ -149,7 +154,7 @@ class Training:
         self.epoch, self.step = self.epoch + 1, 0
 
     def _evaluate(self, name: str) -> tuple[Tensor, Tensor]:
-        """Return each member's loss on a set of images, (K), and its accuracies in percent, (K, tops)."""
+        """Return each member's loss on an evaluation set, (K), and its top-k accuracies in percent, (K, len(topk))."""
         sums = self.total.new_zeros(1 + len(self.loader.topk), len(self.specs))
         with self._autocast():
             for images, labels in self.loader.eval_batches(name, self.world):
@@ -160,7 +165,7 @@ class Training:
         return sums[0], 100 * sums[1:].T
 
     def state_dict(self) -> dict[str, Tensor]:
-        """All that training goes on from, as tensors by name."""
+        """Return the state of the training as tensors by name."""
         parts = {
             "population": self.population.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -171,7 +176,7 @@ class Training:
         return state | {"total": self.total, "position": position}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a state that a training of the same specs has saved; one of another kind changes nothing."""
+        """Load the state of a training of the same specs; raise a ValueError and change nothing if it does not fit."""
         self._check_state(state)
 
         def part(prefix: str) -> dict[str, Tensor]:
@@ -185,17 +190,17 @@ class Training:
         self.seconds = state["position"][2].item()
 
     def _check_state(self, state: Mapping[str, Tensor]) -> None:
-        """Raise a ValueError that names a tensor which is not as in a state of this training."""
+        """Raise a ValueError that names the first tensor that does not fit this training."""
         own = {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("curves.")}
         _check_alike(own, {name: tensor for name, tensor in state.items() if not name.startswith("curves.")})
         epochs, (epoch, step, seconds) = self.specs[0].epochs, state["position"].tolist()
         steps = self.steps if epoch < epochs else 0
         if epoch not in range(epochs + 1) or step not in range(steps + 1) or not 0 <= seconds < math.inf:
             found = f"epoch {epoch:g}, step {step:g} after {seconds:g} seconds"
-            raise ValueError(f"position: {found}, but epochs from 0 to {epochs} and steps from 0 to {steps} are wanted")
+            raise ValueError(f"position: {found}; must be an epoch from 0 to {epochs} and a step from 0 to {steps}")
         updates = int(epoch) * self.steps + int(step)
         if state["optimizer.updates"] != updates:
-            raise ValueError(f"optimizer.updates: {state['optimizer.updates']}, but its position is after {updates}")
+            raise ValueError(f"optimizer.updates: {state['optimizer.updates']}; must be {updates} at this position")
         curves = self._new_curves(int(epoch)) if epoch else {}
         _check_alike(
             {f"curves.{name}": curve for name, curve in curves.items()},
@@ -203,7 +208,7 @@ class Training:
         )
 
     def _new_curves(self, epochs: int) -> dict[str, Tensor]:
-        """Return curves of so many epochs, without values."""
+        """Return uninitialized curves of the given number of epochs."""
         losses, topk = self.total.new_empty(epochs, len(self.specs)), len(self.loader.topk)
         curves = {f"{name}_loss": losses for name in ("train", *self.loader.eval_sizes)}
         curves |= {f"{name}_accuracy": losses.unsqueeze(-1).expand(-1, -1, topk) for name in self.loader.eval_sizes}
@@ -211,19 +216,19 @@ class Training:
 
 
 def _check_alike(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
-    """Raise a ValueError that names a tensor in which two states differ by its name, shape or type."""
+    """Raise a ValueError that names a tensor in which two states differ: by name, shape or dtype."""
     if names := sorted(own.keys() ^ given.keys()):
         raise ValueError(f"{names[0]}: {'missing' if names[0] in own else 'unknown'}")
     for name, tensor in own.items():
         kinds = [f"{t.dtype} of shape {tuple(t.shape)}".removeprefix("torch.") for t in (given[name], tensor)]
         if kinds[0] != kinds[1]:
-            raise ValueError(f"{name}: {kinds[0]}, but {kinds[1]} is wanted")
+            raise ValueError(f"{name}: {kinds[0]}; must be {kinds[1]}")
 
 
 def _optimizer(population: Population, specs: Sequence[Spec], steps: int, world: World) -> Optimizer:
-    """Return the optimizer of the specs: members may differ in rates, weight decay and the number of the schedule.
+    """Return the optimizer; members may differ in learning rates, weight decay and the constant of the schedule.
 
-    RMSprop has the constants of Keras, SGD a momentum of 0.9. Weight decay is for weights alone.
+    RMSprop has the constants of Keras, SGD a momentum of 0.9. Weight decay applies only to weights.
     """
     lr, decay, scale = (
         torch.tensor([getattr(spec, name) for spec in specs], dtype=torch.float64, device=population.seeds.device)
@@ -243,7 +248,7 @@ def _optimizer(population: Population, specs: Sequence[Spec], steps: int, world:
         "weight_decay": decay,
         "schedule": _schedule(specs, steps, population.seeds.device),
         "groups": groups,
-        # DistributedDataParallel gathers the gradients of parameters, not of copies
+        # DistributedDataParallel reduces the gradients of parameters, not of copies
         "copies": torch.bfloat16 if first.precision == "bfloat16" and world.size == 1 else None,
     }
     if first.optimizer == "rmsprop":
@@ -254,7 +259,7 @@ def _optimizer(population: Population, specs: Sequence[Spec], steps: int, world:
 
 
 def _schedule(specs: Sequence[Spec], steps: int, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """Return the factor of the learning rates as a function of the number of updates; an epoch has so many steps."""
+    """Return the factor of the learning rates as a function of the number of updates, with `steps` per epoch."""
     kind, _ = parse_schedule(specs[0].schedule)
     numbers = [parse_schedule(spec.schedule)[1] for spec in specs]
     values = torch.tensor(numbers, dtype=torch.float64, device=device)

@@ -1,4 +1,4 @@
-"""Trained networks as files: weights by run, and plain networks made of them."""
+"""Save and load the weights of trained networks."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def load_network(path: str | os.PathLike[str], network: str | None = None) -> nn
     """Load a trained network, a plain module in evaluation mode, ready for inference, folding and export.
 
     Args:
-        path: a file that ``hullo train`` has left in the folder ``weights`` of its output directory.
-        network: where a network of your own is, as in ``my_network.py:Net``; by default where it was when it was
-            trained.
+        path: a file that ``hullo train`` wrote to the folder ``weights`` of its output directory.
+        network: the source of a network of your own, as in ``my_network.py:Net``; by default the path it had when it
+            was trained.
 
     Example:
         >>> from pathlib import Path
@@ -61,7 +61,7 @@ def load_network(path: str | os.PathLike[str], network: str | None = None) -> nn
             about: dict[str, str] = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
-        raise ValueError(f"{path} holds no weights: {error}") from None
+        raise ValueError(f"{path} is not a safetensors file of weights: {error}") from None
     try:
         spec, sizes = Spec.parse(about["spec"]), asdict(Task(**json.loads(about["task"])))
         if spec.is_own_network:
@@ -72,13 +72,13 @@ def load_network(path: str | os.PathLike[str], network: str | None = None) -> nn
         made.load_state_dict(tensors)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"{path} holds no network of the laboratory: {reason}") from None
+        raise ValueError(f"cannot load the network of {path}: {reason}") from None
     return made.eval()
 
 
 def _find_own(name: str, source: str) -> None:
-    """Make the network of a user known that a file of weights was made with."""
+    """Register the user's network that a file of weights was trained with."""
     own = networks.OwnNetwork.open(source)
     if own.name != name:
-        raise ValueError(f"it was trained with {name}, and {source} is {own.name}: the file has changed")
+        raise ValueError(f"it was trained with {name}, but {source} is now {own.name}: the file has changed")
     networks.register(own)

@@ -191,7 +191,7 @@ class Records:
                     yield number, line
 
     @property
-    def torn(self) -> int:
+    def truncated_bytes(self) -> int:
         """Return how many bytes there are of a last line without an end."""
         return self.path.stat().st_size - self._end() if self.path.exists() else 0
 

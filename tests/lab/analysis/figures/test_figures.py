@@ -84,7 +84,7 @@ def test_without_records_the_two_figures_that_need_none_are_drawn_and_the_others
     assert result.exit_code == 0, result.output
     assert written(tmp_path / "figures") == both("geometry", "pipeline")
     assert result.stderr == (
-        "note: no activations, coefficients, accuracy: these need records; name directories of them\n"
+        "note: no activations, coefficients, accuracy: these need records; give directories of records\n"
     )
 
 
@@ -93,7 +93,7 @@ def test_where_nothing_was_learned_a_line_says_so(tmp_path: Path) -> None:
     result = invoke(tmp_path, "--only", "activations", "--only", "coefficients", "--output", tmp_path / "out")
     assert (result.exit_code, result.stdout) == (0, "")
     assert result.stderr.splitlines() == [
-        f"note: no lenet5-cifar10-{name}: of these runs none that ended well learned activations"
+        f"note: no lenet5-cifar10-{name}: no finished run among these learned activations"
         for name in ("activations", "coefficients")
     ]
     assert written(tmp_path / "out") == []
@@ -142,7 +142,7 @@ def test_settings_that_differ_are_in_the_names_of_files(tmp_path: Path) -> None:
     names = (f"lenet5-cifar10-epochs-{epochs}-activations" for epochs in (2, 3))
     assert written(tmp_path / "out") == both(*names)
     result = invoke(tmp_path, "--only", "activations", "--epoch", 3, "--output", tmp_path / "last")
-    assert result.stderr == "note: left out, without this epoch or reading: lenet5/cifar10 epochs=2\n"
+    assert result.stderr == "note: omitted, without this epoch or reading: lenet5/cifar10 epochs=2\n"
     assert written(tmp_path / "last") == both("lenet5-cifar10-epochs-3-activations")
 
 
@@ -158,7 +158,7 @@ def test_settings_that_differ_are_in_the_names_of_files(tmp_path: Path) -> None:
             "there are no records of 'affine(relu,tanh)'; there are relu, convex(identity,relu,tanh), affine(",
         ),
         (("--activation", "convex(relu"), "'convex(relu' is no activation"),
-        (("--seed", "7"), "there is no run of seed 7; there are 0, 1"),
+        (("--seed", "7"), "no run has seed 7; available: 0, 1"),
         (("missing",), "missing does not exist"),
     ],
 )
@@ -186,7 +186,7 @@ def test_an_output_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> N
     (tmp_path / "taken").write_text("a file")
     result = invoke("--only", "geometry", "--output", tmp_path / "taken")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr == f"hullo: cannot write to {tmp_path / 'taken'}: it is a file; name another directory\n"
+    assert f"cannot write to {tmp_path / 'taken'}: a file of that name" in result.stderr
 
 
 def test_a_disk_that_is_full_leaves_no_half_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,6 +197,7 @@ def test_a_disk_that_is_full_leaves_no_half_figure(tmp_path: Path, monkeypatch: 
     result = invoke("--only", "pipeline", "--output", tmp_path)
     assert result.exit_code == 1
     assert (
-        result.stderr == f"hullo: cannot write {tmp_path}: No space left on device; make room, or name another place\n"
+        result.stderr
+        == f"hullo: cannot write {tmp_path}: No space left on device; free disk space, or choose another path\n"
     )
     assert not list(tmp_path.iterdir())

@@ -11,7 +11,7 @@ from hullo.lab.cli import app
 from hullo.lab.data.augment import draw_order
 from hullo.lab.data.ilsvrc2012 import centre_crops, crop, draw_crops
 from hullo.lab.data.release import DataError
-from hullo.lab.distributed import ALONE, World
+from hullo.lab.distributed import SINGLE_PROCESS, World
 from hullo.lab.run.loaders import open_loader
 from hullo.lab.run.training import Training
 from hullo.lab.spec.records import Records
@@ -44,7 +44,7 @@ def test_a_batch_is_cropped_less_the_mean_and_named_as_it_was_packed(loader):
         227,
     )
     seeds, epoch = torch.tensor([5, 5]), 1
-    shown = [(whole, *loader.load_batch(*batch)) for whole, batch in loader.batches(seeds, epoch, 5, 0, ALONE)]
+    shown = [(whole, *loader.load_batch(*batch)) for whole, batch in loader.batches(seeds, epoch, 5, 0, SINGLE_PROCESS)]
     assert [whole for whole, _, _ in shown] == [5, 5, 2]
     (order,) = draw_order(seeds[:1], epoch, 12)
     (crops,) = draw_crops(seeds[:1], epoch, order[None])
@@ -56,7 +56,7 @@ def test_a_batch_is_cropped_less_the_mean_and_named_as_it_was_packed(loader):
 def test_the_parts_of_all_processes_are_the_steps_that_are_left(loader):
     seeds, world = torch.tensor([5]), [World(rank, 3) for rank in range(3)]
     parts = [[batch for _, batch in loader.batches(seeds, 0, 5, 1, member)] for member in world]
-    for step, (_, whole) in enumerate(loader.batches(seeds, 0, 5, 1, ALONE)):
+    for step, (_, whole) in enumerate(loader.batches(seeds, 0, 5, 1, SINGLE_PROCESS)):
         together = [torch.cat(tensors) for tensors in zip(*(part[step] for part in parts), strict=True)]
         assert all(map(torch.equal, together, whole))
 
@@ -85,8 +85,8 @@ def test_images_come_in_the_type_that_the_first_convolution_computes_in(loader, 
 
 
 def test_members_of_several_seeds_cannot_share_a_stream(loader):
-    with pytest.raises(ValueError, match=r"one seed; got \[1, 2\]"):
-        next(loader.batches(torch.tensor([1, 2]), 0, 5, 0, ALONE))
+    with pytest.raises(ValueError, match=r"same seed; got \[1, 2\]"):
+        next(loader.batches(torch.tensor([1, 2]), 0, 5, 0, SINGLE_PROCESS))
     specs = [Spec.default("alexnet", "ilsvrc2012", "relu", seed=seed) for seed in (1, 2)]
     assert specs[0].population_key != specs[1].population_key
 
@@ -136,7 +136,7 @@ def test_a_part_of_the_data_set_is_of_the_classes_of_its_training_images_in_thei
     loader = open_loader(Spec.default("alexnet", "ilsvrc2012", "relu"), tmp_path, CPU)
     assert (loader.task.num_classes, loader.eval_sizes) == (2, {"test": 4})
     (order,) = draw_order(torch.tensor([0]), 0, loader.count)
-    shown = [batch[1] for _, batch in loader.batches(torch.tensor([0]), 0, 5, 0, ALONE)]
+    shown = [batch[1] for _, batch in loader.batches(torch.tensor([0]), 0, 5, 0, SINGLE_PROCESS)]
     assert torch.equal(torch.cat(shown), trained[order] // 2)
     numbers = (tested != 1).nonzero().flatten()
     for processes in (1, 3):
@@ -154,7 +154,7 @@ def test_a_part_whose_val_images_show_none_of_its_classes_is_refused(tmp_path, p
         if list(TRAIN)[shown - 1] == WNIDS[0]:
             next((source / "val").rglob(f"*{number:08}.JPEG")).unlink()
     pack(source, tmp_path / "ilsvrc2012" / "packed", partial=True)
-    with pytest.raises(DataError, match="no val image shows a class of its training images; pack some that do"):
+    with pytest.raises(DataError, match="no val image has a class of the training images"):
         open_loader(Spec.default("alexnet", "ilsvrc2012", "relu"), tmp_path, CPU)
 
 
@@ -180,7 +180,7 @@ def test_training_goes_on_from_any_step_to_the_bit(home):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--val-size", 5), "val_size=5: ilsvrc2012 is evaluated on its own validation images"),
+        (("--val-size", 5), "val_size=5: ilsvrc2012 has its own validation images"),
         ((), "holds no finished pack; make it with: hullo data pack ilsvrc2012"),
     ],
 )

@@ -204,7 +204,7 @@ def test_a_disk_that_fills_up_is_one_clear_error_and_leaves_whole_shards_alone(t
 
 def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path, pack):
     (tmp_path / "packed").write_text("a file where the folder should be")
-    with pytest.raises(ValueError, match=rf"cannot write to {tmp_path}/packed: it is a file; name another directory"):
+    with pytest.raises(ValueError, match=rf"cannot write to {tmp_path}/packed: a file of that name exists"):
         pack(lay_out(tmp_path / "source"), tmp_path / "packed")
 
 
@@ -268,7 +268,7 @@ def test_packing_that_was_stopped_leaves_no_worker_and_goes_on_where_it_was(tmp_
     assert 1 <= len(before) < 5
     if how == signal.SIGINT:
         assert process.returncode == 130
-        assert f"hullo: stopped; the state is saved in {packed}; go on with: hullo " in said
+        assert f"hullo: stopped; the state is saved in {packed}; resume with: hullo " in said
         assert "Traceback" not in said
         assert not list(packed.glob("*.part"))
     assert pack(source, packed).is_complete

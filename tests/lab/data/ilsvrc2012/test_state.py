@@ -126,7 +126,7 @@ def test_what_was_released_may_lie_elsewhere(tmp_path):
     assert invoke("pack", "ilsvrc2012", *options).exit_code == 0
     assert invoke("check", "ilsvrc2012", "--data", tmp_path / "data").exit_code == 0
     refused = invoke("check", "cifar10", "--source", source)
-    assert (refused.exit_code, refused.stderr) == (2, "hullo: --source is for ilsvrc2012 alone; got cifar10\n")
+    assert (refused.exit_code, refused.stderr) == (2, "hullo: --source is only for ilsvrc2012; got cifar10\n")
 
 
 def test_an_altered_pack_is_named_with_what_to_do(tmp_path):

@@ -15,11 +15,11 @@ from hullo.lab.analysis.figures.geometry import draw_geometry
 from hullo.lab.analysis.figures.pipeline import draw_pipeline
 from hullo.lab.analysis.figures.style import drawing, save
 
-__all__ = ["ALONE", "FIGURES", "draw_activations", "draw_figures", "drawing", "save", "stem"]
+__all__ = ["FIGURES", "WITHOUT_RECORDS", "draw_activations", "draw_figures", "drawing", "save", "stem"]
 
-ALONE = ("geometry", "pipeline")
+WITHOUT_RECORDS = ("geometry", "pipeline")
 """Figures that need no records."""
-FIGURES = (*ALONE, "activations", "coefficients", "accuracy")
+FIGURES = (*WITHOUT_RECORDS, "activations", "coefficients", "accuracy")
 
 
 def draw_figures(

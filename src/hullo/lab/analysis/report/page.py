@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hullo.lab.analysis.report.functions import known_bases, quote, write_bases
-from hullo.lab.files import atomic_write, make_folder
+from hullo.lab.files import atomic_write, make_directory
 
 STYLES = ("page.css", "views.css")
 SCRIPTS = (
@@ -33,7 +33,7 @@ SCRIPTS = (
 
 def write_page(document: dict[str, Any], path: Path) -> None:
     """Write the page; a file that is there is replaced by the whole page, or stays."""
-    make_folder(path.parent)
+    make_directory(path.parent)
     if path.is_dir():
         raise ValueError(f"cannot write {path}: it is a directory; name a file")
     with atomic_write(path) as file:

@@ -150,7 +150,7 @@ class Pack:
             )
         return images
 
-    def flaws(self, reach: Callable[[float], None]) -> list[str]:
+    def flaws(self, on_progress: Callable[[float], None]) -> list[str]:
         """What is wrong with the files, every byte of them being compared with what was written."""
         entries = [entry for part in self.parts.values() for entry in part.shards]
         flaws = self._mean_flaw()
@@ -158,7 +158,7 @@ class Pack:
             futures = {threads.submit(self._flaw, entry): entry for entry in entries}
             for done, future in enumerate(as_completed(futures), 1):
                 flaws += future.result()
-                reach(done / len(entries))
+                on_progress(done / len(entries))
         return sorted(flaws)
 
     def _mean_flaw(self) -> list[str]:

@@ -21,7 +21,7 @@ from hullo.lab.data.ilsvrc2012.packed import MANIFEST, MEAN, Pack, Part, ShardEn
 from hullo.lab.data.ilsvrc2012.shards import IMAGE_BYTES, Shard, write_shard
 from hullo.lab.data.ilsvrc2012.source import SPLITS, EncodedImage, Source
 from hullo.lab.data.release import DataError
-from hullo.lab.files import atomic_write, locked, make_folder
+from hullo.lab.files import atomic_write, locked, make_directory
 from hullo.lab.progress import Progress
 
 SHARD = 4096
@@ -36,8 +36,8 @@ def choose(source: Source, progress: Progress, *, partial: bool) -> dict[str, li
     """The images of each split to be packed: all that were released, or those there are if a part will do."""
     chosen, lacking = {}, []
     for done, split in enumerate(SPLITS):
-        progress.begin(f"looking through {source.place(split)}", done, len(SPLITS))
-        chosen[split] = source.images(split, progress.reach)
+        progress.start_step(f"looking through {source.place(split)}", done, len(SPLITS))
+        chosen[split] = source.images(split, progress.update)
         found, wanted = len(chosen[split]), source.num_released(split)
         if not found:
             raise DataError(f"{source.place(split)} holds no images; their names end in .JPEG")
@@ -73,7 +73,7 @@ def pack(
     def refuse(_: int) -> None:
         raise DataError(f"another process is packing into {folder}; wait for it, or stop it")
 
-    make_folder(folder)
+    make_directory(folder)
     plans = {split: _plan(folder, split, images) for split, images in chosen.items()}
     whole = {path: images for plan in plans.values() for path, images in plan.items()}
     try:
@@ -144,7 +144,7 @@ def _write_shards(missing: Plan, total: int, pool: Pool, progress: Progress) -> 
         try:
             for done, future in enumerate(as_completed(futures), total - len(missing)):
                 future.result()
-                progress.begin(futures[future].name, done, total)
+                progress.start_step(futures[future].name, done, total)
                 _note_flaws(futures[future], progress)
         except BaseException:
             for future in futures:

@@ -29,7 +29,7 @@ LARGEST = 2**28
 
 _WNID = re.compile(r"n\d{8}")
 
-Reach = Callable[[float], None]
+OnProgress = Callable[[float], None]
 
 
 @contextmanager
@@ -124,18 +124,20 @@ class Source:
             return NUM_IMAGES[split]
         return len(self.devkit.truth) if split == "val" else sum(item.num_images for item in self.devkit.classes)
 
-    def images(self, split: str, reach: Reach = lambda _: None) -> list[EncodedImage]:
-        """The images of a split, sorted by name: one list, whichever way they lie; `reach` is told how far it is."""
+    def images(self, split: str, on_progress: OnProgress = lambda _: None) -> list[EncodedImage]:
+        """Return the images of a split, sorted by name; call `on_progress` with the completed fraction."""
         place = self.place(split)
         with readable(place):
-            return self._list(split, place, reach)
+            return self._list(split, place, on_progress)
 
-    def _list(self, split: str, place: Path, reach: Reach) -> list[EncodedImage]:
+    def _list(self, split: str, place: Path, on_progress: OnProgress) -> list[EncodedImage]:
         label_of = {wnid: label for label, wnid in enumerate(self.wnids)}
         truth = self.devkit.truth if split == "val" and self.devkit else ()
         shown = {f"ILSVRC2012_val_{number:08}.JPEG": label for number, label in enumerate(truth, 1)}
         images = []
-        for wnid, name, encoded in _in_tar(place, reach=reach) if place.is_file() else _in_folder(place, reach):
+        for wnid, name, encoded in (
+            _in_tar(place, on_progress=on_progress) if place.is_file() else _in_folder(place, on_progress)
+        ):
             if not name.isprintable():
                 raise DataError(f"{place}: {name!r} is no name for an image; rename it, or take it away")
             if wnid and wnid not in label_of:
@@ -159,7 +161,7 @@ Found = Iterator[tuple[str, str, Bytes]]
 """Of each image: the WordNet identifier it is sorted under, if any, its name, where it lies."""
 
 
-def _in_folder(folder: Path, reach: Reach) -> Found:
+def _in_folder(folder: Path, on_progress: OnProgress) -> Found:
     entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     for done, entry in enumerate(entries):
         if _WNID.fullmatch(entry.name) and entry.is_dir():
@@ -170,10 +172,10 @@ def _in_folder(folder: Path, reach: Reach) -> Found:
             yield from _in_tar(Path(entry.path), Path(entry).stem)
         elif entry.name.endswith(".JPEG"):
             yield "", entry.name, Bytes(entry.path)
-        reach((done + 1) / len(entries))
+        on_progress((done + 1) / len(entries))
 
 
-def _in_tar(path: Path, wnid: str = "", reach: Reach = lambda _: None) -> Found:
+def _in_tar(path: Path, wnid: str = "", on_progress: OnProgress = lambda _: None) -> Found:
     size = path.stat().st_size
 
     def members(file: BinaryIO, wnid: str) -> Found:
@@ -192,7 +194,7 @@ def _in_tar(path: Path, wnid: str = "", reach: Reach = lambda _: None) -> Found:
                     yield from members(file, Path(member.name).stem)
                 elif member.name.endswith(".JPEG"):
                     yield wnid, Path(member.name).name, Bytes(str(path), member.offset_data, member.size)
-                reach(end / size)
+                on_progress(end / size)
 
     try:
         with open_regular(path) as file:

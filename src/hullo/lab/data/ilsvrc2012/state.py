@@ -85,8 +85,8 @@ class Home:
         if not (self.packed / MANIFEST).exists():
             return False, [f"{NAME} is not packed in {self.packed}"]
         pack = Pack.open(self.packed)
-        progress.begin(f"comparing {self.packed} with what was packed", 0, 1)
-        flaws = pack.flaws(progress.reach)
+        progress.start_step(f"comparing {self.packed} with what was packed", 0, 1)
+        flaws = pack.flaws(progress.update)
         if flaws:
             return False, [*flaws, f"delete what is altered, then: {self.command}"]
         parts = pack.parts.values()
@@ -115,7 +115,7 @@ class Home:
         for done, split in enumerate(SPLITS):
             try:
                 place = source.place(split)
-                progress.begin(f"looking through {place}", done, len(SPLITS))
+                progress.start_step(f"looking through {place}", done, len(SPLITS))
                 with readable(place):
                     complete, line = _check_split(source, split, place, progress)
             except DataError as error:
@@ -140,7 +140,7 @@ def _check_split(source: Source, split: str, place: Path, progress: Progress) ->
             found = hashlib.file_digest(file, "md5").hexdigest()
         same = found == tar.digest
         return same, f"{place} is {'as released' if same else 'altered'}: md5 wanted {tar.digest}, found {found}"
-    images, wanted = source.images(split, progress.reach), source.num_released(split)
+    images, wanted = source.images(split, progress.update), source.num_released(split)
     lacking = []
     if split == "train" and source.devkit is not None:
         counts = Counter(image.label for image in images)

@@ -26,7 +26,7 @@ from torch import Tensor
 from hullo.lab.data.ilsvrc2012.decoding import SHAPE
 from hullo.lab.data.ilsvrc2012.packed import PackedImages
 from hullo.lab.data.ilsvrc2012.workers import available_cores
-from hullo.lab.distributed import ALONE, World
+from hullo.lab.distributed import SINGLE_PROCESS, World
 
 AHEAD = 4
 """Batches that are being read while one is in use."""
@@ -38,7 +38,7 @@ PIECE = 16
 """Images that a thread reads at a time."""
 
 
-def split_steps(order: Tensor, batch: int, *, start: int = 0, world: World = ALONE) -> Iterator[Tensor]:
+def split_steps(order: Tensor, batch: int, *, start: int = 0, world: World = SINGLE_PROCESS) -> Iterator[Tensor]:
     """The numbers of the images that this process sees in each step from `start` on.
 
     A step takes the next `batch` images of the order, the last one those that are left; each process its share. What
