@@ -258,15 +258,15 @@ def test_more_seeds_add_to_what_is_there(tmp_path: Path) -> None:
         ((*TRAIN, "--lr", "-1"), "lr=-1.0: give a number"),
         ((*TRAIN, "--weight-decay", "nan"), "weight_decay=nan: give a number"),
         ((*TRAIN, "--schedule", "linear"), "schedule='linear'"),
-        ((*TRAIN, "--batch-size", "0"), "batch_size=0: give a whole number"),
+        ((*TRAIN, "--batch-size", "0"), "batch_size=0: must be an integer"),
         (
             (*TRAIN, "--seed", "999999999999999999999"),
-            "seed=999999999999999999999: give a whole number of at least 0 and",
+            "seed=999999999999999999999: must be an integer of at least 0 and",
         ),
         ((*TRAIN, "--device", "tpu"), "unknown device 'tpu'"),
         ((*TRAIN, "--val-size", "100000"), "fashion-mnist-sample: cannot hold out 100000 training images"),
         (("reproduce", COLUMN, "alexnet/fashion-mnist-sample"), "image_size=28: images for alexnet have at least 39"),
-        (("train", "vgg", "cifar10"), "unknown network 'vgg'; there are lenet5"),
+        (("train", "vgg", "cifar10"), "unknown network 'vgg'; available: lenet5"),
         (("train", "lenet5", "mnist"), "unknown data set 'mnist'; there are"),
         (("reproduce", "lenet5"), "'lenet5' is no column: write network/data; the paper's are lenet5/fashion-mnist,"),
         (("reproduce", COLUMN, "--activation", "relu,tanh"), "'relu,tanh' is no activation"),
@@ -298,7 +298,7 @@ def test_a_file_that_cannot_grow_is_one_clear_line_and_leaves_nothing_half_done(
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith("hullo: cannot write ")
-    assert "File too large; finished runs are kept; make room" in result.stderr
+    assert "File too large; finished runs are kept; free disk space" in result.stderr
     assert result.stderr.count("\n") == 1
     assert not any((tmp_path / "checkpoints").glob("[!.]*"))
     assert invoke(*TRAIN, "--output", tmp_path, "--quiet").exit_code == 0

@@ -126,7 +126,7 @@ def test_runs_of_other_lengths_are_never_averaged() -> None:
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
-        ("lenet5/cifar10", "no records of 'lenet5/cifar10'; there are kerasnet/cifar10$"),
+        ("lenet5/cifar10", "no records of 'lenet5/cifar10'; available: kerasnet/cifar10$"),
         ("kerasnet/cifar10 batch_size=64", "no records of 'kerasnet/cifar10 batch_size=64'"),
         ("kerasnet", "'kerasnet' is no column: write network/data"),
         ("kerasnet/cifar10 colour=red", "colour=red.*names are seed, epochs"),
@@ -237,8 +237,8 @@ def test_two_different_records_of_one_run_are_refused(folder: Path) -> None:
     ("prepare", "said"),
     [
         (lambda path: None, "does not exist; name files"),
-        (lambda path: path.mkdir(), "there are no records in .*new"),
-        (lambda path: path.write_text(""), "there are no records in .*new"),
+        (lambda path: path.mkdir(), "no records in .*new"),
+        (lambda path: path.write_text(""), "no records in .*new"),
         (lambda path: path.write_text("a,b\n1,2\n"), "new, line 1"),
         (lambda path: path.write_bytes(b"\xff\xfe\n"), "new, line 1"),
     ],
@@ -280,7 +280,7 @@ def test_experiments_without_a_reading_are_left_out() -> None:
     assert [e.cells["relu"].accuracy.mean for e in experiments(BOTH + PLAIN, reading="best")] == [30.0, 30.0, 9.0]
     with pytest.raises(ValueError, match=r"'chosen': lenet5/cifar10 has last, last10, best; resnet56.*--reading"):
         experiments(PLAIN, reading="chosen")
-    with pytest.raises(ValueError, match="unknown reading 'final'; there are last, last10, chosen, best"):
+    with pytest.raises(ValueError, match="unknown reading 'final'; available: last, last10, chosen, best"):
         experiments(PLAIN, reading="final")
 
 

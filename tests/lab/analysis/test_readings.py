@@ -106,5 +106,5 @@ def test_the_reading_that_explains_the_paper_says_so_wherever_it_is_named() -> N
 
 def test_readings_are_found_by_name() -> None:
     assert [find_reading(name) for name in READINGS] == [LAST, LAST10, CHOSEN, BEST]
-    with pytest.raises(ValueError, match="'average'; there are last, last10, chosen, best"):
+    with pytest.raises(ValueError, match="'average'; available: last, last10, chosen, best"):
         find_reading("average")

@@ -16,7 +16,7 @@ def test_a_record_is_a_label_and_red_green_and_blue_rows():
 
 @pytest.mark.parametrize("size", [1, 3072, 3074])
 def test_a_batch_that_ends_within_a_record_is_refused(size):
-    with pytest.raises(ValueError, match=rf"CIFAR-10: {size} bytes are no whole number of images of 3073 bytes"):
+    with pytest.raises(ValueError, match=rf"CIFAR-10: {size} bytes; must be a multiple of 3073"):
         cifar10.read_batches([bytes(3073), bytes(size)])
 
 

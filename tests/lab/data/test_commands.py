@@ -42,7 +42,7 @@ def test_fetch_brings_check_agrees_and_list_shows(tmp_path, served):
     (tmp_path / "fashion-mnist" / "t10k-labels-idx1-ubyte.gz").write_bytes(b"x")
     damaged = invoke("check", "fashion-mnist", "--data", str(tmp_path))
     assert damaged.exit_code == 1
-    assert "t10k-labels-idx1-ubyte.gz is cut off after 1 of" in damaged.stdout
+    assert "t10k-labels-idx1-ubyte.gz is truncated after 1 of" in damaged.stdout
     listed = " ".join(invoke("list", "--data", str(tmp_path)).stdout.split())
     assert "1 of 4 files" in listed
     assert "not fetched" in listed
@@ -68,7 +68,7 @@ def test_a_fetch_that_fails_is_one_line_and_exit_code_1(tmp_path, served):
     assert result.stderr.startswith(
         f"hullo: cannot fetch {served.address}train-images-idx3-ubyte.gz: the server answers"
     )
-    assert result.stderr.endswith(f"go on with: hullo data fetch fashion-mnist --data {tmp_path}\n")
+    assert result.stderr.endswith(f"resume with: hullo data fetch fashion-mnist --data {tmp_path}\n")
     assert result.stderr.count("\n") == 1
 
 
@@ -77,5 +77,5 @@ def test_an_unknown_name_is_one_line_and_exit_code_2_before_anything_is_done(com
     result = invoke(command, "fashion-mnist", "imagenet", "--data", str(tmp_path))
     assert (result.exit_code, result.stdout) == (2, "")
     known = "fashion-mnist, cifar10, fashion-mnist-sample, ilsvrc2012"
-    assert result.stderr == f"hullo: unknown data set 'imagenet'; there are {known}\n"
+    assert result.stderr == f"hullo: unknown data set 'imagenet'; available: {known}\n"
     assert served.asked == []

@@ -10,7 +10,9 @@ def test_the_names_are_those_of_the_command_line():
 
 @pytest.mark.parametrize("function", [find, load])
 def test_an_unknown_name_is_refused_with_those_there_are(function):
-    with pytest.raises(ValueError, match="unknown data set 'mnist'; there are fashion-mnist, cifar10, fashion-mnist-s"):
+    with pytest.raises(
+        ValueError, match="unknown data set 'mnist'; available: fashion-mnist, cifar10, fashion-mnist-s"
+    ):
         function("mnist")
 
 

@@ -89,7 +89,7 @@ def test_a_fetch_that_failed_keeps_what_came_and_the_next_goes_on(copy, site, te
         bring(copy)
     assert str(caught.value) == (
         f"cannot fetch {site.address}first.bin: the connection ended too early; 30,000 of 100,000 bytes are kept; "
-        f"go on with: hullo data fetch pair --data {copy.root}"
+        f"resume with: hullo data fetch pair --data {copy.root}"
     )
     assert names(copy) == ["pair", "pair/first.bin.part"]
     bring(copy)
@@ -116,8 +116,8 @@ def test_altered_bytes_are_named_and_not_kept(copy, site):
     with pytest.raises(DataError) as caught:
         bring(copy)
     assert str(caught.value) == (
-        f"{copy.folder / 'second.bin.part'} is altered: sha256 wanted {FILES[1].digest}, "
-        f"found {as_file('', altered).digest}; it was deleted; fetch it anew with: {copy.command}"
+        f"{copy.folder / 'second.bin.part'} is altered: expected sha256 {FILES[1].digest}, "
+        f"found {as_file('', altered).digest}; it was deleted; fetch it again with: {copy.command}"
     )
     assert names(copy) == ["pair", "pair/first.bin"]
 
@@ -137,7 +137,7 @@ def test_a_file_of_another_length_does_not_touch_what_was_kept(copy, site):
         bring(copy)
     site.resumes = False
     site.files["first.bin"] = b"<html>please log in</html>"
-    with pytest.raises(DataError, match="the server offers 26 bytes instead of 100000; 30,000 of 100,000 bytes"):
+    with pytest.raises(DataError, match="the server offers 26 bytes; expected 100000; 30,000 of 100,000 bytes"):
         bring(copy)
 
 
@@ -234,7 +234,7 @@ def test_a_full_disk_is_one_clear_error(packed, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(fetching, "open_output", full)
-    with pytest.raises(DataError, match=rf"cannot write {packed.root}: No space left on device; make room there"):
+    with pytest.raises(DataError, match=rf"cannot write {packed.root}: No space left on device; free disk space"):
         bring(packed)
 
 

@@ -34,8 +34,8 @@ def test_a_sound_copy_is_read(copy):
 @pytest.mark.parametrize(
     ("content", "state"),
     [
-        (b"", f"cut off after 0 of {WANTED.size} bytes"),
-        (FASHION[NAME][:-1], f"cut off after {WANTED.size - 1} of {WANTED.size} bytes"),
+        (b"", f"truncated after 0 of {WANTED.size} bytes"),
+        (FASHION[NAME][:-1], f"truncated after {WANTED.size - 1} of {WANTED.size} bytes"),
         (FASHION[NAME] + b"\0", "altered"),
         (FASHION[NAME][:-1] + b"x", "altered"),
     ],
@@ -46,8 +46,8 @@ def test_a_file_that_differs_is_refused_with_its_digests_and_the_remedy(copy, co
     with pytest.raises(DataError) as caught:
         copy.load()
     assert str(caught.value) == (
-        f"{path} is {state}: sha256 wanted {WANTED.digest}, found {as_file(NAME, content).digest}; "
-        f"mend it with: hullo data fetch fashion-mnist --data {copy.root}"
+        f"{path} is {state}: expected sha256 {WANTED.digest}, found {as_file(NAME, content).digest}; "
+        f"run: hullo data fetch fashion-mnist --data {copy.root}"
     )
     assert copy.flaws() == {WANTED: str(caught.value)}
 
@@ -58,14 +58,14 @@ def test_a_missing_file_is_refused_with_its_digest_and_the_remedy(copy, monkeypa
     with pytest.raises(DataError) as caught:
         copy.load()
     assert str(caught.value) == (
-        f"{copy.folder / NAME} is missing: sha256 wanted {WANTED.digest}; mend it with: hullo data fetch fashion-mnist"
+        f"{copy.folder / NAME} is missing: expected sha256 {WANTED.digest}; run: hullo data fetch fashion-mnist"
     )
 
 
 def test_a_file_that_cannot_be_read_is_refused(copy):
     (copy.folder / NAME).unlink()
     (copy.folder / NAME).mkdir()
-    with pytest.raises(DataError, match=rf"{NAME} cannot be read \(Is a directory\): sha256 wanted {WANTED.digest}"):
+    with pytest.raises(DataError, match=rf"{NAME} cannot be read \(Is a directory\): expected sha256 {WANTED.digest}"):
         copy.load()
 
 

@@ -165,9 +165,9 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"name": "vgg"}, r"unknown network 'vgg'; there are lenet5, kerasnet, resnet56"),
-            ({"num_classes": 0}, r"num_classes=0: give a whole number of at least one"),
-            ({"image_size": 2.5}, r"image_size=2\.5: give a whole number"),
+            ({"name": "vgg"}, r"unknown network 'vgg'; available: lenet5, kerasnet, resnet56"),
+            ({"num_classes": 0}, r"num_classes=0: must be an integer of at least one"),
+            ({"image_size": 2.5}, r"image_size=2\.5: must be an integer"),
             ({"image_size": 15}, r"image_size=15: images for lenet5 have at least 16 pixels"),
             ({"activation": "rellu"}, r"'rellu' is no activation"),
         ],

@@ -309,7 +309,7 @@ class TestArrays:
         [
             ({"y_train": torch.rand(4)}, r"y_train.*torch.float32.*hullo\.population"),
             ({"y_test": torch.zeros(3, dtype=torch.int64)}, r"y_test.*\(4,\)"),
-            ({"y_train": torch.tensor([-1, 0, 1, 1])}, "from 0 on; got -1"),
+            ({"y_train": torch.tensor([-1, 0, 1, 1])}, "from 0; got -1"),
             ({"y_test": torch.tensor([0, 1, 2, 1])}, "labels from 0 to 2, but 2 classes"),
             ({"x_test": torch.zeros(4, 2)}, r"x_train and x_test differ.*\(4, 2\)"),
             ({"x_train": torch.full((4, 3), torch.nan)}, "x_train.*not finite"),
@@ -354,11 +354,11 @@ class TestFolders:
     @pytest.mark.parametrize(
         ("spoil", "said"),
         [
-            ("stray text", r"notes\.txt is no image"),
+            ("stray text", r"notes\.txt is not an image"),
             ("torn image", r"torn\.png cannot be read"),
             ("unknown class", "no class 'bird'"),
             ("no val", "no folder val"),
-            ("empty", "holds no images"),
+            ("empty", "contains no images"),
         ],
     )
     def test_what_is_wrong_with_a_folder_is_named(self, spoil: str, said: str, place: Path) -> None:

@@ -207,7 +207,7 @@ def _only(experiments: Sequence[Experiment], rows: Sequence[str]) -> list[Experi
     """Return what experiments have of some activations, each of which is in one of them at least."""
     wanted, known = dict.fromkeys(str(ActivationSpec.parse(row)) for row in rows), rows_of(experiments)
     if missing := [row for row in wanted if row not in known]:
-        raise ValueError(f"there are no records of {missing[0]!r}; there are {', '.join(known)}")
+        raise ValueError(f"no records of {missing[0]!r}; available: {', '.join(known)}")
     kept = (replace(e, records=tuple(r for r in e.records if r.spec.activation in wanted)) for e in experiments)
     return [experiment for experiment in kept if experiment.records]
 
@@ -224,7 +224,7 @@ def _fitting(text: str, names: Mapping[Spec, str]) -> list[Spec]:
     said = [word.partition("=")[0] for word in given.split()]
     fitting = [s for s in names if s.column == wanted.column and _spell(s, said) == _spell(wanted, said)]
     if not fitting:
-        raise ValueError(f"there are no records of {text!r}; there are {', '.join(names.values())}")
+        raise ValueError(f"no records of {text!r}; available: {', '.join(names.values())}")
     return fitting
 
 

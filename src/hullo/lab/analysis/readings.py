@@ -60,7 +60,7 @@ READINGS = {reading.name: reading for reading in (LAST, LAST10, CHOSEN, BEST)}
 def find_reading(name: str) -> Reading:
     """Return the reading of a name."""
     if name not in READINGS:
-        raise ValueError(f"unknown reading {name!r}; there are {', '.join(READINGS)}")
+        raise ValueError(f"unknown reading {name!r}; available: {', '.join(READINGS)}")
     return READINGS[name]
 
 

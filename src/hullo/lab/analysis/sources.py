@@ -26,7 +26,7 @@ def read_records(paths: Iterable[Path], warn: Callable[[str], None] | None = Non
             raise ValueError(f"{path} does not exist; name files of records, or directories that hold them")
         records = [(file, record) for file in record_files(path) for record in _read(file, warn)]
         if not records:
-            raise ValueError(f"there are no records in {path}; name files of records, or directories that hold them")
+            raise ValueError(f"no records in {path}; name files of records, or directories that hold them")
         for file, record in records:
             other, known = found.setdefault(record.spec, (file, record))
             if known != record:

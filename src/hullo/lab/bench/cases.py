@@ -94,7 +94,7 @@ def parse_dtypes(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
     for name in names:
         if name not in DTYPES:
-            raise ValueError(f"unknown dtype {name!r}; there are {', '.join(DTYPES)}")
+            raise ValueError(f"unknown dtype {name!r}; available: {', '.join(DTYPES)}")
     return names
 
 

@@ -90,5 +90,5 @@ def parse_activations(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
     for name in names:
         if name not in CONTENDERS:
-            raise ValueError(f"unknown activation {name!r}; there are {', '.join(CONTENDERS)}")
+            raise ValueError(f"unknown activation {name!r}; available: {', '.join(CONTENDERS)}")
     return names

@@ -1,4 +1,4 @@
-"""Data sets, checked to the byte, whole on one device."""
+"""Data sets: fetched, verified by checksum, and loaded onto one device."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from hullo.lab.data.release import Copy, DataError, data_root
 
 RELEASES = {module.RELEASE.name: module.RELEASE for module in (fashion_mnist, cifar10, sample)}
 OWN: dict[str, Dataset] = {}
-"""The data sets that users brought into this process, by the names that specs have for them."""
+"""The user's data sets that are registered in this process, by name."""
 
 
 def register(dataset: Dataset) -> str:
-    """Make a data set of a user known to this process, and return its name."""
+    """Register a user's data set in this process, and return its name."""
     OWN[dataset.name] = dataset
     return dataset.name
 
 
 def find(name: str, data_dir: str | os.PathLike[str] | None = None) -> Copy:
-    """The copy of a data set in a directory, or the one that comes with the package."""
+    """Return the copy of a data set in a data directory, or the one that is part of the package."""
     if name not in RELEASES:
         raise ValueError(
-            f"unknown data set {name!r}; there are {', '.join(RELEASES)}; ilsvrc2012 is packed, and too large for this"
+            f"unknown data set {name!r}; available: {', '.join(RELEASES)}; ilsvrc2012 is read from its pack instead"
         )
     release = RELEASES[name]
     return Copy(release, Path(__file__).parent if release.address is None else data_root(data_dir))
 
 
 def load(name: str, data_dir: str | os.PathLike[str] | None = None, device: str | torch.device = "cpu") -> Dataset:
-    """A data set by name, from a data directory (else `HULLO_DATA`, else the user's cache) onto a device.
+    """Load a data set onto a device, from a data directory, else `HULLO_DATA`, else the user's cache.
 
     Examples:
         >>> dataset = load("fashion-mnist-sample")

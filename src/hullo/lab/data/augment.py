@@ -1,12 +1,12 @@
-"""Data augmentation: the order of images, random flips and shifts, for all members at once, where the images are.
+"""Data augmentation on the device: the order of images, random flips and shifts, for all members at once.
 
-An epoch is planned for all members at once, then read in batches:
+Orders and augmentations are drawn for an epoch, then split into batches:
 
     order = draw_order(seeds, epoch, len(images))                       # (members, images)
     moves = draw_moves(seeds, epoch, order, images.shape[-2:])          # (members, images, 3)
     batch = AugmentedImages(images, order[:, :32], moves[:, :32])       # stands for (members, 32, channels, H, W)
 
-How an image is moved depends on the member's seed, the epoch and the image: not on the batch, nor on other members.
+The augmentation of an image depends only on the member's seed, the epoch and the image.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def draw_order(seeds: Tensor, epoch: int | Tensor, size: int) -> Tensor:
 def draw_moves(
     seeds: Tensor, epoch: int | Tensor, images: Tensor, sides: Sequence[int], *, flip: bool = True, shift: float = 0.1
 ) -> Tensor:
-    """Return how each member's images are moved in an epoch: flipped (0 or 1), pixels down, pixels to the right.
+    """Draw the augmentation of each member's images in an epoch: flipped (0 or 1), pixels down, pixels to the right.
 
-    For images (their numbers) of shape (members, count) and sides (height, width), of shape (members, count, 3). With
-    `flip`, every second image is flipped. A shift is a whole number of pixels up to that part of the side, either way;
-    all are equally likely.
+    `images` are indices of shape (members, count), `sides` is (height, width); returns (members, count, 3).
+    With `flip`, an image is flipped with probability 1/2. A shift is uniform over whole numbers of pixels up to the
+    fraction `shift` of the side, in either direction.
 
     Examples:
         >>> draw_moves(torch.tensor([7]), 0, torch.tensor([[11, 12]]), (28, 28)).tolist()
@@ -49,4 +49,4 @@ def draw_moves(
         draw_below(2 * down + 1, keys, 3 * images + 1) - down,
         draw_below(2 * right + 1, keys, 3 * images + 2) - right,
     )
-    return torch.stack(moves, -1).to(torch.int16)  # a whole epoch of them is kept
+    return torch.stack(moves, -1).to(torch.int16)  # small, as those of a complete epoch are in memory

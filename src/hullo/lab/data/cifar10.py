@@ -1,4 +1,4 @@
-"""CIFAR-10: 32 x 32 colour images of things in ten classes (Krizhevsky, 2009), in its binary version."""
+"""CIFAR-10 (Krizhevsky, 2009), binary version: 32 x 32 colour images of ten classes of objects."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RECORD = 1 + 3 * 32 * 32
 
 
 def read_batches(contents: list[bytes]) -> tuple[Tensor, Tensor]:
-    """Images and labels from files that hold, for each image, its label and its red, green and blue pixels.
+    """Return images and labels from files that hold, for each image, its label and its red, green and blue pixels.
 
     Examples:
         >>> images, labels = read_batches([bytes([3]) + bytes(3072), bytes([5]) + bytes(3072)])
@@ -33,20 +33,20 @@ def read_batches(contents: list[bytes]) -> tuple[Tensor, Tensor]:
     """
     for content in contents:
         if len(content) % RECORD:
-            raise ValueError(f"CIFAR-10: {len(content)} bytes are no whole number of images of {RECORD} bytes")
+            raise ValueError(f"CIFAR-10: {len(content)} bytes; must be a multiple of {RECORD}, the size of an image")
     records = torch.frombuffer(bytearray().join(contents), dtype=torch.uint8).reshape(-1, RECORD)
     return records[:, 1:].reshape(-1, *SHAPE).contiguous(), records[:, 0].long()
 
 
 def read(name: str, content: Callable[[str], bytes]) -> Dataset:
-    """The data set in the five training batches and the test batch of the official release."""
+    """Read the data set from the five training batches and the test batch of the official release."""
     train = read_batches([content(f"data_batch_{number}.bin") for number in range(1, 6)])
     return Dataset(name, CLASSES, *train, *read_batches([content("test_batch.bin")]))
 
 
 RELEASE = Release(
     name="cifar10",
-    summary="50,000 + 10,000 colour images of things, 32 x 32",
+    summary="50,000 + 10,000 colour images of objects, 32 x 32",
     address="https://www.cs.toronto.edu/~kriz/",
     archive=File("cifar-10-binary.tar.gz", 170_052_171, "c32a1d4ab5d03f1284b67883e8d87530", algorithm="md5"),
     folder="cifar-10-batches-bin",

@@ -12,10 +12,10 @@ from hullo.population.rng import Purpose, open_streams, permute
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Hold images as uint8 of shape (count, channels, height, width) and their classes as int64.
+    """Images as uint8 of shape (count, channels, height, width) and their classes as int64.
 
-    Samples that are no images are float32 or int64 of any shape (count, ...), under the same names. `val_images` are
-    training images that were held out; there are none unless `split_validation` made the data set.
+    Samples that are not images are float32 or int64 of any shape (count, ...), under the same names. `val_images` are
+    held-out training images; only `split_validation` makes them.
 
     Examples:
         >>> images, labels = torch.zeros(20, 1, 4, 4, dtype=torch.uint8), torch.arange(20) % 2
@@ -47,19 +47,19 @@ class Dataset:
             if labels.shape != images.shape[:1]:
                 raise ValueError(f"{self.name}: {len(images)} images, but labels of shape {tuple(labels.shape)}")
             if not len(labels):
-                raise ValueError(f"{self.name}: no images, but at least one is wanted")
+                raise ValueError(f"{self.name}: no images; at least one is required")
             low, high = (int(end) for end in labels.aminmax())
             if not 0 <= low <= high < len(self.classes):
                 raise ValueError(f"{self.name}: labels from {low} to {high}, but {len(self.classes)} classes")
 
     @property
     def holds_images(self) -> bool:
-        """Return whether samples are images, as bytes."""
+        """Return whether the samples are images."""
         return self.train_images.dtype == torch.uint8
 
     @property
     def eval_sets(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return images and labels to evaluate on by name: "test", and "val" where images are held out."""
+        """Return images and labels of the evaluation sets: "test", and "val" if images are held out."""
         found = {"test": (self.test_images, self.test_labels)}
         if self.val_images is not None and self.val_labels is not None:
             found["val"] = (self.val_images, self.val_labels)
@@ -71,9 +71,9 @@ class Dataset:
         return replace(self, **{name: getattr(self, name).to(device) for name in tensors})
 
     def split_validation(self, n: int, seed: int) -> Dataset:
-        """Hold `n` of the training images out for validation, equally many of each class.
+        """Hold out `n` training images for validation, the same number per class.
 
-        Which images are held out depends on the labels and the seed alone; both parts keep the order of the files.
+        The choice depends only on the labels and the seed; both parts keep the order of the files.
         """
         each, rest = divmod(n, len(self.classes))
         smallest = int(self.train_labels.bincount(minlength=len(self.classes)).min())

@@ -1,4 +1,4 @@
-"""Fashion-MNIST: 28 x 28 grey images of clothes in ten classes (Xiao, Rasul and Vollgraf, 2017)."""
+"""Fashion-MNIST (Xiao, Rasul and Vollgraf, 2017): 28 x 28 grayscale images of ten classes of clothes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FILES = (
 
 
 def read(name: str, content: Callable[[str], bytes]) -> Dataset:
-    """The data set in four idx files named as in the official release."""
+    """Read the data set from four idx files named as in the official release."""
 
     def tensors(part: str) -> tuple[Tensor, Tensor]:
         images, labels = (f"{part}-{kind}-ubyte.gz" for kind in ("images-idx3", "labels-idx1"))
@@ -34,7 +34,7 @@ def read(name: str, content: Callable[[str], bytes]) -> Dataset:
 
 RELEASE = Release(
     name="fashion-mnist",
-    summary="60,000 + 10,000 grey images of clothes, 28 x 28",
+    summary="60,000 + 10,000 grayscale images of clothes, 28 x 28",
     address="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
     folder="fashion-mnist",
     files=FILES,

@@ -1,4 +1,4 @@
-"""Files brought from where they were released: resumed after a break, put in place only once they are checked."""
+"""Download the files of data sets: resume interrupted downloads, verify checksums before a file is put in place."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from hullo.lab.files import locked, make_directory, open_output, open_regular
 from hullo.lab.progress import Progress
 
 TIMEOUT = 30
-"""Seconds after which a silent connection is given up."""
+"""Seconds without data after which a connection is closed."""
 
 
 def fetch(copy: Copy, console: Console, *, quiet: bool = False) -> None:
-    """Bring the files of a copy that are missing, cut off or altered; those that are sound are left alone."""
+    """Download the files of a copy that are missing or differ from the release."""
     flaws = copy.flaws()
     if not flaws:
         return
@@ -37,7 +37,7 @@ def fetch(copy: Copy, console: Console, *, quiet: bool = False) -> None:
             _mend(copy, progress)
     except OSError as error:
         raise DataError(
-            f"cannot write {error.filename or copy.root}: {error.strerror}; make room there, or choose another "
+            f"cannot write {error.filename or copy.root}: {error.strerror}; free disk space, or choose another "
             "directory with --data"
         ) from error
 
@@ -57,9 +57,9 @@ def _mend(copy: Copy, progress: Progress) -> None:
 
 
 def _download(copy: Copy, file: File, folder: Path, on_progress: Callable[[float], None]) -> Path:
-    """One file, checked, under a name of its own, by as many connections as it takes.
+    """Download one file to a temporary name, verify its checksum, and return its path.
 
-    A connection that breaks is followed by the next as long as each gets further than those before it.
+    A broken connection is followed by another one as long as each brings more bytes.
     """
     url = f"{copy.release.address}{file.name}"
     part = folder / f"{file.name}.part"
@@ -67,7 +67,7 @@ def _download(copy: Copy, file: File, folder: Path, on_progress: Callable[[float
     while (have := _size(part)) < file.size:
         if have <= furthest:
             raise DataError(
-                f"cannot fetch {url}: {trouble}; {have:,} of {file.size:,} bytes are kept; go on with: {copy.command}"
+                f"cannot fetch {url}: {trouble}; {have:,} of {file.size:,} bytes are kept; resume with: {copy.command}"
             )
         furthest = have
         trouble = _pull(url, part, file.size, on_progress)
@@ -75,7 +75,7 @@ def _download(copy: Copy, file: File, folder: Path, on_progress: Callable[[float
 
 
 def _pull(url: str, part: Path, size: int, on_progress: Callable[[float], None]) -> str:
-    """Add to a part what one connection brings; why it brought no more."""
+    """Append what one connection sends to a partial file; return why it ended."""
     have = _size(part)
     request = Request(url, headers={"Range": f"bytes={have}-"})  # noqa: S310 (a release's own address)
     try:
@@ -86,10 +86,10 @@ def _pull(url: str, part: Path, size: int, on_progress: Callable[[float], None])
     except (OSError, HTTPException) as error:
         return f"no connection ({getattr(error, 'reason', error)})"
     with response:
-        start = have if response.status == 206 else 0  # not every server sends the rest alone
+        start = have if response.status == 206 else 0  # not every server supports ranges
         length = response.headers.get("Content-Length", str(size - start))
         if length != str(size - start):
-            return f"the server offers {length} bytes instead of {size - start}"
+            return f"the server offers {length} bytes; expected {size - start}"
         return _append(response, part, start, size, on_progress)
 
 
@@ -114,7 +114,7 @@ def _size(part: Path) -> int:
 
 
 def _unpack(copy: Copy, files: list[File], archive: Path, on_progress: Callable[[float], None]) -> None:
-    """Take files out of an archive, and nothing else."""
+    """Extract the given files from an archive, and nothing else."""
     wanted = {f"{copy.release.folder}/{file.name}": file for file in files}
     with open_regular(archive) as packed, tarfile.open(fileobj=packed, mode="r|*") as tar:
         for member in tar:
@@ -130,14 +130,14 @@ def _unpack(copy: Copy, files: list[File], archive: Path, on_progress: Callable[
             on_progress(1 - len(wanted) / len(files))
     if wanted:
         raise DataError(
-            f"{archive} does not hold {', '.join(wanted)} as regular files; delete it, then: {copy.command}"
+            f"{archive} does not contain {', '.join(wanted)} as regular files; delete it, then run: {copy.command}"
         )
 
 
 def _checked(copy: Copy, file: File, part: Path) -> Path:
-    """The part, if it is the file that was released; else it is deleted."""
+    """Return the path of a partial file if its checksum is right; else delete the file and raise a DataError."""
     try:
-        file.read(part, remedy=f"it was deleted; fetch it anew with: {copy.command}")
+        file.read(part, remedy=f"it was deleted; fetch it again with: {copy.command}")
     except DataError:
         part.unlink()
         raise

@@ -1,4 +1,4 @@
-"""The idx format of MNIST and its kin: a header of big-endian numbers, then bytes."""
+"""Read the idx format of MNIST: a header of big-endian integers, then bytes."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import torch
 from torch import Tensor
 
 LARGEST = 2**40
-"""Bytes of the largest tensor that a header may ask for."""
+"""The largest size of a tensor in bytes."""
 
 
 def read_idx(content: bytes, name: str, dims: int | None = None) -> Tensor:
-    """Return the uint8 tensor in a gzipped idx file; `name` is what errors call it.
+    """Return the uint8 tensor of a gzipped idx file.
 
-    The header is two zero bytes, 8 for bytes, the number of dimensions, and each dimension as four bytes. No more is
-    inflated than the header asks for.
+    The header is two zero bytes, 8 for uint8, the number of dimensions, and each dimension as four bytes. No more bytes
+    are decompressed than the header announces.
 
     Args:
         content: the bytes of the file.
-        name: its name.
-        dims: how many dimensions it must have; by default any number.
+        name: its name, for error messages.
+        dims: the required number of dimensions; by default any.
 
     Examples:
         >>> content = gzip.compress(bytes([0, 0, 8, 1, 0, 0, 0, 3]) + b"abc")
@@ -35,19 +35,17 @@ def read_idx(content: bytes, name: str, dims: int | None = None) -> Tensor:
         with gzip.open(io.BytesIO(content)) as file:
             begin = file.read(4)
             if len(begin) < 4 or begin[:3] != b"\0\0\x08":
-                raise ValueError(f"{name}: begins with {begin.hex(' ')!r}, but idx files of bytes with '00 00 08'")
+                raise ValueError(f"{name}: starts with {begin.hex(' ')!r}; idx files of bytes start with '00 00 08'")
             header = file.read(4 * begin[3])
             if len(header) < 4 * begin[3]:
                 found, wanted = 4 + len(header), 4 + 4 * begin[3]
-                raise ValueError(f"{name}: ends within its header, after {found} of {wanted} bytes")
+                raise ValueError(f"{name}: the header is truncated after {found} of {wanted} bytes")
             shape = struct.unpack(f">{begin[3]}I", header)
             if (dims is not None and len(shape) != dims) or math.prod(max(1, side) for side in shape) > LARGEST:
-                raise ValueError(
-                    f"{name}: the shape {shape} in its header, but {dims or 'fewer'} dimensions are wanted"
-                )
+                raise ValueError(f"{name}: the header has shape {shape}; must have {dims or 'fewer'} dimensions")
             data = bytearray(file.read(math.prod(shape) + 1))
     except (EOFError, OSError, zlib.error) as error:
-        raise ValueError(f"{name}: not a whole gzip file ({error})") from error
+        raise ValueError(f"{name}: truncated or damaged gzip file ({error})") from error
     if len(data) != math.prod(shape):
         more = " or more" if len(data) > math.prod(shape) else ""
         raise ValueError(f"{name}: {len(data)} bytes{more} for the shape {shape} in its header")

@@ -1,4 +1,4 @@
-"""The data sets at a glance."""
+"""The table of `hullo data list`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hullo.lab.data.release import Copy
 
 
 def overview(copies: Iterable[Copy]) -> Table:
-    """A table of data sets: what they hold, how large they are, in what state, and where."""
-    table = Table("data set", "holds", "size", "state", box=None, pad_edge=False)
-    table.add_column("where", overflow="fold")
+    """Return a table of data sets: content, size, state and location."""
+    table = Table("data set", "content", "size", "state", box=None, pad_edge=False)
+    table.add_column("location", overflow="fold")
     for copy in copies:
         size = sum(file.size for file in copy.release.files)
         table.add_row(copy.release.name, copy.release.summary, f"{size / 1e6:.1f} MB", _state(copy), str(copy.folder))

@@ -1,4 +1,4 @@
-"""Data sets that users bring: folders of images, or arrays in a file."""
+"""The user's own data sets: folders of images, or arrays in a file."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 
 
 def open_data(path: str | Path, image_size: int | None = None) -> Dataset:
-    """Load a data set of a user, named after its path and its content.
+    """Load a user's data set; its name consists of the file's name and a hash of the content.
 
     A folder holds ``train/CLASS/*`` and ``val/CLASS/*``, or ``test`` in place of ``val``. A file, ``.npz`` or
     ``.safetensors``, holds the arrays ``x_train``, ``y_train``, ``x_test`` and ``y_test``: images as uint8 of shape
     (count, channels, height, width), (count, height, width, channels) or (count, height, width), or any other numbers
-    of shape (count, ...); labels are whole numbers from 0 on.
+    of shape (count, ...); labels are integers from 0.
 
     Args:
         path: the folder or the file.
-        image_size: resize the shorter side of every image in a folder to so many pixels, and crop the middle.
+        image_size: resize the shorter side of every image in a folder to this many pixels, and crop the center.
 
     Example:
         >>> import numpy as np
@@ -52,11 +52,11 @@ def open_data(path: str | Path, image_size: int | None = None) -> Dataset:
     if path.is_dir():
         parts, classes = _read_folder(path, image_size)
     elif image_size is not None:
-        raise ValueError(f"--image-size {image_size} is for folders of images, and {path} is none")
+        raise ValueError(f"--image-size {image_size} is only for folders of images; got {path}")
     elif path.is_file() and path.suffix in (".npz", ".safetensors"):
         parts, classes = _read_arrays(path)
     else:
-        raise DataError(f"{path} is no data set{'' if path.exists() else ': it does not exist'}; {WANTED}")
+        raise DataError(f"{path} {'is not a data set' if path.exists() else 'does not exist'}; {WANTED}")
     digest = hashlib.sha256("\n".join(classes).encode())
     for part in parts:
         digest.update(f"{part.dtype} {tuple(part.shape)}".encode())
@@ -67,9 +67,9 @@ def open_data(path: str | Path, image_size: int | None = None) -> Dataset:
 
 
 def _read_folder(folder: Path, image_size: int | None) -> tuple[list[Tensor], tuple[str, ...]]:
-    """Read images and labels of a folder for training and evaluation."""
+    """Read training and evaluation images and their labels from a folder."""
     if image_size is not None and image_size < 1:
-        raise ValueError(f"--image-size {image_size}: give a whole number of at least 1")
+        raise ValueError(f"--image-size {image_size}: must be an integer of at least 1")
     evaluation = next((name for name in ("val", "test") if (folder / name).is_dir()), None)
     if not (folder / "train").is_dir() or evaluation is None:
         raise DataError(f"{folder} has no folder {'val' if evaluation is None else 'train'}; {WANTED}")
@@ -95,21 +95,21 @@ def _read_folder(folder: Path, image_size: int | None) -> tuple[list[Tensor], tu
 
 
 def _list_images(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
-    """List the images of each class in a folder, with the number of the class."""
+    """Return the paths of the images in a folder with their labels."""
     known, found = Image.registered_extensions(), []
     for child in sorted(folder.iterdir()):
         if child.name.startswith(".") or not child.is_dir():
             continue
         if child.name not in classes:
-            raise DataError(f"{child}: there is no class {child.name!r} among the training images: {_few(classes)}")
+            raise DataError(f"{child}: class {child.name!r} has no training images; classes: {_few(classes)}")
         for path in sorted(child.rglob("*")):
             if path.is_dir() or path.name.startswith("."):
                 continue
             if path.suffix.lower() not in known:
-                raise DataError(f"{path} is no image: its ending is {path.suffix!r}; take it away, or rename it")
+                raise DataError(f"{path} is not an image: its suffix is {path.suffix!r}; remove it, or rename it")
             found.append((path, classes.index(child.name)))
     if not found:
-        raise DataError(f"{folder} holds no images; {WANTED}")
+        raise DataError(f"{folder} contains no images; {WANTED}")
     return found
 
 
@@ -121,7 +121,7 @@ def _open_image(path: Path) -> Image.Image:
 
 
 def _decode(path: Path, mode: str, size: int | None) -> Tensor:
-    """Return an image as bytes, (channels, height, width)."""
+    """Return an image as uint8 of shape (channels, height, width)."""
     with _open_image(path) as image:
         try:
             pixels = image.convert(mode)
@@ -143,14 +143,14 @@ def _read_arrays(path: Path) -> tuple[list[Tensor], tuple[str, ...]]:
     except (OSError, ValueError, SafetensorError, zipfile.BadZipFile) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
     if missing := [name for name in ARRAYS if name not in arrays]:
-        raise DataError(f"{path} has no array {missing[0]}, but {_few(sorted(arrays)) or 'none'}; {WANTED}")
+        raise DataError(f"{path} has no array {missing[0]}; it has {_few(sorted(arrays)) or 'none'}; {WANTED}")
     parts = []
     for split in ("train", "test"):
         samples, labels = (torch.as_tensor(arrays[f"{name}_{split}"]) for name in "xy")
         labels = labels.flatten() if labels.shape[1:] == (1,) else labels
         if labels.is_floating_point() or labels.is_complex() or labels.dim() != 1 or len(labels) != len(samples):
             raise DataError(
-                f"{path}: y_{split} must hold a whole number per sample, of shape ({len(samples)},); got "
+                f"{path}: y_{split} must hold integers of shape ({len(samples)},), one per sample; got "
                 f"{labels.dtype} of shape {tuple(labels.shape)}; for other targets, write a loop with hullo.population"
             )
         parts += [_as_samples(samples, f"{path}: x_{split}"), labels.long()]
@@ -158,7 +158,7 @@ def _read_arrays(path: Path) -> tuple[list[Tensor], tuple[str, ...]]:
         kinds = [f"{part.dtype} of shape {tuple(part.shape)}" for part in (parts[0], parts[2])]
         raise DataError(f"{path}: x_train and x_test differ: {kinds[0]} and {kinds[1]}")
     if not parts[1].numel() or (least := int(parts[1].min())) < 0:
-        raise DataError(f"{path}: y_train must hold labels from 0 on; got {'none' if not parts[1].numel() else least}")
+        raise DataError(f"{path}: y_train must hold labels from 0; got {'none' if not parts[1].numel() else least}")
     return parts, tuple(map(str, range(int(parts[1].max()) + 1)))
 
 
@@ -168,7 +168,7 @@ def _load_npz(path: Path) -> dict[str, Any]:
 
 
 def _as_samples(samples: Tensor, name: str) -> Tensor:
-    """Return images as bytes of shape (count, channels, height, width), features as float32, tokens as int64."""
+    """Return images as uint8 of shape (count, channels, height, width), features as float32, tokens as int64."""
     if samples.dim() < 2 or samples.is_complex():
         raise DataError(f"{name} must have the shape (count, ...); got {samples.dtype} of shape {tuple(samples.shape)}")
     if samples.dtype == torch.uint8:
@@ -180,7 +180,7 @@ def _as_samples(samples: Tensor, name: str) -> Tensor:
     if not samples.is_floating_point():
         return samples.long()
     if not bool(samples.isfinite().all()):
-        raise DataError(f"{name} holds numbers that are not finite; take these samples away, or fill them in")
+        raise DataError(f"{name} contains values that are not finite; remove these samples, or fill them in")
     return samples.float()
 
 

@@ -1,4 +1,4 @@
-"""Where the files of a data set lie, and whether they are what was released."""
+"""The released files of a data set, and local copies that are verified against them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from hullo.lab.files import open_regular
 
 
 class DataError(RunError):
-    """A file of a data set is missing, cut off or altered, or cannot be fetched."""
+    """Raised when a file of a data set is missing, truncated or altered, or cannot be fetched."""
 
 
 @dataclass(frozen=True)
 class File:
-    """A file as it was released: its name, its size in bytes, its digest."""
+    """A released file: its name, its size in bytes, its digest."""
 
     name: str
     size: int
@@ -28,8 +28,8 @@ class File:
     algorithm: str = "sha256"
 
     def read(self, path: Path, remedy: str) -> bytes:
-        """Return what lies at `path`, if it is this file to the byte; else an error ends with the `remedy`."""
-        wanted = f"{self.algorithm} wanted {self.digest}"
+        """Return the content of `path` if its digest is right; else raise a DataError that ends with the `remedy`."""
+        wanted = f"expected {self.algorithm} {self.digest}"
         try:
             with open_regular(path) as file:
                 content = file.read(self.size)
@@ -43,17 +43,17 @@ class File:
         if (found := digest.hexdigest()) != self.digest:
             state = "altered"
             if len(content) < self.size:
-                state = f"cut off after {len(content):,} of {self.size:,} bytes"
+                state = f"truncated after {len(content):,} of {self.size:,} bytes"
             raise DataError(f"{path} is {state}: {wanted}, found {found}; {remedy}")
         return content
 
 
 @dataclass(frozen=True)
 class Release:
-    """A data set as it was released: its files, in a folder of that name, and how they are read.
+    """A data set as it was released: its files, their folder, and the function that reads them.
 
-    The files are at `address`, each by itself or all in one `archive`; without an address they come with the package.
-    `read` makes the data set of its name and of a function from a file's name to its checked content.
+    The files are at `address`, separately or in one `archive`; without an address they are part of the package. `read`
+    takes the name of the data set and a function from the name of a file to its verified content.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Release:
 
 @dataclass(frozen=True)
 class Copy:
-    """A release as it lies, whole or not, in a directory."""
+    """A local copy of a release in a directory; files may be missing."""
 
     release: Release
     root: Path
@@ -78,23 +78,23 @@ class Copy:
 
     @property
     def command(self) -> str:
-        """The command that brings what is missing and replaces what is not as it was released."""
+        """Return the command that downloads missing and altered files."""
         option = "" if self.root == data_root() else f" --data {shlex.quote(str(self.root))}"
         return f"hullo data fetch {self.release.name}{option}"
 
     @property
     def remedy(self) -> str:
         if self.release.address is None:
-            return "it comes with hullo: pip install --force-reinstall --no-deps hullo"
-        return f"mend it with: {self.command}"
+            return "reinstall hullo: pip install --force-reinstall --no-deps hullo"
+        return f"run: {self.command}"
 
     def read(self, name: str) -> bytes:
-        """The content of a file; these very bytes were hashed, so nothing unchecked is ever parsed."""
+        """Return the verified content of a file; no unverified bytes are ever parsed."""
         (file,) = (file for file in self.release.files if file.name == name)
         return file.read(self.folder / name, self.remedy)
 
     def flaws(self) -> dict[File, str]:
-        """The files that are not as they were released, each with what is wrong and what to do."""
+        """Return the files that differ from the release, each with a message that says what is wrong."""
         flaws = {}
         for file in self.release.files:
             try:
@@ -104,12 +104,12 @@ class Copy:
         return flaws
 
     def load(self) -> Dataset:
-        """The data set, every byte of it checked."""
+        """Load the data set and verify its files."""
         return self.release.read(self.release.name, self.read)
 
 
 def data_root(given: str | os.PathLike[str] | None = None) -> Path:
-    """The data directory: the one given, else `HULLO_DATA`, else one in the user's cache.
+    """Return the data directory: the one given, else `HULLO_DATA`, else one in the user's cache.
 
     Examples:
         >>> data_root("images").as_posix()

@@ -1,7 +1,7 @@
-"""A sample of Fashion-MNIST that comes with the package, for demonstrations and tests without a network.
+"""A sample of Fashion-MNIST that is part of the package, for examples and tests without downloads.
 
-It holds the first 600 training and the first 100 test images of each class, in the order of the full files, and is
-written by `tools/make_sample.py`.
+It consists of the first 600 training and the first 100 test images of each class, in the order of the full files.
+`tools/make_sample.py` writes it.
 """
 
 from __future__ import annotations

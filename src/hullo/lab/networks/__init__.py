@@ -91,10 +91,10 @@ def build(
         own = torch.zeros(2, in_channels, image_size, image_size) if example is None else example
         return OWN[name].build(ActivationSpec.parse(activation), own, seed, sizes)
     if name not in NETWORKS:
-        raise ValueError(f"unknown network {name!r}; there are {', '.join(NETWORKS)}")
+        raise ValueError(f"unknown network {name!r}; available: {', '.join(NETWORKS)}")
     for argument, value in sizes.items():
         if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{argument}={value!r}: give a whole number of at least one")
+            raise ValueError(f"{argument}={value!r}: must be an integer of at least one")
     entry, row = NETWORKS[name], ActivationSpec.parse(activation)
     check_size(name, image_size)
     with torch.random.fork_rng(devices=[]):

@@ -62,7 +62,7 @@ class OwnNetwork:
         made = getattr(module, self.attribute, None)
         if not callable(made):
             own = [name for name, item in vars(module).items() if _is_network(item, module)]
-            there = f"; there are {', '.join(own)}" if own else ""
+            there = f"; available: {', '.join(own)}" if own else ""
             raise ValueError(f"{self.path.name} has no class or function {self.attribute!r}{there}")
         found: Callable[..., nn.Module] = made
         return found

@@ -145,7 +145,7 @@ def _read_options(options: dict[str, str], kind: str, bases: tuple[Base, ...]) -
     if options and kind not in HULLS:
         raise ValueError("only a hull takes options")
     if unknown := options.keys() - OPTIONS.keys():
-        raise ValueError(f"unknown option {min(unknown)!r}; there are {', '.join(OPTIONS)}")
+        raise ValueError(f"unknown option {min(unknown)!r}; available: {', '.join(OPTIONS)}")
     chosen = OPTIONS | {"parametrization": DEFAULTS[kind]} | options
     init = None if chosen["init"] == "uniform" else base(chosen["init"])
     if init and init not in bases:

@@ -84,7 +84,7 @@ class Spec:
         for name, least in (("seed", 0), ("epochs", 1), ("batch_size", 1), ("val_size", 0)):
             value = getattr(self, name)
             if type(value) is not int or not least <= value < 2**63:
-                raise ValueError(f"{name}={value!r}: give a whole number of at least {least} and below 2^63")
+                raise ValueError(f"{name}={value!r}: must be an integer of at least {least} and below 2^63")
         for name in ("lr", "weight_decay", "coefficient_lr_scale"):
             value = getattr(self, name)
             if type(value) not in (int, float) or not 0 <= value <= LARGEST:
@@ -111,13 +111,13 @@ class Spec:
             ("data set", self.data, known[1], OWN_DATA, "a path to one of your own, as in ./images or ./arrays.npz"),
         ):
             if value not in names and not own.fullmatch(value):
-                raise ValueError(f"unknown {name} {value!r}; there are {', '.join(names)}, or give {how}")
+                raise ValueError(f"unknown {name} {value!r}; available: {', '.join(names)}, or give {how}")
         for name, value, names in (
             ("optimizer", self.optimizer, OPTIMIZERS),
             ("precision", self.precision, PRECISIONS),
         ):
             if value not in names:
-                raise ValueError(f"unknown {name} {value!r}; there are {', '.join(names)}")
+                raise ValueError(f"unknown {name} {value!r}; available: {', '.join(names)}")
 
     @classmethod
     def default(cls, network: str, data: str, activation: str, **given: Any) -> Spec:

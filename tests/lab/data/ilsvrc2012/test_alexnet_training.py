@@ -181,7 +181,7 @@ def test_training_goes_on_from_any_step_to_the_bit(home):
     ("arguments", "said"),
     [
         (("--val-size", 5), "val_size=5: ilsvrc2012 has its own validation images"),
-        ((), "holds no finished pack; make it with: hullo data pack ilsvrc2012"),
+        ((), "contains no finished pack; make it with: hullo data pack ilsvrc2012"),
     ],
 )
 def test_what_cannot_be_trained_is_one_line(arguments, said, tmp_path):

@@ -36,7 +36,8 @@ def test_a_half_downloaded_archive_is_one_clear_error(tmp_path):
     for parametrization in (0, 10, len(content) // 2):
         archive.write_bytes(content[:parametrization])
         with pytest.raises(
-            DataError, match=rf"{ARCHIVE} is no whole devkit \(.*put {ARCHIVE} \(2,568,145 bytes, md5 fa"
+            DataError,
+            match=rf"{ARCHIVE} is an incomplete or damaged devkit \(.*put {ARCHIVE} \(2,568,145 bytes, md5 fa",
         ):
             find_devkit(tmp_path)
 
@@ -45,7 +46,7 @@ def test_a_half_downloaded_archive_is_one_clear_error(tmp_path):
 def test_a_devkit_without_a_file_is_one_clear_error(tmp_path, missing):
     folder = lay_out(tmp_path) / "devkit"
     (folder / "data" / missing).unlink()
-    with pytest.raises(DataError, match=rf"devkit is no whole devkit \(.*{missing}"):
+    with pytest.raises(DataError, match=rf"devkit is an incomplete or damaged devkit \(.*{missing}"):
         find_devkit(tmp_path)
 
 
@@ -60,18 +61,22 @@ def test_an_archive_whose_files_are_links_is_one_clear_error(tmp_path, kind, lin
         member.type, member.linkname = kind, link
         tar.addfile(member)
     write(tmp_path, {ARCHIVE: stream.getvalue()})
-    with pytest.raises(DataError, match=rf"{ARCHIVE} is no whole devkit \(meta.mat is not a regular file\)"):
+    with pytest.raises(
+        DataError, match=rf"{ARCHIVE} is an incomplete or damaged devkit \(meta.mat is not a regular file\)"
+    ):
         find_devkit(tmp_path)
 
 
 def test_no_more_is_inflated_than_a_devkit_may_have(tmp_path, monkeypatch):
     monkeypatch.setattr(devkit, "LARGEST", 100)
     lay_out(tmp_path, "tars")
-    with pytest.raises(DataError, match=r"is no whole devkit \(meta.mat has more than 100 bytes"):
+    with pytest.raises(DataError, match=r"is an incomplete or damaged devkit \(meta.mat has more than 100 bytes"):
         find_devkit(tmp_path)
     monkeypatch.undo()
     monkeypatch.setattr(matlab, "LARGEST", 1000)
-    with pytest.raises(DataError, match=r"is no whole devkit \(is cut off, or has more than 1,000 bytes"):
+    with pytest.raises(
+        DataError, match=r"is an incomplete or damaged devkit \(is truncated, or has more than 1,000 bytes"
+    ):
         find_devkit(tmp_path)
 
 
@@ -88,13 +93,13 @@ def test_whatever_bytes_are_damaged_there_is_a_devkit_or_a_reason(tmp_path, data
     try:
         assert find_devkit(tmp_path).classes
     except DataError as error:
-        assert "is no whole devkit" in str(error)  # noqa: PT017 (either is right)
+        assert "is an incomplete or damaged devkit" in str(error)  # noqa: PT017 (either is right)
 
 
 def test_a_truth_that_names_no_class_is_refused(tmp_path):
     write(tmp_path, {f"devkit/{name}": data for name, data in devkit_files().items()})
     write(tmp_path, {"devkit/data/meta.mat": as_mat([synset(1, "n03000001", "thing", 0, 4)])})
-    with pytest.raises(DataError, match=r"devkit is no whole devkit \(3\)"):
+    with pytest.raises(DataError, match=r"devkit is an incomplete or damaged devkit \(3\)"):
         find_devkit(tmp_path)
 
 

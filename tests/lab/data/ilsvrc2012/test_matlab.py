@@ -44,12 +44,12 @@ def test_the_real_devkit_is_read_as_scipy_reads_it(real_source):
 @pytest.mark.parametrize("parametrization", [0, 127, 130, 140, 200, -1])
 @pytest.mark.parametrize("compressed", [True, False])
 def test_a_file_cut_off_anywhere_is_refused(parametrization, compressed):
-    with pytest.raises(ValueError, match=r"cut off|damaged|begins with"):
+    with pytest.raises(ValueError, match=r"truncated|damaged|starts with"):
         read_structs(as_mat(ROWS, compressed=compressed)[:parametrization])
 
 
 def test_other_files_are_refused():
-    with pytest.raises(ValueError, match=r"begins with b'<html>', but a little-endian MATLAB level 5 file is wanted"):
+    with pytest.raises(ValueError, match=r"starts with b'<html>'"):
         read_structs(b"<html>")
     content = bytearray(devkit_files()["data/meta.mat"])
     content[200] ^= 255

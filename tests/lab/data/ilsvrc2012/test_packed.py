@@ -55,8 +55,8 @@ def test_every_altered_or_missing_file_is_named(packed):
         (packed.folder / name).write_bytes(content)
     (packed.folder / "val-000.safetensors").unlink()
     mean, train, val = flaws(packed)
-    assert mean.startswith(f"{packed.folder}/mean.safetensors is missing or altered: sha256 wanted ")
-    assert train.startswith(f"{packed.folder}/train-001.safetensors is altered: sha256 wanted ")
+    assert mean.startswith(f"{packed.folder}/mean.safetensors is missing or altered: expected sha256 ")
+    assert train.startswith(f"{packed.folder}/train-001.safetensors is altered: expected sha256 ")
     assert val.startswith(f"{packed.folder}/val-000.safetensors is missing or damaged (")
 
 
@@ -70,7 +70,9 @@ def test_a_shard_that_is_cut_off_while_it_is_read_is_one_clear_error(packed):
     with (packed.folder / "train-001.safetensors").open("r+b") as file:
         file.truncate(300_000)
     found[5]
-    with pytest.raises(DataError, match=r"train-001.safetensors is cut off; make it anew with: hullo data pack ilsv"):
+    with pytest.raises(
+        DataError, match=r"train-001.safetensors is truncated; make it again with: hullo data pack ilsv"
+    ):
         found[6]
     with pytest.raises(DataError, match=r"train-001.safetensors is missing or damaged .*with: hullo data pack ilsv"):
         packed.images("train")
@@ -90,7 +92,7 @@ def test_a_shard_that_is_cut_off_while_it_is_read_is_one_clear_error(packed):
 def test_a_mean_of_another_kind_is_one_clear_error(packed, mean):
     save_file({"mean": mean}, packed.folder / "mean.safetensors")
     with pytest.raises(
-        DataError, match=r"mean.safetensors is missing or damaged \(.*; make it anew with: hullo data pack"
+        DataError, match=r"mean.safetensors is missing or damaged \(.*; make it again with: hullo data pack"
     ):
         Pack.open(packed.folder).mean  # noqa: B018
 
@@ -105,7 +107,7 @@ def test_a_shard_that_was_saved_anew_is_refused_as_its_images_lie_elsewhere(pack
 
 
 def test_a_label_that_is_no_class_is_refused(packed):
-    with pytest.raises(DataError, match=r"label 2 in train, but 2 classes; delete it, then: hullo data pack"):
+    with pytest.raises(DataError, match=r"label 2 in train, 2 classes; delete it"):
         replace(packed, classes=packed.classes[:2]).images("train")
 
 
@@ -118,12 +120,12 @@ def test_a_mean_that_is_missing_or_damaged_is_one_clear_error(packed, content):
     with pytest.raises(DataError) as caught:
         Pack.open(packed.folder).mean  # noqa: B018
     assert str(caught.value).startswith(f"{path} is missing or damaged (")
-    assert str(caught.value).endswith("; make it anew with: hullo data pack ilsvrc2012")
+    assert str(caught.value).endswith("; make it again with: hullo data pack ilsvrc2012")
 
 
 def test_other_folders_and_versions_are_refused(packed, tmp_path):
     with pytest.raises(
-        DataError, match=rf"{tmp_path} holds no finished pack; make it with: hullo data pack ilsvrc2012"
+        DataError, match=rf"{tmp_path} contains no finished pack; make it with: hullo data pack ilsvrc2012"
     ):
         Pack.open(tmp_path)
     manifest = packed.folder / "manifest.json"
@@ -157,7 +159,7 @@ def test_a_damaged_manifest_is_one_clear_error(packed, damage):
     with pytest.raises(DataError) as caught:
         Pack.open(packed.folder)
     assert str(caught.value).startswith(f"{manifest} is damaged (")
-    assert str(caught.value).endswith("; delete it, then: hullo data pack ilsvrc2012")
+    assert str(caught.value).endswith("; delete it, then run: hullo data pack ilsvrc2012")
 
 
 def test_a_manifest_that_cannot_be_read_is_one_clear_error(packed, forbid):

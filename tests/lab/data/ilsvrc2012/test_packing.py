@@ -106,13 +106,13 @@ def test_broken_images_are_named_lose_no_work_and_are_left_out_only_on_demand(tm
     with pytest.raises(DataError) as caught:
         pack(damaged, packed)
     assert str(caught.value) == (
-        f"2 images are broken; all others are packed and kept in {packed}; mend the broken ones in {damaged} and "
+        f"2 images are broken; the others are packed in {packed}; replace the broken ones in {damaged} and "
         "pack again, or leave them out with --partial"
     )
     notes = capsys.readouterr().err
     assert "note: n01000002_7.JPEG is broken: neither JPEG nor PNG: begins with '3c 68 74 6d 6c 3e'\n" in notes
     assert "note: ILSVRC2012_val_00000002.JPEG is broken: neither JPEG nor PNG: is empty\n" in notes
-    with pytest.raises(DataError, match="holds no finished pack"):
+    with pytest.raises(DataError, match="contains no finished pack"):
         Pack.open(packed)
     before = inodes(packed)
     made = pack(damaged, packed, partial=True)
@@ -155,14 +155,14 @@ def test_a_part_is_not_packed_without_a_word(tmp_path, pack, capsys):
         end = tar.getmembers()[2].offset
     path.write_bytes(path.read_bytes()[:end])
     said = (
-        f"{source} has 7 of 12 train images (ILSVRC2012_img_train.tar has {end:,} of the 147,897,477,120 bytes "
-        "released: cut off, unless it was made anew)"
+        f"{source} has 7 of 12 train images (ILSVRC2012_img_train.tar has {end:,} of the released 147,897,477,120 "
+        "bytes: truncated, unless you repacked it)"
     )
     with pytest.raises(DataError) as caught:
         pack(source, tmp_path / "packed")
-    assert str(caught.value).startswith(f"{said}; hullo data check ilsvrc2012 says which are missing")
+    assert str(caught.value).startswith(f"{said}; hullo data check ilsvrc2012 lists missing ones")
     pack(source, tmp_path / "packed", partial=True)
-    assert capsys.readouterr().err == f"note: {said}; they alone are packed\n"
+    assert capsys.readouterr().err == f"note: {said}; only these are packed\n"
 
 
 def test_too_little_space_is_known_beforehand(tmp_path, pack, monkeypatch):
@@ -170,7 +170,7 @@ def test_too_little_space_is_known_beforehand(tmp_path, pack, monkeypatch):
     with pytest.raises(DataError) as caught:
         pack(lay_out(tmp_path / "source"), tmp_path / "packed")
     assert str(caught.value) == (
-        f"{tmp_path / 'packed'} has 0.0 GB free, but 18 images of 256 x 256 pixels want 0.0 GB; make room there, or "
+        f"{tmp_path / 'packed'} has 0.0 GB free, but 18 images of 256 x 256 pixels need 0.0 GB; free disk space, or "
         "choose another directory with --data"
     )
     assert contents(tmp_path / "packed") == {}
@@ -191,7 +191,7 @@ def test_a_disk_that_fills_up_is_one_clear_error_and_leaves_whole_shards_alone(t
         with pytest.raises(DataError) as caught:
             pack(tmp_path / "source", packed)
     assert str(caught.value) == (
-        f"cannot write {packed}: No space left on device; finished shards are kept; make room there, or choose another "
+        f"cannot write {packed}: No space left on device; finished shards are kept; free disk space, or choose another "
         "directory with --data"
     )
     before = inodes(packed)
@@ -218,7 +218,7 @@ def test_a_folder_without_images_is_refused(tmp_path, pack):
     source = lay_out(tmp_path / "source")
     shutil.rmtree(source / "val")
     (source / "val").mkdir()
-    with pytest.raises(DataError, match=r"val holds no images; their names end in .JPEG"):
+    with pytest.raises(DataError, match=r"val contains no images"):
         pack(source, tmp_path / "packed", partial=True)
 
 

@@ -88,7 +88,7 @@ def test_every_byte_counts(shard):
 def test_a_cut_off_or_missing_shard_is_refused(shard, parametrization):
     content = shard.path.read_bytes()
     shard.path.write_bytes(content[:parametrization])
-    refused = r"train-000.safetensors is missing or damaged \(.*\); make it anew with: hullo data pack ilsvrc2012$"
+    refused = r"train-000.safetensors is missing or damaged \(.*\); make it again with: hullo data pack ilsvrc2012$"
     with pytest.raises(DataError, match=refused):
         Shard.open(shard.path)
     shard.path.unlink()

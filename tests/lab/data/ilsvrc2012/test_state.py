@@ -68,18 +68,22 @@ def test_what_is_incomplete_is_counted_by_class_and_packed_on_demand(tmp_path):
     lines = invoke("check", "ilsvrc2012", "--data", tmp_path).stdout.splitlines()
     assert lines[2] == f"train: {home}/train: 8 of 12 images (n01000002 0 of 3, n03000001 3 of 4)"
     assert lines[3] == f"val: {home}/val: 5 of 6 images"
-    assert lines[4].startswith("get the rest (ILSVRC2012_img_train.tar (147.9 GB, md5 1d675b47d978889d74fa0da5fadf")
-    assert lines[4].endswith(f"or pack what is there with: hullo data pack ilsvrc2012 --data {tmp_path} --partial")
+    assert lines[4].startswith(
+        "download the rest (ILSVRC2012_img_train.tar (147.9 GB, md5 1d675b47d978889d74fa0da5fadf"
+    )
+    assert lines[4].endswith(
+        f"or pack the available images with: hullo data pack ilsvrc2012 --data {tmp_path} --partial"
+    )
     refused = invoke("pack", "ilsvrc2012", "--data", tmp_path, "--quiet")
     assert (refused.exit_code, refused.stdout) == (1, "")
     assert refused.stderr.startswith(f"hullo: {home} has 8 of 12 train images and 5 of 6 val images; hullo data ch")
     assert refused.stderr.count("\n") == 1
     packed = invoke("pack", "ilsvrc2012", "--data", tmp_path, "--partial")
     assert packed.exit_code == 0
-    assert packed.stdout.endswith(": 8 train and 5 val images; 5 are left out\n")
+    assert packed.stdout.endswith(": 8 train and 5 val images; 5 missing or broken\n")
     checked = invoke("check", "ilsvrc2012", "--data", tmp_path)
     assert checked.exit_code == 1
-    usable = f"ilsvrc2012 is incomplete, but can be used in {home}/packed: 8 of 12 train and 5 of 6 val images\n"
+    usable = f"ilsvrc2012 is incomplete, but usable in {home}/packed: 8 of 12 train and 5 of 6 val images\n"
     assert checked.stdout.startswith(usable)
     assert "packed in part" in invoke("list", "--data", tmp_path).stdout
 
@@ -90,7 +94,7 @@ def test_broken_images_are_listed_and_what_was_done_is_kept(tmp_path):
     failed = invoke("pack", "ilsvrc2012", "--data", tmp_path)
     assert (failed.exit_code, failed.stdout) == (1, "")
     assert "note: ILSVRC2012_val_00000002.JPEG is broken: neither JPEG nor PNG: is empty\n" in failed.stderr
-    assert "hullo: 1 images are broken; all others are packed and kept in" in failed.stderr
+    assert "hullo: 1 images are broken; the others are packed in" in failed.stderr
     assert invoke("pack", "ilsvrc2012", "--data", tmp_path, "--partial").exit_code == 0
     checked = invoke("check", "ilsvrc2012", "--data", tmp_path)
     assert "ILSVRC2012_val_00000002.JPEG is broken: neither JPEG nor PNG: is empty" in checked.stdout
@@ -105,10 +109,10 @@ def test_damaged_images_are_packed_listed_and_packed_anew_once_they_are_mended(t
     packed = invoke("pack", "ilsvrc2012", "--data", tmp_path)
     assert packed.exit_code == 0, packed.output
     assert f"note: {path.name} is damaged, but can be decoded: {reason}\n" in packed.stderr
-    assert "12 train and 6 val images; 1 are damaged: " in packed.stdout
+    assert "12 train and 6 val images; 1 damaged: " in packed.stdout
     checked = invoke("check", "ilsvrc2012", "--data", tmp_path)
     assert checked.exit_code == 0
-    assert checked.stdout.startswith(f"{path.name} is damaged, but in use: {reason}\nilsvrc2012 is ready in")
+    assert checked.stdout.startswith(f"{path.name} is damaged, but packed: {reason}\nilsvrc2012 is ready in")
     again = invoke("pack", "ilsvrc2012", "--data", tmp_path)
     assert again.stderr.count("is damaged, but can be decoded") == 1
     path.write_bytes(whole)
@@ -137,8 +141,8 @@ def test_an_altered_pack_is_named_with_what_to_do(tmp_path):
     content[5000] ^= 1
     shard.write_bytes(content)
     lines = invoke("check", "ilsvrc2012", "--data", tmp_path).stdout.splitlines()
-    assert lines[0].startswith(f"{shard} is altered: sha256 wanted ")
-    assert lines[1] == f"delete what is altered, then: hullo data pack ilsvrc2012 --data {tmp_path}"
+    assert lines[0].startswith(f"{shard} is altered: expected sha256 ")
+    assert lines[1] == f"delete the altered files, then run: hullo data pack ilsvrc2012 --data {tmp_path}"
     shard.unlink()
     assert invoke("pack", "ilsvrc2012", "--data", tmp_path).exit_code == 0
     assert invoke("check", "ilsvrc2012", "--data", tmp_path).exit_code == 0
@@ -152,10 +156,10 @@ def test_a_tar_of_the_right_size_is_compared_to_the_byte(tmp_path, monkeypatch):
     (line,) = [
         line for line in invoke("check", "ilsvrc2012", "--data", tmp_path).stdout.splitlines() if "train:" in line
     ]
-    assert line == f"train: {path} is as released: md5 wanted {right.digest}, found {right.digest}"
+    assert line == f"train: {path} is as released: expected md5 {right.digest}, found {right.digest}"
     path.write_bytes(content[:-1] + b"x")
     checked = invoke("check", "ilsvrc2012", "--data", tmp_path).stdout
-    assert f"train: {path} is altered: md5 wanted {right.digest}, found " in checked
+    assert f"train: {path} is altered: expected md5 {right.digest}, found " in checked
     assert checked.endswith("--partial\n")
 
 
@@ -165,8 +169,8 @@ def test_a_tar_that_lacks_images_is_compared_with_the_released_one_in_bytes(tmp_
     path.write_bytes(content[: len(content) // 2 // 512 * 512].ljust(len(content), b"\0"))
     checked = invoke("check", "ilsvrc2012", "--data", tmp_path).stdout
     assert (
-        f"of 6 images (ILSVRC2012_img_val.tar has {len(content):,} of the 6,744,924,160 bytes released: cut off, "
-        "unless it was made anew)\n"
+        f"of 6 images (ILSVRC2012_img_val.tar has {len(content):,} of the released 6,744,924,160 bytes: truncated, "
+        "unless you repacked it)\n"
     ) in checked
     assert f"{path.parent}/ILSVRC2012_img_train.tar: 12 of 12 images\n" in checked
 
@@ -211,15 +215,15 @@ def test_a_pack_that_cannot_be_read_is_one_clear_error(tmp_path, forbid, command
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (shutil.rmtree, "ilsvrc2012 is no directory; wanted there are ILSVRC2012_img_train.tar and ILSVRC2012_img_val"),
-        (lambda home: (home / "ILSVRC2012_devkit_t12.tar.gz").unlink(), "ilsvrc2012 has no devkit: it numbers the"),
+        (shutil.rmtree, "ilsvrc2012 is not a directory; put there ILSVRC2012_img_train.tar and ILSVRC2012_img_val"),
+        (lambda home: (home / "ILSVRC2012_devkit_t12.tar.gz").unlink(), "ilsvrc2012 has no devkit"),
         (
             lambda home: (home / "ILSVRC2012_img_val.tar").write_bytes(b"x" * 2000),
-            "img_val.tar is cut off or damaged (",
+            "img_val.tar is truncated or damaged (",
         ),
         (
             lambda home: (home / "ILSVRC2012_devkit_t12.tar.gz").write_bytes(b"x" * 2000),
-            "t12.tar.gz is no whole devkit",
+            "t12.tar.gz is an incomplete or damaged devkit",
         ),
     ],
 )
@@ -261,11 +265,11 @@ def test_fetch_says_how_one_comes_by_it(tmp_path):
     result = invoke("fetch", "ilsvrc2012", "--data", tmp_path)
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == (
-        "hullo: ilsvrc2012 is given to people with an account at https://image-net.org alone; download "
+        "hullo: ilsvrc2012 can only be downloaded with an account at https://image-net.org; download "
         "ILSVRC2012_img_train.tar (147.9 GB, md5 1d675b47d978889d74fa0da5fadfb00e), "
         "ILSVRC2012_img_val.tar (6.7 GB, md5 29b22e2961454d5413ddabcf34fc5622), "
         "ILSVRC2012_devkit_t12.tar.gz (md5 fa75699e90414af021442c21a62c3abf) "
-        f"into {tmp_path}/ilsvrc2012, then: hullo data pack ilsvrc2012 --data {tmp_path}\n"
+        f"to {tmp_path}/ilsvrc2012, then run: hullo data pack ilsvrc2012 --data {tmp_path}\n"
     )
 
 

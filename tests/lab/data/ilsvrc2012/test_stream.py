@@ -87,7 +87,7 @@ def test_what_goes_wrong_in_a_thread_is_raised_and_ends_all(packed, dataset):
     with (packed.folder / "train-002.safetensors").open("r+b") as file:
         file.truncate(5000)
     batches = read_ahead(dataset, split_steps(torch.arange(12), 2))
-    with pytest.raises(DataError, match=r"train-002.safetensors is cut off"):
+    with pytest.raises(DataError, match=r"train-002.safetensors is truncated"):
         list(batches)
 
 

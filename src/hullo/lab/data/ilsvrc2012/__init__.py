@@ -1,11 +1,11 @@
-"""ILSVRC-2012: 1.3 million colour images of things in a thousand classes (Russakovsky et al., 2015).
+"""ILSVRC-2012: 1.3 million colour images of a thousand classes (Russakovsky et al., 2015).
 
-Too large to be whole on a device: it is packed once (`packing`), then streamed (`stream`). Images are decoded while
-they are packed, and only then: training reads nothing but the pack.
+The data set does not fit into device memory. It is packed once (`packing`), then streamed (`stream`). Images are
+decoded while they are packed; training reads only the pack.
 
-    images  what was released, as tars or folders      decoding  JPEG to 256 x 256 pixels
-    devkit    the classes and what val images show     shards    many images in one file
-    packed    a finished pack, image by image        augment   crops and flips on the device
+    source    the released files, as tars or folders   decoding  JPEG to 256 x 256 pixels
+    devkit    classes, and labels of the val images    shards    files of many decoded images
+    packed    random access to a finished pack         augment   crops and flips on the device
 """
 
 from hullo.lab.data.ilsvrc2012.augment import CROP, centre_crops, crop, draw_crops

@@ -1,6 +1,6 @@
-"""What training and evaluation do to packed images, on the device: crop, flip, subtract the mean image.
+"""Augmentation of packed images on the device: crop, flip, subtract the mean image.
 
-How an image is cropped depends on the seed, the epoch and the image: not on the batch, nor on who reads it.
+The crop of an image depends only on the seed, the epoch and the image.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ CROP = 227
 
 
 def draw_crops(seeds: Tensor, epoch: int | Tensor, numbers: Tensor) -> Tensor:
-    """How each member's images are cropped in an epoch: flipped (0 or 1), first row, first column.
+    """Draw the crops of each member's images in an epoch: flipped (0 or 1), first row, first column.
 
-    For images (their numbers) of shape (members, count), of shape (members, count, 3); all are equally likely.
+    For image indices of shape (members, count) the result has shape (members, count, 3) and is uniformly distributed.
 
     Examples:
         >>> draw_crops(torch.tensor([7]), 0, torch.tensor([[11, 12]])).tolist()
@@ -30,7 +30,7 @@ def draw_crops(seeds: Tensor, epoch: int | Tensor, numbers: Tensor) -> Tensor:
 
 
 def centre_crops(count: int, device: torch.device | str = "cpu") -> Tensor:
-    """The crop of evaluation, for each image: the middle, not flipped.
+    """Return the crops of evaluation: the center of each image, not flipped.
 
     Examples:
         >>> centre_crops(1)
@@ -41,11 +41,11 @@ def centre_crops(count: int, device: torch.device | str = "cpu") -> Tensor:
 
 
 def crop(images: Tensor, crops: Tensor, mean: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Images less the mean image, cropped, then flipped, as their crops say.
+    """Subtract the mean image from images, crop and flip them.
 
-    From uint8 images of shape (count, 256, 256, 3), crops of shape (count, 3) and a mean image of shape
-    (256, 256, 3), numbers of shape (count, 3, 227, 227) with channels last in memory. As in Caffe the mean is that of
-    the pixel's place in the image, not in the crop.
+    Takes uint8 images of shape (count, 256, 256, 3), crops of shape (count, 3) and a mean image of shape (256, 256, 3);
+    returns shape (count, 3, 227, 227) in channels-last memory format. As in Caffe, the mean is subtracted before
+    cropping.
 
     Examples:
         >>> images, mean = torch.full((2, 256, 256, 3), 9, dtype=torch.uint8), torch.full((256, 256, 3), 4.0)

@@ -1,8 +1,8 @@
-"""Crops of packed images on a GPU, flipped and less the mean image: bytes are read once, numbers written once.
+"""Triton kernel: crop and flip packed images and subtract the mean image, with one read and one write per pixel.
 
-The plain form is :func:`hullo.lab.data.ilsvrc2012.augment.crop`. A program makes ROWS rows of one image, COLUMNS
-numbers of each at a time. What a row comes from is a run of bytes, backwards in pixels where the image is flipped;
-from row to row all addresses change by constants.
+The reference is :func:`hullo.lab.data.ilsvrc2012.augment.crop`. A program computes ROWS rows of one image, COLUMNS
+values of each at a time. The source of a row is contiguous, and reversed by pixels if the image is flipped; from row to
+row all addresses change by constants.
 """
 
 # mypy: disable-error-code="assignment,no-untyped-call,no-untyped-def,untyped-decorator"
@@ -15,17 +15,17 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 ROWS, COLUMNS, WARPS = 8, 256, 4
-"""Three times 256 columns are little more than the 3 * 227 of a row."""
+"""Three tiles of 256 columns cover the 3 * 227 values of a row with little waste."""
 
 
 def crop(images: Tensor, crops: Tensor, mean: Tensor, side: int, dtype: torch.dtype) -> Tensor:
-    """Numbers of shape (count, C, side, side) with channels last in memory, each rounded once.
+    """Return crops of shape (count, C, side, side) in channels-last memory format, each value rounded once.
 
     Args:
-        images: bytes, (count, H, W, C).
-        crops: for each whether it is flipped (0 or 1), its first row and its first column, (count, 3).
+        images: uint8, (count, H, W, C).
+        crops: per image: flipped (0 or 1), first row, first column; (count, 3).
         mean: the mean image in float32, (H, W, C).
-        side: how many pixels of a side are kept.
+        side: height and width of the crops.
         dtype: float32, bfloat16 or float16.
     """
     count, height, width, channels = images.shape
@@ -60,7 +60,7 @@ def _crop(
         source = tl.where(flipped, backwards, column)
         known = column < SIDE * CHANNELS
         rows = ()
-        for i in tl.static_range(ROWS):  # all are under way before the first is written
+        for i in tl.static_range(ROWS):  # issue all loads before the first store
             inside = known & (row + i < SIDE)
             pixels = tl.load(images + source + i * WIDTH * CHANNELS, mask=inside, other=0)
             there = tl.load(mean + source + i * WIDTH * CHANNELS, mask=inside, other=0.0)

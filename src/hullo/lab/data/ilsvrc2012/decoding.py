@@ -1,4 +1,4 @@
-"""An image as it was released to 256 x 256 pixels in red, green and blue."""
+"""Decode released images to 256 x 256 RGB pixels."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ SHAPE = (SIDE, SIDE, 3)
 
 
 class ImageError(ValueError):
-    """An image that cannot be decoded, with the reason."""
+    """Raised when an image cannot be decoded."""
 
 
 def decode(content: bytes) -> NDArray[np.uint8]:
-    """The image in JPEG or PNG, whatever it is called, as uint8 of shape (256, 256, 3).
+    """Decode a JPEG or PNG image, whatever its file name, to uint8 of shape (256, 256, 3).
 
-    Both sides are resized alone, as the protocol has it, with a triangle filter over the pixels that one pixel becomes
-    or comes from. Grey is repeated, CMYK converted (inverted, as Adobe writes it and all read it), alpha dropped. What
-    the metadata say is not looked at: no image is turned, and damage there is none of the image's. A JPEG that is
-    damaged in its middle, but ends as it should, is decoded all the same; see `hullo.lab.data.ilsvrc2012.jpeg`.
+    Height and width are resized independently, as in the paper's protocol, with an antialiased bilinear filter.
+    Grayscale is repeated, CMYK is converted (inverted, as Adobe writes it), alpha is dropped. Metadata are ignored: no
+    image is rotated, and damaged metadata do not matter. A JPEG with damage in the middle of its data is decoded; see
+    `hullo.lab.data.ilsvrc2012.jpeg`.
 
     Examples:
         >>> buffer = io.BytesIO()
@@ -39,8 +39,8 @@ def decode(content: bytes) -> NDArray[np.uint8]:
         ):
             small = image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
     except UnidentifiedImageError as error:
-        begins = f"begins with {content[:8].hex(' ')!r}" if content else "is empty"
+        begins = f"starts with {content[:8].hex(' ')!r}" if content else "is empty"
         raise ImageError(f"neither JPEG nor PNG: {begins}") from error
-    except Exception as error:  # no list of what Pillow may raise on damaged files is complete
+    except Exception as error:  # Pillow raises exceptions of many types for damaged files
         raise ImageError(str(error) or type(error).__name__) from error
     return np.asarray(small)

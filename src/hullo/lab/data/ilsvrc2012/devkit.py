@@ -1,4 +1,4 @@
-"""The ILSVRC-2012 devkit: which classes there are, how many training images each has, what the val images show."""
+"""Read the ILSVRC-2012 devkit: the classes, their numbers of training images, the labels of the val images."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ ARCHIVE = "ILSVRC2012_devkit_t12.tar.gz"
 ARCHIVE_SIZE = 2_568_145
 ARCHIVE_MD5 = "fa75699e90414af021442c21a62c3abf"
 FOLDERS = ("ILSVRC2012_devkit_t12", "devkit")
-REMEDY = f"put {ARCHIVE} ({ARCHIVE_SIZE:,} bytes, md5 {ARCHIVE_MD5}) there, or unpack it there"
+REMEDY = f"put {ARCHIVE} ({ARCHIVE_SIZE:,} bytes, md5 {ARCHIVE_MD5}) there, or extract it there"
 
 DAMAGE = (ArithmeticError, EOFError, LookupError, TypeError, tarfile.TarError, zlib.error)
-"""What reading damaged archives and files raises, beside ValueError and OSError."""
+"""Exceptions from reading damaged archives and files, besides ValueError and OSError."""
 LARGEST = 2**24
-"""Bytes that a file of the devkit has at most."""
+"""The largest size of a file of the devkit in bytes."""
 
 _META, _TRUTH = "meta.mat", "ILSVRC2012_validation_ground_truth.txt"
 
 
 @dataclass(frozen=True)
 class Class:
-    """A class: its WordNet identifier, its names, and how many training images were released."""
+    """A class: its WordNet identifier, its names, and its number of released training images."""
 
     wnid: str
     words: str
@@ -37,9 +37,9 @@ class Class:
 
 @dataclass(frozen=True)
 class Devkit:
-    """The classes, a class's place being its label, and the labels of the val images 1, 2 and so on.
+    """The classes in the order of their labels, and the labels of the val images 1, 2 and so on.
 
-    The devkit numbers the classes in an order of its own; labels follow the sorted WordNet identifiers, as everywhere.
+    Labels follow the sorted WordNet identifiers, as in other libraries, not the numbering of the devkit.
     """
 
     path: Path
@@ -48,13 +48,13 @@ class Devkit:
 
 
 def find_devkit(folder: Path) -> Devkit | None:
-    """The devkit in a folder, packed or unpacked; None where there is none."""
+    """Return the devkit in a folder, as an archive or extracted; None if there is none."""
     for path in (folder / name for name in (ARCHIVE, *FOLDERS)):
         if path.exists():
             try:
                 return _parse(path, *(_from_archive(path) if path.name == ARCHIVE else _from_folder(path)))
             except (*DAMAGE, OSError, ValueError) as error:
-                raise DataError(f"{path} is no whole devkit ({error}); {REMEDY}") from error
+                raise DataError(f"{path} is an incomplete or damaged devkit ({error}); {REMEDY}") from error
     return None
 
 
@@ -85,10 +85,10 @@ def _bounded(content: bytes, name: str) -> bytes:
 
 
 def _parse(path: Path, meta: bytes, truth: bytes) -> Devkit:
-    leaves = [item for item in read_structs(meta) if item["num_children"] == [0.0]]  # the others are kinds of classes
+    leaves = [item for item in read_structs(meta) if item["num_children"] == [0.0]]  # the others are superclasses
     leaves.sort(key=lambda item: str(item["WNID"]))
     if not leaves or not all(re.fullmatch(r"n\d{8}", str(item["WNID"])) for item in leaves):
-        raise ValueError(f"{_META} lists no classes by their WordNet identifiers")
+        raise ValueError(f"{_META} contains no classes with WordNet identifiers")
     classes = [Class(str(item["WNID"]), str(item["words"]), int(item["num_train_images"][0])) for item in leaves]
     label_of = {int(item["ILSVRC2012_ID"][0]): label for label, item in enumerate(leaves)}
     return Devkit(path, tuple(classes), tuple(label_of[int(line)] for line in truth.split()))

@@ -1,12 +1,12 @@
-"""Damage in the middle of a JPEG, which decoders patch up without a word.
+"""Find damage in the middle of a JPEG, which decoders conceal silently.
 
-Pillow raises an error where a file ends too early. Of what libjpeg warns of (markers amid compressed data, restarts out
-of order, too little or too much compressed data for the image) it passes nothing on. So markers are read here, and how
-much data an image takes is found by decoding it with other data after its own, and with other data in place of its last
-bytes: pixels that change are made of them.
+Pillow raises an error if a file is truncated. It does not report the warnings of libjpeg: markers amid compressed data,
+restarts out of order, too little or too much compressed data. So this module parses the markers. To find how much data
+an image uses, it decodes the image with other data appended, and with its last bytes replaced: pixels that change
+depend on these bytes.
 
-What cannot be known is damage after which the data are still those of an image of as many blocks: a flipped bit of a
-coefficient, or a few bytes after which a decoder finds its way back.
+Damage that leaves a valid image of the same number of blocks cannot be found: a flipped bit of a coefficient, or a few
+bytes after which the decoder resynchronizes.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ _BETWEEN_SCANS = {0xC4, _END, _SCAN, 0xDB, _LINES, _RESTARTS, 0xFE, *range(0xE0,
 _MARKER = re.compile(rb"\xff+([\x01-\xfe])")
 _RESTART = re.compile(rb"\xff+[\xd0-\xd7]")
 OTHER = bytes((37 * i + 11) % 251 for i in range(400))
-"""Data of no image, without a marker."""
+"""Arbitrary data without a marker."""
 LAST = 8
-"""Bytes that an image may have beyond those it takes, unnoticed."""
+"""Number of surplus bytes that are tolerated."""
 
 
 class Scan(NamedTuple):
-    """Where the compressed data of a scan begin and end."""
+    """Start and end of the compressed data of a scan."""
 
     start: int
     end: int
 
 
 class Frame(NamedTuple):
-    """What a JPEG says of its pixels: their coding, the height, the width, and each component's sampling factors."""
+    """The frame header of a JPEG: the coding, the height, the width, and the sampling factors of each component."""
 
     kind: int
     height: int
@@ -49,7 +49,7 @@ class Frame(NamedTuple):
     sampling: dict[int, tuple[int, int]]
 
     def units(self, components: bytes) -> int:
-        """Return of how many blocks a scan of one component consists, or of how many groups of interleaved blocks."""
+        """Return the number of blocks of a scan of one component, or of groups of interleaved blocks."""
         most = [max(factors) for factors in zip(*self.sampling.values(), strict=True)]
         sides = self.width, self.height
         if len(components) > 1:
@@ -63,7 +63,7 @@ def _ceil(number: int, divisor: int) -> int:
 
 
 def find_damage(content: bytes) -> str | None:
-    """Return what is wrong with a JPEG that can be decoded, as far as that can be known; None for other formats.
+    """Return a description of the damage in a JPEG that can be decoded, if any is found; None for other formats.
 
     >>> buffer = io.BytesIO()
     >>> Image.radial_gradient("L").save(buffer, "JPEG")
@@ -77,20 +77,20 @@ def find_damage(content: bytes) -> str | None:
     try:
         progressive, scans = _read_scans(content)
     except (LookupError, struct.error):
-        return "markers that break off"
+        return "truncated markers"
     except ValueError as error:
         return str(error)
     return _weigh(content, scans[-1], progressive=progressive)
 
 
 def _read_scans(content: bytes) -> tuple[bool, list[Scan]]:
-    """Walk from marker to marker; a ValueError says what is out of place. Returns whether the JPEG is progressive."""
+    """Parse all markers; return whether the JPEG is progressive, and its scans. Raise a ValueError for a bad marker."""
     frame, interval, scans = None, 0, []
     at = len(SOI)
     while True:
         match = _MARKER.match(content, at)
         if match is None:
-            raise ValueError(f"no marker at byte {at:,}, where one is due")
+            raise ValueError(f"no marker at byte {at:,}, where one is expected")
         marker, at = match[1][0], match.end()
         if marker == _END and frame and scans:
             return frame.kind == _PROGRESSIVE, scans
@@ -108,7 +108,7 @@ def _read_scans(content: bytes) -> tuple[bool, list[Scan]]:
 
 
 def _read_scan(content: bytes, start: int, frame: Frame, components: bytes, interval: int) -> Scan:
-    """Find the end of compressed data: the first marker that is no restart, and may stand there."""
+    """Find the end of the compressed data: the first marker that is allowed there and is not a restart."""
     last = frame.kind != _PROGRESSIVE and len(components) == len(frame.sampling)
     wanted = _ceil(frame.units(components), interval) - 1 if interval else 0
     restarts = 0
@@ -128,7 +128,7 @@ def _read_scan(content: bytes, start: int, frame: Frame, components: bytes, inte
 
 
 def _weigh(content: bytes, scan: Scan, *, progressive: bool) -> str | None:
-    """Say whether the last scan has as much data as its image takes."""
+    """Return whether the last scan has too little or too much compressed data."""
     before, data = content[: scan.start], content[scan.start : scan.end]
     decode = _decode if progressive else _decode_roughly
     padded = _RESTART.sub(lambda match: OTHER[:32] + match[0], data) + OTHER
@@ -149,7 +149,7 @@ def _decode(content: bytes) -> NDArray[np.uint8]:
 
 
 def _decode_roughly(content: bytes) -> NDArray[np.uint8]:
-    """Decode the mean of each block of pixels, which takes a third of the time."""
+    """Decode only the mean of each block of pixels, in a third of the time."""
     with Image.open(io.BytesIO(content), formats=("JPEG",)) as image:
         image.draft(None, (1, 1))
         return np.asarray(image)

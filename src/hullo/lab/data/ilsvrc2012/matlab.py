@@ -1,4 +1,4 @@
-"""MATLAB's level 5 files, as far as the ILSVRC-2012 devkit needs them: an array of structs of texts and numbers."""
+"""Read MATLAB level 5 files as far as the ILSVRC-2012 devkit needs: an array of structs of strings and numbers."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ _MATRIX, _COMPRESSED = 14, 15
 _NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8", 16: "u1"}
 _STRUCT, _TEXT = 2, 4
 LARGEST = 2**26
-"""Bytes that are inflated at most."""
+"""The largest decompressed size in bytes."""
 
 Value = str | list[float]
 
 
 def read_structs(content: bytes) -> list[dict[str, Value]]:
-    """The array of structs that a little-endian file holds, a dictionary each; texts as str, numbers as lists.
+    """Return the array of structs in a little-endian file as dictionaries of strings and lists of numbers.
 
-    A file is a header of 128 bytes and elements: a type, a size and so many bytes, padded to a multiple of eight, or
-    deflated as a whole. A matrix is an element of elements: its class, its dimensions, its name, then its values; the
+    A file consists of a header of 128 bytes and elements: a type, a size and as many bytes, padded to a multiple of
+    eight, or compressed. A matrix is an element of elements: its class, its dimensions, its name, then its values; the
     values of a struct are matrices.
     """
     if content[126:128] != b"IM":
-        raise ValueError(f"begins with {content[:16]!r}, but a little-endian MATLAB level 5 file is wanted")
+        raise ValueError(f"starts with {content[:16]!r}; must be a little-endian MATLAB level 5 file")
     try:
         ((kind, data),) = _elements(content[128:])
         if kind == _COMPRESSED:
             ((kind, data),) = _elements(_inflate(data))
         flags, _, _, length, fields, *values = _elements(data)
         if kind != _MATRIX or flags[1][0] != _STRUCT:
-            raise ValueError("holds no array of structs")
+            raise ValueError("contains no array of structs")
         (width,) = struct.unpack("<i", length[1])
         names = [name.rstrip(b"\0").decode() for (name,) in struct.iter_unpack(f"{width}s", fields[1])]
         parsed = [_value(matrix) for _, matrix in values]
@@ -45,13 +45,13 @@ def _inflate(data: bytes) -> bytes:
     stream = zlib.decompressobj()
     content = stream.decompress(data, LARGEST)
     if not stream.eof:
-        raise ValueError(f"is cut off, or has more than {LARGEST:,} bytes")
+        raise ValueError(f"is truncated, or has more than {LARGEST:,} bytes")
     return content
 
 
 def _value(matrix: bytes) -> Value:
     flags, _, _, (kind, data) = _elements(matrix)
-    values = np.frombuffer(data, "<" + _NUMBERS[kind])  # whichever type holds them in the fewest bytes
+    values = np.frombuffer(data, "<" + _NUMBERS[kind])  # MATLAB chooses the smallest type that holds them
     if flags[1][0] != _TEXT:
         return [float(value) for value in values]
     return data.decode() if kind == 16 else "".join(map(chr, values))
@@ -61,11 +61,11 @@ def _elements(data: bytes) -> Iterator[tuple[int, bytes]]:
     at = 0
     while at < len(data):
         kind, size = struct.unpack_from("<II", data, at)
-        if kind >> 16:  # up to four bytes lie within the tag itself
+        if kind >> 16:  # up to four bytes are stored in the tag itself
             kind, size, start, at = kind & 0xFFFF, kind >> 16, at + 4, at + 8
         else:
             start = at + 8
             at = start + (size if kind == _COMPRESSED else -(-size // 8) * 8)
         if start + size > len(data):
-            raise ValueError(f"is cut off: {size} bytes wanted at {start} of {len(data)}")
+            raise ValueError(f"is truncated: {size} bytes expected at {start} of {len(data)}")
         yield kind, data[start : start + size]

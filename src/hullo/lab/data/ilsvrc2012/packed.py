@@ -1,4 +1,4 @@
-"""ILSVRC-2012 once it is packed: random access to its images, their labels, the mean image."""
+"""A finished pack of ILSVRC-2012: random access to images and labels, and the mean image."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MANIFEST = "manifest.json"
 MEAN = "mean.safetensors"
 VERSION = 3
 LONGEST = 2**28
-"""Bytes of the longest manifest that is read."""
+"""The largest size of a manifest in bytes."""
 
 _SHARD = Object({"file": Text(), "num_images": Whole(), "sha256": Text()})
 _FLAWS = List(List(Text(), 2), empty=True)
@@ -49,7 +49,7 @@ _MANIFEST = Object(
 
 @dataclass(frozen=True)
 class ShardEntry:
-    """What the manifest says of a shard: its file's name, how many images it holds, the digest of its bytes."""
+    """The entry of a shard in the manifest: its file name, its number of images, its digest."""
 
     file: str
     num_images: int
@@ -58,9 +58,9 @@ class ShardEntry:
 
 @dataclass(frozen=True)
 class Part:
-    """A split in a pack: its shards, the images that are broken or damaged, and how many were released.
+    """A split of a pack: its shards, its broken and damaged images, and the number of released images.
 
-    Broken images are not in the pack, damaged ones are.
+    Damaged images are in the pack, broken ones are not.
     """
 
     shards: tuple[ShardEntry, ...]
@@ -70,7 +70,7 @@ class Part:
 
     @classmethod
     def parse(cls, values: dict[str, Any]) -> Part:
-        """Read the split of a manifest."""
+        """Return the split described by an entry of the manifest."""
         shards = tuple(ShardEntry(**shard) for shard in values["shards"])
         broken, damaged = (tuple((name, why) for name, why in values[kind]) for kind in ("broken", "damaged"))
         return cls(shards, broken, damaged, values["num_released"])
@@ -82,7 +82,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Pack:
-    """A pack as its manifest describes it: the classes, as (WordNet identifier, words), and its splits."""
+    """A pack as described by its manifest: the classes, as (WordNet identifier, words), and its splits."""
 
     folder: Path
     classes: tuple[tuple[str, str], ...]
@@ -91,54 +91,52 @@ class Pack:
 
     @classmethod
     def open(cls, folder: Path) -> Pack:
-        """The pack in a folder; one that is not finished is refused."""
+        """Open the pack in a folder; raise a DataError if it is not finished."""
         path = folder / MANIFEST
         with readable(path):
             try:
                 with open_regular(path) as file:
                     content = file.read(LONGEST)
             except FileNotFoundError as error:
-                raise DataError(f"{folder} holds no finished pack; make it with: {COMMAND}") from error
+                raise DataError(f"{folder} contains no finished pack; make it with: {COMMAND}") from error
         try:
             values = read_json(content)
             version = values.get("version") if isinstance(values, dict) else None
             if type(version) is int and version != VERSION:
-                raise DataError(
-                    f"{folder} holds a pack of version {version}, not {VERSION}; delete it, then: {COMMAND}"
-                )
+                raise DataError(f"{path} has version {version}, not {VERSION}; delete it, then run: {COMMAND}")
             _MANIFEST.check(values, "")
         except DataError:
             raise
         except ValueError as error:
-            raise DataError(f"{path} is damaged ({error}); delete it, then: {COMMAND}") from error
+            raise DataError(f"{path} is damaged ({error}); delete it, then run: {COMMAND}") from error
         parts = {split: Part.parse(values["parts"][split]) for split in SPLITS}
         classes = tuple((wnid, words) for wnid, words in values["classes"])
         return cls(folder, classes, parts, values["mean_sha256"])
 
     def manifest(self) -> bytes:
-        """The content of the manifest."""
+        """Return the content of the manifest."""
         values = asdict(self)
         del values["folder"]
         return json.dumps({"version": VERSION, **values}, indent=1).encode()
 
     @property
     def is_complete(self) -> bool:
-        """Whether every image that was released is in the pack."""
+        """Return whether the pack contains every released image."""
         return all(part.num_images == part.num_released for part in self.parts.values())
 
     @cached_property
     def mean(self) -> Tensor:
-        """The mean training image, float32 of shape (256, 256, 3)."""
+        """Return the mean training image, float32 of shape (256, 256, 3)."""
         path = self.folder / MEAN
         try:
             check_regular(path.stat(), path)
             mean = load_file(path)["mean"]
             if mean.dtype != torch.float32 or mean.shape != SHAPE or not 0 <= mean.min() <= mean.max() <= 255:
                 raise ValueError(
-                    f"{mean.dtype} of shape {tuple(mean.shape)}, but pixels in float32 of {SHAPE} are wanted"
+                    f"{mean.dtype} of shape {tuple(mean.shape)}; must be pixels in float32 of shape {SHAPE}"
                 )
         except (KeyError, OSError, SafetensorError, ValueError) as error:
-            raise DataError(f"{path} is missing or damaged ({error}); make it anew with: {COMMAND}") from error
+            raise DataError(f"{path} is missing or damaged ({error}); make it again with: {COMMAND}") from error
         return mean
 
     def images(self, split: str) -> PackedImages:
@@ -146,15 +144,15 @@ class Pack:
         images = PackedImages([self.folder / shard.file for shard in self.parts[split].shards])
         if len(images) and (label := int(images.labels.max())) >= len(self.classes):
             raise DataError(
-                f"{self.folder}: label {label} in {split}, but {len(self.classes)} classes; delete it, then: {COMMAND}"
+                f"{self.folder}: label {label} in {split}, {len(self.classes)} classes; delete it, then run: {COMMAND}"
             )
         return images
 
     def flaws(self, on_progress: Callable[[float], None]) -> list[str]:
-        """What is wrong with the files, every byte of them being compared with what was written."""
+        """Verify the checksums of all files; return a message for each file that is missing or altered."""
         entries = [entry for part in self.parts.values() for entry in part.shards]
         flaws = self._mean_flaw()
-        with ThreadPoolExecutor(available_cores()) as threads:  # hashing leaves the interpreter to the others
+        with ThreadPoolExecutor(available_cores()) as threads:  # hashing releases the GIL
             futures = {threads.submit(self._flaw, entry): entry for entry in entries}
             for done, future in enumerate(as_completed(futures), 1):
                 flaws += future.result()
@@ -168,7 +166,7 @@ class Pack:
                 sound = hashlib.file_digest(file, "sha256").hexdigest() == self.mean_sha256
         except OSError:
             sound = False
-        return [] if sound else [f"{path} is missing or altered: sha256 wanted {self.mean_sha256}"]
+        return [] if sound else [f"{path} is missing or altered: expected sha256 {self.mean_sha256}"]
 
     def _flaw(self, entry: ShardEntry) -> list[str]:
         path = self.folder / entry.file
@@ -177,11 +175,11 @@ class Pack:
         except DataError as error:
             return [str(error)]
         sound = shard.digest == entry.sha256 and len(shard.labels) == entry.num_images and shard.verify()
-        return [] if sound else [f"{path} is altered: sha256 wanted {entry.sha256}"]
+        return [] if sound else [f"{path} is altered: expected sha256 {entry.sha256}"]
 
 
 class PackedImages:
-    """The images of a split by their numbers, and `labels`, int64, on the CPU."""
+    """The images of a split by index, and `labels`, int64, on the CPU."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         shards = [Shard.open(path) for path in paths]
@@ -197,17 +195,17 @@ class PackedImages:
         return len(self.labels)
 
     def read_into(self, out: NDArray[np.uint8], numbers: NDArray[np.int64]) -> None:
-        """Read the images of these numbers into an array of shape (count, 256, 256, 3).
+        """Read the images of these indices into an array of shape (count, 256, 256, 3).
 
-        The system copies them there itself, while other threads run.
+        The system call releases the GIL, so other threads can run.
         """
         shards = self._shard[numbers].tolist()
         for pixels, shard, start in zip(out, shards, self._start[numbers].tolist(), strict=True):
             if os.preadv(self._files[shard], [pixels.data], start) != IMAGE_BYTES:
-                raise DataError(f"{self._paths[shard]} is cut off; make it anew with: {COMMAND}")
+                raise DataError(f"{self._paths[shard]} is truncated; make it again with: {COMMAND}")
 
     def __getitem__(self, number: int) -> tuple[Tensor, int]:
-        """An image, uint8 of shape (256, 256, 3), and its label."""
+        """Return an image, uint8 of shape (256, 256, 3), and its label."""
         out = np.empty((1, *SHAPE), np.uint8)
         self.read_into(out, np.array([range(len(self))[number]]))
         return torch.from_numpy(out[0]), int(self.labels[number])

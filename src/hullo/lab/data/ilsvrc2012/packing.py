@@ -1,7 +1,7 @@
-"""The one-time preparation of ILSVRC-2012: all images decoded and resized, in a few large files.
+"""Pack ILSVRC-2012 once: decode and resize all images into a few large files.
 
-A pack is a folder of shards, the mean training image, and a manifest, which is written last. Killed at any moment, it
-goes on with the shards that are not there yet.
+A pack is a folder of shards, the mean training image, and a manifest, which is written last. If packing is killed, the
+next call writes only the missing shards.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from hullo.lab.files import atomic_write, locked, make_directory
 from hullo.lab.progress import Progress
 
 SHARD = 4096
-"""Images a shard: 805 MB of them."""
+"""Images per shard, 805 MB."""
 
 Pool = Callable[[], AbstractContextManager[Executor]]
-Plan = dict[Path, list[EncodedImage]]
-"""Which images each shard shall hold."""
+ShardLayout = dict[Path, list[EncodedImage]]
+"""The images of each shard."""
 
 
 def choose(source: Source, progress: Progress, *, partial: bool) -> dict[str, list[EncodedImage]]:
-    """The images of each split to be packed: all that were released, or those there are if a part will do."""
+    """Return the images of each split to pack: all released ones, or, if `partial`, those available."""
     chosen, lacking = {}, []
     for done, split in enumerate(SPLITS):
         progress.start_step(f"looking through {source.place(split)}", done, len(SPLITS))
         chosen[split] = source.images(split, progress.update)
         found, wanted = len(chosen[split]), source.num_released(split)
         if not found:
-            raise DataError(f"{source.place(split)} holds no images; their names end in .JPEG")
+            raise DataError(f"{source.place(split)} contains no images, files named *.JPEG")
         if found != wanted:
             lacking.append(f"{found:,} of {wanted:,} {split} images{source.shortfall(split)}")
     state = f"{source.folder} has {' and '.join(lacking)}"
     if lacking and not partial:
         raise DataError(
-            f"{state}; hullo data check ilsvrc2012 says which are missing; to pack those that are there, add --partial"
+            f"{state}; hullo data check ilsvrc2012 lists missing ones; to pack the available ones, add --partial"
         )
     if lacking:
-        progress.note(f"{state}; they alone are packed")
+        progress.note(f"{state}; only these are packed")
     return chosen
 
 
@@ -62,48 +62,47 @@ def pack(
     *,
     partial: bool,
 ) -> Pack:
-    """Make the pack of the chosen images, or what is lacking of it, in a folder; `pool` gives those who do the work.
+    """Write the missing shards of a pack, then its manifest; the processes of `pool` decode the images.
 
-    An image that cannot be decoded is named and stops nothing. At the end the pack is made without such images, and
-    counts them, if a part will do. Else no manifest is written, and the shards are kept. An image that is damaged, but
-    can be decoded, is named and packed. The next run makes those shards anew whose broken or damaged images were
-    mended.
+    Broken images, which cannot be decoded, are reported. With `partial` the pack is finished without them; otherwise
+    the shards are kept, but no manifest is written. Damaged images, which can be decoded, are reported and packed. The
+    next call rewrites the shards whose broken or damaged images were replaced.
     """
 
     def refuse(_: int) -> None:
-        raise DataError(f"another process is packing into {folder}; wait for it, or stop it")
+        raise DataError(f"another process is packing into {folder}; wait until it has finished, or stop it")
 
     make_directory(folder)
-    plans = {split: _plan(folder, split, images) for split, images in chosen.items()}
-    whole = {path: images for plan in plans.values() for path, images in plan.items()}
+    layouts = {split: _layout(folder, split, images) for split, images in chosen.items()}
+    layout = {path: images for part in layouts.values() for path, images in part.items()}
     try:
         with locked(folder / ".lock", refuse):
-            missing = {path: images for path, images in whole.items() if not _is_done(path, images)}
-            for path in sorted(whole.keys() - missing.keys()):
+            missing = {path: images for path, images in layout.items() if not _is_done(path, images)}
+            for path in sorted(layout.keys() - missing.keys()):
                 _note_flaws(path, progress)
-            _clear(folder.glob("*.part"))  # of a process that was killed
+            _clear(folder.glob("*.part"))  # left by a killed process
             _check_space(folder, missing)
             if missing:
                 (folder / MANIFEST).unlink(missing_ok=True)
             try:
-                _write_shards(missing, len(whole), pool, progress)
-                made = _finish(source, folder, plans, partial=partial)
+                _write_shards(missing, len(layout), pool, progress)
+                made = _finish(source, folder, layouts, partial=partial)
             finally:
-                _clear(folder.glob("*.part"))  # of workers that were stopped
-            _clear(path for path in folder.glob("*-*.safetensors") if path not in whole)  # of an earlier plan
+                _clear(folder.glob("*.part"))  # left by stopped workers
+            _clear(path for path in folder.glob("*-*.safetensors") if path not in layout)  # of an earlier layout
             return made
     except BrokenProcessPool as error:
         raise DataError(
-            "a worker was killed, perhaps for want of memory; finished shards are kept; use fewer --workers"
+            "a worker was killed, perhaps because memory ran out; finished shards are kept; use fewer --workers"
         ) from error
     except OSError as error:
         raise DataError(
-            f"cannot write {error.filename or folder}: {error.strerror}; finished shards are kept; make room there, or "
+            f"cannot write {error.filename or folder}: {error.strerror}; finished shards are kept; free disk space, or "
             "choose another directory with --data"
         ) from error
 
 
-def _plan(folder: Path, split: str, images: list[EncodedImage]) -> Plan:
+def _layout(folder: Path, split: str, images: list[EncodedImage]) -> ShardLayout:
     starts = range(0, len(images), SHARD)
     return {folder / f"{split}-{n:03}.safetensors": images[start : start + SHARD] for n, start in enumerate(starts)}
 
@@ -128,17 +127,17 @@ def _clear(paths: Iterable[Path]) -> None:
         path.unlink(missing_ok=True)
 
 
-def _check_space(folder: Path, missing: Plan) -> None:
+def _check_space(folder: Path, missing: ShardLayout) -> None:
     count = sum(map(len, missing.values()))
     wanted, free = 1.01 * IMAGE_BYTES * count, shutil.disk_usage(folder).free
     if free < wanted:
         raise DataError(
-            f"{folder} has {free / 1e9:.1f} GB free, but {count:,} images of 256 x 256 pixels want "
-            f"{wanted / 1e9:.1f} GB; make room there, or choose another directory with --data"
+            f"{folder} has {free / 1e9:.1f} GB free, but {count:,} images of 256 x 256 pixels need "
+            f"{wanted / 1e9:.1f} GB; free disk space, or choose another directory with --data"
         )
 
 
-def _write_shards(missing: Plan, total: int, pool: Pool, progress: Progress) -> None:
+def _write_shards(missing: ShardLayout, total: int, pool: Pool, progress: Progress) -> None:
     with pool() as executor:
         futures = {executor.submit(write_shard, path, images): path for path, images in missing.items()}
         try:
@@ -152,13 +151,13 @@ def _write_shards(missing: Plan, total: int, pool: Pool, progress: Progress) -> 
             raise
 
 
-def _finish(source: Source, folder: Path, plans: dict[str, Plan], *, partial: bool) -> Pack:
-    shards = {split: [Shard.open(path) for path in plan] for split, plan in plans.items()}
+def _finish(source: Source, folder: Path, layouts: dict[str, ShardLayout], *, partial: bool) -> Pack:
+    shards = {split: [Shard.open(path) for path in part] for split, part in layouts.items()}
     broken = {split: [flaw for shard in found for flaw in shard.broken] for split, found in shards.items()}
     count = sum(map(len, broken.values()))
     if count and not partial:
         raise DataError(
-            f"{count:,} images are broken; all others are packed and kept in {folder}; mend the broken ones in "
+            f"{count:,} images are broken; the others are packed in {folder}; replace the broken ones in "
             f"{source.folder} and pack again, or leave them out with --partial"
         )
     total = np.sum([shard.sum() for shard in shards["train"]], axis=0)
@@ -176,7 +175,7 @@ def _finish(source: Source, folder: Path, plans: dict[str, Plan], *, partial: bo
                 tuple(flaw for shard in shards[split] for flaw in shard.damaged),
                 source.num_released(split),
             )
-            for split in plans
+            for split in layouts
         },
         hashlib.sha256(mean).hexdigest(),
     )

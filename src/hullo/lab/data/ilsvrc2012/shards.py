@@ -1,13 +1,13 @@
-"""A shard of a pack: some thousands of decoded images in one safetensors file.
+"""A shard of a pack: thousands of decoded images in one safetensors file.
 
-    images   uint8  (count, 256, 256, 3)   each image begins at a multiple of 4096 bytes
+    images   uint8  (count, 256, 256, 3)   each image starts at a multiple of 4096 bytes
     labels   int64  (count,)
     sum      int64  (256, 256, 3)          of all images, for their mean
-    names    uint8  (bytes,)               of the images, a line each
+    names    uint8  (bytes,)               of the images, one per line
     broken   uint8  (bytes,)               JSON: [name, reason] of each image that could not be decoded
-    damaged  uint8  (bytes,)               JSON: [name, reason] of each that could, although something is wrong with it
+    damaged  uint8  (bytes,)               JSON: [name, reason] of each decoded image with damage
 
-The header's metadata hold the sha256 of everything that follows the header. A shard is there once it is whole.
+The header's metadata contain the sha256 of everything after the header. Shards are written atomically.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from hullo.lab.spec.schema import List, Text, Whole, read_json
 COMMAND = "hullo data pack ilsvrc2012"
 
 HEADER = 4096
-"""Bytes before the images: a page, so that images, too, begin where pages do."""
+"""Size of the header in bytes: one page, so that images are aligned with pages."""
 
 IMAGE_BYTES = int(np.prod(SHAPE))
 COUNTED = ("labels", "names", "broken", "damaged")
-"""The tensors of a shard whose lengths differ from shard to shard."""
+"""The tensors whose lengths vary between shards."""
 
 Flaws = tuple[tuple[str, str], ...]
-"""Names of images, each with what is wrong with it."""
+"""Pairs of an image's name and what is wrong with it."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A shard as it lies in a file."""
+    """A shard file: its digest, labels and flaws; images stay on disk."""
 
     path: Path
     digest: str
@@ -58,7 +58,7 @@ class Shard:
 
     @classmethod
     def open(cls, path: Path) -> Shard:
-        """Open the shard in a file, and leave its images there; refuse one that is not as `write_shard` makes it."""
+        """Open a shard without reading its images; raise a DataError unless `write_shard` wrote it."""
         try:
             with open_regular(path) as file:
                 header, size = file.read(HEADER), os.fstat(file.fileno()).st_size
@@ -69,30 +69,30 @@ class Shard:
             Text().check(digest, "sha256")
             if header != _header(counts, digest):
                 raise ValueError("its header is not that of a shard")
-            with safe_open(path, framework="numpy") as file:  # which notices a file that is cut off
+            with safe_open(path, framework="numpy") as file:  # raises an error for a truncated file
                 labels, *flaws = (file.get_tensor(name) for name in ("labels", "broken", "damaged"))
             if len(labels) and labels.min() < 0:
                 raise ValueError(f"the label {labels.min()}")
             return cls(path, digest, labels, *(_read_flaws(found.tobytes()) for found in flaws))
         except (LookupError, OSError, SafetensorError, TypeError, ValueError) as error:
-            raise DataError(f"{path} is missing or damaged ({error}); make it anew with: {COMMAND}") from error
+            raise DataError(f"{path} is missing or damaged ({error}); make it again with: {COMMAND}") from error
 
     def sum(self) -> NDArray[np.int64]:
-        """The sum of all images."""
+        """Return the sum of all images."""
         total: NDArray[np.int64] = self._tensor("sum")
         return total
 
     def names(self) -> list[str]:
-        """The names of the images."""
+        """Return the names of the images."""
         lines: NDArray[np.uint8] = self._tensor("names")
-        return lines.tobytes().decode(errors="replace").splitlines()  # damaged ones are the names of no image
+        return lines.tobytes().decode(errors="replace").splitlines()  # damaged names match no image
 
     def _tensor(self, name: str) -> Any:
         with safe_open(self.path, framework="numpy") as file:
             return file.get_tensor(name)
 
     def holds(self, images: Sequence[EncodedImage]) -> bool:
-        """Return whether these images, and no others, are in the shard, or flawed still, for the reasons it names."""
+        """Return whether the shard contains exactly these images, with the same broken and damaged ones."""
         broken, damaged = dict(self.broken), dict(self.damaged)
         sound = [image for image in images if image.name not in broken]
         return (
@@ -107,21 +107,21 @@ class Shard:
         )
 
     def verify(self) -> bool:
-        """Whether the file holds the bytes that were written."""
+        """Return whether the digest of the file is right."""
         with open_regular(self.path) as file:
             file.seek(HEADER)
             return hashlib.file_digest(file, "sha256").hexdigest() == self.digest
 
 
 def write_shard(path: Path, images: Iterable[EncodedImage]) -> None:
-    """Decode images into a shard; those that are broken or damaged are named in it."""
+    """Decode images into a shard, and list the broken and damaged ones in it."""
     digest = hashlib.sha256()
     labels: list[int] = []
     names: list[str] = []
     flaws: dict[str, list[tuple[str, str]]] = {"broken": [], "damaged": []}
     total = np.zeros(SHAPE, np.int64)
     with atomic_write(path, part=path.with_name(f"{path.name}.{os.getpid()}.part")) as file:
-        file.seek(HEADER)  # it is known last
+        file.seek(HEADER)  # the header is written last
         for image in images:
             try:
                 pixels, damage = _decode(image)
@@ -176,7 +176,7 @@ def _one_line(error: ImageError) -> str:
 
 
 def _header(counts: Sequence[int], digest: str) -> bytes:
-    """Return the header of a shard whose tensors `COUNTED` are so long."""
+    """Return the header of a shard; `counts` are the lengths of the tensors `COUNTED`."""
     count, names, broken, damaged = counts
     header: dict[str, object] = {"__metadata__": {"sha256": digest}}
     end = 0

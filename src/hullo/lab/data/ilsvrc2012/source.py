@@ -1,4 +1,4 @@
-"""ILSVRC-2012 as people have it: the official tars, or the folders they unpack to, as one list of images a split."""
+"""List the images of ILSVRC-2012 per split, from the official tars or from the extracted folders."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TARS = {
 NUM_IMAGES = {"train": 1_281_167, "val": 50_000}
 CLASSES = 1000
 LARGEST = 2**28
-"""Bytes of the largest file that is taken for an image; the largest one released has 15 million."""
+"""The largest size of an image file in bytes; the largest released image has 15 million."""
 
 _WNID = re.compile(r"n\d{8}")
 
@@ -34,7 +34,7 @@ OnProgress = Callable[[float], None]
 
 @contextmanager
 def readable(place: Path) -> Iterator[None]:
-    """What cannot be read, in a place or below it, is one clear error."""
+    """Turn an OSError from reading a path, or a path below it, into a DataError."""
     try:
         yield
     except OSError as error:
@@ -44,7 +44,7 @@ def readable(place: Path) -> Iterator[None]:
 
 
 class Bytes(NamedTuple):
-    """Which bytes of which file an image is: in a tar, too, it lies in one piece."""
+    """The file and the range of bytes of an image; in a tar, too, they are contiguous."""
 
     path: str
     start: int = 0
@@ -57,7 +57,7 @@ class Bytes(NamedTuple):
 
 
 class EncodedImage(NamedTuple):
-    """An image's name, its label, and where its bytes lie, still encoded as they were released."""
+    """A released image: its name, its label, and its encoded bytes."""
 
     name: str
     label: int
@@ -66,11 +66,10 @@ class EncodedImage(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """ILSVRC-2012 as it lies in a folder.
+    """The released files of ILSVRC-2012 in a folder.
 
-    Each split is a tar, as released, or a folder `train` or `val`: the tar is taken where both are there. Training
-    images lie in folders, or tars, named by their WordNet identifiers. Val images may, too; else the devkit knows
-    what they show.
+    Each split is a tar, as released, or a folder `train` or `val`; the tar is used if both exist. Training images are
+    in folders or tars named by WordNet identifiers. Val images may be, too; otherwise the devkit has their labels.
     """
 
     folder: Path
@@ -80,33 +79,33 @@ class Source:
         return devkits.find_devkit(self.folder)
 
     def places(self, split: str) -> list[Path]:
-        """The tar and the folder of a split, as far as they are there."""
+        """Return the tar and the folder of a split, as far as they exist."""
         with readable(self.folder):
             names = os.listdir(self.folder) if self.folder.is_dir() else []
         return [self.folder / name for name in (TARS[split].name, split) if name in names]
 
     def place(self, split: str) -> Path:
-        """The tar or the folder of a split."""
+        """Return the tar or the folder of a split; raise a DataError if there is neither."""
         for place in self.places(split):
             return place
-        state = f"has neither {TARS[split].name} nor a folder {split}" if self.folder.is_dir() else "is no directory"
+        state = f"has neither {TARS[split].name} nor a folder {split}" if self.folder.is_dir() else "is not a directory"
         tars = " and ".join(tar.name for tar in TARS.values())
         raise DataError(
-            f"{self.folder} {state}; wanted there are {tars}, or the folders {' and '.join(SPLITS)}, and "
-            f"{devkits.ARCHIVE} or what it unpacks to"
+            f"{self.folder} {state}; put there {tars}, or the folders {' and '.join(SPLITS)}, and "
+            f"{devkits.ARCHIVE}, packed or extracted"
         )
 
     def shortfall(self, split: str) -> str:
-        """A remark on a tar that is shorter than the one released, as it may also be if it was made anew."""
+        """Return a remark on a tar that is shorter than the released one, or an empty string."""
         place, wanted = self.place(split), TARS[split]
         found = place.stat().st_size
         if place.name != wanted.name or found >= wanted.size:
             return ""
-        return f" ({place.name} has {found:,} of the {wanted.size:,} bytes released: cut off, unless it was made anew)"
+        return f" ({place.name} has {found:,} of the released {wanted.size:,} bytes: truncated, unless you repacked it)"
 
     @cached_property
     def wnids(self) -> tuple[str, ...]:
-        """The WordNet identifiers of the classes, in the order of their labels."""
+        """Return the WordNet identifiers of the classes, in the order of their labels."""
         if self.devkit is not None:
             return tuple(item.wnid for item in self.devkit.classes)
         val = self.place("val")
@@ -114,12 +113,12 @@ class Source:
         if len(found) == CLASSES:
             return tuple(found)
         raise DataError(
-            f"{self.folder} has no devkit: it numbers the classes, and says what the val images show unless they are "
-            f"sorted into {CLASSES} folders; {devkits.REMEDY}"
+            f"{self.folder} has no devkit, which has the labels of val images that are not sorted into {CLASSES} "
+            f"folders; {devkits.REMEDY}"
         )
 
     def num_released(self, split: str) -> int:
-        """How many images of a split were released."""
+        """Return the number of released images of a split."""
         if self.devkit is None:
             return NUM_IMAGES[split]
         return len(self.devkit.truth) if split == "val" else sum(item.num_images for item in self.devkit.classes)
@@ -139,26 +138,28 @@ class Source:
             _in_tar(place, on_progress=on_progress) if place.is_file() else _in_folder(place, on_progress)
         ):
             if not name.isprintable():
-                raise DataError(f"{place}: {name!r} is no name for an image; rename it, or take it away")
+                raise DataError(f"{place}: invalid file name {name!r}; rename the image, or remove it")
             if wnid and wnid not in label_of:
                 raise DataError(
-                    f"{place}: {wnid} is none of the {len(label_of):,} classes of ILSVRC-2012; take it away"
+                    f"{place}: {wnid} is not one of the {len(label_of):,} classes of ILSVRC-2012; remove it"
                 )
             label = label_of[wnid] if wnid else shown.get(name)
             if label is None:
-                raise DataError(f"{place}: nothing says what {name} shows; take it away, or sort it into its class")
+                raise DataError(f"{place}: {name} has no label; remove it, or move it to the folder of its class")
             if shown.get(name, label) != label:
-                raise DataError(f"{place}: {name} is in {wnid}, but shows {self.wnids[shown[name]]}; sort it anew")
+                raise DataError(
+                    f"{place}: {name} is in {wnid}, but its class is {self.wnids[shown[name]]}; move it there"
+                )
             images.append(EncodedImage(name, label, encoded))
         images.sort()
         for one, other in pairwise(images):
             if one.name == other.name:
-                raise DataError(f"{place} has {one.name} twice; take one away")
+                raise DataError(f"{place} has {one.name} twice; remove one of them")
         return images
 
 
 Found = Iterator[tuple[str, str, Bytes]]
-"""Of each image: the WordNet identifier it is sorted under, if any, its name, where it lies."""
+"""Per image: the WordNet identifier of its folder or tar, if any, its name, its bytes."""
 
 
 def _in_folder(folder: Path, on_progress: OnProgress) -> Found:
@@ -179,14 +180,14 @@ def _in_tar(path: Path, wnid: str = "", on_progress: OnProgress = lambda _: None
     size = path.stat().st_size
 
     def members(file: BinaryIO, wnid: str) -> Found:
-        with tarfile.open(fileobj=file, mode="r:") as tar:  # from where the file is at: a tar within a tar, too
+        with tarfile.open(fileobj=file, mode="r:") as tar:  # from the current position: also a tar within a tar
             for member in tar:
                 end = member.offset_data + member.size
                 if not member.offset_data <= end <= size:
                     raise tarfile.ReadError(f"{member.name} would end at byte {end:,} of {size:,}")
                 inner = member.name.endswith(".tar")
                 if (inner or member.name.endswith(".JPEG")) and (not member.isreg() or member.issparse()):
-                    raise tarfile.ReadError(f"{member.name} is a link, or else no regular file")
+                    raise tarfile.ReadError(f"{member.name} is not a regular file")
                 if inner and wnid:
                     raise tarfile.ReadError(f"{member.name} is a tar in the tar of a class")
                 if inner:
@@ -202,7 +203,5 @@ def _in_tar(path: Path, wnid: str = "", on_progress: OnProgress = lambda _: None
     except DataError:
         raise
     except (*devkits.DAMAGE, ValueError) as error:
-        wanted = [
-            f"; {tar.size:,} bytes, md5 {tar.digest}, are wanted" for tar in TARS.values() if tar.name == path.name
-        ]
-        raise DataError(f"{path} is cut off or damaged ({error}){''.join(wanted)}; download it again") from error
+        wanted = [f"; expected {tar.size:,} bytes, md5 {tar.digest}" for tar in TARS.values() if tar.name == path.name]
+        raise DataError(f"{path} is truncated or damaged ({error}){''.join(wanted)}; download it again") from error

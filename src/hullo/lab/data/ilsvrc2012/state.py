@@ -1,4 +1,4 @@
-"""What there is of ILSVRC-2012, what is missing, and what to do."""
+"""Find, check and describe the files of ILSVRC-2012 in a data directory."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ FILES = ", ".join(
     + [f"{devkits.ARCHIVE} (md5 {devkits.ARCHIVE_MD5})"]
 )
 SHOWN = 3
-"""Classes that are named where images are missing."""
+"""Number of classes listed when images are missing."""
 
 
 @dataclass(frozen=True)
 class Home:
-    """Where ILSVRC-2012 lies: the pack in a data directory, and what it is made of there, too, or elsewhere."""
+    """The location of ILSVRC-2012: the pack in a data directory, and the released files there or elsewhere."""
 
     root: Path
     elsewhere: Path | None = None
@@ -45,25 +45,25 @@ class Home:
 
     @property
     def holds_anything(self) -> bool:
-        """Whether there is anything of it in the data directory."""
+        """Return whether the data directory contains any of its files."""
         return any(self.packed.parent.glob("*"))
 
     @property
     def command(self) -> str:
-        """The command that makes the pack."""
+        """Return the command that makes the pack."""
         data = [] if self.root == data_root() else ["--data", str(self.root)]
         source = [] if self.elsewhere is None else ["--source", str(self.elsewhere)]
         return shlex.join(["hullo", "data", "pack", NAME, *data, *source])
 
     def explain_fetch(self) -> str:
-        """How one comes by the data set."""
+        """Return instructions for getting the data set."""
         return (
-            f"{NAME} is given to people with an account at https://image-net.org alone; download {FILES} into "
-            f"{self.source.folder}, then: {self.command}"
+            f"{NAME} can only be downloaded with an account at https://image-net.org; download {FILES} to "
+            f"{self.source.folder}, then run: {self.command}"
         )
 
     def overview_row(self) -> tuple[str, str, str, str, str]:
-        """Name, summary, size, state at a glance, and place."""
+        """Return the row of the table of data sets: name, content, size, state and location."""
         size = f"{sum(NUM_IMAGES.values()) * IMAGE_BYTES / 1e6:,.1f} MB"
         with readable(self.packed):
             if (self.packed / MANIFEST).exists():
@@ -73,9 +73,9 @@ class Home:
         return NAME, SUMMARY, size, state, str(self.packed.parent)
 
     def check(self, progress: Progress) -> tuple[bool, list[str]]:
-        """Whether the data set is packed, whole and sound; and what there is of it, line by line.
+        """Return whether the pack is complete and undamaged, and lines that describe what was found.
 
-        Where the pack is, what it was made of need not be any more.
+        With a complete pack, the released files are not needed.
         """
         with readable(self.packed):
             ready, lines = self._check_pack(progress)
@@ -85,17 +85,17 @@ class Home:
         if not (self.packed / MANIFEST).exists():
             return False, [f"{NAME} is not packed in {self.packed}"]
         pack = Pack.open(self.packed)
-        progress.start_step(f"comparing {self.packed} with what was packed", 0, 1)
+        progress.start_step(f"verifying {self.packed}", 0, 1)
         flaws = pack.flaws(progress.update)
         if flaws:
-            return False, [*flaws, f"delete what is altered, then: {self.command}"]
+            return False, [*flaws, f"delete the altered files, then run: {self.command}"]
         parts = pack.parts.values()
         lines = [f"{name} is broken: {reason}" for part in parts for name, reason in part.broken]
-        lines += [f"{name} is damaged, but in use: {reason}" for part in parts for name, reason in part.damaged]
+        lines += [f"{name} is damaged, but packed: {reason}" for part in parts for name, reason in part.damaged]
         counts = " and ".join(
             f"{part.num_images:,} of {part.num_released:,} {split}" for split, part in pack.parts.items()
         )
-        state = "ready" if pack.is_complete else "incomplete, but can be used"
+        state = "ready" if pack.is_complete else "incomplete, but usable"
         return pack.is_complete, [*lines, f"{NAME} is {state} in {self.packed}: {counts} images"]
 
     def _check_source(self, progress: Progress) -> Iterator[str]:
@@ -115,7 +115,7 @@ class Home:
         for done, split in enumerate(SPLITS):
             try:
                 place = source.place(split)
-                progress.start_step(f"looking through {place}", done, len(SPLITS))
+                progress.start_step(f"listing {place}", done, len(SPLITS))
                 with readable(place):
                     complete, line = _check_split(source, split, place, progress)
             except DataError as error:
@@ -126,20 +126,20 @@ class Home:
             f"pack it with: {self.command}"
             if sound
             else (
-                f"get the rest ({FILES}) from https://image-net.org, or pack what is there with: "
+                f"download the rest ({FILES}) from https://image-net.org, or pack the available images with: "
                 f"{self.command} --partial"
             )
         )
 
 
 def _check_split(source: Source, split: str, place: Path, progress: Progress) -> tuple[bool, str]:
-    """Whether all images are there, and what there is: of a tar of the right size every byte is compared."""
+    """Return whether a split is complete, and a line that describes it; verify a tar of the right size by checksum."""
     tar = TARS[split]
     if place.name == tar.name and place.stat().st_size == tar.size:
         with open_regular(place) as file:
             found = hashlib.file_digest(file, "md5").hexdigest()
         same = found == tar.digest
-        return same, f"{place} is {'as released' if same else 'altered'}: md5 wanted {tar.digest}, found {found}"
+        return same, f"{place} is {'as released' if same else 'altered'}: expected md5 {tar.digest}, found {found}"
     images, wanted = source.images(split, progress.update), source.num_released(split)
     lacking = []
     if split == "train" and source.devkit is not None:

@@ -6,8 +6,7 @@
     for images, some in zip(to_device(read, device), split_steps(crops, 256, world=world), strict=True):
         x = crop(images, some, mean)
 
-Which images come when, how they are cropped and what they show is known before anything is read: it depends on
-nothing that the threads do, and only pixels are read.
+Order, crops and labels are fixed before reading starts, so that results do not depend on the threads.
 """
 
 from __future__ import annotations
@@ -29,20 +28,20 @@ from hullo.lab.data.ilsvrc2012.workers import available_cores
 from hullo.lab.distributed import SINGLE_PROCESS, World
 
 AHEAD = 4
-"""Batches that are being read while one is in use."""
+"""Number of batches to read ahead."""
 
 BEHIND = 2
-"""Batches that a GPU may still have to use when the next is copied: work enough for it while Python is busy."""
+"""Number of batches that a GPU may still have queued when the next is copied, so that it does not idle."""
 
 PIECE = 16
-"""Images that a thread reads at a time."""
+"""Images per task of a reading thread."""
 
 
 def split_steps(order: Tensor, batch: int, *, start: int = 0, world: World = SINGLE_PROCESS) -> Iterator[Tensor]:
-    """The numbers of the images that this process sees in each step from `start` on.
+    """Yield this process's shard of the image indices of each step, starting with step `start`.
 
-    A step takes the next `batch` images of the order, the last one those that are left; each process its share. What
-    belongs to the images, in the same order, is split in the same way.
+    A step takes the next `batch` images of the order; the last step may be smaller. Labels and crops in the same order
+    are split in the same way.
 
     Examples:
         >>> [numbers.tolist() for numbers in split_steps(torch.arange(10), 4, start=1, world=World(1, 2))]
@@ -54,9 +53,9 @@ def split_steps(order: Tensor, batch: int, *, start: int = 0, world: World = SIN
 
 
 def read_ahead(dataset: PackedImages, steps: Iterable[Tensor], *, workers: int | None = None) -> Iterator[Tensor]:
-    """The images of each step in turn, uint8 of shape (count, 256, 256, 3), read while others are in use.
+    """Yield the images of each step, uint8 of shape (count, 256, 256, 3), and read the next steps in the background.
 
-    As many threads read as there are cores, if not told otherwise.
+    By default there is one reading thread per core.
     """
     memory = Memory()
     threads = ThreadPoolExecutor(workers or available_cores(), thread_name_prefix="read_ahead")
@@ -79,9 +78,9 @@ def read_ahead(dataset: PackedImages, steps: Iterable[Tensor], *, workers: int |
 
 
 class Memory:
-    """Memory for batches, used again once nothing refers to it: the first use of a page costs more than reading it.
+    """Allocates memory for batches and reuses it, since the first touch of a page costs more than reading it.
 
-    Where there is a GPU it is pinned, and PyTorch, which knows when copies from it are done, keeps it for the next.
+    With a GPU, memory is pinned and reused by PyTorch's caching allocator.
     """
 
     def __init__(self) -> None:
@@ -89,13 +88,13 @@ class Memory:
         self._free: list[NDArray[np.uint8]] = []
 
     def lend(self, count: int) -> Tensor:
-        """Memory for so many images."""
+        """Return memory for `count` images."""
         if self._pinned:
             return torch.empty((count, *SHAPE), dtype=torch.uint8, pin_memory=True)
         whole = self._free.pop() if self._free else np.empty((count, *SHAPE), np.uint8)
         if len(whole) < count:
             whole = np.empty((count, *SHAPE), np.uint8)
-        lent = whole[:count]  # the tensor and all its views hold this, so it goes when the last of them does
+        lent = whole[:count]  # the tensor and its views refer to this array, so it is freed after the last of them
         weakref.finalize(lent, self._free.append, whole)
         return torch.from_numpy(lent)
 
@@ -107,9 +106,9 @@ def _finished(images: Tensor, pieces: list[Future[None]]) -> Tensor:
 
 
 def to_device(batches: Iterable[Tensor], device: torch.device) -> Iterator[Tensor]:
-    """The same batches on a device; on a GPU one is copied while those before it are in use.
+    """Yield the same batches on a device; copies to a GPU overlap with its computation.
 
-    Python waits for a GPU that falls behind: otherwise all that is read meanwhile would gather in its memory.
+    Python waits for a GPU that falls behind, so that batches do not accumulate in its memory.
     """
     if device.type != "cuda":
         for batch in batches:
@@ -136,5 +135,5 @@ def to_device(batches: Iterable[Tensor], device: torch.device) -> Iterator[Tenso
 
 @cache
 def _copying(device: torch.device) -> torch.cuda.Stream:
-    """The stream of all copies to a device: memory that was freed on one stream is not used again on another."""
+    """Return the stream for copies to a device, always the same: PyTorch reuses freed memory only within a stream."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Processes that work for this one, and not a moment longer."""
+"""Worker processes that end with their parent."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from multiprocessing.connection import Connection
 
 
 def available_cores() -> int:
-    """How many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager
 def worker_processes(count: int) -> Iterator[ProcessPoolExecutor]:
-    """A pool of processes that end at once when the block is left by an exception or when this process is killed.
+    """Start a pool of processes that end at once if the block raises an exception or this process is killed.
 
-    Ctrl-C reaches them, too, but is this process's to handle.
+    The workers ignore Ctrl-C; this process handles it.
     """
     context = multiprocessing.get_context("spawn")
     end, leash = context.Pipe(duplex=False)
@@ -39,7 +39,7 @@ def worker_processes(count: int) -> Iterator[ProcessPoolExecutor]:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Hold Ctrl-C back; processes that are started meanwhile never see it, not even while they import."""
+    """Block SIGINT; processes that are started in this block ignore it, even during their imports."""
     if os.name != "posix":
         yield
         return
@@ -56,6 +56,6 @@ def _begin(end: Connection) -> None:
 
 
 def _end_with(end: Connection) -> None:
-    """Wait until the other end of a pipe is closed, by the parent or by its death, then end, whatever is under way."""
+    """Wait until the other end of a pipe is closed, by the parent or by its death, then exit immediately."""
     end.poll(None)
     os._exit(1)
