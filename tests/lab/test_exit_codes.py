@@ -156,4 +156,4 @@ def test_a_line_that_a_killed_process_left_is_noted_and_does_no_harm(command: st
     assert result.exit_code == 0, result.output
     left = "ignoring the last line of sound/records.jsonl, which is truncated after 13 bytes"
     assert result.stderr.startswith(f"note: {left}")
-    assert result.stderr.count("breaks off") == 1
+    assert result.stderr.count("truncated") == 1

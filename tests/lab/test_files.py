@@ -71,7 +71,7 @@ def test_a_folder_is_made_once_with_those_above_it(tmp_path: Path) -> None:
 )
 def test_where_no_folder_can_be_one_line_says_why(name: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file")
-    with pytest.raises(ValueError, match=f"^cannot write to {tmp_path / name}: {reason}; name another directory$"):
+    with pytest.raises(ValueError, match=f"^cannot write to {tmp_path / name}: {reason}; choose another directory$"):
         make_directory(tmp_path / name)
 
 
@@ -79,7 +79,7 @@ def test_a_folder_that_is_there_and_must_not_be_written_to_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)  # a superuser may write anywhere
-    with pytest.raises(ValueError, match=f"^cannot write to {tmp_path}: Permission denied; name another directory$"):
+    with pytest.raises(ValueError, match=f"^cannot write to {tmp_path}: Permission denied; choose another directory$"):
         make_directory(tmp_path)
 
 

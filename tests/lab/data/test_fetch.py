@@ -225,7 +225,7 @@ def test_what_comes_with_the_package_cannot_be_fetched(copy):
 
 def test_a_directory_that_cannot_be_written_is_one_clear_error(copy):
     copy.root.write_text("a file where the directory should be")
-    with pytest.raises(ValueError, match=r"cannot write to .*data.*: Not a directory; name another directory"):
+    with pytest.raises(ValueError, match=r"cannot write to .*data.*: Not a directory; choose another directory"):
         bring(copy)
 
 

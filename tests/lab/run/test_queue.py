@@ -76,10 +76,10 @@ def test_what_was_begun_comes_first_and_as_it_was(tmp_path: Path) -> None:
 def test_what_is_recorded_or_put_aside_is_not_to_be_done(tmp_path: Path) -> None:
     queue = RunQueue(SPECS[:6], tmp_path)
     training = begin(queue, *SPECS[:2])
-    assert queue.populations(aside=set(SPECS[:2])) == [tuple(SPECS[2:6])]
+    assert queue.populations(exclude=set(SPECS[:2])) == [tuple(SPECS[2:6])]
     commit(queue, training)
     assert queue.populations() == [tuple(SPECS[2:6])]
-    assert queue.populations(aside=set(SPECS)) == []
+    assert queue.populations(exclude=set(SPECS)) == []
     assert not queue.checkpoints.started()
 
 

@@ -20,10 +20,10 @@ accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_ac
 def test_a_board_that_cannot_be_written_any_more_is_one_clear_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    show = TensorBoardLogger.show
+    log_epoch = TensorBoardLogger.log_epoch
 
     def lose(board: TensorBoardLogger, training: Training) -> None:
-        show(board, training)
+        log_epoch(board, training)
         shutil.rmtree(tmp_path / "board", ignore_errors=True)
 
     monkeypatch.setattr("hullo.lab.data.load", tiny_command.load)

@@ -107,7 +107,7 @@ def test_a_line_that_is_no_record_of_this_version_is_refused_by_name(records: Re
     content = records.path.read_bytes() + line
     records.path.write_bytes(content)
     for attempt in (records.read, lambda: records.add(several(3))):
-        with pytest.raises(ValueError, match=f"records.jsonl, line 2: {said}.*name another file or directory"):
+        with pytest.raises(ValueError, match=f"records.jsonl, line 2: {said}.*choose another file or directory"):
             attempt()
     assert records.path.read_bytes() == content
 

@@ -58,7 +58,7 @@ class Session:
         try:
             file = None if folder is None else RowFile(folder / f"{clock.file_stem}.csv")
         except OSError as error:
-            raise ValueError(f"cannot write {error.filename}: {error.strerror}; name another directory") from error
+            raise ValueError(f"cannot write {error.filename}: {error.strerror}; choose another directory") from error
         return cls(clock, cases, names, repeats, budget, commit, folder, file)
 
     def run(self, console: Console, *, quiet: bool = False) -> None:

@@ -154,7 +154,7 @@ class Records:
         """Return all records in the order in which they were added; refuse the file if a line of it is no record."""
         records, flaws = self.scan()
         if flaws:
-            raise ValueError(f"{flaws[0]}; correct or delete that line, or name another file or directory")
+            raise ValueError(f"{flaws[0]}; correct or delete that line, or choose another file or directory")
         return records
 
     def scan(self) -> tuple[list[Record], list[str]]:
@@ -173,7 +173,7 @@ class Records:
                 except ValueError as error:
                     flaws.append(f"{self.path}, line {number}: {error}")
         except OSError as error:
-            raise ValueError(f"cannot read {self.path}: {error.strerror}; name another file or directory") from error
+            raise ValueError(f"cannot read {self.path}: {error.strerror}; choose another file or directory") from error
         return [record for _, record in found.values()], flaws
 
     def _lines(self) -> Iterator[tuple[int, bytes]]:
