@@ -110,7 +110,7 @@ def test_a_damaged_record_can_be_shown_or_is_named_with_its_line_and_field(
     if flaws:
         assert len(found) == len(flaws) == 1
         field, _, what = flaws[0].removeprefix(f"{path}, line 2: ").partition(": ")
-        assert field.partition(".")[0].partition("[")[0] in {*json.loads(good.line()), "the line", "no JSON"} or (
+        assert field.partition(".")[0].partition("[")[0] in {*json.loads(good.line()), "the line", "invalid JSON"} or (
             "unknown" in what
         )
         assert flaws[0].isprintable()
@@ -236,7 +236,7 @@ def test_a_damaged_checkpoint_is_refused_and_nothing_of_it_is_loaded(
         Checkpoints(tmp_path).restore(training)
         assert (training.epoch, training.step) == (1, 1)
         return
-    with pytest.raises(ValueError, match=f"^{path}.*delete it to train its runs anew"):
+    with pytest.raises(ValueError, match=f"^{path}.*delete it to train its runs"):
         Checkpoints(tmp_path).restore(training)
     after = training.state_dict()
     assert before.keys() == after.keys()

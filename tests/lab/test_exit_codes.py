@@ -138,7 +138,7 @@ def test_records_that_cannot_be_read_are_warned_of_and_hide_no_others(command: s
     result = invoke(command, "broken", *only)
     assert result.exit_code == 2
     warning, error = result.stderr.splitlines()
-    assert warning.startswith("warning: broken/records.jsonl, line 1: no JSON")
+    assert warning.startswith("warning: broken/records.jsonl, line 1: invalid JSON")
     assert error.startswith("hullo: no records in broken")
     Path("broken/records.jsonl").write_bytes(b"nonsense\n" * 20 + Path("sound/records.jsonl").read_bytes())
     result = invoke(command, "broken", *only)

@@ -1,4 +1,4 @@
-"""The laboratory: what trains, measures and draws with the library."""
+"""The laboratory: training, benchmarks and analysis with the library."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ __all__ = ["load_network"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import `load_network` when it is asked for: commands that only read records need no network."""
+    """Import `load_network` lazily: commands that only read records need no network."""
     if name == "load_network":
         from hullo.lab.run.weights import load_network
 

@@ -280,5 +280,5 @@ def test_activations_that_do_not_learn_have_no_part_in_it() -> None:
 def test_a_softmax_cannot_start_as_a_base_and_no_hull_as_what_it_lacks() -> None:
     """Why the study has no such settings."""
     for row in ("convex(identity,relu,parametrization=softmax,init=relu)", "affine(identity,tanh,init=relu)"):
-        with pytest.raises(ValueError, match="is no activation"):
+        with pytest.raises(ValueError, match="invalid activation"):
             Spec("kerasnet", "cifar10", row)

@@ -128,7 +128,7 @@ def test_runs_of_other_lengths_are_never_averaged() -> None:
     [
         ("lenet5/cifar10", "no records of 'lenet5/cifar10'; available: kerasnet/cifar10$"),
         ("kerasnet/cifar10 batch_size=64", "no records of 'kerasnet/cifar10 batch_size=64'"),
-        ("kerasnet", "'kerasnet' is no column: write network/data"),
+        ("kerasnet", "invalid column 'kerasnet'"),
         ("kerasnet/cifar10 colour=red", "colour=red.*names are seed, epochs"),
         ("kerasnet/mnist", "unknown data set 'mnist'"),
     ],

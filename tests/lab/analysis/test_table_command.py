@@ -87,7 +87,7 @@ def test_a_reading_can_be_asked_for_and_is_named(form: str) -> None:
         (["runs", "--reading", "final"], "unknown reading 'final'; available: last, last10, chosen, best"),
         (["runs", "--format", "html"], "unknown format 'html'; available: terminal, markdown, latex, csv"),
         (["runs", "--experiment", "lenet5/cifar10"], "no records of 'lenet5/cifar10'; available: kerasnet"),
-        (["runs", "--experiment", "cifar10"], "'cifar10' is no column: write network/data"),
+        (["runs", "--experiment", "cifar10"], "invalid column 'cifar10'"),
     ],
 )
 @pytest.mark.usefixtures("runs")

@@ -169,7 +169,7 @@ class TestRefusals:
             ({"num_classes": 0}, r"num_classes=0: must be an integer of at least one"),
             ({"image_size": 2.5}, r"image_size=2\.5: must be an integer"),
             ({"image_size": 15}, r"image_size=15: images for lenet5 have at least 16 pixels"),
-            ({"activation": "rellu"}, r"'rellu' is no activation"),
+            ({"activation": "rellu"}, r"invalid activation 'rellu'"),
         ],
     )
     def test_what_cannot_be_built_is_refused_with_what_can(self, options: dict[str, Any], message: str) -> None:

@@ -86,5 +86,5 @@ def test_what_another_command_began_is_finished_as_it_was(tmp_path: Path, monkey
 
 @pytest.mark.parametrize("text", ["lenet5", "", "cifar10-lenet5"])
 def test_a_column_without_a_slash_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=f"^'{text}' is no column: write network/data; the paper's are lenet5/fashion"):
+    with pytest.raises(ValueError, match=f"^invalid column '{text}'.*the paper's are lenet5/fashion"):
         parse_column(text)

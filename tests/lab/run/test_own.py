@@ -255,7 +255,7 @@ def test_a_killed_run_goes_on() -> None:
     [
         ("net.py:Nothing", "'Nothing'.*Modules, Functional"),
         ("net.py:number", "'number'"),
-        ("nowhere.py:Net", "'nowhere.py' is no file"),
+        ("nowhere.py:Net", "'nowhere.py' is not a file"),
         ("net.py:Needy", "needs width"),
         ("net.py:Shape", rf"net.py, line {line_of('return self.head(x.flatten(1))')}: RuntimeError"),
         ("net.py:Branch", "net.py:.*x.sum"),
@@ -328,7 +328,7 @@ class TestArrays:
         for name, said in (
             ("torn.npz", "cannot be read"),
             ("torn.safetensors", "cannot be read"),
-            ("other.npz", "no array y_train, but x_train"),
+            ("other.npz", "no array y_train; it has x_train"),
             ("pickled.npz", "cannot be read"),
             ("nowhere.npz", "does not exist"),
         ):

@@ -101,7 +101,7 @@ class TestSpelling:
         assert repr(text) in str(error.value)
 
     def test_something_else_than_text_is_refused(self) -> None:
-        with pytest.raises(TypeError, match=r"spelled in text.*got 3 of int"):
+        with pytest.raises(TypeError, match=r"must be a str.*got 3 of type int"):
             ActivationSpec.parse(3)  # type: ignore[arg-type]
 
     def test_the_papers_twelve_rows_need_three_bases(self) -> None:

@@ -97,9 +97,9 @@ def test_what_is_torn_is_counted_until_it_is_taken_away(records: Records) -> Non
         (RECORD.line().replace(b'"version":3', b'"version":true'), "version: True"),
         (b"{}\n", "version: None"),
         (b'{"version":3,"id":"x"}\n', "spec: missing"),
-        (b"nonsense\n", "no JSON"),
+        (b"nonsense\n", "invalid JSON"),
         (b"12\n", "version: None"),
-        (replace(RECORD, seconds=2.5).line(), "spec: the run of line 1"),
+        (replace(RECORD, seconds=2.5).line(), "spec: line 1 has another record"),
     ],
 )
 def test_a_line_that_is_no_record_of_this_version_is_refused_by_name(records: Records, line: bytes, said: str) -> None:

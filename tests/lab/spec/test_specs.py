@@ -116,13 +116,13 @@ def test_an_order_of_members_is_part_of_a_population() -> None:
     [
         ("network", "vgg", "unknown network 'vgg'; available: lenet5, kerasnet, resnet56.*my_network.py:Net"),
         ("data", "mnist", "unknown data set 'mnist'; available: fashion-mnist"),
-        ("activation", "rellu", "'rellu' is no activation"),
+        ("activation", "rellu", "invalid activation 'rellu'"),
         ("precision", "float8", "unknown precision 'float8'; available: float32, bfloat16"),
         ("seed", -1, "seed=-1: must be an integer of at least 0"),
         ("seed", 2**63, "seed=9223372036854775808"),
         ("epochs", 0, "epochs=0: must be an integer of at least 1"),
         ("batch_size", 1.5, "batch_size=1.5"),
-        ("lr", -1e-4, "lr=-0.0001: give a number that is not negative"),
+        ("lr", -1e-4, "lr=-0.0001: must be a finite number of at least 0"),
         ("lr", float("nan"), "lr=nan"),
         ("weight_decay", float("inf"), "weight_decay=inf"),
         ("optimizer", "lion", "unknown optimizer 'lion'; available: rmsprop, sgd, adam, adamw"),
@@ -132,7 +132,7 @@ def test_an_order_of_members_is_part_of_a_population() -> None:
         ("schedule", "inverse:nan", "schedule='inverse:nan'"),
         ("augment", "shift:2", "augment='shift:2'"),
         ("augment", "mixup", "augment='mixup'"),
-        ("augment", "flip,crop", "augment='flip,crop' is not possible with cifar10"),
+        ("augment", "flip,crop", "augment='flip,crop' is not supported with cifar10"),
         ("activation", "own", "activation='own'.*lenet5"),
     ],
 )
@@ -143,7 +143,7 @@ def test_what_cannot_be_run_is_refused(name: str, value: object, said: str) -> N
 
 @pytest.mark.parametrize("text", ["", "lenet5 relu", "lenet5/cifar10", "lenet5/cifar10 relu seed", "a/b relu colour=1"])
 def test_a_text_that_is_no_spec_is_repeated(text: str) -> None:
-    with pytest.raises(ValueError, match=f"^'{text}' is no run: write network/data"):
+    with pytest.raises(ValueError, match=f"^invalid spec '{text}': must be network/data"):
         Spec.parse(text)
 
 

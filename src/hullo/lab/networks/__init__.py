@@ -19,7 +19,7 @@ from hullo.lab.spec.activation import ActivationSpec
 
 @dataclass(frozen=True)
 class Task:
-    """Describe what goes into a network and comes out: square images, classes.
+    """The inputs and outputs of a network: square images, classes.
 
     Samples that are no square images have the size 0; `in_channels` is then the length of their first dimension.
     """
@@ -31,7 +31,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Entry:
-    """Describe a network: what makes it, and the least pixels on each side of an image."""
+    """A network: the function that builds it, and the smallest image size."""
 
     make: Callable[..., nn.Module]
     smallest: int = 1
@@ -47,11 +47,11 @@ NETWORKS = {
 
 
 OWN: dict[str, OwnNetwork] = {}
-"""The networks that users brought into this process, by the names that specs have for them."""
+"""The user's networks that are registered in this process, by name."""
 
 
 def register(network: OwnNetwork) -> str:
-    """Make a network of a user known to this process, and return its name."""
+    """Register a user's network in this process, and return its name."""
     OWN[network.name] = network
     return network.name
 
@@ -66,7 +66,7 @@ def build(
     seed: int = 0,
     example: Tensor | None = None,
 ) -> nn.Module:
-    """Make a network of the paper, or one that a user brought, a plain module, initialized from a seed.
+    """Build a network of the paper, or a registered one, as a plain module, initialized from a seed.
 
     Args:
         name: "lenet5", "kerasnet", "resnet56", "resnet56_he" (with He's initialization) or "alexnet".
@@ -103,16 +103,16 @@ def build(
 
 
 def check_size(name: str, image_size: int) -> None:
-    """Refuse images that are too small for a network of the laboratory; `image_size` is 0 where none is square."""
+    """Raise a ValueError if images are too small for a network; `image_size` is 0 if they are not square images."""
     if name not in NETWORKS:
         return
     smallest = NETWORKS[name].smallest
     if image_size == 0:
         raise ValueError(
-            f"{name} takes square images of at least {smallest} pixels on each side; these samples are none"
+            f"{name} needs square images of at least {smallest} pixels per side; these samples are not square images"
         )
     if image_size < smallest:
-        raise ValueError(f"image_size={image_size}: images for {name} have at least {smallest} pixels on each side")
+        raise ValueError(f"image_size={image_size}: {name} needs images of at least {smallest} pixels per side")
 
 
 __all__ = ["NETWORKS", "OWN", "Entry", "OwnNetwork", "Task", "build", "check_size", "register"]

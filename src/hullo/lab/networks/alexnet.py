@@ -1,4 +1,4 @@
-"""AlexNet, as Caffe's reference model bvlc_alexnet has it."""
+"""AlexNet, as in Caffe's reference model bvlc_alexnet."""
 
 from __future__ import annotations
 

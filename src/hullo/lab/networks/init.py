@@ -1,4 +1,4 @@
-"""How the laboratory's networks start."""
+"""Initialization of the laboratory's networks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import nn
 
 MakeActivation = Callable[[int], nn.Module]
-"""Makes an activation, given its number of channels, 1 for features."""
+"""A function from the number of channels, 1 for features, to an activation."""
 
 
 def init_as_keras(network: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""LeNet-5, as Caffe's example has it."""
+"""LeNet-5, as in Caffe's example."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks that users bring, in a file of their own."""
+"""The user's own networks, loaded from Python files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIZES = ("in_channels", "image_size", "num_classes")
 
 @dataclass(frozen=True)
 class OwnNetwork:
-    """A class, or a function, that makes a network, in a file of a user.
+    """A class or function in a user's file that builds a network.
 
     It is called with those of `activation`, `in_channels`, `image_size` and `num_classes` that it has arguments for.
     `activation` makes an activation, given its number of channels. A network that does not take it is made with its own
@@ -45,11 +45,11 @@ class OwnNetwork:
 
     @classmethod
     def open(cls, text: str) -> OwnNetwork:
-        """Find the network of a spelling such as ``my_network.py:Net``."""
+        """Open a network given as ``my_network.py:Net``."""
         file, _, attribute = text.rpartition(":")
         path = Path(file)
         if not path.is_file():
-            raise ValueError(f"{file!r} is no file; name a network of your own as my_network.py:Net")
+            raise ValueError(f"{file!r} is not a file; give a network of your own as my_network.py:Net")
         stem = re.sub(r"[^\w.-]", "_", path.stem)
         name = f"{stem}:{attribute}@{hashlib.sha256(path.read_bytes()).hexdigest()[:8]}"
         found = cls(path.absolute(), attribute, name)
@@ -57,7 +57,7 @@ class OwnNetwork:
         return found
 
     def factory(self) -> Callable[..., nn.Module]:
-        """Return the class or function, from the file as it was when it was opened."""
+        """Return the class or function, from the content that the file had when it was opened."""
         module = self._module()
         made = getattr(module, self.attribute, None)
         if not callable(made):
@@ -68,7 +68,7 @@ class OwnNetwork:
         return found
 
     def build(self, activation: ActivationSpec, example: Tensor, seed: int, sizes: Mapping[str, int]) -> nn.Module:
-        """Make the network from a seed, with its activations replaced unless they are its own.
+        """Build the network from a seed, and replace its activations unless the activation is ``own``.
 
         Args:
             activation: what the activations are.
@@ -82,7 +82,9 @@ class OwnNetwork:
             given = self._arguments(factory, activation, sizes)
             network = factory(**given)
         if not isinstance(network, nn.Module):
-            raise ValueError(f"{self.attribute} of {self.path.name} made {type(network).__name__}, and no nn.Module")
+            raise ValueError(
+                f"{self.attribute} of {self.path.name} returned {type(network).__name__}; must be an nn.Module"
+            )
         self._try(network, example)
         if activation.kind != "own" and "activation" not in given:
             _replace(network, activation, example, self)
@@ -90,7 +92,7 @@ class OwnNetwork:
 
     @torch.no_grad()
     def _try(self, network: nn.Module, example: Tensor) -> None:
-        """Call the network once, so that an error in its forward is said with the line of the user's file."""
+        """Call the network once, so that an error in its forward names the line of the user's file."""
         modes = {module: module.training for module in network.modules()}
         with self.explain():
             network.eval()(example)
@@ -105,13 +107,13 @@ class OwnNetwork:
         given: dict[str, Any] = {name: size for name, size in sizes.items() if name in named}
         if "activation" in named:
             if activation.kind == "own":
-                raise ValueError(f"{self.attribute} takes its activation; name one, as in --activation relu")
+                raise ValueError(f"{self.attribute} needs an activation; give one, as in --activation relu")
             given["activation"] = activation.module
         needed = [p.name for p in parameters if p.default is p.empty and p.name in named and p.name not in given]
         if needed:
             raise ValueError(
-                f"{self.attribute} of {self.path.name} needs {', '.join(needed)}; it is called with activation, "
-                f"{', '.join(SIZES)} at most: give the others a default"
+                f"{self.attribute} of {self.path.name} needs {', '.join(needed)}; hullo passes only activation, "
+                f"{', '.join(SIZES)}: give the others a default"
             )
         return given
 
@@ -122,7 +124,7 @@ class OwnNetwork:
             return sys.modules[own]
         spec = importlib.util.spec_from_file_location(own, self.path)
         if spec is None or spec.loader is None:
-            raise ValueError(f"{self.path} is no Python file; name one that ends in .py")
+            raise ValueError(f"{self.path} is not a Python file; its name must end in .py")
         module = importlib.util.module_from_spec(spec)
         sys.modules[own] = module  # so that classes find their module, as pickling does
         sys.path.insert(0, str(self.path.parent))  # so that it may import what lies beside it
@@ -155,7 +157,7 @@ def _is_network(item: object, module: ModuleType) -> bool:
 
 
 def _replace(network: nn.Module, activation: ActivationSpec, example: Tensor, own: OwnNetwork) -> None:
-    """Put an activation in place of every one that the network has."""
+    """Replace every activation of a network."""
     per_channel = activation.per == "channel"
     try:
         with own.explain():
@@ -169,7 +171,9 @@ def _replace(network: nn.Module, activation: ActivationSpec, example: Tensor, ow
                 example_inputs=example if per_channel else None,
             )
     except ValueError as error:
-        raise ValueError(f"cannot put {activation} into {own.attribute} of {own.path.name}: {error}") from error
+        raise ValueError(
+            f"cannot replace the activations of {own.attribute} of {own.path.name} by {activation}: {error}"
+        ) from error
     if not activation.learns:
         for module in network.modules():
             if isinstance(module, Hull):

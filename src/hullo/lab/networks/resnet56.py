@@ -64,7 +64,7 @@ class ResNet(nn.Module):
 
 
 def _batch_norm(channels: int) -> nn.BatchNorm2d:
-    """Return a batch norm with the constants of Keras: running statistics keep 99 % of themselves in a step.
+    """Return a batch norm with the constants of Keras: running statistics keep 99 % of their value per step.
 
     The running variance takes up the unbiased estimate, as Keras 2 does on TensorFlow; Keras 3 takes the biased one.
     """

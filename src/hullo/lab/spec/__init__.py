@@ -1,4 +1,4 @@
-"""What a run is and what is kept of it; nothing here imports a network or a trainer."""
+"""Specs and records of runs; nothing here imports a network or a trainer."""
 
 from hullo.lab.spec.activation import ActivationSpec
 from hullo.lab.spec.environment import Environment

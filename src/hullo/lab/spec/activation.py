@@ -1,4 +1,4 @@
-"""Activations by their spelling.
+"""Parse activations from text.
 
 A *row* of the paper's table says what a network's activations are: a base function such as ``relu`` or
 ``leaky_relu(0.2)``, which is fixed, or a hull such as ``convex(identity,relu)`` or ``affine(identity,relu,tanh)``, or
@@ -19,14 +19,14 @@ from hullo.modules import AffineHull, ConicHull, ConvexHull, Hull, LinearHull
 
 HULLS: dict[str, type[Hull]] = {"convex": ConvexHull, "affine": AffineHull, "conic": ConicHull, "linear": LinearHull}
 DEFAULTS = {"fixed": "fixed", "convex": "projection", "affine": "recentred", "conic": "clamped", "linear": "given"}
-"""The parametrization where a spelling names none; the meaning of a record never changes."""
+"""The parametrization if the text names none; fixed, so that the meaning of records never changes."""
 _OPTION = re.compile(r"\s*\w+\s*=")
 OPTIONS = {"parametrization": "", "init": "uniform", "per": "layer"}
 
 
 @dataclass(frozen=True)
 class ActivationSpec:
-    """What the activations of a network are: one base function, or the hull of several, in the catalogue's order.
+    """The activation of a network: one base function, or the hull of several, in the catalogue's order.
 
     A hull's spelling may name a parametrization, say that it starts as one of its bases rather than at 1/N each, and
     that there is one activation per channel: ``convex(identity,relu,init=relu,per=channel)``. Fully connected layers,
@@ -55,11 +55,11 @@ class ActivationSpec:
 
     @classmethod
     def parse(cls, text: str | ActivationSpec) -> ActivationSpec:
-        """Read the row of a spelling."""
+        """Parse an activation such as ``relu`` or ``convex(identity,relu)``."""
         if isinstance(text, ActivationSpec):
             return text
         if not isinstance(text, str):
-            raise TypeError(f"an activation is spelled in text, as in 'relu'; got {text!r} of {type(text).__name__}")
+            raise TypeError(f"an activation must be a str, as in 'relu'; got {text!r} of type {type(text).__name__}")
         if text.strip() == "prelu":
             return PRELU
         if text.strip() == "own":
@@ -75,7 +75,7 @@ class ActivationSpec:
             return cls(kind, found, *_read_options(options, kind, found))
         except ValueError as error:
             wanted = "a base function, prelu, or convex(...) or affine(...) of several, as in convex(identity,relu)"
-            raise ValueError(f"{text!r} is no activation: {error}. An activation is {wanted}") from None
+            raise ValueError(f"invalid activation {text!r}: {error}. An activation is {wanted}") from None
 
     def __str__(self) -> str:
         if self.kind == "own":
@@ -99,20 +99,20 @@ class ActivationSpec:
 
     @property
     def initial_coefficients(self) -> list[float]:
-        """Return the first coefficients: 1/N each, unless the hull starts as one of its bases."""
+        """Return the initial coefficients: 1/N each, unless the hull is initialized as one of its bases."""
         if self.init is None:
             return [1 / len(self.bases)] * len(self.bases)
         return [float(item == self.init) for item in self.bases]
 
     @property
     def span(self) -> tuple[Base, ...]:
-        """Return bases of which the activation is a combination: identity and relu for a fixed leaky_relu."""
+        """Return the bases that the activation combines: identity and relu for a fixed leaky_relu."""
         if self.kind == "fixed" and self.bases[0].name.startswith("leaky_relu"):
             return base("identity"), base("relu")
         return self.bases
 
     def module(self, channels: int) -> nn.Module:
-        """Make the activation of a layer with so many channels, 1 for features."""
+        """Build the activation of a layer with the given number of channels, 1 for features."""
         if not self.learns:
             name, _, given = self.bases[0].name.rstrip(")").partition("(")
             if name in _PLAIN:
@@ -137,11 +137,11 @@ _PLAIN: dict[str, Callable[..., nn.Module]] = {
 PRELU = ActivationSpec(
     "affine", (base("identity"), base("relu")), parametrization="free", init=base("relu"), per="channel"
 )
-"""PReLU, whose slopes Keras starts at 0."""
+"""PReLU; as in Keras, the slopes are initialized to 0."""
 
 
 def _read_options(options: dict[str, str], kind: str, bases: tuple[Base, ...]) -> tuple[str, Base | None, str]:
-    """Return parametrization, init and per, as spelled or by default."""
+    """Return parametrization, init and per, as given or by default."""
     if options and kind not in HULLS:
         raise ValueError("only a hull takes options")
     if unknown := options.keys() - OPTIONS.keys():
@@ -149,9 +149,9 @@ def _read_options(options: dict[str, str], kind: str, bases: tuple[Base, ...]) -
     chosen = OPTIONS | {"parametrization": DEFAULTS[kind]} | options
     init = None if chosen["init"] == "uniform" else base(chosen["init"])
     if init and init not in bases:
-        raise ValueError(f"cannot start as {init.name!r}, which is not one of its bases")
+        raise ValueError(f"init={init.name!r} is not one of its bases")
     if chosen["per"] not in ("layer", "channel"):
-        raise ValueError(f"per={chosen['per']!r}: one activation is per=layer or per=channel")
+        raise ValueError(f"per={chosen['per']!r}; must be layer or channel")
     if kind in HULLS:
         numbers = [1 / len(bases) if init is None else float(item == init) for item in bases]
         ok, reason = HULLS[kind].set_class(chosen["parametrization"]).check(torch.tensor(numbers, dtype=torch.float64))
@@ -161,6 +161,6 @@ def _read_options(options: dict[str, str], kind: str, bases: tuple[Base, ...]) -
 
 
 def in_order(bases: Iterable[Base]) -> tuple[Base, ...]:
-    """Bases once each, in the catalogue's order."""
+    """Return the bases without duplicates, in the catalogue's order."""
     position = {name: i for i, name in enumerate(list_bases())}
     return tuple(sorted(set(bases), key=lambda item: (position[item.name.partition("(")[0]], item.name)))

@@ -1,4 +1,4 @@
-"""Read the files of checkpoints: whose they are, and what they hold."""
+"""Read checkpoint files: their specs, metadata and tensors."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hullo.lab.spec.run_spec import Spec, identify
 from hullo.lab.spec.schema import List, Text, read_json
 
 VERSION = "5"
-REMEDY = "delete it to train its runs anew"
+REMEDY = "delete it to train its runs from the start"
 
 
 def scan_checkpoints(folder: Path) -> tuple[list[tuple[Spec, ...]], list[str]]:
-    """Return the members of each population that was begun, and what is wrong with other files."""
+    """Return the members of each population with a checkpoint, and error messages for other files."""
     found, flaws = [], []
     for path in sorted(folder.glob("*.safetensors")):
         try:
@@ -30,28 +30,28 @@ def scan_checkpoints(folder: Path) -> tuple[list[tuple[Spec, ...]], list[str]]:
 
 
 def read_members(path: Path) -> tuple[Spec, ...]:
-    """Read whose checkpoint a file is, from its metadata; a ValueError says what is wrong with it."""
+    """Return the specs of a checkpoint from its metadata; raise a ValueError if the file is not a checkpoint."""
     about, _ = read_checkpoint(path, tensors=False)
     if (version := about.get("version")) != VERSION:
         raise ValueError(
-            f"{path} is a checkpoint of version {version or 'none'}, this hullo reads version {VERSION}; finish with "
-            f"the hullo that wrote it, or {REMEDY}"
+            f"{path} is a checkpoint of version {version or 'none'}, this hullo reads version {VERSION}; finish the "
+            f"runs with the hullo that wrote it, or {REMEDY}"
         )
     try:
         spelled = read_json(about.get("specs", "").encode())
         List(Text()).check(spelled, "specs")
         members = tuple(map(Spec.parse, spelled))
         if (name := identify(members)) != path.stem:
-            raise ValueError(f"specs: those of {name}.safetensors")
+            raise ValueError(f"its specs belong to {name}.safetensors")
         if len({spec.population_key for spec in members}) > 1 or len(set(members)) < len(members):
-            raise ValueError("specs: not those of one population")
+            raise ValueError("its specs are not those of one population")
     except ValueError as error:
         raise ValueError(f"{path} is no checkpoint: {error}; {REMEDY}") from None
     return members
 
 
 def read_checkpoint(path: Path, *, tensors: bool = True) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Read the metadata of a file, and its tensors if wanted."""
+    """Return the metadata of a file and, if requested, its tensors."""
     try:
         check_regular(os.stat(path), path)
         with safe_open(path, "pt") as file:

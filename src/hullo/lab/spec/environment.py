@@ -1,4 +1,4 @@
-"""The machine and the versions that results come from, and the device that a command uses."""
+"""The environment of results, machine and versions, and the choice of a device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import hullo
 
 @dataclass(frozen=True)
 class Environment:
-    """Describe the machine and the versions of a measurement or a run."""
+    """The machine and the versions of a measurement or a run."""
 
     device: str
     threads: int
@@ -51,7 +51,7 @@ def environment(device_name: str, commit: str | None = None) -> Environment:
 
 
 def _commit() -> str:
-    """Return the commit of the checkout that hullo runs from, "-dirty" if files were changed; "" if it is installed."""
+    """Return the commit of the checkout, with "-dirty" if files were changed; "" if hullo is installed."""
     git, package = shutil.which("git"), Path(hullo.__file__)
     if git is None:
         return ""
@@ -66,7 +66,7 @@ def _commit() -> str:
 
 
 def choose_device(device: str | None) -> torch.device:
-    """Return the device of that name; by default a CUDA device if there is one.
+    """Return a device by name; by default a CUDA device if available, else the CPU.
 
     >>> choose_device("cpu")
     device(type='cpu')
@@ -76,15 +76,15 @@ def choose_device(device: str | None) -> torch.device:
     try:
         found = torch.device(device)
     except RuntimeError:
-        raise ValueError(f"unknown device {device!r}; write cpu, cuda, or cuda:1 and so on") from None
+        raise ValueError(f"unknown device {device!r}; must be cpu, cuda or cuda:N") from None
     if found.type == "cuda":
         if not torch.cuda.is_available():
-            raise ValueError(f"device {device!r}: this PyTorch sees no CUDA device; write cpu")
+            raise ValueError(f"device {device!r}: PyTorch finds no CUDA device; use cpu")
         if (found.index or 0) >= torch.cuda.device_count():
-            raise ValueError(f"device {device!r}: there are {torch.cuda.device_count()} CUDA devices, from cuda:0 on")
+            raise ValueError(f"device {device!r}: PyTorch finds {torch.cuda.device_count()} CUDA devices, from cuda:0")
         return torch.device("cuda", found.index or 0)
     if found.type != "cpu":
-        raise ValueError(f"device {device!r} is not supported; write cpu or cuda")
+        raise ValueError(f"device {device!r} is not supported; use cpu or cuda")
     return found
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Column(NamedTuple):
-    """A column of the table: a network on a data set, spelled ``kerasnet/cifar10``."""
+    """A column of the table: a network and a data set, written as ``kerasnet/cifar10``."""
 
     network: str
     data: str
@@ -29,10 +29,10 @@ COLUMNS = (
 )
 
 DATA_COLUMNS = tuple(column for column in COLUMNS if column.network != "alexnet")
-"""The columns whose data anybody can fetch."""
+"""The columns whose data sets can be fetched."""
 
 QUOTED_GAINS = {COLUMNS[0]: 0.69, COLUMNS[3]: 4.59, COLUMNS[5]: 3.01}
-"""What the paper's text says of gains over customary activations, in points: the least, the largest, and AlexNet's."""
+"""The gains over standard activations that the paper's text claims, in points: smallest, largest, and AlexNet's."""
 
 _TABLE: dict[str, tuple[float | None, ...]] = {
     "identity": (90.50, 90.51, 75.27, 75.23, 42.60, None),
@@ -54,7 +54,7 @@ ROWS = tuple(_TABLE)
 
 
 def accuracy(row: str, column: Column) -> float | None:
-    """Return the accuracy in percent that the paper reports, or None where it reports none.
+    """Return the accuracy in percent that the paper reports, or None if it reports none.
 
     >>> from hullo.lab.spec import paper
     >>> paper.accuracy("affine(identity,relu,tanh)", paper.Column("kerasnet", "cifar10"))
@@ -69,7 +69,7 @@ def accuracy(row: str, column: Column) -> float | None:
 
 
 def parse_column(text: str) -> Column:
-    """Return the column of a spelling such as ``kerasnet/cifar10``.
+    """Parse a column such as ``kerasnet/cifar10``.
 
     >>> parse_column("lenet5/cifar10").network
     'lenet5'
@@ -77,5 +77,5 @@ def parse_column(text: str) -> Column:
     network, slash, data = text.partition("/")
     if not slash:
         known = ", ".join(map(str, DATA_COLUMNS))
-        raise ValueError(f"{text!r} is no column: write network/data; the paper's are {known}")
+        raise ValueError(f"invalid column {text!r}: must be network/data; the paper's are {known}")
     return Column(network, data)

@@ -1,4 +1,4 @@
-"""How networks are trained unless a user says otherwise, and the spellings of schedules and augmentation.
+"""Default training recipes of networks, and parsing of schedules and augmentations.
 
 These are names and numbers alone: specs and records are read where no network is built and no data set is loaded.
 """
@@ -11,16 +11,16 @@ OPTIMIZERS = ("rmsprop", "sgd", "adam", "adamw")
 PRECISIONS = ("float32", "bfloat16")
 SCHEDULES = ("constant", "cosine", "inverse", "step")
 STREAMED = "ilsvrc2012"
-"""The data set that does not fit into memory and is read as a stream."""
+"""The data set that does not fit into memory and is streamed from disk."""
 AUGMENTATIONS = dict.fromkeys(("fashion-mnist", "cifar10", "fashion-mnist-sample"), "flip,shift:0.1") | {
     STREAMED: "flip,crop"
 }
-"""The data sets of the laboratory, and how their training images are augmented."""
+"""The data sets of the laboratory and their default augmentation."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Describe how a network is trained by default.
+    """The default training settings of a network.
 
     Args:
         epochs: how often all training samples are seen.
@@ -53,11 +53,11 @@ RECIPES = {
 }
 """The recipes of the laboratory's networks."""
 OWN_RECIPE = Recipe(epochs=20, batch_size=64, optimizer="adam", lr=1e-3, schedule="constant")
-"""The recipe of a network that a user brings."""
+"""The recipe of a user's own network."""
 
 
 def parse_schedule(text: str) -> tuple[str, float]:
-    """Return the kind of a schedule and its number.
+    """Parse a schedule into its kind and its number.
 
     ``constant`` keeps the learning rate. ``cosine`` takes it to 0 at the last update. ``inverse:D`` divides it by
     1 + D * updates, as Keras 2 does. ``step:N`` divides it by 10 after every N epochs.
@@ -72,21 +72,21 @@ def parse_schedule(text: str) -> tuple[str, float]:
             raise ValueError
     except ValueError:
         raise ValueError(
-            f"schedule={text!r}: write constant, cosine, inverse:D with a positive number D, or step:N with a number N "
-            "of epochs"
+            f"schedule={text!r}: must be constant, cosine, inverse:D with a positive number D, or step:N with a number "
+            "N of epochs"
         ) from None
     return kind, value
 
 
 def spell_schedule(text: str) -> str:
-    """Return the one spelling of a schedule."""
+    """Return the canonical form of a schedule."""
     kind, value = parse_schedule(text)
     return f"{kind}:{value:.12g}" if value else kind
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Say how training images are augmented.
+    """The augmentation of training images.
 
     Args:
         flip: flip every second image from left to right, at random.
@@ -100,7 +100,7 @@ class Augmentation:
 
     @classmethod
     def parse(cls, text: str) -> Augmentation:
-        """Read a spelling.
+        """Parse an augmentation.
 
         >>> Augmentation.parse("shift:0.10,flip")
         Augmentation(flip=True, shift=0.1, crop=False)
@@ -122,8 +122,8 @@ class Augmentation:
                 found = cls(**vars(found) | {name: value})
         except ValueError:
             raise ValueError(
-                f"augment={text!r}: write none, or flip and shift:F with a part F of each side between 0 and 1, as in "
-                "flip,shift:0.1"
+                f"augment={text!r}: must be none, or flip and shift:F with a fraction F of each side between 0 and 1, "
+                "as in flip,shift:0.1"
             ) from None
         return found
 

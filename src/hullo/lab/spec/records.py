@@ -1,4 +1,4 @@
-"""Records of runs, one line each, in a file that only grows: tables and figures are made from records alone."""
+"""Records of runs, one JSON line each, in an append-only file; tables and figures are made only from records."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from hullo.lab.files import locked, open_regular
 from hullo.lab.spec.activation import ActivationSpec
 from hullo.lab.spec.environment import Environment
 from hullo.lab.spec.run_spec import Spec
-from hullo.lab.spec.schema import Exactly, List, Number, Object, Rule, Text, Whole, read_json, refuse
+from hullo.lab.spec.schema import Exactly, Integer, List, Number, Object, Rule, Text, fail, read_json
 
 VERSION = 3
 LONGEST = 2**26
-"""Bytes of the longest line that is read."""
+"""The largest length of a line in bytes."""
 
-_KINDS: dict[str, Rule] = {"int": Whole(), "float": Number(0), "str": Text()}
+_KINDS: dict[str, Rule] = {"int": Integer(), "float": Number(0), "str": Text()}
 _SPEC, _ENVIRONMENT = (Object({f.name: _KINDS[str(f.type)] for f in fields(kind)}) for kind in (Spec, Environment))
 _FLOAT32 = 3.4028235e38
 _FINITE, _ANY = (Number(-_FLOAT32, _FLOAT32, null=null) for null in (False, True))
@@ -31,7 +31,7 @@ _PERCENT = Number(0, 100)
 
 @dataclass(frozen=True)
 class Record:
-    """Describe how a run went. Numbers that are not finite are None.
+    """The result of a run. Numbers that are not finite are None.
 
     Lists hold a value per epoch; `coefficients` one more, the initial ones. Each of its items is a list of layers, each
     of these a coefficient for each of `bases`; a fixed activation has none. With one activation per channel, those are
@@ -59,7 +59,7 @@ class Record:
 
     @property
     def accuracy(self) -> float:
-        """Return the accuracy after the last epoch in percent, on the test images if there is one."""
+        """Return the accuracy after the last epoch in percent, on the test images if they were evaluated."""
         return (self.test_accuracy or self.val_accuracy)[-1]
 
     @property
@@ -78,11 +78,11 @@ class Record:
 
     @classmethod
     def parse(cls, line: bytes) -> Record:
-        """Read the record of a line; a ValueError names the field that is wrong."""
+        """Parse the record of a line; raise a ValueError that names an invalid field."""
         values = read_json(line)
         version = values.get("version") if isinstance(values, dict) else None
         if version != VERSION or type(version) is not int:
-            refuse("version", version, f"this hullo reads version {VERSION}")
+            fail("version", version, f"this hullo reads version {VERSION}")
         if "spec" not in values:
             raise ValueError("spec: missing")
         _SPEC.check(values["spec"], "spec")
@@ -92,20 +92,20 @@ class Record:
             raise ValueError(f"spec: {error}") from None
         Object(_rules(spec, values)).check(values, "")
         if values["id"] != spec.id:
-            refuse("id", values["id"], f"that of the spec is {spec.id!r}; the line was edited")
+            fail("id", values["id"], f"the id of the spec is {spec.id!r}; the line was edited")
         own = {name: value for name, value in values.items() if name not in ("version", "id")}
         return cls(**own | {"spec": spec, "environment": Environment(**values["environment"])})
 
 
 def _rules(spec: Spec, values: dict[str, Any]) -> dict[str, Rule]:
-    """Return the rules for the fields of a run's record: how long its lists are, and where null may stand.
+    """Return the rules for the fields of a run's record: the lengths of lists, and where null is allowed.
 
     Numbers are null from the epoch on in which the run diverged, and not before.
     """
     row, epochs, ended = ActivationSpec.parse(spec.activation), spec.epochs, values.get("ended")
     diverged = re.fullmatch(r"diverged in epoch ([1-9]\d{0,18})", ended) if isinstance(ended, str) else None
     if ended != "finished" and not (diverged and int(diverged[1]) <= epochs):
-        refuse("ended", ended, f"'finished' or 'diverged in epoch N', N from 1 to {epochs}, is wanted")
+        fail("ended", ended, f"must be 'finished' or 'diverged in epoch N', N from 1 to {epochs}")
     sound = int(diverged[1]) - 1 if diverged else epochs
     losses = List(_FINITE, epochs, "epoch", turn=sound, after=_ANY)
     accuracies = List(_PERCENT, epochs, "epoch")
@@ -120,7 +120,7 @@ def _rules(spec: Spec, values: dict[str, Any]) -> dict[str, Rule]:
     )
     per_channel = List(List(List(_ANY if diverged else _FINITE, len(bases), "base function")), layers, "layer")
     return {
-        "version": Whole(),
+        "version": Integer(),
         "id": Text(),
         "spec": _SPEC,
         "ended": Text(),
@@ -129,20 +129,20 @@ def _rules(spec: Spec, values: dict[str, Any]) -> dict[str, Rule]:
         "test_accuracy": accuracies if tested else nothing,
         "bases": Exactly(bases),
         "coefficients": List(point, 1 + epochs, "epoch and one before", 1 + sound, later) if bases else nothing,
-        "members": Whole(1, 2**31),
+        "members": Integer(1, 2**31),
         "seconds": Number(0, 1e10),
         "environment": _ENVIRONMENT,
         "channels": per_channel if row.per == "channel" else nothing,
         "test_top5": accuracies if values.get("test_top5") else nothing,
         "val_loss": losses if held_out else nothing,
         "val_accuracy": accuracies if held_out else nothing,
-        "images": List(Whole(1), 2) if values.get("images") else nothing,
+        "images": List(Integer(1), 2) if values.get("images") else nothing,
     }
 
 
 @dataclass(frozen=True)
 class Records:
-    """A file of records, to which several processes may add.
+    """A file of records, to which several processes may append.
 
     A process that is killed while it writes leaves a last line without an end: it counts for nothing, and the next
     process that adds takes it away.
@@ -151,14 +151,14 @@ class Records:
     path: Path
 
     def read(self) -> list[Record]:
-        """Return all records in the order in which they were added; refuse the file if a line of it is no record."""
+        """Return all records in the order of the file; raise a ValueError if a line is not a record."""
         records, flaws = self.scan()
         if flaws:
             raise ValueError(f"{flaws[0]}; correct or delete that line, or choose another file or directory")
         return records
 
     def scan(self) -> tuple[list[Record], list[str]]:
-        """Return all records in the order in which they were added, and what is wrong with lines that are none."""
+        """Return all records in the order of the file, and error messages for lines that are not records."""
         found: dict[Spec, tuple[int, Record]] = {}
         flaws = []
         try:
@@ -169,7 +169,7 @@ class Records:
                     record = Record.parse(line)
                     first, known = found.setdefault(record.spec, (number, record))
                     if known != record:
-                        raise ValueError(f"spec: the run of line {first}, of which this tells something else")
+                        raise ValueError(f"spec: line {first} has another record of the same run")
                 except ValueError as error:
                     flaws.append(f"{self.path}, line {number}: {error}")
         except OSError as error:
@@ -177,7 +177,7 @@ class Records:
         return [record for _, record in found.values()], flaws
 
     def _lines(self) -> Iterator[tuple[int, bytes]]:
-        """Yield whole lines with their numbers; of one that is too long, the beginning; no empty ones."""
+        """Yield complete lines with their numbers; truncate those that are too long, skip empty ones."""
         if not self.path.exists():
             return
         with open_regular(self.path) as file:
@@ -192,11 +192,11 @@ class Records:
 
     @property
     def truncated_bytes(self) -> int:
-        """Return how many bytes there are of a last line without an end."""
+        """Return the number of bytes of an incomplete last line."""
         return self.path.stat().st_size - self._end() if self.path.exists() else 0
 
     def add(self, records: Iterable[Record]) -> None:
-        """Add those whose spec has no record yet, all in one write; if that fails, none."""
+        """Append the records whose spec has none yet, in one write; if that fails, append none."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with locked(self.path.with_name(f".{self.path.stem}.lock")):
             known = {record.spec for record in self.read()}
@@ -213,7 +213,7 @@ class Records:
                     raise
 
     def _end(self) -> int:
-        """Return where the last whole line ends."""
+        """Return the position after the last complete line."""
         with open_regular(self.path) as file:
             end = file.seek(0, os.SEEK_END)
             while end:
@@ -226,6 +226,6 @@ class Records:
 
 
 def _readable(line: bytes) -> bytes:
-    """Return a line that was made of a record, if the record can be made of it again."""
+    """Return a record's line after checking that it can be parsed again."""
     Record.parse(line)
     return line

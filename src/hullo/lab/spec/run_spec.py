@@ -1,4 +1,4 @@
-"""What a run is: everything that decides how it ends, and nothing else."""
+"""The spec of a run: everything that determines its result, and nothing else."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from hullo.lab.spec.recipes import (
 from hullo.lab.spec.schema import LARGEST
 
 OWN_NETWORK, OWN_DATA = re.compile(r"[\w.-]+:\w+@[0-9a-f]{8}"), re.compile(r"[\w.-]+@[0-9a-f]{8}")
-"""Networks and data sets that users bring: the name of the file or folder, and eight digits of a hash of it."""
+"""Names of the user's own networks and data sets: the name of the file or folder, and eight digits of its hash."""
 
 
 @dataclass(frozen=True)
 class Spec:
-    """One network trained once: what it is, what it sees, how it learns, and from which seed.
+    """One training run: the network, the data set, the activation, the hyperparameters and the seed.
 
     Args:
         network: a network of the laboratory, such as "lenet5", or one of a user, such as "my_network:Net@1f2e3d4c".
@@ -88,15 +88,15 @@ class Spec:
         for name in ("lr", "weight_decay", "coefficient_lr_scale"):
             value = getattr(self, name)
             if type(value) not in (int, float) or not 0 <= value <= LARGEST:
-                raise ValueError(f"{name}={value!r}: give a number that is not negative")
+                raise ValueError(f"{name}={value!r}: must be a finite number of at least 0")
             object.__setattr__(self, name, float(value))
         augmentation = Augmentation.parse(self.augment or AUGMENTATIONS.get(self.data, "none"))
         if augmentation.crop != (self.data == STREAMED) or (augmentation.crop and augmentation.shift):
             usual = AUGMENTATIONS.get(self.data, "none, or flip,shift:0.1")
-            raise ValueError(f"augment={self.augment!r} is not possible with {self.data}; write {usual}")
+            raise ValueError(f"augment={self.augment!r} is not supported with {self.data}; use {usual}")
         activation = ActivationSpec.parse(self.activation)
         if activation.kind == "own" and not self.is_own_network:
-            raise ValueError(f"activation='own' is for networks that you bring; {self.network} needs one, such as relu")
+            raise ValueError(f"activation='own' is only for your own networks; {self.network} needs one, such as relu")
         for name, text in (
             ("schedule", spell_schedule(self.schedule)),
             ("augment", str(augmentation)),
@@ -121,7 +121,7 @@ class Spec:
 
     @classmethod
     def default(cls, network: str, data: str, activation: str, **given: Any) -> Spec:
-        """Return a run by the network's recipe, but for what is given and is not None.
+        """Return a spec with the defaults of the network's recipe; values that are not None override them.
 
         The steps of AlexNet's schedule are squeezed or stretched with the number of epochs.
 
@@ -143,7 +143,7 @@ class Spec:
 
     @classmethod
     def parse(cls, text: str) -> Spec:
-        """Return the spec of a spelling; what is left out has its default."""
+        """Parse a spec; omitted values have their defaults."""
         try:
             column, activation, *values = text.split()
             network, data = column.split("/")
@@ -151,12 +151,12 @@ class Spec:
             numbers = {name: _NUMBERED[name](value) for name, value in given.items()}
         except (KeyError, ValueError):
             wanted = "network/data activation name=value ..., as in 'lenet5/cifar10 relu seed=3'"
-            raise ValueError(f"{text!r} is no run: write {wanted}; names are {', '.join(_NUMBERED)}") from None
+            raise ValueError(f"invalid spec {text!r}: must be {wanted}; names are {', '.join(_NUMBERED)}") from None
         return cls(network, data, activation, **numbers)
 
     @property
     def id(self) -> str:
-        """Return twelve characters that stand for the spec, the same on every machine."""
+        """Return an identifier of twelve characters, the same on every machine."""
         return identify([self])
 
     @property
@@ -165,7 +165,7 @@ class Spec:
 
     @property
     def is_own_network(self) -> bool:
-        """Return whether the network is one that a user brought."""
+        """Return whether the network is the user's own."""
         return self.network not in RECIPES
 
     @property
@@ -174,7 +174,7 @@ class Spec:
 
     @property
     def population_key(self) -> Spec:
-        """Return what the spec shares with all that can be trained beside it.
+        """Return the key that specs must share to be trained in one population.
 
         Members may differ in activation, seed, learning rates, weight decay and the number of their schedule. Those
         that read one stream of images share its order, and so the seed. A user's network with its own activations may
@@ -201,5 +201,5 @@ def recipe_of(network: str) -> Recipe:
 
 
 def identify(specs: Iterable[Spec]) -> str:
-    """Return twelve characters that stand for several specs in their order."""
+    """Return an identifier of twelve characters for a sequence of specs."""
     return hashlib.sha256("\n".join(map(str, specs)).encode()).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""Rules for values that are read from JSON: each says where a value breaks it, what was found and what is wanted."""
+"""Validation of JSON values: an error says where the value is, what was found and what is valid."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ from typing import Any, NoReturn, Protocol
 
 LARGEST = 1.7976931348623157e308
 """The largest number in double precision."""
-SHOWN = 60
-"""Characters of a value that are shown."""
+MAX_SHOWN = 60
+"""The largest number of characters of a value in an error message."""
 
 
 class Rule(Protocol):
-    """Something that values of one field have to obey."""
+    """A rule for the values of a field."""
 
     def check(self, value: Any, where: str) -> None:
-        """Raise a ValueError that begins with `where` if the value does not obey."""
+        """Raise a ValueError that starts with `where` if the value is invalid."""
 
 
-def refuse(where: str, value: Any, wanted: str) -> NoReturn:
-    """Raise a ValueError that says what is wrong where."""
-    raise ValueError(f"{where}: {shorten(value)}, but {wanted}")
+def fail(where: str, value: Any, wanted: str) -> NoReturn:
+    """Raise a ValueError that says where the value is, what it is, and what is valid."""
+    raise ValueError(f"{where}: {shorten(value)}; {wanted}")
 
 
 def shorten(value: Any) -> str:
-    """Return a value in a few characters."""
+    """Return a value as text of limited length."""
     text = reprlib.repr(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 @dataclass(frozen=True)
-class Whole:
-    """A whole number, of which true and false are none."""
+class Integer:
+    """An integer; true and false are not integers."""
 
     least: int = 0
     most: int = 2**63 - 1
 
     def check(self, value: Any, where: str) -> None:
         if type(value) is not int or not self.least <= value <= self.most:
-            refuse(where, value, f"a whole number from {self.least} to {self.most} is wanted")
+            fail(where, value, f"must be an integer from {self.least} to {self.most}")
 
 
 @dataclass(frozen=True)
 class Number:
-    """A finite number; null stands for one that was not, where that may be."""
+    """A finite number, or null if allowed, for one that is not finite."""
 
     least: float = -LARGEST
     most: float = LARGEST
@@ -57,7 +57,7 @@ class Number:
         if value is None and self.null:
             return
         if type(value) not in (int, float) or not self.least <= value <= self.most:
-            refuse(where, value, f"a number from {self.least:g} to {self.most:g}{' or null' * self.null} is wanted")
+            fail(where, value, f"must be a number from {self.least:g} to {self.most:g}{' or null' * self.null}")
 
 
 @dataclass(frozen=True)
@@ -68,23 +68,23 @@ class Text:
 
     def check(self, value: Any, where: str) -> None:
         if not isinstance(value, str) or not value.isprintable() or len(value) > self.most:
-            refuse(where, value, f"a line of at most {self.most} printable characters is wanted")
+            fail(where, value, f"must be a string of at most {self.most} printable characters")
 
 
 @dataclass(frozen=True)
 class Exactly:
-    """One value and no other."""
+    """Exactly one valid value."""
 
     wanted: Any
 
     def check(self, value: Any, where: str) -> None:
         if value != self.wanted:
-            refuse(where, value, f"{self.wanted!r} is wanted")
+            fail(where, value, f"must be {self.wanted!r}")
 
 
 @dataclass(frozen=True)
 class List:
-    """A list whose items obey a rule; from `turn` on they obey `after`, if that is given.
+    """A list whose items obey a rule; items from index `turn` on obey `after`, if given.
 
     Args:
         item: the rule.
@@ -103,24 +103,24 @@ class List:
 
     def check(self, value: Any, where: str) -> None:
         if not isinstance(value, list):
-            refuse(where, value, "a list is wanted")
+            fail(where, value, "a list is wanted")
         if len(value) != self.length and (self.length is not None or not (value or self.empty)):
             wanted = "at least one" if self.length is None else str(self.length)
             unit = f", one per {self.unit}," if self.unit else ""
-            raise ValueError(f"{where}: a list of {len(value)}, but a list of {wanted}{unit} is wanted")
+            raise ValueError(f"{where}: a list of {len(value)}; must be a list of {wanted}{unit.rstrip(',')}")
         for place, item in enumerate(value):
             (self.after if self.after and place >= self.turn else self.item).check(item, f"{where}[{place}]")
 
 
 @dataclass(frozen=True)
 class Object:
-    """An object that has these fields and no others."""
+    """An object with exactly these fields."""
 
     fields: Mapping[str, Rule]
 
     def check(self, value: Any, where: str) -> None:
         if not isinstance(value, dict):
-            refuse(where or "the line", value, "an object is wanted")
+            fail(where or "the line", value, "an object is wanted")
         inside = f"{where}." if where else ""
         for name in value:
             if name not in self.fields:
@@ -132,7 +132,7 @@ class Object:
 
 
 def read_json(content: bytes) -> Any:
-    """Return the value of a JSON text, in which no name is given twice and every number is one.
+    """Parse JSON strictly: no duplicate names, no NaN, no infinities.
 
     >>> read_json(b'{"a": [1, null]}')
     {'a': [1, None]}
@@ -149,11 +149,11 @@ def read_json(content: bytes) -> Any:
         return values
 
     def constant(token: str) -> NoReturn:
-        raise ValueError(f"{token} is no number")
+        raise ValueError(f"{token} is not a number")
 
     try:
         return json.loads(content.decode(), object_pairs_hook=pairs, parse_constant=constant)
     except RecursionError:
-        raise ValueError("no JSON: lists or objects are nested too deeply") from None
+        raise ValueError("invalid JSON: lists or objects are nested too deeply") from None
     except ValueError as error:
-        raise ValueError(f"no JSON: {error}") from None
+        raise ValueError(f"invalid JSON: {error}") from None

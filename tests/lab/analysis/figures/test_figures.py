@@ -150,14 +150,14 @@ def test_settings_that_differ_are_in_the_names_of_files(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (("--only", "histogram"), "unknown figure 'histogram'; available: geometry, pipeline, activations"),
-        (("--experiment", "lenet5"), "'lenet5' is no column"),
+        (("--experiment", "lenet5"), "invalid column 'lenet5'"),
         (("--experiment", "resnet56/cifar10"), "no records of 'resnet56/cifar10'; available: lenet5/cifar10"),
         (("--epoch", "3"), "there is no epoch 3: lenet5/cifar10 has epochs 1 to 2"),
         (
             ("--activation", "relu", "--activation", "affine(relu,tanh)"),
             "no records of 'affine(relu,tanh)'; available: relu, convex(identity,relu,tanh), affine(",
         ),
-        (("--activation", "convex(relu"), "'convex(relu' is no activation"),
+        (("--activation", "convex(relu"), "invalid activation 'convex(relu'"),
         (("--seed", "7"), "no run has seed 7; available: 0, 1"),
         (("missing",), "missing does not exist"),
     ],

@@ -183,7 +183,7 @@ def test_val_images_sorted_against_the_devkit_or_twice_are_refused(tmp_path):
     lay_out(tmp_path, "sorted")
     right, wrong = tmp_path / "val" / "n02000003", tmp_path / "val" / "n01000002"
     (right / "ILSVRC2012_val_00000001.JPEG").rename(wrong / "ILSVRC2012_val_00000001.JPEG")
-    with pytest.raises(DataError, match=r"ILSVRC2012_val_00000001.JPEG is in n01000002, but shows n02000003"):
+    with pytest.raises(DataError, match=r"ILSVRC2012_val_00000001.JPEG is in n01000002, but its class is n02000003"):
         Source(tmp_path).images("val")
     (wrong / "ILSVRC2012_val_00000001.JPEG").rename(tmp_path / "val" / "ILSVRC2012_val_00000001.JPEG")
     assert len(Source(tmp_path).images("val")) == 6  # flat or sorted, even half of each

@@ -26,7 +26,7 @@ from hullo.lab.data.ilsvrc2012.source import SPLITS, readable
 from hullo.lab.data.ilsvrc2012.workers import available_cores
 from hullo.lab.data.release import DataError
 from hullo.lab.files import check_regular, open_regular
-from hullo.lab.spec.schema import List, Object, Text, Whole, read_json
+from hullo.lab.spec.schema import Integer, List, Object, Text, read_json
 
 MANIFEST = "manifest.json"
 MEAN = "mean.safetensors"
@@ -34,12 +34,12 @@ VERSION = 3
 LONGEST = 2**28
 """The largest size of a manifest in bytes."""
 
-_SHARD = Object({"file": Text(), "num_images": Whole(), "sha256": Text()})
+_SHARD = Object({"file": Text(), "num_images": Integer(), "sha256": Text()})
 _FLAWS = List(List(Text(), 2), empty=True)
-_PART = Object({"shards": List(_SHARD), "broken": _FLAWS, "damaged": _FLAWS, "num_released": Whole()})
+_PART = Object({"shards": List(_SHARD), "broken": _FLAWS, "damaged": _FLAWS, "num_released": Integer()})
 _MANIFEST = Object(
     {
-        "version": Whole(),
+        "version": Integer(),
         "classes": List(List(Text(), 2)),
         "parts": Object(dict.fromkeys(SPLITS, _PART)),
         "mean_sha256": Text(),

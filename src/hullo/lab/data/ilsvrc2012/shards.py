@@ -31,7 +31,7 @@ from hullo.lab.data.ilsvrc2012.jpeg import find_damage
 from hullo.lab.data.ilsvrc2012.source import EncodedImage
 from hullo.lab.data.release import DataError
 from hullo.lab.files import atomic_write, open_regular
-from hullo.lab.spec.schema import List, Text, Whole, read_json
+from hullo.lab.spec.schema import Integer, List, Text, read_json
 
 COMMAND = "hullo data pack ilsvrc2012"
 
@@ -64,7 +64,7 @@ class Shard:
                 header, size = file.read(HEADER), os.fstat(file.fileno()).st_size
             layout = read_json(header[8:])
             counts = [layout[name]["shape"][0] for name in COUNTED]
-            List(Whole(most=size), len(COUNTED)).check(counts, "shapes")
+            List(Integer(most=size), len(COUNTED)).check(counts, "shapes")
             digest = layout["__metadata__"]["sha256"]
             Text().check(digest, "sha256")
             if header != _header(counts, digest):
