@@ -68,7 +68,7 @@ def test_a_run_cut_off_keeps_what_it_measured(tmp_path, monkeypatch):
         ("--device", "tpu", "unknown device 'tpu'"),
         ("--device", "meta", "device 'meta' is not supported"),
         ("--device", "cuda:99", "device 'cuda:99'"),
-        ("--sizes", "huge", "'huge' is no size"),
+        ("--sizes", "huge", "invalid size 'huge'"),
         ("--dtypes", "int8", "unknown dtype 'int8'; available: float32"),
         ("--activations", "swish", "unknown activation 'swish'; available: relu, gelu"),
         ("--repeats", "0", "0 repeats"),

@@ -164,7 +164,7 @@ def test_lines_without_end_in_any_sense_are_left_out(tmp_path: Path, monkeypatch
     assert found == list(RECORDS[:2])
     assert [flaw.partition(": ")[0] for flaw in flaws] == [f"{path}, line 3", f"{path}, line 4"]
     assert "longer than 4,000 bytes" in flaws[0]
-    assert Records(path).torn == len(long) - 1
+    assert Records(path).truncated_bytes == len(long) - 1
 
 
 SPECS = tuple(Spec("lenet5", "fashion-mnist-sample", row, epochs=2) for row in ("relu", "affine(identity,tanh)"))

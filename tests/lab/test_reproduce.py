@@ -265,7 +265,7 @@ def test_more_seeds_add_to_what_is_there(tmp_path: Path) -> None:
         ),
         ((*TRAIN, "--device", "tpu"), "unknown device 'tpu'"),
         ((*TRAIN, "--val-size", "100000"), "fashion-mnist-sample: cannot hold out 100000 training images"),
-        (("reproduce", COLUMN, "alexnet/fashion-mnist-sample"), "image_size=28: images for alexnet have at least 39"),
+        (("reproduce", COLUMN, "alexnet/fashion-mnist-sample"), "image_size=28: alexnet needs images of at least 39"),
         (("train", "vgg", "cifar10"), "unknown network 'vgg'; available: lenet5"),
         (("train", "lenet5", "mnist"), "unknown data set 'mnist'; there are"),
         (("reproduce", "lenet5"), "invalid column 'lenet5'"),

@@ -199,7 +199,7 @@ def test_runs_on_a_part_of_a_data_set_say_so_and_are_not_set_beside_the_papers()
 def test_runs_on_different_parts_of_a_data_set_are_refused() -> None:
     one, other = make_records({"relu": [80.0, 81.0]}, column="alexnet/ilsvrc2012")
     for images in ([1200, 50], [1200, 60]):
-        with pytest.raises(ValueError, match=r"relu.* saw all images; .* saw 1200 \+ [56]0 images; name one kind"):
+        with pytest.raises(ValueError, match=r"relu.* saw all images; .* saw 1200 \+ [56]0 images; choose one kind"):
             experiments([one, replace(other, images=images)])
     with pytest.raises(ValueError, match=r"saw 1200 \+ 50 images; .* saw 1200 \+ 60 images"):
         experiments([replace(one, images=[1200, 50]), replace(other, images=[1200, 60])])
@@ -236,7 +236,7 @@ def test_two_different_records_of_one_run_are_refused(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("prepare", "said"),
     [
-        (lambda path: None, "does not exist; name files"),
+        (lambda path: None, "does not exist; give files"),
         (lambda path: path.mkdir(), "no records in .*new"),
         (lambda path: path.write_text(""), "no records in .*new"),
         (lambda path: path.write_text("a,b\n1,2\n"), "new, line 1"),

@@ -79,10 +79,10 @@ def test_a_reading_can_be_asked_for_and_is_named(form: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nowhere"], "nowhere does not exist; name files of records"),
+        (["nowhere"], "nowhere does not exist"),
         (["empty"], "no records in empty"),
-        (["runs", "--epoch", "2"], "there is no epoch 2: kerasnet/cifar10 has epochs 1 to 1"),
-        (["runs", "--epoch", "0"], "there is no epoch 0: kerasnet/cifar10 has epochs 1 to 1"),
+        (["runs", "--epoch", "2"], "no epoch 2: kerasnet/cifar10 has epochs 1 to 1"),
+        (["runs", "--epoch", "0"], "no epoch 0: kerasnet/cifar10 has epochs 1 to 1"),
         (["runs", "--reading", "chosen"], "no runs with the reading 'chosen': kerasnet/cifar10 has last, best"),
         (["runs", "--reading", "final"], "unknown reading 'final'; available: last, last10, chosen, best"),
         (["runs", "--format", "html"], "unknown format 'html'; available: terminal, markdown, latex, csv"),

@@ -184,14 +184,14 @@ def test_a_wanted_file_that_is_a_link_is_not_followed(packed, site, kind):
             tar.addfile(member)
     site.files["pair.tar.gz"] = stream.getvalue()
     archive = as_file("pair.tar.gz", stream.getvalue(), "md5")
-    with pytest.raises(DataError, match=r"does not hold pair/first.bin, pair/second.bin as regular files"):
+    with pytest.raises(DataError, match=r"does not contain pair/first.bin, pair/second.bin as regular files"):
         bring(replace(packed, release=replace(packed.release, archive=archive)))
 
 
 def test_an_altered_archive_is_never_opened(packed, site, monkeypatch):
     monkeypatch.setattr(tarfile, "open", None)
     site.files["pair.tar.gz"] = bytes(len(site.files["pair.tar.gz"]))
-    with pytest.raises(DataError, match=r"pair.tar.gz.part is altered: md5 wanted .*, found .*; it was deleted"):
+    with pytest.raises(DataError, match=r"pair.tar.gz.part is altered: expected md5 .*, found .*; it was deleted"):
         bring(packed)
     assert names(packed) == ["pair"]
 
@@ -212,7 +212,7 @@ def test_an_archive_that_was_brought_is_not_brought_again(packed, site, monkeypa
 def test_an_archive_without_a_wanted_file_is_refused(packed, site):
     site.files["pair.tar.gz"] = archive = pack({"pair/first.bin": CONTENTS["first.bin"]})
     changed = replace(packed, release=replace(packed.release, archive=as_file("pair.tar.gz", archive)))
-    with pytest.raises(DataError, match=r"pair.tar.gz.part does not hold pair/second.bin"):
+    with pytest.raises(DataError, match=r"pair.tar.gz.part does not contain pair/second.bin"):
         bring(changed)
 
 

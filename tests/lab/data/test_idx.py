@@ -22,15 +22,18 @@ def test_bytes_and_shape_are_those_of_the_file(shape, data):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", r"begins with ''"),
-        (b"\0\0\x08", r"begins with '00 00 08', but"),
+        (b"", r"starts with ''"),
+        (b"\0\0\x08", r"starts with '00 00 08'; idx"),
         (b"\x89PNG", r"starts with '89 50 4e 47'"),
-        (b"\0\0\x0d\1\0\0\0\1abcd", r"begins with '00 00 0d 01'"),  # an idx file of floats
-        (b"\0\0\x08\3\0\0\0\1\0\0", r"header is truncated after 10 of 16 bytes"),
+        (b"\0\0\x0d\1\0\0\0\1abcd", r"starts with '00 00 0d 01'"),  # an idx file of floats
+        (b"\0\0\x08\3\0\0\0\1\0\0", r"the header is truncated after 10 of 16 bytes"),
         (b"\0\0\x08\1\0\0\0\4abc", r"3 bytes for the shape \(4,\) in its header"),
         (b"\0\0\x08\1\0\0\0\2abc", r"3 bytes or more for the shape \(2,\) in its header"),
-        (b"\0\0\x08\3\0\0\0\0" + b"\xff" * 8, r"shape \(0, 4294967295, 4294967295\); must have fewer dim"),
-        (b"\0\0\x08\xff" + b"\0\0\0\2" * 255, r"shape \(2, 2, .*\); must have fewer dimensions"),
+        (
+            b"\0\0\x08\3\0\0\0\0" + b"\xff" * 8,
+            r"the header has shape \(0, 4294967295, 4294967295\); must have fewer dim",
+        ),
+        (b"\0\0\x08\xff" + b"\0\0\0\2" * 255, r"the header has shape \(2, 2, .*\); must have fewer dimensions"),
         (b"\0\0\x08\2\0\0\0\2\0\0\0\2abc", r"3 bytes for the shape \(2, 2\) in its header"),
     ],
 )

@@ -80,7 +80,7 @@ class TestSizes:
         assert pooled == math.ceil((side - 3) / 2) + 1 == side // 2
 
     def test_the_smallest_images_leave_a_pixel_at_the_end(self) -> None:
-        with pytest.raises(ValueError, match=r"image_size=38: images for alexnet have at least 39 pixels"):
+        with pytest.raises(ValueError, match=r"image_size=38: alexnet needs images of at least 39 pixels"):
             networks.build("alexnet", activation="relu", image_size=38)
         network = networks.build("alexnet", activation="relu", in_channels=1, image_size=39, num_classes=3)
         assert network.linear6.weight.shape == (4096, 256)

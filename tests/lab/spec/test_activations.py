@@ -95,7 +95,7 @@ class TestSpelling:
     )
     def test_what_is_no_activation_is_refused_and_says_what_is(self, text: str) -> None:
         with pytest.raises(
-            ValueError, match=r"no activation: .*An activation is a base function, prelu, or convex"
+            ValueError, match=r"invalid activation .*An activation is a base function, prelu, or convex"
         ) as error:
             ActivationSpec.parse(text)
         assert repr(text) in str(error.value)

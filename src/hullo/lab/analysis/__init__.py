@@ -1,1 +1,1 @@
-"""From records to conclusions: readings, statistics, experiments, tables and the paper's claims."""
+"""Analysis of records: readings, statistics, experiments, tables and the paper's claims."""

@@ -41,7 +41,7 @@ CONVEX, AFFINE = (
 HULLS = CONVEX + AFFINE
 DEEP = "resnet56"
 RIVALS = ["leaky_relu(0.3)", "prelu"]
-"""Activations that are near to hulls and not in the paper: the default slope of Keras, and a learned slope."""
+"""Activations close to hulls that are not in the paper: Keras's default slope, and a learned slope."""
 
 Question = tuple[str, Sequence[str], Sequence[str]]
 """Its text, and the activations of which the best is compared with the best of the others."""
@@ -50,7 +50,7 @@ BEST = ("best hull over best fixed activation", HULLS, FIXED)
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim, and what experiments say about it.
+    """A claim of the paper, and the answers of experiments to it.
 
     Args:
         statement: the claim.
@@ -86,12 +86,12 @@ class Claim:
 
     @property
     def _enough(self) -> int:
-        """The number of answers that hold which make the claim hold."""
+        """Return the number of answers that must hold for the claim to hold."""
         return len(self.answers) // 2 + 1 if self.of_most else len(self.answers)
 
     @property
     def _too_many(self) -> int:
-        """The number of answers that do not hold which refute it."""
+        """Return the number of answers that must fail to refute the claim."""
         return math.ceil(len(self.answers) / 2) if self.of_most else 1
 
     @property
@@ -107,7 +107,7 @@ class Claim:
 
     @property
     def seeds_needed(self) -> int | None:
-        """Return how many seeds would decide an undecided claim if the mean differences are the true ones.
+        """Return the number of seeds that would decide an undecided claim if the mean differences are true.
 
         None if that is beyond what is searched, or unknown for want of a second seed.
         """
@@ -123,7 +123,7 @@ class Claim:
 
 
 def claims(experiments: Sequence[Experiment], like_paper: Sequence[Experiment] | None = None) -> list[Claim]:
-    """Return the paper's claims with what experiments on test images say.
+    """Return the paper's claims with the answers of experiments on test images.
 
     Args:
         experiments: under the reading that claims are judged by.
@@ -264,7 +264,7 @@ def _earlier(experiments: Sequence[Experiment]) -> Iterator[Comparison]:
 
 
 def first_reaching(curve: Sequence[float], level: float) -> int:
-    """Return the first epoch, counted from 1, with at least such an accuracy; one more than there are if none has.
+    """Return the first epoch, counted from 1, with at least this accuracy; the number of epochs plus 1 if none has.
 
     >>> first_reaching([70.0, 80.0, 79.0], 80.0), first_reaching([70.0], 80.0)
     (2, 2)

@@ -21,11 +21,11 @@ HOLDS, FAILS, OPEN = "holds", "does not hold", "undecided"
 AGREES, UNTESTED = "agrees", "not tested"
 
 Accuracies = Mapping[str, Mapping[int, float]]
-"""By activation and seed, in percent."""
+"""Accuracies by activation and seed, in percent."""
 
 
 class Fold(NamedTuple):
-    """A seed, the two activations that were chosen on the other seeds, and their difference on this one."""
+    """A seed, the two activations chosen on the other seeds, and their difference on this seed."""
 
     seed: int
     row: str
@@ -67,7 +67,7 @@ def against_each(reached: Accuracies, row: str, others: Sequence[str]) -> list[l
 
 
 class Answer(Protocol):
-    """What one experiment says to one question of a claim."""
+    """The answer of one experiment to one question of a claim."""
 
     @property
     def experiment(self) -> str: ...
@@ -75,15 +75,15 @@ class Answer(Protocol):
     def question(self) -> str: ...
     @property
     def p(self) -> float | None:
-        """The p-value of a test, which is corrected for the number of answers; None if nothing is tested."""
+        """Return the p-value before correction for the number of answers; None if nothing is tested."""
 
     @property
     def by_means(self) -> bool:
-        """Whether it would hold if the mean were certain."""
+        """Return whether the answer holds by the mean, ignoring its uncertainty."""
 
     @property
     def figures(self) -> list[str]:
-        """The numbers as text."""
+        """Return the numbers as text."""
 
     def judge(self, significant: bool) -> str:
         """Return the verdict, given whether the corrected p-value is small enough."""
@@ -91,7 +91,7 @@ class Answer(Protocol):
 
 @dataclass(frozen=True)
 class Comparison:
-    """By how much an activation, or the best of several, exceeds another, seed by seed.
+    """The difference between an activation, or the best of several, and another, seed by seed.
 
     Args:
         experiment: its name.
@@ -141,7 +141,7 @@ class Comparison:
         return HOLDS if self.at_least and len(self.folds) > 1 and not any(self.differences) else OPEN
 
     def seeds_needed(self, alpha: float = ALPHA) -> int | None:
-        """Return how many seeds would show the mean difference, if it is the true one; None if too many or unknown."""
+        """Return the number of seeds that would show the mean difference if it is true; None if too many or unknown."""
         if len(self.folds) == 1:
             return None
         rate = alpha if self.by_means else alpha / (1 + len(self.weaker))
@@ -175,7 +175,7 @@ def _one_sided(values: Sequence[float], error: Error) -> float:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Whether a published figure, which is one run's, is one that another run of ours could give.
+    """A published number, from a single run, compared with what another run of ours could give.
 
     Args:
         experiment, question: as for a comparison.
@@ -218,7 +218,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Count:
-    """How many of some runs, or of their layers, have a property.
+    """The number of runs, or of their layers, that have a property.
 
     Args:
         experiment, question: as for a comparison.

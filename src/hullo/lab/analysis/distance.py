@@ -1,4 +1,4 @@
-"""How near the paper's figures are: under each reading, and for the best of fewer epochs."""
+"""Distance from the paper's results: under each reading, and for the best of fewer epochs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hullo.lab.analysis.statistics import Interval, pooled_deviation
 
 @dataclass(frozen=True)
 class Distance:
-    """How far an experiment's means are from the paper's figures.
+    """The distance of an experiment's means from the paper's results.
 
     Args:
         root_mean_square: of the differences, in points.
@@ -30,7 +30,7 @@ class Distance:
 
 
 def measure_distance(experiment: Experiment, without: Collection[str] = ()) -> Distance | None:
-    """Compare all published figures of a column, but for those of some rows; None if there are none."""
+    """Compare all published results of a column, except for some rows; None if there are none."""
     reached = ((row, list(runs.values())) for row, runs in experiment.accuracies.items() if row not in without)
     pairs = [(runs, value) for row, runs in reached if (value := experiment.published(row)) is not None]
     if not pairs:
@@ -49,5 +49,5 @@ def best_of(experiment: Experiment, epochs: Iterable[int]) -> dict[int, Experime
 
 
 def under(experiment: Experiment, readings: Sequence[Reading]) -> dict[Reading, Experiment]:
-    """Return the experiment under each of some readings that its runs have."""
+    """Return the experiment under each of the given readings that its runs have."""
     return {reading: replace(experiment, reading=reading) for reading in readings if reading in experiment.readings}

@@ -1,4 +1,4 @@
-"""Experiments: runs that differ in activation and seed alone, under one reading; a column of the table."""
+"""Experiments: runs that differ only in activation and seed, under one reading; a column of the table."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from hullo.lab.spec.run_spec import Spec
 
 SAMPLE = "-sample"
 REFERENCE = "relu"
-"""The activation that all are compared with."""
+"""The activation that all others are compared with."""
 FIRST = "kerasnet/cifar10"
-"""The column that tables, figures and pages begin with: the paper draws its activations, and hulls gain most there."""
+"""The first column of tables, figures and pages: the paper draws its activations, and hulls gain most there."""
 SETTINGS = tuple(field.name for field in fields(Spec) if field.name not in ("network", "data", "activation", "seed"))
-"""What may set two experiments of a column apart."""
+"""The settings that may distinguish experiments of a column."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """The accuracy of the runs of one activation, in percent, and how it compares."""
+    """The accuracy of the runs of one activation in percent, and its comparisons."""
 
     row: str
     accuracy: Interval
@@ -40,7 +40,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Runs that differ in activation and seed alone, under one reading.
+    """Runs that differ only in activation and seed, under one reading.
 
     Args:
         name: the column, and what sets it apart from other experiments of the same column.
@@ -60,7 +60,7 @@ class Experiment:
 
     @cached_property
     def accuracies(self) -> dict[str, dict[int, float]]:
-        """Return what each run reached, by activation, in the paper's order, and seed."""
+        """Return the accuracy of each run by activation, in the paper's order, and seed."""
         found: dict[str, dict[int, float]] = {}
         for record in sorted(self.records, key=lambda record: (_position(record.spec.activation), record.spec.seed)):
             reached = read_accuracy(record, self.reading, self.epoch, self.split)
@@ -77,7 +77,7 @@ class Experiment:
         return read_epoch(record, self.reading, self.epoch)
 
     def curve(self, record: Record) -> list[float]:
-        """Return the accuracy of a run after each epoch, up to the last that counts."""
+        """Return the accuracy of a run after each epoch, up to the last epoch in use."""
         return (record.test_accuracy if self.split == "test" else record.val_accuracy)[: self.epoch]
 
     @cached_property
@@ -98,7 +98,7 @@ class Experiment:
         }
 
     def difference(self, row: str, other: str) -> Interval | None:
-        """Return by how much an activation exceeds another on the seeds that both have; None if there are none."""
+        """Return the difference between two activations on their common seeds; None if there are none."""
         one, two = (self.accuracies.get(name, {}) for name in (row, other))
         shared = one.keys() & two.keys()
         return Interval.of(one[seed] - two[seed] for seed in sorted(shared)) if shared else None
@@ -111,29 +111,29 @@ class Experiment:
 
     @property
     def images(self) -> str:
-        """Return which images the accuracies are about."""
+        """Return which images the accuracies refer to."""
         return "test" if self.split == "test" else "held-out"
 
     @property
     def _part(self) -> list[int]:
-        """Return how many images the runs were trained with and tested on, if not all of the data set was there."""
+        """Return the numbers of training and test images if the data set was incomplete."""
         return self.records[0].images
 
     @property
     def time(self) -> str:
-        """Return how many epochs count: ``100 epochs``, or ``50 of 100 epochs``."""
+        """Return the epochs in use as text: ``100 epochs``, or ``50 of 100 epochs``."""
         last = self.setting.epochs
         return f"{self.epoch}{'' if self.epoch == last else f' of {last}'} epoch{'s' * (last > 1)}"
 
     @property
     def seeds(self) -> str:
-        """Return how many runs an activation has: ``5 seeds``, or ``2 to 5 seeds``."""
+        """Return the number of seeds as text: ``5 seeds``, or ``2 to 5 seeds``."""
         counts = sorted({len(reached) for reached in self.accuracies.values()})
         return f"{' to '.join(map(str, counts[:: max(1, len(counts) - 1)]))} seed{'s' * (counts[-1] > 1)}"
 
     @property
     def remarks(self) -> list[str]:
-        """Return what sets the runs apart from the paper's and from the defaults."""
+        """Return the settings that differ from the paper's and from the defaults."""
         default = Spec.default(self.setting.network, self.setting.data, REFERENCE, epochs=self.setting.epochs)
         unusual = [name for name in SETTINGS if getattr(self.setting, name) != getattr(default, name)]
         said = []
@@ -147,7 +147,7 @@ class Experiment:
         return said
 
     def lost(self, record: Record) -> bool:
-        """Return whether a run diverged within the epochs that count."""
+        """Return whether a run diverged within the epochs in use."""
         return record.diverged_in is not None and record.diverged_in <= self.epoch
 
 
@@ -159,7 +159,7 @@ def experiments(
     columns: Sequence[str] = (),
     rows: Sequence[str] = (),
 ) -> list[Experiment]:
-    """Return the experiments that records make up, in the order of `place`, the longest of each column first.
+    """Group records into experiments, in the order of `place`, the longest of each column first.
 
     Runs with different settings are never in one experiment; the names say what sets them apart. Runs that saw
     different parts of a data set are refused.
@@ -177,7 +177,7 @@ def experiments(
     for alike in runs.values():
         if len(parts := {tuple(record.images): record for record in alike}) > 1:
             saw = (f"{r.spec} saw {' + '.join(map(str, r.images)) or 'all'} images" for r in parts.values())
-            raise ValueError(f"runs on different parts of a data set do not compare: {'; '.join(saw)}; name one kind")
+            raise ValueError(f"cannot compare runs on different parts of a data set: {'; '.join(saw)}; choose one kind")
     splits = {s: "test" if all(record.test_accuracy for record in alike) else "val" for s, alike in runs.items()}
     names = _names(sorted(runs, key=lambda s: (place(s.column), -s.epochs, astuple(s))), splits)
     if columns:
@@ -185,9 +185,7 @@ def experiments(
         names = {setting: name for setting, name in names.items() if setting in chosen}
     if epoch is not None and not any(1 <= epoch <= setting.epochs for setting in names):
         there = ", ".join(f"{name} has epochs 1 to {setting.epochs}" for setting, name in names.items())
-        raise ValueError(
-            f"there is no epoch {epoch}: {there}; choose another epoch, or other columns with --experiment"
-        )
+        raise ValueError(f"no epoch {epoch}: {there}; choose another epoch, or other columns with --experiment")
     long_enough = ((s, name, epoch or s.epochs) for s, name in names.items() if s.epochs >= (epoch or 1))
     found = [Experiment(name, s, e, tuple(runs[s]), fairest(runs[s], e), splits[s]) for s, name, e in long_enough]
     found = _under(found, find_reading(reading)) if reading else found
@@ -195,7 +193,7 @@ def experiments(
 
 
 def _under(experiments: Sequence[Experiment], reading: Reading) -> list[Experiment]:
-    """Return the experiments that have a reading, under it; one of them at least has."""
+    """Return the experiments that have a reading, under that reading; raise a ValueError if none has it."""
     kept = [replace(experiment, reading=reading) for experiment in experiments if reading in experiment.readings]
     if experiments and not kept:
         there = (f"{e.name} has {', '.join(map(str, e.readings))}" for e in experiments)
@@ -204,7 +202,7 @@ def _under(experiments: Sequence[Experiment], reading: Reading) -> list[Experime
 
 
 def _only(experiments: Sequence[Experiment], rows: Sequence[str]) -> list[Experiment]:
-    """Return what experiments have of some activations, each of which is in one of them at least."""
+    """Return the experiments with only the given activations; raise a ValueError if one has no records."""
     wanted, known = dict.fromkeys(str(ActivationSpec.parse(row)) for row in rows), rows_of(experiments)
     if missing := [row for row in wanted if row not in known]:
         raise ValueError(f"no records of {missing[0]!r}; available: {', '.join(known)}")
@@ -213,12 +211,12 @@ def _only(experiments: Sequence[Experiment], rows: Sequence[str]) -> list[Experi
 
 
 def rows_of(experiments: Iterable[Experiment]) -> list[str]:
-    """Return all activations that experiments have, in the paper's order."""
+    """Return all activations of experiments, in the paper's order."""
     return sorted({row for experiment in experiments for row in experiment.cells}, key=_position)
 
 
 def _fitting(text: str, names: Mapping[Spec, str]) -> list[Spec]:
-    """Return the settings that a name means; one without settings means all of its column."""
+    """Return the settings that match a name; a name without settings matches all of its column."""
     column, _, given = text.strip().partition(" ")
     wanted = Spec.parse(f"{paper.parse_column(column)} {REFERENCE} {given}")
     said = [word.partition("=")[0] for word in given.split()]
@@ -229,7 +227,7 @@ def _fitting(text: str, names: Mapping[Spec, str]) -> list[Spec]:
 
 
 def _names(settings: Sequence[Spec], splits: Mapping[Spec, str]) -> dict[Spec, str]:
-    """Name each by its column and what sets it apart from the others of its column, or from results on test images."""
+    """Name each experiment by its column and the settings that distinguish it from others of the column."""
     names = {}
     for setting in settings:
         beside = [other for other in settings if other.column == setting.column]
@@ -244,11 +242,11 @@ def _spell(setting: Spec, names: Iterable[str]) -> list[str]:
 
 
 def place(column: paper.Column) -> tuple[bool, int]:
-    """Return where a column stands: KerasNet on CIFAR-10 first, then the paper's columns in its order, then others."""
+    """Return the sort key of a column: KerasNet on CIFAR-10, then the paper's columns in its order, then others."""
     known = paper.COLUMNS.index(column) if column in paper.COLUMNS else len(paper.COLUMNS)
     return str(column) != FIRST, known
 
 
 def _position(row: str) -> tuple[int, bool, str]:
-    """Return where a row stands: the paper's in its order, then fixed activations, then learned ones."""
+    """Return the sort key of a row: the paper's rows in its order, then fixed activations, then learned ones."""
     return paper.ROWS.index(row) if row in paper.ROWS else len(paper.ROWS), ActivationSpec.parse(row).learns, row

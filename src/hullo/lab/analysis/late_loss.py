@@ -1,4 +1,4 @@
-"""Late falls: runs whose training loss rises again, which is the optimiser's doing and no overfitting."""
+"""Late rises of the training loss, which are caused by the optimizer and not by overfitting."""
 
 from __future__ import annotations
 

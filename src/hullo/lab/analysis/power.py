@@ -1,4 +1,4 @@
-"""The power of a t test: which difference a number of seeds can show, and how many seeds a difference needs."""
+"""The power of a t test: the difference that a number of seeds can show, and the seeds that a difference needs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from itertools import pairwise
 from hullo.lab.analysis.statistics import ALPHA, Error, t_quantile, variance_factor
 
 POWER = 0.8
-"""The probability with which a difference is to be found."""
+"""The required probability to find a difference."""
 MOST_SEEDS = 1000
-"""Needed numbers of seeds are searched up to here."""
+"""The largest number of seeds to consider."""
 PANELS = 400
-"""Of Simpson's rule, in each part of the integral."""
+"""The number of intervals of Simpson's rule, in each part of the integral."""
 REACH = 9.0
 """Standard deviations beyond which a density counts as zero."""
 

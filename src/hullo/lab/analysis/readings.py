@@ -1,4 +1,4 @@
-"""Readings: which epochs of a run count. Each of the four reads the same records, and none is mixed with another.
+"""Readings: which epochs of a run count. The four readings use the same records, and are never mixed.
 
 ====== ===========================================================================================
 last   the accuracy after the last epoch
@@ -25,7 +25,7 @@ WINDOW = 10
 
 @dataclass(frozen=True)
 class Reading:
-    """One way to read an accuracy from a run.
+    """A way to read the accuracy of a run.
 
     Args:
         name: as options, records of tables and functions spell it.
@@ -42,7 +42,7 @@ class Reading:
 
     @property
     def sentence(self) -> str:
-        """Return what the reading is, for captions."""
+        """Return a description of the reading for captions."""
         return f"Reading {self.name}: {self.meaning}."
 
 
@@ -58,14 +58,14 @@ READINGS = {reading.name: reading for reading in (LAST, LAST10, CHOSEN, BEST)}
 
 
 def find_reading(name: str) -> Reading:
-    """Return the reading of a name."""
+    """Return a reading by name."""
     if name not in READINGS:
         raise ValueError(f"unknown reading {name!r}; available: {', '.join(READINGS)}")
     return READINGS[name]
 
 
 def readings_of(records: Iterable[Record], epochs: int) -> list[Reading]:
-    """Return the readings that all of some runs have, if they had been trained for so many epochs."""
+    """Return the readings that all of the runs have within their first `epochs` epochs."""
     runs = list(records)
     tested, held_out = (all(curve for curve in curves) for curves in zip(*map(_curves, runs), strict=True))
     there = {LAST: True, LAST10: epochs >= 2 * WINDOW, CHOSEN: tested and held_out, BEST: tested}
@@ -93,7 +93,7 @@ def read_epoch(record: Record, reading: Reading, epochs: int) -> int:
 
 
 def read_accuracy(record: Record, reading: Reading, epochs: int, split: str = "test") -> float:
-    """Return what a run reached in its first `epochs` epochs, in percent, on the "test" or the "val" images."""
+    """Return the accuracy of a run in its first `epochs` epochs, in percent, on the "test" or the "val" images."""
     tested, held_out = _curves(record)
     curve = tested if split == "test" else held_out
     last = read_epoch(record, reading, epochs)

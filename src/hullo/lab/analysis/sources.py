@@ -1,4 +1,4 @@
-"""Where records are: files of them, directories that hold such files, and which of them stand for a column."""
+"""Read records from files and directories, and select those that represent a column."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hullo.lab.spec.records import Record, Records
 from hullo.lab.spec.run_spec import Spec
 
 FLAWS = 10
-"""So many lines of a file that are no records are named; others are counted."""
+"""Number of invalid lines per file that are reported one by one; others are counted."""
 ENOUGH_SEEDS = 3
-"""Runs of fewer seeds do not stand for a column if others do: Student's interval of two is 12.7 times their error."""
+"""The smallest number of seeds to represent a column: Student's interval of two seeds is 12.7 times their error."""
 
 
 def read_records(paths: Iterable[Path], warn: Callable[[str], None] | None = None) -> list[Record]:
@@ -23,14 +23,14 @@ def read_records(paths: Iterable[Path], warn: Callable[[str], None] | None = Non
     found: dict[Spec, tuple[Path, Record]] = {}
     for path in paths:
         if not path.exists():
-            raise ValueError(f"{path} does not exist; name files of records, or directories that hold them")
+            raise ValueError(f"{path} does not exist; give files of records, or directories of them")
         records = [(file, record) for file in record_files(path) for record in _read(file, warn)]
         if not records:
-            raise ValueError(f"no records in {path}; name files of records, or directories that hold them")
+            raise ValueError(f"no records in {path}; give files of records, or directories of them")
         for file, record in records:
             other, known = found.setdefault(record.spec, (file, record))
             if known != record:
-                raise ValueError(f"{other} and {file} disagree about {record.spec}; name only one of them")
+                raise ValueError(f"{other} and {file} have different records of {record.spec}; give only one of them")
     return [record for _, record in found.values()]
 
 
@@ -55,7 +55,7 @@ def _read(file: Path, warn: Callable[[str], None] | None) -> list[Record]:
 
 
 def longest_of_columns(records: Iterable[Record]) -> list[Record]:
-    """Return the records of those runs that stand for their column: of runs with enough seeds, the longest.
+    """Return the records of the runs that represent their column: the longest runs with enough seeds.
 
     Where no runs of a column have at least `ENOUGH_SEEDS` seeds, the longest stand for it.
     """
@@ -65,14 +65,14 @@ def longest_of_columns(records: Iterable[Record]) -> list[Record]:
 
 
 def too_few_seeds(records: Iterable[Record]) -> list[Record]:
-    """Return the records of runs that were trained for longer than those that stand for their column."""
+    """Return the records of runs that were trained longer than those that represent their column."""
     runs = list(records)
     standing = _standing(runs)
     return [record for record in runs if record.spec.epochs > standing[record.spec.column]]
 
 
 def _standing(records: Iterable[Record]) -> dict[Column, int]:
-    """Return for how many epochs the runs that stand for each column were trained."""
+    """Return the number of epochs of the runs that represent each column."""
     seeds: dict[Column, dict[int, set[int]]] = {}
     for spec in (record.spec for record in records):
         seeds.setdefault(spec.column, {}).setdefault(spec.epochs, set()).add(spec.seed)

@@ -13,11 +13,11 @@ from typing import Literal
 LEVEL = 0.95
 """The probability that an interval covers the true mean if runs scatter normally."""
 ALPHA = 1 - LEVEL
-"""The error rate that verdicts allow."""
+"""The error rate of verdicts."""
 
 
 Error = Literal["mean", "next", "folds"]
-"""Whose error a test or an interval is about: the mean's, that of one more number, or that of a mean over folds."""
+"""The error of a test or an interval: of the mean, of one more number, or of a mean over folds."""
 
 
 def variance_factor(count: int, error: Error = "mean") -> float:
@@ -39,7 +39,7 @@ def variance_factor(count: int, error: Error = "mean") -> float:
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean, and half the width of its 95 % interval; a single number has none.
+    """A mean, and half the width of its 95 % interval; None for a single number.
 
     mean +- t s sqrt(f), where s is the sample's standard deviation, t the quantile of n - 1 degrees of freedom and f
     the `variance_factor`, 1 / n by default.
@@ -154,7 +154,7 @@ def t_quantile(degrees: int, level: float = LEVEL) -> float:
     2.776
     """
     if degrees < 1 or not 0 < level < 1:
-        raise ValueError(f"t_quantile({degrees}, {level}): give at least one degree of freedom and a level in (0, 1)")
+        raise ValueError(f"t_quantile({degrees}, {level}): degrees must be at least 1, and level in (0, 1)")
     low, high = 0.0, math.pi / 2
     while low < (middle := (low + high) / 2) < high:
         low, high = (middle, high) if _within(middle, degrees) < level else (low, middle)
@@ -167,7 +167,7 @@ def _outside(t: float, degrees: int) -> float:
 
 
 def _within(angle: float, degrees: int) -> float:
-    """Return P(-t < T < t) for t = sqrt(degrees) tan(angle), which is a finite sum.
+    """Return P(-t < T < t) for t = sqrt(degrees) tan(angle), as a finite sum.
 
     sin (1 + cos^2 1/2 + cos^4 (1 3)/(2 4) + ...) for an even number of degrees, and
     2/pi (angle + sin (cos + cos^3 2/3 + cos^5 (2 4)/(3 5) + ...)) for an odd one, up to cos^(degrees - 2).

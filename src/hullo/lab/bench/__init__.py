@@ -1,4 +1,4 @@
-"""What an activation costs: time, memory traffic and memory held, measured side by side.
+"""Benchmark of activations: time, memory traffic and memory held for the backward pass.
 
     contenders   what is measured          clocks    how time is taken on a CPU and on a GPU
     cases        on what                   measure   the measuring itself

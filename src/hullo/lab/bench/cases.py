@@ -1,4 +1,4 @@
-"""On what activations are measured: shapes, types, layouts and groups."""
+"""The inputs of the benchmark: shapes, dtypes, memory formats and groups."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 SMALL = 2**20
-"""Up to so many elements the launch of a kernel weighs as much as its work."""
+"""Up to this number of elements, launching a kernel takes as long as its work."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One input: its shape, type, layout in memory, and into how many groups its channels (dimension 1) fall.
+    """An input: its shape, dtype, memory format, and the number of groups of its channels (dimension 1).
 
     >>> str(Case((2**24,), "float32")), str(Case((32, 60, 8, 8), "float16", "channels_last", 60))
     ('2^24 float32', '32x60x8x8/60 float16 channels_last')
@@ -41,18 +41,18 @@ class Case:
         return self.shape[1] if len(self.shape) > 1 else 1
 
     def draw(self, device: torch.device) -> Tensor:
-        """A random input of this case."""
+        """Return a random input of this case."""
         x = torch.randn(self.shape, device=device, dtype=getattr(torch, self.dtype))
         return x.to(memory_format=torch.channels_last) if self.layout == "channels_last" else x
 
 
 def bytes_to_move(input_bytes: int, direction: str) -> int:
-    """The fewest bytes a pass must move: x in, y out; then x and dy in, dx out."""
+    """Return the minimal memory traffic of a pass in bytes: x in, y out; then x and dy in, dx out."""
     return {"forward": 2, "backward": 3, "both": 5}[direction] * input_bytes
 
 
 def parse_sizes(text: str) -> list[tuple[tuple[int, ...], int]]:
-    """Shapes and groups from a comma-separated list: elements, powers, or shapes with groups after a slash.
+    """Parse a comma-separated list of sizes: elements, powers, or shapes with groups after a slash.
 
     >>> parse_sizes("1000,2^18,32x60x8x8/60")
     [((1000,), 1), ((262144,), 1), ((32, 60, 8, 8), 60)]
@@ -66,9 +66,9 @@ def _parse_size(text: str) -> tuple[tuple[int, ...], int]:
     shape = tuple(_number(part) for part in found[1].split("x")) if found else ()
     groups = int(found[2] or 1) if found else 0
     if not shape or not all(shape) or not 0 < math.prod(shape) < 2**50:
-        raise ValueError(f"{text!r} is no size; write elements (2^24), or a shape and its groups (32x60x8x8/60)")
+        raise ValueError(f"invalid size {text!r}; give elements (2^24), or a shape and its groups (32x60x8x8/60)")
     if groups < 1 or (groups > 1 and (len(shape) < 2 or shape[1] % groups)):
-        raise ValueError(f"{text!r}: the channels (dimension 1) do not fall into {groups} equal groups")
+        raise ValueError(f"{text!r}: the channels (dimension 1) cannot be divided into {groups} equal groups")
     return shape, groups
 
 
@@ -78,7 +78,7 @@ def _number(text: str) -> int:
 
 
 def spell_size(shape: tuple[int, ...], groups: int) -> str:
-    """A shape as `parse_sizes` reads it, powers of two as such."""
+    """Return a shape as text that `parse_sizes` reads, with powers of two as such."""
     if len(shape) == 1:
         n = shape[0]
         return f"2^{n.bit_length() - 1}" if n & (n - 1) == 0 else str(n)
@@ -86,7 +86,7 @@ def spell_size(shape: tuple[int, ...], groups: int) -> str:
 
 
 def parse_dtypes(text: str) -> tuple[str, ...]:
-    """Names of types from a comma-separated list.
+    """Parse a comma-separated list of dtypes.
 
     >>> parse_dtypes("float32,bfloat16")
     ('float32', 'bfloat16')
@@ -99,7 +99,7 @@ def parse_dtypes(text: str) -> tuple[str, ...]:
 
 
 def make_cases(sizes: Iterable[tuple[tuple[int, ...], int]], dtypes: Iterable[str]) -> list[Case]:
-    """Every size in every type; four-dimensional ones, which convolutions make, in both layouts."""
+    """Return every size in every dtype; four-dimensional ones in both memory formats."""
     dtypes = tuple(dtypes)
     return [
         Case(shape, dtype, layout, groups)

@@ -1,4 +1,4 @@
-"""Rows as a bar chart."""
+"""Bar chart of benchmark results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ THICKNESS = 0.38
 
 
 def draw_chart(rows: Sequence[Row], path: Path) -> None:
-    """Multiples of the bandwidth floor on the largest input, one panel a type; lines mark 10th to 90th percentile."""
+    """Draw multiples of the bandwidth floor on the largest input, a panel per dtype, with 10th to 90th percentiles."""
     results = Results(rows, "eager")
     cases = results.largest
     with rc_context({"font.family": "DejaVu Sans", "font.size": 9.0}):

@@ -1,4 +1,4 @@
-"""How time and memory are taken: one clock for the CPU, one for CUDA devices, nothing else knows the difference."""
+"""Measurement of time and memory, with one clock for the CPU and one for CUDA devices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Step = Callable[[], Any]
 
 
 class Clock(Protocol):
-    """What measuring asks of a device, and what is measured there if one does not say."""
+    """Interface to measure on a device, and the default sizes and dtypes of the device."""
 
     device: torch.device
     device_name: str
@@ -24,25 +24,25 @@ class Clock(Protocol):
     default_sizes: str
     default_dtypes: str
     cache_bytes: int
-    """Inputs that together are larger than twice this are not found in a cache."""
+    """Inputs of more than twice this size together are not served from a cache."""
     copy_bytes: int
-    """A copy of this size or more shows the bandwidth of the memory."""
+    """Copies of at least this size measure the memory bandwidth."""
     has_graphs: bool
 
     def laps(self, *steps: Step) -> list[float]:
-        """The seconds each step takes, one after the other; what they return is freed when all are done."""
+        """Return the seconds of each step, run in sequence; free their results after all steps."""
 
     def wait(self) -> None:
-        """Wait until the device has done what it was told."""
+        """Wait until the device has finished all work."""
 
     def peak_bytes(self, *steps: Step) -> int | None:
-        """The most memory that the steps hold at one time beyond what was held before, where that is known."""
+        """Return the peak memory of the steps beyond what was allocated before, if known."""
 
     def capture(self, *steps: Step) -> list[Step]:
-        """The steps as graphs; calling one replays it."""
+        """Capture the steps as graphs; calling one replays it."""
 
     def count_kernels(self, *steps: Step) -> list[int | None]:
-        """How many pieces of work each step gives to the device, where that is known."""
+        """Return the number of kernels that each step launches, if known."""
 
 
 class CpuClock:
@@ -123,7 +123,7 @@ class CudaClock:
         # All on one stream: gradients are collected on the one where their tensor was first used in a graph of autograd
         # that is still held, from a warm-up or from an earlier capture with the same inputs.
         self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):  # captures refuse work that is done once only, as compiling a kernel is
+        with torch.cuda.stream(self.stream):  # warm up: one-time work such as compiling a kernel cannot be captured
             for _ in range(3):
                 for step in steps:
                     step()
@@ -152,7 +152,7 @@ class CudaClock:
 
 
 def wall_laps(*steps: Step) -> list[float]:
-    """The wall-clock seconds of each step; what they return is freed when all are done."""
+    """Return the wall-clock seconds of each step; free their results after all steps."""
     marks, kept = [time.perf_counter()], []
     for step in steps:
         kept.append(step())
@@ -161,6 +161,6 @@ def wall_laps(*steps: Step) -> list[float]:
 
 
 def clock_for(device: str | None) -> Clock:
-    """Return the clock of a device, or of the fastest there is."""
+    """Return the clock of a device, by default of a GPU if available."""
     found = choose_device(device)
     return CudaClock(found) if found.type == "cuda" else CpuClock(found)

@@ -1,4 +1,4 @@
-"""What is measured: native activations, and one hull written in every way one would write it."""
+"""The activations to compare: native ones, and one hull in several implementations."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ SIX = (*THREE, "hardtanh", "unit_gelu", "unit_silu")
 
 
 def plain(x: Tensor, coefficients: Tensor) -> Tensor:
-    """The hull as one writes it first: c1 x + c2 relu(x) + c3 tanh(x)."""
+    """Compute the hull directly: c1 x + c2 relu(x) + c3 tanh(x)."""
     c1, c2, c3 = _columns(coefficients, x)
     return c1 * x + c2 * torch.relu(x) + c3 * torch.tanh(x)
 
 
 def stacked(x: Tensor, coefficients: Tensor) -> Tensor:
-    """The hull as the paper draws it: one copy of the layer a base, then a weighted sum over the copies."""
+    """Compute the hull as the paper draws it: stack the outputs of the bases, then take their weighted sum."""
     first, second, third = torch.stack([x, x, x])
     values = torch.stack([first, torch.relu(second), torch.tanh(third)])
     weights = torch.stack(tuple(_columns(coefficients, x)))
@@ -30,7 +30,7 @@ def stacked(x: Tensor, coefficients: Tensor) -> Tensor:
 
 
 def _columns(coefficients: Tensor, x: Tensor) -> Sequence[Tensor]:
-    """Each base's coefficients, shaped to be multiplied with x; the channels are dimension 1."""
+    """Return the coefficients of each base in a shape that broadcasts with x; channels are dimension 1."""
     rows = coefficients.to(x.dtype)
     if rows.dim() == 1:
         return rows.unbind()
@@ -39,7 +39,7 @@ def _columns(coefficients: Tensor, x: Tensor) -> Sequence[Tensor]:
 
 
 class Formula(nn.Module):
-    """A function of x and of coefficients over {identity, relu, tanh}, as a module."""
+    """A module that applies a function of x and of coefficients over {identity, relu, tanh}."""
 
     def __init__(self, function: Callable[[Tensor, Tensor], Tensor], groups: int) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Formula(nn.Module):
 
 @dataclass(frozen=True)
 class Contender:
-    """An activation to measure: what a table calls it, and how it is built for so many groups of so many channels."""
+    """An activation to measure: its label, and the function that builds it for a number of groups and channels."""
 
     label: str
     build: Callable[[int, int], nn.Module]
@@ -77,12 +77,12 @@ CONTENDERS = {
 
 
 def label(name: str) -> str:
-    """What tables and charts call a contender; rows of another version may name one that is gone."""
+    """Return the label of a contender; results of another version may have unknown ones."""
     return CONTENDERS[name].label if name in CONTENDERS else name
 
 
 def parse_activations(text: str) -> tuple[str, ...]:
-    """Names from a comma-separated list.
+    """Parse a comma-separated list of activations.
 
     >>> parse_activations("gelu,hullo")
     ('gelu', 'hullo')

@@ -1,4 +1,4 @@
-"""The measuring: all contenders of a case in one process, turn by turn, so that whatever disturbs one disturbs all."""
+"""Measure all contenders of a case in one process, interleaved, so that disturbances affect all of them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from hullo.lab.spec.environment import Environment
 
 WARM_UP = 3
 INPUTS = 128
-"""The most inputs that take turns, so that no call finds its input in the cache."""
+"""The largest number of inputs to cycle through, so that no input is in the cache."""
 LEAST = 5
-"""Rounds that are measured however short the time is."""
+"""The smallest number of rounds, whatever the budget."""
 CALLS = 100
-"""Calls timed together where one is too short to be timed."""
+"""Calls that are timed together if one is too short."""
 TINY = Case((8,), "float32")
 
 Inputs = Sequence[tuple[Tensor, Tensor]]  # x and the gradient of y
@@ -34,7 +34,7 @@ Turn = Callable[[int], Laps]  # measures once; told how often it was called befo
 
 
 def passes(module: nn.Module, inputs: Inputs) -> tuple[Step, Step]:
-    """Two steps: the module on all inputs, then the gradients of all, with those of its parameters."""
+    """Return two steps: the forward passes on all inputs, then their backward passes, with parameter gradients."""
     parameters = tuple(module.parameters())
     outputs: list[Tensor] = []
 
@@ -48,7 +48,7 @@ def passes(module: nn.Module, inputs: Inputs) -> tuple[Step, Step]:
 
 
 def held_bytes(module: nn.Module, x: Tensor) -> int:
-    """The memory that is kept for the backward pass, the module's own parameters apart."""
+    """Return the memory saved for the backward pass, without the module's parameters."""
     kept: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ def held_bytes(module: nn.Module, x: Tensor) -> int:
 
 @dataclass(frozen=True)
 class Task:
-    """A part of a run: its name, and what measures it until a given time has come."""
+    """A part of a session: its name, and the function that measures until a deadline."""
 
     name: str
     measure: Callable[[float], list[Row]]
@@ -74,7 +74,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Bench:
-    """What is measured, with which clock, how often, and who is told."""
+    """The settings of a session: what to measure, the clock, the repeats, and callbacks for progress."""
 
     clock: Clock
     environment: Environment
@@ -111,7 +111,7 @@ class Bench:
         return tasks
 
     def eager(self, case: Case, until: float) -> list[Row]:
-        """Calls as one writes them."""
+        """Measure eager calls."""
         inputs = self._draw(case, min(INPUTS, math.ceil(2 * self.clock.cache_bytes / case.input_bytes)))
         modules = self._modules(case, inputs[:1])
         held = {name: held_bytes(module, inputs[0][0]) for name, module in modules.items()}
@@ -128,7 +128,7 @@ class Bench:
         ]
 
     def graph(self, case: Case, until: float) -> list[Row]:
-        """Calls inside a CUDA graph, many in one so that launching it does not count, and the kernels of one call."""
+        """Measure calls within a CUDA graph, many per graph, so that its launch does not count; count kernels."""
         inputs = self._draw(case, INPUTS)
         modules = self._modules(case, inputs[:1])
         replays: dict[str, list[Step]] = {}
@@ -150,7 +150,7 @@ class Bench:
         ]
 
     def overhead(self, until: float) -> list[Row]:
-        """What Python spends on a call: the wall-clock time of calls that have next to nothing to compute."""
+        """Measure the Python overhead: the wall-clock time of calls on tiny inputs."""
         inputs = self._draw(TINY, CALLS)
         modules = self._modules(TINY, inputs[:1])
 
@@ -168,7 +168,7 @@ class Bench:
         return [(case.draw(device).requires_grad_(), case.draw(device)) for _ in range(count)]
 
     def _modules(self, case: Case, inputs: Inputs) -> dict[str, nn.Module]:
-        """The contenders for a case, warm; without those that this machine cannot run, which is noted."""
+        """Build and warm up the contenders of a case; skip those that fail here, with a note."""
         torch.compiler.reset()  # what was compiled for other cases counts towards the compiler's limit
         modules = {}
         for name in self.activations:
@@ -190,7 +190,7 @@ class Bench:
     def _beside_a_copy(
         self, turns: Mapping[str, Turn], case: Case, until: float
     ) -> tuple[dict[str, list[Laps]], float]:
-        """The laps of all turns, and the bytes a second that a large copy moved between them."""
+        """Return the times of all turns, and the bandwidth of a large copy between them in bytes per second."""
         source = torch.ones(max(case.input_bytes, self.clock.copy_bytes) // 4, device=self.clock.device)
         target = torch.ones_like(source)
         copy = {"copy": lambda index: self.clock.laps(lambda: target.copy_(source))}
@@ -198,7 +198,7 @@ class Bench:
         return laps, 2 * source.nbytes / _quantiles([seconds for (seconds,) in laps.pop("copy")])[1]
 
     def _interleave(self, turns: Mapping[str, Turn], until: float) -> dict[str, list[Laps]]:
-        """Every turn once a round, in an order that changes, so that none always follows the same neighbour."""
+        """Run every turn once per round, in a changing order."""
         laps: dict[str, list[Laps]] = {name: [] for name in turns}
         names, order = list(turns), torch.Generator().manual_seed(0)
         for index in range(self.repeats):
@@ -254,7 +254,7 @@ class Bench:
 
 
 def _quantiles(seconds: Sequence[float]) -> tuple[float, float, float]:
-    """The tenth, fiftieth and ninetieth percentile."""
+    """Return the 10th, 50th and 90th percentile."""
     p10, median, p90 = (
         torch.tensor(seconds, dtype=torch.float64).quantile(torch.tensor([0.1, 0.5, 0.9]).double()).tolist()
     )
@@ -262,10 +262,10 @@ def _quantiles(seconds: Sequence[float]) -> tuple[float, float, float]:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """On a GPU that is an error of its own; on a CPU it is known by its words alone."""
+    """Return whether an error means that memory ran out; on a CPU only its text says so."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def _reason(error: Exception) -> str:
-    """The first paragraph of an error, on one line."""
+    """Return the first paragraph of an error on one line."""
     return " ".join(f"{type(error).__name__}: {error}".split("\n\n")[0].split())

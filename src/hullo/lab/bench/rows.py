@@ -1,4 +1,4 @@
-"""Measurements as rows of a CSV file, each with the machine and the versions that it was taken with."""
+"""Measurements as rows of a CSV file, each with its environment: machine and versions."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ class Row(Environment):
 
     @property
     def floors(self) -> float:
-        """The time as a multiple of the bandwidth floor."""
+        """Return the time as a multiple of the bandwidth floor."""
         return self.median_ms / self.floor_ms if self.floor_ms else math.nan
 
     @property
     def inputs_held(self) -> float:
-        """The memory held for the backward pass as a multiple of the input."""
+        """Return the memory held for the backward pass as a multiple of the input."""
         return math.nan if self.held_bytes is None else self.held_bytes / self.case.input_bytes
 
 
@@ -62,7 +62,7 @@ _PARSERS = {"int": int, "float": float, "int | None": int, "float | None": float
 
 
 class RowFile:
-    """A file of rows that holds whatever was added, also when the run is cut off."""
+    """A CSV file to which rows are appended at once, so that an interrupted session keeps its results."""
 
     def __init__(self, path: Path) -> None:
         make_directory(path.parent)
@@ -84,7 +84,7 @@ class RowFile:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a file; every column of :class:`Row` must be there."""
+    """Read the rows of a file; raise a ValueError if a column of :class:`Row` is missing."""
     with io.TextIOWrapper(open_regular(path), "utf-8", newline="") as file:
         reader = csv.DictReader(file)
         missing = set(COLUMNS) - set(reader.fieldnames or ())

@@ -1,4 +1,4 @@
-"""One run of the bench: what was asked for, checked; then measured, shown and kept."""
+"""One session of `hullo bench`: check the options, then measure, print and save."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hullo.lab.spec.environment import environment
 
 @dataclass(frozen=True)
 class Session:
-    """A run that can begin: nothing about it is left to be refused."""
+    """A session whose options were checked."""
 
     clock: Clock
     cases: list[Case]
@@ -44,7 +44,7 @@ class Session:
         commit: str | None,
         folder: Path | None,
     ) -> Session:
-        """What was asked for, in words, as a session; a ValueError says what cannot be done."""
+        """Return a session from command-line options; raise a ValueError for an invalid option."""
         clock = clock_for(device)
         cases = make_cases(
             parse_sizes(clock.default_sizes if sizes is None else sizes),
@@ -52,9 +52,9 @@ class Session:
         )
         names = parse_activations(activations)
         if repeats < 1:
-            raise ValueError(f"{repeats} repeats: at least 1 is needed")
+            raise ValueError(f"{repeats} repeats: must be at least 1")
         if not budget > 0:
-            raise ValueError(f"a budget of {budget:g} seconds: it must be above zero")
+            raise ValueError(f"a budget of {budget:g} seconds: must be above 0")
         try:
             file = None if folder is None else RowFile(folder / f"{clock.file_stem}.csv")
         except OSError as error:
@@ -62,7 +62,7 @@ class Session:
         return cls(clock, cases, names, repeats, budget, commit, folder, file)
 
     def run(self, console: Console, *, quiet: bool = False) -> None:
-        """Measure; show and keep each part as it is done; draw at the end."""
+        """Measure, print and save each part when it is finished; draw the chart at the end."""
         rows: list[Row] = []
         with self.file or nullcontext(), Progress(console, quiet=quiet) as progress:
             here = environment(self.clock.device_name, self.commit)

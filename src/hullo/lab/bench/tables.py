@@ -1,4 +1,4 @@
-"""Rows as tables."""
+"""Tables of benchmark results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Results:
 
     @property
     def largest(self) -> list[Case]:
-        """The cases of the largest input, flat ones if there are any, one a type."""
+        """Return the cases of the largest input, one per dtype, one-dimensional ones if there are any."""
         flat = [case for case in self.cases if len(case.shape) == 1] or self.cases
         elements = max((math.prod(case.shape) for case in flat), default=0)
         return [case for case in flat if math.prod(case.shape) == elements]
@@ -42,7 +42,7 @@ class Results:
         return row.floors if row else math.nan
 
     def gelus(self, case: Case, activation: str, direction: str) -> float:
-        """The time as a multiple of GELU's."""
+        """Return the time as a multiple of GELU's."""
         return self.milliseconds(case, activation, direction) / self.milliseconds(case, "gelu", direction)
 
     def inputs_held(self, case: Case, activation: str) -> float:
@@ -50,13 +50,13 @@ class Results:
         return row.inputs_held if row else math.nan
 
     def kernels(self, case: Case, activation: str) -> str:
-        """The kernels of the forward and of the backward pass: "1 + 2"; "-" where they are not known."""
+        """Return the number of kernels of the forward and the backward pass, "1 + 2"; "-" if unknown."""
         counts = [row.kernels for way in DIRECTIONS[:2] if (row := self.get(case, activation, way))]
         return "-" if None in counts else " + ".join(map(str, counts))
 
 
 def terminal_tables(rows: Sequence[Row]) -> list[Table]:
-    """One table a kind and case: milliseconds, multiples of the floor and of GELU, and inputs held for backward."""
+    """Return a table per kind and case: milliseconds, multiples of the floor and of GELU, and inputs held."""
     return [
         _terminal_table(results, case, kind)
         for kind in dict.fromkeys(row.kind for row in rows)
@@ -84,7 +84,7 @@ def _terminal_table(results: Results, case: Case, kind: str) -> Table:
 
 
 def number(value: float) -> str:
-    """A figure in three digits, "-" where there is none.
+    """Return a number with three digits, "-" for None.
 
     >>> number(1.0432), number(0.00731), number(281.3), number(float("nan"))
     ('1.04', '0.00731', '281', '-')

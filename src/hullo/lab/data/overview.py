@@ -11,7 +11,8 @@ from hullo.lab.data.release import Copy
 
 def overview(copies: Iterable[Copy]) -> Table:
     """Return a table of data sets: content, size, state and location."""
-    table = Table("data set", "content", "size", "state", box=None, pad_edge=False)
+    table = Table("data set", "content", "size", box=None, pad_edge=False)
+    table.add_column("state", no_wrap=True)
     table.add_column("location", overflow="fold")
     for copy in copies:
         size = sum(file.size for file in copy.release.files)

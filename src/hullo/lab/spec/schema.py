@@ -138,7 +138,7 @@ def read_json(content: bytes) -> Any:
     {'a': [1, None]}
     >>> read_json(b'{"a": NaN}')
     Traceback (most recent call last):
-    ValueError: no JSON: NaN is no number
+    ValueError: invalid JSON: NaN is not a number
     """
 
     def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -152,7 +152,7 @@ def test_settings_that_differ_are_in_the_names_of_files(tmp_path: Path) -> None:
         (("--only", "histogram"), "unknown figure 'histogram'; available: geometry, pipeline, activations"),
         (("--experiment", "lenet5"), "invalid column 'lenet5'"),
         (("--experiment", "resnet56/cifar10"), "no records of 'resnet56/cifar10'; available: lenet5/cifar10"),
-        (("--epoch", "3"), "there is no epoch 3: lenet5/cifar10 has epochs 1 to 2"),
+        (("--epoch", "3"), "no epoch 3: lenet5/cifar10 has epochs 1 to 2"),
         (
             ("--activation", "relu", "--activation", "affine(relu,tanh)"),
             "no records of 'affine(relu,tanh)'; available: relu, convex(identity,relu,tanh), affine(",
@@ -178,7 +178,7 @@ def test_a_choice_of_what_needs_records_is_refused_without_them(
     monkeypatch.chdir(tmp_path)
     result = invoke("--only", "accuracy")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith("hullo: no records for the figure 'accuracy': name files of records")
+    assert result.stderr.startswith("hullo: no records for the figure 'accuracy'; give files of records")
     assert not list(tmp_path.iterdir())
 
 

@@ -91,8 +91,8 @@ BROKEN = {
     "within the header": (NOISE[:100], "Truncated"),
     "half a PNG": (encode(plain("RGB"), "PNG")[:200], "truncated"),
     "empty": (b"", "neither JPEG nor PNG: is empty"),
-    "a page": (b"<html>oh</html>", "neither JPEG nor PNG: begins with '3c 68 74 6d 6c 3e 6f 68'"),
-    "another kind": (encode(plain("RGB"), "BMP"), "neither JPEG nor PNG: begins with '42 4d"),
+    "a page": (b"<html>oh</html>", "neither JPEG nor PNG: starts with '3c 68 74 6d 6c 3e 6f 68'"),
+    "another kind": (encode(plain("RGB"), "BMP"), "neither JPEG nor PNG: starts with '42 4d"),
 }
 
 

@@ -110,7 +110,7 @@ def test_broken_images_are_named_lose_no_work_and_are_left_out_only_on_demand(tm
         "pack again, or leave them out with --partial"
     )
     notes = capsys.readouterr().err
-    assert "note: n01000002_7.JPEG is broken: neither JPEG nor PNG: begins with '3c 68 74 6d 6c 3e'\n" in notes
+    assert "note: n01000002_7.JPEG is broken: neither JPEG nor PNG: starts with '3c 68 74 6d 6c 3e'\n" in notes
     assert "note: ILSVRC2012_val_00000002.JPEG is broken: neither JPEG nor PNG: is empty\n" in notes
     with pytest.raises(DataError, match="contains no finished pack"):
         Pack.open(packed)

@@ -19,7 +19,7 @@ def test_every_layout_gives_the_same_names_labels_and_bytes(tmp_path, layout, sp
     found = [(image.name, image.label, image.encoded.read()) for image in source.images(split)]
     made = MADE[split].items()
     assert found == sorted((name, WNIDS.index(wnid), data) for wnid, files in made for name, data in files.items())
-    assert len(found) == source.wanted(split)
+    assert len(found) == source.num_released(split)
 
 
 def test_without_a_devkit_a_thousand_folders_number_the_classes(tmp_path, monkeypatch):
@@ -33,8 +33,8 @@ def test_without_a_devkit_a_thousand_folders_number_the_classes(tmp_path, monkey
     assert [WNIDS[image.label] for image in source.images("train")] == [
         wnid for wnid in WNIDS for _ in range(TRAIN[wnid])
     ]
-    assert source.wanted("train") == 1_281_167
-    assert source.wanted("val") == 50_000
+    assert source.num_released("train") == 1_281_167
+    assert source.num_released("val") == 50_000
 
 
 @pytest.mark.parametrize("layout", ["tars", "flat"])
@@ -43,14 +43,14 @@ def test_a_missing_devkit_is_one_clear_error_where_val_is_not_sorted(tmp_path, l
     lay_out(tmp_path, layout)
     for path in tmp_path.glob("*devkit*"):
         path.rename(tmp_path / "elsewhere")
-    with pytest.raises(DataError, match=rf"{tmp_path} has no devkit: .* put ILSVRC2012_devkit_t12.tar.gz \(2,568,145"):
+    with pytest.raises(DataError, match=rf"{tmp_path} has no devkit.* put ILSVRC2012_devkit_t12.tar.gz \(2,568,145"):
         Source(tmp_path).images(split)
 
 
 def test_a_wrong_path_is_one_clear_error(tmp_path):
     with pytest.raises(DataError, match=rf"{tmp_path}/no is not a directory; put there ILSVRC2012_img_train.tar an"):
         Source(tmp_path / "no").images("train")
-    with pytest.raises(DataError, match=rf"{tmp_path} has neither ILSVRC2012_img_val.tar nor a folder val; wanted"):
+    with pytest.raises(DataError, match=rf"{tmp_path} has neither ILSVRC2012_img_val.tar nor a folder val; put there"):
         Source(tmp_path).images("val")
 
 

@@ -275,7 +275,7 @@ def test_fetch_says_how_one_comes_by_it(tmp_path):
 
 def test_only_what_needs_packing_is_packed(tmp_path):
     result = invoke("pack", "cifar10", "--data", tmp_path)
-    assert (result.exit_code, result.stderr) == (2, "hullo: 'cifar10' is not packed; ilsvrc2012 alone is\n")
+    assert (result.exit_code, result.stderr) == (2, "hullo: cannot pack 'cifar10'; only ilsvrc2012 needs packing\n")
 
 
 def test_the_list_says_what_there_is_before_anything_is_there(tmp_path):

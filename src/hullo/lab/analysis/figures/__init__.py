@@ -1,4 +1,4 @@
-"""Figures made from records alone, one file each: the paper's three, coefficients over training, and accuracies."""
+"""Figures made from records, one file each: the paper's three, coefficients over training, and accuracies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FIGURES = (*WITHOUT_RECORDS, "activations", "coefficients", "accuracy")
 def draw_figures(
     experiments: Iterable[Experiment], wanted: Collection[str] = FIGURES, seed: int | None = None
 ) -> Iterator[tuple[str, Figure | None]]:
-    """The wanted figures, each with the name of its file; None in place of one for which nothing was learned.
+    """Yield the wanted figures with their file names; None for a figure without learned activations.
 
     Args:
         experiments: runs to be compared.
@@ -50,7 +50,7 @@ def draw_figures(
 
 
 def stem(name: str) -> str:
-    """A name as a part of a file's name.
+    """Return a name as a part of a file name.
 
     >>> stem("lenet5/cifar10 epochs=50")
     'lenet5-cifar10-epochs-50'

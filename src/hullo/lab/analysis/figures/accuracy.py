@@ -1,4 +1,4 @@
-"""What was reached: accuracy over epochs, and at the end beside what the paper reports; rows compared."""
+"""Figures of accuracy: over epochs, and at the end beside the paper's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOST: dict[str, Any] = {"marker": "x", "markersize": 5.0, "markeredgewidth": 1.2
 
 
 def draw_learning(experiment: Experiment) -> Figure:
-    """Accuracy over epochs, means and 95 % intervals over seeds: a panel a set of bases.
+    """Draw accuracy over epochs, means and 95 % intervals over seeds, with a panel per set of bases.
 
     Beside the hulls of the bases, a panel has the fixed activations that these hulls contain. Means are those of runs
     that did not diverge; each that did is a thin line up to there, and is counted above the panel.
@@ -82,13 +82,13 @@ def arrange(rows: Sequence[str] | Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def intervals(experiment: Experiment, row: str) -> list[Interval]:
-    """What the runs of a row that did not diverge had reached after each epoch."""
+    """Return the accuracies after each epoch of the runs of a row that did not diverge."""
     own = (r for r in experiment.records if r.spec.activation == row and not experiment.lost(r))
     return [Interval.of(reached) for reached in zip(*map(experiment.curve, own), strict=True)]
 
 
 def cut_short(experiment: Experiment, row: str) -> list[list[float]]:
-    """What the runs of a row that diverged had reached before."""
+    """Return the accuracies of the runs of a row that diverged, before they did."""
     own = (r for r in experiment.records if r.spec.activation == row and experiment.lost(r))
     return [experiment.curve(record)[: (record.diverged_in or 0) - 1] for record in own]
 
@@ -104,12 +104,12 @@ def _short(row: str) -> str:
 
 
 def _is_hull(row: str) -> bool:
-    """Whether a row is spelled as a hull, as PReLU is not."""
+    """Return whether a row is written as a hull, unlike PReLU."""
     return ActivationSpec.parse(row).learns and row != str(PRELU)
 
 
 def _looks(rows: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Hulls by their kind; each fixed activation in its own way, the same in all panels."""
+    """Return the line styles: hulls by kind, each fixed activation the same in all panels."""
     looks = {row: KINDS[_short(row)] for row in rows if _is_hull(row)}
     for i, row in enumerate(row for row in rows if row not in looks):
         colour, line = FIXED_COLOURS[i % len(FIXED_COLOURS)], FIXED_LINES[i % len(FIXED_LINES)]
@@ -118,7 +118,7 @@ def _looks(rows: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _explain(figure: Figure, looks: Mapping[str, dict[str, Any]], *, several: bool, lost: bool) -> None:
-    """One legend for all panels, beneath them, where it hides nothing."""
+    """Draw one legend for all panels, below them."""
     named = {_short(row): look for row, look in looks.items()}
     keys: list[Artist] = [Line2D([], [], label=name, **look) for name, look in named.items()]
     keys += [Patch(color=GREY, alpha=0.4, linewidth=0, label="95 % interval")] * several

@@ -1,4 +1,4 @@
-"""The activations that a network learned, layer by layer."""
+"""Figure of the learned activations, layer by layer."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hullo.lab.analysis.figures.style import GREY, KINDS, MANY, REACH, WIDTH, X,
 
 START = {"color": GREY, "linestyle": ":", "linewidth": 0.9}
 MIDDLE = (0.05, 0.95)
-"""Which part of the channels a band holds."""
+"""The fraction of the channels inside a band."""
 
 
 def draw_activations(experiment: Experiment, seed: int | None = None) -> Figure | None:
-    """The learned activations, affine ones solid, convex ones dashed; None if nothing was learned.
+    """Draw the learned activations, affine ones solid, convex ones dashed; None if nothing was learned.
 
     A line of panels a set of bases. In a shallow network there is a panel a layer; in a deep one all layers are in one
     panel a hull, coloured by depth.

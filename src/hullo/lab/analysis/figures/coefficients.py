@@ -1,4 +1,4 @@
-"""Coefficients over training: the way that each layer took through its hull."""
+"""Figure of coefficients over training: the path of each layer through its hull."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def draw_coefficients(experiment: Experiment, seed: int | None = None) -> dict[s
 
 
 def _draw_paths(pair: Pair, title: str) -> Figure:
-    """A line of panels a hull: with the whole triangle, and close up."""
+    """Draw a row of panels per hull: the complete triangle, and a close-up."""
     kinds = [kind for kind in WHERE if kind in pair.runs]
     room = ConstrainedLayoutEngine(h_pad=0.1)  # for the values around each panel
     figure = Figure(figsize=(WIDTH, 0.6 + 3.4 * len(kinds)), layout=room)
@@ -103,7 +103,7 @@ def _draw_run(panel: Axes, run: Learned, epochs: Normalize) -> None:
 
 
 def _numbers(run: Learned) -> list[Label]:
-    """The activations' numbers at their ends, best on the side to which they went."""
+    """Return labels with the activations' numbers at the ends of their paths, preferably in the path's direction."""
     start, end = project(run.paths[[0, -1]])
     sides = (end - start) / np.maximum(np.linalg.norm(end - start, axis=1, keepdims=True), 1e-9)
     return [Label(str(layer + 1), end[layer], sides[layer], 7.5) for layer in range(run.layers)]

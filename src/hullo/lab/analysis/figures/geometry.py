@@ -31,26 +31,26 @@ LENGTH = 1.7
 
 
 def affine_hull(radius: float = RADIUS, points: int = 181) -> np.ndarray:
-    """Coefficients on a circle in the affine hull around its middle: each row sums to one."""
+    """Return coefficients on a circle in the affine hull around its center; each row sums to one."""
     angles = np.linspace(0, 2 * np.pi, points)[:, None]
     circle: np.ndarray = 1 / 3 + radius * (np.cos(angles) * ACROSS + np.sin(angles) * BACK)
     return circle
 
 
 def convex_hull() -> np.ndarray:
-    """Coefficients of the corners of the convex hull: the functions themselves."""
+    """Return the coefficients of the corners of the convex hull: the functions themselves."""
     return np.eye(3)
 
 
 def cone(start: float, end: float) -> list[np.ndarray]:
-    """Coefficients of the corners of the cone's three faces, from `start` to `end` times the functions."""
+    """Return the coefficients of the corners of the cone's three faces, from `start` to `end` times the functions."""
     corners = np.eye(3)
     faces = zip(corners, np.roll(corners, -1, axis=0), strict=True)
     return [np.stack([start * a, end * a, end * b, start * b]) for a, b in faces]
 
 
 def describe(coefficients: tuple[float, ...]) -> str:
-    """Which sets a function is in."""
+    """Return which sets a function is in."""
     on_plane, in_cone = bool(np.isclose(sum(coefficients), 1)), min(coefficients) >= 0
     if on_plane and in_cone:
         return "in the convex hull"
@@ -58,7 +58,7 @@ def describe(coefficients: tuple[float, ...]) -> str:
 
 
 def draw_geometry() -> Figure:
-    """The three sets of identity, ReLU and tanh, and a function of each set as a curve."""
+    """Draw the three sets of identity, ReLU and tanh, and a function of each set as a curve."""
     figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
     panels = figure.subplot_mosaic(
         [["space", name] for name in MARKED], width_ratios=[3.4, 1], gridspec_kw={"wspace": 0.04, "hspace": 0.08}

@@ -1,4 +1,4 @@
-"""Texts beside spots of a panel, each where it covers least of what is drawn, and no other text."""
+"""Place text labels in a panel so that they do not overlap, and cover as little of the drawing as possible."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from matplotlib.patheffects import withStroke
 HALO = [withStroke(linewidth=2.0, foreground="white")]
 LOOK: dict[str, Any] = {"fontweight": "bold", "ha": "center", "va": "center", "path_effects": HALO, "zorder": 6}
 GAPS = (4.0, 7.0, 11.0, 16.0, 23.0)
-"""Points between a spot and its text: the nearer, the better."""
+"""Candidate distances in points between a spot and its text; nearer is better."""
 ANGLES = np.linspace(0, 2 * np.pi, 24, endpoint=False)
 SIDES = np.stack([np.cos(ANGLES), np.sin(ANGLES)], axis=1)
 SAME = 5.0
-"""Points within which two spots are one to the eye."""
+"""Distance in points within which two spots look like one."""
 FORBIDDEN = 1e4
 
 
 @dataclass(frozen=True)
 class Label:
-    """A text, the spot that it is about, in the panel's data, and the side on which it is best."""
+    """A text, its spot in data coordinates, and the preferred side."""
 
     text: str
     spot: np.ndarray
@@ -59,7 +59,7 @@ def place_labels(panel: Axes, labels: Sequence[Label], lines: Sequence[np.ndarra
 
 
 def merge(panel: Axes, labels: Sequence[Label]) -> list[Label]:
-    """Labels whose spots are one to the eye as one label: ``3, 5``."""
+    """Merge labels whose spots look like one: ``3, 5``."""
     groups: list[list[Label]] = []
     for label in labels:
         near = (g for g in groups if np.linalg.norm(_points(panel, label.spot) - _points(panel, g[0].spot)) < SAME)
@@ -71,7 +71,7 @@ def merge(panel: Axes, labels: Sequence[Label]) -> list[Label]:
 
 
 def overlap(box: np.ndarray, other: np.ndarray) -> bool:
-    """Whether two boxes, each its lower left and upper right corner, have anything in common."""
+    """Return whether two boxes overlap, each given by its lower left and upper right corner."""
     return bool((box[0] < other[1]).all() and (other[0] < box[1]).all())
 
 
@@ -80,26 +80,26 @@ def crowd_in(crowd: np.ndarray, box: np.ndarray) -> int:
 
 
 def _box(spot: np.ndarray, side: np.ndarray, gap: float, half: np.ndarray) -> np.ndarray:
-    """The box of a text of half such a size that ends at a gap from the spot."""
+    """Return the box of a text, given half its size, at a gap from the spot."""
     with np.errstate(divide="ignore"):
         middle = spot + side * (gap + (half / np.abs(side)).min())
     return np.stack([middle - half, middle + half])
 
 
 def _points(panel: Axes, places: np.ndarray) -> np.ndarray:
-    """Places of the panel in points on the page."""
+    """Convert data coordinates of a panel to points on the page."""
     found: np.ndarray = panel.transData.transform(places) * 72 / panel.figure.dpi
     return found
 
 
 def _along(line: np.ndarray) -> np.ndarray:
-    """A line as dots, one a point of its length."""
+    """Return a line as dots, one per point of its length."""
     length = np.concatenate([[0.0], np.linalg.norm(np.diff(line, axis=0), axis=1).cumsum()])
     steps = np.arange(0.0, length[-1])
     return np.stack([np.interp(steps, length, line[:, i]) for i in (0, 1)], axis=1)
 
 
 def _around(dots: np.ndarray) -> np.ndarray:
-    """Dots as rings of smaller ones, which weigh more than a line that goes all the way through a text."""
+    """Return dots as rings of smaller ones, which count more than a line that crosses a text."""
     rings: np.ndarray = dots[:, None, None] + np.array([1.0, 2.0, 3.0])[:, None, None] * SIDES
     return rings.reshape(-1, 2)

@@ -1,4 +1,4 @@
-"""What was learned, put side by side: the affine and the convex hull of the same bases, each with one run."""
+"""Learned coefficients side by side: the affine and the convex hull of the same bases, one run each."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Learned:
 
 @dataclass(frozen=True)
 class Pair:
-    """Runs whose rows differ in the kind of hull alone, by kind: affine, convex, or both."""
+    """Return the runs whose rows differ only in the kind of hull, by kind: affine, convex, or both."""
 
     about: str  # what the rows have in their parentheses, or "prelu"
     bases: tuple[str, ...]

@@ -15,13 +15,13 @@ from hullo.lab.analysis.figures.style import COLOURS, GREY, KINDS, WIDTH, X, cro
 
 BASES = ("identity", "relu", "tanh")
 HULLS = {"affine": (-0.5, 0.6, 0.9), "convex": (0.2, 0.3, 0.5)}
-"""What the layer ends with, for the example: coefficients of each hull."""
+"""The coefficients of each hull in the example."""
 LANES = (33.0, 20.0, 7.0)
 MIDDLE = LANES[1]
 
 
 def draw_pipeline() -> Figure:
-    """The pipeline of a layer over identity, ReLU and tanh, with the functions as curves in their boxes."""
+    """Draw the pipeline of a layer over identity, ReLU and tanh, with the functions as curves in their boxes."""
     figure = Figure(figsize=(WIDTH, 3.5))
     page = figure.add_axes((0.0, 0.0, 1.0, 1.0), xlim=(0, 100), ylim=(0, 48.6), aspect="equal")
     page.set_axis_off()

@@ -1,4 +1,4 @@
-"""What all figures share: sizes and colours that hold in print, and files that are the same byte for byte."""
+"""Style of all figures: sizes and colours for print, and byte-for-byte reproducible files."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from hullo.functional import combine
 from hullo.lab.files import atomic_write
 
 WIDTH = 7.2
-"""Inches: the width of a page's text, so that letters are printed at the size they have here."""
+"""The text width of a page in inches, so that fonts are printed at their nominal size."""
 GREY = "#8C8C8C"
 FAINT = "#D9D9D9"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-"""Okabe and Ito's, told apart by every kind of colour vision; line styles go with them."""
+"""The colour-blind safe palette of Okabe and Ito, with line styles."""
 KINDS: dict[str, dict[str, Any]] = {
     # wide and pale, so that it is seen behind an affine one that is the same
     "convex": {"color": COLOURS[1], "linestyle": (0, (3.0, 1.5)), "linewidth": 2.4, "alpha": 0.75},
@@ -37,10 +37,10 @@ KINDS: dict[str, dict[str, Any]] = {
 TIME = ListedColormap(colormaps["cividis_r"](np.linspace(0.08, 1.0, 256)), "time")
 DEPTH = ListedColormap(colormaps["viridis"](np.linspace(0.0, 0.8, 256)), "depth")
 MANY = 8
-"""Layers up to this number are shown one by one; more are told apart by colour."""
+"""Up to this number of layers, each has a panel; more are distinguished by colour."""
 REACH = 3.0
 X = torch.linspace(-REACH, REACH, 241, dtype=torch.float64)
-"""Where functions are drawn."""
+"""The points at which functions are drawn."""
 
 Round = partial(MaxNLocator, nbins="auto", steps=[1, 2, 5, 10])
 """Ticks at round numbers: never at 2.5 or 15."""
@@ -64,13 +64,13 @@ _SETTINGS = {
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """The settings under which figures are made and saved, whatever the user's own are."""
+    """Apply the settings for drawing and saving figures, independent of the user's."""
     with style.context(["default", _SETTINGS]):
         yield
 
 
 def save(figure: Figure, stem: Path) -> tuple[Path, Path]:
-    """Write the figure as PNG and as PDF, each whole or not at all; the same figure gives the same bytes."""
+    """Write the figure as PNG and as PDF, atomically; the same figure gives the same bytes."""
     png, pdf = (stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "pdf"))
     undated = {"Creator": None, "Producer": None, "CreationDate": None}
     for path, metadata in ((png, {"Software": None}), (pdf, undated)):
@@ -82,14 +82,14 @@ def save(figure: Figure, stem: Path) -> tuple[Path, Path]:
 
 
 def curves(rows: Sequence[Sequence[float]] | np.ndarray, bases: Sequence[str]) -> np.ndarray:
-    """The functions that rows of coefficients make, at the points `X`: one line a row."""
+    """Return the functions with the given rows of coefficients at the points `X`, one per row."""
     coefficients = torch.as_tensor(rows, dtype=torch.float64)
     values = combine(X.expand(len(coefficients), -1), coefficients, bases, channel_dim=0, backend="reference")
     return values.numpy()
 
 
 def cross(panel: Axes) -> None:
-    """Thin lines through the origin."""
+    """Draw thin lines through the origin."""
     panel.axhline(0, color=FAINT, linewidth=0.6, zorder=0)
     panel.axvline(0, color=FAINT, linewidth=0.6, zorder=0)
 
@@ -100,12 +100,12 @@ def write(panel: Axes, text: str, spot: Any, place: Any, **look: Any) -> None:
 
 
 def shade(layer: int, layers: int) -> tuple[float, float, float, float]:
-    """The colour of an activation: dark in the first layer, light in the last."""
+    """Return the colour of a layer: dark for the first, light for the last."""
     return DEPTH(layer / max(layers - 1, 1))
 
 
 def depth_bar(figure: Figure, panels: Any, layers: int) -> None:
-    """Say which colour is which layer."""
+    """Draw a colour bar of the layers."""
     ticks = np.linspace(1, layers, 4).round()
     shades = ScalarMappable(Normalize(1, layers), DEPTH)
     figure.colorbar(shades, ax=panels, label="activation", ticks=ticks, shrink=0.5, aspect=30, pad=0.02)

@@ -18,11 +18,11 @@ from hullo.lab.analysis.figures.style import COLOURS, FAINT, write
 CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, np.sqrt(0.75)]])
 OUTLINE = np.vstack([CORNERS, CORNERS[:1]])
 GRID_COLOURS = (COLOURS[0], "#8A5A00", COLOURS[2])
-"""One a base; darker than usual, for letters."""
+"""One colour per base, dark enough for text."""
 
 
 def project(coefficients: np.ndarray | Sequence[float]) -> np.ndarray:
-    """Where coefficients lie in the figure.
+    """Return the positions of coefficients in the figure.
 
     >>> project([0.0, 1.0, 0.0])
     array([1., 0.])
@@ -32,14 +32,14 @@ def project(coefficients: np.ndarray | Sequence[float]) -> np.ndarray:
 
 
 def unproject(places: np.ndarray) -> np.ndarray:
-    """The coefficients at places of the figure, of any shape (..., 2)."""
+    """Return the coefficients at positions of the figure, of any shape (..., 2)."""
     ones = np.ones((*places.shape[:-1], 1))
     found: np.ndarray = np.concatenate([places, ones], -1) @ np.linalg.inv(np.column_stack([CORNERS, np.ones(3)]))
     return found
 
 
 def frame(places: np.ndarray, least: float = 0.05) -> tuple[np.ndarray, float]:
-    """The middle and the half side of a square that holds places, with room around them."""
+    """Return the center and half the side of a square around positions, with a margin."""
     low, high = places.min(0), places.max(0)
     return (low + high) / 2, max(0.62 * (high - low).max(), least)
 
@@ -62,14 +62,14 @@ def draw_plane(panel: Axes, bases: Sequence[str], middle: np.ndarray, half: floa
 
 
 def corner_names(bases: Sequence[str], middle: np.ndarray, half: float) -> list[Label]:
-    """The names of those bases that are in the square part of the plane around `middle`, outside of the triangle."""
+    """Write the names of the bases in the square around `middle`, outside of the triangle."""
     sides = np.array([[0.0, -1.0], [0.0, -1.0], [0.0, 1.0]])
     named = zip(bases, CORNERS, sides, strict=True)
     return [Label(name, corner, side, 7.0) for name, corner, side in named if (np.abs(corner - middle) < half).all()]
 
 
 def grid_lines(i: int, middle: np.ndarray, half: float, step: float) -> list[tuple[float, np.ndarray]]:
-    """Where coefficient i is a multiple of `step`, inside the square: each value with both ends of its line."""
+    """Return the grid lines of coefficient i inside the square: each multiple of `step` with both ends of its line."""
     square = middle + half * np.array([[-1, -1], [1, -1], [1, 1], [-1, 1]])
     reach = unproject(square)[:, i]
     values = np.arange(np.ceil(reach.min() / step), np.floor(reach.max() / step) + 1) * step
@@ -88,7 +88,7 @@ def grid_lines(i: int, middle: np.ndarray, half: float, step: float) -> list[tup
 
 
 def _label(panel: Axes, i: int, text: str, line: np.ndarray, colour: str) -> None:
-    """At the end of a grid line: below, above or right of the square, a side a base."""
+    """Write a value at the end of a grid line: below, above or right of the square, one side per base."""
     low, high = sorted(line.tolist(), key=lambda end: (end[1], end[0]))
     bottom, top = panel.get_ylim()
     spot, place, sides = (

@@ -1,1 +1,1 @@
-"""Parts of the results pages, as Markdown: each is made from records alone."""
+"""Parts of the results pages as Markdown, made from records."""

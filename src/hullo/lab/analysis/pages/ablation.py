@@ -1,4 +1,4 @@
-"""The ablation: runs that differ in how a hull learns, compared with the defaults.
+"""The ablation of how hulls learn: runs with other settings, compared with the defaults.
 
 Settings are chosen on held-out training images; those chosen are then run with the test images, once.
 """
@@ -21,7 +21,7 @@ from hullo.lab.spec.records import Record
 from hullo.lab.spec.run_spec import Spec
 
 TOP = 10
-"""How many settings are shown at once, beside the default."""
+"""The number of settings that are shown besides the default."""
 
 
 class Choice(NamedTuple):
@@ -59,7 +59,7 @@ class Effect(NamedTuple):
 
 @dataclass(frozen=True)
 class Family:
-    """Runs of one hull that differ in their choice and seed alone.
+    """Runs of one hull that differ only in their choice of settings and seed.
 
     Args:
         plain: what they share; its activation and its rate of coefficients are the defaults, its seed means nothing.
@@ -112,7 +112,7 @@ class Family:
 
 
 def families(records: Iterable[Record]) -> list[Family]:
-    """Return the families that records of hulls make up; runs that differ in anything else are never in one."""
+    """Group the records of hulls into families; runs that differ in anything else are never in one family."""
     found: dict[Spec, list[Record]] = {}
     for record in records:
         row = ActivationSpec.parse(record.spec.activation)
@@ -125,12 +125,12 @@ def families(records: Iterable[Record]) -> list[Family]:
 
 
 def study_tables(records: Iterable[Record]) -> str:
-    """Return what runs with held-out images say: the best choice, the effect of each factor, all choices."""
+    """Return the results on held-out images: the best choice, the effect of each factor, all choices."""
     return _render(families(r for r in records if r.spec.val_size), _winner, _effects, _ranking)
 
 
 def study_test_tables(records: Iterable[Record]) -> str:
-    """Return what runs with the test images say about the choices; hulls that ran with defaults alone are left out."""
+    """Return the results on test images for the choices; omit hulls that ran only with defaults."""
     found = families(r for r in records if not r.spec.val_size)
     return _render([family for family in found if set(family.reached) != {family.default}], _outcome, _ranking)
 
@@ -161,7 +161,7 @@ def _winner(family: Family) -> str:
 
 
 def _outcome(family: Family) -> str:
-    """Return how each choice did against the default."""
+    """Return the difference of each choice from the default."""
     others = [choice for choice in family.reached if choice != family.default]
     said = [f"{choice}: {_lead(family, choice)}." for choice in others]
     if len(others) > 1:
@@ -170,7 +170,7 @@ def _outcome(family: Family) -> str:
 
 
 def _lead(family: Family, choice: Choice) -> str:
-    """Return by how much a choice exceeds the default, and whether that is clear."""
+    """Return the difference of a choice from the default, and whether it is significant."""
     difference = family.difference((choice, family.default))
     if difference is None or difference.half is None:
         return _against(difference)

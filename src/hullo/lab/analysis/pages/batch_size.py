@@ -27,7 +27,7 @@ def batches_tables(experiments: Sequence[Experiment]) -> str:
 
 
 def _comparable(default: Spec, other: Spec) -> bool:
-    """Return whether they differ in their batches alone; the usual one may have been trained longer."""
+    """Return whether experiments differ only in batch size; the default one may have been trained longer."""
     alike = replace(default, batch_size=other.batch_size, epochs=other.epochs) == other
     return alike and default.batch_size != other.batch_size and default.epochs >= other.epochs
 

@@ -88,7 +88,7 @@ def _table(claim: Claim) -> str:
 
 
 def _counted(claim: Claim) -> str:
-    """Return how many answers hold: after either correction, and by the means alone."""
+    """Return the number of answers that hold: after either correction, and by the means."""
     if not claim.answers:
         return ""
     if counts := [answer for answer in claim.answers if isinstance(answer, Count)]:
@@ -137,7 +137,7 @@ def _verdict(claim: Claim, i: int) -> str:
 
 
 def power_table(experiments: Sequence[Experiment]) -> str:
-    """Return what differences the seeds of each column can show: pooled over all pairs that claims compare."""
+    """Return the differences that the seeds of each column can show, pooled over all pairs that claims compare."""
     judged = judge(experiments)
     largest = max((len(claim.answers) for claim in judged if _compared(claim.answers)), default=1)
     lines = []
@@ -159,7 +159,7 @@ def _compared(answers: Sequence[Answer]) -> list[Comparison]:
 
 
 def slips_list(experiments: Sequence[Experiment]) -> str:
-    """Return where the paper's text is at odds with its own table, or with what is true, with figures."""
+    """Return where the paper's text contradicts its own table, or is wrong, with numbers."""
     columns = {column: _gains(column) for column in paper.COLUMNS}
     least, quoted = min(columns, key=lambda column: columns[column][0]), paper.QUOTED_GAINS
     first, _, alexnet = quoted

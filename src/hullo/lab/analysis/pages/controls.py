@@ -1,4 +1,4 @@
-"""Controls: the same runs with one setting changed, beside those of the table."""
+"""Controls: the same runs with one setting changed, compared with those of the table."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def _changed(setting: Spec) -> list[str]:
 
 
 def _counterpart(control: Experiment, experiments: Sequence[Experiment]) -> Experiment:
-    """Return the runs that differ from a control in what makes it one, read after as many epochs."""
+    """Return the runs to compare a control with: default settings, read after as many epochs."""
     plain = _plain(control.setting)
     fitting = [e for e in experiments if e.epoch >= control.epoch and replace(e.setting, epochs=plain.epochs) == plain]
     if not fitting:
-        raise ValueError(f"{control.name}: there are no runs with default settings to compare it with; wanted {plain}")
+        raise ValueError(f"{control.name}: no runs with default settings to compare it with; expected {plain}")
     nearest = min(fitting, key=lambda e: e.epoch)
     return replace(nearest, epoch=control.epoch, reading=control.reading)
 
@@ -94,6 +94,6 @@ def _on_shared_seeds(control: Experiment, table: Experiment) -> tuple[Experiment
 
 
 def _gain(experiment: Experiment) -> str:
-    """Return by how much the best hull exceeds the best fixed activation, each chosen on the other seeds."""
+    """Return the difference between the best hull and the best fixed activation, each chosen on the other seeds."""
     folds = leave_one_seed_out(experiment.accuracies, HULLS, FIXED)
     return f"by {Interval.of((fold.difference for fold in folds), 'folds').spell('+.2f')}" if folds else ""

@@ -1,4 +1,4 @@
-"""How near the paper's figures are, as Markdown."""
+"""Distance from the paper's results, as Markdown."""
 
 from __future__ import annotations
 

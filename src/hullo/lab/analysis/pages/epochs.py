@@ -1,4 +1,4 @@
-"""Accuracy and training loss on the way: would longer training change the table?"""
+"""Accuracy and training loss during training: would longer training change the table?"""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from hullo.lab.analysis.tables.markdown import glance_table
 
 
 def imagewoof_part(experiments: Sequence[Experiment]) -> str:
-    """Return what it is, the table, and the gain of the best hull over the best fixed activation."""
+    """Return an introduction, the table, and the gain of the best hull over the best fixed activation."""
     about = "**AlexNet on Imagewoof**, ten classes of ILSVRC-2012: the paper's network on real images, not its column."
     gains = []
     for experiment in experiments:

@@ -1,4 +1,4 @@
-"""Late falls of accuracy, as Markdown: which activations lose ground because their training loss rises."""
+"""Late losses of accuracy, as Markdown: activations whose training loss rises again."""
 
 from __future__ import annotations
 

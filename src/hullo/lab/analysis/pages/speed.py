@@ -1,4 +1,4 @@
-"""Speed: how long populations took, as their records say, beside one network alone."""
+"""Speed: training time of populations, from their records, compared with a single network."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from hullo.lab.spec.paper import ROWS, Column, parse_column
 from hullo.lab.spec.records import Record
 
 SEEDS = 5
-"""As many as `hullo reproduce` makes."""
+"""The default number of `hullo reproduce`."""
 
 
 @dataclass(frozen=True, order=True)
 class Pace:
-    """Populations of one column that are alike in size and length, on one device."""
+    """Populations of one column with the same size and number of epochs, on one device."""
 
     place: tuple[bool, int] = field(repr=False)
     column: Column

@@ -1,4 +1,4 @@
-"""The page: everything that records tell, in one HTML file that opens anywhere, offline."""
+"""The report: all records in one interactive HTML file that works offline."""
 
 from hullo.lab.analysis.report.gather import gather
 from hullo.lab.analysis.report.page import write_page

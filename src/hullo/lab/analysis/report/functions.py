@@ -14,7 +14,7 @@ from hullo.bases import Base, base, list_bases
 
 
 def known_bases(spelled: Iterable[str]) -> tuple[Base, ...]:
-    """The catalogue's bases, then those among the spelled ones that have a formula too: leaky_relu(0.2)."""
+    """Return the catalogue's bases, then those of the records that have a formula, such as leaky_relu(0.2)."""
     found = dict.fromkeys(base(name) for name in list_bases())
     for name in spelled:
         try:
@@ -25,14 +25,14 @@ def known_bases(spelled: Iterable[str]) -> tuple[Base, ...]:
 
 
 def write_bases(bases: Iterable[Base]) -> str:
-    """The script that defines BASES: by name, the value and slope of each base, its kinks and its facts."""
+    """Return the script that defines BASES: by name, the value and slope of each base, its kinks and properties."""
     words = (files(__package__) / "assets" / "words.js").read_text("utf-8")
     entries = "\n".join(f"  {quote(item.name)}: {_entry(item)}," for item in bases)
     return f"const BASES = (() => {{\n{words}\nreturn {{\n{entries}\n}};\n}})();\n"
 
 
 def quote(value: object) -> str:
-    """A value in JSON, safe inside a script of an HTML file."""
+    """Return a value as JSON that is safe inside a script of an HTML file."""
     return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 

@@ -1,4 +1,4 @@
-"""From records to the document that the page shows: columns, their cells under each reading, and their runs."""
+"""Build the document of the report from records: columns, their cells under each reading, and their runs."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from hullo.lab.spec.records import Record
 from hullo.lab.spec.run_spec import Spec
 
 SCALE = 100_000
-"""Coefficients over training are kept as whole numbers of hundred-thousandths: less than a line's width."""
+"""Coefficients over training are stored as integer multiples of 1e-5, less than the width of a line."""
 MOST_CHANNELS = 16
-"""Of the activations of a layer's channels so many are kept, evenly spaced."""
+"""The largest number of a layer's channels to store, evenly spaced."""
 CURVES = ("test_accuracy", "val_accuracy", "test_top5", "test_loss", "val_loss", "train_loss")
 
 
 def gather(paths: Sequence[Path], warn: Callable[[str], None] | None = None) -> dict[str, Any]:
-    """Return the document of files of records, and of directories that hold them; runs may be under way there.
+    """Return the document for files of records, or directories of them; runs may still be in progress.
 
     What cannot be read is left out, and `warn` is told of it; without it, it is refused.
     """
@@ -52,7 +52,7 @@ def gather(paths: Sequence[Path], warn: Callable[[str], None] | None = None) -> 
 
 
 def _begun(path: Path, warn: Callable[[str], None] | None) -> list[Spec]:
-    """Return the runs that were begun in a directory, recorded or not."""
+    """Return the runs in a directory that were started, with or without a record."""
     begun: list[Spec] = []
     for folder in path.rglob("checkpoints") if path.is_dir() else [path.with_name("checkpoints")]:
         populations, flaws = scan_checkpoints(folder)
@@ -110,7 +110,7 @@ def _interval(interval: Interval | None) -> list[float | None] | None:
 
 
 def _run(record: Record, environment: int, found: Iterable[Experiment]) -> dict[str, Any]:
-    """Return a run, without curves from the epoch on in which it diverged: no number from there means anything."""
+    """Return a run, with curves up to the epoch before it diverged."""
     sound = record.spec.epochs if record.diverged_in is None else record.diverged_in - 1
     channels = [] if record.diverged else record.channels
     return {
@@ -139,17 +139,17 @@ def _spaced(items: list[Any], most: int) -> list[Any]:
 
 
 def _first(values: Sequence[float | None], count: int) -> list[float | None]:
-    """So many values, and None in place of the others."""
+    """Keep the first values, and replace the others by None."""
     return [value if i < count else None for i, value in enumerate(values)]
 
 
 def _paths(points: Iterable[Sequence[float | None]], known: int) -> list[list[int | None]]:
-    """Each base's coefficient over the epochs, as far as it is known."""
+    """Return each base's coefficient over the epochs, as far as it is known."""
     return [encode(_first(path, known)) for path in zip(*points, strict=True)]
 
 
 def encode(values: Iterable[float | None]) -> list[int | None]:
-    """Numbers as steps from each to the next, in whole multiples of 1 / SCALE; a few characters each.
+    """Encode numbers compactly as differences from one to the next, in integer multiples of 1 / SCALE.
 
     What is not finite, or beyond what floating-point numbers count exactly, is None.
 

@@ -1,4 +1,4 @@
-"""One HTML file from the document: styles, scripts and data inside, and a policy that lets nothing else in."""
+"""Write the document as one HTML file with inline styles, scripts and data, and a strict content security policy."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ SCRIPTS = (
     "runs.js",
     "main.js",
 )
-"""In the order in which the page reads them; they share one scope, so each name is defined once."""
+"""The scripts in the order of the page; they share one scope, so each name is defined once."""
 
 
 def write_page(document: dict[str, Any], path: Path) -> None:
-    """Write the page; a file that is there is replaced by the whole page, or stays."""
+    """Write the page, replacing an existing file atomically."""
     make_directory(path.parent)
     if path.is_dir():
-        raise ValueError(f"cannot write {path}: it is a directory; name a file")
+        raise ValueError(f"cannot write {path}: it is a directory; give the path of a file")
     with atomic_write(path) as file:
         file.write(render(document).encode())
 
 
 def render(document: dict[str, Any]) -> str:
-    """The text of the page."""
+    """Return the HTML of the page."""
     spelled = [name for column in document["columns"] for run in column["runs"] for name in run["bases"]]
     style = "\n".join(map(_asset, STYLES))
     scripts = [write_bases(known_bases(spelled)), *map(_asset, SCRIPTS)]
@@ -69,5 +69,5 @@ def _asset(name: str) -> str:
 
 
 def _hash(text: str) -> str:
-    """What a policy calls a script or style by."""
+    """Return the hash source of a script or style for the content security policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,4 +1,4 @@
-"""Experiments as lines of text, the same in the terminal, in Markdown and in LaTeX."""
+"""Format experiments as text, the same in the terminal, in Markdown and in LaTeX."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HEAD = ("activation", "hullo", f"vs {REFERENCE}", "paper", "vs paper", "seeds", 
 
 
 def line(cell: Cell) -> list[str]:
-    """Return a cell's figures, and remarks about it."""
+    """Return the numbers of a cell, and remarks about it."""
     pairs = cell.over_reference.count if cell.over_reference else cell.accuracy.count
     notes = ["best"] * cell.best + [f"{cell.diverged} diverged"] * bool(cell.diverged)
     notes += [f"{pairs} of the seeds with {REFERENCE}"] * (pairs < cell.accuracy.count)
@@ -38,7 +38,7 @@ def glance(experiment: Experiment, row: str) -> list[tuple[str, bool]]:
 
 
 def heads(experiment: Experiment) -> list[str]:
-    """Return what a column is about: its name, the training, and the reading."""
+    """Return the heading of a column: its name, the training, and the reading."""
     images = [] if experiment.split == "test" else [f"{experiment.images} images"]
     return [experiment.name, f"{experiment.time}, {experiment.seeds}", ", ".join([*images, experiment.reading.short])]
 
@@ -61,7 +61,7 @@ def note(experiments: Sequence[Experiment]) -> str:
 
 
 def title(experiment: Experiment) -> str:
-    """Return what a table of one experiment is about, with its reading."""
+    """Return the title of a table of one experiment, with its reading."""
     return f"{experiment.name}, {experiment.time}: {experiment.images} accuracy in %, {experiment.reading.short}"
 
 
@@ -73,7 +73,7 @@ def caption(experiment: Experiment) -> str:
 
 
 def origin(records: Iterable[Record]) -> str:
-    """Return where, with what and at which commits runs were made."""
+    """Return the devices, versions and commits of the runs."""
     commits: dict[Environment, set[str]] = {}
     for environment in (record.environment for record in records):
         commits.setdefault(replace(environment, commit=""), set()).add(environment.commit)

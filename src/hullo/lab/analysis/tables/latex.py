@@ -1,4 +1,4 @@
-"""The table as LaTeX: `tabular`s with the rules of booktabs, to be put into floats of one's own."""
+"""The table as LaTeX: `tabular`s with the rules of booktabs, without floats."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _tabular(about: str, places: str, heads: Sequence[Sequence[str]], lines: Seq
 
 
 def escape(text: str) -> str:
-    r"""Return a text that means itself, on one line.
+    r"""Escape a text for LaTeX, on one line.
 
     >>> print(escape("leaky_relu: 50 %"))
     leaky\_relu: 50 \%

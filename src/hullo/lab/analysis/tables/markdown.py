@@ -42,7 +42,7 @@ def grid(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 def escape(text: str) -> str:
-    """Return a text that means itself, on one line.
+    """Escape a text for Markdown, on one line.
 
     >>> print(escape("leaky_relu(0.2) | *a*"))
     leaky\\_relu(0.2) \\| \\*a\\*
