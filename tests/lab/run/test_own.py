@@ -214,7 +214,7 @@ def test_a_longer_run_goes_on_from_the_end_of_a_shorter_one_to_the_bit() -> None
 def test_a_run_is_not_extended_where_it_cannot_be(options: tuple[str, ...]) -> None:
     command = ("train", "net.py:Mlp", "features.npz", *options)
     assert invoke(*command, "--epochs", 1).exit_code == 0
-    assert "going on" not in invoke(*command, "--epochs", 2).stderr
+    assert "continuing" not in invoke(*command, "--epochs", 2).stderr
 
 
 def test_a_changed_file_is_another_network() -> None:

@@ -83,8 +83,11 @@ class Bench:
     progress: Progress
 
     def run(self, tasks: Sequence[Task], budget: float = math.inf) -> Iterator[list[Row]]:
-        """The rows of each task in turn. Of the budget, in seconds, each gets an equal share of what is left, and
-        measures fewer repeats if that is short; tasks that it does not reach are left out with a note."""
+        """Yield the rows of each task.
+
+        Each task gets an equal share of the remaining budget, in seconds, and measures fewer repeats if that is short.
+        Tasks beyond the budget are skipped with a note.
+        """
         end = time.monotonic() + budget
         for index, task in enumerate(tasks):
             now = time.monotonic()
@@ -101,8 +104,10 @@ class Bench:
             torch.cuda.empty_cache()
 
     def tasks(self, cases: Sequence[Case]) -> list[Task]:
-        """The cases, then what Python costs, then the small cases again as graphs where there are graphs: a capture
-        that fails can leave a device in disorder, and by then all else is kept."""
+        """Return the tasks: all cases, the Python overhead, then small cases as CUDA graphs if supported.
+
+        Graphs come last, since a failed capture can leave the device in a bad state.
+        """
         tasks = [Task(str(case), functools.partial(self.eager, case)) for case in cases]
         tasks.append(Task("overhead of a call", self.overhead))
         if self.clock.has_graphs:

@@ -35,7 +35,7 @@ def draw_moves(
     """Draw the augmentation of each member's images in an epoch: flipped (0 or 1), pixels down, pixels to the right.
 
     `images` are indices of shape (members, count), `sides` is (height, width); returns (members, count, 3).
-    With `flip`, an image is flipped with probability 1/2. A shift is uniform over whole numbers of pixels up to the
+    With `flip`, an image is flipped with probability 1/2. A shift is a uniformly random integer of pixels up to the
     fraction `shift` of the side, in either direction.
 
     Examples:

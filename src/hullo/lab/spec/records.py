@@ -33,12 +33,11 @@ _PERCENT = Number(0, 100)
 class Record:
     """The result of a run. Numbers that are not finite are None.
 
-    Lists hold a value per epoch; `coefficients` one more, the initial ones. Each of its items is a list of layers, each
-    of these a coefficient for each of `bases`; a fixed activation has none. With one activation per channel, those are
-    the means over the channels, and `channels` holds the final coefficients of each layer's channels. `val_loss` and
-    `val_accuracy` are those on held-out training images and empty where there are none; `test_top5` is there where a
-    data set's results are usually given so, `images` where not all of the data set was there. Runs that were evaluated
-    on held-out images alone have no test curves.
+    Lists have a value per epoch; `coefficients` has one more, the initial ones. Each is a list of layers with a
+    coefficient per base; it is empty for fixed activations. With one activation per channel, these are means over the
+    channels, and `channels` has the final coefficients of each layer's channels. `val_loss` and `val_accuracy` refer to
+    held-out training images and are empty if there are none. `test_top5` is given for ILSVRC-2012, and `images` if the
+    data set was incomplete. Runs that were evaluated only on held-out images have no test curves.
     """
 
     spec: Spec
@@ -48,7 +47,7 @@ class Record:
     test_accuracy: list[float]
     bases: list[str]
     coefficients: list[list[list[float | None]]]
-    members: int  # how many runs were trained side by side
+    members: int  # number of networks in the population
     seconds: float  # which they took together
     environment: Environment
     channels: list[list[list[float | None]]] = field(default_factory=list)

@@ -33,21 +33,21 @@ class Spec:
     """One training run: the network, the data set, the activation, the hyperparameters and the seed.
 
     Args:
-        network: a network of the laboratory, such as "lenet5", or one of a user, such as "my_network:Net@1f2e3d4c".
-        data: a data set of the laboratory, such as "cifar10", or one of a user, such as "images@1f2e3d4c".
+        network: a network of the laboratory, such as "lenet5", or a user's, such as "my_network:Net@1f2e3d4c".
+        data: a data set of the laboratory, such as "cifar10", or a user's, such as "images@1f2e3d4c".
         activation: such as ``relu`` or ``convex(identity,relu)``; ``own`` leaves the activations of a user's network.
         seed: of the initial weights, the order of samples, their augmentation and dropout.
-        epochs: how often all training samples are seen.
-        batch_size: samples per step; the last step of an epoch takes what is left, as in Keras.
+        epochs: number of epochs.
+        batch_size: samples per batch; the last batch of an epoch may be smaller, as in Keras.
         optimizer: "rmsprop", "sgd" with momentum 0.9, "adam" or "adamw".
         lr: the learning rate.
-        schedule: how it falls: "constant", "cosine", "inverse:D" or "step:N"; see
+        schedule: learning rate schedule: "constant", "cosine", "inverse:D" or "step:N"; see
             :func:`hullo.lab.spec.recipes.parse_schedule`.
         weight_decay: of weights; biases, normalization layers and coefficients have none.
-        coefficient_lr_scale: the coefficients' learning rate is `lr` times this.
-        augment: how training images are augmented, as in "flip,shift:0.1", or "none"; by default as usual for the data.
-        precision: "float32", or "bfloat16" for products in bfloat16 and everything else in float32.
-        val_size: how many training samples are held out and evaluated beside the test samples.
+        coefficient_lr_scale: learning rate of the coefficients as a multiple of `lr`.
+        augment: augmentation of training images, such as "flip,shift:0.1", or "none"; the default depends on the data.
+        precision: "float32", or "bfloat16" for mixed precision by autocast.
+        val_size: number of training samples to hold out for validation.
 
     Example:
         >>> from hullo.lab.spec import Spec

@@ -185,7 +185,7 @@ def draw_final(experiment: Experiment) -> Figure:
     panel.set_xlabel(f"{experiment.images} accuracy, %")
     panel.set_title(remarks, fontsize=6.5)
     handles, labels = panel.get_legend_handles_labels()
-    keys = dict(zip(reversed(labels), reversed(handles), strict=True))  # one a name: the first that was drawn
+    keys = dict(zip(reversed(labels), reversed(handles), strict=True))  # one per name: the first that was drawn
     figure.legend(keys.values(), keys.keys(), loc="outside lower center", ncols=len(keys), handletextpad=0.3)
     figure.suptitle(f"{experiment.name}, {experiment.time}, {experiment.seeds}: {experiment.reading.short}")
     return figure

@@ -21,8 +21,8 @@ MIDDLE = (0.05, 0.95)
 def draw_activations(experiment: Experiment, seed: int | None = None) -> Figure | None:
     """Draw the learned activations, affine ones solid, convex ones dashed; None if nothing was learned.
 
-    A line of panels a set of bases. In a shallow network there is a panel a layer; in a deep one all layers are in one
-    panel a hull, coloured by depth.
+    There is a row of panels per set of bases. For a shallow network it has a panel per layer; for a deep one, a panel
+    per hull, with the layers coloured by depth.
     """
     pairs = find_learned(experiment, seed)
     if not pairs:

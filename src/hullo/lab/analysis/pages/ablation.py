@@ -63,7 +63,7 @@ class Family:
 
     Args:
         plain: what they share; its activation and its rate of coefficients are the defaults, its seed means nothing.
-        records: one a run.
+        records: one per run.
     """
 
     plain: Spec
