@@ -273,12 +273,12 @@ def test_a_directory_that_machines_do_not_share_is_refused(cluster: RayRunner) -
     [
         (("--ray-address", "127.0.0.1:1"), "no Ray cluster answers at 127.0.0.1:1: Connection refused"),
         (("--ray-address", "nowhere.invalid:6379"), "no Ray cluster answers at nowhere.invalid:6379: "),
-        (("--ray-address", "ray://127.0.0.1:10001"), "address of a Ray cluster: 'ray://127.0.0.1:10001'"),
-        (("--ray-address", "somewhere"), "address of a Ray cluster: 'somewhere'"),
-        (("--ray-address", "somewhere:99999"), "address of a Ray cluster: 'somewhere:99999'"),
+        (("--ray-address", "ray://127.0.0.1:10001"), "invalid address of a Ray cluster: 'ray://127.0.0.1:10001'"),
+        (("--ray-address", "somewhere"), "invalid address of a Ray cluster: 'somewhere'"),
+        (("--ray-address", "somewhere:99999"), "invalid address of a Ray cluster: 'somewhere:99999'"),
         (("--device", "cpu"), "--device cpu needs --engine local"),
-        (("--engine", "local", "--gpus-per-task", "1"), "--gpus-per-task need --engine ray"),
-        (("--engine", "local", "--ray-address", "auto"), "--gpus-per-task need --engine ray"),
+        (("--engine", "local", "--gpus-per-task", "1"), "--ray-address and --gpus-per-task need --engine ray"),
+        (("--engine", "local", "--ray-address", "auto"), "--ray-address and --gpus-per-task need --engine ray"),
     ],
 )
 def test_a_bad_option_is_one_line_exit_code_2_and_no_directory(

@@ -356,7 +356,7 @@ class TestFolders:
         [
             ("stray text", r"notes\.txt is not an image"),
             ("torn image", r"torn\.png cannot be read"),
-            ("unknown class", "no class 'bird'"),
+            ("unknown class", "class 'bird' has no training images"),
             ("no val", "no folder val"),
             ("empty", "contains no images"),
         ],
