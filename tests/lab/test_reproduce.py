@@ -255,8 +255,8 @@ def test_more_seeds_add_to_what_is_there(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         ((*TRAIN, "--activation", "swosh"), "invalid activation 'swosh'"),
-        ((*TRAIN, "--lr", "-1"), "lr=-1.0: give a number"),
-        ((*TRAIN, "--weight-decay", "nan"), "weight_decay=nan: give a number"),
+        ((*TRAIN, "--lr", "-1"), "lr=-1.0: must be a finite number"),
+        ((*TRAIN, "--weight-decay", "nan"), "weight_decay=nan: must be a finite number"),
         ((*TRAIN, "--schedule", "linear"), "schedule='linear'"),
         ((*TRAIN, "--batch-size", "0"), "batch_size=0: must be an integer"),
         (
@@ -267,7 +267,7 @@ def test_more_seeds_add_to_what_is_there(tmp_path: Path) -> None:
         ((*TRAIN, "--val-size", "100000"), "fashion-mnist-sample: cannot hold out 100000 training images"),
         (("reproduce", COLUMN, "alexnet/fashion-mnist-sample"), "image_size=28: alexnet needs images of at least 39"),
         (("train", "vgg", "cifar10"), "unknown network 'vgg'; available: lenet5"),
-        (("train", "lenet5", "mnist"), "unknown data set 'mnist'; there are"),
+        (("train", "lenet5", "mnist"), "unknown data set 'mnist'; available:"),
         (("reproduce", "lenet5"), "invalid column 'lenet5'"),
         (("reproduce", COLUMN, "--activation", "relu,tanh"), "invalid activation 'relu,tanh'"),
     ],
