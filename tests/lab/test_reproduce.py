@@ -146,7 +146,7 @@ def test_ctrl_c_saves_says_how_to_go_on_and_going_on_ends_at_the_same(
 def test_a_run_that_diverges_is_told_of_once_when_it_does(tmp_path: Path) -> None:
     result = invoke(*TRAIN, "--epochs", 3, "--lr", 1e30, "--output", tmp_path, "--quiet")
     assert result.exit_code == 0, result.output
-    said = "diverged in epoch 1: relu seed=0: losses or weights are not finite"
+    said = "diverged in epoch 1: relu seed=0: losses or weights are not finite; a smaller --lr may help"
     assert result.stderr == f"note: {said}\n"
 
 
