@@ -73,7 +73,6 @@ CLOSED_FORMS: dict[str, Callable[[Tensor], Tensor]] = {
     "unit_hardswish": lambda x: 2 * x * (x / 6 + 0.5).clamp(0, 1),
     "hardsigmoid": lambda x: (x / 6 + 0.5).clamp(0, 1),
     "sin(3)": lambda x: torch.polar(torch.ones_like(x), 3 * x).imag,
-    "sin(30)": lambda x: torch.polar(torch.ones_like(x), 30 * x).imag,
     "constant": lambda x: torch.ones_like(x) + 0 * x,
     "relu2": lambda x: x.clamp(min=0) ** 2,
     "relu3": lambda x: x.clamp(min=0) ** 3,

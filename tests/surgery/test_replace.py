@@ -146,7 +146,7 @@ BAD: list[tuple[Callable[[], object], dict[str, object], type[Exception], str]] 
     (lambda: nn.Sequential(nn.ReLU()), {"hull": lambda site: nn.ReLU()}, TypeError, r"ReLU\(\) for 0.*AffineHull"),
     (lambda: nn.Sequential(nn.ReLU()), {"groups": "channels"}, ValueError, "needs example_inputs"),
     (lambda: nn.Sequential(nn.ReLU()), {"groups": "each"}, ValueError, "groups='each'"),
-    (lambda: nn.Sequential(nn.ReLU()), {"parametrization": "softmax"}, ValueError, "'recentred' or 'free'"),
+    (lambda: nn.Sequential(nn.ReLU()), {"parametrization": "softmax"}, ValueError, "'recentred', 'free'"),
     (
         lambda: nn.Sequential(nn.ReLU()),
         {"parametrization": "free", "hull": lambda site: hullo.AffineHull("relu")},
