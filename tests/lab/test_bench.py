@@ -38,7 +38,7 @@ def test_a_spelled_size_is_read_as_it_was_meant(shape, per_group):
 
 @pytest.mark.parametrize("text", ["", "0", "-4", "2^", "2x0", "many", "8/2", "2x5/2", "2x4/0", "2^99", "1,,2"])
 def test_a_wrong_size_is_refused_and_repeated(text):
-    with pytest.raises(ValueError, match="'.*'"):
+    with pytest.raises(ValueError, match=r"'.*'"):
         parse_sizes(text)
 
 
