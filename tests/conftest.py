@@ -8,7 +8,10 @@ import hypothesis
 import pytest
 import torch
 
-hypothesis.settings.register_profile("hullo", deadline=None, max_examples=30, derandomize="CI" in os.environ)
+OTHER_BACKEND = os.environ.get("KERAS_BACKEND", "torch") != "torch"  # whose tests are those of PyTorch, run again
+hypothesis.settings.register_profile(
+    "hullo", deadline=None, max_examples=5 if OTHER_BACKEND else 20, derandomize="CI" in os.environ
+)
 hypothesis.settings.load_profile("hullo")
 
 
