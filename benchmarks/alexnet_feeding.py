@@ -1,12 +1,12 @@
-"""Does reading ILSVRC-2012 keep up with AlexNet on a GPU? Pictures a second, read, fed and trained on.
+"""Does reading ILSVRC-2012 keep up with AlexNet on a GPU? Images per second, read, fed and trained on.
 
     python benchmarks/alexnet_feeding.py [rows.csv]
 
-Packs synthetic pictures of a thousand classes into the temporary directory (8 GB; `TMPDIR` names another), then takes
+Packs synthetic images of a thousand classes into the temporary directory (8 GB; `TMPDIR` names another), then takes
 turns, some steps at a time, at
 
     read       batches of the pack into memory, which is pinned, by as many threads as there are cores
-    fed        the same, copied to the device, cropped, flipped, less the mean picture
+    fed        the same, copied to the device, cropped, flipped, less the mean image
     resident   the laboratory's training on one batch again and again, which is on the device: nothing is read
     streamed   the laboratory's training on what is fed
 
@@ -15,7 +15,7 @@ and the highest; with a file named, writes them there too. Without a GPU it take
 which shows that it runs and no more.
 
 What limits it: the pack has just been written and lies in the page cache, which would not hold the real one, of 252 GB.
-Where that is read from a disk, the disk gives one picture for 196,608 bytes of its bandwidth, so 23,000 a second want
+Where that is read from a disk, the disk gives one image for 196,608 bytes of its bandwidth, so 23,000 a second want
 4.5 GB/s. Each file counts eight times, so that no epoch ends in between: evaluation, checkpoints and the first batches
 of an epoch are left out.
 """
@@ -54,13 +54,13 @@ from hullo.lab.spec.run_spec import Spec
 
 IMAGES, BATCH, STEPS, WARM_UP, ROUNDS = (40_960, 256, 120, 10, 3) if torch.cuda.is_available() else (4, 2, 1, 0, 1)
 TIMES = 8
-"""How often an epoch shows each picture."""
+"""How often an epoch shows each image."""
 
 ACTIVATIONS = ("relu", "affine(identity,relu,tanh)")
 
 
 def make_source(folder: Path) -> Source:
-    """ILSVRC-2012, had it one picture a class, for training and evaluation alike."""
+    """ILSVRC-2012, had it one image a class, for training and evaluation alike."""
     colours = np.random.default_rng(0).integers(0, 256, (CLASSES, 16, 16, 3), np.uint8)
     for label, small in enumerate(colours):
         stream = io.BytesIO()
@@ -110,7 +110,7 @@ def train(loader: StreamingLoader, activation: str) -> Iterator[None]:
 
 
 def take_turn(steps: Iterator[None], clock: Clock) -> float:
-    """Pictures a second."""
+    """Images per second."""
     for _ in range(WARM_UP):
         next(steps)
     clock.wait()
@@ -124,7 +124,7 @@ def take_turn(steps: Iterator[None], clock: Clock) -> float:
 def main() -> None:
     clock = clock_for(None)
     where = environment(clock.device_name)
-    print(f"{where}; pictures a second:")
+    print(f"{where}; images per second:")
     with tempfile.TemporaryDirectory() as folder:
         made = make_pack(Path(folder))
         loader, still = StreamingLoader(made, clock.device), Still(made, clock.device)
@@ -139,7 +139,7 @@ def main() -> None:
         middle, lowest, highest = statistics.median(found), min(found), max(found)
         print(f"{kind:8s} {row:28s} {middle:8,.0f} ({lowest:,.0f} to {highest:,.0f})")
         how = {"readers": available_cores(), "batch": BATCH, "steps": STEPS, "rounds": ROUNDS}
-        speeds = {"pictures_per_second": middle, "lowest": lowest, "highest": highest}
+        speeds = {"images_per_second": middle, "lowest": lowest, "highest": highest}
         rows.append(vars(where) | {"kind": kind, "activation": row} | how | speeds)
     if len(sys.argv) > 1:
         with open(sys.argv[1], "w", newline="") as file:

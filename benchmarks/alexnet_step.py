@@ -60,7 +60,7 @@ class Measured(NamedTuple):
     median_ms: float
     p10_ms: float
     p90_ms: float
-    pictures_per_second: float
+    images_per_second: float
     peak_mib: float
 
 
@@ -127,7 +127,7 @@ def main() -> None:
         p10, p90 = (ordered[round(share * (len(ordered) - 1))] for share in (0.1, 0.9))
         speed, peak = 1e3 * BATCH / median, steps[case].peak_mib
         rows.append((*astuple(where), *Measured(*case, BATCH, median, p10, p90, speed, peak)))
-        print(f"{case[0]:28s} {case[1]:6s} {median:8.3f} ms {speed:8.0f} pictures/s {peak:8.0f} MiB")
+        print(f"{case[0]:28s} {case[1]:6s} {median:8.3f} ms {speed:8.0f} images/s {peak:8.0f} MiB")
     if len(sys.argv) > 1:
         with open(sys.argv[1], "w", newline="") as file:
             writer = csv.writer(file)

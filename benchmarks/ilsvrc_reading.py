@@ -2,8 +2,8 @@
 
     python benchmarks/ilsvrc_reading.py --source DATA/ilsvrc2012 [--workers 2] [--folder SCRATCH]
 
-Takes some of the training pictures there and encodes them anew at 500 x 375 pixels and about 90 KB, near what the
-released ones have on average, so that a few small ones will do. Prints pictures a second. The pack is in the page
+Takes some of the training images there and encodes them anew at 500 x 375 pixels and about 90 KB, near what the
+released ones have on average, so that a few small ones will do. Prints images per second. The pack is in the page
 cache when it is read: from a slower disk, divide its bandwidth by 196,608 bytes.
 """
 
@@ -34,7 +34,7 @@ SIZE, BYTES = (500, 375), 115_000
 
 
 def enlarge(released: EncodedImage, folder: Path) -> EncodedImage:
-    """The picture as large as those that were released, in a file of its own."""
+    """The image as large as those that were released, in a file of its own."""
     with Image.open(io.BytesIO(released.encoded.read())) as image:
         large = image.convert("RGB").resize(SIZE)
     for quality in range(100, 70, -2):
@@ -47,13 +47,13 @@ def enlarge(released: EncodedImage, folder: Path) -> EncodedImage:
     return released._replace(encoded=Bytes(str(path)))
 
 
-def decode_all(pictures: list[EncodedImage]) -> int:
-    return sum(decode(picture.encoded.read()).shape[0] > 0 for picture in pictures)
+def decode_all(images: list[EncodedImage]) -> int:
+    return sum(decode(image.encoded.read()).shape[0] > 0 for image in images)
 
 
-def from_jpeg(pictures: list[EncodedImage], workers: int) -> float:
-    """Pictures a second that processes decode."""
-    pieces = [pictures[start : start + PIECE] for start in range(0, len(pictures), PIECE)]
+def from_jpeg(images: list[EncodedImage], workers: int) -> float:
+    """Images per second that processes decode."""
+    pieces = [images[start : start + PIECE] for start in range(0, len(images), PIECE)]
     with worker_processes(workers) as pool:
         list(pool.map(decode_all, pieces[: 2 * workers]))
         start = time.perf_counter()
@@ -62,7 +62,7 @@ def from_jpeg(pictures: list[EncodedImage], workers: int) -> float:
 
 
 def from_pack(folder: Path, workers: int) -> float:
-    """Pictures a second that threads read in a random order, batch after batch."""
+    """Images per second that threads read in a random order, batch after batch."""
     dataset = Pack.open(folder).images("train")
     order = torch.cat([torch.randperm(len(dataset)) for _ in range(500)])
     count, start = 0, 0.0
@@ -83,11 +83,11 @@ def main() -> None:
     options = parser.parse_args()
     source = Source(options.source)
     chosen = {split: source.images(split)[:COUNT] for split in ("train", "val")}
-    print(f"{environment(clock_for('cpu').device_name)}; pictures a second:")
+    print(f"{environment(clock_for('cpu').device_name)}; images per second:")
     with tempfile.TemporaryDirectory(dir=options.folder) as scratch, Progress(Console(), quiet=True) as progress:
         folder = Path(scratch)
-        large = [enlarge(picture, folder) for picture in chosen["train"]]
-        each = sum(Path(picture.encoded.path).stat().st_size for picture in large) / len(large)
+        large = [enlarge(image, folder) for image in chosen["train"]]
+        each = sum(Path(image.encoded.path).stat().st_size for image in large) / len(large)
         what = f"{SIZE[0]} x {SIZE[1]}, {each / 1e3:.0f} KB"
         print(f"JPEG of {what}, decoded by {options.workers} processes: {from_jpeg(large, options.workers):,.0f}")
         print(

@@ -3,7 +3,7 @@
     python benchmarks/plain_epoch.py [plain.csv]
 
 One network alone with ReLU, as one writes it down with torch.nn and RMSprop, step by step in float32 at batch 32, on
-random pictures of the data set's size, which are on the GPU already; no augmentation, no evaluation. A hundred steps
+random images of the data set's size, which are on the GPU already; no augmentation, no evaluation. A hundred steps
 are measured, three times; the median stands for an epoch.
 """
 
@@ -26,7 +26,7 @@ from hullo.lab.spec.paper import DATA_COLUMNS, Column
 
 BATCH, STEPS, WARM_UP, TIMES = 32, 100, 20, 3
 SIZES = {"fashion-mnist": (60_000, 1, 28), "cifar10": (50_000, 3, 32)}
-"""Of each data set: training pictures, colours, and pixels from side to side."""
+"""Of each data set: training images, colours, and pixels from side to side."""
 
 
 def lenet5(colours: int, side: int) -> nn.Module:

@@ -48,7 +48,7 @@ class Layer(NamedTuple):
     inputs: int
     outputs: int
     side: int
-    pixels: int  # along each side of the pictures
+    pixels: int  # along each side of the images
     stride: int = 1
     padding: tuple[int, int] = (0, 0)  # zeros before and behind
     biased: bool = False
@@ -83,7 +83,7 @@ def convolution(bench: Bench, name: str) -> None:
 
     def steps(convolve: Convolution, layout: torch.memory_format) -> dict[str, Step]:
         w = weight.contiguous(memory_format=layout)
-        pictures, learned = leaf(x), (leaf(w), None if bias is None else leaf(bias))
+        images, learned = leaf(x), (leaf(w), None if bias is None else leaf(bias))
         made: list[Tensor] = []
 
         def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
@@ -93,8 +93,8 @@ def convolution(bench: Bench, name: str) -> None:
             return torch.autograd.grad(made[0], [wanted for wanted in leaves if wanted is not None], dy)
 
         return {
-            "forward": lambda: forward(pictures, w, bias),
-            "backward data": lambda: backward(pictures),
+            "forward": lambda: forward(images, w, bias),
+            "backward data": lambda: backward(images),
             "forward again": lambda: forward(x, *learned),
             "backward weight": lambda: backward(*learned),
         }

@@ -136,8 +136,8 @@ def first_convolution(bench: Bench, layer: str) -> None:
     bias = torch.randn(k * outputs, device=bench.device).to(HALF).requires_grad_()
 
     def plain() -> Tensor:
-        pictures = scale(move(*given).permute(1, 3, 4, 0, 2).flatten(3), HALF).permute(0, 3, 1, 2)
-        return F.conv2d(pictures, weight, bias, padding=pad, groups=k)
+        images = scale(move(*given).permute(1, 3, 4, 0, 2).flatten(3), HALF).permute(0, 3, 1, 2)
+        return F.conv2d(images, weight, bias, padding=pad, groups=k)
 
     makes = {
         "move, scale, conv2d": lambda: passes(plain, [weight, bias]),

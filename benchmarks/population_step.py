@@ -2,8 +2,8 @@
 
     python benchmarks/population_step.py [--networks kerasnet] [--members 12 60] [--csv rows.csv] [--profile]
 
-Random pictures of CIFAR-10's size and number, batch 32, bfloat16, the paper's twelve rows over and over. A population
-trains by the laboratory's own loop: augmentation, step, optimiser, and an evaluation on 10,000 pictures at the end of
+Random images of CIFAR-10's size and number, batch 32, bfloat16, the paper's twelve rows over and over. A population
+trains by the laboratory's own loop: augmentation, step, optimiser, and an evaluation on 10,000 images at the end of
 the epoch, whose time is measured and added in proportion. Beside it, in the same run, plain PyTorch, as plain_epoch.py
 measures it. `--profile` prints the kernels that take the most time.
 """
@@ -32,7 +32,7 @@ from hullo.lab.spec.run_spec import Spec
 TRAIN, TEST = 50_000, 10_000
 
 
-def pictures() -> Dataset:
+def images() -> Dataset:
     generator = torch.Generator("cuda").manual_seed(0)
     parts = []
     for count in (TRAIN, TEST):
@@ -105,7 +105,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("populations are measured on a GPU; there is none here")
-    data, rows = pictures(), []
+    data, rows = images(), []
     about = vars(environment(torch.cuda.get_device_name()))
     print(f"{about['device']}, torch {about['torch']}, hullo {hullo.__version__} ({about['commit']})")
     for network in arguments.networks:

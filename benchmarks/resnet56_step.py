@@ -3,7 +3,7 @@
     python benchmarks/resnet56_step.py
 
 Prints, for each activation: the median time of a step, its ratio to ReLU's, and the peak memory. Batch 128 of 32x32
-pictures, bfloat16 autocast, channels last, SGD with momentum; the same weights and data for all, measured in turns.
+images, bfloat16 autocast, channels last, SGD with momentum; the same weights and data for all, measured in turns.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ class Bench:
             print(f"{what}: {type(error).__name__}: {' '.join(str(error).split())[:300]}", flush=True)
 
     def halves(self, *shape: int) -> Tensor:
-        """Random pictures in bfloat16, channels last."""
+        """Random images in bfloat16, channels last."""
         return torch.randn(shape, device=self.device).to(HALF).contiguous(memory_format=LAST)
 
 

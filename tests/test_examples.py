@@ -18,11 +18,11 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 
 def test_the_swap_example_learns_and_draws(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    picture = tmp_path / "curves.png"
+    image = tmp_path / "curves.png"
     script = EXAMPLES / "swap_transformer_and_cnn.py"
-    command = [sys.executable, "-W", "error", str(script), str(picture), "--steps", "60"]
+    command = [sys.executable, "-W", "error", str(script), str(image), "--steps", "60"]
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert image.read_bytes().startswith(b"\x89PNG")
     accuracies = [float(text) for text in re.findall(r"([\d.]+)% right", printed)]
     assert len(accuracies) == 2
     assert min(accuracies) > 50  # a guess is right in one case of four

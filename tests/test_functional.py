@@ -59,10 +59,10 @@ SHAPES = {
     "expanded": lambda: torch.randn(2, 6, 1).expand(2, 6, 7),
     "all one number": lambda: torch.randn(()).expand(3, 6, 2),
     "batch of one": lambda: torch.randn(1, 6),
-    "batch of one picture, channels_last": lambda: torch.randn(1, 6, 4, 4).to(memory_format=torch.channels_last),
+    "batch of one image, channels_last": lambda: torch.randn(1, 6, 4, 4).to(memory_format=torch.channels_last),
     "one channel a group": lambda: torch.randn(7, 6, 1, 1),
     "empty batch": lambda: torch.randn(0, 6, 3),
-    "empty picture": lambda: torch.randn(2, 6, 0, 3),
+    "empty image": lambda: torch.randn(2, 6, 0, 3),
     "odd sizes": lambda: torch.randn(3, 6, 7, 11, 1),
 }
 

@@ -25,7 +25,7 @@ def made(tmp_path, monkeypatch):
     return feeding.make_pack(tmp_path)
 
 
-def test_an_epoch_shows_every_packed_picture_as_often_as_it_says(made):
+def test_an_epoch_shows_every_packed_image_as_often_as_it_says(made):
     loader = feeding.StreamingLoader(made, torch.device("cpu"))
     labels = torch.cat([labels for _, (_, labels, _) in loader.batches(SEEDS, 0, 5, 0, SINGLE_PROCESS)])
     assert labels.bincount().tolist() == 6 * [feeding.TIMES]
@@ -49,5 +49,5 @@ def test_every_case_is_measured_and_kept(tmp_path, monkeypatch, capsys):
     assert {(row["kind"], row["activation"]) for row in rows} == {("read", ""), ("fed", "")} | {
         (kind, row) for kind in ("resident", "streamed") for row in feeding.ACTIVATIONS
     }
-    assert all(float(row["pictures_per_second"]) > 0 and row["torch"] == torch.__version__ for row in rows)
+    assert all(float(row["images_per_second"]) > 0 and row["torch"] == torch.__version__ for row in rows)
     assert capsys.readouterr().out.count("\n") == 1 + len(rows)
