@@ -98,13 +98,6 @@ def test_what_two_began_is_finished_by_one_after_one_was_killed(alone: Path, tmp
     assert_alike(record(tmp_path), record(alone))
 
 
-def test_a_network_that_normalises_over_batches_is_refused(tmp_path: Path) -> None:
-    process = start(2, "train", "resnet56", "fashion-mnist-sample", "--device", "cpu", "--output", tmp_path)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode != 0
-    assert "hullo: resnet56 has batch normalization" in errors
-
-
 @given(st.integers(0, 1000), st.integers(1, 20))
 def test_shares_are_all_there_is_once_and_alike_in_size(count: int, size: int) -> None:
     shares = [World(rank, size).shard(count) for rank in range(size)]

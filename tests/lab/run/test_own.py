@@ -24,6 +24,8 @@ from hullo.lab.data import DataError, open_data
 from hullo.lab.spec.records import Records
 
 NETWORK = """
+from abc import ABCMeta, abstractmethod
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -107,6 +109,11 @@ class Wide(nn.Module):
         return self.head(x.flatten(1))
 
 
+class Abstract(nn.Module, metaclass=ABCMeta):
+    @abstractmethod
+    def forward(self, x): ...
+
+
 number = 3
 """
 SETTINGS = ("--device", "cpu", "--quiet")
@@ -163,8 +170,8 @@ def test_a_network_is_trained_recorded_and_loaded(network: str, data: str, activ
     (record,) = Records(Path("runs/records.jsonl")).read()
     assert (record.spec.network.partition("@")[0], record.spec.activation) == (f"net:{network}", activation)
     assert [len(point) for point in record.coefficients] == [learned] * (3 if learned else 0)
-    (weights,) = Path("runs/weights").iterdir()
-    loaded, dataset = load_network(weights), open_data(data)
+    (call,) = re.findall(r"hullo\.lab\.(load_network\(.*\))", result.stdout)
+    loaded, dataset = eval(call, {"load_network": load_network}), open_data(data)
     samples = dataset.test_images / 255 if dataset.holds_images else dataset.test_images
     accuracy = (loaded(samples).argmax(-1) == dataset.test_labels).double().mean().item()
     assert 100 * accuracy == pytest.approx(record.accuracy, abs=1e-3)
@@ -203,6 +210,7 @@ def test_a_longer_run_goes_on_from_the_end_of_a_shorter_one_to_the_bit() -> None
     assert invoke(*command, "--epochs", 2).exit_code == 0
     assert "continuing an earlier run after epoch 2" in invoke(*command, "--epochs", 5).stderr
     assert invoke(*command, "--epochs", 5, "--output", "straight").exit_code == 0
+    assert len(list(Path("runs/finished").glob("*.safetensors"))) == 1, "the state of the shorter run is deleted"
     short, extended = Records(Path("runs/records.jsonl")).read()
     (straight,) = Records(Path("straight/records.jsonl")).read()
     for name in ("train_loss", "test_loss", "test_accuracy", "coefficients"):
@@ -220,13 +228,17 @@ def test_a_run_is_not_extended_where_it_cannot_be(options: tuple[str, ...]) -> N
 def test_a_changed_file_is_another_network() -> None:
     command = ("train", "net.py:Mlp", "features.npz", "--epochs", 1)
     assert invoke(*command).exit_code == 0
-    Path("net.py").write_text(Path("net.py").read_text().replace("F.relu(self.one(x))", "torch.tanh(self.one(x))"))
+    before = Path("net.py").stat()
+    Path("net.py").write_text(Path("net.py").read_text().replace("F.relu(self.one(x))", "F.selu(self.one(x))"))
+    os.utime("net.py", (before.st_atime, before.st_mtime))  # a cache of bytecode would not notice
     assert invoke(*command).exit_code == 0
     first, second = Records(Path("runs/records.jsonl")).read()
     assert first.spec.network != second.spec.network
     assert first.train_loss != second.train_loss
     weights = Path("runs/weights") / f"{first.spec.id}.safetensors"
     with pytest.raises(ValueError, match="has changed"):
+        load_network(weights, network="net.py:Mlp")
+    with pytest.raises(ValueError, match=r'net:Mlp@.*network="my_network\.py:Net"'):
         load_network(weights)
 
 
@@ -262,11 +274,16 @@ def test_a_killed_run_goes_on() -> None:
         ("net.py:Wide", r"\(2, 4\).*3 classes"),
         ("broken.py:Net", "broken.py, line 2"),
         ("raises.py:Net", "raises.py, line 1: ZeroDivisionError"),
+        ("exits.py:Net", "exits.py, line 2: SystemExit: 3"),
+        ("imports.py:Net", "broken.py, line 2"),
+        ("net.py:Abstract", "Abstract of .*net.py: TypeError"),
     ],
 )
 def test_what_is_wrong_with_a_network_is_said_with_its_line(network: str, said: str) -> None:
     Path("broken.py").write_text("import torch\nclass Net(:\n")
     Path("raises.py").write_text("1 / 0\n")
+    Path("exits.py").write_text("import sys\nsys.exit(3)\n")
+    Path("imports.py").write_text("import broken\n")
     result = invoke("train", network, "images.npz", "--epochs", 1)
     assert result.exit_code == 2
     (line,) = result.stderr.splitlines()
@@ -359,9 +376,13 @@ class TestFolders:
             ("unknown class", "class 'bird' has no training images"),
             ("no val", "no folder val"),
             ("empty", "contains no images"),
+            ("pipe", r"pipe\.png is not a regular file"),
+            ("bomb", r"0\.png cannot be read.*exceeds limit"),
         ],
     )
-    def test_what_is_wrong_with_a_folder_is_named(self, spoil: str, said: str, place: Path) -> None:
+    def test_what_is_wrong_with_a_folder_is_named(
+        self, spoil: str, said: str, place: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         folder = folder_of_images(place)
         if spoil == "stray text":
             (folder / "train" / "cat" / "notes.txt").write_text("a")
@@ -369,6 +390,10 @@ class TestFolders:
             content = io.BytesIO()
             Image.effect_noise((8, 8), 50).save(content, "png")
             (folder / "train" / "cat" / "torn.png").write_bytes(content.getvalue()[:50])
+        elif spoil == "pipe":
+            os.mkfifo(folder / "train" / "cat" / "pipe.png")
+        elif spoil == "bomb":
+            monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 30)  # an error from twice as many
         elif spoil == "unknown class":
             (folder / "val" / "bird").mkdir()
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import tiny_command
@@ -14,6 +15,7 @@ import hullo
 from hullo.lab import networks
 from hullo.lab.data import Dataset
 from hullo.lab.data.augment import draw_moves, draw_order
+from hullo.lab.distributed import World
 from hullo.lab.run.loaders import InMemoryLoader
 from hullo.lab.run.training import Training
 from hullo.lab.spec.run_spec import Spec
@@ -185,6 +187,17 @@ def test_members_that_cannot_stand_side_by_side_are_refused() -> None:
     first, *others = members()
     with pytest.raises(ValueError, match=r"may differ only in .* lenet5/.* and .*batch_size=8 "):
         Training([first, *(replace(other, batch_size=8) for other in others)], FEED)
+
+
+def test_batch_normalization_is_refused_where_each_process_sees_a_part_of_the_batch(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n"
+        "def Net(): return nn.Sequential(nn.Flatten(), nn.Linear(784, 4), nn.BatchNorm1d(4), nn.Linear(4, 10))\n"
+    )
+    own = networks.register(networks.OwnNetwork.open(f"{tmp_path / 'net.py'}:Net"))
+    for network, activation in ((own, "own"), ("resnet56", "relu")):
+        with pytest.raises(ValueError, match=f"{network} has batch normalization"):
+            Training([Spec(network, "fashion-mnist-sample", activation)], FEED, World(0, 2))
 
 
 def test_alexnet_learns_by_sgd_at_a_rate_that_falls_in_steps() -> None:

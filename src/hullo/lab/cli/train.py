@@ -188,7 +188,8 @@ def train(
     typer.echo(f"{spec}: {record.ended}, {', '.join(reached)}")
     weights = output / FOLDER / f"{spec.id}.safetensors"
     if weights.exists():
-        typer.echo(f"trained network: {weights}; load it with hullo.lab.load_network")
+        source = f', network="{network}"' if spec.is_own_network else ""
+        typer.echo(f'load the trained network with hullo.lab.load_network("{weights}"{source})')
 
 
 def default_activation(column: Column) -> str:

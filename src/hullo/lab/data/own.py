@@ -114,9 +114,11 @@ def _list_images(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int
 
 
 def _open_image(path: Path) -> Image.Image:
+    if not path.is_file():
+        raise DataError(f"{path} is not a regular file; remove it")
     try:
         return Image.open(path)
-    except (UnidentifiedImageError, OSError) as error:
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError) as error:
         raise DataError(f"{path} cannot be read as an image: {error}") from None
 
 
@@ -125,7 +127,7 @@ def _decode(path: Path, mode: str, size: int | None) -> Tensor:
     with _open_image(path) as image:
         try:
             pixels = image.convert(mode)
-        except (OSError, SyntaxError, ValueError) as error:
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             raise DataError(f"{path} cannot be read as an image: {error}") from None
     if size is not None:
         scale = size / min(pixels.size)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import inspect
+import linecache
 import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -37,11 +37,13 @@ class OwnNetwork:
         path: the file.
         attribute: the name of the class or function in it.
         name: what specs call it: file, attribute and eight digits of a hash of the file.
+        content: what the file contained when it was opened.
     """
 
     path: Path
     attribute: str
     name: str
+    content: bytes = field(repr=False)
 
     @classmethod
     def open(cls, text: str) -> OwnNetwork:
@@ -50,9 +52,9 @@ class OwnNetwork:
         path = Path(file)
         if not path.is_file():
             raise ValueError(f"{file!r} is not a file; give a network of your own as my_network.py:Net")
-        stem = re.sub(r"[^\w.-]", "_", path.stem)
-        name = f"{stem}:{attribute}@{hashlib.sha256(path.read_bytes()).hexdigest()[:8]}"
-        found = cls(path.absolute(), attribute, name)
+        content, stem = path.read_bytes(), re.sub(r"[^\w.-]", "_", path.stem)
+        name = f"{stem}:{attribute}@{hashlib.sha256(content).hexdigest()[:8]}"
+        found = cls(path.absolute(), attribute, name, content)
         found.factory()
         return found
 
@@ -118,19 +120,20 @@ class OwnNetwork:
         return given
 
     def _module(self) -> ModuleType:
-        """Import the file once per process and content."""
+        """Run the content of the file once per process, as an import would, but never from a cache of an older file."""
         own = "hullo_own_" + re.sub(r"\W", "_", self.name)
         if own in sys.modules:
             return sys.modules[own]
-        spec = importlib.util.spec_from_file_location(own, self.path)
-        if spec is None or spec.loader is None:
-            raise ValueError(f"{self.path} is not a Python file; its name must end in .py")
-        module = importlib.util.module_from_spec(spec)
+        module = ModuleType(own)
+        module.__file__ = str(self.path)
         sys.modules[own] = module  # so that classes find their module, as pickling does
         sys.path.insert(0, str(self.path.parent))  # so that it may import what lies beside it
         try:
             with self.explain():
-                spec.loader.exec_module(module)
+                code = compile(self.content, str(self.path), "exec", dont_inherit=True)
+                lines = self.content.decode(errors="replace").splitlines(keepends=True)
+                linecache.cache[str(self.path)] = (len(self.content), None, lines, str(self.path))
+                exec(code, vars(module))  # noqa: S102  the user asked for this file
         except BaseException:
             del sys.modules[own]
             raise
@@ -144,12 +147,13 @@ class OwnNetwork:
         try:
             yield
         except SyntaxError as error:
-            raise ValueError(f"{self.path}, line {error.lineno}: {error.msg}") from error
-        except Exception as error:
+            raise ValueError(f"{error.filename or self.path}, line {error.lineno}: {error.msg}") from error
+        except (Exception, SystemExit) as error:
             lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(self.path)]
-            if not lines or str(self.path) in str(error):
+            if isinstance(error, ValueError) and (not lines or str(self.path) in str(error)):
                 raise
-            raise ValueError(f"{self.path}, line {lines[-1]}: {type(error).__name__}: {error}") from error
+            place = f"{self.path}, line {lines[-1]}" if lines else f"{self.attribute} of {self.path}"
+            raise ValueError(f"{place}: {type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
 def _is_network(item: object, module: ModuleType) -> bool:

@@ -41,13 +41,19 @@ class Checkpoints:
         with atomic_write(path, path.with_name(f".{path.name}.part")) as file:
             file.write(save(tensors, about))
 
-    def find_shorter(self, specs: tuple[Spec, ...]) -> tuple[Spec, ...] | None:
-        """Return the population with the same specs but fewer epochs, the most of all such; None if there is none.
+    def save_final(self, training: Training) -> None:
+        """Save the last state of a training for longer runs to continue, and delete the states of shorter runs.
 
-        There is none if the learning rate depends on the number of epochs, as with a cosine schedule.
+        A cosine schedule depends on the number of epochs, so that no other run can continue.
         """
-        if specs[0].schedule == "cosine":
-            return None
+        if training.specs[0].schedule == "cosine":
+            return
+        self.save(training)
+        while shorter := self.find_shorter(training.specs):
+            self.delete(shorter)
+
+    def find_shorter(self, specs: tuple[Spec, ...]) -> tuple[Spec, ...] | None:
+        """Return the population with the same specs but fewer epochs, the most of all such; None if there is none."""
         wanted, found = specs[0].epochs, []
         for members in scan_checkpoints(self.folder)[0]:
             if members[0].epochs < wanted and tuple(replace(spec, epochs=wanted) for spec in members) == specs:

@@ -104,7 +104,7 @@ class LocalRunner:
         if self.world.is_main:
             checkpoints.save(training)  # nothing is lost if the process is killed before the records are written
             if self.queue.weights:
-                self.queue.finished.save(training)
+                self.queue.finished.save_final(training)
                 for member, own in zip(training.population, population, strict=True):
                     save_weights(self.queue.output, own, training.loader.task, member, training.loader.example)
         return build_records(training, self.environment)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from hullo.lab import networks
 from hullo.lab.distributed import SINGLE_PROCESS, World
@@ -62,6 +63,10 @@ class Training:
         self.specs, self.loader, self.world = tuple(specs), loader, world
         sizes = asdict(loader.task) | {"example": loader.example}
         members = [networks.build(first.network, activation=s.activation, seed=s.seed, **sizes) for s in specs]
+        if world.size > 1 and any(isinstance(module, _BatchNorm) for module in members[0].modules()):
+            raise ValueError(
+                f"{first.network} has batch normalization, which needs all of a batch: train it in one process"
+            )
         self.population = Population(members, seeds=[spec.seed for spec in specs]).to(loader.device)
         if first.is_own_network:
             self._try_network()
@@ -69,10 +74,6 @@ class Training:
         self.optimizer = _optimizer(self.population, specs, self.steps, world)
         self._forward: nn.Module = self.population
         if world.size > 1:
-            if any(isinstance(module, nn.BatchNorm2d) for module in members[0].modules()):
-                raise ValueError(
-                    f"{first.network} has batch normalization, which needs all of a batch: train it in one process"
-                )
             self._forward = nn.parallel.DistributedDataParallel(self.population)
         self.epoch = self.step = 0
         self.seconds = 0.0

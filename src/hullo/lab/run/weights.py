@@ -26,8 +26,6 @@ def save_weights(output: Path, spec: Spec, task: Task, network: nn.Module, examp
     path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
     about = {"spec": str(spec), "task": json.dumps(asdict(task))}
-    if own := networks.OWN.get(spec.network):
-        about["source"] = f"{own.path}:{own.attribute}"
     if example is not None:
         about["example"] = json.dumps([str(example.dtype).removeprefix("torch."), *example.shape])
     with atomic_write(path) as file:
@@ -40,8 +38,8 @@ def load_network(path: str | os.PathLike[str], network: str | None = None) -> nn
 
     Args:
         path: a file that ``hullo train`` wrote to the folder ``weights`` of its output directory.
-        network: the source of a network of your own, as in ``my_network.py:Net``; by default the path it had when it
-            was trained.
+        network: the source of a network of your own, as in ``my_network.py:Net``. A file of weights never names code to
+            run.
 
     Example:
         >>> from pathlib import Path
@@ -65,7 +63,7 @@ def load_network(path: str | os.PathLike[str], network: str | None = None) -> nn
     try:
         spec, sizes = Spec.parse(about["spec"]), asdict(Task(**json.loads(about["task"])))
         if spec.is_own_network:
-            _find_own(spec.network, network or about["source"])
+            _find_own(spec.network, network)
         dtype, *shape = json.loads(about.get("example", '[""]'))
         example = torch.zeros(shape, dtype=getattr(torch, dtype)) if dtype else None
         made = networks.build(spec.network, activation=spec.activation, example=example, **sizes)
@@ -76,8 +74,10 @@ def load_network(path: str | os.PathLike[str], network: str | None = None) -> nn
     return made.eval()
 
 
-def _find_own(name: str, source: str) -> None:
+def _find_own(name: str, source: str | None) -> None:
     """Register the user's network that a file of weights was trained with."""
+    if source is None:
+        raise ValueError(f'it was trained with {name}; give its source, as in network="my_network.py:Net"')
     own = networks.OwnNetwork.open(source)
     if own.name != name:
         raise ValueError(f"it was trained with {name}, but {source} is now {own.name}: the file has changed")
