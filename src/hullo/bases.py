@@ -168,6 +168,11 @@ def catalogued() -> tuple[Base, ...]:
     return tuple(map(base, _families))
 
 
+def is_built_in(item: Base) -> bool:
+    """Return whether a base is one of the package, and not one that `add_base` added in this process."""
+    return _families[item.name.partition("(")[0]].make.__module__ == "hullo.catalogue"
+
+
 def base(spelling: str | Base) -> Base:
     """Return the base function of a name such as ``tanh``, ``leaky_relu(0.2)`` or ``leaky_relu(negative_slope=0.2)``.
 

@@ -71,7 +71,7 @@ def replace_activations(
         return hull([item.name for item in chosen], init=[round(c, 12) + 0.0 for c in start], strict=False, **options)
 
     made = _cloned(model, swapped)
-    if not any(True for _ in _hulls(made)):
+    if not any(True for _ in named_hulls(made)):
         raise ValueError("no activation of the model can be replaced; it needs layers with one, such as Dense or ReLU")
     return made
 
@@ -92,7 +92,7 @@ def fold(model: keras.Model) -> keras.Model:
         <function relu at ...>
     """
     _check(model)
-    if not any(True for _ in _hulls(model)):
+    if not any(True for _ in named_hulls(model)):
         raise ValueError("the model has no hulls to fold")
 
     def folded(function: Any, where: str) -> Any:
@@ -123,7 +123,7 @@ def summary(model: keras.Model) -> str:
         act  affine(identity,relu)  0.5 0.5
     """
     rows = []
-    for where, layer in _hulls(model):
+    for where, layer in named_hulls(model):
         columns = np.atleast_2d(to_numpy(layer.coefficients)).T.tolist()
         shown = [f"{min(c):.3g}" if min(c) == max(c) else f"{min(c):.3g}..{max(c):.3g}" for c in columns]
         rows.append((where, layer.spelling, " ".join(shown)))
@@ -147,7 +147,7 @@ def _check(model: Any) -> None:
         )
 
 
-def _hulls(model: keras.Model) -> Iterable[tuple[str, Hull]]:
+def named_hulls(model: keras.Model) -> Iterable[tuple[str, Hull]]:
     """Yield hulls, and the names of the layers that they are or that they are in."""
     for layer in model._flatten_layers(include_self=False):
         if isinstance(layer, Hull):

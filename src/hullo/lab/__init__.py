@@ -2,13 +2,17 @@
 
 from typing import Any
 
-__all__ = ["load_network"]
+__all__ = ["load_network", "record"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import `load_network` lazily: commands that only read records need no network."""
+    """Import functions lazily: commands that only read records need no network."""
     if name == "load_network":
         from hullo.lab.run.weights import load_network
 
         return load_network
+    if name == "record":
+        from hullo.lab.recorder import record
+
+        return record
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -129,8 +129,8 @@ def test_runs_of_other_lengths_are_never_averaged() -> None:
         ("lenet5/cifar10", "no records of 'lenet5/cifar10'; available: kerasnet/cifar10$"),
         ("kerasnet/cifar10 batch_size=64", "no records of 'kerasnet/cifar10 batch_size=64'"),
         ("kerasnet", "invalid column 'kerasnet'"),
-        ("kerasnet/cifar10 colour=red", "colour=red.*names are seed, epochs"),
-        ("kerasnet/mnist", "unknown data set 'mnist'"),
+        ("kerasnet/cifar10 colour=red", "unknown setting 'colour'.*available: epochs, batch_size"),
+        ("kerasnet/mnist", "no records of 'kerasnet/mnist'; available: kerasnet/cifar10$"),
     ],
 )
 def test_a_column_that_is_not_there_is_refused_with_what_there_is(columns: str, said: str) -> None:

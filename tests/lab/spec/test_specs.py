@@ -50,6 +50,7 @@ OTHER = {
     "coefficient_lr_scale": 2,
     "precision": "bfloat16",
     "val_size": 100,
+    "settings": "lr=0.01 width=64",
 }
 
 

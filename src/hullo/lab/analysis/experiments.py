@@ -134,16 +134,22 @@ class Experiment:
     @property
     def remarks(self) -> list[str]:
         """Return the settings that differ from the paper's and from the defaults."""
-        default = Spec.default(self.setting.network, self.setting.data, REFERENCE, epochs=self.setting.epochs)
-        unusual = [name for name in SETTINGS if getattr(self.setting, name) != getattr(default, name)]
         said = []
         if self.setting.data.endswith(SAMPLE):
             said.append(f"A sample of {self.setting.data.removesuffix(SAMPLE)}: not to be compared with the paper.")
         if self._part:
             trained, tested = self._part
             said.append(f"Trained with {trained:,} and evaluated on {tested:,} images, not on all of the data set.")
+        if self.setting.settings is None:
+            default = Spec.default(self.setting.network, self.setting.data, REFERENCE, epochs=self.setting.epochs)
+            unusual = [
+                name for name in self.setting.conditions if getattr(self.setting, name) != getattr(default, name)
+            ]
+            heading = "Non-default settings"
+        else:
+            unusual, heading = [name for name in self.setting.conditions if name != "epochs"], "Settings"
         if unusual:
-            said.append(f"Non-default settings: {', '.join(_spell(self.setting, unusual))}.")
+            said.append(f"{heading}: {', '.join(_spell(self.setting, unusual))}.")
         return said
 
     def lost(self, record: Record) -> bool:
@@ -179,7 +185,7 @@ def experiments(
             saw = (f"{r.spec} saw {' + '.join(map(str, r.images)) or 'all'} images" for r in parts.values())
             raise ValueError(f"cannot compare runs on different parts of a data set: {'; '.join(saw)}; choose one kind")
     splits = {s: "test" if all(record.test_accuracy for record in alike) else "val" for s, alike in runs.items()}
-    names = _names(sorted(runs, key=lambda s: (place(s.column), -s.epochs, astuple(s))), splits)
+    names = _names(sorted(runs, key=lambda s: (place(s.column), -s.epochs, s.settings or "", astuple(s)[:-1])), splits)
     if columns:
         chosen = {setting for text in columns for setting in _fitting(text, names)}
         names = {setting: name for setting, name in names.items() if setting in chosen}
@@ -217,28 +223,42 @@ def rows_of(experiments: Iterable[Experiment]) -> list[str]:
 
 def _fitting(text: str, names: Mapping[Spec, str]) -> list[Spec]:
     """Return the settings that match a name; a name without settings matches all of its column."""
-    column, _, given = text.strip().partition(" ")
-    wanted = Spec.parse(f"{paper.parse_column(column)} {REFERENCE} {given}")
-    said = [word.partition("=")[0] for word in given.split()]
-    fitting = [s for s in names if s.column == wanted.column and _spell(s, said) == _spell(wanted, said)]
+    column, *given = text.split() or [""]
+    wanted, said = paper.parse_column(column), [word.partition("=")[0] for word in given]
+    beside = [s for s in names if s.column == wanted]
+    known = list(dict.fromkeys(name for s in beside for name in s.conditions))
+    if unknown := [name for name in said if beside and name not in known]:
+        raise ValueError(f"unknown setting {unknown[0]!r} in {text!r}; available: {', '.join(known)}")
+    able = [s for s in beside if s.conditions.keys() >= set(said)]
+    fitting = [s for s in able if _spell(s, said) == _canonical(s, given, said)]
     if not fitting:
         raise ValueError(f"no records of {text!r}; available: {', '.join(names.values())}")
     return fitting
+
+
+def _canonical(setting: Spec, given: list[str], said: list[str]) -> list[str]:
+    """Return given words such as ``lr=1e-4``, and the names in them, as the runs with this setting spell them."""
+    if setting.settings is not None:
+        return given
+    return _spell(Spec.parse(" ".join([str(setting.column), REFERENCE, *given])), said)
 
 
 def _names(settings: Sequence[Spec], splits: Mapping[Spec, str]) -> dict[Spec, str]:
     """Name each experiment by its column and the settings that distinguish it from others of the column."""
     names = {}
     for setting in settings:
-        beside = [other for other in settings if other.column == setting.column]
-        differ = {name for name in SETTINGS if len({getattr(other, name) for other in beside}) > 1}
-        apart = [name for name in SETTINGS if name in differ or (name == "val_size" and splits[setting] == "val")]
+        beside = [other.conditions for other in settings if other.column == setting.column]
+        apart = [
+            name
+            for name in setting.conditions
+            if len({other.get(name) for other in beside}) > 1 or (name == "val_size" and splits[setting] == "val")
+        ]
         names[setting] = " ".join([str(setting.column), *_spell(setting, apart)])
     return names
 
 
 def _spell(setting: Spec, names: Iterable[str]) -> list[str]:
-    return [f"{name}={getattr(setting, name)}" for name in names]
+    return [f"{name}={setting.conditions.get(name)}" for name in names]
 
 
 def place(column: paper.Column) -> tuple[bool, int]:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import math
-
-from torch import Tensor
 
 from hullo.lab.run.training import Training
 from hullo.lab.spec.activation import ActivationSpec
 from hullo.lab.spec.environment import Environment
-from hullo.lab.spec.records import Record
+from hullo.lab.spec.records import Record, round_number, round_numbers
 
 
 def build_records(training: Training, environment: Environment) -> list[Record]:
@@ -33,39 +30,32 @@ def build_records(training: Training, environment: Environment) -> list[Record]:
             ]
             for point in points
         ]
-        coefficients = [[_numbers(layer.mean(0)) for layer in point] for point in over_time]
+        coefficients = [[round_numbers(layer.mean(0).tolist()) for layer in point] for point in over_time]
         sound = curves["sound"][:, k].tolist()
         for epoch, point in enumerate(coefficients[1:]):  # weights may be finite where their mean is not
             sound[epoch] = sound[epoch] and None not in itertools.chain(*point)
-        accuracy, *top5 = (list(map(_rounded, top)) for top in curves["test_accuracy"][:, k].T.tolist())
+        accuracy, *top5 = (list(map(round_number, top)) for top in curves["test_accuracy"][:, k].T.tolist())
         records.append(
             Record(
                 spec=spec,
                 ended="finished" if all(sound) else f"diverged in epoch {sound.index(False) + 1}",
-                train_loss=_numbers(curves["train_loss"][:, k]),
-                test_loss=_numbers(curves["test_loss"][:, k]),
+                train_loss=round_numbers(curves["train_loss"][:, k].tolist()),
+                test_loss=round_numbers(curves["test_loss"][:, k].tolist()),
                 test_accuracy=accuracy,
                 bases=[item.name for item in row.bases] if row.learns else [],
                 coefficients=coefficients,
                 members=len(training.specs),
                 seconds=round(training.seconds, 3),
                 environment=environment,
-                channels=[[*map(_numbers, layer)] for layer in over_time[-1]] if row.per == "channel" else [],
+                channels=[[*map(round_numbers, layer.tolist())] for layer in over_time[-1]]
+                if row.per == "channel"
+                else [],
                 test_top5=top5[0] if top5 else [],
-                val_loss=_numbers(curves["val_loss"][:, k]) if held_out else [],
-                val_accuracy=[*map(_rounded, curves["val_accuracy"][:, k, 0].tolist())] if held_out else [],
+                val_loss=round_numbers(curves["val_loss"][:, k].tolist()) if held_out else [],
+                val_accuracy=[*map(round_number, curves["val_accuracy"][:, k, 0].tolist())] if held_out else [],
                 images=[]
                 if training.loader.is_complete
                 else [training.loader.count, training.loader.eval_sizes["test"]],
             )
         )
     return records
-
-
-def _numbers(values: Tensor) -> list[float | None]:
-    return [_rounded(value) if math.isfinite(value) else None for value in values.tolist()]
-
-
-def _rounded(value: float) -> float:
-    """Round to six significant digits, about the precision of float32."""
-    return float(f"{value:.6g}")

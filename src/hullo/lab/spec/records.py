@@ -8,11 +8,12 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from hullo.lab.files import locked, open_regular
+from hullo.lab.files import atomic_write, locked, open_regular
 from hullo.lab.spec.activation import ActivationSpec
 from hullo.lab.spec.environment import Environment
 from hullo.lab.spec.run_spec import Spec
@@ -23,7 +24,12 @@ LONGEST = 2**26
 """The largest length of a line in bytes."""
 
 _KINDS: dict[str, Rule] = {"int": Integer(), "float": Number(0), "str": Text()}
-_SPEC, _ENVIRONMENT = (Object({f.name: _KINDS[str(f.type)] for f in fields(kind)}) for kind in (Spec, Environment))
+_SPEC, _ENVIRONMENT = (
+    Object({f.name: _KINDS[str(f.type)] for f in fields(kind) if f.name != "settings"}) for kind in (Spec, Environment)
+)
+_RECORDED = Object(
+    {name: _SPEC.fields[name] for name in ("network", "data", "activation", "seed", "epochs")} | {"settings": Text()}
+)
 _FLOAT32 = 3.4028235e38
 _FINITE, _ANY = (Number(-_FLOAT32, _FLOAT32, null=null) for null in (False, True))
 _PERCENT = Number(0, 100)
@@ -37,7 +43,8 @@ class Record:
     coefficient per base; it is empty for fixed activations. With one activation per channel, these are means over the
     channels, and `channels` has the final coefficients of each layer's channels. `val_loss` and `val_accuracy` refer to
     held-out training images and are empty if there are none. `test_top5` is given for ILSVRC-2012, and `images` if the
-    data set was incomplete. Runs that were evaluated only on held-out images have no test curves.
+    data set was incomplete. Runs that were evaluated only on held-out images have no test curves. Runs that
+    :func:`hullo.lab.record` wrote have the curves that were logged.
     """
 
     spec: Spec
@@ -72,7 +79,7 @@ class Record:
 
     def line(self) -> bytes:
         """Return the record as one line of JSON."""
-        values = {"version": VERSION, "id": self.spec.id, **asdict(self)}
+        values = {"version": VERSION, "id": self.spec.id, **asdict(self), "spec": self.spec.to_dict()}
         return json.dumps(values, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
     @classmethod
@@ -84,7 +91,8 @@ class Record:
             fail("version", version, f"this hullo reads version {VERSION}")
         if "spec" not in values:
             raise ValueError("spec: missing")
-        _SPEC.check(values["spec"], "spec")
+        is_recorded = isinstance(values["spec"], dict) and "settings" in values["spec"]
+        (_RECORDED if is_recorded else _SPEC).check(values["spec"], "spec")
         try:
             spec = Spec(**values["spec"])
         except ValueError as error:
@@ -118,23 +126,31 @@ def _rules(spec: Spec, values: dict[str, Any]) -> dict[str, Rule]:
         List(List(number, len(bases), "base function"), max(1, layers), "layer") for number in (_FINITE, _ANY)
     )
     per_channel = List(List(List(_ANY if diverged else _FINITE, len(bases), "base function")), layers, "layer")
-    return {
-        "version": Integer(),
-        "id": Text(),
-        "spec": _SPEC,
-        "ended": Text(),
+    curves = {
         "train_loss": losses,
         "test_loss": losses if tested else nothing,
         "test_accuracy": accuracies if tested else nothing,
+        "test_top5": accuracies if values.get("test_top5") else nothing,
+        "val_loss": losses if held_out else nothing,
+        "val_accuracy": accuracies if held_out else nothing,
+    }
+    if spec.settings is not None:
+        kinds = {name: losses if name.endswith("loss") else accuracies for name in curves}
+        curves = {name: kind if values.get(name) else nothing for name, kind in kinds.items()}
+        if not values.get("test_accuracy") and not values.get("val_accuracy"):
+            fail("test_accuracy", values.get("test_accuracy"), "this or val_accuracy must be logged")
+    return {
+        "version": Integer(),
+        "id": Text(),
+        "spec": _SPEC if spec.settings is None else _RECORDED,
+        "ended": Text(),
+        **curves,
         "bases": Exactly(bases),
         "coefficients": List(point, 1 + epochs, "epoch and one before", 1 + sound, later) if bases else nothing,
         "members": Integer(1, 2**31),
         "seconds": Number(0, 1e10),
         "environment": _ENVIRONMENT,
         "channels": per_channel if row.per == "channel" else nothing,
-        "test_top5": accuracies if values.get("test_top5") else nothing,
-        "val_loss": losses if held_out else nothing,
-        "val_accuracy": accuracies if held_out else nothing,
         "images": List(Integer(1), 2) if values.get("images") else nothing,
     }
 
@@ -196,20 +212,49 @@ class Records:
 
     def add(self, records: Iterable[Record]) -> None:
         """Append the records whose spec has none yet, in one write; if that fails, append none."""
+        with self._locked():
+            known = {record.spec for record in self.read()}
+            self._append(b"".join({r.spec: _readable(r.line()) for r in records if r.spec not in known}.values()))
+
+    def put(self, record: Record, *, overwrite: bool) -> None:
+        """Append a record; raise a FileExistsError if its run has one, unless that is to be overwritten."""
+        line = _readable(record.line())
+        with self._locked():
+            known = self.check_new(record.spec, overwrite=overwrite)
+            others = [other for other in known if not other.spec.is_same_run(record.spec)]
+            if len(others) == len(known):
+                self._append(line)
+            else:
+                with atomic_write(self.path) as file:
+                    file.write(b"".join(other.line() for other in others) + line)
+
+    def check_new(self, spec: Spec, *, overwrite: bool = False) -> list[Record]:
+        """Return all records; raise a FileExistsError if the run has one, unless that is to be overwritten."""
+        known = self.read()
+        if not overwrite and any(record.spec.is_same_run(spec) for record in known):
+            raise FileExistsError(
+                f"{self.path} has a record of this run already: {spec}; give overwrite=True to replace it, or change a "
+                "setting, the seed or the directory"
+            )
+        return known
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with locked(self.path.with_name(f".{self.path.stem}.lock")):
-            known = {record.spec for record in self.read()}
-            lines = b"".join({r.spec: _readable(r.line()) for r in records if r.spec not in known}.values())
-            with self.path.open("ab", buffering=0) as file:
-                end = self._end()
+            yield
+
+    def _append(self, lines: bytes) -> None:
+        with self.path.open("ab", buffering=0) as file:
+            end = self._end()
+            file.truncate(end)
+            try:
+                if file.write(lines) != len(lines):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+                os.fsync(file.fileno())
+            except OSError:
                 file.truncate(end)
-                try:
-                    if file.write(lines) != len(lines):
-                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
-                    os.fsync(file.fileno())
-                except OSError:
-                    file.truncate(end)
-                    raise
+                raise
 
     def _end(self) -> int:
         """Return the position after the last complete line."""
@@ -228,3 +273,13 @@ def _readable(line: bytes) -> bytes:
     """Return a record's line after checking that it can be parsed again."""
     Record.parse(line)
     return line
+
+
+def round_number(value: float) -> float:
+    """Round to six significant digits, about the precision of float32."""
+    return float(f"{value:.6g}")
+
+
+def round_numbers(values: Iterable[float]) -> list[float | None]:
+    """Round numbers; return None for those that are not finite in float32."""
+    return [round_number(value) if abs(value) <= _FLOAT32 else None for value in values]

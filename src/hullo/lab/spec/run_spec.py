@@ -26,6 +26,10 @@ from hullo.lab.spec.schema import LARGEST
 
 OWN_NETWORK, OWN_DATA = re.compile(r"[\w.-]+:\w+@[0-9a-f]{8}"), re.compile(r"[\w.-]+@[0-9a-f]{8}")
 """Names of the user's own networks and data sets: the name of the file or folder, and eight digits of its hash."""
+RECORDED = re.compile(r"[\w.-]{1,100}")
+"""Names of networks and data sets in runs that :func:`hullo.lab.record` wrote."""
+SETTING = re.compile(r"(?!(?:network|data|activation|seed|epochs)=)[^\W\d]\w*=[^\s=]{1,100}")
+"""A setting of such a run; the number of epochs is counted, and the others have fields of their own."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,8 @@ class Spec:
         augment: augmentation of training images, such as "flip,shift:0.1", or "none"; the default depends on the data.
         precision: "float32", or "bfloat16" for mixed precision by autocast.
         val_size: number of training samples to hold out for validation.
+        settings: of a run that :func:`hullo.lab.record` wrote, as in "lr=0.001 width=64"; only these, the number of
+            epochs and the first four fields describe such a run. None for runs of the laboratory.
 
     Example:
         >>> from hullo.lab.spec import Spec
@@ -78,9 +84,13 @@ class Spec:
     augment: str = ""
     precision: str = "float32"
     val_size: int = 0
+    settings: str | None = None
 
     def __post_init__(self) -> None:
-        self._check_names()
+        if self.settings is None:
+            self._check_names()
+        else:
+            self._check_recorded(self.settings)
         for name, least in (("seed", 0), ("epochs", 1), ("batch_size", 1), ("val_size", 0)):
             value = getattr(self, name)
             if type(value) is not int or not least <= value < 2**63:
@@ -90,19 +100,26 @@ class Spec:
             if type(value) not in (int, float) or not 0 <= value <= LARGEST:
                 raise ValueError(f"{name}={value!r}: must be a finite number of at least 0")
             object.__setattr__(self, name, float(value))
+        activation = ActivationSpec.parse(self.activation)
+        object.__setattr__(self, "activation", str(activation))
+        if self.settings is not None:
+            return
         augmentation = Augmentation.parse(self.augment or AUGMENTATIONS.get(self.data, "none"))
         if augmentation.crop != (self.data == STREAMED) or (augmentation.crop and augmentation.shift):
             usual = AUGMENTATIONS.get(self.data, "none, or flip,shift:0.1")
             raise ValueError(f"augment={self.augment!r} is not supported with {self.data}; use {usual}")
-        activation = ActivationSpec.parse(self.activation)
         if activation.kind == "own" and not self.is_own_network:
             raise ValueError(f"activation='own' is only for your own networks; {self.network} needs one, such as relu")
-        for name, text in (
-            ("schedule", spell_schedule(self.schedule)),
-            ("augment", str(augmentation)),
-            ("activation", str(activation)),
-        ):
+        for name, text in (("schedule", spell_schedule(self.schedule)), ("augment", str(augmentation))):
             object.__setattr__(self, name, text)
+
+    def _check_recorded(self, settings: str) -> None:
+        for name, value in (("network", self.network), ("data", self.data)):
+            if not isinstance(value, str) or not RECORDED.fullmatch(value):
+                raise ValueError(f"{name}={value!r}: must be a name of letters, digits, '_', '-' and '.'")
+        names = [word.partition("=")[0] for word in settings.split(" ")] if settings else []
+        if not all(map(SETTING.fullmatch, settings.split(" ") if settings else [])) or names != sorted(set(names)):
+            raise ValueError(f"settings={settings!r}: must be name=value, sorted by name, with a space in between")
 
     def _check_names(self) -> None:
         known = tuple(RECIPES), tuple(AUGMENTATIONS)
@@ -138,8 +155,21 @@ class Spec:
         return cls(network, data, activation, **usual | values)
 
     def __str__(self) -> str:
-        values = (f"{name}={getattr(self, name)}" for name in _NUMBERED)
+        values = (f"{name}={value}" for name, value in {"seed": self.seed, **self.conditions}.items())
         return " ".join((str(self.column), self.activation, *values))
+
+    @property
+    def conditions(self) -> dict[str, Any]:
+        """Return the epochs and settings, which runs must share to be compared."""
+        if self.settings is None:
+            return {name: getattr(self, name) for name in _NUMBERED if name != "seed"}
+        said = (word.partition("=") for word in self.settings.split())
+        return {"epochs": self.epochs, **{name: value for name, _, value in said}}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields that describe the run, as records hold them."""
+        names = ("epochs", "settings") if self.settings is not None else [name for name in _NUMBERED if name != "seed"]
+        return {name: getattr(self, name) for name in ("network", "data", "activation", "seed", *names)}
 
     @classmethod
     def parse(cls, text: str) -> Spec:
@@ -158,6 +188,10 @@ class Spec:
     def id(self) -> str:
         """Return an identifier of twelve characters, the same on every machine."""
         return identify([self])
+
+    def is_same_run(self, other: Spec) -> bool:
+        """Return whether a recorded run is the same as another, apart from the number of epochs."""
+        return self.settings is not None and replace(self, epochs=other.epochs) == other
 
     @property
     def column(self) -> Column:
@@ -193,7 +227,7 @@ class Spec:
 
 
 _KINDS = {"int": int, "float": float, "str": str}
-_NUMBERED = {field.name: _KINDS[str(field.type)] for field in fields(Spec)[3:]}
+_NUMBERED = {field.name: _KINDS[str(field.type)] for field in fields(Spec)[3:-1]}
 
 
 def recipe_of(network: str) -> Recipe:

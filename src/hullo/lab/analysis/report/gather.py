@@ -115,7 +115,7 @@ def _run(record: Record, environment: int, found: Iterable[Experiment]) -> dict[
     channels = [] if record.diverged else record.channels
     return {
         "id": record.spec.id,
-        "spec": asdict(record.spec),
+        "spec": record.spec.to_dict(),
         "ended": record.ended,
         "lost": record.diverged_in,
         "accuracy": {e.reading.name: _short(e.accuracies[record.spec.activation][record.spec.seed]) for e in found},

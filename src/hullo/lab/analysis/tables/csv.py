@@ -36,7 +36,8 @@ def csv_table(experiments: Sequence[Experiment]) -> str:
     writer.writerow(COLUMNS)
     for experiment in experiments:
         setting = experiment.setting
-        shared = [*setting.column, *(getattr(setting, name) for name in SETTINGS)]
+        known = setting.to_dict()
+        shared = [*setting.column, *(known.get(name) for name in SETTINGS)]
         shared += [experiment.epoch, experiment.reading.name, experiment.images]
         for cell in experiment.cells.values():
             over = cell.over_reference

@@ -1,0 +1,279 @@
+"""Record runs of any training loop, for `hullo table`, `hullo figures` and `hullo report`."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hullo.bases import is_built_in
+from hullo.lab.files import make_directory
+from hullo.lab.spec.activation import PRELU, ActivationSpec, in_order
+from hullo.lab.spec.environment import choose_device, device_name, environment
+from hullo.lab.spec.records import Record, Records, round_number, round_numbers
+from hullo.lab.spec.run_spec import SETTING, Spec
+from hullo.modules import Hull
+from hullo.parametrizations import BuiltInParametrization
+
+LOSSES = ("train_loss", "test_loss", "val_loss")
+ACCURACIES = ("test_accuracy", "test_top5", "val_accuracy")
+
+
+@contextmanager
+def record(
+    model: Any,
+    folder: str | Path = "runs",
+    *,
+    network: str,
+    data: str,
+    activation: str | None = None,
+    seed: int = 0,
+    overwrite: bool = False,
+    **settings: str | float,
+) -> Iterator[Run]:
+    """Record a run of your own training loop, so that `hullo table`, `figures` and `report` can show it.
+
+    Call `log` of the :class:`Run` after every epoch. When the block ends, the record is appended to ``records.jsonl``
+    in the folder; if an exception leaves the block, nothing is written. Several processes may write to one folder.
+
+    Args:
+        model: a PyTorch module or a Keras model; the coefficients of its hulls are recorded after every epoch.
+        folder: directory of the records.
+        network: a name for the architecture.
+        data: a name for the data set.
+        activation: by default that of the model's hulls. For a model without hulls, a name such as "relu", or "own" for
+            a function that hullo does not know. For a model with several kinds of hulls, which of them to record.
+        seed: of this run; tables give means over seeds.
+        overwrite: replace the record of the same run, if there is one.
+        settings: numbers and words that tell runs apart, such as ``lr=1e-3, width=64``.
+
+    Raises:
+        FileExistsError: the folder has a record with the same network, data, activation, seed and settings.
+
+    Example:
+        >>> import torch, hullo, hullo.lab
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), hullo.AffineHull("identity", "relu"))
+        >>> folder = getfixture("tmp_path")
+        >>> with hullo.lab.record(model, folder, network="mlp", data="random", seed=1, lr=0.01) as run:
+        ...     for epoch in range(2):
+        ...         run.log(train_loss=0.7, test_accuracy=50.0)
+        >>> len((folder / "records.jsonl").read_text().splitlines())
+        1
+    """
+    layers, reasons = _find_layers(model)
+    row = _choose_activation(layers, activation, reasons)
+    spec = Spec(network, data, row, seed=seed, epochs=1, settings=_spell_settings(settings))
+    make_directory(Path(folder))
+    records = Records(Path(folder) / "records.jsonl")
+    records.check_new(spec, overwrite=overwrite)
+    run = Run(spec, [layer.read for layer in layers.get(row, ())], _device_of(model))
+    yield run
+    records.put(run.to_record(), overwrite=overwrite)
+
+
+class Run:
+    """A run that :func:`record` records."""
+
+    def __init__(self, spec: Spec, readers: list[Callable[[], Tensor]], device: torch.device) -> None:
+        self._spec, self._readers, self._device = spec, readers, device
+        self._start = time.perf_counter()
+        self._curves: dict[str, list[float]] = {}
+        self._points = [[read() for read in readers]]
+        if not all(bool(rows.isfinite().all()) for rows in self._points[0]):
+            raise ValueError(f"the coefficients of {spec.activation} are not finite at the start; reset the hulls")
+
+    def log(self, **metrics: float) -> None:
+        """Add an epoch: its metrics, and the coefficients that the model has now.
+
+        Args:
+            metrics: `test_accuracy`, `val_accuracy` and `test_top5` in percent, `train_loss`, `test_loss` and
+                `val_loss`. Either `test_accuracy` or `val_accuracy` is needed, and all epochs have the same metrics. A
+                loss may be NaN: the run has then diverged.
+        """
+        if unknown := [name for name in metrics if name not in LOSSES + ACCURACIES]:
+            raise ValueError(f"unknown metric {unknown[0]!r}; available: {', '.join(ACCURACIES + LOSSES)}")
+        if not {"test_accuracy", "val_accuracy"} & metrics.keys():
+            raise ValueError(
+                f"no accuracy among {', '.join(metrics) or 'no metrics'}; log test_accuracy or val_accuracy"
+            )
+        if self._curves and self._curves.keys() != metrics.keys():
+            raise ValueError(
+                f"this epoch has {', '.join(metrics)}, earlier ones have {', '.join(self._curves)}; log the same in "
+                "every epoch"
+            )
+        values = {name: _number(name, value) for name, value in metrics.items()}
+        for name, value in values.items():
+            self._curves.setdefault(name, []).append(value)
+        self._points.append([read() for read in self._readers])
+
+    def to_record(self) -> Record:
+        """Return the record of the epochs that were logged."""
+        epochs = len(self._points) - 1
+        if not epochs:
+            raise ValueError("no epoch was logged, so nothing is recorded; call log after every epoch")
+        accuracies = {name: [*map(round_number, self._curves.get(name, ()))] for name in ACCURACIES}
+        if 0 < (most := max(map(max, filter(None, accuracies.values())))) <= 1:
+            warnings.warn(
+                f"the best accuracy is {most:g} percent; log 100 * accuracy if that is a fraction", stacklevel=4
+            )
+        losses = {name: round_numbers(self._curves.get(name, ())) for name in LOSSES}
+        row = ActivationSpec.parse(self._spec.activation)
+        means = [[round_numbers(rows.mean(0).tolist()) for rows in point] for point in self._points]
+        sound = [
+            None not in itertools.chain((curve[epoch] for curve in losses.values() if curve), *means[1 + epoch])
+            for epoch in range(epochs)
+        ]
+        curves: dict[str, Any] = {**accuracies, **losses}
+        return Record(
+            spec=replace(self._spec, epochs=epochs),
+            ended="finished" if all(sound) else f"diverged in epoch {1 + sound.index(False)}",
+            bases=[item.name for item in row.bases] if row.learns else [],
+            coefficients=means if row.learns else [],
+            channels=[[*map(round_numbers, rows.tolist())] for rows in self._points[-1]]
+            if row.per == "channel"
+            else [],
+            members=1,
+            seconds=round(time.perf_counter() - self._start, 3),
+            environment=environment(device_name(self._device)),
+            **curves,
+        )
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """An activation that learns: what it is, and a function that returns its coefficients, one row per group."""
+
+    spec: ActivationSpec
+    read: Callable[[], Tensor]
+
+
+def _find_layers(model: Any) -> tuple[dict[str, list[_Layer]], list[str]]:
+    """Return the layers that learn activations by their spelling, and reasons why others cannot be recorded.
+
+    Layers with the same kind, bases and parametrization belong together. Their spelling names an initial base if all
+    start as that base.
+    """
+    layers, reasons = [], []
+    for name, hull, read in _named_hulls(model):
+        if isinstance(hull, nn.PReLU):
+            layers.append(_Layer(PRELU, lambda own=hull: _prelu_rows(own)))  # type: ignore[misc]
+        elif reason := _why_not(hull):
+            reasons.append(f"{name} is {hull.spelling} with {reason}")
+        elif len(hull.bases) > 1 or hull.raw.requires_grad:
+            bases = in_order(hull.bases)
+            spec = ActivationSpec(hull.kind, bases, hull.constraint.parametrization.name)
+            order = [hull.bases.index(item) for item in bases]
+            layers.append(_Layer(spec, lambda read=read, order=order: _rows(read())[:, order]))  # type: ignore[misc]
+    alike: dict[ActivationSpec, list[_Layer]] = {}
+    for layer in layers:
+        alike.setdefault(layer.spec, []).append(layer)
+    spelled: dict[str, list[_Layer]] = {}
+    for spec, found in alike.items():
+        spelled.setdefault(str(_complete(spec, found)), []).extend(found)
+    return spelled, reasons
+
+
+def _named_hulls(model: Any) -> Iterator[tuple[str, Any, Callable[[], Hull]]]:
+    """Yield the name of each hull, the hull in PyTorch, and a function that returns it as it is at that time."""
+    keras = sys.modules.get("keras")
+    if keras is not None and isinstance(model, keras.Model):
+        from hullo.keras.models import named_hulls
+
+        for name, layer in named_hulls(model):
+            yield name, layer.to_torch().requires_grad_(layer.trainable), layer.to_torch
+    elif isinstance(model, nn.Module):
+        for name, module in model.named_modules():
+            if isinstance(module, (Hull, nn.PReLU)):
+                yield name or "the model", module, lambda module=module: module  # type: ignore[misc]
+    else:
+        raise TypeError(
+            f"model must be a PyTorch module or a Keras model; got {model!r} of type {type(model).__name__}"
+        )
+
+
+def _why_not(hull: Hull) -> str:
+    """Return what a record cannot describe about a hull; an empty string if it can."""
+    own = [item.name for item in hull.bases if not is_built_in(item)]
+    if own:
+        return f"the base {own[0]}, which only this process knows"
+    if not isinstance(hull.constraint.parametrization, BuiltInParametrization):
+        return "a parametrization of your own"
+    return "" if hull.inner_scale is None else "an inner scale"
+
+
+def _complete(spec: ActivationSpec, layers: list[_Layer]) -> ActivationSpec:
+    """Return the spec of layers with the base that all start as, if there is one, and whether they have groups."""
+    if spec == PRELU:
+        return spec
+    rows = torch.cat([layer.read() for layer in layers])
+    starts = [item for i, item in enumerate(spec.bases) if bool((rows == torch.eye(len(spec.bases))[i]).all())]
+    per = "channel" if len(rows) > len(layers) else "layer"
+    try:
+        return ActivationSpec.parse(str(replace(spec, per=per, init=starts[0] if starts else None)))
+    except ValueError:  # not a start that this parametrization can have, as a saturated softmax
+        return replace(spec, per=per)
+
+
+def _rows(hull: Hull) -> Tensor:
+    return hull.coefficients.detach().double().cpu().reshape(hull.groups, -1)
+
+
+def _prelu_rows(module: nn.PReLU) -> Tensor:
+    slopes = module.weight.detach().double().cpu()
+    return torch.stack([slopes, 1 - slopes], dim=1)
+
+
+def _choose_activation(layers: Mapping[str, list[_Layer]], activation: str | None, reasons: list[str]) -> str:
+    """Return the activation to record."""
+    there = ", ".join(layers) or "no hulls that can be recorded"
+    hint = "; ".join([f"the model has {there}", *reasons])
+    if activation is None:
+        if len(layers) != 1:
+            raise ValueError(f"activation must be given, as in 'relu', or 'own' if it has no name: {hint}")
+        return next(iter(layers))
+    row = ActivationSpec.parse(activation)
+    if str(row) not in layers and (row.learns or (layers and row.kind != "own")):
+        raise ValueError(f"activation={activation!r} is not what the model has: {hint}")
+    return str(row)
+
+
+def _spell_settings(settings: Mapping[str, str | float]) -> str:
+    words = []
+    for name, value in sorted(settings.items()):
+        word = f"{name}={value}"
+        if name == "epochs":
+            raise ValueError(f"epochs={value!r}: the number of epochs is the number of calls of log; leave it out")
+        if not isinstance(value, (str, int, float)) or not SETTING.fullmatch(word):
+            raise ValueError(
+                f"{name}={value!r}: a setting must be a number or a word without spaces and '=', of at most 100 "
+                "characters, with a Python identifier as its name"
+            )
+        words.append(word)
+    return " ".join(words)
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        if isinstance(value, (str, bytes)):
+            raise TypeError
+        number = float(value.detach() if isinstance(value, Tensor) else value)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"{name}={value!r}: must be a number") from None
+    if name in ACCURACIES and not 0 <= number <= 100:
+        raise ValueError(f"{name}={number:g}: must be from 0 to 100, in percent")
+    return number
+
+
+def _device_of(model: Any) -> torch.device:
+    """Return the device of a PyTorch model's first parameter; for others, the default device."""
+    first = next(iter(model.parameters()), None) if isinstance(model, nn.Module) else None
+    return choose_device(None) if first is None else first.device
