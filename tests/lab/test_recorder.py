@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -90,6 +91,13 @@ def test_a_loop_of_ones_own_serves_table_figures_and_report(tmp_path: Path) -> N
     run("report", str(runs), "--output", str(tmp_path / "page.html"))
     page = (tmp_path / "page.html").read_text()
     assert '"settings":"lr=0.03"' in page.replace(" ", "")
+
+
+def test_the_loop_of_the_documentation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (Path(__file__).parents[2] / "docs" / "laboratory.md").read_text().partition("### Your own training loop")[2]
+    exec(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0], {})
+    assert len(read(tmp_path / "runs")) == 6
 
 
 def test_coefficients_per_channel_are_recorded_as_means_and_as_rows(tmp_path: Path) -> None:
