@@ -91,16 +91,20 @@ def test_prelu_learns_as_in_torch() -> None:
     torch.testing.assert_close(ours(images), theirs(images), rtol=1e-6, atol=1e-6)
 
 
-def test_every_image_counts_once_an_epoch_also_those_of_the_last_small_batch() -> None:
-    training = finish(Training(members(epochs=1, lr=0.0), FEED))
-    assert training.steps == 3
-    assert training.population.steps.tolist() == [3, 3, 3]
+@pytest.mark.parametrize(("network", "steps", "used"), [("lenet5", 3, 70), ("alexnet", 2, 64)])
+def test_every_image_counts_once_an_epoch_but_alexnet_has_no_smaller_last_batch(
+    network: str, steps: int, used: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(networks.NETWORKS, "alexnet", networks.NETWORKS["lenet5"])
+    training = finish(Training(members(network, epochs=1, lr=0.0), FEED))
+    assert training.steps == steps
+    assert training.population.steps.tolist() == [steps] * 3
     seeds = training.population.seeds
     order = draw_order(seeds, 0, 70)
     shown = scale(move(DATA.train_images, order, draw_moves(seeds, 0, order, (28, 28))))
     for k in range(3):
-        logits = training.population[k](shown[k])
-        expected = F.cross_entropy(logits, DATA.train_labels[order[k]]).item()
+        logits = training.population[k](shown[k])[:used]
+        expected = F.cross_entropy(logits, DATA.train_labels[order[k]][:used]).item()
         assert training.curves["train_loss"][0, k].item() == pytest.approx(expected, rel=1e-5)
 
 

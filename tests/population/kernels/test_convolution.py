@@ -21,6 +21,12 @@ pytestmark = [  # of the interpreter: inf - inf and the like, and its own way of
 ]
 
 
+@pytest.fixture(autouse=True)
+def _exact_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute in float32 where the gradient of weights is left to cuDNN, which would choose TF32."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
 class Case(NamedTuple):
     """Members, channels in and out, the side of a window, stride, padding, the sides of images, a bias or none."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import islice
 from typing import Any
 
 import torch
@@ -70,7 +71,10 @@ class Training:
         self.population = Population(members, seeds=[spec.seed for spec in specs]).to(loader.device)
         if first.is_own_network:
             self._try_network()
-        self.steps = -(-loader.count // first.batch_size)
+        self.images = loader.count  # per epoch
+        if first.recipe.drop_last and loader.count >= first.batch_size:
+            self.images -= loader.count % first.batch_size
+        self.steps = -(-self.images // first.batch_size)
         self.optimizer = _optimizer(self.population, specs, self.steps, world)
         self._forward: nn.Module = self.population
         if world.size > 1:
@@ -106,7 +110,8 @@ class Training:
         while self.epoch < spec.epochs:
             self.population.train()
             seeds = self.population.seeds
-            for global_size, batch in self.loader.batches(seeds, self.epoch, spec.batch_size, self.step, self.world):
+            batches = self.loader.batches(seeds, self.epoch, spec.batch_size, self.step, self.world)
+            for global_size, batch in islice(batches, self.steps - self.step):
                 self._global_size = global_size
                 learn(*batch)
                 self.step += 1
@@ -140,7 +145,7 @@ class Training:
     def _end_epoch(self) -> None:
         """Evaluate, and add a point to every curve."""
         self.population.eval()
-        losses, accuracies = {"train": self.total / self.loader.count}, {}
+        losses, accuracies = {"train": self.total / self.images}, {}
         for name in self.loader.eval_sizes:
             losses[name], accuracies[name] = self._evaluate(name)
         finite = [p.flatten(1).isfinite().all(1) for p in self.population.parameters()]

@@ -30,6 +30,8 @@ class Recipe:
         schedule: how the learning rate falls; see :func:`parse_schedule`.
         weight_decay: of weights; biases, normalization layers and coefficients have none.
         bias_lr_scale: the learning rate of biases as a multiple of `lr`.
+        drop_last: leave out the images that do not fill the last batch of an epoch, other ones in each epoch. The
+            gradient of a batch of a few images is large, and SGD takes a step in proportion.
     """
 
     epochs: int = 50
@@ -39,6 +41,7 @@ class Recipe:
     schedule: str = "inverse:1e-06"
     weight_decay: float = 0.0
     bias_lr_scale: float = 1.0
+    drop_last: bool = False
 
 
 RECIPES = {
@@ -48,8 +51,10 @@ RECIPES = {
     # as in the example of Keras: l2(1e-4) adds 1e-4 * |w|^2 to the loss, 2e-4 * w to the gradient
     "resnet56_he": Recipe(weight_decay=2e-4),
     # as in the solver of Caffe, but for a part in a thousand: 450,000 updates with 256 images of the whole ILSVRC-2012,
-    # a tenth of the learning rate after every 100,000
-    "alexnet": Recipe(90, 256, "sgd", lr=0.01, schedule="step:20", weight_decay=5e-4, bias_lr_scale=2.0),
+    # a tenth of the learning rate after every 100,000; all batches are of one size
+    "alexnet": Recipe(
+        90, 256, "sgd", lr=0.01, schedule="step:20", weight_decay=5e-4, bias_lr_scale=2.0, drop_last=True
+    ),
 }
 """The recipes of the laboratory's networks."""
 OWN_RECIPE = Recipe(epochs=20, batch_size=64, optimizer="adam", lr=1e-3, schedule="constant")

@@ -42,7 +42,7 @@ class Spec:
         activation: such as ``relu`` or ``convex(identity,relu)``; ``own`` leaves the activations of a user's network.
         seed: of the initial weights, the order of samples, their augmentation and dropout.
         epochs: number of epochs.
-        batch_size: samples per batch; the last batch of an epoch may be smaller, as in Keras.
+        batch_size: samples per batch; the last batch of an epoch may be smaller, as in Keras, but not for AlexNet.
         optimizer: "rmsprop", "sgd" with momentum 0.9, "adam" or "adamw".
         lr: the learning rate.
         schedule: learning rate schedule: "constant", "cosine", "inverse:D" or "step:N"; see
@@ -151,7 +151,7 @@ class Spec:
         if kind == "step":
             epochs = max(1, values.get("epochs", recipe.epochs))
             values.setdefault("schedule", f"step:{number * epochs / recipe.epochs:.12g}")
-        usual = {name: value for name, value in asdict(recipe).items() if name != "bias_lr_scale"}
+        usual = {name: value for name, value in asdict(recipe).items() if name in _NUMBERED}
         return cls(network, data, activation, **usual | values)
 
     def __str__(self) -> str:
