@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import hullo
 from hullo.modules import Hull
@@ -31,3 +32,11 @@ def rows_of(groups: int | None, n: int, dtype: torch.dtype = torch.float32) -> T
     """Coefficients of n bases, shared by all channels or a row for each group."""
     shape = (n,) if groups is None else (groups, n)
     return torch.randn(shape, dtype=dtype)
+
+
+def through_torch_save(model: nn.Module) -> nn.Module:
+    stream = io.BytesIO()
+    torch.save(model, stream)
+    stream.seek(0)
+    loaded: nn.Module = torch.load(stream, weights_only=False)
+    return loaded

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import io
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 import hullo
 from hullo import optimizer_hook
 from hullo.parametrizations import feasible_gradient
+from made_hulls import through_torch_save
 
 BASES = ("identity", "relu", "tanh")
 OPTIMIZERS: list[Callable[[Sequence[Tensor]], torch.optim.Optimizer]] = [  # whose steps do not magnify rounding errors
@@ -82,15 +82,7 @@ def test_a_step_goes_along_the_feasible_part_of_the_gradient(numbers: list[float
     torch.testing.assert_close(act.coefficients.detach(), expected, rtol=0, atol=1e-14)
 
 
-def through_pickle(model: nn.Module) -> nn.Module:
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    copied: nn.Module = torch.load(file, weights_only=False)
-    return copied
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, through_pickle, lambda model: model.to(torch.float32)])
+@pytest.mark.parametrize("copied", [copy.deepcopy, through_torch_save, lambda model: model.to(torch.float32)])
 def test_copies_step_as_the_original_does(copied: Callable[[nn.Module], nn.Module]) -> None:
     model = copied(nn.Sequential(hull([0.0, 1.0, 0.0], groups=2)))
     act = model[0]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import hullo
+from cuda_steps import assert_replayed, count_kernels
 from hullo.formulas import FUNCTIONS
 from hullo.kernels import CombineSpec, choose, reference
 from hullo.kernels.codegen import kernel_source
@@ -21,11 +22,6 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 from hullo.kernels import device_math  # noqa: E402
 from hullo.kernels import triton as kernels  # noqa: E402
-
-pytestmark = [  # of the interpreter: 1 / 0 and the like, and its own way of reading a number
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
-    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
-]
 
 TRIO = tuple(hullo.base(name) for name in ("identity", "relu", "tanh"))
 SIX = tuple(hullo.base(name) for name in ("identity", "relu", "tanh", "unit_gelu", "unit_silu", "softsign"))
@@ -305,24 +301,12 @@ def test_one_kernel_forward_and_two_backward_also_in_a_cuda_graph() -> None:
     gradient = torch.randn_like(x)
     expected = torch.autograd.grad(act(x), (x, act.raw), gradient)
 
-    def kernels_of(step: object) -> int:
-        step()  # type: ignore[operator]
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            step()  # type: ignore[operator]
-            torch.cuda.synchronize()
-        return len([event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA])
-
     held = [act(x)]
-    assert kernels_of(lambda: act(x)) == 1
-    assert kernels_of(lambda: torch.autograd.grad(held[0], (x, act.raw), gradient, retain_graph=True)) == 2
+    assert count_kernels(lambda: act(x)) == 1
+    assert count_kernels(lambda: torch.autograd.grad(held[0], (x, act.raw), gradient, retain_graph=True)) == 2
     held.clear()  # what is alive of an earlier pass would tie the capture to the stream of that pass
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = torch.autograd.grad(act(x), (x, act.raw), gradient)
-    graph.replay()
-    for a, b in zip(found, expected, strict=True):
-        assert torch.equal(a, b)
+    assert_replayed(lambda: torch.autograd.grad(act(x), (x, act.raw), gradient), expected)
 
 
 @gpu

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
 import resource
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +12,7 @@ from pathlib import Path
 import pytest
 import tiny_command
 import torch
+from tiny_command import COLUMN, ROWS, results, start
 from typer.testing import CliRunner, Result
 
 from hullo.lab.analysis.statistics import Interval
@@ -24,18 +21,7 @@ from hullo.lab.run import training
 from hullo.lab.run.checkpoints import Checkpoints
 from hullo.lab.spec.records import Records
 
-COLUMN = "lenet5/fashion-mnist-sample"
-ROWS = ("relu", "convex(identity,relu)", "affine(identity,relu,tanh)")
-REPRODUCE = (
-    "reproduce",
-    COLUMN,
-    *(word for row in ROWS for word in ("--activation", row)),
-    "--seeds",
-    "1",
-    "--epochs",
-    "4",
-)
-REPRODUCE = (*REPRODUCE, "--device", "cpu", "--lr", "0.001")
+REPRODUCE = (*tiny_command.REPRODUCE, "4", "--device", "cpu")
 TRAIN = ("train", "lenet5", "fashion-mnist-sample", "--device", "cpu", "--epochs", "1")
 
 
@@ -46,25 +32,6 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def invoke(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-def start(*arguments: object) -> subprocess.Popen[str]:
-    """The command as a process of its own that has begun."""
-    command = [sys.executable, tiny_command.__file__, *map(str, arguments)]
-    # one thread, as sums by several may be rounded in another order
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    return process
-
-
-def results(output: Path) -> list[dict[str, object]]:
-    """What the records say, but for the time it took."""
-    lines = [json.loads(line) for line in (output / "records.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
 
 
 def checkpoint_times(output: Path) -> list[int]:
@@ -231,19 +198,7 @@ def test_a_learning_rate_that_falls_at_once_stops_the_training(
 
 
 def test_more_seeds_add_to_what_is_there(tmp_path: Path) -> None:
-    shared = (
-        "reproduce",
-        COLUMN,
-        "--activation",
-        "relu",
-        "--epochs",
-        1,
-        "--device",
-        "cpu",
-        "--output",
-        tmp_path,
-        "--quiet",
-    )
+    shared = ("reproduce", COLUMN, "--activation", "relu", *TRAIN[3:], "--output", tmp_path, "--quiet")
     assert invoke(*shared, "--seeds", 1).stderr == ""
     result = invoke(*shared, "--seeds", 3)
     found = Records(tmp_path / "records.jsonl").read()

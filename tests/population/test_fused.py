@@ -13,10 +13,6 @@ import hullo
 from hullo.population import SGD, Adam, AdamW, AugmentedImages, Optimizer, Population, RMSprop, kernels
 
 pytest.importorskip("triton")
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # both by the interpreter
-    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
-]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 

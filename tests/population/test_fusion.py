@@ -13,10 +13,6 @@ from torch import Tensor, nn
 from hullo.population import Population, kernels
 
 pytest.importorskip("triton")
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # both by the interpreter
-    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
-]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 

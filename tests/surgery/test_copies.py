@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import itertools
 import pickle
 import threading
@@ -17,23 +16,16 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 import hullo
+from made_hulls import through_torch_save
 
 PADDING = torch.tensor([[0, 0, 0, 1, 1], [0] * 5, [0, 0, 0, 0, 1]]).bool()
 GAPS = torch.tensor([[1, 0, 0, 1, 1], [0] * 5, [0, 0, 1, 0, 1]]).bool()
 
 
-def saved(model: nn.Module) -> nn.Module:
-    stream = io.BytesIO()
-    torch.save(model, stream)
-    stream.seek(0)
-    loaded: nn.Module = torch.load(stream, weights_only=False)
-    return loaded
-
-
 WAYS = {
     "deepcopy": copy.deepcopy,
     "pickle": lambda model: pickle.loads(pickle.dumps(model)),
-    "save": saved,
+    "save": through_torch_save,
     "average": lambda model: AveragedModel(model).module,
 }
 
@@ -131,7 +123,7 @@ def test_an_encoder_computes_with_padding_what_its_fast_path_did(norm_first: boo
         inputs = {"src": x} if mask is None else {"src": x, "src_key_padding_mask": mask}
         hullo.replace_activations(model, example_inputs=inputs)
         folded = hullo.fold(model, example_inputs=inputs)
-        for again in (model, copy.deepcopy(model), saved(model), folded):
+        for again in (model, copy.deepcopy(model), through_torch_save(model), folded):
             torch.testing.assert_close(run(again), before, rtol=1e-4, atol=1e-5)
         assert folded.use_nested_tensor == encoder.use_nested_tensor
     with warnings.catch_warnings():

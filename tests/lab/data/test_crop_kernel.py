@@ -15,8 +15,6 @@ from hullo.lab.data.ilsvrc2012 import augment  # noqa: E402
 from hullo.lab.data.ilsvrc2012.crop_kernel import crop  # noqa: E402
 from hullo.population import kernels  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")  # by the interpreter
-
 
 def draw(count: int, height: int, width: int, channels: int) -> tuple[Tensor, Tensor]:
     images = torch.randint(256, (count, height, width, channels), dtype=torch.uint8, device=DEVICE)

@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import patch
 
 import own_network
 import pytest
 import tiny_command
 from safetensors.torch import load
+from tiny_command import COLUMN, ROWS, results
 from typer.testing import CliRunner
 
 from hullo.lab.cli import app
@@ -31,24 +31,11 @@ from hullo.lab.run.training import Training
 from hullo.lab.spec.records import Record, Records
 from hullo.lab.spec.run_spec import Spec
 
-COLUMN = "lenet5/fashion-mnist-sample"
-ROWS = ("relu", "convex(identity,relu)", "affine(identity,relu,tanh)")
-REPRODUCE = (
-    "reproduce",
-    COLUMN,
-    *(word for row in ROWS for word in ("--activation", row)),
-    "--seeds",
-    "1",
-    "--epochs",
-    "8",
-)
-REPRODUCE = (*REPRODUCE, "--lr", "0.001")
+REPRODUCE = (*tiny_command.REPRODUCE, "8")
 CPU, RAY = ("--device", "cpu"), ("--engine", "ray", "--checkpoint-every", "0")
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray")
 
-# one thread, as sums by several may be rounded in another order
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {
-    "OMP_NUM_THREADS": "1",
     "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -66,30 +53,16 @@ input()
 
 
 def start(*arguments: object) -> subprocess.Popen[str]:
-    """The command as a process of its own that has begun; on a cluster, its workers are those of tiny_worker."""
-    process = subprocess.Popen(
-        [sys.executable, tiny_command.__file__, *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=ENVIRONMENT | {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(WORKERS)},
-        start_new_session=True,
+    """Start the command; on a cluster, its workers are those of tiny_worker."""
+    return tiny_command.start(
+        *arguments, environment=ENVIRONMENT | {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(WORKERS)}
     )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    return process
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[str, list[str]]:
     said, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     return said, errors.splitlines()
-
-
-def results(output: Path) -> list[dict[str, Any]]:
-    """What the records say, but for the time it took."""
-    lines = [json.loads(line) for line in (output / "records.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
 
 
 def reached(output: Path) -> list[tuple[float, ...]]:
@@ -143,7 +116,7 @@ def head() -> Iterator[tuple[int, str]]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        env=ENVIRONMENT,
+        env=ENVIRONMENT | {"OMP_NUM_THREADS": "1"},
     )
     assert process.stdout is not None
     yield process.pid, process.stdout.readline().strip()

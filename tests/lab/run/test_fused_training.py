@@ -19,10 +19,6 @@ from hullo.lab.spec.run_spec import Spec
 from hullo.population import kernels
 
 pytest.importorskip("triton")
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # both by the interpreter
-    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
-]
 
 SAMPLE = tiny_command.load("fashion-mnist-sample")
 GPU = torch.cuda.is_available()

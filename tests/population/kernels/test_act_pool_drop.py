@@ -20,11 +20,6 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 from hullo.population.kernels.act_pool_drop import combine_pool_drop  # noqa: E402
 
-pytestmark = [  # of the interpreter: inf - inf and the like, and its own way of reading a number
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
-    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
-]
-
 TRIO = tuple(hullo.base(name) for name in ("identity", "relu", "tanh"))
 
 

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import hullo
+from cuda_steps import assert_replayed, count_kernels
 from hullo.functional import apply
 from hullo.kernels import CombineSpec
 from hullo.parametrizations import get_parametrization
@@ -22,11 +23,6 @@ pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 from hullo.population.kernels.bn_act import normalise_combine  # noqa: E402
-
-pytestmark = [  # of the interpreter: inf - inf and the like, and its own way of reading a number
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
-    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
-]
 
 MOMENTUM, EPSILON = 0.1, 1e-3
 
@@ -342,15 +338,7 @@ def test_three_kernels_forward_and_four_backward_also_in_a_cuda_graph(residual: 
         return [y.detach(), *torch.autograd.grad(y, list(leaves.values()), dy)]
 
     expected = step()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        step()
-        torch.cuda.synchronize()
-    kernels = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
-    assert len(kernels) == 7
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = step()
+    assert count_kernels(step) == 7
     before = running[0].clone()
-    graph.replay()
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert_replayed(step, expected)
     assert not torch.equal(running[0], before)

@@ -14,11 +14,6 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 from hullo.population.kernels.channel_stats import Cut, Tile, add_moments, take_statistics  # noqa: E402
 
-pytestmark = [  # of the interpreter: inf - inf and the like, and its own way of reading a number
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
-    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
-]
-
 
 def measured(x: Tensor) -> tuple[Tensor, Tensor]:
     zeros, ones = (torch.full((x.shape[1],), value, device=DEVICE) for value in (0.0, 1.0))

@@ -15,11 +15,6 @@ DEVICE = "cuda" if GPU else "cpu"
 
 from hullo.population.kernels.convolution import convolve  # noqa: E402
 
-pytestmark = [  # of the interpreter: inf - inf and the like, and its own way of reading a number
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
-    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
-]
-
 
 @pytest.fixture(autouse=True)
 def _exact_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:

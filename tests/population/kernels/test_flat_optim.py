@@ -13,7 +13,6 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 from hullo.population.kernels.flat_optim import Layout, Rule, adam, rmsprop, sgd, update  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")  # by the interpreter
 MEMBERS = 3
 RULES: dict[str, tuple[Any, tuple[Any, ...], int]] = {
     "sgd": (sgd, (0.9, 0.0), 1),

@@ -16,8 +16,6 @@ HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # which the interp
 
 from hullo.population.kernels.input_conv import convolve  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")  # by the interpreter
-
 LAYERS = {  # channels, height, width, side, same, outputs
     "kerasnet": (3, 12, 12, 3, True, 32),
     "lenet": (3, 9, 9, 5, False, 20),

@@ -13,15 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from cuda_steps import assert_replayed, count_kernels
+
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 from hullo.population.kernels.lrn import LocalResponseNorm  # noqa: E402
-
-pytestmark = [  # of the interpreter: inf * 0 and the like, and its own way of reading a number
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
-    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
-]
 
 ROUNDING = {torch.float32: 1e-6, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8 if DEVICE == "cuda" else 2.0**-7}
 """A relative error in norm; for 16 bits the most that rounding a result can do (the interpreter cuts bfloat16 off)."""
@@ -203,13 +200,5 @@ def test_one_kernel_forward_and_one_backward_also_in_a_cuda_graph() -> None:
         return y.detach(), torch.autograd.grad(y, x, gradient)[0]
 
     expected = passes()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        passes()
-        torch.cuda.synchronize()
-    kernels = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
-    assert len(kernels) == 2
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = passes()
-    graph.replay()
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert count_kernels(passes) == 2
+    assert_replayed(passes, expected)

@@ -11,20 +11,13 @@ import pytest
 from hullo.lab.data.ilsvrc2012.workers import available_cores, worker_processes
 
 
-def is_alive(process):
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 def test_work_is_done_by_other_processes_which_end_afterwards():
     with worker_processes(1) as pool:
         worker = pool.submit(os.getpid).result()
         assert worker != os.getpid()
         assert pool.submit(pow, 2, 10).result() == 1024
-    assert not is_alive(worker)
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker, 0)
 
 
 def test_busy_workers_end_at_once_when_the_block_is_left_by_an_exception():
@@ -33,7 +26,8 @@ def test_busy_workers_end_at_once_when_the_block_is_left_by_an_exception():
         unfinished = pool.submit(time.sleep, 60)
         raise KeyboardInterrupt
     assert isinstance(unfinished.exception(), BrokenProcessPool)
-    assert not is_alive(worker)
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker, 0)
 
 
 PROCESS = """
