@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import resource
 import signal
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 import tiny_command
 import torch
-from tiny_command import COLUMN, ROWS, results, start
+from tiny_command import COLUMN, ROWS, Command, results
 from typer.testing import CliRunner, Result
 
 from hullo.lab.analysis.statistics import Interval
@@ -41,9 +42,7 @@ def checkpoint_times(output: Path) -> list[int]:
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("uninterrupted")
-    process = start(*REPRODUCE, "--output", output)
-    said, errors = process.communicate(timeout=60)
-    assert process.returncode == 0, errors
+    said, _ = Command(*REPRODUCE, "--output", output).finish()
     for row in ROWS:
         assert row in said
     return output
@@ -72,15 +71,12 @@ def test_what_is_recorded_is_not_trained_again(uninterrupted: Path, monkeypatch:
 def test_killed_at_random_moments_it_ends_where_it_would_have_ended(uninterrupted: Path, tmp_path: Path) -> None:
     command = (*REPRODUCE, "--output", tmp_path, "--checkpoint-every", "0")
     for _ in range(3):
-        before, process = checkpoint_times(tmp_path), start(*command)
+        before, process = checkpoint_times(tmp_path), Command(*command)
         while checkpoint_times(tmp_path) == before:  # each process gets a little further
             assert process.poll() is None
         time.sleep(random.uniform(0.0, 0.1))
         process.kill()
-        process.communicate()
-    process = start(*command)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 0, errors
+    Command(*command).finish()
     assert results(tmp_path) == results(uninterrupted)
 
 
@@ -89,24 +85,21 @@ def test_ctrl_c_saves_says_how_to_go_on_and_going_on_ends_at_the_same(
     times: int, uninterrupted: Path, tmp_path: Path
 ) -> None:
     command = (*REPRODUCE, "--output", tmp_path)
-    process = start(*command)
-    assert process.stderr is not None
-    while "[1/4]" not in process.stderr.readline():
-        pass
+    process = Command(*command)
+    while "[1/4]" not in process.read()[1]:
+        assert process.poll() is None
     for _ in range(times):
-        process.send_signal(signal.SIGINT)
+        os.kill(process.pid, signal.SIGINT)
         time.sleep(0.01)  # signals that are pending together count once
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
+    code, _, errors = process.wait()
+    assert code == 130
     last = errors.splitlines()[-1]
     assert last.startswith(f"hullo: stopped; the state is saved in {tmp_path}; resume with: hullo reproduce")
     assert "'convex(identity,relu)'" in last
     assert checkpoint_times(tmp_path)
     (begun,) = Checkpoints(tmp_path / "checkpoints").started()
     assert [spec.activation for spec in begun] == list(ROWS)
-    process = start(*command)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 0, errors
+    Command(*command).finish()
     assert results(tmp_path) == results(uninterrupted)
 
 
@@ -118,9 +111,8 @@ def test_a_run_that_diverges_is_told_of_once_when_it_does(tmp_path: Path) -> Non
 
 
 def test_two_processes_in_one_directory_do_the_work_once(uninterrupted: Path, tmp_path: Path) -> None:
-    processes = [start(*REPRODUCE, "--output", tmp_path) for _ in range(2)]
-    said = [process.communicate(timeout=60) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], said
+    processes = [Command(*REPRODUCE, "--output", tmp_path) for _ in range(2)]
+    said = [process.finish() for process in processes]
     assert results(tmp_path) == results(uninterrupted)
     assert said[0][0] == said[1][0]
 

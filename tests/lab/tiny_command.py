@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
-import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from hullo.lab import data
 from hullo.lab.data import Dataset
@@ -23,20 +25,63 @@ REPRODUCE = ("reproduce", COLUMN, *(word for row in ROWS for word in ("--activat
 REPRODUCE = (*REPRODUCE, "--lr", "0.001", "--epochs")
 
 
-def start(*arguments: object, environment: Mapping[str, str] = os.environ) -> subprocess.Popen[str]:
-    """Start the command in a process of its own, and wait until it has imported what it needs."""
-    process = subprocess.Popen(
-        [sys.executable, __file__, *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        # one thread, as several may round sums in another order
-        env={**environment, "OMP_NUM_THREADS": "1"},
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    return process
+PRELOADED = ["hullo.lab.cli", "hullo.lab.run.local", "hullo.lab.analysis.figures", "torch.export._trace"]
+PRELOADED += ["matplotlib.backends.backend_pdf", "matplotlib.backends.backend_agg", "fontTools.subset"]
+_forks = multiprocessing.get_context("forkserver")  # children are forks of a process that has imported what they need
+_forks.set_forkserver_preload([__name__, *PRELOADED])
+
+
+class Command:
+    """The command in a process of its own, which writes to files."""
+
+    def __init__(self, *arguments: object, **environment: str) -> None:
+        self._files = [Path(tempfile.mkdtemp(), name) for name in ("stdout", "stderr")]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+        words = [str(argument) for argument in arguments]
+        self._process = _forks.Process(target=_run, args=(words, environment, Path.cwd(), self._files), daemon=True)
+        with patch.dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path)), OMP_NUM_THREADS="1"):
+            self._process.start()
+        self.pid = self._process.pid or 0
+        while not self.read()[0] and self.poll() is None:  # until it has a session of its own
+            time.sleep(0.001)
+
+    def read(self) -> list[str]:
+        """Return what it wrote so far to standard output and standard error."""
+        return [path.read_text() if path.exists() else "" for path in self._files]
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while it runs; the negative number of the signal that ended it."""
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+    def wait(self, timeout: float = 60) -> tuple[int, str, str]:
+        """Return the exit code and what was written, once the process has ended."""
+        self._process.join(timeout)
+        code = self.poll()
+        assert code is not None, self.read()
+        said, errors = self.read()
+        return code, said.removeprefix("ready\n"), errors
+
+    def finish(self) -> tuple[str, str]:
+        """Return what was written, once the process has succeeded."""
+        code, *said = self.wait(120)
+        assert code == 0, said
+        return said[0], said[1]
+
+
+def _run(arguments: list[str], environment: dict[str, str], folder: Path, files: list[Path]) -> None:
+    """Run the command in this process, which ends with it."""
+    os.setsid()
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    for stream, path in zip((sys.stdout, sys.stderr), files, strict=True):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream.fileno())
+    sys.argv = ["hullo", *arguments]
+    run()
 
 
 def results(output: Path) -> list[dict[str, Any]]:
@@ -67,9 +112,13 @@ def shrink() -> None:
     data.load = load
 
 
-if __name__ == "__main__":
+def run() -> None:
     from hullo.__main__ import main
 
     shrink()
     print("ready", flush=True)
     main()
+
+
+if __name__ == "__main__":
+    run()

@@ -21,7 +21,7 @@ import own_network
 import pytest
 import tiny_command
 from safetensors.torch import load
-from tiny_command import COLUMN, ROWS, results
+from tiny_command import COLUMN, ROWS, Command, results
 from typer.testing import CliRunner
 
 from hullo.lab.cli import app
@@ -35,7 +35,7 @@ REPRODUCE = (*tiny_command.REPRODUCE, "8")
 CPU, RAY = ("--device", "cpu"), ("--engine", "ray", "--checkpoint-every", "0")
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray")
 
-ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {
+ENVIRONMENT = {
     "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -47,22 +47,14 @@ WORKERS = {"runtime_env": {"worker_process_setup_hook": "tiny_worker.set_up"}, "
 
 HEAD = """
 import ray
-print(ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=2**27).address_info["address"])
+print(ray.init("local", num_cpus=1, include_dashboard=False, object_store_memory=2**27).address_info["address"])
 input()
 """
 
 
-def start(*arguments: object) -> subprocess.Popen[str]:
+def start(*arguments: object) -> Command:
     """Start the command; on a cluster, its workers are those of tiny_worker."""
-    return tiny_command.start(
-        *arguments, environment=ENVIRONMENT | {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(WORKERS)}
-    )
-
-
-def finish(process: subprocess.Popen[str]) -> tuple[str, list[str]]:
-    said, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
-    return said, errors.splitlines()
+    return Command(*arguments, **ENVIRONMENT, RAY_JOB_CONFIG_JSON_ENV_VAR=json.dumps(WORKERS))
 
 
 def reached(output: Path) -> list[tuple[float, ...]]:
@@ -75,7 +67,7 @@ def reached(output: Path) -> list[tuple[float, ...]]:
     return positions
 
 
-def watch(epoch: int, output: Path, process: subprocess.Popen[str]) -> list[tuple[float, ...]]:
+def watch(epoch: int, output: Path, process: Command) -> list[tuple[float, ...]]:
     """Where the checkpoint stands, again and again, until it has reached an epoch or the process has ended."""
     positions = reached(output)
     while process.poll() is None and max(positions, default=(0, 0)) < (epoch, 0):
@@ -103,7 +95,7 @@ def environment() -> Iterator[None]:
 def here(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The output of a run without a cluster, and what it said."""
     output = tmp_path_factory.mktemp("here")
-    said, _ = finish(start(*REPRODUCE, *CPU, "--output", output, "--quiet"))
+    said, _ = start(*REPRODUCE, *CPU, "--output", output, "--quiet").finish()
     return output, said
 
 
@@ -116,7 +108,7 @@ def head() -> Iterator[tuple[int, str]]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        env=ENVIRONMENT | {"OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | ENVIRONMENT,
     )
     assert process.stdout is not None
     yield process.pid, process.stdout.readline().strip()
@@ -127,7 +119,8 @@ def head() -> Iterator[tuple[int, str]]:
 def test_a_cluster_of_this_machine_gives_the_records_of_a_run_without_it(
     here: tuple[Path, str], tmp_path: Path
 ) -> None:
-    said, progress = finish(start(*REPRODUCE, *RAY, "--output", tmp_path))
+    said, errors = start(*REPRODUCE, *RAY, "--output", tmp_path).finish()
+    progress = errors.splitlines()
     assert results(tmp_path) == results(here[0])
     assert said.replace(str(tmp_path), str(here[0])) == here[1]
     best = max(line["test_accuracy"][-1] for line in results(tmp_path))
@@ -151,11 +144,11 @@ def test_a_task_whose_process_is_killed_goes_on_from_its_checkpoint(
     )
     os.kill(worker, signal.SIGKILL)
     positions = watch(8, tmp_path, process)
-    said, progress = finish(process)
+    said, errors = process.finish()
     assert (2, 0) <= killed_at <= min(positions) < max(positions)
     assert results(tmp_path) == results(here[0])
     assert said.replace(str(tmp_path), str(here[0])) == here[1]
-    assert len(progress) == 2
+    assert errors.count("\n") == 2
 
 
 @needs_ray
@@ -166,22 +159,21 @@ def test_what_a_killed_command_and_a_stopped_one_leave_is_gone_on_with(
     process = start(*command)
     watch(2, tmp_path, process)
     process.kill()
-    process.communicate()
     (killed_at,) = reached(tmp_path)
 
     process = start(*command)
     positions = watch(int(killed_at[0]) + 1, tmp_path, process)
     assert (2, 0) <= killed_at <= min(positions) < max(positions)
     os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
+    code, _, errors = process.wait()
+    assert code == 130
     begins, stopped = errors.splitlines()
     assert begins == f"{COLUMN} x 3 started on {socket.gethostname()}"
     assert stopped.startswith(f"hullo: stopped; the state is saved in {tmp_path}; resume with: hullo reproduce")
     (stopped_at,) = reached(tmp_path)
 
-    _, progress = finish(start(*REPRODUCE, *CPU, "--output", tmp_path))  # without a cluster, too
-    assert progress[0].startswith(f"[{stopped_at[0] + 1:.0f}/8] {COLUMN} x 3")
+    _, errors = start(*REPRODUCE, *CPU, "--output", tmp_path).finish()  # without a cluster, too
+    assert errors.startswith(f"[{stopped_at[0] + 1:.0f}/8] {COLUMN} x 3")
     assert results(tmp_path) == results(here[0])
 
 
@@ -192,8 +184,8 @@ def test_what_fails_keeps_nothing_else_from_its_end(head: tuple[int, str], tmp_p
         *(*REPRODUCE, missing, large, "--epochs", "1", *RAY, "--ray-address", head[1]),
         *("--data", tmp_path / "data", "--output", tmp_path),
     )
-    said, errors = process.communicate(timeout=120)
-    assert (process.returncode, said) == (1, "")
+    code, said, errors = process.wait(120)
+    assert (code, said) == (1, "")
     assert "note: 3 networks do not fit into memory; trying 2 at a time\n" in errors
     assert errors.splitlines()[-1].startswith(f"hullo: on {socket.gethostname()}: ")
     assert "hullo data fetch cifar10" in errors.splitlines()[-1]
@@ -296,10 +288,12 @@ def machines(monkeypatch: pytest.MonkeyPatch, *gpus: int) -> None:
 
 
 @needs_ray
-def test_networks_and_data_of_a_user_give_the_records_of_a_run_without_it(tmp_path: Path) -> None:
+def test_networks_and_data_of_a_user_give_the_records_of_a_run_without_it(
+    head: tuple[int, str], tmp_path: Path
+) -> None:
     command = ("reproduce", own_network.make(tmp_path), "--activation", "affine(identity,tanh)", "--seeds", "2")
     command = (*command, "--epochs", "2", "--weights")
-    finish(start(*command, *RAY, "--output", tmp_path / "cluster"))
+    start(*command, *RAY, "--ray-address", head[1], "--output", tmp_path / "cluster").finish()
     alone = CliRunner().invoke(app, [*command, *CPU, "--quiet", "--output", str(tmp_path / "alone")])
     assert alone.exit_code == 0, alone.output
     cluster, here = (Records(tmp_path / name / "records.jsonl").read() for name in ("cluster", "alone"))

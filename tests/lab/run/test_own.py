@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import io
-import os
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+from tiny_command import Command
 from typer.testing import CliRunner, Result
 
 import hullo
@@ -244,16 +242,10 @@ def test_a_changed_file_is_another_network() -> None:
 
 def test_a_killed_run_goes_on() -> None:
     command = ("train", "net.py:Mlp", "features.npz", "--epochs", "40")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "hullo", *command, "--checkpoint-every", "0", *SETTINGS],
-        env=environment,
-        stdout=subprocess.DEVNULL,
-    )
+    process = Command(*command, "--checkpoint-every", "0", *SETTINGS)
     while process.poll() is None and not list(Path("runs/checkpoints").glob("*.safetensors")):
         time.sleep(0.01)
     process.kill()
-    process.wait()
     (checkpoint,) = Path("runs/checkpoints").glob("*.safetensors")
     for output in ("runs", "straight"):
         assert invoke(*command, "--output", output).exit_code == 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,9 +9,11 @@ import tiny_command
 import torch
 import torch.nn.functional as F
 from torch import nn
+from typer.testing import CliRunner
 
 import hullo
 from hullo.lab import networks
+from hullo.lab.cli import app
 from hullo.lab.networks import Task
 from hullo.lab.run.weights import load_network, save_weights
 from hullo.lab.spec.records import Records
@@ -45,11 +45,13 @@ def test_a_file_that_holds_no_network_is_refused_by_name(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_the_command_keeps_the_network_whose_loss_it_records(kept: bool, tmp_path: Path) -> None:
+def test_the_command_keeps_the_network_whose_loss_it_records(
+    kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = ("--activation", "affine(identity,relu)", "--epochs", "1", "--device", "cpu", "--quiet")
-    command = [sys.executable, tiny_command.__file__, "train", "lenet5", "fashion-mnist-sample", *options]
-    command += ["--output", str(tmp_path), *([] if kept else ["--no-weights"])]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    command = ["train", "lenet5", "fashion-mnist-sample", *options, "--output", str(tmp_path)]
+    monkeypatch.setattr("hullo.lab.data.load", tiny_command.load)
+    done = CliRunner().invoke(app, [*command, *([] if kept else ["--no-weights"])])
     (record,) = Records(tmp_path / "records.jsonl").read()
     path = tmp_path / "weights" / f"{record.spec.id}.safetensors"
     assert path.exists() == kept
