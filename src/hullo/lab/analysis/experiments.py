@@ -132,24 +132,25 @@ class Experiment:
         return f"{' to '.join(map(str, counts[:: max(1, len(counts) - 1)]))} seed{'s' * (counts[-1] > 1)}"
 
     @property
+    def unusual(self) -> list[str]:
+        """Return the names of the settings that differ from the defaults; all but the epochs where there are none."""
+        if self.setting.settings is not None:
+            return [name for name in self.setting.conditions if name != "epochs"]
+        default = Spec.default(self.setting.network, self.setting.data, REFERENCE, epochs=self.setting.epochs)
+        return [name for name in self.setting.conditions if getattr(self.setting, name) != getattr(default, name)]
+
+    @property
     def remarks(self) -> list[str]:
-        """Return the settings that differ from the paper's and from the defaults."""
+        """Return what differs from the paper's experiments and from the defaults."""
         said = []
         if self.setting.data.endswith(SAMPLE):
             said.append(f"A sample of {self.setting.data.removesuffix(SAMPLE)}: not to be compared with the paper.")
         if self._part:
             trained, tested = self._part
             said.append(f"Trained with {trained:,} and evaluated on {tested:,} images, not on all of the data set.")
-        if self.setting.settings is None:
-            default = Spec.default(self.setting.network, self.setting.data, REFERENCE, epochs=self.setting.epochs)
-            unusual = [
-                name for name in self.setting.conditions if getattr(self.setting, name) != getattr(default, name)
-            ]
-            heading = "Non-default settings"
-        else:
-            unusual, heading = [name for name in self.setting.conditions if name != "epochs"], "Settings"
-        if unusual:
-            said.append(f"{heading}: {', '.join(_spell(self.setting, unusual))}.")
+        if self.unusual:
+            heading = "Non-default settings" if self.setting.settings is None else "Settings"
+            said.append(f"{heading}: {', '.join(_spell(self.setting, self.unusual))}.")
         return said
 
     def lost(self, record: Record) -> bool:

@@ -76,7 +76,7 @@ def test_hostile_text_is_text(visit: Any, tmp_path: Path) -> None:
     for view in go_through_views(page):
         assert page.locator("img").count() == 0
         if view == "runs":
-            page.locator("summary").click()
+            page.locator("[data-run] summary").click()
             assert page.locator("dd", has_text=HOSTILE).count() > 0
     assert dialogs == []
 
@@ -87,6 +87,6 @@ def test_runs_under_way_are_noted_and_without_a_finished_one_there_is_the_playgr
     document = {"hullo": "0", "scale": 1, "waiting": [("lenet5/cifar10", 7)], "settings": [], "rows": [], "columns": []}
     write_page(document, tmp_path / "page.html")
     page = visit(tmp_path / "page.html")
-    assert "lenet5/cifar10: 7 runs under way" in page.locator(".note").inner_text()
+    assert "lenet5/cifar10: 7 runs in progress" in page.locator(".note").inner_text()
     assert column(page, "#views a") == ["Playground"]
     assert page.locator("#playground .plot").count() == 2

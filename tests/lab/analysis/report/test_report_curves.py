@@ -89,9 +89,11 @@ def test_playing_goes_through_the_epochs_and_stops_at_the_end(visit: Any, report
 
 def test_a_deep_network_offers_stretches_of_its_layers(visit: Any, report: Path) -> None:
     page = visit(report, "#curves?column=resnet56/cifar10")
-    assert column(page, "#curves figcaption")[::4] == ["activation 1", "activation 28", "activation 55"]
+    titles = "#curves figcaption > span:first-child"
+    names = ["conv 1, 16 channels", "block 14, conv 1, 32 channels", "block 27, conv 2, 64 channels"]
+    assert column(page, titles)[::4] == names
     page.select_option("#layers", label="19 to 27")
-    assert column(page, "#curves figcaption") == [f"activation {n}" for n in range(19, 28)]
+    assert column(page, titles) == page.evaluate("currentColumn().layers.slice(18, 27)")
 
 
 def test_learning_curves_show_chosen_rows_and_seeds(visit: Any, report: Path) -> None:
@@ -159,5 +161,5 @@ def test_a_run_that_diverged_ends_with_a_cross_and_is_in_no_mean(visit: Any, tmp
     assert crosses == [record.spec.id for record in broken]
     read = dict(zip(column(page, "#training .readings th"), column(page, "#training .readings td"), strict=True))
     assert read == {"relu": f"{runs[1].test_accuracy[3]:.2f}", "tanh": "diverged"}
-    mean = page.locator("#training [data-row=relu]").get_attribute("d")
+    mean = page.locator("#training .plot .curve[data-line=relu]:not(.faint)").get_attribute("d")
     assert mean == page.locator("#training .faint").nth(1).get_attribute("d")

@@ -140,12 +140,12 @@ def test_several_directories_make_one_document(tmp_path: Path) -> None:
 def test_runs_under_way_are_counted_until_they_are_recorded(tmp_path: Path) -> None:
     begin(tmp_path, [record.spec for record in RUNS])
     document = gather([tmp_path])
-    assert (document["columns"], document["waiting"]) == ([], [("lenet5/fashion-mnist", 6)])
+    assert (document["columns"], document["waiting"]) == ([], [("LeNet-5 on Fashion-MNIST", 6)])
     assert gather([tmp_path / "records.jsonl"]) == document
     parametrization(tmp_path, RUNS[:4])
     document = gather([tmp_path])
     assert len(document["columns"][0]["runs"]) == 4
-    assert document["waiting"] == [("lenet5/fashion-mnist", 2)]
+    assert document["waiting"] == [("LeNet-5 on Fashion-MNIST", 2)]
     assert gather([tmp_path / "records.jsonl"])["waiting"] == document["waiting"]
 
 

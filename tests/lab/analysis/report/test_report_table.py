@@ -61,8 +61,8 @@ def test_columns_with_other_rows_have_a_table_of_their_own(visit: Any, tmp_path:
     page = visit(write_report(tmp_path, [*few, *make_records(COLUMNS[1:2], own, 1, 2), *all_rows]))
     tables = page.locator("table.results")
     assert [column(table, "thead a") for table in tables.all()] == [
-        [str(COLUMNS[0]), str(COLUMNS[2])],
-        [str(COLUMNS[1])],
+        ["LeNet-5 on Fashion-MNIST", "LeNet-5 on CIFAR-10"],
+        ["KerasNet on Fashion-MNIST"],
     ]
     assert [column(table, "tbody th") for table in tables.all()] == [list(ROWS), own]
     assert NOTHING not in column(tables.nth(1), "tbody td:nth-child(2)")
@@ -86,7 +86,7 @@ def test_a_remark_on_several_columns_is_made_once(visit: Any, tmp_path: Path) ->
         "Non-default settings: batch_size=64."
     ]
     other = [*alike[:2], *make_records(COLUMNS[2:3], ["relu"], 1, 2)]
-    names = "lenet5/fashion-mnist, kerasnet/fashion-mnist"
+    names = "LeNet-5 on Fashion-MNIST; KerasNet on Fashion-MNIST"
     page = visit(write_report(tmp_path / "some", other))
     assert column(page, ".remarks li") == [f"{names}: Non-default settings: batch_size=64."]
 
@@ -95,10 +95,10 @@ def test_a_cell_leads_to_its_runs_and_these_to_all_that_is_known(visit: Any, rep
     page = visit(report)
     page.locator("tbody tr", has_text="convex(relu,tanh)").locator("td a").first.click()
     runs = [r for r in RECORDS if r.spec.activation == "convex(relu,tanh)" and r.spec.network == "lenet5"]
-    page.locator("#runs summary").first.wait_for()
-    assert page.locator("#runs summary").count() == len(runs)
-    page.locator("#runs summary").nth(1).click()
-    facts = page.locator("#runs details[open] dl").inner_text()
+    page.locator("#runs [data-run]").first.wait_for()
+    assert page.locator("#runs [data-run]").count() == len(runs)
+    page.locator("#runs [data-run] summary").nth(1).click()
+    facts = page.locator("#runs [data-run][open] dl").inner_text()
     for text in ("finished", "NVIDIA H200", "2.13.0", "0123456789ab", "4,321 s for 60 networks", runs[1].spec.id):
         assert text in facts
     page.go_back()
@@ -120,9 +120,10 @@ def test_a_reading_is_chosen_named_and_never_mixed_with_another(visit: Any, tmp_
     assert column(page, cells) == ["60.50", last]
     page.select_option("#reading", "best")
     assert all("not a result" in text for text in column(page, "thead small"))
-    assert "explains the paper" in page.locator("#table .lead").inner_text()
+    assert "explains the paper" in page.locator("#table .lead").last.inner_text()
     page.locator("tbody td a").first.click()
-    assert "81.25 %" in page.locator("#runs summary").inner_text()
+    assert [text.endswith("81.25 %") for text in column(page, "#runs .group > summary")] == [True]
+    assert "81.25 %" in page.locator("#runs [data-run] summary").inner_text()
     assert "explains the paper" in page.locator("#runs .lead").inner_text()
-    page.locator("#runs summary").click()
+    page.locator("#runs [data-run] summary").click()
     assert "81.25 %, epoch 1" in page.locator("#runs dl").inner_text()

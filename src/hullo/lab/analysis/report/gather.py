@@ -12,7 +12,9 @@ from typing import Any
 import hullo
 from hullo.lab.analysis.distance import under
 from hullo.lab.analysis.experiments import REFERENCE, Cell, Experiment, experiments, rows_of
+from hullo.lab.analysis.names import chips, layer_names, main_experiments, titles
 from hullo.lab.analysis.readings import READINGS, Reading
+from hullo.lab.analysis.report.finding import finding, gain
 from hullo.lab.analysis.sources import read_records, record_files
 from hullo.lab.analysis.statistics import Interval
 from hullo.lab.spec import paper
@@ -40,14 +42,26 @@ def gather(paths: Sequence[Path], warn: Callable[[str], None] | None = None) -> 
     waiting = {spec for specs in begun.values() for spec in specs} - recorded
     environments = list(dict.fromkeys(record.environment for record in records))
     columns = experiments(records)
+    main = main_experiments(columns)
+    named = titles({*(experiment.setting.column for experiment in columns), *(spec.column for spec in waiting)})
     return {
         "hullo": hullo.__version__,
         "scale": SCALE,
-        "waiting": sorted(Counter(str(spec.column) for spec in waiting).items()),
+        "waiting": sorted(Counter(named[spec.column] for spec in waiting).items()),
+        "finding": finding({named[e.setting.column]: e for e in columns if e in main.values()}) if columns else "",
         "environments": list(map(asdict, environments)),
         "rows": rows_of(columns),
         "readings": {reading.name: asdict(reading) for reading in READINGS.values()},
-        "columns": [_column(experiment, environments) for experiment in columns],
+        "columns": [
+            {
+                "name": experiment.name,
+                "title": named[experiment.setting.column],
+                "chips": chips(experiment, main.get(experiment.setting.column, experiment)),
+                "study": experiment is not main.get(experiment.setting.column),
+                **_column(experiment, environments),
+            }
+            for experiment in columns
+        ],
     }
 
 
@@ -73,8 +87,9 @@ def _column(experiment: Experiment, environments: Sequence[Environment]) -> dict
     reference = published.get(REFERENCE)
     found = under(experiment, experiment.readings)
     return {
-        "name": experiment.name,
         "about": f"{experiment.images} images, {experiment.time}, {experiment.seeds}",
+        "gain": _interval(gain(experiment)),
+        "layers": _layers(experiment),
         "epochs": experiment.setting.epochs,
         "remarks": experiment.remarks,
         "reading": experiment.reading.name,
@@ -89,6 +104,12 @@ def _column(experiment: Experiment, environments: Sequence[Environment]) -> dict
             for record in sorted(experiment.records, key=lambda record: record.spec.seed)
         ],
     }
+
+
+def _layers(experiment: Experiment) -> list[str]:
+    """Return the names of the layers, of the run that has most of them."""
+    count = max(len(point) for record in experiment.records for point in record.coefficients[:1] or [[]])
+    return layer_names(experiment.setting.network, count)
 
 
 def _row(cells: Mapping[Reading, Cell]) -> dict[str, Any]:

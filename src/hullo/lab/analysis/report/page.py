@@ -13,13 +13,16 @@ from typing import Any
 from hullo.lab.analysis.report.functions import known_bases, quote, write_bases
 from hullo.lab.files import atomic_write, make_directory
 
-STYLES = ("page.css", "views.css")
+STYLES = ("page.css", "charts.css", "views.css")
 SCRIPTS = (
     "functions.js",
     "store.js",
     "dom.js",
+    "export.js",
+    "hover.js",
     "charts.js",
     "controls.js",
+    "dots.js",
     "table.js",
     "curves.js",
     "paths.js",

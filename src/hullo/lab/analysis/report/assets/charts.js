@@ -11,17 +11,36 @@ const ROW_COLOURS = {
   tanh: "--orange",
   leaky_relu: "--sky",
 };
-const OTHER_COLOURS = Object.values(ROW_COLOURS);
-const DASHES = {affine: null, convex: "7 4", fixed: "2 3"};
+const OTHER_HUES = [295, 120, 15, 200];
+const DASHES = {affine: null, convex: "7 4", conic: "8 3 2 3", linear: "1 3", fixed: "2 3"};
 
-/** A row's look: a colour a set of bases, a line style a kind of hull, so that hulls of the same bases compare. */
-function lookOf(row) {
-  const set = row.bases.join(",");
-  const others = [...new Set(currentColumn().rows.map((other) => other.bases.join(",")))].filter(
-    (other) => !(other in ROW_COLOURS),
+/** Return what has a colour of its own: the bases and settings of a hull, or the name of another activation. */
+function colourKey({name}) {
+  return /^(?:convex|affine|conic|linear)\((.*)\)$/.exec(name)?.[1] ?? name;
+}
+
+/** Return the colours of a column's rows by key: those of the paper's rows, then the rest, then ever other hues. */
+function coloursOf(column) {
+  const keys = [...new Set(column.rows.map(colourKey))];
+  const used = keys.map((key) => ROW_COLOURS[key]);
+  const free = Object.values(ROW_COLOURS).filter((colour) => !used.includes(colour));
+  const others = keys.filter((key) => !(key in ROW_COLOURS));
+  return Object.fromEntries(
+    keys.map((key) => {
+      const i = others.indexOf(key);
+      const hue = OTHER_HUES[i - free.length] ?? ((i - free.length) * 137.5 + 61) % 360;
+      const made = `light-dark(oklch(0.5 0.15 ${hue}), oklch(0.78 0.13 ${hue}))`;
+      return [key, i >= free.length ? made : `var(${i < 0 ? ROW_COLOURS[key] : free[i]})`];
+    }),
   );
-  const colour = ROW_COLOURS[set] ?? OTHER_COLOURS[others.indexOf(set) % OTHER_COLOURS.length];
-  return {class: `curve ${row.kind}`, "stroke-dasharray": DASHES[row.kind], style: {stroke: `var(${colour})`}};
+}
+
+/** Return a row's look: a colour per bases and settings, a line style per kind of hull, so that hulls compare. */
+function lookOf(row) {
+  const column = currentColumn();
+  column.colours ??= coloursOf(column);
+  const stroke = column.colours[colourKey(row)];
+  return {class: `curve ${row.kind}`, "stroke-dasharray": DASHES[row.kind], style: {stroke}};
 }
 
 /** A short line in a row's look, for legends. */
@@ -91,19 +110,19 @@ function frame({label, width, height, x, y, xStep = 0, xName = ""}) {
   for (const value of ticks(x, Math.max(2, Math.min(8, across / 60)), xStep)) {
     marks.append(
       node("line", {class: value === 0 ? "zero" : null, x1: X(value), x2: X(value), y1: 0, y2: down}),
-      node("text", {x: X(value), y: down + 16, "text-anchor": "middle"}, String(value).replace("-", "−")),
+      node("text", {x: X(value), y: down + 16, "text-anchor": "middle"}, minus(value)),
     );
   }
   for (const value of ticks(y, Math.max(2, Math.min(6, down / 35)), 0)) {
     marks.append(
       node("line", {class: value === 0 ? "zero" : null, x1: 0, x2: across, y1: Y(value), y2: Y(value)}),
-      node("text", {x: -7, y: Y(value) + 4, "text-anchor": "end"}, String(value).replace("-", "−")),
+      node("text", {x: -7, y: Y(value) + 4, "text-anchor": "end"}, minus(value)),
     );
   }
   if (xName) marks.append(node("text", {x: across / 2, y: down + 33, "text-anchor": "middle"}, xName));
   const svg = node("svg", {width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label});
   svg.append(marks, plot);
-  return {svg, plot, X, Y};
+  return {svg, plot, X, Y, left, top: 8};
 }
 
 /** How wide panels can be that stand beside each other: at least so wide, where there is room. */
@@ -114,9 +133,14 @@ function panelWidth(body, least, count) {
   return Math.min(Math.floor((room - 16 * (beside - 1)) / beside), 460);
 }
 
-function panel(title, svg, note = null) {
+/** Return a figure with its title, a note, and buttons; `rows` makes its data for a CSV file. */
+function panel(title, svg, {note = null, rows = null, code = null} = {}) {
   const width = `${svg.getAttribute("width")}px`;
-  const caption = node("figcaption", null, title, note && node("small", null, note));
+  const name = note ? `${title}, ${note}` : title;
+  const tools = downloads(name, () => svg, rows);
+  if (code) tools.prepend(copyButton(code, `Copy the code of ${title}`));
+  const heading = node("span", null, breakable(title), note && node("small", null, note));
+  const caption = node("figcaption", null, heading, tools);
   return node("figure", {class: "panel", style: {width}}, caption, svg);
 }
 

@@ -27,6 +27,7 @@ function buildControls() {
       offeredRows().map((row) => ({
         value: row.name,
         text: row.name,
+        line: state.view === "paths" ? null : row.name,
         mark: state.view === "paths" ? null : swatch(row), // there colours are depths
         checked: chosenRows().includes(row),
       })),
@@ -36,13 +37,14 @@ function buildControls() {
 }
 
 function columnSelect() {
-  const made = select(
-    "column",
-    DOCUMENT.columns.map(({name}) => [name, name]),
-    currentColumn().name,
-    (column) => go({column, epoch: null, layers: null, seed: null, cell: null, run: null}),
-  );
-  return labelled("Column", made);
+  const choose = (column) => go({column, epoch: null, layers: null, seed: null, cell: null, run: null});
+  const made = select("column", [], null, choose);
+  const option = (column) =>
+    node("option", {value: column.name, selected: column === currentColumn()}, labelOf(column));
+  const [main, studies] = [false, true].map((study) => DOCUMENT.columns.filter((column) => column.study === study));
+  made.append(...main.map(option));
+  if (studies.length) made.append(node("optgroup", {label: "Studies with other settings"}, studies.map(option)));
+  return labelled("Experiment", made);
 }
 
 function epochField() {

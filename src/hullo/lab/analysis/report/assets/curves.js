@@ -47,9 +47,9 @@ function updateCurves() {
   body.querySelector("[data-part=remark]").textContent = [
     runs.length ? "" : "Nothing to draw: choose an activation that learns, and a seed.",
     lostRemark(runs.map(({run}) => run)),
-    unknown.length ? `Not drawn, for only the process that added them knows them: ${unknown.join(", ")}.` : "",
+    unknown.length ? `Not drawn, because their formulas are unknown here: ${unknown.join(", ")}.` : "",
     drawn.some(({run}) => run.channels.length)
-      ? "With one activation a channel, the line is their mean; where training ended, some of them are faint lines."
+      ? "With one activation per channel, the line is their mean; after the last epoch, some of them are faint lines."
       : "",
   ]
     .filter(Boolean)
@@ -60,7 +60,7 @@ function updateCurves() {
   panels.replaceChildren(
     ...layers.map((layer) => {
       const chart = frame({
-        label: `Activation ${layer + 1} at epoch ${currentEpoch()}: ${drawn.map(({row}) => row.name).join("; ")}`,
+        label: `${layerName(layer)} at epoch ${currentEpoch()}: ${drawn.map(({row}) => row.name).join("; ")}`,
         width,
         height: Math.round(width * 0.72),
         x: [-REACH, REACH],
@@ -72,9 +72,33 @@ function updateCurves() {
         }
         chart.plot.append(curve(chart, row, run, coefficientsAt(pathsOf(run)[layer], motion.shown), ""));
       }
-      return panel(`activation ${layer + 1}`, chart.svg);
+      const lines = drawn.map(({row, run}) => ({
+        name: row.name,
+        kind: row.kind,
+        text: chosenSeeds().length > 1 ? `${row.name}, seed ${run.spec.seed}` : row.name,
+        coefficients: coefficientsAt(pathsOf(run)[layer], motion.shown),
+        bases: run.bases,
+      }));
+      for (const line of lines) line.ys = combine("value", line.coefficients, line.bases, POINTS);
+      followCurves(chart, POINTS, lines, (x) => `${layerName(layer)}, x = ${short(x)}`, short);
+      return panel(layerName(layer), chart.svg, {
+        rows: () => [
+          ["x", ...lines.map(({text}) => text)],
+          ...POINTS.map((x, i) => [x, ...lines.map(({ys}) => ys[i])]),
+        ],
+        code: () => lines.filter(({coefficients}) => !coefficients.includes(null)).map(codeLine).join(""),
+      });
     }),
   );
+}
+
+/** Return the code of a learned hull; as stored, coefficients are rounded, and here they sum to one again. */
+function codeLine({kind, text, coefficients, bases}) {
+  const exact = ["convex", "affine"].includes(kind);
+  const largest = coefficients.indexOf(Math.max(...coefficients));
+  const missing = exact ? 1 - coefficients.reduce((sum, c) => sum + c, 0) : 0;
+  const sound = coefficients.map((c, i) => (i === largest ? c + missing : c));
+  return `${hullCode(kind, sound, bases)}  # ${text}\n`;
 }
 
 function curve({X, Y}, row, run, coefficients, kind) {
@@ -84,6 +108,7 @@ function curve({X, Y}, row, run, coefficients, kind) {
     class: `curve ${kind || row.kind}`,
     d: trace(POINTS.map(X), values.map(Y)),
     "data-run": run.id,
+    "data-line": row.name,
   });
 }
 

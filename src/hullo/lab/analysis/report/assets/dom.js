@@ -32,6 +32,11 @@ function select(id, options, chosen, choose) {
   return made;
 }
 
+/** Return a name that may be broken after its commas. */
+function breakable(name) {
+  return name.split(/(?<=,)/).flatMap((part) => [part, node("wbr")]);
+}
+
 /** A term and what is said of it, for a list of these. */
 function definition(term, text) {
   return [node("dt", null, term), node("dd", null, text)];
@@ -51,11 +56,14 @@ function checkboxes(legend, items, choose) {
     node("legend", null, legend),
     node("button", {type: "button", class: "quiet", click: all(true)}, "all"),
     node("button", {type: "button", class: "quiet", click: all(false)}, "none"),
-    items.map(({text, mark = null}, i) => node("label", {class: "chip"}, boxes[i], mark, text)),
+    items.map(({text, line = null, mark = null}, i) =>
+      node("label", {class: "chip", "data-line": line}, boxes[i], mark, text),
+    ),
   );
 }
 
 const percent = (value) => (value === null ? "" : value.toFixed(2));
 const signed = (value) => (value === null ? "" : `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(2)}`);
-const short = (value) => String(Number(value.toPrecision(4))).replace("-", "−");
+const minus = (value) => String(value).replace("-", "−");
+const short = (value) => minus(Number(value.toPrecision(4)));
 const plural = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;

@@ -3,7 +3,7 @@
 
 const NOTHING = () => {};
 const DRAWN = {
-  table: {build: buildTable, update: NOTHING},
+  table: {build: buildTable, update: updateTable},
   curves: {build: buildCurves, update: updateCurves},
   paths: {build: buildPaths, update: updatePaths},
   training: {build: buildTraining, update: updateTraining},
@@ -23,6 +23,7 @@ function update() {
   updateControls();
   DRAWN[state.view].update();
   updateLinks();
+  light(lit.name);
 }
 
 function updateLinks() {
@@ -33,6 +34,7 @@ function updateLinks() {
 function show() {
   const {id} = document.activeElement;
   readAddress();
+  leave();
   if (!DOCUMENT.columns.length) state.view = "playground";
   for (const view of Object.keys(VIEWS)) {
     document.getElementById(view).hidden = view !== state.view;
@@ -52,14 +54,14 @@ function begin() {
   const {columns, waiting} = DOCUMENT;
   const runs = columns.reduce((sum, column) => sum + column.runs.length, 0);
   document.getElementById("summary").textContent =
-    `${plural(runs, "run")} in ${plural(columns.length, "column")}, shown by hullo ${DOCUMENT.hullo}`;
+    `${plural(runs, "run")} in ${plural(columns.length, "experiment")}, hullo ${DOCUMENT.hullo}`;
   const views = Object.entries(VIEWS).filter(([view]) => columns.length || view === "playground");
   document.getElementById("views").append(
     ...views.map(([view, name]) => node("a", {href: `#${view}`, "data-view": view}, name)),
   );
   document.getElementById("notes").append(
     ...waiting.map(([column, count]) =>
-      node("p", {class: "note"}, `${column}: ${plural(count, "run")} under way, not on this page until they are done.`),
+      node("p", {class: "note"}, `${column}: ${plural(count, "run")} in progress; shown when finished.`),
     ),
   );
   document.getElementById("theme").addEventListener("click", () => {
@@ -71,6 +73,8 @@ function begin() {
     event.preventDefault(); // the address is the view's
     document.getElementById("main").focus();
   });
+  document.body.append(tip);
+  lightFrom(document.getElementById("controls"));
   window.addEventListener("hashchange", show);
   window.addEventListener("resize", update);
   show();

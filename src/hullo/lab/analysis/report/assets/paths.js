@@ -1,12 +1,12 @@
 "use strict";
-// Where coefficients went: in the plane of three of them, otherwise over the epochs.
+// Coefficients over training: in the plane of three of them, otherwise over the epochs.
 
 function buildPaths() {
   const count = layerCount();
   bodyOf("paths").replaceChildren(
     node("p", {class: "lead", "data-part": "remark"}),
     node("div", {class: "panels"}),
-    node("p", {class: "depths"}, "layer 1", node("span", {class: "ramp"}), `layer ${count}`),
+    count ? node("p", {class: "depths"}, layerName(0), node("span", {class: "ramp"}), layerName(count - 1)) : "",
   );
 }
 
@@ -29,6 +29,8 @@ function layersOf(runs) {
   return runs.flatMap((run) =>
     pathsOf(run).map((paths, layer, all) => ({
       paths,
+      name: layerName(layer),
+      seed: run.spec.seed,
       colour: depthColour(all.length > 1 ? layer / (all.length - 1) : 0),
     })),
   );
@@ -36,7 +38,7 @@ function layersOf(runs) {
 
 const planePaths = new WeakMap();
 
-/** A layer's points in the plane, one an epoch; they are computed once. */
+/** Return a layer's points in the plane, one per epoch; they are computed once. */
 function planePath(paths) {
   if (!planePaths.has(paths)) {
     planePaths.set(paths, paths[0].map((_, epoch) => planePoint(paths.map((path) => path[epoch]))));
@@ -45,8 +47,11 @@ function planePath(paths) {
 }
 
 function planePanel(row, runs, width) {
-  const layers = layersOf(runs).map(({paths, colour}) => ({
+  const layers = layersOf(runs).map(({paths, colour, name, seed}) => ({
     colour,
+    name,
+    seed,
+    paths,
     points: planePath(paths),
     now: planePoint(coefficientsAt(paths, motion.shown)),
   }));
@@ -56,26 +61,41 @@ function planePanel(row, runs, width) {
     names: runs[0].bases,
     points: layers.flatMap(({points}) => points),
   });
-  for (const {colour, points, now} of layers) {
+  for (const {colour, points, now, name} of layers) {
     const past = [...points.slice(0, Math.floor(motion.shown) + 1), now];
     plot.append(
       node("path", {
         class: "path",
+        "data-line": name,
         style: {stroke: colour},
         d: trace(past.map(([x]) => X(x)), past.map(([, y]) => Y(y))),
       }),
     );
   }
-  for (const {colour, now} of layers) {
-    if (now[0] !== null) plot.append(node("circle", {cx: X(now[0]), cy: Y(now[1]), r: 3.5, style: {fill: colour}}));
+  for (const {colour, now, name} of layers) {
+    if (now[0] === null) continue;
+    plot.append(node("circle", {"data-line": name, cx: X(now[0]), cy: Y(now[1]), r: 3.5, style: {fill: colour}}));
   }
-  return panel(row.name, svg, "in the plane where they sum to one");
+  follow(svg, (px, py) => {
+    let best = {gap: 24};
+    for (const layer of layers) {
+      layer.points.slice(0, Math.floor(motion.shown) + 1).forEach(([x, y], epoch) => {
+        const gap = x === null ? Infinity : Math.hypot(X(x) - px, Y(y) - py);
+        if (gap < best.gap) best = {gap, layer, epoch};
+      });
+    }
+    return best.layer ? pathTip(best.layer, runs[0].bases, best.epoch) : null;
+  });
+  return panel(row.name, svg, {
+    note: "in the plane where they sum to one",
+    rows: () => pathRows(layers, runs[0].bases),
+  });
 }
 
 function epochPanel(row, runs, base, width) {
   const {epochs} = currentColumn();
   const layers = layersOf(runs);
-  const {svg, plot, X, Y} = frame({
+  const chart = frame({
     label: `The coefficient of ${runs[0].bases[base]} in ${row.name} over the epochs, up to ${currentEpoch()}`,
     width,
     height: Math.round(width * 0.86),
@@ -84,20 +104,43 @@ function epochPanel(row, runs, base, width) {
     y: rangeOf([0, 1, ...layers.flatMap(({paths}) => paths[base])]),
     xName: "epoch",
   });
+  const {svg, plot, X, Y} = chart;
   plot.append(node("rect", {class: "simplex", x: X(0), y: Y(1), width: X(epochs) - X(0), height: Y(0) - Y(1)}));
-  for (const {paths, colour} of layers) {
+  for (const {paths, colour, name} of layers) {
     const past = paths[base].slice(0, Math.floor(motion.shown) + 1);
     const now = coefficientsAt([paths[base]], motion.shown)[0];
     const xs = [...past.keys(), motion.shown].map(X);
     plot.append(
       node("path", {
         class: "path",
+        "data-line": name,
         style: {stroke: colour},
         d: trace(xs, [...past, now].map(Y)),
       }),
     );
-    if (now !== null) plot.append(node("circle", {cx: X(motion.shown), cy: Y(now), r: 3.5, style: {fill: colour}}));
+    if (now === null) continue;
+    plot.append(node("circle", {"data-line": name, cx: X(motion.shown), cy: Y(now), r: 3.5, style: {fill: colour}}));
   }
+  const epochList = Array.from({length: Math.floor(motion.shown) + 1}, (_, i) => i);
+  const lines = layers.map(({name, paths}) => ({name, ys: paths[base]}));
+  followCurves(chart, epochList, lines, (epoch) => `epoch ${epoch}`, short);
   const rest = runs[0].bases.length === 2 ? `, ${runs[0].bases[1]}’s is the rest` : "";
-  return panel(row.name, svg, `${runs[0].bases[base]}’s coefficient${rest}`);
+  return panel(row.name, svg, {
+    note: `${runs[0].bases[base]}’s coefficient${rest}`,
+    rows: () => pathRows(layers, runs[0].bases),
+  });
+}
+
+/** Return the coefficients of a layer at an epoch, for the box beside the pointer. */
+function pathTip({name, seed, paths}, bases, epoch) {
+  const lines = bases.map((base, i) => [base, short(paths[i][epoch])]);
+  return {title: `${name}, seed ${seed}, epoch ${epoch}`, lines, nearest: name};
+}
+
+/** Return the coefficients of all layers and epochs, as rows for a CSV file. */
+function pathRows(layers, bases) {
+  const rows = layers.flatMap(({name, seed, paths}) =>
+    paths[0].map((_, epoch) => [name, seed, epoch, ...paths.map((path) => path[epoch])]),
+  );
+  return [["layer", "seed", "epoch", ...bases], ...rows];
 }

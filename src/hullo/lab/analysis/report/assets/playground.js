@@ -40,7 +40,7 @@ function buildPlayground() {
       node(
         "div",
         {class: "mixer"},
-        items.map(({name}) => mixerRow(name)),
+        items.map(mixerRow),
         node(
           "div",
           {class: "bar"},
@@ -49,7 +49,12 @@ function buildPlayground() {
           fit("shift", "shift to sum one", shifted),
         ),
         node("dl", {class: "facts", "aria-live": "polite"}),
-        node("pre", {class: "code", tabindex: 0, "aria-label": "The same in Python"}, node("code", null)),
+        node(
+          "div",
+          {class: "snippet"},
+          node("pre", {class: "code", tabindex: 0, "aria-label": "The same in Python"}, node("code", null)),
+          copyButton(() => bodyOf("playground").querySelector("code").textContent),
+        ),
         node("div", {class: "place"}),
       ),
       node("div", {class: "drawing"}),
@@ -63,18 +68,19 @@ function shifted(items) {
   return items.map(({name, coefficient}) => ({name, coefficient: coefficient + missing}));
 }
 
-function mixerRow(name) {
+function mixerRow({name, coefficient: value}) {
   const set = (event) => {
     const coefficient = Number(event.target.value);
     if (event.target.value === "" || !Number.isFinite(coefficient)) return;
     change(mix(mixture().map((item) => (item.name === name ? {name, coefficient} : item))));
   };
+  const shared = {step: 0.01, value, input: set};
   return node(
     "div",
     {class: "mixer-row", "data-base": name, role: "group", "aria-label": name},
     node("span", {class: "name"}, name),
-    node("input", {type: "range", min: -2, max: 2, step: 0.01, input: set, "aria-label": `coefficient of ${name}`}),
-    node("input", {type: "number", step: 0.01, input: set, "aria-label": `coefficient of ${name}, as a number`}),
+    node("input", {type: "range", min: -2, max: 2, ...shared, "aria-label": `coefficient of ${name}`}),
+    node("input", {type: "number", ...shared, "aria-label": `coefficient of ${name}, as a number`}),
     node(
       "button",
       {
@@ -104,15 +110,17 @@ function updatePlayground() {
   const width = drawing.clientWidth;
   const chart = (kind, title, least) => {
     const values = combine(kind, coefficients, names, WIDE);
-    const {svg, plot, X, Y} = frame({
+    const made = frame({
       label: `${title} of the combination, from −5 to 5`,
       width,
       height: Math.round(Math.min(320, width * 0.55)),
       x: [-5, 5],
       y: rangeOf([...values, ...least]),
     });
+    const {svg, plot, X, Y} = made;
     plot.append(node("path", {class: "curve", d: trace(WIDE.map(X), values.map(Y)), "data-kind": kind}));
-    return panel(title, svg);
+    followCurves(made, WIDE, [{name: title, ys: values}], (x) => `x = ${short(x)}`, short);
+    return panel(title, svg, {rows: () => [["x", title], ...WIDE.map((x, i) => [x, values[i]])]});
   };
   drawing.replaceChildren(chart("value", "function", [-1, 1]), chart("slope", "slope", [-0.2, 1.2]));
   const place = body.querySelector(".place");
@@ -130,7 +138,7 @@ function placePanel(coefficients, names, width) {
     points,
   });
   for (const [x, y] of points) plot.append(node("circle", {class: "here", cx: X(x), cy: Y(y), r: 6}));
-  return panel("place in the plane", svg, on ? null : "not in the plane");
+  return panel("place in the plane", svg, {note: on ? null : "not in the plane"});
 }
 
 function facts(coefficients, names) {
@@ -158,11 +166,20 @@ function facts(coefficients, names) {
 /** The same function in hullo. */
 function inPython(coefficients, names) {
   if (!names.length) return "";
-  const numbers = `[${coefficients.map((c) => Number(c.toFixed(5))).join(", ")}]`;
-  const spelled = names.map((name) => JSON.stringify(name)).join(", ");
-  const admissible = names.every((name) => BASES[name].admissible);
   const place = placeOf(coefficients);
-  if (!["convex", "affine"].includes(place)) return `hullo.combine(x, torch.tensor(${numbers}), [${spelled}])`;
-  const hull = place === "convex" ? "ConvexHull" : "AffineHull";
-  return `hullo.${hull}(${spelled}, init=${numbers}${admissible ? "" : ", strict=False"})`;
+  if (["convex", "affine"].includes(place)) return hullCode(place, coefficients, names);
+  const spelled = names.map((name) => JSON.stringify(name)).join(", ");
+  return `hullo.combine(x, torch.tensor(${numberList(coefficients)}), [${spelled}])`;
+}
+
+/** Return the Python code of a hull of a kind. */
+function hullCode(kind, coefficients, names) {
+  const hull = {convex: "ConvexHull", affine: "AffineHull", conic: "ConicHull", linear: "LinearHull"}[kind];
+  const spelled = names.map((name) => JSON.stringify(name)).join(", ");
+  const strict = names.every((name) => BASES[name].admissible) ? "" : ", strict=False";
+  return `hullo.${hull}(${spelled}, init=${numberList(coefficients)}${strict})`;
+}
+
+function numberList(values) {
+  return `[${values.map((value) => Number(value.toFixed(5))).join(", ")}]`;
 }

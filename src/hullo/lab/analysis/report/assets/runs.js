@@ -1,5 +1,5 @@
 "use strict";
-// The runs of a cell, or of a whole column: how each was made and how it ended.
+// The runs of an experiment, grouped by activation: how each was made and how it ended.
 
 function buildRuns() {
   const column = currentColumn();
@@ -9,15 +9,33 @@ function buildRuns() {
     state.cell ?? "",
     (name) => go({cell: name || null, run: null}),
   );
-  const runs = column.rows
-    .filter(({name}) => name === (state.cell ?? name))
-    .flatMap(({name}) => column.runs.filter((run) => run.spec.activation === name));
+  const rows = column.rows.filter(({name}) => name === (state.cell ?? name));
+  const runsOf = ({name}) => column.runs.filter((run) => run.spec.activation === name);
+  const count = rows.flatMap(runsOf).length;
   bodyOf("runs").replaceChildren(
     node("div", {class: "bar"}, columnSelect(), labelled("Activation", cell)),
-    node("p", {class: "lead"}, `${plural(runs.length, "run")}. ${meaningOf(readingOf(column))}`),
-    ...runs.map((run) => runDetails(run, column)),
+    node("p", {class: "lead"}, chipList(column), ` ${plural(count, "run")}. ${meaningOf(readingOf(column))}`),
+    ...rows.map((row) => runGroup(row, runsOf(row), column, rows.length === 1)),
   );
-  bodyOf("runs").querySelector("details[open]")?.scrollIntoView({block: "nearest"});
+  bodyOf("runs").querySelector("[data-run][open]")?.scrollIntoView({block: "nearest"});
+}
+
+/** Return the runs of an activation, behind their mean. */
+function runGroup(row, runs, column, alone) {
+  const [mean, half] = row.accuracy[readingOf(column).name] ?? [null, null];
+  return node(
+    "details",
+    {class: "group", "data-group": row.name, open: alone || runs.some(({id}) => id === state.run)},
+    node(
+      "summary",
+      null,
+      node("span", {class: "name"}, row.name),
+      node("span", {class: "seed"}, plural(runs.length, "run")),
+      node("strong", null, mean === null ? "–" : `${percent(mean)}${half === null ? "" : ` ± ${percent(half)}`} %`),
+      row.diverged ? node("span", {class: "warn"}, `${row.diverged} diverged`) : null,
+    ),
+    runs.map((run) => runDetails(run, column)),
+  );
 }
 
 function runDetails(run, column) {
@@ -41,8 +59,7 @@ function runDetails(run, column) {
     node(
       "summary",
       null,
-      node("span", {class: "name"}, activation),
-      node("span", {class: "seed"}, `seed ${run.spec.seed}`),
+      node("span", {class: "name"}, `seed ${run.spec.seed}`),
       node("strong", null, reading.name in run.accuracy ? `${percent(run.accuracy[reading.name])} %` : "–"),
       node("span", {class: run.lost ? "warn" : "fine"}, run.ended),
     ),

@@ -3,7 +3,7 @@
 
 const DOCUMENT = JSON.parse(document.getElementById("data").textContent);
 const VIEWS = {
-  table: "Table",
+  table: "Results",
   curves: "Curves",
   paths: "Paths",
   training: "Training",
@@ -22,6 +22,7 @@ const PARTS = {
   show: (texts) => texts[0],
   reading: (texts) => (Object.hasOwn(DOCUMENT.readings, texts[0]) ? texts[0] : null),
   sort: (texts) => texts[0],
+  studies: (texts) => texts[0],
   cell: (texts) => texts[0],
   run: (texts) => texts[0],
   base: (texts) => texts,
@@ -60,7 +61,23 @@ function change(changes) {
 // What the view means for the data.
 
 function currentColumn() {
-  return DOCUMENT.columns.find((column) => column.name === state.column) ?? DOCUMENT.columns[0];
+  const {columns} = DOCUMENT;
+  return columns.find(({name}) => name === state.column) ?? columns.find(({study}) => !study) ?? columns[0];
+}
+
+/** Return a column's title with the settings that set it apart. */
+function labelOf({title, chips}) {
+  return [title, ...chips].join(", ");
+}
+
+/** Return the settings that set a column apart, as chips. */
+function chipList({chips}) {
+  return chips.map((text) => node("span", {class: "setting"}, text));
+}
+
+/** Return the name of a layer of the current column. */
+function layerName(layer) {
+  return currentColumn().layers[layer] ?? `layer ${layer + 1}`;
 }
 
 /** Which epochs of a column's runs count: the chosen reading, or by default the column's fairest. */
@@ -101,7 +118,7 @@ function currentEpoch() {
   return state.epoch === null ? epochs : Math.min(Math.max(Math.round(state.epoch), 0), epochs);
 }
 
-/** A run’s coefficients by layer and base: one value an epoch, null where it is not known. */
+/** Return a run’s coefficients by layer and base: one value per epoch, null where it is not known. */
 function pathsOf(run) {
   const decode = (steps) => {
     let value = 0;

@@ -1,9 +1,9 @@
 "use strict";
-// All columns beside the paper's; any of them sorts the rows of its table, and each cell leads to its runs.
+// The results: the finding, a dot plot, and a table whose columns sort it and whose cells lead to their runs.
 
 const SHOWN = {accuracy: "accuracy", difference: "difference from relu"};
 
-/** What a cell shows: our mean and half its interval under the reading, and the paper's. */
+/** Return what a cell shows: our mean and half its interval under the reading, and the paper's. */
 function cellOf(column, name) {
   const row = column.rows.find((other) => other.name === name);
   const difference = state.show === "difference";
@@ -12,17 +12,25 @@ function cellOf(column, name) {
 }
 
 const hasRow = (column, name) => column.rows.some((row) => row.name === name);
+const hasPaper = (column) => Object.keys(column.paper).length > 0;
 
-/** The columns of each table: one of them has all rows of the others, so that few cells are empty. */
+/** Return the experiments on show: studies only if they are asked for. */
+function shownColumns() {
+  const main = DOCUMENT.columns.filter(({study}) => !study);
+  return state.studies || !main.length ? DOCUMENT.columns : main;
+}
+
+/** Return the columns of each table: one of them has all rows of the others, so that few cells are empty. */
 function tables() {
   const found = [];
-  for (const column of [...DOCUMENT.columns].sort((a, b) => b.rows.length - a.rows.length)) {
+  const columns = shownColumns();
+  for (const column of [...columns].sort((a, b) => b.rows.length - a.rows.length)) {
     const table = found.find(([widest]) => column.rows.every(({name}) => hasRow(widest, name)));
     if (table) table.push(column);
     else found.push([column]);
   }
-  const place = (column) => DOCUMENT.columns.indexOf(column);
-  for (const columns of found) columns.sort((a, b) => place(a) - place(b));
+  const place = (column) => columns.indexOf(column);
+  for (const group of found) group.sort((a, b) => place(a) - place(b));
   return found.sort(([a], [b]) => place(a) - place(b));
 }
 
@@ -36,13 +44,25 @@ function buildTable() {
   const choose = columnSelect();
   choose.classList.add("narrow");
   const pairs = state.show === "difference" ? ", of differences between runs of the same seed" : "";
+  document.getElementById("table-title").replaceChildren(...breakable(DOCUMENT.finding));
   bodyOf("table").replaceChildren(
-    node("div", {class: "bar"}, choose, labelled("Show", shown), labelled("Reading", reading)),
+    node(
+      "div",
+      {class: "bar"},
+      studySwitch(),
+      labelled("Show", shown),
+      labelled("Reading", reading),
+      downloads("results", null, resultRows),
+    ),
+    dotKey(shownColumns()),
+    node("div", {"data-part": "dots"}),
+    node("p", {class: "lead"}, gainNote()),
+    choose,
     ...tables().map((columns) =>
       node(
         "div",
-        {class: "scroll", tabindex: 0, role: "region", "aria-label": columns.map(({name}) => name).join(", ")},
-        node("table", {class: "results"}, tableHead(columns), tableBody(columns)),
+        {class: "scroll", tabindex: 0, role: "region", "aria-label": columns.map(labelOf).join(", ")},
+        lightFrom(node("table", {class: "results"}, tableHead(columns), tableBody(columns))),
       ),
     ),
     node(
@@ -50,7 +70,7 @@ function buildTable() {
       {class: "lead"},
       `In percent: the mean over seeds and its 95 % interval${pairs}. The best of a column is bold. `,
       "A cell leads to its runs. ",
-      [...new Set(DOCUMENT.columns.map(readingOf))].map(meaningOf).join(" "),
+      [...new Set(shownColumns().map(readingOf))].map(meaningOf).join(" "),
     ),
     node(
       "ul",
@@ -60,23 +80,72 @@ function buildTable() {
   );
 }
 
-/** What a reading is, in a sentence. */
+/** Draw the dot plots as wide as there is room. */
+function updateTable() {
+  const place = bodyOf("table").querySelector("[data-part=dots]");
+  place.replaceChildren(
+    ...tables()
+      .flatMap((columns) => dotPlots(columns, place.clientWidth))
+      .map((svg, i) =>
+        node("figure", {class: "panel"}, svg, downloads(i ? `dot plot ${i + 1}` : "dot plot", () => svg, null)),
+      ),
+  );
+}
+
+/** Return the switch that shows studies, if there are any beside the main experiments. */
+function studySwitch() {
+  const count = DOCUMENT.columns.filter(({study}) => study).length;
+  if (!count || count === DOCUMENT.columns.length) return null;
+  const box = node("input", {
+    type: "checkbox",
+    role: "switch",
+    id: "studies",
+    checked: Boolean(state.studies),
+    change: () => go({studies: box.checked ? "all" : null}),
+  });
+  const studies = count === 1 ? "1 study" : `${count} studies`;
+  return node("label", {class: "chip"}, box, `Show ${studies} with other settings`);
+}
+
+function gainNote() {
+  if (!shownColumns().some(({gain}) => gain)) return "";
+  return (
+    "Hulls: the best hull minus the best other activation, in points, each chosen on the other seeds, under the " +
+    "fairest reading of the experiment."
+  );
+}
+
+/** Return the table as rows for a CSV file. */
+function resultRows() {
+  const rows = tables().flatMap((columns) =>
+    columns.flatMap((column) =>
+      sortedNames(columns).flatMap((name) => {
+        const {row, ours, half, paper} = cellOf(column, name);
+        const runs = column.runs.filter((run) => run.spec.activation === name).length;
+        return row ? [[column.name, readingOf(column).name, name, ours, half, runs, row.diverged, paper]] : [];
+      }),
+    ),
+  );
+  const shown = state.show ?? "accuracy";
+  return [["experiment", "reading", "activation", shown, "half_interval", "runs", "diverged", "paper"], ...rows];
+}
+
+/** Return what a reading is, in a sentence. */
 function meaningOf({name, meaning}) {
   return `Reading ${name}: ${meaning}.`;
 }
 
-/** What must be known of columns, each remark once. */
+/** Return what must be known of columns, each remark once. */
 function remarks() {
   const about = new Map();
-  for (const {name, remarks: said} of DOCUMENT.columns) {
-    for (const text of said) about.set(text, [...(about.get(text) ?? []), name]);
+  const columns = shownColumns();
+  for (const column of columns) {
+    for (const text of column.remarks) about.set(text, [...(about.get(text) ?? []), labelOf(column)]);
   }
-  return [...about].map(([text, names]) =>
-    names.length === DOCUMENT.columns.length ? text : `${names.join(", ")}: ${text}`,
-  );
+  return [...about].map(([text, names]) => (names.length === columns.length ? text : `${names.join("; ")}: ${text}`));
 }
 
-/** On a phone only one column is shown. */
+/** Return the class of a column's cells: on a phone only the chosen column is shown. */
 function partOf(column) {
   return column === currentColumn() ? "chosen" : "";
 }
@@ -85,14 +154,15 @@ function tableHead(columns) {
   const groups = columns.map((column) =>
     node(
       "th",
-      {colspan: 2, scope: "colgroup", class: partOf(column)},
-      node("a", {href: address({view: "curves", column: column.name})}, column.name),
+      {colspan: hasPaper(column) ? 2 : 1, scope: "colgroup", class: partOf(column)},
+      node("a", {href: address({view: "curves", column: column.name})}, column.title),
+      chipList(column),
       node("small", null, `${column.about}, ${readingOf(column).short}`),
     ),
   );
   const headings = columns.map((column) => [
     heading(columns, "hullo", `ours ${column.name}`, partOf(column)),
-    heading(columns, "paper", `paper ${column.name}`, partOf(column)),
+    hasPaper(column) ? heading(columns, "paper", `paper ${column.name}`, partOf(column)) : null,
   ]);
   return node(
     "thead",
@@ -107,7 +177,7 @@ function tableBody(columns) {
   const difference = state.show === "difference";
   const spell = difference ? signed : percent;
   const least = difference ? 0 : -Infinity; // what is below the reference is not the best
-  const rows = names.map((name) => node("tr", null, node("th", {scope: "row"}, name)));
+  const rows = names.map((name) => node("tr", {"data-line": name}, node("th", {scope: "row"}, breakable(name))));
   for (const column of columns) {
     const cells = names.map((name) => cellOf(column, name));
     const bestOf = (values) => Math.max(least, ...values.map((value) => value ?? -Infinity));
@@ -116,8 +186,12 @@ function tableBody(columns) {
     cells.forEach(({row, ours, half, paper}, i) => {
       rows[i].append(
         node("td", {class: partOf(column)}, ourCell(column, row, strongIf(ours === ourBest, spell(ours)), half)),
-        node("td", {class: `paper ${partOf(column)}`}, strongIf(paper === paperBest, spell(paper))),
       );
+      if (hasPaper(column)) {
+        rows[i].append(
+          node("td", {class: `paper ${partOf(column)}`}, strongIf(paper === paperBest, spell(paper))),
+        );
+      }
     });
   }
   return node("tbody", null, rows);
@@ -138,14 +212,14 @@ function strongIf(best, text) {
   return best ? node("strong", null, text) : text;
 }
 
-/** By which of its headers a table is sorted, and whether from the largest; in the paper's order if by none. */
+/** Return by which of its headers a table is sorted, and whether from the largest; in the paper's order if by none. */
 function sortOf(columns) {
   const [, sign, key] = /^(-?)(.*)$/.exec(state.sort ?? "activation");
   const own = columns.some(({name}) => key === `ours ${name}` || key === `paper ${name}`);
   return own || key === "activation" ? {key, down: sign === "-"} : {key: "activation", down: false};
 }
 
-/** A header that sorts: numbers from the largest, names in the paper's order; again, the other way round. */
+/** Return a header that sorts: numbers from the largest, names in the paper's order; again, the other way round. */
 function heading(columns, text, key, part) {
   const sort = sortOf(columns);
   const sorted = sort.key === key;
@@ -158,7 +232,7 @@ function heading(columns, text, key, part) {
   );
 }
 
-/** The activations of a table in the order that the view asks for; those without a value come last. */
+/** Return the activations of a table in the order that the view asks for; those without a value come last. */
 function sortedNames(columns) {
   const {key, down} = sortOf(columns);
   const names = DOCUMENT.rows.filter((name) => columns.some((column) => hasRow(column, name)));

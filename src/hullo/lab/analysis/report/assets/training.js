@@ -24,7 +24,12 @@ function buildTraining() {
   const there = knownMetrics().map((name) => [name, METRICS[name]]);
   const metric = select("metric", there, currentMetric(), (value) => change({metric: value}));
   bodyOf("training").replaceChildren(
-    node("div", {class: "bar"}, labelled("Show", metric)),
+    node(
+      "div",
+      {class: "bar"},
+      labelled("Show", metric),
+      downloads("learning curves", () => bodyOf("training").querySelector(".chart svg"), trainingRows),
+    ),
     node(
       "div",
       {class: "beside"},
@@ -51,9 +56,12 @@ function updateTraining() {
     const counted = sound.length ? sound : runs;
     return {row, runs, mean: Array.from({length: epochs}, (_, i) => meanOf(counted.map((run) => run[metric][i])))};
   });
+  const epoch = Math.max(1, currentEpoch());
+  // the readings first: the chart is as wide as they leave it
+  bodyOf("training").querySelector(".reading").replaceChildren(reading(metric, lines, epoch));
   const chartBox = bodyOf("training").querySelector(".chart");
   const width = chartBox.clientWidth;
-  const {svg, plot, X, Y} = frame({
+  const chart = frame({
     label: `${METRICS[metric]} over ${epochs} epochs: ${lines.map(({row}) => row.name).join("; ")}`,
     width,
     height: Math.max(280, Math.min(480, Math.round(width * 0.6))),
@@ -62,36 +70,38 @@ function updateTraining() {
     y: metricRange(metric, lines),
     xName: "epoch",
   });
-  const xs = Array.from({length: epochs}, (_, i) => X(i + 1));
+  const {svg, plot, X, Y} = chart;
+  const epochList = Array.from({length: epochs}, (_, i) => i + 1);
+  const xs = epochList.map(X);
   for (const {row, runs} of lines) {
     for (const run of runs.length > 1 ? runs : []) {
-      const look = {...lookOf(row), class: "curve faint", "stroke-dasharray": null};
+      const look = {...lookOf(row), class: "curve faint", "stroke-dasharray": null, "data-line": row.name};
       plot.append(node("path", {...look, d: trace(xs, run[metric].map(Y))}));
     }
   }
   for (const {row, mean} of lines) {
-    plot.append(node("path", {...lookOf(row), "data-row": row.name, d: trace(xs, mean.map(Y))}));
+    plot.append(node("path", {...lookOf(row), "data-line": row.name, d: trace(xs, mean.map(Y))}));
   }
   for (const {row, runs} of lines) {
     for (const run of runs.filter((run) => typeof run[metric][run.lost - 2] === "number")) {
       const [x, y] = [xs[run.lost - 2], Y(run[metric][run.lost - 2])];
       const d = `M${x - 4} ${y - 4}l8 8m0 -8l-8 8`;
-      plot.append(node("path", {...lookOf(row), class: "lost", "stroke-dasharray": null, "data-run": run.id, d}));
+      const names = {class: "lost", "data-run": run.id, "data-line": row.name};
+      plot.append(node("path", {...lookOf(row), ...names, "stroke-dasharray": null, d}));
     }
   }
-  const epoch = Math.max(1, currentEpoch());
   plot.append(node("line", {class: "cursor", x1: X(epoch), x2: X(epoch), y1: 0, y2: plot.getAttribute("height")}));
+  const spell = (value) => spellMetric(metric, value);
+  followCurves(chart, epochList, lines.map(({row, mean}) => ({name: row.name, ys: mean})), (n) => `epoch ${n}`, spell);
   chartBox.replaceChildren(svg);
-  bodyOf("training").querySelector(".reading").replaceChildren(reading(metric, lines, epoch));
 }
 
 /** What the lines show at an epoch, the best first. */
 function reading(metric, lines, epoch) {
   const better = metric.endsWith("loss") ? 1 : -1;
-  const spell = (value) => (metric.endsWith("loss") ? value.toFixed(4) : percent(value));
   const rows = lines.map(({row, runs, mean}) => ({row, runs, value: mean[epoch - 1] ?? null}));
   rows.sort((a, b) => (a.value === null) - (b.value === null) || better * (a.value - b.value));
-  return node(
+  return lightFrom(node(
     "table",
     {class: "readings"},
     node("caption", null, `After epoch ${epoch}`),
@@ -101,13 +111,32 @@ function reading(metric, lines, epoch) {
       rows.map(({row, runs, value}) =>
         node(
           "tr",
-          null,
+          {"data-line": row.name},
           node("th", {scope: "row"}, swatch(row), " ", row.name),
-          node("td", null, value !== null ? spell(value) : runs.some(({lost}) => lost) ? "diverged" : "–"),
+          node("td", null, readingText(metric, runs, value)),
         ),
       ),
     ),
+  ));
+}
+
+function readingText(metric, runs, value) {
+  if (value !== null) return spellMetric(metric, value);
+  return runs.some(({lost}) => lost) ? "diverged" : "–";
+}
+
+function spellMetric(metric, value) {
+  return metric.endsWith("loss") ? value.toFixed(4) : percent(value);
+}
+
+/** Return the runs on show with their metric after each epoch, as rows for a CSV file. */
+function trainingRows() {
+  const metric = currentMetric();
+  const runs = chosenRows().flatMap(chosenRuns);
+  const rows = runs.flatMap(({spec, [metric]: values}) =>
+    values.map((value, i) => [spec.activation, spec.seed, i + 1, value]),
   );
+  return [["activation", "seed", "epoch", metric], ...rows];
 }
 
 function meanOf(values) {

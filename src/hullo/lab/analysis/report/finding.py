@@ -1,0 +1,70 @@
+"""The finding of the records in one sentence: what the best hull gains over the best other activation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from hullo.lab.analysis.comparisons import leave_one_seed_out
+from hullo.lab.analysis.experiments import Experiment
+from hullo.lab.analysis.statistics import Interval
+from hullo.lab.spec.activation import PRELU, ActivationSpec
+
+
+def gain(experiment: Experiment) -> Interval | None:
+    """Return how much the best hull gains over the best other activation, in points; None if there are not both.
+
+    The best of either side is chosen on the other seeds. Fixed activations and PReLU are the others.
+    """
+    folds = leave_one_seed_out(experiment.accuracies, *_sides(experiment))
+    return Interval.of((fold.difference for fold in folds), "folds") if folds else None
+
+
+def finding(experiments: Mapping[str, Experiment]) -> str:
+    """Return the finding for experiments by title: one sentence."""
+    gains = {title: found for title, e in experiments.items() if (found := gain(e)) and found.half is not None}
+    if len(gains) < 2:
+        title, experiment = next(((t, experiments[t]) for t in gains), next(iter(experiments.items())))
+        return f"{title}: {_of_one(experiment)}"
+    wins = [f"{title} (by {_size(found)} points)" for title, found in gains.items() if found.low > 0]
+    losses = [f"{title} (by {_size(found)} points)" for title, found in gains.items() if found.high < 0]
+    even = len(gains) - len(wins) - len(losses)
+    said = [f"The best hull beats the best other activation in {len(wins)} of {len(gains)} experiments{_listed(wins)}"]
+    said += [f"it loses in {len(losses)}{_listed(losses)}"] if losses else []
+    said += [f"{even} {'is' if even == 1 else 'are'} undecided"] if even else []
+    return f"{'; '.join(said)}."
+
+
+def _of_one(experiment: Experiment) -> str:
+    hulls, others = _sides(experiment)
+    found = gain(experiment)
+    if found is None:
+        best = _best(experiment, [*experiment.cells])
+        return f"the best activation of {len(experiment.cells)} is {best}."
+    pair = f"the best hull, {_best(experiment, hulls)}, and the best other activation, {_best(experiment, others)}"
+    if found.half is None:
+        return f"{pair}, were run with one common seed, which decides nothing."
+    verb = "gains" if found.low > 0 else "loses" if found.high < 0 else ""
+    if verb:
+        best, other = _best(experiment, hulls), _best(experiment, others)
+        return f"the best hull, {best}, {verb} {_size(found)} points over the best other activation, {other}."
+    return f"{pair}, differ by {_size(found)} points, which {found.count} seeds cannot tell from 0."
+
+
+def _sides(experiment: Experiment) -> tuple[list[str], list[str]]:
+    """Return the hulls of an experiment, and its other activations."""
+    hulls = [row for row in experiment.cells if ActivationSpec.parse(row).learns and row != str(PRELU)]
+    return hulls, [row for row in experiment.cells if row not in hulls]
+
+
+def _best(experiment: Experiment, rows: Sequence[str]) -> str:
+    best = max((experiment.cells[row] for row in rows), key=lambda cell: cell.accuracy.mean)
+    return f"{best.row} ({best.accuracy.spell()} %)"
+
+
+def _size(interval: Interval) -> str:
+    return Interval(abs(interval.mean), interval.half, interval.count).spell()
+
+
+def _listed(texts: Sequence[str]) -> str:
+    """Return texts as the end of a clause: ``: a, b and c``."""
+    return f": {', '.join(texts[:-1])}{' and ' * (len(texts) > 1)}{texts[-1]}" if texts else ""

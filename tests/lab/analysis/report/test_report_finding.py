@@ -1,0 +1,100 @@
+"""The first screen's sentence, and the names of experiments, settings and layers, follow from the records."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from report_records import make_records
+from torch import nn
+
+from hullo.lab import networks
+from hullo.lab.analysis.names import layer_names, titles
+from hullo.lab.analysis.report import gather
+from hullo.lab.analysis.statistics import Interval
+from hullo.lab.spec.paper import COLUMNS, Column
+from hullo.lab.spec.records import Record, Records
+
+HULL = "affine(identity,relu)"
+
+
+def runs(column: Column, reached: dict[str, list[float]]) -> list[Record]:
+    made = make_records([column], [*reached], seeds=len(next(iter(reached.values()))), epochs=2)
+    return [replace(r, test_accuracy=[50.0, reached[r.spec.activation][r.spec.seed]]) for r in made]
+
+
+def found(folder: Path, *records: list[Record]) -> dict:
+    Records(folder / "records.jsonl").add([record for some in records for record in some])
+    return gather([folder])
+
+
+def test_one_experiment_says_what_the_best_hull_gains_over_all_others(tmp_path: Path) -> None:
+    document = found(tmp_path, runs(COLUMNS[3], {"relu": [70, 71, 72], "prelu": [79, 81, 80], HULL: [84, 87, 84]}))
+    gain = Interval.of([84 - 79, 87 - 81, 84 - 80], "folds")
+    assert document["columns"][0]["gain"] == pytest.approx([gain.mean, gain.half], rel=1e-4)
+    assert f"{HULL} (85.00 ± 4.30 %), gains {gain.spell()} points" in document["finding"]
+    assert document["finding"].startswith("KerasNet on CIFAR-10: ")
+    assert "prelu (80.00" in document["finding"]
+
+
+@pytest.mark.parametrize(
+    ("reached", "said"),
+    [
+        ({"relu": [84, 85, 86], HULL: [80, 81, 82]}, "loses 4.00"),
+        ({"relu": [80, 81, 82], HULL: [84, 70, 95]}, "cannot tell from 0"),
+        ({"relu": [80], HULL: [84]}, "one common seed"),
+        ({"relu": [80, 81], "tanh": [82, 83]}, "best activation of 2 is tanh (82.50"),
+        ({HULL: [80]}, f"best activation of 1 is {HULL} (80.00 %)"),
+    ],
+    ids=["worse", "undecided", "one seed", "no hull", "one run"],
+)
+def test_the_finding_claims_no_more_than_the_runs_show(reached: dict, said: str, tmp_path: Path) -> None:
+    assert said in found(tmp_path, runs(COLUMNS[3], reached))["finding"]
+
+
+def test_several_experiments_are_counted_and_the_decided_ones_named(tmp_path: Path) -> None:
+    better, worse = {"relu": [80, 81, 82], HULL: [84, 85, 86.1]}, {"relu": [84, 85, 86.1], HULL: [80, 81, 82]}
+    even = {"relu": [80, 81, 82], HULL: [84, 70, 95]}
+    document = found(tmp_path, *(runs(c, r) for c, r in zip(COLUMNS[:3], (worse, even, better), strict=True)))
+    assert "in 1 of 3 experiments: LeNet-5 on CIFAR-10 (by 4.03" in document["finding"]
+    assert "loses in 1: LeNet-5 on Fashion-MNIST (by 4.03" in document["finding"]
+    assert document["finding"].endswith("1 is undecided.")
+
+
+def test_the_experiment_with_most_seeds_and_runs_is_the_main_one_and_studies_say_what_differs(tmp_path: Path) -> None:
+    main = runs(COLUMNS[3], {"relu": [80, 81, 82], HULL: [84, 85, 86]})
+    other = [replace(r, spec=replace(r.spec, batch_size=128, coefficient_lr_scale=30.0)) for r in main[:3]]
+    long = [replace(r, spec=replace(r.spec, epochs=9)) for r in make_records([COLUMNS[3]], ["relu"], 1, 9)]
+    columns = found(tmp_path, main, other, long)["columns"]
+    assert {tuple(column["chips"]): column["study"] for column in columns} == {
+        (): False,
+        ("batch size 128", "coefficient lr \N{MULTIPLICATION SIGN} 30"): True,
+        ("9 epochs",): True,
+    }
+    assert {column["title"] for column in columns} == {"KerasNet on CIFAR-10"}
+
+
+def test_own_networks_of_the_same_name_stay_apart() -> None:
+    old, new, other = (Column(f"net:{name}@{digit * 8}", "images@00000000") for name, digit in ("A1", "A2", "B1"))
+    assert list(titles([old, other]).values()) == ["A on images", "B on images"]
+    assert len({*titles([old, new, other]).values()}) == 3
+
+
+@pytest.mark.parametrize("name", networks.NETWORKS)
+def test_layers_are_named_as_the_networks_have_them(name: str) -> None:
+    network = networks.build(name, activation="relu", image_size=64)
+    layers: list[nn.Module] = []
+    expected = []
+    for path, module in network.named_modules():
+        if isinstance(module, (nn.Conv2d, nn.Linear)) and "shortcut" not in path:
+            layers.append(module)
+        if isinstance(module, nn.ReLU):
+            before = layers[-1]
+            kind, unit = ("linear", "units") if isinstance(before, nn.Linear) else ("conv", "channels")
+            expected.append((kind, before.weight.shape[0], unit))
+    said = [text.split() for text in layer_names(name, len(expected))]
+    assert [
+        (text[-4] if text[-4] in ("conv", "linear") else text[0], int(text[-2]), text[-1]) for text in said
+    ] == expected
+    assert layer_names(name, len(expected) + 1)[-1] == f"layer {len(expected) + 1}"

@@ -1,0 +1,147 @@
+"""The first screen in a real browser: the finding, a dot plot of the table, studies on request; downloads."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from browsing import column, wait_until
+from report_records import RECORDS, make_records, write_report
+
+import hullo
+from hullo.lab.analysis.experiments import experiments
+from hullo.lab.spec.paper import COLUMNS, ROWS
+
+HULL = "affine(identity,relu,tanh)"
+
+
+def test_the_first_screen_has_the_finding_and_a_dot_plot_of_the_records(visit: Any, report: Path) -> None:
+    page = visit(report)
+    assert column(page, "#table-title") == [page.evaluate("DOCUMENT.finding")]
+    assert page.locator("#table [data-part=dots] svg").bounding_box()["y"] < 400
+    first, *_ = experiments(RECORDS)
+    panel = page.locator("g.dots").first
+    drawn = {
+        group.get_attribute("data-line"): float(group.locator("circle.mean").get_attribute("cx"))
+        for group in panel.locator("g[data-line]").all()
+    }
+    reached = {row: cell.accuracy.mean for row, cell in first.cells.items()}
+    assert drawn.keys() == reached.keys() == {*ROWS}
+    start, least = min(drawn.values()), min(reached.values())
+    scale = (max(drawn.values()) - start) / (max(reached.values()) - least)
+    assert scale > 10
+    for row, x in drawn.items():
+        assert x - start == pytest.approx((reached[row] - least) * scale, abs=0.1)
+
+
+def test_hover_gives_values_and_makes_a_row_stand_out(visit: Any, report: Path) -> None:
+    page = visit(report)
+    page.locator(f"g.dots g[data-line='{HULL}'] circle.mean").first.hover()
+    cell = next(iter(experiments(RECORDS))).cells[HULL]
+    tip = page.locator("#tip").inner_text()
+    assert tip.startswith(HULL)
+    assert f"{cell.accuracy.mean:.2f} ± {cell.accuracy.half:.2f}" in tip
+    assert f"{cell.published:.2f}" in tip
+    lit = "[...document.querySelectorAll('.plot .lit')].map((one) => one.dataset.line)"
+    assert set(page.evaluate(lit)) == {HULL}
+    page.mouse.move(1, 1)
+    assert page.evaluate(lit) == []
+    assert page.locator("#tip").is_hidden()
+    page.evaluate("location.hash = '#training'")
+    wait_until(page, "state.view === 'training'")
+    page.locator("#training .chart > svg").hover(position={"x": 200, "y": 200})
+    assert "epoch" in page.locator("#tip strong").inner_text()
+    assert page.locator("#tip div").count() == len(ROWS)
+
+
+def test_studies_are_behind_a_switch(visit: Any, tmp_path: Path) -> None:
+    main = make_records([COLUMNS[3]], ["relu", HULL], seeds=2, epochs=2)
+    other = [replace(r, spec=replace(r.spec, batch_size=128)) for r in main[:2]]
+    page = visit(write_report(tmp_path, [*main, *other]))
+    assert column(page, "thead a") == ["KerasNet on CIFAR-10"]
+    page.get_by_role("switch", name="1 study").check()
+    wait_until(page, "state.studies === 'all'")
+    assert column(page, "thead a") == ["KerasNet on CIFAR-10"] * 2
+    assert column(page, "thead .setting") == ["batch size 128"]
+    assert page.evaluate("location.hash") == "#table?studies=all"
+
+
+def test_a_users_own_two_runs_make_a_page_without_the_paper(visit: Any, tmp_path: Path) -> None:
+    made = make_records([COLUMNS[0]], ["relu", HULL], seeds=1, epochs=2)
+    own = {"network": "my_network:Net@0123abcd", "data": "images@0123abcd"}
+    page = visit(write_report(tmp_path, [replace(r, spec=replace(r.spec, **own)) for r in made]))
+    assert column(page, "thead a") == ["Net on images"]
+    assert "paper" not in page.locator("#table table").inner_text()
+    assert page.locator("#table path.paper").count() == page.locator("#studies").count() == 0
+    assert "one common seed" in page.locator("#table-title").inner_text()
+
+
+def test_files_and_code_hold_what_is_shown(visit: Any, report: Path) -> None:
+    page = visit(report, permissions=["clipboard-read", "clipboard-write"])
+
+    def download(name: str) -> str:
+        with page.expect_download() as found:
+            page.get_by_role("button", name=name).click()
+        return Path(found.value.path()).read_text("utf-8")
+
+    rows = list(csv.DictReader(io.StringIO(download("Download results as CSV"))))
+    cells = {(e.name, row): cell for e in experiments(RECORDS) for row, cell in e.cells.items()}
+    assert {(row["experiment"], row["activation"]) for row in rows} == cells.keys()
+    for row in rows:
+        cell = cells[row["experiment"], row["activation"]]
+        assert [float(row["accuracy"]), float(row["half_interval"])] == pytest.approx(
+            [cell.accuracy.mean, cell.accuracy.half], rel=1e-4
+        )
+    drawn = ElementTree.fromstring(download("Download dot plot as SVG"))
+    assert {circle.get("fill") for circle in drawn.iter("{http://www.w3.org/2000/svg}circle")} > {"rgb(0, 114, 178)"}
+    page.evaluate(f"location.hash = '#curves?row={HULL}&epoch=5'")
+    page.get_by_role("button", name="Copy the code of conv 2, 50 channels").click()
+    page.get_by_text("Copied").wait_for()
+    hull = eval(page.evaluate("navigator.clipboard.readText()"), {"hullo": hullo})
+    record = next(r for r in RECORDS if r.spec.activation == HULL)
+    assert isinstance(hull, hullo.AffineHull)
+    torch.testing.assert_close(
+        hull.coefficients.detach().flatten(), torch.tensor(record.coefficients[5][1]), rtol=0, atol=3e-5
+    )
+
+
+def test_nothing_shows_through_the_names_when_a_table_scrolls_sideways(visit: Any, tmp_path: Path) -> None:
+    page = visit(write_report(tmp_path, make_records(COLUMNS[:5], ROWS, seeds=2, epochs=1)), width=800)
+    box = page.locator(".scroll").first
+    box.evaluate("box => { box.scrollLeft = 70; }")
+    assert box.evaluate("box => box.scrollLeft") == 70
+    covered = """box => [...box.querySelectorAll("tr > :first-child")].filter((cell) => {
+      cell.scrollIntoView({block: "center"});
+      const seen = cell.getBoundingClientRect();
+      return !cell.contains(document.elementFromPoint(seen.left + 40, seen.top + seen.height / 2));
+    }).length"""
+    assert box.evaluate(covered) == 0
+    assert (
+        box.evaluate("box => getComputedStyle(box.querySelector('thead td')).backgroundColor") == "rgb(255, 255, 255)"
+    )
+
+
+def test_rows_that_differ_in_settings_have_colours_of_their_own(visit: Any, tmp_path: Path) -> None:
+    options = ["", "init=relu", "per=channel", "parametrization=free", "init=relu,per=channel"]
+    bases = ("identity,relu", "identity,relu,tanh", "relu,tanh")
+    rows = [
+        f"{kind}({','.join(filter(None, (b, o)))})" for kind in ("convex", "affine") for b in bases for o in options
+    ]
+    rows = [*ROWS[:4], *(row for row in rows if "free" not in row or row.startswith("affine"))]
+    page = visit(write_report(tmp_path, make_records(COLUMNS[:1], rows, seeds=1, epochs=1)), "#training")
+    looks = page.evaluate(
+        "currentColumn().rows.map((row) => { const look = lookOf(row); return `${look.style.stroke} ${row.kind}`; })"
+    )
+    assert len(set(looks)) == len(looks) == len(rows)
+
+
+def test_a_base_added_in_the_playground_starts_with_the_number_0(visit: Any, report: Path) -> None:
+    page = visit(report, "#playground?base=identity:1")
+    page.select_option("#add", "tanh")
+    assert page.get_by_label("coefficient of tanh, as a number").input_value() == "0"
