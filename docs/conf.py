@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -72,8 +73,34 @@ WHOLE_FILES = {
 """Pages that show a file of the repository. Their own text, a link to that file, is what GitHub shows."""
 
 
+NOTEBOOK = "tutorial", Path(__file__).parent.parent / "examples" / "tutorial.ipynb"
+"""A page that shows a notebook, in the same way."""
+
+
+def to_markdown(notebook: Path) -> str:
+    """Return a notebook with its outputs as Markdown."""
+    parts = []
+    for cell in json.loads(notebook.read_text())["cells"]:
+        source = "".join(cell["source"])
+        parts.append(
+            source.replace("(../docs/", "(") if cell["cell_type"] == "markdown" else f"```python\n{source}\n```"
+        )
+        printed = ""
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {"text/plain": output.get("text", ())})
+            if "image/png" in data:
+                parts.append(f"![output of the code above](data:image/png;base64,{''.join(data['image/png']).strip()})")
+            else:
+                printed += "".join(data["text/plain"])
+        if printed:
+            parts.insert(len(parts) - (parts[-1].startswith("![")), f"```text\n{printed.rstrip()}\n```")
+    return "\n\n".join(parts)
+
+
 def show_file(app: Sphinx, page: str, content: list[str]) -> None:
     """Replace a page that links to a file of the repository by that file."""
+    if page == NOTEBOOK[0]:
+        content[0] = to_markdown(NOTEBOOK[1])
     if page in WHOLE_FILES:
         content[0] = f"```{{include}} {WHOLE_FILES[page]}\n:relative-docs: results/\n:relative-images:\n```\n"
 

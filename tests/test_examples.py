@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import json
+import linecache
 import re
-import subprocess
+import runpy
 import sys
+import types
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,12 +20,22 @@ from hullo.population import images
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-def test_the_swap_example_learns_and_draws(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a script with arguments in this process, and return what it prints."""
+
+    def run(script: str, *arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", [script, *arguments])
+        runpy.run_path(str(EXAMPLES / script), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_the_swap_example_learns_and_draws(run: Callable[..., str], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib").use("Agg")
     image = tmp_path / "curves.png"
-    script = EXAMPLES / "swap_transformer_and_cnn.py"
-    command = [sys.executable, "-W", "error", str(script), str(image), "--steps", "60"]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    printed = run("swap_transformer_and_cnn.py", str(image), "--steps", "40")
     assert image.read_bytes().startswith(b"\x89PNG")
     accuracies = [float(text) for text in re.findall(r"([\d.]+)% right", printed)]
     assert len(accuracies) == 2
@@ -30,22 +44,38 @@ def test_the_swap_example_learns_and_draws(tmp_path: Path) -> None:
         assert hull in printed
 
 
-def test_the_kerasnet_example_trains_on_a_few_images(tmp_path: Path) -> None:
+def test_the_kerasnet_example_trains_on_a_few_images(run: Callable[..., str], tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     for name in (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"):
         labels = torch.randint(2, (12, 1), generator=generator)
         pixels = (100 * labels + torch.randint(100, (12, 3072), generator=generator)).byte()  # dark and bright images
         (tmp_path / name).write_bytes(bytes(torch.cat([labels.byte(), pixels], 1).flatten().tolist()))
-    script = EXAMPLES / "kerasnet_cifar10.py"
     options = ["--hull", "convex", "--epochs", "6", "--batch-size", "4", "--val-size", "12", "--device", "cpu"]
-    command = [sys.executable, "-W", "error", str(script), str(tmp_path), *options]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    printed = run("kerasnet_cifar10.py", str(tmp_path), *options)
     losses = [float(text) for text in re.findall(r"training loss ([\d.]+)", printed)]
     assert len(losses) == 6
     assert losses[-1] < losses[0] / 2
     rows = re.findall(r"^(\S+) +convex\(identity,relu,tanh\) +([\d. ]+?) *$", printed, re.MULTILINE)
     assert [name for name, _ in rows] == ["features.1", "features.3", "features.7", "features.9", "classifier.2"]
     assert all(sum(map(float, numbers.split())) == pytest.approx(1, abs=0.01) for _, numbers in rows)
+
+
+def test_the_notebook_runs_from_top_to_bottom(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib").use("Agg")
+    cells = json.loads((EXAMPLES / "tutorial.ipynb").read_text())["cells"]
+    notebook = types.ModuleType("notebook")
+    monkeypatch.setitem(sys.modules, "notebook", notebook)
+    for number, cell in enumerate(cells):
+        if cell["cell_type"] == "code":
+            name, source = f"<cell {number}>", "".join(cell["source"])
+            monkeypatch.setitem(linecache.cache, name, (len(source), None, source.splitlines(keepends=True), name))
+            exec(compile(source, name, "exec", dont_inherit=True), vars(notebook))
+    assert re.search(r"hulls: +(9\d|100)\.\d% of the test points", (printed := capsys.readouterr().out))
+    assert "same outputs: True" in printed
+    assert "hulls left: 0" in printed
+    assert len(notebook.population) == 20
 
 
 def test_its_network_has_as_many_parameters_as_the_papers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -177,27 +175,6 @@ def test_a_run_is_recorded_once_unless_it_is_to_be_overwritten(tmp_path: Path) -
     write(mlp(nn.ReLU()), tmp_path, 60, 70, activation="relu", seed=1, overwrite=True)
     assert read(tmp_path)[:-1] == others
     assert read(tmp_path)[-1].test_accuracy == [60, 70]
-
-
-WRITER = """
-import sys
-from torch import nn
-import hullo.lab
-for seed in range(5):
-    names = {"network": sys.argv[2], "data": "blobs", "activation": "relu", "seed": seed}
-    with hullo.lab.record(nn.Linear(2, 2), sys.argv[1], **names, overwrite=seed % 2 == 0) as run:
-        run.log(test_accuracy=10 + seed)
-    with hullo.lab.record(nn.Linear(2, 2), sys.argv[1], **names, overwrite=True) as run:
-        run.log(test_accuracy=20 + seed)
-"""
-
-
-def test_two_processes_may_write_to_one_directory(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", WRITER, str(tmp_path)]
-    writers = [subprocess.Popen([*command, name], stderr=subprocess.PIPE, text=True) for name in ("one", "two")]
-    assert [writer.communicate(timeout=120)[1] for writer in writers] == ["", ""]
-    found = {(record.spec.network, record.spec.seed): record.test_accuracy for record in read(tmp_path)}
-    assert found == {(name, seed): [20 + seed] for name in ("one", "two") for seed in range(5)}
 
 
 def test_a_loss_that_is_not_finite_is_a_run_that_diverged(tmp_path: Path) -> None:

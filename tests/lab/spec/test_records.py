@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,6 +42,11 @@ RECORD = Record(
 
 def several(count: int, start: int = 0) -> list[Record]:
     return [replace(RECORD, spec=replace(SPEC, seed=seed)) for seed in range(start, start + count)]
+
+
+def own(network: str, seconds: float) -> Record:
+    """Return a record as `hullo.lab.record` makes it."""
+    return replace(RECORD, spec=Spec(network, "mine", SPEC.activation, epochs=2, settings="lr=0.1"), seconds=seconds)
 
 
 @pytest.fixture
@@ -125,20 +131,29 @@ def test_a_disk_that_is_full_leaves_the_file_as_it_was(records: Records, monkeyp
     assert records.path.read_bytes() == before
 
 
-def test_processes_that_add_at_once_lose_nothing_and_tear_nothing(records: Records) -> None:
+def test_processes_that_write_at_once_lose_nothing_and_tear_nothing(records: Records) -> None:
     code = (
-        "import sys; from test_records import Records, several, Path\n"
-        "records = Records(Path(sys.argv[1])); sys.stdin.readline()\n"
-        "for start in range(0, 60, 3): records.add(several(5, start))\n"
+        "import sys; from test_records import Records, own, several, Path\n"
+        "records = Records(Path(sys.argv[1])); print(flush=True); sys.stdin.readline()\n"
+        "for start in range(0, 15, 3):\n"
+        "    records.add(several(5, start))\n"
+        "    records.put(own(sys.argv[2], start), overwrite=True)\n"
+        "    records.put(own('both', start), overwrite=True)\n"
     )
     command = [sys.executable, "-c", code, str(records.path)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
-    processes = [subprocess.Popen(command, stdin=subprocess.PIPE, env=environment) for _ in range(2)]
-    for process in processes:
-        process.communicate(b"go\n")
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": environment, "text": True}
+    with ExitStack() as stack:
+        processes = [stack.enter_context(subprocess.Popen([*command, name], **pipes)) for name in ("one", "two")]
+        assert all(process.stdout.readline() for process in processes)  # both are ready before either may go
+        for process in processes:
+            process.stdin.write("go\n")
+            process.stdin.flush()
     assert [process.returncode for process in processes] == [0, 0]
     found = records.read()
-    assert sorted(record.spec.seed for record in found) == list(range(62))
+    assert sorted(r.spec.seed for r in found if r.spec.settings is None) == list(range(17))
+    written = sorted((r.spec.network, r.seconds) for r in found if r.spec.settings is not None)
+    assert written == [("both", 12), ("one", 12), ("two", 12)]
 
 
 def test_a_training_is_recorded_member_by_member() -> None:
