@@ -166,10 +166,10 @@ class Activations(nn.Module):
         ]
 
     @property
-    def calls(self) -> dict[int, tuple[Base, ...] | None]:
-        """Return the bases of each site; None for a site that needs several calls, or has inner scales."""
+    def calls(self) -> dict[int, tuple[tuple[Base, ...], int] | None]:
+        """Return each site's bases and groups; None for a site that needs several calls, or has inner scales."""
         return {
-            index: self._parts[number][0].bases
+            index: (self._parts[number][0].bases, self.sites[number].groups)
             if len(self._parts[number]) == 1 and not self.sites[number].is_scaled
             else None
             for index, number in self._index.items()

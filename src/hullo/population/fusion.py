@@ -1,12 +1,14 @@
 """Find operations that one kernel computes together, and choose where it does.
 
-Two patterns are found in a graph, for images on a GPU:
+These patterns are found in a graph, on a GPU; the first two for images:
 
     [convolution ->] [activation ->] max pool 2x2 [-> dropout] [-> flatten with channels last]
     [convolution ->] batch norm [-> + residual] -> activation
+    linear layer -> activation
+    [[linear layer ->] + residual ->] layer norm or RMS norm
 
-The activation is a site, or a function that is the same for all members. The convolution's bias is added by the fused
-kernel.
+The activation is a site, or a function that is the same for all members. The bias of the convolution or linear layer is
+added by the fused kernel.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from hullo.bases import Base, base
 from hullo.population import kernels
 from hullo.population.convolutions import convolve, flat_parameter, split_channels
 from hullo.population.images import ImagesValue
+from hullo.population.layers import as_rows, multiply
 from hullo.population.rules import Context, arguments
 from hullo.population.sites import Activation
 from hullo.population.tracing import SITE
@@ -30,7 +33,7 @@ from hullo.population.values import Value
 
 aten = torch.ops.aten
 LookUp = Callable[[Any], Any]
-Sites = Mapping[int, tuple[Base, ...] | None]
+Sites = Mapping[int, tuple[tuple[Base, ...], int] | None]
 _MODULES: dict[Any, type[nn.Module]] = {
     aten.relu.default: nn.ReLU,
     aten.relu6.default: nn.ReLU6,
@@ -50,11 +53,18 @@ _MODULES: dict[Any, type[nn.Module]] = {
 """The modules of activation functions, whose arguments have the same names."""
 
 
+MOST_COLUMNS = 8192
+"""The most features whose norm a kernel takes: a program holds whole rows in its registers."""
+_PRODUCTS = (aten.linear.default, aten.matmul.default, aten.bmm.default, aten.mm.default)
+_VIEWS = (aten.view.default, aten.reshape.default, aten.transpose.int, aten.permute.default, aten.flatten.using_ints)
+
+
 @dataclass(frozen=True)
 class _Act:
-    """Describe an activation between other operations: its bases, and its site or its coefficients."""
+    """Describe an activation between other operations: its bases, groups of channels, and its site or coefficients."""
 
     bases: tuple[Base, ...]
+    groups: int = 1
     site: int | None = None
     coefficients: tuple[float, ...] = ()
 
@@ -64,31 +74,35 @@ class Fusion:
     """Hold nodes that are computed together.
 
     Args:
-        last: the node whose value they make.
+        last: the node whose value they make, and in whose place they are computed.
         inner: the other nodes, which nothing else uses.
+        compute: the function that computes them from a lookup of values, the coefficients' rows and the context. It
+            returns the value, or two of them: of `last` and `second`, or of `last` for different users, so that the
+            kernel adds up their gradients.
         act: the activation.
         rows: the coefficients of an activation that is not a site.
         dropout: the dropout node among them.
-        compute: the function that computes them from a lookup of values, the coefficients' rows and the context. It
-            returns the value, or two of them for different users, so that the kernel adds up their gradients.
+        second: the node among `inner` whose value is made, too.
     """
 
     last: fx.Node
     inner: frozenset[fx.Node]
-    act: _Act
-    rows: Tensor
-    dropout: fx.Node | None
-    compute: Callable[[LookUp, Tensor, Context], tuple[Value, ...]]
+    compute: Callable[[LookUp, Any, Context], tuple[Value, ...]]
+    act: _Act | None = None
+    rows: Tensor | None = None
+    dropout: fx.Node | None = None
+    second: fx.Node | None = None
 
 
 def find_fusions(graph: fx.Graph, sites: Sites, written: Container[fx.Node]) -> Iterator[Fusion]:
     """Yield the groups of nodes in a graph that one kernel computes.
 
-    `sites` has the bases of the activations at each site, None if they take several calls; `written` has the nodes
-    whose memory an operation writes to, which are left alone: a group is computed later than its first nodes.
+    `sites` has the bases of the activations at each site and the groups of channels, None if they take several calls;
+    `written` has the nodes whose memory an operation writes to, which are left alone: a group is not computed at the
+    place of each of its nodes.
     """
     taken: set[fx.Node] = set()
-    for find in (_find_pool, _find_norm):
+    for find in (_find_pool, _find_norm, _find_linear, _find_sum, _find_layer_norm):
         for node in graph.nodes:
             if (found := find(node, sites)) is None:
                 continue
@@ -123,8 +137,8 @@ def _read_act(node: Any, sites: Sites) -> _Act | None:
         return None
     if node.target is SITE:
         site: Any = node.args[1]
-        bases = sites.get(site)
-        act = None if bases is None else _Act(bases, site=site)
+        call = sites.get(site)
+        act = None if call is None else _Act(*call, site=site)
     else:
         found = _read_function(node)
         act = None if found is None else _Act(found.bases, coefficients=tuple(found.raw[0].tolist()))
@@ -146,7 +160,7 @@ def _make(
     node: fx.Node, inner: list[fx.Node], act: _Act, compute: Callable[..., Any], dropout: fx.Node | None = None
 ) -> Fusion:
     rows = torch.tensor(act.coefficients, device=node.meta["val"].device)
-    return Fusion(node, frozenset(inner) - {node}, act, rows, dropout, compute)
+    return Fusion(node, frozenset(inner) - {node}, compute, act, rows, dropout)
 
 
 def _convolve(
@@ -254,3 +268,103 @@ def _find_norm(site: fx.Node, sites: Sites) -> Fusion | None:
 
 def _is_norm(node: Any) -> bool:
     return _is_inner(node, aten.batch_norm.default)
+
+
+def _find_linear(site: fx.Node, sites: Sites) -> Fusion | None:
+    act = _read_act(site, sites)
+    layer: Any = site.args[0] if act is not None else None
+    if act is None or act.groups > 1 or not _is_linear(layer):
+        return None
+
+    def compute(get: LookUp, rows: Tensor, context: Context) -> tuple[Value, ...]:
+        from hullo.population.kernels.bias_act import combine_biased
+
+        product, bias = _product(get, layer, context)
+        y = combine_biased(product, bias, rows, act.bases)
+        return (Value(y.view(context.members, *site.meta["val"].shape), 0),)
+
+    return _make(site, [layer], act, compute)
+
+
+def _find_sum(norm: fx.Node, sites: Sites) -> Fusion | None:
+    """Find a layer norm after a sum, which is computed in the place of the sum."""
+    found = _find_layer_norm(norm, sites)
+    add: Any = norm.args[0] if found is not None else None
+    if add is None or add.target is not aten.add.Tensor or add.kwargs:
+        return None
+    one, other = add.args
+    if not all(_is_features(item) and item.meta["val"].shape == add.meta["val"].shape for item in (one, other)):
+        return None
+    if _is_linear(one):
+        one, other = other, one
+    inner = {norm, other} if _is_linear(other) and one is not other else {norm}
+
+    def compute(get: LookUp, rows: None, context: Context) -> tuple[Value, ...]:
+        y, shift = _product(get, other, context) if other in inner else (as_rows(context, get(other)), None)
+        return _normalize(norm, get, context, as_rows(context, get(one)), y, shift)
+
+    return Fusion(add, frozenset(inner), compute, second=norm)
+
+
+def _find_layer_norm(norm: fx.Node, sites: Sites) -> Fusion | None:
+    if norm.target not in (aten.layer_norm.default, aten.rms_norm.default) or not _is_features(norm):
+        return None
+    given = arguments(norm)
+    parameters = [given["weight"], given.get("bias")]
+    known = all(item is None or item.op == "placeholder" for item in parameters)
+    if not known or len(given["normalized_shape"]) > 1 or not 0 < given["normalized_shape"][0] <= MOST_COLUMNS:
+        return None
+
+    def compute(get: LookUp, rows: None, context: Context) -> tuple[Value, ...]:
+        return _normalize(norm, get, context, as_rows(context, get(given["input"])), None, None)[1:]
+
+    return Fusion(norm, frozenset(), compute)
+
+
+def _normalize(
+    norm: fx.Node, get: LookUp, context: Context, x: Tensor, y: Tensor | None, shift: Tensor | None
+) -> tuple[Value, Value]:
+    """Return the sum of x, y and shift, and its norm."""
+    from hullo.population.kernels.layer_norm import layer_norm
+
+    given = arguments(norm)
+    weight, bias = (
+        None if item is None else get(item).at(0, context.members) for item in (given["weight"], given.get("bias"))
+    )
+    dtype = x.dtype if y is None else torch.promote_types(x.dtype, y.dtype)
+    rms, eps = norm.target is aten.rms_norm.default, given["eps"]
+    eps = torch.finfo(dtype).eps if eps is None else eps
+    if _feeds_products(norm):
+        dtype = kernels.working_dtype(x)
+    elif torch.is_autocast_enabled(x.device.type):
+        dtype = torch.float32  # which autocast chooses
+    both = layer_norm(x, y, shift, weight, bias, eps=eps, rms=rms, dtype=dtype)
+    s, n = (Value(item.view(context.members, *norm.meta["val"].shape), 0) for item in both)
+    return s, n
+
+
+def _feeds_products(node: fx.Node) -> bool:
+    """Return whether only products use a value, whose inputs autocast casts."""
+    return bool(node.users) and all(
+        user.target in _PRODUCTS or (user.target in _VIEWS and _feeds_products(user)) for user in node.users
+    )
+
+
+def _product(get: LookUp, layer: fx.Node, context: Context) -> tuple[Tensor, Tensor | None]:
+    """Return what a linear layer computes before its bias, (members, rows, columns), and the bias."""
+    given = arguments(layer)
+    bias = None if given["bias"] is None else get(given["bias"]).at(0, context.members)
+    return multiply(context, get(given["input"]), get(given["weight"])), bias
+
+
+def _is_linear(node: Any) -> bool:
+    """Return whether a node is a linear layer, for one other node alone."""
+    if not _is_features(node) or node.target is not aten.linear.default or _only_user(node) is None:
+        return False
+    weight: Any = node.args[1]
+    return len(weight.meta["val"].shape) == 2
+
+
+def _is_features(node: Any) -> bool:
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return isinstance(value, Tensor) and value.dim() > 0 and value.is_floating_point() and kernels.serve(value)

@@ -30,13 +30,34 @@ def linear(context: Context, x: Value, weight: Value, bias: Value | None = None)
     if x.dim is None:  # all members' outputs in one product
         y = torch.unflatten(F.linear(x.tensor, weights.flatten(0, 1), flat_parameter(bias, context)), -1, (members, -1))
         return Value(y, y.dim() - 2)
-    features = x.at(0, members)
-    rows = features.reshape(members, -1, features.shape[-1])
+    shape = torch.Size([members, *x.shape[:-1], weight.shape[0]])
     if bias is None:
-        y = torch.bmm(rows, weights.mT)
+        return Value(multiply(context, x, weight).view(shape), 0)
+    rows, biases = as_rows(context, x), bias.at(0, members)
+    if members == 1:
+        y = F.linear(rows[0], weights[0], biases[0])
+    elif kernels.serve(rows):
+        from hullo.population.kernels.linear import linear as linear_members
+
+        dtype = kernels.working_dtype(weights)
+        y = linear_members(rows.to(dtype), weights.to(dtype), biases.to(dtype))
     else:
-        y = torch.baddbmm(bias.at(0, members).unsqueeze(1), rows, weights.mT)
-    return Value(y.reshape(*features.shape[:-1], -1), 0)
+        y = torch.baddbmm(biases.unsqueeze(1), rows, weights.mT)
+    return Value(y.view(shape), 0)
+
+
+def multiply(context: Context, x: Value, weight: Value) -> Tensor:
+    """Return what linear layers compute before their biases, (members, rows, columns)."""
+    rows, weights = as_rows(context, x), weight.at(0, context.members)
+    if context.members == 1:
+        return torch.mm(rows[0], weights[0].t()).unsqueeze(0)
+    return torch.bmm(rows, weights.mT)
+
+
+def as_rows(context: Context, x: Value) -> Tensor:
+    """Return features as (members, rows, columns)."""
+    features = x.at(0, context.members)
+    return features.reshape(context.members, math.prod(x.shape[:-1]), x.shape[-1])
 
 
 @rule(aten.embedding.default)

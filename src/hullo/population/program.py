@@ -105,7 +105,9 @@ class Program:
                 made = self._compute_fused(run, fusion, env)
                 env[node] = made[0]
                 users = list(dict.fromkeys(self.owner.get(user, user) for user in node.users))
-                if len(made) > 1 and len(users) > 1:
+                if fusion.second is not None:
+                    env[fusion.second] = made[1]
+                elif len(made) > 1 and len(users) > 1:
                     env[node, users[1]] = made[1]
             else:
                 env[node] = self._compute(run, node, env)
@@ -130,7 +132,8 @@ class Program:
 
     def _compute_fused(self, run: Run, fusion: Fusion, env: Mapping[Any, Any]) -> tuple[Value, ...]:
         self.lowering[fusion.last] = "fused"
-        rows = fusion.rows if fusion.act.site is None else run.rows[run.activations.number(fusion.act.site)][0]
+        site = None if fusion.act is None else fusion.act.site
+        rows = fusion.rows if site is None else run.rows[run.activations.number(site)][0]
         context = run.context
         if fusion.dropout is not None:
             context = replace(context, dropout=self.numbers[fusion.dropout])

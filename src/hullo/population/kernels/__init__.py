@@ -17,6 +17,11 @@ def serve(x: Tensor) -> bool:
     return x.is_cuda and x.dtype != torch.float64 and _HAS_TRITON
 
 
+def processors(x: Tensor) -> int:
+    """Return how many multiprocessors the device of a tensor has; a few in Triton's interpreter."""
+    return torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 4
+
+
 def channels_last(x: Tensor) -> Tensor:
     """Return images as kernels take them: themselves, or a copy."""
     return x.contiguous(memory_format=torch.channels_last)

@@ -1,0 +1,95 @@
+"""Linear layers of a population with their biases: the product adds to a result that starts as the bias.
+
+`torch.baddbmm` copies a broadcast bias slowly, and its gradient is a slow reduction; both are kernels here.
+"""
+
+# mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
+# ruff: noqa: N803 (constants are in capitals, in Triton)
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton  # type: ignore[import-untyped]
+import triton.language as tl  # type: ignore[import-untyped]
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from hullo.population.kernels import processors
+
+
+def linear(x: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
+    """Return x @ weights.mT + bias.
+
+    Args:
+        x: features of each member, (members, rows, inputs).
+        weights: (members, outputs, inputs).
+        bias: (members, outputs). All three have one dtype.
+    """
+    y: Tensor = _Linear.apply(x, weights, bias)
+    return y
+
+
+def column_sums(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the sums over rows of (members, rows, parts, columns), as (parts, members, columns).
+
+    Sums are taken in float32 and in a fixed order, so that every run gives the same bits.
+    """
+    members, rows, parts, columns = x.shape
+    sums = torch.empty(parts, members, columns, dtype=dtype, device=x.device)
+    width = parts * columns
+    block = 64 if members * triton.cdiv(width, 64) >= 2 * processors(x) else 16
+    tile = min(2048 // block, triton.next_power_of_2(rows))
+    with torch.cuda.device_of(x):
+        _sum[(triton.cdiv(width, block), members)](x.contiguous(), sums, rows, columns, width, ROWS=tile, COLUMNS=block)
+    return sums
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weights)
+        return _repeat(bias.contiguous(), x.shape[1]).baddbmm_(x, weights.mT)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, weights = ctx.saved_tensors
+        dbias = column_sums(gradient.unsqueeze(2), gradient.dtype)[0]
+        return torch.bmm(gradient, weights), torch.bmm(x.mT, gradient).mT, dbias
+
+
+def _repeat(bias: Tensor, rows: int) -> Tensor:
+    """Return the biases (members, columns) as (members, rows, columns), for each row again."""
+    members, columns = bias.shape
+    y = torch.empty(members, rows, columns, dtype=bias.dtype, device=bias.device)
+    block = min(256, triton.next_power_of_2(columns))
+    tile = min(4096 // block, triton.next_power_of_2(rows))
+    grid = (triton.cdiv(columns, block), triton.cdiv(rows, tile), members)
+    with torch.cuda.device_of(y):
+        _fill[grid](bias, y, rows, columns, ROWS=tile, COLUMNS=block)
+    return y
+
+
+@triton.jit
+def _fill(bias_ptr, y_ptr, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    member = tl.program_id(2).to(tl.int64)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    bias = tl.load(bias_ptr + member * columns + column, mask=column < columns, other=0.0)
+    at = (member * rows + row) * columns + column
+    tl.store(y_ptr + at, tl.broadcast_to(bias, [ROWS, COLUMNS]), mask=(row < rows) & (column < columns))
+
+
+@triton.jit
+def _sum(x_ptr, sums_ptr, rows, columns, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    member = tl.program_id(1).to(tl.int64)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    sums = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in range(0, rows, ROWS):
+        row = start + tl.arange(0, ROWS)[:, None]
+        at = (member * rows + row) * width + column
+        sums += tl.load(x_ptr + at, mask=(row < rows) & (column < width), other=0.0).to(tl.float32)
+    total = tl.sum(sums, axis=0)[None, :]
+    to = (column // columns * tl.num_programs(1) + member) * columns + column % columns
+    tl.store(sums_ptr + to, total.to(sums_ptr.dtype.element_ty), mask=column < width)
