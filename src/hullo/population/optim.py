@@ -6,7 +6,8 @@ parameters, so that a CUDA graph can hold a step and a schedule changes it after
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -61,6 +62,7 @@ class Optimizer:
         self.schedule = schedule
         self.updates = torch.zeros((), dtype=torch.float64, device=population.seeds.device)
         self.parameters = {name: p for name, p in population.named_parameters() if p.requires_grad}
+        self.counts = self.updates.new_zeros(len(self.parameters))  # of each parameter's own updates, for Adam
         self.groups = self._read_groups(groups)
         self.state = {
             state: {name: torch.zeros_like(p) for name, p in self.parameters.items()} for state in self.state_names
@@ -117,24 +119,32 @@ class Optimizer:
         for name, gradient in gradients.items():
             if self.parameters[name] is activations.raw:
                 gradients[name] = activations.feasible_gradient(gradient)
-        factor = torch.ones_like(self.updates) if self.schedule is None else self.schedule(self.updates)
+        factor = None if self.schedule is None else self.schedule(self.updates)
         self.updates += 1
+        self.count(gradients.keys())
         if self._flat is not None:
             self._flat.update(gradients, factor, scale)
             return
-        for name, gradient in gradients.items():
-            parameter = self.parameters[name]
+        for count, (name, parameter) in zip(self.counts, self.parameters.items(), strict=True):
+            if name not in gradients:
+                continue
             own = self.groups.get(name, {})
-            lr = _beside(own.get("lr", self.lr) * factor, parameter)
-            decay = _beside(own.get("weight_decay", self.weight_decay), parameter)
-            self.update(parameter, gradient, lr, decay, *(self.state[state][name] for state in self.state_names))
+            lr = own.get("lr", self.lr) * (1.0 if factor is None else factor)
+            settings = (_beside(item, parameter) for item in (lr, own.get("weight_decay", self.weight_decay)))
+            state = (self.state[kind][name] for kind in self.state_names)
+            self.update(parameter, gradients[name], *settings, count, *state)
+
+    def count(self, updated: Container[str]) -> None:
+        """Count the updates of each parameter that is in `updated`, where the rule depends on them."""
 
     def rule(self) -> Rule:
-        """Return how a kernel updates parameters, after `updates` has counted the update."""
+        """Return how a kernel updates parameters."""
         raise NotImplementedError
 
-    def update(self, parameter: Tensor, gradient: Tensor, lr: Tensor, decay: Tensor, *state: Tensor) -> None:
-        """Update one parameter in place."""
+    def update(
+        self, parameter: Tensor, gradient: Tensor, lr: Tensor, decay: Tensor, count: Tensor, *state: Tensor
+    ) -> None:
+        """Update one parameter in place; `count` is the number of its updates, this one included."""
         raise NotImplementedError
 
     def _clip(self, gradients: Mapping[str, Tensor]) -> Tensor:
@@ -180,7 +190,9 @@ class SGD(Optimizer):
         self.momentum, self.nesterov = momentum, nesterov
         super().__init__(population, lr=lr, **settings)
 
-    def update(self, parameter: Tensor, gradient: Tensor, lr: Tensor, decay: Tensor, *state: Tensor) -> None:
+    def update(
+        self, parameter: Tensor, gradient: Tensor, lr: Tensor, decay: Tensor, count: Tensor, *state: Tensor
+    ) -> None:
         gradient = torch.addcmul(gradient, parameter, decay)
         if self.momentum:
             (velocity,) = state
@@ -207,7 +219,9 @@ class RMSprop(Optimizer):
         self.alpha, self.eps = alpha, eps
         super().__init__(population, lr=lr, **settings)
 
-    def update(self, parameter: Tensor, gradient: Tensor, lr: Tensor, decay: Tensor, *state: Tensor) -> None:
+    def update(
+        self, parameter: Tensor, gradient: Tensor, lr: Tensor, decay: Tensor, count: Tensor, *state: Tensor
+    ) -> None:
         (square,) = state
         gradient = torch.addcmul(gradient, parameter, decay)
         square.mul_(self.alpha).addcmul_(gradient, gradient, value=1 - self.alpha)
@@ -237,11 +251,14 @@ class Adam(Optimizer):
         _check("betas", betas, all(0 <= beta < 1 for beta in betas), "two numbers from 0 to below 1")
         _check("eps", eps, eps >= 0, "a number that is not negative")
         self.betas, self.eps = betas, eps
+        self._increments: dict[tuple[bool, ...], Tensor] = {}  # of the counts, by which parameters have gradients
         super().__init__(population, lr=lr, **settings)
 
-    def update(self, parameter: Tensor, gradient: Tensor, lr: Tensor, decay: Tensor, *state: Tensor) -> None:
+    def update(
+        self, parameter: Tensor, gradient: Tensor, lr: Tensor, decay: Tensor, count: Tensor, *state: Tensor
+    ) -> None:
         mean, square = state
-        (first, second), count = self.betas, self.updates
+        first, second = self.betas
         if self.decoupled:
             parameter.mul_(1 - lr * decay)
         else:
@@ -255,8 +272,17 @@ class Adam(Optimizer):
         from hullo.population.kernels.flat_optim import Rule, adam
 
         first, second = self.betas
-        corrections = torch.stack([1 - first**self.updates, (1 - second**self.updates).sqrt()]).float()
-        return Rule(adam, (corrections, 1 - first, second, 1 - second, float(self.decoupled), self.eps))
+        logs = (math.log(beta) if beta else -math.inf for beta in self.betas)
+        return Rule(adam, (*logs, 1 - first, second, 1 - second, float(self.decoupled), self.eps))
+
+    def count(self, updated: Container[str]) -> None:
+        present = tuple(name in updated for name in self.parameters)
+        if present not in self._increments:
+            self._increments[present] = torch.tensor(present, dtype=torch.float64).to(self.counts.device)
+        self.counts += self._increments[present]
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return super().state_dict() | {"counts": self.counts}
 
 
 class AdamW(Adam):
@@ -280,7 +306,6 @@ class FlatParameters:
         from hullo.population.kernels.flat_optim import Layout
 
         self.optimizer = optimizer
-        self.updated: set[str] = set()  # the names of parameters that have had a gradient
         population, parameters = optimizer.population, optimizer.parameters
         kinds = {f"stacked.{name}": kind for name, kind in population.layer_parameters().items()}
         self.layout = Layout([_ordered(p.detach(), kinds.get(name)) for name, p in parameters.items()])
@@ -292,7 +317,11 @@ class FlatParameters:
             optimizer.state[name] = dict(zip(parameters, self.layout.views(buffer), strict=True))
         own = [optimizer.groups.get(name, {}) for name in parameters]
         none = torch.full_like(optimizer.lr, torch.nan)
-        self.own = [torch.stack([group.get(key, none) for group in own]) for key in ("lr", "weight_decay")]
+        self.own = (
+            [torch.stack([group.get(key, none) for group in own]) for key in ("lr", "weight_decay")]
+            if optimizer.groups
+            else []
+        )
         self.copies = None if copies is None else self.layout.buffer(copies)
         if self.copies is not None:
             views = dict(zip(parameters, self.layout.views(self.copies), strict=True))
@@ -301,35 +330,23 @@ class FlatParameters:
             }
             self.refresh_copies()
 
-    def update(self, gradients: Mapping[str, Tensor], factor: Tensor, scale: Tensor | None) -> None:
-        """Update all parameters once."""
+    def update(self, gradients: Mapping[str, Tensor], factor: Tensor | None, scale: Tensor | None) -> None:
+        """Update all parameters that have gradients."""
         from hullo.population.kernels.flat_optim import update
 
         optimizer = self.optimizer
-        without = optimizer.parameters.keys() - gradients.keys()
-        self.updated |= gradients.keys()
-        if lost := without & self.updated:
-            raise RuntimeError(
-                f"no gradient for {min(lost)}, which had one before: on a GPU all parameters are updated together; "
-                "use it in every step, or make a new optimizer"
-            )
-        rates, decays = (
-            torch.where(own.isnan(), numbers, own)
-            for own, numbers in zip(self.own, (optimizer.lr, optimizer.weight_decay), strict=True)
-        )
-        rates, decays = (rates * factor).float(), decays.float().clone()
-        for i, name in enumerate(optimizer.parameters):
-            if name in without:  # it has no state yet, so that nothing changes
-                rates[i], decays[i] = 0.0, 0.0
         update(
             self.layout,
             self.values,
             self.state,
-            [gradients.get(name, torch.zeros_like(p)) for name, p in optimizer.parameters.items()],
-            rates=rates,
-            decays=decays,
+            [gradients.get(name) for name in optimizer.parameters],
+            rates=optimizer.lr,
+            decays=optimizer.weight_decay,
+            own=self.own,
+            counts=optimizer.counts,
             rule=optimizer.rule(),
-            scale=None if scale is None else scale.float(),
+            factor=factor,
+            scale=scale,
             copies=self.copies,
         )
 

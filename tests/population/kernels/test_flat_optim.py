@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -18,18 +20,10 @@ RULES: dict[str, tuple[Any, tuple[Any, ...], int]] = {
     "sgd": (sgd, (0.9, 0.0), 1),
     "nesterov": (sgd, (0.9, 1.0), 1),
     "rmsprop": (rmsprop, (0.75, 0.25, 0.125), 1),
-    "adam": (adam, (0.1, 0.99, 0.01, 0.0, 0.125), 2),
-    "adamw": (adam, (0.1, 0.99, 0.01, 1.0, 0.125), 2),
+    "adam": (adam, (math.log(0.9), math.log(0.99), 0.1, 0.99, 0.01, 0.0, 0.125), 2),
+    "adamw": (adam, (math.log(0.9), math.log(0.99), 0.1, 0.99, 0.01, 1.0, 0.125), 2),
 }
 every_rule = pytest.mark.parametrize("name", RULES)
-
-
-def make_rule(name: str, updates: int) -> Rule:
-    function, settings, _ = RULES[name]
-    if function is adam:
-        corrections = torch.tensor([1 - 0.9**updates, (1 - 0.99**updates) ** 0.5], device=DEVICE)
-        settings = (corrections, *settings)
-    return Rule(function, settings)
 
 
 def oracle(name: str, updates: int, w: Tensor, u: Tensor, v: Tensor, g: Tensor, rate: Tensor, decay: Tensor) -> Any:
@@ -63,14 +57,32 @@ class Case:
             view.copy_(tensor)
         self.state = [self.layout.buffer(torch.float32) for _ in range(RULES[name][2])]
         self.copies = None if copies is None else self.layout.buffer(copies)
-        self.rates, self.decays = (torch.rand(len(self.start), MEMBERS, device=DEVICE) for _ in range(2))
+        self.own = [torch.rand(len(self.start), MEMBERS, device=DEVICE, dtype=torch.float64) for _ in range(2)]
+        self.own[0][1], self.own[1][2, 1] = torch.nan, torch.nan
+        self.rates, self.decays = (torch.rand(MEMBERS, device=DEVICE, dtype=torch.float64) for _ in range(2))
+        self.factor = torch.tensor([1.0, 0.5, 2.0], device=DEVICE)
         self.scale = torch.tensor([0.5, 2.0, 1.0], device=DEVICE)
 
-    def step(self, name: str, updates: int, gradients: list[Tensor]) -> None:
+    def copy(self, other: Case) -> None:
+        """Take the values and settings of another case."""
+        self.values.copy_(other.values)
+        self.rates, self.decays, self.own = other.rates, other.decays, other.own
+
+    def settings(self, i: int) -> list[Tensor]:
+        """Return the learning rates and weight decays of a parameter, one per member."""
+        own = [numbers[i] for numbers in self.own]
+        rate, decay = (torch.where(o.isnan(), n, o) for o, n in zip(own, (self.rates, self.decays), strict=True))
+        return [rate * self.factor, decay]
+
+    def step(self, name: str, counts: Tensor, gradients: Sequence[Tensor | None]) -> None:
         update(
-            self.layout, self.values, self.state, gradients, rates=self.rates, decays=self.decays,
-            rule=make_rule(name, updates), scale=self.scale, copies=self.copies,
+            self.layout, self.values, self.state, gradients, rates=self.rates, decays=self.decays, own=self.own,
+            counts=counts, rule=Rule(*RULES[name][:2]), factor=self.factor, scale=self.scale, copies=self.copies,
         )  # fmt: skip
+
+
+def counts(updates: float) -> Tensor:
+    return torch.full((3,), updates, dtype=torch.float64, device=DEVICE)
 
 
 def beside(numbers: Tensor, tensor: Tensor) -> Tensor:
@@ -79,16 +91,21 @@ def beside(numbers: Tensor, tensor: Tensor) -> Tensor:
 
 @every_rule
 def test_it_takes_the_steps_of_the_formula(name: str) -> None:
+    """The second parameter has no gradient at first: it stays as it is, and its updates count from the next step."""
     case = Case(name)
     w = [tensor.double() for tensor in case.start]
     u, v = ([torch.zeros_like(tensor) for tensor in w] for _ in range(2))
+    count = counts(0)
     for updates in range(1, 4):
-        gradients = [torch.randn_like(tensor) for tensor in case.start]
-        case.step(name, updates, gradients)
+        gradients: list[Tensor | None] = [torch.randn_like(tensor) for tensor in case.start]
+        gradients[1] = None if updates == 1 else gradients[1]
+        count += torch.tensor([gradient is not None for gradient in gradients], device=DEVICE)
+        case.step(name, count, gradients)
         for i, gradient in enumerate(gradients):
-            scaled = gradient.double() * beside(case.scale, gradient)
-            settings = (beside(numbers[i], gradient) for numbers in (case.rates, case.decays))
-            w[i], u[i], v[i] = oracle(name, updates, w[i], u[i], v[i], scaled, *settings)
+            if gradient is not None:
+                scaled = gradient.double() * beside(case.scale, gradient)
+                settings = (beside(numbers, gradient) for numbers in case.settings(i))
+                w[i], u[i], v[i] = oracle(name, int(count[i]), w[i], u[i], v[i], scaled, *settings)
         for found, expected in zip(case.layout.views(case.values), w, strict=True):
             torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
     for buffer, expected_all in zip(case.state, (u, v), strict=False):
@@ -99,25 +116,23 @@ def test_it_takes_the_steps_of_the_formula(name: str) -> None:
 @every_rule
 def test_a_gradient_in_another_order_or_at_an_odd_address_serves(name: str) -> None:
     one, other = Case(name), Case(name)
-    other.values.copy_(one.values)
-    other.rates, other.decays = one.rates, one.decays
+    other.copy(one)
     gradients = [torch.randn_like(tensor) for tensor in one.start]
     odd = [torch.empty(g.numel() + 1, device=DEVICE)[1:].view(g.shape).copy_(g) for g in gradients]
-    one.step(name, 1, gradients)
-    other.step(name, 1, odd)
+    one.step(name, counts(1), gradients)
+    other.step(name, counts(1), odd)
     assert one.values.equal(other.values)
 
 
 @every_rule
 def test_a_member_that_is_not_finite_leaves_the_others_as_they_are(name: str) -> None:
     one, other = Case(name, torch.bfloat16), Case(name, torch.bfloat16)
-    other.values.copy_(one.values)
-    other.rates, other.decays = one.rates, one.decays
+    other.copy(one)
     gradients = [torch.randn_like(tensor) for tensor in one.start]
-    one.step(name, 1, gradients)
+    one.step(name, counts(1), gradients)
     for gradient in gradients:
         gradient[1] = torch.nan
-    other.step(name, 1, gradients)
+    other.step(name, counts(1), gradients)
     for buffer, sick in ((one.values, other.values), (one.copies, other.copies)):
         for sound, beside_it in zip(one.layout.views(buffer), other.layout.views(sick), strict=True):
             assert sound[0].equal(beside_it[0])
@@ -127,7 +142,7 @@ def test_a_member_that_is_not_finite_leaves_the_others_as_they_are(name: str) ->
 
 def test_copies_are_the_new_values_rounded() -> None:
     case = Case("sgd", torch.bfloat16)
-    case.step("sgd", 1, [torch.randn_like(tensor) for tensor in case.start])
+    case.step("sgd", counts(1), [torch.randn_like(tensor) for tensor in case.start])
     for copy, value in zip(case.layout.views(case.copies), case.layout.views(case.values), strict=True):
         if DEVICE == "cuda":
             assert copy.equal(value.bfloat16())
@@ -140,29 +155,24 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
         Layout([torch.zeros(2, 3), torch.zeros(3, 2).t()])
     case = Case("sgd")
     with pytest.raises(ValueError, match="3 parameters need as many gradients, got 1"):
-        case.step("sgd", 1, case.start[:1])
+        case.step("sgd", counts(1), case.start[:1])
     with pytest.raises(ValueError, match=r"float32 or bfloat16 of that shape, got torch\.float64"):
-        case.step("sgd", 1, [tensor.double() for tensor in case.start])
+        case.step("sgd", counts(1), [tensor.double() for tensor in case.start])
 
 
 @pytest.mark.gpu
 @every_rule
 def test_a_cuda_graph_replays_the_step(name: str) -> None:
     eager, graphed = Case(name, torch.bfloat16), Case(name, torch.bfloat16)
-    graphed.values.copy_(eager.values)
-    graphed.rates, graphed.decays = eager.rates, eager.decays
+    graphed.copy(eager)
     gradients = [torch.randn_like(tensor) for tensor in eager.start]
     for case in (eager, graphed):
-        case.step(name, 1, gradients)
-    rule = make_rule(name, 1)  # its tensors are made outside of the graph
-    graph = torch.cuda.CUDAGraph()
+        case.step(name, counts(1), gradients)
+    one, graph = counts(1), torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        update(
-            graphed.layout, graphed.values, graphed.state, gradients, rates=graphed.rates, decays=graphed.decays,
-            rule=rule, scale=graphed.scale, copies=graphed.copies,
-        )  # fmt: skip
+        graphed.step(name, one, gradients)
     for _ in range(4):
         graph.replay()
-        eager.step(name, 1, gradients)
+        eager.step(name, one, gradients)
     assert eager.values.equal(graphed.values)
     assert eager.copies.equal(graphed.copies)

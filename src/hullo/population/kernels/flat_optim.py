@@ -75,48 +75,64 @@ class Layout:
 class Rule(NamedTuple):
     """Say how a number w is updated, with state u and v of the optimizer:
 
-    w, u, v <- function(w, u, v, gradient, rate, decay, settings)
+    w, u, v <- function(w, u, v, gradient, rate, decay, count, settings)
+
+    `count` is the number of updates of w, this one included.
     """
 
     function: Any
     """Of blocks of numbers; Triton compiles it."""
 
-    settings: tuple[Tensor | float, ...]
+    settings: tuple[float, ...]
 
 
 def update(
     layout: Layout,
     values: Tensor,
     state: Sequence[Tensor],
-    gradients: Sequence[Tensor],
+    gradients: Sequence[Tensor | None],
     *,
     rates: Tensor,
     decays: Tensor,
+    counts: Tensor,
     rule: Rule,
+    own: Sequence[Tensor] = (),
+    factor: Tensor | None = None,
     scale: Tensor | None = None,
     copies: Tensor | None = None,
 ) -> None:
-    """Update all parameters once, in place.
+    """Update all parameters that have a gradient once, in place.
 
     Args:
         layout: where the parameters are in the buffers.
         values: w, a buffer of float32.
         state: none, one or two buffers of float32.
-        gradients: of each parameter, in float32 or bfloat16.
-        rates, decays: learning rates and weight decay of each parameter and member, (parameters, members), float32.
+        gradients: of each parameter, in float32 or bfloat16; a parameter without one stays as it is.
+        rates, decays: learning rates and weight decay of each member, (members,), float64.
+        counts: the number of updates of each parameter, (parameters,), float64.
         rule: how numbers are updated.
-        scale: what gradients are multiplied with first, (members,), float32.
+        own: rates and decays of each parameter and member, (parameters, members), float64; NaN stands for those of
+            the member.
+        factor: what rates are multiplied with, one number or (members,).
+        scale: what gradients are multiplied with first, (members,).
         copies: a buffer that takes the new values in its own precision.
     """
     if len(gradients) != len(layout.shapes):
         raise ValueError(f"{len(layout.shapes)} parameters need as many gradients, got {len(gradients)}")
-    placed = tuple(_placed(gradient, *shape) for gradient, shape in zip(gradients, layout.shapes, strict=True))
+    placed = tuple(
+        values if gradient is None else _placed(gradient, *shape)
+        for gradient, shape in zip(gradients, layout.shapes, strict=True)
+    )
+    absent = tuple(gradient is None for gradient in gradients)
     first, second = (*state, values, values)[:2]
+    own_rates, own_decays = own or (rates, decays)
+    factors = rates if factor is None else factor.to(torch.float64).expand(layout.members).contiguous()
     with torch.cuda.device_of(values):
         _update[(layout.programs,)](
             values, first, second, values if copies is None else copies, placed, layout.segment, layout.table,
-            rates, decays, rates if scale is None else scale, layout.members, rule.settings,
-            RULE=rule.function, STATES=len(state), COPY=copies is not None, SCALE=scale is not None, BLOCK=BLOCK,
+            rates, decays, own_rates, own_decays, factors, rates if scale is None else scale, counts, layout.members,
+            rule.settings, RULE=rule.function, STATES=len(state), COPY=copies is not None, OWN=bool(own),
+            FACTOR=factor is not None, SCALE=scale is not None, ABSENT=absent if any(absent) else (), BLOCK=BLOCK,
             num_warps=WARPS, enable_fp_fusion=False,
         )  # fmt: skip
 
@@ -136,8 +152,9 @@ def _placed(gradient: Tensor, shape: torch.Size, strides: tuple[int, ...]) -> Te
 
 @triton.jit
 def _update(
-    values, firsts, seconds, copies, gradients, segments, table, rates, decays, scales, members, settings,
-    RULE: tl.constexpr, STATES: tl.constexpr, COPY: tl.constexpr, SCALE: tl.constexpr, BLOCK: tl.constexpr,
+    values, firsts, seconds, copies, gradients, segments, table, rates, decays, own_rates, own_decays, factors, scales,
+    counts, members, settings, RULE: tl.constexpr, STATES: tl.constexpr, COPY: tl.constexpr, OWN: tl.constexpr,
+    FACTOR: tl.constexpr, SCALE: tl.constexpr, ABSENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     segment = tl.load(segments + program)
@@ -147,38 +164,55 @@ def _update(
     offset = (program - tl.load(table + 4 * segment + 3)) * BLOCK
     address = gradients[0].to(tl.int64)
     half = segment < 0
+    there = segment >= 0
     for begin in tl.static_range(0, len(gradients), 16):  # sixteen at a time: networks may have hundreds
         if segment // 16 == begin // 16:
             for i in tl.static_range(begin, begin + 16):
                 if i < len(gradients):
                     address = tl.where(segment == i, gradients[i].to(tl.int64), address)
                     half = half | ((segment == i) & (gradients[i].dtype.element_ty == tl.bfloat16))
+                    if i < len(ABSENT):
+                        there = there & ((segment != i) | (not ABSENT[i]))
+    count = tl.load(counts + segment, mask=there, other=1.0)
     here = offset + tl.arange(0, BLOCK)
     first = offset // own
     at = segment * members
     if offset + BLOCK <= (first + 1) * own:  # all of one member, as nearly all blocks are
-        inside = tl.full([BLOCK], True, tl.int1)
-        rate, decay = tl.load(rates + at + first), tl.load(decays + at + first)
-        scale = tl.load(scales + first) if SCALE else 1.0
+        inside = tl.full([BLOCK], True, tl.int1) & there
+        rate = _rate(rates + first, own_rates + at + first, factors + first, there, OWN, FACTOR)
+        decay = _rate(decays + first, own_decays + at + first, factors, there, OWN, False)
+        scale = tl.load(scales + first).to(tl.float32) if SCALE else 1.0
         _update_block(
-            values, firsts, seconds, copies, address, half, start, here, inside, rate, decay, scale, settings,
+            values, firsts, seconds, copies, address, half, start, here, inside, rate, decay, scale, count, settings,
             RULE, STATES, COPY, SCALE,
         )  # fmt: skip
     else:
-        inside = here < size
+        inside = (here < size) & there
         member = here // own
-        own_rates = tl.load(rates + at + member, mask=inside, other=0.0)
-        own_decays = tl.load(decays + at + member, mask=inside, other=0.0)
-        own_scales = tl.load(scales + member, mask=inside, other=0.0) if SCALE else own_rates
+        member_rates = _rate(rates + member, own_rates + at + member, factors + member, inside, OWN, FACTOR)
+        member_decays = _rate(decays + member, own_decays + at + member, factors + member, inside, OWN, False)
+        member_scales = tl.load(scales + member, mask=inside, other=0.0).to(tl.float32) if SCALE else member_rates
         _update_block(
-            values, firsts, seconds, copies, address, half, start, here, inside, own_rates, own_decays, own_scales,
-            settings, RULE, STATES, COPY, SCALE,
+            values, firsts, seconds, copies, address, half, start, here, inside, member_rates, member_decays,
+            member_scales, count, settings, RULE, STATES, COPY, SCALE,
         )  # fmt: skip
 
 
 @triton.jit
+def _rate(numbers, own, factors, inside, OWN: tl.constexpr, FACTOR: tl.constexpr):
+    """Return learning rates or weight decay: a parameter's own where they are not NaN, else the member's."""
+    rate = tl.load(numbers, mask=inside, other=0.0)
+    if OWN:
+        special = tl.load(own, mask=inside, other=0.0)
+        rate = tl.where(special == special, special, rate)
+    if FACTOR:
+        rate *= tl.load(factors, mask=inside, other=0.0)
+    return rate.to(tl.float32)
+
+
+@triton.jit
 def _update_block(
-    values, firsts, seconds, copies, address, half, start, here, inside, rate, decay, scale, settings,
+    values, firsts, seconds, copies, address, half, start, here, inside, rate, decay, scale, count, settings,
     RULE: tl.constexpr, STATES: tl.constexpr, COPY: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
     at = start + here
@@ -196,7 +230,7 @@ def _update_block(
         gradient = tl.load(singles + here, mask=inside, other=0.0, eviction_policy="evict_first")
     if SCALE:
         gradient *= scale
-    value, first, second = RULE(value, first, second, gradient, rate, decay, settings)
+    value, first, second = RULE(value, first, second, gradient, rate, decay, count, settings)
     if STATES > 0:
         tl.store(firsts + at, first, mask=inside, eviction_policy="evict_first")
     if STATES > 1:
@@ -210,7 +244,7 @@ def _update_block(
 
 
 @triton.jit
-def sgd(value, first, second, gradient, rate, decay, settings):
+def sgd(value, first, second, gradient, rate, decay, count, settings):
     momentum, nesterov = settings
     gradient = tl.fma(value, decay, gradient)
     velocity = first * momentum + gradient
@@ -219,7 +253,7 @@ def sgd(value, first, second, gradient, rate, decay, settings):
 
 
 @triton.jit
-def rmsprop(value, first, second, gradient, rate, decay, settings):
+def rmsprop(value, first, second, gradient, rate, decay, count, settings):
     alpha, rest, eps = settings
     gradient = tl.fma(value, decay, gradient)
     square = tl.fma(rest * gradient, gradient, first * alpha)
@@ -227,9 +261,10 @@ def rmsprop(value, first, second, gradient, rate, decay, settings):
 
 
 @triton.jit
-def adam(value, first, second, gradient, rate, decay, settings):
-    corrections, beta, rest, other, decoupled, eps = settings
-    correction, root = tl.load(corrections), tl.load(corrections + 1)
+def adam(value, first, second, gradient, rate, decay, count, settings):
+    log_first, log_second, beta, rest, other, decoupled, eps = settings
+    correction = (1.0 - tl.exp(count * log_first)).to(tl.float32)  # count is float64: small numbers keep their digits
+    root = tl.sqrt(1.0 - tl.exp(count * log_second)).to(tl.float32)
     value = tl.where(decoupled > 0, value * (1.0 - rate * decay), value)
     gradient = tl.where(decoupled > 0, gradient, tl.fma(value, decay, gradient))
     mean = tl.fma(beta, gradient - first, first)
