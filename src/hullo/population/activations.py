@@ -84,6 +84,7 @@ class Activations(nn.Module):
         else:
             self.register_buffer("raw", start, persistent=False)
         self.scales = self._read_scales(dtype)
+        self._fixed_rows: list[list[Tensor]] | None = None
         self._parts = [self._place(site, starts) for site, starts in zip(self.sites, self._starts, strict=True)]
         owners = self._find_owners()
         self.register_buffer("owners", torch.tensor(owners, dtype=torch.int64), persistent=False)
@@ -138,6 +139,7 @@ class Activations(nn.Module):
             return tensor.to(moved.device) if moved.dtype in (torch.float16, torch.bfloat16) else moved
 
         super()._apply(keep_precision, recurse)  # type: ignore[no-untyped-call]
+        self._fixed_rows = None
         self._parts = [[part.to(self.raw.device) for part in parts] for parts in self._parts]
         return self
 
@@ -149,7 +151,15 @@ class Activations(nn.Module):
         return own.flatten(0, 1)[self.owners].view(own.shape)
 
     def rows(self) -> list[list[Tensor]]:
-        """Return the coefficients of the calls of each site, all made in one pass."""
+        """Return the coefficients of the calls of each site, all made in one pass; once, if none is learned."""
+        if isinstance(self.raw, nn.Parameter):
+            return self._make_rows()
+        if self._fixed_rows is None:
+            with torch.inference_mode(False):  # so that they serve in training, too
+                self._fixed_rows = self._make_rows()
+        return self._fixed_rows
+
+    def _make_rows(self) -> list[list[Tensor]]:
         if not self.sites:
             return []
         heights = [len(part.rows) for parts in self._parts for part in parts]

@@ -26,6 +26,7 @@ from hullo.kernels.codegen import fill, formulas
 from hullo.kernels.triton import INTERPRETED, build, kernels_for
 from hullo.parametrizations import get_parametrization
 from hullo.population.kernels import dropout
+from hullo.population.kernels.linear import column_sums
 
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -148,7 +149,7 @@ class _CombinePoolDrop(torch.autograd.Function):
         splits = min(tiles, max(1, PROGRAMS * processors // constants["LANES"]))
         bases = len(call.bases)
         partial = torch.empty(bases + (bias is not None), splits * channels, dtype=torch.float32, device=x.device)
-        dx, drows = torch.empty_like(x), torch.empty_like(rows)
+        dx, drows = torch.empty_like(x), torch.empty_like(rows) if ctx.needs_input_grad[1] else None
         kernels = _kernels(call.bases, x.dtype)
         with torch.cuda.device_of(x):
             kernels["backward"][(splits * constants["LANES"],)](
@@ -156,11 +157,12 @@ class _CombinePoolDrop(torch.autograd.Function):
                 call.start(x, len(seeds)), tiles, splits, **constants,
             )  # fmt: skip
             group = constants["GROUP"]
-            kernels["reduce"][(channels // group,)](
-                partial, rows, drows, splits * group, splits, group, channels, splits * channels,
-                BLOCK=min(1024, triton.next_power_of_2(splits * group)), BY_COLUMN=True, EARLY=False,
-            )  # fmt: skip
-        dbias = None if bias is None else partial[-1].view(splits, channels).sum(0).to(bias.dtype)
+            if drows is not None:
+                kernels["reduce"][(channels // group,)](
+                    partial, rows, drows, splits * group, splits, group, channels, splits * channels,
+                    BLOCK=min(1024, triton.next_power_of_2(splits * group)), BY_COLUMN=True, EARLY=False,
+                )  # fmt: skip
+        dbias = None if bias is None else column_sums(partial[-1].view(1, splits, 1, channels), bias.dtype).view(-1)
         return dx, drows, dbias, None, None, None
 
 

@@ -166,12 +166,14 @@ class _NormaliseCombine(torch.autograd.Function):
             kernels["pull"], cut.programs, ds, x, *others.pointers(), sums, dx, call.eps, *cut.sizes,
             follows=True, **cut.constants, **constants, TRAINING=call.training,
         )  # fmt: skip
-        drows, group, splits = torch.empty_like(others.rows), constants["GROUP"], partial.shape[1]
-        launch(
-            kernels["reduce"], channels // group, partial, others.rows, drows,
-            splits * group, splits, group, channels, splits * channels,
-            follows=True, BLOCK=min(1024, triton.next_power_of_2(splits * group)), BY_COLUMN=True,
-        )  # fmt: skip
+        drows, group, splits = None, constants["GROUP"], partial.shape[1]
+        if ctx.needs_input_grad[_Others._fields.index("rows") + 1]:
+            drows = torch.empty_like(others.rows)
+            launch(
+                kernels["reduce"], channels // group, partial, others.rows, drows,
+                splits * group, splits, group, channels, splits * channels,
+                follows=True, BLOCK=min(1024, triton.next_power_of_2(splits * group)), BY_COLUMN=True,
+            )  # fmt: skip
         dbias = None if ctx.bias is None else torch.zeros_like(ctx.bias)
         if others.bias is not None:
             dbias = (dshift * others.scale * (others.variance + call.eps).rsqrt()).to(others.bias.dtype)

@@ -1,0 +1,90 @@
+"""The fused sum and layer norm agrees with float64; on the CPU it runs in Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+pytest.importorskip("triton")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+from hullo.population.kernels.layer_norm import layer_norm  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")  # by the interpreter
+
+
+def oracle(
+    x: Tensor, y: Tensor | None, shift: Tensor | None, weight: Tensor | None, bias: Tensor | None, rms: bool
+) -> tuple[Tensor, Tensor]:
+    s = x if y is None else x + y
+    s = s if shift is None else s + shift.unsqueeze(1)
+    norm = F.rms_norm if rms else F.layer_norm
+    n = norm(s, s.shape[-1:], eps=1e-3)
+    n = n if weight is None else n * weight.unsqueeze(1)
+    return s, n if bias is None else n + bias.unsqueeze(1)
+
+
+def draw(shape: tuple[int, int, int], given: str, dtype: torch.dtype = torch.float32) -> dict[str, Tensor | None]:
+    members, _, columns = shape
+    drawn: dict[str, Tensor | None] = {"x": torch.randn(shape) + 3}
+    drawn["y"] = torch.randn(shape).to(dtype) if "y" in given else None
+    for name in ("shift", "weight", "bias"):
+        drawn[name] = torch.randn(members, columns) if name[0] in given else None
+    return drawn
+
+
+@settings(max_examples=8)
+@given(
+    st.tuples(st.integers(1, 3), st.integers(1, 40), st.integers(1, 70)),
+    st.sampled_from(["", "w", "wb", "y", "ysw", "yswb"]),
+    st.booleans(),
+)
+@example((2, 300, 16), "yswb", False)  # several tiles and programs per member
+@example((1, 3, 2100), "ysw", True)  # more columns than a tile has
+def test_values_and_gradients_agree_with_float64(shape: tuple[int, int, int], given: str, rms: bool) -> None:
+    inputs = draw(shape, given.replace("b", "") if rms else given)
+    leaves = [None if t is None else t.to(DEVICE).requires_grad_() for t in inputs.values()]
+    wide = [None if t is None else t.double().requires_grad_() for t in inputs.values()]
+    both = layer_norm(*leaves, eps=1e-3, rms=rms, dtype=torch.float32)
+    expected = oracle(*wide, rms)
+    gradients = torch.randn(2, *shape)
+    found = torch.autograd.grad(both, [t for t in leaves if t is not None], list(gradients.to(DEVICE)))
+    slopes = torch.autograd.grad(expected, [t for t in wide if t is not None], list(gradients.double()))
+    for one, other in zip((*both, *found), (*expected, *slopes), strict=True):
+        assert (one.double().cpu() - other).norm() <= 1e-5 * other.norm() + 1e-5
+
+
+def test_a_sum_has_the_dtype_of_pytorch_and_the_norm_the_one_asked_for() -> None:
+    inputs = draw((2, 5, 16), "yswb", torch.bfloat16)
+    leaves = [t.to(DEVICE).requires_grad_() for t in inputs.values() if t is not None]
+    s, n = layer_norm(*leaves, eps=1e-3, dtype=torch.bfloat16)
+    assert (s.dtype, n.dtype) == (torch.float32, torch.bfloat16)
+    found = torch.autograd.grad(n, leaves, torch.ones_like(n))
+    assert [t.dtype for t in found] == [t.dtype for t in leaves]
+    wide = [t.detach().cpu().double().requires_grad_() for t in leaves]
+    slopes = torch.autograd.grad(oracle(*wide, False)[1].sum(), wide)
+    for one, other in zip(found, slopes, strict=True):
+        torch.testing.assert_close(one.double().cpu(), other, rtol=0.02, atol=0.02)
+
+
+def test_a_member_that_is_not_finite_leaves_the_others_as_they_are() -> None:
+    inputs = [t.to(DEVICE) for t in draw((3, 9, 8), "yswb").values() if t is not None]
+    passes = []
+    for sick in (False, True):
+        leaves = [t.clone().requires_grad_() for t in inputs]
+        if sick:
+            leaves[0].data[1, 0, 0] = torch.nan
+        both = layer_norm(*leaves, eps=1e-3, dtype=torch.float32)
+        passes.append((*both, *torch.autograd.grad(sum(t.square().sum() for t in both), leaves)))
+    for sound, beside in zip(*passes, strict=True):
+        assert sound[[0, 2]].equal(beside[[0, 2]])
+        assert beside[1].isnan().any()
+
+
+def test_other_shapes_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"\(2, 3\); give \(members, rows, columns\)"):
+        layer_norm(torch.ones(2, 3), None, None, None, None, eps=1e-5, dtype=torch.float32)

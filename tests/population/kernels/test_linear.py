@@ -1,0 +1,91 @@
+"""Linear layers with biases, and activations after them, agree with float64; on the CPU in Triton's interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hullo.bases import base
+
+pytest.importorskip("triton")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+from hullo.population.kernels.bias_act import combine_biased  # noqa: E402
+from hullo.population.kernels.linear import column_sums, linear  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # both by the interpreter
+    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
+]
+BASES = (base("relu"), base("tanh"))
+shapes = st.tuples(st.integers(1, 3), st.integers(1, 20), st.integers(1, 70))
+
+
+def assert_agrees(found: Callable[..., Tensor], oracle: Callable[..., Tensor], inputs: Sequence[Tensor]) -> None:
+    """Compare values and gradients with those of an oracle in float64."""
+    leaves = [t.to(DEVICE).requires_grad_() for t in inputs]
+    wide = [t.double().requires_grad_() for t in inputs]
+    y, expected = found(*leaves), oracle(*wide)
+    gradient = torch.randn(expected.shape)
+    slopes = torch.autograd.grad(y, leaves, gradient.to(DEVICE)), torch.autograd.grad(expected, wide, gradient.double())
+    for one, other in zip((y, *slopes[0]), (expected, *slopes[1]), strict=True):
+        assert one.shape == other.shape
+        assert (one.double().cpu() - other).norm() <= 1e-5 * other.norm() + 1e-5
+
+
+@settings(max_examples=5)
+@given(shapes, st.integers(1, 70))
+@example((2, 130, 5), 260)
+def test_linear_layers(shape: tuple[int, int, int], outputs: int) -> None:
+    members, _, inputs = shape
+    tensors = torch.randn(shape), torch.randn(members, outputs, inputs), torch.randn(members, outputs)
+    assert_agrees(linear, lambda x, weights, bias: x @ weights.mT + bias.unsqueeze(1), tensors)
+
+
+@settings(max_examples=4)
+@given(shapes, st.sampled_from(["bias, each", "bias", "each"]))
+@example((1, 130, 130), "bias, each")  # several programs per member
+def test_activations_after_linear_layers(shape: tuple[int, int, int], kind: str) -> None:
+    members, _, columns = shape
+    rows = torch.randn(*([members] if "each" in kind else []), len(BASES))
+    biases = [torch.randn(members, columns)] if "bias" in kind else []
+
+    def oracle(x: Tensor, rows: Tensor, bias: Tensor | None = None) -> Tensor:
+        x = x if bias is None else x + bias.unsqueeze(1)
+        first, second = rows.expand(members, -1).mT[..., None, None]
+        return first * x.relu() + second * x.tanh()
+
+    def fused(x: Tensor, rows: Tensor, bias: Tensor | None = None) -> Tensor:
+        return combine_biased(x, bias, rows, BASES)
+
+    assert_agrees(fused, oracle, [torch.randn(shape), rows, *biases])
+    fixed = rows.to(DEVICE)
+    assert_agrees(lambda x, *bias: fused(x, fixed, *bias), lambda x, *b: oracle(x, rows.double(), *b),
+                  [torch.randn(shape), *biases])  # fmt: skip
+
+
+def test_a_member_that_is_not_finite_leaves_the_others_as_they_are() -> None:
+    x, bias, rows = torch.randn(3, 9, 8), torch.randn(3, 8), torch.randn(3, 2)
+    passes = []
+    for sick in (0.0, torch.inf):
+        leaves = [t.clone().to(DEVICE).requires_grad_() for t in (x, bias, rows)]
+        leaves[0].data[1, 0, 0] += sick
+        y = combine_biased(*leaves, BASES)
+        passes.append((y, *torch.autograd.grad(y, leaves, torch.ones_like(y))))
+    for sound, beside in zip(*passes, strict=True):
+        assert sound[[0, 2]].equal(beside[[0, 2]])
+
+
+def test_column_sums_of_several_parts() -> None:
+    x = torch.randn(2, 37, 3, 11)
+    torch.testing.assert_close(column_sums(x.to(DEVICE), torch.float32).cpu(), x.sum(1).transpose(0, 1))
+
+
+def test_other_shapes_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"coefficients of shape \(3, 2\); give .*\(2,\) or \(members, 2\)"):
+        combine_biased(torch.ones(2, 3, 4), None, torch.ones(3, 2), BASES)
