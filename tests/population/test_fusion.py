@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -34,12 +35,29 @@ class Network(nn.Module):
         return self.function(self, x)
 
 
-def assert_equals_members(function: Callable[..., Any], fused: bool) -> None:
-    """Compare outputs, gradients and running statistics of a population with those of its members."""
+class Features(nn.Module):
+    """Linear layers, norms, and any function of them."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.linear, self.other, self.function = nn.Linear(6, 6), nn.Linear(6, 6, bias=False), function
+        self.norm, self.rms = nn.LayerNorm(6), nn.RMSNorm(6)
+        for parameter in (*self.norm.parameters(), *self.rms.parameters()):
+            nn.init.normal_(parameter)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(self, x)
+
+
+def assert_equals_members(function: Callable[..., Any], fused: int, kind: type[nn.Module] = Network) -> None:
+    """Compare outputs, gradients and running statistics of a population with those of its members.
+
+    `fused` is the number of kernels that compute several operations.
+    """
     torch.manual_seed(0)
-    members = [Network(function).to(DEVICE) for _ in range(2)]
+    members = [kind(function).to(DEVICE) for _ in range(2)]
     population = Population(members)
-    x = torch.randn(2, 3, 3, 7, 7, device=DEVICE)
+    x = torch.randn(2, 3, 3, 7, 7, device=DEVICE) if kind is Network else torch.randn(2, 3, 5, 6, device=DEVICE)
     y = population(x)
     weights = torch.randn_like(y)
     (y * weights).sum().backward()
@@ -52,7 +70,8 @@ def assert_equals_members(function: Callable[..., Any], fused: bool) -> None:
                 found = population.stacked.get_parameter(name).grad[k]
                 torch.testing.assert_close(found, parameter.grad, rtol=1e-4, atol=1e-4, msg=name)
         torch.testing.assert_close(population[k].state_dict(), member.state_dict(), rtol=1e-4, atol=1e-5)
-    assert ("one kernel" in population.explain(x)) == fused
+    found = re.match(r"(\d+) operations with their neighbours", population.explain(x))
+    assert (int(found[1]) if found else 0) == fused
 
 
 @pytest.mark.parametrize(
@@ -144,3 +163,44 @@ def _changed_meanwhile(net: nn.Module, x: Tensor) -> Tensor:
 )
 def test_residuals_and_operations_in_place(function: Callable[..., Any], fused: bool) -> None:
     assert_equals_members(function, fused)
+
+
+def _used_before_and_after(net: nn.Module, x: Tensor) -> Tensor:
+    y = x + net.linear(x)
+    z = y * 2
+    return net.norm(y) * z + y
+
+
+def _two_norms_of_a_sum(net: nn.Module, x: Tensor) -> Tensor:
+    y = net.linear(x)
+    y += x
+    return net.rms(y) * net.norm(y)
+
+
+def _sum_changed_afterwards(net: nn.Module, x: Tensor) -> Tensor:
+    y = x + x
+    row = y[:, 0]
+    z = F.layer_norm(y, (6,))
+    row.zero_()
+    return z + y + net.linear(x)
+
+
+@pytest.mark.parametrize(
+    ("function", "fused"),
+    [
+        (lambda net, x: net.norm(x + net.linear(x)), 1),
+        (lambda net, x: net.rms(net.other(x) + net.linear(x)), 1),
+        (lambda net, x: net.norm(x + x), 1),
+        (_used_before_and_after, 1),
+        (_two_norms_of_a_sum, 2),
+        (_sum_changed_afterwards, 0),
+        (lambda net, x: net.norm(x + net.linear(x).mean(1, keepdim=True)), 1),
+        (lambda net, x: net.norm(torch.add(x, net.linear(x), alpha=2)), 1),
+        (lambda net, x: F.layer_norm(x + net.linear(x), (6,), net.norm.weight * 2, None), 0),
+        (lambda net, x: F.layer_norm(net.linear(x), (5, 6)), 0),
+        (lambda net, x: F.gelu(net.linear(x)) + torch.tanh(net.other(x)), 2),
+        (lambda net, x: (lambda y: F.relu(y) + y)(net.linear(x)), 0),
+    ],
+)
+def test_sums_norms_and_activations_after_linear_layers(function: Callable[..., Any], fused: int) -> None:
+    assert_equals_members(function, fused, Features)

@@ -34,9 +34,7 @@ def linear(context: Context, x: Value, weight: Value, bias: Value | None = None)
     if bias is None:
         return Value(multiply(context, x, weight).view(shape), 0)
     rows, biases = as_rows(context, x), bias.at(0, members)
-    if members == 1:
-        y = F.linear(rows[0], weights[0], biases[0])
-    elif kernels.serve(rows):
+    if kernels.serve(rows):
         from hullo.population.kernels.linear import linear as linear_members
 
         dtype = kernels.working_dtype(weights)
@@ -48,10 +46,7 @@ def linear(context: Context, x: Value, weight: Value, bias: Value | None = None)
 
 def multiply(context: Context, x: Value, weight: Value) -> Tensor:
     """Return what linear layers compute before their biases, (members, rows, columns)."""
-    rows, weights = as_rows(context, x), weight.at(0, context.members)
-    if context.members == 1:
-        return torch.mm(rows[0], weights[0].t()).unsqueeze(0)
-    return torch.bmm(rows, weights.mT)
+    return kernels.multiply(as_rows(context, x), weight.at(0, context.members).mT)
 
 
 def as_rows(context: Context, x: Value) -> Tensor:

@@ -120,7 +120,8 @@ class Program:
         """Return which values are not needed after each node."""
         seen: set[fx.Node] = set()
         last: dict[fx.Node, list[fx.Node]] = {}
-        for node in reversed(graph.nodes):
+        place = {node: i for i, node in enumerate(graph.nodes)}
+        for node in sorted(graph.nodes, key=lambda node: place[self.owner.get(node, node)], reverse=True):
             after = self.owner.get(node, node)
             for item in node.all_input_nodes:
                 if item not in seen:

@@ -22,6 +22,11 @@ def processors(x: Tensor) -> int:
     return torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 4
 
 
+def multiply(x: Tensor, y: Tensor) -> Tensor:
+    """Return the products of matrices, (members, rows, columns); that of one member by the kernels for one product."""
+    return torch.bmm(x, y) if len(x) > 1 else torch.mm(x.squeeze(0), y.squeeze(0)).unsqueeze(0)
+
+
 def channels_last(x: Tensor) -> Tensor:
     """Return images as kernels take them: themselves, or a copy."""
     return x.contiguous(memory_format=torch.channels_last)

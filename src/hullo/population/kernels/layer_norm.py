@@ -184,9 +184,10 @@ def _backward(
         row = tile * ROWS + tl.arange(0, ROWS)[:, None]
         inside = (row < rows) & known
         at = (member * rows + row) * WIDTH + column
-        there = statistics_ptr + member * rows + row
-        mean = tl.load(there, mask=row < rows, other=0.0)
-        inverse = tl.load(there + tl.num_programs(1).to(tl.int64) * rows, mask=row < rows, other=0.0)
+        each = tile * ROWS + tl.arange(0, ROWS)
+        there = statistics_ptr + member * rows + each
+        mean = tl.load(there, mask=each < rows, other=0.0)[:, None]
+        inverse = tl.load(there + tl.num_programs(1).to(tl.int64) * rows, mask=each < rows, other=0.0)[:, None]
         s = tl.load(s_ptr + at, mask=inside, other=0.0).to(tl.float32)
         dn = tl.load(dn_ptr + at, mask=inside, other=0.0).to(tl.float32)
         xhat = tl.where(inside, (s - mean) * inverse, 0.0)

@@ -10,12 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hullo.population.kernels import processors
+from hullo.population.kernels import multiply, processors
 
 
 def linear(x: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
@@ -49,14 +50,17 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weights: Tensor, bias: Tensor) -> Tensor:
         ctx.save_for_backward(x, weights)
+        if len(x) == 1:  # the library's kernels for one product add a bias themselves
+            return F.linear(x[0], weights[0], bias[0]).unsqueeze(0)
         return _repeat(bias.contiguous(), x.shape[1]).baddbmm_(x, weights.mT)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weights = ctx.saved_tensors
         dbias = column_sums(gradient.unsqueeze(2), gradient.dtype)[0]
-        return torch.bmm(gradient, weights), torch.bmm(x.mT, gradient).mT, dbias
+        dx = multiply(gradient, weights) if ctx.needs_input_grad[0] else None
+        return dx, multiply(x.mT, gradient).mT, dbias
 
 
 def _repeat(bias: Tensor, rows: int) -> Tensor:
