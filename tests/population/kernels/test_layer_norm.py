@@ -14,8 +14,6 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 from hullo.population.kernels.layer_norm import layer_norm  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")  # by the interpreter
-
 
 def oracle(
     x: Tensor, y: Tensor | None, shift: Tensor | None, weight: Tensor | None, bias: Tensor | None, rms: bool

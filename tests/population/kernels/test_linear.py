@@ -18,10 +18,6 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 from hullo.population.kernels.bias_act import combine_biased  # noqa: E402
 from hullo.population.kernels.linear import column_sums, linear  # noqa: E402
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # both by the interpreter
-    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
-]
 BASES = (base("relu"), base("tanh"))
 shapes = st.tuples(st.integers(1, 3), st.integers(1, 20), st.integers(1, 70))
 
