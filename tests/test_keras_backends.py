@@ -31,7 +31,7 @@ def test_without_keras_the_error_says_what_to_install():
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("ModuleNotFoundError: hullo.keras needs Keras 3")
-    assert "pip install 'hullo[keras]'" in last
+    assert "pip install '.[keras]'" in last
 
 
 @pytest.mark.parametrize("backend", ["jax", "tensorflow"])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import site
 import subprocess
 import sys
 import tarfile
+import venv
 import zipfile
 from pathlib import Path
 
@@ -40,17 +42,37 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_an_installed_wheel_works_without_the_repository(built: Path, tmp_path: Path) -> None:
+def test_a_wheel_installed_in_an_empty_environment_works(built: Path, tmp_path: Path) -> None:
+    """The environment has nothing but the wheel, and then the packages that hullo depends on, but not this checkout."""
     (wheel,) = built.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path)
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", USE], cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    place, value, count = done.stdout.split()
-    assert Path(place).is_relative_to(tmp_path)
+    venv.create(tmp_path / "empty")
+    python = next((tmp_path / "empty").glob("[bS]*/python*"))
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+    def run(*command: str) -> str:
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(python),
+        "install",
+        "--no-index",
+        "--no-deps",
+        "--quiet",
+        str(wheel),
+    )
+    packages = Path(run(str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+    (packages / "dependencies.pth").write_text("\n".join(map(str, site.getsitepackages())))
+    place, value, count = run(str(python), "-c", USE).split()
+    assert Path(place).is_relative_to(packages)
     assert float(value) == 1
     assert int(count) > 0
+    assert run(str(python.with_name("hullo")), "--version") == f"hullo {hullo.__version__}\n"
 
 
 def test_a_wheel_holds_every_file_of_the_package(built: Path) -> None:

@@ -25,7 +25,7 @@ from hullo.surgery import (
     summary,
 )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "AffineHull",

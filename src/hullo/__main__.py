@@ -7,6 +7,7 @@ import sys
 from contextlib import suppress
 
 from hullo import _signals
+from hullo._install import install_command
 
 
 def main() -> None:
@@ -18,7 +19,7 @@ def main() -> None:
         package = (error.name or "hullo").partition(".")[0]
         if package == "hullo":
             raise
-        sys.exit(f"hullo: the command line needs {package}; get it with: pip install 'hullo[lab]'")
+        sys.exit(f"hullo: the command line needs {package}; run {install_command('lab')}")
     try:
         app(prog_name="hullo")
     except SystemExit as end:

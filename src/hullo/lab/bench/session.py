@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from hullo._install import install_command
 from hullo.lab.bench.cases import Case, make_cases, parse_dtypes, parse_sizes
 from hullo.lab.bench.clocks import Clock, clock_for
 from hullo.lab.bench.contenders import parse_activations
@@ -81,6 +82,6 @@ class Session:
         try:
             from hullo.lab.bench.chart import draw_chart
         except ModuleNotFoundError as error:
-            progress.note(f"no chart, for want of {error.name}: pip install 'hullo[lab]'")
+            progress.note(f"no chart: {error.name} is not installed; run {install_command('lab')}")
         else:
             draw_chart(rows, path)

@@ -85,7 +85,7 @@ class Copy:
     @property
     def remedy(self) -> str:
         if self.release.address is None:
-            return "reinstall hullo: pip install --force-reinstall --no-deps hullo"
+            return "reinstall hullo: pip install --force-reinstall --no-deps . in a clone"
         return f"run: {self.command}"
 
     def read(self, name: str) -> bytes:

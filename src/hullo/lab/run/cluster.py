@@ -23,6 +23,7 @@ from uuid import uuid4
 import torch
 from rich.console import Console
 
+from hullo._install import install_command
 from hullo._signals import stop_request
 from hullo.lab.errors import RunError
 from hullo.lab.files import open_regular
@@ -98,7 +99,7 @@ def _ray() -> Any:
     try:
         return import_module("ray")
     except ModuleNotFoundError as error:
-        raise ValueError("Ray is not installed; install it with: pip install 'hullo[ray]'") from error
+        raise ValueError(f"Ray is not installed; run {install_command('ray')}") from error
 
 
 def _check(address: str) -> None:
