@@ -2,9 +2,9 @@
 
     python tools/versions.py 3.11:2.10.0 3.13:2.15.0 --environments /tmp/environments
 
-The wheel is built from this checkout and installed with the extras lab and keras. The tests run against that installation. The
-interpreters must be on the PATH as python3.11 and so on. Environments are several gigabytes each; those that exist are used again.
-Prints a line of a Markdown table per pair, and exits with 1 if a test failed.
+The wheel is built from this checkout and installed with the extras lab and keras; the tests run against that
+installation. The interpreters must be on the PATH as python3.11 and so on. Environments are several gigabytes each;
+those that exist are used again. Prints a line of a Markdown table per pair, and exits with 1 if a test failed.
 """
 
 from __future__ import annotations
