@@ -40,7 +40,8 @@ def test_the_resident_batch_is_the_first_that_is_streamed(made):
 
 
 def test_every_case_is_measured_and_kept(tmp_path, monkeypatch, capsys):
-    for name, value in {"IMAGES": 4, "BATCH": 2, "STEPS": 1, "WARM_UP": 0, "ROUNDS": 1}.items():
+    sizes = {"IMAGES": 4, "BATCH": 2, "STEPS": 1, "WARM_UP": 0, "ROUNDS": 1, "ACTIVATIONS": feeding.ACTIVATIONS[1:]}
+    for name, value in sizes.items():
         monkeypatch.setattr(feeding, name, value)
     monkeypatch.setattr(sys, "argv", ["alexnet_feeding.py", str(tmp_path / "rows.csv")])
     feeding.main()

@@ -64,8 +64,15 @@ def check(x: Tensor, gradient: Tensor, raw: Tensor, spec: CombineSpec) -> None:
     assert draw.dtype == raw.dtype
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("parametrization", PARAMETRIZATIONS)
+@pytest.mark.parametrize(
+    ("layout", "parametrization"),
+    [
+        (layout, parametrization)
+        for layout in LAYOUTS
+        for parametrization in PARAMETRIZATIONS
+        if DEVICE == "cuda" or layout in ("odd", "a group a channel", "channels last") or parametrization == "recentred"
+    ],
+)
 def test_every_layout_and_way_agrees_with_float64(layout: str, parametrization: str) -> None:
     shape, groups, channel_dim, memory = LAYOUTS[layout]
     spec = CombineSpec(TRIO, get_parametrization(parametrization), channel_dim)
@@ -100,7 +107,8 @@ def test_nan_and_infinities_come_out_as_in_the_reference(name: str) -> None:
 
 
 def test_every_run_gives_the_same_bits() -> None:
-    x, gradient, raw = random_case((24, 60, 9, 9), 60, 3, torch.channels_last)
+    shape, groups = ((24, 60, 9, 9), 60) if DEVICE == "cuda" else ((4, 6, 9, 9), 6)
+    x, gradient, raw = random_case(shape, groups, 3, torch.channels_last)
     spec = CombineSpec(TRIO, get_parametrization("projection"), 1)
     first = kernels.backward(gradient, x, raw, spec)
     for _ in range(2):

@@ -58,7 +58,7 @@ def train(network: str, side: int, device: str, precision: str = "float32", rows
         ("lenet5", 18, ROWS),
         ("kerasnet", 12, ROWS),
         ("resnet56", 8, ROWS),
-        ("alexnet", 18, ROWS),
+        pytest.param("alexnet", 18, ROWS, marks=pytest.mark.gpu),
         pytest.param("lenet5", 18, ("convex(relu,tanh)", "prelu"), marks=pytest.mark.gpu),
         pytest.param("kerasnet", 12, ("convex(relu,tanh)", "prelu"), marks=pytest.mark.gpu),
         pytest.param("resnet56", 8, ("convex(relu,tanh)", "prelu"), marks=pytest.mark.gpu),

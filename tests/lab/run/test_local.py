@@ -19,7 +19,9 @@ from hullo.lab.spec.paper import parse_column
 from hullo.lab.spec.records import Record
 from hullo.lab.spec.run_spec import Spec
 
-SPECS = [Spec("lenet5", "fashion-mnist-sample", row, epochs=1) for row in ("relu", "affine(identity,tanh)")]
+SPECS = [
+    Spec("lenet5", "fashion-mnist-sample", row, epochs=1, batch_size=35) for row in ("relu", "affine(identity,tanh)")
+]
 DATA = {("fashion-mnist-sample", 0, "flip,shift:0.1"): InMemoryLoader(tiny_command.load("fashion-mnist-sample"))}
 
 
@@ -36,12 +38,16 @@ def ends(records: list[Record]) -> list[object]:
     return [(record.spec, record.test_loss, record.test_accuracy, record.coefficients) for record in records]
 
 
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> list[object]:
+    return ends(run(tmp_path_factory.mktemp("whole")))
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("call", ["fsync", "replace", "unlink"])
 def test_a_death_at_any_touch_of_the_disk_is_made_good(
-    call: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    call: str, when: str, expected: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = ends(run(tmp_path / "whole"))
     owner = os if call == "fsync" else Path
     real = getattr(owner, call)
     for fatal in itertools.count(1):
