@@ -11,7 +11,7 @@ check: setup  ## formatting, lint, types, and whether tables say what records sa
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m mypy & types=$$!; \
-	  $(PYTHON) benchmarks/report.py --check && $(PYTHON) tools/results.py --check && wait $$types
+	  $(PYTHON) tools/blocks.py --check && wait $$types
 
 demo: $(VENV)/lab  ## twelve LeNet-5 side by side, on the packaged sample: two fixed activations, two learned ones, three seeds
 	$(VENV)/bin/hullo reproduce lenet5/fashion-mnist-sample --activation relu --activation tanh \

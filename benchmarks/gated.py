@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import hullo
-from hullo.lab.bench.rows import environment
+from hullo.lab.spec.environment import environment
 
 SHAPES = ((4096, 11008), (16384, 11008), (4096, 14336), (16384, 14336), (32768, 14336))
 ROUNDS, CALLS = 15, 10

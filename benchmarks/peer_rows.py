@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from hullo.lab.bench.rows import Environment
-from hullo.lab.bench.tables import number
+from hullo.lab.bench.results import number
+from hullo.lab.spec.environment import Environment
 
 ALONE = ("graph", "graph, channels last", "compile", "compile, graph")
 """Contenders of one network, which are measured once: K networks take K times as long."""

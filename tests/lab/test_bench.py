@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from hullo.kernels import reference
-from hullo.lab.bench import clocks, contenders, measure, rows, tables
-from hullo.lab.bench.cases import Case, make_cases, parse_dtypes, parse_sizes, spell_size
-from hullo.lab.bench.chart import draw_chart
+from hullo.lab.bench import cases, clocks, measure, results
+from hullo.lab.bench.cases import DTYPES, Case, make_cases, parse_names, parse_sizes, spell_size
 from hullo.lab.bench.measure import Bench
+from hullo.lab.bench.results import Results, draw_chart, number, terminal_tables
 from hullo.lab.progress import Progress
 from hullo.lab.spec.environment import environment
 
@@ -43,8 +43,8 @@ def test_a_wrong_size_is_refused_and_repeated(text):
 
 
 def test_what_convolutions_make_is_measured_in_both_layouts():
-    cases = make_cases(parse_sizes("64,2x4x3x3/4"), parse_dtypes("float32,float16"))
-    assert [str(case) for case in cases] == [
+    made = make_cases(parse_sizes("64,2x4x3x3/4"), parse_names("float32,float16", DTYPES, "dtype"))
+    assert [str(case) for case in made] == [
         "2^6 float32",
         "2^6 float16",
         "2x4x3x3/4 float32 contiguous",
@@ -52,7 +52,7 @@ def test_what_convolutions_make_is_measured_in_both_layouts():
         "2x4x3x3/4 float16 contiguous",
         "2x4x3x3/4 float16 channels_last",
     ]
-    drawn = cases[3].draw(torch.device("cpu"))
+    drawn = made[3].draw(torch.device("cpu"))
     assert drawn.is_contiguous(memory_format=torch.channels_last)
 
 
@@ -65,8 +65,8 @@ def test_all_ways_of_writing_the_hull_compute_it(name, case):
     torch.compiler.reset()
     x = case.draw(torch.device("cpu")).requires_grad_()
     dy = case.draw(torch.device("cpu"))
-    hull = contenders.CONTENDERS["hullo"].build(case.groups, case.channels).double()
-    module = contenders.CONTENDERS[name].build(case.groups, case.channels).double()
+    hull = cases.CONTENDERS["hullo"].build(case.groups, case.channels).double()
+    module = cases.CONTENDERS[name].build(case.groups, case.channels).double()
     y = module(x)
     dx, dc = torch.autograd.grad(y, (x, *module.parameters()), dy)
     torch.testing.assert_close(y, reference.forward(x, hull.raw, hull.spec))
@@ -79,7 +79,7 @@ def test_all_ways_of_writing_the_hull_compute_it(name, case):
 
 @pytest.mark.parametrize(("name", "inputs"), [("relu", 1), ("gelu", 1), ("prelu", 1), ("plain", 3), ("hullo6", 1)])
 def test_memory_held_counts_every_tensor_once_and_no_parameters(name, inputs):
-    module = contenders.CONTENDERS[name].build(1, 1)
+    module = cases.CONTENDERS[name].build(1, 1)
     x = torch.randn(1000, requires_grad=True)
     assert measure.held_bytes(module, x) == inputs * x.nbytes
 
@@ -145,19 +145,19 @@ def test_an_input_that_does_not_fit_is_left_out_with_a_note(bench, capsys):
 
 
 def test_an_error_of_a_contender_is_not_hidden(bench, monkeypatch):
-    broken = contenders.Contender("broken", lambda groups, channels: torch.nn.Linear(3, 3))
-    monkeypatch.setitem(contenders.CONTENDERS, "gelu", broken)
+    broken = cases.Contender("broken", lambda groups, channels: torch.nn.Linear(3, 3))
+    monkeypatch.setitem(cases.CONTENDERS, "gelu", broken)
     with pytest.raises(RuntimeError, match="shapes"):
         bench.eager(FLAT, math.inf)
 
 
 def test_rows_come_back_from_their_file(bench, tmp_path):
     found = bench.overhead(math.inf) + bench.eager(GROUPED, math.inf)
-    with rows.RowFile(tmp_path / "deep" / "rows.csv") as file:
+    with results.RowFile(tmp_path / "deep" / "rows.csv") as file:
         file.add(found)
-    read = rows.read_rows(tmp_path / "deep" / "rows.csv")
+    read = results.read_rows(tmp_path / "deep" / "rows.csv")
     for kept, row in zip(read, found, strict=True):
-        for name in rows.COLUMNS:
+        for name in results.COLUMNS:
             value = getattr(row, name)
             assert getattr(kept, name) == (pytest.approx(value, rel=1e-5) if isinstance(value, float) else value)
 
@@ -165,20 +165,19 @@ def test_rows_come_back_from_their_file(bench, tmp_path):
 def test_rows_of_another_making_are_refused(tmp_path):
     (tmp_path / "rows.csv").write_text("device,median_ms\ncpu,1\n")
     with pytest.raises(ValueError, match=r"lacks the columns .*activation"):
-        rows.read_rows(tmp_path / "rows.csv")
+        results.read_rows(tmp_path / "rows.csv")
 
 
 def test_the_table_shows_multiples_of_gelu(bench):
     found = bench.eager(FLAT, math.inf)
-    results = tables.Results(found, "eager")
     times = {(row.activation, row.direction): row.median_ms for row in found}
     ratio = times["hullo", "both"] / times["gelu", "both"]
-    assert results.gelus(FLAT, "hullo", "both") == pytest.approx(ratio)
+    assert Results(found, "eager").gelus(FLAT, "hullo", "both") == pytest.approx(ratio)
     console = Console(width=120)
     with console.capture() as shown:
-        console.print(*tables.terminal_tables(found))
+        console.print(*terminal_tables(found))
     line = next(line for line in shown.get().splitlines() if "hull, hullo" in line)
-    assert line.split()[-2:] == [tables.number(ratio), "1.00"]
+    assert line.split()[-2:] == [number(ratio), "1.00"]
 
 
 def test_a_chart_is_an_image_and_the_same_for_the_same_rows(bench, tmp_path):

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 import hullo
-from hullo.lab.bench import measure, rows
+from hullo.lab.bench import measure, results
 from hullo.lab.cli import app
 
 TINY = ["bench", "--device", "cpu", "--sizes", "512,2x4x3x3/4", "--activations", "relu,gelu,hullo", "--repeats", "3"]
@@ -26,7 +26,7 @@ def test_bench_measures_shows_and_keeps(tmp_path):
     assert result.exit_code == 0, result.output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cpu.csv", "cpu.png"]
     assert (tmp_path / "cpu.png").read_bytes().startswith(b"\x89PNG")
-    found = rows.read_rows(tmp_path / "cpu.csv")
+    found = results.read_rows(tmp_path / "cpu.csv")
     cases = {str(row.case) for row in found if row.kind == "eager"}
     assert cases == {f"2^9 {dtype}" for dtype in ("float32", "bfloat16")} | {
         f"2x4x3x3/4 {dtype} {layout}" for dtype in ("float32", "bfloat16") for layout in ("contiguous", "channels_last")
@@ -60,7 +60,7 @@ def test_a_run_cut_off_keeps_what_it_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(measure.Bench, "overhead", interrupt)
     result = invoke(*TINY, "--output", str(tmp_path))
     assert result.exit_code != 0
-    assert {row.kind for row in rows.read_rows(tmp_path / "cpu.csv")} == {"eager"}
+    assert {row.kind for row in results.read_rows(tmp_path / "cpu.csv")} == {"eager"}
 
 
 @pytest.mark.parametrize(

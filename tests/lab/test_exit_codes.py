@@ -124,7 +124,7 @@ def test_a_full_disk_is_a_failure(command: tuple[str, ...], monkeypatch: pytest.
 
     monkeypatch.setattr("hullo.lab.data.load", tiny_command.load)
     monkeypatch.setattr(os, "fsync", full)
-    monkeypatch.setattr("hullo.lab.bench.rows.RowFile.add", full)
+    monkeypatch.setattr("hullo.lab.bench.results.RowFile.add", full)
     result = invoke(*command, *(["--quiet"] if command[0] in ("train", "reproduce", "bench") else []))
     assert result.exit_code == 1
     assert result.stderr.startswith("hullo: cannot write new")

@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hullo.lab.bench.cases import SMALL, Case, bytes_to_move
+from hullo.lab.bench.cases import CONTENDERS, SMALL, Case, bytes_to_move
 from hullo.lab.bench.clocks import Clock, Step, wall_laps
-from hullo.lab.bench.contenders import CONTENDERS
-from hullo.lab.bench.rows import Row
+from hullo.lab.bench.results import Row
 from hullo.lab.progress import Progress
 from hullo.lab.spec.environment import Environment
 

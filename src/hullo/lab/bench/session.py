@@ -8,13 +8,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from hullo._install import install_command
-from hullo.lab.bench.cases import Case, make_cases, parse_dtypes, parse_sizes
+from hullo.lab.bench.cases import CONTENDERS, DTYPES, Case, make_cases, parse_names, parse_sizes
 from hullo.lab.bench.clocks import Clock, clock_for
-from hullo.lab.bench.contenders import parse_activations
 from hullo.lab.bench.measure import Bench
-from hullo.lab.bench.rows import Row, RowFile
-from hullo.lab.bench.tables import terminal_tables
+from hullo.lab.bench.results import Row, RowFile, draw_chart, terminal_tables
 from hullo.lab.progress import Progress
 from hullo.lab.spec.environment import environment
 
@@ -49,9 +46,9 @@ class Session:
         clock = clock_for(device)
         cases = make_cases(
             parse_sizes(clock.default_sizes if sizes is None else sizes),
-            parse_dtypes(clock.default_dtypes if dtypes is None else dtypes),
+            parse_names(clock.default_dtypes if dtypes is None else dtypes, DTYPES, "dtype"),
         )
-        names = parse_activations(activations)
+        names = parse_names(activations, CONTENDERS, "activation")
         if repeats < 1:
             raise ValueError(f"{repeats} repeats: must be at least 1")
         if not budget > 0:
@@ -75,13 +72,4 @@ class Session:
                 for table in terminal_tables(part):
                     console.print(table)
             if self.folder is not None and any(row.kind == "eager" for row in rows):
-                self._draw(rows, self.folder / f"{self.clock.file_stem}.png", progress)
-
-    @staticmethod
-    def _draw(rows: list[Row], path: Path, progress: Progress) -> None:
-        try:
-            from hullo.lab.bench.chart import draw_chart
-        except ModuleNotFoundError as error:
-            progress.note(f"no chart: {error.name} is not installed; run {install_command('lab')}")
-        else:
-            draw_chart(rows, path)
+                draw_chart(rows, self.folder / f"{self.clock.file_stem}.png")

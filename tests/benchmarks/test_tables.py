@@ -1,20 +1,18 @@
-import importlib.util
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from hullo.lab.bench import rows
+from hullo.lab.bench.results import Row, RowFile
 from hullo.lab.spec.environment import environment
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
-SPEC = importlib.util.spec_from_file_location("report", ROOT / "benchmarks" / "report.py")
-report = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(report)
+import peer_rows  # noqa: E402
+from tables import make_table  # noqa: E402
 
-ROW = rows.Row(
+ROW = Row(
     **vars(environment("a machine", "abc")),
     kind="eager",
     shape="1024",
@@ -35,7 +33,7 @@ ROW = rows.Row(
 @pytest.fixture
 def folder(tmp_path):
     """GELU and a hull that takes 1.5 times as long: 3 ms forward, 6 ms backward, 9 ms both."""
-    with rows.RowFile(tmp_path / "cpu.csv") as file:
+    with RowFile(tmp_path / "cpu.csv") as file:
         for shape, groups in (("1024", 1), ("8x2x8x8", 2)):
             for kind in ("eager", "graph", "overhead"):
                 for name, scale in (("gelu", 1.0), ("hullo", 1.5)):
@@ -43,19 +41,6 @@ def folder(tmp_path):
                         row = replace(ROW, kind=kind, shape=shape, groups=groups, activation=name, direction=direction)
                         file.add([replace(row, median_ms=ms * scale, kernels=len(direction) // 7)])
     return tmp_path
-
-
-def test_the_documents_say_what_the_rows_say():
-    for name in report.DOCUMENTS:
-        text = (ROOT / name).read_text()
-        assert "<!-- bench:" in text
-        assert report.with_tables(text, ROOT / "benchmarks" / "results") == text
-
-
-def test_other_documents_have_no_tables_that_would_go_stale():
-    documents = [path for pattern in ("*.md", "docs/**/*.md", "benchmarks/*.md") for path in ROOT.glob(pattern)]
-    marked = {str(path.relative_to(ROOT)) for path in documents if "<!-- bench:" in path.read_text()}
-    assert marked == set(report.DOCUMENTS)
 
 
 def test_readme_gives_the_cost_of_a_training_step_as_measured():
@@ -69,27 +54,18 @@ def test_readme_gives_the_cost_of_a_training_step_as_measured():
 
 
 @pytest.mark.parametrize(
-    ("marker", "line"),
+    ("name", "line"),
     [
-        ("cpu", "| hull, hullo | 1.88 | 3.75 | 1.50 | 1.00 |"),
-        ("cpu groups", "| 8x2x8x8 | 2 | contiguous | hull, hullo | 1.88 | 3.75 |"),
-        ("cpu graph", "| 2^10 float32 | hull, hullo | 3000 | 1.50 | 6000 | 1.50 | 1 + 1 |"),
-        ("cpu overhead", "| hull, hullo | 3000 | 1.50 | 6000 | 1.50 |"),
+        ("cost", "| hull, hullo | 1.88 | 3.75 | 1.50 | 1.00 |"),
+        ("groups", "| 8x2x8x8 | 2 | contiguous | hull, hullo | 1.88 | 3.75 |"),
+        ("graph", "| 2^10 float32 | hull, hullo | 3000 | 1.50 | 6000 | 1.50 | 1 + 1 |"),
+        ("overhead", "| hull, hullo | 3000 | 1.50 | 6000 | 1.50 |"),
     ],
 )
-def test_a_marked_table_is_made_from_the_rows_once_and_for_all(marker, line, folder):
-    made = report.with_tables(f"before\n<!-- bench:{marker} -->\nold\n<!-- /bench -->\nafter", folder)
-    assert line in made.splitlines()
-    assert "old" not in made
-    assert made.startswith("before\n")
-    assert made.endswith("\nafter")
-    assert "a machine" in made
-    assert report.with_tables(made, folder) == made
-
-
-def test_a_table_without_its_rows_is_an_error(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"gpu\.csv"):
-        report.with_tables("<!-- bench:gpu -->\n<!-- /bench -->", tmp_path)
+def test_a_table_is_made_from_the_rows(name, line, folder):
+    made = make_table(f"bench-{name}", folder / "cpu.csv").splitlines()
+    assert line in made
+    assert "a machine" in made[-1]
 
 
 @pytest.fixture
@@ -103,10 +79,10 @@ def peers(tmp_path):
     ):
         cell = others | {"hullo": 0.1, "hullo, graph": 1.0}
         made = [
-            report.peer_rows.PeerRow(**where, network="net", members=members, contender=name, ms=ms, mib=10 * ms)
+            peer_rows.PeerRow(**where, network="net", members=members, contender=name, ms=ms, mib=10 * ms)
             for name, ms in cell.items()
         ]
-        report.peer_rows.add_peers(tmp_path / "population_peers.csv", made)
+        peer_rows.add_peers(tmp_path / "population_peers.csv", made)
     return tmp_path
 
 
@@ -114,7 +90,7 @@ def peers(tmp_path):
     ("table", "lines"),
     [
         (
-            "factors",
+            "peers-factors",
             [
                 "| net | 1 | 1.00 | 8.00 | 8.00 | graph | 2.00 | 2.00 | 10.0 | 20.0 |",
                 "| net | 8 | 1.00 |  |  | graph | 2.00 | 2.00 | 10.0 | 20.0 |",
@@ -128,6 +104,6 @@ def peers(tmp_path):
     ],
 )
 def test_peers_are_compared_with_hullo_in_a_graph(table, lines, peers):
-    made = report.with_tables(f"<!-- bench:population_peers {table} -->\n<!-- /bench -->", peers)
+    made = make_table(table, peers / "population_peers.csv")
     assert all(line in made.splitlines() for line in lines), made
     assert "a machine" in made

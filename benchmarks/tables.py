@@ -1,32 +1,15 @@
-"""Make the tables and charts of benchmarks/README.md from the rows in benchmarks/results.
-
-    python benchmarks/report.py           write them
-    python benchmarks/report.py --check   check that they are what the rows say
-
-A table stands between `<!-- bench:cpu -->` and `<!-- /bench -->`; `cpu` names the file of rows, and a second word the
-table: `<!-- bench:gpu groups -->`. The words are the keys of TABLES, or of PEER_TABLES for the file population_peers;
-without one it is "cost".
-"""
+"""The tables of benchmarks/README.md, from the rows in benchmarks/results; tools/blocks.py writes them."""
 
 from __future__ import annotations
 
-import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import peer_rows
 
-from hullo.lab.bench.cases import Case
-from hullo.lab.bench.chart import draw_chart
-from hullo.lab.bench.contenders import label
-from hullo.lab.bench.rows import Row, read_rows
-from hullo.lab.bench.tables import Results, number
-
-ROOT = Path(__file__).parents[1]
-DOCUMENTS = ("README.md", "benchmarks/README.md")
-MARKED = re.compile(r"(<!-- bench:(\w+)(?: (\w+))? -->\n)(.*?)(<!-- /bench -->)", re.DOTALL)
+from hullo.lab.bench.cases import Case, label
+from hullo.lab.bench.results import Results, Row, number, read_rows
 
 Lines = Iterator[Sequence[str]]
 
@@ -76,16 +59,6 @@ def overhead(rows: Sequence[Row]) -> Lines:
             yield [label(name), *_microseconds(results, case, name)]
 
 
-TABLES: dict[str, Callable[[Sequence[Row]], Lines]] = {
-    "cost": cost,
-    "groups": groups,
-    "graph": graph,
-    "overhead": overhead,
-}
-PEERS = "population_peers"
-PEER_TABLES = {"peers": peer_rows.peers, "factors": peer_rows.factors, "brief": peer_rows.brief}
-
-
 def _microseconds(results: Results, case: Case, name: str) -> list[str]:
     return [
         number(value)
@@ -94,42 +67,22 @@ def _microseconds(results: Results, case: Case, name: str) -> list[str]:
     ]
 
 
-def _made(rows: Sequence[Any], table: Callable[[Sequence[Any]], Lines]) -> tuple[str, list[Sequence[str]]]:
-    """Return where rows were measured, and the lines of their table."""
-    return str(rows[0]), list(table(rows))
+TABLES: dict[str, tuple[Callable[[Path], Sequence[Any]], Callable[[Sequence[Any]], Lines]]] = {
+    "bench-cost": (read_rows, cost),
+    "bench-groups": (read_rows, groups),
+    "bench-graph": (read_rows, graph),
+    "bench-overhead": (read_rows, overhead),
+    "peers": (peer_rows.read_peers, peer_rows.peers),
+    "peers-factors": (peer_rows.read_peers, peer_rows.factors),
+    "peers-brief": (peer_rows.read_peers, peer_rows.brief),
+}
+"""The functions that read a file and that make a table of its rows, by the name of the block."""
 
 
-def with_tables(text: str, folder: Path) -> str:
-    """Return a document with every marked table made anew from the rows in a folder."""
-
-    def table(marked: re.Match[str]) -> str:
-        start, stem, name, _, end = marked.groups()
-        path = folder / f"{stem}.csv"
-        if stem == PEERS:
-            where, (head, *body) = _made(peer_rows.read_peers(path), PEER_TABLES[name])
-        else:
-            where, (head, *body) = _made(read_rows(path), TABLES[name or "cost"])
-        lines = [head, ["---"] * len(head), *body]
-        table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-        return f"{start}{table}\n\n<sub>{where}</sub>\n{end}"
-
-    return MARKED.sub(table, text)
-
-
-def main() -> None:
-    folder = ROOT / "benchmarks" / "results"
-    for name in DOCUMENTS:
-        text = (ROOT / name).read_text()
-        made = with_tables(text, folder)
-        if "--check" not in sys.argv[1:]:
-            (ROOT / name).write_text(made)
-        elif made != text:
-            sys.exit(f"{name} is not what the rows say; run: python benchmarks/report.py")
-    if "--check" in sys.argv[1:]:
-        return
-    for path in sorted(set(folder.glob("*.csv")) - {folder / f"{PEERS}.csv"}):
-        draw_chart(read_rows(path), path.with_suffix(".png"))
-
-
-if __name__ == "__main__":
-    main()
+def make_table(name: str, path: Path) -> str:
+    """Return a table of the rows in a file, and where they were measured."""
+    read, table = TABLES[name]
+    rows = read(path)
+    head, *body = table(rows)
+    lines = [head, ["---"] * len(head), *body]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + f"\n\n<sub>{rows[0]}</sub>"

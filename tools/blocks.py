@@ -1,11 +1,12 @@
-"""Make the parts of README.md and of pages in docs that come from the records in results.
+"""Write the generated blocks of README.md and of the pages in docs and benchmarks.
 
-    python tools/results.py           write them
-    python tools/results.py --check   check that they are what the records say
+    python tools/blocks.py           write them, and the charts in benchmarks/results
+    python tools/blocks.py --check   check that they are up to date
 
-A part stands between `<!-- results:table table -->` and `<!-- /results -->`. The first word is a key of PARTS, the
-others are folders of results, whose records alone count. Parts about the columns of the paper's table take, of each
-column, the longest runs that have enough seeds; longer ones with fewer seeds have a part of their own.
+A block stands between `<!-- block:table columns -->` and `<!-- /block -->`. Its first word is a key of PARTS, followed
+by folders of results, whose records alone count; or a key of TABLES in benchmarks/tables.py, followed by the name of a
+file in benchmarks/results. Parts about the columns of the paper's table take, of each column, the longest runs that
+have enough seeds; longer ones with fewer seeds have a part of their own.
 """
 
 from __future__ import annotations
@@ -31,17 +32,15 @@ from hullo.lab.analysis.pages.readings import few_seeds_tables, readings_tables
 from hullo.lab.analysis.pages.speed import cost_table, read_plain, speed_table
 from hullo.lab.analysis.sources import longest_of_columns, read_records, too_few_seeds
 from hullo.lab.analysis.tables.markdown import detailed_tables, glance_table
+from hullo.lab.bench.results import draw_chart, read_rows
 from hullo.lab.spec.records import Record
 
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+from tables import TABLES, make_table
+
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = (
-    "README.md",
-    "docs/results/index.md",
-    "docs/results/claims.md",
-    "docs/results/appendix.md",
-    "docs/cluster.md",
-)
-MARKED = re.compile(r"(<!-- results:(\S+)((?: \S+)*) -->\n)(.*?)(<!-- /results -->)", re.DOTALL)
+PAGES = ("*.md", "docs/**/*.md", "benchmarks/*.md")
+MARKED = re.compile(r"(<!-- block:(\S+)((?: \S+)*) -->\n)(.*?)(<!-- /block -->)", re.DOTALL)
 NOTHING = "There are no records yet."
 
 Part = Callable[[Sequence[Record], Sequence[Path]], str]
@@ -88,43 +87,61 @@ def _files(folders: Sequence[Path], name: str) -> list[Path]:
     return [path for folder in folders for path in sorted(folder.rglob(name))]
 
 
-def with_parts(text: str, results: Path) -> str:
-    """Return a document with every marked part made anew from the records in folders of `results`."""
+@cache
+def _read(files: tuple[Path, ...], _: tuple[float, ...]) -> list[Record]:
+    return read_records(files)
 
-    @cache
-    def read(folders: Sequence[Path]) -> list[Record]:
-        return read_records(_files(folders, "records.jsonl"))
 
-    def part(marked: re.Match[str]) -> str:
-        start, name, inner, _, end = marked.groups()
-        if name not in PARTS:
-            raise ValueError(f"{start.strip()}: there is no part {name!r}; there are {', '.join(PARTS)}")
-        if not inner:
-            raise ValueError(f"{start.strip()}: name a folder of results, too: <!-- results:{name} table -->")
-        folders = tuple(results / folder for folder in inner.split())
-        records = read(folders)
-        text = PARTS[name](records, folders) if records else ""
-        if not text and name in OPTIONAL:
-            return f"{start}{end}"
-        return f"{start}{text or NOTHING}\n{end}"
+def make_part(name: str, folders: Sequence[Path]) -> str:
+    """Return a part made from the records in folders; an optional part may be empty."""
+    files = _files(folders, "records.jsonl")
+    records = _read(tuple(files), tuple(path.stat().st_mtime for path in files))
+    text = PARTS[name](records, folders) if records else ""
+    return text or ("" if name in OPTIONAL else NOTHING)
 
-    if not len(MARKED.findall(text)) == text.count("<!-- results:") == text.count("<!-- /results"):
-        raise ValueError("each part needs <!-- results:table table --> and <!-- /results -->, spelled like that")
-    return MARKED.sub(part, text)
+
+def with_blocks(text: str, root: Path) -> str:
+    """Return a page with every block made anew from the records and benchmark rows of a project."""
+
+    def block(marked: re.Match[str]) -> str:
+        start, name, words, _, end = marked.groups()
+        sources = words.split()
+        if name not in PARTS and name not in TABLES:
+            raise ValueError(f"{start.strip()}: unknown block {name!r}; available: {', '.join([*PARTS, *TABLES])}")
+        if not sources:
+            raise ValueError(f"{start.strip()}: name its folder of results or its file of rows, too")
+        if name in TABLES:
+            made = make_table(name, root / "benchmarks" / "results" / f"{sources[0]}.csv")
+        else:
+            made = make_part(name, [root / "results" / folder for folder in sources])
+        return f"{start}{made}\n{end}" if made else f"{start}{end}"
+
+    if not len(MARKED.findall(text)) == text.count("<!-- block:") == text.count("<!-- /block"):
+        raise ValueError("each block needs <!-- block:table columns --> and <!-- /block -->, spelled like that")
+    return MARKED.sub(block, text)
+
+
+def pages(root: Path) -> list[Path]:
+    """Return the pages with blocks."""
+    found = (path for pattern in PAGES for path in sorted(root.glob(pattern)))
+    return [path for path in found if "<!-- block" in path.read_text() or "<!-- /block" in path.read_text()]
 
 
 def main(arguments: Sequence[str], root: Path = ROOT) -> str | None:
-    """Write or check all documents; return what is wrong, if anything is."""
-    for path in (root / name for name in DOCUMENTS if (root / name).exists()):
-        text = path.read_text()
+    """Write or check all pages; return what is wrong, if anything is."""
+    for path in pages(root):
+        text, name = path.read_text(), path.relative_to(root)
         try:
-            made = with_parts(text, root / "results")
-        except ValueError as error:
-            return f"{path.relative_to(root)}: {error}"
+            made = with_blocks(text, root)
+        except (OSError, ValueError) as error:
+            return f"{name}: {error}"
         if "--check" not in arguments:
             path.write_text(made)
         elif made != text:
-            return f"{path.relative_to(root)} is not what the records say; run: python tools/results.py"
+            return f"{name} is not up to date with its records or rows; run: python tools/blocks.py"
+    if "--check" not in arguments:
+        for path in (root / "benchmarks" / "results").glob("[cg]pu.csv"):
+            draw_chart(read_rows(path), path.with_suffix(".png"))
     return None
 
 

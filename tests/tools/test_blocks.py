@@ -23,12 +23,10 @@ def load(path: Path) -> ModuleType:
     return module
 
 
-results = load(ROOT / "tools" / "results.py")
+blocks = load(ROOT / "tools" / "blocks.py")
 made = load(ROOT / "tests" / "made_records.py")
 
-BLOCKS = "".join(
-    f"before\n<!-- results:{name} all -->\nas it was\n<!-- /results -->\nafter\n" for name in results.PARTS
-)
+BLOCKS = "".join(f"before\n<!-- block:{name} all -->\nas it was\n<!-- /block -->\nafter\n" for name in blocks.PARTS)
 REACHED = {"relu": [85.25] * 2, "affine(identity,relu)": [86.25] * 2}
 
 
@@ -48,25 +46,24 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_readme_has_the_table_of_gains() -> None:
-    assert "<!-- results:gains table columns -->" in (ROOT / "README.md").read_text()
+    assert "<!-- block:gains table columns -->" in (ROOT / "README.md").read_text()
 
 
-@pytest.mark.parametrize("broken", ["<!-- results:table  all -->", "<!-- results: table all -->", ""])
+@pytest.mark.parametrize("broken", ["<!-- block:table  all -->", "<!-- block: table all -->", ""])
 def test_a_part_that_lost_its_marks_is_noticed(broken: str, root: Path) -> None:
-    results.main([], root)
+    blocks.main([], root)
     text = (root / "README.md").read_text()
-    for mark in ("<!-- results:table all -->", "<!-- /results -->"):
+    for mark in ("<!-- block:table all -->", "<!-- /block -->"):
         (root / "README.md").write_text(text.replace(mark, broken, 1))
-        assert "README.md: each part needs <!-- results:table table -->" in results.main(["--check"], root)
+        assert "README.md: each block needs <!-- block:" in blocks.main(["--check"], root)
 
 
 def test_parts_are_made_once_and_for_all_and_the_rest_is_left_alone(root: Path) -> None:
-    said = "README.md is not what the records say; run: python tools/results.py"
-    assert results.main(["--check"], root) == said
+    assert "README.md is not up to date" in blocks.main(["--check"], root)
     assert (root / "README.md").read_text() == BLOCKS
-    assert results.main([], root) is None
+    assert blocks.main([], root) is None
     text = (root / "README.md").read_text()
-    assert text.count("before\n<!-- results:") == text.count("<!-- /results -->\nafter\n") == len(results.PARTS)
+    assert text.count("before\n<!-- block:") == text.count("<!-- /block -->\nafter\n") == len(blocks.PARTS)
     assert "as it was" not in text
     for shown in (
         "kerasnet/cifar10",
@@ -78,8 +75,8 @@ def test_parts_are_made_once_and_for_all_and_the_rest_is_left_alone(root: Path) 
         "scale=10 per=layer: +0.00 ± 0.00 against the default",
     ):
         assert shown in text
-    assert results.main(["--check"], root) is None
-    assert results.main([], root) is None
+    assert blocks.main(["--check"], root) is None
+    assert blocks.main([], root) is None
     assert (root / "README.md").read_text() == text
 
 
@@ -87,14 +84,14 @@ def test_parts_are_made_once_and_for_all_and_the_rest_is_left_alone(root: Path) 
 def test_a_record_more_is_noticed(document: str, root: Path) -> None:
     (root / "docs" / "results").mkdir(parents=True)
     (root / "README.md").rename(root / document)
-    results.main([], root)
+    blocks.main([], root)
     Records(root / "results" / "all" / "new" / "records.jsonl").add([made.make_record("tanh", [1.0], seed=9)])
-    assert results.main(["--check"], root) == f"{document} is not what the records say; run: python tools/results.py"
+    assert f"{document} is not up to date" in blocks.main(["--check"], root)
 
 
 def test_a_part_is_about_the_folders_that_it_names(root: Path) -> None:
     def shown(folders: str) -> str:
-        text: str = results.with_parts(f"<!-- results:table {folders} -->\n<!-- /results -->", root / "results")
+        text: str = blocks.with_blocks(f"<!-- block:table {folders} -->\n<!-- /block -->", root)
         return text
 
     assert "lenet5/" in shown("all/b/c")
@@ -104,11 +101,11 @@ def test_a_part_is_about_the_folders_that_it_names(root: Path) -> None:
 
 
 def test_plain_pytorch_stands_beside_the_populations_of_its_column_and_batch(root: Path) -> None:
-    marked = "<!-- results:speed all/a all/b -->\n<!-- /results -->"
-    alone = results.with_parts(marked, root / "results")
+    marked = "<!-- block:speed all/a all/b -->\n<!-- /block -->"
+    alone = blocks.with_blocks(marked, root)
     rows = ["column,batch,epoch_s,device", "lenet5/cifar10,32,8.0,a GPU", "kerasnet/cifar10,64,8.0,a GPU"]
     (root / "results" / "all" / "b" / "plain.csv").write_text("\n".join(rows))
-    before, after = (text.splitlines() for text in (alone, results.with_parts(marked, root / "results")))
+    before, after = (text.splitlines() for text in (alone, blocks.with_blocks(marked, root)))
     (changed,) = (new for old, new in zip(before, after, strict=True) if old != new)
     assert "lenet5/cifar10" in changed
     speed, plain, ratio = (float(cell) for cell in changed.split("|")[-4:-1])
@@ -118,24 +115,27 @@ def test_plain_pytorch_stands_beside_the_populations_of_its_column_and_batch(roo
 
 def test_runs_of_the_study_are_in_no_part_but_those_about_it(tmp_path: Path) -> None:
     """In this project's documents, as they are marked."""
-    texts = [(ROOT / name).read_text() for name in results.DOCUMENTS]
+    marked = [block for path in blocks.pages(ROOT) for block in blocks.MARKED.findall(path.read_text())]
+    texts = ["".join(block) for block in marked if block[1] in blocks.PARTS]
 
     def parts() -> dict[tuple[str, str], str]:
-        written = "".join(results.with_parts(text, tmp_path) for text in texts)
-        return {(name, folders.strip()): text for _, name, folders, text, _ in results.MARKED.findall(written)}
+        written = "".join(blocks.with_blocks(text, tmp_path) for text in texts)
+        return {(name, folders.strip()): text for _, name, folders, text, _ in blocks.MARKED.findall(written)}
 
-    Records(tmp_path / "columns" / "records.jsonl").add(made.make_records(REACHED, coefficients=[[0.5, 0.5]]))
-    Records(tmp_path / "batch" / "records.jsonl").add(made.make_records(REACHED, batch_size=128))
+    Records(tmp_path / "results" / "columns" / "records.jsonl").add(
+        made.make_records(REACHED, coefficients=[[0.5, 0.5]])
+    )
+    Records(tmp_path / "results" / "batch" / "records.jsonl").add(made.make_records(REACHED, batch_size=128))
     slice_of = made.make_records(REACHED, column="alexnet/ilsvrc2012")
     for folder in ("alexnet-slice", "imagewoof"):
-        Records(tmp_path / folder / "records.jsonl").add(slice_of)
+        Records(tmp_path / "results" / folder / "records.jsonl").add(slice_of)
     before = parts()
-    Records(tmp_path / "study" / "records.jsonl").add(made.make_records(REACHED, val_size=5000))
+    Records(tmp_path / "results" / "study" / "records.jsonl").add(made.make_records(REACHED, val_size=5000))
     chosen = made.make_records(REACHED, coefficient_lr_scale=10.0)
-    Records(tmp_path / "study-test" / "records.jsonl").add(chosen)
+    Records(tmp_path / "results" / "study-test" / "records.jsonl").add(chosen)
     after = parts()
-    assert {name for (name, _), text in before.items() if results.NOTHING in text} == {"study", "study-test"}
-    assert {name for (name, _), text in after.items() if results.NOTHING in text} == set()
+    assert {name for (name, _), text in before.items() if blocks.NOTHING in text} == {"study", "study-test"}
+    assert {name for (name, _), text in after.items() if blocks.NOTHING in text} == set()
     assert {key for key in after if before[key] != after[key]} == {
         ("study", "study"),
         ("study-test", "columns study-test"),
@@ -144,61 +144,61 @@ def test_runs_of_the_study_are_in_no_part_but_those_about_it(tmp_path: Path) -> 
 
 def test_without_records_every_part_says_so_or_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text(BLOCKS)
-    assert results.main([], tmp_path) is None
+    assert blocks.main([], tmp_path) is None
     text = BLOCKS
-    for name in results.OPTIONAL:
-        text = text.replace(f"<!-- results:{name} all -->\nas it was\n", f"<!-- results:{name} all -->\n")
-    assert (tmp_path / "README.md").read_text() == text.replace("as it was", results.NOTHING)
-    assert results.main(["--check"], tmp_path) is None
+    for name in blocks.OPTIONAL:
+        text = text.replace(f"<!-- block:{name} all -->\nas it was\n", f"<!-- block:{name} all -->\n")
+    assert (tmp_path / "README.md").read_text() == text.replace("as it was", blocks.NOTHING)
+    assert blocks.main(["--check"], tmp_path) is None
 
 
 @pytest.mark.parametrize(
     ("marker", "said"),
     [
-        ("results:chart all", "README.md: <!-- results:chart all -->: there is no part 'chart'"),
-        ("results:table", "README.md: <!-- results:table -->: name a folder of results, too"),
-        ("results:table broken", "records.jsonl, line 1"),
+        ("block:chart all", "README.md: <!-- block:chart all -->: unknown block 'chart'"),
+        ("block:table", "README.md: <!-- block:table -->: name its folder"),
+        ("block:table broken", "records.jsonl, line 1"),
     ],
 )
 def test_a_part_that_cannot_be_made_is_an_error(marker: str, said: str, root: Path) -> None:
     (root / "results" / "broken").mkdir()
     (root / "results" / "broken" / "records.jsonl").write_text("no record\n")
-    (root / "README.md").write_text(f"<!-- {marker} -->\n<!-- /results -->")
-    assert said in results.main([], root)
+    (root / "README.md").write_text(f"<!-- {marker} -->\n<!-- /block -->")
+    assert said in blocks.main([], root)
 
 
 def test_longer_runs_take_the_place_of_shorter_ones_of_their_column(root: Path) -> None:
     longer = [made.make_record("relu", [50.0, 77.25], seed=seed) for seed in range(2)]
     Records(root / "results" / "new" / "records.jsonl").add(longer)
-    marked = "<!-- results:table new all/a all/b -->\n<!-- /results -->"
-    text = results.with_parts(marked, root / "results")
+    marked = "<!-- block:table new all/a all/b -->\n<!-- /block -->"
+    text = blocks.with_blocks(marked, root)
     assert "| relu | **77.2" in text
     assert "86.2" in text  # lenet5/cifar10 has no longer ones
     assert text.count("2 epochs") == 1
 
 
 def test_longer_runs_with_few_seeds_are_shown_by_themselves(root: Path) -> None:
-    marked = "<!-- results:few-seeds new all/a all/b -->\n<!-- /results -->\n<!-- results:table new all/a all/b -->\n"
-    marked += "<!-- /results -->"
+    marked = "<!-- block:few-seeds new all/a all/b -->\n<!-- /block -->\n<!-- block:table new all/a all/b -->\n"
+    marked += "<!-- /block -->"
     for seed, reached in ((2, 86.75), (3, 87.25)):
         records = [made.make_record(row, [reached], seed=seed) for row in REACHED]
         Records(root / "results" / "all" / "a" / "records.jsonl").add(records)
     (root / "results" / "new").mkdir()
-    few, table = results.with_parts(marked, root / "results").split("<!-- /results -->\n", 1)
-    assert few == "<!-- results:few-seeds new all/a all/b -->\n"
+    few, table = blocks.with_blocks(marked, root).split("<!-- /block -->\n", 1)
+    assert few == "<!-- block:few-seeds new all/a all/b -->\n"
     for seed in range(3):
         Records(root / "results" / "new" / "records.jsonl").add([made.make_record("relu", [50.0, 77.25], seed=seed)])
-        few, now = results.with_parts(marked, root / "results").split("<!-- /results -->\n", 1)
+        few, now = blocks.with_blocks(marked, root).split("<!-- /block -->\n", 1)
         assert (now == table) == ("77.25" in few) == (seed < 2)
 
 
 def test_imagewoof_is_shown_once_there_are_records_and_named_for_what_it_is(tmp_path: Path) -> None:
-    marked = "<!-- results:imagewoof imagewoof -->\n<!-- /results -->"
-    assert results.with_parts(marked, tmp_path) == marked
+    marked = "<!-- block:imagewoof imagewoof -->\n<!-- /block -->"
+    assert blocks.with_blocks(marked, tmp_path) == marked
     reached = {"relu": [61.0, 62.0, 63.0], "convex(identity,relu)": [64.0, 65.0, 66.5]}
     runs = [replace(record, images=[9025, 3929]) for record in made.make_records(reached, column="alexnet/ilsvrc2012")]
-    Records(tmp_path / "imagewoof" / "records.jsonl").add(runs)
-    text = results.with_parts(marked, tmp_path)
+    Records(tmp_path / "results" / "imagewoof" / "records.jsonl").add(runs)
+    text = blocks.with_blocks(marked, tmp_path)
     assert "Imagewoof" in text
     assert "not its column" in text
     assert "9,025" in text

@@ -1,0 +1,237 @@
+"""The results of the benchmark: rows of a CSV file, each with its environment; tables and a chart of them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from rich import box
+from rich.table import Table
+
+from hullo.lab.bench.cases import Case, label
+from hullo.lab.files import atomic_write, check_regular, make_directory, open_regular
+from hullo.lab.spec.environment import Environment
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+DIRECTIONS = ("forward", "backward", "both")
+COLOURS = {"forward": "#0072B2", "backward": "#E69F00"}  # told apart by every kind of colour vision, and in grey
+THICKNESS = 0.38
+
+
+@dataclass(frozen=True)
+class Row(Environment):
+    """One measurement.
+
+    kind is "eager" (a call as one writes it), "graph" (a call in a CUDA graph) or "overhead" (what Python spends on a
+    call, with next to nothing to compute); direction is "forward", "backward" (of x and of the coefficients) or "both".
+    """
+
+    kind: str
+    shape: str
+    dtype: str
+    layout: str
+    groups: int
+    activation: str
+    direction: str
+    median_ms: float
+    p10_ms: float
+    p90_ms: float
+    repeats: int
+    bytes_moved: int | None = None
+    bandwidth_gb_s: float | None = None
+    floor_ms: float | None = None
+    held_bytes: int | None = None
+    peak_bytes: int | None = None
+    kernels: int | None = None
+
+    @property
+    def case(self) -> Case:
+        return Case(tuple(map(int, self.shape.split("x"))), self.dtype, self.layout, self.groups)
+
+    @property
+    def floors(self) -> float:
+        """Return the time as a multiple of the bandwidth floor."""
+        return self.median_ms / self.floor_ms if self.floor_ms else math.nan
+
+    @property
+    def inputs_held(self) -> float:
+        """Return the memory held for the backward pass as a multiple of the input."""
+        return math.nan if self.held_bytes is None else self.held_bytes / self.case.input_bytes
+
+
+COLUMNS = tuple(field.name for field in fields(Row))
+_PARSERS = {"int": int, "float": float, "int | None": int, "float | None": float, "str": str}
+
+
+class RowFile:
+    """A CSV file to which rows are appended at once, so that an interrupted session keeps its results."""
+
+    def __init__(self, path: Path) -> None:
+        make_directory(path.parent)
+        with suppress(FileNotFoundError):
+            check_regular(path.stat(), path)
+        self._file = path.open("w", newline="")
+        self._writer = csv.DictWriter(self._file, COLUMNS, lineterminator="\n")
+        self._writer.writeheader()
+
+    def add(self, rows: Iterable[Row]) -> None:
+        self._writer.writerows({name: _shown(value) for name, value in asdict(row).items()} for row in rows)
+        self._file.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Read the rows of a file; raise a ValueError if a column of :class:`Row` is missing."""
+    with io.TextIOWrapper(open_regular(path), "utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        missing = set(COLUMNS) - set(reader.fieldnames or ())
+        if missing:
+            raise ValueError(f"{path} lacks the columns {', '.join(sorted(missing))}; measure again with: hullo bench")
+        return [
+            Row(**{field.name: _parsed(line[field.name], str(field.type)) for field in fields(Row)}) for line in reader
+        ]
+
+
+def _shown(value: Any) -> Any:
+    return f"{value:.6g}" if isinstance(value, float) else value
+
+
+def _parsed(text: str, kind: str) -> Any:
+    return None if not text and kind.endswith("None") else _PARSERS[kind](text)
+
+
+class Results:
+    """Rows of one kind, by case, activation and direction."""
+
+    def __init__(self, rows: Iterable[Row], kind: str) -> None:
+        self.rows = {(row.case, row.activation, row.direction): row for row in rows if row.kind == kind}
+        self.cases = list(dict.fromkeys(case for case, _, _ in self.rows))
+        self.activations = list(dict.fromkeys(activation for _, activation, _ in self.rows))
+
+    @property
+    def largest(self) -> list[Case]:
+        """Return the cases of the largest input, one per dtype, one-dimensional ones if there are any."""
+        flat = [case for case in self.cases if len(case.shape) == 1] or self.cases
+        elements = max((math.prod(case.shape) for case in flat), default=0)
+        return [case for case in flat if math.prod(case.shape) == elements]
+
+    def get(self, case: Case, activation: str, direction: str) -> Row | None:
+        return self.rows.get((case, activation, direction))
+
+    def milliseconds(self, case: Case, activation: str, direction: str) -> float:
+        row = self.get(case, activation, direction)
+        return row.median_ms if row else math.nan
+
+    def floors(self, case: Case, activation: str, direction: str) -> float:
+        row = self.get(case, activation, direction)
+        return row.floors if row else math.nan
+
+    def gelus(self, case: Case, activation: str, direction: str) -> float:
+        """Return the time as a multiple of GELU's."""
+        return self.milliseconds(case, activation, direction) / self.milliseconds(case, "gelu", direction)
+
+    def inputs_held(self, case: Case, activation: str) -> float:
+        row = self.get(case, activation, "forward")
+        return row.inputs_held if row else math.nan
+
+    def kernels(self, case: Case, activation: str) -> str:
+        """Return the number of kernels of the forward and the backward pass, "1 + 2"; "-" if unknown."""
+        counts = [row.kernels for way in DIRECTIONS[:2] if (row := self.get(case, activation, way))]
+        return "-" if None in counts else " + ".join(map(str, counts))
+
+
+def terminal_tables(rows: Sequence[Row]) -> list[Table]:
+    """Return a table per kind and case: milliseconds, multiples of the floor and of GELU, and inputs held."""
+    return [
+        _terminal_table(results, case, kind)
+        for kind in dict.fromkeys(row.kind for row in rows)
+        for results in [Results(rows, kind)]
+        for case in results.cases
+    ]
+
+
+def _terminal_table(results: Results, case: Case, kind: str) -> Table:
+    title = {"eager": str(case), "graph": f"{case} in a CUDA graph", "overhead": "one tiny call"}[kind]
+    table = Table("activation", title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
+    for direction in DIRECTIONS:
+        for unit in ("ms", "/floor", "/GELU"):
+            table.add_column(f"{direction}\n{unit}" if unit == "ms" else f"\n{unit}", justify="right", no_wrap=True)
+    table.add_column("inputs\nheld" if kind == "eager" else "kernels", justify="right")
+    for activation in results.activations:
+        cells = []
+        for direction in DIRECTIONS:
+            key = (case, activation, direction)
+            cells += [results.milliseconds(*key), results.floors(*key), results.gelus(*key)]
+        held = number(results.inputs_held(case, activation))
+        last = held if kind == "eager" else results.kernels(case, activation)
+        table.add_row(label(activation), *map(number, cells), last)
+    return table
+
+
+def number(value: float) -> str:
+    """Return a number with three digits, "-" for None.
+
+    >>> number(1.0432), number(0.00731), number(281.3), number(float("nan"))
+    ('1.04', '0.00731', '281', '-')
+    """
+    if math.isnan(value):
+        return "-"
+    digits = 2 - math.floor(math.log10(value)) if value > 0 else 2
+    return f"{value:.{max(0, digits)}f}"
+
+
+def draw_chart(rows: Sequence[Row], path: Path) -> None:
+    """Draw multiples of the bandwidth floor on the largest input, a panel per dtype, with 10th to 90th percentiles."""
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    results = Results(rows, "eager")
+    cases = results.largest
+    with rc_context({"font.family": "DejaVu Sans", "font.size": 9.0}):
+        figure = Figure(
+            figsize=(1.2 + 3.6 * len(cases), 1.4 + 0.5 * len(results.activations)), layout="constrained", dpi=150
+        )
+        canvas = FigureCanvasAgg(figure)
+        panels = figure.subplots(1, len(cases), sharey=True, squeeze=False)[0]
+        for panel, case in zip(panels, cases, strict=True):
+            _draw_panel(panel, results, case)
+        panels[0].set_yticks(range(len(results.activations)), [label(name) for name in results.activations])
+        panels[0].invert_yaxis()
+        handles, names = panels[0].get_legend_handles_labels()
+        figure.legend(handles, names, loc="outside upper right", ncols=2, frameon=False)
+        figure.suptitle(rows[0].device, x=0.01, horizontalalignment="left", fontsize=10.0)
+        figure.supxlabel("time as a multiple of the bandwidth floor (dashed)", fontsize=9.0)
+        with atomic_write(path) as file:  # without metadata the same rows give the same bytes
+            canvas.print_png(file, metadata={"Software": None})  # type: ignore[no-untyped-call]
+
+
+def _draw_panel(panel: Axes, results: Results, case: Case) -> None:
+    for side, (direction, colour) in zip((-0.5, 0.5), COLOURS.items(), strict=True):
+        found = [(i, results.get(case, name, direction)) for i, name in enumerate(results.activations)]
+        measured = [(i + side * THICKNESS, row) for i, row in found if row is not None]
+        places = [place for place, _ in measured]
+        lengths = [row.floors for _, row in measured]
+        below = [row.floors * (1 - row.p10_ms / row.median_ms) for _, row in measured]
+        above = [row.floors * (row.p90_ms / row.median_ms - 1) for _, row in measured]
+        bars = panel.barh(
+            places, lengths, THICKNESS, xerr=(below, above), color=colour, label=direction, ecolor="#444444"
+        )
+        panel.bar_label(bars, [number(length) for length in lengths], padding=4, fontsize=8)
+    panel.axvline(1.0, color="black", linewidth=0.8, linestyle="--")
+    panel.margins(x=0.15)
+    panel.set_title(str(case), fontsize=9.0)
+    panel.spines[["top", "right"]].set_visible(False)
