@@ -126,16 +126,6 @@ def test_no_line_of_a_table_ends_between_a_number_and_its_interval(site: Path) -
     assert not [cell for cell in intervals if re.search(r"[ \n]±|±[ \n]", cell)]
 
 
-def test_the_results_have_every_part_that_records_can_give() -> None:
-    found = importlib.util.spec_from_file_location("results", ROOT / "tools" / "results.py")
-    assert found is not None
-    assert found.loader is not None
-    results = importlib.util.module_from_spec(found)
-    found.loader.exec_module(results)
-    marked = [part for name in results.DOCUMENTS for part in results.MARKED.findall((ROOT / name).read_text())]
-    assert {part[1] for part in marked} == set(results.PARTS)
-
-
 def commands(text: str) -> Iterator[list[str]]:
     """What follows `hullo` in the commands of a document, in blocks and between backticks."""
     fences = re.findall(r"^```([^\n]*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)

@@ -45,6 +45,11 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_every_block_that_can_be_made_is_on_some_page() -> None:
+    marked = [block for path in blocks.pages(ROOT) for block in blocks.MARKED.findall(path.read_text())]
+    assert {block[1] for block in marked} == {*blocks.PARTS, *blocks.TABLES}
+
+
 def test_readme_has_the_table_of_gains() -> None:
     assert "<!-- block:gains table columns -->" in (ROOT / "README.md").read_text()
 
