@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from statistics import mean, stdev
 
 import pytest
@@ -34,6 +35,12 @@ def test_a_line_by_hand() -> None:
     half = t_quantile(2) * stdev(differences) * math.sqrt(1 / 3 + 1 / 2)
     assert gain == f"{mean(differences):+.1f} ± {half:.1f}"
     assert over_rivals.startswith(f"{mean([84.0 - 84.0, 84.5 - 84.0, 84.0 - 83.0]):+.1f} ± ")
+
+
+def test_a_part_of_a_data_set_is_named_by_its_number_of_images() -> None:
+    runs = [replace(record, images=[9025, 3929]) for record in make_records(FIXED | HULLS)]
+    ((_, data, *_),) = cells(gains_table(experiments(runs)))
+    assert data == "cifar10, 9,025 images"
 
 
 def test_activations_that_were_not_run_have_an_empty_cell() -> None:

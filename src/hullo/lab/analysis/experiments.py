@@ -106,7 +106,7 @@ class Experiment:
     def published(self, row: str) -> float | None:
         """Return the paper's figure, or None; runs on a sample or another part of a data set compare with nothing."""
         column = self.setting.column
-        known = row in paper.ROWS and column in paper.COLUMNS and self.split == "test" and not self._part
+        known = row in paper.ROWS and column in paper.COLUMNS and self.split == "test" and not self.part
         return paper.accuracy(row, column) if known else None
 
     @property
@@ -115,7 +115,7 @@ class Experiment:
         return "test" if self.split == "test" else "held-out"
 
     @property
-    def _part(self) -> list[int]:
+    def part(self) -> list[int]:
         """Return the numbers of training and test images if the data set was incomplete."""
         return self.records[0].images
 
@@ -145,8 +145,8 @@ class Experiment:
         said = []
         if self.setting.data.endswith(SAMPLE):
             said.append(f"A sample of {self.setting.data.removesuffix(SAMPLE)}: not to be compared with the paper.")
-        if self._part:
-            trained, tested = self._part
+        if self.part:
+            trained, tested = self.part
             said.append(f"Trained with {trained:,} and evaluated on {tested:,} images, not on all of the data set.")
         if self.unusual:
             heading = "Non-default settings" if self.setting.settings is None else "Settings"

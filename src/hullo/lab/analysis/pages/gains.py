@@ -13,7 +13,8 @@ from hullo.lab.analysis.tables.markdown import escape, grid
 
 HEAD = ("network", "data", "best fixed activation", "best hull", "gain", f"gain over {' and '.join(RIVALS)}", "runs")
 NOTE = (
-    f"Test accuracy in %, mean ± 95 % interval over seeds; gains in points. Fixed activations: {', '.join(FIXED)}. "
+    "Test accuracy in %, mean ± 95 % interval over seeds; gains in points. Fixed activations: those of "
+    f"{', '.join(FIXED)} that were run. "
     "For the gains, the best of either side is chosen on the other seeds, so a gain is not exactly the difference of "
     "the two columns beside it."
 )
@@ -26,7 +27,8 @@ def gains_table(experiments: Sequence[Experiment]) -> str:
         return ""
     lines = (
         [
-            *map(escape, (e.setting.network, e.setting.data)),
+            escape(e.setting.network),
+            escape(e.setting.data) + (f",<br>{e.part[0]:,} images" if e.part else ""),
             *(_best(e, rows) for rows in (FIXED, HULLS)),
             *(_gain(e, others) for others in (FIXED, RIVALS)),
             f"{e.time},<br>{e.seeds},<br>{e.reading.short}",
