@@ -236,8 +236,8 @@ class Output:
     hidden: list[Tensor]
     size: int
 
-
-torch.export.register_dataclass(Output)
+    def __post_init__(self) -> None:
+        assert isinstance(self.logits, Tensor)
 
 
 @brought(4, 5)
@@ -278,6 +278,29 @@ def loss_of(outputs: Any) -> Tensor:
             flat = (torch.view_as_real(leaf) if leaf.is_complex() else leaf).flatten()
             total = total + (flat * torch.linspace(0.5, 1.5, len(flat)).to(flat)).mean() + flat.square().mean()
     return total
+
+
+@dataclasses.dataclass(frozen=True)
+class Input:
+    x: Tensor
+    parts: tuple[Output, ...]
+
+
+class Sum(nn.Linear):
+    def forward(self, given: Input) -> Output:  # type: ignore[override]
+        y = super().forward(given.x) + given.parts[0].logits
+        return Output(y, [y * 2], given.parts[0].size)
+
+
+def test_dataclasses_are_taken_and_returned() -> None:
+    members = [Sum(3, 2) for _ in range(2)]
+    x, logits = torch.randn(2, 4, 3), torch.randn(2, 4, 2)
+    made = Population(members)(Input(x, (Output(logits, [], 5),)))
+    assert type(made) is Output
+    assert made.size == 5
+    for k, member in enumerate(members):
+        expected = member(Input(x[k], (Output(logits[k], [], 5),)))
+        torch.testing.assert_close((made.logits[k], made.hidden[0][k]), (expected.logits, expected.hidden[0]))
 
 
 def assert_close(found: Any, expected: Any) -> None:

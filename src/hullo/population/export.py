@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import logging
 import os
@@ -14,9 +15,11 @@ from contextlib import ExitStack, contextmanager, redirect_stderr
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from hullo.population.errors import LoweringError
+from hullo.population.images import AugmentedImages
 from hullo.population.sites import BOOKKEEPING
 
 _MISSING = object()
@@ -60,7 +63,8 @@ def _trace(
     """Return the exported network, and the attributes that its forward has changed, with their new values."""
     before, changed = _attributes(network), dict[tuple[nn.Module, str], Any]()
 
-    def notice(*_: Any) -> None:
+    def notice(module: nn.Module, inputs: Any, output: Any) -> None:
+        register_dataclasses(output)
         for key, now in _attributes(network).items():
             known = before.get(key, _MISSING)
             if now is not known and not (isinstance(now, _PLAIN) and type(now) is type(known) and now == known):
@@ -83,6 +87,14 @@ def _trace(
             "in every step; pass them as an input"
         )
     return program, changed
+
+
+def register_dataclasses(tree: Any) -> None:
+    """Let PyTorch see the fields of dataclasses in nested arguments or results, which it takes for leaves."""
+    for leaf in pytree.tree_leaves(tree):
+        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, (type, AugmentedImages)):
+            torch.export.register_dataclass(type(leaf))
+            register_dataclasses(leaf)
 
 
 def _attributes(network: nn.Module) -> dict[tuple[nn.Module, str], Any]:
@@ -149,7 +161,7 @@ def _explain(network: nn.Module, error: Exception) -> str:
     if "data-dependent" in text:
         reason = "its control flow depends on the values of tensors"
     elif "not a known type" in text:
-        reason = f"{reason.partition(', which')[0]}; register its class by torch.export.register_dataclass"
+        reason = f"{reason.partition(', which')[0]}; return tensors in a tuple, list, dictionary or dataclass"
     elif any(frame.filename.endswith("eager_transforms.py") for frame in traceback.extract_tb(error.__traceback__)):
         reason = "its forward calls torch.func; take derivatives of population(x) outside of the networks"
     return (

@@ -12,9 +12,10 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from hullo.population.activations import Activations
 from hullo.population.errors import LoweringError
+from hullo.population.export import register_dataclasses
 from hullo.population.images import AugmentedImages, ImagesValue
 from hullo.population.members import aliases_of, compare, empty_copy, filled_copy, make_members, tensors_of
-from hullo.population.program import Program, Run, unwrap
+from hullo.population.program import Program, Run
 from hullo.population.rules import Context
 from hullo.population.sites import share_sites
 from hullo.population.tracing import Graph, read_graph
@@ -159,14 +160,13 @@ class Population(nn.Module):
                 if they share it; one number or None for all arguments, or a tuple. Keyword arguments have dimension 0
                 if a tuple is given.
         """
-        values = self._wrap(args, kwargs, in_dims)
-        program, tensors = self._program(values)
+        values, spec = self._wrap(args, kwargs, in_dims)
+        program, tensors = self._program(values, spec)
         if self.training:
             self.steps.add_(1)
         context = Context(len(self), self.seeds, self.steps, first=self.first_sample)
         run = Run(context, self.activations, self.activations.rows(), self._dropout_rates())
-        leaves = pytree.tree_leaves(values, is_leaf=lambda item: isinstance(item, Value))
-        return unwrap(program.run(run, tensors, leaves), len(self))
+        return program.run(run, tensors, values)
 
     def _dropout_rates(self) -> dict[int, Tensor]:
         """Return the members' rates at each site that is a dropout, made once per device."""
@@ -192,37 +192,36 @@ class Population(nn.Module):
         """Run the population on example inputs and return how its operations are computed."""
         with torch.no_grad():
             self(*args, in_dims=in_dims, **kwargs)
-        return self._program(self._wrap(args, kwargs, in_dims))[0].explain()
+        return self._program(*self._wrap(args, kwargs, in_dims))[0].explain()
 
-    def _wrap(self, args: tuple[Any, ...], kwargs: dict[str, Any], in_dims: Any) -> tuple[Any, Any]:
-        """Return arguments with a value for each tensor."""
+    def _wrap(self, args: tuple[Any, ...], kwargs: dict[str, Any], in_dims: Any) -> tuple[list[Any], Any]:
+        """Return the leaves of nested arguments, with a value for each tensor, and how they are nested."""
         if isinstance(in_dims, tuple):
             if len(in_dims) != len(args):
                 raise ValueError(f"in_dims={in_dims} for {len(args)} arguments; give one entry per argument")
             dims, named = in_dims, 0
         else:
             dims, named = (in_dims,) * len(args), in_dims
-        wrapped = tuple(self._wrap_tree(arg, dim) for arg, dim in zip(args, dims, strict=True))
-        return wrapped, {name: self._wrap_tree(arg, named) for name, arg in kwargs.items()}
+        register_dataclasses((args, kwargs))
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        own = [dim for arg, dim in zip(args, dims, strict=True) for _ in pytree.tree_leaves(arg)]
+        own += [named] * (len(leaves) - len(own))
+        return [self._wrap_leaf(leaf, dim) for leaf, dim in zip(leaves, own, strict=True)], spec
 
-    def _wrap_tree(self, tree: Any, dim: int | None) -> Any:
-        def wrap(item: Any) -> Any:
-            if isinstance(item, AugmentedImages):
-                return ImagesValue(item)
-            if not isinstance(item, Tensor):
-                return item
-            if dim is not None and (item.dim() == 0 or item.shape[dim] != len(self)):
-                raise ValueError(
-                    f"an input of shape {tuple(item.shape)} has no dimension {dim} of {len(self)} members; "
-                    "pass in_dims=None for an input that all members share"
-                )
-            return Value(item, None if dim is None else dim % item.dim())
+    def _wrap_leaf(self, item: Any, dim: int | None) -> Any:
+        if isinstance(item, AugmentedImages):
+            return ImagesValue(item)
+        if not isinstance(item, Tensor):
+            return item
+        if dim is not None and (item.dim() == 0 or item.shape[dim] != len(self)):
+            raise ValueError(
+                f"an input of shape {tuple(item.shape)} has no dimension {dim} of {len(self)} members; "
+                "pass in_dims=None for an input that all members share"
+            )
+        return Value(item, None if dim is None else dim % item.dim())
 
-        return pytree.tree_map(wrap, tree)
-
-    def _program(self, values: tuple[Any, Any]) -> tuple[Program, dict[str, Value]]:
+    def _program(self, leaves: list[Any], spec: Any) -> tuple[Program, dict[str, Value]]:
         """Return the program for inputs of these shapes, read on first use, and the tensors that it works on."""
-        leaves, spec = pytree.tree_flatten(values, is_leaf=lambda item: isinstance(item, Value))
         kinds = tuple(
             (item.shape, item.dtype, item.device) if isinstance(item, Value) else repr(item) for item in leaves
         )

@@ -80,12 +80,13 @@ class Program:
         return {name for kind, name in inputs if kind == "tensor"}
 
     def run(self, run: Run, tensors: Mapping[str, Value], inputs: Sequence[Value]) -> Any:
-        """Return the network's outputs, nested as the network returns them, with a value for each tensor."""
+        """Return the network's outputs, nested as the network returns them, with the members first in each tensor."""
         given, leaves = iter(inputs), []
         for node in self.graph.module.graph.find_nodes(op="placeholder"):
             kind, what = self.graph.inputs[node.name]
             leaves.append(tensors[what] if kind == "tensor" else Value(what) if kind == "constant" else next(given))
-        outputs = self._run_nodes(run, self.graph.module, leaves)
+        members = run.context.members
+        outputs = map_values(lambda value: value.at(0, members), self._run_nodes(run, self.graph.module, leaves))
         return pytree.tree_unflatten(list(outputs), self.graph.output_spec)
 
     def _run_nodes(self, run: Run, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
@@ -288,8 +289,3 @@ def _share_memory(one: Value, other: Value) -> bool:
 def _at(node: fx.Node) -> str:
     source = source_of(node)
     return f" at {source}" if source else ""
-
-
-def unwrap(tree: Any, members: int) -> Any:
-    """Return nested values as tensors with the members first."""
-    return map_values(lambda value: value.at(0, members), tree)
