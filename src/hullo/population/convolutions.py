@@ -75,7 +75,8 @@ def _convolve_fused(
         return None
     from hullo.population.kernels.convolution import convolve as convolve_members
 
-    images = x.at(1, context.members).flatten(1, 2).to(dtype)
+    each = x.at(1, context.members).to(dtype).permute(0, 3, 4, 1, 2)  # channels last, which is how kernels take them
+    images = each.flatten(3, 4).permute(0, 3, 1, 2)
     return convolve_members(
         images, filters, flat_parameter(bias, context), members=context.members, stride=stride, padding=around
     )

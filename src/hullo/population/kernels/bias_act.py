@@ -24,7 +24,7 @@ from hullo.kernels.triton import build
 from hullo.population.kernels import processors
 from hullo.population.kernels.linear import column_sums
 
-SIZE, LEAST_TILES, PROGRAMS = 2048, 4, 8
+SIZE, LEAST_TILES, PROGRAMS = 2048, 4, 32
 """Entries of a tile; in the backward pass, the tiles of a program and the programs for each multiprocessor."""
 
 
