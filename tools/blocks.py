@@ -141,7 +141,7 @@ def main(arguments: Sequence[str], root: Path = ROOT) -> str | None:
             return f"{name} is not up to date with its records or rows; run: python tools/blocks.py"
     if "--check" not in arguments:
         for path in (root / "benchmarks" / "results").glob("[cg]pu.csv"):
-            draw_chart(read_rows(path), path.with_suffix(".png"))
+            draw_chart(read_rows(path), path.with_suffix(".png"), dark=True)
     return None
 
 

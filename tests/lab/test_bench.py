@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from hullo.kernels import reference
+from hullo.lab.analysis.figures import style
 from hullo.lab.bench import cases, clocks, measure, results
 from hullo.lab.bench.cases import DTYPES, Case, make_cases, parse_names, parse_sizes, spell_size
 from hullo.lab.bench.measure import Bench
@@ -180,10 +181,23 @@ def test_the_table_shows_multiples_of_gelu(bench):
     assert line.split()[-2:] == [number(ratio), "1.00"]
 
 
-def test_a_chart_is_an_image_and_the_same_for_the_same_rows(bench, tmp_path):
+def test_a_chart_is_an_image_and_the_same_for_the_same_rows(bench, tmp_path, monkeypatch):
     found = bench.eager(FLAT, math.inf) + bench.eager(Case((4096,), "float16"), math.inf)
-    draw_chart(found, tmp_path / "a.png")
-    draw_chart(found, tmp_path / "b.png")
+    drawn = []
+    save = style.save
+
+    def keep(figure, *arguments, **options):
+        drawn.append(figure)
+        return save(figure, *arguments, **options)
+
+    monkeypatch.setattr(style, "save", keep)
+    for name in ("a.png", "b.png"):
+        draw_chart(found, tmp_path / name)
+    panel, _ = drawn[0].axes
+    assert panel.get_xscale() == "log"  # 1.0 and 1.5 are told apart beside 12
+    known = Results(found, "eager")
+    expected = [known.floors(FLAT, name, "forward") for name in known.activations]
+    assert panel.containers[0].lines[0].get_xdata() == pytest.approx(expected)
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
 

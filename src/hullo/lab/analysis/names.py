@@ -65,6 +65,13 @@ def main_experiments(experiments: Sequence[Experiment]) -> dict[Column, Experime
     return {e.setting.column: e for e in sorted(whole, key=lambda e: (len(e.records), -len(e.unusual)))}
 
 
+def label(experiment: Experiment) -> str:
+    """Return the title of an experiment's column, and the settings that its name has to set it apart from others."""
+    _, *words = experiment.name.split()
+    names = [word.partition("=")[0] for word in words]
+    return ", ".join([title(experiment.setting.column), *(_chip(n, experiment.setting.conditions[n]) for n in names)])
+
+
 def chips(experiment: Experiment, other: Experiment) -> list[str]:
     """Return the settings of an experiment that differ from those of another, as short texts."""
     own, shared = experiment.setting.conditions, other.setting.conditions

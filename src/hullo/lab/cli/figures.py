@@ -42,11 +42,26 @@ def figures(
             help="Seed of the activations and coefficients to draw.", show_default="the first that did not diverge"
         ),
     ] = None,
+    layers: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--layer",
+            help="A layer to draw activations and coefficients of, from 1; may be given several times.",
+            show_default="all",
+        ),
+    ] = None,
+    width: Annotated[float, typer.Option(help="Width in inches; fonts keep their size.")] = 7.2,
+    title: Annotated[bool, typer.Option("--title/--no-title", help="Give figures a title.")] = True,
+    formats: Annotated[
+        list[str] | None,
+        typer.Option("--format", help="png, pdf or svg; may be given several times.", show_default="png and pdf"),
+    ] = None,
+    dark: Annotated[bool, typer.Option("--dark", help="Write PNG files for dark pages, too: NAME-dark.png.")] = False,
     output: Annotated[Path, typer.Option(help="Directory for the figures.")] = Path("figures"),
 ) -> None:
-    """Draw figures as PNG and PDF: accuracies, learned activations and coefficients, the geometry of hulls."""
+    """Draw figures: accuracies, learned activations and coefficients, the geometry of hulls."""
     from hullo.lab.analysis.experiments import experiments
-    from hullo.lab.analysis.figures import FIGURES, WITHOUT_RECORDS, draw_figures, drawing, save
+    from hullo.lab.analysis.figures import FIGURES, FORMATS, WITHOUT_RECORDS, check_layers, draw_figures, drawing, save
     from hullo.lab.analysis.sources import read_records
     from hullo.lab.files import make_directory
 
@@ -54,6 +69,10 @@ def figures(
         wanted = only or FIGURES
         if unknown := [name for name in wanted if name not in FIGURES]:
             raise ValueError(f"unknown figure {unknown[0]!r}; available: {', '.join(FIGURES)}")
+        if unknown := [name for name in formats or () if name not in FORMATS]:
+            raise ValueError(f"unknown format {unknown[0]!r}; available: {', '.join(FORMATS)}")
+        if not 2 <= width <= 40:
+            raise ValueError(f"--width {width:g}: must be from 2 to 40 inches")
         needy = [name for name in wanted if name not in WITHOUT_RECORDS]
         paths = records or [path for path in DEFAULT_RECORD_PATHS if path.exists()][:1]
         if needy and not paths and (only or columns or rows or (reading, epoch, seed) != (None, None, None)):
@@ -62,18 +81,19 @@ def figures(
         found = (
             experiments(known, reading=reading, epoch=epoch, columns=columns or (), rows=rows or ()) if known else []
         )
+        check_layers(found, layers or ())
         seeds = {record.spec.seed for experiment in found for record in experiment.records}
         if found and seed is not None and seed not in seeds:
             raise ValueError(f"no run has seed {seed}; available: {', '.join(map(str, sorted(seeds)))}")
         make_directory(output)
     note_truncated(paths if needy else ())
     note_omitted(known, found, columns)
-    with report_write_errors(output), drawing():
-        for name, figure in draw_figures(found, wanted, seed):
+    with report_write_errors(output), drawing(width, titled=title):
+        for name, figure in draw_figures(found, wanted, seed, layers or ()):
             if figure is None:
                 typer.echo(f"note: no {name}: no finished run among these learned activations", err=True)
             else:
-                png, pdf = save(figure, output / name)
-                typer.echo(f"{png}, {pdf.name}")
+                first, *others = save(figure, output / name, formats or ("png", "pdf"), dark=dark)
+                typer.echo(", ".join([str(first), *(path.name for path in others)]))
     if needy and not paths:
         typer.echo(f"note: no {', '.join(needy)}: these need records; give directories of records", err=True)

@@ -307,5 +307,5 @@ def reproduce(
         console().print(terminal_table(experiment))
         with report_interruption(output), drawing():
             if figure := draw_activations(experiment):
-                path, _ = save(figure, output / f"{stem(experiment.name)}-activations")
+                path, *_ = save(figure, output / f"{stem(experiment.name)}-activations")
                 typer.echo(f"learned activations: {path}")

@@ -13,6 +13,7 @@ from matplotlib.lines import Line2D
 from runs_to_draw import experiment, run
 
 from hullo.lab.analysis.experiments import experiments
+from hullo.lab.analysis.figures import draw_activations, drawing
 from hullo.lab.analysis.figures.accuracy import arrange, draw_final, draw_learning
 from hullo.lab.spec import paper
 from hullo.lab.spec.records import Record
@@ -93,7 +94,7 @@ def test_one_legend_beneath_the_panels_names_every_line_once() -> None:
     figure = draw_learning(experiment(*map(run, rows)))
     assert legend(figure) == ["convex", "affine", "identity", "tanh"]
     assert all(panel.get_legend() is None for panel in figure.axes)
-    assert legend(draw_learning(experiment(*runs()))) == ["convex", "relu", "95 % interval"]
+    assert legend(draw_learning(experiment(*runs()))) == ["convex", "relu", "95 % interval", "interval goes on outside"]
 
 
 def test_fixed_activations_stand_with_the_hulls_that_contain_them() -> None:
@@ -162,3 +163,45 @@ def test_the_reading_is_drawn_and_named() -> None:
 def test_a_sample_is_not_compared_with_the_paper(data: str, said: list[str]) -> None:
     figure = draw_final(experiment(run("relu", column=("lenet5", data))))
     assert legend(figure) == ["the run", *said]
+
+
+def test_two_seeds_are_drawn_as_runs_without_an_interval_that_would_fill_the_panel() -> None:
+    found = experiment(*(record for record in runs() if record.spec.seed < 2))
+    (panel,) = draw_learning(found).axes
+    assert not panel.collections
+    thin = sorted(line.get_ydata().tolist() for line in panel.lines if line.get_linewidth() < 1)
+    assert thin == sorted(map(list, (REACHED[row][seed] for row in REACHED for seed in (0, 1))))
+    figure = draw_final(found)
+    assert legend(figure) == ["mean", "the paper", "a run"]
+    assert not figure.axes[0].collections
+
+
+def test_an_interval_that_leaves_the_panel_has_a_mark_at_the_edge() -> None:
+    wide = [run("relu", seed, accuracies=[60.0, value]) for seed, value in enumerate((60.0, 60.0, 90.0))]
+    narrow = [run("tanh", seed, accuracies=[60.0, value]) for seed, value in enumerate((69.0, 70.0, 71.0))]
+    figure = draw_learning(experiment(*wide, *narrow))
+    (panel,) = figure.axes
+    bottom, top = panel.get_ylim()
+    edges = {(line.get_marker(), line.get_ydata()[0]) for line in panel.lines if line.get_marker() in "^v"}
+    assert edges == {("^", top), ("v", bottom)}
+    assert "interval goes on outside" in legend(figure)
+    (panel,) = draw_final(experiment(*wide, *narrow)).axes
+    left, right = panel.get_xlim()
+    sides = [(line.get_marker(), *line.get_xydata()[0]) for line in panel.lines if line.get_marker() in "<>"]
+    assert sides == [("<", left, 0.0), (">", right, 0.0)]
+
+
+def test_long_titles_are_broken_and_not_cut() -> None:
+    long = "affine(identity,relu,tanh,parametrization=free,init=relu,per=channel)"
+    record = replace(run(long, channels=[[[0.2, 0.3, 0.5]]], paths=[[[0.2, 0.3, 0.5]]] * 3), ended="finished")
+    found = replace(experiment(record), name="A network of a very long name on a data set, with many settings " * 3)
+    for width in (3.4, 7.2):
+        with drawing(width):
+            for figure in (draw_learning(found), draw_final(found), draw_activations(found)):
+                figure.draw_without_rendering()
+                (panel, *_), title = figure.axes, figure._suptitle
+                for text in (title, panel.title, *panel.get_yticklabels()):
+                    box = text.get_window_extent()
+                    assert (box.x0 >= 0, box.x1 <= figure.bbox.x1, box.y1 <= figure.bbox.y1) == (True, True, True), text
+        with drawing(width, titled=False):
+            assert draw_learning(found).get_suptitle() == draw_final(found).axes[0].get_title() == ""

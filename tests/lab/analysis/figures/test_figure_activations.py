@@ -48,7 +48,7 @@ def test_a_shallow_network_has_a_panel_a_layer_for_each_set_of_bases(layers: int
             np.testing.assert_allclose(
                 start.get_ydata(), oracle(start.get_xdata(), first.coefficients[0][layer], first.bases), atol=1e-6
             )
-    assert f"{epoch}{'' if epoch == 2 else ' of 2'} epochs, seed 0" in figure.get_suptitle()
+    assert f"{epoch}{'' if epoch == 2 else ' of 2'} epochs, seed 0" in figure.get_suptitle().replace("\n", " ")
 
 
 def test_a_deep_network_has_a_panel_a_hull_with_all_layers_in_the_order_of_their_colours() -> None:
@@ -63,7 +63,7 @@ def test_a_deep_network_has_a_panel_a_hull_with_all_layers_in_the_order_of_their
             assert dashed(line) == (panel is convex)
         greens = [line.get_color()[1] for line in lines]  # the map goes from dark to light
         assert greens == sorted(greens)
-    assert bar.get_ylabel() == "activation"
+    assert bar.get_ylabel() == "layer"
 
 
 def test_channels_are_a_band_that_holds_nine_tenths_of_them_around_their_mean() -> None:

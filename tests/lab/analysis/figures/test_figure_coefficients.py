@@ -13,6 +13,7 @@ from runs_to_draw import experiment, learned, run
 
 from hullo.lab.analysis.figures.coefficients import draw_coefficients
 from hullo.lab.analysis.figures.ternary import CORNERS, project
+from hullo.lab.analysis.names import layer_names
 
 THREE = ["convex(identity,relu,tanh)", "affine(identity,relu,tanh)"]
 ACCURACIES = [50.0] * 6
@@ -60,9 +61,12 @@ def test_three_bases_are_paths_in_the_plane_seen_whole_and_close_up(layers: int)
         low, high = CORNERS.min(0), CORNERS.max(0)
         assert left < low[0] < high[0] < right
         assert bottom < low[1] < high[1] < top
+    key = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert {"start", "equal coefficient of relu, values above"} <= set(key)
+    assert (f"{layers}: {layer_names('lenet5', layers)[-1]}" in key) == (layers != 55)
     close = [text.get_text() for text in bold(panels[1]) if text.get_text() not in runs[0].bases]
     assert close == ([] if layers == 55 else [str(i + 1) for i in range(layers)])
-    assert ("activation" in [axes.get_ylabel() for axes in figure.axes]) == (layers == 55)
+    assert ("layer" in [axes.get_ylabel() for axes in figure.axes]) == (layers == 55)
 
 
 def test_ends_in_the_same_place_share_a_label_that_is_clear_of_the_names_of_bases() -> None:
@@ -139,5 +143,5 @@ def test_coefficients_that_need_not_sum_to_one_are_drawn_over_epochs_one_by_one(
     titles = [panel.get_title() for panel in drawn.axes if panel.lines]
     assert {f"{kind}: {name}" for kind in ("conic", "linear") for name in bases.split(",")} <= set(titles)
     panel = drawn.axes[titles.index("linear: tanh")]
-    drawn_paths = [line.get_ydata() for line in panel.lines if str(line.get_label()).startswith("activation")]
+    drawn_paths = [line.get_ydata() for line in panel.lines if str(line.get_label()).startswith("layer")]
     np.testing.assert_allclose(drawn_paths, paths[:, :, -1].T)

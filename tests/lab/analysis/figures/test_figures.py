@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from click.testing import Result
+from matplotlib.image import imread
 from runs_to_draw import learned, run
 from typer.testing import CliRunner
 
@@ -22,8 +26,6 @@ RUNS = [
     learned("affine(identity,relu,tanh)", 1),
     learned("affine(identity,relu)"),
 ]
-PER_COLUMN = ["accuracy-over-epochs", "activations", "coefficients-identity-relu", "coefficients-identity-relu-tanh"]
-PER_COLUMN += ["final-accuracy"]
 
 
 @pytest.fixture
@@ -53,10 +55,14 @@ def test_fresh_processes_write_the_same_bytes_whatever_the_users_settings_and_wi
         "import sys\nfrom hullo.lab.cli import app\ntry: app()\nfinally: assert 'matplotlib.pyplot' not in sys.modules"
     )
     folders = [tmp_path / "one", tmp_path / "two"]
+    kinds = ("png", "pdf", "svg")
+    options = ["--activation", "affine(identity,relu,tanh)", "--dark"]
+    options += [word for name in ("pipeline", "coefficients", "accuracy") for word in ("--only", name)]
+    options += [word for kind in kinds for word in ("--format", kind)]
     changes = [{"PYTHONHASHSEED": "1"}, {"PYTHONHASHSEED": "2", "MATPLOTLIBRC": str(settings), "TZ": "Asia/Tokyo"}]
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", code, "figures", records, "--output", folder],
+            [sys.executable, "-c", code, "figures", records, *options, "--output", folder],
             env=os.environ | {"OMP_NUM_THREADS": "1"} | change,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -67,12 +73,14 @@ def test_fresh_processes_write_the_same_bytes_whatever_the_users_settings_and_wi
     for process in processes:
         _, errors = process.communicate(timeout=300)
         assert (process.returncode, errors) == (0, "")
-    names = both("geometry", "pipeline", *(f"lenet5-cifar10-{name}" for name in PER_COLUMN))
+    stems = ["accuracy-over-epochs", "coefficients-identity-relu-tanh", "final-accuracy"]
+    stems = ["pipeline", *(f"lenet5-cifar10-{name}" for name in stems)]
+    names = sorted(f"{name}{end}" for name in stems for end in ("-dark.png", *(f".{kind}" for kind in kinds)))
     assert written(folders[0]) == written(folders[1]) == names
     for name in names:
         one, two = ((folder / name).read_bytes() for folder in folders)
         assert one == two, name
-        assert one.startswith(b"\x89PNG" if name.endswith("png") else b"%PDF")
+        assert one.startswith({"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}[name[-3:]])
         assert b"Date" not in one
 
 
@@ -117,7 +125,7 @@ def test_figures_columns_epoch_and_seed_can_be_chosen(records: Path, tmp_path: P
 
 
 def test_rows_can_be_chosen_and_what_is_drawn_is_what_their_records_alone_give(records: Path, tmp_path: Path) -> None:
-    some = ("--only", "accuracy", "--only", "activations", "--only", "coefficients", "--output")
+    some = ("--format", "png", "--only", "accuracy", "--only", "activations", "--only", "coefficients", "--output")
     rows = ("--activation", "affine(tanh, relu, identity)", "--activation", "relu")
     assert invoke(records, *rows, *some, tmp_path / "chosen").exit_code == 0
     Records(tmp_path / "few" / "records.jsonl").add([RUNS[0], RUNS[1], RUNS[3], RUNS[4]])
@@ -128,6 +136,27 @@ def test_rows_can_be_chosen_and_what_is_drawn_is_what_their_records_alone_give(r
         assert (tmp_path / "chosen" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes(), name
 
 
+def test_a_paper_has_its_width_format_and_layers_and_no_title(records: Path, tmp_path: Path) -> None:
+    chosen = ("--only", "activations", "--only", "coefficients", "--activation", "affine(identity,relu)", "--layer", 3)
+    look = ("--width", 3.5, "--no-title", "--format", "svg", "--format", "png", "--dark")
+    assert invoke(records, *chosen, *look, "--output", tmp_path).exit_code == 0
+    names = [f"lenet5-cifar10-{name}" for name in ("activations", "coefficients-identity-relu")]
+    for name in names:
+        drawing = (tmp_path / f"{name}.svg").read_text()
+        ElementTree.fromstring(drawing)
+        titles = re.findall(r"<!-- (.*?) -->", drawing)
+        assert "linear 1, 500 units" in titles
+        assert not [text for text in titles if "conv" in text.replace("convex", "") or "LeNet-5" in text]
+    plain, dark = (imread(tmp_path / f"{names[1]}{end}.png") for end in ("", "-dark"))
+    assert plain.shape == dark.shape
+    assert plain.shape[1] == 700
+    assert plain[0, 0].tolist() == [1, 1, 1, 1]
+    assert dark[0, 0, 3] == 0
+    ink = plain[..., :3].max(-1) < 0.05
+    assert ink.any()
+    assert dark[ink][:, :3].min() > 0.9
+
+
 def test_columns_without_the_chosen_rows_are_left_out(records: Path, tmp_path: Path) -> None:
     Records(records / "more" / "records.jsonl").add([run("tanh", column=("kerasnet", "cifar10"))])
     arguments = ("--activation", "tanh", "--only", "accuracy", "--output", tmp_path / "out")
@@ -135,9 +164,15 @@ def test_columns_without_the_chosen_rows_are_left_out(records: Path, tmp_path: P
     assert written(tmp_path / "out") == both("kerasnet-cifar10-accuracy-over-epochs", "kerasnet-cifar10-final-accuracy")
 
 
-def test_settings_that_differ_are_in_the_names_of_files(tmp_path: Path) -> None:
+def test_settings_that_differ_are_in_the_names_of_files_without_dots(tmp_path: Path) -> None:
+    faster = replace(RUNS[-1], spec=replace(RUNS[-1].spec, coefficient_lr_scale=0.5))
+    Records(tmp_path / "other" / "records.jsonl").add([RUNS[-1], faster])
+    assert invoke(tmp_path / "other", "--only", "activations", "--output", tmp_path / "two").exit_code == 0
+    names = (f"lenet5-cifar10-coefficient_lr_scale-{scale}-activations" for scale in ("0-5", "1-0"))
+    assert written(tmp_path / "two") == both(*names)
     longer = learned("affine(identity,relu)", accuracies=[50.0, 60.0, 70.0])
     Records(tmp_path / "records.jsonl").add([RUNS[-1], longer])
+    (tmp_path / "other" / "records.jsonl").unlink()
     assert invoke(tmp_path, "--only", "activations", "--output", tmp_path / "out").exit_code == 0
     names = (f"lenet5-cifar10-epochs-{epochs}-activations" for epochs in (2, 3))
     assert written(tmp_path / "out") == both(*names)
@@ -159,6 +194,9 @@ def test_settings_that_differ_are_in_the_names_of_files(tmp_path: Path) -> None:
         ),
         (("--activation", "convex(relu"), "invalid activation 'convex(relu'"),
         (("--seed", "7"), "no run has seed 7; available: 0, 1"),
+        (("--layer", "2", "--layer", "4"), "no layer 4 in lenet5/cifar10, which has layers 1 to 3"),
+        (("--format", "gif"), "unknown format 'gif'; available: png, pdf, svg"),
+        (("--width", "1"), "--width 1: must be from 2 to 40 inches"),
         (("missing",), "missing does not exist"),
     ],
 )

@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from matplotlib.path import Path
 
-from hullo.lab.analysis.figures.ternary import CORNERS, corner_names, draw_plane, frame, grid_lines, project, unproject
+from hullo.lab.analysis.figures.ternary import (
+    CORNERS,
+    corner_names,
+    draw_plane,
+    frame,
+    grid_lines,
+    plane_key,
+    project,
+    unproject,
+)
 
 NUMBER = st.floats(-3, 3)
 POINT = st.tuples(NUMBER, NUMBER).map(lambda p: np.array([*p, 1 - p[0] - p[1]]))
@@ -61,11 +70,19 @@ def test_a_frame_holds_all_places_and_is_never_a_point(points: list[np.ndarray])
 
 
 @pytest.mark.parametrize("half", [0.05, 0.7, 40.0])
-def test_a_plane_of_any_size_has_a_few_lines_a_base_and_says_which_bases(half: float) -> None:
+def test_a_plane_of_any_size_has_a_few_lines_per_base_in_the_colours_of_its_key(half: float) -> None:
     panel = Figure().subplots()
     bases, square = ["relu", "tanh", "elu"], (project([1 / 3] * 3), half)
     draw_plane(panel, bases, *square)
-    texts = [text.get_text() for text in panel.texts]
-    assert {"below: relu", "above: tanh", "right: elu"} <= set(texts)
+    key = {line.get_color(): line.get_label() for line in plane_key(bases)[1:]}
+    assert [("relu" in text, "tanh" in text, "elu" in text) for text in key.values()] == [
+        (True, False, True),
+        (False, True, False),
+        (False, False, True),
+    ]
+    bottom, top = panel.get_ylim()
+    for text in panel.texts:  # values stand where the key says
+        side = "below" if text.xy[1] <= bottom + 1e-9 else "above" if text.xy[1] >= top - 1e-9 else "right"
+        assert side in key[text.get_color()] or "right" in key[text.get_color()]
     assert 9 <= len(panel.lines) - 1 <= 36
     assert [label.text for label in corner_names(bases, *square)] == (bases if half > 0.6 else [])

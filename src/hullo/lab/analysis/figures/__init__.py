@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from matplotlib.figure import Figure
 
@@ -12,10 +13,22 @@ from hullo.lab.analysis.figures.accuracy import draw_final, draw_learning
 from hullo.lab.analysis.figures.activations import draw_activations
 from hullo.lab.analysis.figures.coefficients import draw_coefficients
 from hullo.lab.analysis.figures.geometry import draw_geometry
+from hullo.lab.analysis.figures.learned import check_layers
 from hullo.lab.analysis.figures.pipeline import draw_pipeline
-from hullo.lab.analysis.figures.style import drawing, save
+from hullo.lab.analysis.figures.style import FORMATS, drawing, save
+from hullo.lab.analysis.names import label
 
-__all__ = ["FIGURES", "WITHOUT_RECORDS", "draw_activations", "draw_figures", "drawing", "save", "stem"]
+__all__ = [
+    "FIGURES",
+    "FORMATS",
+    "WITHOUT_RECORDS",
+    "check_layers",
+    "draw_activations",
+    "draw_figures",
+    "drawing",
+    "save",
+    "stem",
+]
 
 WITHOUT_RECORDS = ("geometry", "pipeline")
 """Figures that need no records."""
@@ -23,7 +36,10 @@ FIGURES = (*WITHOUT_RECORDS, "activations", "coefficients", "accuracy")
 
 
 def draw_figures(
-    experiments: Iterable[Experiment], wanted: Collection[str] = FIGURES, seed: int | None = None
+    experiments: Iterable[Experiment],
+    wanted: Collection[str] = FIGURES,
+    seed: int | None = None,
+    layers: Sequence[int] = (),
 ) -> Iterator[tuple[str, Figure | None]]:
     """Yield the wanted figures with their file names; None for a figure without learned activations.
 
@@ -31,17 +47,18 @@ def draw_figures(
         experiments: runs to be compared.
         wanted: names of `FIGURES`.
         seed: whose activations and coefficients are shown; by default the first that did not diverge.
+        layers: whose activations and coefficients are shown, counted from 1; by default all.
     """
     if "geometry" in wanted:
         yield "geometry", draw_geometry()
     if "pipeline" in wanted:
         yield "pipeline", draw_pipeline()
     for experiment in experiments:
-        name = stem(experiment.name)
+        name, experiment = stem(experiment.name), replace(experiment, name=label(experiment))
         if "activations" in wanted:
-            yield f"{name}-activations", draw_activations(experiment, seed)
+            yield f"{name}-activations", draw_activations(experiment, seed, layers)
         if "coefficients" in wanted:
-            figures: Mapping[str, Figure | None] = draw_coefficients(experiment, seed) or {"": None}
+            figures: Mapping[str, Figure | None] = draw_coefficients(experiment, seed, layers) or {"": None}
             for about, figure in figures.items():
                 yield stem(f"{name}-coefficients {about}"), figure
         if "accuracy" in wanted:
@@ -50,9 +67,9 @@ def draw_figures(
 
 
 def stem(name: str) -> str:
-    """Return a name as a part of a file name.
+    """Return a name as a part of a file name, without dots: some programs take what follows one for the format.
 
-    >>> stem("lenet5/cifar10 epochs=50")
-    'lenet5-cifar10-epochs-50'
+    >>> stem("lenet5/cifar10 coefficient_lr_scale=0.5")
+    'lenet5-cifar10-coefficient_lr_scale-0-5'
     """
-    return re.sub(r"[^\w.]+", "-", name).strip("-")
+    return re.sub(r"\W+", "-", name).strip("-")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from textwrap import fill
 from typing import Any
 
 from matplotlib.artist import Artist
@@ -13,34 +12,52 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from hullo.lab.analysis.experiments import Experiment
-from hullo.lab.analysis.figures.style import COLOURS, FAINT, GREY, KINDS, WIDTH, Round
+from hullo.lab.analysis.figures.style import (
+    COLOURS,
+    FAINT,
+    GREY,
+    KINDS,
+    Round,
+    columns,
+    entitle,
+    is_titled,
+    page_width,
+    wrap,
+)
+from hullo.lab.analysis.sources import ENOUGH_SEEDS
 from hullo.lab.analysis.statistics import Interval
 from hullo.lab.spec.activation import PRELU, ActivationSpec
 
 FIXED_COLOURS = (COLOURS[2], COLOURS[3], "black", COLOURS[5], COLOURS[4], GREY)
 FIXED_LINES = ((0, (1, 1)), (0, (4, 1, 1, 1)), (0, (6, 2)), (0, (3, 1, 1, 1, 1, 1)))
 LOST: dict[str, Any] = {"marker": "x", "markersize": 5.0, "markeredgewidth": 1.2, "linestyle": "none"}
+BEYOND: dict[str, Any] = {"linestyle": "none", "markersize": 4.0, "clip_on": False, "zorder": 5}
+"""The look of a mark at the edge of a panel: an interval goes on outside."""
 
 
 def draw_learning(experiment: Experiment) -> Figure:
     """Draw accuracy over epochs, means and 95 % intervals over seeds, with a panel per set of bases.
 
     Beside the hulls of the bases, a panel has the fixed activations that these hulls contain. Means are those of runs
-    that did not diverge; each that did is a thin line up to there, and is counted above the panel.
+    that did not diverge; each that did is a thin line up to there, and is counted above the panel. An interval of fewer
+    than three seeds is too wide to show; the runs are thin lines instead. A triangle marks an interval that leaves the
+    panel.
     """
     panels = arrange(experiment.accuracies)
     curves = {row: intervals(experiment, row) for row in experiment.accuracies}
     lost = {row: cut_short(experiment, row) for row in experiment.accuracies}
     looks = _looks(experiment.accuracies)
-    width = min(2, len(panels))
+    width = min(columns(), len(panels))
     height = -(-len(panels) // width)
-    figure = Figure(figsize=(WIDTH, 0.8 + 2.3 * height), layout="constrained")
+    figure = Figure(figsize=(page_width(), 0.8 + 2.3 * height), layout="constrained")
     places = figure.subplots(height, width, sharex=True, sharey=True, squeeze=False)
     for place, (about, rows) in zip(places.flat, panels.items(), strict=False):
         counts = [f"{_short(row)}: {_count(experiment, row)}" for row in rows if lost[row]]
-        place.set_title("\n".join([about, *counts]))
+        place.set_title("\n".join(wrap(text, page_width() / width - 0.5, 8.0) for text in [about, *counts]))
         for row in rows:
             _draw_curve(place, curves[row], row, looks[row])
+            if not _has_interval(curves[row]):
+                _draw_runs(place, experiment, row, looks[row])
             for reached in lost[row]:
                 _draw_lost(place, reached, looks[row])
         place.grid(axis="y", color=FAINT, linewidth=0.5)
@@ -56,9 +73,21 @@ def draw_learning(experiment: Experiment) -> Figure:
     seen = [[point.mean for point in curve] for curve in curves.values()]
     seen += [reached for runs in lost.values() for reached in runs]
     _look_at(places[0, 0], [value for curve in seen for value in curve[experiment.epoch // 10 :]])
+    beyond = [
+        _mark_beyond(place, curves[row], looks[row]["color"])
+        for place, rows in zip(places.flat, panels.values(), strict=False)
+        for row in rows
+    ]
     several = any(point.half is not None for curve in curves.values() for point in curve)
-    _explain(figure, looks, several=several, lost=any(lost.values()))
-    figure.suptitle(f"{experiment.name}: {'means of ' * several}{experiment.seeds}")
+    keys: list[Artist] = []
+    if any(map(_has_interval, curves.values())):
+        keys.append(Patch(color=GREY, alpha=0.4, linewidth=0, label="95 % interval"))
+    if any(beyond):
+        keys.append(Line2D([], [], marker="^", color=GREY, **BEYOND, label="interval goes on outside"))
+    if any(lost.values()):
+        keys.append(Line2D([], [], color="black", label="diverged", **LOST))
+    _explain(figure, looks, keys)
+    entitle(figure, f"{experiment.name}: {'means of ' * several}{experiment.seeds}")
     return figure
 
 
@@ -117,22 +146,50 @@ def _looks(rows: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return looks
 
 
-def _explain(figure: Figure, looks: Mapping[str, dict[str, Any]], *, several: bool, lost: bool) -> None:
+def _explain(figure: Figure, looks: Mapping[str, dict[str, Any]], others: list[Artist]) -> None:
     """Draw one legend for all panels, below them."""
     named = {_short(row): look for row, look in looks.items()}
-    keys: list[Artist] = [Line2D([], [], label=name, **look) for name, look in named.items()]
-    keys += [Patch(color=GREY, alpha=0.4, linewidth=0, label="95 % interval")] * several
-    keys += [Line2D([], [], color="black", label="diverged", **LOST)] * lost
-    lines = 1 + (len(keys) > 5)
-    figure.legend(handles=keys, loc="outside lower center", ncols=-(-len(keys) // lines), handlelength=3.0)
+    keys = [*(Line2D([], [], label=name, **look) for name, look in named.items()), *others]
+    ncols = min(max(1, int(figure.get_figwidth() / 1.6)), -(-len(keys) // (1 + (len(keys) > 5))))
+    figure.legend(handles=keys, loc="outside lower center", ncols=ncols, handlelength=3.0)
 
 
 def _draw_curve(panel: Axes, curve: Sequence[Interval], name: str, look: dict[str, Any]) -> None:
     epochs = range(1, len(curve) + 1)
     panel.plot(epochs, [point.mean for point in curve], label=name, **look)
-    if curve and curve[0].half is not None:
+    if _has_interval(curve):
         low, high = ([getattr(point, end) for point in curve] for end in ("low", "high"))
         panel.fill_between(epochs, low, high, color=look["color"], alpha=0.15, linewidth=0)
+
+
+def _has_interval(curve: Sequence[Interval]) -> bool:
+    """Return whether intervals have enough seeds to be drawn."""
+    return bool(curve) and curve[0].count >= ENOUGH_SEEDS
+
+
+def _draw_runs(panel: Axes, experiment: Experiment, row: str, look: dict[str, Any]) -> None:
+    """Draw the runs of a row as thin lines, if there are several."""
+    own = [r for r in experiment.records if r.spec.activation == row and not experiment.lost(r)]
+    for record in own if len(own) > 1 else ():
+        reached = experiment.curve(record)
+        panel.plot(range(1, len(reached) + 1), reached, color=look["color"], linewidth=0.5, alpha=0.5)
+
+
+def _mark_beyond(panel: Axes, curve: Sequence[Interval], colour: str) -> bool:
+    """Mark where intervals leave the panel, neighbouring places once; return whether they leave it."""
+    bottom, top = panel.get_ylim()
+    epochs = list(enumerate(curve, 1)) if _has_interval(curve) else []
+    above, below = [e for e, point in epochs if point.high > top], [e for e, point in epochs if point.low < bottom]
+    for found, edge, shape in ((above, top, "^"), (below, bottom, "v")):
+        groups: list[list[int]] = []
+        for epoch in found:
+            if groups and epoch - groups[-1][-1] <= len(curve) / 10:
+                groups[-1].append(epoch)
+            else:
+                groups.append([epoch])
+        for group in groups:
+            panel.plot([group[len(group) // 2]], [edge], marker=shape, color=colour, **BEYOND)
+    return bool(above or below)
 
 
 def _draw_lost(panel: Axes, reached: Sequence[float], look: dict[str, Any]) -> None:
@@ -152,40 +209,67 @@ def _look_at(panel: Axes, values: Sequence[float]) -> None:
 def draw_final(experiment: Experiment) -> Figure:
     """Draw the accuracies of the experiment's reading: every run, their mean with its 95 % interval, and the paper's.
 
-    Runs that diverged count as in the table; those that lie far off are counted, not shown.
+    Runs that diverged count as in the table; those that lie far off are counted, not shown. Intervals of fewer than
+    three seeds are not drawn, and arrows mark those that leave the panel.
     """
     cells = list(experiment.cells.values())
-    remarks = fill(" ".join([experiment.reading.sentence, *experiment.remarks]), 110)
-    height = 1.1 + 0.25 * len(cells) + 0.15 * len(remarks.splitlines())
-    figure = Figure(figsize=(0.85 * WIDTH, height), layout="constrained")
+    width = 0.85 * page_width()
+    remarks = wrap(" ".join([experiment.reading.sentence, *experiment.remarks]), 0.62 * width, 6.5)
+    names = [wrap(cell.row, 0.34 * width, 7.0) for cell in cells]
+    lines = sum(name.count("\n") for name in names) + len(remarks.splitlines())
+    figure = Figure(figsize=(width, 1.1 + 0.25 * len(cells) + 0.13 * lines), layout="constrained")
     panel = figure.subplots()
     several = any(cell.accuracy.count > 1 for cell in cells)
+    with_interval = [cell for cell in cells if cell.accuracy.count >= ENOUGH_SEEDS]
     seen = []
     for y, cell in enumerate(cells):
         runs = [r for r in experiment.records if r.spec.activation == cell.row]
         sound = [experiment.accuracies[cell.row][r.spec.seed] for r in runs if not experiment.lost(r)]
         colour = KINDS.get(_short(cell.row), {"color": "black"})["color"]
         shape = LOST if cell.diverged == cell.accuracy.count else {"fmt": "o", "markersize": 4.5}
-        mean = "diverged" if shape is LOST else "mean and 95 % interval" if several else "the run"
+        kind = "mean and 95 % interval" if with_interval else "mean"
+        mean = "diverged" if shape is LOST else kind if several else "the run"
         look = {"color": colour, "capsize": 2.5, "zorder": 3}
-        panel.errorbar(cell.accuracy.mean, y, xerr=cell.accuracy.half, **look, **shape, label=mean)
+        half = cell.accuracy.half if cell in with_interval else None
+        panel.errorbar(cell.accuracy.mean, y, xerr=half, **look, **shape, label=mean)
         if several:
             panel.plot(sound, [y + 0.25] * len(sound), ".", color=GREY, markersize=4, label="a run")
         if cell.published is not None:
             look = {"color": COLOURS[3], "markerfacecolor": "white", "markersize": 4.5, "zorder": 4}
             panel.plot(cell.published, y, "D", **look, label="the paper")
         seen += [cell.accuracy.mean, *sound, cell.published or cell.accuracy.mean]
-    names = [f"{cell.row}\n({_count(experiment, cell.row)})" if cell.diverged else cell.row for cell in cells]
-    panel.set_yticks(range(len(cells)), names)
+    counts = [f"\n({_count(experiment, cell.row)})" if cell.diverged else "" for cell in cells]
+    panel.set_yticks(range(len(cells)), [name + count for name, count in zip(names, counts, strict=True)])
     panel.set_ylim(len(cells) - 0.5, -0.5)
-    margin = max(0.08 * (max(seen) - min(seen)), 0.3)
-    panel.set_xlim(min(seen) - margin, max(seen) + margin)
-    panel.xaxis.set_major_locator(Round(nbins=10))
+    _set_range(panel, seen, [cell.accuracy for cell in with_interval])
+    for y, cell in enumerate(cells):
+        if cell in with_interval:
+            _mark_sides(panel, cell.accuracy, y, KINDS.get(_short(cell.row), {"color": "black"})["color"])
+    panel.xaxis.set_major_locator(Round(nbins=min(10, int(2 * width))))
     panel.grid(axis="x", color=FAINT, linewidth=0.5)
     panel.set_xlabel(f"{experiment.images} accuracy, %")
-    panel.set_title(remarks, fontsize=6.5)
+    panel.set_title(remarks if is_titled() else "", fontsize=6.5)
     handles, labels = panel.get_legend_handles_labels()
     keys = dict(zip(reversed(labels), reversed(handles), strict=True))  # one per name: the first that was drawn
-    figure.legend(keys.values(), keys.keys(), loc="outside lower center", ncols=len(keys), handletextpad=0.3)
-    figure.suptitle(f"{experiment.name}, {experiment.time}, {experiment.seeds}: {experiment.reading.short}")
+    ncols = min(len(keys), max(1, int(width / 1.6)))
+    figure.legend(keys.values(), keys.keys(), loc="outside lower center", ncols=ncols, handletextpad=0.3)
+    entitle(figure, f"{experiment.name}, {experiment.time}, {experiment.seeds}: {experiment.reading.short}")
     return figure
+
+
+def _set_range(panel: Axes, seen: Sequence[float], intervals: Sequence[Interval]) -> None:
+    """Show all of `seen`, and the intervals that are not wider than these."""
+    spread = max(max(seen) - min(seen), 1.0)
+    ends = [end for i in intervals if i.high - i.low <= spread for end in (i.low, i.high)]
+    low, high = min([*seen, *ends]), max([*seen, *ends])
+    margin = max(0.05 * (high - low), 0.3)
+    panel.set_xlim(low - margin, high + margin)
+
+
+def _mark_sides(panel: Axes, interval: Interval, y: int, colour: str) -> None:
+    """Mark where an interval leaves the panel at the sides."""
+    left, right = panel.get_xlim()
+    if interval.low < left:
+        panel.plot([left], [y], marker="<", color=colour, **BEYOND)
+    if interval.high > right:
+        panel.plot([right], [y], marker=">", color=colour, **BEYOND)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -11,47 +13,61 @@ from matplotlib.patches import Patch
 
 from hullo.lab.analysis.experiments import Experiment
 from hullo.lab.analysis.figures.learned import Pair, find_learned, spell_seeds, spell_time
-from hullo.lab.analysis.figures.style import GREY, KINDS, MANY, REACH, WIDTH, X, cross, curves, depth_bar, shade
+from hullo.lab.analysis.figures.style import (
+    GREY,
+    KINDS,
+    MANY,
+    REACH,
+    X,
+    cross,
+    curves,
+    depth_bar,
+    entitle,
+    page_width,
+    shade,
+    wrap,
+)
 
 START = {"color": GREY, "linestyle": ":", "linewidth": 0.9}
 MIDDLE = (0.05, 0.95)
 """The fraction of the channels inside a band."""
 
 
-def draw_activations(experiment: Experiment, seed: int | None = None) -> Figure | None:
+def draw_activations(experiment: Experiment, seed: int | None = None, layers: Sequence[int] = ()) -> Figure | None:
     """Draw the learned activations, affine ones solid, convex ones dashed; None if nothing was learned.
 
     There is a row of panels per set of bases. For a shallow network it has a panel per layer; for a deep one, a panel
     per hull, with the layers coloured by depth.
     """
-    pairs = find_learned(experiment, seed)
+    pairs = find_learned(experiment, seed, layers)
     if not pairs:
         return None
-    layers = next(iter(pairs[0].runs.values())).layers
-    figure = _draw_one_by_one(pairs, layers) if layers <= MANY else _draw_by_depth(pairs, layers)
-    figure.suptitle(f"{experiment.name}: activations learned in {spell_time(experiment)}, {spell_seeds(pairs)}")
+    run = next(iter(pairs[0].runs.values()))
+    figure = _draw_one_by_one(pairs, run.names) if run.layers <= MANY else _draw_by_depth(pairs, run.layers)
+    entitle(figure, f"{experiment.name}: activations learned in {spell_time(experiment)}, {spell_seeds(pairs)}")
     return figure
 
 
-def _draw_one_by_one(pairs: list[Pair], layers: int) -> Figure:
-    width = min(WIDTH, 1.0 + 2.0 * layers)
+def _draw_one_by_one(pairs: list[Pair], names: Sequence[str]) -> Figure:
+    layers = len(names)
+    width = min(page_width(), 1.0 + 2.0 * layers)
     figure = Figure(figsize=(width, 0.8 + len(pairs) * max(1.2, 0.65 * width / layers)), layout="constrained")
     panels = figure.subplots(len(pairs), layers, sharex=True, sharey=True, squeeze=False)
     for pair, line in zip(pairs, panels, strict=True):
-        line[0].set_ylabel(_broken(pair.about), fontsize=7.0)
+        line[0].set_ylabel(wrap(pair.about, 1.2, 7.0), fontsize=7.0)
         for layer, panel in enumerate(line):
             _prepare(panel)
             panel.plot(X, curves(next(iter(pair.runs.values())).paths[0, layer : layer + 1], pair.bases)[0], **START)
             for kind in KINDS:
                 if kind in pair.runs:
                     _draw_layer(panel, pair, kind, layer)
-    for layer, panel in enumerate(panels[0]):
-        panel.set_title(f"activation {layer + 1}" if layers < 6 else str(layer + 1))
+    for name, panel in zip(names, panels[0], strict=True):
+        panel.set_title(wrap(name, width / (layers + 1), 7.5), fontsize=7.5)
     looks = {kind: look for kind, look in KINDS.items() if any(kind in pair.runs for pair in pairs)} | {"start": START}
     keys: list[Artist] = [Line2D([], [], label=name, **look) for name, look in looks.items()]
     if any(run.channels for pair in pairs for run in pair.runs.values()):
         keys.append(Patch(color=GREY, alpha=0.4, linewidth=0, label="90 % of a layer's channels; line: their mean"))
-    figure.legend(handles=keys, loc="outside lower center", ncols=len(keys), handlelength=3.5)
+    figure.legend(handles=keys, loc="outside lower center", ncols=min(len(keys), int(width / 1.6)), handlelength=3.5)
     return figure
 
 
@@ -64,11 +80,11 @@ def _draw_layer(panel: Axes, pair: Pair, kind: str, layer: int) -> None:
 
 
 def _draw_by_depth(pairs: list[Pair], layers: int) -> Figure:
-    figure = Figure(figsize=(WIDTH, 0.6 + 1.75 * len(pairs)), layout="constrained")
+    figure = Figure(figsize=(page_width(), 0.6 + 1.75 * len(pairs)), layout="constrained")
     kinds = [kind for kind in KINDS if any(kind in pair.runs for pair in pairs)]
     panels = figure.subplots(len(pairs), len(kinds), sharex=True, sharey=True, squeeze=False)
     for pair, line in zip(pairs, panels, strict=True):
-        line[0].set_ylabel(_broken(pair.about), fontsize=7.0)
+        line[0].set_ylabel(wrap(pair.about, 1.2, 7.0), fontsize=7.0)
         for kind, panel in zip(kinds, line, strict=True):
             _prepare(panel)
             if kind in pair.runs:
@@ -84,7 +100,3 @@ def _draw_by_depth(pairs: list[Pair], layers: int) -> Figure:
 def _prepare(panel: Axes) -> None:
     cross(panel)
     panel.set(xlim=(-REACH, REACH), xticks=[-2, 0, 2])
-
-
-def _broken(about: str) -> str:
-    return about.replace(",", ",\n")

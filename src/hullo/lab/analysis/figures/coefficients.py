@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection
@@ -17,8 +19,19 @@ from matplotlib.lines import Line2D
 from hullo.lab.analysis.experiments import Experiment
 from hullo.lab.analysis.figures.labels import Label, merge, place_labels
 from hullo.lab.analysis.figures.learned import Learned, Pair, find_learned, spell_seeds, spell_time
-from hullo.lab.analysis.figures.style import FAINT, GREY, MANY, TIME, WIDTH, Round, depth_bar, shade
-from hullo.lab.analysis.figures.ternary import CORNERS, OUTLINE, corner_names, draw_plane, frame, project
+from hullo.lab.analysis.figures.style import (
+    FAINT,
+    GREY,
+    MANY,
+    TIME,
+    Round,
+    columns,
+    depth_bar,
+    entitle,
+    page_width,
+    shade,
+)
+from hullo.lab.analysis.figures.ternary import CORNERS, OUTLINE, corner_names, draw_plane, frame, plane_key, project
 
 WHERE = {"convex": "convex: in the triangle", "affine": "affine: in the plane"}
 START: dict[str, Any] = {"linestyle": "none", "marker": "o", "color": "black", "markersize": 4.5}
@@ -27,13 +40,13 @@ END: dict[str, Any] = {"linestyle": "none", "marker": "o", "color": "black", "ma
 LINES = ("-", (0, (5, 1.5)), (0, (2, 1)), (0, (5, 1, 1, 1)))
 
 
-def draw_coefficients(experiment: Experiment, seed: int | None = None) -> dict[str, Figure]:
+def draw_coefficients(experiment: Experiment, seed: int | None = None, layers: Sequence[int] = ()) -> dict[str, Figure]:
     """Draw a figure for each set of bases, by what the rows have in their parentheses.
 
     Coefficients of three bases that sum to one are drawn as paths in a plane, others over epochs.
     """
     figures = {}
-    for pair in find_learned(experiment, seed):
+    for pair in find_learned(experiment, seed, layers):
         time = spell_time(experiment)
         title = f"{experiment.name}: coefficients of {pair.about} over {time}, {spell_seeds([pair])}"
         on_plane = {kind: run for kind, run in pair.runs.items() if kind in WHERE and len(pair.bases) == 3}
@@ -47,12 +60,14 @@ def draw_coefficients(experiment: Experiment, seed: int | None = None) -> dict[s
 
 
 def _draw_paths(pair: Pair, title: str) -> Figure:
-    """Draw a row of panels per hull: the complete triangle, and a close-up."""
+    """Draw a row of panels per hull: the complete triangle, and a close-up; below them a key."""
     kinds = [kind for kind in WHERE if kind in pair.runs]
     room = ConstrainedLayoutEngine(h_pad=0.1)  # for the values around each panel
-    figure = Figure(figsize=(WIDTH, 0.6 + 3.4 * len(kinds)), layout=room)
-    figure.suptitle(title)
-    panels = figure.subplots(len(kinds), 2, squeeze=False)
+    width, beside = page_width(), columns()
+    side = (width - 0.4) / beside
+    figure = Figure(figsize=(width, 1.4 / beside + side * 2 * len(kinds) / beside), layout=room)
+    entitle(figure, title)
+    panels = figure.subplots(2 * len(kinds) // beside, beside, squeeze=False).reshape(len(kinds), 2)
     shown: list[tuple[Axes, Learned, list[Label]]] = []
     epochs = Normalize(0, max(len(run.paths) for run in pair.runs.values()) - 1)
     for kind, (whole, close) in zip(kinds, panels, strict=True):
@@ -70,15 +85,19 @@ def _draw_paths(pair: Pair, title: str) -> Figure:
     time = ScalarMappable(epochs, TIME)
     figure.colorbar(time, ax=panels, label="epoch", ticks=Round(integer=True), shrink=0.5, aspect=30, pad=0.02)
     few = run.layers <= MANY
-    keys = [
+    keys: list[Artist] = [
         Line2D([], [], **START, label="start"),
-        Line2D([], [], **END, label="end, with the activation's number" if few else "end"),
+        Line2D([], [], **END, label="end, with the number of the layer" if few else "end of a layer"),
+        *plane_key(pair.bases),
     ]
     if not few:
         depth_bar(figure, panels, run.layers)
     if any(run.channels for run in pair.runs.values()):
         keys.append(Line2D([], [], linestyle="none", marker=".", color=GREY, label="the channels' ends; paths: means"))
-    figure.legend(handles=keys, loc="outside lower center", ncols=len(keys))
+    if few:
+        layers = zip(run.numbers, run.names, strict=True)
+        keys += [Line2D([], [], linestyle="none", label=f"{number}: {name}") for number, name in layers]
+    figure.legend(handles=keys, loc="outside lower center", ncols=max(1, int(width / 2.3)), fontsize=7.0)
     figure.draw_without_rendering()  # lays it out
     for panel, run, names in shown:
         ways = project(run.paths).swapaxes(0, 1)
@@ -103,10 +122,10 @@ def _draw_run(panel: Axes, run: Learned, epochs: Normalize) -> None:
 
 
 def _numbers(run: Learned) -> list[Label]:
-    """Return labels with the activations' numbers at the ends of their paths, preferably in the path's direction."""
+    """Return labels with the numbers of layers at the ends of their paths, preferably in the path's direction."""
     start, end = project(run.paths[[0, -1]])
     sides = (end - start) / np.maximum(np.linalg.norm(end - start, axis=1, keepdims=True), 1e-9)
-    return [Label(str(layer + 1), end[layer], sides[layer], 7.5) for layer in range(run.layers)]
+    return [Label(str(run.numbers[layer]), end[layer], sides[layer], 7.5) for layer in range(run.layers)]
 
 
 def _draw_over_epochs(pair: Pair, title: str) -> Figure:
@@ -116,8 +135,8 @@ def _draw_over_epochs(pair: Pair, title: str) -> Figure:
     shown = [first] if len(others) == 1 and all(kind in WHERE for kind in kinds) else pair.bases
     layers = pair.runs[kinds[0]].layers
     grid = (1, len(kinds)) if len(shown) == 1 else (len(kinds), len(shown))
-    figure = Figure(figsize=(WIDTH, 0.7 + (2.6 if len(shown) == 1 else 2.1) * grid[0]), layout="constrained")
-    figure.suptitle(title)
+    figure = Figure(figsize=(page_width(), 0.7 + (2.6 if len(shown) == 1 else 2.1) * grid[0]), layout="constrained")
+    entitle(figure, title)
     panels = figure.subplots(*grid, sharex=True, sharey=True, squeeze=False)
     every = [(kind, base) for kind in kinds for base in range(len(shown))]
     for panel, (kind, base) in zip(panels.flat, every, strict=True):
@@ -133,7 +152,7 @@ def _draw_over_epochs(pair: Pair, title: str) -> Figure:
         depth_bar(figure, panels, layers)
     else:
         keys, _ = panels[0, 0].get_legend_handles_labels()
-        figure.legend(handles=keys, loc="outside lower center", ncols=min(layers, 5), handlelength=3.0)
+        figure.legend(handles=keys, loc="outside lower center", ncols=max(1, int(page_width() / 2.3)), handlelength=3.0)
     return figure
 
 
@@ -146,4 +165,4 @@ def _draw_lines(panel: Axes, run: Learned, base: int) -> None:
         few, style = run.layers <= MANY, layer % len(LINES)
         # broken lines above whole ones, so that both are seen where coefficients are the same
         look = {"linestyle": LINES[style], "linewidth": 1.3, "zorder": 2 + style} if few else {"linewidth": 0.7}
-        panel.plot(path, color=shade(layer, run.layers), label=f"activation {layer + 1}", **look)
+        panel.plot(path, color=shade(layer, run.layers), label=run.names[layer], **look)

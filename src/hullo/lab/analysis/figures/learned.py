@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from hullo.lab.analysis.experiments import Experiment
+from hullo.lab.analysis.names import layer_names
 from hullo.lab.analysis.readings import BEST, CHOSEN
 from hullo.lab.spec.activation import HULLS, ActivationSpec
 from hullo.lab.spec.records import Record
@@ -17,13 +18,15 @@ from hullo.lab.spec.records import Record
 class Learned:
     """The coefficients of one run up to an epoch: `paths` is (1 + epochs, layers, bases), the start first.
 
-    With one activation a channel these are the means over channels; `channels` then holds, if the run ended with that
+    With one activation per channel these are the means over channels; `channels` then holds, if the run ended with that
     epoch, the coefficients (channels, bases) of each layer.
     """
 
     record: Record
     paths: np.ndarray
     channels: list[np.ndarray]
+    numbers: tuple[int, ...]  # of the layers, from 1
+    names: tuple[str, ...]
 
     @property
     def layers(self) -> int:
@@ -32,17 +35,28 @@ class Learned:
 
 @dataclass(frozen=True)
 class Pair:
-    """Return the runs whose rows differ only in the kind of hull, by kind: affine, convex, or both."""
+    """Runs whose rows differ only in the kind of hull, by kind: affine, convex, or both."""
 
     about: str  # what the rows have in their parentheses, or "prelu"
     bases: tuple[str, ...]
     runs: Mapping[str, Learned]
 
 
-def find_learned(experiment: Experiment, seed: int | None = None) -> list[Pair]:
+def check_layers(experiments: Iterable[Experiment], layers: Sequence[int]) -> None:
+    """Raise a ValueError if an experiment has learned activations, but not in these layers."""
+    for experiment in experiments:
+        count = max((len(point) for record in experiment.records for point in record.coefficients[:1]), default=0)
+        if count and (wrong := [number for number in layers if not 1 <= number <= count]):
+            raise ValueError(
+                f"no layer {wrong[0]} in {experiment.name}, which has layers 1 to {count}; choose other layers, or "
+                "experiments with --experiment"
+            )
+
+
+def find_learned(experiment: Experiment, seed: int | None = None, layers: Sequence[int] = ()) -> list[Pair]:
     """Return all hulls of an experiment, each with the run of the seed, by default the first that did not diverge.
 
-    Coefficients are those up to the epoch of the experiment's reading.
+    Coefficients are those up to the epoch of the experiment's reading, of the given layers, counted from 1, or of all.
     """
     pairs: dict[str, dict[str, Learned]] = {}
     for row in experiment.accuracies:
@@ -54,7 +68,17 @@ def find_learned(experiment: Experiment, seed: int | None = None) -> list[Pair]:
             paths = np.array(own.coefficients[: epoch + 1], dtype=float)
             ended = epoch == own.spec.epochs
             channels = [np.array(layer, dtype=float) for layer in own.channels] if ended else []
-            pairs.setdefault(about, {})[kind] = Learned(own, paths, channels)
+            count = paths.shape[1]
+            numbers = tuple(sorted({*layers})) or tuple(range(1, count + 1))
+            chosen = [number - 1 for number in numbers]
+            names = layer_names(own.spec.network, count)
+            pairs.setdefault(about, {})[kind] = Learned(
+                record=own,
+                paths=paths[:, chosen],
+                channels=[channels[i] for i in chosen] if channels else [],
+                numbers=numbers,
+                names=tuple(names[i] for i in chosen),
+            )
     return [
         Pair(about, tuple(next(iter(runs.values())).record.bases), {kind: runs[kind] for kind in HULLS if kind in runs})
         for about, runs in pairs.items()

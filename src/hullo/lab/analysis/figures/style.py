@@ -1,28 +1,33 @@
-"""Style of all figures: sizes and colours for print, and byte-for-byte reproducible files."""
+"""Style of all figures: sizes and colours for print, dark variants, and byte-for-byte reproducible files."""
 
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from matplotlib import colormaps, style
+from matplotlib import colormaps, image, style
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.text import Annotation, Text
 from matplotlib.ticker import MaxNLocator
 
 from hullo.functional import combine
 from hullo.lab.files import atomic_write
 
 WIDTH = 7.2
-"""The text width of a page in inches, so that fonts are printed at their nominal size."""
+"""The default text width of a page in inches, so that fonts are printed at their nominal size."""
+FORMATS = ("png", "pdf", "svg")
 GREY = "#8C8C8C"
 FAINT = "#D9D9D9"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -57,28 +62,118 @@ _SETTINGS = {
     "mathtext.fontset": "dejavusans",
     "pdf.fonttype": 42,  # letters as letters: publishers refuse Type 3
     "savefig.dpi": 200,
+    "svg.hashsalt": "hullo",  # the same names in the same figure
     "xtick.labelsize": 7.0,
     "ytick.labelsize": 7.0,
 }
 
 
+_width = ContextVar("width", default=WIDTH)
+_titled = ContextVar("titled", default=True)
+
+
 @contextmanager
-def drawing() -> Iterator[None]:
-    """Apply the settings for drawing and saving figures, independent of the user's."""
-    with style.context(["default", _SETTINGS]):
-        yield
+def drawing(width: float = WIDTH, *, titled: bool = True) -> Iterator[None]:
+    """Apply the settings for drawing and saving figures, independent of the user's.
+
+    Args:
+        width: of figures, in inches.
+        titled: whether figures have a title; in a paper, the caption says it.
+    """
+    tokens = _width.set(width), _titled.set(titled)
+    try:
+        with style.context(["default", _SETTINGS]):
+            yield
+    finally:
+        _width.reset(tokens[0])
+        _titled.reset(tokens[1])
 
 
-def save(figure: Figure, stem: Path) -> tuple[Path, Path]:
-    """Write the figure as PNG and as PDF, atomically; the same figure gives the same bytes."""
-    png, pdf = (stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "pdf"))
-    undated = {"Creator": None, "Producer": None, "CreationDate": None}
-    for path, metadata in ((png, {"Software": None}), (pdf, undated)):
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format=path.suffix[1:], metadata=metadata)
+def page_width() -> float:
+    """Return the width of figures in inches."""
+    return _width.get()
+
+
+def columns() -> int:
+    """Return how many large panels stand beside each other."""
+    return 2 if page_width() >= 5.0 else 1
+
+
+def is_titled() -> bool:
+    """Return whether figures have a title."""
+    return _titled.get()
+
+
+def entitle(figure: Figure, text: str) -> None:
+    """Give a figure a title, in as many lines as it needs."""
+    if is_titled():
+        title = wrap(text, figure.get_figwidth(), 9.0)
+        figure.suptitle(title)
+        figure.set_figheight(figure.get_figheight() + 0.15 * title.count("\n"))
+
+
+def scale(figure: Figure) -> None:
+    """Scale a diagram that was drawn for the default width to the width of figures, with its texts and lines."""
+    factor = page_width() / WIDTH
+    figure.set_size_inches(*(factor * figure.get_size_inches()))
+    for text in figure.findobj(Text):
+        text.set_fontsize(factor * float(text.get_fontsize()))
+        if isinstance(text, Annotation) and text.anncoords == "offset points":
+            text.xyann = factor * text.xyann[0], factor * text.xyann[1]
+    for line in figure.findobj(Line2D):
+        line.set_linewidth(factor * line.get_linewidth())
+        line.set_markersize(factor * line.get_markersize())
+
+
+def wrap(text: str, inches: float, size: float) -> str:
+    """Break a text of a font size into lines that fit a width, at spaces and after commas.
+
+    >>> wrap("affine(identity,relu,tanh)", 1.0, 9.0)
+    'affine(identity,\nrelu,tanh)'
+    """
+    most, lines = max(8, int(inches * 72 / (0.6 * size))), [""]
+    for part in re.split(r"(?<=[, ])(?=\S)", text):
+        if lines[-1] and len(lines[-1] + part.rstrip()) > most:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def save(figure: Figure, stem: Path, formats: Sequence[str] = ("png", "pdf"), *, dark: bool = False) -> list[Path]:
+    """Write the figure in each format, atomically; the same figure gives the same bytes.
+
+    With `dark`, a PNG for dark pages, whose name ends in "-dark", is written too.
+    """
+    metadata: dict[str, dict[str, None]] = {
+        "png": {"Software": None},
+        "pdf": {"Creator": None, "Producer": None, "CreationDate": None},
+        "svg": {"Creator": None, "Date": None},
+    }
+    made = {}
+    for kind in formats:
+        buffer = made[stem.with_name(f"{stem.name}.{kind}")] = io.BytesIO()
+        figure.savefig(buffer, format=kind, metadata=metadata[kind])
+    if dark:
+        transparent = io.BytesIO()
+        figure.savefig(transparent, format="png", transparent=True)
+        transparent.seek(0)
+        buffer = made[stem.with_name(f"{stem.name}-dark.png")] = io.BytesIO()
+        pixels = darken(image.imread(transparent))
+        image.imsave(buffer, pixels, format="png", metadata=metadata["png"])  # type: ignore[arg-type]
+    for path, buffer in made.items():
         with atomic_write(path) as file:
             file.write(buffer.getbuffer())
-    return png, pdf
+    return list(made)
+
+
+def darken(pixels: np.ndarray) -> np.ndarray:
+    """Return an RGBA image for dark pages: light becomes dark, hues stay, transparent remains so.
+
+    Inversion followed by a rotation of the hue by 180 degrees, and a gamma that lifts what was bright.
+    """
+    turn = np.array([[-0.574, 1.430, 0.144], [0.426, 0.430, 0.144], [0.426, 1.430, -0.856]])
+    rgb = np.clip((1 - pixels[..., :3]) @ turn.T, 0, 1) ** 0.8
+    return np.concatenate([rgb, pixels[..., 3:]], -1)
 
 
 def curves(rows: Sequence[Sequence[float]] | np.ndarray, bases: Sequence[str]) -> np.ndarray:
@@ -108,4 +203,4 @@ def depth_bar(figure: Figure, panels: Any, layers: int) -> None:
     """Draw a colour bar of the layers."""
     ticks = np.linspace(1, layers, 4).round()
     shades = ScalarMappable(Normalize(1, layers), DEPTH)
-    figure.colorbar(shades, ax=panels, label="activation", ticks=ticks, shrink=0.5, aspect=30, pad=0.02)
+    figure.colorbar(shades, ax=panels, label="layer", ticks=ticks, shrink=0.5, aspect=30, pad=0.02)

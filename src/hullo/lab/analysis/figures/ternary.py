@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from hullo.lab.analysis.figures.labels import Label
@@ -19,6 +22,9 @@ CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, np.sqrt(0.75)]])
 OUTLINE = np.vstack([CORNERS, CORNERS[:1]])
 GRID_COLOURS = (COLOURS[0], "#8A5A00", COLOURS[2])
 """One colour per base, dark enough for text."""
+INSIDE = "#F2F2F2"
+SIDES = ("below", "above", "right")
+"""Where the values of each coefficient stand."""
 
 
 def project(coefficients: np.ndarray | Sequence[float]) -> np.ndarray:
@@ -49,16 +55,23 @@ def draw_plane(panel: Axes, bases: Sequence[str], middle: np.ndarray, half: floa
     panel.set(xlim=(middle[0] - half, middle[0] + half), ylim=(middle[1] - half, middle[1] + half), aspect="equal")
     panel.set(xticks=[], yticks=[])
     panel.spines[:].set(visible=True, color=FAINT)
-    panel.fill(*CORNERS.T, color="#F2F2F2", linewidth=0, zorder=0)
+    panel.fill(*CORNERS.T, color=INSIDE, linewidth=0, zorder=0)
     panel.plot(*OUTLINE.T, color="black", linewidth=0.9, zorder=1.5)
     step = np.diff(MaxNLocator(7, steps=[1, 2, 5, 10]).tick_values(0.0, 2 * half))[0]
     for i, colour in enumerate(GRID_COLOURS):
         for value, line in grid_lines(i, middle, half, step):
             panel.plot(*line.T, color=colour, linewidth=0.5, alpha=0.35, zorder=1)
             _label(panel, i, f"{value:g}".replace("-", "\N{MINUS SIGN}"), line, colour)
-    for x, side, name, colour in zip((0.0, 0.36, 0.72), ("below", "above", "right"), bases, GRID_COLOURS, strict=True):
-        text = f"{side}: {name}"
-        write(panel, text, (x, 0), (0, -12), xycoords="axes fraction", va="top", color=colour, fontsize=6.5)
+
+
+def plane_key(bases: Sequence[str]) -> list[Artist]:
+    """Return the key of the plane: what the triangle and the coloured lines mean, and where their values stand."""
+    lines = [
+        Line2D([], [], color=colour, linewidth=1.0, label=f"equal coefficient of {name}, values {side}")
+        for name, side, colour in zip(bases, SIDES, GRID_COLOURS, strict=True)
+    ]
+    inside = Patch(facecolor=INSIDE, edgecolor="black", linewidth=0.9, label="convex hull; corner: one base alone")
+    return [inside, *lines]
 
 
 def corner_names(bases: Sequence[str], middle: np.ndarray, half: float) -> list[Label]:
