@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 from docutils import nodes
@@ -97,6 +98,27 @@ def to_markdown(notebook: Path) -> str:
     return "\n\n".join(parts)
 
 
+PICTURE = re.compile(
+    r'<picture>\s*<source [^>]*srcset="(.*?)">\s*<img alt="(.*?)" src="(.*?)">\s*</picture>', re.DOTALL
+)
+
+
+def theme_images(app: Sphinx, page: str, content: list[str]) -> None:
+    """Show images for light and for dark pages as the theme switches them; GitHub reads the <picture> itself."""
+    content[0] = _themed(content[0], "")
+
+
+def _themed(text: str, folder: str) -> str:
+    """Replace every <picture> by two images, whose paths start in the folder of the page."""
+
+    def both(found: re.Match[str]) -> str:
+        dark, alt, light = found.groups()
+        shown = ((light, "only-light"), (dark, "only-dark"))
+        return "\n\n".join(f"```{{image}} {folder}{path}\n:alt: {alt}\n:class: {kind}\n```" for path, kind in shown)
+
+    return PICTURE.sub(both, text)
+
+
 def show_file(app: Sphinx, page: str, content: list[str]) -> None:
     """Replace a page that links to a file of the repository by that file."""
     if page == NOTEBOOK[0]:
@@ -106,7 +128,8 @@ def show_file(app: Sphinx, page: str, content: list[str]) -> None:
 
 
 def link_to_pages(app: Sphinx, path: Path, parent: str, content: list[str]) -> None:
-    """Make an included file link to the page of another such file."""
+    """Make an included file link to the page of another such file, and find its images."""
+    content[0] = _themed(content[0], f"../{path.parent.name}/")
     for page, file in WHOLE_FILES.items():
         content[0] = content[0].replace(f"({file.removeprefix('../')}", f"({page}.md")
 
@@ -116,4 +139,5 @@ def setup(app: Sphinx) -> None:
     app.connect("doctree-read", trim)
     app.connect("doctree-read", keep_together)
     app.connect("source-read", show_file)
+    app.connect("source-read", theme_images)
     app.connect("include-read", link_to_pages)

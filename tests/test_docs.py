@@ -28,6 +28,7 @@ from hullo.lab.cli import app
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [*sorted(ROOT.glob("docs/**/*.md")), *(ROOT / name for name in ("README.md", "benchmarks/README.md"))]
+KINDS = ("only-light", "only-dark")
 SHELLS = ("", "bash", "console", "sh")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -95,6 +96,19 @@ def test_links_inside_the_site_lead_somewhere(site: Path) -> None:
                 assert target.is_file(), f"{path.name} links to {link}"
                 known = {"", "top"} | (read(target).anchors if target.suffix == ".html" else set())
                 assert unquote(parts.fragment) in known, f"{path.name} links to {link}"
+
+
+def test_images_exist_for_light_and_for_dark_pages(site: Path) -> None:
+    for path in DOCUMENTS:
+        text = path.read_text()
+        assert not re.search(r"!\[[^\]]*\]\([^)]*\.png\)", text), f"{path}: an image without its <picture>"
+        for dark, light in re.findall(r'srcset="(.*?)">\s*<img alt="[^"]{20,}" src="(.*?)">', text):
+            assert dark == light.replace(".png", "-dark.png")
+            assert (path.parent / dark).is_file()
+            assert (path.parent / light).is_file()
+    shown = [re.findall(r'class="(only-\w+)" src="(.*?)"', path.read_text()) for path, _ in pages(site)]
+    light, dark = ({source for found in shown for kind, source in found if kind == name} for name in KINDS)
+    assert len(light) == len(dark) > 5
 
 
 def test_every_public_name_has_its_entry(site: Path) -> None:
