@@ -51,7 +51,7 @@ def figures(
         ),
     ] = None,
     width: Annotated[float, typer.Option(help="Width in inches; fonts keep their size.")] = 7.2,
-    title: Annotated[bool, typer.Option("--title/--no-title", help="Give figures a title.")] = True,
+    no_title: Annotated[bool, typer.Option("--no-title", help="Leave titles out, as for a caption.")] = False,
     formats: Annotated[
         list[str] | None,
         typer.Option("--format", help="png, pdf or svg; may be given several times.", show_default="png and pdf"),
@@ -88,7 +88,7 @@ def figures(
         make_directory(output)
     note_truncated(paths if needy else ())
     note_omitted(known, found, columns)
-    with report_write_errors(output), drawing(width, titled=title):
+    with report_write_errors(output), drawing(width, titled=not no_title):
         for name, figure in draw_figures(found, wanted, seed, layers or ()):
             if figure is None:
                 typer.echo(f"note: no {name}: no finished run among these learned activations", err=True)
