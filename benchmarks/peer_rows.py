@@ -58,7 +58,7 @@ def peers(rows: Sequence[PeerRow]) -> Iterator[Sequence[str]]:
 
 
 def factors(rows: Sequence[PeerRow]) -> Iterator[Sequence[str]]:
-    """hullo in a graph beside eager loops and beside the best of the other contenders."""
+    """hullo in a graph beside eager loops, those of fewer networks where none were measured, and beside the best peer."""
     yield [
         "",
         "K",
@@ -74,7 +74,8 @@ def factors(rows: Sequence[PeerRow]) -> Iterator[Sequence[str]]:
     for network, count in dict.fromkeys((row.network, row.members) for row in _by_members(rows)):
         cell = {row.contender: row for row in rows if (row.network, row.members) == (network, count)}
         alone = {row.contender: row for row in rows if row.network == network and row.contender in ALONE}
-        own, loop = cell["hullo, graph"], cell.get("eager loop")
+        loops = [row for row in _by_members(rows) if row.network == network and row.contender == "eager loop"]
+        own, loop = cell["hullo, graph"], cell.get("eager loop", loops[0] if loops else None)
         best = min((row for name, row in (alone | cell).items() if "hullo" not in name), key=lambda row: row.ms)
         over_loop = [number(loop.ms), number(loop.ms / own.ms)] if loop else ["", ""]
         over_best = [best.contender, number(best.ms), number(best.ms / own.ms)]

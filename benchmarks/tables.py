@@ -80,9 +80,10 @@ TABLES: dict[str, tuple[Callable[[Path], Sequence[Any]], Callable[[Sequence[Any]
 
 
 def make_table(name: str, path: Path) -> str:
-    """Return a table of the rows in a file, and where they were measured."""
+    """Return a table of the rows in a file, and where they were measured, each environment once."""
     read, table = TABLES[name]
     rows = read(path)
     head, *body = table(rows)
     lines = [head, ["---"] * len(head), *body]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + f"\n\n<sub>{rows[0]}</sub>"
+    where = "<br>".join(dict.fromkeys(map(str, rows)))
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + f"\n\n<sub>{where}</sub>"
