@@ -18,11 +18,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = (
-    *(f"tests/test_{name}.py" for name in ("bases", "functional", "modules", "modules_checkpoints", "keras", "export")),
+    *(f"tests/test_{name}.py" for name in ("bases", "functional", "modules", "modules_checkpoints", "keras")),
     "tests/surgery/test_replace.py",
     "tests/population/test_population.py",
     "tests/lab/test_recorder.py",
-    "tests/lab/test_reproduce.py",
 )
 ABOUT = "import hullo, platform, torch; print(platform.python_version(), torch.__version__, hullo.__version__)"
 

@@ -238,7 +238,7 @@ def test_two_different_records_of_one_run_are_refused(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("prepare", "said"),
     [
-        (lambda path: None, "does not exist; give files"),
+        (lambda path: None, "new does not exist; make records first"),
         (lambda path: path.mkdir(), "no records in .*new"),
         (lambda path: path.write_text(""), "no records in .*new"),
         (lambda path: path.write_text("a,b\n1,2\n"), "new, line 1"),

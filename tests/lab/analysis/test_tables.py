@@ -35,7 +35,7 @@ def shown(runs: list[Record], width: int = 100) -> list[str]:
     console = Console(width=width, force_terminal=False)
     with console.capture() as capture:
         for experiment in experiments(runs):
-            console.print(terminal_table(experiment))
+            console.print(terminal_table(experiment, console.width))
     return [line.rstrip() for line in capture.get().splitlines()]
 
 

@@ -23,7 +23,7 @@ def served(tiny, site, monkeypatch):
 def test_fetch_brings_check_agrees_and_list_shows(tmp_path, served):
     missing = invoke("check", "fashion-mnist", "--data", str(tmp_path))
     assert missing.exit_code == 1
-    assert missing.stdout.count("is missing: expected sha256") == 4
+    assert missing.stdout.count("is missing; run: hullo data fetch") == 4
     assert "not fetched" in invoke("list", HULLO_DATA=str(tmp_path)).stdout
 
     fetched = invoke("fetch", "fashion-mnist", "--data", str(tmp_path))

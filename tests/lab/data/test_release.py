@@ -57,15 +57,13 @@ def test_a_missing_file_is_refused_with_its_digest_and_the_remedy(copy, monkeypa
     (copy.folder / NAME).unlink()
     with pytest.raises(DataError) as caught:
         copy.load()
-    assert str(caught.value) == (
-        f"{copy.folder / NAME} is missing: expected sha256 {WANTED.digest}; run: hullo data fetch fashion-mnist"
-    )
+    assert str(caught.value) == (f"{copy.folder / NAME} is missing; run: hullo data fetch fashion-mnist")
 
 
 def test_a_file_that_cannot_be_read_is_refused(copy):
     (copy.folder / NAME).unlink()
     (copy.folder / NAME).mkdir()
-    with pytest.raises(DataError, match=rf"{NAME} cannot be read \(Is a directory\): expected sha256 {WANTED.digest}"):
+    with pytest.raises(DataError, match=rf"{NAME} cannot be read \(Is a directory\); run"):
         copy.load()
 
 

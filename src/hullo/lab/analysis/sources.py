@@ -9,6 +9,10 @@ from hullo.lab.spec.paper import Column
 from hullo.lab.spec.records import Record, Records
 from hullo.lab.spec.run_spec import Spec
 
+HOW_TO_GET_RECORDS = (
+    "make records first, as with: hullo reproduce lenet5/fashion-mnist-sample --epochs 1; or give files of records, or "
+    "directories of them"
+)
 FLAWS = 10
 """Number of invalid lines per file that are reported one by one; others are counted."""
 ENOUGH_SEEDS = 3
@@ -23,10 +27,10 @@ def read_records(paths: Iterable[Path], warn: Callable[[str], None] | None = Non
     found: dict[Spec, tuple[Path, Record]] = {}
     for path in paths:
         if not path.exists():
-            raise ValueError(f"{path} does not exist; give files of records, or directories of them")
+            raise ValueError(f"{path} does not exist; {HOW_TO_GET_RECORDS}")
         records = [(file, record) for file in record_files(path) for record in _read(file, warn)]
         if not records:
-            raise ValueError(f"no records in {path}; give files of records, or directories of them")
+            raise ValueError(f"no records in {path}; {HOW_TO_GET_RECORDS}")
         for file, record in records:
             other, known = found.setdefault(record.spec, (file, record))
             if known != record:

@@ -25,7 +25,11 @@ def bench(
         str | None, typer.Option(help="float32,bfloat16,float16,float64.", show_default="by device")
     ] = None,
     activations: Annotated[
-        str, typer.Option(help="Activations to compare.")
+        str,
+        typer.Option(
+            help="Activations to compare, separated by commas.",
+            show_default="relu, gelu, prelu, plain, stacked, compiled, hullo and hullo6",
+        ),
     ] = "relu,gelu,prelu,plain,stacked,compiled,hullo,hullo6",
     repeats: Annotated[int, typer.Option(help="Measurements per activation, interleaved.")] = 30,
     budget: Annotated[

@@ -145,12 +145,16 @@ def _without_types(params: Any) -> Any:
     return params
 
 
-class Commands(TyperGroup):
-    """The group of all commands; turns exceptions into an exit code and at most one line of output."""
+class Group(TyperGroup):
+    """A group of commands whose help names no type beside flags."""
 
     def get_params(self, ctx: Any) -> Any:
         """Return the parameters, flags without a metavar."""
         return _without_types(super().get_params(ctx))
+
+
+class Commands(Group):
+    """The group of all commands; turns exceptions into an exit code and at most one line of output."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hullo.lab.cli.common import Command, DataOption, QuietOption, console, report_errors, report_interruption
+from hullo.lab.cli.common import Command, DataOption, Group, QuietOption, console, report_errors, report_interruption
 
 if TYPE_CHECKING:
     from hullo.lab.data import Copy
     from hullo.lab.data.ilsvrc2012 import Home
 
-data = typer.Typer(no_args_is_help=True, help="Fetch, check, list and pack data sets.")
+data = typer.Typer(cls=Group, no_args_is_help=True, help="Fetch, check, list and pack data sets.")
 
 NamesArgument = Annotated[list[str] | None, typer.Argument(help="Names of data sets.", show_default="all")]
 SourceOption = Annotated[
@@ -107,7 +107,7 @@ def list_data(data_dir: DataOption = None) -> None:
 
 @data.command(cls=Command)
 def pack(
-    name: Annotated[str, typer.Argument(help="The data set: ilsvrc2012.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The data set: ilsvrc2012.")],
     data_dir: DataOption = None,
     source: SourceOption = None,
     partial: Annotated[

@@ -62,7 +62,7 @@ def figures(
     """Draw figures: accuracies, learned activations and coefficients, the geometry of hulls."""
     from hullo.lab.analysis.experiments import experiments
     from hullo.lab.analysis.figures import FIGURES, FORMATS, WITHOUT_RECORDS, check_layers, draw_figures, drawing, save
-    from hullo.lab.analysis.sources import read_records
+    from hullo.lab.analysis.sources import HOW_TO_GET_RECORDS, read_records
     from hullo.lab.files import make_directory
 
     with report_errors():
@@ -76,7 +76,7 @@ def figures(
         needy = [name for name in wanted if name not in WITHOUT_RECORDS]
         paths = records or [path for path in DEFAULT_RECORD_PATHS if path.exists()][:1]
         if needy and not paths and (only or columns or rows or (reading, epoch, seed) != (None, None, None)):
-            raise ValueError(f"no records for the figure {needy[0]!r}; give files of records, or directories of them")
+            raise ValueError(f"no records for the figure {needy[0]!r}; {HOW_TO_GET_RECORDS}")
         known = read_records(paths, warn) if needy and paths else []
         found = (
             experiments(known, reading=reading, epoch=epoch, columns=columns or (), rows=rows or ()) if known else []
@@ -96,4 +96,4 @@ def figures(
                 first, *others = save(figure, output / name, formats or ("png", "pdf"), dark=dark)
                 typer.echo(", ".join([str(first), *(path.name for path in others)]))
     if needy and not paths:
-        typer.echo(f"note: no {', '.join(needy)}: these need records; give directories of records", err=True)
+        typer.echo(f"note: no {', '.join(needy)}: these need records; {HOW_TO_GET_RECORDS}", err=True)

@@ -45,8 +45,9 @@ def table(
     note_truncated(paths)
     note_omitted(known, found, columns)
     if form == "terminal":
+        terminal = console()
         for experiment in found:
-            console().print(terminal_table(experiment), "")
+            terminal.print(terminal_table(experiment, terminal.width), "")
     else:
         write = {"markdown": markdown_table, "latex": latex_table, "csv": csv_table}[form]
         typer.echo(write(found), nl=False)

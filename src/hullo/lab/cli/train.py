@@ -117,7 +117,10 @@ def _run_on_cluster(
 
 def train(
     network: Annotated[
-        str, typer.Argument(help="lenet5, kerasnet, resnet56, alexnet, or a network of your own: my_network.py:Net.")
+        str,
+        typer.Argument(
+            metavar="NETWORK", help="lenet5, kerasnet, resnet56, alexnet, or a network of your own: my_network.py:Net."
+        ),
     ],
     dataset: Annotated[
         str,
@@ -128,7 +131,7 @@ def train(
     activation: Annotated[
         str | None,
         typer.Option(
-            help="A base, or a hull: 'convex(identity,relu)'.",
+            help="A base function such as relu, or a hull: 'affine(relu,tanh)'.",
             show_default="relu; a network of your own keeps its activations",
         ),
     ] = None,
@@ -303,8 +306,9 @@ def reproduce(
         )
     with report_errors():
         shown = analysis.experiments(records)
+    terminal = console()
     for experiment in shown:
-        console().print(terminal_table(experiment))
+        terminal.print(terminal_table(experiment, terminal.width))
         with report_interruption(output), drawing():
             if figure := draw_activations(experiment):
                 path, *_ = save(figure, output / f"{stem(experiment.name)}-activations")

@@ -29,7 +29,6 @@ class File:
 
     def read(self, path: Path, remedy: str) -> bytes:
         """Return the content of `path` if its digest is right; else raise a DataError that ends with the `remedy`."""
-        wanted = f"expected {self.algorithm} {self.digest}"
         try:
             with open_regular(path) as file:
                 content = file.read(self.size)
@@ -37,14 +36,14 @@ class File:
                 while more := file.read(2**20):
                     digest.update(more)
         except FileNotFoundError as error:
-            raise DataError(f"{path} is missing: {wanted}; {remedy}") from error
+            raise DataError(f"{path} is missing; {remedy}") from error
         except OSError as error:
-            raise DataError(f"{path} cannot be read ({error.strerror}): {wanted}; {remedy}") from error
+            raise DataError(f"{path} cannot be read ({error.strerror}); {remedy}") from error
         if (found := digest.hexdigest()) != self.digest:
             state = "altered"
             if len(content) < self.size:
                 state = f"truncated after {len(content):,} of {self.size:,} bytes"
-            raise DataError(f"{path} is {state}: {wanted}, found {found}; {remedy}")
+            raise DataError(f"{path} is {state}: expected {self.algorithm} {self.digest}, found {found}; {remedy}")
         return content
 
 

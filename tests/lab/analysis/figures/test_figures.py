@@ -91,8 +91,8 @@ def test_without_records_the_two_figures_that_need_none_are_drawn_and_the_others
     result = invoke()
     assert result.exit_code == 0, result.output
     assert written(tmp_path / "figures") == both("geometry", "pipeline")
-    assert result.stderr == (
-        "note: no activations, coefficients, accuracy: these need records; give directories of records\n"
+    assert result.stderr.startswith(
+        "note: no activations, coefficients, accuracy: these need records; make records first"
     )
 
 
@@ -216,7 +216,7 @@ def test_a_choice_of_what_needs_records_is_refused_without_them(
     monkeypatch.chdir(tmp_path)
     result = invoke("--only", "accuracy")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith("hullo: no records for the figure 'accuracy'; give files of records")
+    assert result.stderr.startswith("hullo: no records for the figure 'accuracy'; make records first")
     assert not list(tmp_path.iterdir())
 
 

@@ -68,7 +68,8 @@ def title(experiment: Experiment) -> str:
 def caption(experiment: Experiment) -> str:
     """Return how to read a table of one experiment."""
     single = max(cell.accuracy.count for cell in experiment.cells.values()) == 1
-    means = [] if single else [f"Means and 95 % intervals over seeds; vs {REFERENCE} on the same seeds."]
+    paired = f"; vs {REFERENCE} on the same seeds" if any(c.over_reference for c in experiment.cells.values()) else ""
+    means = [] if single else [f"Means and 95 % intervals over seeds{paired}."]
     return " ".join([experiment.reading.sentence, *means, *experiment.remarks])
 
 
