@@ -33,7 +33,7 @@ def test_fit_leaves_a_vertex_finds_the_function_and_never_leaves_the_hull():
         {"bases": ["leaky_relu(0.2)", "gelu"], "strict": False, "init": "gelu", "axis": 1, "groups": 2},
         {"bases": PAPER, "init": np.eye(3)[[0, 1, 2, 2]], "groups": 4, "dtype": "mixed_bfloat16"},
         {"bases": ["tanh"]},
-    ],
+    ][: 4 if BACKEND == "torch" else 2],
 )
 @pytest.mark.parametrize(("name", "parametrization"), PARAMETRIZATIONS)
 def test_a_saved_model_loads_with_equal_outputs(name, parametrization, arguments, tmp_path):
