@@ -1,11 +1,14 @@
 VENV := .venv
 PYTHON := $(VENV)/bin/python
+EXTRAS_lab := lab
+EXTRAS_docs := docs,lab,keras
+EXTRAS_dev := dev
 
 .PHONY: test check demo docs setup
 .DEFAULT_GOAL := test
 
 test: check  ## every check and every test, two at a time: many wait for processes, and threads would wait for each other
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: setup  ## formatting, lint, types, and whether tables say what records say
 	$(PYTHON) -m ruff format --check .
@@ -23,15 +26,9 @@ docs: $(VENV)/docs  ## the site: site/index.html
 
 setup: $(VENV)/dev  ## a virtual environment with everything in it
 
-$(VENV)/lab: pyproject.toml constraints.txt
+# Byte code is compiled on all cores: pip would do it on one.
+$(VENV)/%: pyproject.toml constraints.txt
 	python3 -m venv $(VENV)
-	$(PYTHON) -m pip install --quiet --constraint constraints.txt --editable ".[lab]"
-	touch $@
-
-$(VENV)/docs: $(VENV)/lab
-	$(PYTHON) -m pip install --quiet --constraint constraints.txt --editable ".[docs,lab,keras]"
-	touch $@
-
-$(VENV)/dev: $(VENV)/lab
-	$(PYTHON) -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(PYTHON) -m pip install --quiet --no-compile --constraint constraints.txt --editable ".[$(EXTRAS_$*)]"
+	-$(PYTHON) -m compileall -qq -j 0 $(VENV)/lib
 	touch $@

@@ -149,6 +149,7 @@ def test_a_member_that_is_not_finite_leaves_the_others_as_they_are() -> None:
     assert torch.equal(dbias[:64], gradients[2][:64])
 
 
+@pytest.mark.gpu  # Triton's interpreter runs one program after the other
 def test_every_run_gives_the_same_bits() -> None:
     case = CASES["kerasnet"]
     inputs = [tensor.to(DEVICE) for tensor in case.draw()]

@@ -182,6 +182,7 @@ def test_a_member_that_is_not_finite_leaves_the_others_as_they_are_to_the_bit(re
         assert torch.equal(expected[first], beside[name][first]), name
 
 
+@pytest.mark.gpu  # Triton's interpreter runs one program after the other
 @pytest.mark.parametrize("name", ["several tiles a program"])
 def test_every_run_gives_the_same_bits(name: str) -> None:
     case = CASES[name]
