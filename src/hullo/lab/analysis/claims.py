@@ -134,8 +134,8 @@ def claims(experiments: Sequence[Experiment], like_paper: Sequence[Experiment] |
     read_alike = [e for e in experiments if e.split == "test"] if like_paper is None else list(like_paper)
     whole = [e for e in tested if any(e.published(row) is not None for row in paper.ROWS)]
     deep = [e for e in whole if e.setting.network == DEEP]
-    small = [e for e in read_alike if e.setting.network != "alexnet"]
-    alexnet = [e for e in read_alike if e.setting.network == "alexnet"]
+    alexnet = [e for e in read_alike if e.setting.network == paper.ALEXNET.network]
+    small = [e for e in read_alike if e not in alexnet]
     over_rivals = [(f"best hull over {row}", HULLS, [row]) for row in RIVALS]
     same_bases = [(f"{one} over {two}", [one], [two]) for one, two in zip(AFFINE, CONVEX, strict=True)]
     bases = [(row, [row], [item.name for item in ActivationSpec.parse(row).bases]) for row in HULLS]
