@@ -15,7 +15,7 @@ and the highest; with a file named, writes them there too. Without a GPU it take
 which shows that it runs and no more.
 
 What limits it: the pack has just been written and lies in the page cache, which would not hold the real one, of 252 GB.
-Where that is read from a disk, the disk gives one image for 196,608 bytes of its bandwidth, so 23,000 a second want
+Where that is read from a disk, the disk gives one image for 196,608 bytes of its bandwidth, so 23,000 per second need
 4.5 GB/s. Each file counts eight times, so that no epoch ends in between: evaluation, checkpoints and the first batches
 of an epoch are left out.
 """
@@ -60,7 +60,7 @@ ACTIVATIONS = ("relu", "affine(identity,relu,tanh)")
 
 
 def make_source(folder: Path) -> Source:
-    """ILSVRC-2012, had it one image a class, for training and evaluation alike."""
+    """Write an ILSVRC-2012 of one image per class, for training and evaluation alike."""
     colours = np.random.default_rng(0).integers(0, 256, (CLASSES, 16, 16, 3), np.uint8)
     for label, small in enumerate(colours):
         stream = io.BytesIO()
@@ -110,7 +110,7 @@ def train(loader: StreamingLoader, activation: str) -> Iterator[None]:
 
 
 def take_turn(steps: Iterator[None], clock: Clock) -> float:
-    """Images per second."""
+    """Return images per second."""
     for _ in range(WARM_UP):
         next(steps)
     clock.wait()

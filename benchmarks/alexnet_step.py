@@ -50,7 +50,7 @@ class Step(NamedTuple):
     run: Callable[[], None]
     peak_mib: float
     owned: object
-    """What a graph reads and does not own."""
+    """Hold what a graph reads and does not own."""
 
 
 class Measured(NamedTuple):

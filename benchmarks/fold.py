@@ -1,4 +1,4 @@
-"""What does folding save? Inference with a hull before and after `hullo.fold`, in turns, in one process.
+"""Measure what folding saves: inference with a hull before and after `hullo.fold`, interleaved, in one process.
 
     python benchmarks/fold.py
 

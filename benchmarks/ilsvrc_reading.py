@@ -34,7 +34,7 @@ SIZE, BYTES = (500, 375), 115_000
 
 
 def enlarge(released: EncodedImage, folder: Path) -> EncodedImage:
-    """The image as large as those that were released, in a file of its own."""
+    """Write an image of the size of the released ones to a file."""
     with Image.open(io.BytesIO(released.encoded.read())) as image:
         large = image.convert("RGB").resize(SIZE)
     for quality in range(100, 70, -2):
@@ -52,7 +52,7 @@ def decode_all(images: list[EncodedImage]) -> int:
 
 
 def from_jpeg(images: list[EncodedImage], workers: int) -> float:
-    """Images per second that processes decode."""
+    """Return the images per second that processes decode."""
     pieces = [images[start : start + PIECE] for start in range(0, len(images), PIECE)]
     with worker_processes(workers) as pool:
         list(pool.map(decode_all, pieces[: 2 * workers]))
@@ -62,7 +62,7 @@ def from_jpeg(images: list[EncodedImage], workers: int) -> float:
 
 
 def from_pack(folder: Path, workers: int) -> float:
-    """Images per second that threads read in a random order, batch after batch."""
+    """Return the images per second that threads read in a random order, batch after batch."""
     dataset = Pack.open(folder).images("train")
     order = torch.cat([torch.randperm(len(dataset)) for _ in range(500)])
     count, start = 0, 0.0

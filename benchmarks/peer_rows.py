@@ -47,7 +47,7 @@ def add_peers(path: Path, rows: Sequence[PeerRow]) -> None:
 
 
 def peers(rows: Sequence[PeerRow]) -> Iterator[Sequence[str]]:
-    """Every contender: milliseconds per network and step, and MiB per network, by the number of members."""
+    """Yield every contender: milliseconds per network and step, and MiB per network, by the number of members."""
     counts = sorted({row.members for row in rows})
     yield ["network", "", *(f"K = {count}, ms" for count in counts), *(f"K = {count}, MiB" for count in counts)]
     found = {(row.network, row.contender, row.members): row for row in rows}
@@ -58,7 +58,7 @@ def peers(rows: Sequence[PeerRow]) -> Iterator[Sequence[str]]:
 
 
 def factors(rows: Sequence[PeerRow]) -> Iterator[Sequence[str]]:
-    """hullo in a graph beside eager loops, those of fewer networks where none were measured, and beside the best peer."""
+    """Compare hullo in a graph with eager loops, of fewer networks where none were measured, and with the best peer."""
     yield [
         "",
         "K",
@@ -83,7 +83,7 @@ def factors(rows: Sequence[PeerRow]) -> Iterator[Sequence[str]]:
 
 
 def brief(rows: Sequence[PeerRow]) -> Iterator[Sequence[str]]:
-    """The factors of the largest populations alone."""
+    """Yield the factors of the largest populations."""
     most = max(row.members for row in rows)
     _, *lines = factors(rows)
     chosen = [0, 2, 4, 5, 7]  # network, hullo, factor, best peer, factor

@@ -56,7 +56,7 @@ NETWORKS: dict[str, Callable[[int, int], nn.Module]] = {
 
 
 def plain_epoch(column: Column) -> float:
-    """Seconds that one network's epoch takes."""
+    """Return the seconds of one network's epoch."""
     count, colours, side = SIZES[column.data]
     images = torch.rand(count, colours, side, side, device="cuda")
     labels = torch.randint(10, (count,), device="cuda")

@@ -21,7 +21,7 @@ from variants import HALF, LAST, Bench, Step, measure_on_gpu, parser, size
 def conv2d(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: tuple[int, int], groups: int
 ) -> Tensor:
-    """PyTorch's, which takes cuDNN's; zeros are added apart where those before and behind differ in number."""
+    """Call PyTorch's convolution, which is cuDNN's; pad first where both sides need different padding."""
     before, behind = padding
     if before != behind:
         x, before = F.pad(x, (before, behind) * 2), 0
@@ -29,7 +29,7 @@ def conv2d(
 
 
 def ours(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: tuple[int, int], groups: int) -> Tensor:
-    """The laboratory's."""
+    """Call the laboratory's convolution."""
     from hullo.population.kernels.convolution import convolve
 
     return convolve(x, weight, bias, members=groups, stride=stride, padding=padding)

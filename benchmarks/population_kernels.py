@@ -44,7 +44,7 @@ TRIO = tuple(hullo.base(name) for name in ("identity", "relu", "tanh"))
 
 
 def passes(function: Callable[[], Tensor], leaves: list[Tensor]) -> dict[str, Step]:
-    """A function, and the gradients of its result for the leaves."""
+    """Return a function, and the gradients of its result for the leaves."""
     made: list[Tensor] = []
     gradient = torch.randn_like(function().detach())
 
@@ -250,7 +250,7 @@ NORM_TILES = {  # times, warps, programs
 
 
 def tune(bench: Bench) -> None:
-    """The kernels at several sizes of their tiles; what stands in the modules comes first."""
+    """Measure the kernels at several tile sizes, the modules' own first."""
     for tile in (pooled.FORWARD[2], (512, 4), (2048, 4), (2048, 8)):
         for programs in (pooled.PROGRAMS, 16):
             pooled.FORWARD[2] = pooled.BACKWARD[2] = tile

@@ -42,7 +42,7 @@ def images() -> Dataset:
 
 
 def population_epoch(network: str, members: int, data: Dataset, seconds: float, profile: bool) -> dict[str, float]:
-    """What one network's epoch takes in a population, and what it is made of, from about `seconds` of training."""
+    """Return the time of one network's epoch in a population, and its parts, from about `seconds` of training."""
     specs = [
         Spec(network, "cifar10", paper.ROWS[k % len(paper.ROWS)], seed=k // len(paper.ROWS), precision="bfloat16")
         for k in range(members)

@@ -1,4 +1,4 @@
-"""What does a hull cost in a real network? One training step of ResNet-56, on a GPU, in a CUDA graph.
+"""Measure what a hull costs in a real network: a training step of ResNet-56, on a GPU, in a CUDA graph.
 
     python benchmarks/resnet56_step.py
 
@@ -52,7 +52,7 @@ def resnet56(activation: Callable[[], nn.Module]) -> nn.Module:
 
 
 def captured_step(activation: Callable[[], nn.Module]) -> tuple[torch.cuda.CUDAGraph, float, Callable[[], None]]:
-    """A training step as a CUDA graph, its peak memory in MiB, and the step itself, which owns what the graph reads."""
+    """Return a training step as a CUDA graph, its peak memory in MiB, and the step, which owns what the graph reads."""
     torch.manual_seed(0)
     model = resnet56(activation).cuda().to(memory_format=torch.channels_last)
     groups = hullo.parameter_groups(model, lr=1e-4)

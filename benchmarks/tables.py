@@ -15,7 +15,7 @@ Lines = Iterator[Sequence[str]]
 
 
 def cost(rows: Sequence[Row]) -> Lines:
-    """The largest flat input: multiples of the bandwidth floor and of GELU in every type, and the memory held."""
+    """Show the largest flat input: multiples of the bandwidth floor and of GELU in every dtype, and the memory held."""
     results = Results(rows, "eager")
     measures: list[tuple[str, Callable[[Case, str], float]]] = [
         ("forward / floor", lambda case, name: results.floors(case, name, "forward")),
@@ -30,7 +30,7 @@ def cost(rows: Sequence[Row]) -> Lines:
 
 
 def groups(rows: Sequence[Row]) -> Lines:
-    """Inputs with channels, by groups and layout: multiples of the bandwidth floor."""
+    """Show inputs with channels, by groups and layout: multiples of the bandwidth floor."""
     results = Results(rows, "eager")
     cases = [case for case in results.cases if len(case.shape) > 1]
     columns = [(dtype, way) for dtype in dict.fromkeys(case.dtype for case in cases) for way in ("forward", "backward")]
@@ -42,7 +42,7 @@ def groups(rows: Sequence[Row]) -> Lines:
 
 
 def graph(rows: Sequence[Row]) -> Lines:
-    """Small inputs inside a CUDA graph: microseconds, multiples of GELU, kernels."""
+    """Show small inputs inside a CUDA graph: microseconds, multiples of GELU, kernels."""
     results = Results(rows, "graph")
     yield ["input", "", "forward, µs", "/ GELU", "backward, µs", "/ GELU", "kernels"]
     for case in results.cases:
@@ -51,7 +51,7 @@ def graph(rows: Sequence[Row]) -> Lines:
 
 
 def overhead(rows: Sequence[Row]) -> Lines:
-    """What Python spends on one call: microseconds, multiples of GELU."""
+    """Show the overhead of Python per call: microseconds, multiples of GELU."""
     results = Results(rows, "overhead")
     yield ["", "forward, µs", "/ GELU", "backward, µs", "/ GELU"]
     for case in results.cases:

@@ -1,4 +1,4 @@
-"""What benchmarks of kernels share: variants of one computation in turns, in one process, each in a CUDA graph.
+"""Shared code of kernel benchmarks: variants of one computation, interleaved, in one process, each in a CUDA graph.
 
 Every line has the median time of a variant beside its floor: the fewest bytes that must move, over the bandwidth of a
 large copy. Tensors are used again at once, as in training, so a small one may be found in the cache. A part that fails
@@ -110,14 +110,14 @@ class Bench:
 
     @contextmanager
     def guarded(self, what: str) -> Iterator[None]:
-        """What fails is said in a line."""
+        """Call a function; print one line if it fails."""
         try:
             yield
         except Exception as error:
             print(f"{what}: {type(error).__name__}: {' '.join(str(error).split())[:300]}", flush=True)
 
     def halves(self, *shape: int) -> Tensor:
-        """Random images in bfloat16, channels last."""
+        """Return random images in bfloat16, channels last."""
         return torch.randn(shape, device=self.device).to(HALF).contiguous(memory_format=LAST)
 
 
@@ -129,7 +129,7 @@ def size(*tensors: Tensor) -> int:
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """What every such benchmark can be told."""
+    """Return a parser of the options that these benchmarks share."""
     made = argparse.ArgumentParser(description=description.partition("\n")[0])
     made.add_argument("--csv", type=Path, help="where to write the lines")
     made.add_argument("--members", type=int, default=60)

@@ -77,7 +77,7 @@ def train(model: nn.Module, sample: Callable[[int], Batch], steps: int) -> float
 
 
 def draw(models: dict[str, nn.Module], path: Path) -> None:
-    """One panel a model: every hull's function."""
+    """Draw every hull's function, one panel per model."""
     figure, panels = plt.subplots(1, len(models), figsize=(5 * len(models), 4), squeeze=False)
     x = torch.linspace(-4, 4, 400)
     for panel, (title, model) in zip(panels[0], models.items(), strict=True):

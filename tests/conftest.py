@@ -1,4 +1,4 @@
-"""What all tests share: GPU tests are skipped without a GPU, random numbers are the same in every run."""
+"""Shared set-up: GPU tests are skipped without a GPU, random numbers are the same in every run."""
 
 from __future__ import annotations
 

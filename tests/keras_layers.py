@@ -24,7 +24,7 @@ def numpy(array):
 
 
 def sample(shape, dtype="float32", kinks=(0.0,)):
-    """Points that include the kinks, and the upstream gradient of a mean."""
+    """Return points that include the kinks, and the upstream gradient of a mean."""
     rng = np.random.default_rng(0)
     x = rng.uniform(-3, 3, size=shape)
     x.reshape(-1)[: len(kinks)] = kinks

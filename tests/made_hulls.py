@@ -23,13 +23,13 @@ every_hull = pytest.mark.parametrize(("hull", "parametrization"), HULLS)
 
 
 def uneven(hull: type[Hull], parametrization: str, groups: int = 1, **options: Any) -> Hull:
-    """A hull whose coefficients all differ."""
+    """Return a hull whose coefficients all differ."""
     rows = [[0.1 + 0.05 * g, 0.3, 0.6 - 0.05 * g] for g in range(groups)]
     return hull(*TRIO, parametrization=parametrization, groups=groups, init=rows[0] if groups == 1 else rows, **options)
 
 
 def rows_of(groups: int | None, n: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Coefficients of n bases, shared by all channels or a row for each group."""
+    """Return coefficients of n bases, shared by all channels or a row for each group."""
     shape = (n,) if groups is None else (groups, n)
     return torch.randn(shape, dtype=dtype)
 

@@ -57,7 +57,7 @@ def make_record(
 
 
 def make_records(last: dict[str, Sequence[float]], **shared: Any) -> list[Record]:
-    """Runs of one epoch: what each activation reached, by seed."""
+    """Return runs of one epoch: what each activation reached, by seed."""
     return [
         make_record(activation, [reached], seed=seed, **shared)
         for activation, all_reached in last.items()

@@ -1,4 +1,4 @@
-"""What base functions and their combinations are, written a second time: float64, no thought for speed."""
+"""An independent implementation of base functions and their combinations: float64, no thought for speed."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ CLOSED_FORMS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def combine(x: Tensor, coefficients: Tensor, names: Sequence[str], channel_dim: int = 1) -> Tensor:
-    """The combination channel by channel, in float64; differentiable."""
+    """Return the combination channel by channel, in float64; differentiable."""
     x = x.double()
     values = [CLOSED_FORMS[name](x) for name in names]
     if coefficients.dim() == 1:

@@ -33,7 +33,7 @@ small = st.lists(st.floats(-3, 3), min_size=2, max_size=6)
 
 
 def closest_in_simplex(raw: Tensor) -> Tensor:
-    """max(r - t, 0) with t found by bisection so that the sum is one."""
+    """Return max(r - t, 0) with t found by bisection so that the sum is one."""
     low, high = raw.min() - 1, raw.max()
     for _ in range(200):
         middle = (low + high) / 2

@@ -38,7 +38,7 @@ def test_every_path_exists() -> None:
 
 @pytest.fixture
 def softer() -> Iterator[str]:
-    """A base of the catalogue, as its first step says: x / sqrt(1 + x^2)."""
+    """Yield a base of the catalogue, as its first step says: x / sqrt(1 + x^2)."""
     name = "softer"
 
     def softer() -> bases.Base:

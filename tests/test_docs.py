@@ -141,7 +141,7 @@ def test_no_line_of_a_table_ends_between_a_number_and_its_interval(site: Path) -
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """What follows `hullo` in the commands of a document, in blocks and between backticks."""
+    """Yield what follows `hullo` in the commands of a document, in blocks and between backticks."""
     fences = re.findall(r"^```([^\n]*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     lines = "".join(block for language, block in fences if language in SHELLS).replace("\\\n", " ").splitlines()
     for line in [*lines, *re.findall(r"`(hullo [^`]+)`", text)]:
@@ -152,7 +152,7 @@ def commands(text: str) -> Iterator[list[str]]:
 
 
 def leaves(group: Any) -> dict[tuple[str, ...], Any]:
-    """Every command that does something, by its names: train, data fetch, ..."""
+    """Return every command by its names: train, data fetch, ..."""
     found: dict[tuple[str, ...], Any] = {}
     for name, command in group.commands.items():
         inner = leaves(command) if hasattr(command, "commands") else {(): command}
@@ -164,7 +164,7 @@ COMMANDS = leaves(typer.main.get_command(app))
 
 
 def named(words: list[str]) -> tuple[str, ...]:
-    """The command that is meant; a group of commands may be meant as a whole."""
+    """Return the command that words name, or a group of commands."""
     meant = [command[:size] for command in COMMANDS for size in (1, 2) if command[:size] == tuple(words[:size])]
     return max(meant, key=len, default=())
 

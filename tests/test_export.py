@@ -62,7 +62,7 @@ def trained(groups: int | str) -> nn.Module:
 
 
 def make(kind: str, groups: int) -> tuple[nn.Module, Tensor, Tensor]:
-    """A model, an input to export it with and one of another batch size."""
+    """Return a model, an input to export it with and one of another batch size."""
     if kind.startswith("every"):
         model: nn.Module = Every(groups).eval()
         shape = (8, 3)

@@ -15,7 +15,7 @@ TOLERANCE = {torch.float64: 1e-8, torch.float32: 4e-6, torch.float16: 2e-3, torc
 
 
 def close(found: Tensor, exact: Tensor) -> None:
-    """Within the rounding of found's type."""
+    """Compare two tensors up to the rounding of the first one's dtype."""
     tolerance = TOLERANCE[found.dtype]
     torch.testing.assert_close(found.double(), exact.double(), rtol=tolerance, atol=tolerance)
 
@@ -23,7 +23,7 @@ def close(found: Tensor, exact: Tensor) -> None:
 def check_against_oracle(
     x: Tensor, coefficients: Tensor, names: tuple[str, ...], channel_dim: int = 1, backend: str | None = None
 ) -> None:
-    """Values, and gradients for x and the coefficients."""
+    """Compare values, and gradients for x and the coefficients, with the oracle."""
     x = x.detach().requires_grad_()
     c = coefficients.detach().requires_grad_()
     y = hullo.combine(x, c, names, channel_dim=channel_dim, backend=backend)

@@ -15,7 +15,7 @@ NAMES = ("sin", "tanh", "gelu")
 
 
 def made(kind: str, groups: int = 1, **options: object) -> hullo.Hull:
-    """A linear hull with coefficients and scales that all differ."""
+    """Return a linear hull with coefficients and scales that all differ."""
     torch.manual_seed(3)
     act = hullo.LinearHull(*NAMES, groups=groups, channel_dim=1, inner_scale=kind, **options)  # type: ignore[arg-type]
     for parameter in act.parameters():
@@ -24,7 +24,7 @@ def made(kind: str, groups: int = 1, **options: object) -> hullo.Hull:
 
 
 def exact(act: hullo.Hull, x: Tensor) -> Tensor:
-    """The same channel by channel, in float64."""
+    """Compute the same channel by channel, in float64."""
     assert act.inner_scale is not None
     each = x.shape[1] // act.groups
     rows = act.coefficients.double().reshape(act.groups, -1)

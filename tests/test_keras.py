@@ -26,7 +26,7 @@ GROUPS = [(1, -1), (6, -1), (2, 1)][2 * (BACKEND != "torch") :]
 
 
 def gradients(function, *arguments):
-    """The gradients of a scalar function of arrays, on any backend; they can be differentiated again."""
+    """Return the gradients of a scalar function of arrays, on any backend; they can be differentiated again."""
     if BACKEND == "torch":
         arguments = [a if a.requires_grad else a.requires_grad_() for a in map(torch.as_tensor, arguments)]
         return torch.autograd.grad(function(*arguments), arguments, create_graph=True)
@@ -52,12 +52,12 @@ def dot(a, b):
 
 
 def as_function(layer):
-    """The layer as a function of x and its raw parameters."""
+    """Return the layer as a function of x and its raw parameters."""
     return lambda x, raw: layer.stateless_call([raw], [], x)[0]
 
 
 def twins(name, bases, shape, dtype="float32", axis=-1, **arguments):
-    """A layer, and the module in float64 that it is held against."""
+    """Return a layer, and the module in float64 that it is held against."""
     layer = getattr(hullo.keras, name)(bases, dtype=dtype, axis=axis, **arguments)
     layer.build(shape)
     return layer, getattr(hullo, name)(*bases, channel_dim=axis, dtype=torch.float64, **arguments)
@@ -80,7 +80,7 @@ def assert_twins_agree(layer, module, x, upstream):
 
 
 def coefficients(rng, name, groups, n, parametrization=None):
-    """Rows of coefficients, exact in float32; where zero can be reached, many are zero."""
+    """Return rows of coefficients, exact in float32; where zero can be reached, many are zero."""
     rows = rng.multinomial(
         4 if parametrization in ("projection", "clamped") else 64, np.full(n, 1 / n), size=groups
     ).astype("float64")

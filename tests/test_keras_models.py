@@ -109,7 +109,7 @@ def test_onnx_keeps_the_values_for_any_batch(name, parametrization, groups, tmp_
 
 
 def decay(model):
-    """One step of training without gradients: only weight decay can move anything."""
+    """Take a training step with zero gradients: only weight decay can change weights."""
     zeros = np.zeros((8, 4), dtype="float32")
     model.fit(zeros, zeros, verbose=0)
     return numpy(model.get_layer("act").coefficients).tolist()

@@ -16,7 +16,7 @@ layers = keras.layers
 
 
 def branching():
-    """A functional model with a nested one, activation layers, and activations of other layers."""
+    """Return a functional model with a nested one, activation layers, and activations of other layers."""
     inner = keras.Sequential([keras.Input((6,)), layers.Dense(5, activation="silu"), layers.LeakyReLU(0.3)])
     x = keras.Input((8, 8, 2))
     y = layers.Conv2D(4, 3, activation="relu", name="conv")(x)

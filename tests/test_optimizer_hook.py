@@ -26,7 +26,7 @@ on_faces = st.lists(st.sampled_from([0.0, 0.0, 0.25, 0.5, 1.0]), min_size=3, max
 
 
 def hull(numbers: list[float], **options: object) -> hullo.ConvexHull:
-    """A hull on the boundary: many of the coefficients are zero."""
+    """Return a hull on the boundary: many of the coefficients are zero."""
     start = torch.tensor(numbers, dtype=torch.float64)
     return hullo.ConvexHull(*BASES, init=start / start.sum(), dtype=torch.float64, **options)
 

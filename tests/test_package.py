@@ -29,7 +29,7 @@ print(len(data.load("fashion-mnist-sample").train_labels))
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the wheel that is built from the sdist, and the sdist."""
+    """Return a directory with the wheel that is built from the sdist, and the sdist."""
     pytest.importorskip("hatchling")
     folder = tmp_path_factory.mktemp("dist")
     build = [sys.executable, "-m", "hatchling", "build", "--directory", str(folder)]

@@ -1,4 +1,4 @@
-"""What a combination is can be asked, and the answers are those that many points give."""
+"""Properties of combinations agree with what many points give."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def slopes_at(x: Tensor, coefficients: list[float], names: list[str]) -> Tensor:
 
 
 def search(coefficients: list[float], names: list[str]) -> float:
-    """The least slope that a search finds: on 100,000 points, then ever closer around the lowest of them."""
+    """Return the least slope that a search finds: on 100,000 points, then ever closer around the lowest of them."""
     far, tiny = torch.logspace(1, 12, 20_000, dtype=torch.float64), torch.logspace(-9, 0, 2_000, dtype=torch.float64)
     kinks = torch.tensor([kink for name in names for kink in hullo.base(name).kinks], dtype=torch.float64)
     x = torch.cat([torch.linspace(-20, 20, 60_001, dtype=torch.float64) + 1e-7, far, -far, tiny, -tiny])
@@ -65,7 +65,7 @@ def search(coefficients: list[float], names: list[str]) -> float:
 
 
 def grows(coefficients: list[float], names: list[str]) -> float:
-    """The coefficient of the highest power of ReLU, which decides where the slope goes on the far right."""
+    """Return the coefficient of the highest power of ReLU, which decides where the slope goes on the far right."""
     powers = [c for power in ("relu3", "relu2") for c, name in zip(coefficients, names, strict=True) if name == power]
     return next((c for c in powers if c), 0.0)
 

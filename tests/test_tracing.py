@@ -47,7 +47,7 @@ def functions(act: Hull) -> dict[str, Function]:
 
 
 def assert_same_function(traced: Function, function: Function, act: Hull, *batches: int) -> None:
-    """Both agree on raw parameters, and on batch sizes, that were not there when the one was traced."""
+    """Compare both on raw parameters and batch sizes other than those of the trace."""
     for batch in batches:
         x, raw = torch.randn(batch, 4), act.raw.detach() + 0.3 * torch.randn_like(act.raw)
         torch.testing.assert_close(traced(x, raw), function(x, raw), rtol=1e-4, atol=1e-5)

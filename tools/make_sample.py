@@ -21,19 +21,19 @@ from hullo.lab.data import load
 
 
 def first_of_each_class(labels: Tensor, each: int) -> Tensor:
-    """The places of the first `each` labels of every class, in order."""
+    """Return the positions of the first `each` labels of every class, in order."""
     is_class = labels[:, None] == labels.unique()
     return ((is_class.cumsum(0) <= each) & is_class).any(1).nonzero().squeeze(1)
 
 
 def pack_idx(content: Tensor) -> bytes:
-    """A tensor of bytes as a gzipped idx file, the same at every run."""
+    """Return a tensor of bytes as a gzipped idx file, the same at every run."""
     header = bytes([0, 0, 8, content.ndim]) + struct.pack(f">{content.ndim}I", *content.shape)
     return gzip.compress(header + bytes(content.flatten().tolist()), compresslevel=9, mtime=0)
 
 
 def make_sample(data_dir: str | None = None) -> dict[str, bytes]:
-    """The sample's four files by name."""
+    """Return the sample's four files by name."""
     full = load("fashion-mnist", data_dir)
     files = {}
     for part, images, labels, each in (

@@ -23,7 +23,7 @@ SIGNALS = {getattr(signal, name): word for name, word in WORDS.items() if hasatt
 AGAIN = 1.0
 """Seconds within which a signal is a repetition: `timeout` and `torchrun` send it to a process, then to its group."""
 SHOW_CURSOR = b"\x1b[?25h"
-"""What a terminal needs after a progress bar was cut off."""
+"""Restores a terminal after a progress bar was cut off."""
 
 
 class _State:

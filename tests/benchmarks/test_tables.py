@@ -32,7 +32,7 @@ ROW = Row(
 
 @pytest.fixture
 def folder(tmp_path):
-    """GELU and a hull that takes 1.5 times as long: 3 ms forward, 6 ms backward, 9 ms both."""
+    """Return a folder of rows: GELU, and a hull that takes 1.5 times as long (3, 6 and 9 ms)."""
     with RowFile(tmp_path / "cpu.csv") as file:
         for shape, groups in (("1024", 1), ("8x2x8x8", 2)):
             for kind in ("eager", "graph", "overhead"):
@@ -70,7 +70,7 @@ def test_a_table_is_made_from_the_rows(name, line, folder):
 
 @pytest.fixture
 def peers(tmp_path):
-    """hullo in a graph takes 1 ms, an eager loop 8 ms where there is one; "graph" takes 2 ms whatever K is."""
+    """Return a folder of rows: hullo in a graph takes 1 ms, an eager loop 8 ms for K = 1, "graph" 2 ms for any K."""
     where = vars(environment("a machine", "abc"))
     for members, others in (
         (1, {"eager loop": 8.0, "graph": 2.0, "vmap": 5.0}),

@@ -173,7 +173,7 @@ FEED = InMemoryLoader(tiny_command.load("fashion-mnist-sample"))
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a checkpoint from the second epoch."""
+    """Return a folder with a checkpoint from the second epoch."""
     folder = tmp_path_factory.mktemp("checkpoint")
     training = Training(SPECS, FEED)
     steps = training.advance()

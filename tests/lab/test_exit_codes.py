@@ -20,7 +20,7 @@ BENCH = ("bench", "--device", "cpu", "--sizes", "512", "--activations", "relu", 
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A directory with records, with others that cannot be read, with a file and with no data."""
+    """Work in a directory with readable and unreadable records, a file, and no data."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HULLO_DATA", "data")
     Records(Path("sound/records.jsonl")).add([make_record("relu", [80.0])])

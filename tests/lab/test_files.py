@@ -1,4 +1,4 @@
-"""What is written takes its place whole, or leaves no trace; what is no file is not opened."""
+"""Files are written atomically; only regular files are opened."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def test_two_processes_in_one_directory_do_the_work_once(uninterrupted: Path, tm
 
 @pytest.fixture
 def small_memory(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A device on which two networks fit and three do not; the sizes of the populations that were tried."""
+    """Limit the device to two networks; return the sizes of the populations that were tried."""
     tried: list[int] = []
     advance = training.Training.advance
 

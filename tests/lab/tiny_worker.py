@@ -1,4 +1,4 @@
-"""What the processes of a test's Ray cluster do first: the sample is tiny, and not all networks find enough memory."""
+"""Set-up of the workers of a test's Ray cluster: the sample is tiny, and memory is limited."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def set_up() -> None:
 
 
 def load(name: str, data_dir: str | None = None, device: str = "cpu") -> Dataset:
-    """The sample is tiny; other data sets are what they are."""
+    """Return a tiny sample; load other data sets as usual."""
     return tiny_command.load(name) if name == "fashion-mnist-sample" else _load(name, data_dir, device)
 
 
 def advance(training: Training) -> Iterator[None]:
-    """KerasNet fits into memory twice, not three times."""
+    """Run out of memory with more than two KerasNets."""
     for moment in _advance(training):
         if training.specs[0].network == "kerasnet" and len(training.specs) > 2:
             raise torch.OutOfMemoryError("out of memory")

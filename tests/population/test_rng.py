@@ -9,7 +9,7 @@ words = st.integers(-(2**63), 2**63 - 1)
 
 
 def finalise(z):
-    """SplitMix64's finaliser in Python's unbounded integers."""
+    """Compute SplitMix64's finaliser in Python's unbounded integers."""
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & WORD
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & WORD
     return z ^ (z >> 31)

@@ -10,7 +10,7 @@ import hullo
 
 
 def assert_replaced(model: nn.Module, *inputs: Tensor, hulls: list[str] | None = None, tolerance: float = 1e-6) -> None:
-    """Replacing keeps the outputs, gives every site its own coefficients, and every coefficient a gradient."""
+    """Assert that replacing keeps the outputs, and gives every site its own coefficients and these a gradient."""
     model.eval()
     names = set(model.state_dict())
     with torch.no_grad():
@@ -45,7 +45,7 @@ class FunctionalNet(nn.Module):
         self.__scale = 2.0
 
     def forward(self, x: Tensor, offset: Tensor | None = None) -> Tensor:
-        """A docstring
+        """Return a docstring
         of two lines."""
         x = F.relu(self.first(x))
         x = torch.tanh(self.second(x)).relu() * self.__scale

@@ -32,7 +32,7 @@ REACHED = {"relu": [85.25] * 2, "affine(identity,relu)": [86.25] * 2}
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A project with records in folders within folders and a README with every part."""
+    """Return a project with records in nested folders and a README with every part."""
     runs = {
         "a": made.make_records(REACHED),
         "b/c": made.make_records(REACHED, column="lenet5/cifar10"),

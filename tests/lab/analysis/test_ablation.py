@@ -30,7 +30,7 @@ SCALES, PER = (1.0, 3.0, 10.0), ("layer", "channel")
 
 
 def runs(kind: str, choice: Choice, reached: Sequence[float], **shared: Any) -> list[Record]:
-    """What a choice reached by seed, after one epoch."""
+    """Return runs of one epoch: the accuracy that a choice reached, by seed."""
     parametrization, init, scale, per = choice
     row = f"{kind}({BASES},parametrization={parametrization},init={init},per={per})"
     shared = {"val_size": 5000, "coefficient_lr_scale": scale} | shared
@@ -46,7 +46,7 @@ def test_choices_are_made_on_held_out_images_also_where_test_images_were_evaluat
 
 
 def everything(kind: str) -> list[Choice]:
-    """All choices that there are."""
+    """Return all choices."""
     found = (Choice(*c) for c in product(LEVELS[kind]["parametrization"], LEVELS[kind]["init"], SCALES, PER))
     return [choice for choice in found if (choice.parametrization, choice.init) != ("softmax", "relu")]
 
@@ -57,7 +57,7 @@ def only(records: Sequence[Record]) -> Family:
 
 
 def tables(text: str) -> list[list[list[str]]]:
-    """The cells of each table in Markdown, by line."""
+    """Return the cells of each table in Markdown, by line."""
     found: list[list[list[str]]] = []
     for token, inner in pairwise(MarkdownIt("commonmark", {"html": True}).enable("table").parse(text)):
         if token.type == "table_open":

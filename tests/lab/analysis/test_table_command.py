@@ -26,7 +26,7 @@ def invoke(*arguments: object) -> Result:
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory to work in, with records in runs."""
+    """Return a directory to work in, with records in runs."""
     monkeypatch.chdir(tmp_path)
     Records(tmp_path / "runs" / "records.jsonl").add(make_records(REACHED))
     return tmp_path / "runs"

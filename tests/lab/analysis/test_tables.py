@@ -40,7 +40,7 @@ def shown(runs: list[Record], width: int = 100) -> list[str]:
 
 
 def parsed(text: str) -> list[list[list[str]]]:
-    """The tables of a Markdown document as a reader sees them: rows of cells, as plain text."""
+    """Return the tables of a Markdown document as a reader sees them: rows of cells, as plain text."""
     tables: list[list[list[str]]] = []
     inside = False
     for token in MarkdownIt("commonmark").enable("table").parse(text):

@@ -15,7 +15,7 @@ from hullo.lab.data import fashion_mnist, find
 
 @pytest.fixture
 def real():
-    """A real release's copy in the directory that HULLO_DATA names."""
+    """Return a real release's copy in the directory that HULLO_DATA names."""
 
     def copy(name):
         if not os.environ.get("HULLO_DATA") or (found := find(name)).flaws():
@@ -27,13 +27,13 @@ def real():
 
 @pytest.fixture
 def tiny():
-    """Fashion-MNIST, had it been released with four training images and one test image of 2 x 3 pixels."""
+    """Return a Fashion-MNIST release with four training images and one test image of 2 x 3 pixels."""
     return replace(fashion_mnist.RELEASE, files=tuple(as_file(*item) for item in FASHION.items()))
 
 
 @dataclass
 class Site:
-    """What the server serves and how, and what it was asked for."""
+    """The files of the server, its faults, and the requests it got."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     cuts: list[int] = field(default_factory=list)  # after how many bytes each connection in turn breaks

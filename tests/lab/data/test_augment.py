@@ -31,7 +31,7 @@ def chi_squared(counts):
 
 
 def unlikely(cells):
-    """A bound that chi-squared of so many equally likely cells passes once in a million times or less."""
+    """Return a bound that chi-squared of so many equally likely cells passes once in a million times or less."""
     return cells + 6 * (2 * cells) ** 0.5
 
 

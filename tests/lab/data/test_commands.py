@@ -14,7 +14,7 @@ def invoke(*arguments, **environment):
 
 @pytest.fixture(autouse=True)
 def served(tiny, site, monkeypatch):
-    """Fashion-MNIST is the tiny one, at the address of the misbehaving server."""
+    """Serve the tiny Fashion-MNIST at the address of the misbehaving server."""
     site.files.update(FASHION)
     monkeypatch.setitem(RELEASES, "fashion-mnist", replace(tiny, address=site.address))
     return site

@@ -7,7 +7,7 @@ from hullo.lab.data import Dataset
 
 
 def numbered(labels):
-    """A data set whose images hold their own numbers."""
+    """Return a data set whose images hold their own numbers."""
     images = torch.arange(len(labels), dtype=torch.uint8)[:, None, None, None]
     return Dataset("numbered", ("a", "b", "c"), images, torch.tensor(labels), images[:1], torch.tensor(labels[:1]))
 

@@ -118,7 +118,7 @@ class PlainAlexNet(nn.Sequential):
 
 
 def in_plain_form(name: str, tensor: Tensor, side: int) -> Tensor:
-    """A parameter of ours, or its gradient, as PyTorch's own layers hold it."""
+    """Return a parameter of ours, or its gradient, as PyTorch's own layers hold it."""
     if name == "linear6.weight":
         return tensor.view(4096, side, side, 256).permute(0, 3, 1, 2).flatten(1)
     return tensor

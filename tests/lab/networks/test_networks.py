@@ -119,7 +119,7 @@ def keras_weights(network: nn.Module) -> Iterator[list[Tensor]]:
 
 
 def copy_to_keras(network: nn.Module, model: Any) -> None:
-    """Layers of one kind stand in the same order in both."""
+    """Copy weights layer by layer: layers of one kind have the same order in both networks."""
     for shape in ({4}, {2}, {1}):
         ours = [weights for weights in keras_weights(network) if {weights[0].dim()} == shape]
         theirs = [layer for layer in model.layers if layer.weights and {len(layer.weights[0].shape)} == shape]

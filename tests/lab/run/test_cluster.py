@@ -58,7 +58,7 @@ def start(*arguments: object) -> Command:
 
 
 def reached(output: Path) -> list[tuple[float, ...]]:
-    """The epoch and the step of each checkpoint."""
+    """Return the epoch and the step of each checkpoint."""
     positions = []
     for path in (output / "checkpoints").glob("*.safetensors"):
         with suppress(FileNotFoundError):
@@ -68,7 +68,7 @@ def reached(output: Path) -> list[tuple[float, ...]]:
 
 
 def watch(epoch: int, output: Path, process: Command) -> list[tuple[float, ...]]:
-    """Where the checkpoint stands, again and again, until it has reached an epoch or the process has ended."""
+    """Return the positions of the checkpoint until it has reached an epoch or the process has ended."""
     positions = reached(output)
     while process.poll() is None and max(positions, default=(0, 0)) < (epoch, 0):
         time.sleep(0.01)
@@ -85,7 +85,7 @@ def descendants(process: int) -> Iterator[int]:
 
 @pytest.fixture(autouse=True)
 def environment() -> Iterator[None]:
-    """Without a cluster that the machine may have, and as it was after what a command sets for Ray."""
+    """Hide a cluster that the machine may have, and undo what a command sets for Ray."""
     with patch.dict(os.environ):
         os.environ.pop("RAY_ADDRESS", None)
         yield
@@ -93,7 +93,7 @@ def environment() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The output of a run without a cluster, and what it said."""
+    """Return the output of a run without a cluster, and what it said."""
     output = tmp_path_factory.mktemp("here")
     said, _ = start(*REPRODUCE, *CPU, "--output", output, "--quiet").finish()
     return output, said
@@ -101,7 +101,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 @pytest.fixture(scope="module")
 def head() -> Iterator[tuple[int, str]]:
-    """A cluster: the process that holds it, and its address."""
+    """Yield a cluster: the process that holds it, and its address."""
     process = subprocess.Popen(
         [sys.executable, "-c", HEAD],
         stdin=subprocess.PIPE,
@@ -196,7 +196,7 @@ def test_what_fails_keeps_nothing_else_from_its_end(head: tuple[int, str], tmp_p
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RayRunner:
-    """Two runs of which tests make tasks in this process."""
+    """Return two runs of which tests make tasks in this process."""
     monkeypatch.setattr("hullo.lab.data.load", tiny_command.load)
     specs = [Spec("lenet5", "fashion-mnist-sample", row, epochs=1, batch_size=32) for row in ROWS[:2]]
     return RayRunner(RunQueue(specs, tmp_path))
@@ -281,7 +281,7 @@ def test_gpus_that_no_machine_has_are_refused(monkeypatch: pytest.MonkeyPatch) -
 
 
 def machines(monkeypatch: pytest.MonkeyPatch, *gpus: int) -> None:
-    """A cluster of machines with so many GPUs each, and a dead one with many."""
+    """Patch the cluster: machines with these numbers of GPUs, and a dead one with many."""
     alive = [{"Alive": True, "Resources": {"CPU": 2.0} | ({"GPU": float(count)} if count else {})} for count in gpus]
     nodes = [*alive, {"Alive": False, "Resources": {"GPU": 8.0}}]
     monkeypatch.setattr("hullo.lab.run.cluster._ray", lambda: SimpleNamespace(nodes=lambda: nodes))

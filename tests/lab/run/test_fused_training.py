@@ -33,7 +33,7 @@ def _exact_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _small_alexnet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """LeNet-5 under the name of the network whose recipe is SGD."""
+    """Train LeNet-5 with AlexNet's recipe, which is SGD."""
     monkeypatch.setitem(NETWORKS, "alexnet", NETWORKS["lenet5"])
 
 

@@ -164,7 +164,7 @@ def test_bfloat16_is_near_float32_and_not_the_same() -> None:
 @pytest.mark.parametrize("network", ["lenet5", "kerasnet"])
 def test_every_further_member_takes_as_much_memory_as_the_one_before(network: str) -> None:
     def held(count: int) -> int:
-        """Bytes of the state, and of what a step holds between its two passes."""
+        """Return the bytes of the state, and of what a step holds between its two passes."""
         specs = [replace(members(network)[k % 3], seed=k) for k in range(count)]
         training, known = Training(specs, FEED), {}
 

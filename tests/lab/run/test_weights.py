@@ -1,4 +1,4 @@
-"""What was trained is kept, and comes back as a plain network."""
+"""A trained network is saved, and loads as a plain network."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Case:
     training: bool = True
 
     def draw(self, dtype: torch.dtype = torch.float32) -> list[Tensor]:
-        """x, coefficients and perhaps a bias."""
+        """Return x, coefficients and perhaps a bias."""
         wide = self.members * self.channels
         x = torch.randn(3, wide, *self.sides).to(dtype).contiguous(memory_format=torch.channels_last)
         groups = wide if self.per_channel else self.members
@@ -85,7 +85,7 @@ CASES = {
 
 
 def passes(function: object, inputs: list[Tensor], gradient: Tensor | None = None) -> tuple[Tensor, ...]:
-    """What a function gives, then its gradients for all inputs."""
+    """Return the value of a function and its gradients for all inputs."""
     leaves = [tensor.requires_grad_() for tensor in inputs]
     y: Tensor = function(*leaves)  # type: ignore[operator]
     pulled = torch.ones_like(y) if gradient is None else gradient.to(y)

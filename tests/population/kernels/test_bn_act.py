@@ -43,7 +43,7 @@ class Case:
         self.found = tuple(map(hullo.base, self.bases.split()))
 
     def draw(self, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-        """What has a gradient."""
+        """Return the tensors that have a gradient."""
         channels = self.shape[1]
         inputs = {
             "x": (2 * torch.randn(self.shape) + torch.randn(channels, 1, 1)).to(dtype),
@@ -61,7 +61,7 @@ class Case:
         }
 
     def running(self) -> list[Tensor]:
-        """Running means and variances, the same at every call."""
+        """Return running means and variances, the same at every call."""
         channels = self.shape[1]
         return [
             torch.linspace(-1, 1, channels).to(DEVICE),
@@ -115,7 +115,7 @@ Function = Callable[..., Tensor]
 
 
 def passes(function: Function, case: Case, inputs: dict[str, Tensor], dy: Tensor) -> dict[str, Tensor]:
-    """What a function gives, its gradients for all inputs, and where the running statistics are then."""
+    """Return the value of a function, its gradients for all inputs, and the running statistics after it."""
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in inputs.items()}
     running = [tensor.to(inputs["scale"].dtype) for tensor in case.running()]
     y = function(running, **leaves)
@@ -125,7 +125,7 @@ def passes(function: Function, case: Case, inputs: dict[str, Tensor], dy: Tensor
 
 
 def both(case: Case, inputs: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The fused passes, and the plain ones in float64."""
+    """Return the fused passes, and the plain ones in float64."""
     dy = torch.randn_like(inputs["x"], dtype=torch.float32).to(inputs["x"].dtype)
     wide = {name: tensor.double() for name, tensor in inputs.items()}
     return passes(case.fused, case, inputs, dy), passes(case.plain, case, wide, dy)

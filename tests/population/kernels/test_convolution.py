@@ -35,7 +35,7 @@ class Case(NamedTuple):
     biased: bool
 
     def draw(self, batch: int = 3, dtype: torch.dtype = torch.float32) -> list[Tensor]:
-        """Images, weights and perhaps a bias."""
+        """Return images, weights and perhaps a bias."""
         generator = torch.Generator().manual_seed(sum(self[:5]))
         x = torch.randn(batch, self.members * self.inputs, *self.sides, generator=generator)
         filters = self.members * self.outputs

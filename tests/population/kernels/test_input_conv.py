@@ -25,7 +25,7 @@ LAYERS = {  # channels, height, width, side, same, outputs
 
 
 def random_layer(channels: int, height: int, width: int, side: int, same: bool, outputs: int) -> tuple[Tensor, ...]:
-    """Bytes, a part of an epoch's plan for three members with shifts of up to a fifth, weights and biases."""
+    """Return bytes, a part of an epoch's plan for three members with shifts of up to a fifth, weights and biases."""
     images = torch.randint(256, (20, channels, height, width), dtype=torch.uint8)
     seeds = torch.tensor([3, 4, -5])
     order = draw_order(seeds, 1, len(images))

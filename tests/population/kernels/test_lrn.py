@@ -37,7 +37,7 @@ LAYOUTS = {"contiguous": torch.contiguous_format, "channels last": torch.channel
 
 
 def oracle(x: Tensor, gradient: Tensor, members: int, size: int, alpha: float, beta: float) -> tuple[Tensor, Tensor]:
-    """y and dx in float64, by PyTorch's own function for each member and by automatic differentiation."""
+    """Return y and dx in float64, by PyTorch's own function for each member and by automatic differentiation."""
     wide = x.detach().double().requires_grad_()
     parts = [F.local_response_norm(own, size, alpha, beta, 1.0) for own in wide.chunk(members, 1)]
     y = torch.cat(parts, 1)
@@ -51,7 +51,7 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
 def check(
     x: Tensor, gradient: Tensor, members: int, size: int = 5, alpha: float = 1.0, beta: float = 0.75
 ) -> tuple[Tensor, Tensor]:
-    """Both passes against the oracle; with an alpha of one, since sums of squares hardly matter at Caffe's 1e-4."""
+    """Compare both passes with the oracle, for an alpha of one: sums of squares hardly matter at Caffe's 1e-4."""
     x = x.detach().requires_grad_()
     y = LocalResponseNorm.apply(x, x.shape[1] // members, size, alpha, beta)
     (dx,) = torch.autograd.grad(y, x, gradient)

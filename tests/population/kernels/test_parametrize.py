@@ -96,7 +96,7 @@ def check(layers: Activations, gradients: Tensor) -> tuple[Tensor, Tensor, Tenso
 
 
 def eighths(shape: tuple[int, ...], most: int = 2) -> Tensor:
-    """Numbers with many ties and few digits: both forms then agree on which coefficients are zero."""
+    """Return numbers with many ties and few digits: both forms then agree on which coefficients are zero."""
     return torch.randint(-8 * most, 8 * most + 1, shape) / 8
 
 

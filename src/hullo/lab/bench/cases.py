@@ -1,4 +1,4 @@
-"""What the benchmark measures: activations, on inputs of some shapes, dtypes, memory formats and groups."""
+"""The cases of the benchmark: activations, and inputs of some shapes, dtypes, memory formats and groups."""
 
 from __future__ import annotations
 

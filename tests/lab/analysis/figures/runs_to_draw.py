@@ -25,7 +25,7 @@ def run(
     ended: str = "finished",
     column: tuple[str, str] = COLUMN,
 ) -> Record:
-    """A run whose coefficients are `paths` (1 + epochs, layers, bases), as many epochs as accuracies."""
+    """Return a run whose coefficients are `paths` (1 + epochs, layers, bases), as many epochs as accuracies."""
     epochs = len(accuracies)
     return Record(
         spec=Spec(*column, row, seed=seed, epochs=epochs),
@@ -43,7 +43,7 @@ def run(
 
 
 def wander(row: str, layers: int = 3, epochs: int = 2, seed: int = 0) -> np.ndarray:
-    """Paths of coefficients in a row's hull that start in its middle."""
+    """Return paths of coefficients in a row's hull that start in its middle."""
     parsed, random = ActivationSpec.parse(row), np.random.default_rng(seed)
     count = len(parsed.bases)
     end = random.dirichlet(np.ones(count), layers) * (1.0 if parsed.kind == "convex" else 3.0)
@@ -53,12 +53,12 @@ def wander(row: str, layers: int = 3, epochs: int = 2, seed: int = 0) -> np.ndar
 
 
 def learned(row: str, seed: int = 0, layers: int = 3, **options: object) -> Record:
-    """A run that learned."""
+    """Return a run that learned."""
     epochs = len(options.get("accuracies", (0, 0)))
     return run(row, seed, paths=wander(row, layers, epochs, seed), **options)
 
 
 def experiment(*records: Record, epoch: int | None = None) -> Experiment:
-    """The only experiment that the records make up."""
+    """Return the only experiment that the records make up."""
     (found,) = experiments(records, epoch=epoch)
     return found

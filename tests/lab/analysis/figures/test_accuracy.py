@@ -33,7 +33,7 @@ def lines(panel: Axes) -> dict[str, Line2D]:
 
 
 def dots(figure: Figure, label: str) -> dict[str, float]:
-    """Where the dots of a name are, by the row beside them."""
+    """Return the positions of the dots of a name, by row."""
     (panel,) = figure.axes
     rows = [text.get_text() for text in panel.get_yticklabels()]
     own = [line for line in panel.lines if line.get_marker() == label]

@@ -20,7 +20,7 @@ def oracle(x: np.ndarray, coefficients: list[float], bases: list[str]) -> np.nda
 
 
 def drawn(panel: Axes) -> list[Line2D]:
-    """All lines but those through the origin."""
+    """Return all lines but those through the origin."""
     return [line for line in panel.lines if len(line.get_xdata()) > 2]
 
 

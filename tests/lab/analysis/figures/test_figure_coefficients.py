@@ -20,7 +20,7 @@ ACCURACIES = [50.0] * 6
 
 
 def paths(panel: Axes) -> list[np.ndarray]:
-    """The points of each coloured path, joined again."""
+    """Return the points of each coloured path, joined again."""
     found = []
     for collection in panel.collections:
         if isinstance(collection, LineCollection):

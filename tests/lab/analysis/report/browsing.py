@@ -33,7 +33,7 @@ def commit(page: Any) -> None:
 
 
 def wait_until(page: Any, condition: str) -> None:
-    """What Playwright's own function does, which the page's policy forbids it."""
+    """Wait for a condition; Playwright's own function is forbidden by the page's policy."""
     end = time.monotonic() + 10
     while not page.evaluate(condition):
         assert time.monotonic() < end, f"still not so: {condition}"

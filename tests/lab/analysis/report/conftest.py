@@ -29,7 +29,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page that most tests visit."""
+    """Return the page that most tests visit."""
     return write_report(tmp_path_factory.mktemp("report"), RECORDS)
 
 

@@ -28,7 +28,7 @@ def make_records(
     seeds: int = 5,
     epochs: int = 150,
 ) -> list[Record]:
-    """Runs whose coefficients wander for a while and then settle, and whose accuracy comes near the paper's."""
+    """Return runs whose coefficients wander for a while and then settle, and whose accuracy comes near the paper's."""
     return [
         _make_record(Spec(column.network, column.data, row, seed=seed, epochs=epochs))
         for column in columns
@@ -63,7 +63,7 @@ def _make_record(spec: Spec) -> Record:
 
 
 def _wander(row: ActivationSpec, layers: int, epochs: int, chance: torch.Generator) -> Tensor:
-    """A walk of every layer in the row's hull, which begins in its middle and slowly settles; (epoch, layer, base)."""
+    """Return a walk of every layer from the middle of the row's hull that slowly settles, (epoch, layer, base)."""
     parametrization = HULLS[row.kind].set_class(row.parametrization).parametrization
     size = 0.02 * torch.exp(-3 * torch.arange(epochs) / epochs)
     drift = torch.randn(layers, len(row.bases) - parametrization.fewer, generator=chance) / epochs
@@ -77,7 +77,7 @@ def _digits(value: float) -> float:
 
 
 def write_report(folder: Path, records: Sequence[Record]) -> Path:
-    """The page of records that are in a directory of their own."""
+    """Return the page of records that are in a directory of their own."""
     Records(folder / "runs" / "records.jsonl").add(records)
     page = folder / "report.html"
     write_page(gather([folder / "runs"]), page)
@@ -88,4 +88,4 @@ RECORDS = [
     *make_records([paper.COLUMNS[0]], paper.ROWS, seeds=3, epochs=12),
     *make_records([paper.COLUMNS[4]], paper.ROWS[7:], seeds=2, epochs=20),
 ]
-"""What the page shows that most tests visit in a browser."""
+"""The records of the page that most tests visit in a browser."""

@@ -17,7 +17,7 @@ from hullo.lab.spec.paper import COLUMNS, ROWS
 
 
 def drawn_curve(page: Any, run: str, layer: int) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """A path's points in the units of its axes, and what a pixel is worth on the second."""
+    """Return a path's points in the units of its axes, and what a pixel is worth on the second."""
     plot = page.locator("#curves .plot").nth(layer)
     path = plot.locator(f"path[data-run='{run}']:not(.faint)").get_attribute("d")
     points = torch.tensor(

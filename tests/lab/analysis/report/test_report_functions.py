@@ -61,7 +61,7 @@ def test_the_real_line_has_the_librarys_points(page: Any) -> None:
 
 
 def random_mixtures(count: int) -> list[tuple[list[float], list[str]]]:
-    """Sets of bases that the library takes, with coefficients in the hulls and outside."""
+    """Return sets of bases that the library takes, with coefficients in the hulls and outside."""
     chance = random.Random(7)
     known = [item.name for item in known_bases(OTHERS)]
     mixtures: list[tuple[list[float], list[str]]] = []

@@ -32,7 +32,7 @@ def parametrization(folder: Path, records: list[Record]) -> Path:
 
 
 def begin(folder: Path, specs: list[Spec]) -> None:
-    """What a population under way leaves in its directory; nothing reads its weights here."""
+    """Write what an unfinished population leaves in its directory, without weights."""
     (folder / "checkpoints").mkdir(parents=True)
     about = {"version": VERSION, "specs": json.dumps([str(spec) for spec in specs])}
     save_file({}, folder / "checkpoints" / f"{identify(specs)}.safetensors", about)

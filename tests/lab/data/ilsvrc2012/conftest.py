@@ -54,7 +54,7 @@ def forbid(monkeypatch):
 
 @pytest.fixture
 def real_source():
-    """ILSVRC-2012 in the directory that HULLO_DATA names; a few classes will do."""
+    """Return ILSVRC-2012 in the directory HULLO_DATA, if only a few classes of it."""
     folder = Path(os.environ.get("HULLO_DATA", ""), "ilsvrc2012")
     if not os.environ.get("HULLO_DATA") or not folder.is_dir():
         pytest.skip("needs ilsvrc2012 in HULLO_DATA")

@@ -5,7 +5,7 @@ import struct
 
 
 def spare_bits(content):
-    """How many bits there are beyond those that the blocks take, below zero if they lack some; None if a code is none.
+    """Return the number of bits beyond those that the blocks take (negative if some lack); None for an invalid code.
 
     For JPEGs of one scan without restarts. Coefficients beyond the last, or of any size, are read over, as by libjpeg.
     """

@@ -15,7 +15,7 @@ LAYOUTS = ("tars", "class tars", "flat", "sorted")
 
 
 def element(kind, data):
-    """A data element of a MATLAB level 5 file; short ones lie within their tags."""
+    """Return a data element of a MATLAB level 5 file; short ones lie within their tags."""
     if 0 < len(data) <= 4:
         return struct.pack("<HH", kind, len(data)) + data.ljust(4, b"\0")
     return struct.pack("<II", kind, len(data)) + data + bytes(-len(data) % 8)
@@ -35,7 +35,7 @@ def number(value):
 
 
 def as_mat(rows, *, compressed=True):
-    """A MATLAB file with one array of structs of texts and numbers."""
+    """Return a MATLAB file with one array of structs of texts and numbers."""
     fields = b"".join(key.encode().ljust(32, b"\0") for key in rows[0])
     values = [text(value) if isinstance(value, str) else number(value) for row in rows for value in row.values()]
     array = matrix(2, len(rows), element(5, struct.pack("<i", 32)), element(1, fields), *values, name=b"synsets")
@@ -70,14 +70,14 @@ def encode(image, kind="JPEG", **options):
 
 
 def make_image(name):
-    """A small image of which no two are alike."""
+    """Return a small image of which no two are alike."""
     draw = random.Random(name)
     image = Image.frombytes("RGB", (4, 3), draw.randbytes(36))
     return encode(image.resize((draw.randrange(20, 60), draw.randrange(20, 60))))
 
 
 def make_images():
-    """The encoded images: of each split, of each class, by their names."""
+    """Return the encoded images: of each split, of each class, by their names."""
     train = {
         wnid: {name: make_image(name) for name in (f"{wnid}_{7 * k}.JPEG" for k in range(count))}
         for wnid, count in TRAIN.items()

@@ -28,7 +28,7 @@ def invoke(*arguments):
 
 @pytest.fixture
 def home(tmp_path, pack):
-    """A data directory with the data set packed."""
+    """Return a data directory with the data set packed."""
     pack(lay_out(tmp_path / "source"), tmp_path / "ilsvrc2012" / "packed")
     return tmp_path
 

@@ -13,7 +13,7 @@ from hullo.lab.data.ilsvrc2012.jpeg import LAST, find_damage
 
 
 def photograph(size=(120, 90), mode="RGB", seed=0):
-    """Something with areas, edges and grain, as photographs have."""
+    """Return an image with areas, edges and grain, as photographs have."""
     draw = np.random.default_rng(seed)
     areas = Image.fromarray(draw.integers(0, 255, (6, 8, 3), dtype=np.uint8)).resize(size, Image.Resampling.BICUBIC)
     grain = draw.normal(0, 6, (size[1], size[0], 1))
@@ -21,7 +21,7 @@ def photograph(size=(120, 90), mode="RGB", seed=0):
 
 
 def compressed(content):
-    """Where the compressed data of a JPEG of one scan begin and end."""
+    """Return where the compressed data of a JPEG of one scan begin and end."""
     scan = content.index(b"\xff\xda")
     return scan + 2 + int.from_bytes(content[scan + 2 : scan + 4]), content.rindex(b"\xff\xd9")
 

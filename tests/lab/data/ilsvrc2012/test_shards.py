@@ -11,7 +11,7 @@ from hullo.lab.data.release import DataError
 
 @pytest.fixture
 def images(tmp_path):
-    """Twelve images, of which the third is truncated and the fifth is not there."""
+    """Return twelve images, of which the third is truncated and the fifth is not there."""
     images = Source(lay_out(tmp_path)).images("train")
     broken = tmp_path / "broken"
     broken.write_bytes(images[2].encoded.read()[:-40])

@@ -111,7 +111,7 @@ def test_what_cannot_be_read_is_one_clear_error(tmp_path, forbid, layout, place)
 
 
 def tar_with(member, content=b""):
-    """A val tar of one image and another member."""
+    """Return a val tar of one image and another member."""
     stream = io.BytesIO(as_tar({name: data for files in MADE["val"].values() for name, data in files.items()}))
     with tarfile.open(fileobj=stream, mode="a") as tar:
         tar.addfile(member, io.BytesIO(content))

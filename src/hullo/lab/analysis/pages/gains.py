@@ -1,4 +1,4 @@
-"""What a hull gains, in brief: a line per column of the paper's table, as Markdown."""
+"""The gains of hulls in brief: a line per column of the paper's table, as Markdown."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def read_plain(paths: Iterable[Path]) -> dict[tuple[Column, int], float]:
 
 def speed_table(records: Iterable[Record], plain: Mapping[tuple[Column, int], float]) -> str:
     """Return a table of the time that populations took, and that plain PyTorch would take for their networks."""
-    head = ("column", "epochs", "networks side by side", "populations", "device time", "network-epochs a second")
+    head = ("column", "epochs", "networks side by side", "populations", "device time", "network-epochs per second")
     lines = []
     for pace in paces(records):
         alone = 1 / plain[pace.column, pace.batch_size] if (pace.column, pace.batch_size) in plain else math.nan
