@@ -30,6 +30,7 @@ WIDTH = 7.2
 FORMATS = ("png", "pdf", "svg")
 GREY = "#8C8C8C"
 FAINT = "#D9D9D9"
+DARK_PAGE = np.array([13, 17, 23]) / 255
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """The colour-blind safe palette of Okabe and Ito, with line styles."""
 KINDS: dict[str, dict[str, Any]] = {
@@ -154,12 +155,11 @@ def save(figure: Figure, stem: Path, formats: Sequence[str] = ("png", "pdf"), *,
         buffer = made[stem.with_name(f"{stem.name}.{kind}")] = io.BytesIO()
         figure.savefig(buffer, format=kind, metadata=metadata[kind])
     if dark:
-        transparent = io.BytesIO()
-        figure.savefig(transparent, format="png", transparent=True)
-        transparent.seek(0)
+        light = io.BytesIO()
+        figure.savefig(light, format="png")
+        light.seek(0)
         buffer = made[stem.with_name(f"{stem.name}-dark.png")] = io.BytesIO()
-        pixels = darken(image.imread(transparent))
-        image.imsave(buffer, pixels, format="png", metadata=metadata["png"])  # type: ignore[arg-type]
+        image.imsave(buffer, darken(image.imread(light)), format="png", metadata=metadata["png"])  # type: ignore[arg-type]
     for path, buffer in made.items():
         with atomic_write(path) as file:
             file.write(buffer.getbuffer())
@@ -167,13 +167,14 @@ def save(figure: Figure, stem: Path, formats: Sequence[str] = ("png", "pdf"), *,
 
 
 def darken(pixels: np.ndarray) -> np.ndarray:
-    """Return an RGBA image for dark pages: light becomes dark, hues stay, transparent remains so.
+    """Return an RGB image for dark pages: white becomes the colour of dark pages on GitHub, hues stay.
 
-    Inversion followed by a rotation of the hue by 180 degrees, and a gamma that lifts what was bright.
+    Inversion followed by a rotation of the hue by 180 degrees, and a gamma that lifts what was bright. It is opaque, as
+    browsers that prefer dark images may show them on a light page.
     """
     turn = np.array([[-0.574, 1.430, 0.144], [0.426, 0.430, 0.144], [0.426, 1.430, -0.856]])
-    rgb = np.clip((1 - pixels[..., :3]) @ turn.T, 0, 1) ** 0.8
-    return np.concatenate([rgb, pixels[..., 3:]], -1)
+    rgb: np.ndarray = np.clip((1 - pixels[..., :3]) @ turn.T, 0, 1) ** 0.8
+    return np.asarray(DARK_PAGE + (1 - DARK_PAGE) * rgb)
 
 
 def curves(rows: Sequence[Sequence[float]] | np.ndarray, bases: Sequence[str]) -> np.ndarray:
