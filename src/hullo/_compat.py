@@ -26,6 +26,14 @@ from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
 
+_PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
+_are_transforms_active = torch._C._are_functorch_transforms_active
+_count_modes = torch._C._len_torch_dispatch_stack
+_is_key_included = torch._C._dispatch_tls_is_dispatch_key_included
+_tracing_state = torch._C._get_tracing_state
+_forward_ad = torch.autograd.forward_ad
+
+
 def is_exporting() -> bool:
     """Return torch.compiler.is_exporting(), which in some versions is true for whatever is being compiled."""
     return torch.compiler._is_exporting_flag
@@ -47,6 +55,18 @@ def needs_plain_operations() -> bool:
     functionalize = torch._C._functorch.TransformType.Functionalize
     stack = torch._C._functorch.get_interpreter_stack()
     return stack is not None and any(level.key() == functionalize for level in stack)
+
+
+def is_eager() -> bool:
+    """Return whether operations run as they are written: no compiler, tracer, transform or mode is active."""
+    return not (
+        _are_transforms_active()
+        or _count_modes()
+        or _is_key_included(_PRE_DISPATCH)
+        or _forward_ad._current_level >= 0
+        or _tracing_state() is not None
+        or torch.compiler.is_compiling()
+    )
 
 
 def is_intercepted(*tensors: Tensor) -> bool:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from hullo._compat import is_exporting, real_tensors
+from hullo.formulas import differentiate, replace_y
 from hullo.least_squares import Function, express
 
 Slope = Callable[[Tensor, Tensor], Any]
@@ -38,6 +39,13 @@ class Formula:
 
     value: str
     slope: str
+
+    @functools.cache  # noqa: B019  (formulas are few, and live as long as the catalogue)
+    def derivative(self, order: int) -> str:
+        """Return the formula of a derivative in terms of x: of order 0 the value, of order 1 the slope."""
+        if order < 2:
+            return replace_y(self.slope, self.value) if order else self.value
+        return differentiate(self.derivative(order - 1))
 
     def functions(self, words: Mapping[str, Any]) -> tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]:
         """Return the formula as two Python functions, `value(x)` and `slope(x, y)`, with the functions of a backend."""

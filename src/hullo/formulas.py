@@ -60,6 +60,7 @@ _SLOPES = {
     "expm1": "exp(x)",
     "log1p": "1 / (1 + x)",
     "normal_pdf": "-1 * x * normal_pdf(x)",
+    "normal_tail": "where(x < 0, normal_pdf(x), -1 * normal_pdf(x))",
     "positive_part": "step(x)",
     "sigmoid": "sigmoid(x) * (1 - sigmoid(x))",
     "sin": "cos(x)",
@@ -69,7 +70,7 @@ _SLOPES = {
     "tanh": "1 - square(tanh(x))",
 }
 _OTHERS = {"clamp": 3, "minimum": 2, "where": 3}  # functions of several arguments, and how many
-_WORDS = {**dict.fromkeys(_SLOPES, 1), **_OTHERS}
+_WORDS = {**dict.fromkeys(_SLOPES.keys() - {"normal_tail"}, 1), **_OTHERS}
 
 
 def fill_in(text: str, parameters: Mapping[str, float], of: str = "value") -> str:
@@ -92,6 +93,11 @@ def fill_in(text: str, parameters: Mapping[str, float], of: str = "value") -> st
 def differentiate(text: str) -> str:
     """Return the formula of a formula's derivative."""
     return _text(_slope(ast.parse(text, mode="eval").body))
+
+
+def replace_y(slope: str, value: str) -> str:
+    """Return the formula of a slope in terms of x alone: with the formula of the value in the place of y."""
+    return ast.unparse(_inside(slope, ast.parse(value, mode="eval").body, "y"))
 
 
 class _Fill(ast.NodeTransformer):
@@ -198,12 +204,12 @@ _SPECIAL: dict[str, Callable[[list[ast.expr]], ast.expr | None]] = {
 }
 
 
-def _inside(text: str, argument: ast.expr) -> ast.expr:
-    """Return a formula in x with an expression in the place of x."""
+def _inside(text: str, argument: ast.expr, name: str = "x") -> ast.expr:
+    """Return a formula with an expression in the place of x, or of another name."""
 
     class Put(ast.NodeTransformer):
         def visit_Name(self, node: ast.Name) -> ast.expr:
-            return argument if node.id == "x" else node
+            return argument if node.id == name else node
 
     made: ast.expr = Put().visit(ast.parse(text, mode="eval").body)
     return made

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, fx
 
 from hullo import operators
-from hullo._compat import is_exporting, is_intercepted, needs_plain_operations
+from hullo._compat import is_eager, is_exporting, is_intercepted, needs_plain_operations
 from hullo.bases import Base, resolve
-from hullo.kernels import CombineSpec, choose, load, reference
+from hullo.kernels import FUSED_DTYPES, HAS_TRITON, CombineSpec, choose, load, reference
+from hullo.kernels.spec import compute_dtype
 from hullo.parametrizations import get_parametrization
 
 
@@ -57,6 +58,11 @@ def combine(
 
 def apply(x: Tensor, raw: Tensor, spec: CombineSpec, backend: str | None = None, hull: object = None) -> Tensor:
     """Combine with raw parameters and a spec, as the modules do. Errors end with the hint of the hull."""
+    if backend is None and _is_simple(x, raw, spec):  # the same as below, in as little time as a small kernel takes
+        if torch.is_grad_enabled() and (x.requires_grad or raw.requires_grad):
+            simple: Tensor = _apply_directly(x, raw, spec, "triton")
+            return simple
+        return load("triton").forward(x, raw, spec)
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.layout is not torch.strided or x.is_nested:
         if isinstance(x, fx.Proxy):  # torch.fx follows code with these in the places of tensors
             return apply_spelled(x, raw, *spec.spelled, backend)
@@ -72,6 +78,25 @@ def apply(x: Tensor, raw: Tensor, spec: CombineSpec, backend: str | None = None,
         result: Tensor = operators.combine(x, raw, *spec.spelled, backend)
         return result
     return reference.forward(x, raw, spec)  # plain operations: a compiler fuses them, and exporters know them
+
+
+def _is_simple(x: object, raw: Tensor, spec: CombineSpec) -> bool:
+    """Return whether x is a plain tensor on a GPU, with one row of coefficients there, in eager mode."""
+    return (
+        type(x) in _PLAIN
+        and x.is_cuda  # type: ignore[attr-defined]
+        and is_eager()
+        and type(raw) in _PLAIN
+        and spec.has_formulas and HAS_TRITON and x.dtype in FUSED_DTYPES and x.layout is torch.strided and not x.is_nested
+        and raw.dim() == 1
+        and raw.get_device() == x.get_device()
+        and not _is_wrapped(x)
+        and not _is_wrapped(raw)
+    )
+
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # also one whose transform has ended
 
 
 @fx.wrap
@@ -122,10 +147,77 @@ class _Combine(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
         x, raw = ctx.saved_tensors
-        # The reference supports higher-order gradients and batches of gradients (is_grads_batched).
-        batched = torch._C._functorch.is_legacy_batchedtensor(gradient)
-        kernel = reference if torch.is_grad_enabled() or batched else load(ctx.kernel)
-        return *kernel.backward(gradient, x, raw, ctx.spec), None, None
+        return *backward(gradient, x, raw, ctx.spec, ctx.kernel), None, None
+
+
+# Function.apply without its Python part, which serves transforms of torch.func
+_apply_directly = super(torch.autograd.Function, _Combine).apply
+
+
+def backward(gradient: Tensor, x: Tensor, raw: Tensor, spec: CombineSpec, kernel: str) -> tuple[Tensor, Tensor]:
+    """Return the gradients of x and of the raw parameters, differentiable where autograd records a graph."""
+    batched = torch._C._functorch.is_legacy_batchedtensor(gradient)  # by is_grads_batched
+    if not torch.is_grad_enabled() and not batched:
+        return load(kernel).backward(gradient, x, raw, spec)
+    if kernel != "triton" or batched:
+        return reference.backward(gradient, x, raw, spec)
+    wide = raw.to(compute_dtype(x))
+    coefficients = spec.parametrization.transform(wide)
+    given = replace(spec, parametrization=get_parametrization("given"))
+    dx, dc = _Gradients.apply(gradient, x, coefficients, given)  # type: ignore[no-untyped-call]
+    return dx, spec.parametrization.pullback(wide, coefficients, dc).to(raw.dtype)
+
+
+class _Gradients(torch.autograd.Function):
+    """The backward pass of the fused kernels as a function that can be differentiated any number of times.
+
+    The gradients of (dx, dc) are again combinations, of derivatives of the bases of the next orders: one kernel computes
+    them, or, where a graph is recorded, functions of this module.
+    """
+
+    @staticmethod
+    def forward(gradient: Tensor, x: Tensor, coefficients: Tensor, spec: CombineSpec) -> tuple[Tensor, Tensor]:
+        return load("triton").backward(gradient, x, coefficients, spec)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, CombineSpec], output: Any) -> None:
+        *tensors, ctx.spec = inputs
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        gradient, x, coefficients = ctx.saved_tensors
+        spec, following = ctx.spec, replace(ctx.spec, order=ctx.spec.order + 1)
+        kernel = "reference" if any(map(torch._C._functorch.is_legacy_batchedtensor, (v, w))) else "triton"
+        if kernel == "triton" and not torch.is_grad_enabled():
+            from hullo.kernels import triton
+
+            return *triton.second(v, w, gradient, x, coefficients, spec), None
+        dgradient = v * _dispatch(x, coefficients, following, kernel) + _dispatch(x, w, spec, kernel)
+        dx, dc = backward(v * gradient, x, coefficients, following, kernel)
+        return dgradient, dx + backward(gradient, x, w, spec, kernel)[0], dc, None
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        gradient: Tensor,
+        x: Tensor,
+        coefficients: Tensor,
+        spec: CombineSpec,
+    ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+        """Merge the batch into the groups, so that each of its members has its own sums."""
+        gradient, x, coefficients = (
+            t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
+            for t, dim in zip((gradient, x, coefficients), in_dims, strict=False)
+        )
+        grouped = coefficients.dim() == 3
+        dim = spec.channel_dim % (x.dim() - 1) if grouped else 0
+        x, gradient = x.movedim(0, dim), gradient.movedim(0, dim)
+        merged = [t.flatten(dim, dim + 1) if grouped else t for t in (gradient, x)]
+        rows = coefficients.reshape(-1, coefficients.shape[-1])
+        dx, dc = _Gradients.apply(*merged, rows, replace(spec, channel_dim=dim))  # type: ignore[no-untyped-call]
+        return (dx.reshape(x.shape), dc.reshape(coefficients.shape)), (dim, 0)
 
 
 class _TransformedCombine(_Combine):

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from hullo._compat import is_intercepted, needs_plain_operations
-from hullo.kernels import CombineSpec, choose, load, reference
+from hullo.functional import apply, backward
+from hullo.kernels import CombineSpec, choose, load
 from hullo.modules import Hull
 
 
@@ -94,12 +95,11 @@ class _Gated(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         gate, up, raw = ctx.saved_tensors
-        if ctx.kernel == "triton" and not torch.is_grad_enabled():
+        batched = torch._C._functorch.is_legacy_batchedtensor(gradient)
+        if ctx.kernel == "triton" and not torch.is_grad_enabled() and not batched:
             from hullo.kernels import triton
 
             return *triton.gated_backward(gradient, gate, up, raw, ctx.spec), None, None
-        batched = torch._C._functorch.is_legacy_batchedtensor(gradient)
-        kernel = reference if torch.is_grad_enabled() or batched else load(ctx.kernel)  # see `functional`
-        dup = gradient * kernel.forward(gate, raw, ctx.spec)
-        dgate, draw = kernel.backward(gradient * up, gate, raw, ctx.spec)
+        dup = gradient * apply(gate, raw, ctx.spec, ctx.kernel)
+        dgate, draw = backward(gradient * up, gate, raw, ctx.spec, ctx.kernel)
         return dgate, dup, draw, None, None

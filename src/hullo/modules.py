@@ -83,9 +83,13 @@ class Hull(nn.Module):
             watch(self)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (the argument's name in PyTorch's modules)
-        if self.inner_scale is not None:
-            return apply_scaled(input, self.kernel_input(), self.inner_scale, self.spec, hull=self)
-        return apply(input, self.kernel_input(), self.spec, hull=self)
+        parameters = self._parameters  # attributes of a module are slow to find
+        raw, scale = parameters.get(self.raw_name), parameters.get("inner_scale", self)
+        if raw is None or scale is not None or self.constraint.parametrization is not self.spec.parametrization:
+            raw, scale = self.kernel_input(), self.inner_scale
+        if scale is not None:
+            return apply_scaled(input, raw, scale, self.spec, hull=self)
+        return apply(input, raw, self.spec, hull=self)
 
     def kernel_input(self) -> Tensor:
         """Return the raw parameters where the kernels map them to coefficients themselves, else the coefficients."""

@@ -43,8 +43,8 @@ def replace_activations(
     Args:
         model: a Sequential or functional model that is built; left as it is.
         hull: the class of the layers.
-        bases: the bases of every hull; by default identity, relu, tanh and, where it is no combination of these, the
-            function that was there.
+        bases: the bases of every hull; by default identity, relu and tanh, or identity, tanh and the replaced function if it
+            is not a combination of those.
         options: other arguments of the layers, such as `parametrization` and `lr_scale`.
 
     Raises:
@@ -228,4 +228,4 @@ def _recognise(function: Any) -> Base | None:
 def _bases_for(found: Base) -> tuple[Base, ...]:
     paper = resolve(_PAPER)
     is_inside = express([found.function], [item.function for item in paper])[0] is not None
-    return paper if is_inside else (*paper, found)
+    return paper if is_inside else (*resolve(("identity", "tanh")), found)

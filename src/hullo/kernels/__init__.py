@@ -13,6 +13,7 @@ is one fused kernel on a GPU.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 from typing import Protocol
@@ -23,11 +24,13 @@ from torch import Tensor
 from hullo.kernels import cpu, reference
 from hullo.kernels.spec import CombineSpec
 
-__all__ = ["BACKENDS", "CombineSpec", "Kernel", "choose", "load", "reference"]
+__all__ = ["BACKENDS", "FUSED_DTYPES", "HAS_TRITON", "CombineSpec", "Kernel", "choose", "load", "reference"]
+
+FUSED_DTYPES = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
 
 BACKENDS = ("reference", "cpu", "triton")
 
-_HAS_TRITON = importlib.util.find_spec("triton") is not None
+HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 class Kernel(Protocol):
@@ -36,6 +39,7 @@ class Kernel(Protocol):
     def backward(self, gradient: Tensor, x: Tensor, raw: Tensor, spec: CombineSpec) -> tuple[Tensor, Tensor]: ...
 
 
+@functools.cache
 def load(name: str) -> Kernel:
     """Return the kernel of a name; Triton is imported on first use."""
     if name == "triton":
@@ -69,13 +73,13 @@ def choose(x: Tensor, spec: CombineSpec, backend: str | None) -> str:
 
 def _why_not_triton(x: Tensor, spec: CombineSpec) -> str:
     """Return why the fused kernel does not support x, or an empty string."""
-    if not _HAS_TRITON:
+    if not HAS_TRITON:
         return "Triton is not installed"
     if x.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return f"it supports CUDA tensors, and x is on {x.device}"
-    if x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        return f"it computes in float32, and x has dtype {x.dtype}"
-    for base in spec.bases:
-        if base.formula is None:
-            return f"base function {base.name!r} has no formula, only a Python function"
-    return ""
+    if x.dtype not in FUSED_DTYPES:
+        return f"it supports float64, float32, float16 and bfloat16, and x has dtype {x.dtype}"
+    if spec.has_formulas:
+        return ""
+    name = next(base.name for base in spec.bases if base.formula is None)
+    return f"base function {name!r} has no formula, only a Python function"

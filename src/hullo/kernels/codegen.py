@@ -19,17 +19,34 @@ from hullo.bases import Base
 from hullo.parametrizations import BuiltInParametrization
 
 
-def kernel_source(bases: tuple[Base, ...], parametrization: BuiltInParametrization, gated: bool = False) -> str:
-    """Return the text of the kernels `forward`, `backward` and `reduce`, of hull(x) or, if gated, of hull(x) * up."""
+def kernel_source(
+    bases: tuple[Base, ...], parametrization: BuiltInParametrization, gated: bool = False, order: int = 0
+) -> str:
+    """Return the text of the kernels `forward`, `backward`, `second` and `reduce`, of hull(x) or, if gated, of
+    hull(x) * up; with an order, of the combined derivatives of the bases. REAL is the type to compute in."""
     n = len(bases)
     raw = [f"r{i}" for i in range(n - parametrization.fewer)]
-    c, g, d = ([f"{letter}{i}" for i in range(n)] for letter in "cgd")
-    values, slopes = formulas(bases)
-    load_raw = [f"{r} = tl.load(raw_ptr + row * {len(raw)} + {i}).to(tl.float32)" for i, r in enumerate(raw)]
+    c, g, d, w = ([f"{letter}{i}" for i in range(n)] for letter in "cgdw")
+    levels = _levels(bases, order, 2 if gated else 3)
+    (values, by_value), (slopes, by_slope), (bends, by_bend) = *levels, *([([], [])] * gated)
+    load_raw = [f"{r} = tl.load(raw_ptr + row * {len(raw)} + {i}).to(REAL)" for i, r in enumerate(raw)]
     tile = _TILE.strip().splitlines()
     coefficients = load_raw + _PARAMETRIZATIONS[parametrization.name](raw, c)
-    combined = " + ".join(f"{c[i]} * y{i}" for i in range(n))
-    load_up = ["up = tl.load(up_ptr + start + at, mask=inside, other=0.0).to(tl.float32)"] if gated else []
+    scaled: list[str] = []  # coefficients times the constant factors of formulas, once for all elements
+
+    def combine(k: list[str], letter: str, factors: list[float]) -> str:
+        terms = []
+        for i, factor in enumerate(factors):
+            name = k[i] if factor == 1 else f"{k[i]}{letter}"
+            if factor != 1:
+                scaled.append(f"{name} = {k[i]} * {factor!r}")
+            terms.append(f"{name} * {letter}{i}")
+        return " + ".join(terms)
+
+    combined, c_slopes, c_bends = (combine(c, *of) for of in (("y", by_value), ("s", by_slope), ("b", by_bend)))
+    scale_coefficients, scaled = scaled, []
+    w_values, w_slopes = combine(w, "y", by_value), combine(w, "s", by_slope)
+    load_up = ["up = tl.load(up_ptr + start + at, mask=inside, other=0.0).to(REAL)"] if gated else []
     give_up = [
         f"dup = dy * ({combined})",
         "tl.store(dup_ptr + start + at, dup.to(dup_ptr.dtype.element_ty), mask=inside)",
@@ -38,47 +55,68 @@ def kernel_source(bases: tuple[Base, ...], parametrization: BuiltInParametrizati
     parts = {
         "PROLOGUE": _PROLOGUE.strip().splitlines(),
         "COEFFICIENTS": coefficients,
+        "SCALED": scale_coefficients,
         "FORWARD": [
             *tile,
-            "x = tl.load(x_ptr + start + at, mask=inside, other=0.0).to(tl.float32)",
+            "x = tl.load(x_ptr + start + at, mask=inside, other=0.0).to(REAL)",
             *load_up,
             *values,
             f"y = ({combined}) * up" if gated else f"y = {combined}",
             "tl.store(y_ptr + start + at, y.to(y_ptr.dtype.element_ty), mask=inside)",
         ],
-        "ZERO": [f"sum{i} = tl.zeros([ROWS, COLUMNS], tl.float32)" for i in range(n)],
+        "ZERO": [f"sum{i} = tl.zeros([ROWS, COLUMNS], REAL)" for i in range(n)],
         "BACKWARD": [
             *tile,
-            "x = tl.load(x_ptr + start + at, mask=inside, other=0.0).to(tl.float32)",
-            "dy = tl.load(dy_ptr + start + at, mask=inside, other=0.0).to(tl.float32)",
+            "x = tl.load(x_ptr + start + at, mask=inside, other=0.0).to(REAL)",
+            "dy = tl.load(dy_ptr + start + at, mask=inside, other=0.0).to(REAL)",
             *load_up,
             *values,
             *(give_up if gated else []),
             *slopes,
-            f"dx = dy * ({' + '.join(f'{c[i]} * s{i}' for i in range(n))})",
+            f"dx = dy * ({c_slopes})",
             "tl.store(dx_ptr + start + at, dx.to(dx_ptr.dtype.element_ty), mask=inside)",
             *(f"sum{i} += dy * y{i}" for i in range(n)),
         ],
-        "STORE_SCALARS": [
-            f"tl.store(partial_ptr + {i} * stride_n + lane * splits + split, tl.sum(sum{i}))" for i in range(n)
+        "WEIGHTS": [f"{wi} = tl.load(w_ptr + row * {n} + {i}).to(REAL)" for i, wi in enumerate(w)] + scaled,
+        "SECOND": [
+            *tile,
+            "x = tl.load(x_ptr + start + at, mask=inside, other=0.0).to(REAL)",
+            "dy = tl.load(dy_ptr + start + at, mask=inside, other=0.0).to(REAL)",
+            "v = tl.load(v_ptr + start + at, mask=inside, other=0.0).to(REAL)",
+            *values,
+            *slopes,
+            *bends,
+            f"ddy = v * ({c_slopes}) + {w_values}",
+            "tl.store(ddy_ptr + start + at, ddy.to(ddy_ptr.dtype.element_ty), mask=inside)",
+            f"dx = dy * (v * ({c_bends}) + {w_slopes})",
+            "tl.store(dx_ptr + start + at, dx.to(dx_ptr.dtype.element_ty), mask=inside)",
+            "vdy = v * dy",
+            *(f"sum{i} += vdy * s{i}" for i in range(n)),
         ],
-        "STORE_COLUMNS": [
-            "to = split * width + lane * span + columns",
-            *(
-                f"tl.store(partial_ptr + {i} * stride_n + to, tl.sum(sum{i}, axis=0)[None, :], mask=in_width)"
-                for i in range(n)
-            ),
-        ],
+        "STORE_SUMS": _store_sums(by_value),
+        "STORE_SECOND_SUMS": _store_sums(by_slope),
         "ZERO_TOTALS": [f"t{i} = tl.zeros([BLOCK], tl.float64)" for i in range(n)],
         "ADD_TOTALS": [f"t{i} += tl.load(partial_ptr + {i} * stride_n + at, mask=inside, other=0.0)" for i in range(n)],
-        "TOTALS": [f"g{i} = tl.sum(t{i}).to(tl.float32)" for i in range(n)],
+        "TOTALS": [f"g{i} = tl.sum(t{i}).to(REAL)" for i in range(n)],
         "PULL": _PULLBACKS[parametrization.name](c, g, d),
         "STORE_RAW": [f"tl.store(out_ptr + row * {len(raw)} + {i}, {d[i]})" for i in range(len(raw))],
     }
-    text = _TEMPLATE
     if gated:
-        text = text.replace("x_ptr, raw_ptr,", "x_ptr, up_ptr, raw_ptr,").replace("dx_ptr,", "dx_ptr, dup_ptr,")
-    return fill(text, parts)
+        text = _TEMPLATE.replace("x_ptr, raw_ptr,", "x_ptr, up_ptr, raw_ptr,").replace("dx_ptr,", "dx_ptr, dup_ptr,")
+        return fill(text, parts)
+    return fill(_TEMPLATE + _SECOND, parts)
+
+
+def _store_sums(factors: list[float]) -> list[str]:
+    """Return the statements that store the sums of a program, times factors: per column, or one number per base."""
+    lines = ["if BY_COLUMN:", "    to = split * width + lane * span + columns"]
+    for i, factor in enumerate(factors):
+        sums = f"tl.sum(sum{i}, axis=0)[None, :] * {factor!r}"
+        lines.append(f"    tl.store(partial_ptr + {i} * stride_n + to, {sums}, mask=in_width)")
+    lines.append("else:")
+    for i, factor in enumerate(factors):
+        lines.append(f"    tl.store(partial_ptr + {i} * stride_n + lane * splits + split, tl.sum(sum{i}) * {factor!r})")
+    return lines
 
 
 def fill(template: str, parts: dict[str, list[str]]) -> str:
@@ -95,8 +133,8 @@ class _Translator(ast.NodeTransformer):
         self.known: dict[str, str] = {}
         self.value = ""
 
-    def assign(self, name: str, formula: str) -> None:
-        self.lines.append(f"{name} = {ast.unparse(self.visit(ast.parse(formula, mode='eval')))}")
+    def assign(self, name: str, formula: ast.expr) -> None:
+        self.lines.append(f"{name} = {ast.unparse(self.visit(formula))}")
 
     def visit_Name(self, node: ast.Name) -> ast.Name:
         return ast.Name(self.value) if node.id == "y" else node
@@ -116,18 +154,45 @@ class _Translator(ast.NodeTransformer):
         return ast.Name(self.known[text])
 
 
-def formulas(bases: tuple[Base, ...]) -> tuple[list[str], list[str]]:
+def formulas(bases: tuple[Base, ...]) -> list[list[str]]:
     """Return the statements that compute the values y0, y1, ..., and those that compute the slopes s0, s1, ..."""
-    translator = _Translator()
-    for i, base in enumerate(bases):
-        if base.formula is None:
-            raise ValueError(f"base function {base.name!r} has no formula, so there is no kernel for it")
-        translator.assign(f"y{i}", base.formula.value)
-    values, translator.lines = translator.lines, []
-    for i, base in enumerate(bases):
-        translator.value = f"y{i}"
-        translator.assign(f"s{i}", base.formula.slope if base.formula else "")
-    return values, translator.lines
+    return [lines for lines, _ in _levels(bases, 0, 2, factored=False)]
+
+
+def _levels(
+    bases: tuple[Base, ...], order: int, count: int, factored: bool = True
+) -> list[tuple[list[str], list[float]]]:
+    """Return the statements that compute derivatives of the bases of `count` orders: y0, y1, ..., then s0, s1, ..., then
+    b0, b1, ... Beside them are constant factors that the statements leave out, unless `factored` is false."""
+    translator, levels = _Translator(), []
+    for level, letter in zip(range(order, order + count), "ysb", strict=False):
+        factors: list[float] = []
+        for i, base in enumerate(bases):
+            if base.formula is None:
+                raise ValueError(f"base function {base.name!r} has no formula, so there is no kernel for it")
+            in_y = order == 0 and level == 1 and levels[0][1][i] == 1  # the slope may be written in terms of the value
+            text = base.formula.slope if in_y else base.formula.derivative(level)
+            whole = ast.parse(text, mode="eval").body
+            factor, rest = _factor(whole) if factored else (1.0, whole)
+            translator.value = f"y{i}"
+            translator.assign(f"{letter}{i}", rest)
+            factors.append(factor)
+        levels.append((translator.lines, factors))
+        translator.lines = []
+    return levels
+
+
+def _factor(expression: ast.expr) -> tuple[float, ast.expr]:
+    """Split an expression into a constant factor and the rest."""
+    match expression:
+        case ast.BinOp(left=rest, op=ast.Mult(), right=ast.Constant(value=float() | int() as factor)):
+            pass
+        case ast.BinOp(left=ast.Constant(value=float() | int() as factor), op=ast.Mult(), right=rest):
+            pass
+        case _:
+            return 1.0, expression
+    inner, rest = _factor(rest)
+    return factor * inner, rest
 
 
 # Raw numbers to coefficients: the functions of `coefficients.py` on named numbers (a few scalars, or a row of columns).
@@ -232,10 +297,11 @@ _TEMPLATE = """
 def forward(
     x_ptr, raw_ptr, y_ptr, outer, inner, width, span, tiles, tiles_across, splits,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, BY_COLUMN: tl.constexpr, EVEN: tl.constexpr, ONE_TILE: tl.constexpr,
-    BIG: tl.constexpr,
+    FLAT: tl.constexpr, BIG: tl.constexpr,
 ):
     $PROLOGUE
     $COEFFICIENTS
+    $SCALED
     if ONE_TILE:
         tile = split
         $FORWARD
@@ -248,12 +314,13 @@ def forward(
 def backward(
     dy_ptr, x_ptr, raw_ptr, dx_ptr, partial_ptr, outer, inner, width, span, tiles, tiles_across, splits, stride_n,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, BY_COLUMN: tl.constexpr, EVEN: tl.constexpr, ONE_TILE: tl.constexpr,
-    BIG: tl.constexpr, EARLY: tl.constexpr,
+    FLAT: tl.constexpr, BIG: tl.constexpr, EARLY: tl.constexpr,
 ):
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
     $PROLOGUE
     $COEFFICIENTS
+    $SCALED
     $ZERO
     if ONE_TILE:
         tile = split
@@ -261,10 +328,7 @@ def backward(
     else:
         for tile in range(split, tiles, splits):
             $BACKWARD
-    if BY_COLUMN:
-        $STORE_COLUMNS
-    else:
-        $STORE_SCALARS
+    $STORE_SUMS
 
 
 @triton.jit
@@ -287,6 +351,33 @@ def reduce(
     $STORE_RAW
 """
 
+# The derivatives of <v, dx> + <w, gradient of the coefficients> with respect to dy, x and the coefficients, where dx and
+# that gradient are the results of `backward`.
+_SECOND = """
+
+@triton.jit
+def second(
+    v_ptr, dy_ptr, x_ptr, raw_ptr, w_ptr, ddy_ptr, dx_ptr, partial_ptr,
+    outer, inner, width, span, tiles, tiles_across, splits, stride_n,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, BY_COLUMN: tl.constexpr, EVEN: tl.constexpr, ONE_TILE: tl.constexpr,
+    FLAT: tl.constexpr, BIG: tl.constexpr, EARLY: tl.constexpr,
+):
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+    $PROLOGUE
+    $COEFFICIENTS
+    $SCALED
+    $WEIGHTS
+    $ZERO
+    if ONE_TILE:
+        tile = split
+        $SECOND
+    else:
+        for tile in range(split, tiles, splits):
+            $SECOND
+    $STORE_SECOND_SUMS
+"""
+
 _PROLOGUE = """
 split = tl.program_id(0) % splits
 lane = tl.program_id(0) // splits
@@ -301,10 +392,14 @@ else:
 """
 
 _TILE = """
-down = (tile // tiles_across) * ROWS
-across = tile % tiles_across
+if FLAT:
+    down = 0
+    across = tile
+else:
+    down = (tile // tiles_across) * ROWS
+    across = tile % tiles_across
 if BIG:
-    down = down.to(tl.int64)
+    down = tl.cast(down, tl.int64)
     across = across.to(tl.int64)
 across *= COLUMNS
 start = down * width + lane * span + across

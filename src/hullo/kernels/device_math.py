@@ -110,7 +110,7 @@ def sigmoid(x):
 
 @triton.jit
 def normal_pdf(x):
-    return 0.3989422804014327 * exp2(-0.7213475204444817 * (x * x))
+    return exp2(-0.7213475204444817 * (x * x) - 1.3257480647361593)
 
 
 @triton.jit
@@ -164,6 +164,21 @@ def tanh_by_exp(x):
 def tanh_by_hardware(x):
     """Compute tanh for bfloat16: relative error below 2^-10.9."""
     return instruction("tanh.approx.f32 $0, $1;", x)
+
+
+@triton.jit
+def sigmoid_by_hardware(x):
+    """Compute the sigmoid for bfloat16 with one special instruction: absolute error below 2^-11.9."""
+    return 0.5 + 0.5 * tanh_by_hardware(0.5 * x)
+
+
+@triton.jit
+def normal_tail_by_hardware(x):
+    """Compute the tail for bfloat16 as (1 - tanh(p)) / 2, p an odd polynomial: absolute error below 2^-11.7."""
+    z = minimum(x * x, 64.0)
+    p = -0.0003411743386266805 * z + 0.03692554301719131
+    p = p * z + 0.7976275990708634
+    return 0.5 - 0.5 * tanh_by_hardware(tl.abs(x) * p)
 
 
 @triton.jit
@@ -239,4 +254,8 @@ PRECISE = {
     "where": where,
 }
 FLOAT16 = PRECISE | {"tanh": tanh_by_exp, "normal_tail": normal_tail_by_logarithm}
-BFLOAT16 = FLOAT16 | {"tanh": tanh_by_hardware}
+BFLOAT16 = FLOAT16 | {
+    "tanh": tanh_by_hardware,
+    "sigmoid": sigmoid_by_hardware,
+    "normal_tail": normal_tail_by_hardware,
+}

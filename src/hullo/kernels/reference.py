@@ -15,7 +15,7 @@ from hullo.kernels.spec import CombineSpec, compute_dtype
 def forward(x: Tensor, raw: Tensor, spec: CombineSpec) -> Tensor:
     """Compute y = sum over i of c_i f_i(x)."""
     wide, coefficients = _prepare(x, raw, spec)
-    terms = [c * base.function(wide) for c, base in zip(coefficients, spec.bases, strict=True)]
+    terms = [c * value(wide) for c, (value, _) in zip(coefficients, spec.functions, strict=True)]
     return _finish(_total(terms), x)
 
 
@@ -23,8 +23,8 @@ def backward(gradient: Tensor, x: Tensor, raw: Tensor, spec: CombineSpec) -> tup
     """Compute dx = dy * sum over i of c_i f_i'(x), and dc_i = sum over x of dy * f_i(x), pulled back to raw."""
     wide, coefficients = _prepare(x, raw, spec)
     upstream = gradient.reshape(wide.shape).to(wide.dtype)
-    values = [base.function(wide) for base in spec.bases]
-    slope = _total([c * base.slope(wide, y) for c, base, y in zip(coefficients, spec.bases, values, strict=True)])
+    values = [value(wide) for value, _ in spec.functions]
+    slope = _total([c * f(wide, y) for c, (_, f), y in zip(coefficients, spec.functions, values, strict=True)])
     others = [d for d in range(wide.dim()) if raw.dim() == 1 or d != spec.channel_dim % x.dim()]
     sums = torch.stack([(upstream * y).sum(others) if others else upstream * y for y in values], dim=-1)
     wide_raw = raw.to(wide.dtype)

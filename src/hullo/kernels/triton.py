@@ -6,50 +6,74 @@ The kernels' text is made by :mod:`hullo.kernels.codegen`; here they are compile
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import linecache
+import operator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
+from triton.backends.nvidia.driver import CudaLauncher  # type: ignore[import-untyped]
 
 from hullo.bases import Base
 from hullo.kernels import device_math
 from hullo.kernels.codegen import kernel_source
-from hullo.kernels.spec import CombineSpec, dense, extents, laid_out_like
+from hullo.kernels.device_math_float64 import FLOAT64
+from hullo.kernels.spec import CombineSpec, compute_dtype, dense, extents, laid_out_like
 from hullo.parametrizations import BuiltInParametrization
 
+_address = Tensor.data_ptr
+_current_device, _current_stream = (getattr(torch._C, f"_cuda_get{name}", None) for name in ("Device", "CurrentRawStream"))
+_HOOKS = triton.knobs.runtime.launch_enter_hook
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 
 
 def forward(x: Tensor, raw: Tensor, spec: CombineSpec) -> Tensor:
+    if raw.dim() == 1 and x.is_contiguous() and raw.is_contiguous() and (count := x.numel()):  # in the least time
+        y = torch.empty_like(x)
+        key = (1, 1, count, spec.bases, spec.parametrization, x.dtype, x.get_device(), False, spec.order)
+        _launches(*key).forward(x, raw, y)
+        return y
     x, order = dense(x)
     raw = raw.contiguous()
     y = torch.empty_like(x)
     if x.numel():
-        launches = _launches(*extents(x, order, raw, spec), spec.bases, spec.parametrization, x.dtype, x.device.index)
-        with _current(x.device):
-            launches.forward(x, raw, y)
+        _launches_for(x, order, raw, spec).forward(x, raw, y)
     return y
 
 
 def backward(gradient: Tensor, x: Tensor, raw: Tensor, spec: CombineSpec) -> tuple[Tensor, Tensor]:
     x, order = dense(x)
-    gradient = laid_out_like(gradient, x, order)
-    raw = raw.contiguous()
-    dx = torch.empty_like(x)
+    gradient, raw = laid_out_like(gradient, x, order), raw.contiguous()
+    dx, draw = torch.empty_like(x), torch.empty_like(raw)
     if not x.numel():
-        return dx, torch.zeros_like(raw)
-    draw = torch.empty_like(raw)
-    launches = _launches(*extents(x, order, raw, spec), spec.bases, spec.parametrization, x.dtype, x.device.index)
-    partial = torch.empty(launches.partials, dtype=torch.float32, device=x.device)
-    with _current(x.device):
-        launches.backward(gradient, x, raw, dx, partial)
-        launches.reduce(partial, raw, draw)
+        return dx, draw.zero_()
+    launches = _launches_for(x, order, raw, spec)
+    partial = launches.partials(x)
+    launches.backward(gradient, x, raw, dx, partial)
+    launches.reduce(partial, raw, draw)
     return dx, draw
+
+
+def second(
+    v: Tensor, w: Tensor, gradient: Tensor, x: Tensor, coefficients: Tensor, spec: CombineSpec
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the derivatives of <v, dx> + <w, dc> with respect to the gradient, x and the coefficients, where (dx, dc)
+    is the result of `backward`. The parametrization is "given"."""
+    x, order = dense(x)
+    gradient, v = laid_out_like(gradient, x, order), laid_out_like(v, x, order)
+    coefficients, w = coefficients.contiguous(), w.contiguous()
+    dgradient, dx, dc = torch.empty_like(x), torch.empty_like(x), torch.empty_like(coefficients)
+    if not x.numel():
+        return dgradient, dx, dc.zero_()
+    launches = _launches_for(x, order, coefficients, spec)
+    partial = launches.partials(x)
+    launches.second(v, gradient, x, coefficients, w, dgradient, dx, partial)
+    launches.reduce(partial, coefficients, dc)
+    return dgradient, dx, dc
 
 
 def gated_forward(gate: Tensor, up: Tensor, raw: Tensor, spec: CombineSpec) -> Tensor:
@@ -58,11 +82,7 @@ def gated_forward(gate: Tensor, up: Tensor, raw: Tensor, spec: CombineSpec) -> T
     up, raw = laid_out_like(up, gate, order), raw.contiguous()
     y = torch.empty_like(gate)
     if gate.numel():
-        launches = _launches(
-            *extents(gate, order, raw, spec), spec.bases, spec.parametrization, gate.dtype, gate.device.index, True
-        )
-        with _current(gate.device):
-            launches.forward(gate, up, raw, y)
+        _launches_for(gate, order, raw, spec, gated=True).forward(gate, up, raw, y)
     return y
 
 
@@ -75,53 +95,70 @@ def gated_backward(
     dgate, dup, draw = torch.empty_like(gate), torch.empty_like(gate), torch.empty_like(raw)
     if not gate.numel():
         return dgate, dup, draw.zero_()
-    launches = _launches(
-        *extents(gate, order, raw, spec), spec.bases, spec.parametrization, gate.dtype, gate.device.index, True
-    )
-    partial = torch.empty(launches.partials, dtype=torch.float32, device=gate.device)
-    with _current(gate.device):
-        launches.backward(gradient, gate, up, raw, dgate, dup, partial)
-        launches.reduce(partial, raw, draw)
+    launches = _launches_for(gate, order, raw, spec, gated=True)
+    partial = launches.partials(gate)
+    launches.backward(gradient, gate, up, raw, dgate, dup, partial)
+    launches.reduce(partial, raw, draw)
     return dgate, dup, draw
-
-
-def _current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which a device is the current one, on which Triton launches."""
-    if INTERPRETED or device.index == torch.cuda.current_device():
-        return contextlib.nullcontext()
-    return torch.cuda.device(device)
 
 
 class _Launch:
     """Hold a kernel and all its arguments except tensors.
 
-    After the first call it runs the compiled kernel directly: Triton's own launcher binds and inspects every argument
+    After the first call it runs the compiled kernel directly: Triton's own launchers bind and inspect every argument
     again, which takes longer than a small kernel.
     """
 
     def __init__(
-        self, kernel: Any, programs: int, sizes: tuple[int, ...], constants: dict[str, Any], options: dict[str, Any]
+        self,
+        kernel: Any,
+        device: int | None,
+        programs: int,
+        sizes: tuple[int, ...],
+        constants: dict[str, Any],
+        options: dict[str, Any],
     ) -> None:
-        self.kernel, self.grid, self.sizes = kernel, (programs, 1, 1), sizes
+        self.kernel, self.device, self.grid, self.sizes = kernel, device, (programs, 1, 1), sizes
         self.constants, self.options = constants, options
-        self.compiled: Any = None
+        self.run: Callable[..., Any] | None = None
 
     def __call__(self, *tensors: Tensor) -> None:
+        if not INTERPRETED and self.device != _current_device():
+            with torch.cuda.device(self.device):  # Triton launches on the current device
+                return self(*tensors)
+        addresses = [*map(_address, tensors)]
         # A kernel that Triton compiles for addresses divisible by 16 is valid for such addresses only.
-        aligned = not any(tensor.data_ptr() % 16 for tensor in tensors)
-        if aligned and self.compiled is not None:
-            self.compiled(*tensors, *self.sizes, *self.constants.values())
-            return
+        aligned = not functools.reduce(operator.or_, addresses) & 15
+        if aligned and self.run is not None and not _HOOKS.calls:
+            self.run(*self.grid, _current_stream(self.device), *self.fixed, *addresses, *self.rest)
+            return None
         compiled = self.kernel[self.grid](*tensors, *self.sizes, **self.constants, **self.options)
-        if aligned and compiled is not None:  # the interpreter compiles nothing
-            self.compiled = compiled[self.grid]
+        launcher = getattr(compiled, "run", None)  # the interpreter compiles nothing
+        if aligned and isinstance(launcher, CudaLauncher) and not launcher.global_scratch_size:
+            self.run = launcher.launch
+            self.fixed = (
+                compiled.function, launcher.launch_cooperative_grid, launcher.launch_pdl, None, None,
+                compiled.packed_metadata, None, None, None,
+            )  # fmt: skip
+            self.rest = (*self.sizes, *self.constants.values())
+        return None
 
 
 class _Launches(NamedTuple):
     forward: _Launch
     backward: _Launch
+    second: _Launch
     reduce: _Launch
-    partials: int
+    sums: int
+
+    def partials(self, x: Tensor) -> Tensor:
+        """Allocate memory for the sums of every program."""
+        return torch.empty(self.sums, dtype=compute_dtype(x), device=x.device)
+
+
+def _launches_for(x: Tensor, order: list[int], raw: Tensor, spec: CombineSpec, gated: bool = False) -> _Launches:
+    sizes = extents(x, order, raw, spec)
+    return _launches(*sizes, spec.bases, spec.parametrization, x.dtype, x.get_device(), gated, spec.order)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -133,13 +170,14 @@ def _launches(
     parametrization: BuiltInParametrization,
     dtype: torch.dtype,
     device: int | None,
-    gated: bool = False,
+    gated: bool,
+    order: int,
 ) -> _Launches:
     """Return the launches for a tensor of shape (outer, groups, inner)."""
-    kernels = kernels_for(bases, parametrization, dtype, gated)
+    kernels = kernels_for(bases, parametrization, dtype, gated, order)
     programs = 8 * (4 if INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count)
     early = device_math.HARDWARE.value and torch.cuda.get_device_capability(device) >= (9, 0)
-    precise, many = dtype == torch.float32, len(bases) > 3
+    precise, many = dtype in (torch.float32, torch.float64), len(bases) > 3
     by_column = groups > 1 and (inner < 64 or (inner < 512 and outer >= 64))
     # As measured on an H200: tiles large enough to keep memory busy, and small enough to leave registers.
     if by_column:
@@ -154,23 +192,22 @@ def _launches(
     warps = 8 if many or (precise and back.constants["ROWS"] > 1 and not by_column) else 4
     sums = back.splits * (groups * inner if by_column else groups)  # of each base
     sums_of_group = sums // groups
+    ways = back.constants | {"EARLY": early}
     return _Launches(
-        forward=_Launch(kernels["forward"], there.programs, there.sizes, there.constants, {"num_warps": 4}),
+        forward=_Launch(kernels["forward"], device, there.programs, there.sizes, there.constants, {"num_warps": 4}),
         backward=_Launch(
-            kernels["backward"],
-            back.programs,
-            (*back.sizes, sums),
-            back.constants | {"EARLY": early},
-            {"num_warps": warps},
+            kernels["backward"], device, back.programs, (*back.sizes, sums), ways, {"num_warps": warps}
         ),
+        second=_Launch(kernels.get("second"), device, back.programs, (*back.sizes, sums), ways, {"num_warps": warps}),
         reduce=_Launch(
             kernels["reduce"],
+            device,
             groups,
             (sums_of_group, back.splits, inner, groups * inner, sums),
             {"BLOCK": min(1024, _power_of_two(sums_of_group)), "BY_COLUMN": by_column, "EARLY": early},
             {"num_warps": 4} | ({"launch_pdl": True} if early else {}),
         ),
-        partials=len(bases) * sums,
+        sums=len(bases) * sums,
     )
 
 
@@ -200,6 +237,7 @@ def tile(outer: int, groups: int, inner: int, by_column: int | None, size: int, 
         "BY_COLUMN": by_column is not None,
         "EVEN": outer % rows == span % columns == width % span == 0,
         "ONE_TILE": splits == tiles,
+        "FLAT": outer <= rows,
         "BIG": outer * width + size >= 2**31,
     }
     return Tiling(lanes * splits, splits, (outer, inner, width, span, tiles, tiles_across, splits), constants)
@@ -217,11 +255,16 @@ def _power_of_two(n: int) -> int:
 
 @functools.cache
 def kernels_for(
-    bases: tuple[Base, ...], parametrization: BuiltInParametrization, dtype: torch.dtype, gated: bool = False
+    bases: tuple[Base, ...],
+    parametrization: BuiltInParametrization,
+    dtype: torch.dtype,
+    gated: bool = False,
+    order: int = 0,
 ) -> dict[str, Any]:
-    """Return the kernels of a set of bases, of hull(x) or, if gated, of hull(x) * up."""
-    label = f"{'gated ' * gated}{parametrization.name}({','.join(base.name for base in bases)}) on {dtype}"
-    return build(kernel_source(bases, parametrization, gated), label, dtype)
+    """Return the kernels of a set of bases: see :func:`hullo.kernels.codegen.kernel_source`."""
+    names = ",".join(base.name + "'" * order for base in bases)
+    label = f"{'gated ' * gated}{parametrization.name}({names}) on {dtype}"
+    return build(kernel_source(bases, parametrization, gated, order), label, dtype)
 
 
 def build(text: str, label: str, dtype: torch.dtype, **known: Any) -> dict[str, Any]:
@@ -233,12 +276,15 @@ def build(text: str, label: str, dtype: torch.dtype, **known: Any) -> dict[str, 
         text.splitlines(keepends=True),
         name,
     )  # Triton reads its functions' source
-    scope: dict[str, Any] = {"__name__": name, "tl": tl, "triton": triton, **_words(dtype), **known}
+    real = tl.constexpr(tl.float64 if dtype == torch.float64 else tl.float32)
+    scope: dict[str, Any] = {"__name__": name, "tl": tl, "triton": triton, "REAL": real, **_words(dtype), **known}
     exec(compile(text, name, "exec"), scope)  # noqa: S102  (the text is our own)
     return scope
 
 
 def _words(dtype: torch.dtype) -> dict[str, Any]:
+    if dtype == torch.float64:
+        return FLOAT64
     if dtype == torch.float32:
         return device_math.PRECISE
     if dtype == torch.bfloat16 and not INTERPRETED and torch.version.cuda is not None:

@@ -146,7 +146,7 @@ def _bases_for(known: Known) -> tuple[Base, ...]:
     paper = resolve(_PAPER)
     if len(known.bases) > 2:  # of a combination with parameters
         return known.bases
-    return paper if known.coefficients(paper) else (*paper, *known.bases)
+    return paper if known.coefficients(paper) else (*resolve(("identity", "tanh")), *known.bases)
 
 
 def _made_by(factory: Any, site: Site, others: Iterable[Hull]) -> Hull:

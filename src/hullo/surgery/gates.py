@@ -44,7 +44,7 @@ def fuse_gates(model: nn.Module) -> nn.Module:
         >>> model = LlamaModel(LlamaConfig(num_hidden_layers=1, num_key_value_heads=2, **sizes))
         >>> hullo.fuse_gates(hullo.replace_activations(model)).layers[0].mlp.act_fn
         GatedHull(
-          (hull): AffineHull(identity=0, relu=0, tanh=0, silu=1)
+          (hull): AffineHull(identity=0, tanh=0, silu=1)
         )
     """
     named_hulls("fuse_gates", model)

@@ -64,8 +64,8 @@ def replace_activations(
             asinh and erf, which often are gates, probabilities or positivity constraints.
         hull: the class of the hulls, or a function that returns a hull for a :class:`hullo.surgery.Site`. By default
             AffineHull, or LinearHull for functions such as xIELU that are not affine combinations.
-        bases: the bases of every hull. By default identity, relu, tanh and, if it is not a combination of these, the
-            replaced function; for xIELU and PolyReLU their own bases.
+        bases: the bases of every hull. By default identity, relu and tanh, or identity, tanh and the replaced
+            function if it is not a combination of those; for xIELU and PolyReLU their own bases.
         init: the initial coefficients, as in :class:`hullo.AffineHull`; by default those of the replaced function.
         groups: 1 for one activation per site, a number G for one per group of channels, or ``"channels"`` for one per
             channel. The last two need `example_inputs`; a number can be given with `channel_dim` instead.
@@ -92,7 +92,7 @@ def replace_activations(
         >>> import torch, hullo
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 2))
         >>> hullo.replace_activations(model)[1]
-        AffineHull(identity=0, relu=0, tanh=0, gelu=1)
+        AffineHull(identity=0, tanh=0, gelu=1)
     """
     _check_model(model)
     sites = find_sites(model)

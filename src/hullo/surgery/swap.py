@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hullo._compat import is_eager
 from hullo.modules import AffineHull, ConicHull, ConvexHull, Hull, LinearHull
 from hullo.surgery.edits import changed_classes
 from hullo.surgery.sites import Site
@@ -73,11 +75,51 @@ def take_hooks(new: nn.Module, old: nn.Module, copies: bool = False) -> None:
 
 
 class InPlace:
-    """Overwrite the input, as the replaced activation did: other code may rely on it."""
+    """Overwrite the input, as the replaced activation did: other code may rely on it.
+
+    Where the memory of the input belongs to nobody else, the input gets the memory of the result, which nobody can tell
+    from copying the result; the backward pass then finds the original values where they were.
+    """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (PyTorch's name)
-        kept = input.clone() if torch.is_grad_enabled() else input  # backward needs the original values
-        return input.copy_(super().forward(kept))  # type: ignore[misc]
+        if not torch.is_grad_enabled():
+            return input.copy_(super().forward(input))  # type: ignore[misc]
+        if _owns_memory(input):
+            return _Put.apply(input, super().forward(_Take.apply(input)))  # type: ignore[misc, no-untyped-call]
+        return input.copy_(super().forward(input.clone()))  # type: ignore[misc]
+
+
+def _owns_memory(x: Tensor) -> bool:
+    """Return whether x was computed and no other tensor shares its memory."""
+    if type(x) is not Tensor or not is_eager() or x.grad_fn is None or x._is_view() or x.layout is not torch.strided:
+        return False
+    return torch._C._storage_Use_Count(x.untyped_storage()._cdata) == 2  # type: ignore[no-any-return]  # x and this
+
+
+class _Take(torch.autograd.Function):
+    """Return the values of x in the same memory, as a tensor of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.data
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+class _Put(torch.autograd.Function):
+    """Make x the tensor y, with its memory and its history."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        x.data = y
+        ctx.mark_dirty(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+        return None, gradient
 
 
 class InPlaceAffineHull(InPlace, AffineHull):
