@@ -25,7 +25,6 @@ from torch import Tensor
 from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
-
 _PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
 _are_transforms_active = torch._C._are_functorch_transforms_active
 _count_modes = torch._C._len_torch_dispatch_stack
@@ -58,14 +57,14 @@ def needs_plain_operations() -> bool:
 
 
 def is_eager() -> bool:
-    """Return whether operations run as they are written: no compiler, tracer, transform or mode is active."""
+    """Return whether operations run as they are written: no tracer, transform or mode is active. Compilers cannot read
+    this function; ask torch.compiler.is_compiling first."""
     return not (
         _are_transforms_active()
         or _count_modes()
         or _is_key_included(_PRE_DISPATCH)
         or _forward_ad._current_level >= 0
         or _tracing_state() is not None
-        or torch.compiler.is_compiling()
     )
 
 

@@ -58,9 +58,11 @@ def combine(
 
 def apply(x: Tensor, raw: Tensor, spec: CombineSpec, backend: str | None = None, hull: object = None) -> Tensor:
     """Combine with raw parameters and a spec, as the modules do. Errors end with the hint of the hull."""
-    if backend is None and _is_simple(x, raw, spec):  # the same as below, in as little time as a small kernel takes
+    if (
+        backend is None and not torch.compiler.is_compiling() and _is_simple(x, raw, spec)
+    ):  # the same as below, in as little time as a small kernel takes
         if torch.is_grad_enabled() and (x.requires_grad or raw.requires_grad):
-            simple: Tensor = _apply_directly(x, raw, spec, "triton")
+            simple: Tensor = _apply_directly(x, raw, spec, "triton")  # type: ignore[no-untyped-call]
             return simple
         return load("triton").forward(x, raw, spec)
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.layout is not torch.strided or x.is_nested:
@@ -80,14 +82,18 @@ def apply(x: Tensor, raw: Tensor, spec: CombineSpec, backend: str | None = None,
     return reference.forward(x, raw, spec)  # plain operations: a compiler fuses them, and exporters know them
 
 
-def _is_simple(x: object, raw: Tensor, spec: CombineSpec) -> bool:
+def _is_simple(x: Any, raw: Tensor, spec: CombineSpec) -> bool:
     """Return whether x is a plain tensor on a GPU, with one row of coefficients there, in eager mode."""
     return (
         type(x) in _PLAIN
-        and x.is_cuda  # type: ignore[attr-defined]
+        and x.is_cuda
         and is_eager()
         and type(raw) in _PLAIN
-        and spec.has_formulas and HAS_TRITON and x.dtype in FUSED_DTYPES and x.layout is torch.strided and not x.is_nested
+        and spec.has_formulas
+        and HAS_TRITON
+        and x.dtype in FUSED_DTYPES
+        and x.layout is torch.strided
+        and not x.is_nested
         and raw.dim() == 1
         and raw.get_device() == x.get_device()
         and not _is_wrapped(x)
@@ -171,8 +177,8 @@ def backward(gradient: Tensor, x: Tensor, raw: Tensor, spec: CombineSpec, kernel
 class _Gradients(torch.autograd.Function):
     """The backward pass of the fused kernels as a function that can be differentiated any number of times.
 
-    The gradients of (dx, dc) are again combinations, of derivatives of the bases of the next orders: one kernel computes
-    them, or, where a graph is recorded, functions of this module.
+    The gradients of (dx, dc) are again combinations, of derivatives of the bases of the next orders: one kernel
+    computes them, or, where a graph is recorded, functions of this module.
     """
 
     @staticmethod

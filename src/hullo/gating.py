@@ -1,7 +1,7 @@
 """hull(gate) * up: the gated blocks of language models, SwiGLU and GeGLU with a learned function.
 
 The fused kernel makes one pass over memory each way. Only the gate, up and the raw parameters are saved for the
-backward pass, no more tensors than for a plain product.
+backward pass, no more tensors than for a plain product; their gradients take their memory if nobody else uses it.
 """
 
 from __future__ import annotations
@@ -79,6 +79,14 @@ def _has_groups(hull: Hull, gate: Tensor) -> bool:
     return -gate.dim() <= dim < gate.dim() and gate.shape[dim] % hull.groups == 0
 
 
+def _is_disposable(saved: Tensor) -> bool:
+    """Return whether a saved tensor is used by nobody else and not again, so that a gradient may take its memory."""
+    if saved.grad_fn is None or saved._is_view() or torch._C._autograd._get_current_graph_task_keep_graph():
+        return False
+    shares: int = torch._C._storage_Use_Count(saved.untyped_storage()._cdata)
+    return shares == 2  # itself, and the storage that was asked for
+
+
 class _Gated(torch.autograd.Function):
     """Multiply with a gate; save only the gate, up and raw parameters, and recompute the bases in the backward pass."""
 
@@ -99,7 +107,8 @@ class _Gated(torch.autograd.Function):
         if ctx.kernel == "triton" and not torch.is_grad_enabled() and not batched:
             from hullo.kernels import triton
 
-            return *triton.gated_backward(gradient, gate, up, raw, ctx.spec), None, None
+            disposable = (_is_disposable(gate), _is_disposable(up))
+            return *triton.gated_backward(gradient, gate, up, raw, ctx.spec, disposable), None, None
         dup = gradient * apply(gate, raw, ctx.spec, ctx.kernel)
         dgate, draw = backward(gradient * up, gate, raw, ctx.spec, ctx.kernel)
         return dgate, dup, draw, None, None

@@ -84,12 +84,13 @@ class Hull(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (the argument's name in PyTorch's modules)
         parameters = self._parameters  # attributes of a module are slow to find
-        raw, scale = parameters.get(self.raw_name), parameters.get("inner_scale", self)
-        if raw is None or scale is not None or self.constraint.parametrization is not self.spec.parametrization:
-            raw, scale = self.kernel_input(), self.inner_scale
+        raw = parameters.get(self.raw_name)
+        if raw is None or self.constraint.parametrization is not self.spec.parametrization:
+            raw = self.kernel_input()  # type: ignore[assignment]
+        scale = parameters["inner_scale"]
         if scale is not None:
-            return apply_scaled(input, raw, scale, self.spec, hull=self)
-        return apply(input, raw, self.spec, hull=self)
+            return apply_scaled(input, raw, scale, self.spec, hull=self)  # type: ignore[arg-type]
+        return apply(input, raw, self.spec, hull=self)  # type: ignore[arg-type]
 
     def kernel_input(self) -> Tensor:
         """Return the raw parameters where the kernels map them to coefficients themselves, else the coefficients."""

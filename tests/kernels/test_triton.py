@@ -22,11 +22,17 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 from hullo.kernels import device_math  # noqa: E402
 from hullo.kernels import triton as kernels  # noqa: E402
+from hullo.kernels.device_math_float64 import FLOAT64  # noqa: E402
 
 TRIO = tuple(hullo.base(name) for name in ("identity", "relu", "tanh"))
 SIX = tuple(hullo.base(name) for name in ("identity", "relu", "tanh", "unit_gelu", "unit_silu", "softsign"))
 PARAMETRIZATIONS = ("given", "recentred", "free", "softmax", "projection", "clamped", "softplus")
-ROUNDING = {torch.float32: 1e-6, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8 if DEVICE == "cuda" else 2.0**-7}
+ROUNDING = {
+    torch.float64: 1e-14,
+    torch.float32: 1e-6,
+    torch.float16: 2.0**-11,
+    torch.bfloat16: 2.0**-8 if DEVICE == "cuda" else 2.0**-7,
+}
 """A relative error in norm; for 16 bits the most that rounding a result can do (the interpreter cuts bfloat16 off)."""
 
 LAYOUTS = {
@@ -154,7 +160,7 @@ def test_a_hull_trains_through_the_kernels_as_through_the_reference() -> None:
 
 
 def test_every_word_of_the_catalogue_has_a_meaning_here() -> None:
-    for meaning in (device_math.PRECISE, device_math.FLOAT16, device_math.BFLOAT16):
+    for meaning in (device_math.PRECISE, device_math.FLOAT16, device_math.BFLOAT16, FLOAT64):
         assert FUNCTIONS.keys() <= meaning.keys()
 
 
@@ -178,10 +184,89 @@ def test_a_base_without_a_formula_falls_back_and_is_refused_by_name() -> None:
         choose(x, spec, "triton")
 
 
-def test_float64_is_left_to_the_reference() -> None:
-    x = torch.randn(3, dtype=torch.float64, device=DEVICE)
-    with pytest.raises(ValueError, match=r"computes in float32.*torch\.float64"):
-        hullo.combine(x, torch.ones(3, device=DEVICE), TRIO, backend="triton")
+NAMES = [name for name in hullo.list_bases() if name not in ("softplus", "hardsigmoid")]
+"""Without two that PyTorch itself computes to eight or nine digits in float64."""
+
+
+@pytest.mark.parametrize("order", [0, 1])
+@pytest.mark.parametrize("names", [NAMES[k::5] for k in range(5)], ids=lambda names: names[0])
+def test_float64_and_second_derivatives_of_every_base(names: list[str], order: int) -> None:
+    spec = CombineSpec(tuple(map(hullo.base, names)), get_parametrization("given"), 0, order)
+    x = torch.cat([torch.linspace(-30, 30, 120), torch.logspace(-6, 1, 20), -torch.logspace(-6, 1, 20)]).double()
+    gradient, v = torch.where(x > 0, 1.0, 0.5).double(), torch.randn_like(x)
+    c, w = torch.randn(2, len(names)).double()
+    inputs = [t.clone().requires_grad_() for t in (gradient, x, c)]
+    firsts = reference.backward(*inputs, spec)
+    expected = [
+        reference.forward(x, c, spec),
+        *firsts,
+        *torch.autograd.grad(firsts, inputs, (v, w)),
+    ]
+    v, w, gradient, x, c = (t.to(DEVICE) for t in (v, w, gradient, x, c))
+    found = [
+        kernels.forward(x, c, spec),
+        *kernels.backward(gradient, x, c, spec),
+        *kernels.second(v, w, gradient, x, c, spec),
+    ]
+    for tensor, wanted in zip(found, expected, strict=True):
+        assert relative_error(tensor.cpu(), wanted) < 1e-13
+
+
+@pytest.mark.parametrize("layout", ["odd", "groups of channels", "channels last, groups"])
+def test_second_derivatives_in_every_layout(layout: str) -> None:
+    shape, groups, channel_dim, memory = LAYOUTS[layout]
+    spec = CombineSpec(TRIO, get_parametrization("given"), channel_dim)
+    x, gradient, c = random_case(shape, groups, 3, memory)
+    v, w = torch.randn(shape, device=DEVICE), torch.randn_like(c)  # not laid out as x is
+    inputs = [t.double().requires_grad_() for t in (gradient, x, c)]
+    expected = torch.autograd.grad(reference.backward(*inputs, spec), inputs, (v.double(), w.double()))
+    for tensor, wanted in zip(kernels.second(v, w, gradient, x, c, spec), expected, strict=True):
+        assert relative_error(tensor, wanted) < 4e-6
+
+
+class TestDerivativesOfAnyOrder:
+    """Through autograd and torch.func, as those of the reference."""
+
+    @staticmethod
+    def inputs(groups: int) -> tuple[Tensor, Tensor]:
+        torch.manual_seed(0)
+        shape = (3,) if groups == 1 else (groups, 3)
+        return torch.randn(2, 2, dtype=torch.float64), torch.randn(shape, dtype=torch.float64)
+
+    @pytest.mark.parametrize("hull", ["given", "softmax"])
+    def test_gradgradcheck(self, hull: str) -> None:
+        x, raw = (t.to(DEVICE).requires_grad_() for t in self.inputs(1))
+        spec = CombineSpec(tuple(map(hullo.base, ("tanh", "gelu", "sin(2)"))), get_parametrization(hull), 1)
+        assert torch.autograd.gradgradcheck(
+            lambda x, raw: hullo.functional.apply(x, raw, spec, "triton"), (x[0], raw), atol=1e-6
+        )
+
+    @pytest.mark.parametrize("groups", [1, 2])
+    def test_a_loss_on_second_derivatives_is_differentiated_twice(self, groups: int) -> None:
+        """As in physics-informed networks: the loss has the second derivative, and training differentiates it."""
+        results = []
+        for backend in ("triton", "reference"):
+            x, c = (t.to(DEVICE).requires_grad_() for t in self.inputs(groups))
+            y = hullo.combine(x, c, ("tanh", "gelu", "softplus(2)"), backend=backend)
+            (slope,) = torch.autograd.grad(y.sin().sum(), x, create_graph=True)
+            (bend,) = torch.autograd.grad(slope.sum(), x, create_graph=True)
+            gradients = torch.autograd.grad((bend + y).square().sum(), (x, c), create_graph=True)
+            results.append([y, slope, bend, *gradients, *torch.autograd.grad(gradients[0].square().sum(), (x, c))])
+        for found, expected in zip(*results, strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+
+    @pytest.mark.parametrize("groups", [1, 2])
+    def test_hessians_of_samples_by_torch_func(self, groups: int) -> None:
+        x, c = (t.to(DEVICE) for t in self.inputs(groups))
+
+        def loss(c: Tensor, x: Tensor, backend: str) -> Tensor:
+            return hullo.combine(x, c, ("identity", "tanh", "gelu"), channel_dim=0, backend=backend).pow(3).sum()
+
+        for transform in (torch.func.grad(loss), torch.func.hessian(loss, argnums=1)):
+            found, expected = (
+                torch.vmap(transform, (None, 0, None))(c, x, backend) for backend in ("triton", "reference")
+            )
+            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
 
 
 @given(
@@ -239,7 +324,7 @@ def test_more_than_2_31_elements() -> None:
 def test_cuda_tensors_go_to_the_fused_kernel() -> None:
     spec = CombineSpec(TRIO, get_parametrization("recentred"), 1)
     assert choose(torch.empty(1, device="cuda"), spec, None) == "triton"
-    assert choose(torch.empty(1, device="cuda", dtype=torch.float64), spec, None) == "reference"
+    assert choose(torch.empty(1, device="cuda", dtype=torch.float64), spec, None) == "triton"
 
 
 @gpu
@@ -339,6 +424,8 @@ def test_gated_kernels_agree_with_float64(dtype: torch.dtype, layout: str, param
     value = reference.forward(gate.double(), raw.double(), spec)
     dgate, draw = reference.backward(gradient.double() * up.double(), gate.double(), raw.double(), spec)
     found = kernels.gated_forward(gate, up, raw, spec), *kernels.gated_backward(gradient, gate, up, raw, spec)
+    in_place = kernels.gated_backward(gradient, gate.clone(), up.clone(), raw, spec, (True, True))
+    assert all(torch.equal(a, b) for a, b in zip(found[1:], in_place, strict=True))
     for tensor, expected in zip(found[:3], (value * up, dgate, gradient.double() * value), strict=True):
         assert relative_error(tensor, expected) < ROUNDING[dtype]
         assert tensor.stride() == gate.stride()

@@ -141,7 +141,7 @@ def test_a_folded_transformer_takes_the_fused_path_again() -> None:
 def test_a_folded_model_needs_nothing_from_hullo(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2), nn.Tanh())
     hullo.replace_activations(model)
-    model[1].coefficients = [0.1, 0.2, 0.3, 0.4]
+    model[1].coefficients = [0.1, 0.5, 0.4]
     model[3] = hullo.AffineHull("identity", "asinh", "unit_softplus", groups=4)
     folded, x = hullo.fold(model), torch.randn(3, 4)
     torch.save({"model": folded, "x": x, "y": folded(x).detach()}, tmp_path / "model.pt")

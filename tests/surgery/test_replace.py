@@ -253,3 +253,48 @@ def test_hulls_in_place_overwrite_their_input_and_copy_it_only_for_the_backward_
     assert y is x
     torch.testing.assert_close(y, expected)
     assert counter.count == clones
+
+
+class Remembers(nn.Module):
+    """Uses the input of an in-place activation after it, by two names."""
+
+    def __init__(self, act: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.act = nn.Linear(3, 3), act
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        same = y
+        return self.act(y) * same + y
+
+
+class CopiesBack(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        kept = x.clone()
+        return x.copy_(0.3 * kept + 0.2 * kept.relu() + 0.5 * kept.tanh())
+
+
+def test_hulls_in_place_copy_nothing_where_they_own_the_memory() -> None:
+    model = hullo.replace_activations(Remembers(nn.ReLU(inplace=True)).double())
+    model.act.coefficients = [0.3, 0.2, 0.5]
+    expected = Remembers(CopiesBack()).double()
+    expected.load_state_dict(model.state_dict(), strict=False)
+    x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    results = []
+    for net in (model, expected):
+        y = net(x)
+        gradients = torch.autograd.grad(y.sum(), (x, net.layer.weight), create_graph=True)
+        results.append([y, *gradients, *torch.autograd.grad(gradients[0].square().sum(), (x, net.layer.weight))])
+    for found, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(found, wanted)
+
+    y = model.layer(x)
+    before = y.data_ptr()
+    assert model.act(y) is y
+    assert y.data_ptr() != before  # exchanged, not copied
+    view = model.layer(x).view(-1)
+    base = view._base
+    address = base.data_ptr()
+    model.act(view)
+    assert base.data_ptr() == view.data_ptr() == address  # written where others read it
+    torch.testing.assert_close(base.flatten(), view)

@@ -94,7 +94,7 @@ def test_saved_hulls_are_loaded_with_their_coefficients(
 
 def test_saved_hulls_start_another_model(tmp_path: Path) -> None:
     model = hullo.replace_activations(made())
-    model[0].act.coefficients = [0.5, 0.25, 0.25, 0.0]
+    model[0].act.coefficients = [0.5, 0.25, 0.25]
     hullo.save_hulls(model, tmp_path / "hulls.json")
     hulls = hullo.load_hulls(tmp_path / "hulls.json", trainable=False)
     other = hullo.replace_activations(made(), hull=lambda site: hulls[site.name], example_inputs=torch.randn(2, 4))

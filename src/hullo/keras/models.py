@@ -43,8 +43,8 @@ def replace_activations(
     Args:
         model: a Sequential or functional model that is built; left as it is.
         hull: the class of the layers.
-        bases: the bases of every hull; by default identity, relu and tanh, or identity, tanh and the replaced function if it
-            is not a combination of those.
+        bases: the bases of every hull; by default identity, relu and tanh, or identity, tanh and the replaced
+            function if it is not a combination of those.
         options: other arguments of the layers, such as `parametrization` and `lr_scale`.
 
     Raises:

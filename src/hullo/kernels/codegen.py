@@ -28,7 +28,8 @@ def kernel_source(
     raw = [f"r{i}" for i in range(n - parametrization.fewer)]
     c, g, d, w = ([f"{letter}{i}" for i in range(n)] for letter in "cgdw")
     levels = _levels(bases, order, 2 if gated else 3)
-    (values, by_value), (slopes, by_slope), (bends, by_bend) = *levels, *([([], [])] * gated)
+    (values, by_value), (slopes, by_slope) = levels[:2]
+    bends, by_bend = levels[-1]  # of a gated hull there are no second derivatives
     load_raw = [f"{r} = tl.load(raw_ptr + row * {len(raw)} + {i}).to(REAL)" for i, r in enumerate(raw)]
     tile = _TILE.strip().splitlines()
     coefficients = load_raw + _PARAMETRIZATIONS[parametrization.name](raw, c)
@@ -162,9 +163,10 @@ def formulas(bases: tuple[Base, ...]) -> list[list[str]]:
 def _levels(
     bases: tuple[Base, ...], order: int, count: int, factored: bool = True
 ) -> list[tuple[list[str], list[float]]]:
-    """Return the statements that compute derivatives of the bases of `count` orders: y0, y1, ..., then s0, s1, ..., then
-    b0, b1, ... Beside them are constant factors that the statements leave out, unless `factored` is false."""
-    translator, levels = _Translator(), []
+    """Return the statements that compute derivatives of the bases of `count` orders: y0, y1, ..., then s0, s1, ...,
+    then b0, b1, ... Beside them are constant factors that the statements leave out, unless `factored` is false."""
+    translator = _Translator()
+    levels: list[tuple[list[str], list[float]]] = []
     for level, letter in zip(range(order, order + count), "ysb", strict=False):
         factors: list[float] = []
         for i, base in enumerate(bases):
@@ -351,8 +353,8 @@ def reduce(
     $STORE_RAW
 """
 
-# The derivatives of <v, dx> + <w, gradient of the coefficients> with respect to dy, x and the coefficients, where dx and
-# that gradient are the results of `backward`.
+# The derivatives of <v, dx> + <w, gradient of the coefficients> with respect to dy, x and the coefficients, where dx
+# and that gradient are the results of `backward`.
 _SECOND = """
 
 @triton.jit

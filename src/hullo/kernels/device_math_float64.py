@@ -101,7 +101,7 @@ def asinh(x):
 
 @triton.jit
 def atan(x):
-    """Reduce to |t| < tan(pi / 8) with atan(s) = pi / 4 + atan((s - 1) / (s + 1)) and atan(s) = pi / 2 - atan(1 / s)."""
+    """Reduce to |t| < tan(pi / 8): atan(s) = pi / 4 + atan((s - 1) / (s + 1)) and atan(s) = pi / 2 - atan(1 / s)."""
     size = tl.abs(x)
     s = tl.where(size > 1, 1.0 / size, size)
     is_large = s > 0.41421356237309503

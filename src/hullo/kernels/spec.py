@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -28,19 +27,17 @@ class CombineSpec:
     channel_dim: int
     order: int = 0
 
-    @functools.cached_property
-    def functions(self) -> tuple[tuple[Function, Slope], ...]:
+    has_formulas: bool = field(init=False, compare=False)  # whether all bases have one, which the fused kernels need
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "has_formulas", all(base.formula is not None for base in self.bases))
+
+    @property
+    def functions(self) -> list[tuple[Function, Slope]]:
         """Return the value, and the slope from x and the value, of every base, or of its derivative of that order."""
         if self.order == 0:
-            return tuple((base.function, base.slope) for base in self.bases)
-        texts = [base.formula or Formula("", "") for base in self.bases]  # kernels without formulas have no order
-        derivatives = [Formula(text.derivative(self.order), text.derivative(self.order + 1)) for text in texts]
-        return tuple((_like_x(value), slope) for value, slope in (d.functions(FUNCTIONS) for d in derivatives))
-
-    @functools.cached_property
-    def has_formulas(self) -> bool:
-        """Return whether every base has a formula, which the fused kernels need."""
-        return all(base.formula is not None for base in self.bases)
+            return [(base.function, base.slope) for base in self.bases]
+        return [_derivative(base, self.order) for base in self.bases]
 
     @property
     def spelled(self) -> tuple[str, str, int]:
@@ -48,9 +45,12 @@ class CombineSpec:
         return ";".join(item.name for item in self.bases), self.parametrization.name, self.channel_dim
 
 
-def _like_x(function: Callable[[Tensor], Tensor | float]) -> Function:
-    """Return a function that returns a tensor also where the given one is constant and returns a number."""
-    return lambda x: torch.zeros_like(x) + function(x)
+@functools.cache
+def _derivative(base: Base, order: int) -> tuple[Function, Slope]:
+    """Return a derivative of a base, as a function and its slope."""
+    text = base.formula or Formula("", "")  # bases without formulas have no fused kernels, which alone ask for this
+    value, slope = Formula(text.derivative(order), text.derivative(order + 1)).functions(FUNCTIONS)
+    return lambda x: torch.zeros_like(x) + value(x), slope  # a tensor also where the value is a number
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:

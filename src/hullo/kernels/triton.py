@@ -26,7 +26,8 @@ from hullo.kernels.spec import CombineSpec, compute_dtype, dense, extents, laid_
 from hullo.parametrizations import BuiltInParametrization
 
 _address = Tensor.data_ptr
-_current_device, _current_stream = (getattr(torch._C, f"_cuda_get{name}", None) for name in ("Device", "CurrentRawStream"))
+_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", int)
+_current_stream: Callable[[int | None], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
 _HOOKS = triton.knobs.runtime.launch_enter_hook
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 
@@ -87,12 +88,19 @@ def gated_forward(gate: Tensor, up: Tensor, raw: Tensor, spec: CombineSpec) -> T
 
 
 def gated_backward(
-    gradient: Tensor, gate: Tensor, up: Tensor, raw: Tensor, spec: CombineSpec
+    gradient: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    raw: Tensor,
+    spec: CombineSpec,
+    disposable: tuple[bool, bool] = (False, False),
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of the gate, of `up` and of the raw parameters."""
+    """Return the gradients of the gate, of `up` and of the raw parameters; the first two in the memory of the gate
+    and of `up` if that is disposable."""
     gate, order = dense(gate)
     up, gradient, raw = laid_out_like(up, gate, order), laid_out_like(gradient, gate, order), raw.contiguous()
-    dgate, dup, draw = torch.empty_like(gate), torch.empty_like(gate), torch.empty_like(raw)
+    dgate, dup = (t if ours else torch.empty_like(gate) for t, ours in zip((gate, up), disposable, strict=True))
+    draw = torch.empty_like(raw)
     if not gate.numel():
         return dgate, dup, draw.zero_()
     launches = _launches_for(gate, order, raw, spec, gated=True)
@@ -121,6 +129,8 @@ class _Launch:
         self.kernel, self.device, self.grid, self.sizes = kernel, device, (programs, 1, 1), sizes
         self.constants, self.options = constants, options
         self.run: Callable[..., Any] | None = None
+        self.fixed: tuple[Any, ...] = ()
+        self.rest: tuple[Any, ...] = ()
 
     def __call__(self, *tensors: Tensor) -> None:
         if not INTERPRETED and self.device != _current_device():
@@ -195,9 +205,7 @@ def _launches(
     ways = back.constants | {"EARLY": early}
     return _Launches(
         forward=_Launch(kernels["forward"], device, there.programs, there.sizes, there.constants, {"num_warps": 4}),
-        backward=_Launch(
-            kernels["backward"], device, back.programs, (*back.sizes, sums), ways, {"num_warps": warps}
-        ),
+        backward=_Launch(kernels["backward"], device, back.programs, (*back.sizes, sums), ways, {"num_warps": warps}),
         second=_Launch(kernels.get("second"), device, back.programs, (*back.sizes, sums), ways, {"num_warps": warps}),
         reduce=_Launch(
             kernels["reduce"],

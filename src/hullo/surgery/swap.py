@@ -85,15 +85,23 @@ class InPlace:
         if not torch.is_grad_enabled():
             return input.copy_(super().forward(input))  # type: ignore[misc]
         if _owns_memory(input):
-            return _Put.apply(input, super().forward(_Take.apply(input)))  # type: ignore[misc, no-untyped-call]
+            output: Tensor = _Put.apply(input, super().forward(_Take.apply(input)))  # type: ignore[misc, no-untyped-call]
+            return output
         return input.copy_(super().forward(input.clone()))  # type: ignore[misc]
 
 
 def _owns_memory(x: Tensor) -> bool:
     """Return whether x was computed and no other tensor shares its memory."""
-    if type(x) is not Tensor or not is_eager() or x.grad_fn is None or x._is_view() or x.layout is not torch.strided:
+    if (
+        torch.compiler.is_compiling()
+        or type(x) is not Tensor
+        or not is_eager()
+        or x.grad_fn is None
+        or x._is_view()
+        or x.layout is not torch.strided
+    ):
         return False
-    return torch._C._storage_Use_Count(x.untyped_storage()._cdata) == 2  # type: ignore[no-any-return]  # x and this
+    return torch._C._storage_Use_Count(x.untyped_storage()._cdata) == 2  # x and this
 
 
 class _Take(torch.autograd.Function):
