@@ -1,6 +1,7 @@
 """Measure a training step of timm's ResNet-50, as it is and with hulls in the places of its activations, on a GPU.
 
-    python benchmarks/resnet50_step.py
+    python benchmarks/resnet50_step.py              # in bfloat16 and in float32
+    python benchmarks/resnet50_step.py bfloat16
 
 Eager mode, channels last, batch 256 of 224 x 224 images, SGD with momentum; bfloat16 autocast, then float32. Models
 take turns; medians of rounds, between CUDA events. Prints milliseconds, the ratio to the original, and the peak memory.
@@ -21,8 +22,11 @@ from torch import nn
 import hullo
 from hullo.lab.spec.environment import environment
 
-BATCH = int(sys.argv[1]) if len(sys.argv) > 1 else 256
-ROUNDS = int(sys.argv[2]) if len(sys.argv) > 2 else 12
+BATCH, ROUNDS = 256, 8
+PRECISIONS: dict[str, Callable[[], AbstractContextManager]] = {
+    "bfloat16": lambda: torch.autocast("cuda", torch.bfloat16),
+    "float32": nullcontext,
+}
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "original": lambda: timm.create_model("resnet50"),
     "swapped": lambda: hullo.replace_activations(timm.create_model("resnet50")),
@@ -61,10 +65,10 @@ def measure(step: Callable[[], None]) -> float:
 def main() -> None:
     print(environment(torch.cuda.get_device_name()))
     torch.backends.cudnn.benchmark = True
-    for name, autocast in (("bfloat16", lambda: torch.autocast("cuda", torch.bfloat16)), ("float32", nullcontext)):
+    for name in sys.argv[1:] or PRECISIONS:
         steps, memory = {}, {}
         for model, build in MODELS.items():
-            steps[model] = make_step(build, autocast)
+            steps[model] = make_step(build, PRECISIONS[name])
             for _ in range(3):
                 steps[model]()
             before = torch.cuda.memory_allocated()

@@ -83,11 +83,12 @@ class Hull(nn.Module):
             watch(self)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (the argument's name in PyTorch's modules)
-        parameters = self._parameters  # attributes of a module are slow to find
-        raw = parameters.get(self.raw_name)
+        parameters = self._parameters  # attributes of a module are slow to find; torch.nn.utils.parametrize moves them
+        raw, scale = parameters.get(self.raw_name), parameters.get("inner_scale", False)
         if raw is None or self.constraint.parametrization is not self.spec.parametrization:
             raw = self.kernel_input()  # type: ignore[assignment]
-        scale = parameters["inner_scale"]
+        if scale is False:
+            scale = self.inner_scale
         if scale is not None:
             return apply_scaled(input, raw, scale, self.spec, hull=self)  # type: ignore[arg-type]
         return apply(input, raw, self.spec, hull=self)  # type: ignore[arg-type]

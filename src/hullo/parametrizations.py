@@ -4,7 +4,7 @@ An optimizer updates *raw* parameters without constraints; a :class:`Parametriza
 (:mod:`hullo.coefficients`), so that coefficients are exact after every step of any optimizer. No built-in
 parametrization divides by something that can reach zero.
 
-A built-in parametrization also has a form in each of the fused backends: :mod:`hullo.kernels.codegen`,
+A built-in parametrization also has a form in each of the fused backends: :mod:`hullo.kernels.parametrization_code`,
 :mod:`hullo.keras.arithmetic`, :mod:`hullo.population.parametrizations` and :mod:`hullo.population.kernels.parametrize`.
 A user's parametrization runs as PyTorch code before the kernels.
 """

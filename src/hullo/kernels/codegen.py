@@ -16,6 +16,7 @@ import ast
 import re
 
 from hullo.bases import Base
+from hullo.kernels.parametrization_code import PULLBACKS, TRANSFORMS
 from hullo.parametrizations import BuiltInParametrization
 
 
@@ -31,8 +32,7 @@ def kernel_source(
     (values, by_value), (slopes, by_slope) = levels[:2]
     bends, by_bend = levels[-1]  # of a gated hull there are no second derivatives
     load_raw = [f"{r} = tl.load(raw_ptr + row * {len(raw)} + {i}).to(REAL)" for i, r in enumerate(raw)]
-    tile = _TILE.strip().splitlines()
-    coefficients = load_raw + _PARAMETRIZATIONS[parametrization.name](raw, c)
+    coefficients = load_raw + TRANSFORMS[parametrization.name](raw, c)
     scaled: list[str] = []  # coefficients times the constant factors of formulas, once for all elements
 
     def combine(k: list[str], letter: str, factors: list[float]) -> str:
@@ -47,65 +47,77 @@ def kernel_source(
     combined, c_slopes, c_bends = (combine(c, *of) for of in (("y", by_value), ("s", by_slope), ("b", by_bend)))
     scale_coefficients, scaled = scaled, []
     w_values, w_slopes = combine(w, "y", by_value), combine(w, "s", by_slope)
-    load_up = ["up = tl.load(up_ptr + start + at, mask=inside, other=0.0).to(REAL)"] if gated else []
     give_up = [
         f"dup = dy * ({combined})",
-        "tl.store(dup_ptr + start + at, dup.to(dup_ptr.dtype.element_ty), mask=inside)",
+        _store("dup"),
         "dy = dy * up",
     ]
     parts = {
         "PROLOGUE": _PROLOGUE.strip().splitlines(),
         "COEFFICIENTS": coefficients,
         "SCALED": scale_coefficients,
-        "FORWARD": [
-            *tile,
-            "x = tl.load(x_ptr + start + at, mask=inside, other=0.0).to(REAL)",
-            *load_up,
-            *values,
-            f"y = ({combined}) * up" if gated else f"y = {combined}",
-            "tl.store(y_ptr + start + at, y.to(y_ptr.dtype.element_ty), mask=inside)",
-        ],
+        "FORWARD": _over_tiles(
+            ["x", *(["up"] if gated else [])],
+            [*values, f"y = ({combined}) * up" if gated else f"y = {combined}", _store("y")],
+        ),
         "ZERO": [f"sum{i} = tl.zeros([ROWS, COLUMNS], REAL)" for i in range(n)],
-        "BACKWARD": [
-            *tile,
-            "x = tl.load(x_ptr + start + at, mask=inside, other=0.0).to(REAL)",
-            "dy = tl.load(dy_ptr + start + at, mask=inside, other=0.0).to(REAL)",
-            *load_up,
-            *values,
-            *(give_up if gated else []),
-            *slopes,
-            f"dx = dy * ({c_slopes})",
-            "tl.store(dx_ptr + start + at, dx.to(dx_ptr.dtype.element_ty), mask=inside)",
-            *(f"sum{i} += dy * y{i}" for i in range(n)),
-        ],
+        "BACKWARD": _over_tiles(
+            ["x", "dy", *(["up"] if gated else [])],
+            [
+                *values,
+                *(give_up if gated else []),
+                *slopes,
+                f"dx = dy * ({c_slopes})",
+                _store("dx"),
+                *(f"sum{i} += dy * y{i}" for i in range(n)),
+            ],
+        ),
         "WEIGHTS": [f"{wi} = tl.load(w_ptr + row * {n} + {i}).to(REAL)" for i, wi in enumerate(w)] + scaled,
-        "SECOND": [
-            *tile,
-            "x = tl.load(x_ptr + start + at, mask=inside, other=0.0).to(REAL)",
-            "dy = tl.load(dy_ptr + start + at, mask=inside, other=0.0).to(REAL)",
-            "v = tl.load(v_ptr + start + at, mask=inside, other=0.0).to(REAL)",
-            *values,
-            *slopes,
-            *bends,
-            f"ddy = v * ({c_slopes}) + {w_values}",
-            "tl.store(ddy_ptr + start + at, ddy.to(ddy_ptr.dtype.element_ty), mask=inside)",
-            f"dx = dy * (v * ({c_bends}) + {w_slopes})",
-            "tl.store(dx_ptr + start + at, dx.to(dx_ptr.dtype.element_ty), mask=inside)",
-            "vdy = v * dy",
-            *(f"sum{i} += vdy * s{i}" for i in range(n)),
-        ],
+        "SECOND": _over_tiles(
+            ["x", "dy", "v"],
+            [
+                *values,
+                *slopes,
+                *bends,
+                f"ddy = v * ({c_slopes}) + {w_values}",
+                _store("ddy"),
+                f"dx = dy * (v * ({c_bends}) + {w_slopes})",
+                _store("dx"),
+                "vdy = v * dy",
+                *(f"sum{i} += vdy * s{i}" for i in range(n)),
+            ],
+        ),
         "STORE_SUMS": _store_sums(by_value),
         "STORE_SECOND_SUMS": _store_sums(by_slope),
         "ZERO_TOTALS": [f"t{i} = tl.zeros([BLOCK], tl.float64)" for i in range(n)],
         "ADD_TOTALS": [f"t{i} += tl.load(partial_ptr + {i} * stride_n + at, mask=inside, other=0.0)" for i in range(n)],
         "TOTALS": [f"g{i} = tl.sum(t{i}).to(REAL)" for i in range(n)],
-        "PULL": _PULLBACKS[parametrization.name](c, g, d),
+        "PULL": PULLBACKS[parametrization.name](c, g, d),
         "STORE_RAW": [f"tl.store(out_ptr + row * {len(raw)} + {i}, {d[i]})" for i in range(len(raw))],
     }
     if gated:
         text = _TEMPLATE.replace("x_ptr, raw_ptr,", "x_ptr, up_ptr, raw_ptr,").replace("dx_ptr,", "dx_ptr, dup_ptr,")
         return fill(text, parts)
     return fill(_TEMPLATE + _SECOND, parts)
+
+
+def _over_tiles(inputs: list[str], work: list[str]) -> list[str]:
+    """Return the statements that do some work on every tile of a program; with several STAGES, while the inputs of the
+    next tiles are loaded."""
+    load = [f"{name} = widen(tl.load({name}_ptr + start + at, mask=inside, other=0.0))" for name in inputs]
+    lines = [*_TILE.strip().splitlines(), *load, *work]
+    return [
+        "if ONE_TILE:",
+        "    tile = split",
+        *(f"    {line}" for line in lines),
+        "else:",
+        "    for tile in tl.range(split, tiles, splits, num_stages=STAGES):",
+        *(f"        {line}" for line in lines),
+    ]
+
+
+def _store(name: str) -> str:
+    return f"tl.store({name}_ptr + start + at, {name}.to({name}_ptr.dtype.element_ty), mask=inside)"
 
 
 def _store_sums(factors: list[float]) -> list[str]:
@@ -197,126 +209,24 @@ def _factor(expression: ast.expr) -> tuple[float, ast.expr]:
     return factor * inner, rest
 
 
-# Raw numbers to coefficients: the functions of `coefficients.py` on named numbers (a few scalars, or a row of columns).
-
-
-def _sum(names: list[str]) -> str:
-    return f"({' + '.join(names)})"
-
-
-def _given(raw: list[str], c: list[str]) -> list[str]:
-    return [f"{ci} = {ri}" for ci, ri in zip(c, raw, strict=True)]
-
-
-def _recentred(raw: list[str], c: list[str]) -> list[str]:
-    return [
-        f"shift = ({_sum(raw)} - 1.0) / {len(c)}.0",
-        *(f"{ci} = {ri} - shift" for ci, ri in zip(c, raw, strict=True)),
-    ]
-
-
-def _free(raw: list[str], c: list[str]) -> list[str]:
-    return [*_given(raw, c[:-1]), f"{c[-1]} = 1.0 - {_sum(raw) if raw else '0.0'}"]
-
-
-def _softmax(raw: list[str], c: list[str]) -> list[str]:
-    lines = [f"largest = {raw[0]}", *(f"largest = tl.maximum(largest, {r})" for r in raw[1:])]
-    lines += [f"{ci} = tl.exp({ri} - largest)" for ci, ri in zip(c, raw, strict=True)]
-    return [*lines, f"whole = {_sum(c)}", *(f"{ci} = {ci} / whole" for ci in c)]
-
-
-def _projection(raw: list[str], c: list[str]) -> list[str]:
-    """The threshold is the maximum over i of (sum of the raw parameters from r_i up - 1) / how many they are."""
-    lines = [f"largest = {raw[0]}", *(f"largest = tl.maximum(largest, {r})" for r in raw[1:])]
-    lines += [f"{r} -= tl.floor(largest)" for r in raw]  # without that, large numbers swallow the 1
-    for i, r in enumerate(raw):
-        above = [f"tl.where({other} >= {r}, {other}, 0.0)" for other in raw]
-        count = [f"tl.where({other} >= {r}, 1.0, 0.0)" for other in raw]
-        candidate = f"({_sum(above)} - 1.0) / {_sum(count)}"
-        lines.append(f"threshold = {candidate}" if i == 0 else f"threshold = tl.maximum(threshold, {candidate})")
-    return lines + [f"{ci} = tl.maximum({ri} - threshold, 0.0)" for ci, ri in zip(c, raw, strict=True)]
-
-
-def _clamped(raw: list[str], c: list[str]) -> list[str]:
-    return [f"{ci} = tl.maximum({ri}, 0.0, propagate_nan=tl.PropagateNan.ALL)" for ci, ri in zip(c, raw, strict=True)]
-
-
-def _softplus(raw: list[str], c: list[str]) -> list[str]:
-    return [
-        f"{ci} = tl.maximum({ri}, 0.0, propagate_nan=tl.PropagateNan.ALL) + log1p(tl.exp(-tl.abs({ri})))"
-        for ci, ri in zip(c, raw, strict=True)
-    ]
-
-
-_PARAMETRIZATIONS = {
-    "given": _given,
-    "recentred": _recentred,
-    "free": _free,
-    "softmax": _softmax,
-    "projection": _projection,
-    "clamped": _clamped,
-    "softplus": _softplus,
-}
-
-
-# Map gradients of coefficients (g) to gradients of raw parameters (d).
-
-
-def _keep(c: list[str], g: list[str], d: list[str]) -> list[str]:
-    return [f"{di} = {gi}" for di, gi in zip(d, g, strict=True)]
-
-
-def _centre(c: list[str], g: list[str], d: list[str]) -> list[str]:
-    return [f"mean = {_sum(g)} / {len(g)}.0", *(f"{di} = {gi} - mean" for di, gi in zip(d, g, strict=True))]
-
-
-def _against_last(c: list[str], g: list[str], d: list[str]) -> list[str]:
-    return [f"{di} = {gi} - {g[-1]}" for di, gi in zip(d[:-1], g, strict=False)]
-
-
-def _softmax_pullback(c: list[str], g: list[str], d: list[str]) -> list[str]:
-    mean = _sum([f"{ci} * {gi}" for ci, gi in zip(c, g, strict=True)])
-    return [f"mean = {mean}", *(f"{di} = {ci} * ({gi} - mean)" for di, ci, gi in zip(d, c, g, strict=True))]
-
-
-def _softplus_pullback(c: list[str], g: list[str], d: list[str]) -> list[str]:
-    return [f"{di} = {gi} * -expm1(-{ci})" for di, ci, gi in zip(d, c, g, strict=True)]
-
-
-_PULLBACKS = {
-    "given": _keep,
-    "recentred": _centre,
-    "free": _against_last,
-    "softmax": _softmax_pullback,
-    "projection": _centre,
-    "clamped": _keep,
-    "softplus": _softplus_pullback,
-}
-
-
 _TEMPLATE = """
 @triton.jit
 def forward(
     x_ptr, raw_ptr, y_ptr, outer, inner, width, span, tiles, tiles_across, splits,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, BY_COLUMN: tl.constexpr, EVEN: tl.constexpr, ONE_TILE: tl.constexpr,
-    FLAT: tl.constexpr, BIG: tl.constexpr,
+    FLAT: tl.constexpr, BIG: tl.constexpr, STAGES: tl.constexpr,
 ):
     $PROLOGUE
     $COEFFICIENTS
     $SCALED
-    if ONE_TILE:
-        tile = split
-        $FORWARD
-    else:
-        for tile in range(split, tiles, splits):
-            $FORWARD
+    $FORWARD
 
 
 @triton.jit
 def backward(
     dy_ptr, x_ptr, raw_ptr, dx_ptr, partial_ptr, outer, inner, width, span, tiles, tiles_across, splits, stride_n,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, BY_COLUMN: tl.constexpr, EVEN: tl.constexpr, ONE_TILE: tl.constexpr,
-    FLAT: tl.constexpr, BIG: tl.constexpr, EARLY: tl.constexpr,
+    FLAT: tl.constexpr, BIG: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
@@ -324,12 +234,7 @@ def backward(
     $COEFFICIENTS
     $SCALED
     $ZERO
-    if ONE_TILE:
-        tile = split
-        $BACKWARD
-    else:
-        for tile in range(split, tiles, splits):
-            $BACKWARD
+    $BACKWARD
     $STORE_SUMS
 
 
@@ -362,7 +267,7 @@ def second(
     v_ptr, dy_ptr, x_ptr, raw_ptr, w_ptr, ddy_ptr, dx_ptr, partial_ptr,
     outer, inner, width, span, tiles, tiles_across, splits, stride_n,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, BY_COLUMN: tl.constexpr, EVEN: tl.constexpr, ONE_TILE: tl.constexpr,
-    FLAT: tl.constexpr, BIG: tl.constexpr, EARLY: tl.constexpr,
+    FLAT: tl.constexpr, BIG: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
@@ -371,12 +276,7 @@ def second(
     $SCALED
     $WEIGHTS
     $ZERO
-    if ONE_TILE:
-        tile = split
-        $SECOND
-    else:
-        for tile in range(split, tiles, splits):
-            $SECOND
+    $SECOND
     $STORE_SECOND_SUMS
 """
 
@@ -385,6 +285,7 @@ split = tl.program_id(0) % splits
 lane = tl.program_id(0) // splits
 rows = tl.arange(0, ROWS)[:, None]
 columns = tl.arange(0, COLUMNS)[None, :]
+at = rows * width + columns
 if BY_COLUMN:
     in_width = lane * span + columns < width
     row = tl.where(in_width, lane * span + columns, 0) // inner
@@ -405,7 +306,6 @@ if BIG:
     across = across.to(tl.int64)
 across *= COLUMNS
 start = down * width + lane * span + across
-at = rows * width + columns
 if EVEN:
     inside = tl.full([ROWS, COLUMNS], True, tl.int1)
 else:

@@ -13,6 +13,11 @@ from hullo.kernels import device_math
 
 
 @triton.jit
+def widen(x):
+    return x.to(tl.float64)
+
+
+@triton.jit
 def step(x):
     return (x > 0).to(tl.float64)
 
@@ -136,4 +141,5 @@ FLOAT64 = device_math.PRECISE | {
     "sigmoid": sigmoid,
     "step": step,
     "tanh": tanh,
+    "widen": widen,
 }

@@ -29,6 +29,9 @@ _address = Tensor.data_ptr
 _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", int)
 _current_stream: Callable[[int | None], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
 _HOOKS = triton.knobs.runtime.launch_enter_hook
+# of four and more bases in 16 bits: the size of a tile, warps, and programs per multiprocessor
+FORWARD_OF_MANY = (1024, 4, 16)
+BACKWARD_OF_MANY = (1024, 4, 8)
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 
 
@@ -190,23 +193,35 @@ def _launches(
     precise, many = dtype in (torch.float32, torch.float64), len(bases) > 3
     by_column = groups > 1 and (inner < 64 or (inner < 512 and outer >= 64))
     # As measured on an H200: tiles large enough to keep memory busy, and small enough to leave registers.
+    warps = [4, 8 if many else 4]
     if by_column:
         there = tile(outer, groups, inner, 128, 2048 if precise else 4096, None)
         if precise or many:
             back = tile(outer, groups, inner, 64, 512 if precise else 1024, programs)
         else:
             back = tile(outer, groups, inner, 64, 2048, programs // 2)
+    elif many and not precise:  # more work than memory takes: programs load their next tiles meanwhile
+        (size, warps[0], share), (back_size, warps[1], back_share) = FORWARD_OF_MANY, BACKWARD_OF_MANY
+        there = tile(outer, groups, inner, None, size, share * programs // 8, stages=3)
+        back = tile(outer, groups, inner, None, back_size, back_share * programs // 8, stages=3)
     else:
-        there = tile(outer, groups, inner, None, 4096 if many and not precise else 2048, None)
-        back = tile(outer, groups, inner, None, 2048 if many and precise else 1024, programs)
-    warps = 8 if many or (precise and back.constants["ROWS"] > 1 and not by_column) else 4
+        there = tile(outer, groups, inner, None, 2048, None)
+        back = tile(outer, groups, inner, None, 2048 if many else 1024, programs)
+        if precise and back.constants["ROWS"] > 1:
+            warps[1] = 8
     sums = back.splits * (groups * inner if by_column else groups)  # of each base
     sums_of_group = sums // groups
     ways = back.constants | {"EARLY": early}
     return _Launches(
-        forward=_Launch(kernels["forward"], device, there.programs, there.sizes, there.constants, {"num_warps": 4}),
-        backward=_Launch(kernels["backward"], device, back.programs, (*back.sizes, sums), ways, {"num_warps": warps}),
-        second=_Launch(kernels.get("second"), device, back.programs, (*back.sizes, sums), ways, {"num_warps": warps}),
+        forward=_Launch(
+            kernels["forward"], device, there.programs, there.sizes, there.constants, {"num_warps": warps[0]}
+        ),
+        backward=_Launch(
+            kernels["backward"], device, back.programs, (*back.sizes, sums), ways, {"num_warps": warps[1]}
+        ),
+        second=_Launch(
+            kernels.get("second"), device, back.programs, (*back.sizes, sums), ways, {"num_warps": warps[1]}
+        ),
         reduce=_Launch(
             kernels["reduce"],
             device,
@@ -228,7 +243,9 @@ class Tiling(NamedTuple):
     constants: dict[str, Any]
 
 
-def tile(outer: int, groups: int, inner: int, by_column: int | None, size: int, programs: int | None) -> Tiling:
+def tile(
+    outer: int, groups: int, inner: int, by_column: int | None, size: int, programs: int | None, stages: int = 1
+) -> Tiling:
     """Divide a tensor of shape (outer, groups, inner) into tiles of about `size` elements, for about `programs`
     programs; None is one for each tile. A lane is `by_column` columns wide, or, if that is None, one group."""
     width = groups * inner
@@ -247,6 +264,7 @@ def tile(outer: int, groups: int, inner: int, by_column: int | None, size: int, 
         "ONE_TILE": splits == tiles,
         "FLAT": outer <= rows,
         "BIG": outer * width + size >= 2**31,
+        "STAGES": stages,
     }
     return Tiling(lanes * splits, splits, (outer, inner, width, span, tiles, tiles_across, splits), constants)
 
