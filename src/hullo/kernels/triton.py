@@ -30,8 +30,8 @@ _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", int)
 _current_stream: Callable[[int | None], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
 _HOOKS = triton.knobs.runtime.launch_enter_hook
 # of four and more bases in 16 bits: the size of a tile, warps, and programs per multiprocessor
-FORWARD_OF_MANY = (1024, 4, 16)
-BACKWARD_OF_MANY = (1024, 4, 8)
+FORWARD_OF_MANY = (1024, 2, 32)
+BACKWARD_OF_MANY = (512, 2, 16)
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 
 
@@ -188,12 +188,13 @@ def _launches(
 ) -> _Launches:
     """Return the launches for a tensor of shape (outer, groups, inner)."""
     kernels = kernels_for(bases, parametrization, dtype, gated, order)
-    programs = 8 * (4 if INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count)
+    units = 4 if INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count
+    programs = 8 * units
     early = device_math.HARDWARE.value and torch.cuda.get_device_capability(device) >= (9, 0)
     precise, many = dtype in (torch.float32, torch.float64), len(bases) > 3
     by_column = groups > 1 and (inner < 64 or (inner < 512 and outer >= 64))
     # As measured on an H200: tiles large enough to keep memory busy, and small enough to leave registers.
-    warps = [4, 8 if many else 4]
+    warps, registers = [4, 8 if many else 4], 0
     if by_column:
         there = tile(outer, groups, inner, 128, 2048 if precise else 4096, None)
         if precise or many:
@@ -202,26 +203,25 @@ def _launches(
             back = tile(outer, groups, inner, 64, 2048, programs // 2)
     elif many and not precise:  # more work than memory takes: programs load their next tiles meanwhile
         (size, warps[0], share), (back_size, warps[1], back_share) = FORWARD_OF_MANY, BACKWARD_OF_MANY
-        there = tile(outer, groups, inner, None, size, share * programs // 8, stages=3)
-        back = tile(outer, groups, inner, None, back_size, back_share * programs // 8, stages=3)
+        there = tile(outer, groups, inner, None, size, share * units, stages=3)
+        back = tile(outer, groups, inner, None, back_size, back_share * units, stages=3)
     else:
         there = tile(outer, groups, inner, None, 2048, None)
-        back = tile(outer, groups, inner, None, 2048 if many else 1024, programs)
+        back = tile(outer, groups, inner, None, 2048 if many else 1024, 6 * units if gated else programs)
         if precise and back.constants["ROWS"] > 1:
             warps[1] = 8
+        elif not many and dtype != torch.float64:  # so few that all programs run at once
+            registers = 80 if gated else 64
     sums = back.splits * (groups * inner if by_column else groups)  # of each base
     sums_of_group = sums // groups
-    ways = back.constants | {"EARLY": early}
+    ways, options = back.constants | {"EARLY": early}, {"num_warps": warps[1]}
+    limit = {"maxnreg": registers} if registers and device_math.HARDWARE.value else {}
     return _Launches(
         forward=_Launch(
             kernels["forward"], device, there.programs, there.sizes, there.constants, {"num_warps": warps[0]}
         ),
-        backward=_Launch(
-            kernels["backward"], device, back.programs, (*back.sizes, sums), ways, {"num_warps": warps[1]}
-        ),
-        second=_Launch(
-            kernels.get("second"), device, back.programs, (*back.sizes, sums), ways, {"num_warps": warps[1]}
-        ),
+        backward=_Launch(kernels["backward"], device, back.programs, (*back.sizes, sums), ways, options | limit),
+        second=_Launch(kernels.get("second"), device, back.programs, (*back.sizes, sums), ways, options),
         reduce=_Launch(
             kernels["reduce"],
             device,
