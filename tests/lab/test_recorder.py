@@ -69,6 +69,8 @@ def test_a_loop_of_ones_own_serves_table_figures_and_report(tmp_path: Path) -> N
     torch.testing.assert_close(torch.tensor(last.coefficients), torch.tensor(order), rtol=1e-5, atol=1e-6)
     assert len(last.train_loss) == len(last.test_accuracy) == last.spec.epochs == 3
     assert last.environment.hullo == hullo.__version__
+    assert last.layers == ["1", "3"]
+    assert records["relu", 0].layers == []
 
     def run(*words: str) -> str:
         done = CliRunner().invoke(app, list(words))
@@ -89,6 +91,8 @@ def test_a_loop_of_ones_own_serves_table_figures_and_report(tmp_path: Path) -> N
     run("report", str(runs), "--output", str(tmp_path / "page.html"))
     page = (tmp_path / "page.html").read_text()
     assert '"settings":"lr=0.03"' in page.replace(" ", "")
+    assert '"layers":["module 1","module 3"]' in page
+    assert '"title":"my-mlp on blobs"' in page
 
 
 def test_the_loop_of_the_documentation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ def record(
     make_directory(Path(folder))
     records = Records(Path(folder) / "records.jsonl")
     records.check_new(spec, overwrite=overwrite)
-    run = Run(spec, [layer.read for layer in layers.get(row, ())], _device_of(model))
+    run = Run(spec, layers.get(row, []), _device_of(model))
     yield run
     records.put(run.to_record(), overwrite=overwrite)
 
@@ -83,11 +83,11 @@ def record(
 class Run:
     """A run that :func:`record` records."""
 
-    def __init__(self, spec: Spec, readers: list[Callable[[], Tensor]], device: torch.device) -> None:
-        self._spec, self._readers, self._device = spec, readers, device
+    def __init__(self, spec: Spec, layers: list[_Layer], device: torch.device) -> None:
+        self._spec, self._layers, self._device = spec, layers, device
         self._start = time.perf_counter()
         self._curves: dict[str, list[float]] = {}
-        self._points = [[read() for read in readers]]
+        self._points = [[layer.read() for layer in layers]]
         if not all(bool(rows.isfinite().all()) for rows in self._points[0]):
             raise ValueError(f"the coefficients of {spec.activation} are not finite at the start; reset the hulls")
 
@@ -113,7 +113,7 @@ class Run:
         values = {name: _number(name, value) for name, value in metrics.items()}
         for name, value in values.items():
             self._curves.setdefault(name, []).append(value)
-        self._points.append([read() for read in self._readers])
+        self._points.append([layer.read() for layer in self._layers])
 
     def to_record(self) -> Record:
         """Return the record of the epochs that were logged."""
@@ -144,14 +144,16 @@ class Run:
             members=1,
             seconds=round(time.perf_counter() - self._start, 3),
             environment=environment(device_name(self._device)),
+            layers=[layer.name for layer in self._layers] if row.learns else [],
             **curves,
         )
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """An activation that learns: what it is, and a function that returns its coefficients, one row per group."""
+    """An activation that learns: its name, what it is, and a function that reads its coefficients, a row per group."""
 
+    name: str
     spec: ActivationSpec
     read: Callable[[], Tensor]
 
@@ -165,14 +167,14 @@ def _find_layers(model: Any) -> tuple[dict[str, list[_Layer]], list[str]]:
     layers, reasons = [], []
     for name, hull, read in _named_hulls(model):
         if isinstance(hull, nn.PReLU):
-            layers.append(_Layer(PRELU, lambda own=hull: _prelu_rows(own)))  # type: ignore[misc]
+            layers.append(_Layer(name, PRELU, lambda own=hull: _prelu_rows(own)))  # type: ignore[misc]
         elif reason := _why_not(hull):
             reasons.append(f"{name} is {hull.spelling} with {reason}")
         elif len(hull.bases) > 1 or hull.raw.requires_grad:
             bases = in_order(hull.bases)
             spec = ActivationSpec(hull.kind, bases, hull.constraint.parametrization.name)
             order = [hull.bases.index(item) for item in bases]
-            layers.append(_Layer(spec, lambda read=read, order=order: _rows(read())[:, order]))  # type: ignore[misc]
+            layers.append(_Layer(name, spec, lambda read=read, order=order: _rows(read())[:, order]))  # type: ignore[misc]
     alike: dict[ActivationSpec, list[_Layer]] = {}
     for layer in layers:
         alike.setdefault(layer.spec, []).append(layer)

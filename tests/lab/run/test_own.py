@@ -169,6 +169,7 @@ def test_a_network_is_trained_recorded_and_loaded(network: str, data: str, activ
     (record,) = Records(Path("runs/records.jsonl")).read()
     assert (record.spec.network.partition("@")[0], record.spec.activation) == (f"net:{network}", activation)
     assert [len(point) for point in record.coefficients] == [learned] * (3 if learned else 0)
+    assert len(record.layers) == learned
     (call,) = re.findall(r"hullo\.lab\.(load_network\(.*\))", result.stdout)
     loaded, dataset = eval(call, {"load_network": load_network}), open_data(data)
     samples = dataset.test_images / 255 if dataset.holds_images else dataset.test_images

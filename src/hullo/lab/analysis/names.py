@@ -93,12 +93,18 @@ def _chip(name: str, value: object) -> str:
             return f"{name.replace('_', ' ')} {text}"
 
 
-def layer_names(network: str, count: int) -> list[str]:
+def layer_names(network: str, count: int, modules: Sequence[str] = ()) -> list[str]:
     """Return names for the layers of the activations of a network, from the input to the output.
+
+    Layers of a user's network have the names of its modules, if records have these.
 
     >>> layer_names("kerasnet", 5)[1], layer_names("kerasnet", 5)[4], layer_names("Net", 2)[1]
     ('conv 2, 32 channels', 'linear 1, 512 units', 'layer 2')
+    >>> layer_names("Net", 2, ["act", "3"])
+    ['act', 'module 3']
     """
+    if modules:
+        return [f"module {name}" if name.isdigit() else name for name in modules]
     convolutions, linear = WIDTHS.get(network, ((), ()))
     names = [f"conv {i}, {width} channels" for i, width in enumerate(convolutions, 1)]
     names += [f"linear {i}, {width} units" for i, width in enumerate(linear, 1)]

@@ -22,14 +22,9 @@ def build_records(training: Training, environment: Environment) -> list[Record]:
         row = ActivationSpec.parse(spec.activation)
         points = (training.start[k], *curves["coefficients"][:, k]) if row.learns else ()
         names = [item.name for item in row.bases]
-        over_time = [
-            [
-                layer
-                for site, layer in zip(activations.sites, activations.split(k, point), strict=True)
-                if [item.name for item in site.activations[k].bases] == names
-            ]
-            for point in points
-        ]
+        chosen = [[item.name for item in site.activations[k].bases] == names for site in activations.sites]
+        over_time = [list(itertools.compress(activations.split(k, point), chosen)) for point in points]
+        modules = [site.path for site in itertools.compress(activations.sites, chosen)]
         coefficients = [[round_numbers(layer.mean(0).tolist()) for layer in point] for point in over_time]
         sound = curves["sound"][:, k].tolist()
         for epoch, point in enumerate(coefficients[1:]):  # weights may be finite where their mean is not
@@ -50,6 +45,7 @@ def build_records(training: Training, environment: Environment) -> list[Record]:
                 channels=[[*map(round_numbers, layer.tolist())] for layer in over_time[-1]]
                 if row.per == "channel"
                 else [],
+                layers=modules if spec.is_own_network and row.learns else [],
                 test_top5=top5[0] if top5 else [],
                 val_loss=round_numbers(curves["val_loss"][:, k].tolist()) if held_out else [],
                 val_accuracy=[*map(round_number, curves["val_accuracy"][:, k, 0].tolist())] if held_out else [],

@@ -62,6 +62,7 @@ class Record:
     val_loss: list[float | None] = field(default_factory=list)
     val_accuracy: list[float] = field(default_factory=list)
     images: list[int] = field(default_factory=list)  # how many it was trained with and tested on
+    layers: list[str] = field(default_factory=list)  # names of the modules of a user's network that learn activations
 
     @property
     def accuracy(self) -> float:
@@ -80,6 +81,8 @@ class Record:
     def line(self) -> bytes:
         """Return the record as one line of JSON."""
         values = {"version": VERSION, "id": self.spec.id, **asdict(self), "spec": self.spec.to_dict()}
+        if not self.layers:
+            del values["layers"]
         return json.dumps(values, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
     @classmethod
@@ -152,6 +155,7 @@ def _rules(spec: Spec, values: dict[str, Any]) -> dict[str, Rule]:
         "environment": _ENVIRONMENT,
         "channels": per_channel if row.per == "channel" else nothing,
         "images": List(Integer(1), 2) if values.get("images") else nothing,
+        **({"layers": List(Text(), layers, "layer")} if "layers" in values else {}),
     }
 
 

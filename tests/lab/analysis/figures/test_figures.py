@@ -167,9 +167,10 @@ def test_columns_without_the_chosen_rows_are_left_out(records: Path, tmp_path: P
 def test_settings_that_differ_are_in_the_names_of_files_without_dots(tmp_path: Path) -> None:
     faster = replace(RUNS[-1], spec=replace(RUNS[-1].spec, coefficient_lr_scale=0.5))
     Records(tmp_path / "other" / "records.jsonl").add([RUNS[-1], faster])
-    assert invoke(tmp_path / "other", "--only", "activations", "--output", tmp_path / "two").exit_code == 0
-    names = (f"lenet5-cifar10-coefficient_lr_scale-{scale}-activations" for scale in ("0-5", "1-0"))
-    assert written(tmp_path / "two") == both(*names)
+    chosen = ("--only", "activations", "--format", "png")
+    assert invoke(tmp_path / "other", *chosen, "--output", tmp_path / "two").exit_code == 0
+    names = [f"lenet5-cifar10-coefficient_lr_scale-{scale}-activations.png" for scale in ("0-5", "1-0")]
+    assert written(tmp_path / "two") == names
     longer = learned("affine(identity,relu)", accuracies=[50.0, 60.0, 70.0])
     Records(tmp_path / "records.jsonl").add([RUNS[-1], longer])
     (tmp_path / "other" / "records.jsonl").unlink()

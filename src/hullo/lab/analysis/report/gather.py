@@ -108,8 +108,9 @@ def _column(experiment: Experiment, environments: Sequence[Environment]) -> dict
 
 def _layers(experiment: Experiment) -> list[str]:
     """Return the names of the layers, of the run that has most of them."""
-    count = max(len(point) for record in experiment.records for point in record.coefficients[:1] or [[]])
-    return layer_names(experiment.setting.network, count)
+    points = [(point, record.layers) for record in experiment.records for point in record.coefficients[:1]]
+    most, modules = max(points, key=lambda pair: len(pair[0]), default=([], []))
+    return layer_names(experiment.setting.network, len(most), modules)
 
 
 def _row(cells: Mapping[Reading, Cell]) -> dict[str, Any]:

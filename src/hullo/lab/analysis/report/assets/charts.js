@@ -12,7 +12,7 @@ const ROW_COLOURS = {
   leaky_relu: "--sky",
 };
 const OTHER_HUES = [295, 120, 15, 200];
-const DASHES = {affine: null, convex: "7 4", conic: "8 3 2 3", linear: "1 3", fixed: "2 3"};
+const DASHES = {affine: null, convex: "7 4", conic: "8 3 2 3", linear: "1 3", fixed: "2 3", own: "2 3"};
 
 /** Return what has a colour of its own: the bases and settings of a hull, or the name of another activation. */
 function colourKey({name}) {

@@ -118,6 +118,8 @@ function dotPanel(column, names, head, tops, left, across) {
     }
     if (paper !== null && paper >= low && paper <= high) {
       group.append(node("path", {class: "paper", d: `M${X(paper)} ${y - 4.5}l4.5 4.5l-4.5 4.5l-4.5 -4.5z`}));
+    } else if (paper !== null) {
+      group.append(arrow(X(paper), y, paper < low, "paper"));
     }
     made.append(group);
   });
@@ -125,20 +127,26 @@ function dotPanel(column, names, head, tops, left, across) {
 }
 
 /** Return an arrow where something goes on outside of the panel. */
-function arrow(x, y, toLeft) {
-  return node("path", {class: "arrow", d: toLeft ? `M${x - 3} ${y}l6 -4v8z` : `M${x + 3} ${y}l-6 -4v8z`});
+function arrow(x, y, toLeft, kind = "arrow") {
+  return node("path", {class: kind, d: toLeft ? `M${x - 3} ${y}l6 -4v8z` : `M${x + 3} ${y}l-6 -4v8z`});
 }
 
+/** Return the accuracies of a row's runs; one alone is the mean. */
 function runValues(column, row) {
   const {name} = readingOf(column);
   const runs = column.runs.filter((run) => run.spec.activation === row.name && run.lost === null);
-  return runs.map((run) => run.accuracy[name]).filter((value) => value !== undefined);
+  const values = runs.map((run) => run.accuracy[name]).filter((value) => value !== undefined);
+  return values.length > 1 ? values : [];
 }
 
-/** Return what the best hull gains in an experiment. */
+/** Return what the best hull gains in an experiment, if several seeds say so. */
 function gainText({gain}) {
-  if (!gain) return "";
-  return `hulls ${signed(gain[0])}${gain[1] === null ? "" : ` ± ${percent(gain[1])}`}`;
+  return gain && gain[1] !== null ? `hulls ${signed(gain[0])} ± ${percent(gain[1])}` : "";
+}
+
+/** Return whether an activation was run with several seeds. */
+function haveSeeds(columns) {
+  return columns.some(({rows}) => rows.some(({accuracy}) => Object.values(accuracy).some(([, half]) => half !== null)));
 }
 
 /** Return the kind of a row's hull; PReLU and a network's own activations are with those that are no hulls. */
@@ -150,7 +158,7 @@ function kindOf({name, kind}) {
 function dotKey(columns) {
   const rows = columns.flatMap((column) => column.rows);
   const kinds = [...new Set(rows.map(kindOf))];
-  const several = rows.some(({accuracy}) => Object.values(accuracy).some(([, half]) => half !== null));
+  const several = haveSeeds(columns);
   const icon = (shape) => node("svg", {width: 22, height: 12, "aria-hidden": "true", class: "dots"}, shape);
   const item = (text, shape) => node("span", {class: "chip"}, icon(shape), text);
   const dot = (colour) => node("circle", {class: "mean", cx: 11, cy: 6, r: 4.2, style: {"--dot": `var(${colour})`}});
@@ -160,7 +168,7 @@ function dotKey(columns) {
     {class: "key"},
     kinds.map((kind) => item(kind === "fixed" ? "no hull" : kind, dot(KIND_COLOURS[kind]))),
     several ? item("95 % interval", bar) : null,
-    item("a run", node("circle", {class: "run", cx: 11, cy: 6, r: 1.7})),
+    several ? item("a run", node("circle", {class: "run", cx: 11, cy: 6, r: 1.7})) : null,
     columns.some(({paper}) => Object.keys(paper).length)
       ? item("the paper", node("path", {class: "paper", d: "M11 1.5l4.5 4.5l-4.5 4.5l-4.5 -4.5z"}))
       : null,

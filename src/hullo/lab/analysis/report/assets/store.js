@@ -85,7 +85,7 @@ function readingOf(column) {
   return DOCUMENT.readings[state.reading ?? column.reading];
 }
 
-const learns = (row) => row.kind !== "fixed";
+const learns = (row) => row.kind !== "fixed" && row.kind !== "own";
 
 /** The rows that a view can show, and those of them that are chosen. */
 function offeredRows() {

@@ -68,7 +68,8 @@ function buildTable() {
     node(
       "p",
       {class: "lead"},
-      `In percent: the mean over seeds and its 95 % interval${pairs}. The best of a column is bold. `,
+      haveSeeds(shownColumns()) ? `In percent: the mean over seeds and its 95 % interval${pairs}. ` : "In percent. ",
+      "The best of a column is bold. ",
       "A cell leads to its runs. ",
       [...new Set(shownColumns().map(readingOf))].map(meaningOf).join(" "),
     ),
@@ -108,7 +109,7 @@ function studySwitch() {
 }
 
 function gainNote() {
-  if (!shownColumns().some(({gain}) => gain)) return "";
+  if (!shownColumns().some(gainText)) return "";
   return (
     "Hulls: the best hull minus the best other activation, in points, each chosen on the other seeds, under the " +
     "fairest reading of the experiment."
