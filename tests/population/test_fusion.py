@@ -204,3 +204,25 @@ def _sum_changed_afterwards(net: nn.Module, x: Tensor) -> Tensor:
 )
 def test_sums_norms_and_activations_after_linear_layers(function: Callable[..., Any], fused: int) -> None:
     assert_equals_members(function, fused, Features)
+
+
+def test_an_rms_norm_of_small_halves_has_the_eps_of_pytorch() -> None:
+    members = [nn.RMSNorm(6).bfloat16().to(DEVICE) for _ in range(2)]
+    x = (1e-3 * torch.randn(2, 5, 6, device=DEVICE)).bfloat16()
+    torch.testing.assert_close(
+        Population(members)(x), torch.stack([members[k](x[k]) for k in range(2)]), rtol=0.02, atol=0
+    )
+
+
+def test_gradients_of_fused_layers_can_be_differentiated() -> None:
+    members = [nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.LayerNorm(4), nn.Linear(4, 2)).to(DEVICE) for _ in range(2)]
+    population, x = Population(members), torch.randn(2, 5, 3, device=DEVICE, requires_grad=True)
+    (slope,) = torch.autograd.grad(population(x).sum(), x, create_graph=True)
+    slope.square().sum().backward()
+    for k, member in enumerate(members):
+        (own,) = torch.autograd.grad(member(x[k]).sum(), x, create_graph=True)
+        own.square().sum().backward()
+        for name, parameter in member.named_parameters():
+            if parameter.grad is not None:
+                found = population.stacked.get_parameter(name).grad[k]
+                torch.testing.assert_close(found, parameter.grad, rtol=1e-4, atol=1e-4, msg=name)

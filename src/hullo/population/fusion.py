@@ -333,7 +333,7 @@ def _normalize(
     )
     dtype = x.dtype if y is None else torch.promote_types(x.dtype, y.dtype)
     rms, eps = norm.target is aten.rms_norm.default, given["eps"]
-    eps = torch.finfo(dtype).eps if eps is None else eps
+    eps = torch.finfo(torch.float32).eps if eps is None else eps  # as in PyTorch, for halves too
     if _feeds_products(norm):
         dtype = kernels.working_dtype(x)
     elif torch.is_autocast_enabled(x.device.type):
@@ -367,4 +367,4 @@ def _is_linear(node: Any) -> bool:
 
 def _is_features(node: Any) -> bool:
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
-    return isinstance(value, Tensor) and value.dim() > 0 and value.is_floating_point() and kernels.serve(value)
+    return isinstance(value, Tensor) and value.numel() > 0 and value.is_floating_point() and kernels.serve(value)

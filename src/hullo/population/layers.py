@@ -34,11 +34,10 @@ def linear(context: Context, x: Value, weight: Value, bias: Value | None = None)
     if bias is None:
         return Value(multiply(context, x, weight).view(shape), 0)
     rows, biases = as_rows(context, x), bias.at(0, members)
-    if kernels.serve(rows):
+    if kernels.serve(rows) and rows.numel():
         from hullo.population.kernels.linear import linear as linear_members
 
-        dtype = kernels.working_dtype(weights)
-        y = linear_members(rows.to(dtype), weights.to(dtype), biases.to(dtype))
+        y = linear_members(*(item.to(kernels.working_dtype(item)) for item in (rows, weights, biases)))
     else:
         y = torch.baddbmm(biases.unsqueeze(1), rows, weights.mT)
     return Value(y.view(shape), 0)

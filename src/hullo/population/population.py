@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, overload
 
@@ -226,7 +227,8 @@ class Population(nn.Module):
             (item.shape, item.dtype, item.device) if isinstance(item, Value) else repr(item) for item in leaves
         )
         modes = tuple(module.training for module in self._empty[0].modules())
-        key = (kinds, str(spec), modes)
+        own = tuple((p.dtype, p.device) for p in itertools.islice(self.stacked.parameters(), 1))
+        key = (kinds, own, str(spec), modes)
         program = self._programs.pop(key, None)
         if program is None:
             graph = self._read_graph(leaves, spec)

@@ -45,14 +45,17 @@ def draw(shape: tuple[int, int, int], given: str, dtype: torch.dtype = torch.flo
 @example((1, 3, 2100), "ysw", True)  # more columns than a tile has
 def test_values_and_gradients_agree_with_float64(shape: tuple[int, int, int], given: str, rms: bool) -> None:
     inputs = draw(shape, given.replace("b", "") if rms else given)
-    leaves = [None if t is None else t.to(DEVICE).requires_grad_() for t in inputs.values()]
-    wide = [None if t is None else t.double().requires_grad_() for t in inputs.values()]
-    both = layer_norm(*leaves, eps=1e-3, rms=rms, dtype=torch.float32)
-    expected = oracle(*wide, rms)
-    gradients = torch.randn(2, *shape)
-    found = torch.autograd.grad(both, [t for t in leaves if t is not None], list(gradients.to(DEVICE)))
-    slopes = torch.autograd.grad(expected, [t for t in wide if t is not None], list(gradients.double()))
-    for one, other in zip((*both, *found), (*expected, *slopes), strict=True):
+    gradients, found = torch.randn(2, *shape), []
+    for kind, device in ((torch.float32, DEVICE), (torch.float64, "cpu")):
+        tensors = [None if t is None else t.to(device, kind).requires_grad_() for t in inputs.values()]
+        single = kind == torch.float32
+        both = layer_norm(*tensors, eps=1e-3, rms=rms, dtype=kind) if single else oracle(*tensors, rms)
+        leaves, above = [t for t in tensors if t is not None], gradients.to(device, kind).requires_grad_()
+        first = torch.autograd.grad(both, leaves, list(above), retain_graph=True)
+        again = torch.autograd.grad(both, leaves, list(above), create_graph=True)
+        total = sum(t.square().sum() for t in again)
+        found.append([*both, *first, *torch.autograd.grad(total, [*leaves, above], materialize_grads=True)])
+    for one, other in zip(*found, strict=True):
         assert (one.double().cpu() - other).norm() <= 1e-5 * other.norm() + 1e-5
 
 

@@ -23,13 +23,19 @@ shapes = st.tuples(st.integers(1, 3), st.integers(1, 20), st.integers(1, 70))
 
 
 def assert_agrees(found: Callable[..., Tensor], oracle: Callable[..., Tensor], inputs: Sequence[Tensor]) -> None:
-    """Compare values and gradients with those of an oracle in float64."""
+    """Compare values, gradients and their gradients with those of an oracle in float64."""
     leaves = [t.to(DEVICE).requires_grad_() for t in inputs]
     wide = [t.double().requires_grad_() for t in inputs]
     y, expected = found(*leaves), oracle(*wide)
     gradient = torch.randn(expected.shape)
-    slopes = torch.autograd.grad(y, leaves, gradient.to(DEVICE)), torch.autograd.grad(expected, wide, gradient.double())
-    for one, other in zip((y, *slopes[0]), (expected, *slopes[1]), strict=True):
+    both = []
+    for made, given_to_it in ((y, leaves), (expected, wide)):
+        above = gradient.to(made).requires_grad_()
+        first = torch.autograd.grad(made, given_to_it, above, retain_graph=True)
+        again = torch.autograd.grad(made, given_to_it, above, create_graph=True)
+        total = sum(item.square().sum() for item in again)
+        both.append([made, *first, *torch.autograd.grad(total, [*given_to_it, above], materialize_grads=True)])
+    for one, other in zip(*both, strict=True):
         assert one.shape == other.shape
         assert (one.double().cpu() - other).norm() <= 1e-5 * other.norm() + 1e-5
 

@@ -16,11 +16,12 @@ from typing import Any
 import torch
 import triton  # type: ignore[import-untyped]
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from hullo.bases import Base
+from hullo.kernels import CombineSpec, reference
 from hullo.kernels.codegen import fill, formulas
 from hullo.kernels.triton import build
+from hullo.parametrizations import get_parametrization
 from hullo.population.kernels import processors
 from hullo.population.kernels.linear import column_sums
 
@@ -62,9 +63,14 @@ class _CombineBiased(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, bias, rows = ctx.saved_tensors
+        if torch.is_grad_enabled():  # the gradients are differentiated, too
+            spec = CombineSpec(ctx.bases, get_parametrization("given"), channel_dim=0)
+            y = reference.forward(x if bias is None else x + bias.unsqueeze(1), rows, spec)
+            needed = [item for item, wanted in zip((x, bias, rows), ctx.needs_input_grad, strict=False) if wanted]
+            found = iter(torch.autograd.grad(y, needed, gradient, create_graph=True))
+            return tuple(next(found) if wanted else None for wanted in ctx.needs_input_grad)
         members, height, columns = x.shape
         constants = _constants(x, bias, rows)
         tiles, lanes = triton.cdiv(height, constants["ROWS"]), triton.cdiv(columns, constants["COLUMNS"])

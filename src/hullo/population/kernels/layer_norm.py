@@ -16,10 +16,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from hullo.population.kernels import processors
 from hullo.population.kernels.linear import column_sums
@@ -90,11 +90,12 @@ class _LayerNorm(torch.autograd.Function):
         return (n,) if y is None else (s, n)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         s, statistics, weight = ctx.saved_tensors
         members, rows, columns = s.shape
         ds, dn = gradients if len(gradients) == 2 else (None, gradients[0])
+        if torch.is_grad_enabled():
+            return _differentiable_backward(ctx, s, weight, ds, dn)
         ds = None if ds is None else ds.contiguous()
         dn = torch.zeros_like(s) if dn is None else dn.contiguous()
         x_dtype, y_dtype, shift, scale, bias = ctx.dtypes
@@ -114,6 +115,26 @@ class _LayerNorm(torch.autograd.Function):
         dshift = None if shift is None else sums[2].to(shift)
         dweight, dbias = (None if kind is None else sums[i].to(kind) for i, kind in enumerate((scale, bias)))
         return dx, None if y_dtype is None else dy, dshift, dweight, dbias, None
+
+
+def _differentiable_backward(
+    ctx: Any, s: Tensor, weight: Tensor | None, ds: Tensor | None, dn: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients by plain operations, where they are differentiated, too."""
+    total, dweight, dbias = ds, None, None
+    if dn is not None:
+        dbias, norm = dn.sum(1), F.rms_norm if ctx.call.rms else F.layer_norm
+        plain = norm(s.float(), s.shape[-1:], eps=ctx.call.eps)
+        scaled = dn.float() if weight is None else dn * weight.unsqueeze(1)
+        (own,) = torch.autograd.grad(plain, s, scaled, create_graph=True)
+        total = own if ds is None else own + ds
+        dweight = (dn * plain).sum(1)
+    dshift = None if total is None else total.sum(1)
+    found = (total, total, dshift, dweight, dbias)
+    typed = [
+        None if kind is None or item is None else item.to(kind) for item, kind in zip(found, ctx.dtypes, strict=True)
+    ]
+    return *typed, None
 
 
 def _constants(columns: int, size: int, rows: int, rms: bool, weight: Tensor | None) -> dict[str, Any]:

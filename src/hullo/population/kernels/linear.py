@@ -14,7 +14,6 @@ import torch.nn.functional as F
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from hullo.population.kernels import multiply, processors
 
@@ -55,10 +54,10 @@ class _Linear(torch.autograd.Function):
         return _repeat(bias.contiguous(), x.shape[1]).baddbmm_(x, weights.mT)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weights = ctx.saved_tensors
-        dbias = column_sums(gradient.unsqueeze(2), gradient.dtype)[0]
+        again = torch.is_grad_enabled()  # the gradients are differentiated, too
+        dbias = gradient.sum(1) if again else column_sums(gradient.unsqueeze(2), gradient.dtype)[0]
         dx = multiply(gradient, weights) if ctx.needs_input_grad[0] else None
         return dx, multiply(x.mT, gradient).mT, dbias
 
