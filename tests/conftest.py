@@ -18,6 +18,7 @@ hypothesis.settings.load_profile("hullo")
 def pytest_configure(config: pytest.Config) -> None:
     # Raised by PyTorch's own use of both, inside torch.func's forward mode and torch.compile.
     config.addinivalue_line("filterwarnings", "ignore:`torch.jit:DeprecationWarning")
+    config.addinivalue_line("filterwarnings", "ignore:`torch.jit:FutureWarning")  # the same since PyTorch 2.15
     config.addinivalue_line("filterwarnings", "ignore:.*torch.autograd.function.Function:DeprecationWarning")
     # Raised by Triton's interpreter: inf - inf and the like, and how it reads a number.
     config.addinivalue_line("filterwarnings", "ignore::RuntimeWarning:(triton|numpy)")

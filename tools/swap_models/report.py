@@ -38,13 +38,13 @@ def _tables(results: Collection[Result]) -> Iterator[str]:
         counts = Counter(result.verdict for result in own)
         yield _row(library, len(own), *(counts[verdict] for verdict in VERDICTS), sum(item.hulls for item in own))
     yield from ("", f"<sub>{'; '.join(sorted({result.setting for result in results}))}</sub>", "")
-    yield from ("### Not right in full", "")
+    yield from ("### Partly replaced or refused", "")
     yield from _head("model", "verdict", "hulls", "left alone, and why")
     for result in (result for result in results if result.verdict != "right"):
         only = f"all are {GATE}" if GATE in result.refusal else "no activation was found"
         reasons = " · ".join(dict.fromkeys(_reasons(result))) or only
         yield _row(f"{result.library} {result.name}", result.verdict, result.hulls, reasons)
-    yield from ("", "### Right", "", "Each with its number of hulls.", "")
+    yield from ("", "### Replaced", "", "The number of hulls follows each name.", "")
     for library in libraries:
         own = [result for result in results if result.library == library and result.verdict == "right"]
         yield from (f"**{library}**: {', '.join(f'{_plain(item.name)} {item.hulls}' for item in own)}", "")
