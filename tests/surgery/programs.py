@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import hullo
+from hullo.modules import Hull
 from hullo.surgery.recognise import NAMES
+from hullo.surgery.summary import Summary
 
 HEADER = """
 import functools
@@ -66,11 +68,16 @@ def outputs(model: nn.Module, x: Tensor, training: bool) -> Tensor:
     return result
 
 
+def hulls_of(model: nn.Module) -> list[Hull]:
+    """Return the hulls of a model without reading its code, as a summary does."""
+    return [module for module in model.modules() if isinstance(module, Hull)]
+
+
 def change_hulls(model: nn.Module) -> None:
     """Move every hull away from its start, each in a direction of its own."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for hull in hullo.summary(model).hulls.values():
+        for hull in hulls_of(model):
             hull.raw += torch.randn(hull.raw.shape, generator=generator).to(hull.raw)
 
 
@@ -81,7 +88,7 @@ class Watch(TorchFunctionMode):
         super().__init__()
         self.ran: set[str] = set()
         self.inside = 0
-        for hull in hullo.summary(model).hulls.values():
+        for hull in hulls_of(model):
             hull.register_forward_pre_hook(self._enter)
             hull.register_forward_hook(self._leave)
 
@@ -113,41 +120,42 @@ def assert_right_or_refused(make: type[nn.Module], x: Tensor, by_name: bool = Tr
     try:
         hullo.replace_activations(model)
     except ValueError:
-        assert all(site.reason for site in hullo.summary(model).left)
+        summary = hullo.summary(model)
+        assert all(site.reason for site in summary.left)
         assert repr(model) == text
         assert {name: id(item) for name, item in model.state_dict(keep_vars=True).items()} == state
         assert type(model) is make
-        _assert_listed(model, x, by_name)
+        _assert_listed(model, summary, x, by_name)
         return {}
     for mode, value in wanted.items():
         torch.testing.assert_close(outputs(model, x, mode).detach(), value, rtol=1e-5, atol=1e-5)
-    hulls = hullo.summary(model).hulls
+    summary = hullo.summary(model)
     change_hulls(model)
     moved = {mode: outputs(model, x, mode).detach() for mode in (True, False)}
     if torch.allclose(wanted[True], wanted[False], rtol=1e-5, atol=1e-5):
         torch.testing.assert_close(moved[True], moved[False], rtol=1e-4, atol=1e-4)
     for name, value in FLAGS.items():
         kept = vars(model).get(name)
-        if name in vars(model) and not any("does not run" in site.reason for site in hullo.summary(model).left):
+        if name in vars(model) and not any("does not run" in site.reason for site in summary.left):
             setattr(model, name, value)  # a flag that is turned after the hulls have learned
             for mode, result in moved.items():
                 torch.testing.assert_close(outputs(model, x, mode).detach(), result, rtol=1e-4, atol=1e-4)
             setattr(model, name, kept)
     model.zero_grad()
     outputs(model, x, True).square().sum().backward()
-    cold = [name for name, hull in hulls.items() if hull.raw.grad is None]
+    cold = [name for name, hull in summary.hulls.items() if hull.raw.grad is None]
     assert not cold, f"no gradient: {cold}"
     model.zero_grad()
     for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         for mode, value in moved.items():
             torch.testing.assert_close(outputs(again, x, mode).detach(), value)
-    _assert_listed(copy.deepcopy(model), x, by_name)
-    return dict(hulls)
+    _assert_listed(copy.deepcopy(model), summary, x, by_name)
+    return dict(summary.hulls)
 
 
-def _assert_listed(model: nn.Module, x: Tensor, by_name: bool) -> None:
+def _assert_listed(model: nn.Module, summary: Summary, x: Tensor, by_name: bool) -> None:
     """Check that the summary speaks of every activation that runs and is no hull."""
-    listed = " ".join(f"{site.function} {site.reason}" for site in hullo.summary(model).left)
+    listed = " ".join(f"{site.function} {site.reason}" for site in summary.left)
     for mode in (True, False):
         with Watch(model) as watch:
             outputs(model, x, mode)

@@ -19,7 +19,7 @@ import hullo
 from hullo.surgery.grouping import group_calls
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_generated_forwards_compute_train_and_copy_as_before(random: Random) -> None:
     with tempfile.TemporaryDirectory() as folder:
