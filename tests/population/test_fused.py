@@ -78,9 +78,9 @@ def hulls(channels: int) -> nn.Module:
 ACTIVATIONS: list[Callable[[int], nn.Module]] = [
     hulls,
     lambda channels: hullo.ConvexHull("relu", "tanh"),
-    lambda channels: nn.PReLU(channels),
+    lambda channels: nn.PReLU(),
     lambda channels: nn.ReLU(inplace=True),
-    lambda channels: hullo.ConvexHull("identity", "relu", groups=channels),
+    lambda channels: hullo.ConvexHull("identity", "relu", groups=min(2, channels)),
 ]
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "sgd": lambda population, **more: SGD(population, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.1, **more),
