@@ -64,3 +64,15 @@ def test_with_a_chosen_epoch_coefficients_are_those_up_to_it() -> None:
     np.testing.assert_array_equal(pair.runs["affine"].paths, record.coefficients[:3])
     assert spell_time(found) == "3 epochs (chosen epoch)"
     assert spell_time(experiments([record], reading="last")[0]) == "3 epochs"
+
+
+def test_chosen_layers_keep_their_coefficients_numbers_and_names() -> None:
+    record = learned("affine(identity,relu,per=channel)", channels=[[[0.5, 0.5]], [[0.0, 1.0]], [[2.0, -1.0]]])
+    (pair,) = find_learned(experiment(record), layers=[3, 1])
+    chosen = pair.runs["affine"]
+    np.testing.assert_array_equal(chosen.paths, np.array(record.coefficients)[:, [0, 2]])
+    assert [rows.tolist() for rows in chosen.channels] == [record.channels[0], record.channels[2]]
+    assert chosen.numbers == (1, 3)
+    assert chosen.names == ("conv 1, 20 channels", "linear 1, 500 units")
+    (own,) = find_learned(experiment(replace(record, layers=["a", "b", "c"])), layers=[2])
+    assert own.runs["affine"].names == ("b",)

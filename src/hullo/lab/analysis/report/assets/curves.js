@@ -66,20 +66,17 @@ function updateCurves() {
         x: [-REACH, REACH],
         y,
       });
-      for (const {row, run} of drawn) {
-        if (motion.shown === currentColumn().epochs) {
-          for (const channel of run.channels[layer] ?? []) chart.plot.append(curve(chart, row, run, channel, "faint"));
+      const lines = drawn.map(({row, run}) => {
+        const coefficients = coefficientsAt(pathsOf(run)[layer], motion.shown);
+        const ys = combine("value", coefficients, run.bases, POINTS);
+        const text = chosenSeeds().length > 1 ? `${row.name}, seed ${run.spec.seed}` : row.name;
+        const channels = motion.shown === currentColumn().epochs ? run.channels[layer] ?? [] : [];
+        for (const channel of channels) {
+          chart.plot.append(curve(chart, row, run, combine("value", channel, run.bases, POINTS), "faint"));
         }
-        chart.plot.append(curve(chart, row, run, coefficientsAt(pathsOf(run)[layer], motion.shown), ""));
-      }
-      const lines = drawn.map(({row, run}) => ({
-        name: row.name,
-        kind: row.kind,
-        text: chosenSeeds().length > 1 ? `${row.name}, seed ${run.spec.seed}` : row.name,
-        coefficients: coefficientsAt(pathsOf(run)[layer], motion.shown),
-        bases: run.bases,
-      }));
-      for (const line of lines) line.ys = combine("value", line.coefficients, line.bases, POINTS);
+        chart.plot.append(curve(chart, row, run, ys, ""));
+        return {name: row.name, kind: row.kind, text, coefficients, bases: run.bases, ys};
+      });
       followCurves(chart, POINTS, lines, (x) => `${layerName(layer)}, x = ${short(x)}`, short);
       return panel(layerName(layer), chart.svg, {
         rows: () => [
@@ -101,8 +98,7 @@ function codeLine({kind, text, coefficients, bases}) {
   return `${hullCode(kind, sound, bases)}  # ${text}\n`;
 }
 
-function curve({X, Y}, row, run, coefficients, kind) {
-  const values = combine("value", coefficients, run.bases, POINTS);
+function curve({X, Y}, row, run, values, kind) {
   return node("path", {
     ...lookOf(row),
     class: `curve ${kind || row.kind}`,

@@ -23,7 +23,7 @@ function update() {
   updateControls();
   DRAWN[state.view].update();
   updateLinks();
-  light(lit.name);
+  if (lit.name !== null) light(lit.name);
 }
 
 function updateLinks() {
