@@ -114,7 +114,7 @@ def test_any_pair_of_types_gives_each_its_own_back(x_type: torch.dtype, coeffici
 @pytest.mark.parametrize("coefficients", [[0.3, 0.7], [0.0, 1.0], [[1.0, 0.0], [-0.5, 1.5]]])
 @pytest.mark.parametrize("name", [name for name in oracle.CLOSED_FORMS if name != "sin"])
 def test_nan_and_infinity_come_out_as_the_reference_says(name: str, coefficients: list[float]) -> None:
-    odd = [torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 3e38, -3e38, 1e-42, 1.0, -1.0]
+    odd = [torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 1e38, -1e38, 1e-42, 1.0, -1.0]
     x = torch.tensor([odd, odd], requires_grad=True)
     results = []
     for backend in BACKENDS:

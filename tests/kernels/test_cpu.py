@@ -126,3 +126,17 @@ def test_a_result_in_huge_pages_is_the_same() -> None:
     x = torch.randn(cpu.HUGE // 4 + 3)
     found = hullo.combine(x, torch.tensor([0.25, 0.75]), ["identity", "relu"])
     torch.testing.assert_close(found, torch.nn.functional.leaky_relu(x, 0.25))
+
+
+def test_a_unit_function_of_ones_own_is_not_taken_for_one_of_the_catalogue() -> None:
+    x = torch.linspace(-3, 3, 50)
+    for name, formula in (("unit_tanh", "x * sigmoid(x)"), ("unit_nothing", "x * sigmoid(x)")):
+        found = hullo.combine(x, torch.ones(1), [hullo.add_base(name, formula)], backend="cpu")
+        torch.testing.assert_close(found, torch.nn.functional.silu(x))
+
+
+def test_asinh_is_exact_to_rounding_also_where_squares_overflow() -> None:
+    x = torch.cat([torch.linspace(-9, 9, 1001), torch.logspace(-30, 2, 200), torch.tensor([0.0])])
+    for given in (x, torch.cat([x, torch.tensor([1e30, -3e38, torch.inf])])):
+        found = hullo.combine(given, torch.ones(1), ["asinh"], backend="cpu")
+        torch.testing.assert_close(found.double(), torch.asinh(given.double()), rtol=5e-7, atol=0)
