@@ -45,7 +45,7 @@ def test_the_playground_obeys_the_keyboard(visit: Any, report: Path) -> None:
     assert page.get_by_label("coefficient of relu, as a number").input_value() == "0.53"
     assert page.locator("[data-kind=value]").get_attribute("d") != before
     assert "not sum to one" in page.locator("[data-fact=place]").inner_text()
-    page.get_by_role("button", name="shift to sum one").press("Enter")
+    page.get_by_role("button", name="make them sum to one").press("Enter")
     assert "In the convex hull" in page.locator("[data-fact=place]").inner_text()
 
 

@@ -43,7 +43,7 @@ function lookOf(row) {
   return {class: `curve ${row.kind}`, "stroke-dasharray": DASHES[row.kind], style: {stroke}};
 }
 
-/** A short line in a row's look, for legends. */
+/** Return a short line in a row's look, for legends. */
 function swatch(row) {
   return node(
     "svg",
@@ -52,12 +52,12 @@ function swatch(row) {
   );
 }
 
-/** A colour for a depth between 0 and 1. */
+/** Return the colour of a depth between 0 and 1. */
 function depthColour(depth) {
   return `color-mix(in oklab, var(--deep) ${Math.round(100 * depth)}%, var(--shallow))`;
 }
 
-/** About so many round numbers between two, no nearer to each other than `least`. */
+/** Return about `count` round numbers of a range, at least `least` apart. */
 function ticks([low, high], count, least) {
   const rough = Math.max((high - low) / count, least);
   const power = 10 ** Math.floor(Math.log10(rough));
@@ -67,7 +67,7 @@ function ticks([low, high], count, least) {
   return Array.from({length: last - first + 1}, (_, i) => Number(((first + i) * step).toPrecision(12)));
 }
 
-/** The range of numbers, widened a little; nulls do not count. */
+/** Return the range of numbers, widened by a margin; nulls are ignored. */
 function rangeOf(values, margin = 0.05) {
   let [low, high] = [Infinity, -Infinity];
   for (const value of values) {
@@ -79,12 +79,12 @@ function rangeOf(values, margin = 0.05) {
   return [low - room, high + room];
 }
 
-/** A function that leaves null, a value that is not known, as it is. */
+/** Return a scale that maps null, an unknown value, to null. */
 function known(scale) {
   return (value) => (value === null ? null : scale(value));
 }
 
-/** The text of a line through points; where one is not known there is a gap. */
+/** Return the path data of a line through points, with gaps where a point is unknown. */
 function trace(xs, ys) {
   let text = "";
   let pen = "M";
@@ -98,7 +98,7 @@ function trace(xs, ys) {
   return text;
 }
 
-/** A chart with axes: its svg, the plot to draw into (what is outside is cut), and the scales of both axes. */
+/** Return a chart with axes: its svg, the plot to draw into, which clips, and the scales of both axes. */
 function frame({label, width, height, x, y, xStep = 0, xName = ""}) {
   const left = 44;
   const bottom = xName ? 38 : 22;
@@ -125,7 +125,7 @@ function frame({label, width, height, x, y, xStep = 0, xName = ""}) {
   return {svg, plot, X, Y, left, top: 8};
 }
 
-/** How wide panels can be that stand beside each other: at least so wide, where there is room. */
+/** Return the width of `count` panels beside each other: at least `least`, where there is room. */
 function panelWidth(body, least, count) {
   const room = body.clientWidth;
   const rows = Math.ceil(count / Math.max(1, Math.floor((room + 16) / (least + 16))));
@@ -146,13 +146,13 @@ function panel(title, svg, {note = null, rows = null, code = null} = {}) {
 
 const CORNERS = [[0, 0], [1, 0], [0.5, Math.sqrt(0.75)]];
 
-/** A point of the plane where three coefficients sum to one; the bases are the corners of a triangle. */
+/** Return the point of three coefficients that sum to one; the bases are the corners of a triangle. */
 function planePoint(coefficients) {
   if (coefficients.some((c) => c === null)) return [null, null];
   return [0, 1].map((axis) => dot(coefficients, CORNERS, (corner) => corner[axis]));
 }
 
-/** The plane of three coefficients with its simplex; the points are all in it. */
+/** Return a chart of the plane of three coefficients, with its simplex; it contains all points. */
 function plane({label, width, names, points}) {
   const height = Math.round(width * 0.86);
   const [x, y] = [0, 1].map((axis) => rangeOf([...CORNERS, ...points].map((point) => point[axis]), 0.04));

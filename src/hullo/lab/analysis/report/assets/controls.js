@@ -1,10 +1,10 @@
 "use strict";
-// What several views share: which column, which rows and seeds, which epoch.
+// Controls that several views share: experiment, activations, seeds and epoch.
 
 const SHARED = ["curves", "paths", "training"];
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 
-/** The epoch on the screen: it glides to the chosen one, or runs ahead of it while a person looks on. */
+/** The epoch on the screen: it glides to the chosen one, or advances while the animation plays. */
 const motion = {shown: 0, playing: false, last: 0, frame: null};
 
 function buildControls() {

@@ -1,5 +1,5 @@
 "use strict";
-// The activations that runs have learned, layer by layer, at any epoch.
+// Learned activations, layer by layer, at any epoch.
 
 const REACH = 3;
 const POINTS = Array.from({length: 121}, (_, i) => REACH * (i / 60 - 1));
@@ -10,7 +10,7 @@ function layerCount() {
   return Math.max(0, ...currentColumn().runs.map((run) => run.coefficients.length));
 }
 
-/** The choices of layers where there are many: some of all depths, or a stretch of neighbours. */
+/** Return the choices of layers in a deep network: some of all depths, or a range of neighbours. */
 function layerChoices() {
   const count = layerCount();
   if (count <= MOST_PANELS) return [["", "all", Array.from({length: count}, (_, i) => i)]];
@@ -108,7 +108,7 @@ function curve({X, Y}, row, run, values, kind) {
   });
 }
 
-/** One range for all panels and epochs, so that a curve moves while its frame does not. */
+/** Return one range for all panels and epochs, so that curves move and axes do not. */
 function curveRange(runs) {
   const {epochs} = currentColumn();
   const values = [-1, 1];

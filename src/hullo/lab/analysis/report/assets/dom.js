@@ -1,9 +1,9 @@
 "use strict";
-// Elements of the page and of charts. Text is always text: nothing here reads HTML.
+// Create elements of the page and of charts. Text is never parsed as HTML.
 
 const SVG_TAGS = new Set(["svg", "g", "path", "line", "circle", "text", "rect", "polygon"]);
 
-/** A new element; attributes that are functions listen, those that are null or false are left out. */
+/** Return a new element; attributes that are functions become listeners, null and false are left out. */
 function node(tag, attributes, ...children) {
   const made = SVG_TAGS.has(tag)
     ? document.createElementNS("http://www.w3.org/2000/svg", tag)
@@ -17,7 +17,7 @@ function node(tag, attributes, ...children) {
   return made;
 }
 
-/** The part of a view that its script fills. */
+/** Return the part of a view that its script fills. */
 function bodyOf(view) {
   return document.querySelector(`#${view} [data-part="body"]`);
 }
@@ -37,12 +37,12 @@ function breakable(name) {
   return name.split(/(?<=,)/).flatMap((part) => [part, node("wbr")]);
 }
 
-/** A term and what is said of it, for a list of these. */
+/** Return a term and its description, for a description list. */
 function definition(term, text) {
   return [node("dt", null, term), node("dd", null, text)];
 }
 
-/** A named group of checkboxes, with buttons that choose all or none of them. */
+/** Return a named group of checkboxes, with buttons that check all or none of them. */
 function checkboxes(legend, items, choose) {
   const boxes = items.map(({value, checked}) => node("input", {type: "checkbox", value, checked}));
   const report = () => choose(boxes.filter((box) => box.checked).map((box) => box.value));

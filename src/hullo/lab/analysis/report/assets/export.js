@@ -1,5 +1,5 @@
 "use strict";
-// Take something away from the page: copy code, save a chart as SVG or its data as CSV.
+// Copy code, save a chart as SVG or its data as CSV.
 
 const SVG_STYLES = [
   "fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-linejoin", "opacity", "paint-order",

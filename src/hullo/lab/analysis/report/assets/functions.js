@@ -1,8 +1,8 @@
 "use strict";
-// What a combination of base functions is. hullo.properties encloses slopes and is certain; here they are searched for,
-// on the points of hullo.bases.real_line and between them.
+// Properties of a combination of base functions. hullo.properties computes certain bounds of slopes; here they are
+// estimated on the points of hullo.bases.real_line and between them.
 
-/** Points that stand for the real line: dense near 0, then ever wider. */
+/** Points that represent the real line: dense near 0, then ever sparser. */
 const REAL_LINE = (() => {
   const linspace = (from, to, count) => {
     const step = (to - from) / (count - 1);
@@ -24,14 +24,14 @@ function slopeOf(name, x) {
 
 const slopesOnLine = new Map();
 
-/** A base's slopes on the whole line; they are computed once. */
+/** Return a base's slopes on the whole line; they are computed once. */
 function lineSlopes(name) {
   if (!slopesOnLine.has(name)) slopesOnLine.set(name, REAL_LINE.map((x) => slopeOf(name, x)));
   return slopesOnLine.get(name);
 }
 
-/** The smallest and the largest slope of the combination over the real line; far out, powers of ReLU are steeper than
- * UNBOUNDED, and no bounded slope is. */
+/** Return the smallest and the largest slope of the combination over the real line; far out, powers of ReLU are
+ * steeper than UNBOUNDED, and no bounded slope is. */
 function slopeBounds(coefficients, names) {
   const least = leastSlope(coefficients, names);
   const largest = -leastSlope(coefficients.map((c) => -c), names);
@@ -40,7 +40,7 @@ function slopeBounds(coefficients, names) {
   );
 }
 
-/** The least slope: at points, beside kinks, and between points around the lowest of those where slopes turn. */
+/** Return the smallest slope: at points, beside kinks, and between points around the lowest local minima. */
 function leastSlope(coefficients, names) {
   const slopeAt = (x) => dot(coefficients, names, (name) => slopeOf(name, x));
   const sides = names.flatMap((name) => BASES[name].kinks).flatMap((kink) => [kink - 1e-9, kink + 1e-9]);
@@ -55,7 +55,7 @@ function leastSlope(coefficients, names) {
   return Math.min(line[0], line[line.length - 1], ...sides.map(slopeAt), ...between);
 }
 
-/** The least value of a function that falls, then rises between two points, by golden sections. */
+/** Return the minimum of a function that falls, then rises between two points, by golden-section search. */
 function leastBetween(valueAt, from, to) {
   const golden = (Math.sqrt(5) - 1) / 2;
   let [low, high] = [from, to];
@@ -74,14 +74,14 @@ function isMonotone([low]) {
   return low >= -TOLERANCE;
 }
 
-/** The sum of coefficients times what `valueOf` makes of the items beside them. */
+/** Return the sum of coefficients times `valueOf` the items. */
 function dot(coefficients, items, valueOf) {
   let sum = 0;
   for (let i = 0; i < items.length; i += 1) sum += coefficients[i] * valueOf(items[i]);
   return sum;
 }
 
-/** Where coefficients stand: "convex", "affine", "cone" or "span", the smallest of these sets that holds them. */
+/** Return the smallest set that contains the coefficients: "convex", "affine", "cone" or "span". */
 function placeOf(coefficients) {
   const sum = coefficients.reduce((a, b) => a + b, 0);
   const positive = coefficients.every((c) => c >= 0);
@@ -91,7 +91,7 @@ function placeOf(coefficients) {
 
 const sampled = new WeakMap();
 
-/** A base's values, or slopes, at a list of points; for each list they are computed once. */
+/** Return a base's values or slopes at a list of points; they are computed once per list. */
 function sample(kind, name, points) {
   if (!sampled.has(points)) sampled.set(points, {});
   const known = sampled.get(points);
@@ -100,7 +100,7 @@ function sample(kind, name, points) {
   return known[key];
 }
 
-/** The values, or slopes, of a combination at some points; null where a coefficient is not known. */
+/** Return the values or slopes of a combination at points; null if a coefficient is unknown. */
 function combine(kind, coefficients, names, points) {
   if (coefficients.some((c) => c === null)) return points.map(() => null);
   const values = names.map((name) => sample(kind, name, points));

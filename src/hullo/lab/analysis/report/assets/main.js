@@ -11,7 +11,7 @@ const DRAWN = {
   runs: {build: buildRuns, update: NOTHING},
 };
 
-/** Go to another view, a step that the browser can take back. */
+/** Go to another view, as an entry of the browser's history. */
 function go(changes) {
   clearTimeout(writing);
   history.pushState(null, "", address(changes));
@@ -30,7 +30,7 @@ function updateLinks() {
   for (const link of document.querySelectorAll("#views a")) link.href = address({view: link.dataset.view});
 }
 
-/** Build the view that the address names; who was at a control of it stays there. */
+/** Build the view that the address names; the focus stays on its control. */
 function show() {
   const {id} = document.activeElement;
   readAddress();

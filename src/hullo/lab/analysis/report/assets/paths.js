@@ -24,7 +24,7 @@ function updatePaths() {
   panels.replaceChildren(...drawers.map((draw) => draw(width)));
 }
 
-/** All layers of all runs, with the colour of their depth. */
+/** Return all layers of all runs, with the colour of their depth. */
 function layersOf(runs) {
   return runs.flatMap((run) =>
     pathsOf(run).map((paths, layer, all) => ({

@@ -1,5 +1,5 @@
 "use strict";
-// Coefficients by hand: the curve they make, its slope, and what is true of it.
+// Coefficients set by hand: the function, its slope and its properties.
 
 const START = ["identity:-0.25", "relu:0.75", "tanh:0.5"];
 const PLACES = {
@@ -10,7 +10,7 @@ const PLACES = {
 };
 const WIDE = Array.from({length: 321}, (_, i) => 5 * (i / 160 - 1));
 
-/** The bases and coefficients that the view asks for. */
+/** Return the bases and coefficients of the view. */
 function mixture() {
   const found = (state.base ?? START)
     .map((text) => /^(.*):([^:]*)$/.exec(text))
@@ -45,8 +45,8 @@ function buildPlayground() {
           "div",
           {class: "bar"},
           labelled("Bases", add),
-          fit("alike", "all alike", (all) => all.map(({name}) => ({name, coefficient: 1 / all.length}))),
-          fit("shift", "shift to sum one", shifted),
+          fit("alike", "equal coefficients", (all) => all.map(({name}) => ({name, coefficient: 1 / all.length}))),
+          fit("shift", "make them sum to one", shifted),
         ),
         node("dl", {class: "facts", "aria-live": "polite"}),
         node(
@@ -62,7 +62,7 @@ function buildPlayground() {
   );
 }
 
-/** The nearest coefficients that sum to one. */
+/** Return the nearest coefficients that sum to one. */
 function shifted(items) {
   const missing = (1 - items.reduce((sum, item) => sum + item.coefficient, 0)) / items.length;
   return items.map(({name, coefficient}) => ({name, coefficient: coefficient + missing}));
@@ -127,7 +127,7 @@ function updatePlayground() {
   place.replaceChildren(...(names.length === 3 ? [placePanel(coefficients, names, place.clientWidth)] : []));
 }
 
-/** Where three coefficients stand; those that do not sum to one are not in the plane. */
+/** Return a chart of three coefficients in their plane, if they sum to one. */
 function placePanel(coefficients, names, width) {
   const on = Math.abs(coefficients.reduce((a, b) => a + b, 0) - 1) <= 1e-5;
   const points = on ? [planePoint(coefficients)] : [];
@@ -158,12 +158,12 @@ function facts(coefficients, names) {
   ];
   if (strange.length) {
     const why = "a hull asks for value 0 and slope 1 at the origin";
-    said.push(["strange", "Not for hulls as they are", `${strange.join(", ")}: ${why}`]);
+    said.push(["strange", "Not for hulls without strict=False", `${strange.join(", ")}: ${why}`]);
   }
   return said.map(([key, ...pair]) => node("div", {"data-fact": key}, definition(...pair)));
 }
 
-/** The same function in hullo. */
+/** Return the Python code of the function. */
 function inPython(coefficients, names) {
   if (!names.length) return "";
   const place = placeOf(coefficients);

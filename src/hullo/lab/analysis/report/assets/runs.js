@@ -84,7 +84,7 @@ function runDetails(run, column) {
   return made;
 }
 
-/** A run's accuracy under a reading; where the epoch was chosen, with that epoch. */
+/** Return a run's accuracy under a reading, with the epoch if it was chosen. */
 function readText(run, name) {
   const chosen = ["chosen", "best"].includes(name) ? `, epoch ${run.read[name]}` : "";
   return `${percent(run.accuracy[name])} %${chosen}`;

@@ -1,5 +1,5 @@
 "use strict";
-// What the page knows: the document, and the view, which is also written into the address after the #.
+// The state of the page: the document, and the view, which is also in the address after the #.
 
 const DOCUMENT = JSON.parse(document.getElementById("data").textContent);
 const VIEWS = {
@@ -11,7 +11,7 @@ const VIEWS = {
   runs: "Runs",
 };
 
-/** How each part of the view is read from the address; null is whatever suits the data. */
+/** How each part of the view is parsed from the address; null means the default for the data. */
 const PARTS = {
   column: (texts) => texts[0],
   row: (texts) => texts,
@@ -37,7 +37,7 @@ function readAddress() {
   for (const [name, read] of Object.entries(PARTS)) state[name] = given.has(name) ? read(given.getAll(name)) : null;
 }
 
-/** The address of a view: the present one with changes. */
+/** Return the address of a view: the present one with changes. */
 function address(changes) {
   const {view, ...parts} = {...state, ...changes};
   const query = new URLSearchParams();
@@ -50,15 +50,13 @@ function address(changes) {
 
 let writing = null;
 
-/** Change the view, show it, and soon note it in the address: browsers do not like that done many times a second. */
+/** Change the view, and soon the address: browsers limit how often it may change. */
 function change(changes) {
   Object.assign(state, changes);
   clearTimeout(writing);
   writing = setTimeout(() => history.replaceState(null, "", address({})), 150);
   update();
 }
-
-// What the view means for the data.
 
 function currentColumn() {
   const {columns} = DOCUMENT;
@@ -80,14 +78,14 @@ function layerName(layer) {
   return currentColumn().layers[layer] ?? `layer ${layer + 1}`;
 }
 
-/** Which epochs of a column's runs count: the chosen reading, or by default the column's fairest. */
+/** Return the reading of a column: the chosen one, or by default the column's fairest. */
 function readingOf(column) {
   return DOCUMENT.readings[state.reading ?? column.reading];
 }
 
 const learns = (row) => row.kind !== "fixed" && row.kind !== "own";
 
-/** The rows that a view can show, and those of them that are chosen. */
+/** Return the rows that a view can show. */
 function offeredRows() {
   const {rows} = currentColumn();
   return state.view === "training" ? rows : rows.filter(learns);
@@ -101,7 +99,7 @@ function offeredSeeds() {
   return [...new Set(currentColumn().runs.map((run) => run.spec.seed))].sort((a, b) => a - b);
 }
 
-/** Curves of several seeds would hide each other: there it is the first one until others are asked for. */
+/** Return the chosen seeds; by default the first, as curves of several hide each other, and all for training. */
 function chosenSeeds() {
   const seeds = offeredSeeds();
   if (state.seed !== null) return seeds.filter((seed) => state.seed.includes(seed));
@@ -128,7 +126,7 @@ function pathsOf(run) {
   return run.paths;
 }
 
-/** The coefficients at an epoch, between two epochs a mixture of both. */
+/** Return the coefficients at an epoch, interpolated between two epochs. */
 function coefficientsAt(paths, epoch) {
   const before = Math.floor(epoch);
   const share = epoch - before;
@@ -138,7 +136,7 @@ function coefficientsAt(paths, epoch) {
   });
 }
 
-/** Whether a run has diverged by now: what it had learned is known up to the epoch before. */
+/** Return whether a run has diverged by the epoch on the screen. */
 function isLost(run) {
   return run.lost !== null && motion.shown > run.lost - 1;
 }
@@ -150,7 +148,7 @@ function lostRemark(runs) {
     .join(" ");
 }
 
-/** Whether the functions of all these bases are known here; somebody's own ones are not. */
+/** Return whether the formulas of all bases of a run are known here; those of a user's own bases are not. */
 function canDraw(run) {
   return run.bases.every((name) => Object.hasOwn(BASES, name));
 }

@@ -10,7 +10,7 @@ const METRICS = {
   train_loss: "training loss",
 };
 
-/** The metrics that the runs of the column have. */
+/** Return the metrics that the runs of the column have. */
 function knownMetrics() {
   return Object.keys(METRICS).filter((name) => currentColumn().runs.some((run) => run[name].length));
 }
@@ -39,7 +39,7 @@ function buildTraining() {
   );
 }
 
-/** Take the epoch under a pointer that is pressed. */
+/** Choose the epoch under a pressed pointer. */
 function seek(event) {
   if (!event.buttons) return;
   const {epochs} = currentColumn();
@@ -96,7 +96,7 @@ function updateTraining() {
   chartBox.replaceChildren(svg);
 }
 
-/** What the lines show at an epoch, the best first. */
+/** Return a table of the values at an epoch, the best first. */
 function reading(metric, lines, epoch) {
   const better = metric.endsWith("loss") ? 1 : -1;
   const rows = lines.map(({row, runs, mean}) => ({row, runs, value: mean[epoch - 1] ?? null}));
@@ -144,7 +144,7 @@ function meanOf(values) {
   return known.length ? known.reduce((a, b) => a + b, 0) / known.length : null;
 }
 
-/** The first epochs are far from the rest: a tenth of all values may lie outside. */
+/** Return the range of a metric; a tenth of all values, those of the first epochs, may lie outside. */
 function metricRange(metric, lines) {
   const values = lines.flatMap(({runs}) => runs.flatMap((run) => run[metric])).filter((value) => value !== null);
   values.sort((a, b) => a - b);

@@ -1,4 +1,4 @@
-// What the words of a base's formula mean here, on numbers; see hullo.formulas.FUNCTIONS.
+// The functions in formulas of bases, on numbers; see hullo.formulas.FUNCTIONS.
 const {abs, asinh, atan, cos, exp, expm1, log1p, sin, sqrt, tanh} = Math;
 const clamp = (x, low, high) => Math.min(Math.max(x, low), high);
 const minimum = (x, most) => Math.min(x, most);
