@@ -18,7 +18,7 @@ a tensor subclass with a dispatch of its own (DTensor)  the reference kernel, in
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -26,11 +26,21 @@ from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
 _PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
-_are_transforms_active = torch._C._are_functorch_transforms_active
 _count_modes = torch._C._len_torch_dispatch_stack
 _is_key_included = torch._C._dispatch_tls_is_dispatch_key_included
-_tracing_state = torch._C._get_tracing_state
 _forward_ad = torch.autograd.forward_ad
+
+# Functions of PyTorch under names of our own: the compiler knows them, and would not know wrappers of them.
+are_transforms_active = torch._C._are_functorch_transforms_active
+tracing_state = torch._C._get_tracing_state  # of torch.jit.trace, None without it
+is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # also by a transform that has ended
+is_legacy_batched = torch._C._functorch.is_legacy_batchedtensor  # by is_grads_batched of torch.autograd.grad
+keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # of the backward pass under way
+disabled_torch_function = torch._C._disabled_torch_function_impl
+copy_each = torch._foreach_copy_
+current_cuda_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", int)
+current_cuda_stream: Callable[[int | None], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
+is_left_aligned = torch._nested_tensor_from_mask_left_aligned
 
 
 def is_exporting() -> bool:
@@ -60,11 +70,11 @@ def is_eager() -> bool:
     """Return whether operations run as they are written: no tracer, transform or mode is active. Compilers cannot read
     this function; ask torch.compiler.is_compiling first."""
     return not (
-        _are_transforms_active()
+        are_transforms_active()
         or _count_modes()
         or _is_key_included(_PRE_DISPATCH)
         or _forward_ad._current_level >= 0
-        or _tracing_state() is not None
+        or tracing_state() is not None
     )
 
 
@@ -73,9 +83,14 @@ def is_intercepted(*tensors: Tensor) -> bool:
 
     Then their numbers must not be read: there may be none, and a graph would hold them as constants.
     """
-    if torch._C._len_torch_dispatch_stack():
+    if _count_modes():
         return True
     return any(type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__ for tensor in tensors)
+
+
+def storage_uses(tensor: Tensor) -> int:
+    """Return how many tensors and handles share the memory of a tensor, this call's handle included."""
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 
 @contextlib.contextmanager

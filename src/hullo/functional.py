@@ -10,7 +10,16 @@ import torch
 from torch import Tensor, fx
 
 from hullo import operators
-from hullo._compat import is_eager, is_exporting, is_intercepted, needs_plain_operations
+from hullo._compat import (
+    are_transforms_active,
+    is_eager,
+    is_exporting,
+    is_intercepted,
+    is_legacy_batched,
+    is_wrapped,
+    needs_plain_operations,
+    tracing_state,
+)
 from hullo.bases import Base, resolve
 from hullo.kernels import FUSED_DTYPES, HAS_TRITON, CombineSpec, choose, load, reference
 from hullo.kernels.spec import compute_dtype
@@ -74,7 +83,7 @@ def apply(x: Tensor, raw: Tensor, spec: CombineSpec, backend: str | None = None,
     if raw.dim() == 2:
         check_groups(x.shape, raw.shape[0], spec.channel_dim)
     kernel = choose(x, spec, backend)
-    if not torch.compiler.is_compiling() and torch._C._get_tracing_state() is None:
+    if not torch.compiler.is_compiling() and tracing_state() is None:
         return _dispatch(x, raw, spec, "reference" if is_intercepted(x, raw) else kernel)
     if kernel == "triton" and not is_exporting():
         result: Tensor = operators.combine(x, raw, *spec.spelled, backend)
@@ -96,13 +105,12 @@ def _is_simple(x: Any, raw: Tensor, spec: CombineSpec) -> bool:
         and not x.is_nested
         and raw.dim() == 1
         and raw.get_device() == x.get_device()
-        and not _is_wrapped(x)
-        and not _is_wrapped(raw)
+        and not is_wrapped(x)
+        and not is_wrapped(raw)
     )
 
 
 _PLAIN = (Tensor, torch.nn.Parameter)
-_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # also one whose transform has ended
 
 
 @fx.wrap
@@ -162,7 +170,7 @@ _apply_directly = super(torch.autograd.Function, _Combine).apply
 
 def backward(gradient: Tensor, x: Tensor, raw: Tensor, spec: CombineSpec, kernel: str) -> tuple[Tensor, Tensor]:
     """Return the gradients of x and of the raw parameters, differentiable where autograd records a graph."""
-    batched = torch._C._functorch.is_legacy_batchedtensor(gradient)  # by is_grads_batched
+    batched = is_legacy_batched(gradient)  # by is_grads_batched
     if not torch.is_grad_enabled() and not batched:
         return load(kernel).backward(gradient, x, raw, spec)
     if kernel != "triton" or batched:
@@ -194,7 +202,7 @@ class _Gradients(torch.autograd.Function):
     def backward(ctx: Any, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         gradient, x, coefficients = ctx.saved_tensors
         spec, following = ctx.spec, replace(ctx.spec, order=ctx.spec.order + 1)
-        kernel = "reference" if any(map(torch._C._functorch.is_legacy_batchedtensor, (v, w))) else "triton"
+        kernel = "reference" if any(map(is_legacy_batched, (v, w))) else "triton"
         if kernel == "triton" and not torch.is_grad_enabled():
             from hullo.kernels import triton
 
@@ -261,6 +269,6 @@ class _TransformedCombine(_Combine):
 def _dispatch(x: Tensor, raw: Tensor, spec: CombineSpec, kernel: str) -> Tensor:
     if needs_plain_operations():
         return reference.forward(x, raw, spec)
-    function = _TransformedCombine if torch._C._are_functorch_transforms_active() else _Combine
+    function = _TransformedCombine if are_transforms_active() else _Combine
     result: Tensor = function.apply(x, raw, spec, kernel)  # type: ignore[no-untyped-call]
     return result

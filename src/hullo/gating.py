@@ -12,7 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from hullo._compat import is_intercepted, needs_plain_operations
+from hullo._compat import (
+    are_transforms_active,
+    is_intercepted,
+    is_legacy_batched,
+    keeps_graph,
+    needs_plain_operations,
+    storage_uses,
+    tracing_state,
+)
 from hullo.functional import apply, backward
 from hullo.kernels import CombineSpec, choose, load
 from hullo.modules import Hull
@@ -67,9 +75,9 @@ def _is_plain(hull: Hull, gate: Tensor, up: Tensor) -> bool:
         return False
     if hull.groups > 1 and not _has_groups(hull, gate):
         return False  # the hull raises the error
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+    if torch.compiler.is_compiling() or tracing_state() is not None:
         return False
-    if torch._C._are_functorch_transforms_active() or needs_plain_operations():
+    if are_transforms_active() or needs_plain_operations():
         return False
     return not is_intercepted(gate, up, hull.raw)
 
@@ -81,9 +89,9 @@ def _has_groups(hull: Hull, gate: Tensor) -> bool:
 
 def _is_disposable(saved: Tensor) -> bool:
     """Return whether a saved tensor is used by nobody else and not again, so that a gradient may take its memory."""
-    if saved.grad_fn is None or saved._is_view() or torch._C._autograd._get_current_graph_task_keep_graph():
+    if saved.grad_fn is None or saved._is_view() or keeps_graph():
         return False
-    shares: int = torch._C._storage_Use_Count(saved.untyped_storage()._cdata)
+    shares: int = storage_uses(saved)
     return shares == 2  # itself, and the storage that was asked for
 
 
@@ -103,7 +111,7 @@ class _Gated(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         gate, up, raw = ctx.saved_tensors
-        batched = torch._C._functorch.is_legacy_batchedtensor(gradient)
+        batched = is_legacy_batched(gradient)
         if ctx.kernel == "triton" and not torch.is_grad_enabled() and not batched:
             from hullo.kernels import triton
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
+from hullo._compat import copy_each
 from hullo.parametrizations import Parametrization
 from hullo.sharding import gather, is_sharded, shard_like
 
@@ -72,7 +73,7 @@ def _restrict_gradients(optimizer: Optimizer) -> None:
     for (parametrization, _, _, bases), raws in batches.items():
         gradients = [raw.grad.view(-1, bases) for raw in raws if raw.grad is not None]
         feasible = parametrization.restrict(torch.cat([raw.view(-1, bases) for raw in raws]), torch.cat(gradients))  # type: ignore[misc]
-        torch._foreach_copy_(gradients, torch.split(feasible, [len(gradient) for gradient in gradients]))
+        copy_each(gradients, torch.split(feasible, [len(gradient) for gradient in gradients]))
 
 
 def _restricted(optimizer: Optimizer) -> Iterator[tuple[Tensor, Parametrization]]:

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from hullo._compat import is_intercepted
+from hullo._compat import are_transforms_active, disabled_torch_function, is_intercepted
 
 _ALLOWED = {"requires_grad_", "detach_", "retain_grad_", "rename_", "share_memory_", "apply_"}
 
@@ -15,7 +15,7 @@ _ALLOWED = {"requires_grad_", "detach_", "retain_grad_", "rename_", "share_memor
 class ReadOnly(Tensor):
     """A tensor that cannot be changed in place; operations on it return ordinary tensors."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = disabled_torch_function  # type: ignore[assignment]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.as_subclass(Tensor).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
@@ -38,6 +38,6 @@ for _name in ("__setitem__", *dir(Tensor)):
 
 def read_only(tensor: Tensor) -> Tensor:
     """Return a copy that cannot be changed in place; the tensor itself where code is traced."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or is_intercepted(tensor):
+    if torch.compiler.is_compiling() or are_transforms_active() or is_intercepted(tensor):
         return tensor
     return tensor.clone().as_subclass(ReadOnly)

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-import torch
 from keras import ops
 
+from hullo._compat import tracing_state
 from hullo.bases import Base
 
 Array = Any  # a tensor of whichever backend Keras runs on
@@ -68,7 +68,7 @@ def _differentiated(function: Callable[..., Array], pullback: Callable[..., Arra
 
     def differentiated(*arguments: Array) -> Array:
         # Keras exports to ONNX with PyTorch's tracer, which does not support custom backward passes.
-        return both(*arguments) if torch._C._get_tracing_state() is None else function(*arguments)
+        return both(*arguments) if tracing_state() is None else function(*arguments)
 
     return differentiated
 

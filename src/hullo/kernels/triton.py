@@ -18,6 +18,7 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 from triton.backends.nvidia.driver import CudaLauncher  # type: ignore[import-untyped]
 
+from hullo._compat import current_cuda_device, current_cuda_stream
 from hullo.bases import Base
 from hullo.kernels import device_math
 from hullo.kernels.codegen import kernel_source
@@ -26,8 +27,6 @@ from hullo.kernels.spec import CombineSpec, compute_dtype, dense, extents, laid_
 from hullo.parametrizations import BuiltInParametrization
 
 _address = Tensor.data_ptr
-_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", int)
-_current_stream: Callable[[int | None], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
 _HOOKS = triton.knobs.runtime.launch_enter_hook
 # of four and more bases in 16 bits: the size of a tile, warps, and programs per multiprocessor
 FORWARD_OF_MANY = (1024, 2, 32)
@@ -136,14 +135,14 @@ class _Launch:
         self.rest: tuple[Any, ...] = ()
 
     def __call__(self, *tensors: Tensor) -> None:
-        if not INTERPRETED and self.device != _current_device():
+        if not INTERPRETED and self.device != current_cuda_device():
             with torch.cuda.device(self.device):  # Triton launches on the current device
                 return self(*tensors)
         addresses = [*map(_address, tensors)]
         # A kernel that Triton compiles for addresses divisible by 16 is valid for such addresses only.
         aligned = not functools.reduce(operator.or_, addresses) & 15
         if aligned and self.run is not None and not _HOOKS.calls:
-            self.run(*self.grid, _current_stream(self.device), *self.fixed, *addresses, *self.rest)
+            self.run(*self.grid, current_cuda_stream(self.device), *self.fixed, *addresses, *self.rest)
             return None
         compiled = self.kernel[self.grid](*tensors, *self.sizes, **self.constants, **self.options)
         launcher = getattr(compiled, "run", None)  # the interpreter compiles nothing

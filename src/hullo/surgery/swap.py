@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hullo._compat import is_eager
+from hullo._compat import is_eager, is_left_aligned, storage_uses
 from hullo.modules import AffineHull, ConicHull, ConvexHull, Hull, LinearHull
 from hullo.surgery.edits import changed_classes
 from hullo.surgery.sites import Site
@@ -101,7 +101,7 @@ def _owns_memory(x: Tensor) -> bool:
         or x.layout is not torch.strided
     ):
         return False
-    return torch._C._storage_Use_Count(x.untyped_storage()._cdata) == 2  # x and this
+    return storage_uses(x) == 2  # x and this
 
 
 class _Take(torch.autograd.Function):
@@ -182,7 +182,7 @@ class SlowEncoder(nn.TransformerEncoder):
             return output
         padding = F._canonical_mask(src_key_padding_mask, "src_key_padding_mask", None, "", src.dtype)
         kept = padding.logical_not()  # type: ignore[union-attr]
-        if self.mask_check and not torch._nested_tensor_from_mask_left_aligned(src, kept):
+        if self.mask_check and not is_left_aligned(src, kept):
             return output
         nothing = output.new_zeros(output.shape[-1:])
         return torch.where(kept.unsqueeze(-1), output, nothing if self.norm is None else self.norm(nothing))
