@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import nn
 from typer.testing import CliRunner
 
@@ -29,8 +32,8 @@ def read(folder: Path) -> list[Record]:
     return Records(folder / "records.jsonl").read()
 
 
-def write(model: nn.Module, folder: Path, *accuracies: float, **settings: Any) -> None:
-    with hullo.lab.record(model, folder, **{**NAMES, **settings}) as run:
+def write(model: nn.Module, folder: Path, *accuracies: float, **given: Any) -> None:
+    with hullo.lab.record(model, folder, **{**NAMES, **given}) as run:
         for accuracy in accuracies or (50.0,):
             run.log(test_accuracy=accuracy)
 
@@ -84,10 +87,8 @@ def test_a_loop_of_ones_own_serves_table_figures_and_report(tmp_path: Path) -> N
     assert "lr=0.03" in table
     assert "my-mlp,blobs,3,,,,,,,,,,lr=0.03," in run("table", str(runs), "--format", "csv")
     run("table", str(runs), "--experiment", "my-mlp/blobs lr=0.03")
-    drawn = run(
-        "figures", str(runs), "--output", str(tmp_path / "figures"), "--only", "activations", "--only", "accuracy"
-    )
-    assert drawn.count(".png") == 3
+    drawn = run("figures", str(runs), "--output", str(tmp_path / "figures"), "--only", "activations")
+    assert drawn.count(".png") == 1
     run("report", str(runs), "--output", str(tmp_path / "page.html"))
     page = (tmp_path / "page.html").read_text()
     assert '"settings":"lr=0.03"' in page.replace(" ", "")
@@ -170,8 +171,8 @@ def test_an_exception_leaves_no_record(tmp_path: Path) -> None:
 
 
 def test_a_run_is_recorded_once_unless_it_is_to_be_overwritten(tmp_path: Path) -> None:
-    for settings in ({}, {"seed": 1}, {"lr": 0.1}, {"lr": 0.2, "opt": "sgd"}, {"data": "moons"}):
-        write(mlp(nn.ReLU()), tmp_path, 50, activation="relu", **settings)
+    for other in ({}, {"seed": 1}, {"lr": 0.1}, {"lr": 0.2, "opt": "sgd"}, {"data": "moons"}):
+        write(mlp(nn.ReLU()), tmp_path, 50, activation="relu", **other)
     with pytest.raises(FileExistsError, match=r"my-mlp/blobs relu seed=1 .*overwrite=True"):
         write(mlp(nn.ReLU()), tmp_path, 60, 70, activation="relu", seed=1)
     others = [record for record in read(tmp_path) if record.spec.seed == 0]
@@ -222,6 +223,28 @@ def test_wrong_arguments_are_refused_before_training(tmp_path: Path, settings: d
     with pytest.raises(ValueError, match=message):
         write(mlp(nn.ReLU()), tmp_path, **{"activation": "relu", **settings})
     assert not list(tmp_path.iterdir())
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.text(max_size=5) | st.just("mlp"),
+    st.text(max_size=130) | st.sampled_from(["lr", "width", "epochs"]),
+    st.floats() | st.integers() | st.text(max_size=130),
+    st.integers(-1),
+)
+def test_what_is_accepted_is_read_back(tmp_path: Path, network: str, name: str, value: Any, seed: int) -> None:
+    folder = tmp_path / "runs"
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        with hullo.lab.record(
+            nn.ReLU(), folder, network=network, data="d", activation="relu", seed=seed, **{name: value}
+        ) as run:
+            run.log(test_accuracy=50)
+    except (ValueError, TypeError):
+        assert not folder.exists()
+    else:
+        (record,) = read(folder)
+        assert record.spec.conditions == {"epochs": 1, name: str(value)}
 
 
 @pytest.mark.parametrize(
@@ -283,6 +306,6 @@ def test_a_record_whose_settings_were_edited_is_not_read(tmp_path: Path) -> None
     write(mlp(nn.ReLU()), tmp_path, activation="relu", lr=0.1)
     file = tmp_path / "records.jsonl"
     values = json.loads(file.read_text())
-    for settings in ("lr=0.2", "lr=0.1 lr=0.1", "lr", "b=1 a=1", "epochs=3", 5):
-        file.write_text(json.dumps({**values, "spec": {**values["spec"], "settings": settings}}) + "\n")
+    for edited in ("lr=0.2", "lr=0.1 lr=0.1", "lr", "b=1 a=1", "epochs=3", 5):
+        file.write_text(json.dumps({**values, "spec": {**values["spec"], "settings": edited}}) + "\n")
         assert len(Records(file).scan()[1]) == 1

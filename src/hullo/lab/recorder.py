@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from hullo.lab.spec.records import Record, Records, round_number, round_numbers
 from hullo.lab.spec.run_spec import SETTING, Spec
 from hullo.modules import Hull
 from hullo.parametrizations import BuiltInParametrization
+from hullo.sharding import is_sharded
 
 LOSSES = ("train_loss", "test_loss", "val_loss")
 ACCURACIES = ("test_accuracy", "test_top5", "val_accuracy")
@@ -71,7 +73,8 @@ def record(
     """
     layers, reasons = _find_layers(model)
     row = _choose_activation(layers, activation, reasons)
-    spec = Spec(network, data, row, seed=seed, epochs=1, settings=_spell_settings(settings))
+    whole = int(seed) if isinstance(seed, Integral) else seed  # NumPy's integers, too
+    spec = Spec(network, data, row, seed=whole, epochs=1, settings=_spell_settings(settings))
     make_directory(Path(folder))
     records = Records(Path(folder) / "records.jsonl")
     records.check_new(spec, overwrite=overwrite)
@@ -209,6 +212,8 @@ def _why_not(hull: Hull) -> str:
         return f"the base {own[0]}, which only this process knows"
     if not isinstance(hull.constraint.parametrization, BuiltInParametrization):
         return "a parametrization of your own"
+    if is_sharded(hull.raw):
+        return "coefficients that are sharded over processes"
     return "" if hull.inner_scale is None else "an inner scale"
 
 
@@ -254,7 +259,7 @@ def _spell_settings(settings: Mapping[str, str | float]) -> str:
         word = f"{name}={value}"
         if name == "epochs":
             raise ValueError(f"epochs={value!r}: the number of epochs is the number of calls of log; leave it out")
-        if not isinstance(value, (str, int, float)) or not SETTING.fullmatch(word):
+        if not isinstance(value, (str, Real)) or not SETTING.fullmatch(word):
             raise ValueError(
                 f"{name}={value!r}: a setting must be a number or a word without spaces and '=', of at most 100 "
                 "characters, with a Python identifier as its name"

@@ -235,10 +235,11 @@ class Records:
     def check_new(self, spec: Spec, *, overwrite: bool = False) -> list[Record]:
         """Return all records; raise a FileExistsError if the run has one, unless that is to be overwritten."""
         known = self.read()
-        if not overwrite and any(record.spec.is_same_run(spec) for record in known):
+        same = [str(record.spec) for record in known if record.spec.is_same_run(spec)]
+        if same and not overwrite:
             raise FileExistsError(
-                f"{self.path} has a record of this run already: {spec}; give overwrite=True to replace it, or change a "
-                "setting, the seed or the directory"
+                f"{self.path} has a record of this run already: {same[0]}; give overwrite=True to replace it, or "
+                "change a setting, the seed or the directory"
             )
         return known
 

@@ -26,6 +26,8 @@ from hullo.lab.spec.schema import LARGEST
 
 OWN_NETWORK, OWN_DATA = re.compile(r"[\w.-]+:\w+@[0-9a-f]{8}"), re.compile(r"[\w.-]+@[0-9a-f]{8}")
 """Names of the user's own networks and data sets: the name of the file or folder, and eight digits of its hash."""
+MAX_LENGTH = 1000
+"""The largest number of characters of a text in a record."""
 RECORDED = re.compile(r"[\w.-]{1,100}")
 """Names of networks and data sets in runs that :func:`hullo.lab.record` wrote."""
 SETTING = re.compile(r"(?!(?:network|data|activation|seed|epochs)=)[^\W\d]\w*=[^\s=]{1,100}")
@@ -115,11 +117,13 @@ class Spec:
 
     def _check_recorded(self, settings: str) -> None:
         for name, value in (("network", self.network), ("data", self.data)):
-            if not isinstance(value, str) or not RECORDED.fullmatch(value):
-                raise ValueError(f"{name}={value!r}: must be a name of letters, digits, '_', '-' and '.'")
+            if not isinstance(value, str) or not RECORDED.fullmatch(value) or not value.isprintable():
+                raise ValueError(f"{name}={value!r}: must be a name of at most 100 letters, digits, '_', '-' and '.'")
         names = [word.partition("=")[0] for word in settings.split(" ")] if settings else []
         if not all(map(SETTING.fullmatch, settings.split(" ") if settings else [])) or names != sorted(set(names)):
             raise ValueError(f"settings={settings!r}: must be name=value, sorted by name, with a space in between")
+        if len(settings) > MAX_LENGTH or not settings.isprintable():
+            raise ValueError(f"settings={settings!r}: must be at most {MAX_LENGTH} printable characters in all")
 
     def _check_names(self) -> None:
         known = tuple(RECIPES), tuple(AUGMENTATIONS)
