@@ -71,8 +71,8 @@ def figures(
             raise ValueError(f"unknown figure {unknown[0]!r}; available: {', '.join(FIGURES)}")
         if unknown := [name for name in formats or () if name not in FORMATS]:
             raise ValueError(f"unknown format {unknown[0]!r}; available: {', '.join(FORMATS)}")
-        if not 2 <= width <= 40:
-            raise ValueError(f"--width {width:g}: must be from 2 to 40 inches")
+        if not 3 <= width <= 40:
+            raise ValueError(f"--width {width:g}: must be from 3 to 40 inches")
         needy = [name for name in wanted if name not in WITHOUT_RECORDS]
         paths = records or [path for path in DEFAULT_RECORD_PATHS if path.exists()][:1]
         if needy and not paths and (only or columns or rows or (reading, epoch, seed) != (None, None, None)):

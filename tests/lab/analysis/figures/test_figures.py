@@ -197,7 +197,7 @@ def test_settings_that_differ_are_in_the_names_of_files_without_dots(tmp_path: P
         (("--seed", "7"), "no run has seed 7; available: 0, 1"),
         (("--layer", "2", "--layer", "4"), "no layer 4 in lenet5/cifar10, which has layers 1 to 3"),
         (("--format", "gif"), "unknown format 'gif'; available: png, pdf, svg"),
-        (("--width", "1"), "--width 1: must be from 2 to 40 inches"),
+        (("--width", "1"), "--width 1: must be from 3 to 40 inches"),
         (("missing",), "missing does not exist"),
     ],
 )
