@@ -127,7 +127,7 @@ def scale(figure: Figure) -> None:
 
 
 def wrap(text: str, inches: float, size: float) -> str:
-    """Break a text of a font size into lines that fit a width, at spaces and after commas.
+    r"""Break a text of a font size into lines that fit a width, at spaces and after commas.
 
     >>> wrap("affine(identity,relu,tanh)", 1.0, 9.0)
     'affine(identity,\nrelu,tanh)'
