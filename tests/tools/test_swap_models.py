@@ -68,7 +68,7 @@ class TwoHulls(nn.Module):
 
 def _another_function(model: nn.Module, **_: Any) -> nn.Module:
     model = REPLACE(model)
-    model.act.coefficients = "relu"  # type: ignore[union-attr]
+    model.act.coefficients = "identity"  # type: ignore[union-attr]
     return model
 
 
