@@ -6,6 +6,8 @@ backward pass, no more tensors than for a plain product; their gradients take th
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +20,7 @@ from hullo._compat import (
     is_legacy_batched,
     keeps_graph,
     needs_plain_operations,
+    real_tensors,
     storage_uses,
     tracing_state,
 )
@@ -87,12 +90,47 @@ def _has_groups(hull: Hull, gate: Tensor) -> bool:
     return -gate.dim() <= dim < gate.dim() and gate.shape[dim] % hull.groups == 0
 
 
-def _is_disposable(saved: Tensor) -> bool:
-    """Return whether a saved tensor is used by nobody else and not again, so that a gradient may take its memory."""
+# A gradient may take the memory of a saved tensor that nobody else refers to: no variable, no tensor that shares its
+# memory, no other node of the graph. How many references such a tensor has depends on the versions of Python and
+# PyTorch, so they are counted once for a tensor that is known to be of this kind, and once for one that is held.
+
+
+def _references(saved: Tensor) -> tuple[int, int, int]:
+    """Return the number of references to a tensor in Python and in C++, and to its memory."""
+    return sys.getrefcount(saved), saved._use_count(), storage_uses(saved)  # type: ignore[attr-defined]
+
+
+class _Counted(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, counts: list[tuple[int, int, int]]) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.counts = counts
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (saved,) = ctx.saved_tensors
+        ctx.counts.append(_references(saved))
+        return gradient, None
+
+
+@functools.cache
+def _references_of_unused() -> tuple[int, int, int] | None:
+    """Return the references of a saved tensor that nobody else uses; None if they do not tell it from another."""
+    counts: list[tuple[int, int, int]] = []
+    with real_tensors(), torch.enable_grad():
+        leaf = torch.ones(1, requires_grad=True)
+        _Counted.apply(leaf * 1, counts).backward()  # type: ignore[no-untyped-call]
+        held = leaf * 1
+        _Counted.apply(held, counts).backward()  # type: ignore[no-untyped-call]
+    return None if counts[0] == counts[1] else counts[0]
+
+
+def _is_disposable(saved: Tensor, references: tuple[int, int, int]) -> bool:
+    """Return whether a saved tensor with so many references is used by nobody else and not again."""
     if saved.grad_fn is None or saved._is_view() or keeps_graph():
         return False
-    shares: int = storage_uses(saved)
-    return shares == 2  # itself, and the storage that was asked for
+    return references == _references_of_unused()
 
 
 class _Gated(torch.autograd.Function):
@@ -103,6 +141,7 @@ class _Gated(torch.autograd.Function):
         ctx.spec, ctx.kernel = spec, kernel
         ctx.save_for_backward(gate, up, raw)
         if kernel == "triton":
+            _references_of_unused()  # counted now: in a backward pass no other can run
             from hullo.kernels import triton
 
             return triton.gated_forward(gate, up, raw, spec)
@@ -115,7 +154,8 @@ class _Gated(torch.autograd.Function):
         if ctx.kernel == "triton" and not torch.is_grad_enabled() and not batched:
             from hullo.kernels import triton
 
-            disposable = (_is_disposable(gate), _is_disposable(up))
+            counts = _references(gate), _references(up)
+            disposable = (_is_disposable(gate, counts[0]), _is_disposable(up, counts[1]))
             return *triton.gated_backward(gradient, gate, up, raw, ctx.spec, disposable), None, None
         dup = gradient * apply(gate, raw, ctx.spec, ctx.kernel)
         dgate, draw = backward(gradient * up, gate, raw, ctx.spec, ctx.kernel)
