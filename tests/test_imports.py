@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+
+from hullo.lab.spec.records import Records
+from made_records import make_record
 
 MODULES = "import sys, {module}; print('\\n'.join(sorted(name.partition('.')[0] for name in sys.modules)))"
 
@@ -54,10 +58,20 @@ def test_importing_hullo_leaves_global_settings_alone() -> None:
     python(code)
 
 
-def test_reading_records_and_making_tables_loads_no_network_no_data_set_and_no_trainer() -> None:
-    modules = ("pages.claims", "tables.latex", "tables.terminal", "sources")
-    code = f"import sys, {', '.join(f'hullo.lab.analysis.{name}' for name in modules)}; print(*sys.modules)"
-    loaded = [name for name in python(code).stdout.split() if name.startswith("hullo.lab.")]
+def test_the_table_command_loads_no_network_no_data_set_and_no_trainer(tmp_path: Path) -> None:
+    Records(tmp_path / "records.jsonl").add([make_record("relu", [80.0])])
+    code = f"""
+import sys
+from hullo.lab.cli import app
+for arguments in (["table", "--help"], ["table", {str(tmp_path)!r}]):
+    try:
+        app(arguments)
+    except SystemExit as end:
+        assert not end.code
+print("loaded:", *sys.modules)
+"""
+    loaded = python(code).stdout.partition("loaded:")[2].split()
     assert "hullo.lab.spec.records" in loaded
-    unwanted = {"data", "networks", "training", "feeds", "grid", "cluster", "recipes", "team", "figures", "report"}
-    assert not [name for name in loaded if name.split(".")[2] in unwanted]
+    unwanted = ("data", "networks", "run", "bench", "analysis.figures", "analysis.report")
+    packages = ("hullo.population", "matplotlib", *(f"hullo.lab.{name}" for name in unwanted))
+    assert not [name for name in loaded if name.startswith(packages)]
