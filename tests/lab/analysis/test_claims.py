@@ -12,17 +12,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from hullo.lab.analysis.claims import Claim, claims, first_reaching
-from hullo.lab.analysis.comparisons import (
-    AGREES,
-    FAILS,
-    HOLDS,
-    OPEN,
-    UNTESTED,
-    Comparison,
-    Count,
-    Fold,
-    Prediction,
-)
+from hullo.lab.analysis.comparisons import AGREES, FAILS, HOLDS, OPEN, UNTESTED, Comparison, Count, Fold, Prediction
 from hullo.lab.analysis.experiments import experiments
 from hullo.lab.analysis.pages.claims import (
     claims_tables,
