@@ -141,7 +141,10 @@ def test_processes_that_write_at_once_lose_nothing_and_tear_nothing(records: Rec
         "    records.put(own('both', start), overwrite=True)\n"
     )
     command = [sys.executable, "-c", code, str(records.path)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)]),
+        "OMP_NUM_THREADS": "1",
+    }
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": environment, "text": True}
     with ExitStack() as stack:
         processes = [stack.enter_context(subprocess.Popen([*command, name], **pipes)) for name in ("one", "two")]
