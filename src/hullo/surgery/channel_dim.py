@@ -21,7 +21,7 @@ _SAME = (
     "ToCopy", "Copy", "Alias", "Contiguous", "Dropout", "NativeDropout", "Bernoulli", "Slice", "Split", "Chunk", "Cat",
     "Relu", "Gelu", "Silu", "Tanh", "Sigmoid", "Hardswish", "Hardsigmoid", "Hardtanh", "LeakyRelu", "Elu", "Mish",
     "Softplus", "Erf", "Sin", "Cos", "Max", "Avg", "Adaptive", "Upsample", "ConstantPad", "Reflection", "Replication",
-    "_Combine", "_TransformedCombine", "Roll", "Flip", "PixelUnshuffle",
+    "_Combine", "_TransformedCombine", "_Take", "_Put", "Roll", "Flip", "PixelUnshuffle",
 )  # fmt: skip
 
 
