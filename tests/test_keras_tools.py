@@ -37,7 +37,7 @@ def test_a_swapped_model_computes_what_it_did_and_is_saved_and_loaded(tmp_path):
     table = hullo.keras.summary(swapped).splitlines()
     assert len(table) == 5
     assert table[0].split() == ["conv", "affine(identity,relu,tanh)", "0", "1", "0"]
-    assert "affine(identity,relu,tanh,silu)" in "".join(table)
+    assert "affine(identity,tanh,silu)" in "".join(table)
     swapped.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     np.testing.assert_allclose(numpy(loaded(x)), numpy(swapped(x)), rtol=1e-6, atol=1e-6)
