@@ -94,6 +94,14 @@ def test_16_bits_agree_to_their_rounding(dtype: torch.dtype, bases: tuple[hullo.
     check(x.to(dtype), gradient.to(dtype), raw, CombineSpec(bases, get_parametrization("recentred"), channel_dim))
 
 
+@pytest.mark.parametrize("name", ["gelu", "silu", "tanh"])
+def test_bfloat16_keeps_its_relative_precision_where_functions_vanish(name: str) -> None:
+    x = torch.linspace(-5, -1, 200).bfloat16().to(DEVICE)
+    spec, one = CombineSpec((hullo.base(name),), get_parametrization("given"), 0), torch.ones(1, device=DEVICE)
+    expected = reference.forward(x.double(), one.double(), spec)
+    torch.testing.assert_close(kernels.forward(x, one, spec).double(), expected, rtol=2.0**-7, atol=0)
+
+
 @pytest.mark.parametrize("name", hullo.list_bases())
 def test_every_base_agrees_with_float64(name: str) -> None:
     x = torch.cat([torch.linspace(-30, 30, 1201), torch.logspace(-6, 1, 200), -torch.logspace(-6, 1, 200)]).to(DEVICE)

@@ -179,21 +179,6 @@ def tanh_by_hardware(x):
 
 
 @triton.jit
-def sigmoid_by_hardware(x):
-    """Compute the sigmoid for bfloat16 with one special instruction: absolute error below 2^-11.9."""
-    return 0.5 + 0.5 * tanh_by_hardware(0.5 * x)
-
-
-@triton.jit
-def normal_tail_by_hardware(x):
-    """Compute the tail for bfloat16 as (1 - tanh(p)) / 2, p an odd polynomial: absolute error below 2^-11.7."""
-    z = minimum(x * x, 64.0)
-    p = -0.0003411743386266805 * z + 0.03692554301719131
-    p = p * z + 0.7976275990708634
-    return 0.5 - 0.5 * tanh_by_hardware(tl.abs(x) * p)
-
-
-@triton.jit
 def expm1(x):
     # below: (expm1(x) / x - 1) / x for |x| < 0.5
     p = 0.00019962186051430045 * x + 0.0013982196861872357
@@ -267,9 +252,4 @@ PRECISE = {
     "widen": widen,
 }
 FLOAT16 = PRECISE | {"tanh": tanh_by_exp, "normal_tail": normal_tail_by_logarithm}
-BFLOAT16 = FLOAT16 | {
-    "tanh": tanh_by_hardware,
-    "sigmoid": sigmoid_by_hardware,
-    "normal_tail": normal_tail_by_hardware,
-    "widen": widen_by_pairs,
-}
+BFLOAT16 = FLOAT16 | {"tanh": tanh_by_hardware, "widen": widen_by_pairs}
