@@ -241,10 +241,10 @@ class TestFormsOfABuiltIn:
         assert any(name in own.choices for own in sets), "write it into `choices` in hullo/coefficients.py"
 
     def test_the_fused_kernel_has_it(self, name: str) -> None:
-        from hullo.kernels import codegen
+        from hullo.kernels.parametrization_code import PULLBACKS, TRANSFORMS
 
-        assert name in codegen._PARAMETRIZATIONS, "write its values in hullo/kernels/codegen.py"
-        assert name in codegen._PULLBACKS, "write its gradient in hullo/kernels/codegen.py"
+        assert name in TRANSFORMS, "write its values in hullo/kernels/parametrization_code.py"
+        assert name in PULLBACKS, "write its gradient in hullo/kernels/parametrization_code.py"
 
     def test_keras_has_it(self, name: str) -> None:
         pytest.importorskip("keras")
