@@ -17,19 +17,20 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
+from pages.ablation import study_tables, study_test_tables
+from pages.batch_size import batches_tables
+from pages.claims import claims_tables, power_table, readings_table, slips_list, summary_table
+from pages.controls import controls_part
+from pages.distance import best_of_table, distance_table, prediction_table
+from pages.drift import drift_tables
+from pages.epochs import epochs_tables, losses_tables
+from pages.gains import gains_table
+from pages.imagewoof import imagewoof_part
+from pages.late_loss import late_loss_table
+from pages.readings import few_seeds_tables, readings_tables
+from pages.speed import cost_table, read_plain, speed_table
+
 from hullo.lab.analysis.experiments import Experiment, experiments
-from hullo.lab.analysis.pages.ablation import study_tables, study_test_tables
-from hullo.lab.analysis.pages.batch_size import batches_tables
-from hullo.lab.analysis.pages.claims import claims_tables, power_table, readings_table, slips_list, summary_table
-from hullo.lab.analysis.pages.controls import controls_part
-from hullo.lab.analysis.pages.distance import best_of_table, distance_table, prediction_table
-from hullo.lab.analysis.pages.drift import drift_tables
-from hullo.lab.analysis.pages.epochs import epochs_tables, losses_tables
-from hullo.lab.analysis.pages.gains import gains_table
-from hullo.lab.analysis.pages.imagewoof import imagewoof_part
-from hullo.lab.analysis.pages.late_loss import late_loss_table
-from hullo.lab.analysis.pages.readings import few_seeds_tables, readings_tables
-from hullo.lab.analysis.pages.speed import cost_table, read_plain, speed_table
 from hullo.lab.analysis.sources import longest_of_columns, read_records, too_few_seeds
 from hullo.lab.analysis.tables.markdown import detailed_tables, glance_table
 from hullo.lab.bench.results import draw_chart, read_rows

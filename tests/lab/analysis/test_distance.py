@@ -8,13 +8,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pages.distance import best_of_table, distance_table, prediction_table
+from pages.late_loss import RISE, find_late_loss, late_loss_table
+from pages.readings import readings_tables
 
 from hullo.lab.analysis.distance import best_of, measure_distance, under
 from hullo.lab.analysis.experiments import Experiment, experiments
-from hullo.lab.analysis.late_loss import RISE, find_late_loss
-from hullo.lab.analysis.pages.distance import best_of_table, distance_table, prediction_table
-from hullo.lab.analysis.pages.late_loss import late_loss_table
-from hullo.lab.analysis.pages.readings import readings_tables
 from hullo.lab.analysis.readings import BEST, CHOSEN, LAST, LAST10, READINGS
 from made_records import make_record, make_records
 

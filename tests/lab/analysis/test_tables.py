@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
+from pages.batch_size import batches_tables
+from pages.drift import drift_tables
+from pages.epochs import epochs_tables, losses_tables
+from pages.speed import cost_table, paces, speed_table
 from rich.console import Console
 
 from hullo.lab.analysis.experiments import SETTINGS, experiments
-from hullo.lab.analysis.pages.batch_size import batches_tables
-from hullo.lab.analysis.pages.drift import drift_tables
-from hullo.lab.analysis.pages.epochs import epochs_tables, losses_tables
-from hullo.lab.analysis.pages.speed import cost_table, paces, speed_table
 from hullo.lab.analysis.tables import latex, markdown
 from hullo.lab.analysis.tables.csv import csv_table
 from hullo.lab.analysis.tables.format import origin

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
+from pages.ablation import TOP, Choice, Family, families, study_tables, study_test_tables
 
 import hullo
-from hullo.lab.analysis.pages.ablation import TOP, Choice, Family, families, study_tables, study_test_tables
 from hullo.lab.analysis.statistics import Interval
 from hullo.lab.spec.records import Record
 from hullo.lab.spec.run_spec import Spec

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from statistics import mean
 
 from hullo.lab.analysis.experiments import Experiment
-from hullo.lab.analysis.pages.epochs import quarters
 from hullo.lab.analysis.tables.markdown import escape, grid
 from hullo.lab.spec.records import Record
+from pages.epochs import quarters
 
 CORNER = 0.99
 """The least coefficient of a base that makes up nearly all of an activation; the others' are below 1 - CORNER."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hullo.lab.analysis.claims import FIXED, HULLS, RIVALS
 from hullo.lab.analysis.comparisons import leave_one_seed_out
 from hullo.lab.analysis.experiments import Experiment
 from hullo.lab.analysis.statistics import Interval
 from hullo.lab.analysis.tables.format import origin
 from hullo.lab.analysis.tables.markdown import escape, grid
+from pages.verdicts import FIXED, HULLS, RIVALS
 
 HEAD = ("network", "data", "best fixed activation", "best hull", "gain", f"gain over {' and '.join(RIVALS)}", "runs")
 NOTE = (

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from pages.controls import controls_part
 
 from hullo.lab.analysis.experiments import experiments
-from hullo.lab.analysis.pages.controls import controls_part
 from hullo.lab.spec.records import Record
 from made_records import make_record
 

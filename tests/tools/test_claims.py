@@ -10,11 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
-
-from hullo.lab.analysis.claims import Claim, claims, first_reaching
-from hullo.lab.analysis.comparisons import AGREES, FAILS, HOLDS, OPEN, UNTESTED, Comparison, Count, Fold, Prediction
-from hullo.lab.analysis.experiments import experiments
-from hullo.lab.analysis.pages.claims import (
+from pages.claims import (
     claims_tables,
     power_table,
     readings_table,
@@ -22,6 +18,10 @@ from hullo.lab.analysis.pages.claims import (
     slips_list,
     summary_table,
 )
+from pages.verdicts import Claim, claims, first_reaching
+
+from hullo.lab.analysis.comparisons import AGREES, FAILS, HOLDS, OPEN, UNTESTED, Comparison, Count, Fold, Prediction
+from hullo.lab.analysis.experiments import experiments
 from hullo.lab.analysis.power import detectable_difference, seeds_needed
 from hullo.lab.analysis.readings import BEST, CHOSEN
 from hullo.lab.analysis.statistics import Interval, p_value

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hullo.lab.analysis.claims import FIXED, HULLS
 from hullo.lab.analysis.comparisons import leave_one_seed_out
 from hullo.lab.analysis.experiments import REFERENCE, SETTINGS, Experiment
 from hullo.lab.analysis.readings import CHOSEN, LAST10, Reading
@@ -13,6 +12,7 @@ from hullo.lab.analysis.statistics import Interval
 from hullo.lab.analysis.tables.format import origin
 from hullo.lab.analysis.tables.markdown import escape, grid
 from hullo.lab.spec.run_spec import Spec
+from pages.verdicts import FIXED, HULLS
 
 SHARED = ("epochs", "precision", "val_size")
 """Settings that a control has in common with the runs that it is compared with, whatever the defaults are."""

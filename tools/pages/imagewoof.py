@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hullo.lab.analysis.claims import FIXED, HULLS
 from hullo.lab.analysis.comparisons import leave_one_seed_out
 from hullo.lab.analysis.experiments import Experiment
 from hullo.lab.analysis.statistics import Interval
 from hullo.lab.analysis.tables.markdown import glance_table
+from pages.verdicts import FIXED, HULLS
 
 
 def imagewoof_part(experiments: Sequence[Experiment]) -> str:

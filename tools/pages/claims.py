@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hullo.lab.analysis.claims import AFFINE, FIXED, HULLS, Claim, claims, known_layers
 from hullo.lab.analysis.comparisons import AGREES, FAILS, HOLDS, OPEN, Answer, Comparison, Count
 from hullo.lab.analysis.distance import under
 from hullo.lab.analysis.experiments import Experiment
@@ -14,6 +13,7 @@ from hullo.lab.analysis.statistics import ALPHA, pooled_deviation
 from hullo.lab.analysis.tables.markdown import escape, grid
 from hullo.lab.spec import paper
 from hullo.properties import is_monotone
+from pages.verdicts import AFFINE, FIXED, HULLS, Claim, claims, known_layers
 
 
 def judge(experiments: Sequence[Experiment], reading: Reading | None = None) -> list[Claim]:

@@ -28,7 +28,7 @@ class Choice(NamedTuple):
     """A hull's parametrization, initial coefficients, learning rate of these, and how many rows of them there are.
 
     >>> from hullo.lab.spec.run_spec import Spec
-    >>> from hullo.lab.analysis.pages.ablation import Choice
+    >>> from pages.ablation import Choice
     >>> str(Choice.of(Spec("lenet5", "cifar10", "affine(identity,relu,init=relu)", coefficient_lr_scale=10)))
     'parametrization=recentred init=relu scale=10 per=layer'
     """
