@@ -6,7 +6,7 @@ Packs synthetic images of a thousand classes into the temporary directory (8 GB;
 turns, some steps at a time, at
 
     read       batches of the pack into memory, which is pinned, by as many threads as there are cores
-    fed        the same, copied to the device, cropped, flipped, less the mean image
+    fed        the same, copied to the device, cropped, flipped, and the mean image subtracted
     resident   the laboratory's training on one batch again and again, which is on the device: nothing is read
     streamed   the laboratory's training on what is fed
 

@@ -26,7 +26,7 @@ from hullo.lab.spec.paper import DATA_COLUMNS, Column
 
 BATCH, STEPS, WARM_UP, TIMES = 32, 100, 20, 3
 SIZES = {"fashion-mnist": (60_000, 1, 28), "cifar10": (50_000, 3, 32)}
-"""Of each data set: training images, colours, and pixels from side to side."""
+"""For each data set: the number of training images, the channels, and the image size in pixels."""
 
 
 def lenet5(colours: int, side: int) -> nn.Module:

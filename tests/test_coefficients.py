@@ -240,7 +240,7 @@ def test_coefficients_are_in_the_hull_after_every_step_of_any_optimiser(optimise
 
 class TestSets:
     @pytest.mark.parametrize("kind", [hullo.Simplex, hullo.Hyperplane])
-    def test_both_sets_say_what_is_wrong(self, kind: type[hullo.Simplex] | type[hullo.Hyperplane]) -> None:
+    def test_both_sets_describe_the_error(self, kind: type[hullo.Simplex] | type[hullo.Hyperplane]) -> None:
         check = kind().check
         assert check(torch.tensor([0.25, 0.75])) == (True, "")
         assert check(torch.tensor([0.5, 0.6])) == (False, "coefficients must sum to one, these sum to 1.1")

@@ -166,7 +166,7 @@ def test_one_network_is_trained_by_its_own_command(tmp_path: Path) -> None:
     assert "[1/1] lenet5/fashion-mnist-sample x 1" in result.stderr
 
 
-def test_both_accuracies_are_said_where_images_are_held_out(tmp_path: Path) -> None:
+def test_both_accuracies_are_printed_if_images_are_held_out(tmp_path: Path) -> None:
     result = invoke(*TRAIN, "--val-size", 20, "--output", tmp_path)
     assert result.exit_code == 0, result.output
     (record,) = Records(tmp_path / "records.jsonl").read()

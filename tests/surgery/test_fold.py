@@ -80,7 +80,7 @@ def test_bases_without_a_coefficient_are_gone() -> None:
     assert list(folded.parameters()) == []
 
 
-def test_one_leaky_relu_a_channel_becomes_prelu_where_the_channels_are_seen() -> None:
+def test_one_leaky_relu_per_channel_becomes_prelu_if_the_channels_are_known() -> None:
     slopes = torch.tensor([0.0, 0.25, 1.0, -0.5])
     hull = hullo.AffineHull("identity", "relu", groups=4, init=torch.stack([slopes, 1 - slopes], dim=1))
     model, x = nn.Sequential(nn.Conv1d(3, 4, 1), hull), torch.randn(2, 3, 5)

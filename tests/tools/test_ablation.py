@@ -137,7 +137,7 @@ def test_seeds_that_not_all_pairs_have_do_not_count() -> None:
     assert per.difference == Interval(2.0, 0.0, 2)
 
 
-def test_a_level_without_a_seed_in_common_is_said_to_have_none() -> None:
+def test_a_level_without_a_common_seed_says_so() -> None:
     records = runs("affine", AFFINE, [80.0])
     records += [make_record(f"affine({BASES},parametrization=free)", [81.0], seed=7, val_size=5000)]
     (parametrization,) = only(records).effects

@@ -42,7 +42,7 @@ def lines(text: str) -> dict[str, list[str]]:
     return {row: figures for row, *figures in cells}
 
 
-def test_without_controls_nothing_is_said() -> None:
+def test_without_controls_the_part_is_empty() -> None:
     assert controls_part([]) == controls_part(experiments(TABLE)) == ""
     assert controls_part(experiments(TABLE + runs({"relu": [70.0]}, precision="bfloat16"))) == ""
 

@@ -178,7 +178,7 @@ def test_all_that_share_the_best_mean_are_marked() -> None:
     assert {row for row, cell in cells.items() if cell.best} == {"tanh", "identity"}
 
 
-def test_what_sets_runs_apart_from_the_papers_is_said() -> None:
+def test_settings_that_differ_from_the_paper_are_stated() -> None:
     sample = only(experiments(make_records(REACHED, column="lenet5/fashion-mnist-sample", coefficient_lr_scale=10.0)))
     assert sample.remarks == [
         "A sample of fashion-mnist: not to be compared with the paper.",
@@ -205,7 +205,7 @@ def test_runs_on_different_parts_of_a_data_set_are_refused() -> None:
         experiments([replace(one, images=[1200, 50]), replace(other, images=[1200, 60])])
 
 
-def test_numbers_of_seeds_are_said() -> None:
+def test_numbers_of_seeds_are_stated() -> None:
     def seeds(*counts: int) -> str:
         rows = dict(zip(("relu", "tanh", "identity"), ([50.0] * count for count in counts), strict=False))
         return only(experiments(make_records(rows))).seeds

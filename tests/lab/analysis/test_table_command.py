@@ -91,7 +91,7 @@ def test_a_reading_can_be_asked_for_and_is_named(form: str) -> None:
     ],
 )
 @pytest.mark.usefixtures("runs")
-def test_what_is_wrong_is_one_line_and_exit_code_2(arguments: list[str], said: str) -> None:
+def test_an_error_is_one_line_and_exit_code_2(arguments: list[str], said: str) -> None:
     Path("empty").mkdir()
     result = invoke(*arguments)
     assert (result.exit_code, result.stdout) == (2, "")

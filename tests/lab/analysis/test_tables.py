@@ -94,7 +94,7 @@ def test_columns_without_entries_are_left_out() -> None:
     assert not any("paper" in line for line in shown(runs))
 
 
-def test_fewer_pairs_than_seeds_are_said() -> None:
+def test_fewer_pairs_than_seeds_are_stated() -> None:
     runs = make_records({"relu": [80.0], "tanh": [81.0, 82.0]})
     (line,) = (line for line in shown(runs) if line.split()[:1] == ["tanh"])
     assert line.endswith("best, 1 of the seeds with relu")
@@ -287,7 +287,7 @@ def test_the_papers_figures_are_explained_where_they_are() -> None:
     assert "brackets" not in markdown.glance_table(experiments(unknown))
 
 
-def test_commits_of_runs_that_are_alike_in_all_else_are_said_together() -> None:
+def test_commits_of_otherwise_equal_runs_are_listed_together() -> None:
     environments = [Environment("a GPU", 1, "3.11", "2.13", "", "0.1", commit) for commit in ("b2", "a1", "")]
     environments.append(Environment("another", 1, "3.11", "2.13", "", "0.1", "a1"))
     runs = [make_record("relu", [50.0], seed=seed, environment=where) for seed, where in enumerate(environments)]

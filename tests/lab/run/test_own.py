@@ -273,7 +273,7 @@ def test_a_killed_run_goes_on() -> None:
         ("net.py:Abstract", "Abstract of .*net.py: TypeError"),
     ],
 )
-def test_what_is_wrong_with_a_network_is_said_with_its_line(network: str, said: str) -> None:
+def test_an_error_in_a_network_names_its_line(network: str, said: str) -> None:
     Path("broken.py").write_text("import torch\nclass Net(:\n")
     Path("raises.py").write_text("1 / 0\n")
     Path("exits.py").write_text("import sys\nsys.exit(3)\n")
@@ -374,7 +374,7 @@ class TestFolders:
             ("bomb", r"0\.png cannot be read.*exceeds limit"),
         ],
     )
-    def test_what_is_wrong_with_a_folder_is_named(
+    def test_an_error_in_a_folder_names_the_file(
         self, spoil: str, said: str, place: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         folder = folder_of_images(place)

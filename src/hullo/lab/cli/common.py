@@ -98,7 +98,7 @@ QuietOption = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 
 
 class Engine(StrEnum):
-    """Where populations are trained: one after the other in this process, or as tasks on a Ray cluster."""
+    """Choose where populations are trained: one after the other in this process, or as tasks on a Ray cluster."""
 
     LOCAL = "local"
     RAY = "ray"

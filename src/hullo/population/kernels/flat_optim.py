@@ -81,7 +81,7 @@ class Rule(NamedTuple):
     """
 
     function: Any
-    """Of blocks of numbers; Triton compiles it."""
+    """A function of blocks of numbers, which Triton compiles."""
 
     settings: tuple[float, ...]
 

@@ -140,7 +140,7 @@ def test_where_all_runs_diverged_a_cross_stands_in_place_of_the_dot() -> None:
     assert "diverged" in legend(figure)
 
 
-def test_settings_that_are_not_the_papers_are_said_beside_the_papers_values() -> None:
+def test_non_default_settings_are_stated_beside_the_papers_values() -> None:
     default, unusual = run("relu"), run("relu")
     unusual = replace(unusual, spec=replace(unusual.spec, batch_size=7))
     titles = [draw_final(experiment(record)).axes[0].get_title() for record in (default, unusual)]

@@ -30,7 +30,7 @@ def dashed(line: Line2D) -> bool:
 
 @pytest.mark.parametrize("layers", [1, 3, 5, 7])
 @pytest.mark.parametrize("epoch", [1, 2])
-def test_a_shallow_network_has_a_panel_a_layer_for_each_set_of_bases(layers: int, epoch: int) -> None:
+def test_a_shallow_network_has_a_panel_per_layer_for_each_set_of_bases(layers: int, epoch: int) -> None:
     runs = {row: learned(row, layers=layers) for row in ROWS}
     figure = draw_activations(experiment(*runs.values(), epoch=epoch))
     panels = np.array(figure.axes).reshape(2, layers)

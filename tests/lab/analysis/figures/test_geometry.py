@@ -60,7 +60,7 @@ def test_the_page_shows_the_affine_hull_undistorted_but_for_its_tilt() -> None:
 
 
 @given(st.tuples(COEFFICIENT, COEFFICIENT, COEFFICIENT), st.booleans())
-def test_a_point_is_said_to_be_where_the_library_finds_it(point: tuple[float, float, float], level: bool) -> None:
+def test_a_point_is_labelled_as_the_library_classifies_it(point: tuple[float, float, float], level: bool) -> None:
     point = (*point[:2], 1 - point[0] - point[1]) if level else point
     coefficients = torch.tensor(point, dtype=torch.float64)
     convex, affine = (kind().check(coefficients)[0] for kind in (Simplex, Hyperplane))
@@ -82,7 +82,7 @@ def test_what_is_drawn_are_these_sets_and_the_triangle_lies_in_the_disc() -> Non
     assert Path(affine_hull() @ PAGE).contains_points(convex_hull() @ PAGE).all()
 
 
-def test_marked_functions_are_drawn_as_curves_and_what_is_said_of_them_is_so() -> None:
+def test_marked_functions_are_drawn_as_curves_with_true_captions() -> None:
     panels = draw_geometry().axes[1:]
     places = set()
     for (name, (a, b, c)), panel in zip(MARKED.items(), panels, strict=True):

@@ -161,7 +161,7 @@ def test_a_checkpoint_that_cannot_be_read_hides_nothing_if_somebody_is_told(tmp_
         gather([tmp_path])
 
 
-def test_where_nothing_was_run_that_is_said(tmp_path: Path) -> None:
+def test_an_empty_report_says_that_nothing_was_run(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no records in"):
         gather([tmp_path])
     with pytest.raises(ValueError, match=r"nowhere does not exist"):

@@ -71,7 +71,7 @@ FIRST, THIRD = RESTARTED.index(b"\xff\xd0"), RESTARTED.index(b"\xff\xd2")
         (PROGRESSIVE[:-400] + PROGRESSIVE[-100:], "too little compressed data"),
     ],
 )
-def test_what_a_decoder_would_warn_of_is_said(content, said):
+def test_warnings_of_the_decoder_are_reported(content, said):
     assert re.match(said, find_damage(content) or "")
 
 

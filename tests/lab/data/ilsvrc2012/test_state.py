@@ -175,7 +175,7 @@ def test_a_tar_that_lacks_images_is_compared_with_the_released_one_in_bytes(tmp_
     assert f"{path.parent}/ILSVRC2012_img_train.tar: 12 of 12 images\n" in checked
 
 
-def test_what_cannot_be_read_is_said_beside_what_can(tmp_path, forbid):
+def test_unreadable_parts_are_reported_beside_readable_ones(tmp_path, forbid):
     home = lay_out(tmp_path / "ilsvrc2012")
     forbid(home / "train")
     lines = invoke("check", "ilsvrc2012", "--data", tmp_path).stdout.splitlines()
