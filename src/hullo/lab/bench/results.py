@@ -237,10 +237,9 @@ def _draw_panel(panel: Axes, results: Results, case: Case) -> None:
         above = [row.floors * (row.p90_ms / row.median_ms - 1) for _, row in measured]
         floors, places = [row.floors for _, row in measured], [y for y, _ in measured]
         panel.errorbar(floors, places, xerr=(below, above), **look, markersize=4.5, linestyle="none", label=direction)
-        for y, row in measured:
-            panel.annotate(
-                number(row.floors), (row.floors, y), (6, 0), textcoords="offset points", va="center", fontsize=6.5
-            )
+        for (y, row), more in zip(measured, above, strict=True):
+            end = (row.floors + more, y)  # beside the marker and its interval
+            panel.annotate(number(row.floors), end, (6, 0), textcoords="offset points", va="center", fontsize=6.5)
     panel.axvline(1.0, color="black", linewidth=0.8, linestyle="--", zorder=0)
     panel.grid(axis="x", color="#D9D9D9", linewidth=0.5)
     panel.set_axisbelow(True)
