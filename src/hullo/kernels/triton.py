@@ -9,14 +9,13 @@ from __future__ import annotations
 import functools
 import linecache
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
-from triton.backends.nvidia.driver import CudaLauncher  # type: ignore[import-untyped]
 
 from hullo._compat import current_cuda_device, current_cuda_stream
 from hullo.bases import Base
@@ -28,6 +27,8 @@ from hullo.parametrizations import BuiltInParametrization
 
 _address = Tensor.data_ptr
 _HOOKS = triton.knobs.runtime.launch_enter_hook
+DIRECT = triton.__version__.startswith("3.6.")
+"""Whether the arguments of Triton's launcher in C are known; they differ between versions."""
 # of four and more bases in 16 bits: the size of a tile, warps, and programs per multiprocessor
 FORWARD_OF_MANY = (1024, 2, 32)
 BACKWARD_OF_MANY = (512, 2, 16)
@@ -115,8 +116,8 @@ def gated_backward(
 class _Launch:
     """Hold a kernel and all its arguments except tensors.
 
-    After the first call it runs the compiled kernel directly: Triton's own launchers bind and inspect every argument
-    again, which takes longer than a small kernel.
+    After the first call it runs the compiled kernel: Triton's own launchers bind and inspect every argument again, and
+    that takes longer than a small kernel. Where the version of Triton is known, it calls the launcher in C.
     """
 
     def __init__(
@@ -130,9 +131,7 @@ class _Launch:
     ) -> None:
         self.kernel, self.device, self.grid, self.sizes = kernel, device, (programs, 1, 1), sizes
         self.constants, self.options = constants, options
-        self.run: Callable[..., Any] | None = None
-        self.fixed: tuple[Any, ...] = ()
-        self.rest: tuple[Any, ...] = ()
+        self.run: Callable[[Sequence[Tensor], Sequence[int]], None] | None = None
 
     def __call__(self, *tensors: Tensor) -> None:
         if not INTERPRETED and self.device != current_cuda_device():
@@ -142,18 +141,25 @@ class _Launch:
         # A kernel that Triton compiles for addresses divisible by 16 is valid for such addresses only.
         aligned = not functools.reduce(operator.or_, addresses) & 15
         if aligned and self.run is not None and not _HOOKS.calls:
-            self.run(*self.grid, current_cuda_stream(self.device), *self.fixed, *addresses, *self.rest)
-            return None
+            return self.run(tensors, addresses)
         compiled = self.kernel[self.grid](*tensors, *self.sizes, **self.constants, **self.options)
-        launcher = getattr(compiled, "run", None)  # the interpreter compiles nothing
-        if aligned and isinstance(launcher, CudaLauncher) and not launcher.global_scratch_size:
-            self.run = launcher.launch
-            self.fixed = (
+        if aligned and compiled is not None:  # the interpreter compiles nothing
+            self.run = self._runner(compiled)
+        return None
+
+    def _runner(self, compiled: Any) -> Callable[[Sequence[Tensor], Sequence[int]], None]:
+        """Return the fastest way to run a compiled kernel, given tensors and their addresses."""
+        rest = (*self.sizes, *self.constants.values())
+        launcher = compiled.run
+        if DIRECT and type(launcher).__name__ == "CudaLauncher" and not launcher.global_scratch_size:
+            launch, grid, device = launcher.launch, self.grid, self.device
+            fixed = (
                 compiled.function, launcher.launch_cooperative_grid, launcher.launch_pdl, None, None,
                 compiled.packed_metadata, None, None, None,
             )  # fmt: skip
-            self.rest = (*self.sizes, *self.constants.values())
-        return None
+            return lambda _, addresses: launch(*grid, current_cuda_stream(device), *fixed, *addresses, *rest)
+        run = compiled[self.grid]
+        return lambda tensors, _: run(*tensors, *rest)
 
 
 class _Launches(NamedTuple):
