@@ -11,6 +11,8 @@ from torch import Tensor, nn
 import hullo
 from made_hulls import every_hull, uneven
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
 
 @every_hull
 @pytest.mark.parametrize("groups", [1, 3])
@@ -135,3 +137,30 @@ def test_hooks_of_the_hull_run() -> None:
     act.hull.register_forward_hook(lambda module, inputs, output: seen.append(output))
     y = act(torch.randn(3), torch.ones(3))
     assert torch.equal(seen[0], y)
+
+
+@pytest.mark.parametrize(
+    ("use", "taken"), [("none", 2), ("variable", 1), ("view", 1), ("another operation", 1), ("graph", 0)]
+)
+def test_gated_gradients_take_memory_that_nobody_else_needs(
+    use: str, taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setattr("hullo.gating.choose", lambda *_: "triton")
+    act = hullo.GatedHull(hullo.AffineHull("identity", "relu", "tanh")).to(DEVICE)
+    x, w = torch.randn(3, 4, device=DEVICE), torch.randn(4, 16, device=DEVICE, requires_grad=True)
+    gate, up = x @ w, x @ w
+    addresses, found = {gate.data_ptr(), up.data_ptr()}, set()
+    for tensor in (gate, up):
+        tensor.register_hook(lambda gradient: found.add(gradient.data_ptr()))
+    other = gate.square().sum() if use == "another operation" else 0.0
+    expected = torch.autograd.grad(act.hull(gate.clone()).mul(up).sum() + other, w, retain_graph=True)[0]
+    found.clear()
+    y = act(gate, up).sum() + other
+    holder = {"variable": gate, "view": gate.view(-1)}.get(use, gate.clone())
+    before = holder.clone()
+    del gate, up, tensor
+    for _ in range(2 if use == "graph" else 1):
+        torch.testing.assert_close(torch.autograd.grad(y, w, retain_graph=use == "graph")[0], expected)
+    assert torch.equal(holder, before)
+    assert use == "another operation" or len(addresses & found) == taken

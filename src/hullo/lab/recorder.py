@@ -80,7 +80,10 @@ def record(
     records.check_new(spec, overwrite=overwrite)
     run = Run(spec, layers.get(row, []), _device_of(model))
     yield run
-    records.put(run.to_record(), overwrite=overwrite)
+    made = run.to_record()
+    records.put(made, overwrite=overwrite)
+    if 0 < (best := max([*made.test_accuracy, *made.val_accuracy])) <= 1:  # after writing: a warning may be an error
+        warnings.warn(f"the best accuracy is {best:g} percent; log 100 * accuracy if that is a fraction", stacklevel=3)
 
 
 class Run:
@@ -124,10 +127,6 @@ class Run:
         if not epochs:
             raise ValueError("no epoch was logged, so nothing is recorded; call log after every epoch")
         accuracies = {name: [*map(round_number, self._curves.get(name, ()))] for name in ACCURACIES}
-        if 0 < (most := max(map(max, filter(None, accuracies.values())))) <= 1:
-            warnings.warn(
-                f"the best accuracy is {most:g} percent; log 100 * accuracy if that is a fraction", stacklevel=4
-            )
         losses = {name: round_numbers(self._curves.get(name, ())) for name in LOSSES}
         row = ActivationSpec.parse(self._spec.activation)
         means = [[round_numbers(rows.mean(0).tolist()) for rows in point] for point in self._points]
