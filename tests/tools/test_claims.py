@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -20,7 +21,18 @@ from pages.claims import (
 )
 from pages.verdicts import Claim, claims, first_reaching
 
-from hullo.lab.analysis.comparisons import AGREES, FAILS, HOLDS, OPEN, UNTESTED, Comparison, Count, Fold, Prediction
+from hullo.lab.analysis.comparisons import (
+    AGREES,
+    FAILS,
+    HOLDS,
+    OPEN,
+    UNTESTED,
+    Answer,
+    Comparison,
+    Count,
+    Fold,
+    Prediction,
+)
 from hullo.lab.analysis.experiments import experiments
 from hullo.lab.analysis.power import detectable_difference, seeds_needed
 from hullo.lab.analysis.readings import BEST, CHOSEN
@@ -199,7 +211,9 @@ def test_a_correction_does_not_turn_a_published_figure_into_one_that_agrees() ->
     verdicts = {answer.experiment: verdict for answer, verdict in zip(found.answers, found.verdicts, strict=True)}
     assert verdicts == {first: OPEN} | dict.fromkeys(others, AGREES)
     assert found.verdict == OPEN
-    assert "Seeds that would" not in render_claim(found)
+    assert found.alpha == pytest.approx(0.05 / len(COLUMNS))  # Holm: those that agree are not rejected either
+    needed = found.answers[found.verdicts.index(OPEN)].seeds_needed(found.alpha)
+    assert f"Seeds needed: {needed}." in render_claim(found)
 
 
 def test_a_gain_is_the_best_of_each_seed_as_in_a_paper_with_one() -> None:
@@ -331,6 +345,30 @@ def test_needed_seeds_are_those_of_the_answer_that_decides() -> None:
     assert most.alpha == pytest.approx(0.05 * 2 / 3)
     assert most.seeds_needed == min(needed(wide, most.alpha) or 0, needed(wider, most.alpha) or 0)
     assert Claim("", "", (compared([1.0]),)).seeds_needed is None
+
+
+@pytest.mark.parametrize("of_most", [False, True])
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (compared([2.0, -1.0, 1.0]), "Seeds needed: 44."),
+        (replace(compared([2.0, -1.0, 1.0]), unit="epochs"), "Seeds needed: 44."),
+        (compared([1.0, -1.0, 0.001]), "Seeds needed: more than 1,000."),
+        (compared([1.0]), "Seeds needed: unknown."),
+        (Prediction("e", "q", (1.0,), 1.0), "Seeds needed: unknown."),
+    ],
+)
+def test_an_undecided_claim_says_how_many_seeds_it_needs(answer: Answer, said: str, of_most: bool) -> None:
+    claim = Claim("s", "said", (answer,), of_most)
+    assert claim.verdict == OPEN
+    assert said in render_claim(claim)
+
+
+def test_every_undecided_claim_of_the_results_names_its_seeds() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "results" / "index.md").read_text()
+    undecided = [line for line in page.splitlines() if f"| **{OPEN}** |" in line]
+    assert undecided
+    assert all(re.search(r"\| (more than )?[\d,]+ \|$", line) for line in undecided)
 
 
 # --- pages

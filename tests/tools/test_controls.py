@@ -63,6 +63,14 @@ def test_a_control_by_hand(longer: int) -> None:
         assert "tanh" not in found
 
 
+def test_another_initialization_is_compared_with_the_same_network() -> None:
+    table = runs(REACHED, column="resnet56/cifar10")
+    he = runs({"relu": [81.0, 82.0, 83.0]}, column="resnet56_he/cifar10", weight_decay=2e-4)
+    text = controls_part(experiments(TABLE + table + he))
+    assert "### resnet56/cifar10, network=resnet56\\_he (default resnet56), weight\\_decay=0.0002 (default 0.0)" in text
+    assert lines(text)["relu"][1:3] == ["70.00 ± 2.48", "+2.00 ± 0.00"]
+
+
 def test_activations_and_seeds_that_the_table_lacks_stand_alone() -> None:
     alone = [
         replace(record, spec=replace(record.spec, seed=7)) for record in runs({"tanh": [70.0]}, schedule="inverse:3e-5")

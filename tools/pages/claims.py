@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hullo.lab.analysis.comparisons import AGREES, FAILS, HOLDS, OPEN, Answer, Comparison, Count
+from hullo.lab.analysis.comparisons import AGREES, FAILS, HOLDS, OPEN, Answer, Comparison, Count, Prediction
 from hullo.lab.analysis.distance import under
 from hullo.lab.analysis.experiments import Experiment
 from hullo.lab.analysis.power import MOST_SEEDS, detectable_difference
@@ -61,10 +61,8 @@ def render_claim(claim: Claim) -> str:
     """Return one claim as Markdown."""
     said = [f"{claim.said[0].upper()}{claim.said[1:]}.", _counted(claim)]
     if needed := _needed(claim):
-        said.append(f"Seeds that would decide it: {needed}.")
-    return (
-        f"### {escape(claim.statement)}: {claim.verdict}\n\n{' '.join(filter(None, said))}\n\n{_table(claim)}".rstrip()
-    )
+        said.append(f"Seeds needed: {needed}.")
+    return f"### {escape(claim.statement)}: {claim.verdict}\n\n{' '.join(said)}\n\n{_table(claim)}".rstrip()
 
 
 def _table(claim: Claim) -> str:
@@ -90,20 +88,26 @@ def _table(claim: Claim) -> str:
 def _counted(claim: Claim) -> str:
     """Return the number of answers that hold: after either correction, and by the means."""
     if not claim.answers:
-        return ""
+        return "There are no such runs."
     if counts := [answer for answer in claim.answers if isinstance(answer, Count)]:
         having, all_of = sum(count.having for count in counts), sum(count.total for count in counts)
         return f"Of {len(claim.answers)}: {_spell(claim.verdicts)}; in all, {having:,} of {all_of:,}."
     said = f"Of {len(claim.answers)}: {_spell(claim.verdicts)}"
     if any(isinstance(answer, Comparison) for answer in claim.answers):
-        by_means = sum(answer.by_means for answer in claim.answers)
-        said += f"; at a false discovery rate of 5 %: {_spell(claim.discoveries)}; by the means alone: {by_means} hold"
+        by_means = _spell([HOLDS for answer in claim.answers if answer.by_means]) or "none"
+        said += f"; at a false discovery rate of 5 %: {_spell(claim.discoveries)}; by the means alone: {by_means}"
     return f"{said}."
 
 
 def _spell(verdicts: Sequence[str]) -> str:
-    words = {HOLDS: "hold", AGREES: "agree", FAILS: "do not hold", OPEN: "undecided"}
-    return ", ".join(f"{verdicts.count(verdict)} {word}" for verdict, word in words.items() if verdict in verdicts)
+    """Return how many answers have each verdict as text.
+
+    >>> _spell(["holds", "holds", "does not hold", "undecided"])
+    '2 hold, 1 does not hold, 1 undecided'
+    """
+    plural = {HOLDS: "hold", AGREES: "agree", FAILS: "do not hold", OPEN: OPEN}
+    counts = {verdict: verdicts.count(verdict) for verdict in plural if verdict in verdicts}
+    return ", ".join(f"{count} {verdict if count == 1 else plural[verdict]}" for verdict, count in counts.items())
 
 
 def _counts(claim: Claim) -> str:
@@ -114,11 +118,16 @@ def _counts(claim: Claim) -> str:
 
 
 def _needed(claim: Claim) -> str:
-    """Return the seeds that would decide a claim; nothing if it is decided or is about published single runs."""
-    if claim.verdict != OPEN or not _compared(claim.answers):
-        return ""
-    seeds = claim.seeds_needed
-    return f"more than {MOST_SEEDS:,}" if seeds is None else str(seeds)
+    """Return the seeds that would decide a claim; nothing if it is decided."""
+    return _seeds(claim.seeds_needed, claim.answers) if claim.verdict == OPEN else ""
+
+
+def _seeds(needed: int | None, answers: Sequence[Answer]) -> str:
+    """Return a needed number of seeds as text, also if it is too large to search for, or unknown with one seed."""
+    if needed is not None:
+        return str(needed)
+    runs = {len(a.values if isinstance(a, Prediction) else a.folds) for a in answers if not isinstance(a, Count)}
+    return "unknown" if runs <= {1} else f"more than {MOST_SEEDS:,}"
 
 
 def _cell(claim: Claim, i: int) -> str:
@@ -130,10 +139,14 @@ def _verdict(claim: Claim, i: int) -> str:
     answer, verdict = claim.answers[i], claim.verdicts[i]
     if verdict != OPEN:
         return f"**{verdict}**"
-    if claim.discoveries[i] != OPEN:
-        return f"{verdict}, {claim.discoveries[i]} by discovery rate"
-    seeds = answer.seeds_needed(claim.alpha) if isinstance(answer, Comparison) else None
-    return f"{verdict}: {seeds} seeds" if seeds else verdict
+    found = claim.discoveries[i]
+    if claim.of_most and found != OPEN:
+        return f"{found} by discovery rate"
+    if isinstance(answer, Count):
+        return verdict
+    also = f", {found} by discovery rate" if found != OPEN else ""
+    needed = _seeds(answer.seeds_needed(claim.alpha), [answer])
+    return f"{verdict}{also}" if needed == "unknown" else f"{verdict}{also}: {needed} seeds"
 
 
 def power_table(experiments: Sequence[Experiment]) -> str:

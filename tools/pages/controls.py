@@ -14,6 +14,8 @@ from hullo.lab.analysis.tables.markdown import escape, grid
 from hullo.lab.spec.run_spec import Spec
 from pages.verdicts import FIXED, HULLS
 
+VARIANTS = {"resnet56_he": "resnet56"}
+"""Networks that are controls, and the network of the table that each is compared with."""
 SHARED = ("epochs", "precision", "val_size")
 """Settings that a control has in common with the runs that it is compared with, whatever the defaults are."""
 
@@ -34,12 +36,13 @@ def controls_part(experiments: Sequence[Experiment]) -> str:
 def _plain(setting: Spec) -> Spec:
     """Return the setting with every default but for what a control shares with the table."""
     shared = {name: getattr(setting, name) for name in SHARED}
-    return Spec.default(setting.network, setting.data, setting.activation, seed=setting.seed, **shared)
+    network = VARIANTS.get(setting.network, setting.network)
+    return Spec.default(network, setting.data, setting.activation, seed=setting.seed, **shared)
 
 
 def _changed(setting: Spec) -> list[str]:
     """Return the names of the settings that make a control."""
-    return [name for name in SETTINGS if getattr(setting, name) != getattr(_plain(setting), name)]
+    return [name for name in ("network", *SETTINGS) if getattr(setting, name) != getattr(_plain(setting), name)]
 
 
 def _counterpart(control: Experiment, experiments: Sequence[Experiment]) -> Experiment:
@@ -57,7 +60,7 @@ def _tables(control: Experiment, table: Experiment) -> str:
         (name, getattr(control.setting, name), getattr(table.setting, name)) for name in _changed(control.setting)
     )
     changed = (f"{name}={value} (default {default})" for name, value, default in values)
-    head = f"### {escape(', '.join([str(control.setting.column), *changed, control.time]))}"
+    head = f"### {escape(', '.join([str(table.setting.column), *changed, control.time]))}"
     readings = [reading for reading in (CHOSEN, LAST10) if reading in control.readings] or [control.reading]
     return "\n\n".join([head, *(_table(control, table, reading) for reading in readings)])
 

@@ -48,6 +48,15 @@ def test_power_is_how_often_simulated_differences_are_found(effect: float, seeds
     assert found / 2000 == pytest.approx(t_power(effect, seeds), abs=0.045)  # four standard deviations
 
 
+def test_the_power_against_a_known_number_is_how_often_it_lies_outside_of_simulated_intervals() -> None:
+    draw = random.Random(3).gauss
+    found = sum(p_value([draw(0.0, 1.0) for _ in range(6)], 4.0, "next") <= 0.05 for _ in range(2000))
+    assert found / 2000 == pytest.approx(t_power(4.0, 6, error="next"), abs=0.045)
+    # with ever more seeds it depends on whether the number lies within 1.96 standard deviations
+    assert t_power(2.2, MOST_SEEDS, error="next") > 0.99
+    assert t_power(1.7, MOST_SEEDS, error="next") < 0.01
+
+
 @given(st.floats(0.05, 5.0), st.floats(0.1, 3.0))
 def test_the_needed_number_of_seeds_is_the_least_that_is_enough(difference: float, deviation: float) -> None:
     needed = seeds_needed(difference, deviation)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from statistics import mean, stdev
+from statistics import NormalDist, mean, stdev
 from typing import NamedTuple, Protocol
 
 from hullo.lab.analysis.power import seeds_needed
@@ -84,6 +84,9 @@ class Answer(Protocol):
     @property
     def figures(self) -> list[str]:
         """Return the numbers as text."""
+
+    def seeds_needed(self, alpha: float = ALPHA) -> int | None:
+        """Return the number of seeds that would decide if what was seen is true; None if too many or unknown."""
 
     def judge(self, significant: bool) -> str:
         """Return the verdict, given whether the corrected p-value is small enough."""
@@ -199,7 +202,15 @@ class Prediction:
 
     @property
     def by_means(self) -> bool:
-        return mean(self.values) >= self.published
+        """Return whether a run could give the published figure if the mean and the deviation seen are the true ones."""
+        reach = NormalDist().inv_cdf(1 - ALPHA / 2) * (stdev(self.values) if len(self.values) > 1 else 0.0)
+        return abs(mean(self.values) - self.published) <= reach
+
+    def seeds_needed(self, alpha: float = ALPHA) -> int | None:
+        """Return the number of seeds that would show a run to differ; None if too many, or unknown with one seed."""
+        if len(self.values) == 1:
+            return None
+        return seeds_needed(mean(self.values) - self.published, stdev(self.values), alpha, "next")
 
     def judge(self, significant: bool) -> str:
         """Return the verdict; a correction makes it harder to disagree, and must not make it easier to agree."""
@@ -241,6 +252,9 @@ class Count:
 
     def judge(self, significant: bool) -> str:
         return self.verdict
+
+    def seeds_needed(self, alpha: float = ALPHA) -> None:
+        """Return None: runs that differ are a fact, which more seeds do not change."""
 
 
 def decide(answers: Sequence[Answer], adjust: Callable[[Sequence[float]], list[float]]) -> list[str]:

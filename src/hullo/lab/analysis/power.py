@@ -25,13 +25,16 @@ def t_power(effect: float, seeds: int, alpha: float = ALPHA, error: Error = "mea
 
     With n seeds, nu = n - 1, c the critical value, f the variance factor and delta = effect / sqrt(f), this is
     P(|Z + delta| > c S), where Z is normal and nu S^2 has the chi-squared distribution of nu degrees of freedom:
-    the integral of Phi(delta - c s) + Phi(-delta - c s) over the density of S.
+    the integral of Phi(delta - c s) + Phi(-delta - c s) over the density of S. With ``error="next"`` the number that
+    is compared is known, so only the mean scatters, by sqrt(1 / n), while the test allows for sqrt(1 + 1 / n).
 
     >>> round(t_power(1.0, 10), 3)
     0.803
     """
     degrees = seeds - 1
-    critical, delta = t_quantile(degrees, 1 - alpha), effect / math.sqrt(variance_factor(seeds, error))
+    scatter = variance_factor(seeds, "mean" if error == "next" else error)
+    critical = t_quantile(degrees, 1 - alpha) * math.sqrt(variance_factor(seeds, error) / scatter)
+    delta = effect / math.sqrt(scatter)
     scale = math.log(2) + degrees / 2 * math.log(degrees / 2) - math.lgamma(degrees / 2)
 
     def integrand(s: float) -> float:
