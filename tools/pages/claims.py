@@ -126,8 +126,10 @@ def _seeds(needed: int | None, answers: Sequence[Answer]) -> str:
     """Return a needed number of seeds as text, also if it is too large to search for, or unknown with one seed."""
     if needed is not None:
         return str(needed)
-    runs = {len(a.values if isinstance(a, Prediction) else a.folds) for a in answers if not isinstance(a, Count)}
-    return "unknown" if runs <= {1} else f"more than {MOST_SEEDS:,}"
+    runs = [
+        a.values if isinstance(a, Prediction) else a.folds for a in answers if isinstance(a, Comparison | Prediction)
+    ]
+    return "unknown" if all(len(seeds) == 1 for seeds in runs) else f"more than {MOST_SEEDS:,}"
 
 
 def _cell(claim: Claim, i: int) -> str:
