@@ -190,6 +190,8 @@ def test_longer_runs_with_few_seeds_are_shown_by_themselves(root: Path) -> None:
         Records(root / "results" / "new" / "records.jsonl").add([made.make_record("relu", [50.0, 77.25], seed=seed)])
         few, now = blocks.with_blocks(marked, root).split("<!-- /block -->\n", 1)
         assert (now == table) == ("77.25" in few) == (seed < 2)
+        assert ("±" in few) == (seed == 1)  # one seed has no interval
+        assert (f"{79.97 - 77.25:.2f}" in few) == (seed < 2)  # distance from the paper
 
 
 def test_imagewoof_is_shown_once_there_are_records_and_named_for_what_it_is(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def distance_table(experiments: Sequence[Experiment]) -> str:
             distances = [measure_distance(found[r], without) if r in found else None for r in readings]
             if any(distances):
                 lines.append([*map(escape, (experiment.name, experiment.time, about)), *map(_figure, distances)])
-    return grid(["column", "epochs", "rows", *(reading.short for reading in readings)], lines)
+    return grid(["column", "epochs", "rows", *(reading.short for reading in readings)], lines) if lines else ""
 
 
 def prediction_table(experiments: Sequence[Experiment]) -> str:

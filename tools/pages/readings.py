@@ -8,6 +8,7 @@ from hullo.lab.analysis.distance import under
 from hullo.lab.analysis.experiments import Experiment
 from hullo.lab.analysis.readings import READINGS
 from hullo.lab.analysis.tables.markdown import escape, grid
+from pages.distance import distance_table
 
 
 def readings_tables(experiments: Sequence[Experiment]) -> str:
@@ -16,12 +17,15 @@ def readings_tables(experiments: Sequence[Experiment]) -> str:
 
 
 def few_seeds_tables(experiments: Sequence[Experiment]) -> str:
-    """Return the same for runs that have too few seeds to stand for their column; nothing if there are none."""
+    """Return the same, and distances, for runs with too few seeds to represent their column; nothing without any."""
     about = (
-        "Longer runs that have too few seeds to stand for their column: no table, claim or figure elsewhere has them. "
-        "With two seeds an interval is 12.7 times the error of the mean."
+        "Longer runs with too few seeds to represent their column: no other table, claim or figure includes them. One "
+        "seed has no interval, so it cannot tell whether a published figure agrees; with two seeds, an interval is "
+        "12.7 times the standard error. Root mean square distances from the paper include the scatter of single runs."
     )
-    return f"{about}\n\n{readings_tables(experiments)}" if experiments else ""
+    if not experiments:
+        return ""
+    return "\n\n".join(filter(None, [about, readings_tables(experiments), distance_table(experiments)]))
 
 
 def _table(experiment: Experiment) -> str:

@@ -59,7 +59,15 @@ def test_several_experiments_are_counted_and_the_decided_ones_named(tmp_path: Pa
     document = found(tmp_path, *(runs(c, r) for c, r in zip(COLUMNS[:3], (worse, even, better), strict=True)))
     assert "in 1 of 3 experiments: LeNet-5 on CIFAR-10 (by 4.03" in document["finding"]
     assert "loses in 1: LeNet-5 on Fashion-MNIST (by 4.03" in document["finding"]
-    assert document["finding"].endswith("1 is undecided.")
+    assert "1 is undecided" in document["finding"]
+
+
+def test_what_is_clear_alone_may_be_undecided_among_several(tmp_path: Path) -> None:
+    near = {"relu": [80, 80, 80, 80], HULL: [81.0, 81.1, 80.8, 80.5]}
+    alone = found(tmp_path / "one", runs(COLUMNS[0], near))
+    assert f"{HULL} (80.85 ± 0.42 %), gains" in alone["finding"]
+    several = found(tmp_path / "many", *(runs(column, near) for column in COLUMNS[:3]))
+    assert "in 0 of 3 experiments; 3 are undecided" in several["finding"]
 
 
 def test_the_experiment_with_most_seeds_and_runs_is_the_main_one_and_studies_say_what_differs(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from hullo.lab.analysis.comparisons import leave_one_seed_out
 from hullo.lab.analysis.experiments import Experiment
-from hullo.lab.analysis.statistics import Interval
+from hullo.lab.analysis.statistics import ALPHA, Interval, holm, p_value
 from hullo.lab.spec.activation import PRELU, ActivationSpec
 
 
@@ -15,22 +15,31 @@ def gain(experiment: Experiment) -> Interval | None:
 
     The best of either side is chosen on the other seeds. Fixed activations and PReLU are the others.
     """
-    folds = leave_one_seed_out(experiment.accuracies, *_sides(experiment))
-    return Interval.of((fold.difference for fold in folds), "folds") if folds else None
+    differences = _differences(experiment)
+    return Interval.of(differences, "folds") if differences else None
+
+
+def _differences(experiment: Experiment) -> list[float]:
+    """Return the gain on each seed."""
+    return [fold.difference for fold in leave_one_seed_out(experiment.accuracies, *_sides(experiment))]
 
 
 def finding(experiments: Mapping[str, Experiment]) -> str:
-    """Return the finding for experiments by title: one sentence."""
-    gains = {title: found for title, e in experiments.items() if (found := gain(e)) and found.half is not None}
-    if len(gains) < 2:
-        title, experiment = next(((t, experiments[t]) for t in gains), next(iter(experiments.items())))
+    """Return the finding for experiments by title: one sentence. Several are corrected for their number (Holm)."""
+    tested = {title: found for title, e in experiments.items() if len(found := _differences(e)) > 1}
+    if len(tested) < 2:
+        title, experiment = next(((t, experiments[t]) for t in tested), next(iter(experiments.items())))
         return f"{title}: {_of_one(experiment)}"
-    wins = [f"{title} (by {_size(found)} points)" for title, found in gains.items() if found.low > 0]
-    losses = [f"{title} (by {_size(found)} points)" for title, found in gains.items() if found.high < 0]
-    even = len(gains) - len(wins) - len(losses)
-    said = [f"The best hull beats the best other activation in {len(wins)} of {len(gains)} experiments{_listed(wins)}"]
+    adjusted = holm([p_value(differences, 0.0, "folds") for differences in tested.values()])
+    gains = {t: Interval.of(tested[t], "folds") for t, p in zip(tested, adjusted, strict=True) if p <= ALPHA}
+    wins, losses = (
+        [f"{title} (by {_size(found)} points)" for title, found in gains.items() if (found.mean > 0) == won]
+        for won in (True, False)
+    )
+    even = len(tested) - len(wins) - len(losses)
+    said = [f"The best hull beats the best other activation in {len(wins)} of {len(tested)} experiments{_listed(wins)}"]
     said += [f"it loses in {len(losses)}{_listed(losses)}"] if losses else []
-    said += [f"{even} {'is' if even == 1 else 'are'} undecided"] if even else []
+    said += [f"{even} {'is' if even == 1 else 'are'} undecided after Holm's correction"] if even else []
     return f"{'; '.join(said)}."
 
 

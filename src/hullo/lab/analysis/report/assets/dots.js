@@ -90,6 +90,7 @@ function dotPanel(column, names, head, tops, left, across) {
   const [low, high] = dotRange(cells);
   const bottom = tops.at(-1);
   const X = (value) => ((Math.min(Math.max(value, low), high) - low) / (high - low)) * across;
+  const inside = (value) => value >= low && value <= high;
   const made = node("g", {class: "dots", transform: `translate(${left} 0)`});
   head.forEach(([text, kind], i) => made.append(node("text", {class: kind, y: 14 + 15 * i}, text)));
   for (const value of ticks([low, high], Math.max(2, across / 55), 0)) {
@@ -111,14 +112,14 @@ function dotPanel(column, names, head, tops, left, across) {
       const beyond = [ours - half, ours + half].filter((end) => end < low || end > high);
       group.append(...beyond.map((end) => arrow(X(end), y, end < low)));
     }
-    if (ours >= low && ours <= high) group.append(node("circle", {class: "mean", cx: X(ours), cy: y, r: 4.2}));
+    if (inside(ours)) group.append(node("circle", {class: "mean", cx: X(ours), cy: y, r: 4.2}));
     else {
       const text = paper === null ? percent(ours) : `${percent(ours)}, paper ${percent(paper)}`;
       group.append(arrow(X(ours), y, ours < low), node("text", {class: "fine", x: 10, y: y + 4}, text));
     }
-    if (paper !== null && paper >= low && paper <= high) {
+    if (paper !== null && inside(paper)) {
       group.append(node("path", {class: "paper", d: `M${X(paper)} ${y - 4.5}l4.5 4.5l-4.5 4.5l-4.5 -4.5z`}));
-    } else if (paper !== null) {
+    } else if (paper !== null && inside(ours)) {
       group.append(arrow(X(paper), y, paper < low, "paper"));
     }
     made.append(group);
