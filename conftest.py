@@ -27,7 +27,7 @@ def _catalogue_as_it_was() -> Iterator[None]:
     """Base functions that a test or a doctest adds are gone afterwards."""
     from hullo import bases
 
-    kept = [(table, dict(table)) for table in (bases._families, bases._known)]
+    kept = [(table, dict(table)) for table in (bases._families, bases._cache)]
     yield
     for table, before in kept:
         table.clear()

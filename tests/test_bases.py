@@ -104,7 +104,7 @@ class TestNames:
 
     @pytest.mark.parametrize("thing", [torch.tanh, 3, None, ["relu"]])
     def test_what_is_no_name_is_refused(self, thing: object) -> None:
-        with pytest.raises(TypeError, match=r"a base is a name or a hullo\.Base, not .* of type"):
+        with pytest.raises(TypeError, match=r"invalid base .* of type"):
             hullo.base(thing)  # type: ignore[arg-type]
 
 
@@ -117,7 +117,7 @@ class TestSets:
             resolve([])
 
     def test_one_string_for_all_is_refused(self) -> None:
-        with pytest.raises(TypeError, match="one by one, as in 'identity', 'relu'; not as one string 'identity,relu'"):
+        with pytest.raises(TypeError, match="'identity,relu' is one string"):
             resolve("identity,relu")
 
     @pytest.mark.parametrize("again", ["leaky_relu", "leaky_relu(0.01)"])
@@ -238,14 +238,14 @@ class TestAdditions:
             (lambda x: x.softmax(0), None, "must act on each entry alone"),
             (lambda x: x.cumsum(0), None, "must act on each entry alone"),
             (lambda x: x + 1e-3 * torch.rand_like(x), None, "must act on each entry alone"),
-            (lambda x: x.tanh_(), None, "must leave its input as it is"),
+            (lambda x: x.tanh_(), None, "must not change its input"),
             (torch.tanh, torch.cos, "the derivative of base function 'broken' disagrees with its values, e.g. at x = "),
             (torch.tanh, lambda x: x * math.nan, "disagrees with its values"),
             (torch.tanh, lambda x: x[:3], "derivative of base function 'broken' must return a tensor like its input"),
             (lambda x: x.detach().tanh(), lambda x: 1.0, "disagrees with its values"),
             (lambda x: 1 / x, None, "'broken' is not finite at the origin"),
             (lambda x: torch.sin(x) / x, None, r"'broken' is not finite at the origin: f\(0\) = nan"),
-            (lambda x: torch.sqrt(x + 1) - 1, None, r"'broken' must have a value everywhere, and f\(.*\) = nan"),
+            (lambda x: torch.sqrt(x + 1) - 1, None, r"'broken' must have a value everywhere, but f\(.*\) = nan"),
         ],
     )
     def test_a_function_that_fails_a_check_is_refused_and_leaves_no_trace(
@@ -274,7 +274,7 @@ class TestAdditions:
 
     @pytest.mark.parametrize("name", ["two words", "", "2nd", "f(x)", None, 7])
     def test_a_name_that_cannot_be_spelled_is_refused(self, name: object) -> None:
-        with pytest.raises(ValueError, match="a Python identifier such as 'my_function', not") as refusal:
+        with pytest.raises(ValueError, match="invalid name .* Python identifier") as refusal:
             hullo.add_base(name, torch.tanh)  # type: ignore[arg-type]
         assert repr(name) in str(refusal.value)
 

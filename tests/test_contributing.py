@@ -46,7 +46,7 @@ def softer() -> Iterator[str]:
 
     bases.family(softer)
     yield name
-    del bases._families[name], bases._known[name]
+    del bases._families[name], bases._cache[name]
 
 
 def test_a_base_in_three_steps(softer: str) -> None:

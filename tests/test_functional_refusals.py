@@ -58,9 +58,9 @@ class TestRefusals:
         assert str(shape) in str(refusal.value)
 
     def test_channels_that_do_not_fall_into_the_groups(self) -> None:
-        with pytest.raises(ValueError, match=r"7 channels \(dimension 1 of \(2, 7\)\) do not fall into 3 equal groups"):
+        with pytest.raises(ValueError, match=r"7 channels \(dimension 1 of \(2, 7\)\) .* 3 equal groups"):
             hullo.combine(torch.randn(2, 7), torch.ones(3, 1), ["relu"])
-        with pytest.raises(ValueError, match=r"2 channels \(dimension -2 of \(2, 6\)\) do not fall into 3"):
+        with pytest.raises(ValueError, match=r"2 channels \(dimension -2 of \(2, 6\)\) .* 3 equal"):
             hullo.combine(torch.randn(2, 6), torch.ones(3, 1), ["relu"], channel_dim=-2)
 
     @pytest.mark.parametrize(("shape", "dim"), [((), 1), ((6,), 1), ((2, 6), 2), ((2, 6), -3)])

@@ -140,7 +140,7 @@ def test_a_doubled_half_of_a_base_is_the_base(family: str, digits: int, exponent
     try:
         assert hullo.identify([2.0], ["half"]) is hullo.base(spelled)
     finally:
-        del hullo.bases._families["half"], hullo.bases._known["half"]
+        del hullo.bases._families["half"], hullo.bases._cache["half"]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """hullo: activation functions that learn, as combinations of base functions."""
 
-import hullo._signals  # (first: the command answers Ctrl-C while PyTorch is imported)
+import hullo._signals  # imported first: handles Ctrl-C while PyTorch is imported
 import hullo.catalogue  # noqa: F401  (registers the bases)
 from hullo.bases import Base, base, list_bases
 from hullo.coefficients import Hyperplane, Orthant, Simplex, Space

@@ -24,12 +24,12 @@ def main() -> None:
         app(prog_name="hullo")
     except SystemExit as end:
         if _signals.was_received():
-            _leave(end.code)
+            _exit_at_once(end.code)
         raise
 
 
-def _leave(code: str | int | None) -> None:
-    """Exit immediately; shutting PyTorch down would take seconds."""
+def _exit_at_once(code: str | int | None) -> None:
+    """Exit without the shutdown of PyTorch, which would take seconds."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
         with suppress(OSError):
             stream.flush()

@@ -5,7 +5,7 @@ The context of a call of `combine` decides which implementation runs:
 ======================================================  ==============================================================
 context                                                 implementation
 ======================================================  ==============================================================
-nothing                                                 the kernel of the device, inside an autograd Function
+none                                                    the kernel of the device, inside an autograd Function
 torch.func transforms                                   the same, inside a Function with a rule for vmap
 forward-mode differentiation, functionalize             plain operations
 torch.compile                                           plain operations, or a custom operator around a Triton kernel
@@ -30,7 +30,7 @@ _count_modes = torch._C._len_torch_dispatch_stack
 _is_key_included = torch._C._dispatch_tls_is_dispatch_key_included
 _forward_ad = torch.autograd.forward_ad
 
-# Functions of PyTorch under names of our own: the compiler knows them, and would not know wrappers of them.
+# Aliases instead of wrappers: torch.compile supports these functions, but not Python functions that call them.
 are_transforms_active = torch._C._are_functorch_transforms_active
 tracing_state = torch._C._get_tracing_state  # of torch.jit.trace, None without it
 is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # also by a transform that has ended
@@ -54,10 +54,10 @@ def is_forward_mode() -> bool:
 
 
 def needs_plain_operations() -> bool:
-    """Return whether autograd Functions cannot serve: in forward mode, functionalize, and make_fx before dispatch."""
+    """Return whether autograd Functions are not supported: forward mode, functionalize, make_fx before dispatch."""
     if is_forward_mode():
         return True
-    if torch.compiler.is_compiling():  # a compiler takes Functions apart itself, and cannot read what follows
+    if torch.compiler.is_compiling():  # torch.compile traces Functions itself, and cannot trace what follows
         return False
     if _len_torch_dispatch_stack_pre_dispatch():  # type: ignore[no-untyped-call]
         return True
@@ -67,8 +67,10 @@ def needs_plain_operations() -> bool:
 
 
 def is_eager() -> bool:
-    """Return whether operations run as they are written: no tracer, transform or mode is active. Compilers cannot read
-    this function; ask torch.compiler.is_compiling first."""
+    """Return whether no tracer, transform or dispatch mode is active.
+
+    torch.compile cannot trace this function; check torch.compiler.is_compiling first.
+    """
     return not (
         are_transforms_active()
         or _count_modes()
@@ -79,9 +81,9 @@ def is_eager() -> bool:
 
 
 def is_intercepted(*tensors: Tensor) -> bool:
-    """Return whether somebody watches or replaces operations on these tensors, such as a tracer.
+    """Return whether a mode or subclass intercepts operations on these tensors, as a tracer does.
 
-    Then their numbers must not be read: there may be none, and a graph would hold them as constants.
+    Then their values must not be read: there may be none, and a graph would contain them as constants.
     """
     if _count_modes():
         return True
@@ -95,9 +97,9 @@ def storage_uses(tensor: Tensor) -> int:
 
 @contextlib.contextmanager
 def real_tensors() -> Iterator[None]:
-    """Make ordinary CPU tensors with numbers, whatever modes surround the call.
+    """Create ordinary CPU tensors within the block, whatever modes are active.
 
-    For numerical questions, which need numbers, and for whatever outlives the call.
+    Use it for computations that need values, and for tensors that outlive the call.
     """
     with (
         _disable_current_modes(),

@@ -18,10 +18,10 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import NoReturn
 
-WORDS = {"SIGINT": "interrupted", "SIGTERM": "terminated", "SIGHUP": "hung up"}
-SIGNALS = {getattr(signal, name): word for name, word in WORDS.items() if hasattr(signal, name)}
-AGAIN = 1.0
-"""Seconds within which a signal is a repetition: `timeout` and `torchrun` send it to a process, then to its group."""
+DESCRIPTIONS = {"SIGINT": "interrupted", "SIGTERM": "terminated", "SIGHUP": "hung up"}
+SIGNALS = {getattr(signal, name): description for name, description in DESCRIPTIONS.items() if hasattr(signal, name)}
+REPEAT_SECONDS = 1.0
+"""Signals within so many seconds count as one: `timeout` and `torchrun` signal a process, then its process group."""
 SHOW_CURSOR = b"\x1b[?25h"
 """Restores a terminal after a progress bar was cut off."""
 
@@ -29,28 +29,27 @@ SHOW_CURSOR = b"\x1b[?25h"
 class _State:
     installed = False
     received: int | None = None  # the first signal
-    since = 0.0  # when it came
+    since = 0.0  # when it was received
     unwinding = 0  # open blocks of `unwinding`
     stop: threading.Event | None = None  # of the open `stop_request`
 
 
 def install() -> None:
-    """Answer the signals that end a command, except those that its parent had it ignore, as nohup does.
+    """Install handlers for the signals that end a command, except those that the parent process set to be ignored.
 
-    Processes that torchrun started leave SIGTERM, with which it ends them, to the system: they may be waiting for each
-    other where no handler would be called.
+    Under torchrun, SIGTERM keeps its default action: a process that waits for the others would never run a handler.
     """
     if threading.current_thread() is not threading.main_thread():
         return
     _State.installed = True
-    left = [signal.SIGTERM] if os.environ.get("WORLD_SIZE", "1") != "1" else []
+    skipped = [signal.SIGTERM] if os.environ.get("WORLD_SIZE", "1") != "1" else []
     for number in SIGNALS:
-        if number not in left and signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, _answer)
+        if number not in skipped and signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _handle)
 
 
 def was_received() -> bool:
-    """Return whether a signal that ends the command has come."""
+    """Return whether a signal that ends the command was received."""
     return _State.received is not None
 
 
@@ -60,13 +59,13 @@ def exit_code() -> int:
 
 
 def describe() -> str:
-    """Return what happened to a command that was interrupted, in a word or two."""
+    """Return how the command was interrupted, such as "terminated"."""
     return SIGNALS[signal.Signals(exit_code() - 128)]
 
 
 @contextmanager
 def unwinding() -> Iterator[None]:
-    """Have a signal raise KeyboardInterrupt within the block, which can clean up after itself."""
+    """Make signals raise KeyboardInterrupt within the block, which can then clean up."""
     _State.unwinding += 1
     try:
         yield
@@ -76,30 +75,30 @@ def unwinding() -> Iterator[None]:
 
 @contextmanager
 def stop_request() -> Iterator[threading.Event]:
-    """Yield an event that the first signal sets, so that work can be saved; a later signal raises KeyboardInterrupt.
+    """Yield an event that the first signal sets, so work can be saved; a later signal raises KeyboardInterrupt.
 
-    KeyboardInterrupt is raised at the end of the block, too, if the event was set. Outside of the `hullo` command only
-    Ctrl-C counts.
+    If the event was set, the end of the block raises KeyboardInterrupt. Outside of the `hullo` command, only Ctrl-C is
+    handled.
     """
     stop = _State.stop = threading.Event()
-    usual = {number: signal.getsignal(number) for number in SIGNALS}
-    ours = [n for n in SIGNALS if usual[n] is _answer] if _State.installed else [signal.SIGINT]
+    previous = {number: signal.getsignal(number) for number in SIGNALS}
+    handled = [n for n in SIGNALS if previous[n] is _handle] if _State.installed else [signal.SIGINT]
 
-    def ask(number: int, _: FrameType | None) -> None:
+    def request_stop(number: int, _: FrameType | None) -> None:
         if stop.is_set() and not _is_repetition():
             raise KeyboardInterrupt
         if not stop.is_set():
             _State.received, _State.since = number, time.monotonic()
         stop.set()
 
-    for number in ours:
-        signal.signal(number, ask)
+    for number in handled:
+        signal.signal(number, request_stop)
     try:
         yield stop
     finally:
         _State.stop = None
-        for number in ours:
-            signal.signal(number, usual[number])
+        for number in handled:
+            signal.signal(number, previous[number])
     if stop.is_set():
         raise KeyboardInterrupt
 
@@ -110,24 +109,24 @@ def check_stop() -> None:
         raise KeyboardInterrupt
 
 
-def _answer(number: int, _: FrameType | None) -> None:
+def _handle(number: int, _: FrameType | None) -> None:
     if _State.received is None:
         _State.received, _State.since = number, time.monotonic()
         if _State.unwinding:
             raise KeyboardInterrupt
     elif _is_repetition():
         return
-    _end(number)
+    _exit(number)
 
 
 def _is_repetition() -> bool:
-    return time.monotonic() - _State.since < AGAIN
+    return time.monotonic() - _State.since < REPEAT_SECONDS
 
 
-def _end(number: int) -> NoReturn:
+def _exit(number: int) -> NoReturn:
     for stream in (1, 2):
         if os.isatty(stream):
-            os.write(stream, SHOW_CURSOR + b"\n" * (stream == 2))  # the line begins below the terminal's ^C
+            os.write(stream, SHOW_CURSOR + b"\n" * (stream == 2))  # below the terminal's ^C
     with suppress(OSError):  # the terminal may be gone
         os.write(2, f"hullo: {describe()}\n".encode())
     os._exit(128 + number)
@@ -136,8 +135,8 @@ def _end(number: int) -> NoReturn:
 def _is_command() -> bool:
     """Return whether this process was started as `hullo` or `python -m hullo`; its worker processes were not."""
     count = len(getattr(sys, "argv", ()))
-    started = sys.orig_argv[-count:][:1] if count else []  # what stands before the arguments of the command
-    return [os.path.splitext(os.path.basename(word))[0].removeprefix("-m") for word in started] == ["hullo"]
+    program = sys.orig_argv[-count:][:1] if count else []  # the word before the arguments of the command
+    return [os.path.splitext(os.path.basename(path))[0].removeprefix("-m") for path in program] == ["hullo"]
 
 
 if _is_command():

@@ -47,9 +47,9 @@ class Formula:
             return replace_y(self.slope, self.value) if order else self.value
         return differentiate(self.derivative(order - 1))
 
-    def functions(self, words: Mapping[str, Any]) -> tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]:
-        """Return the formula as two Python functions, `value(x)` and `slope(x, y)`, with the functions of a backend."""
-        scope = dict(words)
+    def functions(self, backend: Mapping[str, Any]) -> tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]:
+        """Return two Python functions, `value(x)` and `slope(x, y)`, that call the given functions of a backend."""
+        scope = dict(backend)
         value = eval(f"lambda x: {self.value}", scope)  # noqa: S307  (the text is the catalogue's own)
         slope = eval(f"lambda x, y: {self.slope}", scope)  # noqa: S307
         return value, slope
@@ -60,15 +60,15 @@ class Base:
     """Hold a base function f, its slope and its properties.
 
     Args:
-        name: how it is spelled, with its parameters where they are not the default ones: ``leaky_relu(0.2)``.
+        name: its name, with parameters unless they have their default values: ``leaky_relu(0.2)``.
         function: f, on tensors.
         slope: f'(x) from x and y = f(x); a number where it is constant.
         value_at_zero: f(0).
         slopes_at_zero: the slopes at 0- and 0+.
-        slope_bounds: the infimum and supremum of f' over the real line; of a function without a formula, over points.
+        slope_bounds: the infimum and supremum of f' over the real line, or over samples if there is no formula.
         kinks: where f' jumps.
-        formula: the text of f, for kernels and other frameworks; None for a function known only as a callable.
-        is_certain: whether the slope bounds are proved, or measured at points.
+        formula: the text of f, for kernels and other frameworks; None for a Python function.
+        is_certain: whether the slope bounds are proved; otherwise they were measured at samples.
 
     Example:
         >>> import hullo
@@ -94,7 +94,7 @@ class Base:
 
     @property
     def is_monotone(self) -> bool | None:
-        """Return whether f is non-decreasing; None if unknown: no sample of a Python function was seen to fall."""
+        """Return whether f is non-decreasing; None if unknown: no sample of a Python function decreased."""
         if self.slope_bounds[0] < 0:
             return False
         return True if self.formula and self.is_certain else None
@@ -108,14 +108,14 @@ class Base:
         return f"Base({self.name})"
 
     def __reduce__(self) -> tuple[Callable[[str], Base], tuple[str]]:
-        return base, (self.name,)  # by name: functions do not pickle, and a base is one object a process
+        return base, (self.name,)  # by name: functions cannot be pickled, and a base is one object per process
 
     def __deepcopy__(self, memo: object) -> Base:
         return self
 
 
 def derivative_of(function: Function, slope: Slope, x: Tensor) -> Tensor:
-    """Return the slopes at x, a tensor like x also where they are a number."""
+    """Return the slopes at x as a tensor like x, also if `slope` returns a number."""
     slopes = slope(x, function(x))
     return slopes if isinstance(slopes, Tensor) else torch.full_like(x, slopes)
 
@@ -127,14 +127,14 @@ class _Family:
 
 
 _families: dict[str, _Family] = {}
-_known: dict[str, Base] = {}  # by every spelling that was asked for
+_cache: dict[str, Base] = {}  # by every spelling used so far
 
 
 def family(make: Callable[..., Base]) -> Callable[..., Base]:
-    """Register a family of bases: its name and its parameters (numbers with defaults) are those of the function."""
+    """Register a family of bases under the name of the function, with its parameters (numbers with defaults)."""
     parameters = {p.name: float(p.default) for p in inspect.signature(make).parameters.values()}
     _families[make.__name__] = _Family(make, parameters)
-    _known[make.__name__] = make()
+    _cache[make.__name__] = make()
     return make
 
 
@@ -148,21 +148,21 @@ def spell(name: str, parameters: Mapping[str, float]) -> str:
 def add_family(name: str, make: Callable[..., Base], parameters: Mapping[str, float]) -> Base:
     """Add a family under a new name, and return its member with the default parameters."""
     if not isinstance(name, str) or not name.isidentifier():
-        raise ValueError(f"a base's name is a Python identifier such as 'my_function', not {name!r}")
+        raise ValueError(f"invalid name {name!r} of a base; give a Python identifier such as 'my_function'")
     if name in list_bases() or name in _ALIASES:
-        known = base(name).name
-        other = "" if known == name else f" (another name of {known!r})"
+        existing = base(name).name
+        other = "" if existing == name else f" (another name of {existing!r})"
         raise ValueError(f"there is a base function {name!r} already{other}; choose another name")
     _families[name] = _Family(make, parameters)
     try:
         return base(name)
-    except BaseException:  # Ctrl-C, too: what is not finished is not there
+    except BaseException:  # also Ctrl-C: add it completely or not at all
         del _families[name]
         raise
 
 
 def list_bases() -> tuple[str, ...]:
-    """Return the names of all base functions, in the order of the catalogue, then your own.
+    """Return the names of all base functions: those of the catalogue, then your own.
 
     >>> import hullo
     >>> hullo.list_bases()[:3]
@@ -171,20 +171,20 @@ def list_bases() -> tuple[str, ...]:
     return tuple(_families)
 
 
-def catalogued() -> tuple[Base, ...]:
-    """Return the base of every name, in the order of `list_bases`."""
+def all_bases() -> tuple[Base, ...]:
+    """Return the base functions of all names, in the order of `list_bases`."""
     return tuple(map(base, _families))
 
 
 def is_built_in(item: Base) -> bool:
-    """Return whether a base is one of the package, and not one that `add_base` added in this process."""
+    """Return whether a base belongs to the package; `add_base` added the others."""
     return _families[item.name.partition("(")[0]].make.__module__ == "hullo.catalogue"
 
 
 def base(spelling: str | Base) -> Base:
     """Return the base function of a name such as ``tanh``, ``leaky_relu(0.2)`` or ``leaky_relu(negative_slope=0.2)``.
 
-    Other names that are common for a base, such as ``swish`` for ``silu``, are understood, too.
+    Common aliases, such as ``swish`` for ``silu``, are accepted, too.
 
     >>> import hullo
     >>> hullo.base("leaky_relu(0.2)").slopes_at_zero
@@ -195,16 +195,16 @@ def base(spelling: str | Base) -> Base:
     if isinstance(spelling, Base):
         return spelling
     if not isinstance(spelling, str):
-        raise TypeError(f"a base is a name or a hullo.Base, not {spelling!r} of type {type(spelling).__name__}")
-    if spelling not in _known:
-        _known[spelling] = _parse(spelling)
-    return _known[spelling]
+        raise TypeError(f"invalid base {spelling!r} of type {type(spelling).__name__}; give a name or a hullo.Base")
+    if spelling not in _cache:
+        _cache[spelling] = _parse(spelling)
+    return _cache[spelling]
 
 
-def make(name: str, *parameters: float) -> Base:
-    """Return a member of a family without adding it to those that are known."""
-    found = _families[name]
-    return found.make(**dict(zip(found.parameters, parameters, strict=True)))
+def make_member(name: str, *parameters: float) -> Base:
+    """Return a member of a family without adding it to the cache."""
+    member_of = _families[name]
+    return member_of.make(**dict(zip(member_of.parameters, parameters, strict=True)))
 
 
 _ALIASES = {
@@ -264,35 +264,35 @@ def _usage(name: str) -> str:
 
 
 def resolve(bases: Iterable[str | Base], *, strict: bool = True) -> tuple[Base, ...]:
-    """Check a set of bases and return it: known, distinct, linearly independent and, if `strict`, admissible."""
+    """Return base functions; check that they are distinct, linearly independent and, if `strict`, admissible."""
     if isinstance(bases, str):
-        raise TypeError(f"bases are given one by one, as in 'identity', 'relu'; not as one string {bases!r}")
+        raise TypeError(f"bases={bases!r} is one string; give several, as in 'identity', 'relu'")
     if torch.compiler.is_compiling() and not is_exporting():
-        return tuple(item if isinstance(item, Base) else _looked_up(item) for item in bases)
-    found = tuple(base(item) for item in bases)
-    _check(found, strict)
-    return found
+        return tuple(item if isinstance(item, Base) else _look_up(item) for item in bases)
+    resolved = tuple(base(item) for item in bases)
+    _check(resolved, strict)
+    return resolved
 
 
-def _looked_up(spelling: str) -> Base:
-    """Return a base for code that is being compiled, which can look one up but not create one."""
-    if spelling not in _known:
+def _look_up(spelling: str) -> Base:
+    """Return a base from the cache, for code under torch.compile, which cannot create one."""
+    if spelling not in _cache:
         raise ValueError(
-            f"base function {spelling!r} is not known to compiled code; call hullo.base({spelling!r}) before"
+            f"base function {spelling!r} is not known to compiled code; call hullo.base({spelling!r}) before compiling"
         )
-    return _known[spelling]
+    return _cache[spelling]
 
 
 @functools.cache
-def _check(found: tuple[Base, ...], strict: bool) -> None:
-    spelled = [item.name for item in found]
-    if not found:
+def _check(resolved: tuple[Base, ...], strict: bool) -> None:
+    spelled = [item.name for item in resolved]
+    if not resolved:
         raise ValueError("a hull needs at least one base function, got none; for example 'identity', 'relu', 'tanh'")
     for name in spelled:
         if spelled.count(name) > 1:
             raise ValueError(f"base function {name!r} is given more than once in {spelled}; give each one once")
     if strict:
-        for item in found:
+        for item in resolved:
             if not item.is_admissible:
                 left, right = item.slopes_at_zero
                 raise ValueError(
@@ -300,7 +300,7 @@ def _check(found: tuple[Base, ...], strict: bool) -> None:
                     f"{right:.4g} at the origin; a hull needs f(0) = 0 and slope 1 from at least one side. "
                     f"{_unit_form(item)}strict=False admits it as it is"
                 )
-    _check_independence(found)
+    _check_independence(resolved)
 
 
 def _unit_form(item: Base) -> str:
@@ -308,21 +308,21 @@ def _unit_form(item: Base) -> str:
     return f"Use its normalised form {unit!r}; " if unit.partition("(")[0] in list_bases() else ""
 
 
-def _check_independence(found: tuple[Base, ...]) -> None:
-    functions = [item.function for item in found]
-    for n in range(1, len(found)):
+def _check_independence(resolved: tuple[Base, ...]) -> None:
+    functions = [item.function for item in resolved]
+    for n in range(1, len(resolved)):
         (weights,) = express([functions[n]], functions[:n])
         if weights is not None:
-            involved = [item.name for item, weight in zip(found, weights, strict=False) if abs(weight) > _TOLERANCE]
+            involved = [item.name for item, weight in zip(resolved, weights, strict=False) if abs(weight) > _TOLERANCE]
             raise ValueError(
-                f"base function {found[n].name!r} is a linear combination of {', '.join(involved)}; "
+                f"base function {resolved[n].name!r} is a linear combination of {', '.join(involved)}; "
                 "coefficients would not be unique. Leave one of them out"
             )
 
 
 @real_tensors()
 def real_line() -> Tensor:
-    """Return points that stand for the real line where no formula tells more: dense near 0, then ever wider."""
+    """Return samples of the real line, for functions without a formula: dense near 0, wider apart beyond."""
     near = torch.linspace(-16.0, 16.0, 32001, dtype=torch.float64, device="cpu")
     period = torch.linspace(0, 2 * math.pi, 257, dtype=torch.float64, device="cpu")
     ratios = torch.arange(1, 64 * 36 + 1, dtype=torch.float64, device="cpu") / 64
@@ -330,11 +330,11 @@ def real_line() -> Tensor:
     return torch.cat([-far, near, far]).sort().values
 
 
-_MOST = 2.0**64
+_LARGEST = 2.0**64
 
 
 def check_parameter(name: str, parameter: str, value: float, *, positive: bool = False) -> None:
-    """Raise an error for a parameter with which float32 values would overflow, or underflow as a divisor."""
-    least = 1 / _MOST if positive else -_MOST
-    if not least <= value <= _MOST:
-        raise ValueError(f"{name} needs {parameter} from {least:.3g} to {_MOST:.3g}, got {value:g}; try {name}(1)")
+    """Raise an error if float32 values would overflow with a parameter, or underflow with it as a divisor."""
+    least = 1 / _LARGEST if positive else -_LARGEST
+    if not least <= value <= _LARGEST:
+        raise ValueError(f"{name} needs {parameter} from {least:.3g} to {_LARGEST:.3g}, got {value:g}; try {name}(1)")

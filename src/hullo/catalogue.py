@@ -1,7 +1,7 @@
 """The catalogue of base functions, each written as one formula.
 
 An entry has the formulas of the value and the slope (see :class:`hullo.bases.Formula`), PyTorch's own function if there
-is one, and properties such as the bounds of the slope. To add one: write its entry here, run the tests (they check
+is one, and properties such as the bounds of the slope. To add one, write its entry here, run the tests (they check
 every property and every backend), and add it to the list in the documentation.
 """
 
@@ -140,7 +140,7 @@ def relu6() -> Base:
     )
 
 
-# Functions that do not start at the origin with slope one: as they are, for those who know why, and normalised.
+# Functions without value zero and slope one at the origin: each as it is, and normalized as unit_...
 
 
 def _unit(raw: Base, **changes: Any) -> Base:

@@ -1,4 +1,4 @@
-"""The sets that coefficients of hulls lie in.
+"""Sets of coefficients, one per kind of hull.
 
 A convex hull's coefficients lie in the :class:`Simplex`, an affine hull's in the :class:`Hyperplane`, a conic hull's
 in the :class:`Orthant`, a linear hull's anywhere in :class:`Space`. A :class:`hullo.Parametrization` maps the raw
@@ -59,7 +59,7 @@ class _Set:
         return ok, "" if ok else f"coefficients must sum to one, these sum to {worst:.6g}"
 
     def _check_signs(self, coefficients: Tensor, hull: str, positive: str, closed: str) -> tuple[bool, str]:
-        """Check that no coefficient is negative and, for a parametrization that never reaches zero, that none is."""
+        """Check that no coefficient is negative, or zero with a parametrization that never reaches zero."""
         least = coefficients.amin().item()
         if least < 0:
             return False, f"coefficients of a {hull} hull must not be negative, one is {least:.6g}"
@@ -75,7 +75,7 @@ class Hyperplane(_Set):
     """The coefficients of an affine hull: {c : sum c = 1}.
 
     `parametrization` is ``"recentred"``, c = r + (1 - sum r) / N, which treats all bases alike, or ``"free"``, where
-    the first N - 1 coefficients are the raw parameters and the last is what they leave to one.
+    the first N - 1 coefficients are the raw parameters and the last is one minus their sum.
 
     >>> import torch, hullo
     >>> hullo.Hyperplane().check(torch.tensor([2.0, -1.0]))
@@ -92,10 +92,10 @@ class Hyperplane(_Set):
 class Simplex(_Set):
     """The coefficients of a convex hull: {c : c >= 0, sum c = 1}.
 
-    `parametrization` is ``"projection"``, the Euclidean projection, which reaches vertices and edges exactly and leaves
-    them again when the gradient says so, or ``"softmax"``, which stays strictly inside. With both, the gradients of
-    micro-batches and of processes add up to that of the whole batch. On the boundary, an optimizer of torch.optim steps
-    along the part of the summed gradient that stays in the simplex.
+    `parametrization` is ``"projection"``, the Euclidean projection, which reaches vertices and edges exactly and can
+    leave them again, or ``"softmax"``, which stays strictly inside. With both, the gradients of micro-batches and of
+    processes add up to that of the whole batch. On the boundary, an optimizer of torch.optim steps along the part of
+    the summed gradient that stays in the simplex.
 
     >>> import torch, hullo
     >>> hullo.Simplex().check(torch.tensor([2.0, -1.0]))
@@ -113,8 +113,8 @@ class Simplex(_Set):
 class Orthant(_Set):
     """The coefficients of a conic hull: {c : c >= 0}.
 
-    `parametrization` is ``"clamped"``, c = max(r, 0), which reaches zero exactly and leaves it again when the gradient
-    says so, as the projection of :class:`Simplex` does, or ``"softplus"``, c = log(1 + exp(r)), which stays above zero.
+    `parametrization` is ``"clamped"``, c = max(r, 0), which reaches zero exactly and can leave it again, as the
+    projection of :class:`Simplex` does, or ``"softplus"``, c = log(1 + exp(r)), which stays above zero.
 
     >>> import torch, hullo
     >>> hullo.Orthant().check(torch.tensor([2.0, 0.0]))
@@ -140,7 +140,7 @@ class Space(_Set):
 
 
 def invert(constraint: _Set, coefficients: Tensor) -> Tensor:
-    """Return raw parameters of coefficients; check that a user's parametrization maps them back and keeps to the set.
+    """Return raw parameters of coefficients; check that a user's parametrization maps them back and stays in the set.
 
     Raises:
         ValueError: the parametrization cannot represent the coefficients, or leaves the set near them.
@@ -149,11 +149,11 @@ def invert(constraint: _Set, coefficients: Tensor) -> Tensor:
     raw = chosen.inverse(coefficients)
     if isinstance(chosen, BuiltInParametrization):
         return raw
-    wanted = (*coefficients.shape[:-1], coefficients.shape[-1] - chosen.fewer)
-    if tuple(raw.shape) != wanted:
+    expected = (*coefficients.shape[:-1], coefficients.shape[-1] - chosen.fewer)
+    if tuple(raw.shape) != expected:
         raise ValueError(
             f"invalid {chosen!r}: inverse maps coefficients of shape {tuple(coefficients.shape)} to raw parameters of "
-            f"shape {tuple(raw.shape)}, expected {wanted}; set fewer={coefficients.shape[-1] - raw.shape[-1]}"
+            f"shape {tuple(raw.shape)}, expected {expected}; set fewer={coefficients.shape[-1] - raw.shape[-1]}"
         )
     back = chosen.transform(raw)
     if not raw.isfinite().all() or back.shape != coefficients.shape or (back - coefficients).abs().max() > _TOLERANCE:

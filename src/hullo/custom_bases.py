@@ -16,7 +16,7 @@ from hullo.formulas import FUNCTIONS, differentiate, fill_in
 from hullo.least_squares import Function
 from hullo.slope_extremes import extremes
 
-_NEAR_ZERO = 2.0**-40  # far enough from 0 to be on one side, near enough that curvature does not show
+_NEAR_ZERO = 2.0**-40  # one side of 0, so near that curvature is negligible
 _UNBOUNDED = 2.0**40  # slopes as large as this, up to 2^128 from the origin, have no bound
 
 
@@ -29,14 +29,14 @@ def add_base(
     """Add your own base function to the catalogue; check it, and measure its properties in float64.
 
     Args:
-        name: a new name, by which hulls find it.
+        name: a new name, which hulls accept.
         function: ``f(x, **parameters)``, entry by entry, with PyTorch operations; or a formula such as
             ``"x * exp(-square(x / width))"``, which the fused kernels and Keras use, too. A formula has x, numbers,
             the names of parameters, + - * /, and the functions abs, asinh, atan, clamp, cos, erf, exp, expm1, log1p,
             minimum, normal_pdf, positive_part, sigmoid, sin, sqrt, square, step, tanh and where, as in
             ``where(x < 0, a * x, x)``.
-        derivative: ``f'(x, **parameters)``, or its formula; found by automatic differentiation if not given.
-        parameters: names and default values; ``name(0.5)`` then spells another member.
+        derivative: ``f'(x, **parameters)``, or its formula; by default computed by automatic differentiation.
+        parameters: names and default values; ``name(0.5)`` is then the function with another value.
 
     Example:
         >>> import torch, hullo
@@ -57,8 +57,9 @@ def add_base(
             return _from_formula(spelled, function, derivative, values)
         fixed = functools.partial(function, **values)
         if derivative is None or isinstance(derivative, str):
-            return _measured(spelled, fixed, _differentiated(fixed))
-        return _measured(spelled, fixed, _given(functools.partial(derivative, **values)))
+            return _measure(spelled, fixed, _autograd_slope(fixed))
+        given = functools.partial(derivative, **values)
+        return _measure(spelled, fixed, lambda x, y: given(x))
 
     return add_family(name, make, defaults)
 
@@ -73,45 +74,40 @@ def _from_formula(
     value = fill_in(text, values)
     formula = Formula(value, differentiate(value) if derivative is None else fill_in(derivative, values, "slope"))
     function, slope = formula.functions(FUNCTIONS)
-    measured = _measured(name, function, slope)
-    made = dataclasses.replace(measured, formula=formula, is_certain=False)
-    bounds = extremes([1.0], [made])
+    measured = dataclasses.replace(_measure(name, function, slope), formula=formula, is_certain=False)
+    bounds = extremes([1.0], [measured])
     if bounds is None:
-        return made
+        return measured
     low, high = (math.copysign(math.inf, b) if abs(b) > _UNBOUNDED else round(b, 9) + 0.0 for b in bounds)
-    return dataclasses.replace(made, slope_bounds=(low, high), is_certain=True)
+    return dataclasses.replace(measured, slope_bounds=(low, high), is_certain=True)
 
 
-def _given(derivative: Function) -> Slope:
-    return lambda x, y: derivative(x)
-
-
-def _differentiated(function: Function) -> Slope:
+def _autograd_slope(function: Function) -> Slope:
     def slope(x: Tensor, y: Tensor) -> Tensor:
-        pull = torch.func.vjp(function, x)[1]
-        result: Tensor = pull(torch.ones_like(y))[0]
+        vjp = torch.func.vjp(function, x)[1]
+        result: Tensor = vjp(torch.ones_like(y))[0]
         return result
 
     return slope
 
 
 @real_tensors()
-def _measured(name: str, function: Function, slope: Slope) -> Base:
+def _measure(name: str, function: Function, slope: Slope) -> Base:
     x = real_line()
-    given = x.clone()
-    y = function(given)
+    argument = x.clone()
+    y = function(argument)
     if not isinstance(y, Tensor) or y.shape != x.shape or y.dtype != x.dtype:
         raise ValueError(f"base function {name!r} must return a tensor like its input, of the same shape and dtype")
-    if not torch.equal(x, given):
-        raise ValueError(f"base function {name!r} must leave its input as it is; torch.tanh does, torch.tanh_ does not")
+    if not torch.equal(x, argument):
+        raise ValueError(f"base function {name!r} must not change its input in place; use torch.tanh, not torch.tanh_")
     origin = torch.tensor([0.0, -_NEAR_ZERO, _NEAR_ZERO], dtype=torch.float64, device="cpu")
     at_zero = function(origin)
     if not bool(at_zero.isfinite().all()):
         raise ValueError(f"base function {name!r} is not finite at the origin: f(0) = {at_zero[0].item()}")
     if bool(y.isnan().any()):
-        raise ValueError(f"base function {name!r} must have a value everywhere, and f({x[y.isnan()][0]:.4g}) = nan")
-    some = (x > 0.5) & (x < 8)  # to one side, so that no mean and no sum is what it is over the whole
-    if not torch.allclose(function(x[some].flip(0)).flip(0), y[some], rtol=1e-9, atol=1e-12):
+        raise ValueError(f"base function {name!r} must have a value everywhere, but f({x[y.isnan()][0]:.4g}) = nan")
+    part = (x > 0.5) & (x < 8)  # asymmetric, with another mean and sum than all of x
+    if not torch.allclose(function(x[part].flip(0)).flip(0), y[part], rtol=1e-9, atol=1e-12):
         raise ValueError(f"base function {name!r} must act on each entry alone; its values depend on other entries")
     near = (x.abs() > 1e-3) & (x.abs() < 8)
     slopes = derivative_of(function, slope, x)
@@ -120,10 +116,10 @@ def _measured(name: str, function: Function, slope: Slope) -> Base:
     step = 1e-5
     differences = (function(x[near] + step) - function(x[near] - step)) / (2 * step)
     right = (slopes[near] - differences).abs() <= 1e-5 * differences.abs().clamp_min(1)
-    if int(right.sum()) < 0.99 * len(right):  # a kink or two may fall between the points; NaN is not right
+    if int(right.sum()) < 0.99 * len(right):  # there may be kinks between the points; NaN counts as wrong
         at = x[near][~right][0].item()
         raise ValueError(f"the derivative of base function {name!r} disagrees with its values, e.g. at x = {at:.4g}")
-    jumps = at_zero[1:] - at_zero[0]  # where the value jumps its slope is this over next to nothing
+    jumps = at_zero[1:] - at_zero[0]  # at a jump, the slope is the quotient of differences
     sides = torch.where(jumps.abs() > 1e-6, jumps / origin[1:], derivative_of(function, slope, origin[1:]))
     return Base(
         name,

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from hullo.bases import Base, base, catalogued, make
+from hullo.bases import Base, all_bases, base, make_member
 from hullo.least_squares import express
 
-_FAR = 1e30  # where exponentials have died out
+_FAR = 1e30  # exponentials are constant beyond
 _NEAR = 2.0**-12
 _POINTS = (-_FAR, -1.0, 0.0, _NEAR, 1.0)
 
@@ -28,10 +28,10 @@ _PARAMETERS: dict[str, Callable[[float, float, float, float, float], float]] = {
 """Solve for the parameter of a family, from the values of a member at five points; `snake` is not supported."""
 
 
-def members(function: Callable[[Tensor], Tensor], decimals: int | None = None) -> Iterator[Base]:
-    """Yield for each family with a parameter the one member that a function may be.
+def candidate_members(function: Callable[[Tensor], Tensor], decimals: int | None = None) -> Iterator[Base]:
+    """Yield, for each family with a parameter, the only member that may equal a function.
 
-    Its parameter is rounded to 12 digits; before, to so many decimals if these are given.
+    Its parameter is rounded to 12 digits; if `decimals` is given, a member rounded to so many decimals comes first.
     """
     values = function(torch.tensor(_POINTS, dtype=torch.float64, device="cpu")).tolist()
     far, left, middle, near, right = values[0], values[1], values[2] or math.nan, values[3], round(values[4], 5)
@@ -42,7 +42,7 @@ def members(function: Callable[[Tensor], Tensor], decimals: int | None = None) -
         digits = [float(f"{parameter:.12g}") + 0.0]
         for rounded in digits if decimals is None else [round(parameter, decimals) + 0.0, *digits]:
             with contextlib.suppress(ValueError):  # no member has such a parameter
-                yield make(name, rounded)
+                yield make_member(name, rounded)
 
 
 def same_as(coefficients: Sequence[float], bases: tuple[Base, ...], tolerance: float) -> Base | None:
@@ -53,30 +53,30 @@ def same_as(coefficients: Sequence[float], bases: tuple[Base, ...], tolerance: f
     for item in bases:
         if _agree(coefficients, [float(other is item) for other in bases], tolerance):
             return item
-    for item, own in _in_span(bases, catalogued()):
-        if _agree(coefficients, own, tolerance):
+    for item, expected in _in_span(bases, all_bases()):
+        if _agree(coefficients, expected, tolerance):
             return item
-    few = torch.tensor([-7.0, -2.0, -0.5, 0.0, 0.5, 2.0, 7.0], dtype=torch.float64, device="cpu")
+    points = torch.tensor([-7.0, -2.0, -0.5, 0.0, 0.5, 2.0, 7.0], dtype=torch.float64, device="cpu")
     scale = 1 + sum(map(abs, coefficients))
 
     def combined(x: Tensor) -> Tensor:
         return sum((c * item.function(x) for c, item in zip(coefficients, bases, strict=True)), torch.zeros_like(x))
 
-    for item in members(combined, decimals=6):
-        if bool((combined(few) - item.function(few)).abs().max() > 100 * tolerance * scale):
+    for item in candidate_members(combined, decimals=6):
+        if bool((combined(points) - item.function(points)).abs().max() > 100 * tolerance * scale):
             continue
-        (found,) = express([item.function], [other.function for other in bases])
-        if found is not None and _agree(coefficients, found, tolerance):
+        (weights,) = express([item.function], [other.function for other in bases])
+        if weights is not None and _agree(coefficients, weights, tolerance):
             return base(item.name)
     return None
 
 
-def _agree(some: Sequence[float], others: Sequence[float], tolerance: float) -> bool:
-    return all(abs(a - b) <= tolerance for a, b in zip(some, others, strict=True))
+def _agree(first: Sequence[float], second: Sequence[float], tolerance: float) -> bool:
+    return all(abs(a - b) <= tolerance for a, b in zip(first, second, strict=True))
 
 
 @functools.lru_cache(maxsize=256)
 def _in_span(bases: tuple[Base, ...], candidates: tuple[Base, ...]) -> list[tuple[Base, list[float]]]:
     """Return the candidates that are combinations of these bases, with their coefficients."""
-    found = express([item.function for item in candidates], [item.function for item in bases])
-    return [(item, own) for item, own in zip(candidates, found, strict=True) if own is not None]
+    weights = express([item.function for item in candidates], [item.function for item in bases])
+    return [(item, expected) for item, expected in zip(candidates, weights, strict=True) if expected is not None]

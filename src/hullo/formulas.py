@@ -69,12 +69,12 @@ _SLOPES = {
     "step": "0.0",
     "tanh": "1 - square(tanh(x))",
 }
-_OTHERS = {"clamp": 3, "minimum": 2, "where": 3}  # functions of several arguments, and how many
-_WORDS = {**dict.fromkeys(_SLOPES.keys() - {"normal_tail"}, 1), **_OTHERS}
+_WITH_BOUNDS = {"clamp": 3, "minimum": 2, "where": 3}  # functions of several arguments, and how many
+_ARITIES = {**dict.fromkeys(_SLOPES.keys() - {"normal_tail"}, 1), **_WITH_BOUNDS}
 
 
 def fill_in(text: str, parameters: Mapping[str, float], of: str = "value") -> str:
-    """Return the formula of a value, or of a slope, with numbers in the places of its parameters.
+    """Return the formula of a value, or of a slope, with numbers in place of its parameters.
 
     Raises:
         ValueError: the text is not a formula, or contains something that not every backend supports.
@@ -84,7 +84,7 @@ def fill_in(text: str, parameters: Mapping[str, float], of: str = "value") -> st
     except SyntaxError as error:
         raise ValueError(f"invalid formula {text!r}: {error.msg}") from None
     _check(tree, {"x", *parameters}, text)
-    filled = _Fill(parameters).visit(tree)
+    filled = _Substitute({name: ast.Constant(float(value)) for name, value in parameters.items()}).visit(tree)
     if of == "value" and not _has_x(filled):
         raise ValueError(f"the formula {text!r} does not depend on x; hullo.base('constant') is the constant function")
     return ast.unparse(filled)
@@ -96,16 +96,16 @@ def differentiate(text: str) -> str:
 
 
 def replace_y(slope: str, value: str) -> str:
-    """Return the formula of a slope in terms of x alone: with the formula of the value in the place of y."""
-    return ast.unparse(_inside(slope, ast.parse(value, mode="eval").body, "y"))
+    """Return the formula of a slope in terms of x alone, with the formula of the value in place of y."""
+    return ast.unparse(_substitute(slope, ast.parse(value, mode="eval").body, "y"))
 
 
-class _Fill(ast.NodeTransformer):
-    def __init__(self, parameters: Mapping[str, float]) -> None:
-        self._parameters = parameters
+class _Substitute(ast.NodeTransformer):
+    def __init__(self, values: Mapping[str, ast.expr]) -> None:
+        self._values = values
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        return ast.Constant(float(self._parameters[node.id])) if node.id in self._parameters else node
+        return self._values.get(node.id, node)
 
 
 def _check(node: ast.expr, names: set[str], text: str) -> None:
@@ -122,7 +122,7 @@ def _check(node: ast.expr, names: set[str], text: str) -> None:
             parts = [left, right]
         case ast.Call(func=ast.Name(id="where"), args=[ast.Compare(left=left, ops=[op], comparators=[right]), yes, no]):
             if not isinstance(op, (ast.Lt, ast.Gt)):
-                raise ValueError(f"the formula {text!r} compares with another sign than < or >")
+                raise ValueError(f"the formula {text!r} contains a comparison other than < and >")
             if not isinstance(right, (ast.Constant, ast.UnaryOp)) and not (
                 isinstance(right, ast.Name) and right.id != "x"
             ):
@@ -130,15 +130,15 @@ def _check(node: ast.expr, names: set[str], text: str) -> None:
             if not (_has_x(yes) or _has_x(no)):
                 raise ValueError(f"the formula {text!r} chooses between two numbers; write it with step, 1 where x > 0")
             parts = [left, right, yes, no]
-        case ast.Call(func=ast.Name(id=word), args=args, keywords=[]) if _WORDS.get(word) == len(args):
-            if word in _OTHERS and any(map(_has_x, args[1:])):
-                raise ValueError(f"the formula {text!r} has x in a bound of {word}; the bounds are numbers")
+        case ast.Call(func=ast.Name(id=function), args=args, keywords=[]) if _ARITIES.get(function) == len(args):
+            if function in _WITH_BOUNDS and any(map(_has_x, args[1:])):
+                raise ValueError(f"the formula {text!r} has x in a bound of {function}; the bounds are numbers")
             parts = list(args)
         case _:
-            words = ", ".join(sorted(_WORDS))
+            functions = ", ".join(sorted(_ARITIES))
             raise ValueError(
                 f"the formula {text!r} contains {ast.unparse(node)!r}; valid are {', '.join(sorted(names))}, numbers, "
-                f"+ - * / and the functions {words}"
+                f"+ - * / and the functions {functions}"
             )
     for part in parts:
         _check(part, names, text)
@@ -161,9 +161,11 @@ def _slope(node: ast.expr) -> ast.expr | None:
         case ast.BinOp(left=left, op=op, right=right):
             minus = isinstance(op, ast.Sub)
             return _plus(_slope(left), _times(ast.Constant(-1.0), _slope(right)) if minus else _slope(right))
-        case ast.Call(func=ast.Name(id=word), args=args):
+        case ast.Call(func=ast.Name(id=function), args=args):
             return (
-                _SPECIAL[word](args) if word in _SPECIAL else _times(_inside(_SLOPES[word], args[0]), _slope(args[0]))
+                _SPECIAL[function](args)
+                if function in _SPECIAL
+                else _times(_substitute(_SLOPES[function], args[0]), _slope(args[0]))
             )
     raise TypeError(ast.unparse(node))  # `_check` lets nothing else through
 
@@ -175,13 +177,13 @@ def _has_x(node: ast.expr | None) -> bool:
 def _where(args: list[ast.expr]) -> ast.expr | None:
     yes, no, condition = _slope(args[1]), _slope(args[2]), args[0]
     if _has_x(yes) or _has_x(no):
-        return _call("where", condition, _whole(yes), _whole(no))
+        return _call("where", condition, _or_zero(yes), _or_zero(no))
     assert isinstance(condition, ast.Compare)  # noqa: S101  (`_check` lets nothing else through)
     low, high = condition.left, condition.comparators[0]
     if isinstance(condition.ops[0], ast.Gt):
         low, high = high, low
     holds = _call("step", ast.BinOp(high, ast.Sub(), low))
-    return _plus(no, _times(ast.BinOp(_whole(yes), ast.Sub(), _whole(no)), holds))
+    return _plus(no, _times(ast.BinOp(_or_zero(yes), ast.Sub(), _or_zero(no)), holds))
 
 
 def _clamp(args: list[ast.expr]) -> ast.expr | None:
@@ -204,19 +206,14 @@ _SPECIAL: dict[str, Callable[[list[ast.expr]], ast.expr | None]] = {
 }
 
 
-def _inside(text: str, argument: ast.expr, name: str = "x") -> ast.expr:
+def _substitute(text: str, argument: ast.expr, name: str = "x") -> ast.expr:
     """Return a formula with an expression in the place of x, or of another name."""
-
-    class Put(ast.NodeTransformer):
-        def visit_Name(self, node: ast.Name) -> ast.expr:
-            return argument if node.id == name else node
-
-    made: ast.expr = Put().visit(ast.parse(text, mode="eval").body)
-    return made
+    substituted: ast.expr = _Substitute({name: argument}).visit(ast.parse(text, mode="eval").body)
+    return substituted
 
 
-def _call(word: str, *args: ast.expr) -> ast.expr:
-    return ast.Call(ast.Name(word), list(args), [])
+def _call(function: str, *args: ast.expr) -> ast.expr:
+    return ast.Call(ast.Name(function), list(args), [])
 
 
 def _times(a: ast.expr | None, b: ast.expr | None) -> ast.expr | None:
@@ -236,9 +233,9 @@ def _plus(a: ast.expr | None, b: ast.expr | None) -> ast.expr | None:
     return ast.BinOp(a, ast.Add(), b) if a and b else a or b
 
 
-def _whole(node: ast.expr | None) -> ast.expr:
+def _or_zero(node: ast.expr | None) -> ast.expr:
     return ast.Constant(0.0) if node is None else node
 
 
 def _text(node: ast.expr | None) -> str:
-    return ast.unparse(_whole(node))
+    return ast.unparse(_or_zero(node))

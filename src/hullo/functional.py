@@ -38,11 +38,11 @@ def combine(
 
     Args:
         x: any dense floating-point tensor.
-        coefficients: N numbers, or G rows of them: then the channels fall into G equal groups in their order, each
-            with its own row. They are used as given; a hull's coefficients sum to one.
-        bases: N names of the catalogue or :class:`hullo.Base` objects; any function is admitted here.
+        coefficients: N numbers, or G rows of them: then the channels are divided into G equal groups in their order,
+            each with its own row. They may be any numbers.
+        bases: N names of the catalogue or :class:`hullo.Base` objects; not necessarily admissible ones.
         channel_dim: which dimension of x holds the channels.
-        backend: "reference", "cpu" or "triton"; by default the fastest that serves x.
+        backend: "reference", "cpu" or "triton"; by default the fastest that supports x.
 
     Values are computed in float32 or float64 and returned in the dtype of x. Only x and the coefficients are saved
     for the backward pass.
@@ -53,31 +53,31 @@ def combine(
         >>> hullo.combine(x, torch.tensor([0.25, 0.75]), ["identity", "relu"])
         tensor([-0.2500,  0.0000,  2.0000])
     """
-    found = resolve(bases, strict=False)
+    resolved = resolve(bases, strict=False)
     if not isinstance(coefficients, Tensor) or not coefficients.is_floating_point():
         given = coefficients.dtype if isinstance(coefficients, Tensor) else type(coefficients).__name__
         raise TypeError(f"coefficients must be a floating-point tensor, got {given}; torch.tensor([...]) makes one")
-    if coefficients.dim() not in (1, 2) or coefficients.shape[-1] != len(found):
+    if coefficients.dim() not in (1, 2) or coefficients.shape[-1] != len(resolved):
         raise ValueError(
-            f"invalid shape {tuple(coefficients.shape)} of coefficients for {len(found)} bases; valid are "
-            f"({len(found)},) and (groups, {len(found)})"
+            f"invalid shape {tuple(coefficients.shape)} of coefficients for {len(resolved)} bases; valid are "
+            f"({len(resolved)},) and (groups, {len(resolved)})"
         )
-    return apply(x, coefficients, CombineSpec(found, get_parametrization("given"), channel_dim), backend)
+    return apply(x, coefficients, CombineSpec(resolved, get_parametrization("given"), channel_dim), backend)
 
 
 def apply(x: Tensor, raw: Tensor, spec: CombineSpec, backend: str | None = None, hull: object = None) -> Tensor:
-    """Combine with raw parameters and a spec, as the modules do. Errors end with the hint of the hull."""
+    """Combine with raw parameters and a spec, as the modules do. Error messages end with the hint of the hull."""
     if (
-        backend is None and not torch.compiler.is_compiling() and _is_simple(x, raw, spec)
-    ):  # the same as below, in as little time as a small kernel takes
+        backend is None and not torch.compiler.is_compiling() and _is_plain_cuda(x, raw, spec)
+    ):  # a shortcut: the rest would take longer than a small kernel
         if torch.is_grad_enabled() and (x.requires_grad or raw.requires_grad):
             simple: Tensor = _apply_directly(x, raw, spec, "triton")  # type: ignore[no-untyped-call]
             return simple
         return load("triton").forward(x, raw, spec)
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.layout is not torch.strided or x.is_nested:
-        if isinstance(x, fx.Proxy):  # torch.fx follows code with these in the places of tensors
+        if isinstance(x, fx.Proxy):  # torch.fx traces with these in place of tensors
             return apply_spelled(x, raw, *spec.spelled, backend)
-        raise TypeError(_why_not(x) + getattr(hull, "how_to_avoid", ""))
+        raise TypeError(_describe_invalid(x) + getattr(hull, "how_to_avoid", ""))
     if raw.device != x.device and "meta" not in (raw.device.type, x.device.type):
         raise ValueError(f"x is on {x.device} and the coefficients on {raw.device}; move both to one device with .to()")
     if raw.dim() == 2:
@@ -88,10 +88,10 @@ def apply(x: Tensor, raw: Tensor, spec: CombineSpec, backend: str | None = None,
     if kernel == "triton" and not is_exporting():
         result: Tensor = operators.combine(x, raw, *spec.spelled, backend)
         return result
-    return reference.forward(x, raw, spec)  # plain operations: a compiler fuses them, and exporters know them
+    return reference.forward(x, raw, spec)  # plain operations: a compiler fuses them, and exporters support them
 
 
-def _is_simple(x: Any, raw: Tensor, spec: CombineSpec) -> bool:
+def _is_plain_cuda(x: Any, raw: Tensor, spec: CombineSpec) -> bool:
     """Return whether x is a plain tensor on a GPU, with one row of coefficients there, in eager mode."""
     return (
         type(x) in _PLAIN
@@ -121,7 +121,7 @@ def apply_spelled(
     return apply(x, raw, operators.spec(bases, parametrization, channel_dim), backend)
 
 
-def _why_not(x: object) -> str:
+def _describe_invalid(x: object) -> str:
     """Return why x cannot be the input of a hull, and what to do."""
     if not isinstance(x, Tensor):
         return f"x must be a floating-point tensor, got {type(x).__name__}; torch.as_tensor(x) makes one of numbers"
@@ -144,7 +144,7 @@ def check_groups(shape: Sequence[int], groups: int, channel_dim: int) -> None:
     channels = shape[channel_dim]
     if channels % groups:
         raise ValueError(
-            f"{channels} channels (dimension {channel_dim} of {tuple(shape)}) do not fall into {groups} equal "
+            f"{channels} channels (dimension {channel_dim} of {tuple(shape)}) cannot be divided into {groups} equal "
             "groups; choose a number of groups that divides them"
         )
 
@@ -201,14 +201,14 @@ class _Gradients(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         gradient, x, coefficients = ctx.saved_tensors
-        spec, following = ctx.spec, replace(ctx.spec, order=ctx.spec.order + 1)
+        spec, next_order = ctx.spec, replace(ctx.spec, order=ctx.spec.order + 1)
         kernel = "reference" if any(map(is_legacy_batched, (v, w))) else "triton"
         if kernel == "triton" and not torch.is_grad_enabled():
             from hullo.kernels import triton
 
             return *triton.second(v, w, gradient, x, coefficients, spec), None
-        dgradient = v * _dispatch(x, coefficients, following, kernel) + _dispatch(x, w, spec, kernel)
-        dx, dc = backward(v * gradient, x, coefficients, following, kernel)
+        dgradient = v * _dispatch(x, coefficients, next_order, kernel) + _dispatch(x, w, spec, kernel)
+        dx, dc = backward(v * gradient, x, coefficients, next_order, kernel)
         return dgradient, dx + backward(gradient, x, w, spec, kernel)[0], dc, None
 
     @staticmethod
@@ -220,7 +220,7 @@ class _Gradients(torch.autograd.Function):
         coefficients: Tensor,
         spec: CombineSpec,
     ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-        """Merge the batch into the groups, so that each of its members has its own sums."""
+        """Merge the batch into the groups: each of its members has its own sums."""
         gradient, x, coefficients = (
             t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
             for t, dim in zip((gradient, x, coefficients), in_dims, strict=False)

@@ -1,7 +1,7 @@
 """hull(gate) * up: the gated blocks of language models, SwiGLU and GeGLU with a learned function.
 
 The fused kernel makes one pass over memory each way. Only the gate, up and the raw parameters are saved for the
-backward pass, no more tensors than for a plain product; their gradients take their memory if nobody else uses it.
+backward pass, no more tensors than for a plain product; gradients reuse their memory if nothing else refers to it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class GatedHull(nn.Module):
 
 
 def named_callers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the name of every hull, and the module whose input its input is: itself, or the GatedHull around it."""
+    """Yield the name of every hull, and the module to hook for its input: the hull, or the GatedHull around it."""
     gated = {id(module.hull): module for module in model.modules() if isinstance(module, GatedHull)}
     for name, module in model.named_modules():
         if isinstance(module, Hull):
@@ -73,8 +73,8 @@ def _is_plain(hull: Hull, gate: Tensor, up: Tensor) -> bool:
         return False
     if type(hull).forward is not Hull.forward or hull._forward_hooks or hull._forward_pre_hooks:
         return False
-    alike = gate.shape == up.shape and gate.dtype == up.dtype and gate.device == up.device == hull.raw.device
-    if not alike or not gate.is_floating_point() or gate.layout is not torch.strided or gate.is_nested:
+    are_alike = gate.shape == up.shape and gate.dtype == up.dtype and gate.device == up.device == hull.raw.device
+    if not are_alike or not gate.is_floating_point() or gate.layout is not torch.strided or gate.is_nested:
         return False
     if hull.groups > 1 and not _has_groups(hull, gate):
         return False  # the hull raises the error
@@ -90,9 +90,9 @@ def _has_groups(hull: Hull, gate: Tensor) -> bool:
     return -gate.dim() <= dim < gate.dim() and gate.shape[dim] % hull.groups == 0
 
 
-# A gradient may take the memory of a saved tensor that nobody else refers to: no variable, no tensor that shares its
+# A gradient may reuse the memory of a saved tensor that nothing else refers to: no variable, no tensor that shares its
 # memory, no other node of the graph. How many references such a tensor has depends on the versions of Python and
-# PyTorch, so they are counted once for a tensor that is known to be of this kind, and once for one that is held.
+# PyTorch, so they are counted once for a tensor without other references, and once for one with a variable.
 
 
 def _references(saved: Tensor) -> tuple[int, int, int]:
@@ -100,7 +100,7 @@ def _references(saved: Tensor) -> tuple[int, int, int]:
     return sys.getrefcount(saved), saved._use_count(), storage_uses(saved)  # type: ignore[attr-defined]
 
 
-class _Counted(torch.autograd.Function):
+class _CountReferences(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, counts: list[tuple[int, int, int]]) -> Tensor:
         ctx.save_for_backward(x)
@@ -116,18 +116,18 @@ class _Counted(torch.autograd.Function):
 
 @functools.cache
 def _references_of_unused() -> tuple[int, int, int] | None:
-    """Return the references of a saved tensor that nobody else uses; None if they do not tell it from another."""
+    """Return the references of a saved tensor that nothing else uses; None if they cannot be told from others."""
     counts: list[tuple[int, int, int]] = []
     with real_tensors(), torch.enable_grad():
         leaf = torch.ones(1, requires_grad=True)
-        _Counted.apply(leaf * 1, counts).backward()  # type: ignore[no-untyped-call]
+        _CountReferences.apply(leaf * 1, counts).backward()  # type: ignore[no-untyped-call]
         held = leaf * 1
-        _Counted.apply(held, counts).backward()  # type: ignore[no-untyped-call]
+        _CountReferences.apply(held, counts).backward()  # type: ignore[no-untyped-call]
     return None if counts[0] == counts[1] else counts[0]
 
 
 def _is_disposable(saved: Tensor, references: tuple[int, int, int]) -> bool:
-    """Return whether a saved tensor with so many references is used by nobody else and not again."""
+    """Return whether a saved tensor with so many references is used nowhere else and not again."""
     if saved.grad_fn is None or saved._is_view() or keeps_graph():
         return False
     return references == _references_of_unused()
@@ -141,7 +141,7 @@ class _Gated(torch.autograd.Function):
         ctx.spec, ctx.kernel = spec, kernel
         ctx.save_for_backward(gate, up, raw)
         if kernel == "triton":
-            _references_of_unused()  # counted now: in a backward pass no other can run
+            _references_of_unused()  # counted now: backward passes cannot be nested
             from hullo.kernels import triton
 
             return triton.gated_forward(gate, up, raw, spec)

@@ -37,8 +37,8 @@ def apply_scaled(x: Tensor, raw: Tensor, scales: Tensor, spec: CombineSpec, hull
     coefficients = spec.parametrization.transform(raw)
     total = torch.zeros((), dtype=compute_dtype(x), device=x.device)
     for n, item in enumerate(spec.bases):
-        alone = CombineSpec((item,), get_parametrization("given"), spec.channel_dim)
-        total = total + apply(_scaled(x, scales, n, spec), coefficients[..., n : n + 1], alone)
+        single = CombineSpec((item,), get_parametrization("given"), spec.channel_dim)
+        total = total + apply(_scaled(x, scales, n, spec), coefficients[..., n : n + 1], single)
     return total.to(x.dtype)
 
 
@@ -51,7 +51,7 @@ def apply_scaled_spelled(
 
 
 def _scaled(x: Tensor, scales: Tensor, column: int, spec: CombineSpec) -> Tensor:
-    """Return x in the type to compute in, times the scales of one column."""
+    """Return x in the compute dtype, times the scales of one column."""
     wide, factors = x.to(compute_dtype(x)), scales[..., column].to(compute_dtype(x))
     if scales.dim() == 1:
         return wide * factors

@@ -82,13 +82,13 @@ class Interval:
 
 @dataclass(frozen=True, eq=False)
 class Jet:
-    """Hold bounds of a function and of its derivative. Two identities keep them tight where a function saturates.
+    """Hold bounds of a function and of its derivative. Two complements keep them tight where a function saturates.
 
     Args:
         value: bounds of the function.
         slope: bounds of its derivative.
-        complement: one minus the function, where that is known better than by subtraction: of a sigmoid.
-        square_complement: one minus its square, of a tanh.
+        complement: one minus the function, if a tighter bound than by subtraction is known, as for a sigmoid.
+        square_complement: one minus the square of the function, likewise, as for a tanh.
     """
 
     value: Interval
@@ -151,7 +151,7 @@ class Jet:
 
 @dataclass(frozen=True)
 class Condition:
-    """Hold where a comparison is true on the whole interval, and where on no part of it."""
+    """Hold where a comparison is true on the whole interval, and where it is false on all of it."""
 
     always: Tensor
     never: Tensor
@@ -180,8 +180,8 @@ def _where(condition: Condition, yes: Jet | float, no: Jet | float) -> Jet:
 def square(x: Jet) -> Jet:
     ends = x.value.magnitudes()
     value = Interval(ends.low * ends.low, ends.high * ends.high).widened(_ARITHMETIC, _TINY)
-    made = x.chain(value, x.value + x.value)
-    return Jet(made.value, made.slope, complement=x.square_complement)
+    result = x.chain(value, x.value + x.value)
+    return Jet(result.value, result.slope, complement=x.square_complement)
 
 
 def _sigmoid(x: Jet) -> Jet:
@@ -199,9 +199,9 @@ def _tanh(x: Jet) -> Jet:
     value = x.value.rising(torch.tanh).clamped(-1, 1)
     bell = _bell(x.value, 2.0)
     slopes = Interval(4 * bell.low, 4 * bell.high)  # 1 - tanh(x)^2
-    made = x.chain(value, slopes)
+    result = x.chain(value, slopes)
     minus_two = x.value.like(-2.0, -2.0)
-    return Jet(made.value, made.slope, square_complement=x.chain(slopes, minus_two * value * slopes))
+    return Jet(result.value, result.slope, square_complement=x.chain(slopes, minus_two * value * slopes))
 
 
 def _normal_pdf(x: Jet) -> Jet:
@@ -235,8 +235,8 @@ def _exp(x: Jet) -> Jet:
     return x.chain(value, value)
 
 
-def _reach(x: Interval, offset: float) -> Tensor:
-    """Return whether an interval may contain a number offset + 2 pi n."""
+def _contains(x: Interval, offset: float) -> Tensor:
+    """Return whether an interval may contain offset + 2 pi n for an integer n."""
     turns = Interval((x.low - offset) / (2 * math.pi), (x.high - offset) / (2 * math.pi)).widened(2.0**-50, 2.0**-50)
     return turns.high.floor() >= turns.low.ceil()
 
@@ -244,8 +244,10 @@ def _reach(x: Interval, offset: float) -> Tensor:
 def _wave(x: Interval, function: Callable[[Tensor], Tensor], top: float) -> Interval:
     """Return the interval of sin or cos; `top` is where it is 1."""
     ends = torch.stack([function(x.low), function(x.high)])
-    found = Interval(ends.amin(0), ends.amax(0)).widened(_FUNCTION, 2.0**-48).clamped(-1, 1)
-    return Interval(found.low.where(~_reach(x, top + math.pi), -1.0), found.high.where(~_reach(x, top), 1.0))
+    range_at_ends = Interval(ends.amin(0), ends.amax(0)).widened(_FUNCTION, 2.0**-48).clamped(-1, 1)
+    return Interval(
+        range_at_ends.low.where(~_contains(x, top + math.pi), -1.0), range_at_ends.high.where(~_contains(x, top), 1.0)
+    )
 
 
 def _sin(x: Jet) -> Jet:

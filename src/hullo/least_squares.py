@@ -16,23 +16,23 @@ _TOLERANCE = 1e-9  # on the residual at every point, relative to the largest fun
 
 @real_tensors()
 def express(targets: Sequence[Function], functions: Sequence[Function]) -> list[list[float] | None]:
-    """Return for each target its coefficients in linearly independent functions; None if it is no combination of them.
+    """Return each target's coefficients in linearly independent functions; None if it is not a combination of them.
 
-    The points are dense near the origin and reach out to 10^6. Where a function overflows they are left out.
+    The sample points are dense near the origin and extend to 10^6; points where a function overflows are ignored.
     """
     x = _points()
     columns = torch.stack([function(x) for function in functions], dim=1)
     values = torch.stack([target(x) for target in targets], dim=1)
-    known = columns.isfinite().all(1)
-    scale = columns[known].abs().amax(1, keepdim=True).clamp_min(1)
-    columns, values = columns[known] / scale, values[known] / scale
+    finite = columns.isfinite().all(1)
+    scale = columns[finite].abs().amax(1, keepdim=True).clamp_min(1)
+    columns, values = columns[finite] / scale, values[finite] / scale
     is_finite = values.isfinite().all(0)
     values = values.nan_to_num(0.0, 0.0, 0.0)
     lengths = columns.norm(dim=0).clamp_min(1e-300)
     solutions = torch.linalg.lstsq(columns / lengths, values, driver="gelsd").solution / lengths[:, None]
     residuals = (columns @ solutions - values).abs().amax(0) / values.abs().amax(0).clamp(1e-300, 1)
     is_inside = (is_finite & (residuals < _TOLERANCE)).tolist()
-    return [found if inside else None for found, inside in zip(solutions.T.tolist(), is_inside, strict=True)]
+    return [solution if inside else None for solution, inside in zip(solutions.T.tolist(), is_inside, strict=True)]
 
 
 def _points() -> Tensor:

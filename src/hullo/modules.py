@@ -55,14 +55,14 @@ class Hull(nn.Module):
         dtype = torch.get_default_dtype() if dtype is None else dtype
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             raise TypeError(f"dtype={dtype!r}: coefficients need a floating-point torch.dtype such as torch.float32")
-        self.bases = resolve(_listed(bases), strict=self.is_strict if strict is None else strict)
+        self.bases = resolve(_flatten(bases), strict=self.is_strict if strict is None else strict)
         self.groups = groups
         self.constraint = self.set_class() if parametrization is None else self.set_class(parametrization)
         chosen = self.constraint.parametrization
         in_kernel = chosen if isinstance(chosen, BuiltInParametrization) else get_parametrization("given")
         self.spec = CombineSpec(self.bases, in_kernel, channel_dim)
         self.raw_name = write_raw_name(chosen.name, self.bases, groups, channel_dim)
-        self.init = self._admitted(self._uniform() if init is None else init)
+        self.init = self._validate(self._uniform() if init is None else init)
         self.raw = nn.Parameter(  # type: ignore[misc]
             torch.tensor(
                 self._raw_values(self.init),
@@ -83,7 +83,7 @@ class Hull(nn.Module):
             watch(self)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (the argument's name in PyTorch's modules)
-        parameters = self._parameters  # attributes of a module are slow to find; torch.nn.utils.parametrize moves them
+        parameters = self._parameters  # faster than attributes; torch.nn.utils.parametrize removes them
         raw, scale = parameters.get(self.raw_name), parameters.get("inner_scale", False)
         if raw is None or self.constraint.parametrization is not self.spec.parametrization:
             raw = self.kernel_input()  # type: ignore[assignment]
@@ -94,12 +94,12 @@ class Hull(nn.Module):
         return apply(input, raw, self.spec, hull=self)  # type: ignore[arg-type]
 
     def kernel_input(self) -> Tensor:
-        """Return the raw parameters where the kernels map them to coefficients themselves, else the coefficients."""
+        """Return the input of the kernels: raw parameters of a built-in parametrization, otherwise coefficients."""
         parametrization = self.constraint.parametrization
         return self.raw if parametrization is self.spec.parametrization else evaluate(parametrization, self.raw)
 
     def reset_parameters(self) -> None:
-        """Set the coefficients back to those the hull started with, and scales to one, also after `to_empty`."""
+        """Reset the coefficients to their initial values and scales to one, also after `to_empty`."""
         self.coefficients = self.init
         if self.inner_scale is not None:
             nn.init.ones_(self.inner_scale)
@@ -116,7 +116,7 @@ class Hull(nn.Module):
 
     @coefficients.setter
     def coefficients(self, value: Init) -> None:
-        numbers = self._raw_values(self._admitted(self._uniform() if value is None else value))
+        numbers = self._raw_values(self._validate(self._uniform() if value is None else value))
         raw = torch.tensor(numbers, device=self.raw.device, dtype=self.raw.dtype)
         with torch.no_grad():
             self.raw.copy_(shard_like(raw, self.raw))
@@ -125,8 +125,8 @@ class Hull(nn.Module):
     def raw(self) -> nn.Parameter:
         """Return the raw parameters, which an optimizer updates.
 
-        They are registered as `raw_name`, such as ``raw_projection__identity__relu``: the name has the parametrization
-        and the bases, so that a state_dict cannot be loaded into another kind of hull by mistake.
+        They are registered as `raw_name`, such as ``raw_projection__identity__relu``, which contains the
+        parametrization and the bases: a state_dict cannot be loaded into another kind of hull by mistake.
         """
         raw: nn.Parameter = getattr(self, self.raw_name)
         return raw
@@ -153,7 +153,7 @@ class Hull(nn.Module):
         return f"{self.kind}({','.join(item.name for item in self.bases)})"
 
     def _raw_values(self, coefficients: Tensor) -> list[Any]:
-        """Return the raw parameters of coefficients as lists, from which any mode makes tensors of its own kind."""
+        """Return the raw parameters of coefficients as lists; under a tensor mode, they become tensors of that mode."""
         with real_tensors(), torch.no_grad():
             values: list[Any] = invert(self.constraint, coefficients).tolist()
         return values
@@ -163,7 +163,7 @@ class Hull(nn.Module):
         return torch.full((len(self.bases),), 1 / len(self.bases), dtype=torch.float64, device="cpu")
 
     @real_tensors()
-    def _admitted(self, value: Init) -> Tensor:
+    def _validate(self, value: Init) -> Tensor:
         """Return given coefficients in float64 and in the shape of `coefficients`, after checking them."""
         n = len(self.bases)
         shape = (n,) if self.groups == 1 else (self.groups, n)
@@ -171,16 +171,16 @@ class Hull(nn.Module):
             if base(value) not in self.bases:
                 raise ValueError(f"invalid init {value!r}: it is not one of the bases of {self.spelling}")
             value = [float(item is base(value)) for item in self.bases]
-        wanted = f"{n} numbers" if self.groups == 1 else f"{n} numbers or {self.groups} rows of {n}"
+        valid = f"{n} numbers" if self.groups == 1 else f"{n} numbers or {self.groups} rows of {n}"
         try:
             given = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach()
         except (TypeError, ValueError, RuntimeError):
-            raise TypeError(f"invalid coefficients {value!r} for {self.spelling}; give {wanted}") from None
+            raise TypeError(f"invalid coefficients {value!r} for {self.spelling}; give {valid}") from None
         if given.shape not in ((n,), shape):
-            raise ValueError(f"invalid coefficients of shape {tuple(given.shape)} for {self.spelling}; give {wanted}")
+            raise ValueError(f"invalid coefficients of shape {tuple(given.shape)} for {self.spelling}; give {valid}")
         ok, reason = self.constraint.check(given)
         if not ok:
-            raise ValueError(f"invalid coefficients {_shown(given)} for {self.spelling}: {reason}")
+            raise ValueError(f"invalid coefficients {_format(given)} for {self.spelling}: {reason}")
         return given.expand(shape).clone()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Hull:
@@ -195,7 +195,7 @@ class Hull(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Reject raw parameters that another kind of hull has saved, also with strict=False."""
         errors, key = rest[4], prefix + self.raw_name
-        if reason := self._why_not_loaded(state_dict, prefix):
+        if reason := self._why_not_loadable(state_dict, prefix):
             errors.append(f"{reason}; make this hull with the same arguments")
             return
         for name in (key, f"{prefix}inner_scale"):
@@ -203,7 +203,7 @@ class Hull(nn.Module):
                 state_dict[name] = state_dict[name].float()  # assign=True would keep the type
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
-    def _why_not_loaded(self, state_dict: dict[str, Any], prefix: str) -> str:
+    def _why_not_loadable(self, state_dict: dict[str, Any], prefix: str) -> str:
         """Return why saved raw parameters do not fit this hull; an empty string if they do."""
         own = prefix + self.raw_name
         others = [key for key in state_dict if key.startswith(f"{prefix}raw_")]
@@ -217,7 +217,7 @@ class Hull(nn.Module):
         groups = shape[0] if len(shape) == 2 else 1
         return f"{own} of shape {shape} was saved with groups={groups}; this hull has groups={self.groups}"
 
-    def rows_at_hand(self) -> list[list[float]] | None:
+    def local_rows(self) -> list[list[float]] | None:
         """Return the coefficients as numbers, one row per group, for printing, without communication between processes.
 
         Return None if they have no values (on the meta device, in a trace) or are sharded.
@@ -232,7 +232,7 @@ class Hull(nn.Module):
 
     def extra_repr(self) -> str:
         parts = [item.name for item in self.bases]
-        if self.groups == 1 and (rows := self.rows_at_hand()):
+        if self.groups == 1 and (rows := self.local_rows()):
             parts = [f"{name}={value:.2g}" for name, value in zip(parts, rows[0], strict=True)]
         if self.groups > 1:
             parts.append(f"groups={self.groups}")
@@ -245,14 +245,14 @@ class Hull(nn.Module):
         return ", ".join(parts)
 
 
-def _listed(bases: tuple[str | Base | Iterable[str | Base], ...]) -> Iterable[str | Base]:
-    """Return bases that are given one by one, or as one list."""
+def _flatten(bases: tuple[str | Base | Iterable[str | Base], ...]) -> Iterable[str | Base]:
+    """Return bases that are given as separate arguments, or as one list."""
     if len(bases) == 1 and isinstance(bases[0], Iterable) and not isinstance(bases[0], str):
         return bases[0]
-    return bases  # type: ignore[return-value]  # `resolve` says what is wrong with others
+    return bases  # type: ignore[return-value]  # `resolve` raises an error for others
 
 
-def _shown(given: Tensor) -> str:
+def _format(given: Tensor) -> str:
     return str([round(value, 6) for value in given.tolist()]) if given.dim() == 1 else f"{len(given)} rows"
 
 
@@ -260,7 +260,7 @@ class AffineHull(Hull):
     r"""An activation learned in the affine hull of base functions: f(x) = sum c_i f_i(x) with sum c_i = 1.
 
     Args:
-        bases: names of the catalogue, or :class:`hullo.Base` objects, one by one or as one list.
+        bases: names of the catalogue, or :class:`hullo.Base` objects, as separate arguments or one list.
         init: the initial coefficients: N numbers, one row per group, or the name of the base to start as;
             1/N each by default.
         groups: 1 is one activation for the layer; G gives each of G equal groups of channels its own coefficients;
@@ -293,8 +293,7 @@ class ConvexHull(Hull):
     r"""An activation learned in the convex hull of base functions: sum c_i f_i(x) with sum c_i = 1 and c_i >= 0.
 
     The arguments are those of :class:`AffineHull`; `parametrization` is "projection" or "softmax", see
-    :class:`hullo.Simplex`.
-    If all bases are monotone, so is the function.
+    :class:`hullo.Simplex`. If all bases are monotone, so is the function.
 
     Example:
         >>> import hullo
@@ -310,8 +309,7 @@ class ConicHull(Hull):
     r"""An activation learned in the conic hull of base functions: sum c_i f_i(x) with c_i >= 0.
 
     The arguments are those of :class:`AffineHull`; `parametrization` is "clamped" or "softplus", see
-    :class:`hullo.Orthant`. Its
-    scale is free. If all bases are monotone, so is the function.
+    :class:`hullo.Orthant`. Coefficients may have any sum. If all bases are monotone, so is the function.
 
     Example:
         >>> import hullo

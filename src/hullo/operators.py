@@ -18,16 +18,16 @@ from hullo.parametrizations import get_parametrization
 
 @torch.library.custom_op("hullo::combine", mutates_args=())
 def combine(x: Tensor, raw: Tensor, bases: str, parametrization: str, channel_dim: int, backend: str | None) -> Tensor:
-    found = spec(bases, parametrization, channel_dim)
-    return load(choose(x, found, backend)).forward(x, raw, found)
+    combination = spec(bases, parametrization, channel_dim)
+    return load(choose(x, combination, backend)).forward(x, raw, combination)
 
 
 @torch.library.custom_op("hullo::combine_backward", mutates_args=())
 def combine_backward(
     gradient: Tensor, x: Tensor, raw: Tensor, bases: str, parametrization: str, channel_dim: int, backend: str | None
 ) -> tuple[Tensor, Tensor]:
-    found = spec(bases, parametrization, channel_dim)
-    return load(choose(x, found, backend)).backward(gradient, x, raw, found)
+    combination = spec(bases, parametrization, channel_dim)
+    return load(choose(x, combination, backend)).backward(gradient, x, raw, combination)
 
 
 @combine.register_fake
@@ -55,7 +55,7 @@ combine.register_autograd(_backward, setup_context=_setup_context)
 
 
 def spec(bases: str, parametrization: str, channel_dim: int) -> CombineSpec:
-    """Return the spec of such arguments."""
+    """Return the spec of an operator's arguments."""
     return CombineSpec(
         tuple(base(name) for name in bases.split(";")), get_parametrization(parametrization), channel_dim
     )

@@ -2,7 +2,7 @@
 
 With the parametrizations "projection" and "clamped", the gradient of the raw parameters is linear in the gradient of
 the coefficients, so gradients of micro-batches and of processes add up to that of the whole batch. On the boundary, a
-step along this gradient would move raw parameters further and further outside, where they no longer change the
+step along this gradient would move raw parameters ever further outside, where they no longer change the
 coefficients. So before every step of an optimizer of torch.optim, the accumulated gradient is restricted to the
 directions in which the coefficients can move, by the `restrict` of a :class:`hullo.parametrizations.Parametrization`.
 

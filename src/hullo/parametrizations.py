@@ -1,7 +1,7 @@
 """Parametrizations: differentiable maps from raw parameters, which an optimizer updates, to coefficients in a set.
 
 An optimizer updates *raw* parameters without constraints; a :class:`Parametrization` maps them into the set of the hull
-(:mod:`hullo.coefficients`), so that coefficients are exact after every step of any optimizer. No built-in
+(:mod:`hullo.coefficients`): coefficients are exact after every step of any optimizer. No built-in
 parametrization divides by something that can reach zero.
 
 A built-in parametrization also has a form in each of the fused backends: :mod:`hullo.kernels.parametrization_code`,
@@ -35,7 +35,7 @@ class Parametrization:
         name: lower-case letters and digits, part of the names in a state_dict; not the name of a built-in
             parametrization.
         transform: raw parameters to coefficients, for all finite raw parameters. Autograd differentiates it.
-        inverse: coefficients to raw parameters, so that ``transform(inverse(c))`` is c.
+        inverse: coefficients to raw parameters; ``transform(inverse(c))`` is c.
         fewer: the number of coefficients minus the number of raw parameters.
         restrict: (raw, gradient of the raw parameters) to the part of the gradient along which the coefficients can
             change, applied to the accumulated gradient before each step of an optimizer of torch.optim.
@@ -142,7 +142,7 @@ def nearest_in_simplex(raw: Tensor) -> Tensor:
 
     The solution is c = max(r - t, 0) with t = max over k of (sum of the k largest r - 1) / k.
     """
-    # A shift changes nothing; without it large numbers swallow the 1. By a whole number, small ones keep their digits.
+    # A shift does not change the result, and keeps large numbers from absorbing the 1; an integer shift is exact.
     raw = raw - raw.amax(-1, keepdim=True).floor()
     ordered = raw.sort(dim=-1, descending=True).values
     counts = torch.arange(1, raw.shape[-1] + 1, device=raw.device, dtype=raw.dtype)
@@ -160,14 +160,14 @@ def feasible_gradient(coefficients: Tensor, gradient: Tensor) -> Tensor:
     The solution is g_i = gradient_i - t, clamped to at most 0 where c_i = 0, with t as in the projection: the minimum
     over k of the mean of the gradients inside and the k smallest gradients of those at zero.
     """
-    inside = coefficients > 8 * torch.finfo(coefficients.dtype).eps  # a projection leaves rounding errors where zero is
-    entered = torch.where(inside, -torch.inf, gradient)  # those inside count always, those at zero by their gradient
+    inside = coefficients > 8 * torch.finfo(coefficients.dtype).eps  # above the rounding errors of a projection
+    entered = torch.where(inside, -torch.inf, gradient)  # those inside come first, then those at zero by gradient
     order = entered.argsort(dim=-1)
     ordered = gradient.gather(-1, order)
     counts = torch.arange(1, gradient.shape[-1] + 1, device=gradient.device, dtype=gradient.dtype)
     means = ordered.cumsum(-1) / counts
-    at_least = inside.sum(-1, keepdim=True)
-    threshold = torch.where(counts >= at_least, means, torch.inf).amin(-1, keepdim=True)
+    least = inside.sum(-1, keepdim=True)
+    threshold = torch.where(counts >= least, means, torch.inf).amin(-1, keepdim=True)
     moved = gradient - threshold
     return torch.where(inside, moved, moved.clamp_max(0))
 
@@ -188,7 +188,7 @@ class _Projection(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        """Save nothing: the backward pass needs the gradient alone."""
+        """Save nothing: the backward pass needs only the gradient."""
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
@@ -196,7 +196,7 @@ class _Projection(torch.autograd.Function):
 
 
 class _Clamp(torch.autograd.Function):
-    """Project onto the orthant, max(r, 0); the backward pass hands the gradient on, for the reasons given above."""
+    """Project onto the orthant, max(r, 0); the backward pass returns the gradient, for the reasons given above."""
 
     generate_vmap_rule = True
 
@@ -206,7 +206,7 @@ class _Clamp(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        """Save nothing: the backward pass needs the gradient alone."""
+        """Save nothing: the backward pass needs only the gradient."""
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
@@ -241,8 +241,8 @@ def _project(raw: Tensor) -> Tensor:
 
 
 _BUILT_IN |= {
-    made.name: made
-    for made in (
+    parametrization.name: parametrization
+    for parametrization in (
         BuiltInParametrization("given", lambda raw: raw, lambda c: c, lambda raw, c, gradient: gradient),
         BuiltInParametrization(
             "projection",

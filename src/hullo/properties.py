@@ -30,10 +30,9 @@ def slope_bounds(
     """Return the infimum and the supremum of the slope over the real line; None if they are unknown.
 
     The larger of their magnitudes is the Lipschitz constant. Both are certain, to 1e-9 of the largest slope that the
-    coefficients and the bases' own slopes allow; a base whose slope has no bound counts with its slope at ±1. They
-    are unknown where a base without a formula, as one of :func:`hullo.add_base`, has a coefficient other than zero,
-    since no set of points tells all slopes of a Python function, and for some combinations of waves of several
-    frequencies.
+    coefficients and the slopes of the bases allow; for a base with unbounded slope, its slope at ±1 counts. They are
+    unknown if a base without a formula, a Python function of :func:`hullo.add_base`, has a nonzero coefficient, since
+    samples cannot bound its slope, and for some combinations of waves of several frequencies.
 
     >>> import hullo
     >>> hullo.slope_bounds([2.0, -1.0], ["identity", "tanh"])
@@ -45,18 +44,18 @@ def slope_bounds(
 def is_monotone(
     subject: Hull | Coefficients, bases: Iterable[str | Base] | None = None
 ) -> bool | list[bool | None] | None:
-    """Return whether the function never falls; None if that is unknown.
+    """Return whether the function is non-decreasing; None if that is unknown.
 
-    Slopes down to -1e-6, or to -1e-6 times the largest coefficient if that is below one, count as rounding of the
-    coefficients. Apart from that the answer is certain: no slope on the real line is lower, or one is. It is unknown
-    where :func:`slope_bounds` may be, if the function was not seen to fall.
+    Slopes down to -1e-6, or to -1e-6 times the largest coefficient if that is below one, count as rounding errors of
+    the coefficients. Apart from that, the answer is certain. It is unknown where :func:`slope_bounds` may be, unless a
+    sample shows that the function decreases.
 
     >>> import hullo
     >>> hullo.is_monotone(hullo.ConvexHull("identity", "relu", "tanh"))
     True
     >>> hullo.is_monotone([-1.0, 2.0], ["identity", "tanh"])
     False
-    >>> hullo.is_monotone([-0.02, 1.01991, 9e-5], ["asinh", "arctan", "identity"])     # it falls between 79 and 143
+    >>> hullo.is_monotone([-0.02, 1.01991, 9e-5], ["asinh", "arctan", "identity"])     # decreases from 79 to 143
     False
     """
     return _for_each_row(_is_monotone, subject, bases)
@@ -87,7 +86,7 @@ def identify(
     >>> hullo.identify([0.5, 0.5], ["relu", "elu"])
     Base(elu(0.5))
     """
-    return _for_each_row(lambda c, found: same_as(c, found, _TOLERANCE), subject, bases)
+    return _for_each_row(lambda c, resolved: same_as(c, resolved, _TOLERANCE), subject, bases)
 
 
 @real_tensors()
@@ -105,44 +104,48 @@ def _for_each_row(
             raise TypeError(
                 "the hull has an inner scale, f(b x), which is not supported here; give coefficients and bases"
             )
-        found, rows = subject.bases, subject.coefficients.detach().double().cpu()
+        resolved, rows = subject.bases, subject.coefficients.detach().double().cpu()
     elif bases is None:
         raise TypeError("coefficients need their bases: give both, or a hull")
     else:
-        found, rows = resolve(bases, strict=False), torch.as_tensor(subject, dtype=torch.float64, device="cpu")
-    if rows.dim() not in (1, 2) or rows.shape[-1] != len(found) or not bool(rows.isfinite().all()):
+        resolved, rows = resolve(bases, strict=False), torch.as_tensor(subject, dtype=torch.float64, device="cpu")
+    if rows.dim() not in (1, 2) or rows.shape[-1] != len(resolved) or not bool(rows.isfinite().all()):
         shape = tuple(rows.shape)
-        raise ValueError(f"{len(found)} bases need {len(found)} finite coefficients per row, got shape {shape}: {rows}")
+        raise ValueError(
+            f"{len(resolved)} bases need {len(resolved)} finite coefficients per row, got shape {shape}: {rows}"
+        )
     if rows.dim() == 1:
-        return question(rows.tolist(), found)
-    return [question(row.tolist(), found) for row in rows]
+        return question(rows.tolist(), resolved)
+    return [question(row.tolist(), resolved) for row in rows]
 
 
-def _slope_bounds(coefficients: list[float], found: tuple[Base, ...]) -> tuple[float, float] | None:
-    bounds = extremes(coefficients, found)
+def _slope_bounds(coefficients: list[float], resolved: tuple[Base, ...]) -> tuple[float, float] | None:
+    bounds = extremes(coefficients, resolved)
     if bounds is None:
         return None
-    digits = 10 - math.frexp(largest_slope(coefficients, found) or 1.0)[1] * 3 // 10
+    digits = 10 - math.frexp(largest_slope(coefficients, resolved) or 1.0)[1] * 3 // 10
     return round(bounds[0], digits) + 0.0, round(bounds[1], digits) + 0.0
 
 
-def _is_monotone(coefficients: list[float], found: tuple[Base, ...]) -> bool | None:
+def _is_monotone(coefficients: list[float], resolved: tuple[Base, ...]) -> bool | None:
     floor = -_TOLERANCE * min(1.0, max(map(abs, coefficients)))
-    falls = is_below(floor, coefficients, found)
-    if falls is None:
+    decreases = is_below(floor, coefficients, resolved)
+    if decreases is None:
         x = real_line()
-        slopes = sum((c * item.derivative(x) for c, item in zip(coefficients, found, strict=True)), torch.zeros_like(x))
+        slopes = sum(
+            (c * item.derivative(x) for c, item in zip(coefficients, resolved, strict=True)), torch.zeros_like(x)
+        )
         return False if bool((slopes < floor).any()) else None
-    return not falls
+    return not decreases
 
 
-def _approximates_identity(coefficients: list[float], found: tuple[Base, ...]) -> bool:
-    value = sum(c * item.value_at_zero for c, item in zip(coefficients, found, strict=True))
-    slopes = _slopes_at_zero(coefficients, found)
+def _approximates_identity(coefficients: list[float], resolved: tuple[Base, ...]) -> bool:
+    value = sum(c * item.value_at_zero for c, item in zip(coefficients, resolved, strict=True))
+    slopes = _slopes_at_zero(coefficients, resolved)
     return abs(value) < _TOLERANCE and all(abs(slope - 1) < _TOLERANCE for slope in slopes)
 
 
-def _slopes_at_zero(coefficients: list[float], found: tuple[Base, ...]) -> tuple[float, ...]:
+def _slopes_at_zero(coefficients: list[float], resolved: tuple[Base, ...]) -> tuple[float, ...]:
     return tuple(
-        sum(c * item.slopes_at_zero[side] for c, item in zip(coefficients, found, strict=True)) for side in (0, 1)
+        sum(c * item.slopes_at_zero[side] for c, item in zip(coefficients, resolved, strict=True)) for side in (0, 1)
     )

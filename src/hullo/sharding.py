@@ -16,7 +16,7 @@ def gather(tensor: Tensor) -> Tensor:
 
 
 def shard_like(values: Tensor, like: Tensor) -> Tensor:
-    """Return values that every process has as a tensor that is sharded as `like` is."""
+    """Return values, which every process has, as a tensor that is sharded like `like`."""
     if not is_sharded(like):
         return values
     from torch.distributed.tensor import distribute_tensor

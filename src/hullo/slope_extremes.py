@@ -26,15 +26,15 @@ from hullo.bases import Base
 from hullo.interval_arithmetic import FUNCTIONS, Jet
 
 ACCURACY = 1e-10
-"""To which extremes are found, as a part of the largest slope that the coefficients and bases allow, see
-:func:`largest_slope`, or of the extreme itself."""
+"""The accuracy of extremes, relative to the largest slope that the coefficients and bases allow, see
+:func:`largest_slope`, or to the extreme itself."""
 
 _NEAR, _STEP = 16.0, 1 / 64  # cells of equal width near the origin ...
 _FAR, _PER_DOUBLING = 128, 8  # ... and, further out, of equal ratio, up to 2^128
-_PARTS = 32  # into which a cell is cut
-_INSIDE = 2.0**-36  # how far inside a cell, as a part of its width, slopes at its ends are taken
-_MOST_CELLS = 200_000
-_WHOLE_TURNS = 2.0**36  # up to which multiples of pi are exact enough
+_PARTS = 32  # of a cell that is subdivided
+_INSIDE = 2.0**-36  # relative distance from the ends of a cell at which its slopes are sampled
+_MAX_CELLS = 200_000
+_WHOLE_TURNS = 2.0**36  # multiples of pi are exact enough up to here
 _OUTSIDE = 2.0**100  # where bases that grow without bound are compared
 _WAVE = re.compile(r"\b(?:sin|cos)\((?:([\d.e+-]+) \* )?x\)")  # in a formula, with its frequency
 
@@ -53,17 +53,17 @@ class _Cells:
         return (self.high - self.low) * (0.5 + 2.0**-40)
 
     def points(self, frequencies: Sequence[float]) -> Tensor:
-        """Return points inside: near the ends, the middle, and where waves are extreme if that is inside."""
+        """Return points inside each cell: near the ends, the middle, and extremes of waves."""
         inside, infinity = (self.high - self.low) * _INSIDE, torch.full_like(self.low, math.inf)
-        first = torch.maximum(self.low + inside, torch.nextafter(self.low, infinity))  # at an end there may be a kink
+        first = torch.maximum(self.low + inside, torch.nextafter(self.low, infinity))  # an end may be a kink
         last = torch.minimum(self.high - inside, torch.nextafter(self.high, -infinity))
         wave = []
         for frequency in frequencies:
             turns = (self.middle * (frequency / math.pi)).round()
-            known = self.middle.abs() * frequency < _WHOLE_TURNS
+            is_exact = self.middle.abs() * frequency < _WHOLE_TURNS
             for shift in (-0.5, 0, 0.5, 1):
                 at = ((turns + shift) * (math.pi / frequency)).clamp(first, last)
-                wave.append(torch.where(known, at, self.middle))
+                wave.append(torch.where(is_exact, at, self.middle))
         return torch.stack([first, self.middle, last, *wave])
 
     def cut(self, chosen: Tensor) -> _Cells:
@@ -76,7 +76,7 @@ class _Cells:
 
 
 @dataclass(frozen=True)
-class _Enclosed:
+class _Enclosure:
     """Hold bounds of one base's slope and its derivative on cells, and the slopes in the middle and at points."""
 
     value: tuple[Tensor, Tensor]
@@ -87,18 +87,18 @@ class _Enclosed:
 
 def extremes(coefficients: Sequence[float], bases: Sequence[Base]) -> tuple[float, float] | None:
     """Return the infimum and the supremum of the slope, to `ACCURACY`; None if they are not known with certainty."""
-    found = _search(coefficients, bases, lambda low, high: False, (1, -1))
-    return None if found is None else (found[0], -found[1])
+    infima = _search(coefficients, bases, lambda low, high: False, (1, -1))
+    return None if infima is None else (infima[0], -infima[1])
 
 
 def is_below(threshold: float, coefficients: Sequence[float], bases: Sequence[Base]) -> bool | None:
     """Return whether the slope is below a threshold somewhere; None if that is not known with certainty."""
-    found = _search(coefficients, bases, lambda least, bound: least < threshold or bound >= threshold, (1,))
-    return None if found is None else found[0] < threshold
+    infima = _search(coefficients, bases, lambda least, bound: least < threshold or bound >= threshold, (1,))
+    return None if infima is None else infima[0] < threshold
 
 
 def largest_slope(coefficients: Sequence[float], bases: Sequence[Base]) -> float:
-    """Return the magnitude that no slope exceeds, as the bases' own bounds tell; without one, slopes at ±1 count."""
+    """Return a bound of the magnitude of slopes from the bounds of the bases, or from their slopes at ±1."""
     return sum(abs(c) * _largest_slope_of(item) for c, item in zip(coefficients, bases, strict=True))
 
 
@@ -108,8 +108,8 @@ def _largest_slope_of(item: Base) -> float:
 
 
 def _infinite_sides(coefficients: Sequence[float], bases: Sequence[Base]) -> list[float] | None:
-    """Return the infinities that the slope goes to on the far left and right; None if bases grow alike there."""
-    found = []
+    """Return the infinite limits of the slope at both ends; None if bases grow equally fast there."""
+    infinities = []
     growing = [n for n, item in enumerate(bases) if not all(map(math.isfinite, item.slope_bounds))]
     for side in (-_OUTSIDE, _OUTSIDE) if growing else ():
         at = torch.tensor([side], dtype=torch.float64)
@@ -118,8 +118,8 @@ def _infinite_sides(coefficients: Sequence[float], bases: Sequence[Base]) -> lis
         if any(abs(slopes[n]) > 2.0**-50 * abs(slopes[first]) > 0 for n in others):
             return None
         if abs(slopes[first]) > 1:
-            found.append(math.copysign(math.inf, coefficients[first] * slopes[first]))
-    return found
+            infinities.append(math.copysign(math.inf, coefficients[first] * slopes[first]))
+    return infinities
 
 
 def _search(
@@ -137,58 +137,60 @@ def _search(
         return None
     if not used:
         return [0.0] * len(signs)
-    found = tuple(item for _, item in used)
-    unit = 2.0 ** (math.frexp(max(abs(c) for c, _ in used))[1] - 1)  # so that nothing overflows
+    resolved = tuple(item for _, item in used)
+    unit = 2.0 ** (math.frexp(max(abs(c) for c, _ in used))[1] - 1)  # avoids overflow
     scaled = [c / unit for c, _ in used]
     weights = torch.tensor(scaled, dtype=torch.float64)
-    sides = _infinite_sides(scaled, found)
+    sides = _infinite_sides(scaled, resolved)
     if sides is None:
         return None
-    scale = largest_slope(scaled, found)
-    kinks = tuple(sorted({kink for item in found for kink in item.kinks}))
-    waves = tuple(sorted({frequency for item in found for frequency in _frequencies(item)}))
-    cells, enclosed, looked_at = _first_cells(kinks), [_first_enclosed(item, kinks, waves) for item in found], 0
+    scale = largest_slope(scaled, resolved)
+    kinks = tuple(sorted({kink for item in resolved for kink in item.kinks}))
+    waves = tuple(sorted({frequency for item in resolved for frequency in _frequencies(item)}))
+    cells, enclosures, num_cells = _first_cells(kinks), [_first_enclosure(item, kinks, waves) for item in resolved], 0
     least = [min([math.inf, *(sign * side for side in sides)]) for sign in signs]
-    settled = [math.inf] * len(signs)
+    closed_bounds = [math.inf] * len(signs)
     while True:
         chosen = torch.zeros_like(cells.low, dtype=torch.bool)
-        points = torch.stack([item.points for item in enclosed], dim=-1) @ weights
+        points = torch.stack([item.points for item in enclosures], dim=-1) @ weights
         for n, sign in enumerate(signs):
             least[n] = min(least[n], float((sign * points).nan_to_num(math.inf).min()))
             if least[n] == -math.inf:
                 continue
             margin = ACCURACY * max(scale, abs(least[n]))
-            bounds = _lower_bounds(sign * weights, found, enclosed, cells) - 1e-3 * margin
+            bounds = _lower_bounds(sign * weights, resolved, enclosures, cells) - 1e-3 * margin
             open_cells = bounds < least[n] - margin
-            settled[n] = min(settled[n], float(bounds[~open_cells].min()) if not bool(open_cells.all()) else math.inf)
-            if not is_enough(unit * least[n], unit * min(settled[n], float(bounds.min()))):
+            closed_bounds[n] = min(
+                closed_bounds[n], float(bounds[~open_cells].min()) if not bool(open_cells.all()) else math.inf
+            )
+            if not is_enough(unit * least[n], unit * min(closed_bounds[n], float(bounds.min()))):
                 chosen |= open_cells
         if not bool(chosen.any()):
             return [unit * slope for slope in least]
         cells = cells.cut(chosen)
-        looked_at += len(cells.low)
-        if looked_at > _MOST_CELLS or not bool(((cells.low < cells.middle) & (cells.middle < cells.high)).all()):
+        num_cells += len(cells.low)
+        if num_cells > _MAX_CELLS or not bool(((cells.low < cells.middle) & (cells.middle < cells.high)).all()):
             return None
-        enclosed = [_enclose(item, cells, waves) for item in found]
+        enclosures = [_enclose(item, cells, waves) for item in resolved]
 
 
-def _lower_bounds(weights: Tensor, bases: tuple[Base, ...], enclosed: list[_Enclosed], cells: _Cells) -> Tensor:
+def _lower_bounds(weights: Tensor, bases: tuple[Base, ...], enclosures: list[_Enclosure], cells: _Cells) -> Tensor:
     """Return a lower bound of the slope on each cell."""
-    whole = _least(weights, [item.value for item in enclosed])
-    best = torch.maximum(whole, _mean_value(weights, enclosed, cells))
+    whole = _least(weights, [item.value for item in enclosures])
+    best = torch.maximum(whole, _mean_value(weights, enclosures, cells))
     waves = [n for n, item in enumerate(bases) if _frequencies(item)]
     if waves and len(waves) < len(bases):
         others = [n for n in range(len(bases)) if n not in waves]
-        split = _least(weights[waves], [enclosed[n].value for n in waves])
-        best = torch.maximum(best, split + _mean_value(weights[others], [enclosed[n] for n in others], cells))
+        split = _least(weights[waves], [enclosures[n].value for n in waves])
+        best = torch.maximum(best, split + _mean_value(weights[others], [enclosures[n] for n in others], cells))
     return best.nan_to_num(-math.inf)
 
 
-def _mean_value(weights: Tensor, enclosed: list[_Enclosed], cells: _Cells) -> Tensor:
-    """Return the slope in the middle of a cell minus the most that it can fall from there."""
-    derivatives = [item.derivative for item in enclosed]
+def _mean_value(weights: Tensor, enclosures: list[_Enclosure], cells: _Cells) -> Tensor:
+    """Return the slope in the middle of a cell minus its largest possible decrease from there."""
+    derivatives = [item.derivative for item in enclosures]
     steepest = torch.maximum(-_least(weights, derivatives), -_least(-weights, derivatives)).clamp_min(0)
-    return _least(weights, [item.middle for item in enclosed]) - steepest * cells.radius
+    return _least(weights, [item.middle for item in enclosures]) - steepest * cells.radius
 
 
 def _least(weights: Tensor, bounds: list[tuple[Tensor, Tensor]]) -> Tensor:
@@ -197,21 +199,21 @@ def _least(weights: Tensor, bounds: list[tuple[Tensor, Tensor]]) -> Tensor:
     return torch.stack(parts).sum(0)
 
 
-def _enclose(item: Base, cells: _Cells, waves: tuple[float, ...]) -> _Enclosed:
+def _enclose(item: Base, cells: _Cells, waves: tuple[float, ...]) -> _Enclosure:
     formula = item.formula
-    assert formula is not None  # noqa: S101  (extremes lets none through)
+    assert formula is not None  # noqa: S101  (checked by `_search`)
     function, slope = formula.functions(FUNCTIONS)
     uses_value = re.search(r"\by\b", formula.slope) is not None
 
     def jet(low: Tensor, high: Tensor) -> Jet:
         x = Jet.variable(low, high)
-        made = slope(x, function(x) if uses_value else None)
-        return made if isinstance(made, Jet) else x.constant(float(made))
+        result = slope(x, function(x) if uses_value else None)
+        return result if isinstance(result, Jet) else x.constant(float(result))
 
     count, middle = len(cells.low), cells.middle
-    found = jet(torch.cat([cells.low, middle]), torch.cat([cells.high, middle]))
-    value, derivative = found.value, found.slope
-    return _Enclosed(
+    jets = jet(torch.cat([cells.low, middle]), torch.cat([cells.high, middle]))
+    value, derivative = jets.value, jets.slope
+    return _Enclosure(
         (value.low[:count], value.high[:count]),
         (derivative.low[:count], derivative.high[:count]),
         (value.low[count:], value.high[count:]),
@@ -220,7 +222,7 @@ def _enclose(item: Base, cells: _Cells, waves: tuple[float, ...]) -> _Enclosed:
 
 
 @functools.lru_cache(maxsize=64)
-def _first_enclosed(item: Base, kinks: tuple[float, ...], waves: tuple[float, ...]) -> _Enclosed:
+def _first_enclosure(item: Base, kinks: tuple[float, ...], waves: tuple[float, ...]) -> _Enclosure:
     return _enclose(item, _first_cells(kinks), waves)
 
 

@@ -26,7 +26,7 @@ def read_raw_name(name: str) -> tuple[str, tuple[Base, ...], int] | None:
     """Return the parametrization, the bases and the channel dimension of a name; None for other names.
 
     Raises:
-        ValueError: a base is not known; one of :func:`hullo.add_base` has to be added again first.
+        ValueError: a base is unknown; your own must be added by :func:`hullo.add_base` first.
     """
     match = _PATTERN.fullmatch(name)
     if match is None:

@@ -182,7 +182,7 @@ def test_a_word_is_computed_once_however_often_formulas_use_it() -> None:
 
 
 def test_a_base_without_a_formula_falls_back_and_is_refused_by_name() -> None:
-    bump = hullo.custom_bases._measured(
+    bump = hullo.custom_bases._measure(
         "bump", lambda x: x * torch.exp(-x * x), lambda x, y: (1 - 2 * x * x) * torch.exp(-x * x)
     )
     spec = CombineSpec((bump,), get_parametrization("given"), 1)

@@ -16,7 +16,7 @@ import pytest
 from command_cases import CASES
 from filelock import FileLock
 
-from hullo._signals import AGAIN, stop_request
+from hullo._signals import REPEAT_SECONDS, stop_request
 from hullo.lab.files import locked
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs signals")
@@ -98,7 +98,7 @@ def test_ctrl_c_asks_once_and_interrupts_when_it_is_given_again_later() -> None:
             signal.raise_signal(signal.SIGINT)
             assert stop.is_set()
             signal.raise_signal(signal.SIGINT)
-            time.sleep(1.1 * AGAIN)
+            time.sleep(1.1 * REPEAT_SECONDS)
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
 

@@ -1,4 +1,4 @@
-"""The hulls as Keras 3 layers, for its PyTorch, JAX and TensorFlow backends, and tools for models that exist already.
+"""Hulls as Keras 3 layers, for its PyTorch, JAX and TensorFlow backends, and tools for existing models.
 
 >>> import hullo.keras
 >>> hullo.keras.AffineHull(["identity", "relu", "tanh"])

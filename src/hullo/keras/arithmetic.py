@@ -1,7 +1,7 @@
 """The arithmetic of the Keras layers: bases, coefficients and `combine`, written with `keras.ops`.
 
 Bases are the same formulas as in PyTorch, with the functions of Keras. On the PyTorch backend, some functions of
-`keras.ops` fall from float64 to float32: minimum, mean, cumsum, and where with a number. None of them is used here.
+`keras.ops` convert float64 to float32: minimum, mean, cumsum, and where with a number. None of them is used here.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
     "log1p": ops.log1p,
     "minimum": lambda x, most: _where(x > most, most, x),
     "normal_pdf": lambda x: ops.exp(-0.5 * x * x) / math.sqrt(2 * math.pi),
-    "normal_tail": lambda x: 0.5 * (1 - ops.erf(math.sqrt(0.5) * ops.abs(x))),  # erfc is new in Keras
+    "normal_tail": lambda x: 0.5 * (1 - ops.erf(math.sqrt(0.5) * ops.abs(x))),  # older versions of Keras have no erfc
     "positive_part": ops.relu,
     "sigmoid": ops.sigmoid,
     "sin": ops.sin,
@@ -55,13 +55,13 @@ FUNCTIONS: dict[str, Callable[..., Array]] = {
 """The functions that a formula may call, in Keras; see :data:`hullo.formulas.FUNCTIONS`."""
 
 
-def _differentiated(function: Callable[..., Array], pullback: Callable[..., Array]) -> Callable[..., Array]:
+def _with_gradient(function: Callable[..., Array], pullback: Callable[..., Array]) -> Callable[..., Array]:
     """Return `function` with `pullback(*arguments, gradient)` as its backward pass, on every backend."""
 
     @ops.custom_gradient  # type: ignore[untyped-decorator]
     def both(*arguments: Array) -> tuple[Array, Callable[..., Array]]:
         def backward(*given: Array, upstream: Array = None) -> Array:
-            # PyTorch's backend gives the arguments again and the gradient by name, the others the gradient alone.
+            # PyTorch's backend passes the arguments again and the gradient by name, other backends only the gradient.
             return pullback(*arguments, *given) if upstream is None else pullback(*given, upstream)
 
         return function(*arguments), backward
@@ -73,7 +73,7 @@ def _differentiated(function: Callable[..., Array], pullback: Callable[..., Arra
     return differentiated
 
 
-def _nearest(raw: Array) -> Array:
+def _project_onto_simplex(raw: Array) -> Array:
     """Project onto the simplex, as :func:`hullo.parametrizations.nearest_in_simplex` does."""
     raw = raw - ops.floor(ops.amax(raw, axis=-1, keepdims=True))
     ordered = ops.flip(ops.sort(raw, axis=-1), axis=-1)
@@ -85,25 +85,25 @@ def _nearest(raw: Array) -> Array:
 def _feasible_gradient(raw: Array, gradient: Array) -> Array:
     """Return the part of a gradient along which coefficients can move.
 
-    As :func:`hullo.parametrizations.feasible_gradient`, but for each backward pass separately: an optimizer of Keras
-    has no hook in which to restrict the accumulated gradient.
+    Like :func:`hullo.parametrizations.feasible_gradient`, but for each backward pass separately: Keras optimizers have
+    no hook that could restrict the accumulated gradient.
     """
-    inside = _nearest(raw) > 0
+    inside = _project_onto_simplex(raw) > 0
     order = ops.argsort(_where(inside, -np.inf, gradient), axis=-1)
     means = _running_means(ops.take_along_axis(gradient, order, axis=-1))
     counts = ops.arange(1, raw.shape[-1] + 1)
-    at_least = ops.sum(ops.cast(inside, counts.dtype), axis=-1, keepdims=True)
-    threshold = ops.amin(_where(counts >= at_least, means, np.inf), axis=-1, keepdims=True)
+    least = ops.sum(ops.cast(inside, counts.dtype), axis=-1, keepdims=True)
+    threshold = ops.amin(_where(counts >= least, means, np.inf), axis=-1, keepdims=True)
     moved = gradient - threshold
     return _where(inside, moved, -ops.relu(-moved))
 
 
 COEFFICIENTS: dict[str, Callable[[Array], Array]] = {
-    "projection": _differentiated(_nearest, _feasible_gradient),
+    "projection": _with_gradient(_project_onto_simplex, _feasible_gradient),
     "softmax": lambda raw: ops.exp(ops.log_softmax(raw, axis=-1)),  # ops.softmax warns when there is one base
     "recentred": lambda raw: raw - (ops.sum(raw, axis=-1, keepdims=True) - 1) / raw.shape[-1],
     "free": lambda raw: ops.concatenate([raw, 1 - ops.sum(raw, axis=-1, keepdims=True)], axis=-1),
-    "clamped": _differentiated(ops.relu, lambda raw, gradient: _where(raw > 0, gradient, -ops.relu(-gradient))),
+    "clamped": _with_gradient(ops.relu, lambda raw, gradient: _where(raw > 0, gradient, -ops.relu(-gradient))),
     "softplus": ops.softplus,
     "given": lambda raw: raw,
 }
@@ -135,4 +135,4 @@ def combiner(bases: Iterable[Base]) -> Callable[[Array, Array], Array]:
         sums = [ops.sum(product, axis=shared, keepdims=True) if shared else product for product in products]
         return gradient * slopes, ops.stack(sums)
 
-    return _differentiated(combine, pullback)
+    return _with_gradient(combine, pullback)

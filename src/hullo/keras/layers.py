@@ -1,6 +1,6 @@
-"""Hulls as Keras layers, which hold state and call :mod:`hullo.keras.arithmetic`.
+"""Hulls as Keras layers; the computation is in :mod:`hullo.keras.arithmetic`.
 
-The PyTorch modules check arguments and coefficients, so that they have the same meaning in both.
+The PyTorch modules check arguments and coefficients, which therefore mean the same in both.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hullo.keras.arithmetic import COEFFICIENTS, Array, combiner
 class Hull(keras.layers.Layer):  # type: ignore[misc]
     """The base class of the layers."""
 
-    twin: ClassVar[type[modules.Hull]]
+    torch_class: ClassVar[type[modules.Hull]]
 
     def __init__(
         self,
@@ -45,18 +45,18 @@ class Hull(keras.layers.Layer):  # type: ignore[misc]
             raise ValueError(f"axis={axis!r}: give the index of the axis that holds the channels")
         if not (isinstance(lr_scale, (int, float)) and 0 < lr_scale < float("inf")):
             raise ValueError(f"lr_scale={lr_scale!r}: give a positive number; trainable=False freezes the coefficients")
-        choices = self.twin.set_class.choices
+        choices = self.torch_class.set_class.choices
         if parametrization is not None and parametrization not in choices:
             raise ValueError(
                 f"invalid parametrization {parametrization!r} for the Keras layer {type(self).__name__}; valid are "
                 f"{', '.join(map(repr, choices))}"
             )
         self.supports_masking = True
-        self.init, self.groups, self.axis, self.strict = _plain(init), groups, axis, strict
+        self.init, self.groups, self.axis, self.strict = _to_lists(init), groups, axis, strict
         self.lr_scale = float(lr_scale)
         # The same hull in PyTorch checks the arguments and maps coefficients to raw parameters.
-        self._in_torch = functools.partial(
-            self.twin,
+        self._make_torch_hull = functools.partial(
+            self.torch_class,
             *bases,
             groups=groups,
             channel_dim=axis,
@@ -65,17 +65,17 @@ class Hull(keras.layers.Layer):  # type: ignore[misc]
             device="cpu",
             dtype=torch.float64,
         )
-        twin = self._in_torch(init=self.init)
+        torch_hull = self._make_torch_hull(init=self.init)
         self.bases, self.parametrization, self.spelling = (
-            twin.bases,
-            twin.constraint.parametrization.name,
-            twin.spelling,
+            torch_hull.bases,
+            torch_hull.constraint.parametrization.name,
+            torch_hull.spelling,
         )
         self._combine = combiner(self.bases)
         self.raw = self.add_weight(
             name="raw_coefficients",
-            shape=tuple(twin.raw.shape),
-            initializer=lambda shape, dtype: ops.convert_to_tensor(_raw(twin) / self.lr_scale, dtype),
+            shape=tuple(torch_hull.raw.shape),
+            initializer=lambda shape, dtype: ops.convert_to_tensor(_raw(torch_hull) / self.lr_scale, dtype),
             # Half precision leaves the raw parameters in float32: they are few, and their updates small.
             dtype="float64" if self.variable_dtype == "float64" else "float32",
             autocast=False,
@@ -116,13 +116,13 @@ class Hull(keras.layers.Layer):  # type: ignore[misc]
 
     @coefficients.setter
     def coefficients(self, value: Any) -> None:
-        self.raw.assign(_raw(self._in_torch(init=_plain(value))) / self.lr_scale)
+        self.raw.assign(_raw(self._make_torch_hull(init=_to_lists(value))) / self.lr_scale)
 
     def to_torch(self) -> modules.Hull:
         """Return the same hull as a module of PyTorch in float64, for questions such as :func:`hullo.is_monotone`."""
-        twin = self._in_torch()
-        twin.raw.data.copy_(torch.as_tensor(to_numpy(self.raw[...]) * self.lr_scale))
-        return twin
+        torch_hull = self._make_torch_hull()
+        torch_hull.raw.data.copy_(torch.as_tensor(to_numpy(self.raw[...]) * self.lr_scale))
+        return torch_hull
 
     def _coefficients(self, dtype: str) -> Array:
         raw = self.raw[...]  # a tensor: TensorFlow's custom gradients do not accept variables
@@ -154,7 +154,7 @@ class Hull(keras.layers.Layer):  # type: ignore[misc]
         for name, default in (
             ("groups", 1),
             ("axis", -1),
-            ("parametrization", self.twin.set_class().parametrization.name),
+            ("parametrization", self.torch_class.set_class().parametrization.name),
         ):
             if getattr(self, name) != default:
                 parts.append(f"{name}={getattr(self, name)!r}")
@@ -168,15 +168,15 @@ def to_numpy(tensor: Array) -> Any:
     return np.asarray(tensor, dtype=np.float64)
 
 
-def _plain(value: Any) -> Any:
+def _to_lists(value: Any) -> Any:
     """Return an array of any kind as lists, which a configuration can hold; return other values unchanged."""
     if hasattr(value, "__array__") and not isinstance(value, torch.Tensor):
         value = np.asarray(value)
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def _raw(twin: modules.Hull) -> Any:
-    return twin.raw.detach().numpy()
+def _raw(torch_hull: modules.Hull) -> Any:
+    return torch_hull.raw.detach().numpy()
 
 
 @keras.saving.register_keras_serializable(package="hullo")
@@ -188,7 +188,7 @@ class AffineHull(Hull):
         init: the initial coefficients: N numbers, one row per group, or the name of the base to start as;
             1/N each by default.
         groups: 1 is one activation for the layer; G gives each of G equal groups of channels its own coefficients;
-            the number of channels is one activation a channel.
+            the number of channels is one activation per channel.
         axis: where the channels are: -1 as in Keras, 1 for channels-first data.
         parametrization: how raw parameters become coefficients, "recentred" or "free"; see :class:`hullo.Hyperplane`.
         strict: reject bases that do not have value zero and slope one at the origin. By default convex and affine
@@ -204,14 +204,14 @@ class AffineHull(Hull):
         >>> model.count_params() == (4 * 8 + 8) + 3 + (8 + 1)
         True
 
-    Weight decay would pull the coefficients towards a function that nobody chose. Tell an optimizer that decays
-    weights to leave them out before it starts, and again after loading a model, since Keras does not save this:
+    Weight decay would pull the coefficients towards an arbitrary function. Exclude them from it before training, and
+    again after loading a model, since Keras does not save this:
 
         >>> model.compile(keras.optimizers.AdamW(), "mse")
         >>> model.optimizer.exclude_from_weight_decay(var_names=["raw_coefficients"])
     """
 
-    twin = modules.AffineHull
+    torch_class = modules.AffineHull
 
 
 @keras.saving.register_keras_serializable(package="hullo")
@@ -219,10 +219,9 @@ class ConvexHull(Hull):
     r"""An activation learned in the convex hull of base functions: sum c_i f_i(x) with sum c_i = 1 and c_i >= 0.
 
     The arguments are those of :class:`AffineHull`; `parametrization` is "projection" or "softmax", see
-    :class:`hullo.Simplex`.
-    With a projection, each backward pass gives the part of its gradient that stays in the simplex. So where a
-    coefficient is zero, accumulated gradients, or those of several replicas, differ a little from the gradient of the
-    whole batch; with a softmax they do not.
+    :class:`hullo.Simplex`. With a projection, each backward pass gives the part of its gradient that stays in the
+    simplex. So where a coefficient is zero, accumulated gradients, or those of several replicas, differ a little from
+    the gradient of the whole batch; with a softmax they do not.
 
     Example:
         >>> import hullo.keras
@@ -230,7 +229,7 @@ class ConvexHull(Hull):
         ConvexHull(['identity', 'relu'], groups=8)
     """
 
-    twin = modules.ConvexHull
+    torch_class = modules.ConvexHull
 
 
 @keras.saving.register_keras_serializable(package="hullo")
@@ -238,8 +237,7 @@ class ConicHull(Hull):
     r"""An activation learned in the conic hull of base functions: sum c_i f_i(x) with c_i >= 0.
 
     The arguments are those of :class:`AffineHull`; `parametrization` is "clamped" or "softplus", see
-    :class:`hullo.Orthant`. A
-    clamped coefficient at zero has the gradients of a projected one in :class:`ConvexHull`.
+    :class:`hullo.Orthant`. A clamped coefficient at zero has the gradient of a projected one in :class:`ConvexHull`.
 
     Example:
         >>> import hullo.keras
@@ -247,7 +245,7 @@ class ConicHull(Hull):
         ConicHull(['identity', 'relu'], parametrization='softplus')
     """
 
-    twin = modules.ConicHull
+    torch_class = modules.ConicHull
 
 
 @keras.saving.register_keras_serializable(package="hullo")
@@ -262,4 +260,4 @@ class LinearHull(Hull):
         LinearHull(['relu', 'tanh'])
     """
 
-    twin = modules.LinearHull
+    torch_class = modules.LinearHull

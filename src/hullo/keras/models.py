@@ -14,14 +14,14 @@ import torch
 from keras import ops
 from torch import Tensor
 
-from hullo.bases import Base, base, catalogued, resolve
-from hullo.find_base import members
+from hullo.bases import Base, all_bases, base, resolve
+from hullo.find_base import candidate_members
 from hullo.keras.layers import AffineHull, Hull, to_numpy
 from hullo.least_squares import express
 from hullo.properties import identify
 
 _PAPER = ("identity", "relu", "tanh")
-_GATES = frozenset({"sigmoid", "hardsigmoid", "softplus"})  # left alone: probabilities as often as activations
+_GATES = frozenset({"sigmoid", "hardsigmoid", "softplus"})  # not replaced: probabilities as often as activations
 _TOLERANCE = 2e-6
 
 _NATIVE: dict[str, Callable[..., Any]] = {
@@ -37,18 +37,18 @@ def replace_activations(
     """Return a copy of a model in which activations are hulls that start as the functions they replace.
 
     Activation layers (``ReLU``, ``Activation("gelu")``) and the `activation` of other layers (``Dense``, ``Conv2D``)
-    are replaced, where they are a function of the catalogue. Left alone are ``linear``, ``softmax``, what serves as a
-    gate or a probability (``sigmoid``, ``hard_sigmoid``, ``softplus``), and the functions inside recurrent layers.
+    are replaced if they are in the catalogue. Not replaced are ``linear``, ``softmax``, functions that serve as gates
+    or probabilities (``sigmoid``, ``hard_sigmoid``, ``softplus``), and the functions inside recurrent layers.
 
     Args:
-        model: a Sequential or functional model that is built; left as it is.
+        model: a Sequential or functional model that is built; not changed.
         hull: the class of the layers.
         bases: the bases of every hull; by default identity, relu and tanh, or identity, tanh and the replaced
             function if it is not a combination of those.
         options: other arguments of the layers, such as `parametrization` and `lr_scale`.
 
     Raises:
-        ValueError: no activation can be replaced, or one is no combination of `bases`.
+        ValueError: no activation can be replaced, or one is not a combination of `bases`.
 
     Example:
         >>> import keras, hullo.keras
@@ -59,31 +59,31 @@ def replace_activations(
     """
     _check(model)
 
-    def swapped(function: Any, where: str) -> Hull | None:
-        found = None if isinstance(function, Hull) else _recognise(function)
-        if found is None or found.name == "identity" or found.name.partition("(")[0] in _GATES:
+    def make_hull(function: Any, where: str) -> Hull | None:
+        replaced = None if isinstance(function, Hull) else _recognise(function)
+        if replaced is None or replaced.name == "identity" or replaced.name.partition("(")[0] in _GATES:
             return None
-        chosen = _bases_for(found) if bases is None else resolve(bases, strict=False)
-        (start,) = express([found.function], [item.function for item in chosen])
+        chosen = _bases_for(replaced) if bases is None else resolve(bases, strict=False)
+        (start,) = express([replaced.function], [item.function for item in chosen])
         if start is None:
             spelled = ", ".join(item.name for item in chosen)
-            raise ValueError(f"{where} is {found.name}, which is no combination of {spelled}: add it to bases")
+            raise ValueError(f"{where} is {replaced.name}, not a combination of {spelled}; add it to bases")
         return hull([item.name for item in chosen], init=[round(c, 12) + 0.0 for c in start], strict=False, **options)
 
-    made = _cloned(model, swapped)
-    if not any(True for _ in named_hulls(made)):
+    result = _clone(model, make_hull)
+    if not any(True for _ in named_hulls(result)):
         raise ValueError("no activation of the model can be replaced; it needs layers with one, such as Dense or ReLU")
-    return made
+    return result
 
 
 def fold(model: keras.Model) -> keras.Model:
     """Return a copy of a model in which hulls are constant.
 
-    A hull that has become one of Keras's activations, to 1e-6 in its coefficients, is that. Any other stays a hull that
-    does not train.
+    A hull that equals one of Keras's activations, to 1e-6 in its coefficients, becomes that activation. Any other
+    becomes a hull that is not trainable.
 
     Args:
-        model: a Sequential or functional model; left as it is.
+        model: a Sequential or functional model; not changed.
 
     Example:
         >>> import keras, hullo.keras
@@ -95,22 +95,22 @@ def fold(model: keras.Model) -> keras.Model:
     if not any(True for _ in named_hulls(model)):
         raise ValueError("the model has no hulls to fold")
 
-    def folded(function: Any, where: str) -> Any:
+    def make_constant(function: Any, where: str) -> Any:
         if not isinstance(function, Hull):
             return None
-        twin = function.to_torch()
-        known = identify(twin)
-        answers = known if isinstance(known, list) else [known]
+        torch_hull = function.to_torch()
+        identified = identify(torch_hull)
+        answers = identified if isinstance(identified, list) else [identified]
         name = answers[0].name if answers[0] is not None and len({*answers}) == 1 else ""
         if name.startswith("leaky_relu"):
             return keras.layers.LeakyReLU(negative_slope=answers[0].slopes_at_zero[0])  # type: ignore[union-attr]
         if name in _NATIVE:
             return _NATIVE[name]
         made = type(function).from_config({**function.get_config(), "trainable": False})
-        made.coefficients = twin.coefficients.detach().numpy()
+        made.coefficients = torch_hull.coefficients.detach().numpy()
         return made
 
-    return _cloned(model, folded)
+    return _clone(model, make_constant)
 
 
 def summary(model: keras.Model) -> str:
@@ -148,21 +148,21 @@ def _check(model: Any) -> None:
 
 
 def named_hulls(model: keras.Model) -> Iterable[tuple[str, Hull]]:
-    """Yield hulls, and the names of the layers that they are or that they are in."""
+    """Yield hulls with the names of their layers: the hull itself, or the layer whose activation it is."""
     for layer in model._flatten_layers(include_self=False):
         if isinstance(layer, Hull):
             owner = next((o for o in model._flatten_layers() if getattr(o, "activation", None) is layer), layer)
             yield owner.name, layer
 
 
-def _cloned(model: keras.Model, change: Callable[[Any, str], Any]) -> keras.Model:
-    """Copy a model, with other activations where `change` returns one for a function and the name of its layer."""
+def _clone(model: keras.Model, change: Callable[[Any, str], Any]) -> keras.Model:
+    """Copy a model; `change(function, layer_name)` returns the new activation, or None to keep the function."""
     pairs = []
 
     def clone(layer: Any) -> Any:
         if not isinstance(layer, keras.layers.Layer):  # an operation such as a sum
             return type(layer).from_config(layer.get_config())
-        made = _changed(layer, change)
+        made = _clone_layer(layer, change)
         pairs.append((layer, made))
         return made
 
@@ -185,7 +185,7 @@ def _parts(layer: Any) -> list[Hull]:
     return [part for part in (layer, getattr(layer, "activation", None)) if isinstance(part, Hull)]
 
 
-def _changed(layer: Any, change: Callable[[Any, str], Any]) -> Any:
+def _clone_layer(layer: Any, change: Callable[[Any, str], Any]) -> Any:
     config = layer.get_config()
     is_activation = isinstance(layer, Hull) or (not layer.weights and _recognise(layer) is not None)
     if is_activation:
@@ -201,7 +201,7 @@ def _changed(layer: Any, change: Callable[[Any, str], Any]) -> Any:
 
 
 def _recognise(function: Any) -> Base | None:
-    """Return the base that a function, or a layer without weights, computes; None if it is none."""
+    """Return the base that a function, or a layer without weights, computes; None if there is none."""
     if isinstance(function, keras.layers.Layer) and not type(function).__module__.startswith("keras."):
         return None
     if isinstance(function, (keras.layers.InputLayer, keras.layers.Dropout)):
@@ -214,8 +214,8 @@ def _recognise(function: Any) -> Base | None:
     x = torch.linspace(-12, 12, 1025, dtype=torch.float64)
     try:
         y = call(x)
-        candidates = [*catalogued(), *members(call, decimals=5)]
-    except Exception:  # it is not a function of any tensor
+        candidates = [*all_bases(), *candidate_members(call, decimals=5)]
+    except Exception:  # it does not accept such a tensor
         return None
     if y.shape != x.shape:
         return None
@@ -225,7 +225,7 @@ def _recognise(function: Any) -> Base | None:
     return None
 
 
-def _bases_for(found: Base) -> tuple[Base, ...]:
+def _bases_for(function: Base) -> tuple[Base, ...]:
     paper = resolve(_PAPER)
-    is_inside = express([found.function], [item.function for item in paper])[0] is not None
-    return paper if is_inside else (*resolve(("identity", "tanh")), found)
+    is_inside = express([function.function], [item.function for item in paper])[0] is not None
+    return paper if is_inside else (*resolve(("identity", "tanh")), function)

@@ -75,7 +75,7 @@ def join(device: torch.device) -> Iterator[World]:
     try:
         yield World(dist.get_rank(), size)
     finally:
-        gc.collect()  # a network that still holds the group would keep its threads alive until the interpreter exits
+        gc.collect()  # an uncollected network that refers to the group would keep its threads alive
         dist.destroy_process_group()
 
 

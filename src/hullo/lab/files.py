@@ -33,11 +33,11 @@ def open_output(path: Path, mode: Literal["wb", "ab"] = "wb") -> BufferedWriter:
     return path.open(mode)
 
 
-def check_regular(found: os.stat_result, path: Path) -> None:
+def check_regular(status: os.stat_result, path: Path) -> None:
     """Raise an OSError if the stat result of a path is not that of a regular file."""
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
@@ -45,8 +45,8 @@ def check_regular(found: os.stat_result, path: Path) -> None:
 def atomic_write(path: Path, part: Path | None = None) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces `path` once all of it is on the disk.
 
-    The temporary file is `part`, by default a name in the same directory that is unique to this process, so that two
-    processes can write the same file. On any error, including Ctrl-C, `part` is deleted and `path` is unchanged.
+    The temporary file is `part`, by default a name in the same directory that is unique to this process: two processes
+    can write the same file. On any error, including Ctrl-C, `part` is deleted and `path` is unchanged.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:

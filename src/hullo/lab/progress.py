@@ -13,7 +13,7 @@ class PipeConsole(Console):
     """A console that raises BrokenPipeError when its pipe is closed, as other streams do."""
 
     def on_broken_pipe(self) -> None:
-        """Re-raise the error, so that the command can handle it; Rich would exit."""
+        """Re-raise the error for the command to handle; Rich would exit."""
         raise
 
 

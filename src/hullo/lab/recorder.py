@@ -42,7 +42,7 @@ def record(
     overwrite: bool = False,
     **settings: str | float,
 ) -> Iterator[Run]:
-    """Record a run of your own training loop, so that `hullo table`, `figures` and `report` can show it.
+    """Record a run of your own training loop for `hullo table`, `figures` and `report`.
 
     Call `log` of the :class:`Run` after every epoch. When the block ends, the record is appended to ``records.jsonl``
     in the folder; if an exception leaves the block, nothing is written. Several processes may write to one folder.
@@ -55,8 +55,8 @@ def record(
         activation: by default that of the model's hulls. For a model without hulls, a name such as "relu", or "own" for
             a function that hullo does not know. For a model with several kinds of hulls, which of them to record.
         seed: of this run; tables give means over seeds.
-        overwrite: replace the record of the same run, if there is one.
-        settings: numbers and words that tell runs apart, such as ``lr=1e-3, width=64``.
+        overwrite: replace the record of the same run, if available is one.
+        settings: numbers and words that distinguish runs, such as ``lr=1e-3, width=64``.
 
     Raises:
         FileExistsError: the folder has a record with the same network, data, activation, seed and settings.
@@ -73,16 +73,16 @@ def record(
     """
     layers, reasons = _find_layers(model)
     row = _choose_activation(layers, activation, reasons)
-    whole = int(seed) if isinstance(seed, Integral) else seed  # NumPy's integers, too
-    spec = Spec(network, data, row, seed=whole, epochs=1, settings=_spell_settings(settings))
+    seed_number = int(seed) if isinstance(seed, Integral) else seed  # NumPy's integers, too
+    spec = Spec(network, data, row, seed=seed_number, epochs=1, settings=_spell_settings(settings))
     make_directory(Path(folder))
     records = Records(Path(folder) / "records.jsonl")
     records.check_new(spec, overwrite=overwrite)
     run = Run(spec, layers.get(row, []), _device_of(model))
     yield run
-    made = run.to_record()
-    records.put(made, overwrite=overwrite)
-    if 0 < (best := max([*made.test_accuracy, *made.val_accuracy])) <= 1:  # after writing: a warning may be an error
+    finished = run.to_record()
+    records.put(finished, overwrite=overwrite)
+    if 0 < (best := max([*finished.test_accuracy, *finished.val_accuracy])) <= 1:  # after writing: it may be an error
         warnings.warn(f"the best accuracy is {best:g} percent; log 100 * accuracy if that is a fraction", stacklevel=3)
 
 
@@ -130,14 +130,14 @@ class Run:
         losses = {name: round_numbers(self._curves.get(name, ())) for name in LOSSES}
         row = ActivationSpec.parse(self._spec.activation)
         means = [[round_numbers(rows.mean(0).tolist()) for rows in point] for point in self._points]
-        sound = [
+        is_finite = [
             None not in itertools.chain((curve[epoch] for curve in losses.values() if curve), *means[1 + epoch])
             for epoch in range(epochs)
         ]
         curves: dict[str, Any] = {**accuracies, **losses}
         return Record(
             spec=replace(self._spec, epochs=epochs),
-            ended="finished" if all(sound) else f"diverged in epoch {1 + sound.index(False)}",
+            ended="finished" if all(is_finite) else f"diverged in epoch {1 + is_finite.index(False)}",
             bases=[item.name for item in row.bases] if row.learns else [],
             coefficients=means if row.learns else [],
             channels=[[*map(round_numbers, rows.tolist())] for rows in self._points[-1]]
@@ -153,7 +153,7 @@ class Run:
 
 @dataclass(frozen=True)
 class _Layer:
-    """An activation that learns: its name, what it is, and a function that reads its coefficients, a row per group."""
+    """A learned activation: its name, its spec, and a function that reads its coefficients, one row per group."""
 
     name: str
     spec: ActivationSpec
@@ -161,7 +161,7 @@ class _Layer:
 
 
 def _find_layers(model: Any) -> tuple[dict[str, list[_Layer]], list[str]]:
-    """Return the layers that learn activations by their spelling, and reasons why others cannot be recorded.
+    """Return the learned activations by their spelling, and reasons why others cannot be recorded.
 
     Layers with the same kind, bases and parametrization belong together. Their spelling names an initial base if all
     start as that base.
@@ -170,24 +170,24 @@ def _find_layers(model: Any) -> tuple[dict[str, list[_Layer]], list[str]]:
     for name, hull, read in _named_hulls(model):
         if isinstance(hull, nn.PReLU):
             layers.append(_Layer(name, PRELU, lambda own=hull: _prelu_rows(own)))  # type: ignore[misc]
-        elif reason := _why_not(hull):
+        elif reason := _why_unrecordable(hull):
             reasons.append(f"{name} is {hull.spelling} with {reason}")
         elif len(hull.bases) > 1 or hull.raw.requires_grad:
             bases = in_order(hull.bases)
             spec = ActivationSpec(hull.kind, bases, hull.constraint.parametrization.name)
             order = [hull.bases.index(item) for item in bases]
             layers.append(_Layer(name, spec, lambda read=read, order=order: _rows(read())[:, order]))  # type: ignore[misc]
-    alike: dict[ActivationSpec, list[_Layer]] = {}
+    by_spec: dict[ActivationSpec, list[_Layer]] = {}
     for layer in layers:
-        alike.setdefault(layer.spec, []).append(layer)
+        by_spec.setdefault(layer.spec, []).append(layer)
     spelled: dict[str, list[_Layer]] = {}
-    for spec, found in alike.items():
-        spelled.setdefault(str(_complete(spec, found)), []).extend(found)
+    for spec, group in by_spec.items():
+        spelled.setdefault(str(_complete(spec, group)), []).extend(group)
     return spelled, reasons
 
 
 def _named_hulls(model: Any) -> Iterator[tuple[str, Any, Callable[[], Hull]]]:
-    """Yield the name of each hull, the hull in PyTorch, and a function that returns it as it is at that time."""
+    """Yield the name of each hull, the hull in PyTorch, and a function that returns its current state."""
     keras = sys.modules.get("keras")
     if keras is not None and isinstance(model, keras.Model):
         from hullo.keras.models import named_hulls
@@ -204,11 +204,11 @@ def _named_hulls(model: Any) -> Iterator[tuple[str, Any, Callable[[], Hull]]]:
         )
 
 
-def _why_not(hull: Hull) -> str:
-    """Return what a record cannot describe about a hull; an empty string if it can."""
+def _why_unrecordable(hull: Hull) -> str:
+    """Return why a record cannot describe a hull; an empty string if it can."""
     own = [item.name for item in hull.bases if not is_built_in(item)]
     if own:
-        return f"the base {own[0]}, which only this process knows"
+        return f"the base {own[0]}, which you added in this process"
     if not isinstance(hull.constraint.parametrization, BuiltInParametrization):
         return "a parametrization of your own"
     if is_sharded(hull.raw):
@@ -217,7 +217,7 @@ def _why_not(hull: Hull) -> str:
 
 
 def _complete(spec: ActivationSpec, layers: list[_Layer]) -> ActivationSpec:
-    """Return the spec of layers with the base that all start as, if there is one, and whether they have groups."""
+    """Return the spec of layers, completed by the base that all start as, if any, and by whether they have groups."""
     if spec == PRELU:
         return spec
     rows = torch.cat([layer.read() for layer in layers])
@@ -225,7 +225,7 @@ def _complete(spec: ActivationSpec, layers: list[_Layer]) -> ActivationSpec:
     per = "channel" if len(rows) > len(layers) else "layer"
     try:
         return ActivationSpec.parse(str(replace(spec, per=per, init=starts[0] if starts else None)))
-    except ValueError:  # not a start that this parametrization can have, as a saturated softmax
+    except ValueError:  # this parametrization cannot start there, such as a saturated softmax
         return replace(spec, per=per)
 
 
@@ -240,8 +240,8 @@ def _prelu_rows(module: nn.PReLU) -> Tensor:
 
 def _choose_activation(layers: Mapping[str, list[_Layer]], activation: str | None, reasons: list[str]) -> str:
     """Return the activation to record."""
-    there = ", ".join(layers) or "no hulls that can be recorded"
-    hint = "; ".join([f"the model has {there}", *reasons])
+    available = ", ".join(layers) or "no hulls that can be recorded"
+    hint = "; ".join([f"the model has {available}", *reasons])
     if activation is None:
         if len(layers) != 1:
             raise ValueError(f"activation must be given, as in 'relu', or 'own' if it has no name: {hint}")

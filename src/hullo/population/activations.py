@@ -2,8 +2,8 @@
 
 Every activation is a row of coefficients over base functions, or one row per group of channels. Members with different
 activations are one call of the combining kernel, over all bases that any of them uses: a fixed activation is a row that
-is never updated. The raw numbers of all rows are one parameter, so that the optimizer and the parametrization take one
-pass, however deep the networks are.
+is never updated. The raw numbers of all rows are one parameter: the optimizer and the parametrization take one pass,
+however deep the networks are.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ class _Part:
 class Activations(nn.Module):
     """Hold the raw numbers of all members and sites, (K, R, N), and compute the members' activations.
 
-    R counts the rows of the member with the most, site by site; N counts the bases of all sites. An activation that a
-    member uses at several sites has rows at the first alone.
+    R is the largest number of rows that a member has at all sites; N is the number of bases of all sites. An activation
+    that a member uses at several sites has rows only at the first.
     """
 
     raw: Tensor
     fixed: Tensor
     roles: Tensor
     codes: Tensor
-    owners: Tensor  # the row of the table that has the numbers of each row: its own, unless members share a hull
-    order: Tensor  # the row of the table that each row of all calls is made of
-    uses: Tensor  # the rows of all calls that are made of each row of the table
+    owners: Tensor  # for each row of the table, the row with its numbers: itself, unless members share a hull
+    order: Tensor  # for each row of all calls, its row of the table
+    uses: Tensor  # for each row of the table, the rows of calls that use it
     scales: InnerScales | None
 
     def __init__(self, sites: Sequence[Site], members: int, dtype: torch.dtype) -> None:
@@ -65,12 +65,12 @@ class Activations(nn.Module):
         raw = torch.zeros(members, rows, len(self.bases), dtype=torch.float64)
         roles, codes = torch.zeros(raw.shape, dtype=torch.int8), torch.zeros(*raw.shape[:2], 1, dtype=torch.int8)
         for site, starts in zip(self.sites, self._starts, strict=True):
-            for k, own in enumerate(site.activations):
-                here, columns = slice(starts[k], starts[k] + own.groups), self._columns(own)
-                raw[k, here, columns[: own.raw.shape[1]]] = own.raw.double().cpu()
-                roles[k, here, columns] = REST
-                roles[k, here, columns[: own.raw.shape[1]]] = USED
-                codes[k, here] = CODES[own.parametrization]
+            for k, activation in enumerate(site.activations):
+                span, columns = slice(starts[k], starts[k] + activation.groups), self._columns(activation)
+                raw[k, span, columns[: activation.raw.shape[1]]] = activation.raw.double().cpu()
+                roles[k, span, columns] = REST
+                roles[k, span, columns[: activation.raw.shape[1]]] = USED
+                codes[k, span] = CODES[activation.parametrization]
         self.parametrizations = tuple(
             sorted({item.parametrization for site in self.sites for item in site.activations})
         )
@@ -85,7 +85,7 @@ class Activations(nn.Module):
             self.register_buffer("raw", start, persistent=False)
         self.scales = self._read_scales(dtype)
         self._fixed_rows: list[list[Tensor]] | None = None
-        self._parts = [self._place(site, starts) for site, starts in zip(self.sites, self._starts, strict=True)]
+        self._parts = [self._plan_calls(site, starts) for site, starts in zip(self.sites, self._starts, strict=True)]
         owners = self._find_owners()
         self.register_buffer("owners", torch.tensor(owners, dtype=torch.int64), persistent=False)
         order = [owners[row] for parts in self._parts for part in parts for row in part.rows.tolist()]
@@ -94,40 +94,41 @@ class Activations(nn.Module):
 
     def _read_scales(self, dtype: torch.dtype) -> InnerScales | None:
         """Return the inner scales of the hulls that have any."""
-        if not any(own.scales is not None for site in self.sites for own in site.activations):
+        if not any(activation.scales is not None for site in self.sites for activation in site.activations):
             return None
         scales = InnerScales(self.raw.shape)
         for site, starts in zip(self.sites, self._starts, strict=True):
-            for k, own in enumerate(site.activations):
-                if own.scales is not None:
-                    scales.add(k, slice(starts[k], starts[k] + own.groups), self._columns(own), own.scales)
+            for k, activation in enumerate(site.activations):
+                if activation.scales is not None:
+                    span = slice(starts[k], starts[k] + activation.groups)
+                    scales.add(k, span, self._columns(activation), activation.scales)
         return scales.to(dtype)
 
     def _find_owners(self) -> list[int]:
-        """Return the row that has the numbers of each row: the first member's, where all members share a hull."""
+        """Return, for each row, the row with its numbers: the first member's, where all members share a hull."""
         members, rows = self.raw.shape[:2]
         owners = list(range(members * rows))
         for site, starts in zip(self.sites, self._starts, strict=True):
-            for k, own in enumerate(site.activations):
+            for k, activation in enumerate(site.activations):
                 if site.is_shared:
-                    owners[k * rows + starts[k] : k * rows + starts[k] + own.groups] = range(
-                        starts[0], starts[0] + own.groups
+                    owners[k * rows + starts[k] : k * rows + starts[k] + activation.groups] = range(
+                        starts[0], starts[0] + activation.groups
                     )
         return owners
 
-    def _columns(self, own: Activation) -> list[int]:
-        return [self.bases.index(item) for item in own.bases]
+    def _columns(self, activation: Activation) -> list[int]:
+        return [self.bases.index(item) for item in activation.bases]
 
-    def _place(self, site: Site, starts: Sequence[int]) -> list[_Part]:
+    def _plan_calls(self, site: Site, starts: Sequence[int]) -> list[_Part]:
         """Return the calls of a site."""
         total, parts = self.raw.shape[1], []
-        for numbers, bases in _partition(site):
+        for indices, bases in _partition(site):
             rows = [
                 k * total + starts[k] + group * site.activations[k].groups // site.groups
-                for k in numbers
+                for k in indices
                 for group in range(site.groups)
             ]
-            members = None if len(numbers) == len(site.activations) else torch.tensor(numbers)
+            members = None if len(indices) == len(site.activations) else torch.tensor(indices)
             columns = None if bases == self.bases else torch.tensor([self.bases.index(item) for item in bases])
             parts.append(_Part(members, bases, columns, torch.tensor(rows)))
         return parts
@@ -146,16 +147,16 @@ class Activations(nn.Module):
     @property
     def coefficients(self) -> Tensor:
         """Return the coefficients of every row, (K, R, N), over `bases`."""
-        kept: Tensor = Parametrize.apply(self.raw, self.roles, self.codes, self.parametrizations)  # type: ignore[no-untyped-call]
-        own = torch.where(self.codes == CODES["fixed"], self.fixed, kept)
-        return own.flatten(0, 1)[self.owners].view(own.shape)
+        learned: Tensor = Parametrize.apply(self.raw, self.roles, self.codes, self.parametrizations)  # type: ignore[no-untyped-call]
+        table = torch.where(self.codes == CODES["fixed"], self.fixed, learned)
+        return table.flatten(0, 1)[self.owners].view(table.shape)
 
     def rows(self) -> list[list[Tensor]]:
-        """Return the coefficients of the calls of each site, all made in one pass; once, if none is learned."""
+        """Return the coefficients of the calls of each site, computed in one pass; cached if none is learned."""
         if isinstance(self.raw, nn.Parameter):
             return self._make_rows()
         if self._fixed_rows is None:
-            with torch.inference_mode(False):  # so that they serve in training, too
+            with torch.inference_mode(False):  # they are used in training, too
                 self._fixed_rows = self._make_rows()
         return self._fixed_rows
 
@@ -166,10 +167,10 @@ class Activations(nn.Module):
         if kernels.serve(self.raw):
             from hullo.population.kernels.parametrize import parametrize
 
-            made = parametrize(self.raw, self.fixed, self.roles, self.codes, self.order, self.uses, heights)
+            computed = parametrize(self.raw, self.fixed, self.roles, self.codes, self.order, self.uses, heights)
         else:
-            made = torch.split(self.coefficients.flatten(0, 1)[self.order], heights)
-        calls = iter(made)
+            computed = torch.split(self.coefficients.flatten(0, 1)[self.order], heights)
+        calls = iter(computed)
         return [
             [rows if part.columns is None else rows[:, part.columns] for part, rows in zip(parts, calls, strict=False)]
             for parts in self._parts
@@ -186,31 +187,31 @@ class Activations(nn.Module):
         }
 
     def number(self, index: int) -> int:
-        """Return which of the activations' sites a site is."""
+        """Return the position of a site among the sites with activations."""
         return self._index[index]
 
     def compute(self, index: int, rows: Sequence[Sequence[Tensor]], x: Value) -> Value:
-        """Return what the activations of a site make of x, with the coefficients that `rows` returned."""
+        """Return the activations of a site at x, with the coefficients that `rows` returned."""
         members, number = len(self.codes), self._index[index]
         parts, site = self._parts[number], self.sites[number]
         dim = 0 if x.dim is None else x.dim
-        if site.groups > 1:  # members beside the channels, so that each member's channels follow each other
+        if site.groups > 1:  # members beside the channels: each member's channels are contiguous
             dim = site.channel_dim % len(x.shape)
         y = x.at(dim, members)
-        done = []
+        outputs = []
         for part, coefficients in zip(parts, rows[number], strict=True):
-            own = y if part.members is None else y.index_select(dim, part.members)
-            flat = own.flatten(dim, dim + 1) if site.groups > 1 else own
+            selected = y if part.members is None else y.index_select(dim, part.members)
+            flat = selected.flatten(dim, dim + 1) if site.groups > 1 else selected
             spec = CombineSpec(part.bases, get_parametrization("given"), channel_dim=dim)
             if site.is_scaled:
                 combined = apply_scaled(flat, coefficients, self._scale_rows(part), spec)
             else:
                 combined = apply(flat, coefficients, spec)
-            done.append(combined.view(own.shape))
+            outputs.append(combined.view(selected.shape))
         if len(parts) == 1:
-            return Value(done[0], dim)
+            return Value(outputs[0], dim)
         order = torch.cat([part.members for part in parts if part.members is not None]).argsort()
-        return Value(torch.cat(done, dim).index_select(dim, order), dim)
+        return Value(torch.cat(outputs, dim).index_select(dim, order), dim)
 
     def _scale_rows(self, part: _Part) -> Tensor:
         """Return the inner scales of a call."""
@@ -230,76 +231,78 @@ class Activations(nn.Module):
 
             return restrict(self.raw, gradient, self.roles, self.codes)
         used = self.roles != UNUSED
-        # an unused base has the raw number -inf and the gradient inf, against which no coefficient can move
-        raw, against = self.raw.masked_fill(~used, -torch.inf), gradient.masked_fill(~used, torch.inf)
+        # with raw number -inf and gradient inf, the coefficient of an unused base cannot move
+        raw, masked = self.raw.masked_fill(~used, -torch.inf), gradient.masked_fill(~used, torch.inf)
         for name in self.parametrizations:
             feasible = None if name == "fixed" else get_parametrization(name).restrict
             if feasible:
-                gradient = torch.where((self.codes == CODES[name]) & used, feasible(raw, against), gradient)
+                gradient = torch.where((self.codes == CODES[name]) & used, feasible(raw, masked), gradient)
         return gradient
 
     def split(self, k: int, table: Tensor) -> list[Tensor]:
         """Return member k's part of a table like `coefficients`, (R, N), by site: a row per group, over its bases."""
-        found = []
+        parts = []
         for site, starts in zip(self.sites, self._starts, strict=True):
-            own = site.activations[k]
-            found.append(table[starts[k] : starts[k] + own.groups, self._columns(own)])
-        return found
+            activation = site.activations[k]
+            parts.append(table[starts[k] : starts[k] + activation.groups, self._columns(activation)])
+        return parts
 
     def member_tensors(self, k: int) -> Iterator[tuple[str, Tensor]]:
         """Yield the names and the values of the parameters that member k has at the sites."""
         tables = [self.raw, self.raw if self.scales is None else self.scales()]
         raw, scales = (table.flatten(0, 1)[self.owners].view(table.shape)[k] for table in tables)
         for site, starts in zip(self.sites, self._starts, strict=True):
-            own, prefix = site.activations[k], f"{site.path}." if site.path else ""
-            here, columns = slice(starts[k], starts[k] + own.groups), self._columns(own)
-            if own.parameter is not None:
-                learned = raw[here, columns[: own.raw.shape[1]]]
-                yield f"{prefix}{own.parameter}", learned if own.frozen is None else own.frozen.to(raw)
-            if own.scales is not None:
-                yield f"{prefix}inner_scale", scales[here, columns[: own.scales.shape[1]]]
+            activation, prefix = site.activations[k], f"{site.path}." if site.path else ""
+            span, columns = slice(starts[k], starts[k] + activation.groups), self._columns(activation)
+            if activation.parameter is not None:
+                learned = raw[span, columns[: activation.raw.shape[1]]]
+                values = learned if activation.frozen is None else activation.frozen.to(raw)
+                yield f"{prefix}{activation.parameter}", values
+            if activation.scales is not None:
+                yield f"{prefix}inner_scale", scales[span, columns[: activation.scales.shape[1]]]
 
 
 def _allocate(sites: Sequence[Site], members: int) -> tuple[list[list[int]], int]:
-    """Return the first row of each site and member, and how many rows a member needs."""
+    """Return the first row of each site and member, and the number of rows that a member needs."""
     starts: list[list[int]] = []
-    used, known = [0] * members, dict[tuple[int, int], int]()
+    used, first_rows = [0] * members, dict[tuple[int, int], int]()
     for site in sites:
-        own = []
+        site_starts = []
         for k, activation in enumerate(site.activations):
             learned = activation.learns
-            start = known.get((k, activation.owner), used[k]) if learned else used[k]
+            start = first_rows.get((k, activation.owner), used[k]) if learned else used[k]
             if start == used[k]:
                 used[k] += activation.groups
             if learned:
-                known[k, activation.owner] = start
-            own.append(start)
-        starts.append(own)
+                first_rows[k, activation.owner] = start
+            site_starts.append(start)
+        starts.append(site_starts)
     return starts, max(used, default=0)
 
 
 def _uses(order: Sequence[int], rows: int) -> Tensor:
-    """Return which entries of an order name each row, (rows, most), filled up with -1."""
-    found: list[list[int]] = [[] for _ in range(rows)]
-    for place, row in enumerate(order):
-        found[row].append(place)
-    most = max(map(len, found), default=1)
-    return torch.tensor([own + [-1] * (most - len(own)) for own in found], dtype=torch.int32).view(rows, most)
+    """Return the positions of each row in an order, (rows, most), padded with -1."""
+    positions: list[list[int]] = [[] for _ in range(rows)]
+    for position, row in enumerate(order):
+        positions[row].append(position)
+    most = max(map(len, positions), default=1)
+    return torch.tensor([p + [-1] * (most - len(p)) for p in positions], dtype=torch.int32).view(rows, most)
 
 
 def _partition(site: Site) -> list[tuple[list[int], tuple[Base, ...]]]:
-    """Return which members are computed together, and over which bases.
+    """Return groups of members that are computed in one call, each with its bases.
 
-    Members share one call unless a base of one may overflow where another's does not: zero times infinity would put
-    NaN into its neighbours.
+    Members share one call unless a base of one may overflow where another's does not: zero times infinity would give
+    NaN for other members.
     """
-    together: dict[tuple[str, ...], list[int]] = {}
-    for k, own in enumerate(site.activations):
-        together.setdefault(tuple(sorted(item.name for item in own.bases if not _is_tame(item))), []).append(k)
-    return [(numbers, _in_order(site.activations[k] for k in numbers)) for numbers in together.values()]
+    by_bases: dict[tuple[str, ...], list[int]] = {}
+    for k, activation in enumerate(site.activations):
+        unbounded = sorted(item.name for item in activation.bases if not _is_finite_everywhere(item))
+        by_bases.setdefault(tuple(unbounded), []).append(k)
+    return [(indices, _in_order(site.activations[k] for k in indices)) for indices in by_bases.values()]
 
 
-def _is_tame(item: Base) -> bool:
+def _is_finite_everywhere(item: Base) -> bool:
     """Return whether a function is finite on all finite numbers."""
     ends = torch.tensor([-1.0, 1.0]) * torch.finfo(torch.float32).max / 2
     return bool(item.function(ends).isfinite().all())
@@ -308,5 +311,5 @@ def _is_tame(item: Base) -> bool:
 def _in_order(activations: Iterable[Activation]) -> tuple[Base, ...]:
     """Return the bases of several activations once each, in the order of the catalogue."""
     position = {name: i for i, name in enumerate(list_bases())}
-    found = {item for own in activations for item in own.bases}
-    return tuple(sorted(found, key=lambda item: (position[item.name.partition("(")[0]], item.name)))
+    bases = {item for activation in activations for item in activation.bases}
+    return tuple(sorted(bases, key=lambda item: (position[item.name.partition("(")[0]], item.name)))

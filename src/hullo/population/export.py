@@ -1,4 +1,4 @@
-"""Trace a network by torch.export, and refuse what its graph would leave out without a word."""
+"""Trace a network by torch.export, and raise an error for what its graph would silently omit."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def _check_next_call(
     changed: dict[tuple[nn.Module, str], Any],
     program: torch.export.ExportedProgram,
 ) -> None:
-    """Refuse a network that computes something else in its next call, because of attributes that it has changed."""
+    """Raise an error if attributes that a network has changed would change the result of its next call."""
     for (module, name), value in changed.items():
-        tensor = isinstance(value, Tensor)  # without values, from the trace
+        tensor = isinstance(value, Tensor)  # from the trace, without values
         setattr(module, name, torch.zeros(value.shape, dtype=value.dtype, device=value.device) if tensor else value)
     try:
         again = _trace(network, args, kwargs)[0].graph_module.code
@@ -63,17 +63,17 @@ def _trace(
     """Return the exported network, and the attributes that its forward has changed, with their new values."""
     before, changed = _attributes(network), dict[tuple[nn.Module, str], Any]()
 
-    def notice(module: nn.Module, inputs: Any, output: Any) -> None:
+    def record_changes(module: nn.Module, inputs: Any, output: Any) -> None:
         register_dataclasses(output)
         for key, now in _attributes(network).items():
-            known = before.get(key, _MISSING)
-            if now is not known and not (isinstance(now, _PLAIN) and type(now) is type(known) and now == known):
+            earlier = before.get(key, _MISSING)
+            if now is not earlier and not (isinstance(now, _PLAIN) and type(now) is type(earlier) and now == earlier):
                 changed[key] = getattr(*key)
 
-    hook = network.register_forward_hook(notice)
+    hook = network.register_forward_hook(record_changes)
     states = _random_states()
     try:
-        with _quiet(), _refusing():
+        with _silenced(), _rejecting_derivatives():
             program = torch.export.export(network, args, kwargs, strict=False)
     except LoweringError as error:
         raise LoweringError(f"{error}{_line_of(error)}") from None
@@ -90,7 +90,7 @@ def _trace(
 
 
 def register_dataclasses(tree: Any) -> None:
-    """Let PyTorch see the fields of dataclasses in nested arguments or results, which it takes for leaves."""
+    """Register the dataclasses in nested arguments or results as containers, which PyTorch treats as leaves."""
     for leaf in pytree.tree_leaves(tree):
         if dataclasses.is_dataclass(leaf) and not isinstance(leaf, (type, AugmentedImages)):
             torch.export.register_dataclass(type(leaf))
@@ -98,7 +98,7 @@ def register_dataclasses(tree: Any) -> None:
 
 
 def _attributes(network: nn.Module) -> dict[tuple[nn.Module, str], Any]:
-    """Return the attributes of all modules that are not registered; of lists and dictionaries, how long they are."""
+    """Return the unregistered attributes of all modules; of lists and dictionaries, their lengths."""
     return {
         (module, name): len(value) if isinstance(value, (list, dict, set)) else value
         for module in network.modules()
@@ -113,8 +113,8 @@ def _random_states() -> list[Any]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence what PyTorch logs, warns and prints while it traces."""
+def _silenced() -> Iterator[None]:
+    """Suppress the log messages, warnings and output of PyTorch's tracer."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
@@ -126,11 +126,11 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _refusing() -> Iterator[None]:
-    """Refuse what a trace would leave out without a word: derivatives that a forward pass defines or computes."""
+def _rejecting_derivatives() -> Iterator[None]:
+    """Raise an error for derivatives that a forward pass defines or computes, which a trace would silently omit."""
 
     def apply(function: Any, *args: Any, **kwargs: Any) -> Any:
-        if function.__module__.startswith("torch._library"):  # of an operator, which is in the graph itself
+        if function.__module__.startswith("torch._library"):  # part of an operator, which the graph contains
             return original.__get__(None, function)(*args, **kwargs)
         raise LoweringError(
             f"forward calls {function.__name__}, a torch.autograd.Function, whose derivative is not in its graph; write"
@@ -145,17 +145,17 @@ def _refusing() -> Iterator[None]:
 
     original = vars(torch.autograd.Function)["apply"]
     with ExitStack() as stack:
-        for owner, name, own in (
+        for owner, name, replacement in (
             (torch.autograd.Function, "apply", classmethod(apply)),
             (torch.autograd, "_engine_run_backward", differentiate),
         ):
             stack.callback(setattr, owner, name, vars(owner)[name])
-            setattr(owner, name, own)
+            setattr(owner, name, replacement)
         yield
 
 
 def _explain(network: nn.Module, error: Exception) -> str:
-    """Return why a graph cannot be read."""
+    """Return why a network cannot be traced."""
     text = str(error)
     reason = text.strip().splitlines()[0] if text.strip() else type(error).__name__
     if "data-dependent" in text:
@@ -165,13 +165,13 @@ def _explain(network: nn.Module, error: Exception) -> str:
     elif any(frame.filename.endswith("eager_transforms.py") for frame in traceback.extract_tb(error.__traceback__)):
         reason = "its forward calls torch.func; take derivatives of population(x) outside of the networks"
     return (
-        f"cannot read the graph of {type(network).__name__}: {reason}; a population needs networks that do the same "
+        f"cannot trace {type(network).__name__}: {reason}; a population needs networks that perform the same "
         "operations for every input of one shape"
     )
 
 
 def _line_of(error: Exception) -> str:
-    """Return the line of the user's code that an exception comes from, as far as it is known."""
-    ours = (os.path.dirname(torch.__file__), os.path.dirname(__file__), "<")
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
+    """Return the line of the user's code that raised an exception, if known."""
+    internal = (os.path.dirname(torch.__file__), os.path.dirname(__file__), "<")
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(internal)]
     return f" (at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line})" if frames else ""

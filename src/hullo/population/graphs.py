@@ -22,13 +22,13 @@ def capture(step: Callable[..., Any], *stateful: Stateful) -> Callable[..., Any]
     """Return a function that takes a training step by replaying a CUDA graph; without a GPU, the step itself.
 
     Args:
-        step: a function of tensors, whose shapes say what is captured. It does the forward pass, the backward pass and
+        step: a function of tensors; it is captured for their shapes. It does the forward pass, the backward pass and
             the update, reads no tensor on the host, and returns tensors or nothing.
-        stateful: what the step changes, the population and the optimizer: a first call takes a few steps to warm up,
-            and takes them back.
+        stateful: the objects that the step changes, the population and the optimizer: the first call takes a few steps
+            to warm up, then restores their state.
 
-    The graph is captured at the first call; calls with tensors of other shapes are made as they come. What a call
-    returns is overwritten by the next.
+    The graph is captured at the first call; calls with tensors of other shapes run without it. The result of a call is
+    overwritten by the next.
 
     Example:
         >>> import torch
@@ -63,14 +63,14 @@ class _Captured:
             self._capture(inputs)
         if self.graph is None or [x.shape for x in inputs] != [x.shape for x in self.inputs]:
             return self.step(*inputs)
-        for known, new in zip(self.inputs, inputs, strict=True):
-            known.copy_(new)
+        for captured, new in zip(self.inputs, inputs, strict=True):
+            captured.copy_(new)
         self.graph.replay()
         return self.returned
 
     def _capture(self, inputs: tuple[Tensor, ...]) -> None:
         self.inputs = tuple(tensor.clone() for tensor in inputs)
-        before = [{name: tensor.clone() for name, tensor in own.state_dict().items()} for own in self.stateful]
+        before = [{name: tensor.clone() for name, tensor in item.state_dict().items()} for item in self.stateful]
         device = inputs[0].device
         side = _side_stream(device)
         side.wait_stream(torch.cuda.current_stream(device))
@@ -82,8 +82,8 @@ class _Captured:
         with torch.cuda.graph(graph, stream=side):
             self.returned = self.step(*self.inputs)
         self.graph = graph
-        for own, saved in zip(self.stateful, before, strict=True):
-            own.load_state_dict(saved)  # type: ignore[attr-defined]
+        for item, saved in zip(self.stateful, before, strict=True):
+            item.load_state_dict(saved)  # type: ignore[attr-defined]
 
 
 @functools.cache

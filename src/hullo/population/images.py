@@ -1,4 +1,4 @@
-"""Images that are augmented as a network reads them, straight from the bytes of a data set."""
+"""Images that are augmented while a network reads them from the bytes of a data set."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hullo.population.values import Value
 
 @dataclass(frozen=True, eq=False)
 class AugmentedImages:
-    """Say for each member and sample which image it is, and how it is flipped and shifted.
+    """Hold the image, the flip and the shift of each member and sample.
 
-    It is an input of a population, in place of a tensor of shape (K, B, C, H, W) with numbers from 0 to 1. On a GPU a
-    first convolution reads it from the bytes, and augmented images are never written.
+    Pass it to a population instead of a tensor of shape (K, B, C, H, W) with numbers from 0 to 1. On a GPU, the first
+    convolution reads the bytes, and augmented images are never written.
 
     Args:
         images: bytes, (count, C, H, W).
-        index: the number of each image, (K, B).
+        index: the index of each image, (K, B).
         moves: whether it is flipped (0 or 1), pixels down and pixels to the right, (K, B, 3).
 
     Example:
@@ -47,7 +47,7 @@ class AugmentedImages:
 
 
 class ImagesValue(Value):
-    """Hold augmented images as an input of all members; only a convolution reads them without making them."""
+    """Hold augmented images as an input of all members; a convolution reads them without creating `tensor`."""
 
     def __init__(self, source: AugmentedImages) -> None:
         object.__setattr__(self, "source", source)
@@ -57,10 +57,10 @@ class ImagesValue(Value):
 
     @functools.cached_property
     def tensor(self) -> Tensor:
-        """Return the images as (B, K, C, H, W), in memory with channels last, which convolutions are faster on."""
-        made = self.source.tensor()
-        members, channels = made.shape[0], made.shape[2]
-        wide = made.permute(1, 3, 4, 0, 2).flatten(3).permute(0, 3, 1, 2)
+        """Return the images as (B, K, C, H, W) in channels-last memory format, in which convolutions are faster."""
+        images = self.source.tensor()
+        members, channels = images.shape[0], images.shape[2]
+        wide = images.permute(1, 3, 4, 0, 2).flatten(3).permute(0, 3, 1, 2)
         return torch.unflatten(wide, 1, (members, channels))
 
     @property
@@ -79,11 +79,11 @@ class ImagesValue(Value):
 def move(images: Tensor, index: Tensor, moves: Tensor) -> Tensor:
     """Return images, each flipped and then shifted, with pixels at the edge repeated.
 
-    From images of shape (count, C, H, W), numbers of any shape and moves of that shape and 3, the images have the
-    numbers' shape and (C, H, W).
+    For images of shape (count, C, H, W), indices of any shape and moves of that shape and 3, the result has the shape
+    of the indices and (C, H, W).
     """
     channels, height, width = images.shape[1:]
-    index, moves = index.contiguous(), moves.contiguous()  # the result takes their order in memory
+    index, moves = index.contiguous(), moves.contiguous()  # the result has their memory order
     flipped, down, right = moves.long()[..., None].unbind(-2)
     rows = (torch.arange(height, device=images.device) - down).clamp(0, height - 1)
     columns = (torch.arange(width, device=images.device) - right).clamp(0, width - 1)

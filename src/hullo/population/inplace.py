@@ -29,26 +29,26 @@ def all_nodes(module: nn.Module) -> Iterator[fx.Node]:
 
 
 def rewrite_in_place(module: fx.GraphModule) -> dict[fx.Node, frozenset[int]]:
-    """Rewrite in-place operations; return the nodes whose memory is still written to, with what tells it apart."""
+    """Rewrite in-place operations; return the nodes whose memory is still written to, with the ids of that memory."""
     storages = _storages(module)
-    _drop_copies_to_themselves(module, storages)
+    _remove_copies_to_self(module, storages)
     written = {node: _union(storages[target] for target in written_nodes(node)) for node in all_nodes(module)}
     for part in module.modules():
         if isinstance(part, fx.GraphModule):
-            here = _union(own for node, own in written.items() if node.graph is part.graph)
-            elsewhere = _union(own for node, own in written.items() if node.graph is not part.graph)
-            for storage in here - elsewhere:
+            inside = _union(ids for node, ids in written.items() if node.graph is part.graph)
+            outside = _union(ids for node, ids in written.items() if node.graph is not part.graph)
+            for storage in inside - outside:
                 _rewrite(part.graph, storage, storages)
-    kept = _union(storages[target] for node in all_nodes(module) for target in written_nodes(node))
-    return {node: storages[node] for node in all_nodes(module) if storages.get(node, frozenset()) & kept}
+    still_written = _union(storages[target] for node in all_nodes(module) for target in written_nodes(node))
+    return {node: storages[node] for node in all_nodes(module) if storages.get(node, frozenset()) & still_written}
 
 
 def _union(sets: Iterable[frozenset[int]]) -> frozenset[int]:
     return frozenset[int]().union(*sets)
 
 
-def _drop_copies_to_themselves(module: fx.GraphModule, storages: Mapping[fx.Node, frozenset[int]]) -> None:
-    """Remove the copies that follow `x += 1`, where Python assigns to the attribute or item what is already there."""
+def _remove_copies_to_self(module: fx.GraphModule, storages: Mapping[fx.Node, frozenset[int]]) -> None:
+    """Remove the copies that follow `x += 1`, where Python assigns the changed object to its own attribute or item."""
     for node in list(all_nodes(module)):
         if node.target is aten.copy_.default and isinstance(node.args[1], fx.Node):
             target, source = (_layout(item) for item in node.args[:2])
@@ -63,36 +63,36 @@ def _layout(node: Any) -> tuple[Any, ...]:
 
 
 def _storages(module: fx.GraphModule) -> dict[fx.Node, frozenset[int]]:
-    """Return which memory each node's value is in."""
-    found: dict[fx.Node, frozenset[int]] = {}
+    """Return the storages of each node's value."""
+    storages: dict[fx.Node, frozenset[int]] = {}
     same: dict[int, frozenset[int]] = {}
     for node in all_nodes(module):
         tensors = [leaf for leaf in pytree.tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
-        own = [tensor.untyped_storage()._cdata for tensor in tensors]
+        ids = [tensor.untyped_storage()._cdata for tensor in tensors]
         if node.target in _SAME_IN_EVALUATION and not (node.args[2] and node.args[1]):
-            same[own[0]] = found[node.args[0]]  # type: ignore[index]  # it returns its input, though not in a trace
-        found[node] = _union(same.get(item, frozenset({item})) for item in own)
-    return found
+            same[ids[0]] = storages[node.args[0]]  # type: ignore[index]  # returns its input, but not in a trace
+        storages[node] = _union(same.get(item, frozenset({item})) for item in ids)
+    return storages
 
 
 def _rewrite(graph: fx.Graph, storage: int, storages: dict[fx.Node, frozenset[int]]) -> None:
-    """Rewrite the operations that write to a piece of memory, unless one of them has to stay in place."""
+    """Rewrite the operations that write to a storage, unless one of them must stay in place."""
     sharing = [node for node in graph.nodes if storage in storages[node]]
     writes = [node for node in sharing if written_nodes(node)]
     for write in writes:
         later = set(_after(write))
         others = [node for node in sharing if node not in later and node not in (write, *written_nodes(write))]
-        stays = any(not later.isdisjoint(node.users) for node in others)
-        if stays or functional(write.target) is None or any(node.op != "call_function" for node in sharing):
+        must_stay = any(not later.isdisjoint(node.users) for node in others)
+        if must_stay or functional(write.target) is None or any(node.op != "call_function" for node in sharing):
             return
     for write in writes:
         (target,) = written_nodes(write)
         later = set(_after(write))
-        made = _new_value(graph, write)
+        new = _new_value(graph, write)
         for node in graph.nodes:
             storages.setdefault(node, storages[write])
-        write.replace_all_uses_with(made)
-        target.replace_all_uses_with(made, later.__contains__)
+        write.replace_all_uses_with(new)
+        target.replace_all_uses_with(new, later.__contains__)
         graph.erase_node(write)
 
 
@@ -102,11 +102,11 @@ def _after(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def _new_value(graph: fx.Graph, write: fx.Node) -> fx.Node:
-    """Return a node that computes what an operation writes."""
+    """Return a node that computes the value that an operation writes."""
     if write.target is aten.copy_.default:
         source: Any = write.args[1]
-        made, written = source.meta["val"], write.meta["val"]
-        if made.shape == written.shape and made.dtype == written.dtype:
+        copied, written = source.meta["val"], write.meta["val"]
+        if copied.shape == written.shape and copied.dtype == written.dtype:
             return source  # type: ignore[no-any-return]
     kwargs = {name: item for name, item in write.kwargs.items() if name != "out"}
     with graph.inserting_before(write):
@@ -130,15 +130,15 @@ def written_nodes(node: fx.Node) -> list[fx.Node]:
 
 @cache
 def functional(target: Any) -> Any:
-    """Return the operator that computes what an in-place operator, or one with `out`, writes; None if there is none."""
+    """Return the functional form of an in-place operator, or of one with `out`; None if there is none."""
     schema = target._schema
     written = [argument.name for argument in schema.arguments if argument.alias_info is not None]
     if not schema.is_mutable or len(written) != 1:
         return None
     packet = getattr(aten, schema.name.rpartition("::")[2].removesuffix("_"), None)
-    wanted = [str(argument.type) for argument in schema.arguments if argument.name != "out"]
+    types = [str(argument.type) for argument in schema.arguments if argument.name != "out"]
     for name in packet.overloads() if packet is not None else ():
-        found = getattr(packet, name)
-        if not found._schema.is_mutable and [str(argument.type) for argument in found._schema.arguments] == wanted:
-            return found
+        overload = getattr(packet, name)
+        if not overload._schema.is_mutable and [str(argument.type) for argument in overload._schema.arguments] == types:
+            return overload
     return None

@@ -44,7 +44,7 @@ def linear(context: Context, x: Value, weight: Value, bias: Value | None = None)
 
 
 def multiply(context: Context, x: Value, weight: Value) -> Tensor:
-    """Return what linear layers compute before their biases, (members, rows, columns)."""
+    """Return the outputs of linear layers without biases, (members, rows, columns)."""
     return kernels.multiply(as_rows(context, x), weight.at(0, context.members).mT)
 
 
@@ -58,17 +58,19 @@ def as_rows(context: Context, x: Value) -> Tensor:
 def embed(
     context: Context, weight: Value, indices: Value, padding: int = -1, scale: bool = False, sparse: bool = False
 ) -> Value:
-    """Look up one table that holds those of all members, one after the other."""
+    """Look up all members' indices in one table, the concatenation of their tables."""
     tables = weight.at(0, context.members)
     size = tables.shape[1]
     numbers = indices.at(0, context.members)
     first = torch.arange(0, context.members * size, size, device=numbers.device)
-    at = numbers + first.view(-1, *[1] * (numbers.dim() - 1))
-    at = torch.where((numbers < 0) | (numbers >= size), context.members * size, at)  # beyond the table, as in a member
-    found = F.embedding(at, tables.flatten(0, 1), scale_grad_by_freq=scale)
+    rows = numbers + first.view(-1, *[1] * (numbers.dim() - 1))
+    rows = torch.where(
+        (numbers < 0) | (numbers >= size), context.members * size, rows
+    )  # out of range, as in one member
+    embedded = F.embedding(rows, tables.flatten(0, 1), scale_grad_by_freq=scale)
     if padding >= 0:  # its row has no gradient
-        found = torch.where((numbers == padding).unsqueeze(-1), found.detach(), found)
-    return Value(found, 0)
+        embedded = torch.where((numbers == padding).unsqueeze(-1), embedded.detach(), embedded)
+    return Value(embedded, 0)
 
 
 # Attention
@@ -87,7 +89,7 @@ def attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Value:
-    """Attend with the members as a part of the batch."""
+    """Compute attention with the members as part of the batch."""
     members = context.members
     q, k, v = (item.at(0, members) for item in (query, key, value))
     own = None if mask is None else _like_scores(mask, q, members)
@@ -101,8 +103,8 @@ def attend(
         k, v = (item.repeat_interleave(q.shape[-3] // item.shape[-3], -3) for item in (k, v))
     scores = q @ k.mT * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
     if is_causal:
-        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-        scores = scores.masked_fill(~seen, -torch.inf)
+        visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        scores = scores.masked_fill(~visible, -torch.inf)
     if own is not None:
         scores = scores.masked_fill(~own, -torch.inf) if own.dtype == torch.bool else scores + own
     weights = drop(context, Value(scores.softmax(-1), 0), dropout, True)
@@ -120,7 +122,7 @@ def _like_scores(mask: Value, q: Tensor, members: int) -> Tensor:
 
 @rule(aten.dropout.default)
 def drop(context: Context, x: Value, rate: float | Tensor, training: bool) -> Value:
-    """Zero entries at random and scale up the others, by `rate`, one number or one per member."""
+    """Zero entries at random with probability `rate`, one number or one per member, and scale up the others."""
     if not training or (not isinstance(rate, Tensor) and rate == 0):
         return x
     if len(x.shape) == 2 and kernels.serve(x.tensor) and not isinstance(rate, Tensor) and rate < 1:
@@ -140,11 +142,11 @@ def drop_channels(context: Context, x: Value, rate: float, training: bool) -> Va
 
 
 def _mask(context: Context, x: Value, shape: torch.Size, rate: float | Tensor) -> Value:
-    """Multiply with masks over a shape: in the order of memory with channels last, for images."""
+    """Multiply with dropout masks over a shape; masks of images are drawn in channels-last order."""
     images = len(shape) == 4
     order = [0, 2, 3, 1] if images else list(range(len(shape)))
-    drawn = [shape[i] for i in order]
-    kept = rng.dropout_mask(context.seeds, context.steps, context.dropout, drawn, rate=rate, first=context.first)
+    mask_shape = [shape[i] for i in order]
+    kept = rng.dropout_mask(context.seeds, context.steps, context.dropout, mask_shape, rate=rate, first=context.first)
     kept = kept.permute(0, 1, 4, 2, 3) if images else kept
     dim = 0 if x.dim is None else x.dim
     y = x.at(dim, context.members)
@@ -157,22 +159,22 @@ def _mask(context: Context, x: Value, shape: torch.Size, rate: float | Tensor) -
 
 @rule(aten.pad.default, aten.constant_pad_nd.default)
 def pad(context: Context, x: Value, sizes: Sequence[int], mode: str | float = 0.0, value: float | None = None) -> Any:
-    """Put zeros around images when something but a convolution asks for them."""
+    """Return padded images lazily: a convolution reads them without the zeros."""
     zeros = mode in ("constant", 0) and not value
     if not zeros or len(sizes) != 4 or min(sizes) < 0 or len(x.shape) != 4 or x.dim not in (0, 1):
         return NotImplemented
     return PaddedValue(x, tuple(sizes))  # type: ignore[arg-type]
 
 
-# Pooling: images of all members are channels of one image.
+# Pooling: the channels of all members are channels of one image.
 
 
-def _pool(operator: Any, channels: int) -> None:
-    """Register a rule for an operator on images that treats each channel alone; `channels` of its dimensions follow."""
+def _pool(operator: Any, dims: int) -> None:
+    """Register a rule for an operator that treats each channel separately, on images of so many dimensions."""
 
     @rule(operator)
     def pool(context: Context, x: Value, *args: Any, **kwargs: Any) -> Any:
-        if x.dim is None or len(x.shape) != channels + 2:
+        if x.dim is None or len(x.shape) != dims + 2:
             return NotImplemented
         y = operator(x.at(1, context.members).flatten(1, 2), *args, **kwargs)
         if isinstance(y, Tensor):

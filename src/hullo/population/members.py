@@ -18,15 +18,15 @@ from hullo.population.sites import BOOKKEEPING, Site, read_site
 
 
 def make_members(factory: Callable[[], nn.Module], seeds: Sequence[int]) -> list[nn.Module]:
-    """Call a factory once per seed, each time after `torch.manual_seed(seed)`; the global state stays as it was."""
-    made, started = [], torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    """Call a factory once per seed, each time after `torch.manual_seed(seed)`; the global random state is kept."""
+    networks, started = [], torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if started else ()):
         for seed in seeds:
             torch.manual_seed(seed)
-            made.append(factory())
-    if not started:  # what a GPU is seeded with once it is used
+            networks.append(factory())
+    if not started:  # the seed for a GPU that is used later
         torch.cuda.manual_seed_all(torch.initial_seed())
-    return made
+    return networks
 
 
 def compare(members: Sequence[nn.Module]) -> list[Site]:
@@ -36,7 +36,7 @@ def compare(members: Sequence[nn.Module]) -> list[Site]:
     """
     sites: list[Site] = []
     for member in members:
-        _check_alone(member)
+        _check_hooks(member)
     _compare("", members, [_Roles(member) for member in members], sites)
     _check_unshared(members)
     return sites
@@ -58,7 +58,7 @@ def _compare(path: str, modules: Sequence[nn.Module], roles: Sequence[_Roles], s
 
 
 def _difference(first: nn.Module, other: nn.Module, comparison: _Comparison) -> str:
-    """Return in what two modules at the same place differ, besides the values of parameters and buffers."""
+    """Return the difference of two modules at the same path, except the values of parameters and buffers."""
     if _class_of(first) is not _class_of(other):
         return f"{type(first).__name__} and {type(other).__name__}"
     for kind in ("_parameters", "_buffers"):
@@ -70,16 +70,16 @@ def _difference(first: nn.Module, other: nn.Module, comparison: _Comparison) -> 
                 return f"{name} is {_kind(tensor)} and {_kind(others[name])}"
     if first._modules.keys() != other._modules.keys():
         return f"only one has the module {min(first._modules.keys() ^ other._modules.keys())!r}"
-    own, others = ({k: v for k, v in vars(item).items() if k not in BOOKKEEPING} for item in (first, other))
-    if own.keys() != others.keys():
-        return f"only one has the attribute {min(own.keys() ^ others.keys())!r}"
-    for name, value in own.items():
+    attributes, others = ({k: v for k, v in vars(item).items() if k not in BOOKKEEPING} for item in (first, other))
+    if attributes.keys() != others.keys():
+        return f"only one has the attribute {min(attributes.keys() ^ others.keys())!r}"
+    for name, value in attributes.items():
         if not comparison.equal(value, others[name]):
             if isinstance(value, (Tensor, list, tuple, dict)) and type(value) is type(others[name]):
                 return f"{name} holds other values; register tensors as buffers, modules in an nn.ModuleList"
             if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
-                return f"{name} is {_shown(value)} in one, and a function with other code or other values in the other"
-            return f"{name} is {_shown(value)} and {_shown(others[name])}"
+                return f"{name} is {_shorten(value)} in one, a function with other code or other values in the other"
+            return f"{name} is {_shorten(value)} and {_shorten(others[name])}"
     for name in ("_forward_hooks", "_forward_pre_hooks"):
         if not comparison.equal(list(getattr(first, name).values()), list(getattr(other, name).values())):
             return f"they have different {name.strip('_').replace('_', ' ')}"
@@ -87,7 +87,7 @@ def _difference(first: nn.Module, other: nn.Module, comparison: _Comparison) -> 
 
 
 def _class_of(module: nn.Module) -> type:
-    """Return the class of a module, without those that torch.nn.utils.parametrize makes for each module."""
+    """Return the class of a module; torch.nn.utils.parametrize creates a subclass per module, which is ignored."""
     kind = type(module)
     return kind.__bases__[0] if parametrize.is_parametrized(module) else kind
 
@@ -99,7 +99,7 @@ def _kind(tensor: Tensor | None) -> str:
     return f"{tensor.dtype} of shape {tuple(tensor.shape)}{frozen}".removeprefix("torch.")
 
 
-def _shown(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -113,20 +113,20 @@ class _Roles(dict[int, str]):
 
 
 class _Comparison:
-    """Compare attributes of two networks, by what they hold; what is registered in both is equal if its names are."""
+    """Compare attributes of two networks by content; registered tensors and modules are equal if their names are."""
 
-    def __init__(self, mine: _Roles, others: _Roles) -> None:
-        self.mine, self.others = mine, others
-        self.seen: dict[tuple[int, int], tuple[Any, Any]] = {}  # which keeps objects alive, and so their identities
+    def __init__(self, first_roles: _Roles, second_roles: _Roles) -> None:
+        self.first_roles, self.second_roles = first_roles, second_roles
+        self.seen: dict[tuple[int, int], tuple[Any, Any]] = {}  # keeps the objects alive, and thus their ids unique
 
     def equal(self, one: Any, other: Any) -> bool:
-        """Return whether two attributes say the same."""
-        if one is other or (id(one), id(other)) in self.seen:  # objects may hold each other
+        """Return whether two attributes are equal."""
+        if one is other or (id(one), id(other)) in self.seen:  # there may be reference cycles
             return True
         if type(one) is not type(other):
             return False
-        if id(one) in self.mine or id(other) in self.others:
-            return self.mine.get(id(one)) == self.others.get(id(other))
+        if id(one) in self.first_roles or id(other) in self.second_roles:
+            return self.first_roles.get(id(one)) == self.second_roles.get(id(other))
         if isinstance(one, Tensor):
             return one.shape == other.shape and one.dtype == other.dtype and bool(one.equal(other))
         if isinstance(one, (int, float, complex, str, bytes)):
@@ -147,34 +147,34 @@ class _Comparison:
         return hasattr(one, "__dict__") and "__eq__" not in vars(type(one)) and self.equal(vars(one), vars(other))
 
 
-def _contents(function: Any) -> list[Any]:
-    """Return what a function has taken from around it."""
+def _closure(function: Any) -> list[Any]:
+    """Return the closure variables of a function."""
     return [cell.cell_contents for cell in function.__closure__ or ()]
 
 
 _PARTS: dict[type, tuple[Callable[[Any], Any], ...]] = {
     types.FunctionType: (
         *map(operator.attrgetter, ("__code__", "__defaults__", "__kwdefaults__", "__dict__")),
-        _contents,
+        _closure,
         lambda function: id(function.__globals__),
     ),
     types.MethodType: (operator.attrgetter("__func__"), operator.attrgetter("__self__")),
     functools.partial: tuple(map(operator.attrgetter, ("func", "args", "keywords", "__dict__"))),
     weakref.ReferenceType: (operator.methodcaller("__call__"),),
 }
-"""The parts that decide whether objects are equal whose == compares identities."""
+"""The parts to compare of objects whose == compares identities."""
 
 
-def _check_alone(member: nn.Module) -> None:
-    """Refuse what a network does besides its forward pass."""
+def _check_hooks(member: nn.Module) -> None:
+    """Raise an error for hooks that a population cannot call."""
     for path, module in member.named_modules():
         where = f"module {path!r}" if path else "the network"
-        hooked = [name for name, own in module._parameters.items() if own is not None and own._backward_hooks]
+        hooked = [name for name, item in module._parameters.items() if item is not None and item._backward_hooks]
         if module._backward_hooks or module._backward_pre_hooks or hooked:
             what = f"the parameter {hooked[0]!r}" if hooked else "the module"
             raise ValueError(f"{where} has a backward hook on {what}, which a population would not call; remove it")
         for hook in module._forward_pre_hooks.values():
-            if type(hook).__module__.startswith("torch.nn.utils."):  # which writes an attribute before each call
+            if type(hook).__module__.startswith("torch.nn.utils."):  # it writes an attribute before each call
                 raise ValueError(
                     f"{where} has a hook, {type(hook).__name__} of torch.nn.utils, whose results a population cannot "
                     "copy; use torch.nn.utils.parametrizations instead, or make pruning permanent"
@@ -182,14 +182,14 @@ def _check_alone(member: nn.Module) -> None:
 
 
 def _check_unshared(members: Sequence[nn.Module]) -> None:
-    """Refuse members that share tensors: each gets its own copy."""
+    """Raise an error if members share tensors: each gets its own copy."""
     owners: dict[int, tuple[int, str]] = {}
     for k, member in enumerate(members):
         for name, tensor in (*member.named_parameters(), *member.named_buffers()):
-            owner, known = owners.setdefault(id(tensor), (k, name))
+            owner, shared_name = owners.setdefault(id(tensor), (k, name))
             if owner != k:
                 raise ValueError(
-                    f"members {owner} and {k} share {known}; make a network per member, or copy.deepcopy one"
+                    f"members {owner} and {k} share {shared_name}; make a network per member, or copy.deepcopy one"
                 )
 
 
@@ -201,14 +201,14 @@ def tensors_of(member: nn.Module, sites: Sequence[Site]) -> dict[str, Tensor]:
 
 
 def aliases_of(member: nn.Module) -> dict[str, str]:
-    """Return for every name of a parameter or buffer the first name of the same tensor."""
+    """Return, for every name of a parameter or buffer, the first name of the same tensor."""
     first: dict[int, str] = {}
-    every = (*member.named_parameters(remove_duplicate=False), *member.named_buffers(remove_duplicate=False))
-    return {name: first.setdefault(id(tensor), name) for name, tensor in every}
+    named = (*member.named_parameters(remove_duplicate=False), *member.named_buffers(remove_duplicate=False))
+    return {name: first.setdefault(id(tensor), name) for name, tensor in named}
 
 
 def empty_copy(member: nn.Module) -> nn.Module:
-    """Return a copy of a network whose parameters and buffers are on the meta device, and take no memory."""
+    """Return a copy of a network with its parameters and buffers on the meta device."""
     memo: dict[int, Any] = {}
     for tensor in (*member.parameters(), *member.buffers()):
         memo[id(tensor)] = _like(tensor, torch.empty_like(tensor, device="meta"))
@@ -216,7 +216,7 @@ def empty_copy(member: nn.Module) -> nn.Module:
 
 
 def filled_copy(empty: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """Return a copy of an empty network with the given tensors, by name, in all places that hold them."""
+    """Return a copy of an empty network with the given tensors, by name, wherever they are used."""
     memo: dict[int, Any] = {}
     for name, tensor in (*empty.named_parameters(), *empty.named_buffers()):
         memo[id(tensor)] = _like(tensor, tensors[name].detach().clone())

@@ -1,7 +1,7 @@
 """Optimizers of populations: those of torch.optim, with learning rates, weight decay and clipping per member.
 
-Each member is updated as `torch.optim` would update it alone. Learning rates and counters are tensors beside the
-parameters, so that a CUDA graph can hold a step and a schedule changes it afterwards.
+Each member is updated as `torch.optim` would update it alone. Learning rates and counters are tensors on the device of
+the parameters: a step can be captured in a CUDA graph, and a schedule can change it afterwards.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ class Optimizer:
     """Update the members of a population; the base class of all optimizers.
 
     Args:
-        population: whose parameters are updated, already on its device.
+        population: the population to update, on its final device.
         lr: the learning rate, one number or one per member.
-        weight_decay: one number or one per member.
+        weight_decay: the weight decay, one number or one per member.
         max_norm: clip each member's gradients to this norm, as `torch.nn.utils.clip_grad_norm_` does; one number, one
             per member, or None.
-        schedule: a function of the number of updates so far, a tensor, that returns what learning rates are multiplied
-            with, one number or one per member. Or change `optimizer.lr` in place whenever you like.
-        groups: parameters with settings of their own: dictionaries with "params", a list of the population's
-            parameters, and any of "lr" and "weight_decay".
-        copies: keep copies of the weights and biases of linear and convolutional layers in this type, torch.bfloat16,
-            for a forward pass under :class:`torch.autocast` to compute with. They are kept on a GPU alone, where one
-            kernel updates all parameters and writes their copies.
+        schedule: a function from the number of updates so far, a tensor, to the factor of the learning rates, one
+            number or one per member. Alternatively, change `optimizer.lr` in place.
+        groups: parameters with other settings: dictionaries with "params", a list of the population's parameters, and
+            any of "lr" and "weight_decay".
+        copies: also store the weights and biases of linear and convolutional layers in this dtype, torch.bfloat16, for
+            forward passes under :class:`torch.autocast`. Only on a GPU, where one kernel updates all parameters and
+            writes their copies.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ()
@@ -62,13 +62,13 @@ class Optimizer:
         self.schedule = schedule
         self.updates = torch.zeros((), dtype=torch.float64, device=population.seeds.device)
         self.parameters = {name: p for name, p in population.named_parameters() if p.requires_grad}
-        self.counts = self.updates.new_zeros(len(self.parameters))  # of each parameter's own updates, for Adam
+        self.counts = self.updates.new_zeros(len(self.parameters))  # updates of each parameter, for Adam
         self.groups = self._read_groups(groups)
         self.state = {
             state: {name: torch.zeros_like(p) for name, p in self.parameters.items()} for state in self.state_names
         }
-        served = bool(self.parameters) and all(map(kernels.serve, self.parameters.values()))
-        self._flat = FlatParameters(self, copies) if served else None
+        is_fused = bool(self.parameters) and all(map(kernels.serve, self.parameters.values()))
+        self._flat = FlatParameters(self, copies) if is_fused else None
 
     def _numbers(self, name: str, given: Numbers) -> Tensor:
         """Return a setting as one number per member."""
@@ -81,28 +81,28 @@ class Optimizer:
         return numbers.expand(members).clone()
 
     def _read_groups(self, groups: Iterable[Group]) -> dict[str, dict[str, Tensor]]:
-        """Return the settings of parameters that have their own, by name."""
+        """Return the settings of parameters in groups, by name."""
         names = {id(p): name for name, p in self.parameters.items()}
-        found: dict[str, dict[str, Tensor]] = {}
+        by_name: dict[str, dict[str, Tensor]] = {}
         for group in groups:
             if unknown := group.keys() - {"params", "lr", "weight_decay"}:
                 raise ValueError(f"a group has params, lr and weight_decay; got {sorted(unknown)}")
-            own = {key: self._numbers(key, value) for key, value in group.items() if key != "params"}
+            settings = {key: self._numbers(key, value) for key, value in group.items() if key != "params"}
             params = [group["params"]] if isinstance(group["params"], nn.Parameter) else list(group["params"])
             for parameter in params:
                 if id(parameter) not in names:
                     raise ValueError(f"a group has a parameter of shape {tuple(parameter.shape)} of another network")
-                found[names[id(parameter)]] = own
-        return found
+                by_name[names[id(parameter)]] = settings
+        return by_name
 
     @property
     def leaves(self) -> dict[str, Tensor]:
-        """Return what gradients are for, by the parameters' names: the parameters, or copies of lower precision."""
+        """Return the tensors with gradients, by the parameters' names: parameters, or copies in lower precision."""
         copies = self.population.copies
         return {name: copies.get(name.removeprefix("stacked."), p) for name, p in self.parameters.items()}
 
     def zero_grad(self) -> None:
-        """Forget all gradients."""
+        """Set all gradients to None."""
         for leaf in self.leaves.values():
             leaf.grad = None
 
@@ -115,7 +115,7 @@ class Optimizer:
             raise RuntimeError("no parameter has a gradient: call losses.sum().backward() before a step")
         scale = None if self.max_norm is None else self._clip(gradients)
         if self._flat is None and scale is not None:
-            gradients = {name: gradient * _beside(scale, gradient) for name, gradient in gradients.items()}
+            gradients = {name: gradient * _per_member(scale, gradient) for name, gradient in gradients.items()}
         for name, gradient in gradients.items():
             if self.parameters[name] is activations.raw:
                 gradients[name] = activations.feasible_gradient(gradient)
@@ -128,17 +128,17 @@ class Optimizer:
         for count, (name, parameter) in zip(self.counts, self.parameters.items(), strict=True):
             if name not in gradients:
                 continue
-            own = self.groups.get(name, {})
-            lr = own.get("lr", self.lr) * (1.0 if factor is None else factor)
-            settings = (_beside(item, parameter) for item in (lr, own.get("weight_decay", self.weight_decay)))
+            group = self.groups.get(name, {})
+            lr = group.get("lr", self.lr) * (1.0 if factor is None else factor)
+            settings = (_per_member(item, parameter) for item in (lr, group.get("weight_decay", self.weight_decay)))
             state = (self.state[kind][name] for kind in self.state_names)
             self.update(parameter, gradients[name], *settings, count, *state)
 
     def count(self, updated: Container[str]) -> None:
-        """Count the updates of each parameter that is in `updated`, where the rule depends on them."""
+        """Count the updates of each parameter in `updated`, if the update rule depends on them."""
 
     def rule(self) -> Rule:
-        """Return how a kernel updates parameters."""
+        """Return the update rule of the fused kernel."""
         raise NotImplementedError
 
     def update(
@@ -148,7 +148,7 @@ class Optimizer:
         raise NotImplementedError
 
     def _clip(self, gradients: Mapping[str, Tensor]) -> Tensor:
-        """Return what each member's gradients are multiplied with so that their norm is at most `max_norm`."""
+        """Return the factor of each member's gradients that limits their norm to `max_norm`."""
         norms = [gradient.flatten(1).norm(dim=1).double() for gradient in gradients.values()]
         total = torch.stack(norms).norm(dim=0)
         assert self.max_norm is not None  # noqa: S101
@@ -156,12 +156,12 @@ class Optimizer:
         return scale
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return what a checkpoint needs beside the population, as tensors by name."""
-        state = {f"{kind}.{name}": tensor for kind, own in self.state.items() for name, tensor in own.items()}
+        """Return the state to save in a checkpoint besides the population, as tensors by name."""
+        state = {f"{kind}.{name}": tensor for kind, tensors in self.state.items() for name, tensor in tensors.items()}
         return state | {"updates": self.updates, "lr": self.lr}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from a state that an optimizer of the same population has saved; tensors are filled in place."""
+        """Load the state of an optimizer of the same population, in place."""
         own = self.state_dict()
         shapes, given = ({(name, tuple(t.shape)) for name, t in items.items()} for items in (own, state))
         if shapes != given:
@@ -171,13 +171,13 @@ class Optimizer:
         self.refresh_copies()
 
     def refresh_copies(self) -> None:
-        """Make the copies anew, after the parameters were set from outside."""
+        """Update the copies after the parameters were changed by other code."""
         if self._flat is not None:
             self._flat.refresh_copies()
 
 
 class SGD(Optimizer):
-    """Update as :class:`torch.optim.SGD` does, with momentum, Nesterov's too, and weight decay."""
+    """Update as :class:`torch.optim.SGD` does, with momentum, Nesterov momentum and weight decay."""
 
     state_names = ("momentum",)
 
@@ -286,7 +286,7 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    """Update as :class:`torch.optim.AdamW` does: weights decay apart from the gradient."""
+    """Update as :class:`torch.optim.AdamW` does, with decoupled weight decay."""
 
     decoupled = True
 
@@ -297,9 +297,9 @@ class AdamW(Adam):
 
 
 class FlatParameters:
-    """Keep the parameters of a population in one buffer, state and copies too, so that one kernel updates all.
+    """Hold the parameters of a population, their state and their copies in one buffer each: one kernel updates all.
 
-    The population's parameters become views of the buffer, in the order in memory that suits their layers.
+    The population's parameters become views of the buffer, in the memory order that suits their layers.
     """
 
     def __init__(self, optimizer: Optimizer, copies: torch.dtype | None) -> None:
@@ -316,9 +316,9 @@ class FlatParameters:
         for name, buffer in zip(optimizer.state_names, self.state, strict=True):
             optimizer.state[name] = dict(zip(parameters, self.layout.views(buffer), strict=True))
         own = [optimizer.groups.get(name, {}) for name in parameters]
-        none = torch.full_like(optimizer.lr, torch.nan)
+        unset = torch.full_like(optimizer.lr, torch.nan)
         self.own = (
-            [torch.stack([group.get(key, none) for group in own]) for key in ("lr", "weight_decay")]
+            [torch.stack([group.get(key, unset) for group in own]) for key in ("lr", "weight_decay")]
             if optimizer.groups
             else []
         )
@@ -357,19 +357,19 @@ class FlatParameters:
 
 
 def _ordered(parameter: Tensor, kind: type[nn.Module] | None) -> Tensor:
-    """Return a parameter in the order in memory that suits its layer."""
+    """Return a parameter in the memory order that suits its layer."""
     if parameter.dim() == 5:  # the weights of K convolutions, channels last
         return parameter.flatten(0, 1).contiguous(memory_format=torch.channels_last).view(parameter.shape)
-    if kind is nn.Linear and parameter.dim() == 3:  # (K, out, in), as the products of both passes take and give them
+    if kind is nn.Linear and parameter.dim() == 3:  # (K, out, in), in the order that both passes read and write
         return parameter.mT.contiguous().mT
     return parameter.contiguous()
 
 
-def _beside(numbers: Tensor, tensor: Tensor) -> Tensor:
-    """Return one number per member, shaped to be multiplied with a tensor whose first dimension is the members'."""
+def _per_member(numbers: Tensor, tensor: Tensor) -> Tensor:
+    """Return one number per member in a shape that broadcasts with a tensor of shape (K, ...)."""
     return numbers.to(tensor.dtype).view(-1, *[1] * (tensor.dim() - 1))
 
 
-def _check(name: str, value: object, valid: bool, wanted: str) -> None:
-    if not valid:
-        raise ValueError(f"{name}={value!r}: give {wanted}")
+def _check(name: str, value: object, is_valid: bool, valid: str) -> None:
+    if not is_valid:
+        raise ValueError(f"{name}={value!r}: give {valid}")

@@ -17,7 +17,7 @@ UNUSED, USED, REST = 0, 1, 2
 
 
 def _masked_recentre(numbers: Tensor, roles: Tensor, total: float) -> Tensor:
-    """Shift the used numbers of each row alike so that they sum to `total`."""
+    """Add a constant to the used numbers of each row to make them sum to `total`."""
     used = roles != UNUSED
     numbers = numbers.masked_fill(~used, 0.0)
     missing = total - numbers.sum(-1, keepdim=True)
@@ -29,7 +29,7 @@ def _complete(raw: Tensor, roles: Tensor) -> Tensor:
     return torch.where(roles == REST, 1 - others.sum(-1, keepdim=True), others)
 
 
-def _complete_pullback(raw: Tensor, kept: Tensor, gradient: Tensor, roles: Tensor) -> Tensor:
+def _complete_pullback(raw: Tensor, coefficients: Tensor, gradient: Tensor, roles: Tensor) -> Tensor:
     rest = gradient.masked_fill(roles != REST, 0.0).sum(-1, keepdim=True)
     return (gradient - rest).masked_fill(roles != USED, 0.0)
 
@@ -43,34 +43,39 @@ class _Parametrization:
 
 
 def _entrywise(name: str) -> _Parametrization:
-    """Return a parametrization of the library that treats each coefficient alone."""
-    own = get_parametrization(name)
+    """Return a parametrization of the library that maps each coefficient separately."""
+    plain = get_parametrization(name)
     return _Parametrization(
-        lambda raw, roles: own.transform(raw).masked_fill(roles == UNUSED, 0.0),
-        lambda raw, kept, gradient, roles: own.pullback(raw, kept, gradient).masked_fill(roles == UNUSED, 0.0),
+        lambda raw, roles: plain.transform(raw).masked_fill(roles == UNUSED, 0.0),
+        lambda raw, coefficients, gradient, roles: plain.pullback(raw, coefficients, gradient).masked_fill(
+            roles == UNUSED, 0.0
+        ),
     )
 
 
 def _over_used(name: str) -> _Parametrization:
     """Return a parametrization of the library in which a raw number of -inf is an unused base."""
-    own = get_parametrization(name)
+    plain = get_parametrization(name)
     return _Parametrization(
-        lambda raw, roles: own.transform(raw.masked_fill(roles == UNUSED, -torch.inf)),
-        lambda raw, kept, gradient, roles: own.pullback(raw, kept, gradient.masked_fill(roles == UNUSED, 0.0)),
+        lambda raw, roles: plain.transform(raw.masked_fill(roles == UNUSED, -torch.inf)),
+        lambda raw, coefficients, gradient, roles: plain.pullback(
+            raw, coefficients, gradient.masked_fill(roles == UNUSED, 0.0)
+        ),
     )
 
 
 PARAMETRIZATIONS = {
     "fixed": _Parametrization(
-        lambda raw, roles: torch.zeros_like(raw), lambda raw, kept, gradient, roles: torch.zeros_like(gradient)
+        lambda raw, roles: torch.zeros_like(raw), lambda raw, coefficients, gradient, roles: torch.zeros_like(gradient)
     ),
     "projection": _Parametrization(
-        _over_used("projection").coefficients, lambda raw, kept, gradient, roles: _masked_recentre(gradient, roles, 0.0)
+        _over_used("projection").coefficients,
+        lambda raw, coefficients, gradient, roles: _masked_recentre(gradient, roles, 0.0),
     ),
     "softmax": _over_used("softmax"),
     "recentred": _Parametrization(
         lambda raw, roles: _masked_recentre(raw, roles, 1.0),
-        lambda raw, kept, gradient, roles: _masked_recentre(gradient, roles, 0.0),
+        lambda raw, coefficients, gradient, roles: _masked_recentre(gradient, roles, 0.0),
     ),
     "free": _Parametrization(_complete, _complete_pullback),
     "given": _entrywise("given"),
@@ -85,19 +90,21 @@ class Parametrize(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, raw: Tensor, roles: Tensor, codes: Tensor, parametrizations: Sequence[str]) -> Tensor:
-        kept = raw
+        coefficients = raw
         for name in parametrizations:
-            kept = torch.where(codes == CODES[name], PARAMETRIZATIONS[name].coefficients(raw, roles), kept)
+            coefficients = torch.where(
+                codes == CODES[name], PARAMETRIZATIONS[name].coefficients(raw, roles), coefficients
+            )
         ctx.parametrizations = parametrizations
-        ctx.save_for_backward(raw, kept, roles, codes)
-        return kept
+        ctx.save_for_backward(raw, coefficients, roles, codes)
+        return coefficients
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        raw, kept, roles, codes = ctx.saved_tensors
-        pulled = torch.zeros_like(gradient)
+        raw, coefficients, roles, codes = ctx.saved_tensors
+        result = torch.zeros_like(gradient)
         for name in ctx.parametrizations:
-            own = PARAMETRIZATIONS[name].pullback(raw, kept, gradient, roles)
-            pulled = torch.where(codes == CODES[name], own, pulled)
-        return pulled, None, None, None
+            pullback = PARAMETRIZATIONS[name].pullback(raw, coefficients, gradient, roles)
+            result = torch.where(codes == CODES[name], pullback, result)
+        return result, None, None, None

@@ -22,21 +22,21 @@ from hullo.population.sites import share_sites
 from hullo.population.tracing import Graph, read_graph
 from hullo.population.values import Value
 
-MOST_PROGRAMS = 64
-"""How many graphs a population remembers: one for each combination of input shapes and training modes."""
+MAX_PROGRAMS = 64
+"""The largest number of cached graphs: one for each combination of input shapes and training modes."""
 
 
 class Population(nn.Module):
     """Compute K networks of one architecture as one network.
 
-    Calling a population is calling each of its members: ``population(x)`` is ``torch.stack([member(x[k]) for k, member
-    in enumerate(members)])``, and so are its gradients. Members never influence each other. They may differ in their
-    weights, activations and dropout rates. Parameters and buffers are stacked, with the members in the first dimension.
+    ``population(x)`` equals ``torch.stack([member(x[k]) for k, member in enumerate(members)])``, and so do its
+    gradients. Members never influence each other. They may differ in their weights, activations and dropout rates.
+    Parameters and buffers are stacked, with the members in the first dimension.
 
     Args:
-        members: networks of one architecture, which are copied; or a function without arguments that makes one.
-        seeds: of the members' dropouts, 0, 1, ... by default. With a function, each member is made after
-            ``torch.manual_seed(seed)``.
+        members: networks of one architecture, which are copied; or a function without arguments that returns one.
+        seeds: seeds of the members' dropout, 0, 1, ... by default. With a function, it is called after
+            ``torch.manual_seed(seed)`` for each member.
         shared_hulls: the names of hulls that all members share. Their gradients are summed over the members, and they
             are updated with the settings of the first.
 
@@ -71,23 +71,23 @@ class Population(nn.Module):
         super().__init__()
         if callable(members) and not isinstance(members, nn.Module):
             if seeds is None:
-                raise TypeError("a population that is made by a function needs seeds, one per member")
+                raise TypeError("a population made by a function needs seeds, one per member")
             members = make_members(members, seeds)
         networks = list(members) if isinstance(members, Sequence) else []
         if not networks or not all(isinstance(item, nn.Module) for item in networks):
-            raise TypeError(f"members are a list of networks, or a function that makes one; got {members!r:.100}")
+            raise TypeError(f"members must be a list of networks, or a function that returns one; got {members!r:.100}")
         seeds = range(len(networks)) if seeds is None else seeds
         if len(seeds) != len(networks):
             raise ValueError(f"{len(networks)} members need as many seeds, got {len(seeds)}")
         self._sites = share_sites(compare(networks), shared_hulls)
         self._empty = [empty_copy(network) for network in networks]
         self._aliases = aliases_of(networks[0])
-        self._programs: dict[Any, Program] = {}  # the one that was used last at the end
+        self._programs: dict[Any, Program] = {}  # the most recently used one last
         self._rates: dict[torch.device, dict[int, Tensor]] = {}
-        self.copies: dict[str, Tensor] = {}  # of parameters in lower precision, which an optimizer may keep
-        self.first_sample = 0  # of the batch, where it is part of a larger one
+        self.copies: dict[str, Tensor] = {}  # copies of parameters in lower precision, made by an optimizer
+        self.first_sample = 0  # index of the first sample of a batch that is part of a larger one
         tensors = [tensors_of(network, self._sites) for network in networks]
-        statistics = {  # which training changes
+        running = {  # changed by training
             name
             for path, module in networks[0].named_modules()
             if isinstance(module, _NormBase)
@@ -96,13 +96,13 @@ class Population(nn.Module):
         self.stacked = nn.Module()
         self.shared = nn.Module()
         for name, first in tensors[0].items():
-            own = [member[name].detach() for member in tensors]
+            values = [member[name].detach() for member in tensors]
             if isinstance(first, nn.Parameter):
-                _register(self.stacked, name, nn.Parameter(torch.stack(own), requires_grad=first.requires_grad))
-            elif name not in statistics and all(tensor.equal(own[0]) for tensor in own):
-                _register(self.shared, name, own[0].clone())
+                _register(self.stacked, name, nn.Parameter(torch.stack(values), requires_grad=first.requires_grad))
+            elif name not in running and all(tensor.equal(values[0]) for tensor in values):
+                _register(self.shared, name, values[0].clone())
             else:
-                _register(self.stacked, name, torch.stack(own))
+                _register(self.stacked, name, torch.stack(values))
         floats = [tensor for tensor in tensors[0].values() if tensor.is_floating_point()]
         wide = torch.float64 if any(tensor.dtype == torch.float64 for tensor in floats) else torch.float32
         self.activations = Activations(self._sites, len(networks), wide)
@@ -110,8 +110,8 @@ class Population(nn.Module):
         self.register_buffer("steps", torch.zeros(len(networks), dtype=torch.int64))
         self.to(floats[0].device if floats else "cpu")
         self.train(networks[0].training)
-        for module, given in zip(self._empty[0].modules(), networks[0].modules(), strict=True):
-            module.training = given.training
+        for module, original in zip(self._empty[0].modules(), networks[0].modules(), strict=True):
+            module.training = original.training
 
     def __len__(self) -> int:
         """Return the number of members."""
@@ -122,7 +122,7 @@ class Population(nn.Module):
     @overload
     def __getitem__(self, k: slice) -> list[nn.Module]: ...
     def __getitem__(self, k: int | slice) -> nn.Module | list[nn.Module]:
-        """Return a copy of member k: a network of the class that was given, with the weights it has now."""
+        """Return a copy of member k: a network of the original class, with its current weights."""
         if isinstance(k, slice):
             return [self[i] for i in range(*k.indices(len(self)))]
         if not -len(self) <= k < len(self):
@@ -141,7 +141,7 @@ class Population(nn.Module):
         return member
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_programs": {}}  # which hold tensors without values, and are read again
+        return self.__dict__ | {"_programs": {}}  # they hold tensors without values, and are traced again
 
     def __iter__(self) -> Iterator[nn.Module]:
         return (self[k] for k in range(len(self)))
@@ -157,7 +157,7 @@ class Population(nn.Module):
 
         Args:
             args, kwargs: the arguments of one network, for all members.
-            in_dims: as in :func:`torch.vmap`: the dimension of each positional argument that counts the members, None
+            in_dims: as in :func:`torch.vmap`: the dimension of each positional argument that indexes the members, None
                 if they share it; one number or None for all arguments, or a tuple. Keyword arguments have dimension 0
                 if a tuple is given.
         """
@@ -170,24 +170,22 @@ class Population(nn.Module):
         return program.run(run, tensors, values)
 
     def _dropout_rates(self) -> dict[int, Tensor]:
-        """Return the members' rates at each site that is a dropout, made once per device."""
+        """Return the members' rates at each site with dropout, cached per device."""
         device = self.seeds.device
         if device not in self._rates:
             rates = {i: site.rates for i, site in enumerate(self._sites) if site.rates}
-            self._rates = {
-                device: {i: torch.tensor(own, dtype=torch.float64, device=device) for i, own in rates.items()}
-            }
+            self._rates = {device: {i: torch.tensor(r, dtype=torch.float64, device=device) for i, r in rates.items()}}
         return self._rates[device]
 
     def layer_parameters(self) -> dict[str, type[nn.Module]]:
-        """Return the kind of layer that each weight and bias of a linear or convolutional layer belongs to."""
+        """Return the weights and biases of linear and convolutional layers, by name, with the class of their layer."""
         kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-        found = {}
+        classes = {}
         for path, module in self._empty[0].named_modules():
             if type(module) in kinds:
                 for name, _ in module.named_parameters(path, recurse=False):
-                    found[self._aliases[name]] = type(module)
-        return found
+                    classes[self._aliases[name]] = type(module)
+        return classes
 
     def explain(self, *args: Any, in_dims: Any = 0, **kwargs: Any) -> str:
         """Run the population on example inputs and return how its operations are computed."""
@@ -196,7 +194,7 @@ class Population(nn.Module):
         return self._program(*self._wrap(args, kwargs, in_dims))[0].explain()
 
     def _wrap(self, args: tuple[Any, ...], kwargs: dict[str, Any], in_dims: Any) -> tuple[list[Any], Any]:
-        """Return the leaves of nested arguments, with a value for each tensor, and how they are nested."""
+        """Return the leaves of nested arguments, with a value for each tensor, and the spec of their nesting."""
         if isinstance(in_dims, tuple):
             if len(in_dims) != len(args):
                 raise ValueError(f"in_dims={in_dims} for {len(args)} arguments; give one entry per argument")
@@ -205,9 +203,9 @@ class Population(nn.Module):
             dims, named = (in_dims,) * len(args), in_dims
         register_dataclasses((args, kwargs))
         leaves, spec = pytree.tree_flatten((args, kwargs))
-        own = [dim for arg, dim in zip(args, dims, strict=True) for _ in pytree.tree_leaves(arg)]
-        own += [named] * (len(leaves) - len(own))
-        return [self._wrap_leaf(leaf, dim) for leaf, dim in zip(leaves, own, strict=True)], spec
+        leaf_dims = [dim for arg, dim in zip(args, dims, strict=True) for _ in pytree.tree_leaves(arg)]
+        leaf_dims += [named] * (len(leaves) - len(leaf_dims))
+        return [self._wrap_leaf(leaf, dim) for leaf, dim in zip(leaves, leaf_dims, strict=True)], spec
 
     def _wrap_leaf(self, item: Any, dim: int | None) -> Any:
         if isinstance(item, AugmentedImages):
@@ -222,20 +220,20 @@ class Population(nn.Module):
         return Value(item, None if dim is None else dim % item.dim())
 
     def _program(self, leaves: list[Any], spec: Any) -> tuple[Program, dict[str, Value]]:
-        """Return the program for inputs of these shapes, read on first use, and the tensors that it works on."""
+        """Return the program for inputs of these shapes, traced on first use, and its parameters and buffers."""
         kinds = tuple(
             (item.shape, item.dtype, item.device) if isinstance(item, Value) else repr(item) for item in leaves
         )
         modes = tuple(module.training for module in self._empty[0].modules())
-        own = tuple((p.dtype, p.device) for p in itertools.islice(self.stacked.parameters(), 1))
-        key = (kinds, own, str(spec), modes)
+        placement = tuple((p.dtype, p.device) for p in itertools.islice(self.stacked.parameters(), 1))
+        key = (kinds, placement, str(spec), modes)
         program = self._programs.pop(key, None)
         if program is None:
             graph = self._read_graph(leaves, spec)
             program = Program(graph, self._sites, self.activations)
             for name in program.mutated_tensors():
                 self._unshare(self._aliases[name])
-            if len(self._programs) == MOST_PROGRAMS:
+            if len(self._programs) == MAX_PROGRAMS:
                 del self._programs[next(iter(self._programs))]
         self._programs[key] = program
         first = {name: Value(self.copies.get(name, tensor), 0) for name, tensor in _named_tensors(self.stacked)}
@@ -243,7 +241,7 @@ class Population(nn.Module):
         return program, {name: first[alias] for name, alias in self._aliases.items() if alias in first}
 
     def _read_graph(self, leaves: Sequence[Any], spec: Any) -> Graph:
-        """Return the graph of the first member for some inputs; the network's own exceptions come through."""
+        """Return the graph of the first member for example inputs; raise the network's own exceptions."""
         examples = [self._example(item) if isinstance(item, Value) else item for item in leaves]
         autocast = torch.autocast(self.seeds.device.type, enabled=False)
         with torch.inference_mode(False), torch.enable_grad(), autocast:
@@ -252,20 +250,20 @@ class Population(nn.Module):
             try:
                 return read_graph(self[0], self._sites, args, kwargs)
             except LoweringError as error:
-                refused = error
+                lowering_error = error
             self[0](*args, **kwargs)
-            raise refused
+            raise lowering_error
 
     def _example(self, value: Value) -> Tensor:
-        """Return the first member's value; under autocast in the networks' own type, as that is off in a trace."""
+        """Return the first member's value; under autocast in the networks' dtype, since autocast is off in a trace."""
         first = value.select(0)
         if first.is_floating_point() and torch.is_autocast_enabled(first.device.type):
-            own = next((p.dtype for p in self.stacked.parameters() if p.is_floating_point()), first.dtype)
-            return first.to(own)
+            dtype = next((p.dtype for p in self.stacked.parameters() if p.is_floating_point()), first.dtype)
+            return first.to(dtype)
         return first
 
     def _unshare(self, name: str) -> None:
-        """Give each member a buffer of its own, since the networks change it."""
+        """Give each member its own copy of a buffer that the networks change."""
         path, _, leaf = name.rpartition(".")
         shared = dict(_named_tensors(self.shared))
         if name in shared:
@@ -277,7 +275,7 @@ class Population(nn.Module):
 
 
 def _register(root: nn.Module, name: str, tensor: Tensor) -> None:
-    """Register a parameter or buffer under a name with dots, in modules that are made on the way."""
+    """Register a parameter or buffer under a name with dots; create the modules in between."""
     *path, leaf = name.split(".")
     for part in path:
         if part not in root._modules:

@@ -36,37 +36,37 @@ from hullo.population.values import (
 
 aten = torch.ops.aten
 _ASSERTIONS = ("aten._assert", "aten.sym_constrain", "aten._functional_assert", "aten._functional_sym")
-_DRAWING = frozenset({
+_RANDOM = frozenset({
     aten.dropout.default, aten.feature_dropout.default, aten.scaled_dot_product_attention.default, SITE,
 })  # fmt: skip
-"""Operators that may drop entries: each has a number in the network, and is computed per member."""
+"""Operators with dropout: each has a number in the network, and is computed per member."""
 _DIFFERENTIABLE = {aten.copy.default: copy_like}
-"""Elementwise operators without a derivative, and what computes the same."""
+"""Elementwise operators without a derivative, and functions that compute the same."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """Hold what one run of a program needs besides its inputs."""
+    """Hold the context of one run of a program."""
 
     context: Context
     activations: Activations
     rows: Sequence[Sequence[Tensor]]  # the coefficients, as `activations.rows` returns them
-    rates: Mapping[int, Tensor]  # of the dropouts at sites
+    rates: Mapping[int, Tensor]  # dropout rates at sites
 
 
 class Program:
     """Compute the nodes of a network's graph for all members.
 
-    `lowering` says how each node was computed: by a "fused" kernel, an "own" operation, once as it is "shared" by all
-    members, by "vmap", or in a "loop" over members.
+    `lowering` is how each node was computed: by a "fused" kernel, by an "own" operation, once because it is "shared" by
+    all members, by "vmap", or in a "loop" over members.
     """
 
     def __init__(self, graph: Graph, sites: Sequence[Site], activations: Activations) -> None:
         self.graph, self.sites = graph, sites
         self.written = rewrite_in_place(graph.module)
-        self.numbers = {node: i for i, node in enumerate(filter(_draws, all_nodes(graph.module)))}
-        found = find_fusions(graph.module.graph, activations.calls, self.written)
-        self.fusions = {fusion.last: fusion for fusion in found}
+        self.numbers = {node: i for i, node in enumerate(filter(_may_drop, all_nodes(graph.module)))}
+        fusions = find_fusions(graph.module.graph, activations.calls, self.written)
+        self.fusions = {fusion.last: fusion for fusion in fusions}
         self.owner = {node: fusion.last for fusion in self.fusions.values() for node in fusion.inner}
         self.lowering: dict[fx.Node, str] = {}
 
@@ -81,35 +81,35 @@ class Program:
 
     def run(self, run: Run, tensors: Mapping[str, Value], inputs: Sequence[Value]) -> Any:
         """Return the network's outputs, nested as the network returns them, with the members first in each tensor."""
-        given, leaves = iter(inputs), []
+        remaining, leaves = iter(inputs), []
         for node in self.graph.module.graph.find_nodes(op="placeholder"):
             kind, what = self.graph.inputs[node.name]
-            leaves.append(tensors[what] if kind == "tensor" else Value(what) if kind == "constant" else next(given))
+            leaves.append(tensors[what] if kind == "tensor" else Value(what) if kind == "constant" else next(remaining))
         members = run.context.members
         outputs = map_values(lambda value: value.at(0, members), self._run_nodes(run, self.graph.module, leaves))
         return pytree.tree_unflatten(list(outputs), self.graph.output_spec)
 
     def _run_nodes(self, run: Run, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        env: dict[Any, Any] = {}  # by node; a copy that is meant for one user, by node and user
-        given = iter(inputs)
+        env: dict[Any, Any] = {}  # by node; a copy for one user, by node and user
+        remaining = iter(inputs)
         last = self._last_uses(module.graph)
         for node in module.graph.nodes:
             if node in self.owner:
                 continue
             if node.op == "placeholder":
-                env[node] = next(given)
+                env[node] = next(remaining)
             elif node.op == "get_attr":
                 env[node] = getattr(module, node.target)
             elif node.op == "output":
                 return fx.node.map_arg(node.args[0], env.__getitem__)
             elif fusion := self.fusions.get(node):
-                made = self._compute_fused(run, fusion, env)
-                env[node] = made[0]
+                result = self._compute_fused(run, fusion, env)
+                env[node] = result[0]
                 users = list(dict.fromkeys(self.owner.get(user, user) for user in node.users))
                 if fusion.second is not None:
-                    env[fusion.second] = made[1]
-                elif len(made) > 1 and len(users) > 1:
-                    env[node, users[1]] = made[1]
+                    env[fusion.second] = result[1]
+                elif len(result) > 1 and len(users) > 1:
+                    env[node, users[1]] = result[1]
             else:
                 env[node] = self._compute(run, node, env)
             for done in last.get(node, ()):
@@ -118,11 +118,11 @@ class Program:
         return None
 
     def _last_uses(self, graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
-        """Return which values are not needed after each node."""
+        """Return the values that are used for the last time by each node."""
         seen: set[fx.Node] = set()
         last: dict[fx.Node, list[fx.Node]] = {}
-        place = {node: i for i, node in enumerate(graph.nodes)}
-        for node in sorted(graph.nodes, key=lambda node: place[self.owner.get(node, node)], reverse=True):
+        position = {node: i for i, node in enumerate(graph.nodes)}
+        for node in sorted(graph.nodes, key=lambda node: position[self.owner.get(node, node)], reverse=True):
             after = self.owner.get(node, node)
             for item in node.all_input_nodes:
                 if item not in seen:
@@ -149,7 +149,7 @@ class Program:
             raise
         except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise LoweringError(f"cannot compute {node.target} for all members: {reason}{_at(node)}") from error
+            raise LoweringError(f"cannot compute {node.target} for all members: {reason}{_source(node)}") from error
 
     def _call(self, run: Run, node: fx.Node, args: Any, kwargs: Any, env: Mapping[Any, Any]) -> Any:
         target = node.target
@@ -182,62 +182,63 @@ class Program:
             run = replace(run, context=replace(run.context, dropout=self.numbers[node]))
         elif _is_random(target, node):
             raise LoweringError(
-                f"{target} draws random numbers that would not be those of a member alone{_at(node)}; use nn.Dropout, "
+                f"{target} draws other random numbers than a single member would{_source(node)}; use nn.Dropout, "
                 "or draw them outside of the network"
             )
         elif all(value.dim is None for value in values_in((args, kwargs))):
             self.lowering[node] = "shared"
             return call_shared(function, args, kwargs)
-        if (own := RULES.get(target)) is not None:
-            made = own(run.context, *args, **kwargs)
-            if made is not NotImplemented:
+        if (rule := RULES.get(target)) is not None:
+            result = rule(run.context, *args, **kwargs)
+            if result is not NotImplemented:
                 self.lowering[node] = "own"
-                return made
+                return result
         if torch.Tag.pointwise in target.tags or function is not target:
             self.lowering[node] = "own"
             return call_pointwise(function, args, kwargs)
         if self.lowering.get(node) != "loop":
             try:
-                made = call_vmapped(target, args, kwargs)
+                result = call_vmapped(target, args, kwargs)
                 self.lowering[node] = "vmap"
-                return made
-            except (
-                RuntimeError,
-                NotImplementedError,
-            ):  # vmap has no rule for it; if it fails itself, the loop does too
+                return result
+            except (RuntimeError, NotImplementedError):  # no rule for vmap, or an error that the loop raises, too
                 self.lowering[node] = "loop"
         return call_looped(target, args, kwargs, members)
 
     def _call_in_place(self, run: Run, node: fx.Node, args: Any, kwargs: Any, env: Mapping[Any, Any]) -> Any:
-        """Compute an operation that changes memory which other values share, or which lasts."""
+        """Compute an operation that writes to memory that other values share, or to a parameter, buffer or input."""
         function = functional(node.target)
         if function is None:
-            raise LoweringError(f"{node.target} has no form that returns a new value{_at(node)}; compute one instead")
+            raise LoweringError(
+                f"{node.target} has no form that returns a new value{_source(node)}; compute one instead"
+            )
         (written,) = written_nodes(node)
         target = env[written]
         kwargs = {name: item for name, item in kwargs.items() if name != "out"}
-        made = self._call_operator(run, node, function, args, kwargs)
-        if made.dim is not None and target.dim is None:
-            raise LoweringError(f"{node.target} writes a value per member into one that all share{_at(node)}")
+        result = self._call_operator(run, node, function, args, kwargs)
+        if result.dim is not None and target.dim is None:
+            raise LoweringError(f"{node.target} writes a value per member into one that all share{_source(node)}")
         if written.op == "call_function":
             self._check_views(node, target, env)
-        target.tensor.copy_(made.tensor if target.dim is None else made.at(target.dim, run.context.members))
+        target.tensor.copy_(result.tensor if target.dim is None else result.at(target.dim, run.context.members))
         return target
 
     def _check_views(self, node: fx.Node, target: Value, env: Mapping[Any, Any]) -> None:
-        """Refuse to write to a view unless the values that share its memory do so in one member, too."""
-        own = self.written[node]
+        """Raise an error unless the same values share memory in the population as in one member."""
+        storages = self.written[node]
         for other, value in env.items():
             if isinstance(value, PaddedValue):
-                _ = value.tensor  # made before what it is made of changes
-            if type(value) is Value and _share_memory(value, target) != bool(self.written.get(other, own - own) & own):
+                _ = value.tensor  # computed before its source changes
+            if type(value) is Value and _share_memory(value, target) != bool(
+                self.written.get(other, frozenset()) & storages
+            ):
                 raise LoweringError(
-                    f"{node.target} writes to a view, which a population may hold as a copy{_at(node)}; "
+                    f"{node.target} writes to a view, which a population may hold as a copy{_source(node)}; "
                     "compute a new tensor instead, by torch.where, torch.cat or torch.stack"
                 )
 
     def explain(self) -> str:
-        """Return how the operations of the last run were computed, those by vmap with their places in the source."""
+        """Return how the operations of the last run were computed, those by vmap and loops with their source lines."""
         counts = Counter(self.lowering.values())
         texts = {
             "fused": "with their neighbours by one kernel",
@@ -246,23 +247,28 @@ class Program:
         }
         lines = [f"{counts[kind]} operations {text}" for kind, text in texts.items() if counts[kind]]
         for kind, text in (("vmap", "by torch.vmap"), ("loop", "for one member after the other")):
-            found = Counter((str(node.target), source_of(node)) for node, own in self.lowering.items() if own == kind)
-            lines += [f"{counts[kind]} operations {text}:"] if found else []
-            lines += [f"  {count} x {name}{source and ' at '}{source}" for (name, source), count in found.items()]
+            operations = Counter(
+                (str(node.target), source_of(node)) for node, own in self.lowering.items() if own == kind
+            )
+            lines += [f"{counts[kind]} operations {text}:"] if operations else []
+            lines += [f"  {count} x {name}{source and ' at '}{source}" for (name, source), count in operations.items()]
         return "\n".join(lines)
 
 
 def _is_random(target: Any, node: fx.Node) -> bool:
-    """Return whether an operator draws random numbers as it is called; those with a rate or a mode may not."""
+    """Return whether a call of an operator draws random numbers: not with a rate of zero or in evaluation mode."""
     if torch.Tag.nondeterministic_seeded not in target.tags:
         return False
-    given = arguments(node)
-    rate, training = given.get("p", given.get("dropout", 1.0)), given.get("train", given.get("training", True))
+    remaining = arguments(node)
+    rate, training = (
+        remaining.get("p", remaining.get("dropout", 1.0)),
+        remaining.get("train", remaining.get("training", True)),
+    )
     return bool(training) and rate != 0
 
 
-def _draws(node: fx.Node) -> bool:
-    return node.op == "call_function" and node.target in _DRAWING
+def _may_drop(node: fx.Node) -> bool:
+    return node.op == "call_function" and node.target in _RANDOM
 
 
 def _look_up(item: Any, user: fx.Node, env: Mapping[Any, Any]) -> Any:
@@ -286,6 +292,6 @@ def _share_memory(one: Value, other: Value) -> bool:
     return one.tensor.untyped_storage().data_ptr() == other.tensor.untyped_storage().data_ptr()
 
 
-def _at(node: fx.Node) -> str:
+def _source(node: fx.Node) -> str:
     source = source_of(node)
     return f" at {source}" if source else ""

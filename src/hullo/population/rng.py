@@ -15,12 +15,12 @@ from torch import Tensor
 
 
 class Purpose(enum.IntEnum):
-    """Name what a stream is for; streams of different purposes are independent."""
+    """Name the purpose of a stream; streams of different purposes are independent."""
 
     ORDER = 1
     MOVES = 2
     VALIDATION = 3
-    DROPOUT = 4  # of the first dropout of a network; the others follow
+    DROPOUT = 4  # the first dropout of a network; the others have the next numbers
 
 
 def _signed(word: int) -> int:
@@ -32,7 +32,7 @@ _FIRST, _SECOND = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
 
 
 def _shifted(words: Tensor, bits: int) -> Tensor:
-    """Shift right and fill with zeros; the shift of torch repeats the sign."""
+    """Shift right and fill with zeros; PyTorch's shift fills with the sign bit."""
     return (words >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
@@ -44,7 +44,7 @@ def _mix_(words: Tensor) -> Tensor:
 
 
 def open_streams(seeds: Tensor, purpose: int, index: int | Tensor) -> Tensor:
-    """Return the key of a stream per seed, for a purpose and an index such as an epoch or a step.
+    """Return one stream key per seed, for a purpose and an index such as an epoch or a step.
 
     Examples:
         >>> open_streams(torch.tensor([0, 1]), Purpose.ORDER, 3).shape
@@ -90,7 +90,7 @@ def permute(keys: Tensor, size: int) -> Tensor:
 def draw_short(keys: Tensor, shape: Sequence[int], first: int = 0) -> Tensor:
     """Return uniform int16 of shape (members, *shape), four from each 64 bits of a stream.
 
-    They begin at entry `first` of the first dimension of `shape`, which has no end.
+    They start at entry `first` of the first dimension of `shape`, which is unlimited.
 
     Examples:
         >>> keys = torch.tensor([1234567])
@@ -105,14 +105,14 @@ def draw_short(keys: Tensor, shape: Sequence[int], first: int = 0) -> Tensor:
 def dropout_mask(
     seeds: Tensor, steps: Tensor, dropout: int, shape: Sequence[int], *, rate: float | Tensor, first: int = 0
 ) -> Tensor:
-    """Return which of (members, *shape) entries a dropout keeps.
+    """Return a mask of shape (members, *shape): the entries that a dropout keeps.
 
     Args:
-        seeds, steps: of each member, (members,).
-        dropout: which dropout of the network this is, counted from 0.
-        shape: of one member; the first dimension is the batch.
+        seeds, steps: seeds and step counts of the members, (members,).
+        dropout: index of the dropout in the network, from 0.
+        shape: shape of one member's tensor; the first dimension is the batch.
         rate: the probability of dropping an entry, or one per member; it is rounded to 16 bits.
-        first: the index of the first sample, where the batch is part of a larger one.
+        first: index of the first sample, if the batch is part of a larger one.
     """
     keys = open_streams(seeds, Purpose.DROPOUT + dropout, steps)
     numbers = draw_short(keys, shape, first)

@@ -1,8 +1,8 @@
 """Rules: how K members compute one node of their graph at once.
 
-A rule takes the place of an ATen operator. It gets the operator's arguments, with a :class:`Value` for each tensor, of
-which at least one differs between members. Elementwise operators need no rule. All others are called by
-:func:`torch.vmap`, as are those whose rule returns NotImplemented.
+A rule replaces an ATen operator. Its arguments are those of the operator, with a :class:`Value` for each tensor, of
+which at least one differs between members. Elementwise operators need no rule. Operators without a rule are called by
+:func:`torch.vmap`, and so are those whose rule returns NotImplemented.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ RULES: dict[Any, Rule] = {}
 
 @dataclass(frozen=True)
 class Context:
-    """Hold what an operation is told besides its arguments.
+    """Hold what a rule needs besides its arguments.
 
     Args:
-        members: how many members there are.
-        seeds, steps: of each member's dropout, (members,).
-        dropout: which dropout of the network this is, counted from 0.
-        first: the index of the first sample, where the batch is part of a larger one.
+        members: number of members.
+        seeds, steps: seeds and step counts of the members' dropout, (members,).
+        dropout: index of the dropout in the network, from 0.
+        first: index of the first sample, if the batch is part of a larger one.
     """
 
     members: int

@@ -9,15 +9,15 @@ from torch import Tensor, nn
 
 
 class InnerScales(nn.Module):
-    """Hold a scale per row and base of a table, (K, R, N); one is the scale of what has none.
+    """Hold a scale per row and base of a table, (K, R, N); it is one where a hull has no inner scale.
 
-    A hull with one scale for all its bases learns the number at its first base. Numbers of hulls that are not learned
-    are kept apart.
+    A hull with one scale for all its bases learns the number at its first base. Scales that are not learned are stored
+    in `fixed`.
     """
 
     raw: nn.Parameter
     fixed: Tensor
-    sources: Tensor  # the column that has the number of each base; -1 if it is not learned
+    sources: Tensor  # the column with the scale of each base; -1 if it is not learned
 
     def __init__(self, shape: Sequence[int]) -> None:
         super().__init__()
@@ -27,14 +27,14 @@ class InnerScales(nn.Module):
 
     @torch.no_grad()
     def add(self, k: int, rows: slice, columns: list[int], given: Tensor) -> None:
-        """Set the scales of member k at some rows and columns: one number per row, or one for each column."""
+        """Set the scales of member k at given rows and columns: one number per row, or one for each column."""
         sources = columns if given.shape[1] > 1 else columns[:1] * len(columns)
-        for column, source, own in zip(columns, sources, given.expand(-1, len(columns)).unbind(1), strict=True):
+        for column, source, scale in zip(columns, sources, given.expand(-1, len(columns)).unbind(1), strict=True):
             if given.requires_grad:
-                self.raw[k, rows, source] = own.to(self.raw)
+                self.raw[k, rows, source] = scale.to(self.raw)
                 self.sources[k, rows, column] = source
             else:
-                self.fixed[k, rows, column] = own.to(self.fixed)
+                self.fixed[k, rows, column] = scale.to(self.fixed)
 
     def forward(self) -> Tensor:
         """Return the scale of every row and base."""

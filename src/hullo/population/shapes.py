@@ -1,4 +1,4 @@
-"""Operations of a population that move, cut or sum up: with the members in front, dimensions count from there."""
+"""Rules for operators with dimensions as arguments, which are shifted by one: the members are dimension 0."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hullo.population.values import Value, wrap
 aten = torch.ops.aten
 
 
-def _behind(dim: Any) -> Any:
+def _shift_dim(dim: Any) -> Any:
     """Return a dimension, or several, of one member's value as those of (K, ...)."""
     if isinstance(dim, int):
         return dim + 1 if dim >= 0 else dim
-    return None if dim is None else [_behind(item) for item in dim]
+    return None if dim is None else [_shift_dim(item) for item in dim]
 
 
 def _shift_dims(operator: Any, positions: Sequence[int]) -> None:
@@ -31,7 +31,7 @@ def _shift_dims(operator: Any, positions: Sequence[int]) -> None:
         given = [argument.default_value for argument in schema if not argument.kwarg_only]
         given[: len(args) + 1] = [x.at(0, context.members), *args]
         for position in positions:
-            given[position] = _behind(given[position])
+            given[position] = _shift_dim(given[position])
         return wrap(operator(*given, **kwargs), 0)
 
 
@@ -60,7 +60,7 @@ for _operator, _positions in (
 
 @rule(aten.permute.default)
 def permute(context: Context, x: Value, dims: Sequence[int]) -> Value:
-    """Permute the dimensions behind the members."""
+    """Permute the dimensions after the members'."""
     return Value(x.at(0, context.members).permute(0, *(dim % len(dims) + 1 for dim in dims)), 0)
 
 
@@ -71,20 +71,20 @@ def reshape(context: Context, x: Value, shape: Sequence[int]) -> Value:
 
 @rule(aten.expand.default)
 def expand(context: Context, x: Value, shape: Sequence[int], **kwargs: Any) -> Value:
-    own = x.at(0, context.members)
+    y = x.at(0, context.members)
     missing = [1] * (len(shape) - len(x.shape))
-    return Value(own.reshape(context.members, *missing, *x.shape).expand(context.members, *shape), 0)
+    return Value(y.reshape(context.members, *missing, *x.shape).expand(context.members, *shape), 0)
 
 
 @rule(aten.contiguous.default, aten.clone.default, aten.alias.default)
-def unchanged(context: Context, x: Value, **kwargs: Any) -> Value:
-    """Return the value itself: how one member's value would lie in memory does not matter here."""
+def copy(context: Context, x: Value, **kwargs: Any) -> Value:
+    """Return a copy; the memory format of one member's value is ignored."""
     return Value(x.tensor.clone(), x.dim)
 
 
 @rule(aten.cat.default)
 def concatenate(context: Context, values: Sequence[Value], dim: int = 0) -> Any:
-    """Concatenate in the order of dimensions of the first value that differs between members."""
+    """Concatenate with the members in the dimension of the first value that differs between members."""
     to = next(value.dim for value in values if value.dim is not None)
     if any(len(value.shape) != len(values[0].shape) for value in values):
         return NotImplemented
@@ -94,4 +94,4 @@ def concatenate(context: Context, values: Sequence[Value], dim: int = 0) -> Any:
 
 @rule(aten.stack.default)
 def stack(context: Context, values: Sequence[Value], dim: int = 0) -> Value:
-    return Value(torch.stack([value.at(0, context.members) for value in values], _behind(dim)), 0)
+    return Value(torch.stack([value.at(0, context.members) for value in values], _shift_dim(dim)), 0)

@@ -1,4 +1,4 @@
-"""The places at which members of a population may differ: activations and dropouts."""
+"""Sites: the modules in which members of a population may differ, activations and dropouts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Activation:
         raw: the raw numbers, or the coefficients if they are fixed: (groups, raw numbers per row).
         channel_dim: the dimension of the channels, where there are several groups.
         parameter: the name of the raw numbers in the module; None if there are none.
-        owner: the identity of the module, which tells whether two sites share it.
+        owner: the id of the module, equal for sites that share it.
         frozen: the raw numbers of a hull that is not learned.
         scales: the inner scales, (groups, 1) or (groups, bases); None if there are none.
     """
@@ -64,7 +64,7 @@ class Activation:
 
     @classmethod
     def of(cls, module: nn.Module) -> Activation | None:
-        """Read the activation that a module is; return None if it is none that a combination of bases equals."""
+        """Return the activation of a module; None if it is not a combination of bases."""
         if isinstance(module, Hull):
             learns, channel_dim = module.raw.requires_grad, module.spec.channel_dim
             raw = (module.raw if learns else module.coefficients).detach().reshape(module.groups, -1)
@@ -76,7 +76,7 @@ class Activation:
             return cls(module.bases, parametrization, raw, channel_dim, module.raw_name, id(module), frozen, scales)
         if type(module) is nn.Identity:
             return cls((base("identity"),), "fixed", torch.ones(1, 1))
-        if type(module) is nn.LeakyReLU and abs(module.negative_slope) <= 1:  # which needs no base of its own
+        if type(module) is nn.LeakyReLU and abs(module.negative_slope) <= 1:  # needs no base of its own
             rows = [[module.negative_slope, 1 - module.negative_slope]]
             return cls((base("identity"), base("relu")), "fixed", torch.tensor(rows, dtype=torch.float64))
         if type(module) is nn.PReLU:  # a * identity + (1 - a) * relu
@@ -95,7 +95,7 @@ class Activation:
 
 @dataclass(frozen=True)
 class Site:
-    """Describe a place in the networks: each member's activation there, or each member's dropout rate.
+    """Describe a site: each member's activation there, or each member's dropout rate.
 
     Args:
         path: the name of the module.
@@ -118,14 +118,14 @@ class Site:
 
     @property
     def groups(self) -> int:
-        """Return how many groups of channels have coefficients of their own, in members with the most."""
+        """Return the number of groups of channels, a common multiple of the members' numbers."""
         return math.lcm(*(activation.groups for activation in self.activations))
 
     @property
     def channel_dim(self) -> int:
         """Return the dimension of the channels."""
-        found = {activation.channel_dim for activation in self.activations if activation.groups > 1}
-        return found.pop() if found else 1
+        dims = {activation.channel_dim for activation in self.activations if activation.groups > 1}
+        return dims.pop() if dims else 1
 
 
 def _is_activation(module: nn.Module) -> bool:
@@ -134,7 +134,7 @@ def _is_activation(module: nn.Module) -> bool:
 
 
 def read_site(path: str, modules: Sequence[nn.Module]) -> Site | None:
-    """Return the site that the members' modules at a path are: activations, or dropouts with different rates."""
+    """Return the site of the members' modules at a path: activations, or dropouts with different rates; else None."""
     first = modules[0]
     hooked = any(module._forward_hooks or module._forward_pre_hooks for module in modules)
     if all(type(module) is nn.Dropout for module in modules) and not hooked:
@@ -144,9 +144,9 @@ def read_site(path: str, modules: Sequence[nn.Module]) -> Site | None:
         return None
     for module in modules:
         if isinstance(module, Hull) and (hooked or type(module).forward is not Hull.forward):
-            raise ValueError(f"the hull {path!r} has hooks, or a forward of its own, which a population does not call")
+            raise ValueError(f"the hull {path!r} has hooks or an overridden forward, which a population does not call")
         _check_parametrization(path, module)
-    activations = [found for module in modules if (found := Activation.of(module))]
+    activations = [activation for module in modules if (activation := Activation.of(module))]
     if hooked or len(activations) < len(modules):
         return None
     site = Site(path, activations, inplace=bool(getattr(first, "inplace", False)))
@@ -169,11 +169,11 @@ def _check_parametrization(path: str, module: nn.Module) -> None:
 
 
 def share_sites(sites: Sequence[Site], names: Sequence[str]) -> list[Site]:
-    """Return sites of which those with the given names have one hull for all members."""
-    hulls = {site.path: site.activations for site in sites if any(own.learns for own in site.activations)}
+    """Return the sites, with one hull for all members at those with the given names."""
+    hulls = {site.path: site.activations for site in sites if any(item.learns for item in site.activations)}
     for name in names:
         if name not in hulls:
             raise ValueError(f"shared_hulls={name!r}: there is no such hull; there are {sorted(hulls) or 'none'}")
-        if not all(own.equals(hulls[name][0]) for own in hulls[name]):
+        if not all(item.equals(hulls[name][0]) for item in hulls[name]):
             raise ValueError(f"members cannot share the hull {name!r}: it has other bases or coefficients in some")
     return [replace(site, is_shared=site.path in names) for site in sites]

@@ -1,4 +1,4 @@
-"""Read the graph of a network, with its activations and dropouts as nodes of their own."""
+"""Trace the graph of a network, with its activations and dropouts as single nodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]+\n\s*
 
 @torch.library.custom_op("hullo::site", mutates_args=())
 def site_operator(x: Tensor, index: int) -> Tensor:
-    """Stand for the activation or dropout at a site while a graph is read."""
+    """Represent the activation or dropout at a site while a network is traced."""
     return x.clone()
 
 
@@ -33,7 +33,7 @@ SITE = torch.ops.hullo.site.default
 
 @torch.library.custom_op("hullo::local_response_norm", mutates_args=())
 def norm_operator(x: Tensor, size: int, alpha: float, beta: float, k: float) -> Tensor:
-    """Stand for a local response normalization, which PyTorch computes in many operations."""
+    """Represent a local response normalization, which PyTorch computes in many operations."""
     return x.clone()
 
 
@@ -41,19 +41,19 @@ norm_operator.register_fake(lambda x, size, alpha, beta, k: torch.empty_like(x))
 
 
 class _LocalResponseNorm(nn.Module):
-    """Stand in the place of a module of PyTorch while a graph is read."""
+    """Replace PyTorch's module while a network is traced."""
 
     def __init__(self, module: nn.LocalResponseNorm) -> None:
         super().__init__()
         self.settings = module.size, module.alpha, module.beta, module.k
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
-        made: Tensor = norm_operator(input, *self.settings)
-        return made
+        result: Tensor = norm_operator(input, *self.settings)
+        return result
 
 
 class _Placeholder(nn.Module):
-    """Stand at a site while a graph is read."""
+    """Replace the module of a site while a network is traced."""
 
     def __init__(self, index: int, site: Site) -> None:
         super().__init__()
@@ -62,17 +62,17 @@ class _Placeholder(nn.Module):
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (PyTorch's name, by which it may be called)
         if self.site.rates and not self.training:
             return input
-        made: Tensor = site_operator(input, self.index)
-        return input.copy_(made) if self.site.inplace else made
+        result: Tensor = site_operator(input, self.index)
+        return input.copy_(result) if self.site.inplace else result
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Hold what was read of a network.
+    """Hold the traced graph of a network.
 
     Args:
         module: the graph, with ATen operators and `hullo::site`.
-        inputs: what each placeholder is: ("tensor", name) for parameters and buffers, ("constant", tensor),
+        inputs: the source of each placeholder: ("tensor", name) for parameters and buffers, ("constant", tensor),
             ("input", None).
         output_spec: how outputs are nested.
     """
@@ -85,10 +85,10 @@ class Graph:
 def read_graph(network: nn.Module, sites: Sequence[Site], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
     """Trace a network on example inputs and return its graph; a LoweringError says what cannot be traced, and where.
 
-    Placeholders take the place of the network's modules at the sites. The graph holds for inputs of the same shapes and
-    for the present training modes alone.
+    Placeholders replace the network's modules at the sites. The graph is valid only for inputs of the same shapes and
+    for the current training modes.
     """
-    program = export(_with_stand_ins(network, sites), args, kwargs)
+    program = export(_with_placeholders(network, sites), args, kwargs)
     kinds = torch.export.graph_signature.InputKind
     inputs: dict[str, tuple[str, Any]] = {}
     for spec in program.graph_signature.input_specs:
@@ -103,8 +103,8 @@ def read_graph(network: nn.Module, sites: Sequence[Site], args: tuple[Any, ...],
     return Graph(program.graph_module, inputs, program.call_spec.out_spec)
 
 
-def _with_stand_ins(network: nn.Module, sites: Sequence[Site]) -> nn.Module:
-    """Put placeholders and what can be traced in the place of modules."""
+def _with_placeholders(network: nn.Module, sites: Sequence[Site]) -> nn.Module:
+    """Replace modules at sites by placeholders, and others by modules that can be traced."""
     for index, site in enumerate(sites):
         placeholder = _Placeholder(index, site).train(network.get_submodule(site.path).training)
         if not site.path:
@@ -133,13 +133,13 @@ def _normalize_cumulatively(module: _BatchNorm, input: Tensor) -> Tensor:  # noq
         with torch.no_grad():
             new = torch.var_mean(input, [dim for dim in range(input.dim()) if dim != 1])
             share = 1 / module.num_batches_tracked.to(new[0].dtype)
-            for running, own in zip((module.running_var, module.running_mean), new, strict=True):
-                running.mul_(1 - share).add_(own * share)
+            for running, batch in zip((module.running_var, module.running_mean), new, strict=True):
+                running.mul_(1 - share).add_(batch * share)
     return F.batch_norm(input, None, None, module.weight, module.bias, True, 0.0, module.eps)
 
 
 def source_of(node: fx.Node) -> str:
-    """Return the line of source code that a node comes from, as far as it is known."""
+    """Return the line of source code of a node, if known."""
     frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
     if not frames:
         return ""

@@ -19,7 +19,7 @@ class Value:
 
     Args:
         tensor: the values of all members.
-        dim: the dimension of `tensor` that counts the members; None if all members share one value.
+        dim: the dimension of `tensor` that indexes the members; None if all members share one value.
 
     Convolutions keep images as (B, K, C, H, W), a view of (B, K*C, H, W); linear layers keep features as (K, B, F). An
     operation takes its inputs in any order of dimensions and returns the order that it computes in.
@@ -55,11 +55,11 @@ class Value:
 
 
 class PaddedValue(Value):
-    """Hold images before zeros are put around them; a convolution may read them without making padded ones.
+    """Hold images and their zero padding; a convolution reads them without creating the padded `tensor`.
 
     Args:
         inner: the images.
-        pad: how many zeros there are left, right, above and below.
+        pad: the number of zeros left, right, above and below.
     """
 
     inner: Value
@@ -108,7 +108,7 @@ def wrap(tree: Any, dim: int | None) -> Any:
 
 
 def call_shared(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Call a function once for all members: they share its inputs, and so its results."""
+    """Call a function once for all members, which share its inputs and results."""
     args, kwargs = map_values(lambda value: value.tensor, (tuple(args), kwargs))
     return wrap(function(*args, **kwargs), None)
 
@@ -120,7 +120,7 @@ def call_pointwise(function: Callable[..., Any], args: Sequence[Any], kwargs: di
     most = max(len(value.shape) for value in values)
     dim = next((value.dim for value in values if value.dim is not None and len(value.shape) == most), 0)
 
-    def place(value: Value) -> Tensor:
+    def align(value: Value) -> Tensor:
         """Return a tensor with as many dimensions as the largest, the members in dimension `dim`."""
         missing = [1] * (most - len(value.shape))
         if value.dim is None:
@@ -129,27 +129,27 @@ def call_pointwise(function: Callable[..., Any], args: Sequence[Any], kwargs: di
             return value.at(dim, members)
         return value.at(0, members).reshape(members, *missing, *value.shape).movedim(0, dim)
 
-    args, kwargs = map_values(place, (tuple(args), kwargs))
+    args, kwargs = map_values(align, (tuple(args), kwargs))
     return wrap(function(*args, **kwargs), dim)
 
 
 def call_vmapped(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Call a function for every member by :func:`torch.vmap`."""
     leaves, spec = pytree.tree_flatten((tuple(args), kwargs), is_leaf=is_value)
-    at = [i for i, leaf in enumerate(leaves) if is_value(leaf)]
-    returned: list[Any] = []  # vmap itself returns tensors alone
+    positions = [i for i, leaf in enumerate(leaves) if is_value(leaf)]
+    returned: list[Any] = []  # vmap returns only tensors
 
     def call(*tensors: Tensor) -> Any:
         filled = list(leaves)
-        for i, tensor in zip(at, tensors, strict=True):
+        for i, tensor in zip(positions, tensors, strict=True):
             filled[i] = tensor
         own_args, own_kwargs = pytree.tree_unflatten(filled, spec)
         results, results_spec = pytree.tree_flatten(function(*own_args, **own_kwargs))
         returned[:] = [results_spec, results]
         return tuple(item for item in results if isinstance(item, Tensor))
 
-    dims = tuple(leaves[i].dim for i in at)
-    tensors = iter(torch.vmap(call, in_dims=dims)(*(leaves[i].tensor for i in at)))
+    dims = tuple(leaves[i].dim for i in positions)
+    tensors = iter(torch.vmap(call, in_dims=dims)(*(leaves[i].tensor for i in positions)))
     results_spec, results = returned
     filled = [Value(next(tensors), 0) if isinstance(item, Tensor) else item for item in results]
     return pytree.tree_unflatten(filled, results_spec)
@@ -161,10 +161,12 @@ def call_looped(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[
     for k in range(members):
         own_args, own_kwargs = map_values(lambda value, k=k: value.select(k), (tuple(args), kwargs))  # type: ignore[misc]
         results.append(function(*own_args, **own_kwargs))
-    return wrap(pytree.tree_map(lambda *own: torch.stack(own) if isinstance(own[0], Tensor) else own[0], *results), 0)
+    return wrap(
+        pytree.tree_map(lambda *items: torch.stack(items) if isinstance(items[0], Tensor) else items[0], *results), 0
+    )
 
 
 def copy_like(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    """Return a source in the shape and type of a target: `aten.copy`, which has no derivative."""
+    """Return a source in the shape and dtype of a target, as `aten.copy` does, but differentiably."""
     expanded: Tensor = torch.broadcast_tensors(source, target)[0]  # type: ignore[no-untyped-call]
     return expanded.to(target.dtype)

@@ -134,7 +134,7 @@ def _block(name: str) -> str:
 def starts_alike(hull: Hull, site: Site) -> bool:
     """Return whether a hull computes the function of its site."""
     wanted = site.known.coefficients(hull.bases)
-    found = hull.rows_at_hand()
+    found = hull.local_rows()
     if found is None:  # no values, on the meta device
         found = torch.as_tensor(hull.init, dtype=torch.float64).reshape(hull.groups, -1).tolist()
     if wanted is None or len(wanted) not in (1, len(found)):

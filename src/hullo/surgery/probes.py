@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from hullo._compat import real_tensors
-from hullo.bases import Base, base, catalogued
-from hullo.find_base import members
+from hullo.bases import Base, all_bases, base
+from hullo.find_base import candidate_members
 from hullo.surgery.isolation import isolated, numbers_in
 
 _SPECIAL = (-20.0, -6.0, -3.0, -1.0, 0.0, 1.0, 3.0, 6.0, 20.0, 40.0)
@@ -215,13 +215,13 @@ def _match(call: Callable[[Tensor], Tensor], y: Tensor, single: bool) -> Base | 
     if single:
         x, tolerance = points(torch.float32).double(), SINGLE_INSIDE
         y = call(x.clone()).double()
-    bases = tuple(item for item in catalogued() if item.name != "identity")
+    bases = tuple(item for item in all_bases() if item.name != "identity")
     expected = values(bases, torch.float32 if single else torch.float64)
     may_be = tolerance.admits(y[:_FEW], expected[:, :_FEW], x[:_FEW]).tolist()
     for item, row, fits in zip(bases, expected, may_be, strict=True):
         if fits and bool(tolerance.admits(y, row, x)):
             return item
-    for item in members(lambda few: call(few).double(), decimals=6 if single else None):
+    for item in candidate_members(lambda few: call(few).double(), decimals=6 if single else None):
         if bool(tolerance.admits(y, item.function(x), x)):
             return base(item.name)
     return None

@@ -87,7 +87,7 @@ def _comparison(hulls: dict[str, Hull]) -> str:
 
 
 def _coefficients(hull: Hull) -> str:
-    rows = hull.rows_at_hand()
+    rows = hull.local_rows()
     if rows is None:
         return "no values"
     bounds = ((f"{min(column):.3g}", f"{max(column):.3g}") for column in zip(*rows, strict=True))

@@ -82,5 +82,5 @@ def test_a_checkpoint_of_another_version_is_refused_by_name(tmp_path: Path) -> N
 
 def test_a_file_that_is_no_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "abc.safetensors").write_bytes(b"nonsense")
-    with pytest.raises(ValueError, match=r"abc.safetensors is no checkpoint: .*; delete it to train its runs"):
+    with pytest.raises(ValueError, match=r"abc.safetensors is not a checkpoint: .*; delete it to train its runs"):
         Checkpoints(tmp_path).started()

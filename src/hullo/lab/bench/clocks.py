@@ -24,7 +24,7 @@ class Clock(Protocol):
     default_sizes: str
     default_dtypes: str
     cache_bytes: int
-    """Inputs of more than twice this size together are not served from a cache."""
+    """Inputs of more than twice this size in total do not stay in a cache."""
     copy_bytes: int
     """Copies of at least this size measure the memory bandwidth."""
     has_graphs: bool
@@ -78,8 +78,8 @@ class CpuClock:
 class CudaClock:
     """Time between CUDA events.
 
-    The device is kept busy while the first commands are queued, so that an interval holds the device's work and not
-    the wait for Python to ask for it; what Python costs is measured apart.
+    The device is kept busy while the first commands are queued: an interval then contains the work of the device, and
+    no waiting for Python, whose overhead is measured separately.
     """
 
     file_stem = "gpu"
@@ -120,15 +120,15 @@ class CudaClock:
         return torch.cuda.max_memory_allocated() - before
 
     def capture(self, *steps: Step) -> list[Step]:
-        # All on one stream: gradients are collected on the one where their tensor was first used in a graph of autograd
-        # that is still held, from a warm-up or from an earlier capture with the same inputs.
+        # All on one stream: autograd accumulates gradients on the stream where their tensor was first used in a graph
+        # that is still alive, from a warm-up or from an earlier capture with the same inputs.
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):  # warm up: one-time work such as compiling a kernel cannot be captured
             for _ in range(3):
                 for step in steps:
                     step()
         graphs: list[torch.cuda.CUDAGraph] = []
-        for step in steps:  # in one pool: what one step leaves for the next stays where the next will read it
+        for step in steps:  # in one memory pool: a step reads what an earlier one has written
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=graphs[0].pool() if graphs else None, stream=self.stream):
                 step()
@@ -141,13 +141,13 @@ class CudaClock:
         for step in steps:
             torch.cuda.synchronize()
             with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "Warning: Profiler clears events")  # there is one cycle
+                warnings.filterwarnings("ignore", "Warning: Profiler clears events")  # there is only one cycle
                 with torch.profiler.profile(activities=activities) as profile:
                     step()
                     torch.cuda.synchronize()
             on_device = [e for e in profile.events() or () if e.device_type.name == "CUDA"]
             kernels = [event for event in on_device if not getattr(event, "is_user_annotation", False)]
-            counts.append(len(kernels) or None)  # none at all: the profiler does not reach this device
+            counts.append(len(kernels) or None)  # none: the profiler does not support this device
         return counts
 
 
@@ -162,5 +162,5 @@ def wall_laps(*steps: Step) -> list[float]:
 
 def clock_for(device: str | None) -> Clock:
     """Return the clock of a device, by default of a GPU if available."""
-    found = choose_device(device)
-    return CudaClock(found) if found.type == "cuda" else CpuClock(found)
+    chosen = choose_device(device)
+    return CudaClock(chosen) if chosen.type == "cuda" else CpuClock(chosen)

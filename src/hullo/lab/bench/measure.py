@@ -21,7 +21,7 @@ from hullo.lab.spec.environment import Environment
 WARM_UP = 3
 INPUTS = 128
 """The largest number of inputs to cycle through, so that no input is in the cache."""
-LEAST = 5
+MIN_ROUNDS = 5
 """The smallest number of rounds, whatever the budget."""
 CALLS = 100
 """Calls that are timed together if one is too short."""
@@ -29,7 +29,7 @@ TINY = Case((8,), "float32")
 
 Inputs = Sequence[tuple[Tensor, Tensor]]  # x and the gradient of y
 Laps = list[float]  # the seconds of the forward and of the backward pass
-Turn = Callable[[int], Laps]  # measures once; told how often it was called before
+Measurement = Callable[[int], Laps]  # measures once; the argument counts its calls
 
 
 def passes(module: nn.Module, inputs: Inputs) -> tuple[Step, Step]:
@@ -57,7 +57,7 @@ def held_bytes(module: nn.Module, x: Tensor) -> int:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         y = module(x)
-    del y  # alive until here, with all that it keeps: a tensor in memory just freed would hide another
+    del y  # not earlier: a new tensor in memory that was just freed would hide another
     for parameter in module.parameters():
         kept.pop(parameter.untyped_storage().data_ptr(), None)
     return sum(kept.values())
@@ -121,10 +121,12 @@ class Bench:
         held = {name: held_bytes(module, inputs[0][0]) for name, module in modules.items()}
         peak = {name: self.clock.peak_bytes(*passes(module, inputs[:1])) for name, module in modules.items()}
 
-        def turn(module: nn.Module, index: int) -> Laps:
+        def once(module: nn.Module, index: int) -> Laps:
             return self.clock.laps(*passes(module, [inputs[index % len(inputs)]]))
 
-        laps, bandwidth = self._beside_a_copy({n: functools.partial(turn, m) for n, m in modules.items()}, case, until)
+        laps, bandwidth = self._interleave_copy(
+            {n: functools.partial(once, m) for n, m in modules.items()}, case, until
+        )
         return [
             row
             for name, taken in laps.items()
@@ -142,10 +144,12 @@ class Bench:
             except RuntimeError as error:
                 self.progress.note(f"{name} is left out of {case} in a graph: {_reason(error)}")
 
-        def turn(steps: list[Step], index: int) -> Laps:
+        def once(steps: list[Step], index: int) -> Laps:
             return [seconds / len(inputs) for seconds in self.clock.laps(*steps)]
 
-        laps, bandwidth = self._beside_a_copy({n: functools.partial(turn, s) for n, s in replays.items()}, case, until)
+        laps, bandwidth = self._interleave_copy(
+            {n: functools.partial(once, s) for n, s in replays.items()}, case, until
+        )
         kernels = {name: self.clock.count_kernels(*passes(modules[name], inputs[:1])) for name in laps}
         return [
             row
@@ -158,12 +162,12 @@ class Bench:
         inputs = self._draw(TINY, CALLS)
         modules = self._modules(TINY, inputs[:1])
 
-        def turn(module: nn.Module, index: int) -> Laps:
+        def once(module: nn.Module, index: int) -> Laps:
             taken = wall_laps(*passes(module, inputs))
             self.clock.wait()
             return [seconds / len(inputs) for seconds in taken]
 
-        laps = self._interleave({name: functools.partial(turn, module) for name, module in modules.items()}, until)
+        laps = self._interleave({name: functools.partial(once, module) for name, module in modules.items()}, until)
         return [row for name, taken in laps.items() for row in self._rows("overhead", TINY, name, taken)]
 
     def _draw(self, case: Case, count: int) -> Inputs:
@@ -173,7 +177,7 @@ class Bench:
 
     def _modules(self, case: Case, inputs: Inputs) -> dict[str, nn.Module]:
         """Build and warm up the contenders of a case; skip those that fail here, with a note."""
-        torch.compiler.reset()  # what was compiled for other cases counts towards the compiler's limit
+        torch.compiler.reset()  # else recompilations for other cases count towards the compiler's limit
         modules = {}
         for name in self.activations:
             contender = CONTENDERS[name]
@@ -191,25 +195,25 @@ class Bench:
                 modules[name] = module
         return modules
 
-    def _beside_a_copy(
-        self, turns: Mapping[str, Turn], case: Case, until: float
+    def _interleave_copy(
+        self, measurements: Mapping[str, Measurement], case: Case, until: float
     ) -> tuple[dict[str, list[Laps]], float]:
-        """Return the times of all turns, and the bandwidth of a large copy between them in bytes per second."""
+        """Return the times of all measurements, and the bandwidth of a large copy between them in bytes per second."""
         source = torch.ones(max(case.input_bytes, self.clock.copy_bytes) // 4, device=self.clock.device)
         target = torch.ones_like(source)
         copy = {"copy": lambda index: self.clock.laps(lambda: target.copy_(source))}
-        laps = self._interleave({**turns, **copy}, until)
+        laps = self._interleave({**measurements, **copy}, until)
         return laps, 2 * source.nbytes / _quantiles([seconds for (seconds,) in laps.pop("copy")])[1]
 
-    def _interleave(self, turns: Mapping[str, Turn], until: float) -> dict[str, list[Laps]]:
-        """Run every turn once per round, in a changing order."""
-        laps: dict[str, list[Laps]] = {name: [] for name in turns}
-        names, order = list(turns), torch.Generator().manual_seed(0)
+    def _interleave(self, measurements: Mapping[str, Measurement], until: float) -> dict[str, list[Laps]]:
+        """Run every measurement once per round, in random order."""
+        laps: dict[str, list[Laps]] = {name: [] for name in measurements}
+        names, order = list(measurements), torch.Generator().manual_seed(0)
         for index in range(self.repeats):
-            if index >= LEAST and time.monotonic() > until:
+            if index >= MIN_ROUNDS and time.monotonic() > until:
                 break
             for position in torch.randperm(len(names), generator=order).tolist():
-                laps[names[position]].append(turns[names[position]](index))
+                laps[names[position]].append(measurements[names[position]](index))
             self.progress.update((index + 1) / self.repeats)
         return laps
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 DIRECTIONS = ("forward", "backward", "both")
-LOOKS: dict[str, dict[str, Any]] = {
+STYLES: dict[str, dict[str, Any]] = {
     "forward": {"color": "#0072B2", "marker": "o"},
     "backward": {"color": "#D55E00", "marker": "s"},
 }
@@ -34,8 +34,8 @@ TICKS = (0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 7.0, 10.0, 20.0, 30.0, 50.0, 70.0, 1
 class Row(Environment):
     """One measurement.
 
-    kind is "eager" (a call as one writes it), "graph" (a call in a CUDA graph) or "overhead" (what Python spends on a
-    call, with next to nothing to compute); direction is "forward", "backward" (of x and of the coefficients) or "both".
+    kind is "eager", "graph" (a call in a CUDA graph) or "overhead" (the time of Python, on a tiny input); direction is
+    "forward", "backward" (for x and the coefficients) or "both".
     """
 
     kind: str
@@ -76,7 +76,7 @@ _PARSERS = {"int": int, "float": float, "int | None": int, "float | None": float
 
 
 class RowFile:
-    """A CSV file to which rows are appended at once, so that an interrupted session keeps its results."""
+    """A CSV file that is flushed whenever rows are added: an interrupted session keeps its results."""
 
     def __init__(self, path: Path) -> None:
         make_directory(path.parent)
@@ -87,7 +87,7 @@ class RowFile:
         self._writer.writeheader()
 
     def add(self, rows: Iterable[Row]) -> None:
-        self._writer.writerows({name: _shown(value) for name, value in asdict(row).items()} for row in rows)
+        self._writer.writerows({name: _format(value) for name, value in asdict(row).items()} for row in rows)
         self._file.flush()
 
     def __enter__(self) -> Self:
@@ -105,15 +105,15 @@ def read_rows(path: Path) -> list[Row]:
         if missing:
             raise ValueError(f"{path} lacks the columns {', '.join(sorted(missing))}; measure again with: hullo bench")
         return [
-            Row(**{field.name: _parsed(line[field.name], str(field.type)) for field in fields(Row)}) for line in reader
+            Row(**{field.name: _parse(line[field.name], str(field.type)) for field in fields(Row)}) for line in reader
         ]
 
 
-def _shown(value: Any) -> Any:
+def _format(value: Any) -> Any:
     return f"{value:.6g}" if isinstance(value, float) else value
 
 
-def _parsed(text: str, kind: str) -> Any:
+def _parse(text: str, kind: str) -> Any:
     return None if not text and kind.endswith("None") else _PARSERS[kind](text)
 
 
@@ -153,7 +153,7 @@ class Results:
 
     def kernels(self, case: Case, activation: str) -> str:
         """Return the number of kernels of the forward and the backward pass, "1 + 2"; "-" if unknown."""
-        counts = [row.kernels for way in DIRECTIONS[:2] if (row := self.get(case, activation, way))]
+        counts = [row.kernels for direction in DIRECTIONS[:2] if (row := self.get(case, activation, direction))]
         return "-" if None in counts else " + ".join(map(str, counts))
 
 
@@ -186,7 +186,7 @@ def _terminal_table(results: Results, case: Case, kind: str) -> Table:
 
 
 def number(value: float) -> str:
-    """Return a number with three digits, "-" for None.
+    """Return a number with three digits, "-" for NaN.
 
     >>> number(1.0432), number(0.00731), number(281.3), number(float("nan"))
     ('1.04', '0.00731', '281', '-')
@@ -200,8 +200,8 @@ def number(value: float) -> str:
 def draw_chart(rows: Sequence[Row], path: Path, *, dark: bool = False) -> None:
     """Draw multiples of the bandwidth floor on the largest input, a panel per dtype, with 10th to 90th percentiles.
 
-    The axis is logarithmic: 1.0 and 1.5 are told apart, however slow the slowest is. With `dark`, an image for dark
-    pages, whose name ends in "-dark", is written, too.
+    The axis is logarithmic: 1.0 and 1.5 are distinguishable, however slow the slowest is. With `dark`, also write an
+    image for dark pages, whose name ends in "-dark".
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import FixedLocator, NullLocator
@@ -230,13 +230,15 @@ def draw_chart(rows: Sequence[Row], path: Path, *, dark: bool = False) -> None:
 
 
 def _draw_panel(panel: Axes, results: Results, case: Case) -> None:
-    for side, (direction, look) in zip((-SHIFT, SHIFT), LOOKS.items(), strict=True):
-        found = [(i + side, results.get(case, name, direction)) for i, name in enumerate(results.activations)]
-        measured = [(y, row) for y, row in found if row is not None]
+    for side, (direction, look) in zip((-SHIFT, SHIFT), STYLES.items(), strict=True):
+        rows = [(i + side, results.get(case, name, direction)) for i, name in enumerate(results.activations)]
+        measured = [(y, row) for y, row in rows if row is not None]
         below = [row.floors * (1 - row.p10_ms / row.median_ms) for _, row in measured]
         above = [row.floors * (row.p90_ms / row.median_ms - 1) for _, row in measured]
-        floors, places = [row.floors for _, row in measured], [y for y, _ in measured]
-        panel.errorbar(floors, places, xerr=(below, above), **look, markersize=4.5, linestyle="none", label=direction)
+        floors, positions = [row.floors for _, row in measured], [y for y, _ in measured]
+        panel.errorbar(
+            floors, positions, xerr=(below, above), **look, markersize=4.5, linestyle="none", label=direction
+        )
         for (y, row), more in zip(measured, above, strict=True):
             end = (row.floors + more, y)  # beside the marker and its interval
             panel.annotate(number(row.floors), end, (6, 0), textcoords="offset points", va="center", fontsize=6.5)

@@ -18,7 +18,7 @@ from hullo.lab.spec.environment import environment
 
 @dataclass(frozen=True)
 class Session:
-    """A session whose options were checked."""
+    """A session with valid options."""
 
     clock: Clock
     cases: list[Case]

@@ -31,8 +31,8 @@ for command in (train, reproduce, table, figures, report, bench):
 app.add_typer(data, name="data")
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(requested: bool) -> None:
+    if requested:
         typer.echo(f"hullo {hullo.__version__}")
         raise typer.Exit
 

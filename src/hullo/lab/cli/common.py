@@ -131,7 +131,7 @@ BROKEN_PIPE = 141
 
 
 class Command(TyperCommand):
-    """A command whose help names no type beside flags."""
+    """A command whose help shows no type for flags."""
 
     def get_params(self, ctx: Any) -> Any:
         """Return the parameters, flags without a metavar."""
@@ -146,7 +146,7 @@ def _without_types(params: Any) -> Any:
 
 
 class Group(TyperGroup):
-    """A group of commands whose help names no type beside flags."""
+    """A group of commands whose help shows no type for flags."""
 
     def get_params(self, ctx: Any) -> Any:
         """Return the parameters, flags without a metavar."""
@@ -154,7 +154,7 @@ class Group(TyperGroup):
 
 
 class Commands(Group):
-    """The group of all commands; turns exceptions into an exit code and at most one line of output."""
+    """The group of all commands; converts exceptions to an exit code and at most one line of output."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""
@@ -201,8 +201,8 @@ def report_write_errors(output: Path, remedy: str = "free disk space, or choose 
         except BrokenPipeError:
             raise
         except OSError as error:
-            place = os.fsdecode(error.filename or output)
-            raise RunError(f"cannot write {place}: {error.strerror}; {remedy}") from error
+            path = os.fsdecode(error.filename or output)
+            raise RunError(f"cannot write {path}: {error.strerror}; {remedy}") from error
 
 
 def record_paths(records: list[Path] | None) -> list[Path]:
@@ -215,12 +215,12 @@ def warn(text: str) -> None:
     typer.echo(f"warning: {text}", err=True)
 
 
-def note_omitted(known: Sequence[Record], shown: Sequence[Experiment], columns: list[str] | None) -> None:
+def note_omitted(records: Sequence[Record], shown: Sequence[Experiment], columns: list[str] | None) -> None:
     """Print a note about experiments that are omitted because they lack the epoch or the reading."""
     from hullo.lab.analysis.experiments import experiments
 
-    everything = experiments(known, columns=columns or ()) if known else []
-    if missing := [e.name for e in everything if e.setting not in {other.setting for other in shown}]:
+    available = experiments(records, columns=columns or ()) if records else []
+    if missing := [e.name for e in available if e.setting not in {other.setting for other in shown}]:
         typer.echo(f"note: omitted, without this epoch or reading: {', '.join(missing)}", err=True)
 
 

@@ -40,11 +40,11 @@ def _home(names: list[str] | None, data_dir: Path | None, source: Path | None = 
     """Return the home of ilsvrc2012 if it is among the names or no names are given."""
     from hullo.lab.data import data_root, ilsvrc2012
 
-    wanted = not names or ilsvrc2012.NAME in names
+    is_selected = not names or ilsvrc2012.NAME in names
     with report_errors():
-        if source is not None and not wanted:
+        if source is not None and not is_selected:
             raise ValueError(f"--source is only for {ilsvrc2012.NAME}; got {', '.join(names or ())}")
-    return ilsvrc2012.Home(data_root(data_dir), source) if wanted else None
+    return ilsvrc2012.Home(data_root(data_dir), source) if is_selected else None
 
 
 @data.command(cls=Command)
@@ -74,23 +74,23 @@ def check(
 ) -> None:
     """Verify the checksums of data sets; exit with 1 if a file is missing or differs.
 
-    Without names, ilsvrc2012 is checked only if some of its files are there: it cannot be fetched.
+    Without names, ilsvrc2012 is checked only if some of its files exist: it cannot be fetched.
     """
     from hullo.lab.progress import Progress
 
-    home, sound = _home(names, data_dir, source), True
+    home, is_intact = _home(names, data_dir, source), True
     for copy in _copies(names, data_dir):
         flaws = copy.flaws()
-        sound = sound and not flaws
+        is_intact = is_intact and not flaws
         for line in flaws.values() or [f"{copy.release.name} is ready in {copy.folder}"]:
             typer.echo(line)
     if home is not None and (names or source or home.holds_anything):
         with report_errors(), Progress(console(), quiet=quiet) as progress:
             ready, lines = home.check(progress)
-        sound = sound and ready
+        is_intact = is_intact and ready
         for line in lines:
             typer.echo(line)
-    raise typer.Exit(not sound)
+    raise typer.Exit(not is_intact)
 
 
 @data.command("list", cls=Command)
@@ -134,10 +134,10 @@ def pack(
         with report_errors():
             chosen = packing.choose(home.source, progress, partial=partial)
         with report_interruption(home.packed), unwinding():
-            made = packing.pack(home.source, chosen, home.packed, pool, progress, partial=partial)
-    counts = " and ".join(f"{part.num_images:,} {split}" for split, part in made.parts.items())
-    missing = sum(part.num_released - part.num_images for part in made.parts.values())
-    damaged = sum(len(part.damaged) for part in made.parts.values())
+            pack = packing.pack(home.source, chosen, home.packed, pool, progress, partial=partial)
+    counts = " and ".join(f"{part.num_images:,} {split}" for split, part in pack.parts.items())
+    missing = sum(part.num_released - part.num_images for part in pack.parts.values())
+    damaged = sum(len(part.damaged) for part in pack.parts.values())
     remarks = [f"; {missing:,} missing or broken"] * bool(missing)
     remarks += [f"; {damaged:,} damaged: to repair the pack, download them again and repeat the command"] * bool(
         damaged

@@ -66,34 +66,34 @@ def figures(
     from hullo.lab.files import make_directory
 
     with report_errors():
-        wanted = only or FIGURES
-        if unknown := [name for name in wanted if name not in FIGURES]:
+        names = only or FIGURES
+        if unknown := [name for name in names if name not in FIGURES]:
             raise ValueError(f"unknown figure {unknown[0]!r}; available: {', '.join(FIGURES)}")
         if unknown := [name for name in formats or () if name not in FORMATS]:
             raise ValueError(f"unknown format {unknown[0]!r}; available: {', '.join(FORMATS)}")
         if not 3 <= width <= 40:
             raise ValueError(f"--width {width:g}: must be from 3 to 40 inches")
-        needy = [name for name in wanted if name not in WITHOUT_RECORDS]
+        need_records = [name for name in names if name not in WITHOUT_RECORDS]
         paths = records or [path for path in DEFAULT_RECORD_PATHS if path.exists()][:1]
-        if needy and not paths and (only or columns or rows or (reading, epoch, seed) != (None, None, None)):
-            raise ValueError(f"no records for the figure {needy[0]!r}; {HOW_TO_GET_RECORDS}")
-        known = read_records(paths, warn) if needy and paths else []
-        found = (
-            experiments(known, reading=reading, epoch=epoch, columns=columns or (), rows=rows or ()) if known else []
+        if need_records and not paths and (only or columns or rows or (reading, epoch, seed) != (None, None, None)):
+            raise ValueError(f"no records for the figure {need_records[0]!r}; {HOW_TO_GET_RECORDS}")
+        loaded = read_records(paths, warn) if need_records and paths else []
+        selected = (
+            experiments(loaded, reading=reading, epoch=epoch, columns=columns or (), rows=rows or ()) if loaded else []
         )
-        check_layers(found, layers or ())
-        seeds = {record.spec.seed for experiment in found for record in experiment.records}
-        if found and seed is not None and seed not in seeds:
+        check_layers(selected, layers or ())
+        seeds = {record.spec.seed for experiment in selected for record in experiment.records}
+        if selected and seed is not None and seed not in seeds:
             raise ValueError(f"no run has seed {seed}; available: {', '.join(map(str, sorted(seeds)))}")
         make_directory(output)
-    note_truncated(paths if needy else ())
-    note_omitted(known, found, columns)
+    note_truncated(paths if need_records else ())
+    note_omitted(loaded, selected, columns)
     with report_write_errors(output), drawing(width, titled=not no_title):
-        for name, figure in draw_figures(found, wanted, seed, layers or ()):
+        for name, figure in draw_figures(selected, names, seed, layers or ()):
             if figure is None:
                 typer.echo(f"note: no {name}: no finished run among these learned activations", err=True)
             else:
                 first, *others = save(figure, output / name, formats or ("png", "pdf"), dark=dark)
                 typer.echo(", ".join([str(first), *(path.name for path in others)]))
-    if needy and not paths:
-        typer.echo(f"note: no {', '.join(needy)}: these need records; {HOW_TO_GET_RECORDS}", err=True)
+    if need_records and not paths:
+        typer.echo(f"note: no {', '.join(need_records)}: these need records; {HOW_TO_GET_RECORDS}", err=True)

@@ -23,7 +23,7 @@ FORMATS = ("terminal", "markdown", "latex", "csv")
 
 def table(
     records: RecordsArgument = None,
-    form: Annotated[str, typer.Option("--format", help=f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}.")] = FORMATS[0],
+    style: Annotated[str, typer.Option("--format", help=f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}.")] = FORMATS[0],
     reading: ReadingOption = None,
     epoch: Annotated[int | None, typer.Option(help="Last epoch to use.", show_default="the last")] = None,
     columns: ExperimentsOption = None,
@@ -37,17 +37,17 @@ def table(
     from hullo.lab.analysis.tables.terminal import terminal_table
 
     with report_errors():
-        if form not in FORMATS:
-            raise ValueError(f"unknown format {form!r}; available: {', '.join(FORMATS)}")
+        if style not in FORMATS:
+            raise ValueError(f"unknown format {style!r}; available: {', '.join(FORMATS)}")
         paths = record_paths(records)
-        known = read_records(paths, warn)
-        found = experiments(known, reading=reading, epoch=epoch, columns=columns or ())
+        loaded = read_records(paths, warn)
+        selected = experiments(loaded, reading=reading, epoch=epoch, columns=columns or ())
     note_truncated(paths)
-    note_omitted(known, found, columns)
-    if form == "terminal":
+    note_omitted(loaded, selected, columns)
+    if style == "terminal":
         terminal = console()
-        for experiment in found:
+        for experiment in selected:
             terminal.print(terminal_table(experiment, terminal.width), "")
     else:
-        write = {"markdown": markdown_table, "latex": latex_table, "csv": csv_table}[form]
-        typer.echo(write(found), nl=False)
+        write = {"markdown": markdown_table, "latex": latex_table, "csv": csv_table}[style]
+        typer.echo(write(selected), nl=False)

@@ -65,11 +65,11 @@ def _run(
     from hullo.lab.spec.environment import choose_device, device_name, environment
 
     with report_errors():
-        found = choose_device(local_device(device))
+        chosen = choose_device(local_device(device))
         logger = TensorBoardLogger(tensorboard_dir) if tensorboard_dir else nullcontext()
-    with report_interruption(queue.output), join(found) as world, logger as watcher:
-        loaders = {key: open_loader(s, data_dir, found) for key, s in {loader_key(s): s for s in queue.specs}.items()}
-        runner = LocalRunner(queue, loaders, environment(device_name(found)), checkpoint_every, watcher, world)
+    with report_interruption(queue.output), join(chosen) as world, logger as tensorboard:
+        loaders = {key: open_loader(s, data_dir, chosen) for key, s in {loader_key(s): s for s in queue.specs}.items()}
+        runner = LocalRunner(queue, loaders, environment(device_name(chosen)), checkpoint_every, tensorboard, world)
         for folder in filter(None, (queue.output, tensorboard_dir)):
             make_directory(folder)
         with Progress(console(), quiet=quiet or not world.is_main) as progress:
@@ -102,9 +102,9 @@ def _run_on_cluster(
         install()  # Ray has installed its own signal handlers
         for folder in filter(None, (queue.output, tensorboard_dir)):
             make_directory(folder)
-        elsewhere = replace(queue, output=queue.output.absolute())
+        absolute = replace(queue, output=queue.output.absolute())
         runner = RayRunner(
-            elsewhere,
+            absolute,
             gpus,
             data_dir and data_dir.absolute(),
             [source.absolute() for source in sources],
@@ -186,9 +186,9 @@ def train(
         tensorboard_dir=tensorboard,
         quiet=quiet,
     )
-    reached = [f"test accuracy {record.accuracy:.2f} %"]
-    reached += [f"accuracy on held-out samples {last:.2f} %" for last in record.val_accuracy[-1:]]
-    typer.echo(f"{spec}: {record.ended}, {', '.join(reached)}")
+    results = [f"test accuracy {record.accuracy:.2f} %"]
+    results += [f"accuracy on held-out samples {last:.2f} %" for last in record.val_accuracy[-1:]]
+    typer.echo(f"{spec}: {record.ended}, {', '.join(results)}")
     weights = output / FOLDER / f"{spec.id}.safetensors"
     if weights.exists():
         source = f', network="{network}"' if spec.is_own_network else ""
@@ -261,7 +261,7 @@ def reproduce(
         if engine is Engine.LOCAL and (ray_address or gpus_per_task is not None):
             raise ValueError("--ray-address and --gpus-per-task need --engine ray")
         sources = [Source(*split_experiment(text), image_size) for text in experiments or ()]
-        named = [source.open() for source in sources]
+        columns = [source.open() for source in sources]
         specs = [
             Spec.default(
                 *column,
@@ -278,7 +278,7 @@ def reproduce(
                 precision=precision,
                 val_size=val_size,
             )
-            for column in dict.fromkeys(named) or DATA_COLUMNS
+            for column in dict.fromkeys(columns) or DATA_COLUMNS
             for row in activation or ROWS
             for scale in coefficient_lr_scale or [1.0]
             for seed in range(seeds)

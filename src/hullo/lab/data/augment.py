@@ -49,4 +49,4 @@ def draw_moves(
         draw_below(2 * down + 1, keys, 3 * images + 1) - down,
         draw_below(2 * right + 1, keys, 3 * images + 2) - right,
     )
-    return torch.stack(moves, -1).to(torch.int16)  # small, as those of a complete epoch are in memory
+    return torch.stack(moves, -1).to(torch.int16)  # small: those of a complete epoch are in memory

@@ -60,10 +60,10 @@ class Dataset:
     @property
     def eval_sets(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Return images and labels of the evaluation sets: "test", and "val" if images are held out."""
-        found = {"test": (self.test_images, self.test_labels)}
+        sets = {"test": (self.test_images, self.test_labels)}
         if self.val_images is not None and self.val_labels is not None:
-            found["val"] = (self.val_images, self.val_labels)
-        return found
+            sets["val"] = (self.val_images, self.val_labels)
+        return sets
 
     def to(self, device: str | torch.device) -> Dataset:
         """Return the same data set on another device."""

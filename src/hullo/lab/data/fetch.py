@@ -34,7 +34,7 @@ def fetch(copy: Copy, console: Console, *, quiet: bool = False) -> None:
 
     try:
         with Progress(console, quiet=quiet) as progress, locked(copy.root / f".{copy.release.name}.lock", wait):
-            _mend(copy, progress)
+            _download_missing(copy, progress)
     except OSError as error:
         raise DataError(
             f"cannot write {error.filename or copy.root}: {error.strerror}; free disk space, or choose another "
@@ -42,11 +42,11 @@ def fetch(copy: Copy, console: Console, *, quiet: bool = False) -> None:
         ) from error
 
 
-def _mend(copy: Copy, progress: Progress) -> None:
+def _download_missing(copy: Copy, progress: Progress) -> None:
     files, archive = list(copy.flaws()), copy.release.archive
     if archive is None:
-        for done, file in enumerate(files):
-            progress.start_step(f"{file.name} ({file.size / 1e6:.1f} MB)", done, len(files))
+        for index, file in enumerate(files):
+            progress.start_step(f"{file.name} ({file.size / 1e6:.1f} MB)", index, len(files))
             _download(copy, file, copy.folder, progress.update).replace(copy.folder / file.name)
     elif files:
         progress.start_step(f"{archive.name} ({archive.size / 1e6:.1f} MB)", 0, 2)
@@ -59,25 +59,25 @@ def _mend(copy: Copy, progress: Progress) -> None:
 def _download(copy: Copy, file: File, folder: Path, on_progress: Callable[[float], None]) -> Path:
     """Download one file to a temporary name, verify its checksum, and return its path.
 
-    A broken connection is followed by another one as long as each brings more bytes.
+    Reconnect after a broken connection, as long as each connection delivers more bytes.
     """
     url = f"{copy.release.address}{file.name}"
     part = folder / f"{file.name}.part"
-    trouble, furthest = "", -1
-    while (have := _size(part)) < file.size:
-        if have <= furthest:
+    problem, previous = "", -1
+    while (done := _size(part)) < file.size:
+        if done <= previous:
             raise DataError(
-                f"cannot fetch {url}: {trouble}; {have:,} of {file.size:,} bytes are kept; resume with: {copy.command}"
+                f"cannot fetch {url}: {problem}; {done:,} of {file.size:,} bytes are kept; resume with: {copy.command}"
             )
-        furthest = have
-        trouble = _pull(url, part, file.size, on_progress)
-    return _checked(copy, file, part)
+        previous = done
+        problem = _download_part(url, part, file.size, on_progress)
+    return _verify(copy, file, part)
 
 
-def _pull(url: str, part: Path, size: int, on_progress: Callable[[float], None]) -> str:
-    """Append what one connection sends to a partial file; return why it ended."""
-    have = _size(part)
-    request = Request(url, headers={"Range": f"bytes={have}-"})  # noqa: S310 (a release's own address)
+def _download_part(url: str, part: Path, size: int, on_progress: Callable[[float], None]) -> str:
+    """Append the data of one connection to a partial file; return why it ended."""
+    done = _size(part)
+    request = Request(url, headers={"Range": f"bytes={done}-"})  # noqa: S310 (a release's own address)
     try:
         response = urlopen(request, timeout=TIMEOUT)  # noqa: S310 (the same)
     except HTTPError as error:
@@ -86,7 +86,7 @@ def _pull(url: str, part: Path, size: int, on_progress: Callable[[float], None])
     except (OSError, HTTPException) as error:
         return f"no connection ({getattr(error, 'reason', error)})"
     with response:
-        start = have if response.status == 206 else 0  # not every server supports ranges
+        start = done if response.status == 206 else 0  # not every server supports ranges
         length = response.headers.get("Content-Length", str(size - start))
         if length != str(size - start):
             return f"the server offers {length} bytes; expected {size - start}"
@@ -126,7 +126,7 @@ def _unpack(copy: Copy, files: list[File], archive: Path, on_progress: Callable[
             with open_output(part) as out:
                 while out.tell() <= file.size and (chunk := source.read(1 << 20)):
                     out.write(chunk)
-            _checked(copy, file, part).replace(copy.folder / file.name)
+            _verify(copy, file, part).replace(copy.folder / file.name)
             on_progress(1 - len(wanted) / len(files))
     if wanted:
         raise DataError(
@@ -134,7 +134,7 @@ def _unpack(copy: Copy, files: list[File], archive: Path, on_progress: Callable[
         )
 
 
-def _checked(copy: Copy, file: File, part: Path) -> Path:
+def _verify(copy: Copy, file: File, part: Path) -> Path:
     """Return the path of a partial file if its checksum is right; else delete the file and raise a DataError."""
     try:
         file.read(part, remedy=f"it was deleted; fetch it again with: {copy.command}")

@@ -11,7 +11,7 @@ import zlib
 import torch
 from torch import Tensor
 
-LARGEST = 2**40
+MAX_BYTES = 2**40
 """The largest size of a tensor in bytes."""
 
 
@@ -33,15 +33,15 @@ def read_idx(content: bytes, name: str, dims: int | None = None) -> Tensor:
     """
     try:
         with gzip.open(io.BytesIO(content)) as file:
-            begin = file.read(4)
-            if len(begin) < 4 or begin[:3] != b"\0\0\x08":
-                raise ValueError(f"{name}: starts with {begin.hex(' ')!r}; idx files of bytes start with '00 00 08'")
-            header = file.read(4 * begin[3])
-            if len(header) < 4 * begin[3]:
-                found, wanted = 4 + len(header), 4 + 4 * begin[3]
-                raise ValueError(f"{name}: the header is truncated after {found} of {wanted} bytes")
-            shape = struct.unpack(f">{begin[3]}I", header)
-            if (dims is not None and len(shape) != dims) or math.prod(max(1, side) for side in shape) > LARGEST:
+            prefix = file.read(4)
+            if len(prefix) < 4 or prefix[:3] != b"\0\0\x08":
+                raise ValueError(f"{name}: starts with {prefix.hex(' ')!r}; idx files of bytes start with '00 00 08'")
+            header = file.read(4 * prefix[3])
+            if len(header) < 4 * prefix[3]:
+                given, expected = 4 + len(header), 4 + 4 * prefix[3]
+                raise ValueError(f"{name}: the header is truncated after {given} of {expected} bytes")
+            shape = struct.unpack(f">{prefix[3]}I", header)
+            if (dims is not None and len(shape) != dims) or math.prod(max(1, side) for side in shape) > MAX_BYTES:
                 raise ValueError(f"{name}: the header has shape {shape}; must have {dims or 'fewer'} dimensions")
             data = bytearray(file.read(math.prod(shape) + 1))
     except (EOFError, OSError, zlib.error) as error:

@@ -19,7 +19,7 @@ from torch import Tensor
 from hullo.lab.data.dataset import Dataset
 from hullo.lab.data.release import DataError
 
-WANTED = (
+EXPECTED = (
     "a data set is a folder with train/CLASS/* and val/CLASS/* images, or a file .npz or .safetensors with the arrays "
     "x_train, y_train, x_test and y_test"
 )
@@ -56,13 +56,13 @@ def open_data(path: str | Path, image_size: int | None = None) -> Dataset:
     elif path.is_file() and path.suffix in (".npz", ".safetensors"):
         parts, classes = _read_arrays(path)
     else:
-        raise DataError(f"{path} {'is not a data set' if path.exists() else 'does not exist'}; {WANTED}")
+        raise DataError(f"{path} {'is not a data set' if path.exists() else 'does not exist'}; {EXPECTED}")
     digest = hashlib.sha256("\n".join(classes).encode())
     for part in parts:
         digest.update(f"{part.dtype} {tuple(part.shape)}".encode())
         digest.update(part.contiguous().numpy().data)
-    whole = path.resolve()
-    stem = re.sub(r"[^\w.-]", "_", whole.stem if path.is_file() else whole.name)
+    resolved = path.resolve()
+    stem = re.sub(r"[^\w.-]", "_", resolved.stem if path.is_file() else resolved.name)
     return Dataset(f"{stem or 'data'}@{digest.hexdigest()[:8]}", classes, *parts)
 
 
@@ -72,15 +72,15 @@ def _read_folder(folder: Path, image_size: int | None) -> tuple[list[Tensor], tu
         raise ValueError(f"--image-size {image_size}: must be an integer of at least 1")
     evaluation = next((name for name in ("val", "test") if (folder / name).is_dir()), None)
     if not (folder / "train").is_dir() or evaluation is None:
-        raise DataError(f"{folder} has no folder {'val' if evaluation is None else 'train'}; {WANTED}")
+        raise DataError(f"{folder} has no folder {'val' if evaluation is None else 'train'}; {EXPECTED}")
     classes = tuple(sorted(child.name for child in (folder / "train").iterdir() if child.is_dir()))
     files = {split: _list_images(folder / split, classes) for split in ("train", evaluation)}
     sizes: dict[tuple[int, int], Path] = {}
-    colours = False
+    is_colour = False
     for path, _ in (item for items in files.values() for item in items):
         with _open_image(path) as image:
             sizes.setdefault(image.size, path)
-            colours = colours or image.mode not in ("L", "1", "I;16")
+            is_colour = is_colour or image.mode not in ("L", "1", "I;16")
     if image_size is None and len(sizes) > 1:
         (one, first), (two, second) = list(sizes.items())[:2]
         raise DataError(
@@ -89,28 +89,28 @@ def _read_folder(folder: Path, image_size: int | None) -> tuple[list[Tensor], tu
         )
     parts = []
     for items in files.values():
-        images = [_decode(path, "RGB" if colours else "L", image_size) for path, _ in items]
+        images = [_decode(path, "RGB" if is_colour else "L", image_size) for path, _ in items]
         parts += [torch.stack(images), torch.tensor([label for _, label in items])]
     return parts, classes
 
 
 def _list_images(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
     """Return the paths of the images in a folder with their labels."""
-    known, found = Image.registered_extensions(), []
+    extensions, images = Image.registered_extensions(), []
     for child in sorted(folder.iterdir()):
         if child.name.startswith(".") or not child.is_dir():
             continue
         if child.name not in classes:
-            raise DataError(f"{child}: class {child.name!r} has no training images; classes: {_few(classes)}")
+            raise DataError(f"{child}: class {child.name!r} has no training images; classes: {_list_names(classes)}")
         for path in sorted(child.rglob("*")):
             if path.is_dir() or path.name.startswith("."):
                 continue
-            if path.suffix.lower() not in known:
+            if path.suffix.lower() not in extensions:
                 raise DataError(f"{path} is not an image: its suffix is {path.suffix!r}; remove it, or rename it")
-            found.append((path, classes.index(child.name)))
-    if not found:
-        raise DataError(f"{folder} contains no images; {WANTED}")
-    return found
+            images.append((path, classes.index(child.name)))
+    if not images:
+        raise DataError(f"{folder} contains no images; {EXPECTED}")
+    return images
 
 
 def _open_image(path: Path) -> Image.Image:
@@ -145,7 +145,7 @@ def _read_arrays(path: Path) -> tuple[list[Tensor], tuple[str, ...]]:
     except (OSError, ValueError, SafetensorError, zipfile.BadZipFile) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
     if missing := [name for name in ARRAYS if name not in arrays]:
-        raise DataError(f"{path} has no array {missing[0]}; it has {_few(sorted(arrays)) or 'none'}; {WANTED}")
+        raise DataError(f"{path} has no array {missing[0]}; it has {_list_names(sorted(arrays)) or 'none'}; {EXPECTED}")
     parts = []
     for split in ("train", "test"):
         samples, labels = (torch.as_tensor(arrays[f"{name}_{split}"]) for name in "xy")
@@ -186,6 +186,6 @@ def _as_samples(samples: Tensor, name: str) -> Tensor:
     return samples.float()
 
 
-def _few(names: Iterable[str]) -> str:
+def _list_names(names: Iterable[str]) -> str:
     listed = list(names)
     return ", ".join(listed[:8]) + (", ..." if len(listed) > 8 else "")

@@ -39,11 +39,11 @@ class File:
             raise DataError(f"{path} is missing; {remedy}") from error
         except OSError as error:
             raise DataError(f"{path} cannot be read ({error.strerror}); {remedy}") from error
-        if (found := digest.hexdigest()) != self.digest:
+        if (actual := digest.hexdigest()) != self.digest:
             state = "altered"
             if len(content) < self.size:
                 state = f"truncated after {len(content):,} of {self.size:,} bytes"
-            raise DataError(f"{path} is {state}: expected {self.algorithm} {self.digest}, found {found}; {remedy}")
+            raise DataError(f"{path} is {state}: expected {self.algorithm} {self.digest}, found {actual}; {remedy}")
         return content
 
 
@@ -114,6 +114,6 @@ def data_root(given: str | os.PathLike[str] | None = None) -> Path:
         >>> data_root("images").as_posix()
         'images'
     """
-    named = given or os.environ.get("HULLO_DATA")
+    chosen = given or os.environ.get("HULLO_DATA")
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(named or Path(cache, "hullo", "data")).expanduser()
+    return Path(chosen or Path(cache, "hullo", "data")).expanduser()

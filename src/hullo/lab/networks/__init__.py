@@ -21,7 +21,7 @@ from hullo.lab.spec.activation import ActivationSpec
 class Task:
     """The inputs and outputs of a network: square images, classes.
 
-    Samples that are no square images have the size 0; `in_channels` is then the length of their first dimension.
+    Samples that are not square images have the size 0; `in_channels` is then the length of their first dimension.
     """
 
     in_channels: int
@@ -73,9 +73,9 @@ def build(
         activation: a row such as ``relu`` or ``convex(identity,relu)``.
         in_channels: channels of an image; the default is that of CIFAR-10, as are the next two.
         image_size: pixels on each side of an image.
-        num_classes: how many classes there are.
-        seed: of the initial weights; the global generator stays as it is.
-        example: a batch of samples, for networks that users bring.
+        num_classes: number of classes.
+        seed: seed of the initial weights; the global random state does not change.
+        example: a batch of samples, for users' networks.
 
     Example:
         >>> import torch
@@ -88,8 +88,8 @@ def build(
     """
     sizes = {"in_channels": in_channels, "image_size": image_size, "num_classes": num_classes}
     if name in OWN:
-        own = torch.zeros(2, in_channels, image_size, image_size) if example is None else example
-        return OWN[name].build(ActivationSpec.parse(activation), own, seed, sizes)
+        inputs = torch.zeros(2, in_channels, image_size, image_size) if example is None else example
+        return OWN[name].build(ActivationSpec.parse(activation), inputs, seed, sizes)
     if name not in NETWORKS:
         raise ValueError(f"unknown network {name!r}; available: {', '.join(NETWORKS)}")
     for argument, value in sizes.items():

@@ -9,13 +9,13 @@ from hullo.lab.networks.init import MakeActivation
 
 
 class AlexNet(nn.Module):
-    """Convolutions 96@11x11/4, 256@5x5, 384@3x3, 384@3x3, 256@3x3, of which the second, fourth and fifth are in two
-    groups; linear 4096, 4096, classes; activations after all but the last.
+    """Convolutions 96@11x11/4, 256@5x5, 384@3x3, 384@3x3, 256@3x3, the second, fourth and fifth in two groups; linear
+    4096, 4096, classes; an activation after each layer but the last.
 
-    Local response normalization follows the first two activations, dropout .5 the last two, and a pool 3x3/2 the first,
-    second and fifth convolution. Pools take part of a window at the end where sides are even, as Caffe's do: a side of
-    n pixels becomes n // 2. The arguments are those of :class:`hullo.lab.networks.lenet5.LeNet5`; images of
-    ILSVRC-2012 have 227x227 pixels, and the least is 39x39.
+    Local response normalization follows the first two activations, dropout of 0.5 the last two, and max pooling 3x3/2
+    the first, second and fifth convolution. Pooling rounds sizes up, as in Caffe: n pixels become n // 2. The arguments
+    are those of :class:`hullo.lab.networks.lenet5.LeNet5`; images of ILSVRC-2012 have 227x227 pixels, the smallest
+    valid ones 39x39.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class AlexNet(nn.Module):
         self.linear8 = nn.Linear(4096, num_classes)
         self.norm = nn.LocalResponseNorm(5, alpha=1e-4, beta=0.75, k=1.0)
         self.drop = nn.Dropout(0.5)
-        for layer, deviation, bias in (
+        for layer, std, bias in (
             (self.conv1, 0.01, 0.0),
             (self.conv2, 0.01, 0.1),
             (self.conv3, 0.01, 0.0),
@@ -43,7 +43,7 @@ class AlexNet(nn.Module):
             (self.linear7, 0.005, 0.1),
             (self.linear8, 0.01, 0.0),
         ):
-            nn.init.normal_(layer.weight, 0.0, deviation)
+            nn.init.normal_(layer.weight, 0.0, std)
             nn.init.constant_(layer.bias, bias)  # type: ignore[arg-type]
 
     def forward(self, x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import nn
 
 MakeActivation = Callable[[int], nn.Module]
-"""A function from the number of channels, 1 for features, to an activation."""
+"""Makes an activation, given its number of channels; 1 after a linear layer."""
 
 
 def init_as_keras(network: nn.Module) -> None:

@@ -9,8 +9,8 @@ from hullo.lab.networks.init import MakeActivation, init_as_keras
 
 
 class KerasNet(nn.Module):
-    """Two convolutions 3x3, pool 2x2 and dropout .25, with 32 filters and again with 64; linear 512, dropout .5, linear
-    classes; activations after all but the last.
+    """Two convolutions 3x3, max pooling 2x2 and dropout of 0.25, with 32 filters and again with 64; linear 512, dropout
+    of 0.5, linear classes; an activation after each layer but the last.
 
     The arguments are those of :class:`hullo.lab.networks.lenet5.LeNet5`; images have at least 10 pixels on each side.
     """
@@ -34,6 +34,6 @@ class KerasNet(nn.Module):
         x = self.drop1(F.max_pool2d(x, 2))
         x = self.act4(self.conv4(self.act3(self.conv3(x))))
         x = self.drop2(F.max_pool2d(x, 2))
-        x = x.permute(0, 2, 3, 1).flatten(1)  # with channels last, as Keras flattens
+        x = x.permute(0, 2, 3, 1).flatten(1)  # in Keras's order, channels last
         logits: Tensor = self.linear2(self.drop3(self.act5(self.linear1(x))))
         return logits

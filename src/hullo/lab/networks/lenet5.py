@@ -9,13 +9,13 @@ from hullo.lab.networks.init import MakeActivation, init_as_keras
 
 
 class LeNet5(nn.Module):
-    """Convolutions 20@5x5 and 50@5x5, each with a pool 2x2; linear 500 and classes; activations after all but the last.
+    """Convolutions 20@5x5 and 50@5x5, each with max pooling 2x2; linear 500, classes; an activation after all but one.
 
     Args:
-        activation: makes an activation, given its number of channels, 1 for features.
+        activation: makes an activation, given its number of channels; 1 after a linear layer.
         in_channels: channels of an image.
         image_size: pixels on each side of an image, at least 16.
-        num_classes: how many classes there are.
+        num_classes: number of classes.
     """
 
     def __init__(
@@ -32,6 +32,6 @@ class LeNet5(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = F.max_pool2d(self.act1(self.conv1(x)), 2)
         x = F.max_pool2d(self.act2(self.conv2(x)), 2)
-        x = x.permute(0, 2, 3, 1).flatten(1)  # with channels last, as Keras flattens
+        x = x.permute(0, 2, 3, 1).flatten(1)  # in Keras's order, channels last
         logits: Tensor = self.linear2(self.act3(self.linear1(x)))
         return logits

@@ -36,8 +36,8 @@ class OwnNetwork:
     Args:
         path: the file.
         attribute: the name of the class or function in it.
-        name: what specs call it: file, attribute and eight digits of a hash of the file.
-        content: what the file contained when it was opened.
+        name: its name in specs: file, attribute and eight digits of a hash of the file.
+        content: the content of the file when it was opened.
     """
 
     path: Path
@@ -54,28 +54,27 @@ class OwnNetwork:
             raise ValueError(f"{file!r} is not a file; give a network of your own as my_network.py:Net")
         content, stem = path.read_bytes(), re.sub(r"[^\w.-]", "_", path.stem)
         name = f"{stem}:{attribute}@{hashlib.sha256(content).hexdigest()[:8]}"
-        found = cls(path.absolute(), attribute, name, content)
-        found.factory()
-        return found
+        network = cls(path.absolute(), attribute, name, content)
+        network.factory()  # raises an error if there is none
+        return network
 
     def factory(self) -> Callable[..., nn.Module]:
         """Return the class or function, from the content that the file had when it was opened."""
         module = self._module()
-        made = getattr(module, self.attribute, None)
-        if not callable(made):
-            own = [name for name, item in vars(module).items() if _is_network(item, module)]
-            there = f"; available: {', '.join(own)}" if own else ""
-            raise ValueError(f"{self.path.name} has no class or function {self.attribute!r}{there}")
-        found: Callable[..., nn.Module] = made
-        return found
+        factory: Callable[..., nn.Module] | None = getattr(module, self.attribute, None)
+        if not callable(factory):
+            networks = [name for name, item in vars(module).items() if _is_network(item, module)]
+            available = f"; available: {', '.join(networks)}" if networks else ""
+            raise ValueError(f"{self.path.name} has no class or function {self.attribute!r}{available}")
+        return factory
 
     def build(self, activation: ActivationSpec, example: Tensor, seed: int, sizes: Mapping[str, int]) -> nn.Module:
         """Build the network from a seed, and replace its activations unless the activation is ``own``.
 
         Args:
-            activation: what the activations are.
+            activation: the activations.
             example: a batch of samples.
-            seed: of the initial weights; the global generator stays as it is.
+            seed: seed of the initial weights; the global random state does not change.
             sizes: `in_channels`, `image_size` and `num_classes`.
         """
         factory = self.factory()
@@ -87,14 +86,14 @@ class OwnNetwork:
             raise ValueError(
                 f"{self.attribute} of {self.path.name} returned {type(network).__name__}; must be an nn.Module"
             )
-        self._try(network, example)
+        self._call_once(network, example)
         if activation.kind != "own" and "activation" not in given:
             _replace(network, activation, example, self)
         return network
 
     @torch.no_grad()
-    def _try(self, network: nn.Module, example: Tensor) -> None:
-        """Call the network once, so that an error in its forward names the line of the user's file."""
+    def _call_once(self, network: nn.Module, example: Tensor) -> None:
+        """Call the network once: an error in its forward names the line of the user's file."""
         modes = {module: module.training for module in network.modules()}
         with self.explain():
             network.eval()(example)
@@ -120,22 +119,22 @@ class OwnNetwork:
         return given
 
     def _module(self) -> ModuleType:
-        """Run the content of the file once per process, as an import would, but never from a cache of an older file."""
-        own = "hullo_own_" + re.sub(r"\W", "_", self.name)
-        if own in sys.modules:
-            return sys.modules[own]
-        module = ModuleType(own)
+        """Run the content of the file once per process, as an import would, but never a cached older version."""
+        name = "hullo_own_" + re.sub(r"\W", "_", self.name)
+        if name in sys.modules:
+            return sys.modules[name]
+        module = ModuleType(name)
         module.__file__ = str(self.path)
-        sys.modules[own] = module  # so that classes find their module, as pickling does
-        sys.path.insert(0, str(self.path.parent))  # so that it may import what lies beside it
+        sys.modules[name] = module  # pickling looks classes up there
+        sys.path.insert(0, str(self.path.parent))  # for imports of files beside it
         try:
             with self.explain():
                 code = compile(self.content, str(self.path), "exec", dont_inherit=True)
                 lines = self.content.decode(errors="replace").splitlines(keepends=True)
                 linecache.cache[str(self.path)] = (len(self.content), None, lines, str(self.path))
-                exec(code, vars(module))  # noqa: S102  the user asked for this file
+                exec(code, vars(module))  # noqa: S102  (the user's own file)
         except BaseException:
-            del sys.modules[own]
+            del sys.modules[name]
             raise
         finally:
             sys.path.remove(str(self.path.parent))

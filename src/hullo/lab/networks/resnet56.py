@@ -13,7 +13,7 @@ class Block(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, activation: MakeActivation) -> None:
         super().__init__()
-        self.stride = outputs // inputs  # twice the channels, half the sides
+        self.stride = outputs // inputs  # twice the channels, half the size
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride=self.stride, padding=1 if self.stride == 1 else 0)
         self.norm1, self.act1 = _batch_norm(outputs), activation(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1)
@@ -21,7 +21,7 @@ class Block(nn.Module):
         self.shortcut = nn.Conv2d(inputs, outputs, 1, stride=2) if self.stride > 1 else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        # with stride 2, Keras puts zeros on the right and below alone
+        # with stride 2, Keras pads only on the right and at the bottom
         y = self.conv1(x if self.stride == 1 else F.pad(x, (0, 1, 0, 1)))
         y = self.norm2(self.conv2(self.act1(self.norm1(y))))
         z: Tensor = self.act2(y + self.shortcut(x))
@@ -64,8 +64,8 @@ class ResNet(nn.Module):
 
 
 def _batch_norm(channels: int) -> nn.BatchNorm2d:
-    """Return a batch norm with the constants of Keras: running statistics keep 99 % of their value per step.
+    """Return a batch norm with the constants of Keras: running statistics keep 99 % of their value in each step.
 
-    The running variance takes up the unbiased estimate, as Keras 2 does on TensorFlow; Keras 3 takes the biased one.
+    The running variance uses the unbiased estimate, as Keras 2 on TensorFlow does; Keras 3 uses the biased one.
     """
     return nn.BatchNorm2d(channels, eps=1e-3, momentum=0.01)

@@ -19,32 +19,32 @@ from hullo.lab.spec.run_spec import Spec, identify
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """A folder of checkpoints, one per population that was started and has no records yet."""
+    """A folder of checkpoints, one per population."""
 
     folder: Path
 
     def started(self) -> list[tuple[Spec, ...]]:
         """Return the members of each population with a checkpoint; raise a ValueError for a file that is not one."""
-        found, flaws = scan_checkpoints(self.folder)
+        populations, flaws = scan_checkpoints(self.folder)
         if flaws:
             raise ValueError(flaws[0])
-        return found
+        return populations
 
     def save(self, training: Training) -> None:
         """Save a training's state, replacing the previous checkpoint atomically."""
         self.folder.mkdir(parents=True, exist_ok=True)
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in training.state_dict().items()}
         specs = json.dumps([str(spec) for spec in training.specs])
-        about = {"version": VERSION, "specs": specs, "data": _describe(training.loader)}
+        metadata = {"version": VERSION, "specs": specs, "data": _describe(training.loader)}
         path = self._path(training.specs)
         # only one process trains a population, so it may overwrite the temporary file of a killed one
         with atomic_write(path, path.with_name(f".{path.name}.part")) as file:
-            file.write(save(tensors, about))
+            file.write(save(tensors, metadata))
 
     def save_final(self, training: Training) -> None:
         """Save the last state of a training for longer runs to continue, and delete the states of shorter runs.
 
-        A cosine schedule depends on the number of epochs, so that no other run can continue.
+        A cosine schedule depends on the number of epochs, so no other run can continue it.
         """
         if training.specs[0].schedule == "cosine":
             return
@@ -53,12 +53,12 @@ class Checkpoints:
             self.delete(shorter)
 
     def find_shorter(self, specs: tuple[Spec, ...]) -> tuple[Spec, ...] | None:
-        """Return the population with the same specs but fewer epochs, the most of all such; None if there is none."""
-        wanted, found = specs[0].epochs, []
+        """Return the population with the same specs but fewer epochs; the longest of several, None if there is none."""
+        epochs, shorter = specs[0].epochs, []
         for members in scan_checkpoints(self.folder)[0]:
-            if members[0].epochs < wanted and tuple(replace(spec, epochs=wanted) for spec in members) == specs:
-                found.append(members)
-        return max(found, key=lambda members: members[0].epochs, default=None)
+            if members[0].epochs < epochs and tuple(replace(spec, epochs=epochs) for spec in members) == specs:
+                shorter.append(members)
+        return max(shorter, key=lambda members: members[0].epochs, default=None)
 
     def restore(self, training: Training, specs: tuple[Spec, ...] | None = None) -> None:
         """Load the checkpoint of a training, or of other `specs`, if there is one.
@@ -84,7 +84,7 @@ class Checkpoints:
 
     @contextmanager
     def lock(self, specs: tuple[Spec, ...], on_wait: Callable[[int], None]) -> Iterator[None]:
-        """Hold the lock of a population, so that no other process trains it; see `locked`."""
+        """Hold the lock of a population against other processes; see `locked`."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with locked(self.folder / f".{identify(specs)}.lock", on_wait):
             yield

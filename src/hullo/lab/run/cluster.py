@@ -118,14 +118,14 @@ def _check(address: str) -> None:
         raise ValueError(f"no Ray cluster answers at {address}: {error.strerror or error}; is it running?") from error
 
 
-def choose_gpus(wanted: float | None) -> float:
-    """Return the number of GPUs per task: as many as wanted, else one if the cluster has GPUs, else none."""
+def choose_gpus(requested: float | None) -> float:
+    """Return the number of GPUs per task: as many as requested, else one if the cluster has GPUs, else none."""
     most: float = max(node["Resources"].get("GPU", 0.0) for node in _ray().nodes() if node["Alive"])
-    if wanted is None:
+    if requested is None:
         return min(most, 1.0)
-    if wanted > most:
-        raise ValueError(f"--gpus-per-task {wanted:g}: no machine of the cluster has a GPU; give 0 to train on CPUs")
-    return wanted
+    if requested > most:
+        raise ValueError(f"--gpus-per-task {requested:g}: no machine of the cluster has a GPU; give 0 to train on CPUs")
+    return requested
 
 
 @dataclass(frozen=True)
@@ -173,12 +173,12 @@ class _Tasks:
         self.marker = _make_marker(runner.queue.output)
         self.running: dict[Any, Population] = {}
         self.failed: dict[Population, str] = {}
-        self.ended = 0
+        self.finished = 0
 
     def submit(self) -> bool:
         """Submit a task for every population that has none; return whether any task is running."""
-        taken = {spec for population in (*self.running.values(), *self.failed) for spec in population}
-        for population in self.runner.queue.populations(taken):
+        submitted = {spec for population in (*self.running.values(), *self.failed) for spec in population}
+        for population in self.runner.queue.populations(submitted):
             task = self.task.options(name=describe_population(population))
             self.running[task.remote(self.runner, population, self.marker)] = population
         return bool(self.running)
@@ -197,8 +197,8 @@ class _Tasks:
         if records is not None:
             message = f"{describe_population(population)} finished on {node}, {self._commit(population, records)}"
             del self.running[task]
-            self.ended += 1
-        self.progress.log(message, self.ended, self.ended + len(self.running))
+            self.finished += 1
+        self.progress.log(message, self.finished, self.finished + len(self.running))
 
     def stop(self) -> None:
         """Cancel the tasks, and wait until they have saved their checkpoints."""
@@ -213,8 +213,8 @@ class _Tasks:
             return "trained by another process"
         with self.runner.queue.checkpoints.lock(population, lambda _: None):
             self.runner.queue.commit(population, records)
-        took = timedelta(seconds=round(records[0].seconds))
-        return ", ".join([*describe_accuracies([record.accuracy for record in records]), f"{took}"])
+        duration = timedelta(seconds=round(records[0].seconds))
+        return ", ".join([*describe_accuracies([record.accuracy for record in records]), f"{duration}"])
 
     def _fail(self, population: Population, error: Exception) -> None:
         cause = getattr(error, "cause", None)  # the exception that the task raised
@@ -240,9 +240,9 @@ def _train(runner: RayRunner, population: Population, marker: str) -> Iterator[t
     try:
         if not (output / MARKER).is_file() or _read_marker(output) != marker:
             raise ValueError(f"{output} is not the driver's output directory; share it between all machines")
-        if runner.sources and spec.column not in (found := [source.open() for source in runner.sources]):
+        if runner.sources and spec.column not in (named := [source.open() for source in runner.sources]):
             raise ValueError(
-                f"the files of {spec.column} differ here: {', '.join(map(str, found))}; share them between all machines"
+                f"the files of {spec.column} differ here: {', '.join(map(str, named))}; share them between all machines"
             )
         device = choose_device("cuda" if runner.gpus else "cpu")
         loaders = {loader_key(spec): open_loader(spec, runner.data_dir, device)}
@@ -253,8 +253,8 @@ def _train(runner: RayRunner, population: Population, marker: str) -> Iterator[t
         ):
             queue = RunQueue(population, output, weights=runner.queue.weights)
             local = LocalRunner(queue, loaders, environment(device_name(device)), runner.checkpoint_every, logger)
-            with local.lock(population, progress) as wanted:
-                records = local.train(population, progress, stop) if wanted else []
+            with local.lock(population, progress) as is_missing:
+                records = local.train(population, progress, stop) if is_missing else []
     except (ValueError, OSError) as error:
         raise ValueError(f"on {node}: {error}") from error
     yield node, records

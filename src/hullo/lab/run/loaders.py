@@ -33,7 +33,7 @@ class Loader(Protocol):
     """Interface of loaders: `batches` yields indices and augmentations, `load_batch` turns them into images and labels.
 
     A batch is its global size, over all processes, and this process's shard: a few tensors on the device. Their shapes
-    depend only on the number of images, so that `load_batch` can be captured in a CUDA graph.
+    depend only on the number of images, and `load_batch` can be captured in a CUDA graph.
     """
 
     task: Task
@@ -98,11 +98,11 @@ class InMemoryLoader:
         self.eval_sizes = {name: len(labels) for name, (_, labels) in dataset.eval_sets.items()}
 
     def batches(self, seeds: Tensor, epoch: int, size: int, start: int, world: World) -> Iterator[Batch]:
-        plans = [draw_order(seeds, epoch, self.count)]
+        sequences = [draw_order(seeds, epoch, self.count)]
         if self.dataset.holds_images:
             sides, options = self.dataset.train_images.shape[-2:], self.augmentation
-            plans.append(draw_moves(seeds, epoch, plans[0], sides, flip=options.flip, shift=options.shift))
-        for parts in zip(*(torch.split(plan, size, 1)[start:] for plan in plans), strict=True):
+            sequences.append(draw_moves(seeds, epoch, sequences[0], sides, flip=options.flip, shift=options.shift))
+        for parts in zip(*(torch.split(sequence, size, 1)[start:] for sequence in sequences), strict=True):
             global_size = parts[0].shape[1]
             yield global_size, tuple(part[:, world.shard(global_size)] for part in parts)
 
@@ -112,10 +112,10 @@ class InMemoryLoader:
         return (AugmentedImages(samples, order, *moves) if moves else samples[order]), labels
 
     def eval_batches(self, name: str, world: World) -> Iterator[tuple[Tensor, Tensor]]:
-        own = world.shard(self.eval_sizes[name])
-        images, labels = (tensor[own] for tensor in self.dataset.eval_sets[name])
-        for some, named in zip(torch.split(images, EVAL_BATCH_SIZE), torch.split(labels, EVAL_BATCH_SIZE), strict=True):
-            yield _scale_images(some), named
+        shard = world.shard(self.eval_sizes[name])
+        images, labels = (tensor[shard] for tensor in self.dataset.eval_sets[name])
+        for batch in zip(torch.split(images, EVAL_BATCH_SIZE), torch.split(labels, EVAL_BATCH_SIZE), strict=True):
+            yield _scale_images(batch[0]), batch[1]
 
 
 def _scale_images(samples: Tensor) -> Tensor:
@@ -157,12 +157,12 @@ class StreamingLoader:
             raise ValueError(f"members that share a stream of images must have the same seed; got {seeds.tolist()}")
         (order,) = draw_order(seeds[:1], epoch, self.count)
         (crops,) = ilsvrc2012.draw_crops(seeds[:1], epoch, order[None])
-        numbers, *plans = (
-            ilsvrc2012.split_steps(plan, size, start=start, world=world)
-            for plan in (order.cpu(), self.train_labels[order], crops)
+        indices, *sequences = (
+            ilsvrc2012.split_steps(sequence, size, start=start, world=world)
+            for sequence in (order.cpu(), self.train_labels[order], crops)
         )
-        images = ilsvrc2012.to_device(ilsvrc2012.read_ahead(self.train, numbers), self.device)
-        for step, batch in enumerate(zip(images, *plans, strict=True), start):
+        images = ilsvrc2012.to_device(ilsvrc2012.read_ahead(self.train, indices), self.device)
+        for step, batch in enumerate(zip(images, *sequences, strict=True), start):
             yield min(size, self.count - step * size), batch
 
     def load_batch(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
@@ -170,12 +170,14 @@ class StreamingLoader:
         return self._crop(images, crops), labels
 
     def eval_batches(self, name: str, world: World) -> Iterator[tuple[Tensor, Tensor]]:
-        own = world.shard(self.eval_sizes[name])
-        numbers, labels = (torch.split(plan[own], EVAL_BATCH_SIZE) for plan in (self.val_indices, self.val_labels))
+        shard = world.shard(self.eval_sizes[name])
+        indices, labels = (
+            torch.split(sequence[shard], EVAL_BATCH_SIZE) for sequence in (self.val_indices, self.val_labels)
+        )
         crops = ilsvrc2012.centre_crops(EVAL_BATCH_SIZE, self.device)
-        read = ilsvrc2012.to_device(ilsvrc2012.read_ahead(self.val, numbers), self.device)
-        for images, named in zip(read, labels, strict=True):
-            yield self._crop(images, crops[: len(images)]), named
+        read = ilsvrc2012.to_device(ilsvrc2012.read_ahead(self.val, indices), self.device)
+        for images, batch_labels in zip(read, labels, strict=True):
+            yield self._crop(images, crops[: len(images)]), batch_labels
 
     def _crop(self, images: Tensor, crops: Tensor) -> Tensor:
         """Crop images, and return them in the dtype that the first convolution computes in."""

@@ -85,15 +85,15 @@ class LocalRunner:
         if training.epoch == training.step == 0 and (shorter := self.queue.finished.find_shorter(population)):
             self.queue.finished.restore(training, shorter)
             progress.note(f"{describe_population(population)}: continuing an earlier run after epoch {training.epoch}")
-        view = _View(training, progress)
+        display = _Display(training, progress)
         last = saved = time.monotonic()
         for _ in training.advance():
             now = time.monotonic()
             training.seconds += now - last
             last = now
-            view.update(now)
+            display.update(now)
             if self.world.is_main and training.step == 0:
-                _note_lost(training, progress)
+                _note_diverged(training, progress)
                 if self.logger:
                     self.logger.log_epoch(training)
             if self.world.is_main and (stop.is_set() or now - saved >= self.checkpoint_every):
@@ -102,17 +102,17 @@ class LocalRunner:
             if stop.is_set():
                 raise KeyboardInterrupt
         if self.world.is_main:
-            checkpoints.save(training)  # nothing is lost if the process is killed before the records are written
+            checkpoints.save(training)  # in case the process is killed before the records are written
             if self.queue.weights:
                 self.queue.finished.save_final(training)
-                for member, own in zip(training.population, population, strict=True):
-                    save_weights(self.queue.output, own, training.loader.task, member, training.loader.example)
+                for member, member_spec in zip(training.population, population, strict=True):
+                    save_weights(self.queue.output, member_spec, training.loader.task, member, training.loader.example)
         return build_records(training, self.environment)
 
     def _train_or_split(self, population: Population, progress: Progress, stop: Event) -> None:
         try:
-            with self.lock(population, progress) as wanted:
-                if wanted:
+            with self.lock(population, progress) as is_missing:
+                if is_missing:
                     records = self.train(population, progress, stop)
                     if self.world.is_main:
                         self.queue.commit(population, records)
@@ -125,31 +125,33 @@ class LocalRunner:
         progress.note(self.queue.split_in_half(population))
 
 
-def _note_lost(training: Training, progress: Progress) -> None:
+def _note_diverged(training: Training, progress: Progress) -> None:
     """Print a note about the members that diverged in the last epoch."""
-    *before, now = training.curves["sound"]
+    *before, now = training.curves["finite"]
     new = torch.stack([~now, *before]).all(0)
-    if lost := [f"{spec.activation} seed={spec.seed}" for spec, gone in zip(training.specs, new, strict=True) if gone]:
-        meaning = "losses or weights are not finite; a smaller --lr may help"
-        progress.note(f"diverged in epoch {training.epoch}: {', '.join(lost)}: {meaning}")
+    if diverged := [
+        f"{spec.activation} seed={spec.seed}" for spec, is_new in zip(training.specs, new, strict=True) if is_new
+    ]:
+        advice = "losses or weights are not finite; a smaller --lr may help"
+        progress.note(f"diverged in epoch {training.epoch}: {', '.join(diverged)}: {advice}")
 
 
-class _View:
+class _Display:
     """Display of a training: the epoch, the best and the median accuracy, the throughput, the time left."""
 
     def __init__(self, training: Training, progress: Progress) -> None:
         self.training, self.progress = training, progress
-        self.began, self.behind = time.monotonic(), self._steps()
-        self.epoch, self.shown = -1, self.began
-        self.update(self.began)
+        self.started, self.first_step = time.monotonic(), self._steps()
+        self.epoch, self.last_shown = -1, self.started
+        self.update(self.started)
 
     def update(self, now: float) -> None:
         training, epochs = self.training, self.training.specs[0].epochs
-        begins = self.epoch < training.epoch < epochs
-        if begins or now - self.shown > REFRESH_SECONDS:
-            self.shown = now
+        is_new_epoch = self.epoch < training.epoch < epochs
+        if is_new_epoch or now - self.last_shown > REFRESH_SECONDS:
+            self.last_shown = now
             name, state = describe_population(training.specs), self._describe(now)
-            if begins:
+            if is_new_epoch:
                 self.epoch = training.epoch
                 self.progress.start_step(", ".join([name, *state]), self.epoch, epochs)
             done = training.epoch - self.epoch + training.step / training.steps
@@ -163,11 +165,11 @@ class _View:
         words = []
         if self.training.epoch:
             words += describe_accuracies(self.training.curves["test_accuracy"][-1, :, 0].tolist())
-        if (steps := self._steps() - self.behind) and now > self.began:
-            pace = steps / (now - self.began)
-            left = round((spec.epochs * self.training.steps - self._steps()) / pace)
+        if (steps := self._steps() - self.first_step) and now > self.started:
+            steps_per_second = steps / (now - self.started)
+            left = round((spec.epochs * self.training.steps - self._steps()) / steps_per_second)
             words += [
-                f"{pace * spec.batch_size * members:,.0f} images/s",
+                f"{steps_per_second * spec.batch_size * members:,.0f} images/s",
                 f"{timedelta(seconds=min(left, MAX_SECONDS_LEFT))} left",
             ]
         return words

@@ -62,20 +62,20 @@ class RunQueue:
         """
         recorded = {record.spec for record in self.records.read()}
         missing = [spec for spec in dict.fromkeys(self.specs) if spec not in recorded and spec not in exclude]
-        found = []
+        populations = []
         for started in self.checkpoints.started():
             if recorded.issuperset(started):  # a process was killed before it could delete the checkpoint
                 self.checkpoints.delete(started)
             elif not set(started).isdisjoint(missing):
-                found.append(started)
+                populations.append(started)
                 missing = [spec for spec in missing if spec not in started]
         while missing:
             population_key = missing[0].population_key
-            side_by_side = [spec for spec in missing if spec.population_key == population_key]
-            population = tuple(side_by_side[: self._max_members.get(population_key, self.members)])
-            found.append(population)
+            compatible = [spec for spec in missing if spec.population_key == population_key]
+            population = tuple(compatible[: self._max_members.get(population_key, self.members)])
+            populations.append(population)
             missing = [spec for spec in missing if spec not in population]
-        return found
+        return populations
 
     def split_in_half(self, population: Population) -> str:
         """Halve the size of populations like this one, which does not fit into memory; return a note that says so."""
@@ -93,13 +93,13 @@ class RunQueue:
 
     def results(self) -> list[Record]:
         """Return the records of all runs, once there are no more populations to train."""
-        found = {record.spec: record for record in self.records.read()}
-        if lost := [spec for spec in self.specs if spec not in found]:
+        recorded = {record.spec: record for record in self.records.read()}
+        if lost := [spec for spec in self.specs if spec not in recorded]:
             raise RunError(
                 f"{self.records.path} no longer contains the record of {lost[0]}; run the command again to train the "
                 "missing runs"
             )
-        return [found[spec] for spec in self.specs]
+        return [recorded[spec] for spec in self.specs]
 
 
 def describe_population(population: Population) -> str:

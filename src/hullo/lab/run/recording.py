@@ -23,17 +23,17 @@ def build_records(training: Training, environment: Environment) -> list[Record]:
         points = (training.start[k], *curves["coefficients"][:, k]) if row.learns else ()
         names = [item.name for item in row.bases]
         chosen = [[item.name for item in site.activations[k].bases] == names for site in activations.sites]
-        over_time = [list(itertools.compress(activations.split(k, point), chosen)) for point in points]
+        by_epoch = [list(itertools.compress(activations.split(k, point), chosen)) for point in points]
         modules = [site.path for site in itertools.compress(activations.sites, chosen)]
-        coefficients = [[round_numbers(layer.mean(0).tolist()) for layer in point] for point in over_time]
-        sound = curves["sound"][:, k].tolist()
-        for epoch, point in enumerate(coefficients[1:]):  # weights may be finite where their mean is not
-            sound[epoch] = sound[epoch] and None not in itertools.chain(*point)
+        coefficients = [[round_numbers(layer.mean(0).tolist()) for layer in point] for point in by_epoch]
+        finite = curves["finite"][:, k].tolist()
+        for epoch, point in enumerate(coefficients[1:]):  # coefficients may be finite although their mean is not
+            finite[epoch] = finite[epoch] and None not in itertools.chain(*point)
         accuracy, *top5 = (list(map(round_number, top)) for top in curves["test_accuracy"][:, k].T.tolist())
         records.append(
             Record(
                 spec=spec,
-                ended="finished" if all(sound) else f"diverged in epoch {sound.index(False) + 1}",
+                ended="finished" if all(finite) else f"diverged in epoch {finite.index(False) + 1}",
                 train_loss=round_numbers(curves["train_loss"][:, k].tolist()),
                 test_loss=round_numbers(curves["test_loss"][:, k].tolist()),
                 test_accuracy=accuracy,
@@ -42,7 +42,7 @@ def build_records(training: Training, environment: Environment) -> list[Record]:
                 members=len(training.specs),
                 seconds=round(training.seconds, 3),
                 environment=environment,
-                channels=[[*map(round_numbers, layer.tolist())] for layer in over_time[-1]]
+                channels=[[*map(round_numbers, layer.tolist())] for layer in by_epoch[-1]]
                 if row.per == "channel"
                 else [],
                 layers=modules if spec.is_own_network and row.learns else [],

@@ -27,7 +27,7 @@ class TensorBoardLogger:
         default = self._default_hook = threading.excepthook
 
         def hook(failed: threading.ExceptHookArgs) -> None:
-            if not issubclass(failed.exc_type, OSError):  # TensorBoard's thread passes these on to this one
+            if not issubclass(failed.exc_type, OSError):  # the main thread raises these, too
                 default(failed)
 
         threading.excepthook = hook
@@ -61,6 +61,6 @@ class TensorBoardLogger:
     def _writer(self, spec: Spec, epoch: int) -> Any:
         if spec not in self._writers:
             folder = self.folder / f"{spec.network}-{spec.data}" / spec.activation / f"seed {spec.seed} {spec.id}"
-            # remove what a killed run wrote after its last checkpoint
+            # purge_step hides what a killed run wrote after its last checkpoint
             self._writers[spec] = self._writer_class(str(folder), purge_step=epoch)
         return self._writers[spec]

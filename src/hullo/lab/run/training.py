@@ -25,7 +25,7 @@ from hullo.lab.spec.run_spec import Spec
 from hullo.population import SGD, Adam, AdamW, AugmentedImages, Optimizer, Population, RMSprop, capture
 from hullo.population.errors import LoweringError
 
-NEVER = 2**62
+MAX_UPDATES = 2**62
 
 
 class Training:
@@ -33,7 +33,7 @@ class Training:
 
     `curves` holds a point per epoch and member: `train_loss`, the mean over the epoch's steps; `test_loss` and
     `test_accuracy`, in percent for each of the loader's `topk`; `val_loss` and `val_accuracy` if images are held out;
-    `sound`, whether all losses and weights are finite; and `coefficients`.
+    `finite`, whether all losses and weights are finite; and `coefficients`.
 
     Args:
         specs: the members' specs; they may differ in activation, seed, learning rates and weight decay.
@@ -66,11 +66,11 @@ class Training:
         members = [networks.build(first.network, activation=s.activation, seed=s.seed, **sizes) for s in specs]
         if world.size > 1 and any(isinstance(module, _BatchNorm) for module in members[0].modules()):
             raise ValueError(
-                f"{first.network} has batch normalization, which needs all of a batch: train it in one process"
+                f"{first.network} has batch normalization, which needs complete batches; train it in one process"
             )
         self.population = Population(members, seeds=[spec.seed for spec in specs]).to(loader.device)
         if first.is_own_network:
-            self._try_network()
+            self._check_network()
         self.images = loader.count  # per epoch
         if first.recipe.drop_last and loader.count >= first.batch_size:
             self.images -= loader.count % first.batch_size
@@ -86,34 +86,34 @@ class Training:
         self.curves: dict[str, Tensor] = {}
 
     @torch.no_grad()
-    def _try_network(self) -> None:
+    def _check_network(self) -> None:
         """Raise a ValueError if a user's network cannot be called with these samples or does not return logits."""
-        own, classes = networks.OWN[self.specs[0].network], self.loader.task.num_classes
+        network, classes = networks.OWN[self.specs[0].network], self.loader.task.num_classes
         example = self.loader.example.to(self.loader.device)
         try:
             logits = self.population.eval()(example, in_dims=None)
         except LoweringError as error:
             raise ValueError(str(error)) from error
-        if not isinstance(logits, Tensor) or logits.shape[1:] != (len(self.loader.example), classes):
-            found = f"shape {tuple(logits.shape[1:])}" if isinstance(logits, Tensor) else type(logits).__name__
+        if not isinstance(logits, Tensor) or logits.shape[1:] != (len(example), classes):
+            returned = f"shape {tuple(logits.shape[1:])}" if isinstance(logits, Tensor) else type(logits).__name__
             raise ValueError(
-                f"{own.attribute} of {own.path.name} returned {found} for {len(self.loader.example)} samples; it must "
-                f"return logits for {classes} classes, of shape ({len(self.loader.example)}, {classes})"
+                f"{network.attribute} of {network.path.name} returned {returned} for {len(example)} samples; it must "
+                f"return logits for {classes} classes, of shape ({len(example)}, {classes})"
             )
 
     def advance(self) -> Iterator[None]:
         """Train to the last epoch; yield after each step and each epoch, when the state can be saved."""
         spec = self.specs[0]
-        learn: Callable[..., None] = self._take_step
+        take_step: Callable[..., None] = self._take_step
         if self.world.size == 1 and self.loader.count >= spec.batch_size:
-            learn = capture(self._take_step, self)
+            take_step = capture(self._take_step, self)
         while self.epoch < spec.epochs:
             self.population.train()
             seeds = self.population.seeds
             batches = self.loader.batches(seeds, self.epoch, spec.batch_size, self.step, self.world)
             for global_size, batch in islice(batches, self.steps - self.step):
                 self._global_size = global_size
-                learn(*batch)
+                take_step(*batch)
                 self.step += 1
                 yield
             self._end_epoch()
@@ -148,14 +148,14 @@ class Training:
         losses, accuracies = {"train": self.total / self.images}, {}
         for name in self.loader.eval_sizes:
             losses[name], accuracies[name] = self._evaluate(name)
-        finite = [p.flatten(1).isfinite().all(1) for p in self.population.parameters()]
-        sound = torch.stack([*finite, *(loss.isfinite() for loss in losses.values())]).all(0)
+        weights = [p.flatten(1).isfinite().all(1) for p in self.population.parameters()]
+        finite = torch.stack([*weights, *(loss.isfinite() for loss in losses.values())]).all(0)
         points = {f"{name}_loss": loss for name, loss in losses.items()}
         points |= {f"{name}_accuracy": accuracy for name, accuracy in accuracies.items()}
-        points |= {"sound": sound, "coefficients": self.population.activations.coefficients}
+        points |= {"finite": finite, "coefficients": self.population.activations.coefficients}
         for name, point in points.items():
-            known = self.curves.get(name, point.new_empty(0, *point.shape).cpu())
-            self.curves[name] = torch.cat([known, point.cpu().unsqueeze(0)])
+            curve = self.curves.get(name, point.new_empty(0, *point.shape).cpu())
+            self.curves[name] = torch.cat([curve, point.cpu().unsqueeze(0)])
         self.total.zero_()
         self.epoch, self.step = self.epoch + 1, 0
 
@@ -202,8 +202,8 @@ class Training:
         epochs, (epoch, step, seconds) = self.specs[0].epochs, state["position"].tolist()
         steps = self.steps if epoch < epochs else 0
         if epoch not in range(epochs + 1) or step not in range(steps + 1) or not 0 <= seconds < math.inf:
-            found = f"epoch {epoch:g}, step {step:g} after {seconds:g} seconds"
-            raise ValueError(f"position: {found}; must be an epoch from 0 to {epochs} and a step from 0 to {steps}")
+            position = f"epoch {epoch:g}, step {step:g} after {seconds:g} seconds"
+            raise ValueError(f"position: {position}; must be an epoch from 0 to {epochs} and a step from 0 to {steps}")
         updates = int(epoch) * self.steps + int(step)
         if state["optimizer.updates"] != updates:
             raise ValueError(f"optimizer.updates: {state['optimizer.updates']}; must be {updates} at this position")
@@ -218,7 +218,7 @@ class Training:
         losses, topk = self.total.new_empty(epochs, len(self.specs)), len(self.loader.topk)
         curves = {f"{name}_loss": losses for name in ("train", *self.loader.eval_sizes)}
         curves |= {f"{name}_accuracy": losses.unsqueeze(-1).expand(-1, -1, topk) for name in self.loader.eval_sizes}
-        return curves | {"sound": losses.bool(), "coefficients": self.start.expand(epochs, *self.start.shape)}
+        return curves | {"finite": losses.bool(), "coefficients": self.start.expand(epochs, *self.start.shape)}
 
 
 def _check_alike(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
@@ -272,7 +272,7 @@ def _schedule(specs: Sequence[Spec], steps: int, device: torch.device) -> Callab
     if kind == "inverse":
         return lambda updates: 1 / (1 + values * updates)
     if kind == "step":
-        every = (steps * values).round().clamp(1, NEVER)
+        every = (steps * values).round().clamp(1, MAX_UPDATES)
         return lambda updates: 0.1 ** (updates / every).floor()
     if kind == "cosine":
         return lambda updates: (1 + torch.cos(math.pi * updates / (steps * specs[0].epochs))) / 2

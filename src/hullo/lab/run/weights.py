@@ -25,11 +25,11 @@ def save_weights(output: Path, spec: Spec, task: Task, network: nn.Module, examp
     path = output / FOLDER / f"{spec.id}.safetensors"
     path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
-    about = {"spec": str(spec), "task": json.dumps(asdict(task))}
+    metadata = {"spec": str(spec), "task": json.dumps(asdict(task))}
     if example is not None:
-        about["example"] = json.dumps([str(example.dtype).removeprefix("torch."), *example.shape])
+        metadata["example"] = json.dumps([str(example.dtype).removeprefix("torch."), *example.shape])
     with atomic_write(path) as file:
-        file.write(save(tensors, about))
+        file.write(save(tensors, metadata))
     return path
 
 
@@ -56,22 +56,22 @@ def load_network(path: str | os.PathLike[str], network: str | None = None) -> nn
     try:
         check_regular(os.stat(path), path)
         with safe_open(path, "pt") as file:
-            about: dict[str, str] = file.metadata() or {}
+            metadata: dict[str, str] = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"{path} is not a safetensors file of weights: {error}") from None
     try:
-        spec, sizes = Spec.parse(about["spec"]), asdict(Task(**json.loads(about["task"])))
+        spec, sizes = Spec.parse(metadata["spec"]), asdict(Task(**json.loads(metadata["task"])))
         if spec.is_own_network:
             _find_own(spec.network, network)
-        dtype, *shape = json.loads(about.get("example", '[""]'))
+        dtype, *shape = json.loads(metadata.get("example", '[""]'))
         example = torch.zeros(shape, dtype=getattr(torch, dtype)) if dtype else None
-        made = networks.build(spec.network, activation=spec.activation, example=example, **sizes)
-        made.load_state_dict(tensors)
+        module = networks.build(spec.network, activation=spec.activation, example=example, **sizes)
+        module.load_state_dict(tensors)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"cannot load the network of {path}: {reason}") from None
-    return made.eval()
+    return module.eval()
 
 
 def _find_own(name: str, source: str | None) -> None:

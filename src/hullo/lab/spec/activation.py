@@ -1,8 +1,8 @@
 """Parse activations from text.
 
-A *row* of the paper's table says what a network's activations are: a base function such as ``relu`` or
-``leaky_relu(0.2)``, which is fixed, or a hull such as ``convex(identity,relu)`` or ``affine(identity,relu,tanh)``, or
-``prelu``, which are learned.
+A *row* of the paper's table is the activation of a network: a base function such as ``relu`` or ``leaky_relu(0.2)``,
+which is fixed, or a hull such as ``convex(identity,relu)`` or ``affine(identity,relu,tanh)``, or ``prelu``, which are
+learned.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hullo.modules import AffineHull, ConicHull, ConvexHull, Hull, LinearHull
 
 HULLS: dict[str, type[Hull]] = {"convex": ConvexHull, "affine": AffineHull, "conic": ConicHull, "linear": LinearHull}
 DEFAULTS = {"fixed": "fixed", "convex": "projection", "affine": "recentred", "conic": "clamped", "linear": "given"}
-"""The parametrization if the text names none; fixed, so that the meaning of records never changes."""
+"""The parametrization if the text names none. These never change: records depend on them."""
 _OPTION = re.compile(r"\s*\w+\s*=")
 OPTIONS = {"parametrization": "", "init": "uniform", "per": "layer"}
 
@@ -28,9 +28,9 @@ OPTIONS = {"parametrization": "", "init": "uniform", "per": "layer"}
 class ActivationSpec:
     """The activation of a network: one base function, or the hull of several, in the catalogue's order.
 
-    A hull's spelling may name a parametrization, say that it starts as one of its bases rather than at 1/N each, and
-    that there is one activation per channel: ``convex(identity,relu,init=relu,per=channel)``. Fully connected layers,
-    which have no channels, have one activation each all the same.
+    The spelling of a hull may contain options: a parametrization, the base that it starts as instead of 1/N each, and
+    one activation per channel, as in ``convex(identity,relu,init=relu,per=channel)``. Fully connected layers, which
+    have no channels, still have one activation each.
 
     ``prelu`` is ``affine(identity,relu,parametrization=free,init=relu,per=channel)``, which is a * identity +
     (1 - a) * relu: one learned slope per channel after a convolution and one after a fully connected layer, each
@@ -66,16 +66,16 @@ class ActivationSpec:
             return cls("own", ())
         hull = re.fullmatch(rf"\s*({'|'.join(HULLS)})\s*\((.*)\)\s*", text)
         kind, inner = (hull[1], hull[2]) if hull else ("fixed", text)
-        # commas between bases, not those between the parameters of one
+        # at commas between bases, not between the parameters of one
         parts = re.split(r",(?![^(]*\))", inner) if hull else [inner]
         options = dict(re.split(r"\s*=\s*", part.strip(), maxsplit=1) for part in parts if _OPTION.match(part))
         spelled = [part for part in parts if not _OPTION.match(part)]
         try:
-            found = in_order(resolve(spelled, strict=False))
-            return cls(kind, found, *_read_options(options, kind, found))
+            bases = in_order(resolve(spelled, strict=False))
+            return cls(kind, bases, *_read_options(options, kind, bases))
         except ValueError as error:
-            wanted = "a base function, prelu, or convex(...) or affine(...) of several, as in convex(identity,relu)"
-            raise ValueError(f"invalid activation {text!r}: {error}. An activation is {wanted}") from None
+            valid = "a base function, prelu, or convex(...) or affine(...) of several, as in convex(identity,relu)"
+            raise ValueError(f"invalid activation {text!r}: {error}. An activation is {valid}") from None
 
     def __str__(self) -> str:
         if self.kind == "own":
@@ -90,8 +90,8 @@ class ActivationSpec:
             "per": self.per,
         }
         default = OPTIONS | {"parametrization": DEFAULTS[self.kind]}
-        said = [f"{name}={value}" for name, value in options.items() if value != default[name]]
-        return f"{self.kind}({','.join([item.name for item in self.bases] + said)})"
+        changed = [f"{name}={value}" for name, value in options.items() if value != default[name]]
+        return f"{self.kind}({','.join([item.name for item in self.bases] + changed)})"
 
     @property
     def learns(self) -> bool:
@@ -112,7 +112,7 @@ class ActivationSpec:
         return self.bases
 
     def module(self, channels: int) -> nn.Module:
-        """Build the activation of a layer with the given number of channels, 1 for features."""
+        """Build the activation of a layer with the given number of channels; 1 after a linear layer."""
         if not self.learns:
             name, _, given = self.bases[0].name.rstrip(")").partition("(")
             if name in _PLAIN:

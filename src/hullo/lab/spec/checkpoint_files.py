@@ -18,27 +18,27 @@ REMEDY = "delete it to train its runs from the start"
 
 def scan_checkpoints(folder: Path) -> tuple[list[tuple[Spec, ...]], list[str]]:
     """Return the members of each population with a checkpoint, and error messages for other files."""
-    found, flaws = [], []
+    populations, flaws = [], []
     for path in sorted(folder.glob("*.safetensors")):
         try:
-            found.append(read_members(path))
+            populations.append(read_members(path))
         except FileNotFoundError:  # another process has just recorded it
             continue
         except ValueError as error:
             flaws.append(str(error))
-    return found, flaws
+    return populations, flaws
 
 
 def read_members(path: Path) -> tuple[Spec, ...]:
     """Return the specs of a checkpoint from its metadata; raise a ValueError if the file is not a checkpoint."""
-    about, _ = read_checkpoint(path, tensors=False)
-    if (version := about.get("version")) != VERSION:
+    metadata, _ = read_checkpoint(path, tensors=False)
+    if (version := metadata.get("version")) != VERSION:
         raise ValueError(
             f"{path} is a checkpoint of version {version or 'none'}, this hullo reads version {VERSION}; finish the "
             f"runs with the hullo that wrote it, or {REMEDY}"
         )
     try:
-        spelled = read_json(about.get("specs", "").encode())
+        spelled = read_json(metadata.get("specs", "").encode())
         List(Text()).check(spelled, "specs")
         members = tuple(map(Spec.parse, spelled))
         if (name := identify(members)) != path.stem:
@@ -46,7 +46,7 @@ def read_members(path: Path) -> tuple[Spec, ...]:
         if len({spec.population_key for spec in members}) > 1 or len(set(members)) < len(members):
             raise ValueError("its specs are not those of one population")
     except ValueError as error:
-        raise ValueError(f"{path} is no checkpoint: {error}; {REMEDY}") from None
+        raise ValueError(f"{path} is not a checkpoint: {error}; {REMEDY}") from None
     return members
 
 
@@ -55,11 +55,11 @@ def read_checkpoint(path: Path, *, tensors: bool = True) -> tuple[dict[str, str]
     try:
         check_regular(os.stat(path), path)
         with safe_open(path, "pt") as file:
-            about: dict[str, str] = file.metadata() or {}
-            return about, {name: file.get_tensor(name) for name in file.keys()} if tensors else {}  # noqa: SIM118
+            metadata: dict[str, str] = file.metadata() or {}
+            return metadata, {name: file.get_tensor(name) for name in file.keys()} if tensors else {}  # noqa: SIM118
     except FileNotFoundError:
         raise
     except SafetensorError as error:
-        raise ValueError(f"{path} is no checkpoint: {error}; {REMEDY}") from None
+        raise ValueError(f"{path} is not a checkpoint: {error}; {REMEDY}") from None
     except OSError as error:
         raise ValueError(f"{path} cannot be read ({error.strerror or error}); make it readable, or {REMEDY}") from None

@@ -27,10 +27,10 @@ class Environment:
     commit: str
 
     def __str__(self) -> str:
-        used = [self.device, f"{self.threads} CPU threads", f"Python {self.python}", f"torch {self.torch}"]
-        used += [f"Triton {self.triton}"] if self.triton else []
-        used += [f"hullo {self.hullo}" + (f" ({self.commit})" if self.commit else "")]
-        return ", ".join(used)
+        parts = [self.device, f"{self.threads} CPU threads", f"Python {self.python}", f"torch {self.torch}"]
+        parts += [f"Triton {self.triton}"] if self.triton else []
+        parts += [f"hullo {self.hullo}" + (f" ({self.commit})" if self.commit else "")]
+        return ", ".join(parts)
 
 
 def environment(device_name: str, commit: str | None = None) -> Environment:
@@ -74,18 +74,18 @@ def choose_device(device: str | None) -> torch.device:
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        found = torch.device(device)
+        chosen = torch.device(device)
     except RuntimeError:
         raise ValueError(f"unknown device {device!r}; must be cpu, cuda or cuda:N") from None
-    if found.type == "cuda":
+    if chosen.type == "cuda":
         if not torch.cuda.is_available():
             raise ValueError(f"device {device!r}: PyTorch finds no CUDA device; use cpu")
-        if (found.index or 0) >= torch.cuda.device_count():
+        if (chosen.index or 0) >= torch.cuda.device_count():
             raise ValueError(f"device {device!r}: PyTorch finds {torch.cuda.device_count()} CUDA devices, from cuda:0")
-        return torch.device("cuda", found.index or 0)
-    if found.type != "cpu":
+        return torch.device("cuda", chosen.index or 0)
+    if chosen.type != "cpu":
         raise ValueError(f"device {device!r} is not supported; use cpu or cuda")
-    return found
+    return chosen
 
 
 def device_name(device: torch.device) -> str:
@@ -96,5 +96,5 @@ def device_name(device: torch.device) -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -76,6 +76,6 @@ def parse_column(text: str) -> Column:
     """
     network, slash, data = text.partition("/")
     if not slash:
-        known = ", ".join(map(str, DATA_COLUMNS))
-        raise ValueError(f"invalid column {text!r}: must be network/data; the paper's are {known}")
+        columns = ", ".join(map(str, DATA_COLUMNS))
+        raise ValueError(f"invalid column {text!r}: must be network/data; the paper's are {columns}")
     return Column(network, data)

@@ -1,6 +1,6 @@
 """Default training recipes of networks, and parsing of schedules and augmentations.
 
-These are names and numbers alone: specs and records are read where no network is built and no data set is loaded.
+This module contains only names and numbers: specs and records are read without building a network or loading data.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ class Recipe:
     """The default training settings of a network.
 
     Args:
-        epochs: how often all training samples are seen.
+        epochs: number of passes over the training samples.
         batch_size: samples per step.
         optimizer: one of `OPTIMIZERS`.
         lr: the learning rate.
-        schedule: how the learning rate falls; see :func:`parse_schedule`.
-        weight_decay: of weights; biases, normalization layers and coefficients have none.
+        schedule: learning rate schedule; see :func:`parse_schedule`.
+        weight_decay: weight decay of weights; biases, normalization layers and coefficients have none.
         bias_lr_scale: the learning rate of biases as a multiple of `lr`.
-        drop_last: leave out the images that do not fill the last batch of an epoch, other ones in each epoch. The
-            gradient of a batch of a few images is large, and SGD takes a step in proportion.
+        drop_last: drop the incomplete last batch of an epoch, other images in each epoch: the gradient of a few images
+            is large, and SGD takes a step in proportion.
     """
 
     epochs: int = 50
@@ -50,8 +50,8 @@ RECIPES = {
     "resnet56": Recipe(),
     # as in the example of Keras: l2(1e-4) adds 1e-4 * |w|^2 to the loss, 2e-4 * w to the gradient
     "resnet56_he": Recipe(weight_decay=2e-4),
-    # as in the solver of Caffe, but for a part in a thousand: 450,000 updates with 256 images of the whole ILSVRC-2012,
-    # a tenth of the learning rate after every 100,000; all batches are of one size
+    # as in Caffe's solver, up to 0.1 %: 450,000 updates with 256 images of the complete ILSVRC-2012, a tenth of the
+    # learning rate after every 100,000; all batches have the same size
     "alexnet": Recipe(
         90, 256, "sgd", lr=0.01, schedule="step:20", weight_decay=5e-4, bias_lr_scale=2.0, drop_last=True
     ),
@@ -64,7 +64,7 @@ OWN_RECIPE = Recipe(epochs=20, batch_size=64, optimizer="adam", lr=1e-3, schedul
 def parse_schedule(text: str) -> tuple[str, float]:
     """Parse a schedule into its kind and its number.
 
-    ``constant`` keeps the learning rate. ``cosine`` takes it to 0 at the last update. ``inverse:D`` divides it by
+    ``constant`` keeps the learning rate. ``cosine`` decreases it to 0 at the last update. ``inverse:D`` divides it by
     1 + D * updates, as Keras 2 does. ``step:N`` divides it by 10 after every N epochs.
 
     >>> parse_schedule("inverse:1e-6"), parse_schedule("cosine")
@@ -94,9 +94,9 @@ class Augmentation:
     """The augmentation of training images.
 
     Args:
-        flip: flip every second image from left to right, at random.
-        shift: shift images by up to this part of each side, at random.
-        crop: cut a random window out of each image.
+        flip: flip images from left to right with probability 1/2.
+        shift: shift images at random by up to this fraction of each side.
+        crop: crop images at random.
     """
 
     flip: bool = False
@@ -112,7 +112,7 @@ class Augmentation:
         >>> str(Augmentation.parse("none"))
         'none'
         """
-        found = cls()
+        augmentation = cls()
         try:
             for part in () if text == "none" else text.split(","):
                 name, colon, number = part.partition(":")
@@ -124,13 +124,13 @@ class Augmentation:
                     value = True
                 else:
                     raise ValueError
-                found = cls(**vars(found) | {name: value})
+                augmentation = cls(**vars(augmentation) | {name: value})
         except ValueError:
             raise ValueError(
                 f"augment={text!r}: must be none, or flip and shift:F with a fraction F of each side between 0 and 1, "
                 "as in flip,shift:0.1"
             ) from None
-        return found
+        return augmentation
 
     def __str__(self) -> str:
         shift = [f"shift:{self.shift:g}"] if self.shift else []

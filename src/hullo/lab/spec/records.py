@@ -20,7 +20,7 @@ from hullo.lab.spec.run_spec import Spec
 from hullo.lab.spec.schema import Exactly, Integer, List, Number, Object, Rule, Text, fail, read_json
 
 VERSION = 3
-LONGEST = 2**26
+MAX_BYTES = 2**26
 """The largest length of a line in bytes."""
 
 _KINDS: dict[str, Rule] = {"int": Integer(), "float": Number(0), "str": Text()}
@@ -55,13 +55,13 @@ class Record:
     bases: list[str]
     coefficients: list[list[list[float | None]]]
     members: int  # number of networks in the population
-    seconds: float  # which they took together
+    seconds: float  # the time of all of them together
     environment: Environment
     channels: list[list[list[float | None]]] = field(default_factory=list)
     test_top5: list[float] = field(default_factory=list)
     val_loss: list[float | None] = field(default_factory=list)
     val_accuracy: list[float] = field(default_factory=list)
-    images: list[int] = field(default_factory=list)  # how many it was trained with and tested on
+    images: list[int] = field(default_factory=list)  # numbers of training and of test images
     layers: list[str] = field(default_factory=list)  # names of the modules of a user's network that learn activations
 
     @property
@@ -103,8 +103,8 @@ class Record:
         Object(_rules(spec, values)).check(values, "")
         if values["id"] != spec.id:
             fail("id", values["id"], f"the id of the spec is {spec.id!r}; the line was edited")
-        own = {name: value for name, value in values.items() if name not in ("version", "id")}
-        return cls(**own | {"spec": spec, "environment": Environment(**values["environment"])})
+        given = {name: value for name, value in values.items() if name not in ("version", "id")}
+        return cls(**given | {"spec": spec, "environment": Environment(**values["environment"])})
 
 
 def _rules(spec: Spec, values: dict[str, Any]) -> dict[str, Rule]:
@@ -116,12 +116,12 @@ def _rules(spec: Spec, values: dict[str, Any]) -> dict[str, Rule]:
     diverged = re.fullmatch(r"diverged in epoch ([1-9]\d{0,18})", ended) if isinstance(ended, str) else None
     if ended != "finished" and not (diverged and int(diverged[1]) <= epochs):
         fail("ended", ended, f"must be 'finished' or 'diverged in epoch N', N from 1 to {epochs}")
-    sound = int(diverged[1]) - 1 if diverged else epochs
-    losses = List(_FINITE, epochs, "epoch", turn=sound, after=_ANY)
+    finite = int(diverged[1]) - 1 if diverged else epochs
+    losses = List(_FINITE, epochs, "epoch", from_index=finite, after=_ANY)
     accuracies = List(_PERCENT, epochs, "epoch")
-    nothing = List(_ANY, 0)
+    empty = List(_ANY, 0)
     held_out = spec.val_size > 0
-    tested = not held_out or values.get("test_accuracy") != []  # some were evaluated on held-out images alone
+    tested = not held_out or values.get("test_accuracy") != []  # some runs were evaluated only on held-out images
     bases = [item.name for item in row.bases] if row.learns else []
     points = values.get("coefficients")
     layers = len(points[0]) if isinstance(points, list) and points and isinstance(points[0], list) else 1
@@ -131,15 +131,15 @@ def _rules(spec: Spec, values: dict[str, Any]) -> dict[str, Rule]:
     per_channel = List(List(List(_ANY if diverged else _FINITE, len(bases), "base function")), layers, "layer")
     curves = {
         "train_loss": losses,
-        "test_loss": losses if tested else nothing,
-        "test_accuracy": accuracies if tested else nothing,
-        "test_top5": accuracies if values.get("test_top5") else nothing,
-        "val_loss": losses if held_out else nothing,
-        "val_accuracy": accuracies if held_out else nothing,
+        "test_loss": losses if tested else empty,
+        "test_accuracy": accuracies if tested else empty,
+        "test_top5": accuracies if values.get("test_top5") else empty,
+        "val_loss": losses if held_out else empty,
+        "val_accuracy": accuracies if held_out else empty,
     }
     if spec.settings is not None:
         kinds = {name: losses if name.endswith("loss") else accuracies for name in curves}
-        curves = {name: kind if values.get(name) else nothing for name, kind in kinds.items()}
+        curves = {name: kind if values.get(name) else empty for name, kind in kinds.items()}
         if not values.get("test_accuracy") and not values.get("val_accuracy"):
             fail("test_accuracy", values.get("test_accuracy"), "this or val_accuracy must be logged")
     return {
@@ -149,12 +149,12 @@ def _rules(spec: Spec, values: dict[str, Any]) -> dict[str, Rule]:
         "ended": Text(),
         **curves,
         "bases": Exactly(bases),
-        "coefficients": List(point, 1 + epochs, "epoch and one before", 1 + sound, later) if bases else nothing,
+        "coefficients": List(point, 1 + epochs, "epoch and one before", 1 + finite, later) if bases else empty,
         "members": Integer(1, 2**31),
         "seconds": Number(0, 1e10),
         "environment": _ENVIRONMENT,
-        "channels": per_channel if row.per == "channel" else nothing,
-        "images": List(Integer(1), 2) if values.get("images") else nothing,
+        "channels": per_channel if row.per == "channel" else empty,
+        "images": List(Integer(1), 2) if values.get("images") else empty,
         **({"layers": List(Text(), layers, "layer")} if "layers" in values else {}),
     }
 
@@ -163,8 +163,8 @@ def _rules(spec: Spec, values: dict[str, Any]) -> dict[str, Rule]:
 class Records:
     """A file of records, to which several processes may append.
 
-    A process that is killed while it writes leaves a last line without an end: it counts for nothing, and the next
-    process that adds takes it away.
+    A process that is killed while it writes leaves an incomplete last line, which is ignored; the next process that
+    writes removes it.
     """
 
     path: Path
@@ -178,22 +178,22 @@ class Records:
 
     def scan(self) -> tuple[list[Record], list[str]]:
         """Return all records in the order of the file, and error messages for lines that are not records."""
-        found: dict[Spec, tuple[int, Record]] = {}
+        records: dict[Spec, tuple[int, Record]] = {}
         flaws = []
         try:
             for number, line in self._lines():
                 try:
-                    if len(line) == LONGEST and not line.endswith(b"\n"):
-                        raise ValueError(f"longer than {LONGEST:,} bytes")
+                    if len(line) == MAX_BYTES and not line.endswith(b"\n"):
+                        raise ValueError(f"longer than {MAX_BYTES:,} bytes")
                     record = Record.parse(line)
-                    first, known = found.setdefault(record.spec, (number, record))
-                    if known != record:
+                    first, earlier = records.setdefault(record.spec, (number, record))
+                    if earlier != record:
                         raise ValueError(f"spec: line {first} has another record of the same run")
                 except ValueError as error:
                     flaws.append(f"{self.path}, line {number}: {error}")
         except OSError as error:
             raise ValueError(f"cannot read {self.path}: {error.strerror}; choose another file or directory") from error
-        return [record for _, record in found.values()], flaws
+        return [record for _, record in records.values()], flaws
 
     def _lines(self) -> Iterator[tuple[int, bytes]]:
         """Yield complete lines with their numbers; truncate those that are too long, skip empty ones."""
@@ -201,9 +201,9 @@ class Records:
             return
         with open_regular(self.path) as file:
             for number in itertools.count(1):
-                line = rest = file.readline(LONGEST)
+                line = rest = file.readline(MAX_BYTES)
                 while rest and not rest.endswith(b"\n"):
-                    rest = file.readline(LONGEST)
+                    rest = file.readline(MAX_BYTES)
                 if not rest:
                     return
                 if line.strip():
@@ -217,16 +217,16 @@ class Records:
     def add(self, records: Iterable[Record]) -> None:
         """Append the records whose spec has none yet, in one write; if that fails, append none."""
         with self._locked():
-            known = {record.spec for record in self.read()}
-            self._append(b"".join({r.spec: _readable(r.line()) for r in records if r.spec not in known}.values()))
+            existing = {record.spec for record in self.read()}
+            self._append(b"".join({r.spec: _check_line(r.line()) for r in records if r.spec not in existing}.values()))
 
     def put(self, record: Record, *, overwrite: bool) -> None:
         """Append a record; raise a FileExistsError if its run has one, unless that is to be overwritten."""
-        line = _readable(record.line())
+        line = _check_line(record.line())
         with self._locked():
-            known = self.check_new(record.spec, overwrite=overwrite)
-            others = [other for other in known if not other.spec.is_same_run(record.spec)]
-            if len(others) == len(known):
+            existing = self.check_new(record.spec, overwrite=overwrite)
+            others = [other for other in existing if not other.spec.is_same_run(record.spec)]
+            if len(others) == len(existing):
                 self._append(line)
             else:
                 with atomic_write(self.path) as file:
@@ -234,14 +234,14 @@ class Records:
 
     def check_new(self, spec: Spec, *, overwrite: bool = False) -> list[Record]:
         """Return all records; raise a FileExistsError if the run has one, unless that is to be overwritten."""
-        known = self.read()
-        same = [str(record.spec) for record in known if record.spec.is_same_run(spec)]
+        existing = self.read()
+        same = [str(record.spec) for record in existing if record.spec.is_same_run(spec)]
         if same and not overwrite:
             raise FileExistsError(
                 f"{self.path} has a record of this run already: {same[0]}; give overwrite=True to replace it, or "
                 "change a setting, the seed or the directory"
             )
-        return known
+        return existing
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -274,7 +274,7 @@ class Records:
         return 0
 
 
-def _readable(line: bytes) -> bytes:
+def _check_line(line: bytes) -> bytes:
     """Return a record's line after checking that it can be parsed again."""
     Record.parse(line)
     return line

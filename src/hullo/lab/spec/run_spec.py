@@ -22,7 +22,7 @@ from hullo.lab.spec.recipes import (
     parse_schedule,
     spell_schedule,
 )
-from hullo.lab.spec.schema import LARGEST
+from hullo.lab.spec.schema import MAX_FLOAT
 
 OWN_NETWORK, OWN_DATA = re.compile(r"[\w.-]+:\w+@[0-9a-f]{8}"), re.compile(r"[\w.-]+@[0-9a-f]{8}")
 """Names of the user's own networks and data sets: the name of the file or folder, and eight digits of its hash."""
@@ -42,20 +42,20 @@ class Spec:
         network: a network of the laboratory, such as "lenet5", or a user's, such as "my_network:Net@1f2e3d4c".
         data: a data set of the laboratory, such as "cifar10", or a user's, such as "images@1f2e3d4c".
         activation: such as ``relu`` or ``convex(identity,relu)``; ``own`` leaves the activations of a user's network.
-        seed: of the initial weights, the order of samples, their augmentation and dropout.
+        seed: seed of the initial weights, the order of samples, their augmentation and dropout.
         epochs: number of epochs.
         batch_size: samples per batch; the last batch of an epoch may be smaller, as in Keras, but not for AlexNet.
         optimizer: "rmsprop", "sgd" with momentum 0.9, "adam" or "adamw".
         lr: the learning rate.
         schedule: learning rate schedule: "constant", "cosine", "inverse:D" or "step:N"; see
             :func:`hullo.lab.spec.recipes.parse_schedule`.
-        weight_decay: of weights; biases, normalization layers and coefficients have none.
+        weight_decay: weight decay of weights; biases, normalization layers and coefficients have none.
         coefficient_lr_scale: learning rate of the coefficients as a multiple of `lr`.
         augment: augmentation of training images, such as "flip,shift:0.1", or "none"; the default depends on the data.
         precision: "float32", or "bfloat16" for mixed precision by autocast.
         val_size: number of training samples to hold out for validation.
-        settings: of a run that :func:`hullo.lab.record` wrote, as in "lr=0.001 width=64"; only these, the number of
-            epochs and the first four fields describe such a run. None for runs of the laboratory.
+        settings: settings of a run that :func:`hullo.lab.record` wrote, as in "lr=0.001 width=64"; only these, the
+            number of epochs and the first four fields describe such a run. None for runs of the laboratory.
 
     Example:
         >>> from hullo.lab.spec import Spec
@@ -99,7 +99,7 @@ class Spec:
                 raise ValueError(f"{name}={value!r}: must be an integer of at least {least} and below 2^63")
         for name in ("lr", "weight_decay", "coefficient_lr_scale"):
             value = getattr(self, name)
-            if type(value) not in (int, float) or not 0 <= value <= LARGEST:
+            if type(value) not in (int, float) or not 0 <= value <= MAX_FLOAT:
                 raise ValueError(f"{name}={value!r}: must be a finite number of at least 0")
             object.__setattr__(self, name, float(value))
         activation = ActivationSpec.parse(self.activation)
@@ -108,8 +108,8 @@ class Spec:
             return
         augmentation = Augmentation.parse(self.augment or AUGMENTATIONS.get(self.data, "none"))
         if augmentation.crop != (self.data == STREAMED) or (augmentation.crop and augmentation.shift):
-            usual = AUGMENTATIONS.get(self.data, "none, or flip,shift:0.1")
-            raise ValueError(f"augment={self.augment!r} is not supported with {self.data}; use {usual}")
+            valid = AUGMENTATIONS.get(self.data, "none, or flip,shift:0.1")
+            raise ValueError(f"augment={self.augment!r} is not supported with {self.data}; use {valid}")
         if activation.kind == "own" and not self.is_own_network:
             raise ValueError(f"activation='own' is only for your own networks; {self.network} needs one, such as relu")
         for name, text in (("schedule", spell_schedule(self.schedule)), ("augment", str(augmentation))):
@@ -126,25 +126,24 @@ class Spec:
             raise ValueError(f"settings={settings!r}: must be at most {MAX_LENGTH} printable characters in all")
 
     def _check_names(self) -> None:
-        known = tuple(RECIPES), tuple(AUGMENTATIONS)
         for name, value, names, own, how in (
-            ("network", self.network, known[0], OWN_NETWORK, "one of your own as my_network.py:Net"),
-            ("data set", self.data, known[1], OWN_DATA, "a path to one of your own, as in ./images or ./arrays.npz"),
+            ("network", self.network, RECIPES, OWN_NETWORK, "one of your own as my_network.py:Net"),
+            ("data set", self.data, AUGMENTATIONS, OWN_DATA, "a path to one of your own, as in ./images or ./x.npz"),
         ):
             if value not in names and not own.fullmatch(value):
                 raise ValueError(f"unknown {name} {value!r}; available: {', '.join(names)}, or give {how}")
-        for name, value, names in (
+        for name, value, valid in (
             ("optimizer", self.optimizer, OPTIMIZERS),
             ("precision", self.precision, PRECISIONS),
         ):
-            if value not in names:
-                raise ValueError(f"unknown {name} {value!r}; available: {', '.join(names)}")
+            if value not in valid:
+                raise ValueError(f"unknown {name} {value!r}; available: {', '.join(valid)}")
 
     @classmethod
     def default(cls, network: str, data: str, activation: str, **given: Any) -> Spec:
         """Return a spec with the defaults of the network's recipe; values that are not None override them.
 
-        The steps of AlexNet's schedule are squeezed or stretched with the number of epochs.
+        The steps of AlexNet's schedule scale with the number of epochs.
 
         >>> Spec.default("alexnet", "ilsvrc2012", "relu", epochs=9).schedule
         'step:2'
@@ -155,8 +154,8 @@ class Spec:
         if kind == "step":
             epochs = max(1, values.get("epochs", recipe.epochs))
             values.setdefault("schedule", f"step:{number * epochs / recipe.epochs:.12g}")
-        usual = {name: value for name, value in asdict(recipe).items() if name in _NUMBERED}
-        return cls(network, data, activation, **usual | values)
+        defaults = {name: value for name, value in asdict(recipe).items() if name in _OPTIONAL_FIELDS}
+        return cls(network, data, activation, **defaults | values)
 
     def __str__(self) -> str:
         values = (f"{name}={value}" for name, value in {"seed": self.seed, **self.conditions}.items())
@@ -166,13 +165,17 @@ class Spec:
     def conditions(self) -> dict[str, Any]:
         """Return the epochs and settings, which runs must share to be compared."""
         if self.settings is None:
-            return {name: getattr(self, name) for name in _NUMBERED if name != "seed"}
-        said = (word.partition("=") for word in self.settings.split())
-        return {"epochs": self.epochs, **{name: value for name, _, value in said}}
+            return {name: getattr(self, name) for name in _OPTIONAL_FIELDS if name != "seed"}
+        pairs = (word.partition("=") for word in self.settings.split())
+        return {"epochs": self.epochs, **{name: value for name, _, value in pairs}}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields that describe the run, as records hold them."""
-        names = ("epochs", "settings") if self.settings is not None else [name for name in _NUMBERED if name != "seed"]
+        names = (
+            ("epochs", "settings")
+            if self.settings is not None
+            else [name for name in _OPTIONAL_FIELDS if name != "seed"]
+        )
         return {name: getattr(self, name) for name in ("network", "data", "activation", "seed", *names)}
 
     @classmethod
@@ -182,10 +185,12 @@ class Spec:
             column, activation, *values = text.split()
             network, data = column.split("/")
             given = dict(value.split("=") for value in values)
-            numbers = {name: _NUMBERED[name](value) for name, value in given.items()}
+            numbers = {name: _OPTIONAL_FIELDS[name](value) for name, value in given.items()}
         except (KeyError, ValueError):
-            wanted = "network/data activation name=value ..., as in 'lenet5/cifar10 relu seed=3'"
-            raise ValueError(f"invalid spec {text!r}: must be {wanted}; names are {', '.join(_NUMBERED)}") from None
+            form = "network/data activation name=value ..., as in 'lenet5/cifar10 relu seed=3'"
+            raise ValueError(
+                f"invalid spec {text!r}: must be {form}; names are {', '.join(_OPTIONAL_FIELDS)}"
+            ) from None
         return cls(network, data, activation, **numbers)
 
     @property
@@ -214,9 +219,9 @@ class Spec:
     def population_key(self) -> Spec:
         """Return the key that specs must share to be trained in one population.
 
-        Members may differ in activation, seed, learning rates, weight decay and the number of their schedule. Those
-        that read one stream of images share its order, and so the seed. A user's network with its own activations may
-        have another structure than the same with these replaced.
+        Members may differ in activation, seed, learning rates, weight decay and the number of their schedule. With a
+        streamed data set, all members read the same images, so they share the seed. A user's network with its own
+        activations may have another structure than with replaced ones.
         """
         kind, number = parse_schedule(self.schedule)
         return replace(
@@ -231,7 +236,7 @@ class Spec:
 
 
 _KINDS = {"int": int, "float": float, "str": str}
-_NUMBERED = {field.name: _KINDS[str(field.type)] for field in fields(Spec)[3:-1]}
+_OPTIONAL_FIELDS = {field.name: _KINDS[str(field.type)] for field in fields(Spec)[3:-1]}
 
 
 def recipe_of(network: str) -> Recipe:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
-LARGEST = 1.7976931348623157e308
+MAX_FLOAT = 1.7976931348623157e308
 """The largest number in double precision."""
 MAX_SHOWN = 60
 """The largest number of characters of a value in an error message."""
@@ -22,9 +22,9 @@ class Rule(Protocol):
         """Raise a ValueError that starts with `where` if the value is invalid."""
 
 
-def fail(where: str, value: Any, wanted: str) -> NoReturn:
+def fail(where: str, value: Any, valid: str) -> NoReturn:
     """Raise a ValueError that says where the value is, what it is, and what is valid."""
-    raise ValueError(f"{where}: {shorten(value)}; {wanted}")
+    raise ValueError(f"{where}: {shorten(value)}; {valid}")
 
 
 def shorten(value: Any) -> str:
@@ -49,8 +49,8 @@ class Integer:
 class Number:
     """A finite number, or null if allowed, for one that is not finite."""
 
-    least: float = -LARGEST
-    most: float = LARGEST
+    least: float = -MAX_FLOAT
+    most: float = MAX_FLOAT
     null: bool = False
 
     def check(self, value: Any, where: str) -> None:
@@ -75,41 +75,41 @@ class Text:
 class Exactly:
     """Exactly one valid value."""
 
-    wanted: Any
+    expected: Any
 
     def check(self, value: Any, where: str) -> None:
-        if value != self.wanted:
-            fail(where, value, f"must be {self.wanted!r}")
+        if value != self.expected:
+            fail(where, value, f"must be {self.expected!r}")
 
 
 @dataclass(frozen=True)
 class List:
-    """A list whose items obey a rule; items from index `turn` on obey `after`, if given.
+    """A list whose items obey a rule; items from index `from_index` on obey `after`, if given.
 
     Args:
         item: the rule.
-        length: how many items there are; by default at least one, or any number if it may be `empty`.
-        unit: what there is one item for, in words.
-        turn: the first item for which `after` holds.
+        length: number of items; by default at least one, or any number with `empty`.
+        unit: what each item stands for, for error messages.
+        from_index: index of the first item for which `after` holds.
         after: the other rule.
     """
 
     item: Rule
     length: int | None = None
     unit: str = ""
-    turn: int = 0
+    from_index: int = 0
     after: Rule | None = None
     empty: bool = False
 
     def check(self, value: Any, where: str) -> None:
         if not isinstance(value, list):
-            fail(where, value, "a list is wanted")
+            fail(where, value, "must be a list")
         if len(value) != self.length and (self.length is not None or not (value or self.empty)):
-            wanted = "at least one" if self.length is None else str(self.length)
+            length = "at least one" if self.length is None else str(self.length)
             unit = f", one per {self.unit}," if self.unit else ""
-            raise ValueError(f"{where}: a list of {len(value)}; must be a list of {wanted}{unit.rstrip(',')}")
-        for place, item in enumerate(value):
-            (self.after if self.after and place >= self.turn else self.item).check(item, f"{where}[{place}]")
+            raise ValueError(f"{where}: a list of {len(value)}; must be a list of {length}{unit.rstrip(',')}")
+        for index, item in enumerate(value):
+            (self.after if self.after and index >= self.from_index else self.item).check(item, f"{where}[{index}]")
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Object:
 
     def check(self, value: Any, where: str) -> None:
         if not isinstance(value, dict):
-            fail(where or "the line", value, "an object is wanted")
+            fail(where or "the line", value, "must be an object")
         inside = f"{where}." if where else ""
         for name in value:
             if name not in self.fields:
@@ -141,10 +141,10 @@ def read_json(content: bytes) -> Any:
     ValueError: invalid JSON: NaN is not a number
     """
 
-    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
-        values = dict(found)
-        if len(values) < len(found):
-            ((name, _),) = Counter(name for name, _ in found).most_common(1)
+    def to_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        values = dict(pairs)
+        if len(values) < len(pairs):
+            ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
             raise ValueError(f"{shorten(name)} is given more than once")
         return values
 
@@ -152,7 +152,7 @@ def read_json(content: bytes) -> Any:
         raise ValueError(f"{token} is not a number")
 
     try:
-        return json.loads(content.decode(), object_pairs_hook=pairs, parse_constant=constant)
+        return json.loads(content.decode(), object_pairs_hook=to_dict, parse_constant=constant)
     except RecursionError:
         raise ValueError("invalid JSON: lists or objects are nested too deeply") from None
     except ValueError as error:

@@ -27,7 +27,7 @@ def page(visit: Any, tmp_path: Path) -> Any:
 
 
 def test_bases_without_a_formula_or_unknown_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    for registry in ("_families", "_known"):
+    for registry in ("_families", "_cache"):
         monkeypatch.setattr(bases, registry, dict(getattr(bases, registry)))
     own = hullo.add_base("bent_for_the_page", lambda x: x * torch.sigmoid(x) * 2)
     found = known_bases([own.name, "nobody's", "leaky_relu(0.2)", "relu"])

@@ -22,7 +22,7 @@ def test_labels_follow_the_sorted_identifiers_and_the_truth_is_mapped_by_the_dev
         write(tmp_path, {f"{place}/{name}": data for name, data in files.items()})
     found = find_devkit(tmp_path)
     assert found.classes == tuple(Class(wnid, f"thing {wnid[-1]}", TRAIN[wnid]) for wnid in WNIDS)
-    assert [WNIDS[label] for label in found.truth] == [list(TRAIN)[number - 1] for number in TRUTH]
+    assert [WNIDS[label] for label in found.val_labels] == [list(TRAIN)[number - 1] for number in TRUTH]
 
 
 def test_without_a_devkit_there_is_none(tmp_path):
@@ -68,12 +68,12 @@ def test_an_archive_whose_files_are_links_is_one_clear_error(tmp_path, kind, lin
 
 
 def test_no_more_is_inflated_than_a_devkit_may_have(tmp_path, monkeypatch):
-    monkeypatch.setattr(devkit, "LARGEST", 100)
+    monkeypatch.setattr(devkit, "MAX_BYTES", 100)
     lay_out(tmp_path, "tars")
     with pytest.raises(DataError, match=r"is an incomplete or damaged devkit \(meta.mat has more than 100 bytes"):
         find_devkit(tmp_path)
     monkeypatch.undo()
-    monkeypatch.setattr(matlab, "LARGEST", 1000)
+    monkeypatch.setattr(matlab, "MAX_BYTES", 1000)
     with pytest.raises(
         DataError, match=r"is an incomplete or damaged devkit \(is truncated, or has more than 1,000 bytes"
     ):
@@ -107,8 +107,8 @@ def test_the_real_devkit_has_a_thousand_classes_and_fifty_of_each_in_val(real_so
     found = real_source.devkit
     assert len(found.classes) == 1000
     assert sum(item.num_images for item in found.classes) == 1_281_167
-    assert len(found.truth) == 50_000
-    assert {found.truth.count(label) for label in range(0, 1000, 111)} == {50}
+    assert len(found.val_labels) == 50_000
+    assert {found.val_labels.count(label) for label in range(0, 1000, 111)} == {50}
     # known of old
     assert [found.classes[label].words.split(",")[0] for label in (0, 1, 207, 999)] == [
         "tench",

@@ -9,7 +9,7 @@ import pytest
 from made_ilsvrc import encode
 from PIL import Image
 
-from hullo.lab.data.ilsvrc2012.jpeg import LAST, find_damage
+from hullo.lab.data.ilsvrc2012.jpeg import SURPLUS, find_damage
 
 
 def photograph(size=(120, 90), mode="RGB", seed=0):
@@ -56,12 +56,12 @@ FIRST, THIRD = RESTARTED.index(b"\xff\xd0"), RESTARTED.index(b"\xff\xd2")
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (WHOLE[: START + 300] + b"\xff\xc7" + WHOLE[START + 302 :], f"the marker ff c7 amid .* {START + 300:,}"),
-        (WHOLE[: START + 300] + b"\xff\xd3" + WHOLE[START + 302 :], "the marker ff d3 amid compressed data"),
-        (WHOLE[: START + 300] + b"\xff\xe1" + WHOLE[START + 302 :], "the marker ff e1 amid compressed data"),
+        (WHOLE[: START + 300] + b"\xff\xc7" + WHOLE[START + 302 :], f"the marker ff c7 .* {START + 300:,}"),
+        (WHOLE[: START + 300] + b"\xff\xd3" + WHOLE[START + 302 :], "the marker ff d3 within compressed data"),
+        (WHOLE[: START + 300] + b"\xff\xe1" + WHOLE[START + 302 :], "the marker ff e1 within compressed data"),
         (WHOLE[: START + 300] + b"\xff\xd9" + WHOLE[START + 302 :], "too little compressed data"),
         (WHOLE[: START + 300] + WHOLE[START + 500 :], "too little compressed data"),
-        (WHOLE[:END] + WHOLE[START : START + LAST + 2] + WHOLE[END:], "too much compressed data"),
+        (WHOLE[:END] + WHOLE[START : START + SURPLUS + 2] + WHOLE[END:], "too much compressed data"),
         (WHOLE[:END], "truncated markers"),
         (WHOLE[:2] + b"\0" + WHOLE[2:], "no marker at byte 2, where one is expected"),
         (RESTARTED[:FIRST] + b"\xff\xd5" + RESTARTED[FIRST + 2 :], "a restart out of order"),
@@ -92,7 +92,7 @@ def test_wherever_a_jpeg_is_damaged_data_that_do_not_fit_are_noticed():
             content[place : place + size] = others.get(kind, 2 * content[place : place + size])
         spare = huffman.spare_bits(bytes(content))
         found = find_damage(bytes(content))
-        if spare is not None and (spare < -100 or spare > 8 * (LAST + 2)):
+        if spare is not None and (spare < -100 or spare > 8 * (SURPLUS + 2)):
             assert found, (seed, kind, size, spare)
             outcomes["known"] += 1
         elif found is None:

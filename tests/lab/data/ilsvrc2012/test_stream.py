@@ -47,7 +47,7 @@ def test_all_processes_together_see_the_order_from_any_step_on_without_repeats_o
 @pytest.mark.parametrize("workers", [1, 3, None])
 @pytest.mark.parametrize("piece", [1, 2, 16])
 def test_batches_come_in_the_order_given_whoever_reads_them(dataset, workers, piece, monkeypatch):
-    monkeypatch.setattr(stream, "PIECE", piece)
+    monkeypatch.setattr(stream, "CHUNK", piece)
     order = torch.cat([torch.randperm(12) for _ in range(6)])
     batches = list(read_ahead(dataset, split_steps(order, 5), workers=workers))
     assert [len(images) for images in batches] == [5] * 14 + [2]
@@ -60,7 +60,7 @@ def test_no_more_is_read_ahead_than_a_few_batches(dataset):
     steps = (torch.tensor([next(taken) % 12]) for _ in range(100))
     batches = read_ahead(dataset, steps)
     next(batches)
-    assert next(taken) == stream.AHEAD + 1
+    assert next(taken) == stream.PREFETCH + 1
     batches.close()
 
 
@@ -73,14 +73,14 @@ def test_a_process_without_a_share_of_a_step_sees_an_empty_batch(dataset):
 def test_memory_is_used_again_once_nothing_refers_to_it(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     memory = Memory()
-    first = memory.lend(3)
+    first = memory.allocate(3)
     place, part = first.data_ptr(), first[1, :2]
     del first
-    assert memory.lend(3).data_ptr() != place  # a part of it is in use
+    assert memory.allocate(3).data_ptr() != place  # a part of it is in use
     del part
-    again = [memory.lend(2), memory.lend(2)]
+    again = [memory.allocate(2), memory.allocate(2)]
     assert place in [tensor.data_ptr() for tensor in again]
-    assert memory.lend(5).shape == (5, 256, 256, 3)
+    assert memory.allocate(5).shape == (5, 256, 256, 3)
 
 
 def test_what_goes_wrong_in_a_thread_is_raised_and_ends_all(packed, dataset):
@@ -151,5 +151,5 @@ def test_a_gpu_is_left_no_more_than_a_few_batches_behind(dataset):
     for _ in to_device(read_ahead(dataset, split_steps(order, 7)), torch.device("cuda")):
         torch.cuda._sleep(20_000_000)  # some ten milliseconds: reading is far faster
         uses.append(torch.cuda.current_stream().record_event())
-        assert sum(not use.query() for use in uses) <= stream.BEHIND + 1
-    assert len(uses) > 10 * stream.BEHIND
+        assert sum(not use.query() for use in uses) <= stream.MAX_QUEUED + 1
+    assert len(uses) > 10 * stream.MAX_QUEUED

@@ -57,8 +57,8 @@ def crop(images: Tensor, crops: Tensor, mean: Tensor, dtype: torch.dtype = torch
 
         return fused.crop(images, crops, mean, CROP, dtype)
     flipped, top, left = crops[..., None].unbind(1)
-    along = torch.arange(CROP, device=images.device)
-    rows = (top + along)[:, :, None]
-    columns = (left + torch.where(flipped == 1, CROP - 1 - along, along))[:, None, :]
-    each = torch.arange(len(images), device=images.device)[:, None, None]
-    return (images[each, rows, columns] - mean[rows, columns]).to(dtype).permute(0, 3, 1, 2)
+    offsets = torch.arange(CROP, device=images.device)
+    rows = (top + offsets)[:, :, None]
+    columns = (left + torch.where(flipped == 1, CROP - 1 - offsets, offsets))[:, None, :]
+    indices = torch.arange(len(images), device=images.device)[:, None, None]
+    return (images[indices, rows, columns] - mean[rows, columns]).to(dtype).permute(0, 3, 1, 2)

@@ -29,18 +29,18 @@ def crop(images: Tensor, crops: Tensor, mean: Tensor, side: int, dtype: torch.dt
         dtype: float32, bfloat16 or float16.
     """
     count, height, width, channels = images.shape
-    made = torch.empty(count, side, side, channels, dtype=dtype, device=images.device)
+    output = torch.empty(count, side, side, channels, dtype=dtype, device=images.device)
     with torch.cuda.device_of(images):
         _crop[(count * triton.cdiv(side, ROWS),)](
-            images.contiguous(), crops.contiguous(), mean.contiguous(), made,
+            images.contiguous(), crops.contiguous(), mean.contiguous(), output,
             HEIGHT=height, WIDTH=width, SIDE=side, CHANNELS=channels, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=WARPS,
         )  # fmt: skip
-    return made.permute(0, 3, 1, 2)
+    return output.permute(0, 3, 1, 2)
 
 
 @triton.jit
 def _crop(
-    images, crops, mean, made,
+    images, crops, mean, output,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, SIDE: tl.constexpr, CHANNELS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -50,21 +50,21 @@ def _crop(
     flipped = tl.load(crops + 3 * image) == 1
     top = tl.load(crops + 3 * image + 1).to(tl.int32) + row
     left = tl.load(crops + 3 * image + 2).to(tl.int32)
-    begin = (top * WIDTH + left) * CHANNELS
-    images += image.to(tl.int64) * (HEIGHT * WIDTH * CHANNELS) + begin
-    made += (image.to(tl.int64) * SIDE + row) * (SIDE * CHANNELS)
-    mean += begin
+    first_value = (top * WIDTH + left) * CHANNELS
+    images += image.to(tl.int64) * (HEIGHT * WIDTH * CHANNELS) + first_value
+    output += (image.to(tl.int64) * SIDE + row) * (SIDE * CHANNELS)
+    mean += first_value
     for start in tl.static_range(0, SIDE * CHANNELS, COLUMNS):
         column = start + tl.arange(0, COLUMNS)
         backwards = (SIDE - 1 - column // CHANNELS) * CHANNELS + column % CHANNELS
         source = tl.where(flipped, backwards, column)
-        known = column < SIDE * CHANNELS
+        is_column = column < SIDE * CHANNELS
         rows = ()
         for i in tl.static_range(ROWS):  # issue all loads before the first store
-            inside = known & (row + i < SIDE)
+            inside = is_column & (row + i < SIDE)
             pixels = tl.load(images + source + i * WIDTH * CHANNELS, mask=inside, other=0)
-            there = tl.load(mean + source + i * WIDTH * CHANNELS, mask=inside, other=0.0)
-            rows = rows + (pixels.to(tl.float32) - there,)
+            mean_values = tl.load(mean + source + i * WIDTH * CHANNELS, mask=inside, other=0.0)
+            rows = rows + (pixels.to(tl.float32) - mean_values,)
         for i in tl.static_range(ROWS):
-            inside = known & (row + i < SIDE)
-            tl.store(made + column + i * SIDE * CHANNELS, rows[i].to(made.dtype.element_ty), mask=inside)
+            inside = is_column & (row + i < SIDE)
+            tl.store(output + column + i * SIDE * CHANNELS, rows[i].to(output.dtype.element_ty), mask=inside)

@@ -39,8 +39,8 @@ def decode(content: bytes) -> NDArray[np.uint8]:
         ):
             small = image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
     except UnidentifiedImageError as error:
-        begins = f"starts with {content[:8].hex(' ')!r}" if content else "is empty"
-        raise ImageError(f"neither JPEG nor PNG: {begins}") from error
+        start = f"starts with {content[:8].hex(' ')!r}" if content else "is empty"
+        raise ImageError(f"neither JPEG nor PNG: {start}") from error
     except Exception as error:  # Pillow raises exceptions of many types for damaged files
         raise ImageError(str(error) or type(error).__name__) from error
     return np.asarray(small)

@@ -20,10 +20,10 @@ REMEDY = f"put {ARCHIVE} ({ARCHIVE_SIZE:,} bytes, md5 {ARCHIVE_MD5}) there, or e
 
 DAMAGE = (ArithmeticError, EOFError, LookupError, TypeError, tarfile.TarError, zlib.error)
 """Exceptions from reading damaged archives and files, besides ValueError and OSError."""
-LARGEST = 2**24
+MAX_BYTES = 2**24
 """The largest size of a file of the devkit in bytes."""
 
-_META, _TRUTH = "meta.mat", "ILSVRC2012_validation_ground_truth.txt"
+_META, _VAL_LABELS = "meta.mat", "ILSVRC2012_validation_ground_truth.txt"
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Devkit:
 
     path: Path
     classes: tuple[Class, ...]
-    truth: tuple[int, ...]
+    val_labels: tuple[int, ...]
 
 
 def find_devkit(folder: Path) -> Devkit | None:
@@ -60,35 +60,35 @@ def find_devkit(folder: Path) -> Devkit | None:
 
 def _from_folder(path: Path) -> list[bytes]:
     contents = []
-    for name in (_META, _TRUTH):
+    for name in (_META, _VAL_LABELS):
         with open_regular(path / "data" / name) as file:
-            contents.append(_bounded(file.read(LARGEST + 1), name))
+            contents.append(_check_size(file.read(MAX_BYTES + 1), name))
     return contents
 
 
 def _from_archive(path: Path) -> list[bytes]:
     contents = []
     with open_regular(path) as file, tarfile.open(fileobj=file, mode="r:gz") as tar:
-        for name in (_META, _TRUTH):
+        for name in (_META, _VAL_LABELS):
             member = tar.getmember(f"{path.name.removesuffix('.tar.gz')}/data/{name}")
             stream = tar.extractfile(member) if member.isreg() else None
             if stream is None:
                 raise ValueError(f"{name} is not a regular file")
-            contents.append(_bounded(stream.read(LARGEST + 1), name))
+            contents.append(_check_size(stream.read(MAX_BYTES + 1), name))
     return contents
 
 
-def _bounded(content: bytes, name: str) -> bytes:
-    if len(content) > LARGEST:
-        raise ValueError(f"{name} has more than {LARGEST:,} bytes")
+def _check_size(content: bytes, name: str) -> bytes:
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"{name} has more than {MAX_BYTES:,} bytes")
     return content
 
 
-def _parse(path: Path, meta: bytes, truth: bytes) -> Devkit:
+def _parse(path: Path, meta: bytes, val_labels: bytes) -> Devkit:
     leaves = [item for item in read_structs(meta) if item["num_children"] == [0.0]]  # the others are superclasses
     leaves.sort(key=lambda item: str(item["WNID"]))
     if not leaves or not all(re.fullmatch(r"n\d{8}", str(item["WNID"])) for item in leaves):
         raise ValueError(f"{_META} contains no classes with WordNet identifiers")
     classes = [Class(str(item["WNID"]), str(item["words"]), int(item["num_train_images"][0])) for item in leaves]
     label_of = {int(item["ILSVRC2012_ID"][0]): label for label, item in enumerate(leaves)}
-    return Devkit(path, tuple(classes), tuple(label_of[int(line)] for line in truth.split()))
+    return Devkit(path, tuple(classes), tuple(label_of[int(line)] for line in val_labels.split()))

@@ -1,8 +1,8 @@
 """Find damage in the middle of a JPEG, which decoders conceal silently.
 
-Pillow raises an error if a file is truncated. It does not report the warnings of libjpeg: markers amid compressed data,
-restarts out of order, too little or too much compressed data. So this module parses the markers. To find how much data
-an image uses, it decodes the image with other data appended, and with its last bytes replaced: pixels that change
+Pillow raises an error if a file is truncated. It does not report the warnings of libjpeg: markers within compressed
+data, restarts out of order, too little or too much compressed data. So this module parses the markers. To find how much
+data an image uses, it decodes the image with other data appended, and with its last bytes replaced: pixels that change
 depend on these bytes.
 
 Damage that leaves a valid image of the same number of blocks cannot be found: a flipped bit of a coefficient, or a few
@@ -27,9 +27,9 @@ _PROGRESSIVE, _END, _SCAN, _LINES, _RESTARTS = 0xC2, 0xD9, 0xDA, 0xDC, 0xDD
 _BETWEEN_SCANS = {0xC4, _END, _SCAN, 0xDB, _LINES, _RESTARTS, 0xFE, *range(0xE0, 0xF0)}
 _MARKER = re.compile(rb"\xff+([\x01-\xfe])")
 _RESTART = re.compile(rb"\xff+[\xd0-\xd7]")
-OTHER = bytes((37 * i + 11) % 251 for i in range(400))
+FILLER = bytes((37 * i + 11) % 251 for i in range(400))
 """Arbitrary data without a marker."""
-LAST = 8
+SURPLUS = 8
 """Number of surplus bytes that are tolerated."""
 
 
@@ -50,12 +50,12 @@ class Frame(NamedTuple):
 
     def units(self, components: bytes) -> int:
         """Return the number of blocks of a scan of one component, or of groups of interleaved blocks."""
-        most = [max(factors) for factors in zip(*self.sampling.values(), strict=True)]
+        largest = [max(factors) for factors in zip(*self.sampling.values(), strict=True)]
         sides = self.width, self.height
         if len(components) > 1:
-            return math.prod(_ceil(side, 8 * factor) for side, factor in zip(sides, most, strict=True))
-        own = self.sampling[components[0]]
-        return math.prod(_ceil(_ceil(side * o, m), 8) for side, o, m in zip(sides, own, most, strict=True))
+            return math.prod(_ceil(side, 8 * factor) for side, factor in zip(sides, largest, strict=True))
+        factors = self.sampling[components[0]]
+        return math.prod(_ceil(_ceil(side * o, m), 8) for side, o, m in zip(sides, factors, largest, strict=True))
 
 
 def _ceil(number: int, divisor: int) -> int:
@@ -80,22 +80,22 @@ def find_damage(content: bytes) -> str | None:
         return "truncated markers"
     except ValueError as error:
         return str(error)
-    return _weigh(content, scans[-1], progressive=progressive)
+    return _check_amount(content, scans[-1], progressive=progressive)
 
 
 def _read_scans(content: bytes) -> tuple[bool, list[Scan]]:
     """Parse all markers; return whether the JPEG is progressive, and its scans. Raise a ValueError for a bad marker."""
     frame, interval, scans = None, 0, []
-    at = len(SOI)
+    position = len(SOI)
     while True:
-        match = _MARKER.match(content, at)
+        match = _MARKER.match(content, position)
         if match is None:
-            raise ValueError(f"no marker at byte {at:,}, where one is expected")
-        marker, at = match[1][0], match.end()
+            raise ValueError(f"no marker at byte {position:,}, where one is expected")
+        marker, position = match[1][0], match.end()
         if marker == _END and frame and scans:
             return frame.kind == _PROGRESSIVE, scans
-        (length,) = struct.unpack_from(">H", content, at)
-        body, at = content[at + 2 : at + length], at + length
+        (length,) = struct.unpack_from(">H", content, position)
+        body, position = content[position + 2 : position + length], position + length
         if marker in _FRAMES:
             height, width = struct.unpack_from(">HH", body, 1)
             factors = {body[i]: (body[i + 1] >> 4, body[i + 1] & 15) for i in range(6, 6 + 3 * body[5], 3)}
@@ -103,42 +103,42 @@ def _read_scans(content: bytes) -> tuple[bool, list[Scan]]:
         elif marker == _RESTARTS:
             (interval,) = struct.unpack(">H", body)
         elif marker == _SCAN and frame:
-            scans.append(_read_scan(content, at, frame, body[1 : 1 + 2 * body[0] : 2], interval))
-            at = scans[-1].end
+            scans.append(_read_scan(content, position, frame, body[1 : 1 + 2 * body[0] : 2], interval))
+            position = scans[-1].end
 
 
 def _read_scan(content: bytes, start: int, frame: Frame, components: bytes, interval: int) -> Scan:
     """Find the end of the compressed data: the first marker that is allowed there and is not a restart."""
     last = frame.kind != _PROGRESSIVE and len(components) == len(frame.sampling)
-    wanted = _ceil(frame.units(components), interval) - 1 if interval else 0
+    expected = _ceil(frame.units(components), interval) - 1 if interval else 0
     restarts = 0
     for match in _MARKER.finditer(content, start):
         marker = match[1][0]
-        if 0xD0 <= marker <= 0xD7 and restarts < wanted:
+        if 0xD0 <= marker <= 0xD7 and restarts < expected:
             if marker != 0xD0 + restarts % 8:
                 raise ValueError(f"a restart out of order at byte {match.start():,}")
             restarts += 1
         elif marker in ({_END, _LINES} if last else _BETWEEN_SCANS):
-            if restarts < wanted and frame.height:
-                raise ValueError(f"{restarts:,} of {wanted:,} restarts")
+            if restarts < expected and frame.height:
+                raise ValueError(f"{restarts:,} of {expected:,} restarts")
             return Scan(start, match.start())
         else:
-            raise ValueError(f"the marker ff {marker:02x} amid compressed data at byte {match.start():,}")
+            raise ValueError(f"the marker ff {marker:02x} within compressed data at byte {match.start():,}")
     raise LookupError("no end")
 
 
-def _weigh(content: bytes, scan: Scan, *, progressive: bool) -> str | None:
+def _check_amount(content: bytes, scan: Scan, *, progressive: bool) -> str | None:
     """Return whether the last scan has too little or too much compressed data."""
     before, data = content[: scan.start], content[scan.start : scan.end]
-    decode = _decode if progressive else _decode_roughly
-    padded = _RESTART.sub(lambda match: OTHER[:32] + match[0], data) + OTHER
-    own = decode(before + data + EOI)
-    if not np.array_equal(own, decode(before + padded + EOI)):
+    decode = _decode if progressive else _decode_means
+    padded = _RESTART.sub(lambda match: FILLER[:32] + match[0], data) + FILLER
+    pixels = decode(before + data + EOI)
+    if not np.array_equal(pixels, decode(before + padded + EOI)):
         return "too little compressed data"
-    if progressive or len(data) <= LAST:
+    if progressive or len(data) <= SURPLUS:
         return None
-    exchanged = before + data[:-LAST].rstrip(b"\xff") + OTHER + EOI
-    if np.array_equal(own, decode(exchanged)) and np.array_equal(_decode(content), _decode(exchanged)):
+    replaced = before + data[:-SURPLUS].rstrip(b"\xff") + FILLER + EOI
+    if np.array_equal(pixels, decode(replaced)) and np.array_equal(_decode(content), _decode(replaced)):
         return "too much compressed data"
     return None
 
@@ -148,7 +148,7 @@ def _decode(content: bytes) -> NDArray[np.uint8]:
         return np.asarray(image)
 
 
-def _decode_roughly(content: bytes) -> NDArray[np.uint8]:
+def _decode_means(content: bytes) -> NDArray[np.uint8]:
     """Decode only the mean of each block of pixels, in a third of the time."""
     with Image.open(io.BytesIO(content), formats=("JPEG",)) as image:
         image.draft(None, (1, 1))

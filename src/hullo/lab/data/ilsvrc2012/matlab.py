@@ -11,7 +11,7 @@ import numpy as np
 _MATRIX, _COMPRESSED = 14, 15
 _NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8", 16: "u1"}
 _STRUCT, _TEXT = 2, 4
-LARGEST = 2**26
+MAX_BYTES = 2**26
 """The largest decompressed size in bytes."""
 
 Value = str | list[float]
@@ -43,9 +43,9 @@ def read_structs(content: bytes) -> list[dict[str, Value]]:
 
 def _inflate(data: bytes) -> bytes:
     stream = zlib.decompressobj()
-    content = stream.decompress(data, LARGEST)
+    content = stream.decompress(data, MAX_BYTES)
     if not stream.eof:
-        raise ValueError(f"is truncated, or has more than {LARGEST:,} bytes")
+        raise ValueError(f"is truncated, or has more than {MAX_BYTES:,} bytes")
     return content
 
 
@@ -58,14 +58,14 @@ def _value(matrix: bytes) -> Value:
 
 
 def _elements(data: bytes) -> Iterator[tuple[int, bytes]]:
-    at = 0
-    while at < len(data):
-        kind, size = struct.unpack_from("<II", data, at)
+    position = 0
+    while position < len(data):
+        kind, size = struct.unpack_from("<II", data, position)
         if kind >> 16:  # up to four bytes are stored in the tag itself
-            kind, size, start, at = kind & 0xFFFF, kind >> 16, at + 4, at + 8
+            kind, size, start, position = kind & 0xFFFF, kind >> 16, position + 4, position + 8
         else:
-            start = at + 8
-            at = start + (size if kind == _COMPRESSED else -(-size // 8) * 8)
+            start = position + 8
+            position = start + (size if kind == _COMPRESSED else -(-size // 8) * 8)
         if start + size > len(data):
             raise ValueError(f"is truncated: {size} bytes expected at {start} of {len(data)}")
         yield kind, data[start : start + size]

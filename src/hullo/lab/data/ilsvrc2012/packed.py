@@ -31,7 +31,7 @@ from hullo.lab.spec.schema import Integer, List, Object, Text, read_json
 MANIFEST = "manifest.json"
 MEAN = "mean.safetensors"
 VERSION = 3
-LONGEST = 2**28
+MAX_BYTES = 2**28
 """The largest size of a manifest in bytes."""
 
 _SHARD = Object({"file": Text(), "num_images": Integer(), "sha256": Text()})
@@ -96,7 +96,7 @@ class Pack:
         with readable(path):
             try:
                 with open_regular(path) as file:
-                    content = file.read(LONGEST)
+                    content = file.read(MAX_BYTES)
             except FileNotFoundError as error:
                 raise DataError(f"{folder} contains no finished pack; make it with: {COMMAND}") from error
         try:
@@ -163,10 +163,10 @@ class Pack:
         path = self.folder / MEAN
         try:
             with open_regular(path) as file:
-                sound = hashlib.file_digest(file, "sha256").hexdigest() == self.mean_sha256
+                is_intact = hashlib.file_digest(file, "sha256").hexdigest() == self.mean_sha256
         except OSError:
-            sound = False
-        return [] if sound else [f"{path} is missing or altered: expected sha256 {self.mean_sha256}"]
+            is_intact = False
+        return [] if is_intact else [f"{path} is missing or altered: expected sha256 {self.mean_sha256}"]
 
     def _flaw(self, entry: ShardEntry) -> list[str]:
         path = self.folder / entry.file
@@ -174,8 +174,8 @@ class Pack:
             shard = Shard.open(path)
         except DataError as error:
             return [str(error)]
-        sound = shard.digest == entry.sha256 and len(shard.labels) == entry.num_images and shard.verify()
-        return [] if sound else [f"{path} is altered: expected sha256 {entry.sha256}"]
+        is_intact = shard.digest == entry.sha256 and len(shard.labels) == entry.num_images and shard.verify()
+        return [] if is_intact else [f"{path} is altered: expected sha256 {entry.sha256}"]
 
 
 class PackedImages:
@@ -194,21 +194,21 @@ class PackedImages:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def read_into(self, out: NDArray[np.uint8], numbers: NDArray[np.int64]) -> None:
+    def read_into(self, out: NDArray[np.uint8], indices: NDArray[np.int64]) -> None:
         """Read the images of these indices into an array of shape (count, 256, 256, 3).
 
         The system call releases the GIL, so other threads can run.
         """
-        shards = self._shard[numbers].tolist()
-        for pixels, shard, start in zip(out, shards, self._start[numbers].tolist(), strict=True):
+        shards = self._shard[indices].tolist()
+        for pixels, shard, start in zip(out, shards, self._start[indices].tolist(), strict=True):
             if os.preadv(self._files[shard], [pixels.data], start) != IMAGE_BYTES:
                 raise DataError(f"{self._paths[shard]} is truncated; make it again with: {COMMAND}")
 
-    def __getitem__(self, number: int) -> tuple[Tensor, int]:
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
         """Return an image, uint8 of shape (256, 256, 3), and its label."""
         out = np.empty((1, *SHAPE), np.uint8)
-        self.read_into(out, np.array([range(len(self))[number]]))
-        return torch.from_numpy(out[0]), int(self.labels[number])
+        self.read_into(out, np.array([range(len(self))[index]]))
+        return torch.from_numpy(out[0]), int(self.labels[index])
 
 
 def _close(files: list[int]) -> None:

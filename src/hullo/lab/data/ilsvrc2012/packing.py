@@ -34,21 +34,21 @@ ShardLayout = dict[Path, list[EncodedImage]]
 
 def choose(source: Source, progress: Progress, *, partial: bool) -> dict[str, list[EncodedImage]]:
     """Return the images of each split to pack: all released ones, or, if `partial`, those available."""
-    chosen, lacking = {}, []
+    chosen, incomplete = {}, []
     for done, split in enumerate(SPLITS):
-        progress.start_step(f"looking through {source.place(split)}", done, len(SPLITS))
+        progress.start_step(f"looking through {source.path_of(split)}", done, len(SPLITS))
         chosen[split] = source.images(split, progress.update)
-        found, wanted = len(chosen[split]), source.num_released(split)
-        if not found:
-            raise DataError(f"{source.place(split)} contains no images, files named *.JPEG")
-        if found != wanted:
-            lacking.append(f"{found:,} of {wanted:,} {split} images{source.shortfall(split)}")
-    state = f"{source.folder} has {' and '.join(lacking)}"
-    if lacking and not partial:
+        available, released = len(chosen[split]), source.num_released(split)
+        if not available:
+            raise DataError(f"{source.path_of(split)} contains no images, files named *.JPEG")
+        if available != released:
+            incomplete.append(f"{available:,} of {released:,} {split} images{source.shortfall(split)}")
+    state = f"{source.folder} has {' and '.join(incomplete)}"
+    if incomplete and not partial:
         raise DataError(
             f"{state}; hullo data check ilsvrc2012 lists missing ones; to pack the available ones, add --partial"
         )
-    if lacking:
+    if incomplete:
         progress.note(f"{state}; only these are packed")
     return chosen
 
@@ -80,17 +80,17 @@ def pack(
             missing = {path: images for path, images in layout.items() if not _is_done(path, images)}
             for path in sorted(layout.keys() - missing.keys()):
                 _note_flaws(path, progress)
-            _clear(folder.glob("*.part"))  # left by a killed process
+            _delete(folder.glob("*.part"))  # left by a killed process
             _check_space(folder, missing)
             if missing:
                 (folder / MANIFEST).unlink(missing_ok=True)
             try:
                 _write_shards(missing, len(layout), pool, progress)
-                made = _finish(source, folder, layouts, partial=partial)
+                finished = _finish(source, folder, layouts, partial=partial)
             finally:
-                _clear(folder.glob("*.part"))  # left by stopped workers
-            _clear(path for path in folder.glob("*-*.safetensors") if path not in layout)  # of an earlier layout
-            return made
+                _delete(folder.glob("*.part"))  # left by stopped workers
+            _delete(path for path in folder.glob("*-*.safetensors") if path not in layout)  # of an earlier layout
+            return finished
     except BrokenProcessPool as error:
         raise DataError(
             "a worker was killed, perhaps because memory ran out; finished shards are kept; use fewer --workers"
@@ -122,18 +122,18 @@ def _note_flaws(path: Path, progress: Progress) -> None:
         progress.note(f"{name} is damaged, but can be decoded: {reason}")
 
 
-def _clear(paths: Iterable[Path]) -> None:
+def _delete(paths: Iterable[Path]) -> None:
     for path in paths:
         path.unlink(missing_ok=True)
 
 
 def _check_space(folder: Path, missing: ShardLayout) -> None:
     count = sum(map(len, missing.values()))
-    wanted, free = 1.01 * IMAGE_BYTES * count, shutil.disk_usage(folder).free
-    if free < wanted:
+    needed, free = 1.01 * IMAGE_BYTES * count, shutil.disk_usage(folder).free
+    if free < needed:
         raise DataError(
             f"{folder} has {free / 1e9:.1f} GB free, but {count:,} images of 256 x 256 pixels need "
-            f"{wanted / 1e9:.1f} GB; free disk space, or choose another directory with --data"
+            f"{needed / 1e9:.1f} GB; free disk space, or choose another directory with --data"
         )
 
 
@@ -153,7 +153,7 @@ def _write_shards(missing: ShardLayout, total: int, pool: Pool, progress: Progre
 
 def _finish(source: Source, folder: Path, layouts: dict[str, ShardLayout], *, partial: bool) -> Pack:
     shards = {split: [Shard.open(path) for path in part] for split, part in layouts.items()}
-    broken = {split: [flaw for shard in found for flaw in shard.broken] for split, found in shards.items()}
+    broken = {split: [flaw for shard in opened for flaw in shard.broken] for split, opened in shards.items()}
     count = sum(map(len, broken.values()))
     if count and not partial:
         raise DataError(
@@ -165,7 +165,7 @@ def _finish(source: Source, folder: Path, layouts: dict[str, ShardLayout], *, pa
     with atomic_write(folder / MEAN) as file:
         file.write(mean)
     words = {item.wnid: item.words for item in source.devkit.classes} if source.devkit else {}
-    made = Pack(
+    finished = Pack(
         folder,
         tuple((wnid, words.get(wnid, "")) for wnid in source.wnids),
         {
@@ -180,5 +180,5 @@ def _finish(source: Source, folder: Path, layouts: dict[str, ShardLayout], *, pa
         hashlib.sha256(mean).hexdigest(),
     )
     with atomic_write(folder / MANIFEST) as file:
-        file.write(made.manifest())
-    return made
+        file.write(finished.manifest())
+    return finished

@@ -36,7 +36,7 @@ from hullo.lab.spec.schema import Integer, List, Text, read_json
 COMMAND = "hullo data pack ilsvrc2012"
 
 HEADER = 4096
-"""Size of the header in bytes: one page, so that images are aligned with pages."""
+"""Size of the header in bytes: one page, which aligns images with pages."""
 
 IMAGE_BYTES = int(np.prod(SHAPE))
 COUNTED = ("labels", "names", "broken", "damaged")
@@ -73,7 +73,7 @@ class Shard:
                 labels, *flaws = (file.get_tensor(name) for name in ("labels", "broken", "damaged"))
             if len(labels) and labels.min() < 0:
                 raise ValueError(f"the label {labels.min()}")
-            return cls(path, digest, labels, *(_read_flaws(found.tobytes()) for found in flaws))
+            return cls(path, digest, labels, *(_read_flaws(array.tobytes()) for array in flaws))
         except (LookupError, OSError, SafetensorError, TypeError, ValueError) as error:
             raise DataError(f"{path} is missing or damaged ({error}); make it again with: {COMMAND}") from error
 
@@ -94,11 +94,11 @@ class Shard:
     def holds(self, images: Sequence[EncodedImage]) -> bool:
         """Return whether the shard contains exactly these images, with the same broken and damaged ones."""
         broken, damaged = dict(self.broken), dict(self.damaged)
-        sound = [image for image in images if image.name not in broken]
+        decoded = [image for image in images if image.name not in broken]
         return (
-            len(sound) == len(images) - len(broken)
-            and self.names() == [image.name for image in sound]
-            and self.labels.tolist() == [image.label for image in sound]
+            len(decoded) == len(images) - len(broken)
+            and self.names() == [image.name for image in decoded]
+            and self.labels.tolist() == [image.label for image in decoded]
             and all(
                 _flaws(image) == (broken.get(image.name), damaged.get(image.name))
                 for image in images
@@ -139,7 +139,7 @@ def write_shard(path: Path, images: Iterable[EncodedImage]) -> None:
             "labels": np.array(labels, np.int64),
             "sum": total,
             "names": np.frombuffer("\n".join(names).encode(), np.uint8),
-            **{kind: np.frombuffer(json.dumps(found).encode(), np.uint8) for kind, found in flaws.items()},
+            **{kind: np.frombuffer(json.dumps(listed).encode(), np.uint8) for kind, listed in flaws.items()},
         }
         for array in rest.values():
             digest.update(array.data)
@@ -149,7 +149,7 @@ def write_shard(path: Path, images: Iterable[EncodedImage]) -> None:
 
 
 def _decode(image: EncodedImage) -> tuple[NDArray[np.uint8], str | None]:
-    """Return the pixels of an image, and in what way it is damaged, if that can be known."""
+    """Return the pixels of an image, and a description of its damage, if any is found."""
     try:
         content = image.encoded.read()
     except OSError as error:
@@ -158,7 +158,7 @@ def _decode(image: EncodedImage) -> tuple[NDArray[np.uint8], str | None]:
 
 
 def _flaws(image: EncodedImage) -> tuple[str | None, str | None]:
-    """Return why an image cannot be decoded, and in what way it is damaged if it can."""
+    """Return why an image cannot be decoded, or else a description of its damage, if any."""
     try:
         return None, _decode(image)[1]
     except ImageError as error:
@@ -166,9 +166,9 @@ def _flaws(image: EncodedImage) -> tuple[str | None, str | None]:
 
 
 def _read_flaws(content: bytes) -> Flaws:
-    found = read_json(content)
-    List(List(Text(), 2), empty=True).check(found, "flaws")
-    return tuple((name, reason) for name, reason in found)
+    flaws = read_json(content)
+    List(List(Text(), 2), empty=True).check(flaws, "flaws")
+    return tuple((name, reason) for name, reason in flaws)
 
 
 def _one_line(error: ImageError) -> str:

@@ -24,7 +24,7 @@ TARS = {
 }
 NUM_IMAGES = {"train": 1_281_167, "val": 50_000}
 CLASSES = 1000
-LARGEST = 2**28
+MAX_BYTES = 2**28
 """The largest size of an image file in bytes; the largest released image has 15 million."""
 
 _WNID = re.compile(r"n\d{8}")
@@ -33,13 +33,13 @@ OnProgress = Callable[[float], None]
 
 
 @contextmanager
-def readable(place: Path) -> Iterator[None]:
+def readable(path: Path) -> Iterator[None]:
     """Turn an OSError from reading a path, or a path below it, into a DataError."""
     try:
         yield
     except OSError as error:
         raise DataError(
-            f"{error.filename or place} cannot be read ({error.strerror}); make it readable, then try again"
+            f"{error.filename or path} cannot be read ({error.strerror}); make it readable, then try again"
         ) from error
 
 
@@ -53,7 +53,7 @@ class Bytes(NamedTuple):
     def read(self) -> bytes:
         with open_regular(Path(self.path)) as file:
             file.seek(self.start)
-            return file.read(LARGEST if self.size < 0 else self.size)
+            return file.read(MAX_BYTES if self.size < 0 else self.size)
 
 
 class EncodedImage(NamedTuple):
@@ -78,16 +78,16 @@ class Source:
     def devkit(self) -> devkits.Devkit | None:
         return devkits.find_devkit(self.folder)
 
-    def places(self, split: str) -> list[Path]:
+    def paths_of(self, split: str) -> list[Path]:
         """Return the tar and the folder of a split, as far as they exist."""
         with readable(self.folder):
             names = os.listdir(self.folder) if self.folder.is_dir() else []
         return [self.folder / name for name in (TARS[split].name, split) if name in names]
 
-    def place(self, split: str) -> Path:
+    def path_of(self, split: str) -> Path:
         """Return the tar or the folder of a split; raise a DataError if there is neither."""
-        for place in self.places(split):
-            return place
+        for path in self.paths_of(split):
+            return path
         state = f"has neither {TARS[split].name} nor a folder {split}" if self.folder.is_dir() else "is not a directory"
         tars = " and ".join(tar.name for tar in TARS.values())
         raise DataError(
@@ -97,21 +97,21 @@ class Source:
 
     def shortfall(self, split: str) -> str:
         """Return a remark on a tar that is shorter than the released one, or an empty string."""
-        place, wanted = self.place(split), TARS[split]
-        found = place.stat().st_size
-        if place.name != wanted.name or found >= wanted.size:
+        path, released = self.path_of(split), TARS[split]
+        size = path.stat().st_size
+        if path.name != released.name or size >= released.size:
             return ""
-        return f" ({place.name} has {found:,} of the released {wanted.size:,} bytes: truncated, unless you repacked it)"
+        return f" ({path.name} has {size:,} of the released {released.size:,} bytes: truncated, unless you repacked it)"
 
     @cached_property
     def wnids(self) -> tuple[str, ...]:
         """Return the WordNet identifiers of the classes, in the order of their labels."""
         if self.devkit is not None:
             return tuple(item.wnid for item in self.devkit.classes)
-        val = self.place("val")
-        found = sorted(filter(_WNID.fullmatch, os.listdir(val))) if val.is_dir() else []
-        if len(found) == CLASSES:
-            return tuple(found)
+        val = self.path_of("val")
+        wnids = sorted(filter(_WNID.fullmatch, os.listdir(val))) if val.is_dir() else []
+        if len(wnids) == CLASSES:
+            return tuple(wnids)
         raise DataError(
             f"{self.folder} has no devkit, which has the labels of val images that are not sorted into {CLASSES} "
             f"folders; {devkits.REMEDY}"
@@ -121,48 +121,46 @@ class Source:
         """Return the number of released images of a split."""
         if self.devkit is None:
             return NUM_IMAGES[split]
-        return len(self.devkit.truth) if split == "val" else sum(item.num_images for item in self.devkit.classes)
+        return len(self.devkit.val_labels) if split == "val" else sum(item.num_images for item in self.devkit.classes)
 
     def images(self, split: str, on_progress: OnProgress = lambda _: None) -> list[EncodedImage]:
         """Return the images of a split, sorted by name; call `on_progress` with the completed fraction."""
-        place = self.place(split)
-        with readable(place):
-            return self._list(split, place, on_progress)
+        path = self.path_of(split)
+        with readable(path):
+            return self._list(split, path, on_progress)
 
-    def _list(self, split: str, place: Path, on_progress: OnProgress) -> list[EncodedImage]:
+    def _list(self, split: str, path: Path, on_progress: OnProgress) -> list[EncodedImage]:
         label_of = {wnid: label for label, wnid in enumerate(self.wnids)}
-        truth = self.devkit.truth if split == "val" and self.devkit else ()
-        shown = {f"ILSVRC2012_val_{number:08}.JPEG": label for number, label in enumerate(truth, 1)}
+        labels = self.devkit.val_labels if split == "val" and self.devkit else ()
+        val_labels = {f"ILSVRC2012_val_{number:08}.JPEG": label for number, label in enumerate(labels, 1)}
         images = []
         for wnid, name, encoded in (
-            _in_tar(place, on_progress=on_progress) if place.is_file() else _in_folder(place, on_progress)
+            _in_tar(path, on_progress=on_progress) if path.is_file() else _in_folder(path, on_progress)
         ):
             if not name.isprintable():
-                raise DataError(f"{place}: invalid file name {name!r}; rename the image, or remove it")
+                raise DataError(f"{path}: invalid file name {name!r}; rename the image, or remove it")
             if wnid and wnid not in label_of:
-                raise DataError(
-                    f"{place}: {wnid} is not one of the {len(label_of):,} classes of ILSVRC-2012; remove it"
-                )
-            label = label_of[wnid] if wnid else shown.get(name)
+                raise DataError(f"{path}: {wnid} is not one of the {len(label_of):,} classes of ILSVRC-2012; remove it")
+            label = label_of[wnid] if wnid else val_labels.get(name)
             if label is None:
-                raise DataError(f"{place}: {name} has no label; remove it, or move it to the folder of its class")
-            if shown.get(name, label) != label:
+                raise DataError(f"{path}: {name} has no label; remove it, or move it to the folder of its class")
+            if val_labels.get(name, label) != label:
                 raise DataError(
-                    f"{place}: {name} is in {wnid}, but its class is {self.wnids[shown[name]]}; move it there"
+                    f"{path}: {name} is in {wnid}, but its class is {self.wnids[val_labels[name]]}; move it there"
                 )
             images.append(EncodedImage(name, label, encoded))
         images.sort()
-        for one, other in pairwise(images):
-            if one.name == other.name:
-                raise DataError(f"{place} has {one.name} twice; remove one of them")
+        for first, second in pairwise(images):
+            if first.name == second.name:
+                raise DataError(f"{path} has {first.name} twice; remove one of them")
         return images
 
 
-Found = Iterator[tuple[str, str, Bytes]]
+Listing = Iterator[tuple[str, str, Bytes]]
 """Per image: the WordNet identifier of its folder or tar, if any, its name, its bytes."""
 
 
-def _in_folder(folder: Path, on_progress: OnProgress) -> Found:
+def _in_folder(folder: Path, on_progress: OnProgress) -> Listing:
     entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     for done, entry in enumerate(entries):
         if _WNID.fullmatch(entry.name) and entry.is_dir():
@@ -176,10 +174,10 @@ def _in_folder(folder: Path, on_progress: OnProgress) -> Found:
         on_progress((done + 1) / len(entries))
 
 
-def _in_tar(path: Path, wnid: str = "", on_progress: OnProgress = lambda _: None) -> Found:
+def _in_tar(path: Path, wnid: str = "", on_progress: OnProgress = lambda _: None) -> Listing:
     size = path.stat().st_size
 
-    def members(file: BinaryIO, wnid: str) -> Found:
+    def members(file: BinaryIO, wnid: str) -> Listing:
         with tarfile.open(fileobj=file, mode="r:") as tar:  # from the current position: also a tar within a tar
             for member in tar:
                 end = member.offset_data + member.size
@@ -203,5 +201,5 @@ def _in_tar(path: Path, wnid: str = "", on_progress: OnProgress = lambda _: None
     except DataError:
         raise
     except (*devkits.DAMAGE, ValueError) as error:
-        wanted = [f"; expected {tar.size:,} bytes, md5 {tar.digest}" for tar in TARS.values() if tar.name == path.name]
-        raise DataError(f"{path} is truncated or damaged ({error}){''.join(wanted)}; download it again") from error
+        sizes = [f"; expected {tar.size:,} bytes, md5 {tar.digest}" for tar in TARS.values() if tar.name == path.name]
+        raise DataError(f"{path} is truncated or damaged ({error}){''.join(sizes)}; download it again") from error

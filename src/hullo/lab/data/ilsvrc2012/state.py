@@ -24,7 +24,7 @@ FILES = ", ".join(
     [f"{tar.name} ({tar.size / 1e9:.1f} GB, md5 {tar.digest})" for tar in TARS.values()]
     + [f"{devkits.ARCHIVE} (md5 {devkits.ARCHIVE_MD5})"]
 )
-SHOWN = 3
+MAX_LISTED = 3
 """Number of classes listed when images are missing."""
 
 
@@ -100,31 +100,29 @@ class Home:
 
     def _check_source(self, progress: Progress) -> Iterator[str]:
         source = self.source
-        if self.elsewhere is None and not any(source.places(split) for split in SPLITS):
+        if self.elsewhere is None and not any(source.paths_of(split) for split in SPLITS):
             yield self.explain_fetch()
             return
-        sound = True
+        is_complete = True
         try:
-            found = source.devkit
-            yield (
-                f"devkit: {found.path}, {len(found.classes):,} classes" if found else f"devkit: none; {devkits.REMEDY}"
-            )
+            kit = source.devkit
+            yield (f"devkit: {kit.path}, {len(kit.classes):,} classes" if kit else f"devkit: none; {devkits.REMEDY}")
         except DataError as error:
-            sound = False
+            is_complete = False
             yield f"devkit: {error}"
         for done, split in enumerate(SPLITS):
             try:
-                place = source.place(split)
-                progress.start_step(f"listing {place}", done, len(SPLITS))
-                with readable(place):
-                    complete, line = _check_split(source, split, place, progress)
+                path = source.path_of(split)
+                progress.start_step(f"listing {path}", done, len(SPLITS))
+                with readable(path):
+                    complete, line = _check_split(source, split, path, progress)
             except DataError as error:
                 complete, line = False, str(error)
-            sound = sound and complete
+            is_complete = is_complete and complete
             yield f"{split}: {line}"
         yield (
             f"pack it with: {self.command}"
-            if sound
+            if is_complete
             else (
                 f"download the rest ({FILES}) from https://image-net.org, or pack the available images with: "
                 f"{self.command} --partial"
@@ -132,25 +130,25 @@ class Home:
         )
 
 
-def _check_split(source: Source, split: str, place: Path, progress: Progress) -> tuple[bool, str]:
+def _check_split(source: Source, split: str, path: Path, progress: Progress) -> tuple[bool, str]:
     """Return whether a split is complete, and a line that describes it; verify a tar of the right size by checksum."""
     tar = TARS[split]
-    if place.name == tar.name and place.stat().st_size == tar.size:
-        with open_regular(place) as file:
-            found = hashlib.file_digest(file, "md5").hexdigest()
-        same = found == tar.digest
-        return same, f"{place} is {'as released' if same else 'altered'}: expected md5 {tar.digest}, found {found}"
-    images, wanted = source.images(split, progress.update), source.num_released(split)
-    lacking = []
+    if path.name == tar.name and path.stat().st_size == tar.size:
+        with open_regular(path) as file:
+            digest = hashlib.file_digest(file, "md5").hexdigest()
+        same = digest == tar.digest
+        return same, f"{path} is {'as released' if same else 'altered'}: expected md5 {tar.digest}, found {digest}"
+    images, released = source.images(split, progress.update), source.num_released(split)
+    incomplete = []
     if split == "train" and source.devkit is not None:
         counts = Counter(image.label for image in images)
-        lacking = [
+        incomplete = [
             f"{item.wnid} {counts[label]:,} of {item.num_images:,}"
             for label, item in enumerate(source.devkit.classes)
             if counts[label] != item.num_images
         ]
-    more = f", {len(lacking) - SHOWN:,} more classes lack images" if len(lacking) > SHOWN else ""
-    examples = f" ({', '.join(lacking[:SHOWN])}{more})" if lacking else ""
-    complete = len(images) == wanted
+    more = f", {len(incomplete) - MAX_LISTED:,} more classes lack images" if len(incomplete) > MAX_LISTED else ""
+    examples = f" ({', '.join(incomplete[:MAX_LISTED])}{more})" if incomplete else ""
+    complete = len(images) == released
     remark = "" if complete else source.shortfall(split)
-    return complete, f"{place}: {len(images):,} of {wanted:,} images{examples}{remark}"
+    return complete, f"{path}: {len(images):,} of {released:,} images{examples}{remark}"

@@ -3,10 +3,10 @@
     (order,) = draw_order(seeds, epoch, len(dataset))
     (crops,) = draw_crops(seeds, epoch, order[None])
     read = read_ahead(dataset, split_steps(order.cpu(), 256, world=world))
-    for images, some in zip(to_device(read, device), split_steps(crops, 256, world=world), strict=True):
-        x = crop(images, some, mean)
+    for images, batch in zip(to_device(read, device), split_steps(crops, 256, world=world), strict=True):
+        x = crop(images, batch, mean)
 
-Order, crops and labels are fixed before reading starts, so that results do not depend on the threads.
+Order, crops and labels are fixed before reading starts: results do not depend on the threads.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from hullo.lab.data.ilsvrc2012.packed import PackedImages
 from hullo.lab.data.ilsvrc2012.workers import available_cores
 from hullo.lab.distributed import SINGLE_PROCESS, World
 
-AHEAD = 4
+PREFETCH = 4
 """Number of batches to read ahead."""
 
-BEHIND = 2
-"""Number of batches that a GPU may still have queued when the next is copied, so that it does not idle."""
+MAX_QUEUED = 2
+"""Number of batches that may be queued on a GPU when the next is copied; fewer would let it idle."""
 
-PIECE = 16
+CHUNK = 16
 """Images per task of a reading thread."""
 
 
@@ -44,12 +44,12 @@ def split_steps(order: Tensor, batch: int, *, start: int = 0, world: World = SIN
     are split in the same way.
 
     Examples:
-        >>> [numbers.tolist() for numbers in split_steps(torch.arange(10), 4, start=1, world=World(1, 2))]
+        >>> [indices.tolist() for indices in split_steps(torch.arange(10), 4, start=1, world=World(1, 2))]
         [[6, 7], [9]]
     """
     for first in range(start * batch, len(order), batch):
-        numbers = order[first : first + batch]
-        yield numbers[world.shard(len(numbers))]
+        indices = order[first : first + batch]
+        yield indices[world.shard(len(indices))]
 
 
 def read_ahead(dataset: PackedImages, steps: Iterable[Tensor], *, workers: int | None = None) -> Iterator[Tensor]:
@@ -60,19 +60,19 @@ def read_ahead(dataset: PackedImages, steps: Iterable[Tensor], *, workers: int |
     memory = Memory()
     threads = ThreadPoolExecutor(workers or available_cores(), thread_name_prefix="read_ahead")
 
-    def begin(numbers: Tensor) -> tuple[Tensor, list[Future[None]]]:
-        images = memory.lend(len(numbers))
-        pieces = zip(torch.split(images, PIECE), torch.split(numbers, PIECE), strict=True)
-        return images, [threads.submit(dataset.read_into, out.numpy(), some.numpy()) for out, some in pieces]
+    def start_reading(indices: Tensor) -> tuple[Tensor, list[Future[None]]]:
+        images = memory.allocate(len(indices))
+        chunks = zip(torch.split(images, CHUNK), torch.split(indices, CHUNK), strict=True)
+        return images, [threads.submit(dataset.read_into, out.numpy(), part.numpy()) for out, part in chunks]
 
-    under_way: deque[tuple[Tensor, list[Future[None]]]] = deque()
+    pending: deque[tuple[Tensor, list[Future[None]]]] = deque()
     try:
-        for numbers in steps:
-            under_way.append(begin(numbers))
-            if len(under_way) > AHEAD:
-                yield _finished(*under_way.popleft())
-        while under_way:
-            yield _finished(*under_way.popleft())
+        for indices in steps:
+            pending.append(start_reading(indices))
+            if len(pending) > PREFETCH:
+                yield _wait_for(*pending.popleft())
+        while pending:
+            yield _wait_for(*pending.popleft())
     finally:
         threads.shutdown(cancel_futures=True)
 
@@ -87,53 +87,53 @@ class Memory:
         self._pinned = torch.cuda.is_available()
         self._free: list[NDArray[np.uint8]] = []
 
-    def lend(self, count: int) -> Tensor:
+    def allocate(self, count: int) -> Tensor:
         """Return memory for `count` images."""
         if self._pinned:
             return torch.empty((count, *SHAPE), dtype=torch.uint8, pin_memory=True)
-        whole = self._free.pop() if self._free else np.empty((count, *SHAPE), np.uint8)
-        if len(whole) < count:
-            whole = np.empty((count, *SHAPE), np.uint8)
-        lent = whole[:count]  # the tensor and its views refer to this array, so it is freed after the last of them
-        weakref.finalize(lent, self._free.append, whole)
-        return torch.from_numpy(lent)
+        buffer = self._free.pop() if self._free else np.empty((count, *SHAPE), np.uint8)
+        if len(buffer) < count:
+            buffer = np.empty((count, *SHAPE), np.uint8)
+        view = buffer[:count]  # freed after the last tensor that refers to it
+        weakref.finalize(view, self._free.append, buffer)
+        return torch.from_numpy(view)
 
 
-def _finished(images: Tensor, pieces: list[Future[None]]) -> Tensor:
-    for piece in pieces:
-        piece.result()
+def _wait_for(images: Tensor, chunks: list[Future[None]]) -> Tensor:
+    for chunk in chunks:
+        chunk.result()
     return images
 
 
 def to_device(batches: Iterable[Tensor], device: torch.device) -> Iterator[Tensor]:
     """Yield the same batches on a device; copies to a GPU overlap with its computation.
 
-    Python waits for a GPU that falls behind, so that batches do not accumulate in its memory.
+    Python waits for a slow GPU: batches do not accumulate in its memory.
     """
     if device.type != "cuda":
         for batch in batches:
             yield batch.to(device)
         return
-    copying, here = _copying(device), torch.cuda.current_stream(device)
+    copies, current = _copy_stream(device), torch.cuda.current_stream(device)
     used: deque[torch.cuda.Event] = deque()
     ready: Tensor | None = None
     for batch in batches:
-        here.wait_stream(copying)  # for `ready`; the copy of `batch` comes after it
-        with torch.cuda.stream(copying):
+        current.wait_stream(copies)  # for `ready`; the copy of `batch` comes after it
+        with torch.cuda.stream(copies):
             copied = batch.to(device, non_blocking=True)
-        copied.record_stream(here)
+        copied.record_stream(current)
         if ready is not None:
             yield ready
-            used.append(here.record_event(torch.cuda.Event(blocking=True)))  # type: ignore[no-untyped-call]
-            if len(used) > BEHIND:
+            used.append(current.record_event(torch.cuda.Event(blocking=True)))  # type: ignore[no-untyped-call]
+            if len(used) > MAX_QUEUED:
                 used.popleft().synchronize()
         ready = copied
-    here.wait_stream(copying)
+    current.wait_stream(copies)
     if ready is not None:
         yield ready
 
 
 @cache
-def _copying(device: torch.device) -> torch.cuda.Stream:
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
     """Return the stream for copies to a device, always the same: PyTorch reuses freed memory only within a stream."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

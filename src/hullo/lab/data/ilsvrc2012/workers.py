@@ -24,21 +24,21 @@ def worker_processes(count: int) -> Iterator[ProcessPoolExecutor]:
     The workers ignore Ctrl-C; this process handles it.
     """
     context = multiprocessing.get_context("spawn")
-    end, leash = context.Pipe(duplex=False)
-    with ProcessPoolExecutor(count, context, initializer=_begin, initargs=(end,)) as pool, end:
+    end, alive = context.Pipe(duplex=False)
+    with ProcessPoolExecutor(count, context, initializer=_initialize, initargs=(end,)) as pool, end:
         try:
-            with _uninterrupted():
+            with _blocked_sigint():
                 for _ in range(count):
                     pool.submit(int)  # starts a process
             yield pool
         except BaseException:
-            leash.close()
+            alive.close()
             raise
-    leash.close()
+    alive.close()
 
 
 @contextmanager
-def _uninterrupted() -> Iterator[None]:
+def _blocked_sigint() -> Iterator[None]:
     """Block SIGINT; processes that are started in this block ignore it, even during their imports."""
     if os.name != "posix":
         yield
@@ -50,12 +50,12 @@ def _uninterrupted() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _begin(end: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where it could not be held back
-    threading.Thread(target=_end_with, args=(end,), daemon=True).start()
+def _initialize(end: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where it could not be blocked
+    threading.Thread(target=_exit_after, args=(end,), daemon=True).start()
 
 
-def _end_with(end: Connection) -> None:
+def _exit_after(end: Connection) -> None:
     """Wait until the other end of a pipe is closed, by the parent or by its death, then exit immediately."""
     end.poll(None)
     os._exit(1)
