@@ -274,7 +274,7 @@ class TestAdditions:
 
     @pytest.mark.parametrize("name", ["two words", "", "2nd", "f(x)", None, 7])
     def test_a_name_that_cannot_be_spelled_is_refused(self, name: object) -> None:
-        with pytest.raises(ValueError, match="invalid name .* Python identifier") as refusal:
+        with pytest.raises(ValueError, match=r"invalid name .* Python identifier") as refusal:
             hullo.add_base(name, torch.tanh)  # type: ignore[arg-type]
         assert repr(name) in str(refusal.value)
 

@@ -121,7 +121,7 @@ def assert_right_or_refused(make: type[nn.Module], x: Tensor, by_name: bool = Tr
         hullo.replace_activations(model)
     except ValueError:
         summary = hullo.summary(model)
-        assert all(site.reason for site in summary.left)
+        assert all(site.reason for site in summary.not_replaced)
         assert repr(model) == text
         assert {name: id(item) for name, item in model.state_dict(keep_vars=True).items()} == state
         assert type(model) is make
@@ -136,7 +136,7 @@ def assert_right_or_refused(make: type[nn.Module], x: Tensor, by_name: bool = Tr
         torch.testing.assert_close(moved[True], moved[False], rtol=1e-4, atol=1e-4)
     for name, value in FLAGS.items():
         kept = vars(model).get(name)
-        if name in vars(model) and not any("does not run" in site.reason for site in summary.left):
+        if name in vars(model) and not any("does not run" in site.reason for site in summary.not_replaced):
             setattr(model, name, value)  # a flag that is turned after the hulls have learned
             for mode, result in moved.items():
                 torch.testing.assert_close(outputs(model, x, mode).detach(), result, rtol=1e-4, atol=1e-4)
@@ -155,7 +155,7 @@ def assert_right_or_refused(make: type[nn.Module], x: Tensor, by_name: bool = Tr
 
 def _assert_listed(model: nn.Module, summary: Summary, x: Tensor, by_name: bool) -> None:
     """Check that the summary speaks of every activation that runs and is no hull."""
-    listed = " ".join(f"{site.function} {site.reason}" for site in summary.left)
+    listed = " ".join(f"{site.function} {site.reason}" for site in summary.not_replaced)
     for mode in (True, False):
         with Watch(model) as watch:
             outputs(model, x, mode)

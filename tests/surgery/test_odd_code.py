@@ -270,7 +270,7 @@ class Net(Base):
     )["Net"]
     model = net()
     assert list(assert_right_or_refused(net, torch.randn(3, 4))) == ["tanh_1"]
-    why = {site.name: site.reason for site in hullo.summary(hullo.replace_activations(model)).left}
+    why = {site.name: site.reason for site in hullo.summary(hullo.replace_activations(model)).not_replaced}
     assert why == {
         "act": "no call of it was found",
         "fn": "no call of it was found",
@@ -283,4 +283,4 @@ def test_a_parametrized_and_a_lazy_module_are_left_alone() -> None:
     nn.utils.parametrize.register_parametrization(layer, "weight", nn.Tanh())
     model = hullo.replace_activations(nn.Sequential(layer, nn.ReLU()))
     assert list(hullo.summary(model).hulls) == ["1"]
-    assert [site.reason for site in hullo.summary(model).left] == ["it parametrizes a weight"]
+    assert [site.reason for site in hullo.summary(model).not_replaced] == ["it parametrizes a weight"]

@@ -30,14 +30,14 @@ class Encoded(nn.Module):
 
 
 def test_a_helper_is_listed_by_the_function_it_calls() -> None:
-    left = hullo.summary(hullo.replace_activations(Encoded())).left
+    left = hullo.summary(hullo.replace_activations(Encoded())).not_replaced
     assert [(site.function, "positions calls sin" in site.reason) for site in left] == [("sin", True)]
 
 
 def test_functions_called_in_forward_become_hulls() -> None:
     model = FunctionalNet()
     assert_replaced(model, torch.randn(4, 3, 8, 8), hulls=FUNCTIONAL_SITES)
-    assert hullo.summary(model).left == ()
+    assert hullo.summary(model).not_replaced == ()
 
 
 def test_a_module_called_twice_becomes_two_hulls_that_change_their_input_as_it_did() -> None:
@@ -102,7 +102,7 @@ class Loose(nn.Module):
 def test_activations_that_are_no_part_of_the_model_are_found() -> None:
     model = Loose()
     assert_replaced(model, torch.randn(3, 4), hulls=["leaky_relu_1", "relu_1", "gelu_1", "elu_1", "act", "mish_1"])
-    (left,) = hullo.summary(model).left
+    (left,) = hullo.summary(model).not_replaced
     assert (left.function, "does not run" in left.reason) == ("selu", True)
 
 
@@ -121,7 +121,7 @@ class Shares(nn.Module):
 def test_an_activation_is_shared_only_where_weights_are() -> None:
     model = hullo.replace_activations(Shares())
     assert list(hullo.summary(model).hulls) == ["block.1"]
-    (left,) = hullo.summary(model).left
+    (left,) = hullo.summary(model).not_replaced
     assert left.name == "drop.0"
     assert "without weights that is used more than once" in left.reason
 
@@ -173,7 +173,7 @@ def test_what_cannot_be_replaced_is_left_alone_and_reported() -> None:
     torch.testing.assert_close(model(x), before)
     summary = hullo.summary(model)
     assert list(summary.hulls) == ["act", "final", "relu_1"]
-    why = {site.function: site.reason for site in summary.left}
+    why = {site.function: site.reason for site in summary.not_replaced}
     assert "arguments depend on the input" in why["F.leaky_relu"]
     assert "block calls relu" in why["block"]
     assert "training and evaluation" in why["RReLU"]
@@ -202,7 +202,7 @@ class Net(nn.Module):
     model = hullo.replace_activations(space["Net"]())
     summary = hullo.summary(model)
     assert list(summary.hulls) == ["once"]
-    assert {site.name: site.function for site in summary.left} == {"twice": "relu", "": "calls of functions"}
+    assert {site.name: site.function for site in summary.not_replaced} == {"twice": "relu", "": "calls of functions"}
 
 
 def test_source_that_changed_since_it_was_loaded_is_not_believed(tmp_path) -> None:  # type: ignore[no-untyped-def]
@@ -223,7 +223,7 @@ def test_a_traced_graph_keeps_its_functions_and_reports_them() -> None:
     hullo.replace_activations(model)
     summary = hullo.summary(model)
     assert list(summary.hulls) == ["0"]
-    assert [site.function for site in summary.left] == ["calls of functions"]
+    assert [site.function for site in summary.not_replaced] == ["calls of functions"]
 
 
 def passed_through(function: Any) -> Any:
@@ -251,6 +251,6 @@ class Totals(nn.Module):
 def test_a_decorated_helper_is_listed_with_the_function_that_it_calls() -> None:
     summary = hullo.summary(hullo.replace_activations(Totals()))
     assert list(summary.hulls) == ["act"]
-    (left,) = summary.left
+    (left,) = summary.not_replaced
     assert left.function == "softplus"
     assert "total calls softplus" in left.reason

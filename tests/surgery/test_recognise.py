@@ -32,7 +32,7 @@ MODULES: list[tuple[nn.Module, str]] = [
 @pytest.mark.parametrize(("module", "function"), MODULES, ids=lambda item: str(item))
 def test_torchs_activation_modules_are_recognised_and_kept(module: nn.Module, function: str) -> None:
     model = nn.Sequential(nn.Linear(4, 4), module)
-    assert hullo.summary(model).left[0].function == function
+    assert hullo.summary(model).not_replaced[0].function == function
     assert_replaced(model, torch.randn(50, 4), hulls=["1"])
 
 
@@ -77,6 +77,6 @@ ACT2FN = {
 @pytest.mark.parametrize("name", ACT2FN)
 def test_activation_classes_of_transformers_are_recognised_or_reported(name: str) -> None:
     activations = pytest.importorskip("transformers.activations")
-    (site,) = hullo.summary(nn.Sequential(activations.ACT2FN[name])).left
+    (site,) = hullo.summary(nn.Sequential(activations.ACT2FN[name])).not_replaced
     assert site.function == ACT2FN[name]
     assert bool(site.reason) == site.function.endswith("Activation")

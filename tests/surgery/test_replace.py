@@ -187,7 +187,7 @@ def test_a_scripted_model_is_refused_and_a_scripted_part_reported() -> None:
     with pytest.raises(TypeError, match="replace, then script"):
         hullo.replace_activations(scripted)
     model = hullo.replace_activations(nn.Sequential(scripted, nn.ReLU()))
-    assert [(site.name, site.reason) for site in hullo.summary(model).left] == [
+    assert [(site.name, site.reason) for site in hullo.summary(model).not_replaced] == [
         ("0", "it is scripted; replace before scripting")
     ]
 
@@ -214,7 +214,7 @@ def test_models_of_transformers_are_replaced_and_train(name: str) -> None:
         after = hullo.replace_activations(model)(x)[0]
     torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-6)
     summary = hullo.summary(model)
-    assert (len(summary.hulls), len(summary.left)) == (HULLS[name], 0)
+    assert (len(summary.hulls), len(summary.not_replaced)) == (HULLS[name], 0)
     starts = {name: hull.raw.detach().clone() for name, hull in summary.hulls.items()}
     optimiser = torch.optim.Adam(hullo.parameter_groups(model, lr=1e-3))
     target = torch.randn_like(before)

@@ -194,7 +194,7 @@ class _Trial:
         idle = [name for name in idle if not any(fnmatch.fnmatch(name, item) for item in self.case.idle)]
         self.check(not idle, f"hulls that are never called: {', '.join(idle)}")
 
-        for site in summary.left:  # only those that run
+        for site in summary.not_replaced:  # only those that run
             if site.function.partition("(")[0] in NOT_BY_DEFAULT:
                 self.result.gates += 1
             elif any(event.fits(site) for event in ran if event.name not in GATES) or site.name in called:
@@ -203,7 +203,7 @@ class _Trial:
     def listed(self, mode: str, watch: Watch, summary: Any) -> None:
         """Check that the summary lists every activation that still runs."""
         events = (event for event in watch.events if event.name not in GATES)
-        silent = Counter(str(event) for event in events if not any(event.fits(site) for site in summary.left))
+        silent = Counter(str(event) for event in events if not any(event.fits(site) for site in summary.not_replaced))
         self.check(not silent, f"{mode}: neither replaced nor listed: {dict(silent)}")
 
     def compare_gradients(self, mode: str, before: nn.Module, after: nn.Module, hulls: set[str]) -> None:

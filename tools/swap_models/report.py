@@ -39,7 +39,7 @@ def _tables(results: Collection[Result]) -> Iterator[str]:
         yield _row(library, len(own), *(counts[verdict] for verdict in VERDICTS), sum(item.hulls for item in own))
     yield from ("", f"<sub>{'; '.join(sorted({result.setting for result in results}))}</sub>", "")
     yield from ("### Partly replaced or refused", "")
-    yield from _head("model", "verdict", "hulls", "left alone, and why")
+    yield from _head("model", "verdict", "hulls", "not replaced, and why")
     for result in (result for result in results if result.verdict != "right"):
         only = f"all are {GATE}" if GATE in result.refusal else "no activation was found"
         reasons = " · ".join(dict.fromkeys(_reasons(result))) or only
@@ -62,7 +62,7 @@ def _reasons(result: Result) -> Iterator[str]:
 
 
 def _head(*cells: str) -> Iterator[str]:
-    words = ("library", "model", "verdict", "left alone, and why")
+    words = ("library", "model", "verdict", "not replaced, and why")
     yield _row(*cells)
     yield _row(*(":---" if cell in words else "---:" for cell in cells))
 

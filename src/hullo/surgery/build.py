@@ -53,21 +53,21 @@ class Recipe:
                 "inner_scale to the hulls that it makes, not to replace_activations"
             )
         modules = dict(model.named_modules())
-        made: dict[str, Hull] = {}
+        hulls: dict[str, Hull] = {}
         shared: dict[Hashable, Hull] = {}
         for site in sites:
             key = self._key(site, channels.get(site.name))
             if key is not None and key in shared:
-                made[site.name] = shared[key]
+                hulls[site.name] = shared[key]
                 continue
             like = nearby_tensor(modules, site.name)
             if own_hulls:
-                made[site.name] = _made_by(self.hull, site, made.values()).to(like.device)
+                hulls[site.name] = _call_factory(self.hull, site, hulls.values()).to(like.device)
             else:
-                made[site.name] = self._made(self.hull, site, channels.get(site.name), like)  # type: ignore[arg-type]
+                hulls[site.name] = self._make(self.hull, site, channels.get(site.name), like)  # type: ignore[arg-type]
             if key is not None:
-                shared[key] = made[site.name]
-        return made
+                shared[key] = hulls[site.name]
+        return hulls
 
     def _key(self, site: Site, channels: Channels | None) -> Hashable:
         """Return a key that is equal for sites that share a hull; None for a site with its own hull."""
@@ -85,16 +85,16 @@ class Recipe:
         in_place = site.reading is not None and site.reading.in_place
         return common, site.known, in_place, channels
 
-    def _made(self, hull: type[Hull] | None, site: Site, channels: Channels | None, like: Tensor) -> Hull:
+    def _make(self, hull: type[Hull] | None, site: Site, channels: Channels | None, like: Tensor) -> Hull:
         groups, channel_dim = channels or (self.groups, 1 if self.channel_dim is None else self.channel_dim)
         if not isinstance(groups, int):
             raise ValueError(f"groups={groups!r}: give a number, or 'channels' for one activation per channel")
-        found = _bases_for(site.known) if self.bases is None else resolve(self.bases, strict=False)
+        bases = _bases_for(site.known) if self.bases is None else resolve(self.bases, strict=False)
         init = self.init
         if init is None:
-            rows = site.known.coefficients(found)
+            rows = site.known.coefficients(bases)
             if rows is None:
-                spelled = ", ".join(item.name for item in found)
+                spelled = ", ".join(item.name for item in bases)
                 raise ValueError(
                     f"{site.name} is {site.function}, which is not a combination of {spelled}: add it to bases, or "
                     "give init"
@@ -111,7 +111,7 @@ class Recipe:
             hull = hull or (AffineHull if is_affine else LinearHull)
         dtype = like.dtype if like.is_floating_point() else None
         return (hull or AffineHull)(
-            *found,
+            *bases,
             init=init,
             groups=groups,
             channel_dim=channel_dim,
@@ -133,23 +133,23 @@ def _block(name: str) -> str:
 
 def starts_alike(hull: Hull, site: Site) -> bool:
     """Return whether a hull computes the function of its site."""
-    wanted = site.known.coefficients(hull.bases)
-    found = hull.local_rows()
-    if found is None:  # no values, on the meta device
-        found = torch.as_tensor(hull.init, dtype=torch.float64).reshape(hull.groups, -1).tolist()
-    if wanted is None or len(wanted) not in (1, len(found)):
+    expected = site.known.coefficients(hull.bases)
+    rows = hull.local_rows()
+    if rows is None:  # no values, on the meta device
+        rows = torch.as_tensor(hull.init, dtype=torch.float64).reshape(hull.groups, -1).tolist()
+    if expected is None or len(expected) not in (1, len(rows)):
         return False
-    return torch.allclose(torch.tensor(found), torch.tensor(wanted).expand(len(found), -1), rtol=0, atol=1e-6)
+    return torch.allclose(torch.tensor(rows), torch.tensor(expected).expand(len(rows), -1), rtol=0, atol=1e-6)
 
 
 def _bases_for(known: Known) -> tuple[Base, ...]:
     paper = resolve(_PAPER)
-    if len(known.bases) > 2:  # of a combination with parameters
+    if len(known.bases) > 2:  # a combination with parameters
         return known.bases
     return paper if known.coefficients(paper) else (*resolve(("identity", "tanh")), *known.bases)
 
 
-def _made_by(factory: Any, site: Site, others: Iterable[Hull]) -> Hull:
+def _call_factory(factory: Any, site: Site, others: Iterable[Hull]) -> Hull:
     if not callable(factory):
         raise TypeError(f"hull={factory!r}: give a class such as AffineHull, or a function that returns a hull")
     made = factory(site)

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-_DEEPEST = 64
+_MAX_DEPTH = 64
 
 _SECOND = ("Convolution", "NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm", "NativeGroupNorm", "Mkldnn")
 _LAST = ("Addmm", "Mm", "Linear", "NativeLayerNorm", "FusedRmsNorm", "RmsNorm", "Embedding", "Baddbmm")
@@ -21,13 +21,13 @@ _SAME = (
     "ToCopy", "Copy", "Alias", "Contiguous", "Dropout", "NativeDropout", "Bernoulli", "Slice", "Split", "Chunk", "Cat",
     "Relu", "Gelu", "Silu", "Tanh", "Sigmoid", "Hardswish", "Hardsigmoid", "Hardtanh", "LeakyRelu", "Elu", "Mish",
     "Softplus", "Erf", "Sin", "Cos", "Max", "Avg", "Adaptive", "Upsample", "ConstantPad", "Reflection", "Replication",
-    "_Combine", "_TransformedCombine", "_Take", "_Put", "Roll", "Flip", "PixelUnshuffle",
+    "_Combine", "_TransformedCombine", "_ShareMemory", "_ReplaceData", "Roll", "Flip", "PixelUnshuffle",
 )  # fmt: skip
 
 
 def channel_dim_of(x: Tensor) -> int | None:
-    """Return the channel dimension of x: 1, -1 or another; None if its autograd graph does not tell."""
-    dim = None if x.grad_fn is None else _dim(x.grad_fn, tuple(x.shape), _DEEPEST)
+    """Return the channel dimension of x: 1, -1 or another; None if it cannot be inferred."""
+    dim = None if x.grad_fn is None else _dim(x.grad_fn, tuple(x.shape), _MAX_DEPTH)
     return -1 if dim == x.dim() - 1 and dim != 1 else dim
 
 
@@ -44,16 +44,16 @@ def _dim(node: Any, shape: tuple[int, ...], depth: int) -> int | None:
     if kind in _MOVES:
         sizes, origins = _MOVES[kind](node, shape)
         before = _dim(node.next_functions[0][0], tuple(sizes), depth - 1)
-        places = [dim for dim, origin in enumerate(origins) if before is not None and before in origin]
-        return places[0] if len(places) == 1 else None
+        candidates = [dim for dim, origin in enumerate(origins) if before is not None and before in origin]
+        return candidates[0] if len(candidates) == 1 else None
     if kind.startswith(_SAME):
-        before_shape = tuple(getattr(node, "_saved_self_sym_sizes", shape))  # of a slice, the shape of the whole
-        found = {_dim(parent, before_shape, depth - 1) for parent, _ in node.next_functions} - {None}
-        return found.pop() if len(found) == 1 else None
+        before_shape = tuple(getattr(node, "_saved_self_sym_sizes", shape))  # for a slice, the shape of its input
+        dims = {_dim(parent, before_shape, depth - 1) for parent, _ in node.next_functions} - {None}
+        return dims.pop() if len(dims) == 1 else None
     return None
 
 
-# Each function returns the shape of the input, and for each dimension of the output the input dimensions it may be.
+# Each function returns the shape of the input and, per output dimension, the input dimensions it may correspond to.
 _Move = tuple[Sequence[int], list[set[int]]]
 
 
@@ -76,16 +76,18 @@ def _transposed(node: Any, shape: tuple[int, ...]) -> _Move:
 
 
 def _reshaped(node: Any, shape: tuple[int, ...]) -> _Move:
-    """Match dimensions of the same size with the same number of elements behind them."""
+    """Match dimensions of the same size and stride, in elements."""
     sizes = tuple(node._saved_self_sym_sizes)
-    here, there = ([(n, math.prod(part[dim + 1 :])) for dim, n in enumerate(part)] for part in (sizes, shape))
-    return sizes, [{dim for dim, item in enumerate(here) if item == new} for new in there]
+    input_dims, output_dims = (
+        [(n, math.prod(part[dim + 1 :])) for dim, n in enumerate(part)] for part in (sizes, shape)
+    )
+    return sizes, [{dim for dim, item in enumerate(input_dims) if item == new} for new in output_dims]
 
 
 def _averaged(node: Any, shape: tuple[int, ...]) -> _Move:
     sizes = tuple(node._saved_self_sym_sizes)
-    gone = {_positive(dim, len(sizes)) for dim in node._saved_dim}
-    return sizes, [{dim} - gone for dim in range(len(sizes)) if node._saved_keepdim or dim not in gone]
+    removed = {_positive(dim, len(sizes)) for dim in node._saved_dim}
+    return sizes, [{dim} - removed for dim in range(len(sizes)) if node._saved_keepdim or dim not in removed]
 
 
 def _unsqueezed(node: Any, shape: tuple[int, ...]) -> _Move:
@@ -94,8 +96,8 @@ def _unsqueezed(node: Any, shape: tuple[int, ...]) -> _Move:
 
 
 def _selected(node: Any, shape: tuple[int, ...]) -> _Move:
-    gone = _positive(node._saved_dim, len(shape) + 1)
-    return node._saved_self_sym_sizes, [{dim + (dim >= gone)} for dim in range(len(shape))]
+    removed = _positive(node._saved_dim, len(shape) + 1)
+    return node._saved_self_sym_sizes, [{dim + (dim >= removed)} for dim in range(len(shape))]
 
 
 _MOVES: dict[str, Callable[[Any, tuple[int, ...]], _Move]] = {

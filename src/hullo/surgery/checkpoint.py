@@ -16,7 +16,7 @@ from hullo.modules import AffineHull, ConicHull, ConvexHull, Hull, LinearHull
 from hullo.state_names import read_raw_name
 from hullo.surgery.build import nearby_tensor
 from hullo.surgery.find import find_sites
-from hullo.surgery.recognise import MOST_PARAMETERS
+from hullo.surgery.recognise import MAX_PARAMETERS
 from hullo.surgery.sites import named_hulls, put
 from hullo.surgery.state import Structure
 from hullo.surgery.swap import swap
@@ -65,23 +65,23 @@ def restore(model: nn.Module, state_dict: Mapping[str, Any]) -> nn.Module:
     by_name = {site.name: site for site in sites if not site.reason}
     modules = dict(model.named_modules())
     unread = [name for name, module in modules.items() if name not in by_name and _may_be_learned(module)]
-    places = _places(list(saved), [*by_name, *present, *unread])
-    made: dict[str, Hull] = {}
+    names = _match_names(list(saved), [*by_name, *present, *unread])
+    hulls: dict[str, Hull] = {}
     shared: dict[tuple[int, str], Hull] = {}  # a hull at several sites is one tensor with several names
     for name, tensors in saved.items():
-        if (place := places[name]) not in present:
-            own, raw = next(iter(tensors.items()))
-            key = (raw.data_ptr(), own)
-            known = shared.get(key) if key[0] else None
-            made[place] = shared[key] = known or _hull_for(tensors, nearby_tensor(modules, place))
+        if (target := names[name]) not in present:
+            raw_name, raw = next(iter(tensors.items()))
+            key = (raw.data_ptr(), raw_name)
+            earlier = shared.get(key) if key[0] else None
+            hulls[target] = shared[key] = earlier or _hull_for(tensors, nearby_tensor(modules, target))
     structure = Structure(model)
     try:
-        swap(model, sites, {place: hull for place, hull in made.items() if place in by_name})
-        for place in (place for place in made if place not in by_name):
-            parent, _, child = place.rpartition(".")
-            put(model.get_submodule(parent), child, made[place])
+        swap(model, sites, {target: hull for target, hull in hulls.items() if target in by_name})
+        for target in (target for target in hulls if target not in by_name):
+            parent, _, child = target.rpartition(".")
+            put(model.get_submodule(parent), child, hulls[target])
         for name, tensors in saved.items():
-            model.get_submodule(places[name]).load_state_dict(tensors)
+            model.get_submodule(names[name]).load_state_dict(tensors)
     except BaseException:
         structure.restore()
         raise
@@ -90,44 +90,44 @@ def restore(model: nn.Module, state_dict: Mapping[str, Any]) -> nn.Module:
 
 def _saved_hulls(state_dict: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
     """Return the tensors of each hull of a state_dict, raw numbers first, by the names of the hulls."""
-    found: dict[str, dict[str, Tensor]] = {}
+    hulls: dict[str, dict[str, Tensor]] = {}
     for key, tensor in state_dict.items():
-        name, _, own = key.rpartition(".")
-        if own.startswith("raw_") and read_raw_name(own) is not None:
+        name, _, raw_name = key.rpartition(".")
+        if raw_name.startswith("raw_") and read_raw_name(raw_name) is not None:
             scales = state_dict.get(f"{name}.{_SCALES}" if name else _SCALES)
-            found[name] = {own: tensor} if scales is None else {own: tensor, _SCALES: scales}
-    return found
+            hulls[name] = {raw_name: tensor} if scales is None else {raw_name: tensor, _SCALES: scales}
+    return hulls
 
 
-def _places(saved: list[str], known: list[str]) -> dict[str, str]:
-    """Return the site of each saved hull: the one of its name, or the only one that fits.
+def _match_names(saved: list[str], known: list[str]) -> dict[str, str]:
+    """Return the site of each saved hull: the one of the same name, or the only one that matches.
 
-    Libraries rename parts of a model when they save it, and wrappers add a prefix. So another name fits if it contains
+    Libraries rename parts of a model when they save it, and wrappers add a prefix. So another name matches if it has
     the same numbers and has a longer suffix in common than any other site.
     """
-    found = {}
+    matched = {}
     for name in saved:
-        parts = name.removesuffix(".hull").split(".")  # of a GatedHull, which fuse_gates makes again
+        parts = name.removesuffix(".hull").split(".")  # the hull of a GatedHull, which fuse_gates creates later
         shared = {
-            place: _common_suffix(parts, place.split(".")) for place in known if _numbers(place) == _numbers(name)
+            target: _common_suffix(parts, target.split(".")) for target in known if _numbers(target) == _numbers(name)
         }
         most = max(shared.values(), default=0)
-        best = [place for place, length in shared.items() if length == most and length]
-        found[name] = name if name in known else best[0] if len(best) == 1 else ""
-        if not found[name] or list(found.values()).count(found[name]) > 1:
+        best = [target for target, length in shared.items() if length == most and length]
+        matched[name] = name if name in known else best[0] if len(best) == 1 else ""
+        if not matched[name] or list(matched.values()).count(matched[name]) > 1:
             listed = ", ".join(map(repr, known[:8])) + (", ..." if known[8:] else "")
             raise ValueError(
                 f"the state_dict has a hull at {name!r}, where the model has no activation; it has {listed}"
             )
-    return found
+    return matched
 
 
 def _numbers(name: str) -> list[str]:
     return [part for part in name.split(".") if part.isdigit()]
 
 
-def _common_suffix(some: list[str], others: list[str]) -> int:
-    pairs = zip(reversed(some), reversed(others), strict=False)
+def _common_suffix(first: list[str], second: list[str]) -> int:
+    pairs = zip(reversed(first), reversed(second), strict=False)
     return len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
 
@@ -135,17 +135,17 @@ def _may_be_learned(module: nn.Module) -> bool:
     """Return whether a module may be an activation with parameters, such as xIELU, that are not loaded yet."""
     count = sum(parameter.numel() for parameter in module.parameters())
     plain = type(module).__module__.startswith("torch.nn") or isinstance(module, Hull)
-    return 0 < count <= MOST_PARAMETERS and not plain and not any(True for _ in module.children())
+    return 0 < count <= MAX_PARAMETERS and not plain and not any(True for _ in module.children())
 
 
 def _hull_for(tensors: Mapping[str, Tensor], like: Tensor) -> Hull:
     """Return a hull for the tensors of a state_dict, on the device of `like`."""
-    own, raw = next(iter(tensors.items()))
-    parametrization, bases, channel_dim = read_raw_name(own)  # type: ignore[misc]  # _saved_hulls has checked it
+    raw_name, raw = next(iter(tensors.items()))
+    parametrization, bases, channel_dim = read_raw_name(raw_name)  # type: ignore[misc]  # checked by _saved_hulls
     if parametrization not in _BY_PARAMETRIZATION:
-        known = ", ".join(_BY_PARAMETRIZATION)
+        valid = ", ".join(_BY_PARAMETRIZATION)
         raise ValueError(
-            f"{own} has an unknown parametrization {parametrization!r}; restore knows {known}. For your own, call "
+            f"{raw_name} has an unknown parametrization {parametrization!r}; valid are {valid}. For your own, call "
             "replace_activations with the parametrization first, then load_state_dict"
         )
     return _BY_PARAMETRIZATION[parametrization](
@@ -179,11 +179,11 @@ def save_hulls(model: nn.Module, path: str | os.PathLike[str]) -> None:
         {'': AffineHull(identity=0, relu=1)}
     """
     hulls = {name: _to_json(hull) for name, hull in named_hulls("save_hulls", model, required=True).items()}
-    target = Path(path)
-    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+    file = Path(path)
+    partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
     try:
         partial.write_text(json.dumps({"format": _FORMAT, "hulls": hulls}, indent=1) + "\n", "utf-8")
-        partial.replace(target)
+        partial.replace(file)
     finally:
         partial.unlink(missing_ok=True)
 
@@ -232,7 +232,7 @@ def _from_json(entry: dict[str, Any]) -> Hull:
     options = {name: entry[name] for name in ("parametrization", "groups", "channel_dim")}
     scales = None if entry["inner_scale"] is None else torch.tensor(entry["inner_scale"])
     cls, init = _BY_KIND[entry["hull"]], entry["coefficients"]
-    made = cls(*entry["bases"], init=init, inner_scale=_scale_kind(scales), strict=False, **options)
-    if made.inner_scale is not None:
-        made.inner_scale.data.copy_(scales)  # type: ignore[arg-type]
-    return made
+    hull = cls(*entry["bases"], init=init, inner_scale=_scale_kind(scales), strict=False, **options)
+    if hull.inner_scale is not None:
+        hull.inner_scale.data.copy_(scales)  # type: ignore[arg-type]
+    return hull

@@ -17,8 +17,8 @@ from hullo.surgery.state import Inputs, hook_inputs, restored, run
 MODES = {"training": True, "evaluation": False}
 _TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-_DEEPEST = 12
-_ROUNDINGS = 8  # a difference up to this multiple of the effect of rounding counts as rounding
+_MAX_DEPTH = 12
+_ROUNDINGS = 8  # differences up to this multiple of the effect of rounding are accepted
 _EPSILONS = 4  # rounding of one activation, in machine epsilons
 
 Leaves = dict[str, Any]  # tensors and numbers in the output of a model, by path
@@ -42,42 +42,42 @@ class Comparison:
         self._tolerance = max([coarsest, *(_TOLERANCES.get(dtype, 0.0) for dtype in dtypes)])
         self.shapes: dict[str, Tensor] = {}  # the last input of each hull, on the meta device
         self.channel_dims: dict[str, set[int | None]] = {}  # the channel dimensions of all its inputs; None: unknown
-        self.wanted: dict[str, Leaves] = {}
+        self.expected: dict[str, Leaves] = {}
         failures: list[Exception] = []
         for mode in MODES:
             try:
-                self.wanted[mode] = self._run(model, mode)
-            except Exception as error:  # a batch of one in training mode, a model that needs targets there
+                self.expected[mode] = self._run(model, mode)
+            except Exception as error:  # in training mode, a batch of one may fail, or targets may be missing
                 failures.append(error)
-        if not self.wanted:
+        if not self.expected:
             raise failures[-1]
 
     def repeats(self, model: nn.Module) -> bool:
-        """Return whether the original model reproduces its outputs."""
-        found = {mode: self._run(model, mode) for mode in self.wanted}
-        return all(difference(found[mode], wanted)[1] <= self._tolerance for mode, wanted in self.wanted.items())
+        """Return whether the outputs of the original model are reproducible."""
+        actual = {mode: self._run(model, mode) for mode in self.expected}
+        return all(difference(actual[mode], expected)[1] <= self._tolerance for mode, expected in self.expected.items())
 
     @property
     def modes(self) -> str:
         """Return the names of the compared modes; empty if outputs have no values, as on the meta device."""
-        leaves = [item for found in self.wanted.values() for item in found.values()]
-        return " and ".join(self.wanted) if any(not getattr(item, "is_meta", False) for item in leaves) else ""
+        leaves = [item for actual in self.expected.values() for item in actual.values()]
+        return " and ".join(self.expected) if any(not getattr(item, "is_meta", False) for item in leaves) else ""
 
     def _run(self, model: nn.Module, mode: str, noise: float = 0.0) -> Leaves:
         with restored(model), torch.set_grad_enabled(MODES[mode]):
-            hook_inputs(model, self._note)
+            hook_inputs(model, self._record)
             for _, hull in named_callers(model) if noise else ():
-                hull.register_forward_hook(_shake(noise))
+                hull.register_forward_hook(_perturb(noise))
             return dict(_leaves("", run(model.train(MODES[mode]), self._inputs)))
 
-    def _note(self, name: str, x: Tensor) -> None:
+    def _record(self, name: str, x: Tensor) -> None:
         self.shapes[name] = x.detach().to("meta")
         if torch.is_grad_enabled():
             self.channel_dims.setdefault(name, set()).add(channel_dim_of(x))
 
-    def try_out(self, model: nn.Module) -> None:
+    def run_changed(self, model: nn.Module) -> None:
         """Run a changed model in the modes in which the original ran; raise RuntimeError if it fails."""
-        for mode in self.wanted:
+        for mode in self.expected:
             self._outputs(model, mode)
 
     def _outputs(self, model: nn.Module, mode: str) -> Leaves:
@@ -89,56 +89,56 @@ class Comparison:
 
     def check(self, model: nn.Module) -> None:
         """Compare the outputs of a changed model; raise RuntimeError if it fails, or they differ."""
-        for mode, wanted in self.wanted.items():
-            found = self._outputs(model, mode)
-            where, distance = difference(found, wanted)
+        for mode, expected in self.expected.items():
+            actual = self._outputs(model, mode)
+            where, distance = difference(actual, expected)
             if distance <= self._tolerance:
                 continue
             coarse = [torch.finfo(dtype).eps for dtype, value in _TOLERANCES.items() if value <= self._tolerance]
-            _, noise = difference(self._run(model, mode, noise=_EPSILONS * max(coarse, default=0.0)), found)
-            steady = difference(self._run(model, mode), found)[1] <= self._tolerance
-            if not steady or not distance <= _ROUNDINGS * noise:
+            _, noise = difference(self._run(model, mode, noise=_EPSILONS * max(coarse, default=0.0)), actual)
+            is_repeatable = difference(self._run(model, mode), actual)[1] <= self._tolerance
+            if not is_repeatable or not distance <= _ROUNDINGS * noise:
                 raise RuntimeError(
                     f"the changed model computes something else: in {mode} mode, output{where} differs by "
                     f"{distance:.2g} relative to its largest number; the tolerance is {self._tolerance:.0e}"
                 )
 
 
-def _shake(noise: float) -> Any:
+def _perturb(noise: float) -> Any:
     """Return a hook that perturbs the output of a hull by as much as rounding and recognition may change it."""
     generator = torch.Generator().manual_seed(0)
 
-    def shake(module: nn.Module, inputs: Any, output: Tensor) -> None:
+    def perturb(module: nn.Module, inputs: Any, output: Tensor) -> None:
         signs = torch.randint(0, 2, output.shape, generator=generator).to(output.device, output.dtype) * 2 - 1
         coarse = _EPSILONS * torch.finfo(output.dtype).eps  # of a submodule with a coarser dtype than the rest
         output.data.mul_(1 + max(noise, coarse, DOUBLE.relative) * signs)
 
-    return shake
+    return perturb
 
 
-def difference(found: Leaves, wanted: Leaves) -> tuple[str, float]:
+def difference(actual: Leaves, expected: Leaves) -> tuple[str, float]:
     """Return the path at which two outputs differ most, and by how much relative to the largest number there."""
     worst = ("", 0.0)
-    for where in [*wanted, *(key for key in found if key not in wanted)]:
-        in_both = where in found and where in wanted
-        distance = _distance(found[where], wanted[where]) if in_both else float("inf")
+    for where in [*expected, *(key for key in actual if key not in expected)]:
+        in_both = where in actual and where in expected
+        distance = _distance(actual[where], expected[where]) if in_both else float("inf")
         if not distance <= worst[1]:
             worst = (where, distance)
     return worst
 
 
-def _distance(found: Any, wanted: Any) -> float:
-    if not isinstance(found, Tensor) or not isinstance(wanted, Tensor):
-        same = type(found) is type(wanted) and (found == wanted or (found != found and wanted != wanted))
+def _distance(actual: Any, expected: Any) -> float:
+    if not isinstance(actual, Tensor) or not isinstance(expected, Tensor):
+        same = type(actual) is type(expected) and (actual == expected or (actual != actual and expected != expected))
         return 0.0 if same else float("inf")
-    if (found.shape, found.dtype) != (wanted.shape, wanted.dtype):
+    if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
         return float("inf")
-    if found.is_meta or not found.numel():
+    if actual.is_meta or not actual.numel():
         return 0.0
-    if not (found.is_floating_point() or found.is_complex()):
-        return 0.0 if torch.equal(found, wanted) else float("inf")
-    exact = torch.complex128 if found.is_complex() else torch.float64
-    a, b = found.to(exact), wanted.to(exact)
+    if not (actual.is_floating_point() or actual.is_complex()):
+        return 0.0 if torch.equal(actual, expected) else float("inf")
+    exact = torch.complex128 if actual.is_complex() else torch.float64
+    a, b = actual.to(exact), expected.to(exact)
     same = (a == b) | (a.isnan() & b.isnan())
     if bool(same.all()):
         return 0.0
@@ -149,23 +149,23 @@ def _distance(found: Any, wanted: Any) -> float:
     return gap / scale if scale > 0 else float("inf")
 
 
-def _leaves(where: str, thing: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
+def _leaves(where: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
     """Yield the tensors and numbers in an output: in containers, data classes and other objects."""
-    if isinstance(thing, Tensor):
-        yield where, _dense(thing.detach()).clone()
-    elif isinstance(thing, _PLAIN):
-        yield where, thing
-    elif depth < _DEEPEST:
-        if isinstance(thing, Mapping):
-            parts = [(f"[{key!r}]", item) for key, item in thing.items()]
-        elif isinstance(thing, (list, tuple)):
-            parts = [(f"[{n}]", item) for n, item in enumerate(thing)]
-        elif dataclasses.is_dataclass(thing) and not isinstance(thing, type):
-            parts = [(f".{item.name}", getattr(thing, item.name)) for item in dataclasses.fields(thing)]
-        elif isinstance(thing, nn.Module) or callable(thing):
+    if isinstance(value, Tensor):
+        yield where, _dense(value.detach()).clone()
+    elif isinstance(value, _PLAIN):
+        yield where, value
+    elif depth < _MAX_DEPTH:
+        if isinstance(value, Mapping):
+            parts = [(f"[{key!r}]", item) for key, item in value.items()]
+        elif isinstance(value, (list, tuple)):
+            parts = [(f"[{n}]", item) for n, item in enumerate(value)]
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            parts = [(f".{item.name}", getattr(value, item.name)) for item in dataclasses.fields(value)]
+        elif isinstance(value, nn.Module) or callable(value):
             parts = []
         else:
-            parts = [(f".{name}", item) for name, item in getattr(thing, "__dict__", {}).items()]
+            parts = [(f".{name}", item) for name, item in getattr(value, "__dict__", {}).items()]
         for name, item in parts:
             yield from _leaves(where + name, item, depth + 1)
 

@@ -1,4 +1,4 @@
-"""Compute the edits to the code of a model that make calls go to hulls."""
+"""Compute the edits to the code of a model that redirect calls to hulls."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from hullo.surgery.sites import Names, Site
 from hullo.surgery.state import customizes_copying
 
 
-def changed_classes(sites: Iterable[Site], every: Iterable[Site]) -> list[tuple[nn.Module, type[nn.Module]]]:
-    """Return the modules that need another class for calls to go to hulls, each with that class.
+def changed_classes(sites: Iterable[Site], all_sites: Iterable[Site]) -> list[tuple[nn.Module, type[nn.Module]]]:
+    """Return the modules that need another class, which redirects calls to hulls, each with that class.
 
     Args:
         sites: the sites that get hulls.
@@ -26,7 +26,7 @@ def changed_classes(sites: Iterable[Site], every: Iterable[Site]) -> list[tuple[
     Raises:
         ValueError: only some of the hulls of a loop are among the sites.
     """
-    made = Counter(call.at for site in every for call in site.calls)
+    counts = Counter(call.at for site in all_sites for call in site.calls)
     nodes: dict[tuple[int, Position], list[tuple[Site, Call]]] = defaultdict(list)
     owners: dict[int, tuple[nn.Module, dict[str, NewMethod]]] = {}
     for site in sites:
@@ -37,15 +37,15 @@ def changed_classes(sites: Iterable[Site], every: Iterable[Site]) -> list[tuple[
             nodes[call.at].append((site, call))
     edits: dict[Body, Edits] = defaultdict(Edits)
     for at, pairs in nodes.items():
-        if len(pairs) < made[at]:
+        if len(pairs) < counts[at]:
             raise ValueError(f"{pairs[0][0].name} is one of several hulls of a loop; choose all of them, or none")
-        _edit(edits[pairs[0][1].body], pairs)
+        _change_call(edits[pairs[0][1].body], pairs)
     for owner, methods in _Writer({body: change for body, change in edits.items() if change.callees}).methods():
         owners[id(owner)] = (owner, methods)
     return [(owner, rewritten(owner, methods)) for owner, methods in owners.values()]
 
 
-def _edit(change: Edits, pairs: Sequence[tuple[Site, Call]]) -> None:
+def _change_call(change: Edits, pairs: Sequence[tuple[Site, Call]]) -> None:
     """Make one call expression call the hulls of its sites, one per iteration if there are several."""
     call = pairs[0][1]
     callees = {other.key: _callee(site, other) for site, other in pairs}
@@ -91,25 +91,25 @@ class _Writer:
         """Return the changed methods of each module."""
         for root in self._roots():
             self._name(root)
-        found: dict[int, tuple[nn.Module, dict[str, NewMethod]]] = {}
+        changed: dict[int, tuple[nn.Module, dict[str, NewMethod]]] = {}
         for body, name in self._names.items():
             if name is not None and (name != body.name or self._text(body) is not None):
                 text = self._changes(body).applied_to(body.function, name)
-                _, methods = found.setdefault(id(body.owner), (body.owner, {}))
+                _, methods = changed.setdefault(id(body.owner), (body.owner, {}))
                 methods[name] = NewMethod(name, body.cls, body.origin, text)
-        return list(found.values())
+        return list(changed.values())
 
     def _roots(self) -> list[Body]:
         """Return the entry points whose code leads to a changed method, or to another call of it."""
-        found: dict[Body, None] = {}
-        waiting = list(self._edits)
-        while waiting:
-            body = waiting.pop()
+        roots: dict[Body, None] = {}
+        pending = list(self._edits)
+        while pending:
+            body = pending.pop()
             root = next(item for item in body.chain() if item.caller is None)
-            if root not in found:
-                found[root] = None
-                waiting += [sibling for part in root.tree() for sibling in part.siblings]
-        return list(found)
+            if root not in roots:
+                roots[root] = None
+                pending += [sibling for part in root.tree() for sibling in part.siblings]
+        return list(roots)
 
     def _changes(self, body: Body) -> Edits:
         """Return the edits to a body, including the new names of the methods that it calls."""
@@ -134,15 +134,17 @@ class _Writer:
             text = self._text(body)
             before = body.siblings[: body.siblings.index(body)]
             before = [item for item in before if item.name == body.name and self._name(item) is not None]
-            alike = [self._name(item) for item in before if self._text(item) == text]
+            same_text = [self._name(item) for item in before if self._text(item) == text]
             first = not before and not body.by_super
-            untouched = text is None and not any(self._name(item) == body.name and self._text(item) for item in before)
-            if first or (untouched and not body.by_super):
+            is_unchanged = text is None and not any(
+                self._name(item) == body.name and self._text(item) for item in before
+            )
+            if first or (is_unchanged and not body.by_super):
                 self._names[body] = body.name
-            elif untouched:
+            elif is_unchanged:
                 self._names[body] = None
-            elif alike:
-                self._names[body] = alike[0]
+            elif same_text:
+                self._names[body] = same_text[0]
             else:
                 names = self._free.setdefault(id(body.owner), Names(body.owner))
                 self._names[body] = names.take(body.name, 2)

@@ -15,7 +15,7 @@ from hullo.modules import Hull
 from hullo.surgery.grouping import Group, conflicts, group_calls
 from hullo.surgery.recognise import AMBIGUOUS, Reading, is_torch_function, read_function, read_module
 from hullo.surgery.restrictions import Restrictions
-from hullo.surgery.rewrite.bytecode import mentions_activation, times_named
+from hullo.surgery.rewrite.bytecode import count_uses, mentions_activation
 from hullo.surgery.rewrite.entry_points import read_forward, read_other_methods
 from hullo.surgery.rewrite.findings import Call, Findings, Skipped
 from hullo.surgery.rewrite.reach import Reach, hooks_of
@@ -39,15 +39,15 @@ class _Finder:
         self.modules = list(model.modules())
         self.owners = [module for module in self.modules if self._has_code(module)]
         self.findings = self._read(model)
-        every = [call for found in self.findings.values() for call in found.calls]
-        self.order = {id(call): n for n, call in enumerate(every)}
+        all_calls = [call for found in self.findings.values() for call in found.calls]
+        self.order = {id(call): n for n, call in enumerate(all_calls)}
         self.visits = {at: count for found in self.findings.values() for at, count in found.visits.items()}
         self.names = {id(module): Names(module) for module in model.modules()}
         self.by_attribute: dict[AttributeId, list[Call]] = defaultdict(list)
-        for call in every:
+        for call in all_calls:
             if call.attribute is not None and id(call.attribute[0]) in self.paths:
                 self.by_attribute[id(call.attribute[0]), call.attribute[1]].append(call)
-        self.groups = {key: group_calls(calls, together=True) for key, calls in self.by_attribute.items()}
+        self.groups = {key: group_calls(calls, merge_idle=True) for key, calls in self.by_attribute.items()}
         self.functions = {id(owner): self._functions_of(owner) for owner in self.owners}
         self.used_twice = self._used_twice(model)
         self.conflicts = self._conflicts()
@@ -71,14 +71,14 @@ class _Finder:
     def _functions_of(self, owner: nn.Module) -> list[Group]:
         """Return the calls of functions, and of modules outside of the model, in groups that share a hull."""
         by_function: dict[Any, list[Call]] = defaultdict(list)
-        for call in self._found(owner).calls:
+        for call in self._findings_of(owner).calls:
             if call.attribute is None and id(call.callee) not in self.paths and call.reading is not None:
                 what = call.reading.known.name if call.reading.known else ast.unparse(call.callee_node)
                 by_function[what, call.reading.in_place].append(call)
         groups = [group for calls in by_function.values() for group in group_calls(calls)]
         return sorted(groups, key=lambda group: self.order[id(group[0])])
 
-    def _found(self, owner: nn.Module) -> Findings:
+    def _findings_of(self, owner: nn.Module) -> Findings:
         return self.findings.get(id(owner), Findings())
 
     def _used_twice(self, model: nn.Module) -> dict[int, str]:
@@ -91,8 +91,8 @@ class _Finder:
         found: dict[int, str] = {}
         for module in self.owners:
             groups = self.parts.get(id(module), [])
-            often = len(groups) > 1 or any(call.trouble for group in groups for call in group)
-            if (often or named[id(module)] > 1) and not any(True for _ in module.parameters()):
+            is_reused = len(groups) > 1 or any(call.blocker for group in groups for call in group)
+            if (is_reused or named[id(module)] > 1) and not any(True for _ in module.parameters()):
                 found |= {id(part): _SHARED for part in module.modules()}
         return found
 
@@ -100,17 +100,17 @@ class _Finder:
         """Return the first calls, by id, of groups that differ between training and evaluation, and the reason."""
         result: dict[int, str] = {}
         for owner in self.owners:
-            found = self._found(owner)
+            found = self._findings_of(owner)
             own = [group for groups in self.groups.values() for group in groups if group[0].body.owner is owner]
             parts = [group for groups in self.parts.values() for group in groups if group[0].body.owner is owner]
             parts = [group for group in parts if any(True for _ in self._inside(group))]
-            every: list[Sequence[Call | Skipped]] = [*own, *self.functions[id(owner)], *parts]
-            every += [[skipped] for skipped in found.skipped]
-            gates = {n for n, group in enumerate(every) if _is_gate(group[0])}
-            weighted = {n for n, group in enumerate(every) if _has_weights(group[0])}
-            for n, why in conflicts(every, found.modes, gates, weighted).items():
-                result[id(every[n][0])] = why
-                for module in self._inside(every[n]) if every[n] in parts else ():
+            all_calls: list[Sequence[Call | Skipped]] = [*own, *self.functions[id(owner)], *parts]
+            all_calls += [[skipped] for skipped in found.skipped]
+            gates = {n for n, group in enumerate(all_calls) if _is_gate(group[0])}
+            weighted = {n for n, group in enumerate(all_calls) if _has_weights(group[0])}
+            for n, why in conflicts(all_calls, found.modes, gates, weighted).items():
+                result[id(all_calls[n][0])] = why
+                for module in self._inside(all_calls[n]) if all_calls[n] in parts else ():
                     self.used_twice.setdefault(id(module), why)
         return result
 
@@ -125,7 +125,7 @@ class _Finder:
             for name, thing, reading in self._attributes(owner):
                 yield from self._attribute_sites(owner, name, thing, reading)
             yield from self._function_sites(owner)
-            listed = {(item.place, item.what, item.why): None for item in self._found(owner).skipped}
+            listed = {(item.place, item.what, item.why): None for item in self._findings_of(owner).skipped}
             for place, what, why in listed:
                 yield Site(self.paths[id(owner)], what, None, place, why)
         for module in self.modules:
@@ -155,9 +155,9 @@ class _Finder:
         module = thing if isinstance(thing, nn.Module) else None
         function = reading.known.name if reading.known else getattr(thing, "__name__", type(thing).__name__)
         groups = _with_idle_calls(self.groups.get((id(owner), name), []))
-        reason = reading.reason or self._trouble(owner, name, module, groups)
+        reason = reading.reason or self._why_not_attribute(owner, name, module, groups)
         slots = [] if reason else self._slots(owner, name, groups)
-        reason = reason or next((why for group, slot in slots if (why := self._misplaced(group, slot))), "")
+        reason = reason or next((why for group, slot in slots if (why := self._why_not_slot(group, slot))), "")
         if reason or not slots:
             yield Site(self._name(owner, name), function, module, "", reason, reading, Slot(owner, name, reused=True))
             return
@@ -167,29 +167,29 @@ class _Finder:
             place = group[0].place if len(slots) > 1 else ""
             yield Site(label, function, module, place, "", reading, slot, group, together)
 
-    def _trouble(self, owner: nn.Module, name: str, module: nn.Module | None, groups: list[Group]) -> str:
+    def _why_not_attribute(self, owner: nn.Module, name: str, module: nn.Module | None, groups: list[Group]) -> str:
         """Return why an attribute cannot become a hull for every group of calls; empty if it can."""
         calls = [call for group in groups for call in group]
         if why := self.used_twice.get(id(owner), "") or self.restrictions.on_attribute(owner, name):
             return why
         if isinstance(owner, nn.Sequential) and not _has_own_code(owner):
-            return self._why_not(calls)
-        if unread := self._found(owner).unread:
+            return self._why_not_calls(calls)
+        if unread := self._findings_of(owner).unread:
             forward = method(type(owner).__mro__, "forward")[2]
-            once = "forward" not in vars(owner) and hasattr(forward, "__code__") and times_named(forward, name) == 1
+            once = "forward" not in vars(owner) and hasattr(forward, "__code__") and count_uses(forward, name) == 1
             return "" if once and module is not None else f"it may be called more than once, and {unread}"
         if not calls:
             return "no call of it was found"
         if all(call.idle for call in calls):
             return f"no call of it runs: {calls[0].idle}"
-        return self._why_not(calls)
+        return self._why_not_calls(calls)
 
-    def _why_not(self, calls: Sequence[Call]) -> str:
+    def _why_not_calls(self, calls: Sequence[Call]) -> str:
         """Return why a hull cannot replace the callee of calls; empty if it can."""
         recursive = {function for found in self.findings.values() for function in found.recursive}
         for call in calls:
-            if call.trouble or id(call) in self.conflicts:
-                return call.trouble or self.conflicts[id(call)]
+            if call.blocker or id(call) in self.conflicts:
+                return call.blocker or self.conflicts[id(call)]
             if call.body.function in recursive:
                 return f"{call.body.name} calls itself"
         return ""
@@ -207,9 +207,9 @@ class _Finder:
             if call.at not in attributes:
                 stem = name if name.isidentifier() else self._name(owner, name)
                 attributes[call.at] = name if reused else self.names[id(call.body.owner)].take(stem, 2)
-            looped = len([part for part in groups if any(other.at == call.at for other in part)]) > 1
+            is_in_loop = len([part for part in groups if any(other.at == call.at for other in part)]) > 1
             parent = owner if reused else call.body.owner
-            found.append((group, Slot(parent, attributes[call.at], call.key if looped else "", reused)))
+            found.append((group, Slot(parent, attributes[call.at], call.key if is_in_loop else "", reused)))
         return found
 
     def _function_sites(self, owner: nn.Module) -> Iterator[Site]:
@@ -219,16 +219,16 @@ class _Finder:
         for group in groups:
             first, slot = group[0], None
             reading = first.reading or Reading(None)
-            reason = reading.reason or self.used_twice.get(id(owner), "") or self._why_not(group)
+            reason = reading.reason or self.used_twice.get(id(owner), "") or self._why_not_calls(group)
             reason = reason or (first.idle if all(call.idle for call in group) else "")
             if not reason and reading.known is not None:
                 if first.at not in attributes:
                     attributes[first.at] = self.names[id(owner)].take(reading.known.family, 1)
-                looped = len([part for part in groups if any(call.at == first.at for call in part)]) > 1
-                slot = Slot(owner, attributes[first.at], first.key if looped else "")
-                reason = self._misplaced(group, slot)
+                is_in_loop = len([part for part in groups if any(call.at == first.at for call in part)]) > 1
+                slot = Slot(owner, attributes[first.at], first.key if is_in_loop else "")
+                reason = self._why_not_slot(group, slot)
             found.append((group, slot, reason))
-        for group, slot, reason in _consistent(found):
+        for group, slot, reason in _propagate_reasons(found):
             reading = group[0].reading or Reading(None)
             function = reading.known.name if reading.known else ast.unparse(group[0].callee_node)
             if reason or slot is None:
@@ -237,7 +237,7 @@ class _Finder:
                 label = self._name(owner, slot.name, slot.key)
                 yield Site(label, function, None, group[0].place, "", reading, slot, group)
 
-    def _misplaced(self, group: Group, slot: Slot) -> str:
+    def _why_not_slot(self, group: Group, slot: Slot) -> str:
         """Return why a hull cannot be stored at slot, or calls cannot be changed to go there; empty if they can."""
         reused = slot.reused and not slot.key
         for call in group:
@@ -251,10 +251,10 @@ class _Finder:
                 return f"the code that leads to its calls must be rewritten, but {call.body.pinned}"
             if why := self.restrictions.on_code(call.body.owner):
                 return why
-            same = [other for other in self._found(call.body.owner).calls if other.at == call.at]
+            same = [other for other in self._findings_of(call.body.owner).calls if other.at == call.at]
             if len(same) != self.visits[call.at] or any(other.attribute != call.attribute for other in same):
                 return _ITERATIONS
-        if slot.reused and not reused and slot.name in self._found(slot.parent).unreadable:
+        if slot.reused and not reused and slot.name in self._findings_of(slot.parent).unreadable:
             return "it is called more than once, and occurs in code that cannot be read"
         if not slot.is_new:
             return ""
@@ -262,14 +262,18 @@ class _Finder:
 
 
 def _with_idle_calls(groups: list[Group]) -> list[Group]:
-    """Join groups of idle calls to the first other one: they call whatever the attribute becomes."""
+    """Join groups of idle calls to the first other group: they call the same attribute."""
     live = [group for group in groups if not all(call.idle for call in group)]
     idle = [group for group in groups if all(call.idle for call in group)]
     return [sum(idle, live[0]), *live[1:]] if live else groups
 
 
 def _has_own_code(module: nn.Module) -> bool:
-    plain = (nn.Sequential.forward, nn.Module.forward, ParametrizationList.forward)  # the second: lists and dicts
+    plain = (
+        nn.Sequential.forward,
+        nn.Module.forward,
+        ParametrizationList.forward,
+    )  # nn.Module.forward: lists and dicts
     return type(module).forward not in plain or "forward" in vars(module)
 
 
@@ -279,20 +283,20 @@ def _has_weights(call: Call | Skipped) -> bool:
 
 
 def _is_gate(call: Call | Skipped) -> bool:
-    """Return whether the callee is one of the functions that often are not activations."""
+    """Return whether the callee is a function that often is not an activation."""
     if isinstance(call, Skipped):
         return call.what.rpartition(".")[2] in AMBIGUOUS
     return call.reading is not None and call.reading.known is not None and call.reading.known.family in AMBIGUOUS
 
 
-def _consistent(found: Sequence[tuple[Group, Slot | None, str]]) -> list[tuple[Group, Slot | None, str]]:
-    """Refuse groups with a call of which another iteration is refused: one line of code cannot call both."""
+def _propagate_reasons(found: Sequence[tuple[Group, Slot | None, str]]) -> list[tuple[Group, Slot | None, str]]:
+    """Give groups the reason of another iteration of the same call: one line of code cannot call a hull and not."""
     while True:
-        refused = {call.at: reason for group, _, reason in found for call in group if reason}
-        now = [
-            (group, slot, reason or next((refused[call.at] for call in group if call.at in refused), ""))
+        reasons = {call.at: reason for group, _, reason in found for call in group if reason}
+        updated = [
+            (group, slot, reason or next((reasons[call.at] for call in group if call.at in reasons), ""))
             for group, slot, reason in found
         ]
-        if [item[2] for item in now] == [item[2] for item in found]:
-            return now
-        found = now
+        if [item[2] for item in updated] == [item[2] for item in found]:
+            return updated
+        found = updated

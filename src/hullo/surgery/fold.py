@@ -15,10 +15,10 @@ from hullo.modules import Hull
 from hullo.properties import identify
 from hullo.surgery.compare import Comparison
 from hullo.surgery.sites import named_hulls, put
-from hullo.surgery.state import Inputs, copied
-from hullo.surgery.swap import InPlace, fast_encoders, take_hooks
+from hullo.surgery.state import Inputs, copy_model
+from hullo.surgery.swap import InPlace, fast_encoders, transfer_hooks
 
-_COARSEST = 1e-4  # dropped coefficients change outputs by about as much as rounding in float32
+_MIN_TOLERANCE = 1e-4  # omitted coefficients change outputs about as much as float32 rounding
 _TOLERANCE = 1e-6  # smaller coefficients count as zero, as in `identify`
 
 _NATIVE: dict[str, Callable[..., nn.Module]] = {
@@ -29,7 +29,7 @@ _NATIVE: dict[str, Callable[..., nn.Module]] = {
 }  # fmt: skip
 
 # As in the CPU kernel: absolute error 2e-7 in float32, in half the time of torch.tanh.
-_FASTER: dict[str, Callable[[Any], Any]] = {"tanh": lambda x: 2 * torch.sigmoid(2 * x) - 1}
+_FAST: dict[str, Callable[[Any], Any]] = {"tanh": lambda x: 2 * torch.sigmoid(2 * x) - 1}
 
 
 def fold(model: nn.Module, *, example_inputs: Inputs | None = None) -> nn.Module:
@@ -45,8 +45,8 @@ def fold(model: nn.Module, *, example_inputs: Inputs | None = None) -> nn.Module
     Args:
         model: not changed.
         example_inputs: arguments of the model, as a tensor, a tuple or a dict. With them, the outputs of the model and
-            of the folded copy are compared, in training and in evaluation mode. PReLU needs them, too, because they
-            tell that a hull with several groups has one per channel.
+            of the folded copy are compared, in training and in evaluation mode. Folding to PReLU needs them to count
+            channels.
 
     Returns:
         A folded copy of the model in evaluation mode.
@@ -63,39 +63,39 @@ def fold(model: nn.Module, *, example_inputs: Inputs | None = None) -> nn.Module
         LeakyReLU(negative_slope=0.25)
     """
     named_hulls("fold", model, required=True)
-    net = None if example_inputs is None else Comparison(model, example_inputs, coarsest=_COARSEST)
-    folded = copied(model).eval()
-    seen = {} if net is None else net.shapes
-    made: dict[nn.Module, nn.Module] = {}  # a hull at two sites is folded once, and used at both
+    comparison = None if example_inputs is None else Comparison(model, example_inputs, coarsest=_MIN_TOLERANCE)
+    folded = copy_model(model).eval()
+    inputs = {} if comparison is None else comparison.shapes
+    folded_modules: dict[nn.Module, nn.Module] = {}  # a hull at several sites is folded once
     for name, hull in named_hulls("fold", folded).items():
-        made[hull] = _folded(hull, seen.get(name)).eval()
-        take_hooks(made[hull], hull)
-    folded = _substituted(folded, made)
+        folded_modules[hull] = _fold_hull(hull, inputs.get(name)).eval()
+        transfer_hooks(folded_modules[hull], hull)
+    folded = _substitute(folded, folded_modules)
     gates = [module for module in folded.modules() if isinstance(module, GatedHull)]
-    folded = _substituted(folded, {module: _product(module) for module in gates})
+    folded = _substitute(folded, {module: _product(module) for module in gates})
     fast_encoders(folded)
-    if net is not None:
-        net.check(folded)
+    if comparison is not None:
+        comparison.check(folded)
     return folded
 
 
-def _substituted(model: nn.Module, made: dict[nn.Module, nn.Module]) -> nn.Module:
-    """Replace modules wherever they are children; return the model, or what replaces it."""
+def _substitute(model: nn.Module, replacements: dict[nn.Module, nn.Module]) -> nn.Module:
+    """Replace modules wherever they are children; return the model, or its own replacement."""
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
-            if child in made:
-                put(parent, name, made[child])
-    return made.get(model, model)
+            if child in replacements:
+                put(parent, name, replacements[child])
+    return replacements.get(model, model)
 
 
-def _folded(hull: Hull, seen: Tensor | None) -> nn.Module:
+def _fold_hull(hull: Hull, inputs: Tensor | None) -> nn.Module:
     rows = hull.coefficients.detach().double().reshape(hull.groups, -1)
     if hull.inner_scale is not None:
         return _graph(hull, rows)
     if bool((rows - rows[0]).abs().max() <= _TOLERANCE):
         rows = rows[:1]
-    known = [_native(item) for item in identify(rows.cpu(), hull.bases)]  # type: ignore[union-attr]
-    native = known[0] if len(known) == 1 else _prelu(known, hull, seen)
+    natives = [_native(item) for item in identify(rows.cpu(), hull.bases)]  # type: ignore[union-attr]
+    native = natives[0] if len(natives) == 1 else _prelu(natives, hull, inputs)
     if native is None:
         return _graph(hull, rows)
     if isinstance(hull, InPlace) and not isinstance(native, nn.Identity):
@@ -110,27 +110,27 @@ def _product(gated: GatedHull) -> fx.GraphModule:
     gate, up = graph.placeholder("gate"), graph.placeholder("up")
     graph.output(graph.call_function(torch.mul, (graph.call_module("act", (gate,)), up)))
     root = nn.ModuleDict({"act": gated.hull})
-    made = fx.GraphModule(root, graph, class_name="FoldedGate")
-    take_hooks(made, gated)
-    return made.eval()
+    product = fx.GraphModule(root, graph, class_name="FoldedGate")
+    transfer_hooks(product, gated)
+    return product.eval()
 
 
-def _native(known: Base | None) -> nn.Module | None:
+def _native(base: Base | None) -> nn.Module | None:
     """Return PyTorch's module for a base; None if there is none."""
-    if known is None:
+    if base is None:
         return None
-    name, _, parameters = known.name.rstrip(")").partition("(")
+    name, _, parameters = base.name.rstrip(")").partition("(")
     return _NATIVE[name](*map(float, parameters.split(",")) if parameters else ()) if name in _NATIVE else None
 
 
-def _prelu(known: list[nn.Module | None], hull: Hull, seen: Tensor | None) -> nn.PReLU | None:
+def _prelu(natives: list[nn.Module | None], hull: Hull, inputs: Tensor | None) -> nn.PReLU | None:
     """Return a PReLU for a hull with one group per channel in dimension 1; None for other hulls."""
-    slopes = [_slope(item) for item in known]
-    if seen is None or None in slopes or hull.spec.channel_dim % seen.dim() != 1 or seen.shape[1] != hull.groups:
+    slopes = [_slope(item) for item in natives]
+    if inputs is None or None in slopes or hull.spec.channel_dim % inputs.dim() != 1 or inputs.shape[1] != hull.groups:
         return None
-    made = nn.PReLU(hull.groups, device=hull.raw.device, dtype=seen.dtype)
-    made.weight = nn.Parameter(torch.tensor(slopes).to(made.weight), requires_grad=False)
-    return made
+    prelu = nn.PReLU(hull.groups, device=hull.raw.device, dtype=inputs.dtype)
+    prelu.weight = nn.Parameter(torch.tensor(slopes).to(prelu.weight), requires_grad=False)
+    return prelu
 
 
 def _slope(module: nn.Module | None) -> float | None:
@@ -190,10 +190,10 @@ def _graph(hull: Hull, rows: Tensor) -> fx.GraphModule:
 
 def _inlined(graph: fx.Graph, base: Base, x: fx.Node) -> fx.Node:
     """Add the operations of a base to a graph."""
-    function = _FASTER.get(base.name, base.function)
+    function = _FAST.get(base.name, base.function)
     try:
         operations = fx.Tracer().trace(lambda value: function(value))
     except Exception as error:
         raise ValueError(f"base function {base.name!r} cannot be traced into a graph of operations: {error}") from error
-    given = next(node for node in operations.nodes if node.op == "placeholder")
-    return graph.graph_copy(operations, {given: x})  # type: ignore[return-value]
+    placeholder = next(node for node in operations.nodes if node.op == "placeholder")
+    return graph.graph_copy(operations, {placeholder: x})  # type: ignore[return-value]

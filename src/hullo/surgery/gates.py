@@ -48,22 +48,22 @@ def fuse_gates(model: nn.Module) -> nn.Module:
         )
     """
     named_hulls("fuse_gates", model)
-    places = Counter(
+    uses_of = Counter(
         id(module) for _, module in model.named_modules(remove_duplicate=False) if isinstance(module, Hull)
     )
-    found = [
+    products = [
         (owner, name, text)
         for owner in model.modules()
         for name, child in owner._modules.items()
-        if isinstance(child, Hull) and not isinstance(child, InPlace) and places[id(child)] == 1
+        if isinstance(child, Hull) and not isinstance(child, InPlace) and uses_of[id(child)] == 1
         for text in _with_gate(owner, name)
     ]
-    if not found:
+    if not products:
         raise ValueError(
             "no forward of the model contains a product with a hull, such as self.act(gate) * up; call "
             "replace_activations first, or use hullo.GatedHull in your code"
         )
-    for owner, name, text in found:
+    for owner, name, text in products:
         home, origin, _ = method(type(owner).__mro__, "forward")
         owner.__class__ = rewritten(owner, {"forward": NewMethod("forward", home, origin, text)})
         put(owner, name, GatedHull(owner._modules[name]))  # type: ignore[arg-type]

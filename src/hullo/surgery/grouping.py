@@ -1,7 +1,7 @@
 """Decide which calls of an activation share a hull.
 
-Calls that both happen in one run of the model get one hull each. Calls on different branches of a decision share one,
-so that training one branch also trains the other: in training and evaluation mode, before and after a model is
+Calls that both run in one forward pass get one hull each. Calls on different branches of a decision share one hull:
+training one branch then also trains the other, as for training and evaluation mode, or before and after a model is
 re-parametrized. If it is unclear which calls of two branches correspond, all of them share one hull.
 """
 
@@ -21,7 +21,7 @@ _DIFFERENT = "training and evaluation call different functions here"
 _UNTRAINED = "only evaluation calls it, so it would not be trained"
 
 
-def group_calls(calls: Sequence[Call], together: bool = False) -> list[Group]:
+def group_calls(calls: Sequence[Call], merge_idle: bool = False) -> list[Group]:
     """Return the calls of one activation in groups that share a hull, in the order of the code.
 
     A group that consists of idle calls has no counterpart among the calls that run in the model's configuration.
@@ -35,12 +35,12 @@ def group_calls(calls: Sequence[Call], together: bool = False) -> list[Group]:
     for key in _decisions(calls):
         sides = _sides(groups, key)
         if len(sides) > 1:
-            _join_sides(groups, list(sides.values()), together or key == ENTRY)
+            _join_sides(groups, list(sides.values()), merge_idle or key == ENTRY)
         for branch in list(_sides(groups, key)):
-            alone = _sides(groups, key).get(branch, [])  # again, since the groups may have been joined meanwhile
+            on_branch = _sides(groups, key).get(branch, [])  # computed again, since groups may have been joined
             ambiguous = [group for group in groups if _is_ambiguous(group, key, branch)]
-            if alone and ambiguous:
-                _join(groups, [*alone, *ambiguous])
+            if on_branch and ambiguous:
+                _join(groups, [*on_branch, *ambiguous])
     _join_exclusive(groups)
     return groups
 
@@ -55,13 +55,13 @@ def _sides(groups: Iterable[Group], key: Key) -> dict[Any, list[Group]]:
 
 
 def _is_ambiguous(group: Group, key: Key, branch: Any) -> bool:
-    """Return whether a group has several calls of one run on another side: it is unclear which one corresponds."""
+    """Return whether a group has several non-exclusive calls on another side: it is unclear which one corresponds."""
     paths = [call.path for call in group if call.path.get(key, branch) != branch]
     return any(not exclusive(a, b) for n, a in enumerate(paths) for b in paths[n + 1 :])
 
 
 def _branch(group: Sequence[Call | Skipped], key: Key) -> Any:
-    """Return the branch of a decision that all calls of a group, or all that run, are on; None if there is none."""
+    """Return the branch of a decision that all (non-idle) calls of a group are on; None if there is none."""
     calls = [call for call in group if not call.idle] or group
     branches = {call.path.get(key) for call in calls}
     return branches.pop() if len(branches) == 1 else None
@@ -97,11 +97,11 @@ def _decisions(calls: Iterable[Call]) -> list[Key]:
     return sorted(depths, key=lambda key: (kinds[key[0]], -depths[key]))
 
 
-def _join_sides(groups: list[Group], sides: list[list[Group]], together: bool) -> None:
+def _join_sides(groups: list[Group], sides: list[list[Group]], merge_idle: bool) -> None:
     """Join the groups on the sides of a decision: one to one if that is clear, otherwise all of them.
 
     Sides that do not run in the model's configuration are joined in the order of the code; if their numbers of calls
-    differ, only with `together`.
+    differ, only with `merge_idle`.
     """
     if all(len(side) == 1 for side in sides):
         _join(groups, [side[0] for side in sides])
@@ -110,7 +110,7 @@ def _join_sides(groups: list[Group], sides: list[list[Group]], together: bool) -
     elif all(len(side) == len(sides[0]) for side in sides):
         for row in zip(*sides, strict=True):
             _join(groups, list(row))
-    elif together:
+    elif merge_idle:
         _join(groups, [group for side in sides for group in side])
 
 
@@ -138,7 +138,7 @@ def conflicts(
         gates: the groups that probably are not activations, such as a sigmoid after the last layer of a model.
         weighted: the groups that call modules with weights, which may differ between modes.
     """
-    found: dict[int, str] = {}
+    reasons: dict[int, str] = {}
     for key in {*modes, MODE}:
         sides: dict[Any, list[int]] = {True: [], False: []}
         for n, group in enumerate(groups):
@@ -148,7 +148,7 @@ def conflicts(
         counted = [[n for n in side if n not in gates] for side in sides.values()]
         different = all(counted) and any(n not in weighted for side in counted for n in side)
         if different or values[0] & values[1]:
-            found |= {n: _DIFFERENT for side in sides.values() for n in side}
+            reasons |= {n: _DIFFERENT for side in sides.values() for n in side}
         if key == MODE:
-            found |= {n: _UNTRAINED for n in sides[False] if n not in found and n not in weighted}
-    return found
+            reasons |= {n: _UNTRAINED for n in sides[False] if n not in reasons and n not in weighted}
+    return reasons

@@ -1,4 +1,4 @@
-"""Run foreign code without side effects, and detect the side effects it would have."""
+"""Run user code without side effects, and detect its side effects."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from torch import Tensor, nn
 from hullo.surgery.rewrite.source import closure_values, codes, is_empty
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
-_NUMBERS, _REACHED, _LARGE = 400, 3000, 4096
+_MAX_NUMBERS, _MAX_DEPENDENCIES, _LARGE = 400, 3000, 4096
 
 
 @contextlib.contextmanager
 def isolated(function: Any = None) -> Iterator[Callable[[], str]]:
     """Suppress side effects of the code inside: random numbers, output, warnings, compilation.
 
-    What the given function may change, such as closure variables, lists and class attributes, is restored at exit.
-    Yields a function that describes the side effects so far; empty if there are none.
+    Closure variables, lists, class attributes and so on that the given function may change are restored at exit. Yields
+    a function that describes the side effects so far; empty if there are none.
     """
-    states, output, held = random_states(), io.StringIO(), _held_by(function)
+    states, output, snapshots = random_states(), io.StringIO(), _snapshots(function)
 
-    def noticed() -> str:
+    def side_effects() -> str:
         if output.getvalue():
             return "it prints"
-        if any(item.has_changed() for item in held):
+        if any(item.has_changed() for item in snapshots):
             return "calls change variables outside of it"
         is_same = all(map(operator.eq, _keys(states), _keys(random_states())))
         return "" if is_same else "it draws random numbers"
 
     with contextlib.ExitStack() as stack:
         stack.callback(set_random_states, states)
-        for item in held:
+        for item in snapshots:
             stack.callback(item.restore)
         stack.callback(logging.disable, logging.root.manager.disable)
         logging.disable()
@@ -53,50 +53,52 @@ def isolated(function: Any = None) -> Iterator[Callable[[], str]]:
         warnings.simplefilter("ignore")
         if "torch._dynamo" in sys.modules:  # otherwise nothing is compiled, and the import is slow
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-        yield noticed
+        yield side_effects
 
 
-class _Held:
-    """Hold the original contents of something that code may change: `read` returns them, `write` restores them."""
+class _Snapshot:
+    """Hold the original contents of a variable or container: `read` returns them, `write` restores them."""
 
     def __init__(self, read: Callable[[], Any], write: Callable[[Any], None]) -> None:
         self._read, self._write, self._before = read, write, read()
 
     def has_changed(self) -> bool:
-        return not _same(self._read(), self._before, 2)
+        return not _equal(self._read(), self._before, 2)
 
     def restore(self) -> None:
         self._write(self._before)
 
 
-def _held_by(function: Any) -> list[_Held]:
-    """Return what a function may change besides its arguments: variables and containers of plain values."""
-    partial, held = functools.partial, list[_Held]()
-    for item in _reached_from(function):
+def _snapshots(function: Any) -> list[_Snapshot]:
+    """Return snapshots of what a function may change besides its arguments: variables and containers."""
+    partial, snapshots = functools.partial, list[_Snapshot]()
+    for item in _dependencies(function):
         match item:
             case types.FunctionType() if not is_from_torch(item):
-                held += [_attribute(cell, "cell_contents") for cell in item.__closure__ or () if not is_empty(cell)]
+                snapshots += [
+                    _attribute(cell, "cell_contents") for cell in item.__closure__ or () if not is_empty(cell)
+                ]
                 space = item.__globals__
                 names = {name for code in codes(item.__code__) for name in code.co_names}
                 plain = [name for name in names if name in space and isinstance(space[name], _PLAIN)]
-                held += [_Held(partial(space.get, name), partial(space.__setitem__, name)) for name in plain]
+                snapshots += [_Snapshot(partial(space.get, name), partial(space.__setitem__, name)) for name in plain]
             case types.MethodType() if not is_from_torch(item):
                 kind = type(item.__self__)
                 plain = [name for name, value in vars(kind).items() if isinstance(value, _PLAIN)]
-                held += [_attribute(kind, name) for name in plain]
+                snapshots += [_attribute(kind, name) for name in plain]
             case list() | dict() | set() if len(item) < _LARGE:
-                held.append(_Held(partial(_plain_copy, item), partial(_refill, item)))
+                snapshots.append(_Snapshot(partial(_plain_copy, item), partial(_restore_container, item)))
             case Tensor() if item.numel() < _LARGE and not item.is_meta:
-                held.append(_Held(lambda item=item: item.detach().clone(), partial(_overwrite, item)))  # type: ignore[misc]
-    return held
+                snapshots.append(_Snapshot(lambda item=item: item.detach().clone(), partial(_restore_tensor, item)))  # type: ignore[misc]
+    return snapshots
 
 
-def _attribute(thing: Any, name: str) -> _Held:
+def _attribute(owner: Any, name: str) -> _Snapshot:
     def write(value: Any) -> None:
-        if getattr(thing, name) is not value:  # only then, because setting an attribute may run code
-            setattr(thing, name, value)
+        if getattr(owner, name) is not value:  # setting an attribute may run code
+            setattr(owner, name, value)
 
-    return _Held(functools.partial(getattr, thing, name), write)
+    return _Snapshot(functools.partial(getattr, owner, name), write)
 
 
 def _plain_copy(item: Any) -> Any:
@@ -104,13 +106,13 @@ def _plain_copy(item: Any) -> Any:
     return dict(item.items()) if isinstance(item, dict) else list(item) if isinstance(item, list) else set(item)
 
 
-def _refill(item: Any, contents: Any) -> None:
-    if not _same(_plain_copy(item), contents, 1):
+def _restore_container(item: Any, contents: Any) -> None:
+    if not _equal(_plain_copy(item), contents, 1):
         item.clear()
         (item.extend if isinstance(item, list) else item.update)(contents)
 
 
-def _overwrite(item: Tensor, values: Tensor) -> None:
+def _restore_tensor(item: Tensor, values: Tensor) -> None:
     if not torch.equal(item, values):
         item.data.copy_(values)
 
@@ -121,7 +123,7 @@ def random_states() -> list[Any]:
 
 
 def _keys(states: list[Any]) -> list[Any]:
-    """Return random states in comparable form, without NumPy if the code has imported it meanwhile."""
+    """Return random states in comparable form; those of NumPy only if it was imported."""
     return [states[0].tolist(), states[1], *([states[2][1].tobytes(), states[2][2]] if len(states) > 2 else [])]
 
 
@@ -134,11 +136,11 @@ def set_random_states(states: list[Any]) -> None:
 
 def has_changed(module: nn.Module, original: nn.Module) -> bool:
     """Return whether calls have changed attributes, other than the mode, of a module that is a copy of the original."""
-    return not _same({**vars(module), "training": True}, {**vars(original), "training": True}, 4)
+    return not _equal({**vars(module), "training": True}, {**vars(original), "training": True}, 4)
 
 
-def _same(a: Any, b: Any, depth: int) -> bool:
-    """Return whether two things are equal, down to a depth; objects of unknown types count as equal."""
+def _equal(a: Any, b: Any, depth: int) -> bool:
+    """Return whether two values are equal, down to a depth; objects of unknown types count as equal."""
     if a is b:
         return True
     if type(a) is not type(b):
@@ -150,17 +152,17 @@ def _same(a: Any, b: Any, depth: int) -> bool:
     if depth == 0:
         return True
     if isinstance(a, Mapping):
-        mine, others = dict(a.items()), dict(b.items())
-        return mine.keys() == others.keys() and all(_same(mine[key], others[key], depth - 1) for key in mine)
+        first, second = dict(a.items()), dict(b.items())
+        return first.keys() == second.keys() and all(_equal(first[key], second[key], depth - 1) for key in first)
     if isinstance(a, Set):
         return len(a) == len(b)
     if isinstance(a, Sequence):
-        return len(a) == len(b) and all(_same(x, y, depth - 1) for x, y in zip(a, b, strict=True))
+        return len(a) == len(b) and all(_equal(x, y, depth - 1) for x, y in zip(a, b, strict=True))
     if type(a).__module__ == "numpy":
         return bytes(a.data) == bytes(b.data) if hasattr(a, "data") else bool(a == b)
     if isinstance(a, (types.FunctionType, types.MethodType, types.ModuleType, type)):
         return True
-    return not hasattr(a, "__dict__") or _same(vars(a), vars(b), depth - 1)
+    return not hasattr(a, "__dict__") or _equal(vars(a), vars(b), depth - 1)
 
 
 def is_from_torch(function: Any) -> bool:
@@ -169,73 +171,73 @@ def is_from_torch(function: Any) -> bool:
 
 
 class NotHashableError(Exception):
-    """Raised for things whose state cannot be compared."""
+    """Raised for values whose state cannot be compared."""
 
 
-def state_of(thing: Any, depth: int = 5) -> Hashable:
-    """Return a hashable description of everything that the behaviour of a thing depends on, as a cache key."""
-    if isinstance(thing, float):
-        return float, repr(thing)
-    if isinstance(thing, _PLAIN):
-        return type(thing), thing
+def state_of(value: Any, depth: int = 5) -> Hashable:
+    """Return a hashable description of everything that the behaviour of a value depends on, as a cache key."""
+    if isinstance(value, float):
+        return float, repr(value)
+    if isinstance(value, _PLAIN):
+        return type(value), value
     if depth == 0:
         raise NotHashableError
     rest = functools.partial(state_of, depth=depth - 1)
-    if isinstance(thing, (list, tuple)):
-        return type(thing), tuple(map(rest, thing))
-    if isinstance(thing, dict):
-        return type(thing), tuple((rest(key), rest(value)) for key, value in thing.items())
-    if isinstance(thing, functools.partial):
-        return functools.partial, rest(thing.func), rest(thing.args), rest(thing.keywords)
-    if isinstance(thing, types.FunctionType):
-        if is_from_torch(thing):
-            return thing
-        return thing.__code__, rest(thing.__defaults__), rest(thing.__kwdefaults__), rest(_read_by(thing))
-    if isinstance(thing, (types.BuiltinFunctionType, types.ModuleType, type, types.MethodDescriptorType)):
-        return thing
+    if isinstance(value, (list, tuple)):
+        return type(value), tuple(map(rest, value))
+    if isinstance(value, dict):
+        return type(value), tuple((rest(key), rest(item)) for key, item in value.items())
+    if isinstance(value, functools.partial):
+        return functools.partial, rest(value.func), rest(value.args), rest(value.keywords)
+    if isinstance(value, types.FunctionType):
+        if is_from_torch(value):
+            return value
+        return value.__code__, rest(value.__defaults__), rest(value.__kwdefaults__), rest(_read_by(value))
+    if isinstance(value, (types.BuiltinFunctionType, types.ModuleType, type, types.MethodDescriptorType)):
+        return value
     raise NotHashableError
 
 
-def numbers_in(thing: Any) -> list[float]:
+def numbers_in(value: Any) -> list[float]:
     """Return the numbers in the code of a function and in the variables that it reads."""
-    found: dict[float, None] = {}
-    for item in _reached_from(thing):
+    numbers: dict[float, None] = {}
+    for item in _dependencies(value):
         if isinstance(item, Tensor) and item.numel() == 1 and not item.is_meta and not item.is_complex():
             item = item.item()
         if isinstance(item, (int, float)) and not isinstance(item, bool) and abs(item) < 1e300:
-            found[float(item)] = None
-    return list(found)[:_NUMBERS]
+            numbers[float(item)] = None
+    return list(numbers)[:_MAX_NUMBERS]
 
 
-def _reached_from(thing: Any) -> Iterator[Any]:
-    """Yield a thing and everything that its behaviour depends on, as far as the types are known."""
-    seen: dict[int, Any] = {}  # keeps the things alive, so that no id is reused
-    waiting = deque([thing])
-    while waiting and len(seen) < _REACHED:
-        item = waiting.popleft()
+def _dependencies(value: Any) -> Iterator[Any]:
+    """Yield a value and everything that its behaviour depends on, as far as the types are known."""
+    seen: dict[int, Any] = {}  # keeps the values alive: ids are not reused
+    pending = deque([value])
+    while pending and len(seen) < _MAX_DEPENDENCIES:
+        item = pending.popleft()
         if id(item) not in seen:
             seen[id(item)] = item
             yield item
-            waiting.extend(_parts(item))
+            pending.extend(_parts(item))
 
 
-def _parts(thing: Any) -> Iterable[Any]:
-    """Return what the behaviour of a thing directly depends on."""
-    match thing:
+def _parts(value: Any) -> Iterable[Any]:
+    """Return what the behaviour of a value directly depends on."""
+    match value:
         case tuple() | list() | set() | frozenset():
-            return thing
+            return value
         case dict():
-            return thing.values()
+            return value.values()
         case functools.partial():
-            return thing.func, thing.args, thing.keywords
+            return value.func, value.args, value.keywords
         case types.MethodType():
-            return thing.__func__, thing.__self__
+            return value.__func__, value.__self__
         case nn.Module():
-            return [value for name, value in vars(thing).items() if not name.startswith("_")]
-        case types.FunctionType() if not is_from_torch(thing):
-            return *codes(thing.__code__), thing.__defaults__, thing.__kwdefaults__, _read_by(thing)
+            return [item for name, item in vars(value).items() if not name.startswith("_")]
+        case types.FunctionType() if not is_from_torch(value):
+            return *codes(value.__code__), value.__defaults__, value.__kwdefaults__, _read_by(value)
         case types.CodeType():
-            return thing.co_consts
+            return value.co_consts
     return ()
 
 

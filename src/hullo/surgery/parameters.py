@@ -77,7 +77,7 @@ def parameter_groups(
 
 
 def _as_groups(given: Iterable[Any]) -> list[Group]:
-    """Return parameter groups with lists of parameters, as optimizers read their first argument."""
+    """Return parameter groups with lists of parameters, from the first argument of an optimizer."""
     items = list(given)
     groups = items if items and isinstance(items[0], dict) else [{"params": items}]
     return [
@@ -109,25 +109,25 @@ def coefficient_dict(model: nn.Module) -> dict[str, float]:
         >>> hullo.coefficient_dict(torch.nn.Sequential(torch.nn.Linear(4, 4), hullo.AffineHull("identity", "relu")))
         {'1/identity': 0.5, '1/relu': 0.5}
     """
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for name, hull in named_hulls("coefficient_dict", model).items():
         rows = hull.coefficients.detach().double().reshape(hull.groups, -1)
         for base, column in zip(hull.bases, rows.T.tolist(), strict=True):
             key = f"{name}/{base.name}" if name else base.name
             if hull.groups == 1:
-                found[key] = column[0]
+                values[key] = column[0]
             else:
-                found |= {
+                values |= {
                     f"{key}/mean": sum(column) / len(column),
                     f"{key}/min": min(column),
                     f"{key}/max": max(column),
                 }
-    return found
+    return values
 
 
 # A warning about optimizers that do not update the coefficients
 
-_STEPS = 3  # per optimizer; by then, the other optimizers of the same training have stepped, too
+_STEPS = 3  # per optimizer; by then, other optimizers of the same training have taken a step
 
 _pending: weakref.WeakKeyDictionary[Hull, weakref.ref[nn.Module]] = weakref.WeakKeyDictionary()  # hull to its model
 _Steps = weakref.WeakKeyDictionary[Hull, tuple[int, int]]  # number of steps, version of the raw numbers at the first
@@ -135,10 +135,10 @@ _seen: weakref.WeakKeyDictionary[Optimizer, _Steps] = weakref.WeakKeyDictionary(
 
 
 def expect_optimizer(model: nn.Module) -> None:
-    """Warn once an optimizer has updated weights of the model for some steps, but nobody the gradients of its hulls.
+    """Warn if an optimizer updates weights of the model for several steps, but no optimizer updates its hulls.
 
-    An optimizer updates the parameters that it was given when it was made; one made before `replace_activations` does
-    not know the hulls. So do optimizers of other libraries, which run no hooks: they show in the version counters.
+    An optimizer updates the parameters that it was constructed with; one constructed before `replace_activations` does
+    not have the hulls. Optimizers of other libraries run no hooks; their updates show in the version counters.
     """
     for hull in named_hulls("", model).values():
         _pending[hull] = weakref.ref(model)
@@ -167,18 +167,18 @@ def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, 
 
 def _check(model: Any, updated: set[int], steps: _Steps) -> None:
     hulls = {name: hull for name, hull in named_hulls("", model).items() if hull in _pending}
-    missed = []
+    not_updated = []
     for name, hull in hulls.items():
         count, version = steps.get(hull, (0, 0))
         if count >= _STEPS and hull.raw._version == version:
-            missed.append(name or "the model")
-    if not missed or updated.isdisjoint(map(id, model.parameters())):
+            not_updated.append(name or "the model")
+    if not not_updated or updated.isdisjoint(map(id, model.parameters())):
         return
     for hull in hulls.values():
         del _pending[hull]
-    named = ", ".join(missed[:3]) + (", ..." if missed[3:] else "")
+    names = ", ".join(not_updated[:3]) + (", ..." if not_updated[3:] else "")
     warnings.warn(
-        f"the optimizer updates the model but not the coefficients of {len(missed)} hulls ({named}): it was made "
+        f"the optimizer updates the model but not the coefficients of {len(not_updated)} hulls ({names}): it was made "
         "before replace_activations, or without them. Make it afterwards, or call optimizer.add_param_group({'params': "
         "hullo.coefficient_parameters(model), 'weight_decay': 0.0}). To train the weights alone, freeze the hulls with "
         "requires_grad_(False)",

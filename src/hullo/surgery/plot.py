@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _POINTS = 401
 _BINS = 60
-_KEPT = 2**16  # inputs per hull, for a histogram
+_MAX_INPUTS = 2**16  # inputs per hull, for a histogram
 
 
 def plot(
@@ -60,30 +60,30 @@ def plot(
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("plot needs matplotlib: pip install matplotlib") from error
-    seen = {} if example_inputs is None else _inputs(model, example_inputs)
+    inputs = {} if example_inputs is None else _inputs(model, example_inputs)
     columns = min(4, len(hulls))
     rows = -(-len(hulls) // columns)
     figure = Figure(figsize=(3.2 * columns, 2.6 * rows), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
     for axes, (name, hull) in zip(panels, hulls.items(), strict=False):
-        _draw(axes, hull, limits, seen.get(name))
+        _draw(axes, hull, limits, inputs.get(name))
         axes.set_title(f"{name}: {hull.spelling}" if name else hull.spelling, fontsize="small")
     for axes in panels[len(hulls) :]:
         axes.remove()
     return figure
 
 
-def _draw(axes: Any, hull: Hull, limits: tuple[float, float], seen: Tensor | None) -> None:
-    if seen is not None and seen.numel():
+def _draw(axes: Any, hull: Hull, limits: tuple[float, float], inputs: Tensor | None) -> None:
+    if inputs is not None and inputs.numel():
         histogram = axes.twinx()
-        histogram.hist(seen.clamp(*limits).numpy(), bins=_BINS, range=limits, color="0.85")
+        histogram.hist(inputs.clamp(*limits).numpy(), bins=_BINS, range=limits, color="0.85")
         histogram.set_yticks([])
         axes.set_zorder(histogram.get_zorder() + 1)
         axes.patch.set_visible(False)
     scales = None if hull.inner_scale is None else hull.inner_scale.detach()
     x, learned = _functions(hull, hull.coefficients.detach(), scales, limits)
-    _, started = _functions(hull, hull.init, None, limits)
-    axes.plot(x, started.mean(0), "--", color="0.5", linewidth=1)
+    _, initial = _functions(hull, hull.init, None, limits)
+    axes.plot(x, initial.mean(0), "--", color="0.5", linewidth=1)
     if len(learned) > 1:
         axes.fill_between(x, learned.amin(0), learned.amax(0), alpha=0.3)
     axes.plot(x, learned.mean(0))
@@ -103,14 +103,14 @@ def _functions(
 
 
 def _inputs(model: nn.Module, given: Inputs) -> dict[str, Tensor]:
-    """Return the inputs of each hull, at most `_KEPT` numbers per call."""
-    seen: dict[str, list[Tensor]] = defaultdict(list)
+    """Return the inputs of each hull, at most `_MAX_INPUTS` numbers per call."""
+    inputs: dict[str, list[Tensor]] = defaultdict(list)
 
-    def note(name: str, x: Tensor) -> None:
+    def record(name: str, x: Tensor) -> None:
         flat = x.detach().reshape(-1)
-        seen[name].append(flat[:: -(-flat.numel() // _KEPT) or 1].double().cpu())
+        inputs[name].append(flat[:: -(-flat.numel() // _MAX_INPUTS) or 1].double().cpu())
 
     with restored(model), torch.no_grad():
-        hook_inputs(model, note)
+        hook_inputs(model, record)
         run(model.eval(), given)
-    return {name: torch.cat(parts) for name, parts in seen.items()}
+    return {name: torch.cat(parts) for name, parts in inputs.items()}

@@ -31,7 +31,7 @@ from hullo.surgery.isolation import isolated, numbers_in
 
 _SPECIAL = (-20.0, -6.0, -3.0, -1.0, 0.0, 1.0, 3.0, 6.0, 20.0, 40.0)
 _RANGE32 = 1e37
-_FEW = 64  # points that distinguish most functions
+_SAMPLE = 64  # points that distinguish most functions
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ class Tolerance:
     absolute: float
     strict: bool = False
 
-    def admits(self, found: Tensor, expected: Tensor, x: Tensor) -> Tensor:
-        """Return for each row of expected values whether `found` equals it, up to rounding."""
+    def matches(self, actual: Tensor, expected: Tensor, x: Tensor) -> Tensor:
+        """Return, for each row of expected values, whether `actual` equals it, up to rounding."""
         near = torch.where(x.abs() < 64, x.abs(), 0.0) if self.strict else x.abs().clamp(1, 64)
-        error = (found - expected).abs()
+        error = (actual - expected).abs()
         close = expected.isfinite() & (error <= self.relative * expected.abs() + self.absolute * near + 1e-36)
-        same = (found == expected) | (found.isnan() & expected.isnan())
+        same = (actual == expected) | (actual.isnan() & expected.isnan())
         return (close | same).all(-1)
 
 
@@ -114,15 +114,15 @@ def is_elementwise(function: Callable[[Tensor], Tensor], y: Tensor, single: bool
     x = points(torch.float64)
     tolerance = _SAME[torch.float32 if single else torch.float64]
     for index in _batches():
-        given = torch.empty_strided(index.shape, index.stride(), dtype=torch.float64).copy_(x[index])
+        argument = torch.empty_strided(index.shape, index.stride(), dtype=torch.float64).copy_(x[index])
         try:
-            found = function(given)
+            actual = function(argument)
         except Exception:
             if index.dim() == 0:
                 continue
             return False
         outside = single & ((x[index].abs() > _RANGE32) | (x[index].abs() < 1 / _RANGE32))
-        if not bool((tolerance.admits(found[..., None], y[index, None], x[index, None]) | outside).all()):
+        if not bool((tolerance.matches(actual[..., None], y[index, None], x[index, None]) | outside).all()):
             return False
     return True
 
@@ -137,8 +137,8 @@ def slope_points(item: Base) -> Tensor:
 
 def around(numbers: Sequence[float]) -> Tensor:
     """Return points next to and between numbers that occur in the code of a function."""
-    given = sorted({sign * number for number in numbers if math.isfinite(number) for sign in (-1.0, 1.0)})
-    centres = torch.tensor([*given, *((a + b) / 2 for a, b in itertools.pairwise(given))], dtype=torch.float64)
+    symmetric = sorted({sign * number for number in numbers if math.isfinite(number) for sign in (-1.0, 1.0)})
+    centres = torch.tensor([*symmetric, *((a + b) / 2 for a, b in itertools.pairwise(symmetric))], dtype=torch.float64)
     steps = torch.tensor([0.0, 1e-12, 1e-9, 1e-7, 1e-5, 1e-4, 1e-3, 1e-2, 0.1], dtype=torch.float64)
     offsets = torch.cat([steps, -steps])
     return torch.cat([(centres[:, None] * (1 + offsets)).flatten(), (centres[:, None] + offsets).flatten()])
@@ -169,28 +169,28 @@ def identify_function(function: Callable[..., Any]) -> tuple[Base | None, bool, 
         the function is not elementwise, or linear.
     """
     call = functools.partial(_call, function)
-    with isolated(function) as noticed, torch.no_grad():
+    with isolated(function) as side_effects, torch.no_grad():
         try:
             if not _seems_elementwise(call):
                 return None
             x = points(torch.float64)
-            given = x.clone()
-            found = call(given)
-            y = found.double().clone()
+            argument = x.clone()
+            actual = call(argument)
+            y = actual.double().clone()
             single = torch.equal(y.nan_to_num(), y.float().double().nan_to_num())
             if _is_linear(call) or not is_elementwise(call, y, single):
                 return None
         except Exception:  # it does not accept any tensor
             return None
-        in_place = not torch.equal(given, x)
+        in_place = not torch.equal(argument, x)
         try:
             item = _match(call, y, single)
-            reason = _NO_BASE if item is None else _check(function, item, single) or noticed()
+            reason = _NO_BASE if item is None else _check(function, item, single) or side_effects()
             if not torch.equal(call(x.clone()).double().nan_to_num(0.5), y.nan_to_num(0.5)):
                 reason = "it is not deterministic"
         except Exception as error:
             item, reason = None, f"it fails for some inputs: {type(error).__name__}"
-        if in_place and not (found.data_ptr() == given.data_ptr() and found.stride() == given.stride()):
+        if in_place and not (actual.data_ptr() == argument.data_ptr() and actual.stride() == argument.stride()):
             reason = reason or "it overwrites its input and returns another tensor"
         return None if reason else item, in_place, reason
 
@@ -206,7 +206,7 @@ def _seems_elementwise(call: Callable[[Tensor], Tensor]) -> bool:
 def _is_linear(call: Callable[[Tensor], Tensor]) -> bool:
     x = points(torch.float32).double()
     low, middle, high = call(torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64)).double()
-    return bool(SINGLE.admits(call(x.clone()).double(), middle + (high - low) / 2 * x, x))
+    return bool(SINGLE.matches(call(x.clone()).double(), middle + (high - low) / 2 * x, x))
 
 
 def _match(call: Callable[[Tensor], Tensor], y: Tensor, single: bool) -> Base | None:
@@ -217,40 +217,40 @@ def _match(call: Callable[[Tensor], Tensor], y: Tensor, single: bool) -> Base | 
         y = call(x.clone()).double()
     bases = tuple(item for item in all_bases() if item.name != "identity")
     expected = values(bases, torch.float32 if single else torch.float64)
-    may_be = tolerance.admits(y[:_FEW], expected[:, :_FEW], x[:_FEW]).tolist()
-    for item, row, fits in zip(bases, expected, may_be, strict=True):
-        if fits and bool(tolerance.admits(y, row, x)):
+    candidates = tolerance.matches(y[:_SAMPLE], expected[:, :_SAMPLE], x[:_SAMPLE]).tolist()
+    for item, row, fits in zip(bases, expected, candidates, strict=True):
+        if fits and bool(tolerance.matches(y, row, x)):
             return item
-    for item in candidate_members(lambda few: call(few).double(), decimals=6 if single else None):
-        if bool(tolerance.admits(y, item.function(x), x)):
+    for item in candidate_members(lambda sample: call(sample).double(), decimals=6 if single else None):
+        if bool(tolerance.matches(y, item.function(x), x)):
             return base(item.name)
     return None
 
 
 def _check(function: Callable[..., Any], item: Base, single: bool) -> str:
-    """Return how a function with the values of a base differs elsewhere from it; empty if it does not."""
+    """Return how a function that agrees with a base at the test points differs elsewhere; empty if it does not."""
     call = functools.partial(_call, function)
     tolerance = SINGLE_INSIDE if single else DOUBLE
-    mentioned = around(numbers_in(function))
+    around_constants = around(numbers_in(function))
     infinite = torch.tensor([math.inf, -math.inf], dtype=torch.float64)
-    for x in (mentioned.float().double() if single else mentioned, infinite):
+    for x in (around_constants.float().double() if single else around_constants, infinite):
         y, expected = call(x.clone()).double(), item.function(x)
         if x is infinite:  # many functions multiply infinity by zero
             expected = torch.where(y.isnan() | expected.isnan(), y, expected)
-        if not bool(tolerance.admits(y, expected, x)):
+        if not bool(tolerance.matches(y, expected, x)):
             return _NO_BASE
     return _check_types(call, item) or _check_gradient(call, item, single)
 
 
 def _check_types(call: Callable[[Tensor], Tensor], item: Base) -> str:
-    """Return how a function differs from a base in other types than float64, or under autocast; empty if not."""
-    few = points(torch.float32)
-    few = few[(few.abs() < 1000) & (few.abs() > 1e-3)][:500]
-    if call(few.double()).dtype != torch.float64:
+    """Return how a function differs from a base in dtypes other than float64, or under autocast; empty if not."""
+    sample = points(torch.float32)
+    sample = sample[(sample.abs() < 1000) & (sample.abs() > 1e-3)][:500]
+    if call(sample.double()).dtype != torch.float64:
         return "it does not return the dtype of its input"
-    cases = [(points(torch.float32), SINGLE, False), (few, BFLOAT16, True)]
+    cases = [(points(torch.float32), SINGLE, False), (sample, BFLOAT16, True)]
     for dtype in (torch.float16, torch.bfloat16):
-        cases.append((few.to(dtype), BFLOAT16, False))
+        cases.append((sample.to(dtype), BFLOAT16, False))
     for x, tolerance, autocast in cases:
         try:
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
@@ -258,12 +258,12 @@ def _check_types(call: Callable[[Tensor], Tensor], item: Base) -> str:
         except Exception:
             if x.dtype == torch.float32:
                 raise
-            continue  # no model uses it with a dtype that it does not support
+            continue  # a dtype that the function does not support
         if y.dtype != x.dtype:
             return "it does not return the dtype of its input" + autocast * " under autocast"
         wide = x.double()
-        expected = item.function(wide).to(x.dtype).double()  # infinite where the type has no such number
-        if not bool(tolerance.admits(y.double(), expected, wide)):
+        expected = item.function(wide).to(x.dtype).double()  # infinite on overflow
+        if not bool(tolerance.matches(y.double(), expected, wide)):
             return f"it computes another function in {x.dtype}" + autocast * " under autocast"
     return ""
 
@@ -280,12 +280,12 @@ def _check_gradient(call: Callable[[Tensor], Tensor], item: Base, single: bool) 
         (gradient,) = torch.autograd.grad(y, leaf, upstream, allow_unused=True) if y.requires_grad else (None,)
         if gradient is None:
             return "it has no gradient"
-        wide, found = x.double(), (gradient / upstream).double()
+        wide, actual = x.double(), (gradient / upstream).double()
         expected, exact = item.derivative(wide), dtype == torch.float64 and not single
         relative, absolute = (2.0**-20, 2.0**-22) if exact else (2.0**-14, 2.0**-14)
-        close = (found - expected).abs() <= relative * expected.abs() + absolute
-        overflown = found.isnan() & (wide.abs() > 80)  # 0 times infinity in the other branch of torch.where
-        same_values = (DOUBLE if exact else SINGLE).admits(y.detach().double(), item.function(wide), wide)
+        close = (actual - expected).abs() <= relative * expected.abs() + absolute
+        overflown = actual.isnan() & (wide.abs() > 80)  # 0 times infinity in the other branch of torch.where
+        same_values = (DOUBLE if exact else SINGLE).matches(y.detach().double(), item.function(wide), wide)
         if not (bool((close | overflown).all()) and bool(same_values)):
             return f"its gradient is not that of {item.name}"
     return ""

@@ -1,4 +1,4 @@
-"""Recognise activations: find the base that a module or a function computes by calling it, whatever its name."""
+"""Recognise activations: identify the base that a module or a function computes by calling it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hullo.sharding import gather
 from hullo.surgery.isolation import NotHashableError, has_changed, isolated, state_of
 from hullo.surgery.probes import identify_function, points
 
-_MOST_NUMBERS = 2**16  # in parameters and buffers: no activation has more
+_MAX_NUMBERS = 2**16  # in the parameters and buffers of an activation
 _CACHE_SIZE = 2048
 _BOOKKEEPING = frozenset(vars(nn.Identity()))
 
@@ -39,9 +39,9 @@ FUNCTIONS = frozenset(
 )
 
 
-def is_torch_function(thing: Any) -> bool:
-    """Return whether something is one of these functions, or a partial of one."""
-    function = thing.func if isinstance(thing, functools.partial) else thing
+def is_torch_function(value: Any) -> bool:
+    """Return whether a value is one of these functions, or a partial of one."""
+    function = value.func if isinstance(value, functools.partial) else value
     return isinstance(function, (types.FunctionType, types.BuiltinFunctionType)) and function in FUNCTIONS
 
 
@@ -68,9 +68,9 @@ class Known:
             return [[float(item is self.bases[0]) for item in bases]]
         functions = [functools.partial(_combine, row, self.bases) for row in self.rows]
         rows = [
-            [round(number, 12) for number in found]
-            for found in express(functions, [item.function for item in bases])
-            if found is not None
+            [round(number, 12) for number in solution]
+            for solution in express(functions, [item.function for item in bases])
+            if solution is not None
         ]
         return rows if len(rows) == len(self.rows) else None
 
@@ -95,12 +95,12 @@ def read_module(module: nn.Module) -> Reading | None:
     if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
         return Reading(None, reason="its activations are inside a fused kernel")
     kind = type(module)
-    if isinstance(module, nn.PReLU) and (kind.forward is nn.PReLU.forward or _does_as_prelu(module)):
+    if isinstance(module, nn.PReLU) and (kind.forward is nn.PReLU.forward or _equals_prelu(module)):
         return _read_prelu(module)
     if kind.__module__.startswith("torch.") and kind.__module__ != "torch.nn.modules.activation":
         return None
     tensors = [*module.parameters(), *module.buffers()]
-    if sum(tensor.numel() for tensor in tensors) > _MOST_NUMBERS or any(map(_holds_module, vars(module).values())):
+    if sum(tensor.numel() for tensor in tensors) > _MAX_NUMBERS or any(map(_holds_module, vars(module).values())):
         return None
     found = read_combination(module)
     if found is not None and not _why_not(module):
@@ -126,16 +126,17 @@ def _read_calls(function: Callable[..., Any]) -> Reading | None:
 
 
 @real_tensors()
-def _does_as_prelu(module: nn.PReLU) -> bool:
+def _equals_prelu(module: nn.PReLU) -> bool:
     """Return whether a subclass of PReLU computes the values and gradients of PReLU."""
     try:
         with isolated():
-            twin = copy.deepcopy(module).cpu()
-            for shape in ((5, len(twin.weight)), (3, len(twin.weight), 4, 2)):
-                x = points(torch.float32)[: math.prod(shape)].reshape(shape).to(twin.weight.dtype).requires_grad_()
+            module_copy = copy.deepcopy(module).cpu()
+            weight = module_copy.weight
+            for shape in ((5, len(weight)), (3, len(weight), 4, 2)):
+                x = points(torch.float32)[: math.prod(shape)].reshape(shape).to(weight.dtype).requires_grad_()
                 found, expected = (
-                    (y, *torch.autograd.grad(y.sum(), (x, twin.weight)))
-                    for y in (twin.forward(x * 1.0), F.prelu(x, twin.weight))
+                    (y, *torch.autograd.grad(y.sum(), (x, weight)))
+                    for y in (module_copy.forward(x * 1.0), F.prelu(x, weight))
                 )
                 if not all(map(torch.equal, found, expected)):
                     return False
@@ -160,14 +161,14 @@ def _read_copies(module: nn.Module) -> Reading | None:
     for training in (False, True):
         try:
             with isolated():
-                twin = copy.deepcopy(module)
+                module_copy = copy.deepcopy(module)
         except Exception:  # without a copy, calls might change the module
             return None
-        twin.training = training
-        reading = _read_calls(types.MethodType(type(twin).forward, twin))
+        module_copy.training = training
+        reading = _read_calls(types.MethodType(type(module_copy).forward, module_copy))
         if reading is None and not training:
             return None
-        if reading is not None and reading.known and has_changed(twin, module):
+        if reading is not None and reading.known and has_changed(module_copy, module):
             reading = Reading(None, reading.in_place, "calls change its attributes")
         readings.append(reading)
     if readings[0] != readings[1]:
@@ -175,7 +176,7 @@ def _read_copies(module: nn.Module) -> Reading | None:
     return readings[0]
 
 
-_USUAL = frozenset({
+_ALLOWED = frozenset({
     "__repr__", "__new__", "__init_subclass__", "__class_getitem__", "__slots__", "__orig_bases__", "__parameters__",
     "__abstractmethods__", "__setstate__", "__getstate__", *vars(nn.ReLU),
 })  # fmt: skip
@@ -186,7 +187,7 @@ def _why_not(module: nn.Module) -> str:
     if "forward" in vars(module):
         return "its forward is set on the module itself, not in its class"
     own = [name for cls in type(module).__mro__ if cls not in nn.Module.__mro__ for name in vars(cls)]
-    if special := sorted({name for name in own if name.startswith("__")} - _USUAL):
+    if special := sorted({name for name in own if name.startswith("__")} - _ALLOWED):
         return f"its class defines {special[0]}"
     parameters = list(inspect.signature(type(module).forward).parameters)[2:]
     return f"its forward takes more than one argument: {', '.join(parameters)}" if parameters else ""
@@ -210,7 +211,7 @@ _readings: dict[Hashable, Reading | None] = {}
 
 
 def _cached(read: Callable[[], Reading | None], state: Callable[[], Hashable]) -> Reading | None:
-    """Read something, unless it was read before in the same state."""
+    """Call `read`, unless the result for this state is cached."""
     try:
         key = (all_bases(), state())
     except NotHashableError:
@@ -230,8 +231,8 @@ COMBINATIONS = {
 }
 """Bases of learned activations in recent models; see :mod:`hullo.presets`."""
 
-MOST_PARAMETERS = 8  # of a module that is one of them
-_COMBINATION_TOLERANCE = 2.0**-18  # of values and slopes: xIELU cuts off a window of 1e-6 beside the origin
+MAX_PARAMETERS = 8  # of such an activation
+_COMBINATION_TOLERANCE = 2.0**-18  # of values and slopes: xIELU clips inputs within 1e-6 of the origin
 
 
 @real_tensors()
@@ -241,7 +242,7 @@ def read_combination(module: nn.Module) -> tuple[str, tuple[Base, ...], tuple[fl
     A copy of the module is called in float64. Values and slopes must agree with the combination, which must contain a
     power of ReLU.
     """
-    if not 0 < sum(parameter.numel() for parameter in module.parameters()) <= MOST_PARAMETERS:
+    if not 0 < sum(parameter.numel() for parameter in module.parameters()) <= MAX_PARAMETERS:
         return None
     x = points(torch.float64)
     x = x[(x.abs() < 64) & (x.abs() > 1e-5)]
@@ -267,12 +268,12 @@ def read_combination(module: nn.Module) -> tuple[str, tuple[Base, ...], tuple[fl
 def _values_and_slopes(module: nn.Module, x: Tensor, training: bool) -> tuple[Tensor, Tensor]:
     """Call a copy of a module, on the CPU and in float64."""
     with isolated(), torch.enable_grad():
-        twin = copy.deepcopy(module).cpu().double().train(training)
+        module_copy = copy.deepcopy(module).cpu().double().train(training)
         leaf = x.clone().requires_grad_()
-        given = leaf * 1.0
-        y = type(twin).forward(twin, given)
+        argument = leaf * 1.0
+        y = type(module_copy).forward(module_copy, argument)
         (slopes,) = torch.autograd.grad(y.sum(), leaf)
-        if not torch.equal(given, x) or y.shape != x.shape:
+        if not torch.equal(argument, x) or y.shape != x.shape:
             raise ValueError("it overwrites its input, or returns another shape")
     return y.detach(), slopes
 

@@ -18,7 +18,7 @@ from hullo.surgery.parameters import expect_optimizer
 from hullo.surgery.recognise import AMBIGUOUS, COMBINATIONS
 from hullo.surgery.sites import Site, named_hulls
 from hullo.surgery.state import Inputs, Structure
-from hullo.surgery.summary import NOT_REACHED, why_left
+from hullo.surgery.summary import NOT_REACHED, why_not_replaced
 from hullo.surgery.swap import swap
 
 _WRAPPERS = frozenset({"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "OptimizedModule"})
@@ -43,7 +43,7 @@ def replace_activations(
 ) -> nn.Module:
     r"""Turn the activations of a model into hulls that start as the functions they replace.
 
-    Modules are recognised by what they compute, not by their names: a module without parameters that computes a base
+    Modules are recognised by their values, not by their names: a module without parameters that computes a base
     elementwise is that base. Calls of functions (``F.relu(x)``, ``torch.tanh(x)``, ``x.relu()``) are found in the code
     of every forward, which is rewritten to call hulls; control flow, arguments and names of parameters do not change.
 
@@ -71,7 +71,7 @@ def replace_activations(
             channel. The last two need `example_inputs`; a number can be given with `channel_dim` instead.
         channel_dim: the channel dimension: 1 as in convolutions, -1 in transformers. By default it is inferred at each
             site from the operations that computed its input: 1 after a convolution, -1 after a linear layer, moved by
-            permutations and reshapes in between. If they do not tell, an error says so.
+            permutations and reshapes in between. If it cannot be inferred, an error says so.
         parametrization: how raw parameters become coefficients, as in :class:`hullo.AffineHull`.
         share: which sites share a hull: ``"model"`` all of them, ``"block"`` those in the same numbered module, such as
             ``layers.0``, or those for which a function of a :class:`hullo.surgery.Site` returns the same value; None
@@ -118,40 +118,45 @@ def replace_activations(
 
 
 def _swap_and_compare(
-    model: nn.Module, sites: Sequence[Site], chosen: Sequence[Site], recipe: Recipe, net: Comparison, before: Structure
+    model: nn.Module,
+    sites: Sequence[Site],
+    chosen: Sequence[Site],
+    recipe: Recipe,
+    comparison: Comparison,
+    before: Structure,
 ) -> None:
     """Put hulls in and compare outputs. If the hulls start as other functions, compare with default hulls first."""
     channels: dict[str, Channels] = {}
-    finds_channels = recipe.groups == "channels" or (recipe.groups != 1 and recipe.channel_dim is None)
-    alike = not finds_channels
-    if alike:
-        made = recipe.make(model, chosen, {})
-        alike = all(starts_alike(made[site.name], site) for site in chosen)
-    if not alike:
+    infers_channels = recipe.groups == "channels" or (recipe.groups != 1 and recipe.channel_dim is None)
+    starts_as_original = not infers_channels
+    if starts_as_original:
+        hulls = recipe.make(model, chosen, {})
+        starts_as_original = all(starts_alike(hulls[site.name], site) for site in chosen)
+    if not starts_as_original:
         swap(model, sites, Recipe().make(model, chosen, {}))
-        _check(model, net, before)
+        _check(model, comparison, before)
         before.restore()
-        if finds_channels:
-            channels = {site.name: _find_channels(net, site.name, recipe) for site in chosen}
-        made = recipe.make(model, chosen, channels)
-    net.shapes.clear()
-    swap(model, sites, made)
-    if all(starts_alike(made[site.name], site) for site in chosen):
-        _check(model, net, before)
+        if infers_channels:
+            channels = {site.name: _find_channels(comparison, site.name, recipe) for site in chosen}
+        hulls = recipe.make(model, chosen, channels)
+    comparison.shapes.clear()
+    swap(model, sites, hulls)
+    if all(starts_alike(hulls[site.name], site) for site in chosen):
+        _check(model, comparison, before)
     else:
-        net.try_out(model)
-    reached = {made[site.name] for site in chosen if site.name in net.shapes}
-    for shared in set(made.values()):
-        vars(shared)["compared"] = net.modes if shared in reached else NOT_REACHED
+        comparison.run_changed(model)
+    reached = {hulls[site.name] for site in chosen if site.name in comparison.shapes}
+    for shared in set(hulls.values()):
+        vars(shared)["compared"] = comparison.modes if shared in reached else NOT_REACHED
 
 
-def _check(model: nn.Module, net: Comparison, before: Structure) -> None:
+def _check(model: nn.Module, comparison: Comparison, before: Structure) -> None:
     """Compare outputs. If they differ, test whether those of the original model are reproducible."""
     try:
-        net.check(model)
+        comparison.check(model)
     except RuntimeError:
         before.restore()
-        if not net.repeats(model):
+        if not comparison.repeats(model):
             raise RuntimeError(
                 "the original model is not deterministic: with the same random numbers, its outputs differ between "
                 "runs and cannot be compared; omit example_inputs"
@@ -159,17 +164,17 @@ def _check(model: nn.Module, net: Comparison, before: Structure) -> None:
         raise
 
 
-def _find_channels(net: Comparison, name: str, recipe: Recipe) -> Channels:
+def _find_channels(comparison: Comparison, name: str, recipe: Recipe) -> Channels:
     """Return the number of groups and the channel dimension of a site."""
-    if name not in net.shapes:
+    if name not in comparison.shapes:
         raise ValueError(f"example_inputs do not reach {name}; exclude it with where, or give groups as a number")
-    shape, dim = tuple(net.shapes[name].shape), recipe.channel_dim
+    shape, dim = tuple(comparison.shapes[name].shape), recipe.channel_dim
     if dim is None:
-        found = net.channel_dims.get(name, {None})
-        (dim,) = found if len(found) == 1 else (None,)
+        dims = comparison.channel_dims.get(name, {None})
+        (dim,) = dims if len(dims) == 1 else (None,)
         if dim is None:
             raise ValueError(
-                f"the operations before {name} do not tell the channel dimension of its input of shape {shape}; give "
+                f"cannot infer the channel dimension of the input of {name}, of shape {shape}; give "
                 "channel_dim: 1 as in convolutions, -1 in transformers, with where to choose sites"
             )
     if not -len(shape) <= dim < len(shape):
@@ -202,18 +207,22 @@ def _choose(
         raise ValueError("no activations were found in the model; to replace a single activation, make a hull yourself")
     if isinstance(functions, str):
         raise TypeError(f"functions={functions!r}: give a list of names, as in [{functions!r}]")
-    every = frozenset({*list_bases(), "prelu", *COMBINATIONS})
-    wanted = every - AMBIGUOUS if functions is None else frozenset(functions)
-    for name in wanted - every:
-        raise ValueError(f"unknown function {name!r} in functions; known are {', '.join(sorted(every))}")
+    known = frozenset({*list_bases(), "prelu", *COMBINATIONS})
+    selected = known - AMBIGUOUS if functions is None else frozenset(functions)
+    for name in selected - known:
+        raise ValueError(f"unknown function {name!r} in functions; known are {', '.join(sorted(known))}")
     choices = [where] if isinstance(where, str) or callable(where) else None if where is None else list(where)
-    free = [site for site in sites if not site.reason and site.known.family in wanted]
-    chosen = [site for site in free if choices is None or any(_matches(site, choice) for choice in choices)]
-    if not chosen and free:
-        listed = ", ".join(site.name for site in free[:8])
-        raise ValueError(f"where={where!r} matches none of {len(free)} sites: {listed}{', ...' if free[8:] else ''}")
+    replaceable = [site for site in sites if not site.reason and site.known.family in selected]
+    chosen = [site for site in replaceable if choices is None or any(_matches(site, choice) for choice in choices)]
+    if not chosen and replaceable:
+        listed = ", ".join(site.name for site in replaceable[:8])
+        raise ValueError(
+            f"where={where!r} matches none of {len(replaceable)} sites: {listed}{', ...' if replaceable[8:] else ''}"
+        )
     if not chosen:
-        listed = "; ".join(f"{site.name or 'the model'} ({site.function}): {why_left(site)}" for site in sites[:8])
+        listed = "; ".join(
+            f"{site.name or 'the model'} ({site.function}): {why_not_replaced(site)}" for site in sites[:8]
+        )
         listed += "; ..." if sites[8:] else ""
         raise ValueError(f"{present or 'the model has no hulls'}, and no activation can be replaced: {listed}")
     return chosen

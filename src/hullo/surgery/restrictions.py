@@ -30,19 +30,20 @@ class Restrictions:
     """
 
     def __init__(self, model: nn.Module, findings: Iterable[Findings], reach: Reach) -> None:
-        found = list(findings)
+        all_findings = list(findings)
         self._assigned, self._used = reach.assigned, reach.used()
-        functions = {function for item in found for function in item.passed}
+        functions = {function for item in all_findings for function in item.passed}
         passed = {
-            function: [module for item in found for module in item.passed.get(function, ())] for function in functions
+            function: [module for item in all_findings for module in item.passed.get(function, ())]
+            for function in functions
         }
-        walks = reach.walks((function for item in found for function in item.seen), passed)
-        self._tied = {(id(parent), name): why for item in found for (parent, name), why in item.tied}
-        self._exact = {cls for item in found for cls in item.exact}
-        self._tested = [test for item in found for test in item.tested]
+        walks = reach.walks((function for item in all_findings for function in item.seen), passed)
+        self._tied = {(id(parent), name): why for item in all_findings for (parent, name), why in item.tied}
+        self._exact = {cls for item in all_findings for cls in item.exact}
+        self._tested = [test for item in all_findings for test in item.tested]
         self._walked: dict[str, dict[int, str]] = {"children": {}, "modules": {}, "parameters": {}, "text": {}}
         self._anything: dict[str, str] = {}
-        for module, kind, where in [*(walk for item in found for walk in item.walked), *walks]:
+        for module, kind, where in [*(walk for item in all_findings for walk in item.walked), *walks]:
             if module is None:
                 self._anything.setdefault(kind, where)
             else:
@@ -52,8 +53,11 @@ class Restrictions:
         for module in model.modules():
             if why := loses_children(module):
                 self._lost |= {id(part): why for part in module.modules()}
-        held = [(module, item) for module in model.modules() for item in held_by(module)]
-        owned = [(holder, name, thing.__self__ if inspect.ismethod(thing) else thing) for holder, (name, thing) in held]
+        attribute_refs = [(module, item) for module in model.modules() for item in held_by(module)]
+        owned = [
+            (holder, name, thing.__self__ if inspect.ismethod(thing) else thing)
+            for holder, (name, thing) in attribute_refs
+        ]
         self._held = {id(thing): name for holder, name, thing in owned if thing is not holder}
 
     def on_attribute(self, parent: nn.Module, name: str) -> str:

@@ -52,7 +52,7 @@ class Slot:
         parent: the module whose child it is.
         name: its name there.
         key: its key in a ModuleDict of that name, for a call in a loop with one hull per iteration.
-        reused: whether the replaced activation has this name, so that calls need not change.
+        reused: whether the replaced activation has this name: calls need not change.
     """
 
     parent: nn.Module
@@ -71,13 +71,13 @@ class Slot:
 
 
 def put(parent: nn.Module, name: str, module: nn.Module, key: str = "") -> None:
-    """Set a child of a module. Encoder layers have a fused path for two functions only: set its flag, too."""
+    """Set a child of a module. Encoder layers have a fused path for two functions: update its flag, too."""
     if isinstance(parent, nn.TransformerEncoderLayer) and name == "activation":
         fused = {nn.ReLU: 1, nn.GELU: 2 if getattr(module, "approximate", "") == "none" else 0}
         parent.activation_relu_or_gelu = fused.get(type(module), 0)
     if key:
-        found = parent._modules.get(name)
-        container = found if isinstance(found, PerIteration) else PerIteration()
+        existing = parent._modules.get(name)
+        container = existing if isinstance(existing, PerIteration) else PerIteration()
         container[key] = module
         module = container
     put_children(parent, {name: module})
@@ -104,7 +104,7 @@ def named_hulls(caller: str, model: object, required: bool = False) -> dict[str,
     """Return the hulls of a model by name, for a public function.
 
     Raises:
-        TypeError: the model is no module, but for example model.parameters().
+        TypeError: the model is not a module.
         ValueError: there are no hulls, but they are required.
     """
     if not isinstance(model, nn.Module):

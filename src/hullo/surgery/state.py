@@ -44,7 +44,7 @@ class Structure:
 
 
 class State:
-    """Snapshot of what running a model may change: tensors, gradients, attributes, children, modes, generators."""
+    """Snapshot of the state that running a model may change: tensors, gradients, attributes, children, generators."""
 
     def __init__(self, model: nn.Module) -> None:
         found = _contents(model)
@@ -69,10 +69,10 @@ class State:
                     tensor.data = values.clone()
                 else:
                     tensor.data.copy_(values)
-            for tensor, gradient, kept in self._gradients:
+            for tensor, gradient, gradient_values in self._gradients:
                 tensor.grad = gradient
-                if gradient is not None and kept is not None:
-                    gradient.copy_(kept)
+                if gradient is not None and gradient_values is not None:
+                    gradient.copy_(gradient_values)
         for generator, state in self._generators:
             generator.set_state(state)
 
@@ -117,11 +117,11 @@ def restored(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def hook_inputs(model: nn.Module, note: Callable[[str, Tensor], None]) -> None:
-    """Register hooks that call `note` with the name and the input of every hull that runs."""
+def hook_inputs(model: nn.Module, record: Callable[[str, Tensor], None]) -> None:
+    """Register hooks that call `record` with the name and the input of every hull that runs."""
 
     def hook(name: str, module: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        note(name, next(iter([*inputs, *named.values()])))
+        record(name, next(iter([*inputs, *named.values()])))
 
     for name, caller in named_callers(model):
         caller.register_forward_pre_hook(functools.partial(hook, name), with_kwargs=True)
@@ -129,13 +129,13 @@ def hook_inputs(model: nn.Module, note: Callable[[str, Tensor], None]) -> None:
 
 def run(model: nn.Module, inputs: Inputs) -> Any:
     """Call a model with copies of inputs, which it may overwrite."""
-    given = _cloned(inputs)
-    if isinstance(given, Mapping):
-        return model(**given)
-    return model(*(given if isinstance(given, tuple) else (given,)))
+    inputs_copy = _copy_inputs(inputs)
+    if isinstance(inputs_copy, Mapping):
+        return model(**inputs_copy)
+    return model(*(inputs_copy if isinstance(inputs_copy, tuple) else (inputs_copy,)))
 
 
-def _cloned(inputs: Any) -> Any:
+def _copy_inputs(inputs: Any) -> Any:
     """Return a copy of inputs; unlike copy.deepcopy, also of tensors that are not leaves."""
     found: dict[int, Any] = {}
     _collect(inputs, found)
@@ -150,7 +150,7 @@ def _cloned(inputs: Any) -> Any:
 # Copies
 
 
-def copied(model: nn.Module) -> nn.Module:
+def copy_model(model: nn.Module) -> nn.Module:
     """Return a copy of a model.
 
     Unlike copy.deepcopy, it shares locks and Python modules, and detaches tensors that are not leaves.
@@ -166,10 +166,10 @@ def copied(model: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(model, memo)
     except Exception as error:
-        raise TypeError(f"the model cannot be copied{_culprit(model, memo)}: {error}") from error
+        raise TypeError(f"the model cannot be copied{_uncopyable_attribute(model, memo)}: {error}") from error
 
 
-def _culprit(model: nn.Module, memo: dict[int, Any]) -> str:
+def _uncopyable_attribute(model: nn.Module, memo: dict[int, Any]) -> str:
     """Name the attribute that cannot be copied, if there is one."""
     for name, module in model.named_modules():
         for attribute, thing in vars(module).items():
@@ -182,20 +182,22 @@ def _culprit(model: nn.Module, memo: dict[int, Any]) -> str:
 
 def customizes_copying(module: nn.Module) -> bool:
     """Return whether a class other than PyTorch's defines how a module is copied or pickled."""
-    homes = [
+    classes = [
         cls for cls in type(module).__mro__ if cls.__module__.partition(".")[0] not in ("torch", "builtins", "hullo")
     ]
-    return any(name in vars(cls) for cls in homes for name in _COPY_METHODS)
+    return any(name in vars(cls) for cls in classes for name in _COPY_METHODS)
 
 
 def loses_children(module: nn.Module) -> str:
     """Return why copies of a module would lose a new child; empty if they keep it, or cannot be made anyway."""
-    if customizes_copying(module) and not all(_keeps_child(module, way) for way in (copy.deepcopy, _unpickled)):
+    if customizes_copying(module) and not all(
+        _keeps_new_child(module, make_copy) for make_copy in (copy.deepcopy, _copy_by_pickle)
+    ):
         return f"{type(module).__qualname__} defines how it is copied, and its copies would lose a hull"
     return ""
 
 
-def _keeps_child(module: nn.Module, make_copy: Any) -> bool:
+def _keeps_new_child(module: nn.Module, make_copy: Any) -> bool:
     """Return whether a copy has a child that the module was given; true if it cannot be copied in the first place."""
     shared = [*module.parameters(), *module.buffers(), *module._modules.values()]
     memo = {id(item): item for item in shared}
@@ -214,10 +216,10 @@ def _keeps_child(module: nn.Module, make_copy: Any) -> bool:
         structure.restore()
 
 
-def _unpickled(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    """Return a copy made from what pickle would store."""
+def _copy_by_pickle(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """Return a copy made as by pickling."""
     reduced: Any = module.__reduce_ex__(4)
-    made: nn.Module = reduced[0](*reduced[1])
+    module_copy: nn.Module = reduced[0](*reduced[1])
     if len(reduced) > 2 and isinstance(reduced[2], dict):
-        made.__setstate__({name: copy.copy(item) for name, item in reduced[2].items()})  # type: ignore[no-untyped-call]
-    return made
+        module_copy.__setstate__({name: copy.copy(item) for name, item in reduced[2].items()})  # type: ignore[no-untyped-call]
+    return module_copy

@@ -17,22 +17,24 @@ NOT_REACHED = "not reached"
 
 @dataclass(frozen=True, eq=False)
 class Summary:
-    """Hold the `hulls` of a model by name, and the sites that are `left` as they were. Prints as two tables."""
+    """Hold the `hulls` of a model by name, and the sites that are `not_replaced`. Prints as two tables."""
 
     hulls: dict[str, Hull]
-    left: tuple[Site, ...]
+    not_replaced: tuple[Site, ...]
 
     def __str__(self) -> str:
-        made = [
+        replaced = [
             (name, hull.spelling, _coefficients(hull), getattr(hull, "replaced", ""))
             for name, hull in self.hulls.items()
         ]
-        left = [(site.name or "(the model)", site.function, why_left(site)) for site in self.left]
+        not_replaced = [
+            (site.name or "(the model)", site.function, why_not_replaced(site)) for site in self.not_replaced
+        ]
         parts = []
-        if made:
-            parts.append(_table(("hull", "bases", "coefficients", "replaced"), made))
-        if left:
-            parts.append(_table(("left alone", "function", "why"), left))
+        if replaced:
+            parts.append(_table(("hull", "bases", "coefficients", "replaced"), replaced))
+        if not_replaced:
+            parts.append(_table(("not replaced", "function", "why"), not_replaced))
         if swapped := {name: hull for name, hull in self.hulls.items() if hasattr(hull, "replaced")}:
             parts.append(_comparison(swapped))
         return "\n\n".join(parts) or "no hulls, and no activations were found"
@@ -54,15 +56,15 @@ def summary(model: nn.Module) -> Summary:
         hull  bases                       coefficients  replaced
         1     affine(identity,relu,tanh)  0 0 1         Tanh
         <BLANKLINE>
-        left alone  function  why
-        3           sigmoid   replaced only if named in functions
+        not replaced  function  why
+        3             sigmoid   replaced only if named in functions
         <BLANKLINE>
         not compared with the original model: all hulls (give example_inputs to replace_activations)
     """
     return Summary(named_hulls("summary", model), tuple(find_sites(model)))
 
 
-def why_left(site: Site) -> str:
+def why_not_replaced(site: Site) -> str:
     """Return why a site is not a hull, and the line that calls it."""
     where = f" ({site.place})" if site.place else ""
     if site.reason:
@@ -72,8 +74,10 @@ def why_left(site: Site) -> str:
 
 def _comparison(hulls: dict[str, Hull]) -> str:
     """Report for which hulls the outputs of the model were compared."""
-    found = {name: getattr(hull, "compared", "") for name, hull in hulls.items()}
-    by_modes = {modes: [name for name in found if found[name] == modes] for modes in dict.fromkeys(found.values())}
+    compared = {name: getattr(hull, "compared", "") for name, hull in hulls.items()}
+    by_modes = {
+        modes: [name for name in compared if compared[name] == modes] for modes in dict.fromkeys(compared.values())
+    }
     parts = []
     for modes, names in by_modes.items():
         which = "all hulls" if len(names) == len(hulls) else ", ".join(names)

@@ -1,4 +1,4 @@
-"""Put hulls into the sites of a model, and keep what the activations there had: hooks, mode, in-place updates."""
+"""Put hulls into the sites of a model; they keep the hooks, the mode and the in-place behaviour of the activations."""
 
 from __future__ import annotations
 
@@ -28,21 +28,23 @@ def swap(model: nn.Module, sites: Sequence[Site], hulls: Mapping[str, Hull]) -> 
         sites: all its sites.
         hulls: the hulls, by the names of their sites.
     """
-    touched = {id(site.group) for site in sites if site.group is not None and site.name in hulls}
-    moved = [site for site in sites if site.name in hulls or (id(site.group) in touched and site.group is not None)]
-    for site in moved:
+    changed_groups = {id(site.group) for site in sites if site.group is not None and site.name in hulls}
+    affected = [
+        site for site in sites if site.name in hulls or (id(site.group) in changed_groups and site.group is not None)
+    ]
+    for site in affected:
         if site.name not in hulls and site.module is None:
             raise ValueError(f"{site.name} is one of several calls of one function; choose all of them, or none")
-    for owner, cls in changed_classes(moved, sites):
+    for owner, cls in changed_classes(affected, sites):
         owner.__class__ = cls
     hooked: set[int] = set()
-    for site in moved:
+    for site in affected:
         assert site.slot is not None  # noqa: S101  (a site with a reason is never chosen)
         hull = hulls.get(site.name)
         if hull is not None:
             _prepare(hull, site, first=id(site.module) not in hooked)
             hooked.add(id(site.module))
-        site.slot.put(hull or site.module)  # type: ignore[arg-type]  # one of the two is there: see above
+        site.slot.put(hull or site.module)  # type: ignore[arg-type]  # one of them is not None: see above
     slow_encoders(model)
 
 
@@ -61,11 +63,11 @@ def _prepare(hull: Hull, site: Site, first: bool) -> None:
     source = site.module or site.slot.parent  # type: ignore[union-attr]
     hull.train(source.training)
     if site.module is not None:
-        take_hooks(hull, site.module, copies=not first)
+        transfer_hooks(hull, site.module, copies=not first)
 
 
-def take_hooks(new: nn.Module, old: nn.Module, copies: bool = False) -> None:
-    """Give a module the hooks of another: the same dictionaries, so that their handles still work, or copies."""
+def transfer_hooks(new: nn.Module, old: nn.Module, copies: bool = False) -> None:
+    """Give a module the hooks of another: the same dictionaries, whose handles remain valid, or copies."""
     for name in _HOOKS:
         hooks = getattr(old, name)
         setattr(new, name, copy.copy(hooks) if copies else hooks)
@@ -77,15 +79,15 @@ def take_hooks(new: nn.Module, old: nn.Module, copies: bool = False) -> None:
 class InPlace:
     """Overwrite the input, as the replaced activation did: other code may rely on it.
 
-    Where the memory of the input belongs to nobody else, the input gets the memory of the result, which nobody can tell
-    from copying the result; the backward pass then finds the original values where they were.
+    If no other tensor shares the memory of the input, the input gets the memory of the result instead of a copy; the
+    original values remain for the backward pass.
     """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (PyTorch's name)
         if not torch.is_grad_enabled():
             return input.copy_(super().forward(input))  # type: ignore[misc]
         if _owns_memory(input):
-            output: Tensor = _Put.apply(input, super().forward(_Take.apply(input)))  # type: ignore[misc, no-untyped-call]
+            output: Tensor = _ReplaceData.apply(input, super().forward(_ShareMemory.apply(input)))  # type: ignore[misc, no-untyped-call]
             return output
         return input.copy_(super().forward(input.clone()))  # type: ignore[misc]
 
@@ -101,11 +103,11 @@ def _owns_memory(x: Tensor) -> bool:
         or x.layout is not torch.strided
     ):
         return False
-    return storage_uses(x) == 2  # x and this
+    return storage_uses(x) == 2  # x and this call
 
 
-class _Take(torch.autograd.Function):
-    """Return the values of x in the same memory, as a tensor of its own."""
+class _ShareMemory(torch.autograd.Function):
+    """Return a new tensor with the memory of x."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -116,8 +118,8 @@ class _Take(torch.autograd.Function):
         return gradient
 
 
-class _Put(torch.autograd.Function):
-    """Make x the tensor y, with its memory and its history."""
+class _ReplaceData(torch.autograd.Function):
+    """Give x the memory and the history of y."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
@@ -152,12 +154,12 @@ _IN_PLACE: dict[type[Hull], type[Hull]] = {
 
 
 def make_in_place(hull: Hull) -> None:
-    """Make a hull overwrite its input; one that is shared with another site may do so already."""
+    """Make a hull overwrite its input, unless it does already, as one that is shared with another site may."""
     if isinstance(hull, InPlace):
         return
     if type(hull) not in _IN_PLACE:
-        kind, known = type(hull).__name__, ", ".join(cls.__name__ for cls in _IN_PLACE)
-        raise TypeError(f"a {kind} cannot overwrite its input, as the activation there does; give one of {known}")
+        kind, valid = type(hull).__name__, ", ".join(cls.__name__ for cls in _IN_PLACE)
+        raise TypeError(f"a {kind} cannot overwrite its input, as the activation there does; give one of {valid}")
     hull.__class__ = _IN_PLACE[type(hull)]
 
 
@@ -165,7 +167,7 @@ def make_in_place(hull: Hull) -> None:
 
 
 class SlowEncoder(nn.TransformerEncoder):
-    """Encoder without the nested tensors of the fast path, which layers with a hull cannot take.
+    """Encoder without the nested tensors of the fast path, which hulls do not support.
 
     For padding it returns what the fast path returns: zeros, or the final norm of zeros.
     """
@@ -184,8 +186,8 @@ class SlowEncoder(nn.TransformerEncoder):
         kept = padding.logical_not()  # type: ignore[union-attr]
         if self.mask_check and not is_left_aligned(src, kept):
             return output
-        nothing = output.new_zeros(output.shape[-1:])
-        return torch.where(kept.unsqueeze(-1), output, nothing if self.norm is None else self.norm(nothing))
+        zeros = output.new_zeros(output.shape[-1:])
+        return torch.where(kept.unsqueeze(-1), output, zeros if self.norm is None else self.norm(zeros))
 
     def _was_fast(self, src: Tensor) -> bool:
         """Return whether nn.TransformerEncoder would take its fast path, apart from conditions on the mask."""

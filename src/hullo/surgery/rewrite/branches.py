@@ -40,9 +40,9 @@ def decide(test: ast.expr, scope: Scope) -> bool | None:
             result = decide(inner, scope)
             return None if result is None else not result
         case ast.BoolOp(op=op, values=values):
-            ends = isinstance(op, ast.Or)  # the value of a part that determines the result
+            decisive = isinstance(op, ast.Or)  # a part with this value determines the result
             results = [decide(item, scope) for item in values]
-            return ends if ends in results else None if None in results else not ends
+            return decisive if decisive in results else None if None in results else not decisive
     try:
         return bool(scope.thing(test))
     except UnknownError:
@@ -91,8 +91,8 @@ def _reads_mode(node: ast.expr, scope: Scope) -> bool:
     """Return whether a name is a function, or a property of a module, whose code reads the mode."""
     try:
         if isinstance(node, ast.Attribute) and isinstance(owner := scope.thing(node.value), nn.Module):
-            found = getattr(type(owner), node.attr, None)
-            function = found.fget if isinstance(found, property) else found
+            member = getattr(type(owner), node.attr, None)
+            function = member.fget if isinstance(member, property) else member
         else:
             function = scope.thing(node)
     except UnknownError:
@@ -116,7 +116,7 @@ def _last_name(node: ast.expr) -> str:
     return ""
 
 
-def leaves(block: Sequence[ast.stmt]) -> frozenset[str]:
+def exits(block: Sequence[ast.stmt]) -> frozenset[str]:
     """Return how a block always ends: by return, raise, break or continue; empty if execution may continue after it."""
     if not block:
         return frozenset()
@@ -124,8 +124,8 @@ def leaves(block: Sequence[ast.stmt]) -> frozenset[str]:
         return frozenset({_EXITS[type(block[-1])]})
     match block[-1]:
         case ast.If(body=body, orelse=orelse):
-            sides = leaves(body), leaves(orelse)
+            sides = exits(body), exits(orelse)
             return sides[0] | sides[1] if all(sides) else frozenset()
         case ast.With(body=body):
-            return leaves(body)
+            return exits(body)
     return frozenset()

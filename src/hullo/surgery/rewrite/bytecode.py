@@ -1,4 +1,4 @@
-"""Inspect the bytecode of functions, also without source: does it call activations?"""
+"""Inspect the bytecode of functions, which needs no source: does it use activations?"""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from hullo.surgery.rewrite.source import closure_values, codes
 _ACTIVATIONS = nn.ReLU.__module__
 
 
-def code_of(thing: Any) -> types.FunctionType | None:
-    """Return the Python function that runs when something is called; None for PyTorch's functions and modules."""
-    if isinstance(thing, functools.partial):
-        return code_of(thing.func)
-    if isinstance(thing, property):
-        return code_of(thing.fget)
-    if isinstance(thing, (types.MethodType, staticmethod, classmethod)):
-        return code_of(thing.__func__)
-    if isinstance(thing, types.FunctionType):
-        return None if thing.__module__ is not None and thing.__module__.startswith("torch.") else thing
-    if isinstance(thing, (type, nn.Module, types.BuiltinFunctionType)) or not callable(thing):
+def code_of(value: Any) -> types.FunctionType | None:
+    """Return the Python function that runs when a value is called; None for PyTorch's functions and modules."""
+    if isinstance(value, functools.partial):
+        return code_of(value.func)
+    if isinstance(value, property):
+        return code_of(value.fget)
+    if isinstance(value, (types.MethodType, staticmethod, classmethod)):
+        return code_of(value.__func__)
+    if isinstance(value, types.FunctionType):
+        return None if value.__module__ is not None and value.__module__.startswith("torch.") else value
+    if isinstance(value, (type, nn.Module, types.BuiltinFunctionType)) or not callable(value):
         return None
-    call = next((vars(cls)["__call__"] for cls in type(thing).__mro__ if "__call__" in vars(cls)), None)
+    call = next((vars(cls)["__call__"] for cls in type(value).__mro__ if "__call__" in vars(cls)), None)
     return code_of(call) if isinstance(call, types.FunctionType) else None
 
 
-def mentions_activation(thing: Any) -> bool:
+def mentions_activation(value: Any) -> bool:
     """Return whether the code of a callable, or a function that it uses, names a possible activation."""
-    function = code_of(thing)
+    function = code_of(value)
     return function is not None and _mentions(function)
 
 
@@ -49,18 +49,18 @@ def _mentions(function: types.FunctionType) -> bool:
     return False
 
 
-def functions_named(thing: Any) -> list[str]:
+def activation_names(value: Any) -> list[str]:
     """Return the names of PyTorch's activations in the code of a callable and of the functions that it uses."""
-    function = code_of(thing)
-    found = () if function is None else _with_helpers(function)
-    return sorted({name.rstrip("_") for _, names, _ in found for name in names & NAMES})
+    function = code_of(value)
+    used = () if function is None else _with_helpers(function)
+    return sorted({name.rstrip("_") for _, names, _ in used for name in names & NAMES})
 
 
 def _with_helpers(function: types.FunctionType) -> Iterator[tuple[types.FunctionType, set[str], list[Any]]]:
     """Yield a function and the functions that it uses, each with the names in its code and the values it refers to."""
-    seen, waiting = {function}, [function]
-    while waiting:
-        item = waiting.pop()
+    seen, pending = {function}, [function]
+    while pending:
+        item = pending.pop()
         names = {name for code in codes(item.__code__) for name in code.co_names}
         values = [item.__globals__[name] for name in names if name in item.__globals__]
         values += [*(item.__defaults__ or ()), *(item.__kwdefaults__ or {}).values(), *closure_values(item)]
@@ -68,12 +68,12 @@ def _with_helpers(function: types.FunctionType) -> Iterator[tuple[types.Function
         parts = [part for value in values for part in _parts_of(value)]
         used = [*values, *(part.forward for part in parts if _is_module_class(part))]
         helpers = {code for value in used if (code := code_of(value)) is not None} - seen
-        waiting += helpers
+        pending += helpers
         seen |= helpers
 
 
-def is_activation_or_holds_one(value: Any) -> bool:
-    """Return whether something is an activation, a class of activations, or a collection that contains one."""
+def contains_activation(value: Any) -> bool:
+    """Return whether a value is an activation, a class of activations, or a collection that contains one."""
     return any(
         _is_activation(part) or (_is_module_class(part) and mentions_activation(part.forward))
         for part in _parts_of(value)
@@ -81,7 +81,7 @@ def is_activation_or_holds_one(value: Any) -> bool:
 
 
 def _parts_of(value: Any) -> list[Any]:
-    """Return the items of a collection, or the thing itself; of a pair of a class and its arguments, the class."""
+    """Return the items of a collection, or the value itself; of a pair of a class and its arguments, the class."""
     if isinstance(value, Mapping):
         parts = list(value.values())
     elif isinstance(value, (nn.ModuleList, nn.ModuleDict)):
@@ -96,7 +96,7 @@ def _is_module_class(value: Any) -> bool:
 
 
 def _is_activation(value: Any) -> bool:
-    """Return whether something is an activation, or one of PyTorch's classes of activations."""
+    """Return whether a value is an activation, or one of PyTorch's classes of activations."""
     if isinstance(value, nn.Module):
         return read_module(value) is not None
     if isinstance(value, type):
@@ -104,16 +104,16 @@ def _is_activation(value: Any) -> bool:
     return is_from_torch(value)
 
 
-def is_from_torch(thing: Any) -> bool:
-    """Return whether something is one of PyTorch's functions that may be activations, such as ``Tensor.relu``."""
-    if is_torch_function(thing):
+def is_from_torch(value: Any) -> bool:
+    """Return whether a value is one of PyTorch's functions that may be activations, such as ``Tensor.relu``."""
+    if is_torch_function(value):
         return True
-    name = getattr(thing, "__name__", None)
-    home = getattr(thing, "__module__", None) or getattr(getattr(thing, "__objclass__", None), "__module__", None)
+    name = getattr(value, "__name__", None)
+    home = getattr(value, "__module__", None) or getattr(getattr(value, "__objclass__", None), "__module__", None)
     return isinstance(name, str) and name.partition(".")[0] in NAMES and str(home).partition(".")[0] == "torch"
 
 
-def times_named(function: types.FunctionType, name: str) -> int:
+def count_uses(function: types.FunctionType, name: str) -> int:
     """Return how often the code of a function names an attribute, plus one if it has a loop."""
     instructions = [item for code in codes(function.__code__) for item in dis.get_instructions(code)]
     loops = any(item.opname in ("FOR_ITER", "JUMP_BACKWARD") for item in instructions)

@@ -9,13 +9,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hullo.surgery.rewrite.branches import Key, Path, decide, depends_on_mode, implied, leaves, variables_in
+from hullo.surgery.rewrite.branches import Key, Path, decide, depends_on_mode, exits, implied, variables_in
 from hullo.surgery.rewrite.findings import Body, Findings, Iterations
 from hullo.surgery.rewrite.source import position
 from hullo.surgery.rewrite.value_numbers import ValueNumbers
-from hullo.surgery.rewrite.values import LONGEST, Scope, UnknownError, Value
+from hullo.surgery.rewrite.values import MAX_ITERATIONS, Scope, UnknownError, Value
 
-OF_FUNCTION, OF_LOOP, OF_ITERATION, OF_TRY = (frozenset({way}) for way in ("return", "break", "continue", "raise"))
+OF_FUNCTION, OF_LOOP, OF_ITERATION, OF_TRY = (
+    frozenset({exit_kind}) for exit_kind in ("return", "break", "continue", "raise")
+)
 OF_FUNCTION |= OF_TRY
 OFF = "this branch does not run in the model's configuration"
 INNER = "it is called in a nested function"
@@ -26,7 +28,7 @@ _WITHOUT_GRADIENTS = frozenset({"no_grad", "inference_mode"})
 
 @dataclass
 class Rest:
-    """Hold what is known about the rest of a function, loop, iteration or try after a branch that leaves it."""
+    """Hold what is known about the rest of a function, loop, iteration or try after a branch that exits from it."""
 
     left_by: frozenset[str]
     path: dict[Key, Any] = field(default_factory=dict)
@@ -39,12 +41,12 @@ class Flow(ast.NodeVisitor):
 
     def __init__(
         self, findings: Findings, body: Body, scope: Scope, numbers: Mapping[str, int], path: Path, idle: str,
-        trouble: str,
+        blocker: str,
     ) -> None:  # fmt: skip
         self.findings, self.body, self.scope, self.numbers = findings, body, scope, ValueNumbers(scope, numbers)
         self.iterations: Iterations = ()
         self.length = 1  # the product of the numbers of iterations of the enclosing loops
-        self.trouble = trouble
+        self.blocker = blocker
         self._branches = dict(path)
         self._idle = idle
         self.rest = [Rest(OF_FUNCTION)]  # of the function and the enclosing loops and tries, innermost last
@@ -58,7 +60,7 @@ class Flow(ast.NodeVisitor):
         return next((why for why in (self._idle, *(rest.idle for rest in self.rest)) if why), "")
 
     def block(self, nodes: Sequence[ast.AST]) -> None:
-        """Visit statements up to the first that is known to leave the block."""
+        """Visit statements up to the first that certainly exits from the block."""
         for node in nodes:
             if any(rest.dead for rest in self.rest):
                 return
@@ -82,63 +84,65 @@ class Flow(ast.NodeVisitor):
                 rest.idle, rest.dead = state
 
     def _choice(self, node: Any) -> None:
-        """Visit both branches, unless a loop variable decides; flags of the model do not, since they may change."""
+        """Visit both branches, or one if loop variables decide the test; flags of the model may change."""
         test: ast.expr = node.test
         sides = {True: node.body, False: node.orelse}
         sides = {side: block if isinstance(block, list) else [block] for side, block in sides.items()}
         for item in getattr(node, "conditions", [test]):  # the subject of a match statement is visited once
             self.condition(item)
-        key, known = self.key(node), decide(test, self.scope)
-        settled = known is not None and self.is_settled(test)
+        key, result = self.key(node), decide(test, self.scope)
+        is_decided = result is not None and self.depends_on_loop(test)
         if depends_on_mode(test, self.scope):
             self.findings.modes.add(key)
         before = self.numbers.snapshot()
-        goes_on = []
+        continuing = []
         for side, block in sides.items():
-            if settled and side is not known:
+            if is_decided and side is not result:
                 continue
-            self.numbers.go_back(before)
+            self.numbers.restore(before)
             path = {key: side} | implied(test, side, self.scope)
-            with self.on_branch(path, idle=OFF if known is (not side) else "", certain=known is side):
+            with self.on_branch(path, idle=OFF if result is (not side) else "", certain=result is side):
                 self.block(block)
-            if isinstance(node, ast.If) and (ways := leaves(block)):
-                self._leave(ways, {key: not side} | implied(test, not side, self.scope), known is side, settled)
+            if isinstance(node, ast.If) and (exit_kinds := exits(block)):
+                self._leave(
+                    exit_kinds, {key: not side} | implied(test, not side, self.scope), result is side, is_decided
+                )
             else:
-                goes_on.append(self.numbers.snapshot())
-        if goes_on:
-            self.numbers.go_back(goes_on[0])
-        for end in goes_on[1:]:
+                continuing.append(self.numbers.snapshot())
+        if continuing:
+            self.numbers.restore(continuing[0])
+        for end in continuing[1:]:
             self.numbers.join(end)
 
     visit_If = visit_IfExp = _choice  # noqa: N815
 
-    def is_settled(self, test: ast.expr) -> bool:
+    def depends_on_loop(self, test: ast.expr) -> bool:
         """Return whether a test depends on loop variables but not on flags of the model."""
         uses_loop = not variables_in(test).isdisjoint(self.scope.loop_names)
         return bool(self.iterations) and uses_loop and not self.scope.has_flag(test)
 
-    def _leave(self, ways: frozenset[str], path: Mapping[Key, Any], runs: bool, settled: bool) -> None:
-        """Record what is known about the code after a branch that leaves."""
-        rest = next(rest for rest in reversed(self.rest) if rest.left_by & ways)
+    def _leave(self, exit_kinds: frozenset[str], path: Mapping[Key, Any], runs: bool, is_decided: bool) -> None:
+        """Record what is known about the code after a branch that exits."""
+        rest = next(rest for rest in reversed(self.rest) if rest.left_by & exit_kinds)
         rest.path |= path
         rest.idle = rest.idle or (OFF if runs else "")
-        rest.dead |= runs and settled
+        rest.dead |= runs and is_decided
 
     def condition(self, test: ast.expr) -> None:
         """Visit an expression of which only the truth value is used."""
         self.visit(test)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> None:
-        wanted = isinstance(node.op, ast.And)
+        continues = isinstance(node.op, ast.And)
         path: dict[Key, Any] = {}
         idle = ""
         for item in node.values:
             with self.on_branch(path, idle=idle):
                 self.condition(item) if item is not node.values[-1] else self.visit(item)
-            path = path | {self.key(item): wanted} | implied(item, wanted, self.scope)
+            path = path | {self.key(item): continues} | implied(item, continues, self.scope)
             if isinstance(item, ast.BoolOp):  # in `a and b or c`, b and c exclude each other, as in `b if a else c`
-                path[self.key(item.values[0])] = wanted
-            idle = idle or (OFF if decide(item, self.scope) is (not wanted) else "")
+                path[self.key(item.values[0])] = continues
+            idle = idle or (OFF if decide(item, self.scope) is (not continues) else "")
 
     def visit_Match(self, node: ast.Match) -> None:
         """Visit a match statement as a chain of if statements."""
@@ -162,13 +166,13 @@ class Flow(ast.NodeVisitor):
             self.block(node.orelse)
         for number, handler in enumerate(node.handlers):
             end = self.numbers.snapshot()
-            self.numbers.go_back(before)
+            self.numbers.restore(before)
             others = {self.key(node, other): False for other in range(number)}
             with self.on_branch({key: False, self.key(node, number): True} | others):
                 self.block(handler.body)
             self.numbers.join(end)
-        if ways := leaves(node.orelse or node.body):
-            self._leave(ways, {key: False}, False, False)
+        if exit_kinds := exits(node.orelse or node.body):
+            self._leave(exit_kinds, {key: False}, False, False)
         self.block(node.finalbody)
 
     visit_TryStar = visit_Try  # noqa: N815
@@ -185,14 +189,14 @@ class Flow(ast.NodeVisitor):
             self.visit(item)
         names = {part.attr for item in node.items for part in ast.walk(item) if isinstance(part, ast.Attribute)}
         names |= {part.id for item in node.items for part in ast.walk(item) if isinstance(part, ast.Name)}
-        with self.troubled(_NO_GRADIENTS if names & _WITHOUT_GRADIENTS else ""), self._catching():
+        with self.blocked(_NO_GRADIENTS if names & _WITHOUT_GRADIENTS else ""), self._catching():
             self.block(node.body)
 
     @contextlib.contextmanager
-    def troubled(self, why: str) -> Iterator[None]:
-        before, self.trouble = self.trouble, self.trouble or why
+    def blocked(self, why: str) -> Iterator[None]:
+        before, self.blocker = self.blocker, self.blocker or why
         yield
-        self.trouble = before
+        self.blocker = before
 
     # Loops
 
@@ -216,8 +220,8 @@ class Flow(ast.NodeVisitor):
         except UnknownError:
             values = None
             self.visit(source)
-        around, length = self.length, self.length * len(values or ())
-        if length > LONGEST:  # of all enclosing loops together
+        outer_length, length = self.length, self.length * len(values or ())
+        if length > MAX_ITERATIONS:  # of all enclosing loops together
             values = None
         self.length = max(length, 1)
         self.rest += [Rest(OF_LOOP), Rest(OF_ITERATION)]
@@ -238,7 +242,7 @@ class Flow(ast.NodeVisitor):
             read()
         self.iterations = before
         self.scope.forget(target)  # a break may have left an earlier value in it
-        self.length = around
+        self.length = outer_length
         self.rest.pop()
         finish()
         self.rest.pop()
@@ -258,11 +262,11 @@ class Flow(ast.NodeVisitor):
             idle = ""
             for test in tests:
                 self.condition(test)
-                known = decide(test, self.scope)
-                if known is False and self.is_settled(test):
+                result = decide(test, self.scope)
+                if result is False and self.depends_on_loop(test):
                     return
                 path |= {self.key(test): True} | implied(test, True, self.scope)
-                idle = idle or (OFF if known is False else "")
+                idle = idle or (OFF if result is False else "")
             with self.on_branch(path, idle=idle):
                 read(rest)
 
@@ -275,14 +279,14 @@ class Flow(ast.NodeVisitor):
             self.condition(node.test)
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        with self.troubled("it is called in a formatted string"):
+        with self.blocked("it is called in a formatted string"):
             self.generic_visit(node)
 
     # Nested functions and names
 
     def _inner_function(self, node: Any) -> None:
         rest, self.rest = self.rest, [Rest(OF_FUNCTION, dict(self.path), self.idle)]
-        with self.troubled(INNER):
+        with self.blocked(INNER):
             self.generic_visit(node)
         self.rest = rest
 
@@ -301,8 +305,8 @@ class Flow(ast.NodeVisitor):
     def _assign(self, targets: Sequence[ast.expr], value: ast.expr) -> None:
         number = self.numbers.of(value)
         try:
-            known = self.scope.evaluate(value)
-            bound = [self.scope.bind(target, known) for target in targets]
+            evaluated = self.scope.evaluate(value)
+            bound = [self.scope.bind(target, evaluated) for target in targets]
         except UnknownError:
             for target in targets:
                 self.scope.forget(target)
@@ -320,11 +324,11 @@ class Flow(ast.NodeVisitor):
                 package = self.body.function.__globals__.get("__package__") or ""
                 home = package.rsplit(".", node.level - 1)[0] if node.level else ""
                 space = sys.modules.get(".".join(part for part in (home, node.module) if part))
-                found = getattr(space, target, None)
+                value = getattr(space, target, None)
             else:
-                found = sys.modules.get(target if alias.asname else target.partition(".")[0])
-            if found is not None:
-                self.scope.bind(ast.Name(name.partition(".")[0], ast.Store()), Value(found))
+                value = sys.modules.get(target if alias.asname else target.partition(".")[0])
+            if value is not None:
+                self.scope.bind(ast.Name(name.partition(".")[0], ast.Store()), Value(value))
 
     visit_ImportFrom = visit_Import  # noqa: N815
 

@@ -54,16 +54,16 @@ def _mentions_by_methods(owner: nn.Module, thing: Any) -> bool:
     """Return whether code, or a method of the module that it names, names an activation."""
     function = code_of(thing)
     names = function.__code__.co_names if function is not None else ()
-    found = [inspect.getattr_static(type(owner), name, None) for name in names if name != "forward"]
-    return any(mentions_activation(item) for item in (thing, *found))
+    methods_named = [inspect.getattr_static(type(owner), name, None) for name in names if name != "forward"]
+    return any(mentions_activation(item) for item in (thing, *methods_named))
 
 
 def _names_used(owner: nn.Module, function: Any) -> set[str]:
     """Return the names in the code of a method and of the methods that it names."""
-    own = code_of(inspect.unwrap(function))
-    names = set(own.__code__.co_names) if own is not None else set()
-    found = [code_of(inspect.getattr_static(type(owner), name, None)) for name in names]
-    return names.union(*(item.__code__.co_names for item in found if item is not None))
+    code = code_of(inspect.unwrap(function))
+    names = set(code.__code__.co_names) if code is not None else set()
+    helpers = [code_of(inspect.getattr_static(type(owner), name, None)) for name in names]
+    return names.union(*(item.__code__.co_names for item in helpers if item is not None))
 
 
 def read_other_methods(
@@ -78,37 +78,37 @@ def read_other_methods(
         names: the attribute names of activations in the model.
         assigned: attributes that code of the model assigns.
     """
-    made = {(call.body.function, position(call.node)) for call in findings.calls}
-    wanted = {call.body.name for call in findings.calls} | names
+    recorded = {(call.body.function, position(call.node)) for call in findings.calls}
+    relevant = {call.body.name for call in findings.calls} | names
     for name, function in methods(type(owner)):
         if inspect.unwrap(function) in findings.seen or findings.unread:
             continue
         idle = "" if (id(owner), name) in entered else f"forward does not call {name}"
-        if idle and wanted.isdisjoint(_names_used(owner, function)) and not _mentions_by_methods(owner, function):
+        if idle and relevant.isdisjoint(_names_used(owner, function)) and not _mentions_by_methods(owner, function):
             continue
-        aside = Findings()
+        extra = Findings()
         try:
             body = body_of(owner, type(owner).__mro__, name, assigned)
-            Reader(aside, body, findings.seen, assigned, {ENTRY: (id(owner), name)}, idle).read()
+            Reader(extra, body, findings.seen, assigned, {ENTRY: (id(owner), name)}, idle).read()
         except LookupError as error:
             plain = inspect.unwrap(function)
             findings.unreadable |= set(plain.__code__.co_names)
             if mentions_activation(plain):
                 findings.skipped.append(Skipped(plain.__qualname__, "an activation", str(error)))
             continue
-        findings.visits |= aside.visits
-        findings.recursive |= aside.recursive
-        findings.unreadable |= aside.unreadable
+        findings.visits |= extra.visits
+        findings.recursive |= extra.recursive
+        findings.unreadable |= extra.unreadable
         if not idle:
-            findings.skipped += aside.skipped
-            findings.parts += aside.parts
-            findings.tied += aside.tied
-            findings.tested += aside.tested
-            findings.walked += aside.walked
-            findings.exact |= aside.exact
-            findings.modes |= aside.modes
-        for call in aside.calls:
-            if not idle or call.attribute is not None or (call.body.function, position(call.node)) in made:
+            findings.skipped += extra.skipped
+            findings.parts += extra.parts
+            findings.tied += extra.tied
+            findings.tested += extra.tested
+            findings.walked += extra.walked
+            findings.exact |= extra.exact
+            findings.modes |= extra.modes
+        for call in extra.calls:
+            if not idle or call.attribute is not None or (call.body.function, position(call.node)) in recorded:
                 findings.calls.append(call)
             elif call.reading is not None and call.reading.known:
                 findings.skipped.append(Skipped(call.place, call.reading.known.name, idle))

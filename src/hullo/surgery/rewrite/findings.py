@@ -23,7 +23,7 @@ Iterations = tuple[tuple[Position, int], ...]  # the enclosing loops, each with 
 
 @dataclass(eq=False)
 class Body:
-    """Describe a method as called from one place: `forward` itself, or a method that it leads to."""
+    """Describe a method as called from one call site: `forward`, or a method that it calls directly or indirectly."""
 
     owner: nn.Module
     name: str
@@ -54,16 +54,16 @@ class Body:
 
     @property
     def pinned(self) -> str:
-        """Return why a caller that must be rewritten with this method cannot be; empty if it can."""
-        waiting, seen = [self], {self}
-        while waiting:
-            body = waiting.pop()
+        """Return why a caller that must be rewritten with this method cannot be; empty if all can."""
+        pending, seen = [self], {self}
+        while pending:
+            body = pending.pop()
             for run in body.siblings:
                 if run.caller is None or (run is body.siblings[0] and not run.by_super):
                     continue
                 if run.caller[0].fixed:
                     return run.caller[0].fixed
-                waiting += {run.caller[0]} - seen
+                pending += {run.caller[0]} - seen
                 seen.add(run.caller[0])
         return ""
 
@@ -103,7 +103,7 @@ class Call:
     reading: Reading | None
     callee: Any
     attribute: Attribute | None
-    trouble: str
+    blocker: str
     fixed: str
     plain: bool
 

@@ -24,7 +24,7 @@ Walk = tuple[nn.Module | None, str, str]  # the module, None if unknown; what co
 _CHILDREN = frozenset({"children", "named_children", "_modules"})
 _DESCENDANTS = frozenset({"modules", "named_modules", "apply"})
 _PARAMETERS = frozenset({"parameters", "named_parameters", "state_dict"})
-_TRUSTED = (
+_INSPECTING = (
     "torch", "transformers.utils", "transformers.modeling_utils", "transformers.configuration_utils",
     "diffusers.models.modeling_utils", "diffusers.configuration_utils", "diffusers.utils", "accelerate", "peft",
 )  # fmt: skip  # they inspect modules without calling them
@@ -34,7 +34,7 @@ _HARMLESS = frozenset({"next", "any", "all"})
 
 def walks_in(tree: ast.AST, function: types.FunctionType, scope: Scope) -> Iterator[Walk]:
     """Yield the modules whose children, descendants or parameters a function iterates over."""
-    if is_trusted(function):
+    if only_inspects(function):
         return
     harmless = {
         part
@@ -126,33 +126,33 @@ def _single_attributes(tree: ast.AST) -> Iterator[tuple[ast.expr, str]]:
 
 
 def _kind(name: str) -> str:
-    found = {"children": _CHILDREN, "modules": _DESCENDANTS, "parameters": _PARAMETERS}
-    return next((kind for kind, names in found.items() if name in names), "")
+    kinds = {"children": _CHILDREN, "modules": _DESCENDANTS, "parameters": _PARAMETERS}
+    return next((kind for kind, names in kinds.items() if name in names), "")
 
 
-def is_trusted(function: types.FunctionType) -> bool:
+def only_inspects(function: types.FunctionType) -> bool:
     """Return whether a function is from a package that only inspects modules."""
     home = function.__module__ or ""
     if home.partition(".")[0] in sys.stdlib_module_names and home != "__main__":
         return True
-    return any(home == name or home.startswith(f"{name}.") for name in _TRUSTED)
+    return any(home == name or home.startswith(f"{name}.") for name in _INSPECTING)
 
 
 _ENTRIES = ("forward", "__call__", "__iter__", "__len__", "__getitem__", "__getattr__", "__contains__", "__bool__")
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _BY_NAME = frozenset({"getattr", "children", "named_children", "modules", "named_modules", "_modules", "get_submodule"})
 _OF_MODULES = frozenset(vars(nn.Module()))
-_MOST = 10_000  # more things inside one attribute are not looked at, such as those of a data set
+_MAX_OBJECTS = 10_000  # further objects in an attribute are ignored, such as those of a data set
 _BUILTIN = ("builtins", "torch", "typing", "collections", "abc", "enum", "hullo")
 
 
 class Reach:
-    """Collect the functions that the forwards of a model may run, judging by names; rather too many than too few."""
+    """Collect the functions that the forwards of a model may run, judging by names; a superset of those that run."""
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = list(model.modules())
-        held = [type(item) for module in self._modules for item in vars(module).values()]
-        classes = dict.fromkeys(cls for kind in (*map(type, self._modules), *held) for cls in kind.__mro__)
+        attribute_types = [type(item) for module in self._modules for item in vars(module).values()]
+        classes = dict.fromkeys(cls for kind in (*map(type, self._modules), *attribute_types) for cls in kind.__mro__)
         self._classes = [cls for cls in classes if cls.__module__.partition(".")[0] not in _BUILTIN]
         self._names: set[str] = set()
         self.functions: dict[types.FunctionType, set[type]] = defaultdict(set)  # each with the classes it is in
@@ -168,7 +168,7 @@ class Reach:
         while things:
             thing, cls = things.pop()
             for function in _functions(thing):
-                if is_trusted(function):
+                if only_inspects(function):
                     continue
                 new = function not in self.functions
                 self.functions[function] |= {cls} if cls is not None else set()
@@ -180,26 +180,27 @@ class Reach:
 
     def _assigned(self) -> Assigned:
         """Return the attributes that these functions assign."""
-        found: dict[str, set[type]] = defaultdict(set)
+        assigned: dict[str, set[type]] = defaultdict(set)
         for function, classes in self.functions.items():
             for name, to_self in _assigned_in(function):
-                found[name] |= classes if to_self and classes else {object}
+                assigned[name] |= classes if to_self and classes else {object}
         bound = {
             (id(thing.__self__), thing.__name__): name
             for module in self._modules
             for name, thing in held_by(module)
             if isinstance(thing, types.MethodType)
         }
-        return Assigned({name: tuple(classes) for name, classes in found.items()}, bound)
+        return Assigned({name: tuple(classes) for name, classes in assigned.items()}, bound)
 
     def used(self) -> set[int]:
         """Return the ids of the modules that code names or iterates over, starting from the model."""
         used = {id(module) for module in self._modules[:1]}
         for module in self._modules:
             if id(module) in used:
-                whole = self._may_call_any_child(module)
+                may_call_any = self._may_call_any_child(module)
                 children = module._modules.items()
-                used |= {id(child) for name, child in children if child is not None and (whole or name in self._names)}
+                named = [child for name, child in children if may_call_any or name in self._names]
+                used |= {id(child) for child in named if child is not None}
         return used
 
     def _may_call_any_child(self, module: nn.Module) -> bool:
@@ -249,9 +250,9 @@ def held_by(module: nn.Module) -> Iterator[tuple[str, Any]]:
     for name, value in vars(module).items():
         if name in _OF_MODULES:
             continue
-        waiting, seen = [value], set[int]()
-        while waiting and len(seen) < _MOST:
-            thing = waiting.pop()
+        pending, seen = [value], set[int]()
+        while pending and len(seen) < _MAX_OBJECTS:
+            thing = pending.pop()
             if id(thing) in seen or isinstance(thing, (type, types.ModuleType, types.FunctionType, torch.Tensor)):
                 continue
             seen.add(id(thing))
@@ -259,20 +260,20 @@ def held_by(module: nn.Module) -> Iterator[tuple[str, Any]]:
                 if thing is not value or isinstance(thing, types.MethodType):  # a module as attribute is like a child
                     yield name, thing
             elif isinstance(thing, dict):
-                waiting += dict.values(thing)
+                pending += dict.values(thing)
             elif isinstance(thing, (list, tuple, set, frozenset, deque)):
-                waiting += thing
+                pending += thing
             elif isinstance(thing, functools.partial):
-                waiting += [thing.func, *thing.args, *thing.keywords.values()]
+                pending += [thing.func, *thing.args, *thing.keywords.values()]
             else:
                 kinds = [vars(cls) for cls in type(thing).__mro__]
                 slots = [name for kind in kinds for name, item in kind.items() if inspect.ismemberdescriptor(item)]
-                waiting += [getattr(thing, slot, None) for slot in slots]
-                waiting += vars(thing).values() if type(getattr(thing, "__dict__", None)) is dict else ()
+                pending += [getattr(thing, slot, None) for slot in slots]
+                pending += vars(thing).values() if type(getattr(thing, "__dict__", None)) is dict else ()
 
 
 def _functions(thing: Any) -> Iterator[types.FunctionType]:
-    """Yield the functions in something: a wrapper and what it wraps, the getter of a property."""
+    """Yield the functions in a value: a wrapper and what it wraps, the getter of a property."""
     if isinstance(thing, property):
         thing = thing.fget
     if isinstance(thing, (staticmethod, classmethod, types.MethodType)):

@@ -1,7 +1,7 @@
 """Find the calls of activations in a method, without running it.
 
 Names, attributes of `self`, loops over submodules and helper methods are followed as far as they do not depend on the
-input. What depends on the input is reported, not guessed.
+input. What depends on the input is reported.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hullo.surgery.recognise import NAMES, Reading, read_function, read_module
 from hullo.surgery.rewrite.branches import Path
-from hullo.surgery.rewrite.bytecode import is_activation_or_holds_one, is_from_torch, mentions_activation
+from hullo.surgery.rewrite.bytecode import contains_activation, is_from_torch, mentions_activation
 from hullo.surgery.rewrite.control_flow import INNER
 from hullo.surgery.rewrite.findings import Body, Call, Findings, Seen, Skipped
 from hullo.surgery.rewrite.reach import walks_in
@@ -30,11 +30,13 @@ from hullo.surgery.rewrite.write import can_be_decorated_again, leads_to
 
 _SPACES = (torch, torch.nn.functional, nn)
 _CALLS = frozenset({"forward", "__call__", "_wrapped_call_impl", "_call_impl"})
-_NO_FLOATS = frozenset({
+_NOT_FLOATING = frozenset({
     "long", "int", "short", "byte", "bool", "argmax", "argmin", "argsort", "bincount", "count_nonzero", "complex",
     "polar", "view_as_complex", "fft", "fft2", "fftn", "rfft", "rfft2", "rfftn", "to_sparse", "to_sparse_csr",
 })  # fmt: skip  # methods and functions whose results are not dense floating-point tensors
-_ALIKE = frozenset({"abs", "neg", "clamp", "clone", "contiguous", "view", "reshape", "unsqueeze", "squeeze", "flatten"})
+_SAME_DTYPE = frozenset(
+    {"abs", "neg", "clamp", "clone", "contiguous", "view", "reshape", "unsqueeze", "squeeze", "flatten"}
+)
 _OF_CHECKPOINT = frozenset(inspect.signature(checkpoint).parameters) | {"preserve_rng_state"}
 
 
@@ -63,12 +65,12 @@ class Reader(Uses):
         idle: str = "",
         bound: Mapping[str, Value] | None = None,
         numbers: Mapping[str, int] | None = None,
-        trouble: str = "",
+        blocker: str = "",
     ) -> None:
         scope = Scope(body.function, {**(bound or {}), body.self_name: Value(body.owner)}, assigned)
         names = list(inspect.signature(body.function).parameters)[1:]
         given = {name: hash(("parameter", n)) for n, name in enumerate(names)} if numbers is None else numbers
-        super().__init__(findings, body, scope, given, path, idle, trouble)
+        super().__init__(findings, body, scope, given, path, idle, blocker)
         self.seen, self.owner = seen, body.owner
 
     def read(self) -> None:
@@ -97,16 +99,16 @@ class Reader(Uses):
             named = [item for item in node.keywords if item.arg not in _OF_CHECKPOINT]
             callee_node, given = node.args[0], ast.Call(node.args[0], node.args[1:], named)
         own = self.thing(callee_node)
-        follows = isinstance(own, types.MethodType) and own.__self__ is self.owner
-        follows = follows and not hasattr(nn.Module, own.__name__)
+        is_followed = isinstance(own, types.MethodType) and own.__self__ is self.owner
+        is_followed = is_followed and not hasattr(nn.Module, own.__name__)
         for part in (*given.args, *given.keywords):
-            if not (follows and self.is_known(part)):  # known arguments are followed into the method
+            if not (is_followed and self.is_known(part)):  # known arguments are followed into the method
                 self.visit(part)
         self.findings.visits[id(self.body), position(node)] += 1
         try:
             callee = self.scope.evaluate(callee_node)
         except UnknownError:
-            self._unknown(given)
+            self._skip_unknown(given)
             return
         if isinstance(callee.thing, types.MethodType) and isinstance(callee.thing.__self__, nn.Module):
             if not isinstance(callee_node, ast.Attribute) or not {callee_node.attr, callee.thing.__name__} <= _CALLS:
@@ -117,20 +119,22 @@ class Reader(Uses):
             if callee.thing is self.owner:
                 self._method(given, getattr(self.owner, "forward"))  # noqa: B009
                 return
-        self._called(node, callee_node, given, callee)
+        self._record_call(node, callee_node, given, callee)
 
-    def _called(self, node: ast.Call, callee_node: ast.expr, given: ast.Call, callee: Value) -> None:
+    def _record_call(self, node: ast.Call, callee_node: ast.expr, given: ast.Call, callee: Value) -> None:
         """Record a call of a known callee."""
         thing = callee.thing
         if isinstance(thing, types.FunctionType):
-            given_to = [self.thing(item) for item in (*given.args, *(item.value for item in given.keywords))]
-            flat = [part for item in given_to for part in (item if isinstance(item, (list, tuple)) else [item])]
+            arguments = [self.thing(item) for item in (*given.args, *(item.value for item in given.keywords))]
+            flat = [part for item in arguments for part in (item if isinstance(item, (list, tuple)) else [item])]
             self.findings.passed[thing] += [part for part in flat if isinstance(part, nn.Module)]
         if thing is self.owner:
             self.findings.recursive.add(self.body.function)
         elif isinstance(thing, nn.Module):
             reading = read_module(thing)
-            self._record(node, callee_node, given, callee, reading, _not_alone(given) if reading is not None else "")
+            self._record(
+                node, callee_node, given, callee, reading, _why_not_single(given) if reading is not None else ""
+            )
         elif callee.items is not None:  # a slice of a Sequential, called as a whole
             for part in callee.items:
                 if isinstance(part.thing, nn.Module) and (reading := read_module(part.thing)) is not None:
@@ -138,7 +142,7 @@ class Reader(Uses):
         elif is_from_torch(thing):
             self._function(node, callee_node, given, callee)
         elif isinstance(thing, type):
-            if is_activation_or_holds_one(thing):
+            if contains_activation(thing):
                 self.skip(callee_node, "the code makes a new one in every run")
         elif isinstance(thing, torch.jit.ScriptFunction) or mentions_activation(thing) or _is_autograd(thing):
             self._callable(node, callee_node, given, callee)
@@ -146,7 +150,7 @@ class Reader(Uses):
     def _function(self, node: ast.Call, callee_node: ast.expr, given: ast.Call, callee: Value) -> None:
         """Record a call of one of PyTorch's functions, whose other arguments must not depend on the input."""
         try:
-            if input_of(given) is None or (given is not node and _not_alone(given)):
+            if input_of(given) is None or (given is not node and _why_not_single(given)):
                 raise UnknownError
             rest = [self.scope.thing(item) for item in given.args[1:]]
             named = {str(item.arg): self.scope.thing(item.value) for item in given.keywords if item.arg != "input"}
@@ -159,7 +163,7 @@ class Reader(Uses):
 
     def _callable(self, node: ast.Call, callee_node: ast.expr, given: ast.Call, callee: Value) -> None:
         """Record a call of a Python function or of a callable object."""
-        reading = None if _not_alone(given) else read_function(callee.thing)
+        reading = None if _why_not_single(given) else read_function(callee.thing)
         if reading is not None and not _is_autograd(callee.thing):
             self._record(node, callee_node, given, callee, reading)
         elif reading is not None:
@@ -168,7 +172,7 @@ class Reader(Uses):
         elif not _is_autograd(callee.thing):
             self.skip_function(callee_node, callee, "is not a method that can be rewritten")
 
-    def _unknown(self, given: ast.Call) -> None:
+    def _skip_unknown(self, given: ast.Call) -> None:
         """Skip a call of an unknown callee that may be an activation."""
         callee_node = given.func
         match callee_node:
@@ -180,12 +184,12 @@ class Reader(Uses):
                     self.skip(callee_node, f"{name} is a property with an activation")
             case ast.Name(id=name):
                 default = inspect.signature(self.body.function).parameters.get(name)
-                if default is not None and is_activation_or_holds_one(default.default):
+                if default is not None and contains_activation(default.default):
                     self.skip(callee_node, f"it is an argument of {self.body.name}; its default is an activation")
             case ast.Subscript(value=value) | ast.Call(func=ast.Name(id="getattr"), args=[value, *_]):
                 self.visit(callee_node)
                 space = self.thing(value)
-                if is_activation_or_holds_one(space) or any(space is item for item in _SPACES):
+                if contains_activation(space) or any(space is item for item in _SPACES):
                     self.skip(callee_node, "which activation is called depends on the input")
             case _:
                 self.visit(callee_node)
@@ -204,11 +208,11 @@ class Reader(Uses):
 
     def _record(
         self, node: ast.Call, callee_node: ast.expr, given: ast.Call, callee: Value, reading: Reading | None,
-        trouble: str = "", fixed: str = "",
+        blocker: str = "", fixed: str = "",
     ) -> None:  # fmt: skip
         argument = input_of(given)
-        if reading is not None and argument is not None and self._is_no_float(argument):
-            trouble = trouble or "its input is not a dense floating-point tensor"
+        if reading is not None and argument is not None and self._is_not_floating(argument):
+            blocker = blocker or "its input is not a dense floating-point tensor"
         call = Call(
             body=self.body,
             node=node,
@@ -220,30 +224,32 @@ class Reader(Uses):
             idle=self.idle,
             reading=reading,
             callee=callee.thing,
-            attribute=callee.attribute or self._found_in(callee.thing),
-            trouble=self.trouble or trouble,
+            attribute=callee.attribute or self._attribute_of(callee.thing),
+            blocker=self.blocker or blocker,
             fixed=fixed or self.body.fixed,
             plain=given is not node or (len(given.args) == 1 and not given.keywords),
         )
         (self.findings.parts if reading is None else self.findings.calls).append(call)
 
-    def _is_no_float(self, node: ast.expr, seen: frozenset[str] = frozenset()) -> bool:
+    def _is_not_floating(self, node: ast.expr, seen: frozenset[str] = frozenset()) -> bool:
         """Return whether an expression obviously gives an integer, complex or sparse tensor."""
         match node:
             case ast.Compare():
                 return True
             case ast.Name(id=name) if name in self.scope.definitions and name not in seen:
-                return self._is_no_float(self.scope.definitions[name], seen | {name})
+                return self._is_not_floating(self.scope.definitions[name], seen | {name})
             case ast.BinOp(left=left, right=ast.Constant(value=int())) | ast.UnaryOp(operand=left):
-                return not isinstance(getattr(node, "op", None), (ast.Div, ast.Not)) and self._is_no_float(left, seen)
+                return not isinstance(getattr(node, "op", None), (ast.Div, ast.Not)) and self._is_not_floating(
+                    left, seen
+                )
             case ast.Call(func=ast.Attribute(value=owner, attr=name), args=given, keywords=named):
                 numbers = all(isinstance(item, ast.Constant) and isinstance(item.value, int) for item in given)
-                own = name in _NO_FLOATS or (name == "arange" and numbers and not named)
-                return own or (name in _ALIKE and self._is_no_float(owner, seen))
+                own = name in _NOT_FLOATING or (name == "arange" and numbers and not named)
+                return own or (name in _SAME_DTYPE and self._is_not_floating(owner, seen))
         return False
 
-    def _found_in(self, thing: Any) -> Attribute | None:
-        """Return the attribute of a module that is called by another name, and tie it: that name would not change."""
+    def _attribute_of(self, thing: Any) -> Attribute | None:
+        """Return the attribute of a module that is called by another name, and record it as tied."""
         places = [(m, name) for m in self.owner.modules() for name, child in m._modules.items() if child is thing]
         self.findings.tied += [
             (place, "it is also called by another name, which would still refer to it") for place in places
@@ -264,7 +270,7 @@ class Reader(Uses):
             if mentions_activation(bound):
                 self.skip(given.func, f"{name} is set on the module itself, not in its class")
             self.findings.unreadable |= set(bound.__func__.__code__.co_names)
-        elif owner is self.owner and self.trouble != INNER:
+        elif owner is self.owner and self.blocker != INNER:
             self._follow(given, type(owner).__mro__, name)
         else:
             self.findings.entered.add((id(owner), name))
@@ -295,13 +301,13 @@ class Reader(Uses):
         if any(plain is above.function for above in self.body.chain()):
             self.findings.recursive.add(plain)
             return
-        trouble = self.trouble or (f"{name} is called in a loop" if self.iterations else "")
+        blocker = self.blocker or (f"{name} is called in a loop" if self.iterations else "")
         try:
             body = body_of(self.owner, mro, name, self.scope.assigned)
             body.caller, body.by_super = (self.body, position(given.func)), by_super
             bound, numbers = self._arguments(plain, given)
-            given_on = (self.scope.assigned, self.path, self.idle, bound, numbers, trouble)
-            Reader(self.findings, body, self.seen, *given_on).read()
+            options = (self.scope.assigned, self.path, self.idle, bound, numbers, blocker)
+            Reader(self.findings, body, self.seen, *options).read()
             self.body.callees.append(body)
         except LookupError as error:
             self.findings.unreadable |= set(plain.__code__.co_names)
@@ -327,7 +333,7 @@ class Reader(Uses):
         return bound, numbers
 
 
-def _not_alone(given: ast.Call) -> str:
+def _why_not_single(given: ast.Call) -> str:
     """Return why a call does not have exactly one argument; empty if it has."""
     if not is_written_out(given):
         return "it is called with *args or **kwargs"

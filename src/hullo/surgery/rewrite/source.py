@@ -98,19 +98,19 @@ def input_of(node: ast.Call) -> ast.expr | None:
 
 
 def method(mro: Sequence[type], name: str) -> tuple[type, str, Any]:
-    """Return an attribute of the first class that has it, after the class and the name where it was written."""
-    home = next(home for home in mro if name in vars(home))
-    for written in vars(home).get("_hullo_written", (None, ()))[1]:
+    """Return the class and the name under which a method was defined, and its value in the first class with it."""
+    cls = next(cls for cls in mro if name in vars(cls))
+    for written in vars(cls).get("_hullo_written", (None, ()))[1]:
         if written.name == name:
-            return written.cls, written.origin, vars(home)[name]
-    return home, name, vars(home)[name]
+            return written.cls, written.origin, vars(cls)[name]
+    return cls, name, vars(cls)[name]
 
 
 def methods(cls: type) -> Iterator[tuple[str, types.FunctionType]]:
     """Yield the methods of a class and of its parents in the same file, without special methods."""
-    homes = [home for home in cls.__mro__ if home.__module__ == cls.__module__]
-    for name in dict.fromkeys(name for home in homes for name in vars(home) if not name.startswith("__")):
-        function = method(homes, name)[2]
+    classes = [parent for parent in cls.__mro__ if parent.__module__ == cls.__module__]
+    for name in dict.fromkeys(name for parent in classes for name in vars(parent) if not name.startswith("__")):
+        function = method(classes, name)[2]
         if isinstance(function, types.FunctionType):
             yield name, function
 
@@ -156,7 +156,7 @@ def names_of(function: types.FunctionType) -> LocalNames:
     every = bindings(tree)
     plain = Counter(every) - Counter(loop_names)
     changed = {thing.id for node in ast.walk(tree) if isinstance(thing := changed_by(node), ast.Name)}
-    changed |= {name for node in ast.walk(tree) for name in _handed_on(node)} & _lists_in(tree)
+    changed |= {name for node in ast.walk(tree) for name in _passed_names(node)} & _lists_in(tree)
     bindable = frozenset(name for name in every if plain[name] + (name in loop_names) == 1 and name not in changed)
     definitions = {
         node.targets[0].id: node.value
@@ -177,7 +177,7 @@ def changed_by(node: ast.AST) -> ast.expr | None:
     return None
 
 
-def _handed_on(node: ast.AST) -> list[str]:
+def _passed_names(node: ast.AST) -> list[str]:
     """Return the names that a call passes to a function that may modify their values."""
     match node:
         case ast.Call(func=ast.Name(id=name)) if name in _PURE:
@@ -189,8 +189,10 @@ def _handed_on(node: ast.AST) -> list[str]:
 
 def _lists_in(tree: ast.AST) -> set[str]:
     """Return the names that are assigned new lists, dicts or sets."""
-    made = [node for node in ast.walk(tree) if isinstance(node, ast.Assign) and isinstance(node.value, _DISPLAYS)]
-    return {target.id for node in made for target in node.targets if isinstance(target, ast.Name)}
+    assignments = [
+        node for node in ast.walk(tree) if isinstance(node, ast.Assign) and isinstance(node.value, _DISPLAYS)
+    ]
+    return {target.id for node in assignments for target in node.targets if isinstance(target, ast.Name)}
 
 
 def bindings(tree: ast.AST) -> list[str]:

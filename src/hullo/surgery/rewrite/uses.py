@@ -12,7 +12,7 @@ from torch import nn
 
 from hullo.modules import Hull
 from hullo.surgery.recognise import AMBIGUOUS, Reading, read_function, read_module
-from hullo.surgery.rewrite.bytecode import functions_named, is_from_torch, mentions_activation
+from hullo.surgery.rewrite.bytecode import activation_names, is_from_torch, mentions_activation
 from hullo.surgery.rewrite.control_flow import Flow
 from hullo.surgery.rewrite.findings import Skipped
 from hullo.surgery.rewrite.source import place
@@ -58,10 +58,10 @@ class Uses(Flow):
 
     def skip_function(self, node: ast.expr, value: Value, why: str) -> None:
         """Record a Python function that is not replaced, with the activations that it calls."""
-        named = functions_named(value.thing)
+        activations = activation_names(value.thing)
         name = getattr(value.thing, "__qualname__", type(value.thing).__name__)
-        only = named[0] if len(named) == 1 and named[0] in AMBIGUOUS else ""
-        self.skip(node, f"{name} calls {', '.join(named) or 'an activation'}, and {why}", value.attribute, only)
+        only = activations[0] if len(activations) == 1 and activations[0] in AMBIGUOUS else ""
+        self.skip(node, f"{name} calls {', '.join(activations) or 'an activation'}, and {why}", value.attribute, only)
 
     def condition(self, test: ast.expr) -> None:
         match test:

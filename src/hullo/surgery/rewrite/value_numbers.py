@@ -25,8 +25,8 @@ class ValueNumbers:
 
     def of(self, node: ast.AST) -> int:
         """Return the number of the value of an expression; equal numbers mean equal computations."""
-        if isinstance(node, (ast.Name, ast.Attribute)) and (word := ast.unparse(node)) in self._names:
-            return self._names[word]
+        if isinstance(node, (ast.Name, ast.Attribute)) and (text := ast.unparse(node)) in self._names:
+            return self._names[text]
         if isinstance(node, ast.expr) and not isinstance(node, ast.Call):  # a call may make a new object each time
             try:
                 thing = self._scope.thing(node)
@@ -56,21 +56,21 @@ class ValueNumbers:
             self._names[ast.unparse(target)] = number
 
     def forget(self, target: ast.expr) -> None:
-        """Forget the numbers of a target, so that its known value determines them."""
+        """Forget the numbers of a target: its known value determines them."""
         for name in bindings(target):
             self._names.pop(name, None)
 
     def snapshot(self) -> dict[str, int]:
-        """Return the numbers of all names, for `go_back`."""
+        """Return the numbers of all names, for `restore`."""
         return dict(self._names)
 
-    def go_back(self, names: Mapping[str, int]) -> None:
+    def restore(self, names: Mapping[str, int]) -> None:
         """Restore a snapshot."""
         self._names = dict(names)
 
     def join(self, other: Mapping[str, int]) -> None:
         """Merge with the numbers at the end of another branch."""
         for name in {*self._names, *other}:
-            here, there = self._names.get(name), other.get(name)
-            if here != there:
-                self._names[name] = hash((here, there))
+            first, second = self._names.get(name), other.get(name)
+            if first != second:
+                self._names[name] = hash((first, second))

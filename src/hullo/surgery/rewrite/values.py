@@ -21,14 +21,14 @@ from hullo.surgery.rewrite.write import PerIteration
 
 Attribute = tuple[nn.Module, str]  # a module and the name of its attribute
 
-_MAKERS = nn.ReLU.__module__
+_ACTIVATIONS = nn.ReLU.__module__
 _PURE = frozenset({
     range, len, min, max, abs, int, float, bool, str, isinstance, issubclass, callable, functools.partial,
     torch.jit.is_scripting,  # type: ignore[attr-defined]
     torch.jit.is_tracing,  # type: ignore[attr-defined]
     torch.onnx.is_in_onnx_export, torch.compiler.is_compiling,
 })  # fmt: skip
-LONGEST = 512  # a loop with more iterations is treated as one of unknown length
+MAX_ITERATIONS = 512  # a loop with more iterations is treated as one of unknown length
 _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -54,7 +54,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Assigned:
-    """Hold the attributes that code of the model assigns, so that their values are unknown before it runs.
+    """Hold the attributes that code of the model assigns: their values are unknown before it runs.
 
     Args:
         classes: the classes with such an attribute, by its name.
@@ -104,7 +104,7 @@ class Scope:
             self._known.pop(name, None)
 
     def thing(self, node: ast.expr) -> Any:
-        """Return the value of an expression, without its attribute and items."""
+        """Return the Python value of an expression, without its attribute and items."""
         return self.evaluate(node).thing
 
     def elements(self, node: ast.expr) -> tuple[Value, ...]:
@@ -155,16 +155,16 @@ class Scope:
             return Value(getattr(owner, node.attr))
         if node.attr in vars(owner) or node.attr in owner._modules:
             return Value(getattr(owner, node.attr), (owner, node.attr))
-        found = inspect.getattr_static(type(owner), node.attr, None)
-        if isinstance(found, property):
-            return self._getter(found, owner)
-        if found is None and type(owner).__getattr__ is not nn.Module.__getattr__:
+        member = inspect.getattr_static(type(owner), node.attr, None)
+        if isinstance(member, property):
+            return self._getter(member, owner)
+        if member is None and type(owner).__getattr__ is not nn.Module.__getattr__:
             raise UnknownError  # __getattr__ computes it
         return Value(getattr(owner, node.attr))
 
-    def _getter(self, found: property, owner: nn.Module) -> Value:
+    def _getter(self, member: property, owner: nn.Module) -> Value:
         """Return the value of a property whose code only returns an expression."""
-        function = found.fget
+        function = member.fget
         if not isinstance(function, types.FunctionType):
             raise UnknownError
         body = parse(function).body
@@ -268,7 +268,7 @@ class Scope:
             return _sequence(_LISTS[function](*(_elements(item) for item in given[:1]), *rest, **named))
         if function in (getattr, hasattr):
             return self._getattr(function, node, given)
-        if function in _PURE or (isinstance(function, type) and function.__module__ == _MAKERS):
+        if function in _PURE or (isinstance(function, type) and function.__module__ == _ACTIVATIONS):
             return Value(function(*(item.thing for item in given), **named))
         raise UnknownError
 
@@ -276,9 +276,9 @@ class Scope:
         owner, name = given[0].thing, given[1].thing
         if self.assigned.has(owner, name):
             raise UnknownError
-        found = hasattr(owner, name)
-        if function is hasattr or (not found and len(given) == 3):
-            return Value(found) if function is hasattr else given[2]
+        exists = hasattr(owner, name)
+        if function is hasattr or (not exists and len(given) == 3):
+            return Value(exists) if function is hasattr else given[2]
         return self._attribute(ast.Attribute(node.args[0], name, ast.Load()))
 
 
@@ -296,7 +296,7 @@ def _elements(value: Value) -> tuple[Value, ...]:
         return value.items
     if isinstance(value.thing, _CONTAINERS) and type(value.thing).__iter__ in _ITERATORS:
         return _keys(value) if isinstance(value.thing, nn.ModuleDict) else _children(value)
-    if isinstance(value.thing, (list, tuple, range, dict)) and len(value.thing) <= LONGEST:
+    if isinstance(value.thing, (list, tuple, range, dict)) and len(value.thing) <= MAX_ITERATIONS:
         return tuple(Value(item) for item in value.thing)
     raise UnknownError
 

@@ -42,8 +42,8 @@ class Edits:
     def applied_to(self, function: types.FunctionType, name: str) -> str:
         """Return the text of a function with the changes and a name."""
         code = function.__code__
-        hidden = "enumerate" in {*code.co_varnames, *code.co_cellvars, *code.co_freevars, *function.__globals__}
-        count = "__import__('builtins').enumerate" if hidden else "enumerate"
+        is_shadowed = "enumerate" in {*code.co_varnames, *code.co_cellvars, *code.co_freevars, *function.__globals__}
+        count = "__import__('builtins').enumerate" if is_shadowed else "enumerate"
         node = _Editor(self, ast.parse(count, mode="eval").body).visit(copy.deepcopy(parse(function)))
         node.name = name
         return ast.unparse(ast.fix_missing_locations(node))
@@ -59,15 +59,15 @@ class _Editor(ast.NodeTransformer):
         return super().visit(node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        wanted = self.edits.inputs.get(position(node))
-        if wanted is not None:
+        kept_position = self.edits.inputs.get(position(node))
+        if kept_position is not None:
             parts = [*node.args, *(item.value for item in node.keywords)]
             parts += [node.func.value] if isinstance(node.func, ast.Attribute) else []
-            argument = next(part for part in parts if position(part) == wanted)
+            argument = next(part for part in parts if position(part) == kept_position)
             return ast.Call(self.visit(node.func), [self.visit(argument)], [])
         return self.generic_visit(node)
 
-    def _counted(self, node: Any) -> Any:
+    def _add_counter(self, node: Any) -> Any:
         counter = self.edits.counters.get(position(node.target))
         self.generic_visit(node)
         if counter is not None:
@@ -75,7 +75,7 @@ class _Editor(ast.NodeTransformer):
             node.iter = ast.Call(self.count, [node.iter], [])
         return node
 
-    visit_For = visit_comprehension = _counted  # noqa: N815
+    visit_For = visit_comprehension = _add_counter  # noqa: N815
 
 
 @dataclass(frozen=True)
@@ -92,12 +92,12 @@ def _compile(function: types.FunctionType, node: ast.FunctionDef) -> types.CodeT
     """Return the code of an undecorated method with the closure variables of `function`."""
     outer = [name for name in function.__code__.co_freevars if name != "__class__"]
     names = {name for code in codes(function.__code__) for name in names_in(code)}
-    around = "Home"  # a class, for super()
-    while around in names:
-        around += "_"
+    class_name = "Home"  # a class, for super()
+    while class_name in names:
+        class_name += "_"
     flags = function.__code__.co_flags
     futures = [name for name in __future__.all_feature_names if getattr(__future__, name).compiler_flag & flags]
-    tree = ast.parse(f"def outer({', '.join(outer)}):\n    class {around}: pass")
+    tree = ast.parse(f"def outer({', '.join(outer)}):\n    class {class_name}: pass")
     bare = ast.FunctionDef(**{**dict(ast.iter_fields(node)), "decorator_list": []})
     tree.body[0].body[0].body = [bare]  # type: ignore[attr-defined]
     text = "".join(f"from __future__ import {name}\n" for name in futures) + ast.unparse(
@@ -106,7 +106,7 @@ def _compile(function: types.FunctionType, node: ast.FunctionDef) -> types.CodeT
     file = f"<{function.__module__}.{function.__qualname__} {zlib.crc32(text.encode()):08x}>"
     linecache.cache[file] = (len(text), None, text.splitlines(True), file)  # where inspect and tracebacks look
     code: types.CodeType = compile(text, file, "exec", dont_inherit=True)
-    for name in ("outer", around, node.name):
+    for name in ("outer", class_name, node.name):
         code = next(item for item in code.co_consts if isinstance(item, types.CodeType) and item.co_name == name)
     return code
 
@@ -134,10 +134,12 @@ def _decorated(
     before: Any = wrapper.__wrapped__  # type: ignore[attr-defined]
     inner = _decorated(before, original, new)
     closure = tuple(types.CellType(inner) if holds(cell, before) else cell for cell in wrapper.__closure__ or ())
-    made = types.FunctionType(wrapper.__code__, wrapper.__globals__, wrapper.__name__, wrapper.__defaults__, closure)
-    functools.update_wrapper(made, wrapper)
-    made.__kwdefaults__, made.__wrapped__ = wrapper.__kwdefaults__, inner  # type: ignore[attr-defined]
-    return made
+    decorated = types.FunctionType(
+        wrapper.__code__, wrapper.__globals__, wrapper.__name__, wrapper.__defaults__, closure
+    )
+    functools.update_wrapper(decorated, wrapper)
+    decorated.__kwdefaults__, decorated.__wrapped__ = wrapper.__kwdefaults__, inner  # type: ignore[attr-defined]
+    return decorated
 
 
 def can_be_decorated_again(wrapper: Any) -> bool:
@@ -184,7 +186,7 @@ class PerIteration(nn.ModuleDict):
         return super().__getitem__(key)
 
 
-class _Own:
+class _DerivedMarker:
     """Represent the derived class in a pickle, which cannot name it."""
 
 
@@ -201,8 +203,8 @@ class Rewritten:
         if isinstance(reduced, str):
             return reduced
         make, given, *state = reduced
-        given = tuple(_Own if item is type(self) else item for item in given)
-        return _restore, (*self._hullo_written, _Own if make is type(self) else make, given), *state
+        given = tuple(_DerivedMarker if item is type(self) else item for item in given)
+        return _restore, (*self._hullo_written, _DerivedMarker if make is type(self) else make, given), *state
 
     def __setstate__(self, state: Any) -> None:
         children = dict(state.get("_modules") or {}) if isinstance(state, dict) else {}
@@ -218,10 +220,11 @@ def put_children(module: nn.Module, children: dict[str, nn.Module | None]) -> No
 
 
 def _restore(cls: type, methods: tuple[NewMethod, ...], make: Any, given: Iterable[Any]) -> Any:
-    made = derived(cls, methods)
-    thing = (cls if make is _Own else make)(*(made if item is _Own else item for item in given))
-    thing.__class__ = made
-    return thing
+    new_class = derived(cls, methods)
+    arguments = (new_class if item is _DerivedMarker else item for item in given)
+    module = (cls if make is _DerivedMarker else make)(*arguments)
+    module.__class__ = new_class
+    return module
 
 
 class _Derived(type):
@@ -241,13 +244,13 @@ def derived(cls: type, methods: tuple[NewMethod, ...]) -> type[nn.Module]:
     for method in methods:
         space[method.name] = _function(vars(method.cls)[method.origin], method)
     meta = type("Derived", (_Derived, type(cls)), {}) if type(cls) is not type else _Derived
-    made: type[nn.Module] = meta(cls.__name__, (Rewritten, cls), space)
-    return made
+    new_class: type[nn.Module] = meta(cls.__name__, (Rewritten, cls), space)
+    return new_class
 
 
 def rewritten(module: nn.Module, methods: dict[str, NewMethod]) -> type[nn.Module]:
     """Return a class for a module with these rewritten methods, and those rewritten before."""
     current: type = type(module)
     cls, before = vars(current).get("_hullo_written", (current, ()))
-    kept = {method.name: method for method in before} | methods
-    return derived(cls, tuple(kept.values()))
+    all_methods = {method.name: method for method in before} | methods
+    return derived(cls, tuple(all_methods.values()))
