@@ -20,14 +20,14 @@ from hullo.bases import resolve
 
 
 class TestNames:
-    def test_a_base_found_by_its_name_has_that_name(self) -> None:
+    def test_base_has_the_name_it_was_found_by(self) -> None:
         for name in hullo.list_bases():
             assert hullo.base(name).name == name
             assert hullo.base(name) is hullo.base(name)
             assert repr(hullo.base(name)) == f"Base({name})"
 
     @given(st.floats(-1e6, 1e6))
-    def test_the_spelling_of_a_parameter_leads_back_to_it(self, slope: float) -> None:
+    def test_names_with_parameters_round_trip(self, slope: float) -> None:
         found = hullo.base(f"leaky_relu({slope!r})")
         assert found.slopes_at_zero == (slope, 1.0)
         assert hullo.base(found.name) is found
@@ -49,7 +49,7 @@ class TestNames:
         assert hullo.base(written).name == name
         assert hullo.base(written) is hullo.base(name)
 
-    def test_a_base_is_its_own_base(self) -> None:
+    def test_base_accepts_a_base(self) -> None:
         relu = hullo.base("relu")
         assert hullo.base(relu) is relu
 
@@ -72,11 +72,11 @@ class TestNames:
             ("linear", "identity"),
         ],
     )
-    def test_parameters_by_name_and_other_names_are_understood(self, written: str, name: str) -> None:
+    def test_named_parameters_and_aliases_are_accepted(self, written: str, name: str) -> None:
         assert hullo.base(written) is hullo.base(name)
         assert hullo.base(written).name == name
 
-    def test_a_pickle_holds_the_name_and_no_function(self) -> None:
+    def test_pickle_contains_only_the_name(self) -> None:
         assert len(pickle.dumps(hullo.base("gelu"))) < 80
 
     @pytest.mark.parametrize(
@@ -98,30 +98,30 @@ class TestNames:
             ("elu(two)", r"'elu\(two\)': the parameters of elu are numbers, as in elu\(alpha=1\)"),
         ],
     )
-    def test_a_wrong_name_is_repeated_and_a_right_one_offered(self, written: str, said: str) -> None:
+    def test_unknown_name_is_quoted_with_a_suggestion(self, written: str, said: str) -> None:
         with pytest.raises(ValueError, match=said):
             hullo.base(written)
 
     @pytest.mark.parametrize("thing", [torch.tanh, 3, None, ["relu"]])
-    def test_what_is_no_name_is_refused(self, thing: object) -> None:
+    def test_non_string_is_rejected(self, thing: object) -> None:
         with pytest.raises(TypeError, match=r"invalid base .* of type"):
             hullo.base(thing)  # type: ignore[arg-type]
 
 
 class TestSets:
-    def test_a_set_keeps_its_order(self) -> None:
+    def test_order_of_bases_is_kept(self) -> None:
         assert [item.name for item in resolve(["tanh", hullo.base("relu"), "identity"])] == ["tanh", "relu", "identity"]
 
-    def test_no_base_is_refused(self) -> None:
+    def test_empty_set_of_bases_is_rejected(self) -> None:
         with pytest.raises(ValueError, match="at least one base function, got none; for example 'identity'"):
             resolve([])
 
-    def test_one_string_for_all_is_refused(self) -> None:
+    def test_comma_separated_string_is_rejected(self) -> None:
         with pytest.raises(TypeError, match="'identity,relu' is one string"):
             resolve("identity,relu")
 
     @pytest.mark.parametrize("again", ["leaky_relu", "leaky_relu(0.01)"])
-    def test_a_repeated_base_is_refused(self, again: str) -> None:
+    def test_repeated_base_is_rejected(self, again: str) -> None:
         with pytest.raises(ValueError, match=r"'leaky_relu' is given more than once in \['leaky_relu', 'tanh'"):
             resolve(["leaky_relu", "tanh", again])
 
@@ -136,13 +136,15 @@ class TestSets:
             (["identity", "sigmoid", "silu", "unit_silu"], "unit_silu", "silu"),
         ],
     )
-    def test_a_dependent_set_is_refused_with_the_relation(self, names: list[str], culprit: str, others: str) -> None:
+    def test_linearly_dependent_bases_are_rejected_with_the_relation(
+        self, names: list[str], culprit: str, others: str
+    ) -> None:
         with pytest.raises(ValueError, match="is a linear combination of") as refusal:
             resolve(names, strict=False)
         assert f"{culprit!r} is a linear combination of {others};" in str(refusal.value)
         assert "Leave one of them out" in str(refusal.value)
 
-    def test_all_independent_admissible_functions_go_together(self) -> None:
+    def test_all_independent_admissible_bases_combine(self) -> None:
         dependent = ("leaky_relu", "celu", "unit_selu")  # of identity, relu and elu
         admissible = [n for n in hullo.list_bases() if hullo.base(n).is_admissible and n not in dependent]
         assert len(resolve(admissible)) == len(admissible) >= 16
@@ -150,7 +152,7 @@ class TestSets:
     @pytest.mark.parametrize(
         "raw", ["gelu", "silu", "mish", "softplus", "softplus(2)", "sigmoid", "selu", "erf", "hardswish"]
     )
-    def test_strictness_names_the_function_and_a_remedy_that_works(self, raw: str) -> None:
+    def test_inadmissible_base_is_rejected_with_a_working_remedy(self, raw: str) -> None:
         with pytest.raises(ValueError, match="f\\(0\\) = 0 and slope 1 from at least one side") as refusal:
             resolve(["identity", raw])
         assert f"base function {raw!r} has value" in str(refusal.value)
@@ -159,13 +161,13 @@ class TestSets:
         assert resolve(["identity", f"unit_{raw}"])[1].is_admissible
         assert resolve(["identity", raw], strict=False)[1].name == raw
 
-    def test_without_a_normalised_form_none_is_offered(self) -> None:
+    def test_no_unit_form_is_suggested_if_there_is_none(self) -> None:
         with pytest.raises(ValueError, match=r"'quick_gelu' has value 0 and slopes 0\.5 .* side\. strict=False"):
             resolve(["quick_gelu"])
 
 
 class TestAdditions:
-    def test_an_added_function_has_measured_facts(self) -> None:
+    def test_properties_of_an_added_base_are_measured(self) -> None:
         added = hullo.add_base("damped", lambda x, rate: x * torch.exp(-rate * x * x), parameters={"rate": 1.0})
         assert hullo.list_bases()[-1] == "damped"
         assert hullo.base("damped") is added
@@ -186,7 +188,7 @@ class TestAdditions:
             ("steep", torch.sinh, (1.0, 1.0), (1.0, math.inf)),
         ],
     )
-    def test_slopes_at_the_origin_are_measured_to_rounding(
+    def test_slopes_at_the_origin_are_measured_up_to_rounding(
         self,
         name: str,
         function: Callable[[Tensor], Tensor],
@@ -199,10 +201,10 @@ class TestAdditions:
         if bounds:
             assert added.slope_bounds == pytest.approx(bounds, abs=1e-6)
 
-    def test_a_function_that_jumps_at_the_origin_has_no_slope_one_there(self) -> None:
+    def test_function_with_a_jump_at_the_origin_is_not_admissible(self) -> None:
         assert not hullo.add_base("jump", lambda x: x + (x < 0).to(x.dtype) - (x > 0).to(x.dtype)).is_admissible
 
-    def test_a_given_derivative_is_used_and_may_be_a_number(self) -> None:
+    def test_given_derivative_is_used_and_may_be_a_number(self) -> None:
         asked = []
 
         def derivative(x: Tensor) -> Tensor:
@@ -217,7 +219,7 @@ class TestAdditions:
         torch.testing.assert_close(straight.derivative(torch.randn(5)), torch.full((5,), 2.0))
         assert straight.slope_bounds == (2.0, 2.0)
 
-    def test_an_added_function_trains_in_a_hull_and_can_be_differentiated_twice(self) -> None:
+    def test_added_base_trains_and_is_twice_differentiable(self) -> None:
         hullo.add_base("cubic", lambda x: x + x**3)
         act = hullo.AffineHull("identity", "cubic", init=[0.5, 0.5], dtype=torch.float64)
         x = torch.tensor([[-1.0, 0.5, 2.0]], dtype=torch.float64, requires_grad=True)
@@ -248,7 +250,7 @@ class TestAdditions:
             (lambda x: torch.sqrt(x + 1) - 1, None, r"'broken' must have a value everywhere, but f\(.*\) = nan"),
         ],
     )
-    def test_a_function_that_fails_a_check_is_refused_and_leaves_no_trace(
+    def test_invalid_function_is_rejected_and_not_added(
         self,
         function: Callable[[Tensor], Tensor],
         derivative: Callable[[Tensor], Tensor] | None,
@@ -263,7 +265,7 @@ class TestAdditions:
             hullo.base("broken")
 
     @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
-    def test_a_function_that_raises_leaves_no_trace(self, error: type[BaseException]) -> None:
+    def test_function_that_raises_is_not_added(self, error: type[BaseException]) -> None:
         def function(x: Tensor) -> Tensor:
             raise error
 
@@ -273,12 +275,12 @@ class TestAdditions:
         assert hullo.list_bases() == before
 
     @pytest.mark.parametrize("name", ["two words", "", "2nd", "f(x)", None, 7])
-    def test_a_name_that_cannot_be_spelled_is_refused(self, name: object) -> None:
+    def test_invalid_name_is_rejected(self, name: object) -> None:
         with pytest.raises(ValueError, match=r"invalid name .* Python identifier") as refusal:
             hullo.add_base(name, torch.tanh)  # type: ignore[arg-type]
         assert repr(name) in str(refusal.value)
 
-    def test_a_name_that_is_taken_is_refused(self) -> None:
+    def test_existing_name_is_rejected(self) -> None:
         before, relu = hullo.list_bases(), hullo.base("relu")
         with pytest.raises(ValueError, match="there is a base function 'relu' already; choose another name"):
             hullo.add_base("relu", torch.tanh)

@@ -41,7 +41,7 @@ def sides_of_kinks(base: hullo.Base) -> Tensor:
     return torch.tensor([kink + side for kink in base.kinks for side in (-1e-9, 1e-9)], dtype=torch.float64)
 
 
-def test_the_catalogue_has_the_promised_functions_and_starts_with_the_papers() -> None:
+def test_catalogue_has_the_documented_bases_in_order() -> None:
     names = hullo.list_bases()
     assert names[:3] == ("identity", "relu", "tanh")
     promised = ["leaky_relu", "elu", "celu", "softsign", "arctan", "asinh", "sin", "hardtanh", "relu6"]
@@ -49,19 +49,19 @@ def test_the_catalogue_has_the_promised_functions_and_starts_with_the_papers() -
     assert {*promised, *raw, *(f"unit_{name}" for name in raw)} <= set(names)
 
 
-def test_every_entry_of_the_catalogue_is_held_against_a_closed_form() -> None:
+def test_every_base_has_an_oracle() -> None:
     catalogue = {name for name in hullo.list_bases() if hullo.base(name).formula is not None}
     assert catalogue <= set(MEMBERS)
 
 
 @pytest.mark.parametrize("name", MEMBERS)
-def test_the_function_is_its_closed_form(name: str) -> None:
+def test_function_matches_the_oracle(name: str) -> None:
     x = grid()
     torch.testing.assert_close(hullo.base(name).function(x), CLOSED_FORMS[name](x), rtol=1e-9, atol=ROUNDING)
 
 
 @pytest.mark.parametrize("name", MEMBERS)
-def test_the_function_is_its_formula(name: str) -> None:
+def test_function_matches_its_formula(name: str) -> None:
     base, x = hullo.base(name), grid()
     assert base.formula is not None
     value, slope = base.formula.functions(FUNCTIONS)
@@ -70,7 +70,7 @@ def test_the_function_is_its_formula(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MEMBERS)
-def test_the_slope_is_the_derivative(name: str) -> None:
+def test_slope_is_the_derivative(name: str) -> None:
     base = hullo.base(name)
     x = away_from_kinks(base, grid())
     rounding = SLOPE_ROUNDING if name.startswith(("celu", "hardsigmoid", "softplus")) else 1e-12
@@ -78,7 +78,7 @@ def test_the_slope_is_the_derivative(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MEMBERS)
-def test_at_a_kink_the_slope_lies_between_those_of_the_two_sides(name: str) -> None:
+def test_slope_at_a_kink_is_between_both_sides(name: str) -> None:
     base = hullo.base(name)
     for kink in base.kinks:
         left, at, right = base.derivative(torch.tensor([kink - 1e-9, kink, kink + 1e-9], dtype=torch.float64)).tolist()
@@ -86,7 +86,7 @@ def test_at_a_kink_the_slope_lies_between_those_of_the_two_sides(name: str) -> N
 
 
 @pytest.mark.parametrize("name", MEMBERS)
-def test_the_value_and_the_slopes_at_the_origin_are_as_stated(name: str) -> None:
+def test_value_and_slopes_at_the_origin_are_correct(name: str) -> None:
     base = hullo.base(name)
     step = 1e-7
     value, left, right = CLOSED_FORMS[name](torch.tensor([0.0, -step, step], dtype=torch.float64)).tolist()
@@ -97,7 +97,7 @@ def test_the_value_and_the_slopes_at_the_origin_are_as_stated(name: str) -> None
 
 
 @pytest.mark.parametrize("name", MEMBERS)
-def test_the_slope_bounds_hold_and_are_tight(name: str) -> None:
+def test_slope_bounds_hold_and_are_tight(name: str) -> None:
     base = hullo.base(name)
     far = torch.logspace(1.5, 9, 100, dtype=torch.float64)
     x = torch.cat([-far, away_from_kinks(base, grid()), far, sides_of_kinks(base)])
@@ -110,14 +110,14 @@ def test_the_slope_bounds_hold_and_are_tight(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MEMBERS)
-def test_it_is_called_monotone_exactly_if_it_never_falls(name: str) -> None:
+def test_is_monotone_exactly_if_nondecreasing(name: str) -> None:
     base = hullo.base(name)
     never_falls = bool((base.function(grid()).diff() >= -1e-12).all())
     assert base.is_monotone == never_falls
 
 
 @pytest.mark.parametrize("name", MEMBERS)
-def test_the_slope_jumps_at_the_kinks_and_nowhere_else(name: str) -> None:
+def test_slope_jumps_only_at_kinks(name: str) -> None:
     base = hullo.base(name)
     x = grid() + 0.00025  # so that every kink lies between two points
     steps = automatic_slope(base, x).diff().abs()
@@ -128,7 +128,7 @@ def test_the_slope_jumps_at_the_kinks_and_nowhere_else(name: str) -> None:
 
 @pytest.mark.parametrize("name", MEMBERS)
 @pytest.mark.parametrize("size", [50.0, 1e4, 65504.0])
-def test_values_and_slopes_are_right_far_from_the_origin(name: str, size: float) -> None:
+def test_values_and_slopes_are_correct_far_from_the_origin(name: str, size: float) -> None:
     base = hullo.base(name)
     x = torch.tensor([-size, size])
     assert base.formula is not None
@@ -141,7 +141,7 @@ def test_values_and_slopes_are_right_far_from_the_origin(name: str, size: float)
 
 
 @pytest.mark.parametrize("name", UNITS)
-def test_a_unit_form_is_the_function_moved_to_the_origin_and_scaled_to_slope_one(name: str) -> None:
+def test_unit_form_is_shifted_and_scaled(name: str) -> None:
     unit, raw = hullo.base(name), hullo.base(name.removeprefix("unit_"))
     x = grid()
     moved = (raw.function(x) - raw.value_at_zero) / raw.slopes_at_zero[1]
@@ -150,13 +150,13 @@ def test_a_unit_form_is_the_function_moved_to_the_origin_and_scaled_to_slope_one
 
 
 @pytest.mark.parametrize("name", UNITS)
-def test_a_unit_form_keeps_its_digits_near_the_origin(name: str) -> None:
+def test_unit_form_is_accurate_near_the_origin(name: str) -> None:
     x = torch.tensor([1e-6, 1e-5, 1e-4])
     exact = hullo.base(name).function(x.double()).float()
     torch.testing.assert_close(hullo.base(name).function(x), exact, rtol=2e-6, atol=0)
 
 
-def test_the_functions_that_break_the_papers_requirement_are_known() -> None:
+def test_inadmissible_bases_are_listed() -> None:
     inadmissible = {name for name in MEMBERS if not hullo.base(name).is_admissible}
     raw = {name.removeprefix("unit_") for name in UNITS}
     assert inadmissible == raw | {
@@ -167,7 +167,7 @@ def test_the_functions_that_break_the_papers_requirement_are_known() -> None:
 @pytest.mark.parametrize(
     "spelling", ["celu(0)", "celu(-1)", "softplus(0)", "unit_softplus(-2)", "softplus(1e-320)", "unit_softplus(1e-320)"]
 )
-def test_a_parameter_without_meaning_is_refused(spelling: str) -> None:
+def test_meaningless_parameter_is_rejected(spelling: str) -> None:
     with pytest.raises(ValueError, match=r"from 5.42e-20 to 1.84e\+19, got (0|-1|-2|9.99989e-321)"):
         hullo.base(spelling)
 
@@ -187,7 +187,7 @@ EXACT: dict[str, Callable[[Tensor, float], Tensor]] = {
 @example(exponent=0, digit=1, sign=1)
 @example(exponent=19, digit=1, sign=-1)
 @example(exponent=-19, digit=1, sign=1)
-def test_any_parameter_is_refused_or_gives_right_values_slopes_and_facts(
+def test_any_parameter_is_rejected_or_gives_correct_properties(
     family: str, dtype: torch.dtype, exponent: int, digit: int, sign: int
 ) -> None:
     parameter = sign * float(f"{digit}e{exponent}") + 0.0  # no -0.0

@@ -45,7 +45,7 @@ def closest_in_simplex(raw: Tensor) -> Tensor:
 @pytest.mark.parametrize("dtype", DTYPES)
 class TestEveryParametrization:
     @given(numbers=raws)
-    def test_coefficients_are_in_their_set_at_any_raw_numbers(
+    def test_coefficients_are_in_their_set_for_any_raw_parameters(
         self, parametrization: str, dtype: torch.dtype, numbers: list[float]
     ) -> None:
         raw = torch.tensor(numbers, dtype=dtype)
@@ -59,9 +59,7 @@ class TestEveryParametrization:
             assert found.min() >= 0
 
     @given(numbers=small)
-    def test_raw_numbers_lead_back_to_their_coefficients(
-        self, parametrization: str, dtype: torch.dtype, numbers: list[float]
-    ) -> None:
+    def test_inverse_round_trips(self, parametrization: str, dtype: torch.dtype, numbers: list[float]) -> None:
         given = torch.tensor(numbers, dtype=dtype)
         if parametrization in SIMPLEX:
             given = given.softmax(-1)
@@ -72,7 +70,7 @@ class TestEveryParametrization:
         found = get_parametrization(parametrization).transform(get_parametrization(parametrization).inverse(given))
         torch.testing.assert_close(found, given, rtol=0, atol=32 * torch.finfo(dtype).eps)
 
-    def test_rows_do_not_touch_each_other(self, parametrization: str, dtype: torch.dtype) -> None:
+    def test_rows_are_independent(self, parametrization: str, dtype: torch.dtype) -> None:
         raw = 3 * torch.randn(2, 5, 4, dtype=dtype)
         gradient = torch.randn(2, 5, 4 + get_parametrization(parametrization).fewer, dtype=dtype)
         together = get_parametrization(parametrization).transform(raw)
@@ -86,9 +84,7 @@ class TestEveryParametrization:
                 )
 
     @given(numbers=raws)
-    def test_the_backward_pass_of_the_coefficients_is_the_pullback(
-        self, parametrization: str, dtype: torch.dtype, numbers: list[float]
-    ) -> None:
+    def test_backward_equals_the_pullback(self, parametrization: str, dtype: torch.dtype, numbers: list[float]) -> None:
         raw = torch.tensor(numbers, dtype=dtype, requires_grad=True)
         found = get_parametrization(parametrization).transform(raw)
         gradient = torch.linspace(-1, 2, len(found), dtype=dtype).sin()
@@ -110,7 +106,7 @@ def test_vertices_are_reached_exactly(parametrization: str, dtype: torch.dtype, 
 
 
 @pytest.mark.parametrize("parametrization", [*PARAMETRIZATIONS, "given"])
-def test_a_parametrization_survives_pickling_and_copying_as_itself(parametrization: str) -> None:
+def test_parametrization_is_the_same_object_after_pickling(parametrization: str) -> None:
     assert pickle.loads(pickle.dumps(get_parametrization(parametrization))) is get_parametrization(parametrization)
     assert copy.deepcopy(get_parametrization(parametrization)) is get_parametrization(parametrization)
     assert repr(get_parametrization(parametrization)) == f"Parametrization({parametrization!r})"
@@ -118,22 +114,22 @@ def test_a_parametrization_survives_pickling_and_copying_as_itself(parametrizati
 
 class TestProjection:
     @given(raws)
-    def test_it_is_the_closest_point_of_the_simplex(self, numbers: list[float]) -> None:
+    def test_projection_is_the_closest_point(self, numbers: list[float]) -> None:
         raw = torch.tensor(numbers, dtype=torch.float64)
         found = get_parametrization("projection").transform(raw)
         torch.testing.assert_close(found, closest_in_simplex(raw), rtol=0, atol=1e-6)
 
     @given(small)
-    def test_it_moves_no_point_of_the_simplex(self, numbers: list[float]) -> None:
+    def test_projection_fixes_the_simplex(self, numbers: list[float]) -> None:
         inside = torch.tensor(numbers).softmax(-1)
         torch.testing.assert_close(get_parametrization("projection").transform(inside), inside, rtol=0, atol=1e-7)
 
-    def test_small_coefficients_keep_their_digits(self) -> None:
+    def test_small_coefficients_keep_their_precision(self) -> None:
         given = torch.tensor([1e-6, 0.25, 0.749999])
         torch.testing.assert_close(get_parametrization("projection").transform(given)[0], given[0], rtol=0.05, atol=0)
 
     @given(small, st.lists(st.booleans(), min_size=6, max_size=6), st.integers(0, 2**31))
-    def test_a_feasible_gradient_is_the_closest_one_along_which_coefficients_can_move(
+    def test_feasible_gradient_is_the_closest_feasible_one(
         self, numbers: list[float], at_zero: list[bool], seed: int
     ) -> None:
         """The conditions of Karush, Kuhn and Tucker for min |g - gradient| with sum g = 0, g_i <= 0 where c_i = 0."""
@@ -151,7 +147,7 @@ class TestProjection:
         assert bool(((multiplier * g).abs()[zero] < 1e-12).all())
 
     @given(small)
-    def test_inside_the_simplex_the_gradient_is_that_of_the_plain_formula(self, numbers: list[float]) -> None:
+    def test_gradient_inside_the_simplex_matches_the_formula(self, numbers: list[float]) -> None:
         inside = torch.tensor(numbers, dtype=torch.float64).softmax(-1)
         raw = (inside + 0.3).requires_grad_()
         plain = (raw - (raw.sum() - 1) / len(raw)).clamp(min=0)
@@ -161,7 +157,7 @@ class TestProjection:
         torch.testing.assert_close(found, expected)
 
     @given(small)
-    def test_forward_differentiation_is_the_change_of_the_projection(self, numbers: list[float]) -> None:
+    def test_forward_mode_is_the_derivative_of_the_projection(self, numbers: list[float]) -> None:
         raw = torch.tensor(numbers, dtype=torch.float64)
         tangent = torch.arange(1, len(raw) + 1, dtype=torch.float64).sin()
         _, found = torch.func.jvp(get_parametrization("projection").transform, (raw,), (tangent,))
@@ -170,9 +166,7 @@ class TestProjection:
             torch.testing.assert_close(found, steps[0], rtol=0, atol=1e-6)
 
     @pytest.mark.parametrize("optimiser", [torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop])
-    def test_a_coefficient_at_zero_comes_back_when_the_gradient_says_so(
-        self, optimiser: type[torch.optim.Optimizer]
-    ) -> None:
+    def test_coefficient_at_zero_can_grow_again(self, optimiser: type[torch.optim.Optimizer]) -> None:
         act = hullo.ConvexHull("identity", "relu", "tanh", init="relu")
         assert act.coefficients.tolist() == [0.0, 1.0, 0.0]
         learn(act, lambda x: 0.6 * x + 0.4 * torch.tanh(x), optimiser(act.parameters(), lr=0.02), steps=300)
@@ -222,7 +216,7 @@ OPTIMISERS: dict[str, Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer
 
 @pytest.mark.parametrize("optimiser", OPTIMISERS)
 @pytest.mark.parametrize("parametrization", PARAMETRIZATIONS)
-def test_coefficients_are_in_the_hull_after_every_step_of_any_optimiser(optimiser: str, parametrization: str) -> None:
+def test_coefficients_stay_in_the_set_with_any_optimizer(optimiser: str, parametrization: str) -> None:
     act = HULLS[parametrization]("identity", "relu", "tanh", parametrization=parametrization)
     moved = []
 
@@ -240,18 +234,18 @@ def test_coefficients_are_in_the_hull_after_every_step_of_any_optimiser(optimise
 
 class TestSets:
     @pytest.mark.parametrize("kind", [hullo.Simplex, hullo.Hyperplane])
-    def test_both_sets_describe_the_error(self, kind: type[hullo.Simplex] | type[hullo.Hyperplane]) -> None:
+    def test_errors_describe_the_violation(self, kind: type[hullo.Simplex] | type[hullo.Hyperplane]) -> None:
         check = kind().check
         assert check(torch.tensor([0.25, 0.75])) == (True, "")
         assert check(torch.tensor([0.5, 0.6])) == (False, "coefficients must sum to one, these sum to 1.1")
         for number in (torch.nan, torch.inf):
             assert check(torch.tensor([0.5, number])) == (False, "coefficients must be finite numbers")
 
-    def test_one_wrong_row_is_enough(self) -> None:
+    def test_one_invalid_row_is_an_error(self) -> None:
         rows = torch.tensor([[0.5, 0.5], [1.0, 0.0], [0.0, 0.9]])
         assert hullo.Hyperplane().check(rows) == (False, "coefficients must sum to one, these sum to 0.9")
 
-    def test_only_the_hyperplane_has_negative_coefficients(self) -> None:
+    def test_only_the_hyperplane_allows_negative_coefficients(self) -> None:
         outside = torch.tensor([1.5, -0.5])
         assert hullo.Hyperplane().check(outside) == (True, "")
         ok, reason = hullo.Simplex().check(outside)
@@ -262,7 +256,7 @@ class TestSets:
         ("kind", "never_zero", "other"),
         [(hullo.Simplex, "softmax", "projection"), (hullo.Orthant, "softplus", "clamped")],
     )
-    def test_what_never_reaches_zero_cannot_start_there(
+    def test_positive_parametrization_cannot_start_at_zero(
         self, kind: Callable[[str], hullo.Simplex | hullo.Orthant], never_zero: str, other: str
     ) -> None:
         vertex = torch.tensor([1.0, 0.0])
@@ -297,7 +291,7 @@ class TestSets:
             (hullo.Simplex, 3, "3.*Simplex"),
         ],
     )
-    def test_an_unknown_parametrization_is_rejected(
+    def test_unknown_parametrization_is_rejected(
         self, kind: Callable[[object], object], parametrization: object, said: str
     ) -> None:
         with pytest.raises(ValueError, match=said):

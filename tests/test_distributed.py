@@ -92,7 +92,7 @@ def in_two_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
     return lambda job: mp.spawn(worker, args=(str(tmp_path), job), nprocs=2)
 
 
-def test_two_processes_learn_what_one_does(in_two_processes: Callable[[Job], None], tmp_path: Path) -> None:
+def test_two_processes_train_like_one(in_two_processes: Callable[[Job], None], tmp_path: Path) -> None:
     in_two_processes(learn_together)
     for parametrization in KEEPS:
         alone = model(parametrization)
@@ -104,5 +104,5 @@ def test_two_processes_learn_what_one_does(in_two_processes: Callable[[Job], Non
         assert not torch.equal(first[f"1.{alone[1].raw_name}"], model(parametrization)[1].raw)
 
 
-def test_a_sharded_hull_is_printed_trained_read_and_set(in_two_processes: Callable[[Job], None]) -> None:
+def test_sharded_hull_is_printed_trained_read_and_set(in_two_processes: Callable[[Job], None]) -> None:
     in_two_processes(keep_parts)  # raises what a process raised

@@ -76,7 +76,7 @@ def pages(site: Path) -> Iterator[tuple[Path, Page]]:
     return ((path, read(path)) for path in site.rglob("*.html"))
 
 
-def test_pages_need_nothing_from_outside(site: Path) -> None:
+def test_pages_have_no_external_resources(site: Path) -> None:
     for path, page in pages(site):
         for address in page.needs - {"#"}:
             parts = urlsplit(address)
@@ -87,7 +87,7 @@ def test_pages_need_nothing_from_outside(site: Path) -> None:
         assert not outside, f"{path.name} fetches {outside}"
 
 
-def test_links_inside_the_site_lead_somewhere(site: Path) -> None:
+def test_internal_links_are_valid(site: Path) -> None:
     for path, page in pages(site):
         for link in page.links:
             parts = urlsplit(link)
@@ -98,7 +98,7 @@ def test_links_inside_the_site_lead_somewhere(site: Path) -> None:
                 assert unquote(parts.fragment) in known, f"{path.name} links to {link}"
 
 
-def test_images_exist_for_light_and_for_dark_pages(site: Path) -> None:
+def test_images_exist_for_light_and_dark_pages(site: Path) -> None:
     for path in DOCUMENTS:
         text = path.read_text()
         assert not re.search(r"!\[[^\]]*\]\([^)]*\.png\)", text), f"{path}: an image without its <picture>"
@@ -111,12 +111,12 @@ def test_images_exist_for_light_and_for_dark_pages(site: Path) -> None:
     assert len(light) == len(dark) > 5
 
 
-def test_every_public_name_has_its_entry(site: Path) -> None:
+def test_every_public_name_is_documented(site: Path) -> None:
     public = {f"{module.__name__}.{name}" for module in (hullo, hullo.keras) for name in module.__all__}
     assert public <= read(site / "api.html").anchors
 
 
-def test_signatures_that_are_written_by_hand_are_those_of_the_code() -> None:
+def test_handwritten_signatures_match_the_code() -> None:
     written = re.findall(r"autoclass:: ([\w.]+)\.(\w+)\((.*)\)", (ROOT / "docs" / "api.md").read_text())
     assert written
     for module, name, arguments in written:
@@ -126,14 +126,14 @@ def test_signatures_that_are_written_by_hand_are_those_of_the_code() -> None:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
-def test_the_search_finds_pages_without_a_server(site: Path) -> None:
+def test_search_works_without_a_server(site: Path) -> None:
     address = f"{(site / 'search.html').as_uri()}?q=projection"
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=10000", "--dump-dom"]
     shown = subprocess.run([str(CHROMIUM), *flags, address], capture_output=True, text=True, check=True).stdout
     assert re.search(r'class="search">.*mathematics\.html', shown, re.DOTALL)
 
 
-def test_no_line_of_a_table_ends_between_a_number_and_its_interval(site: Path) -> None:
+def test_table_cells_do_not_break_inside_an_interval(site: Path) -> None:
     cells = re.findall(r"<td[^>]*>(.*?)</td>", (site / "results" / "claims.html").read_text(), re.DOTALL)
     intervals = [cell for cell in cells if "±" in cell]
     assert intervals
@@ -170,7 +170,7 @@ def named(words: list[str]) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_commands_and_options_that_documents_name_exist(path: Path) -> None:
+def test_documented_commands_and_options_exist(path: Path) -> None:
     for words in commands(path.read_text()):
         command = named(words)
         given = words[len(command) :]
@@ -180,11 +180,11 @@ def test_commands_and_options_that_documents_name_exist(path: Path) -> None:
         assert outcome.exit_code == 0, f"hullo {shlex.join(words)}: {outcome.output}"
 
 
-def test_every_command_is_in_the_site() -> None:
+def test_every_command_is_documented() -> None:
     site = [path.read_text() for path in ROOT.glob("docs/**/*.md")]
     assert {named(words) for text in site for words in commands(text)} >= COMMANDS.keys()
 
 
-def test_options_that_the_laboratory_names_by_themselves_exist() -> None:
+def test_options_in_the_laboratory_page_exist() -> None:
     spoken = set(re.findall(r"`(--[\w-]+)", (ROOT / "docs" / "laboratory.md").read_text()))
     assert spoken <= {option for command in COMMANDS.values() for item in command.params for option in item.opts}

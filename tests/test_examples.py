@@ -32,7 +32,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return run
 
 
-def test_the_swap_example_learns_and_draws(run: Callable[..., str], tmp_path: Path) -> None:
+def test_swap_example_learns_and_draws(run: Callable[..., str], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib").use("Agg")
     image = tmp_path / "curves.png"
     printed = run("swap_transformer_and_cnn.py", str(image), "--steps", "40")
@@ -44,7 +44,7 @@ def test_the_swap_example_learns_and_draws(run: Callable[..., str], tmp_path: Pa
         assert hull in printed
 
 
-def test_the_kerasnet_example_trains_on_a_few_images(run: Callable[..., str], tmp_path: Path) -> None:
+def test_kerasnet_example_trains_on_a_few_images(run: Callable[..., str], tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     for name in (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"):
         labels = torch.randint(2, (12, 1), generator=generator)
@@ -60,9 +60,7 @@ def test_the_kerasnet_example_trains_on_a_few_images(run: Callable[..., str], tm
     assert all(sum(map(float, numbers.split())) == pytest.approx(1, abs=0.01) for _, numbers in rows)
 
 
-def test_the_notebook_runs_from_top_to_bottom(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_notebook_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib").use("Agg")
     cells = json.loads((EXAMPLES / "tutorial.ipynb").read_text())["cells"]
     notebook = types.ModuleType("notebook")
@@ -78,14 +76,14 @@ def test_the_notebook_runs_from_top_to_bottom(
     assert len(notebook.population) == 20
 
 
-def test_its_network_has_as_many_parameters_as_the_papers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_example_network_has_the_papers_number_of_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     kerasnet = importlib.import_module("kerasnet_cifar10")
     network = kerasnet.KerasNet(torch.nn.ReLU)
     assert sum(parameter.numel() for parameter in network.parameters()) == 1_250_858
 
 
-def test_it_flips_and_shifts_images_as_the_laboratory_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_example_augments_like_the_laboratory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     kerasnet = importlib.import_module("kerasnet_cifar10")
     image = torch.randint(256, (1, 3, 32, 32), dtype=torch.uint8)

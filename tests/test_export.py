@@ -102,7 +102,7 @@ def test_onnx_keeps_the_values_for_any_batch(kind: str, groups: int, tmp_path: P
         )
 
 
-def test_an_exported_model_runs_without_hullo(tmp_path: Path) -> None:
+def test_exported_model_runs_without_hullo(tmp_path: Path) -> None:
     model, x, _ = make("network folded", 1)
     torch.export.save(torch.export.export(model, (x,)), tmp_path / "model.pt2")
     torch.save((x, model(x).detach()), tmp_path / "values.pt")

@@ -44,7 +44,7 @@ def _restore_catalogue() -> Iterator[None]:
 
 
 @given(texts)
-def test_the_derivative_of_a_formula_is_that_of_its_values(text: str) -> None:
+def test_derivative_of_a_formula_is_correct(text: str) -> None:
     value, slope = Formula(fill_in(text, {}), differentiate(text)).functions(FUNCTIONS)
     x = torch.linspace(-2.013, 2.017, 37, dtype=torch.float64).requires_grad_()
     (expected,) = torch.autograd.grad(value(x).sum(), x)
@@ -52,7 +52,7 @@ def test_the_derivative_of_a_formula_is_that_of_its_values(text: str) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
-def test_a_formula_has_the_facts_of_the_same_function() -> None:
+def test_formula_has_the_properties_of_the_same_function() -> None:
     made = hullo.add_base("quick", "x * sigmoid(rate * x)", parameters={"rate": 1.702})
     known = hullo.base("quick_gelu")
     assert made.slope_bounds == pytest.approx(known.slope_bounds, abs=1e-8)
@@ -66,7 +66,7 @@ def test_a_formula_has_the_facts_of_the_same_function() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_cpus_kernel_serves_it(dtype: torch.dtype) -> None:
+def test_cpu_kernel_supports_it(dtype: torch.dtype) -> None:
     hullo.add_base("bell", "x * exp(-square(x / width))", parameters={"width": 1.0})
     act, x = hullo.AffineHull("identity", "bell(2)"), torch.randn(8, 16).to(dtype)
     exact = 0.5 * x.double() + 0.5 * x.double() * torch.exp(-(x.double() / 2).square())
@@ -89,14 +89,14 @@ for found, expected in zip(
 """
 
 
-def test_the_fused_kernel_serves_it() -> None:
+def test_fused_kernel_supports_it() -> None:
     pytest.importorskip("triton")
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, "-c", _FUSED], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
-def test_keras_serves_it() -> None:
+def test_keras_supports_it() -> None:
     pytest.importorskip("keras")
     import hullo.keras
 
@@ -127,14 +127,14 @@ def test_keras_serves_it() -> None:
         ("sqrt(1 + x)", "must have a value everywhere"),
     ],
 )
-def test_what_is_no_formula_is_refused_and_leaves_no_trace(formula: str, said: str) -> None:
+def test_invalid_formula_is_rejected_and_not_added(formula: str, said: str) -> None:
     before = hullo.list_bases()
     with pytest.raises(ValueError, match=said):
         hullo.add_base("broken", formula)
     assert hullo.list_bases() == before
 
 
-def test_derivatives_are_of_the_functions_kind_and_right() -> None:
+def test_derivatives_use_valid_functions_and_are_correct() -> None:
     given_slope = hullo.add_base("mine", "tanh(2 * x)", "2 - 2 * square(tanh(2 * x))")
     torch.testing.assert_close(given_slope.derivative(torch.zeros(1)), torch.full((1,), 2.0))
     with pytest.raises(ValueError, match="disagrees with its values"):

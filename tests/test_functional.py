@@ -43,7 +43,7 @@ def check_against_oracle(
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("name", oracle.CLOSED_FORMS)
-def test_every_base_in_every_type_is_its_closed_form(name: str, dtype: torch.dtype, backend: str) -> None:
+def test_every_base_matches_the_oracle_in_every_dtype(name: str, dtype: torch.dtype, backend: str) -> None:
     x = (3 * torch.randn(3, 4, 5)).to(dtype)
     names = ("tanh", name) if name != "tanh" else ("tanh",)
     check_against_oracle(x, rows_of(None, len(names)), names, backend=backend)
@@ -70,7 +70,7 @@ SHAPES = {
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("groups", [None, 1, 3, 6])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_any_layout_and_grouping_is_served(shape: str, groups: int | None, backend: str) -> None:
+def test_any_layout_and_grouping_is_supported(shape: str, groups: int | None, backend: str) -> None:
     check_against_oracle(SHAPES[shape](), rows_of(groups, 4), QUARTET, backend=backend)
 
 
@@ -84,13 +84,13 @@ def test_any_dimension_can_hold_the_channels(channel_dim: int, groups: int | Non
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("shape", [(), (1,), (5,), (0,)])
-def test_a_number_and_a_vector_need_no_channels(shape: tuple[int, ...], backend: str) -> None:
+def test_scalars_and_vectors_need_no_channels(shape: tuple[int, ...], backend: str) -> None:
     check_against_oracle(torch.randn(shape), rows_of(None, 3), TRIO, backend=backend)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_gradients_for_coefficients_are_summed_in_float32_or_better(dtype: torch.dtype, backend: str) -> None:
+def test_coefficient_gradients_are_summed_in_float32_or_better(dtype: torch.dtype, backend: str) -> None:
     x = torch.ones(2**14, dtype=dtype)  # their sum is far beyond what the type can count to one by one
     c = torch.tensor([0.5, 0.5], requires_grad=True)
     hullo.combine(x, c, ("identity", "relu"), backend=backend).backward(torch.ones_like(x))
@@ -100,7 +100,7 @@ def test_gradients_for_coefficients_are_summed_in_float32_or_better(dtype: torch
 
 @pytest.mark.parametrize("x_type", TOLERANCE)
 @pytest.mark.parametrize("coefficient_type", TOLERANCE)
-def test_any_pair_of_types_gives_each_its_own_back(x_type: torch.dtype, coefficient_type: torch.dtype) -> None:
+def test_gradients_have_the_dtypes_of_their_inputs(x_type: torch.dtype, coefficient_type: torch.dtype) -> None:
     x = torch.randn(4, 6).to(x_type).requires_grad_()
     c = torch.tensor([[0.5, 0.25], [0.75, 0.125]], dtype=coefficient_type, requires_grad=True)
     y = hullo.combine(x, c, ("relu", "tanh"))
@@ -113,7 +113,7 @@ def test_any_pair_of_types_gives_each_its_own_back(x_type: torch.dtype, coeffici
 
 @pytest.mark.parametrize("coefficients", [[0.3, 0.7], [0.0, 1.0], [[1.0, 0.0], [-0.5, 1.5]]])
 @pytest.mark.parametrize("name", [name for name in oracle.CLOSED_FORMS if name != "sin"])
-def test_nan_and_infinity_come_out_as_the_reference_says(name: str, coefficients: list[float]) -> None:
+def test_nan_and_infinity_match_the_reference(name: str, coefficients: list[float]) -> None:
     odd = [torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 1e38, -1e38, 1e-42, 1.0, -1.0]
     x = torch.tensor([odd, odd], requires_grad=True)
     results = []
@@ -125,14 +125,14 @@ def test_nan_and_infinity_come_out_as_the_reference_says(name: str, coefficients
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_nan_goes_in_and_nan_comes_out(backend: str) -> None:
+def test_nan_propagates(backend: str) -> None:
     for name in oracle.CLOSED_FORMS:
         assert hullo.combine(torch.tensor([torch.nan]), torch.ones(1), [name], backend=backend).isnan().all(), name
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("groups", [None, 2])
-def test_only_the_input_and_the_coefficients_are_held_for_the_backward_pass(backend: str, groups: int | None) -> None:
+def test_only_input_and_coefficients_are_saved_for_backward(backend: str, groups: int | None) -> None:
     held: list[Tensor] = []
     x = torch.randn(3, 4, 5, requires_grad=True)
     c = rows_of(groups, 4).requires_grad_()
@@ -141,7 +141,7 @@ def test_only_the_input_and_the_coefficients_are_held_for_the_backward_pass(back
     assert [t.data_ptr() for t in held] == [x.data_ptr(), c.data_ptr()]
 
 
-def test_the_input_is_left_as_it_is() -> None:
+def test_input_is_not_changed() -> None:
     x = torch.randn(4, 6, requires_grad=True)
     before = x.detach().clone()
     y = hullo.combine(x, torch.tensor([0.2, 0.3, 0.5], requires_grad=True), TRIO)
@@ -153,20 +153,20 @@ def test_the_input_is_left_as_it_is() -> None:
     assert y.data_ptr() != x.data_ptr()
 
 
-def test_the_identity_alone_gives_new_memory() -> None:
+def test_identity_returns_new_memory() -> None:
     x = torch.randn(4, 6)
     y = hullo.combine(x, torch.ones(1), ["identity"])
     y.zero_()
     assert x.abs().sum() > 0
 
 
-def test_raw_forms_and_empty_channels_are_admitted() -> None:
+def test_inadmissible_bases_and_empty_channels_are_allowed() -> None:
     x = torch.randn(4, 5)
     torch.testing.assert_close(hullo.combine(x, torch.ones(1), ["gelu"]), torch.nn.functional.gelu(x))
     assert hullo.combine(torch.randn(4, 0), torch.ones(2, 1), ["gelu"]).shape == (4, 0)
 
 
-def test_a_default_device_elsewhere_does_not_matter() -> None:
+def test_default_device_does_not_matter() -> None:
     x, c = torch.randn(4, 6, requires_grad=True), rows_of(2, 4)
     expected = hullo.combine(x, c, QUARTET)
     with torch.device("meta"):

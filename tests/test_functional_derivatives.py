@@ -24,7 +24,7 @@ class TestDerivatives:
 
     @pytest.mark.parametrize("groups", [None, 2])
     @every_hull
-    def test_first_and_second_derivatives_are_right_for_every_way(
+    def test_first_and_second_derivatives_are_correct_for_every_parametrization(
         self, hull: type[hullo.Hull], parametrization: str, groups: int | None
     ) -> None:
         def function(x: Tensor, raw: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ class TestDerivatives:
         assert torch.autograd.gradgradcheck(function, inputs, check_batched_grad=True)
 
     @pytest.mark.parametrize("name", oracle.CLOSED_FORMS)
-    def test_three_derivatives_are_those_of_the_closed_form(self, name: str) -> None:
+    def test_three_derivatives_match_the_oracle(self, name: str) -> None:
         x, _ = self.inputs("given", None)
         c = torch.tensor([0.7], dtype=torch.float64, requires_grad=True)
         results = []
@@ -55,7 +55,7 @@ class TestDerivatives:
         for found, expected in zip(*results, strict=True):
             torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
 
-    def test_a_gradient_penalty_reaches_the_coefficients(self) -> None:
+    def test_gradient_penalty_reaches_the_coefficients(self) -> None:
         x, c = self.inputs("given", 2)
         results = []
         for function in (hullo.combine, oracle.combine):
@@ -64,7 +64,7 @@ class TestDerivatives:
         for found, expected in zip(*results, strict=True):
             torch.testing.assert_close(found, expected)
 
-    def test_gradients_in_batches_are_those_one_by_one(self) -> None:
+    def test_batched_gradients_match_single_ones(self) -> None:
         x, c = self.inputs("given", 2)
         y = hullo.combine(x, c, QUARTET)
         upstream = torch.randn(5, *y.shape, dtype=torch.float64)

@@ -29,7 +29,9 @@ class TestTransforms:
     @pytest.mark.parametrize(("x_dim", "c_dim"), [*itertools.product([None, 0, 1, 2, -1], [None, 0, 1, -1])][1:])
     @pytest.mark.parametrize("groups", [None, 2])
     @pytest.mark.parametrize("channel_dim", [0, 1, -1])
-    def test_vmap_is_a_loop(self, x_dim: int | None, c_dim: int | None, groups: int | None, channel_dim: int) -> None:
+    def test_vmap_equals_a_loop(
+        self, x_dim: int | None, c_dim: int | None, groups: int | None, channel_dim: int
+    ) -> None:
         shape, rows = [4, 6], list(rows_of(groups, 3).shape)
         if x_dim is not None:
             shape.insert(x_dim % 3, 5)
@@ -50,12 +52,12 @@ class TestTransforms:
         found = torch.vmap(gradient, in_dims=(x_dim, c_dim))(x, c)
         torch.testing.assert_close(found, stacked(gradient, x, c, x_dim, c_dim))
 
-    def test_vmap_of_numbers_is_a_vector(self) -> None:
+    def test_vmap_of_scalars_equals_a_vector(self) -> None:
         x, c = torch.randn(5), torch.randn(5, 3)
         found = torch.vmap(lambda x, c: hullo.combine(x, c, TRIO))(x, c)
         torch.testing.assert_close(found, oracle.combine(x[:, None], c, TRIO, 0).float()[:, 0])
 
-    def test_vmap_in_vmap_is_a_loop_in_a_loop(self) -> None:
+    def test_nested_vmap_equals_nested_loops(self) -> None:
         x, c = torch.randn(2, 3, 4, 6), torch.randn(3, 2, 3)
 
         def function(x: Tensor, c: Tensor) -> Tensor:
@@ -67,7 +69,7 @@ class TestTransforms:
 
     @pytest.mark.parametrize("groups", [None, 2])
     @pytest.mark.parametrize("transform", ["jacrev", "jacfwd", "hessian", "jacrev of jacrev", "jacfwd of jacfwd"])
-    def test_jacobians_and_hessians_are_those_of_the_oracle(self, transform: str, groups: int | None) -> None:
+    def test_jacobians_and_hessians_match_the_oracle(self, transform: str, groups: int | None) -> None:
         outer, _, inner = transform.partition(" of ")
         x, c = torch.randn(2, 4, dtype=torch.float64), rows_of(groups, 4, torch.float64)
 
@@ -82,7 +84,7 @@ class TestTransforms:
         found, expected = (transformed(combine)(x, c) for combine in (hullo.combine, oracle.combine))
         torch.testing.assert_close(found, expected)
 
-    def test_older_batched_jacobians_work(self) -> None:
+    def test_is_grads_batched_works(self) -> None:
         x, c = torch.randn(2, 4, dtype=torch.float64), rows_of(None, 3, torch.float64)
         for vectorised in (False, True):
             found = torch.autograd.functional.jacobian(
@@ -90,7 +92,7 @@ class TestTransforms:
             )
             torch.testing.assert_close(found, torch.func.jacrev(oracle.combine, argnums=(0, 1))(x, c, TRIO))
 
-    def test_a_forward_derivative_needs_only_one_tangent(self) -> None:
+    def test_forward_mode_works_with_one_tangent(self) -> None:
         x, c = torch.randn(3, 4, dtype=torch.float64), rows_of(None, 3, torch.float64)
         with torch.autograd.forward_ad.dual_level():
             dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
@@ -106,7 +108,7 @@ class TestCompiled:
         torch._dynamo.reset()
 
     @pytest.mark.parametrize(("backend", "groups"), [("aot_eager", None), ("aot_eager", 2), ("inductor", 2)])
-    def test_names_inside_a_compiled_function_make_no_graph_break(self, backend: str, groups: int | None) -> None:
+    def test_base_names_in_a_compiled_function_do_not_break_the_graph(self, backend: str, groups: int | None) -> None:
         if backend == "inductor" and not (shutil.which("g++") or shutil.which("clang++")):
             pytest.skip("needs a C++ compiler")
         names = ("identity", "leaky_relu(0.3)", "tanh")
@@ -123,14 +125,14 @@ class TestCompiled:
         for a, b in zip(*(torch.autograd.grad(y, (x, c), upstream) for y in (found, expected)), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
-    def test_a_base_that_compiled_code_cannot_make_is_refused_with_the_remedy(self) -> None:
+    def test_unknown_base_in_compiled_code_is_rejected_with_remedy(self) -> None:
         compiled = torch.compile(
             lambda x, c: hullo.combine(x, c, ["leaky_relu(0.31)"]), fullgraph=True, backend="aot_eager"
         )
         with pytest.raises(torch._dynamo.exc.Unsupported, match=r"call hullo.base\('leaky_relu\(0.31\)'\) before"):
             compiled(torch.randn(3), torch.ones(1))
 
-    def test_torch_func_works_inside_a_compiled_function(self) -> None:
+    def test_torch_func_works_in_a_compiled_function(self) -> None:
         def gradient(x: Tensor, c: Tensor) -> Tensor:
             return torch.func.grad(lambda c: hullo.combine(x, c, TRIO).sum())(c)
 
@@ -138,7 +140,7 @@ class TestCompiled:
         compiled = torch.compile(gradient, fullgraph=True, backend="aot_eager")
         torch.testing.assert_close(compiled(x, c), gradient(x, c))
 
-    def test_a_traced_module_keeps_its_coefficients(self) -> None:
+    def test_traced_module_keeps_its_coefficients(self) -> None:
         act = hullo.AffineHull(*TRIO)
         x = torch.randn(5)
         with warnings.catch_warnings():
@@ -147,7 +149,7 @@ class TestCompiled:
         act.coefficients = "relu"
         torch.testing.assert_close(traced(x), torch.relu(x))
 
-    def test_base_objects_inside_a_compiled_function_make_no_graph_break(self) -> None:
+    def test_base_objects_in_a_compiled_function_do_not_break_the_graph(self) -> None:
         bases = [hullo.base(name) for name in TRIO]
         x, c = torch.randn(4, 6), rows_of(None, 3)
         compiled = torch.compile(lambda x, c: hullo.combine(x, c, bases), fullgraph=True, backend="aot_eager")
@@ -155,7 +157,7 @@ class TestCompiled:
 
 
 class TestExported:
-    def test_names_inside_an_exported_function_leave_plain_operations(self) -> None:
+    def test_exported_function_has_only_plain_operations(self) -> None:
         class Network(torch.nn.Module):
             def forward(self, x: Tensor, c: Tensor) -> Tensor:
                 return hullo.combine(x, c, ("identity", "leaky_relu(0.35)", "elu(4)"))  # not seen before

@@ -16,7 +16,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 @every_hull
 @pytest.mark.parametrize("groups", [1, 3])
-def test_the_product_and_all_its_gradients(hull: type[hullo.Hull], parametrization: str, groups: int) -> None:
+def test_product_and_gradients_are_correct(hull: type[hullo.Hull], parametrization: str, groups: int) -> None:
     act = uneven(hull, parametrization, groups, channel_dim=-1, dtype=torch.float64)
     inputs = [torch.randn(2, 6, dtype=torch.float64, requires_grad=True) for _ in range(2)]
     upstream = torch.randn(2, 6, dtype=torch.float64)
@@ -27,7 +27,7 @@ def test_the_product_and_all_its_gradients(hull: type[hullo.Hull], parametrizati
         torch.testing.assert_close(one, other)
 
 
-def test_it_can_be_differentiated_twice() -> None:
+def test_second_derivatives_are_correct() -> None:
     act = hullo.LinearHull("tanh", "silu", "sin", dtype=torch.float64)
     gate, up = (torch.randn(3, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
 
@@ -58,7 +58,7 @@ class Saved:
         self.hooks.__exit__(*error)
 
 
-def test_no_tensor_is_kept_but_the_inputs_and_the_raw_numbers() -> None:
+def test_only_inputs_and_raw_parameters_are_saved() -> None:
     act = hullo.AffineHull("identity", "relu", "tanh")
     gate, up = (torch.randn(100, requires_grad=True) for _ in range(2))
     with Saved() as saved:
@@ -70,7 +70,7 @@ def test_no_tensor_is_kept_but_the_inputs_and_the_raw_numbers() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision(dtype: torch.dtype) -> None:
+def test_half_precision_is_supported(dtype: torch.dtype) -> None:
     act, gate, up = hullo.AffineHull("identity", "relu", "tanh"), torch.randn(64), torch.randn(64)
     found = hullo.GatedHull(act)(gate.to(dtype), up.to(dtype))
     assert found.dtype == dtype
@@ -78,7 +78,7 @@ def test_half_precision(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("shape", [(4, 6), (1, 6), (6,), ()], ids=["same", "broadcast", "fewer dimensions", "a number"])
-def test_up_is_broadcast_as_in_a_product(shape: tuple[int, ...]) -> None:
+def test_up_is_broadcast(shape: tuple[int, ...]) -> None:
     act, gate, up = hullo.AffineHull("relu", "tanh"), torch.randn(4, 6), torch.randn(shape)
     torch.testing.assert_close(hullo.GatedHull(act)(gate, up), act(gate) * up)
     torch.testing.assert_close(hullo.GatedHull(act)(gate, up.double()), act(gate) * up.double())
@@ -99,7 +99,7 @@ class Gated(nn.Module):
 
 
 @pytest.mark.parametrize("options", [{}, {"groups": 3, "channel_dim": -1}, {"inner_scale": "base"}])
-def test_compiled_exported_traced_and_transformed(options: dict[str, Any]) -> None:
+def test_compiled_exported_traced_and_transformed_results_agree(options: dict[str, Any]) -> None:
     model, x = Gated(**options), torch.randn(5, 4)
     expected = model(x)
     for other in (
@@ -114,7 +114,7 @@ def test_compiled_exported_traced_and_transformed(options: dict[str, Any]) -> No
     assert sum(bar.get_height() for bar in histogram[0]) == 30
 
 
-def test_shapes_that_do_not_fit_are_refused() -> None:
+def test_incompatible_shapes_are_rejected() -> None:
     act = hullo.AffineHull("relu", "tanh", groups=4)
     with pytest.raises(ValueError, match="6 channels"):
         hullo.GatedHull(act)(torch.randn(2, 6), torch.randn(2, 6))
@@ -123,7 +123,7 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"init": "relu"}, {"groups": 3, "channel_dim": -1}])
-def test_a_folded_gate_is_a_product_of_pytorch(options: dict[str, Any]) -> None:
+def test_folded_gate_is_a_plain_product(options: dict[str, Any]) -> None:
     model, x = Gated(**options), torch.randn(5, 4)
     folded = hullo.fold(model, example_inputs=x)
     torch.testing.assert_close(folded(x), model(x))
@@ -142,9 +142,7 @@ def test_hooks_of_the_hull_run() -> None:
 @pytest.mark.parametrize(
     ("use", "taken"), [("none", 2), ("variable", 1), ("view", 1), ("another operation", 1), ("graph", 0)]
 )
-def test_gated_gradients_take_memory_that_nobody_else_needs(
-    use: str, taken: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gradients_reuse_memory_only_if_unreferenced(use: str, taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     monkeypatch.setattr("hullo.gating.choose", lambda *_: "triton")
     act = hullo.GatedHull(hullo.AffineHull("identity", "relu", "tanh")).to(DEVICE)

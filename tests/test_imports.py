@@ -18,14 +18,14 @@ def python(code: str, *options: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def test_importing_hullo_loads_torch_and_the_standard_library_alone() -> None:
+def test_importing_hullo_loads_only_torch_and_the_standard_library() -> None:
     with_torch = set(python(MODULES.format(module="torch")).stdout.split())
     with_hullo = set(python(MODULES.format(module="hullo")).stdout.split())
     others = with_hullo - with_torch - sys.stdlib_module_names
     assert {name for name in others if not name.startswith("__editable__")} == {"hullo"}
 
 
-def test_importing_hullo_does_not_load_what_torch_loads_on_request() -> None:
+def test_importing_hullo_does_not_load_optional_torch_modules() -> None:
     loaded = python("import sys, hullo; print('\\n'.join(sys.modules))").stdout.split()
     unwanted = {
         "torch._dynamo",
@@ -41,14 +41,14 @@ def test_importing_hullo_does_not_load_what_torch_loads_on_request() -> None:
     assert not unwanted & set(loaded)
 
 
-def test_importing_and_using_hullo_makes_no_noise() -> None:
+def test_importing_and_using_hullo_prints_nothing() -> None:
     done = python(
         "import torch, hullo; hullo.ConvexHull('relu', 'tanh')(torch.randn(3)).sum().backward()", "-W", "error"
     )
     assert (done.stdout, done.stderr) == ("", "")
 
 
-def test_importing_hullo_leaves_global_settings_alone() -> None:
+def test_importing_hullo_does_not_change_global_settings() -> None:
     state = (
         "(torch.get_num_threads(), torch.get_default_dtype(), torch.initial_seed(), torch.random.get_rng_state().sum())"
     )
@@ -58,7 +58,7 @@ def test_importing_hullo_leaves_global_settings_alone() -> None:
     python(code)
 
 
-def test_the_table_command_loads_no_network_no_data_set_and_no_trainer(tmp_path: Path) -> None:
+def test_table_command_loads_no_network_data_set_or_trainer(tmp_path: Path) -> None:
     Records(tmp_path / "records.jsonl").add([make_record("relu", [80.0])])
     code = f"""
 import sys

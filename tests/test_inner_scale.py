@@ -42,14 +42,14 @@ def exact(act: hullo.Hull, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("kind", ["hull", "base"])
 class TestEveryKind:
-    def test_values_are_those_of_scaled_inputs(self, kind: str, groups: int) -> None:
+    def test_values_match_scaled_inputs(self, kind: str, groups: int) -> None:
         act, x = made(kind, groups), torch.randn(3, 4, 5)
         torch.testing.assert_close(act(x), exact(act, x).float(), rtol=1e-5, atol=1e-5)
         low = act(x.bfloat16())
         assert low.dtype == torch.bfloat16
         torch.testing.assert_close(low.double(), exact(act, x.bfloat16()), rtol=2**-8, atol=1e-6)
 
-    def test_first_and_second_derivatives(self, kind: str, groups: int) -> None:
+    def test_first_and_second_derivatives_are_correct(self, kind: str, groups: int) -> None:
         act, x = made(kind, groups, dtype=torch.float64), torch.randn(2, 4, dtype=torch.float64, requires_grad=True)
 
         def function(x: Tensor, raw: Tensor, scales: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ class TestEveryKind:
         assert torch.autograd.gradcheck(function, (x, act.raw, act.inner_scale))
         assert torch.autograd.gradgradcheck(function, (x, act.raw, act.inner_scale))
 
-    def test_compiled_traced_folded_and_copied_it_computes_the_same(self, kind: str, groups: int) -> None:
+    def test_compiled_traced_folded_and_copied_results_agree(self, kind: str, groups: int) -> None:
         model, x = nn.Sequential(made(kind, groups)), torch.randn(3, 4)
         expected = model(x)
         others = [
@@ -73,7 +73,7 @@ class TestEveryKind:
         for other in others:
             torch.testing.assert_close(other(x), expected, rtol=1e-5, atol=1e-6)
 
-    def test_checkpoints_and_files_hold_it(self, kind: str, groups: int, tmp_path: Path) -> None:
+    def test_checkpoints_and_files_contain_scales(self, kind: str, groups: int, tmp_path: Path) -> None:
         model, x = nn.Sequential(nn.Linear(4, 4), made(kind, groups)), torch.randn(3, 4)
         restored = hullo.restore(nn.Sequential(nn.Linear(4, 4), nn.GELU()), model.state_dict())
         restored.load_state_dict(model.state_dict())
@@ -84,7 +84,7 @@ class TestEveryKind:
         with pytest.raises(RuntimeError, match="saved with an inner_scale"):
             plain.load_state_dict(model.state_dict(), strict=False)
 
-    def test_a_figure_shows_it(self, kind: str, groups: int) -> None:
+    def test_plot_uses_scales(self, kind: str, groups: int) -> None:
         pytest.importorskip("matplotlib")
         act = made(kind, groups)
         (axes,) = hullo.plot(act).axes
@@ -112,7 +112,7 @@ def test_half_precision_leaves_scales_in_float32() -> None:
     assert act.inner_scale.dtype == torch.float32
 
 
-def test_what_does_not_know_scales_says_so() -> None:
+def test_unsupported_functions_reject_scales() -> None:
     with pytest.raises(ValueError, match="inner_scale='each': give 'hull'"):
         made("each")
     with pytest.raises(TypeError, match="inner scale"):

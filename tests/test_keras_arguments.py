@@ -44,18 +44,18 @@ def test_bad_arguments_raise_the_errors_of_pytorch(name, bases, arguments):
 
 
 @pytest.mark.parametrize("arguments", [("relu",), (None,), ("identity", "relu")])
-def test_bases_are_a_list(arguments):
+def test_bases_must_be_a_list(arguments):
     given = re.escape(repr(arguments if len(arguments) > 1 else arguments[0]))
     with pytest.raises(TypeError, match=rf"bases={given}: give a list, as in bases=\['identity'"):
         hullo.keras.AffineHull(*arguments)
 
 
-def test_an_axis_is_an_index():
+def test_axis_must_be_an_index():
     with pytest.raises(ValueError, match="axis='channels_last'"):
         hullo.keras.AffineHull(PAPER, axis="channels_last")
 
 
-def test_a_base_known_as_code_alone_is_refused():
+def test_base_without_a_formula_is_rejected():
     own = hullo.add_base("own", lambda x: x + x * x * x)
     with pytest.raises(ValueError, match=r"'own'.*formula"):
         hullo.keras.AffineHull(["relu", own])
@@ -69,25 +69,25 @@ def test_a_base_known_as_code_alone_is_refused():
         ((), r"x of shape \(\) has no dimension -1"),
     ],
 )
-def test_channels_that_do_not_fall_into_groups_are_refused_when_the_layer_is_built(shape, message):
+def test_indivisible_channels_are_rejected_by_build(shape, message):
     with pytest.raises(ValueError, match=message):
         hullo.keras.AffineHull(PAPER, groups=2).build(shape)
 
 
-def test_a_layer_with_groups_keeps_its_number_of_channels():
+def test_layer_with_groups_fixes_the_number_of_channels():
     layer = hullo.keras.AffineHull(PAPER, groups=2)
     layer(np.zeros((1, 4), dtype="float32"))
     with pytest.raises(ValueError, match=r"expected axis -1 of input shape to have value 4"):
         layer(np.zeros((1, 6), dtype="float32"))
 
 
-def test_integers_are_refused():
+def test_integers_are_rejected():
     with pytest.raises(TypeError, match="x must be a floating-point tensor, got int32"):
         hullo.keras.AffineHull(PAPER)(keras.ops.convert_to_tensor([[1, 2]], dtype="int32"))
 
 
 @pytest.mark.parametrize("name", HULLS)
-def test_coefficients_can_be_set_and_a_value_off_the_hull_changes_nothing(name):
+def test_coefficients_can_be_set_and_invalid_ones_change_nothing(name):
     layer = getattr(hullo.keras, name)(PAPER, groups=2)
     layer.coefficients = "relu"
     np.testing.assert_array_equal(numpy(layer.coefficients), [[0, 1, 0]] * 2)
@@ -102,7 +102,7 @@ def test_coefficients_can_be_set_and_a_value_off_the_hull_changes_nothing(name):
     np.testing.assert_allclose(numpy(other.coefficients), [[0.25, 0.5, 0.25]] * 2, atol=1e-7)
 
 
-def test_a_layer_reads_like_its_call():
+def test_repr_matches_the_constructor():
     assert repr(hullo.keras.AffineHull(["relu", "elu(2)"], strict=False)) == "AffineHull(['relu', 'elu(2)'])"
     layer = hullo.keras.ConvexHull(["identity"], groups=3, axis=1, parametrization="softmax")
     assert repr(layer) == "ConvexHull(['identity'], groups=3, axis=1, parametrization='softmax')"

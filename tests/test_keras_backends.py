@@ -26,7 +26,7 @@ def test_hullo_does_not_import_keras():
     assert run("-c", "import hullo, sys; assert 'keras' not in sys.modules").returncode == 0
 
 
-def test_without_keras_the_error_says_what_to_install():
+def test_missing_keras_error_says_what_to_install():
     done = run("-c", "import sys; sys.modules['keras'] = None; import hullo.keras")
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
@@ -35,7 +35,7 @@ def test_without_keras_the_error_says_what_to_install():
 
 
 @pytest.mark.parametrize("backend", ["jax", "tensorflow"])
-def test_everything_here_holds_on_the_other_backends(backend):
+def test_keras_tests_pass_on_other_backends(backend):
     if importlib.util.find_spec(backend) is None:
         pytest.skip(f"{backend} is not installed")
     done = run("-m", "pytest", "-p", "no:cacheprovider", *HERE, KERAS_BACKEND=backend, **FASTER)

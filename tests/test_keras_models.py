@@ -13,7 +13,7 @@ from keras_layers import BACKEND, PAPER, PARAMETRIZATIONS, network, numpy, sampl
 pytestmark = without_array_warning
 
 
-def test_fit_leaves_a_vertex_finds_the_function_and_never_leaves_the_hull():
+def test_fit_leaves_a_vertex_and_finds_the_function():
     layer = hullo.keras.ConvexHull(PAPER, init="identity")
     model = network(layer)
     model.compile(keras.optimizers.SGD(0.5), "mse")
@@ -36,7 +36,7 @@ def test_fit_leaves_a_vertex_finds_the_function_and_never_leaves_the_hull():
     ][: 4 if BACKEND == "torch" else 2],
 )
 @pytest.mark.parametrize(("name", "parametrization"), PARAMETRIZATIONS)
-def test_a_saved_model_loads_with_equal_outputs(name, parametrization, arguments, tmp_path):
+def test_saved_model_loads_with_equal_outputs(name, parametrization, arguments, tmp_path):
     if parametrization in ("softmax", "softplus") and len(arguments["bases"]) > 1:
         arguments = {**arguments, "init": None}
     layer = getattr(hullo.keras, name)(**arguments, parametrization=parametrization, name="act")
@@ -54,7 +54,7 @@ def test_a_saved_model_loads_with_equal_outputs(name, parametrization, arguments
 @pytest.mark.parametrize(
     "other", [{"bases": ["identity", "relu", "sin"]}, {"parametrization": "softmax"}, {"groups": 4}]
 )
-def test_weights_of_another_hull_are_refused(other, tmp_path):
+def test_weights_of_another_hull_are_rejected(other, tmp_path):
     saved = network(hullo.keras.ConvexHull(**{"bases": PAPER, **other}))
     model = network(hullo.keras.ConvexHull(PAPER, init="tanh", name="act"))
     saved.save_weights(tmp_path / "it.weights.h5")
@@ -63,7 +63,7 @@ def test_weights_of_another_hull_are_refused(other, tmp_path):
     np.testing.assert_array_equal(numpy(model.get_layer("act").coefficients), [0, 0, 1])
 
 
-def test_weights_of_another_layer_are_refused(tmp_path):
+def test_weights_of_another_layer_are_rejected(tmp_path):
     network(keras.layers.PReLU()).save_weights(tmp_path / "it.weights.h5")
     with pytest.raises(ValueError, match="was saved by 'another layer'"):
         network(hullo.keras.ConvexHull(PAPER)).load_weights(tmp_path / "it.weights.h5")
@@ -83,7 +83,7 @@ def test_half_precision_computes_in_float32_and_keeps_float32_coefficients(polic
     )
 
 
-def test_masks_pass_through():
+def test_masks_are_propagated():
     model = keras.Sequential([keras.Input((3, 4)), keras.layers.Masking(), hullo.keras.AffineHull(PAPER)])
     x = keras.ops.convert_to_tensor(np.array([[[1.0] * 4, [0.0] * 4, [2.0] * 4]], dtype="float32"))
     assert numpy(model(x)._keras_mask).tolist() == [[True, False, True]]
@@ -116,7 +116,7 @@ def decay(model):
 
 
 @pytest.mark.parametrize("excluded", [True, False])
-def test_weight_decay_leaves_coefficients_alone_if_they_are_excluded_by_name(excluded, tmp_path):
+def test_excluded_coefficients_have_no_weight_decay(excluded, tmp_path):
     start = [2.0, 0.0, -1.0]
     model = network(keras.layers.Dense(4), hullo.keras.AffineHull(PAPER, init=start, name="act"))
     model.compile(keras.optimizers.AdamW(0.1, weight_decay=0.5), "mse")

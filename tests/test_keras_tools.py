@@ -30,7 +30,7 @@ def sample(*shape):
     return np.random.default_rng(0).normal(size=shape).astype("float32")
 
 
-def test_a_swapped_model_computes_what_it_did_and_is_saved_and_loaded(tmp_path):
+def test_replaced_model_has_equal_outputs_and_is_saved_and_loaded(tmp_path):
     model, x = branching(), sample(2, 8, 8, 2)
     swapped = hullo.keras.replace_activations(model)
     np.testing.assert_allclose(numpy(swapped(x)), numpy(model(x)), rtol=1e-4, atol=1e-5)
@@ -43,7 +43,7 @@ def test_a_swapped_model_computes_what_it_did_and_is_saved_and_loaded(tmp_path):
     np.testing.assert_allclose(numpy(loaded(x)), numpy(swapped(x)), rtol=1e-6, atol=1e-6)
 
 
-def test_fold_brings_keras_activations_back_and_freezes_mixtures():
+def test_fold_restores_keras_activations_and_freezes_mixtures():
     model, x = branching(), sample(2, 8, 8, 2)
     swapped = hullo.keras.replace_activations(model)
     folded = hullo.keras.fold(swapped)
@@ -57,14 +57,14 @@ def test_fold_brings_keras_activations_back_and_freezes_mixtures():
     assert not mixed.get_layer("conv").activation.trainable_variables
 
 
-def test_recurrent_layers_and_gates_are_left_alone():
+def test_recurrent_layers_and_gates_are_not_replaced():
     inputs = [keras.Input((4, 3)), layers.LSTM(5), layers.Dense(4, activation="relu"), layers.Dense(1, "sigmoid")]
     swapped = hullo.keras.replace_activations(keras.Sequential(inputs), bases=["identity", "relu"])
     assert len(hullo.keras.summary(swapped).splitlines()) == 1
     assert swapped.layers[1].activation.spelling == "affine(identity,relu)"
 
 
-def test_what_cannot_be_swapped_is_refused():
+def test_unsupported_models_are_rejected():
     plain = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
     with pytest.raises(ValueError, match="no activation of the model can be replaced"):
         hullo.keras.replace_activations(plain)
@@ -81,7 +81,7 @@ def test_what_cannot_be_swapped_is_refused():
 
 
 @pytest.mark.parametrize("scale", [1.0, 10.0])
-def test_coefficients_move_as_many_times_as_fast_as_asked(scale, tmp_path):
+def test_lr_scale_multiplies_coefficient_updates(scale, tmp_path):
     act = hullo.keras.LinearHull(["identity"], init=[1.0], lr_scale=scale)
     model = keras.Sequential([keras.Input((4,)), act])
     model.compile(keras.optimizers.Adam(1e-3), "mse")
@@ -95,7 +95,7 @@ def test_coefficients_move_as_many_times_as_fast_as_asked(scale, tmp_path):
         hullo.keras.LinearHull(["identity"], lr_scale=0)
 
 
-def test_a_layer_as_a_module_has_its_numbers_and_answers():
+def test_to_torch_has_the_same_coefficients_and_properties():
     act = hullo.keras.ConvexHull(["identity", "relu"], init=[[0.25, 0.75], [1.0, 0.0]], groups=2, lr_scale=4)
     twin = act.to_torch()
     np.testing.assert_allclose(twin.coefficients.tolist(), [[0.25, 0.75], [1, 0]])

@@ -19,14 +19,14 @@ from made_hulls import HULLS, TRIO, every_hull, uneven
 class TestConstruction:
     @every_hull
     @pytest.mark.parametrize("groups", [1, 4])
-    def test_it_starts_uniform_and_is_reproducible(self, hull: type[Hull], parametrization: str, groups: int) -> None:
+    def test_initial_coefficients_are_uniform(self, hull: type[Hull], parametrization: str, groups: int) -> None:
         act = hull(*TRIO, parametrization=parametrization, groups=groups)
         assert act.coefficients.shape == ((3,) if groups == 1 else (groups, 3))
         torch.testing.assert_close(act.coefficients.detach(), torch.full_like(act.coefficients, 1 / 3))
         assert torch.equal(act.raw, hull(*TRIO, parametrization=parametrization, groups=groups).raw)
 
     @every_hull
-    def test_it_computes_the_combination_of_its_coefficients(self, hull: type[Hull], parametrization: str) -> None:
+    def test_output_is_the_combination_of_bases(self, hull: type[Hull], parametrization: str) -> None:
         for groups, channel_dim in ((1, 1), (2, 1), (3, -1)):
             act = uneven(hull, parametrization, groups, channel_dim=channel_dim)
             x = torch.randn(4, 6, 9)
@@ -34,7 +34,7 @@ class TestConstruction:
             torch.testing.assert_close(act(x).detach(), exact.float(), rtol=1e-5, atol=1e-6)
 
     @every_hull
-    def test_any_admissible_start_is_taken(self, hull: type[Hull], parametrization: str) -> None:
+    def test_any_valid_init_is_accepted(self, hull: type[Hull], parametrization: str) -> None:
         row = [0.2, 0.5, 0.3]
         for start in (row, torch.tensor(row), tuple(row), torch.tensor(row, dtype=torch.float64, requires_grad=True)):
             torch.testing.assert_close(
@@ -46,7 +46,7 @@ class TestConstruction:
     @pytest.mark.parametrize(
         ("hull", "parametrization"), [pair for pair in HULLS if pair[1] not in ("softmax", "softplus")]
     )
-    def test_it_starts_as_any_of_its_bases_exactly(self, hull: type[Hull], parametrization: str) -> None:
+    def test_init_by_name_starts_as_that_base(self, hull: type[Hull], parametrization: str) -> None:
         x = torch.linspace(-3, 3, 25)
         for name in ("gelu", "identity", "relu"):
             act = hull("identity", "relu", "gelu", init=name, parametrization=parametrization, strict=False)
@@ -56,18 +56,18 @@ class TestConstruction:
     def test_bases_may_be_given_as_one_list(self, given: Any) -> None:
         assert repr(hullo.ConvexHull(given, groups=2)) == repr(hullo.ConvexHull("relu", "tanh", groups=2))
 
-    def test_it_can_be_made_where_code_asks_for_in_place_activations(self) -> None:
+    def test_inplace_argument_is_accepted(self) -> None:
         act = hullo.AffineHull(*TRIO, inplace=True)
         x = torch.randn(5)
         before = x.clone()
         assert torch.equal(act(x), hullo.AffineHull(*TRIO)(before))
         assert torch.equal(x, before)
 
-    def test_a_start_between_vertices_of_an_affine_hull_may_be_negative(self) -> None:
+    def test_affine_init_may_be_negative(self) -> None:
         assert hullo.AffineHull("identity", "tanh", init=[2.0, -1.0]).coefficients.tolist() == [2.0, -1.0]
 
     @every_hull
-    def test_one_base_alone_is_itself(self, hull: type[Hull], parametrization: str) -> None:
+    def test_single_base_is_that_base(self, hull: type[Hull], parametrization: str) -> None:
         act = hull("tanh", parametrization=parametrization)
         x = torch.randn(5, requires_grad=True)
         torch.testing.assert_close(act(x), torch.tanh(x), rtol=0, atol=1e-6)
@@ -76,12 +76,12 @@ class TestConstruction:
         has_scale = hull in (hullo.ConicHull, hullo.LinearHull)
         assert bool(act.raw.grad.any()) == has_scale
 
-    def test_strict_false_admits_raw_forms(self) -> None:
+    def test_strict_false_allows_inadmissible_bases(self) -> None:
         with pytest.raises(ValueError, match=r"'gelu'.*'unit_gelu'"):
             hullo.AffineHull("identity", "gelu")
         assert hullo.AffineHull("identity", "gelu", strict=False).spelling == "affine(identity,gelu)"
 
-    def test_it_shows_what_it_is(self) -> None:
+    def test_repr_shows_bases_and_options(self) -> None:
         assert repr(hullo.AffineHull(*TRIO)) == "AffineHull(identity=0.33, relu=0.33, tanh=0.33)"
         assert repr(hullo.ConvexHull("relu", "elu(2)", init=[0.25, 0.75])) == "ConvexHull(relu=0.25, elu(2)=0.75)"
         grouped = hullo.ConvexHull("relu", "tanh", groups=4, channel_dim=-1, parametrization="softmax")
@@ -89,11 +89,11 @@ class TestConstruction:
         assert hullo.ConvexHull(*TRIO).spelling == "convex(identity,relu,tanh)"
 
     @pytest.mark.parametrize("given", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
-    def test_coefficients_are_kept_in_float32_or_better(self, given: torch.dtype) -> None:
+    def test_coefficients_are_stored_in_float32_or_better(self, given: torch.dtype) -> None:
         kept = torch.float64 if given == torch.float64 else torch.float32
         assert hullo.AffineHull(*TRIO, dtype=given).raw.dtype == kept
 
-    def test_the_default_dtype_is_followed(self) -> None:
+    def test_default_dtype_is_used(self) -> None:
         torch.set_default_dtype(torch.float64)
         try:
             assert hullo.AffineHull(*TRIO).raw.dtype == torch.float64
@@ -103,7 +103,7 @@ class TestConstruction:
 
 class TestAssignment:
     @every_hull
-    def test_assigned_coefficients_are_the_coefficients(self, hull: type[Hull], parametrization: str) -> None:
+    def test_assigned_coefficients_are_returned(self, hull: type[Hull], parametrization: str) -> None:
         act = hull(*TRIO, parametrization=parametrization)
         parameter = act.raw
         act.coefficients = [0.2, 0.3, 0.5]
@@ -112,7 +112,7 @@ class TestAssignment:
         torch.testing.assert_close(act.coefficients.tolist(), [1 / 3] * 3, rtol=0, atol=1e-6)
         assert act.raw is parameter
 
-    def test_a_base_can_be_assigned_by_name(self) -> None:
+    def test_coefficients_can_be_assigned_by_name(self) -> None:
         act = hullo.AffineHull(*TRIO, groups=2)
         act.coefficients = "relu"
         assert act.coefficients.tolist() == [[0, 1, 0], [0, 1, 0]]
@@ -132,7 +132,7 @@ class TestAssignment:
             ("rellu", ValueError, r"unknown base function 'rellu' .did you mean 'relu'"),
         ],
     )
-    def test_a_value_off_the_hull_is_refused_and_changes_nothing(
+    def test_invalid_coefficients_are_rejected_and_change_nothing(
         self, hull: type[Hull], parametrization: str, value: Any, error: type[Exception], said: str
     ) -> None:
         act = uneven(hull, parametrization)
@@ -144,52 +144,52 @@ class TestAssignment:
             hull(*TRIO, init=value, parametrization=parametrization)
 
     @pytest.mark.parametrize("hull", [hullo.ConvexHull, hullo.ConicHull])
-    def test_negative_coefficients_are_refused_where_none_may_be(self, hull: type[Hull]) -> None:
+    def test_negative_coefficients_are_rejected_in_convex_and_conic_hulls(self, hull: type[Hull]) -> None:
         with pytest.raises(ValueError, match=r"\[2.0, -1.0\] .* con\w+\(relu,tanh\): .* one is -1"):
             hull("relu", "tanh", init=[2.0, -1.0])
 
     @pytest.mark.parametrize("hull", [hullo.ConvexHull, hullo.AffineHull])
-    def test_coefficients_that_do_not_sum_to_one_are_refused_where_they_must(self, hull: type[Hull]) -> None:
+    def test_coefficients_not_summing_to_one_are_rejected(self, hull: type[Hull]) -> None:
         act = hull(*TRIO)
         with pytest.raises(ValueError, match=r"\[0.5, 0.6, 0.1\] .* sum to 1.2"):
             act.coefficients = [0.5, 0.6, 0.1]
         assert act.coefficients.tolist() == pytest.approx([1 / 3] * 3)
 
-    def test_one_bad_row_is_enough(self) -> None:
+    def test_one_invalid_row_is_rejected(self) -> None:
         with pytest.raises(ValueError, match=r"2 rows.*sum to 0.5"):
             hullo.AffineHull("relu", "tanh", groups=2, init=[[1.0, 0.0], [0.5, 0.0]])
 
 
 class TestRefusals:
     @pytest.mark.parametrize("groups", [0, -1, 1.5, "2", True, None])
-    def test_groups_that_are_no_number_of_groups(self, groups: Any) -> None:
+    def test_invalid_groups_are_rejected(self, groups: Any) -> None:
         with pytest.raises(ValueError, match=r"groups=.*one activation per layer") as refusal:
             hullo.AffineHull(*TRIO, groups=groups)
         assert f"groups={groups!r}" in str(refusal.value)
 
     @pytest.mark.parametrize("channel_dim", ["1", 1.0, None, False])
-    def test_a_channel_dimension_that_is_no_index(self, channel_dim: Any) -> None:
+    def test_invalid_channel_dim_is_rejected(self, channel_dim: Any) -> None:
         with pytest.raises(ValueError, match=r"channel_dim=.*give the index of the dimension"):
             hullo.AffineHull(*TRIO, channel_dim=channel_dim)
 
     @pytest.mark.parametrize("dtype", ["float32", torch.int64, torch.complex64, float])
-    def test_a_dtype_that_is_no_floating_point_type(self, dtype: Any) -> None:
+    def test_invalid_dtype_is_rejected(self, dtype: Any) -> None:
         with pytest.raises(TypeError, match=r"need a floating-point torch\.dtype such as torch\.float32") as refusal:
             hullo.AffineHull(*TRIO, dtype=dtype)
         assert f"dtype={dtype!r}" in str(refusal.value)
 
-    def test_a_parametrization_of_another_hull(self) -> None:
+    def test_parametrization_of_another_hull_is_rejected(self) -> None:
         with pytest.raises(ValueError, match=r"'softmax'.*Hyperplane.*'recentred'"):
             hullo.AffineHull(*TRIO, parametrization="softmax")
 
-    def test_input_that_does_not_fit(self) -> None:
+    def test_invalid_input_is_rejected(self) -> None:
         with pytest.raises(TypeError, match=r"got torch\.int64; for integers call x\.float\(\) first"):
             hullo.AffineHull(*TRIO)(torch.arange(3))
         with pytest.raises(ValueError, match=r"7 channels .* 2 equal groups"):
             hullo.AffineHull(*TRIO, groups=2)(torch.randn(3, 7))
 
 
-def test_a_network_of_hulls_learns() -> None:
+def test_network_of_hulls_learns() -> None:
     model = nn.Sequential(nn.Linear(1, 16), hullo.AffineHull(*TRIO, groups=16), nn.Linear(16, 1))
     optimiser = torch.optim.Adam(model.parameters(), lr=0.02)
     x = torch.linspace(-3, 3, 64)[:, None]
@@ -206,7 +206,7 @@ def test_a_network_of_hulls_learns() -> None:
 
 @pytest.mark.parametrize("is_training", [True, False])
 @every_hull
-def test_coefficients_refuse_to_be_changed_in_place(hull: type[Hull], parametrization: str, is_training: bool) -> None:
+def test_in_place_changes_of_coefficients_raise(hull: type[Hull], parametrization: str, is_training: bool) -> None:
     act = uneven(hull, parametrization)
     before = act.coefficients.tolist()
     with torch.set_grad_enabled(is_training):
@@ -225,7 +225,7 @@ def test_coefficients_refuse_to_be_changed_in_place(hull: type[Hull], parametriz
     assert act.coefficients.tolist() == pytest.approx(before, abs=1e-6)
 
 
-def test_operations_on_coefficients_and_their_files_are_ordinary_tensors(tmp_path: Path) -> None:
+def test_results_of_operations_on_coefficients_are_plain_tensors(tmp_path: Path) -> None:
     act = hullo.AffineHull("identity", "relu")
     assert type(act.coefficients.detach()) is type(act.coefficients * 2) is Tensor
     assert repr(act.coefficients).startswith("tensor([0.5000, 0.5000]")

@@ -25,9 +25,7 @@ def model_of(act: Hull) -> nn.Sequential:
 class TestCopies:
     @every_hull
     @pytest.mark.parametrize("groups", [1, 2])
-    def test_copies_and_pickles_are_the_same_function(
-        self, hull: type[Hull], parametrization: str, groups: int
-    ) -> None:
+    def test_copies_and_pickles_compute_the_same(self, hull: type[Hull], parametrization: str, groups: int) -> None:
         act = uneven(hull, parametrization, groups)
         x = torch.randn(3, 4)
         for twin in (copy.deepcopy(act), pickle.loads(pickle.dumps(act))):
@@ -40,7 +38,7 @@ class TestCopies:
 
     @every_hull
     @pytest.mark.parametrize("groups", [1, 2])
-    def test_a_checkpoint_brings_the_function_back(self, hull: type[Hull], parametrization: str, groups: int) -> None:
+    def test_checkpoint_restores_the_function(self, hull: type[Hull], parametrization: str, groups: int) -> None:
         model = nn.Sequential(nn.Linear(4, 4), uneven(hull, parametrization, groups))
         file = io.BytesIO()
         torch.save(model.state_dict(), file)
@@ -55,7 +53,7 @@ class TestCopies:
     @every_hull
     @pytest.mark.parametrize("other", ["bases", "parametrization", "number of bases", "groups"])
     @pytest.mark.parametrize("strict", [True, False])
-    def test_another_hulls_checkpoint_is_refused_and_changes_nothing(
+    def test_checkpoint_of_another_hull_is_rejected_and_changes_nothing(
         self, hull: type[Hull], parametrization: str, other: str, strict: bool
     ) -> None:
         act = uneven(hull, parametrization, 2)
@@ -74,9 +72,7 @@ class TestCopies:
         assert torch.equal(act.raw, before)
 
     @every_hull
-    def test_where_only_tensors_are_kept_names_and_shapes_are_checked(
-        self, hull: type[Hull], parametrization: str
-    ) -> None:
+    def test_names_and_shapes_are_checked_without_metadata(self, hull: type[Hull], parametrization: str) -> None:
         act = uneven(hull, parametrization)
         other, bare = hull(*TRIO, parametrization=parametrization), dict(model_of(act).state_dict())
         model_of(other).load_state_dict(bare)
@@ -101,25 +97,25 @@ class TestCopies:
             (["elu(1e-05)", "leaky_relu(-3)"], "raw_recentred__elu_1em05__leaky_relu_m3"),
         ],
     )
-    def test_the_name_of_raw_numbers_is_an_identifier(self, bases: list[str], name: str) -> None:
+    def test_raw_name_is_an_identifier(self, bases: list[str], name: str) -> None:
         act = hullo.AffineHull(bases, strict=False)
         assert list(act.state_dict()) == [name]
         assert name.isidentifier()
 
-    def test_hulls_can_share_their_raw_numbers(self) -> None:
+    def test_hulls_can_share_raw_parameters(self) -> None:
         model = nn.Sequential(hullo.AffineHull(*TRIO), hullo.AffineHull(*TRIO))
         model[1].raw = model[0].raw
         assert [name for name, _ in model.named_parameters()] == ["0.raw_recentred__identity__relu__tanh"]
         model[0].coefficients = "relu"
         assert torch.equal(model(torch.tensor([-1.0, 2.0])), torch.tensor([0.0, 2.0]))
 
-    def test_layers_do_not_share_coefficients_by_accident(self) -> None:
+    def test_hulls_do_not_share_coefficients_by_default(self) -> None:
         act = hullo.AffineHull(*TRIO)
         model = nn.Sequential(act, copy.deepcopy(act), hullo.AffineHull(*TRIO))
         assert len({parameter.data_ptr() for parameter in model.parameters()}) == 3
 
     @pytest.mark.gpu
-    def test_a_checkpoint_moves_between_devices(self) -> None:
+    def test_checkpoint_moves_between_devices(self) -> None:
         act = uneven(hullo.AffineHull, "recentred", 2).cuda()
         file = io.BytesIO()
         torch.save(act.state_dict(), file)
@@ -136,7 +132,7 @@ class TestReset:
     @every_hull
     @pytest.mark.parametrize("groups", [1, 2])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-    def test_coefficients_go_back_to_their_start(
+    def test_reset_parameters_restores_initial_coefficients(
         self, hull: type[Hull], parametrization: str, groups: int, dtype: torch.dtype
     ) -> None:
         act = uneven(hull, parametrization, groups, dtype=dtype)
@@ -153,7 +149,7 @@ class TestReset:
         empty.reset_parameters()
         assert torch.equal(empty.raw, first)
 
-    def test_a_start_is_no_part_of_a_checkpoint(self) -> None:
+    def test_init_is_not_part_of_a_checkpoint(self) -> None:
         assert set(hullo.AffineHull(*TRIO, init="relu").state_dict()) == {"raw_recentred__identity__relu__tanh"}
 
 
@@ -162,14 +158,14 @@ class TestReset:
 class TestTools:
     """Tools that know nothing of hulls: they treat each entry of a state_dict as a tensor that a module holds."""
 
-    def test_every_entry_is_a_floating_point_parameter(
+    def test_state_dict_contains_only_floating_point_tensors(
         self, hull: type[Hull], parametrization: str, groups: int
     ) -> None:
         state = uneven(hull, parametrization, groups).state_dict()
         assert set(state) == {name for name, _ in uneven(hull, parametrization, groups).named_parameters()}
         assert all(tensor.is_floating_point() for tensor in state.values())
 
-    def test_safetensors(self, hull: type[Hull], parametrization: str, groups: int, tmp_path: Path) -> None:
+    def test_safetensors_round_trip(self, hull: type[Hull], parametrization: str, groups: int, tmp_path: Path) -> None:
         safetensors = pytest.importorskip("safetensors.torch")
         saved, loaded = (
             model_of(uneven(hull, parametrization, groups)),
@@ -179,7 +175,9 @@ class TestTools:
         assert safetensors.load_model(loaded, tmp_path / "model.safetensors") == (set(), [])
         assert torch.equal(loaded[1].raw, saved[1].raw)
 
-    def test_distributed_checkpoints(self, hull: type[Hull], parametrization: str, groups: int, tmp_path: Path) -> None:
+    def test_distributed_checkpoints_round_trip(
+        self, hull: type[Hull], parametrization: str, groups: int, tmp_path: Path
+    ) -> None:
         dcp = pytest.importorskip("torch.distributed.checkpoint")
         state_dict = pytest.importorskip("torch.distributed.checkpoint.state_dict")
         saved, loaded = (
@@ -195,7 +193,7 @@ class TestTools:
         assert torch.equal(loaded[1].raw, saved[1].raw)
 
     @pytest.mark.parametrize("use_buffers", [False, True])
-    def test_averaged_models(self, hull: type[Hull], parametrization: str, groups: int, use_buffers: bool) -> None:
+    def test_averaged_models_work(self, hull: type[Hull], parametrization: str, groups: int, use_buffers: bool) -> None:
         model = model_of(uneven(hull, parametrization, groups))
         averaged = torch.optim.swa_utils.AveragedModel(model, use_buffers=use_buffers)
         for _ in range(3):
@@ -210,7 +208,7 @@ class TestTools:
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
     @pytest.mark.parametrize("assign", [False, True])
-    def test_cast_and_averaged_checkpoints(
+    def test_cast_and_averaged_checkpoints_load(
         self, hull: type[Hull], parametrization: str, groups: int, dtype: torch.dtype, assign: bool
     ) -> None:
         act, other = uneven(hull, parametrization, groups), hull(*TRIO, parametrization=parametrization, groups=groups)
@@ -219,7 +217,9 @@ class TestTools:
         torch.testing.assert_close(other.raw, act.raw, rtol=0.02, atol=0.02, check_dtype=False)
         assert other.raw.dtype == (torch.float64 if assign and dtype == torch.float64 else torch.float32)
 
-    def test_raw_numbers_in_half_precision(self, hull: type[Hull], parametrization: str, groups: int) -> None:
+    def test_half_precision_checkpoints_load_as_float32(
+        self, hull: type[Hull], parametrization: str, groups: int
+    ) -> None:
         act, other = uneven(hull, parametrization, groups), uneven(hull, parametrization, groups)
         other.raw = nn.Parameter(other.raw.detach().half())  # as tools do that put tensors into modules themselves
         x = torch.randn(3, 4)
@@ -227,13 +227,13 @@ class TestTools:
         other(x).sum().backward()
         assert other.raw.grad is not None
 
-    def test_state_dicts_in_functional_calls(self, hull: type[Hull], parametrization: str, groups: int) -> None:
+    def test_state_dicts_work_in_functional_calls(self, hull: type[Hull], parametrization: str, groups: int) -> None:
         model, x = model_of(uneven(hull, parametrization, groups)), torch.randn(3, 4)
         other = model_of(hull(*TRIO, parametrization=parametrization, groups=groups))
         assert torch.equal(torch.func.functional_call(other, model.state_dict(), (x,), strict=True), model(x))
 
     @pytest.mark.parametrize("device_map", [{"": "cpu"}, {"0": "cpu", "1": "disk"}])
-    def test_accelerate(
+    def test_accelerate_works(
         self, hull: type[Hull], parametrization: str, groups: int, device_map: dict[str, str], tmp_path: Path
     ) -> None:
         accelerate = pytest.importorskip("accelerate")
@@ -248,7 +248,7 @@ class TestTools:
 
 class TestMeta:
     @every_hull
-    def test_it_can_be_made_without_memory_and_filled_later(self, hull: type[Hull], parametrization: str) -> None:
+    def test_meta_device_hull_can_be_materialized(self, hull: type[Hull], parametrization: str) -> None:
         saved = uneven(hull, parametrization, 2)
         with torch.device("meta"):
             in_context = hull(*TRIO, parametrization=parametrization, groups=2)
@@ -259,7 +259,7 @@ class TestMeta:
             act.to_empty(device="cpu").load_state_dict(saved.state_dict())
             assert torch.equal(act(torch.ones(3, 4)), saved(torch.ones(3, 4)))
 
-    def test_a_meta_module_takes_a_checkpoints_tensors_over(self) -> None:
+    def test_meta_module_loads_with_assign(self) -> None:
         saved, act = uneven(hullo.AffineHull, "free"), hullo.AffineHull(*TRIO, parametrization="free", device="meta")
         assert repr(act) == "AffineHull(identity, relu, tanh, parametrization='free')"
         act.load_state_dict(saved.state_dict(), assign=True)

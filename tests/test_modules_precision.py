@@ -17,7 +17,7 @@ from made_hulls import TRIO, every_hull, uneven
 class TestPrecision:
     @every_hull
     @pytest.mark.parametrize("convert", [nn.Module.half, nn.Module.bfloat16, lambda m: m.to(torch.float16)])
-    def test_half_precision_models_keep_their_coefficients_in_float32(
+    def test_half_precision_models_keep_float32_coefficients(
         self, hull: type[Hull], parametrization: str, convert: Callable[[nn.Module], nn.Module]
     ) -> None:
         model = nn.Sequential(nn.Linear(4, 4), uneven(hull, parametrization), nn.Linear(4, 2))
@@ -37,7 +37,7 @@ class TestPrecision:
         assert act(torch.randn(3, dtype=torch.float64)).dtype == torch.float64
 
     @every_hull
-    def test_autocast_feeds_bfloat16_in_and_gets_bfloat16_out(self, hull: type[Hull], parametrization: str) -> None:
+    def test_autocast_keeps_bfloat16(self, hull: type[Hull], parametrization: str) -> None:
         model = nn.Sequential(nn.Linear(8, 8), uneven(hull, parametrization, groups=2), nn.Linear(8, 2))
         x, seen = torch.randn(5, 8), []
         model[1].register_forward_hook(lambda module, args, y: seen.append((args[0], y)))
@@ -50,7 +50,7 @@ class TestPrecision:
         exact = oracle.combine(given, model[1].coefficients, TRIO).detach()
         torch.testing.assert_close(y.double(), exact, rtol=2**-8, atol=1e-6)
 
-    def test_autocast_changes_nothing_in_the_hull_itself(self) -> None:
+    def test_autocast_does_not_change_coefficients(self) -> None:
         act, x = uneven(hullo.AffineHull, "free", groups=2), torch.randn(3, 4, requires_grad=True)
         results = []
         for enabled in (False, True):

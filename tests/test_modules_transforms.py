@@ -27,7 +27,7 @@ class TestTransforms:
 
     @every_hull
     @pytest.mark.parametrize("groups", [1, 2])
-    def test_an_ensemble_is_its_members(self, hull: type[Hull], parametrization: str, groups: int) -> None:
+    def test_vmapped_ensemble_equals_its_members(self, hull: type[Hull], parametrization: str, groups: int) -> None:
         members = [nn.Sequential(nn.Linear(4, 4), uneven(hull, parametrization, groups)) for _ in range(3)]
         for k, member in enumerate(members):
             with torch.no_grad():
@@ -58,13 +58,13 @@ class TestTransforms:
 class TestSymbolicTrace:
     @every_hull
     @pytest.mark.parametrize("groups", [1, 2])
-    def test_a_traced_model_has_equal_values_and_gradients(
+    def test_traced_model_has_equal_values_and_gradients(
         self, hull: type[Hull], parametrization: str, groups: int
     ) -> None:
         model = nn.Sequential(nn.Linear(4, 4), uneven(hull, parametrization, groups, channel_dim=-1), nn.Linear(4, 2))
         self.check_traced(model, torch.randn(3, 5, 4))
 
-    def test_a_hull_that_changes_its_input_is_traced(self) -> None:
+    def test_in_place_hull_is_traced(self) -> None:
         model = hullo.replace_activations(nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True)))
         self.check_traced(model, torch.randn(3, 4))
 
@@ -111,7 +111,7 @@ class TestCompilers:
 
     @every_hull
     @pytest.mark.parametrize("groups", [1, 2])
-    def test_an_exported_module_takes_any_batch(self, hull: type[Hull], parametrization: str, groups: int) -> None:
+    def test_exported_module_accepts_any_batch_size(self, hull: type[Hull], parametrization: str, groups: int) -> None:
         act = uneven(hull, parametrization, groups)
         sizes = ({0: torch.export.Dim("batch")},)
         exported = torch.export.export(act, (torch.randn(3, 4),), dynamic_shapes=sizes)

@@ -45,7 +45,7 @@ def accumulate(model: nn.Module, x: Tensor, target: Tensor, micro_batches: int) 
 
 @given(on_faces, st.integers(0, 2**31), st.sampled_from([2, 3, 12]), st.sampled_from([1, 2, 4]))
 @settings(max_examples=50)
-def test_gradients_of_micro_batches_add_up_to_that_of_the_whole_batch(
+def test_micro_batch_gradients_sum_to_the_batch_gradient(
     numbers: list[float], seed: int, micro_batches: int, groups: int
 ) -> None:
     act = hull(numbers, groups=groups)
@@ -58,7 +58,7 @@ def test_gradients_of_micro_batches_add_up_to_that_of_the_whole_batch(
 @pytest.mark.parametrize("make", OPTIMIZERS)
 @given(numbers=on_faces, seed=st.integers(0, 2**31))
 @settings(max_examples=10)
-def test_training_with_micro_batches_is_training_with_whole_batches(
+def test_micro_batch_training_equals_batch_training(
     make: Callable[[Sequence[Tensor]], torch.optim.Optimizer], numbers: list[float], seed: int
 ) -> None:
     torch.manual_seed(seed)
@@ -73,7 +73,7 @@ def test_training_with_micro_batches_is_training_with_whole_batches(
 
 
 @given(on_faces, st.lists(st.floats(-2, 2), min_size=3, max_size=3))
-def test_a_step_goes_along_the_feasible_part_of_the_gradient(numbers: list[float], gradient: list[float]) -> None:
+def test_step_uses_the_feasible_gradient(numbers: list[float], gradient: list[float]) -> None:
     act = hull(numbers)
     before = act.coefficients.detach()
     act.coefficients.backward(torch.tensor(gradient, dtype=torch.float64))
@@ -83,7 +83,7 @@ def test_a_step_goes_along_the_feasible_part_of_the_gradient(numbers: list[float
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, through_torch_save, lambda model: model.to(torch.float32)])
-def test_copies_step_as_the_original_does(copied: Callable[[nn.Module], nn.Module]) -> None:
+def test_copies_are_updated_like_the_original(copied: Callable[[nn.Module], nn.Module]) -> None:
     model = copied(nn.Sequential(hull([0.0, 1.0, 0.0], groups=2)))
     act = model[0]
     act.coefficients.sum(0).backward(torch.tensor([1.0, 0.0, 0.5], dtype=act.raw.dtype))  # nothing helps
@@ -92,7 +92,7 @@ def test_copies_step_as_the_original_does(copied: Callable[[nn.Module], nn.Modul
     assert act.raw.tolist() == [[0.0, 1.0, 0.0]] * 2
 
 
-def test_raw_numbers_stay_near_the_simplex_under_a_steady_push() -> None:
+def test_raw_parameters_stay_near_the_simplex() -> None:
     act = hull([0.2, 0.6, 0.2])
     optimizer = torch.optim.Adam(act.parameters(), lr=0.01)
     for _ in range(1000):
@@ -109,7 +109,7 @@ def test_raw_numbers_stay_near_the_simplex_under_a_steady_push() -> None:
 
 
 @pytest.mark.parametrize("by_name", [False, True])
-def test_gradients_that_a_closure_computes_are_restricted(by_name: bool) -> None:
+def test_closure_gradients_are_restricted(by_name: bool) -> None:
     act = hull([0.0, 1.0, 0.0])
 
     def closure() -> float:
@@ -122,7 +122,7 @@ def test_gradients_that_a_closure_computes_are_restricted(by_name: bool) -> None
     torch.testing.assert_close(act.raw.grad, expected.double())
 
 
-def test_other_parameters_and_other_hulls_keep_their_gradients() -> None:
+def test_other_parameters_and_hulls_keep_their_gradients() -> None:
     others = nn.ModuleList(
         [
             nn.Linear(3, 3),
@@ -139,7 +139,7 @@ def test_other_parameters_and_other_hulls_keep_their_gradients() -> None:
     assert all(torch.equal(parameter.grad, before[name]) for name, parameter in others.named_parameters())
 
 
-def test_a_hull_that_is_gone_is_not_kept_alive() -> None:
+def test_deleted_hull_is_not_kept_alive() -> None:
     gc.collect()
     before = len(optimizer_hook._watched)
     act = hullo.ConvexHull(*BASES)
@@ -149,7 +149,7 @@ def test_a_hull_that_is_gone_is_not_kept_alive() -> None:
     assert len(optimizer_hook._watched) == before
 
 
-def test_a_compiled_step_is_a_step() -> None:
+def test_compiled_step_is_restricted() -> None:
     plain, compiled = hull([0.0, 1.0, 0.0]), hull([0.0, 1.0, 0.0])
     for act, wrap in ((plain, lambda step: step), (compiled, lambda step: torch.compile(step, backend="eager"))):
         act.raw.grad = torch.tensor([-1.0, 0.5, 2.0], dtype=torch.float64)

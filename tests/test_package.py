@@ -42,7 +42,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_wheel_installed_in_an_empty_environment_works(built: Path, tmp_path: Path) -> None:
+def test_wheel_works_in_an_empty_environment(built: Path, tmp_path: Path) -> None:
     """The environment has nothing but the wheel, and then the packages that hullo depends on, but not this checkout."""
     (wheel,) = built.glob("*.whl")
     venv.create(tmp_path / "empty")
@@ -75,7 +75,7 @@ def test_a_wheel_installed_in_an_empty_environment_works(built: Path, tmp_path: 
     assert run(str(python.with_name("hullo")), "--version") == f"hullo {hullo.__version__}\n"
 
 
-def test_a_wheel_holds_every_file_of_the_package(built: Path) -> None:
+def test_wheel_contains_every_file_of_the_package(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if name.startswith("hullo/")}
@@ -85,5 +85,5 @@ def test_a_wheel_holds_every_file_of_the_package(built: Path) -> None:
     assert packed >= {name.removeprefix("src/") for name in tracked.stdout.split()}
 
 
-def test_the_citation_names_this_version() -> None:
+def test_citation_has_this_version() -> None:
     assert f"\nversion: {hullo.__version__}\n" in (ROOT / "CITATION.cff").read_text()

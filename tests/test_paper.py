@@ -36,7 +36,7 @@ def falls(coefficients: list[float], bases: list[str]) -> bool:
 
 
 @given(bases_and_numbers(TWO_SIDED, -2, 2), st.booleans())
-def test_proposition_a_combination_approximates_the_identity_exactly_if_its_coefficients_sum_to_one(
+def test_proposition_combination_approximates_identity_iff_coefficients_sum_to_one(
     drawn: tuple[list[str], list[float]], summing_to_one: bool
 ) -> None:
     bases, c = drawn
@@ -50,7 +50,7 @@ def test_proposition_a_combination_approximates_the_identity_exactly_if_its_coef
 
 
 @given(bases_and_numbers(TWO_SIDED, -2, 2))
-def test_every_affine_hull_of_two_sided_bases_approximates_the_identity_however_it_is_trained(
+def test_trained_affine_hull_approximates_the_identity(
     drawn: tuple[list[str], list[float]],
 ) -> None:
     bases, raw = drawn
@@ -61,7 +61,7 @@ def test_every_affine_hull_of_two_sided_bases_approximates_the_identity_however_
 
 
 @given(bases_and_numbers(MONOTONE, 0, 1))
-def test_a_convex_hull_of_functions_that_never_fall_never_falls(drawn: tuple[list[str], list[float]]) -> None:
+def test_convex_hull_of_monotone_bases_is_monotone(drawn: tuple[list[str], list[float]]) -> None:
     bases, numbers = drawn
     act = hullo.ConvexHull(*bases, dtype=torch.float64)
     with torch.no_grad():
@@ -70,19 +70,19 @@ def test_a_convex_hull_of_functions_that_never_fall_never_falls(drawn: tuple[lis
     assert not falls(act.coefficients.tolist(), bases)
 
 
-def test_an_affine_hull_of_functions_that_never_fall_may_fall() -> None:
+def test_affine_hull_of_monotone_bases_may_decrease() -> None:
     assert falls([-1.0, 2.0], ["identity", "tanh"])
     assert not hullo.is_monotone(hullo.AffineHull("identity", "tanh", init=[-1.0, 2.0]))
 
 
-def test_the_converse_does_not_hold_twice_identity_less_tanh_rises_with_a_negative_coefficient() -> None:
+def test_monotone_combination_may_have_a_negative_coefficient() -> None:
     assert not falls([2.0, -1.0], ["identity", "tanh"])
     assert hullo.is_monotone([2.0, -1.0], ["identity", "tanh"])
     assert not hullo.Simplex().check(torch.tensor([2.0, -1.0]))[0]
 
 
 @given(st.lists(st.floats(-1, 2), min_size=2, max_size=5), st.booleans(), st.booleans())
-def test_the_convex_hull_is_where_the_cone_meets_the_affine_hull(c: list[float], positive: bool, one: bool) -> None:
+def test_convex_hull_is_the_intersection_of_cone_and_affine_hull(c: list[float], positive: bool, one: bool) -> None:
     numbers = torch.tensor(c, dtype=torch.float64)
     if positive:
         numbers = numbers.abs()
@@ -94,23 +94,21 @@ def test_the_convex_hull_is_where_the_cone_meets_the_affine_hull(c: list[float],
 
 
 @given(st.floats(0, 1))
-def test_convex_identity_relu_is_leaky_relu_with_the_coefficient_of_the_identity_as_slope(p: float) -> None:
+def test_convex_identity_relu_is_leaky_relu(p: float) -> None:
     act = hullo.ConvexHull("identity", "relu", init=[p, 1 - p], dtype=torch.float64)
     x = torch.linspace(-5, 5, 101, dtype=torch.float64)
     torch.testing.assert_close(act(x), F.leaky_relu(x, p))
 
 
 @pytest.mark.parametrize("bases", SETS)
-def test_the_papers_sets_are_admitted_by_both_hulls(bases: tuple[str, ...]) -> None:
+def test_paper_sets_are_accepted_by_both_hulls(bases: tuple[str, ...]) -> None:
     for hull in (hullo.ConvexHull, hullo.AffineHull):
         assert hull(*bases).coefficients.tolist() == pytest.approx([1 / len(bases)] * len(bases))
 
 
 @pytest.mark.parametrize("convolutional", [False, True])
 @pytest.mark.parametrize("bases", SETS)
-def test_a_layer_with_a_hull_is_the_two_stage_pipeline_in_values_and_gradients(
-    bases: tuple[str, ...], convolutional: bool
-) -> None:
+def test_layer_with_hull_equals_the_papers_two_stage_pipeline(bases: tuple[str, ...], convolutional: bool) -> None:
     """N stacked layers that share weights, one base each, then a 1-D convolution of kernel size 1 across the N."""
     double = torch.float64
     layer = (nn.Conv2d(3, 5, 3) if convolutional else nn.Linear(3, 5)).to(double)
@@ -143,7 +141,7 @@ def test_a_layer_with_a_hull_is_the_two_stage_pipeline_in_values_and_gradients(
     torch.testing.assert_close(direct, weights)
 
 
-def test_a_hull_scales_a_small_signal_by_one_through_many_layers() -> None:
+def test_small_signals_pass_many_hulls_unscaled() -> None:
     """The reason for f(0) = 0 and slope one: near the origin a deep stack of hulls is the identity."""
     x = torch.linspace(-1e-3, 1e-3, 21, dtype=torch.float64)
     stack = nn.Sequential(

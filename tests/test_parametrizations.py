@@ -56,7 +56,7 @@ def plain(own: hullo.Parametrization, raw: Tensor, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("own", OWN, ids=repr)
 class TestOwnParametrization:
-    def test_values_and_gradients_are_those_of_autograd_through_the_transform(self, own: hullo.Parametrization) -> None:
+    def test_values_and_gradients_match_autograd(self, own: hullo.Parametrization) -> None:
         hull, x = make(own, dtype=torch.float64), torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
         raw = hull.raw.detach().requires_grad_()
 
@@ -71,7 +71,7 @@ class TestOwnParametrization:
         assert torch.autograd.gradgradcheck(call, (x, raw))
 
     @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
-    def test_coefficients_stay_in_the_set_while_they_learn(
+    def test_coefficients_stay_in_the_set_during_training(
         self, own: hullo.Parametrization, optimizer: Callable[..., torch.optim.Optimizer]
     ) -> None:
         hull, x = make(own), torch.linspace(-3, 3, 64)
@@ -85,7 +85,7 @@ class TestOwnParametrization:
             assert hullo.Simplex().check(hull.coefficients.detach()) == (True, "")
         assert losses[-1] < 0.05 * losses[0]
 
-    def test_copies_pickles_and_state_dicts_have_the_coefficients(self, own: hullo.Parametrization) -> None:
+    def test_copies_pickles_and_state_dicts_keep_coefficients(self, own: hullo.Parametrization) -> None:
         hull = make(own)
         assert list(hull.state_dict()) == [f"raw_{own.name}__identity__relu__tanh"]
         for other in (copy.deepcopy(hull), pickle.loads(pickle.dumps(hull)), make(own, init=None)):
@@ -99,7 +99,7 @@ class TestOwnParametrization:
         with pytest.raises(RuntimeError, match=f"raw_{own.name}"):
             hullo.ConvexHull(*TRIO).load_state_dict(hull.state_dict())
 
-    def test_groups_scales_and_gates_take_it(self, own: hullo.Parametrization) -> None:
+    def test_groups_scales_and_gates_support_it(self, own: hullo.Parametrization) -> None:
         rows = [INIT, [0.6, 0.2, 0.2]]
         hull, x = make(own, init=rows, groups=2, dtype=torch.float64), torch.randn(5, 4, dtype=torch.float64)
         alone = [make(own, init=row, dtype=torch.float64)(x) for row in rows]
@@ -121,7 +121,7 @@ class TestOwnParametrization:
         ],
         ids=["compile", "export", "fx", "jit", "fold", "vmap"],
     )
-    def test_traced_and_folded_models_compute_the_same(
+    def test_traced_and_folded_models_agree(
         self, own: hullo.Parametrization, traced: Callable[[nn.Module, Tensor], Callable[[Tensor], Tensor]]
     ) -> None:
         model, x = nn.Sequential(make(own)), torch.randn(4, 3)
@@ -129,7 +129,7 @@ class TestOwnParametrization:
         assert f"{INIT[0]} {INIT[1]} {INIT[2]}" in str(hullo.summary(model))
 
 
-def test_replace_activations_takes_it_and_starts_alike() -> None:
+def test_replace_activations_supports_it() -> None:
     model, x = nn.Sequential(nn.Linear(3, 4), nn.ReLU()), torch.randn(5, 3)
     before = model(x)
     model = hullo.replace_activations(model, hull=hullo.ConvexHull, parametrization=SPHERICAL)
@@ -171,7 +171,7 @@ FIRST_ONLY = hullo.Parametrization("firstonly", same, same, restrict=first_only)
 
 
 @pytest.mark.parametrize("name", ["", "Spherical", "a_b", "a.b", 3, "softmax", "given"])
-def test_names_that_a_state_dict_could_not_tell_apart_are_rejected(name: str) -> None:
+def test_ambiguous_names_are_rejected(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name!r}"):
         hullo.Parametrization(name, to_sphere, torch.sqrt)
 
@@ -185,12 +185,12 @@ def test_names_that_a_state_dict_could_not_tell_apart_are_rejected(name: str) ->
         (hullo.Parametrization("own", lambda raw: to_sphere(raw)[..., :-1], torch.sqrt), "cannot represent"),
     ],
 )
-def test_functions_that_do_not_fit_are_rejected(own: hullo.Parametrization, keyword: str) -> None:
+def test_inconsistent_functions_are_rejected(own: hullo.Parametrization, keyword: str) -> None:
     with pytest.raises(ValueError, match=f"'own'.*{keyword}"):
         make(own)
 
 
-def test_coefficients_that_cannot_be_represented_are_rejected() -> None:
+def test_unrepresentable_coefficients_are_rejected() -> None:
     hull = make(Tempered(2.0))
     for value, keyword in (([1.0, 0.0, 0.0], "cannot represent"), ([0.5, 0.7, 0.0], "sum to one")):
         with pytest.raises(ValueError, match=keyword):
@@ -199,7 +199,7 @@ def test_coefficients_that_cannot_be_represented_are_rejected() -> None:
 
 
 @pytest.mark.parametrize("given", [None, 3, "sqrt"])
-def test_what_is_no_function_is_rejected(given: object) -> None:
+def test_non_functions_are_rejected(given: object) -> None:
     with pytest.raises(TypeError, match="'own' has inverse"):
         hullo.Parametrization("own", to_sphere, given)  # type: ignore[arg-type]
 
@@ -210,7 +210,7 @@ def test_unknown_parametrizations_are_rejected_with_the_valid_ones(given: object
         make(given)  # type: ignore[arg-type]
 
 
-def test_files_of_hulls_and_populations_say_which_parametrizations_are_valid(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_save_hulls_and_populations_list_valid_parametrizations(tmp_path) -> None:  # type: ignore[no-untyped-def]
     hull = make()
     with pytest.raises(ValueError, match=r"'spherical'.*'projection', 'softmax'"):
         hullo.save_hulls(hull, tmp_path / "hulls.json")
@@ -224,7 +224,7 @@ def test_files_of_hulls_and_populations_say_which_parametrizations_are_valid(tmp
 
 
 @pytest.mark.parametrize("given", [SPHERICAL, "division", 3])
-def test_keras_layers_say_which_parametrizations_are_valid(given: object) -> None:
+def test_keras_layers_list_valid_parametrizations(given: object) -> None:
     pytest.importorskip("keras")
     import hullo.keras
 
@@ -236,23 +236,23 @@ def test_keras_layers_say_which_parametrizations_are_valid(given: object) -> Non
 class TestFormsOfABuiltIn:
     """A new built-in parametrization fails here until each backend has a form of it."""
 
-    def test_a_set_offers_it(self, name: str) -> None:
+    def test_some_set_offers_it(self, name: str) -> None:
         sets = (hullo.Simplex, hullo.Hyperplane, hullo.Orthant, hullo.Space)
         assert any(name in own.choices for own in sets), "write it into `choices` in hullo/coefficients.py"
 
-    def test_the_fused_kernel_has_it(self, name: str) -> None:
+    def test_fused_kernel_supports_it(self, name: str) -> None:
         from hullo.kernels.parametrization_code import PULLBACKS, TRANSFORMS
 
         assert name in TRANSFORMS, "write its values in hullo/kernels/parametrization_code.py"
         assert name in PULLBACKS, "write its gradient in hullo/kernels/parametrization_code.py"
 
-    def test_keras_has_it(self, name: str) -> None:
+    def test_keras_supports_it(self, name: str) -> None:
         pytest.importorskip("keras")
         from hullo.keras import arithmetic
 
         assert name in arithmetic.COEFFICIENTS, "write it in hullo/keras/arithmetic.py"
 
-    def test_populations_have_it(self, name: str) -> None:
+    def test_populations_support_it(self, name: str) -> None:
         from hullo.population.parametrizations import CODES
 
         assert name in CODES, "write it in hullo/population/parametrizations.py"

@@ -34,13 +34,11 @@ X = torch.linspace(-6, 6, 2001, dtype=torch.float64)
     ],
     ids=["xielu", "poly_relu", "star_relu", "blending_unit"],
 )
-def test_a_named_hull_starts_as_its_closed_form(
-    made: Callable[[], hullo.Hull], function: Callable[[Tensor], Tensor]
-) -> None:
+def test_preset_starts_as_its_closed_form(made: Callable[[], hullo.Hull], function: Callable[[Tensor], Tensor]) -> None:
     torch.testing.assert_close(made()(X), function(X), rtol=1e-12, atol=1e-12)
 
 
-def test_named_hulls_take_the_options_of_a_hull() -> None:
+def test_presets_accept_hull_options() -> None:
     assert hullo.xielu(groups=4, channel_dim=-1)(torch.randn(2, 3, 8)).shape == (2, 3, 8)
     assert hullo.poly_relu(init=[1.0, 0.0, 0.0, 0.0])(torch.zeros(1)).item() == 1
     with pytest.raises(ValueError, match="order=4: give 1, 2 or 3"):
@@ -54,7 +52,7 @@ def transformers_xielu(dtype: torch.dtype, alpha_p: float = 0.8, alpha_n: float 
 
 @settings(max_examples=10, deadline=None)
 @given(st.floats(0.05, 3), st.floats(0.55, 3))
-def test_parameters_of_apertus_give_its_activation_to_bfloat16_rounding(alpha_p: float, alpha_n: float) -> None:
+def test_apertus_parameters_give_its_activation(alpha_p: float, alpha_n: float) -> None:
     module = transformers_xielu(torch.bfloat16, alpha_p, alpha_n)
     model = hullo.replace_activations(nn.Sequential(nn.Linear(2, 2), module))
     x = (torch.linspace(-8, 8, 4001)).bfloat16()
@@ -64,7 +62,7 @@ def test_parameters_of_apertus_give_its_activation_to_bfloat16_rounding(alpha_p:
     torch.testing.assert_close(model[1](x.float()), exact, rtol=1e-5, atol=3e-6)
 
 
-def test_a_model_of_apertus_is_swapped_and_compared() -> None:
+def test_apertus_model_is_replaced_and_compared() -> None:
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
     config = transformers.ApertusConfig(num_hidden_layers=1, vocab_size=32, **sizes)
@@ -86,7 +84,7 @@ class Changing(nn.Module):
         return (2 if self.training else 1) * self.weight * F.relu(x) ** 2
 
 
-def test_what_differs_in_training_is_left_alone() -> None:
+def test_mode_dependent_activation_is_not_replaced() -> None:
     reading = read_module(Changing())
     assert reading is not None
     assert reading.known is None
@@ -110,7 +108,7 @@ class Parametric(nn.Module):
         return self.function(x, self.weights)
 
 
-def test_a_polynomial_of_relu_with_parameters_is_recognised() -> None:
+def test_learned_polynomial_of_relu_is_recognised() -> None:
     powers = Parametric(lambda x, w: w[0] + w[1] * F.relu(x) ** 3 - w[2] * F.relu(x), [0.25, 0.5, 0.125])
     model = hullo.replace_activations(nn.Sequential(nn.Linear(2, 2), powers))
     assert isinstance(model[1], hullo.LinearHull)
@@ -144,8 +142,6 @@ def test_a_polynomial_of_relu_with_parameters_is_recognised() -> None:
         "many parameters",
     ],
 )
-def test_what_only_resembles_a_combination_is_left_alone(
-    function: Callable[[Tensor, Tensor], Tensor], weights: list[float]
-) -> None:
+def test_similar_function_is_not_replaced(function: Callable[[Tensor, Tensor], Tensor], weights: list[float]) -> None:
     reading = read_module(Parametric(function, weights))
     assert reading is None or reading.known is None

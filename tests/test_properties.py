@@ -32,7 +32,7 @@ def slopes_on_many_points(coefficients: list[float], names: list[str]) -> Tensor
 @given(combinations())
 @example(([1.0, 1.0], ["hardtanh", "unit_gelu"]))
 @example(([-1.0, 2.0], ["unit_gelu", "relu"]))
-def test_slope_bounds_hold_and_are_reached(combination: tuple[list[float], list[str]]) -> None:
+def test_slope_bounds_hold_and_are_attained(combination: tuple[list[float], list[str]]) -> None:
     slopes = slopes_on_many_points(*combination)
     low, high = hullo.slope_bounds(*combination)
     assert low == pytest.approx(slopes.min().item(), abs=2e-5)
@@ -40,7 +40,7 @@ def test_slope_bounds_hold_and_are_reached(combination: tuple[list[float], list[
 
 
 @given(combinations())
-def test_monotone_is_what_never_falls(combination: tuple[list[float], list[str]]) -> None:
+def test_is_monotone_iff_nondecreasing(combination: tuple[list[float], list[str]]) -> None:
     least = slopes_on_many_points(*combination).min().item()
     if abs(least) > 1e-4:
         assert hullo.is_monotone(*combination) == (least > 0)
@@ -50,7 +50,7 @@ def test_monotone_is_what_never_falls(combination: tuple[list[float], list[str]]
 @example(([1.0], ["relu"]))
 @example(([1.0, 2.0], ["identity", "relu"]))
 @example(([2.0, -1.0], ["sin", "tanh"]))
-def test_it_approximates_the_identity_exactly_if_it_is_x_and_little_more_at_the_origin(
+def test_approximates_identity_iff_first_order_equal(
     combination: tuple[list[float], list[str]],
 ) -> None:
     x = torch.tensor([-1e-6, 1e-6], dtype=torch.float64)
@@ -59,14 +59,14 @@ def test_it_approximates_the_identity_exactly_if_it_is_x_and_little_more_at_the_
         assert hullo.approximates_identity(*combination) == bool(error < 1e-6)
 
 
-def test_functions_off_the_origin_do_not_approximate_the_identity() -> None:
+def test_functions_with_offset_do_not_approximate_the_identity() -> None:
     assert not hullo.approximates_identity([1.0, 0.5], ["identity", "sigmoid"])
     assert not hullo.approximates_identity([2.0], ["softplus"])
     assert hullo.approximates_identity([2.0], ["gelu"])
 
 
 @pytest.mark.parametrize("name", hullo.list_bases())
-def test_a_base_alone_has_its_own_properties(name: str) -> None:
+def test_single_base_has_its_own_properties(name: str) -> None:
     base = hullo.base(name)
     assert hullo.slope_bounds([1.0], [name]) == pytest.approx(base.slope_bounds, abs=1e-6)
     assert hullo.is_monotone([1.0], [name]) == base.is_monotone
@@ -74,7 +74,7 @@ def test_a_base_alone_has_its_own_properties(name: str) -> None:
 
 
 @given(st.floats(0, 1))
-def test_convex_identity_relu_is_known_as_leaky_relu(p: float) -> None:
+def test_convex_identity_relu_is_identified_as_leaky_relu(p: float) -> None:
     known = hullo.identify(hullo.ConvexHull("identity", "relu", init=[p, 1 - p]))
     assert isinstance(known, hullo.Base)
     assert known.slopes_at_zero == pytest.approx((p, 1.0), abs=2e-6)
@@ -95,7 +95,7 @@ def test_convex_identity_relu_is_known_as_leaky_relu(p: float) -> None:
         ([1.0, 0.0], ["celu", "relu"], "celu"),
     ],
 )
-def test_well_known_functions_are_recognised(coefficients: list[float], bases: list[str], name: str) -> None:
+def test_well_known_functions_are_identified(coefficients: list[float], bases: list[str], name: str) -> None:
     assert hullo.identify(coefficients, bases) is hullo.base(name)
     if min(coefficients) >= 0:
         assert hullo.identify(hullo.ConvexHull(*bases, init=coefficients)) is hullo.base(name)
@@ -111,7 +111,7 @@ SELU = hullo.base("selu").slopes_at_zero
     st.sampled_from(["identity", "leaky_relu", "leaky_relu(3)"]),
     st.permutations([0, 1, 2]),
 )
-def test_a_combination_that_is_one_base_is_known_whatever_it_is_made_of(
+def test_combination_equal_to_a_base_is_identified(
     name: str, p: float, exponential: str, straight: str, order: list[int]
 ) -> None:
     """With slope a on the right, b x + c (e^x - 1) on the left: every member of three families, and others."""
@@ -134,7 +134,7 @@ def test_a_combination_that_is_one_base_is_known_whatever_it_is_made_of(
     st.integers(10**5 + 1, 10**6 - 1),
     st.integers(-2, 1),
 )
-def test_a_doubled_half_of_a_base_is_the_base(family: str, digits: int, exponent: int) -> None:
+def test_scaled_base_is_identified(family: str, digits: int, exponent: int) -> None:
     spelled = f"{family}({float(f'{digits}e{exponent - 5}')})"
     hullo.add_base("half", lambda x: 0.5 * hullo.base(spelled).function(x))
     try:
@@ -147,11 +147,11 @@ def test_a_doubled_half_of_a_base_is_the_base(family: str, digits: int, exponent
     ("coefficients", "bases"),
     [([0.5, 0.5], ["identity", "tanh"]), ([0.5, 0.6], ["identity", "relu"]), ([2.0], ["relu"]), ([0.0], ["tanh"])],
 )
-def test_others_are_not_known(coefficients: list[float], bases: list[str]) -> None:
+def test_other_combinations_are_not_identified(coefficients: list[float], bases: list[str]) -> None:
     assert hullo.identify(coefficients, bases) is None
 
 
-def test_a_hull_with_groups_gets_an_answer_for_each() -> None:
+def test_hull_with_groups_gets_one_answer_per_group() -> None:
     act = hullo.AffineHull("identity", "tanh", groups=3, init=[[1.0, 0.0], [-1.0, 2.0], [2.0, -1.0]])
     assert hullo.is_monotone(act) == [True, False, True]
     assert hullo.slope_bounds(act) == [(1.0, 1.0), (-1.0, 1.0), (1.0, 2.0)]
@@ -164,22 +164,22 @@ def test_a_hull_with_groups_gets_an_answer_for_each() -> None:
     "question", [hullo.slope_bounds, hullo.is_monotone, hullo.approximates_identity, hullo.identify]
 )
 class TestQuestions:
-    def test_a_hull_and_its_coefficients_have_one_answer(self, question: Callable[..., Any]) -> None:
+    def test_hull_and_coefficients_give_the_same_answer(self, question: Callable[..., Any]) -> None:
         act = hullo.ConvexHull("identity", "relu", "tanh", init=[0.5, 0.25, 0.25])
         answers = [question(act), question([0.5, 0.25, 0.25], act.bases), question(act.coefficients, act.bases)]
         assert answers[0] == answers[1] == answers[2]
 
-    def test_a_default_device_elsewhere_does_not_matter(self, question: Callable[..., Any]) -> None:
+    def test_default_device_does_not_matter(self, question: Callable[..., Any]) -> None:
         with torch.device("meta"):
             found = question([0.5, 0.5], ["identity", "relu"])
         assert found == question([0.5, 0.5], ["identity", "relu"])
 
     @pytest.mark.parametrize("coefficients", [[1.0], [0.5, torch.nan], 1.0, [[[1.0, 0.0]]], [torch.inf, 0.0]])
-    def test_coefficients_that_do_not_fit_are_refused(self, question: Callable[..., Any], coefficients: Any) -> None:
+    def test_mismatched_coefficients_are_rejected(self, question: Callable[..., Any], coefficients: Any) -> None:
         with pytest.raises(ValueError, match="2 finite coefficients per row, got shape"):
             question(coefficients, ["identity", "relu"])
 
-    def test_bases_are_asked_for_and_not_asked_twice(self, question: Callable[..., Any]) -> None:
+    def test_bases_are_required_once(self, question: Callable[..., Any]) -> None:
         with pytest.raises(TypeError, match="coefficients need their bases: give both, or a hull"):
             question([0.5, 0.5])
         with pytest.raises(TypeError, match="bases are given together with a hull"):

@@ -54,7 +54,7 @@ def imported(path: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("package", FORBIDDEN)
-def test_a_package_imports_nothing_that_builds_on_it(package: str) -> None:
+def test_packages_import_only_lower_layers(package: str) -> None:
     found = [
         f"{name} imports {other}"
         for name, path in modules(package)

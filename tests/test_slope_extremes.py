@@ -77,7 +77,7 @@ def grows(coefficients: list[float], names: list[str]) -> float:
 @example(([-1e3, 1e-3], ["relu2", "relu3"]))  # the least slope is far out
 @example(([1.0, -1.0, 2.0], ["sin(30)", "relu3", "relu2"]))
 @example(([0.6, -1.0, 0.4], ["hardsigmoid", "hardswish", "unit_silu"]))  # two kinks at one point
-def test_bounds_hold_against_a_search_and_are_reached(combination: tuple[list[float], list[str]]) -> None:
+def test_bounds_hold_and_are_attained(combination: tuple[list[float], list[str]]) -> None:
     coefficients, names = combination
     scale = largest_slope(coefficients, [hullo.base(name) for name in names])
     bounds = hullo.slope_bounds(coefficients, names)
@@ -95,7 +95,7 @@ def test_bounds_hold_against_a_search_and_are_reached(combination: tuple[list[fl
 
 
 @given(combinations().filter(lambda made: independent(made[1]) and oracle.CLOSED_FORMS.keys() >= set(made[1])))
-def test_slopes_of_closed_forms_are_within_the_bounds(combination: tuple[list[float], list[str]]) -> None:
+def test_oracle_slopes_are_within_the_bounds(combination: tuple[list[float], list[str]]) -> None:
     """By automatic differentiation of formulas that tests wrote, not of the catalogue's."""
     coefficients, names = combination
     low, high = hullo.slope_bounds(coefficients, names)  # type: ignore[misc]
@@ -143,7 +143,7 @@ class TestClosedForms:
         assert hullo.base("gelu").slope_bounds == pytest.approx((low, 1 - low), abs=1e-15)
 
     @pytest.mark.parametrize("name", hullo.list_bases())
-    def test_the_catalogues_own_bounds(self, name: str) -> None:
+    def test_bounds_match_the_catalogue(self, name: str) -> None:
         assert hullo.slope_bounds([1.0], [name]) == pytest.approx(hullo.base(name).slope_bounds, abs=2e-9)
 
 
@@ -162,19 +162,19 @@ class TestWhatIsUnknown:
     def own(self) -> str:
         return hullo.add_base("own", lambda x: x + 0.5 * torch.exp(-(((x - 1e7) / 1e3) ** 2))).name
 
-    def test_a_base_without_a_formula_is_unknown(self, own: str) -> None:
+    def test_base_without_a_formula_is_unknown(self, own: str) -> None:
         assert hullo.slope_bounds([0.5, 0.5], ["relu", own]) is None
         assert hullo.is_monotone([0.5, 0.5], ["relu", own]) is None
         assert hullo.base(own).is_monotone is None
 
-    def test_what_was_seen_to_fall_falls(self, own: str) -> None:
+    def test_observed_decrease_is_reported(self, own: str) -> None:
         assert hullo.is_monotone([0.5, -1.0], ["relu", own]) is False
 
-    def test_a_coefficient_of_zero_does_not_matter(self, own: str) -> None:
+    def test_zero_coefficients_are_ignored(self, own: str) -> None:
         assert hullo.slope_bounds([2.0, 0.0], ["tanh", own]) == (0.0, 2.0)
         assert hullo.is_monotone([2.0, 0.0], ["tanh", own]) is True
 
-    def test_groups_get_an_answer_each(self, own: str) -> None:
+    def test_groups_get_one_answer_each(self, own: str) -> None:
         assert hullo.is_monotone([[1.0, 0.0], [0.0, 1.0], [0.0, -1.0]], ["tanh", own]) == [True, None, False]
 
 
@@ -182,11 +182,11 @@ class TestWhatIsUnknown:
     ("coefficients", "expected"),
     [([1.0, -1.0000005], True), ([1.0, -1.000002], False), ([1e-9, -2e-9], False), ([1e-9, -1e-9], True)],
 )
-def test_slopes_that_are_rounding_do_not_count_as_falling(coefficients: list[float], expected: bool) -> None:
+def test_rounding_errors_are_not_decreases(coefficients: list[float], expected: bool) -> None:
     assert hullo.is_monotone(coefficients, ["identity", "tanh"]) is expected
 
 
-def test_every_word_of_formulas_has_a_meaning_for_intervals() -> None:
+def test_every_formula_function_has_an_interval_version() -> None:
     assert interval_arithmetic.FUNCTIONS.keys() == formulas.FUNCTIONS.keys()
 
 
@@ -199,7 +199,7 @@ ends = (
 
 
 @given(st.sampled_from(MEMBERS), st.lists(st.tuples(ends, ends), min_size=1, max_size=20))
-def test_enclosures_hold_at_every_point_of_an_interval(name: str, pairs: list[tuple[float, float]]) -> None:
+def test_enclosures_hold_at_every_point(name: str, pairs: list[tuple[float, float]]) -> None:
     base = hullo.base(name)
     assert base.formula is not None
     pairs = [(min(pair), max(pair)) for pair in pairs if pair[0] != pair[1]]
@@ -227,7 +227,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @settings(max_examples=80)
 @given(st.sampled_from(list(FUNCTIONS)), st.floats(-30, 30), st.floats(-12, 1).map(lambda exponent: 10**exponent))
-def test_words_are_enclosed_and_the_bounds_are_tight(name: str, start: float, width: float) -> None:
+def test_function_enclosures_are_tight(name: str, start: float, width: float) -> None:
     start = abs(start) if name in ("sqrt", "log1p") else start
     low = torch.tensor([start], dtype=torch.float64)
     high = low + width

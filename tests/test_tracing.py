@@ -57,7 +57,7 @@ def assert_same_function(traced: Function, function: Function, act: Hull, *batch
 @pytest.mark.parametrize("groups", [1, 2])
 class TestTraces:
     @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
-    def test_make_fx_records_what_happens_to_raw_numbers(
+    def test_make_fx_records_operations_on_raw_parameters(
         self, hull: type[Hull], parametrization: str, groups: int, mode: str
     ) -> None:
         act = uneven(hull, parametrization, groups)
@@ -67,21 +67,21 @@ class TestTraces:
             traced = make_fx(function, tracing_mode=mode)(torch.randn(5, 4), act.raw.detach())
             assert_same_function(traced, function, act, *([5, 7] if symbolic else [5]))
 
-    def test_make_fx_before_dispatch(self, hull: type[Hull], parametrization: str, groups: int) -> None:
+    def test_make_fx_pre_dispatch_works(self, hull: type[Hull], parametrization: str, groups: int) -> None:
         act = uneven(hull, parametrization, groups)
         function = functions(act)["forward"]
         traced = make_fx(function, pre_dispatch=True)(torch.randn(5, 4), act.raw.detach())
         assert_same_function(traced, function, act, 5)
 
     @pytest.mark.parametrize("kind", ["forward", "grad", "vmap"])
-    def test_functionalized(self, hull: type[Hull], parametrization: str, groups: int, kind: str) -> None:
+    def test_functionalize_works(self, hull: type[Hull], parametrization: str, groups: int, kind: str) -> None:
         act = uneven(hull, parametrization, groups)
         function = functions(act)[kind]
         functionalized = torch.func.functionalize(function)
         assert_same_function(functionalized, function, act, 5)
         assert_same_function(make_fx(functionalized)(torch.randn(5, 4), act.raw.detach()), function, act, 5)
 
-    def test_exported_with_raw_numbers_as_inputs(self, hull: type[Hull], parametrization: str, groups: int) -> None:
+    def test_export_with_raw_parameters_as_inputs(self, hull: type[Hull], parametrization: str, groups: int) -> None:
         act = uneven(hull, parametrization, groups)
         function = functions(act)["forward"]
 
@@ -96,7 +96,7 @@ class TestTraces:
         assert_same_function(exported.module(), function, act, 5, 7)
 
 
-def test_a_tensor_subclass_is_asked_for_no_numbers() -> None:
+def test_values_of_tensor_subclasses_are_not_read() -> None:
     with FakeTensorMode() as mode:
         x = torch.empty(5, 4, requires_grad=True)
         act = hullo.AffineHull(*TRIO)
@@ -164,7 +164,7 @@ def use_everything(number: int, train: bool) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", MODES)
-def test_a_mode_leaves_nothing_behind(name: str) -> None:
+def test_modes_leave_no_state(name: str) -> None:
     forget_everything()
     with MODES[name]():
         inside = use_everything(1, train=name != "inference")

@@ -25,13 +25,13 @@ def made(tmp_path, monkeypatch):
     return feeding.make_pack(tmp_path)
 
 
-def test_an_epoch_shows_every_packed_image_as_often_as_it_says(made):
+def test_epoch_reads_every_packed_image(made):
     loader = feeding.StreamingLoader(made, torch.device("cpu"))
     labels = torch.cat([labels for _, (_, labels, _) in loader.batches(SEEDS, 0, 5, 0, SINGLE_PROCESS)])
     assert labels.bincount().tolist() == 6 * [feeding.TIMES]
 
 
-def test_the_resident_batch_is_the_first_that_is_streamed(made):
+def test_resident_batch_equals_first_streamed_batch(made):
     loader, still = (kind(made, torch.device("cpu")) for kind in (feeding.StreamingLoader, feeding.Still))
     whole, first = next(loader.batches(SEEDS, 0, 4, 0, SINGLE_PROCESS))
     again = list(still.batches(SEEDS, 0, 4, 0, SINGLE_PROCESS))
@@ -39,7 +39,7 @@ def test_the_resident_batch_is_the_first_that_is_streamed(made):
     assert all(count == whole and all(map(torch.equal, batch, first)) for count, batch in again)
 
 
-def test_every_case_is_measured_and_kept(tmp_path, monkeypatch, capsys):
+def test_every_case_is_measured_and_saved(tmp_path, monkeypatch, capsys):
     sizes = {"IMAGES": 4, "BATCH": 2, "STEPS": 1, "WARM_UP": 0, "ROUNDS": 1, "ACTIVATIONS": feeding.ACTIVATIONS[1:]}
     for name, value in sizes.items():
         monkeypatch.setattr(feeding, name, value)

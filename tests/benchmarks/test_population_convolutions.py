@@ -26,7 +26,7 @@ def bench(convolutions):
     return convolutions.Bench(clock, members=2, batch=1, seconds=math.inf)
 
 
-def test_every_layer_is_measured_there_and_back(convolutions, bench, monkeypatch):
+def test_every_layer_is_measured_forward_and_backward(convolutions, bench, monkeypatch):
     plain = convolutions.VARIANTS["conv2d, weight contiguous"]
     monkeypatch.setattr(convolutions, "VARIANTS", {"plain": plain})
     bench.run([(convolutions.convolution, convolutions.LAYERS)])
@@ -34,7 +34,7 @@ def test_every_layer_is_measured_there_and_back(convolutions, bench, monkeypatch
     assert found == [(layer, "plain", direction) for layer in convolutions.LAYERS for direction in DIRECTIONS]
 
 
-def test_a_variant_that_fails_says_so_and_the_others_go_on(bench, capsys):
+def test_failing_variant_is_reported_and_others_continue(bench, capsys):
     def broken():
         raise RuntimeError("no such\nkernel")
 
@@ -46,7 +46,7 @@ def test_a_variant_that_fails_says_so_and_the_others_go_on(bench, capsys):
     ]
 
 
-def test_the_floor_is_the_bytes_over_the_bandwidth_and_the_rate_what_is_computed_over_the_time(bench):
+def test_floor_is_bytes_over_bandwidth_and_rate_is_flops_over_time(bench):
     bench.setting = " tuned"
     steps = {"forward": lambda: None, "again": lambda: None, "backward": lambda: None}
     bench.measure("part", "layer", {"one": lambda: steps}, {"forward": 10**6, "backward": 3 * 10**6}, flops=1e9)
@@ -59,7 +59,7 @@ def test_the_floor_is_the_bytes_over_the_bandwidth_and_the_rate_what_is_computed
         assert line.tflops == pytest.approx(1e9 / line.microseconds / 1e6)
 
 
-def test_no_part_starts_after_the_time_is_over(bench, capsys):
+def test_no_part_starts_after_the_deadline(bench, capsys):
     bench.end = -math.inf
 
     def part(*_):

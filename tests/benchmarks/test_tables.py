@@ -43,7 +43,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_readme_gives_the_cost_of_a_training_step_as_measured():
+def test_readme_states_the_measured_cost_of_a_training_step():
     measured = (ROOT / "benchmarks" / "results" / "resnet56_step.txt").read_text()
     lines = {words[0]: words for words in map(str.split, measured.splitlines()[1:])}
     hull, gelu = lines["affine(identity,relu,tanh)"], lines["gelu"]
@@ -62,7 +62,7 @@ def test_readme_gives_the_cost_of_a_training_step_as_measured():
         ("overhead", "| hull, hullo | 3000 | 1.50 | 6000 | 1.50 |"),
     ],
 )
-def test_a_table_is_made_from_the_rows(name, line, folder):
+def test_table_is_generated_from_rows(name, line, folder):
     made = make_table(f"bench-{name}", folder / "cpu.csv").splitlines()
     assert line in made
     assert "a machine" in made[-1]
@@ -103,7 +103,7 @@ def peers(tmp_path):
         ),
     ],
 )
-def test_peers_are_compared_with_hullo_in_a_graph(table, lines, peers):
+def test_peers_are_compared_with_hullo_in_a_cuda_graph(table, lines, peers):
     made = make_table(table, peers / "population_peers.csv")
     assert all(line in made.splitlines() for line in lines), made
     assert "a machine" in made

@@ -30,7 +30,7 @@ def bench() -> Bench:
 
 
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=4), st.integers(1, 6))
-def test_a_spelled_size_is_read_as_it_was_meant(shape, per_group):
+def test_sizes_are_parsed(shape, per_group):
     groups = 1 if len(shape) == 1 else shape[1]
     if len(shape) > 1:
         shape[1] *= per_group
@@ -38,12 +38,12 @@ def test_a_spelled_size_is_read_as_it_was_meant(shape, per_group):
 
 
 @pytest.mark.parametrize("text", ["", "0", "-4", "2^", "2x0", "many", "8/2", "2x5/2", "2x4/0", "2^99", "1,,2"])
-def test_a_wrong_size_is_refused_and_repeated(text):
+def test_invalid_size_is_rejected_and_quoted(text):
     with pytest.raises(ValueError, match=r"'.*'"):
         parse_sizes(text)
 
 
-def test_what_convolutions_make_is_measured_in_both_layouts():
+def test_four_dimensional_inputs_have_both_memory_formats():
     made = make_cases(parse_sizes("64,2x4x3x3/4"), parse_names("float32,float16", DTYPES, "dtype"))
     assert [str(case) for case in made] == [
         "2^6 float32",
@@ -60,7 +60,7 @@ def test_what_convolutions_make_is_measured_in_both_layouts():
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised inside the compiler
 @pytest.mark.parametrize("case", [Case((50,), "float64"), Case((2, 6, 3, 5), "float64", "channels_last", 3)], ids=str)
 @pytest.mark.parametrize("name", HULLS)
-def test_all_ways_of_writing_the_hull_compute_it(name, case):
+def test_all_implementations_of_the_hull_agree(name, case):
     if name == "compiled" and not shutil.which("g++"):
         pytest.skip("no compiler here")
     torch.compiler.reset()
@@ -79,13 +79,13 @@ def test_all_ways_of_writing_the_hull_compute_it(name, case):
 
 
 @pytest.mark.parametrize(("name", "inputs"), [("relu", 1), ("gelu", 1), ("prelu", 1), ("plain", 3), ("hullo6", 1)])
-def test_memory_held_counts_every_tensor_once_and_no_parameters(name, inputs):
+def test_held_memory_counts_tensors_once_without_parameters(name, inputs):
     module = cases.CONTENDERS[name].build(1, 1)
     x = torch.randn(1000, requires_grad=True)
     assert measure.held_bytes(module, x) == inputs * x.nbytes
 
 
-def test_the_floor_is_the_bytes_that_must_move_over_the_bandwidth_of_the_copy(bench):
+def test_floor_is_minimal_traffic_over_copy_bandwidth(bench):
     for case in (FLAT, GROUPED):
         found = bench.eager(case, math.inf)
         assert {row.bandwidth_gb_s for row in found} == {found[0].bandwidth_gb_s}
@@ -96,7 +96,7 @@ def test_the_floor_is_the_bytes_that_must_move_over_the_bandwidth_of_the_copy(be
             assert row.floors == pytest.approx(row.median_ms / row.floor_ms)
 
 
-def test_each_pass_of_each_contender_is_a_row_and_both_hold_what_the_passes_hold(bench):
+def test_every_contender_has_a_row_per_pass(bench):
     found = bench.eager(GROUPED, math.inf)
     assert [(row.activation, row.direction) for row in found] == [
         (name, direction) for name in bench.activations for direction in ("forward", "backward", "both")
@@ -107,19 +107,19 @@ def test_each_pass_of_each_contender_is_a_row_and_both_hold_what_the_passes_hold
             assert getattr(both, name) >= max(getattr(forward, name), getattr(backward, name))
 
 
-def test_calls_in_graphs_are_rows_of_their_own_kind(bench):
+def test_graph_calls_have_their_own_kind(bench):
     found = bench.graph(FLAT, math.inf)
     assert {row.kind for row in found} == {"graph"}
     assert {row.activation for row in found} == set(bench.activations)
 
 
-def test_graphs_are_measured_last_and_for_small_inputs_alone(bench):
+def test_graphs_are_measured_last_for_small_inputs(bench):
     bench.clock.has_graphs = True
     names = [task.name for task in bench.tasks([Case((2**22,), "float32"), FLAT])]
     assert names == ["2^22 float32", "2^12 float32", "overhead of a call", "2^12 float32 in a graph"]
 
 
-def test_a_short_budget_gives_fewer_repeats_and_a_spent_one_leaves_tasks_out(bench, capsys):
+def test_short_budget_reduces_repeats_and_skips_tasks(bench, capsys):
     many = Bench(bench.clock, bench.environment, ("gelu",), 10**9, bench.progress)
     found = [row for part in many.run(many.tasks([FLAT]), budget=2.0) for row in part]
     assert {row.kind for row in found} == {"eager", "overhead"}
@@ -128,7 +128,7 @@ def test_a_short_budget_gives_fewer_repeats_and_a_spent_one_leaves_tasks_out(ben
     assert "the budget of 0 s is spent; not measured: 2^12 float32" in capsys.readouterr().err
 
 
-def test_without_a_compiler_the_compiled_hull_is_left_out_with_a_note(bench, monkeypatch, capsys):
+def test_missing_compiler_skips_the_compiled_hull_with_a_note(bench, monkeypatch, capsys):
     def refuse(*_, **__):
         raise RuntimeError("no C++ compiler\n\nand a long story")
 
@@ -138,21 +138,21 @@ def test_without_a_compiler_the_compiled_hull_is_left_out_with_a_note(bench, mon
     assert "compiled is left out of 2^12 float32: RuntimeError: no C++ compiler\n" in capsys.readouterr().err
 
 
-def test_an_input_that_does_not_fit_is_left_out_with_a_note(bench, capsys):
+def test_input_too_large_for_memory_is_skipped_with_a_note(bench, capsys):
     tasks = bench.tasks([Case((2**49,), "float64"), FLAT])[:2]
     found = [row for part in bench.run(tasks) for row in part]
     assert {row.case for row in found} == {FLAT}
     assert "not enough memory; not measured: 2^49 float64" in capsys.readouterr().err
 
 
-def test_an_error_of_a_contender_is_not_hidden(bench, monkeypatch):
+def test_errors_of_contenders_are_raised(bench, monkeypatch):
     broken = cases.Contender("broken", lambda groups, channels: torch.nn.Linear(3, 3))
     monkeypatch.setitem(cases.CONTENDERS, "gelu", broken)
     with pytest.raises(RuntimeError, match="shapes"):
         bench.eager(FLAT, math.inf)
 
 
-def test_rows_come_back_from_their_file(bench, tmp_path):
+def test_rows_round_trip_through_a_file(bench, tmp_path):
     found = bench.overhead(math.inf) + bench.eager(GROUPED, math.inf)
     with results.RowFile(tmp_path / "deep" / "rows.csv") as file:
         file.add(found)
@@ -163,13 +163,13 @@ def test_rows_come_back_from_their_file(bench, tmp_path):
             assert getattr(kept, name) == (pytest.approx(value, rel=1e-5) if isinstance(value, float) else value)
 
 
-def test_rows_of_another_making_are_refused(tmp_path):
+def test_rows_with_missing_columns_are_rejected(tmp_path):
     (tmp_path / "rows.csv").write_text("device,median_ms\ncpu,1\n")
     with pytest.raises(ValueError, match=r"lacks the columns .*activation"):
         results.read_rows(tmp_path / "rows.csv")
 
 
-def test_the_table_shows_multiples_of_gelu(bench):
+def test_table_shows_multiples_of_gelu(bench):
     found = bench.eager(FLAT, math.inf)
     times = {(row.activation, row.direction): row.median_ms for row in found}
     ratio = times["hullo", "both"] / times["gelu", "both"]
@@ -181,7 +181,7 @@ def test_the_table_shows_multiples_of_gelu(bench):
     assert line.split()[-2:] == [number(ratio), "1.00"]
 
 
-def test_a_chart_is_an_image_and_the_same_for_the_same_rows(bench, tmp_path, monkeypatch):
+def test_chart_is_a_reproducible_image(bench, tmp_path, monkeypatch):
     found = bench.eager(FLAT, math.inf) + bench.eager(Case((4096,), "float16"), math.inf)
     drawn = []
     save = style.save
@@ -203,7 +203,7 @@ def test_a_chart_is_an_image_and_the_same_for_the_same_rows(bench, tmp_path, mon
 
 
 @pytest.mark.gpu
-def test_the_cuda_clock_times_captures_and_counts():
+def test_cuda_clock_times_captures_and_counts():
     clock = clocks.clock_for("cuda")
     inputs = [(torch.randn(4096, device="cuda", requires_grad=True), torch.randn(4096, device="cuda"))]
     forward, backward = clock.capture(*measure.passes(torch.nn.ReLU(), inputs))
@@ -213,7 +213,7 @@ def test_the_cuda_clock_times_captures_and_counts():
 
 
 @pytest.mark.gpu
-def test_no_gradient_crosses_streams_where_captures_share_an_input():
+def test_gradients_stay_on_one_stream_across_captures():
     clock = clocks.clock_for("cuda")
     inputs = [(torch.randn(4096, device="cuda", requires_grad=True), torch.randn(4096, device="cuda"))]
     kept = [measure.passes(module, inputs) for module in (torch.nn.ReLU(), torch.nn.GELU())]

@@ -16,12 +16,12 @@ def invoke(*arguments):
     return CliRunner().invoke(app, list(arguments))
 
 
-def test_the_version_is_the_packages():
+def test_version_option_prints_the_version():
     result = invoke("--version")
     assert (result.exit_code, result.stdout) == (0, f"hullo {hullo.__version__}\n")
 
 
-def test_bench_measures_shows_and_keeps(tmp_path):
+def test_bench_measures_prints_and_saves(tmp_path):
     result = invoke(*TINY, "--dtypes", "float32,bfloat16", "--output", str(tmp_path), "--commit", "abc")
     assert result.exit_code == 0, result.output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cpu.csv", "cpu.png"]
@@ -39,21 +39,21 @@ def test_bench_measures_shows_and_keeps(tmp_path):
     assert "[7/7] overhead of a call" in result.stderr
 
 
-def test_a_quiet_bench_prints_tables_alone():
+def test_quiet_bench_prints_only_tables():
     result = invoke(*TINY, "--quiet")
     assert result.exit_code == 0
     assert result.stderr == ""
     assert "2^9 float32" in result.stdout
 
 
-def test_without_anything_to_draw_there_is_no_chart(tmp_path):
+def test_without_eager_rows_there_is_no_chart(tmp_path):
     result = invoke("bench", "--device", "cpu", "--sizes", "2^49", "--activations", "relu", "--output", str(tmp_path))
     assert result.exit_code == 0, result.output
     assert "note: not enough memory; not measured: 2^49 float32" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["cpu.csv"]
 
 
-def test_a_run_cut_off_keeps_what_it_measured(tmp_path, monkeypatch):
+def test_interrupted_bench_keeps_its_results(tmp_path, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
@@ -77,7 +77,7 @@ def test_a_run_cut_off_keeps_what_it_measured(tmp_path, monkeypatch):
         ("--budget", "nan", "a budget of nan seconds"),
     ],
 )
-def test_a_bad_option_is_one_line_and_exit_code_2(option, value, said, tmp_path):
+def test_bad_option_is_one_line_and_exit_code_2(option, value, said, tmp_path):
     result = invoke("bench", "--output", str(tmp_path / "new"), option, value)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith(f"hullo: {said}")
@@ -85,14 +85,14 @@ def test_a_bad_option_is_one_line_and_exit_code_2(option, value, said, tmp_path)
     assert not (tmp_path / "new").exists()
 
 
-def test_an_output_that_cannot_be_written_is_one_clear_line(tmp_path):
+def test_unwritable_output_is_a_clear_error(tmp_path):
     (tmp_path / "taken").write_text("a file")
     result = invoke("bench", "--output", str(tmp_path / "taken"))
     assert (result.exit_code, result.stdout) == (2, "")
     assert f"cannot write to {tmp_path / 'taken'}: a file of that name" in result.stderr
 
 
-def test_without_the_laboratorys_packages_one_line_says_what_to_install():
+def test_missing_packages_are_one_line_with_install_command():
     code = "import sys; sys.modules['typer'] = None; from hullo.__main__ import main; main()"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert run.returncode == 1

@@ -99,7 +99,7 @@ def damage(data: st.DataObject, record: Record) -> bytes:
 
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(RECORDS), st.data())
-def test_a_damaged_record_can_be_shown_or_is_named_with_its_line_and_field(
+def test_damaged_record_is_valid_or_reported_with_line_and_field(
     tmp_path: Path, record: Record, data: st.DataObject
 ) -> None:
     path = tmp_path / "records.jsonl"
@@ -148,13 +148,13 @@ def test_a_damaged_record_can_be_shown_or_is_named_with_its_line_and_field(
         ({"mood": "good"}, "mood"),
     ],
 )
-def test_what_disagrees_is_refused_by_its_field(change: dict[str, Any], field: str) -> None:
+def test_inconsistent_field_is_rejected_by_name(change: dict[str, Any], field: str) -> None:
     line = json.dumps(json.loads(RECORDS[1].line()) | change).encode()
     with pytest.raises(ValueError, match=rf"^{field}: "):
         Record.parse(line)
 
 
-def test_lines_without_end_in_any_sense_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overlong_and_incomplete_lines_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hullo.lab.spec.records.MAX_BYTES", 4000)
     assert len(RECORDS[0].line()) < 4000 < MAX_BYTES
     path = tmp_path / "records.jsonl"
@@ -201,7 +201,7 @@ CHANGES = st.one_of(
 @given(CHANGES)
 @example(("position", 2, 5.0))
 @example(("about", "specs", json.dumps([str(spec) for spec in SPECS[::-1]])))
-def test_a_damaged_checkpoint_is_refused_and_nothing_of_it_is_loaded(
+def test_damaged_checkpoint_is_rejected_without_loading_anything(
     checkpoint: Path, tmp_path: Path, change: tuple[str, Any, Any]
 ) -> None:
     kind, name, new = change

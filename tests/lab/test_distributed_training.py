@@ -70,7 +70,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-def test_two_processes_learn_what_one_does(alone: Path, tmp_path: Path) -> None:
+def test_two_processes_train_like_one(alone: Path, tmp_path: Path) -> None:
     process = start_torchrun(*TRAIN, "--output", tmp_path)
     said, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
@@ -79,7 +79,7 @@ def test_two_processes_learn_what_one_does(alone: Path, tmp_path: Path) -> None:
     assert record(tmp_path)["coefficients"][0] != record(tmp_path)["coefficients"][-1]
 
 
-def test_so_they_do_where_the_length_of_gradients_counts(tmp_path: Path) -> None:
+def test_two_processes_train_like_one_with_sgd(tmp_path: Path) -> None:
     """RMSprop would not tell a gradient from half of it; SGD does."""
     train = ("train", "lenet5", "fashion-mnist-sample", "--optimizer", "sgd", "--lr", "0.1", *TRAIN[-6:])
     for process in (Command(*train, "--output", tmp_path / "1"), *start_two(*train, "--output", tmp_path / "2")):
@@ -87,7 +87,7 @@ def test_so_they_do_where_the_length_of_gradients_counts(tmp_path: Path) -> None
     assert_alike(record(tmp_path / "2"), record(tmp_path / "1"))
 
 
-def test_what_two_began_is_finished_by_one_after_one_was_killed(alone: Path, tmp_path: Path) -> None:
+def test_one_process_finishes_after_two_were_killed(alone: Path, tmp_path: Path) -> None:
     process = start_torchrun(*TRAIN, "--output", tmp_path, "--checkpoint-every", "0")
     deadline = time.monotonic() + 60
     while not list((tmp_path / "checkpoints").glob("*.safetensors")):
@@ -104,13 +104,13 @@ def test_what_two_began_is_finished_by_one_after_one_was_killed(alone: Path, tmp
 
 
 @given(st.integers(0, 1000), st.integers(1, 20))
-def test_shares_are_all_there_is_once_and_alike_in_size(count: int, size: int) -> None:
+def test_shards_partition_items_evenly(count: int, size: int) -> None:
     shares = [World(rank, size).shard(count) for rank in range(size)]
     assert [number for share in shares for number in range(count)[share]] == list(range(count))
     assert {share.stop - share.start for share in shares} <= {count // size, count // size + 1}
 
 
-def test_so_do_networks_and_data_of_a_user(tmp_path: Path) -> None:
+def test_two_processes_train_user_networks_like_one(tmp_path: Path) -> None:
     network, _, data = own_network.make(tmp_path).partition(":Net/")
     command = ["train", f"{network}:Net", data, "--activation", "affine(identity,relu)", "--epochs", "3"]
     command += ["--device", "cpu", "--output"]

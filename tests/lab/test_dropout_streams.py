@@ -21,9 +21,7 @@ def stream(seed: int, step: int = 0, purpose: int = 0, count: int = 2**16) -> to
 
 
 @given(st.lists(st.tuples(words, words), min_size=1, max_size=5), st.lists(st.integers(1, 5), min_size=1, max_size=3))
-def test_a_member_draws_the_same_bits_alone_and_in_a_population(
-    members: list[tuple[int, int]], shape: list[int]
-) -> None:
+def test_member_draws_the_same_bits_alone_and_in_a_population(members: list[tuple[int, int]], shape: list[int]) -> None:
     seeds, steps = (torch.tensor(numbers) for numbers in zip(*members, strict=True))
     together = drawn(seeds, steps, 3, tuple(shape))
     assert together.shape == (len(members), *shape)
@@ -38,20 +36,20 @@ def test_all_values_are_equally_likely() -> None:
 
 
 @pytest.mark.parametrize("other", [{"seed": 1}, {"seed": 2**40}, {"step": 1}, {"purpose": 1}, {"seed": -1}])
-def test_streams_that_differ_in_one_word_have_nothing_in_common(other: dict[str, int]) -> None:
+def test_streams_of_different_keys_are_independent(other: dict[str, int]) -> None:
     first, second = stream(seed=0).double(), stream(**{"seed": 0, **other}).double()
     for shift in (0, 1, 2, 3, 4):  # four neighbours come from one hash
         correlation = torch.corrcoef(torch.stack([first, second.roll(shift)]))[0, 1]
         assert abs(correlation) < 5 * 2**-8
 
 
-def test_neighbours_in_a_stream_have_nothing_in_common() -> None:
+def test_neighbours_in_a_stream_are_independent() -> None:
     numbers = stream(5).double()
     for shift in range(1, 9):
         assert abs(torch.corrcoef(torch.stack([numbers, numbers.roll(shift)]))[0, 1]) < 5 * 2**-8
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.25, 0.5, 0.9])
-def test_dropout_leaves_the_share_that_its_rate_says(rate: float) -> None:
+def test_dropout_keeps_the_expected_fraction(rate: float) -> None:
     kept = dropout_mask(torch.arange(4), torch.zeros(4, dtype=torch.int64), 1, (2**16,), rate=rate).double()
     assert (kept.mean(1) - (1 - rate)).abs().max() <= 5 * (rate * (1 - rate)) ** 0.5 / 2**8

@@ -78,7 +78,7 @@ def everything() -> list[Path]:
     ],
     ids=" ".join,
 )
-def test_what_was_asked_for_wrongly_is_refused_with_2_before_anything_is_done(command: tuple[str, ...]) -> None:
+def test_usage_errors_exit_with_2_without_side_effects(command: tuple[str, ...]) -> None:
     before = everything()
     result = invoke(*command)
     assert (result.exit_code, result.stdout) == (2, "")
@@ -99,7 +99,7 @@ def test_what_was_asked_for_wrongly_is_refused_with_2_before_anything_is_done(co
     ],
     ids=" ".join,
 )
-def test_missing_data_are_a_failure(command: tuple[str, ...]) -> None:
+def test_missing_data_exit_with_1(command: tuple[str, ...]) -> None:
     before = everything()
     result = invoke(*command)
     assert result.exit_code == 1
@@ -118,7 +118,7 @@ def test_missing_data_are_a_failure(command: tuple[str, ...]) -> None:
     ],
     ids=" ".join,
 )
-def test_a_full_disk_is_a_failure(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_exits_with_1(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -133,7 +133,7 @@ def test_a_full_disk_is_a_failure(command: tuple[str, ...], monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("command", ["table", "figures", "report"])
-def test_records_that_cannot_be_read_are_warned_of_and_hide_no_others(command: str) -> None:
+def test_unreadable_records_are_warned_about_and_hide_no_others(command: str) -> None:
     only = ("--only", "accuracy") if command == "figures" else ()
     result = invoke(command, "broken", *only)
     assert result.exit_code == 2
@@ -149,7 +149,7 @@ def test_records_that_cannot_be_read_are_warned_of_and_hide_no_others(command: s
 
 
 @pytest.mark.parametrize("command", ["table", "figures", "report"])
-def test_a_line_that_a_killed_process_left_is_noted_and_does_no_harm(command: str) -> None:
+def test_incomplete_line_is_noted_and_ignored(command: str) -> None:
     with Path("sound/records.jsonl").open("a") as file:
         file.write('{"version":1,')
     result = invoke(command, "sound")

@@ -19,7 +19,7 @@ from hullo.lab.spec.records import Records
 from made_records import make_record
 
 
-def test_a_file_is_replaced_only_when_it_is_all_written(tmp_path: Path) -> None:
+def test_file_is_replaced_only_after_a_complete_write(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")
     with atomic_write(path) as file:
@@ -30,7 +30,7 @@ def test_a_file_is_replaced_only_when_it_is_all_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), KeyboardInterrupt(), ValueError("wrong")])
-def test_what_goes_wrong_leaves_what_was_there_and_nothing_else(error: BaseException, tmp_path: Path) -> None:
+def test_failed_write_leaves_the_old_file_only(error: BaseException, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")
 
@@ -46,7 +46,7 @@ def test_what_goes_wrong_leaves_what_was_there_and_nothing_else(error: BaseExcep
 
 
 @pytest.mark.parametrize("name", ["fsync", "replace"])
-def test_so_does_a_disk_that_fails_at_the_end(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_fsync_leaves_the_old_file_only(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, "full")
 
@@ -60,7 +60,7 @@ def test_so_does_a_disk_that_fails_at_the_end(name: str, tmp_path: Path, monkeyp
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_a_folder_is_made_once_with_those_above_it(tmp_path: Path) -> None:
+def test_directory_is_created_with_parents(tmp_path: Path) -> None:
     for _ in range(2):
         make_directory(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").is_dir()
@@ -69,15 +69,13 @@ def test_a_folder_is_made_once_with_those_above_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "reason"), [("taken", "a file of that name exists"), ("taken/below", "Not a directory")]
 )
-def test_where_no_folder_can_be_one_line_says_why(name: str, reason: str, tmp_path: Path) -> None:
+def test_uncreatable_directory_is_a_clear_error(name: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file")
     with pytest.raises(ValueError, match=f"^cannot write to {tmp_path / name}: {reason}; choose another directory$"):
         make_directory(tmp_path / name)
 
 
-def test_a_folder_that_is_there_and_must_not_be_written_to_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_read_only_directory_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)  # a superuser may write anywhere
     with pytest.raises(ValueError, match=f"^cannot write to {tmp_path}: Permission denied; choose another directory$"):
         make_directory(tmp_path)
@@ -121,7 +119,7 @@ pytest_linux = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="ne
 @pytest_linux
 @pytest.mark.usefixtures("_hurry")
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_not_a_regular_file_is_not_opened(kind: str, tmp_path: Path) -> None:
+def test_irregular_file_is_not_opened(kind: str, tmp_path: Path) -> None:
     put(kind, tmp_path / "thing")
     (tmp_path / "link").symlink_to(tmp_path / "thing")
     for path in (tmp_path / "thing", tmp_path / "link"):
@@ -130,7 +128,7 @@ def test_what_is_not_a_regular_file_is_not_opened(kind: str, tmp_path: Path) -> 
                 attempt(path)
 
 
-def test_a_link_to_a_file_is_as_good_as_the_file(tmp_path: Path) -> None:
+def test_link_to_a_file_is_opened(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"abc")
     (tmp_path / "link").symlink_to("file")
     with open_regular(tmp_path / "link") as file:
@@ -160,7 +158,7 @@ TRAIN = ("train", "lenet5", "fashion-mnist-sample", "--device", "cpu", "--epochs
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else value,
 )
-def test_a_command_says_in_a_line_which_file_is_none(
+def test_command_reports_an_irregular_file_in_one_line(
     command: tuple[str, ...], place: str, code: int, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

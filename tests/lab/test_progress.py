@@ -13,7 +13,7 @@ def walk(console, **options):
         steps.note("[one] thing")
 
 
-def test_a_terminal_sees_a_bar_and_notes_above_it(capsys):
+def test_terminal_shows_a_bar_and_notes(capsys):
     screen = io.StringIO()
     walk(Console(file=screen, force_terminal=True, width=80))
     assert "75%" in screen.getvalue()
@@ -21,17 +21,17 @@ def test_a_terminal_sees_a_bar_and_notes_above_it(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_elsewhere_steps_are_lines_on_standard_error(capsys):
+def test_without_a_terminal_steps_are_lines_on_stderr(capsys):
     walk(Console())
     assert capsys.readouterr() == ("", "[1/2] first\n[2/2] second\nnote: [one] thing\n")
 
 
-def test_when_quiet_notes_alone_remain(capsys):
+def test_quiet_prints_only_notes(capsys):
     walk(Console(), quiet=True)
     assert capsys.readouterr() == ("", "note: [one] thing\n")
 
 
-def test_steps_that_go_on_at_once_are_told_of_in_lines(capsys):
+def test_concurrent_steps_are_logged_in_lines(capsys):
     screen = io.StringIO()
     for console in (Console(file=screen, force_terminal=True, width=80), Console()):
         with Progress(console) as steps:

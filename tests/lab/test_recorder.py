@@ -60,7 +60,7 @@ def fit(folder: Path, act: Any, seed: int, activation: str | None = None) -> lis
     return seen
 
 
-def test_a_loop_of_ones_own_serves_table_figures_and_report(tmp_path: Path) -> None:
+def test_recorded_loop_works_with_table_figures_and_report(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     for seed in range(2):
         fit(runs, nn.ReLU, seed, "relu")
@@ -96,14 +96,14 @@ def test_a_loop_of_ones_own_serves_table_figures_and_report(tmp_path: Path) -> N
     assert '"title":"my-mlp on blobs"' in page
 
 
-def test_the_loop_of_the_documentation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documented_loop_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     text = (Path(__file__).parents[2] / "docs" / "laboratory.md").read_text().partition("### Your own training loop")[2]
     exec(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0], {})
     assert len(read(tmp_path / "runs")) == 6
 
 
-def test_coefficients_per_channel_are_recorded_as_means_and_as_rows(tmp_path: Path) -> None:
+def test_per_channel_coefficients_are_recorded_as_means_and_rows(tmp_path: Path) -> None:
     hull = hullo.ConvexHull("identity", "relu", groups=2, init=[[1.0, 0.0], [0.25, 0.75]])
     write(mlp(hull, hullo.ConvexHull("identity", "relu")), tmp_path, 10, 20)
     (record,) = read(tmp_path)
@@ -126,7 +126,7 @@ def test_coefficients_per_channel_are_recorded_as_means_and_as_rows(tmp_path: Pa
         ([hullo.AffineHull("tanh", "gelu", strict=False).requires_grad_(False)], None, [[0.5, 0.5]]),
     ],
 )
-def test_the_activation_is_read_off_the_model(
+def test_activation_is_inferred_from_the_model(
     tmp_path: Path, acts: list[nn.Module], spelled: str | None, coefficients: list[list[float]]
 ) -> None:
     write(mlp(*acts), tmp_path)
@@ -135,7 +135,7 @@ def test_the_activation_is_read_off_the_model(
     assert record.coefficients == [coefficients] * 2
 
 
-def test_a_keras_model_is_recorded_with_its_coefficients(tmp_path: Path) -> None:
+def test_keras_model_is_recorded_with_its_coefficients(tmp_path: Path) -> None:
     keras = pytest.importorskip("keras")
     import hullo.keras
 
@@ -151,7 +151,7 @@ def test_a_keras_model_is_recorded_with_its_coefficients(tmp_path: Path) -> None
     assert "held-out accuracy" in CliRunner().invoke(app, ["table", str(tmp_path)]).output
 
 
-def test_an_exception_leaves_no_record(tmp_path: Path) -> None:
+def test_exception_leaves_no_record(tmp_path: Path) -> None:
     write(mlp(nn.ReLU()), tmp_path, activation="relu")
     before = (tmp_path / "records.jsonl").read_bytes()
 
@@ -170,7 +170,7 @@ def test_an_exception_leaves_no_record(tmp_path: Path) -> None:
     assert (tmp_path / "records.jsonl").read_bytes() == before
 
 
-def test_a_run_is_recorded_once_unless_it_is_to_be_overwritten(tmp_path: Path) -> None:
+def test_run_is_recorded_once_unless_overwrite(tmp_path: Path) -> None:
     for other in ({}, {"seed": 1}, {"lr": 0.1}, {"lr": 0.2, "opt": "sgd"}, {"data": "moons"}):
         write(mlp(nn.ReLU()), tmp_path, 50, activation="relu", **other)
     with pytest.raises(FileExistsError, match=r"my-mlp/blobs relu seed=1 .*overwrite=True"):
@@ -182,7 +182,7 @@ def test_a_run_is_recorded_once_unless_it_is_to_be_overwritten(tmp_path: Path) -
     assert read(tmp_path)[-1].test_accuracy == [60, 70]
 
 
-def test_a_loss_that_is_not_finite_is_a_run_that_diverged(tmp_path: Path) -> None:
+def test_nonfinite_loss_marks_a_diverged_run(tmp_path: Path) -> None:
     hull = hullo.AffineHull("identity", "relu")
     with hullo.lab.record(mlp(hull), tmp_path, **NAMES) as run:
         run.log(test_accuracy=60, train_loss=1.0)
@@ -195,7 +195,7 @@ def test_a_loss_that_is_not_finite_is_a_run_that_diverged(tmp_path: Path) -> Non
         assert CliRunner().invoke(app, [command[0], str(tmp_path), *command[1:]]).exit_code == 0
 
 
-def test_an_accuracy_that_looks_like_a_fraction_is_warned_of(tmp_path: Path) -> None:
+def test_accuracy_like_a_fraction_warns(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"0\.93 percent"):
         write(mlp(nn.ReLU()), tmp_path, 0.5, 0.93, activation="relu")
 
@@ -219,7 +219,7 @@ def test_an_accuracy_that_looks_like_a_fraction_is_warned_of(tmp_path: Path) -> 
         ({"note": ""}, r"note=''"),
     ],
 )
-def test_wrong_arguments_are_refused_before_training(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+def test_wrong_arguments_are_rejected_before_training(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         write(mlp(nn.ReLU()), tmp_path, **{"activation": "relu", **settings})
     assert not list(tmp_path.iterdir())
@@ -232,7 +232,7 @@ def test_wrong_arguments_are_refused_before_training(tmp_path: Path, settings: d
     st.floats() | st.integers() | st.text(max_size=130),
     st.integers(-1),
 )
-def test_what_is_accepted_is_read_back(tmp_path: Path, network: str, name: str, value: Any, seed: int) -> None:
+def test_accepted_arguments_round_trip(tmp_path: Path, network: str, name: str, value: Any, seed: int) -> None:
     folder = tmp_path / "runs"
     shutil.rmtree(folder, ignore_errors=True)
     try:
@@ -259,7 +259,7 @@ def test_what_is_accepted_is_read_back(tmp_path: Path, network: str, name: str, 
         ({"test_accuracy": 50, "val_accuracy": 50}, "this epoch has.*val_accuracy.*earlier ones have test_accuracy"),
     ],
 )
-def test_wrong_metrics_are_refused(tmp_path: Path, metrics: dict[str, Any], message: str) -> None:
+def test_wrong_metrics_are_rejected(tmp_path: Path, metrics: dict[str, Any], message: str) -> None:
     with hullo.lab.record(mlp(nn.ReLU()), tmp_path, **NAMES, activation="relu") as run:
         run.log(test_accuracy=50)
         with pytest.raises(ValueError, match=message):
@@ -267,7 +267,7 @@ def test_wrong_metrics_are_refused(tmp_path: Path, metrics: dict[str, Any], mess
     assert read(tmp_path)[0].test_accuracy == [50]
 
 
-def test_what_a_record_cannot_describe_is_refused_by_name(tmp_path: Path) -> None:
+def test_unsupported_hulls_are_rejected_by_name(tmp_path: Path) -> None:
     hullo.add_base("recorder_bump", lambda x: x * torch.exp(-x.square()))
     odd = {
         "recorder_bump": hullo.AffineHull("relu", "recorder_bump"),
@@ -288,7 +288,7 @@ def test_what_a_record_cannot_describe_is_refused_by_name(tmp_path: Path) -> Non
         write("runs", tmp_path)  # type: ignore[arg-type]
 
 
-def test_runs_of_the_laboratory_and_of_ones_own_may_stand_side_by_side(tmp_path: Path) -> None:
+def test_recorded_and_laboratory_runs_share_a_table(tmp_path: Path) -> None:
     from made_records import make_record
 
     Records(tmp_path / "records.jsonl").add([make_record("relu", [70.0], column="lenet5/cifar10")])
@@ -302,7 +302,7 @@ def test_runs_of_the_laboratory_and_of_ones_own_may_stand_side_by_side(tmp_path:
     assert "width=7" in wrong.output
 
 
-def test_a_record_whose_settings_were_edited_is_not_read(tmp_path: Path) -> None:
+def test_record_with_edited_settings_is_rejected(tmp_path: Path) -> None:
     write(mlp(nn.ReLU()), tmp_path, activation="relu", lr=0.1)
     file = tmp_path / "records.jsonl"
     values = json.loads(file.read_text())

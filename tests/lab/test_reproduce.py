@@ -48,7 +48,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-def test_a_column_is_trained_recorded_tabulated_and_drawn(uninterrupted: Path) -> None:
+def test_experiment_is_trained_recorded_tabulated_and_drawn(uninterrupted: Path) -> None:
     found = Records(uninterrupted / "records.jsonl").read()
     assert [record.spec.activation for record in found] == list(ROWS)
     assert all(record.ended == "finished" and len(record.test_accuracy) == 4 for record in found)
@@ -56,7 +56,7 @@ def test_a_column_is_trained_recorded_tabulated_and_drawn(uninterrupted: Path) -
     assert not checkpoint_times(uninterrupted)
 
 
-def test_what_is_recorded_is_not_trained_again(uninterrupted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recorded_runs_are_not_trained_again(uninterrupted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training.Training, "__init__", None)
     before = (uninterrupted / "records.jsonl").read_bytes()
     result = invoke(*REPRODUCE, "--output", uninterrupted)
@@ -68,7 +68,7 @@ def test_what_is_recorded_is_not_trained_again(uninterrupted: Path, monkeypatch:
         assert f"{record.accuracy:.2f}" in line
 
 
-def test_killed_at_random_moments_it_ends_where_it_would_have_ended(uninterrupted: Path, tmp_path: Path) -> None:
+def test_killed_at_random_times_it_ends_with_the_same_records(uninterrupted: Path, tmp_path: Path) -> None:
     command = (*REPRODUCE, "--output", tmp_path, "--checkpoint-every", "0")
     for _ in range(3):
         before, process = checkpoint_times(tmp_path), Command(*command)
@@ -81,9 +81,7 @@ def test_killed_at_random_moments_it_ends_where_it_would_have_ended(uninterrupte
 
 
 @pytest.mark.parametrize("times", [1, 2], ids=["once", "passed on to it twice"])
-def test_ctrl_c_saves_says_how_to_go_on_and_going_on_ends_at_the_same(
-    times: int, uninterrupted: Path, tmp_path: Path
-) -> None:
+def test_ctrl_c_saves_and_resuming_gives_the_same_records(times: int, uninterrupted: Path, tmp_path: Path) -> None:
     command = (*REPRODUCE, "--output", tmp_path)
     process = Command(*command)
     while "[1/4]" not in process.read()[1]:
@@ -103,14 +101,14 @@ def test_ctrl_c_saves_says_how_to_go_on_and_going_on_ends_at_the_same(
     assert results(tmp_path) == results(uninterrupted)
 
 
-def test_a_run_that_diverges_is_told_of_once_when_it_does(tmp_path: Path) -> None:
+def test_diverging_run_is_reported_once(tmp_path: Path) -> None:
     result = invoke(*TRAIN, "--epochs", 3, "--lr", 1e30, "--output", tmp_path, "--quiet")
     assert result.exit_code == 0, result.output
     said = "diverged in epoch 1: relu seed=0: losses or weights are not finite; a smaller --lr may help"
     assert result.stderr == f"note: {said}\n"
 
 
-def test_two_processes_in_one_directory_do_the_work_once(uninterrupted: Path, tmp_path: Path) -> None:
+def test_two_processes_in_one_directory_share_the_work(uninterrupted: Path, tmp_path: Path) -> None:
     processes = [Command(*REPRODUCE, "--output", tmp_path) for _ in range(2)]
     said = [process.finish() for process in processes]
     assert results(tmp_path) == results(uninterrupted)
@@ -134,9 +132,7 @@ def small_memory(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return tried
 
 
-def test_a_population_that_does_not_fit_is_split_and_ends_alike(
-    uninterrupted: Path, tmp_path: Path, small_memory: list[int]
-) -> None:
+def test_population_too_large_for_memory_is_split(uninterrupted: Path, tmp_path: Path, small_memory: list[int]) -> None:
     result = invoke(*REPRODUCE, "--output", tmp_path, "--checkpoint-every", "0")
     assert result.exit_code == 0, result.output
     assert small_memory == [3, 2, 1]
@@ -147,7 +143,7 @@ def test_a_population_that_does_not_fit_is_split_and_ends_alike(
         assert record.accuracy == pytest.approx(whole.accuracy, abs=100 / tiny_command.TEST + 1e-6)
 
 
-def test_one_network_that_does_not_fit_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_network_too_large_for_memory_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: object) -> Iterator[None]:
         raise torch.OutOfMemoryError("out of memory")
 
@@ -157,7 +153,7 @@ def test_one_network_that_does_not_fit_is_one_clear_error(tmp_path: Path, monkey
     assert "does not fit into memory; choose a smaller --batch-size" in result.stderr
 
 
-def test_one_network_is_trained_by_its_own_command(tmp_path: Path) -> None:
+def test_train_command_trains_one_network(tmp_path: Path) -> None:
     result = invoke(*TRAIN, "--activation", "affine(tanh,relu)", "--seed", 3, "--batch-size", 20, "--output", tmp_path)
     assert result.exit_code == 0, result.output
     (record,) = Records(tmp_path / "records.jsonl").read()
@@ -177,9 +173,7 @@ def test_both_accuracies_are_printed_if_images_are_held_out(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("command", [(*TRAIN, "--activation"), ("reproduce", COLUMN, "--seeds", "1", "--activation")])
 @pytest.mark.parametrize("schedule", ["constant", "inverse:1e9"])
-def test_a_learning_rate_that_falls_at_once_stops_the_training(
-    command: tuple[str, ...], schedule: str, tmp_path: Path
-) -> None:
+def test_fast_decay_stops_learning(command: tuple[str, ...], schedule: str, tmp_path: Path) -> None:
     shared = ("--epochs", 3, "--lr", 1e-3, "--schedule", schedule, "--device", "cpu", "--output", tmp_path, "--quiet")
     assert invoke(*command, "affine(identity,relu)", *shared).stderr == ""
     (record,) = Records(tmp_path / "records.jsonl").read()
@@ -189,7 +183,7 @@ def test_a_learning_rate_that_falls_at_once_stops_the_training(
     assert all((point == first) == (schedule != "constant") for point in later)
 
 
-def test_more_seeds_add_to_what_is_there(tmp_path: Path) -> None:
+def test_more_seeds_extend_existing_records(tmp_path: Path) -> None:
     shared = ("reproduce", COLUMN, "--activation", "relu", *TRAIN[3:], "--output", tmp_path, "--quiet")
     assert invoke(*shared, "--seeds", 1).stderr == ""
     result = invoke(*shared, "--seeds", 3)
@@ -219,7 +213,7 @@ def test_more_seeds_add_to_what_is_there(tmp_path: Path) -> None:
         (("reproduce", COLUMN, "--activation", "relu,tanh"), "invalid activation 'relu,tanh'"),
     ],
 )
-def test_a_bad_option_is_one_line_exit_code_2_and_no_directory(
+def test_bad_option_is_one_line_exit_code_2_and_no_directory(
     arguments: tuple[str, ...], said: str, tmp_path: Path
 ) -> None:
     result = invoke(*arguments, "--output", tmp_path / "new")
@@ -229,14 +223,14 @@ def test_a_bad_option_is_one_line_exit_code_2_and_no_directory(
     assert not (tmp_path / "new").exists()
 
 
-def test_an_output_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
+def test_unwritable_output_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file")
     result = invoke(*TRAIN, "--output", tmp_path / "taken")
     assert (result.exit_code, result.stdout) == (2, "")
     assert f"cannot write to {tmp_path / 'taken'}: a file of that name" in result.stderr
 
 
-def test_a_file_that_cannot_grow_is_one_clear_line_and_leaves_nothing_half_done(tmp_path: Path) -> None:
+def test_failed_append_is_a_clear_error_and_leaves_no_partial_record(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:
@@ -251,9 +245,7 @@ def test_a_file_that_cannot_grow_is_one_clear_line_and_leaves_nothing_half_done(
     assert invoke(*TRAIN, "--output", tmp_path, "--quiet").exit_code == 0
 
 
-def test_a_missing_data_set_is_named_with_the_command_that_brings_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_data_set_is_reported_with_the_fetch_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hullo.lab.data.load", tiny_command._load)
     result = invoke("train", "lenet5", "cifar10", "--data", tmp_path / "data", "--output", tmp_path / "out")
     assert (result.exit_code, result.stdout) == (1, "")

@@ -38,7 +38,7 @@ WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGH
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.at])
-def test_a_signal_ends_any_command_at_once_with_one_line(name: str, endings: dict[str, dict[str, Any]]) -> None:
+def test_signal_ends_any_command_with_one_line(name: str, endings: dict[str, dict[str, Any]]) -> None:
     ending, number = endings[name], CASES[name].signals[0]
     assert ending["code"] == 128 + number, ending["stderr"]
     assert ending["seconds"] < PROMPT
@@ -50,21 +50,19 @@ def test_a_signal_ends_any_command_at_once_with_one_line(name: str, endings: dic
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.output == "closed"])
-def test_a_command_that_nobody_reads_ends_quietly(name: str, endings: dict[str, dict[str, Any]]) -> None:
+def test_closed_pipe_ends_a_command_quietly(name: str, endings: dict[str, dict[str, Any]]) -> None:
     assert (endings[name]["code"], endings[name]["stderr"]) == (141, "")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full device")
-def test_output_that_cannot_be_written_is_one_line(endings: dict[str, dict[str, Any]]) -> None:
+def test_unwritable_stdout_is_one_line(endings: dict[str, dict[str, Any]]) -> None:
     ending = endings["table, full disk"]
     assert (ending["code"], ending["stderr"].count("\n")) == (1, 1)
     assert ending["stderr"].startswith("hullo: standard output: No space left")
 
 
 @pytest.mark.parametrize("start", [("-m", "hullo"), ("-c", "import hullo")], ids=" ".join)
-def test_imports_are_interrupted_with_one_line_in_the_command_and_as_ever_elsewhere(
-    start: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_ctrl_c_during_imports_is_one_line_in_the_command_only(start: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)")
     source = Path(command_cases.__file__).parents[2] / "src"
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{source}"}
@@ -81,7 +79,7 @@ def test_imports_are_interrupted_with_one_line_in_the_command_and_as_ever_elsewh
         assert "KeyboardInterrupt" in errors
 
 
-def test_what_the_parent_had_ignored_stays_ignored(tmp_path: Path) -> None:
+def test_signals_ignored_by_the_parent_stay_ignored(tmp_path: Path) -> None:
     code = (
         "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); from hullo import _signals\n"
         "_signals.install(); os.kill(os.getpid(), signal.SIGHUP); print('alive', flush=True)\n"
@@ -91,7 +89,7 @@ def test_what_the_parent_had_ignored_stays_ignored(tmp_path: Path) -> None:
     assert (run.returncode, run.stdout, run.stderr) == (143, "alive\n", "hullo: terminated\n")
 
 
-def test_ctrl_c_asks_once_and_interrupts_when_it_is_given_again_later() -> None:
+def test_second_ctrl_c_interrupts() -> None:
     def work() -> None:
         with stop_request() as stop:
             assert not stop.is_set()
@@ -108,7 +106,7 @@ def test_ctrl_c_asks_once_and_interrupts_when_it_is_given_again_later() -> None:
     assert signal.getsignal(signal.SIGINT) is default
 
 
-def test_a_request_to_stop_ends_a_wait_for_a_lock(tmp_path: Path) -> None:
+def test_stop_request_ends_a_wait_for_a_lock(tmp_path: Path) -> None:
     waited: list[int] = []
 
     def wait(attempt: int) -> None:

@@ -42,7 +42,7 @@ def test_members_train_as_they_do_alone(kind: str, name: str) -> None:
         torch.testing.assert_close(population(x)[k], member.eval()(x[k]), rtol=0, atol=1e-10)
 
 
-def test_a_network_of_transformers_trains_as_it_does_alone() -> None:
+def test_transformers_network_trains_as_it_does_alone() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
         hidden_size=16,
@@ -78,7 +78,7 @@ def test_a_network_of_transformers_trains_as_it_does_alone() -> None:
         assert_equal_states(population[k], member)
 
 
-def test_rates_decay_schedules_and_clipping_are_each_members_own() -> None:
+def test_lr_decay_schedule_and_clipping_are_per_member() -> None:
     members = make(plain_networks.MLP, ACTIVATIONS[:4])
     batches = 3 * inputs_of(plain_networks.MLP, 4)
     lr, decay, norm = [0.1, 0.01, 0.05, 0.02], [0.0, 0.1, 0.01, 0.2], [0.05, 0.1, 10.0, 0.2]
@@ -124,7 +124,7 @@ class Dropping(nn.Module):
 
 
 @pytest.mark.parametrize("rates", [[0.5, 0.5, 0.5], [0.1, 0.5, 0.9]])
-def test_with_dropout_members_are_the_same_in_any_company(rates: list[float]) -> None:
+def test_dropout_is_independent_of_other_members(rates: list[float]) -> None:
     members = [Dropping(rate).double() for rate in rates]
     batches = inputs_of(Dropping, 3)
     together = Population(members, seeds=[4, 7, 9])
@@ -138,7 +138,7 @@ def test_with_dropout_members_are_the_same_in_any_company(rates: list[float]) ->
     assert not torch.allclose(other[0].linear.weight, together[0].linear.weight)  # type: ignore[arg-type, union-attr]
 
 
-def test_dropout_drops_at_its_rate_keeps_the_mean_and_stops_in_evaluation() -> None:
+def test_dropout_has_its_rate_and_mean_and_stops_in_evaluation() -> None:
     population = Population([nn.Sequential(nn.Dropout(rate)) for rate in (0.25, 0.75, 1.0)])
     y = population(torch.ones(40_000), in_dims=None)
     torch.testing.assert_close((y == 0).double().mean(1), torch.tensor([0.25, 0.75, 1.0]).double(), atol=0.01, rtol=0)
@@ -169,7 +169,7 @@ def test_convolutions_of_every_kind_equal_those_of_the_members(
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 
 
-def test_a_member_that_turns_to_nan_leaves_the_bits_of_the_others_alone() -> None:
+def test_nan_member_does_not_change_the_others() -> None:
     members = make(plain_networks.ResNet, ACTIVATIONS)
     batches = inputs_of(plain_networks.ResNet, len(members))
     states = []
@@ -185,7 +185,7 @@ def test_a_member_that_turns_to_nan_leaves_the_bits_of_the_others_alone() -> Non
             assert tensor.equal(beside[name]) == (k != 2 or not tensor.is_floating_point()), (k, name)
 
 
-def test_a_base_that_overflows_does_not_reach_members_without_it() -> None:
+def test_overflowing_base_does_not_affect_members_without_it() -> None:
     members = [nn.Sequential(act) for act in (hullo.ConicHull("relu", "relu3"), nn.ReLU())]
     y = Population(members)(torch.full((2, 1), 1e15))
     assert y[0].isinf().all()

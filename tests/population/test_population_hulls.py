@@ -14,7 +14,7 @@ import hullo
 from hullo.population import SGD, Adam, Population
 
 
-def test_one_hull_at_several_places_gets_the_sum_of_their_gradients() -> None:
+def test_hull_at_several_sites_sums_gradients() -> None:
     def network(act: nn.Module) -> nn.Module:
         return nn.Sequential(nn.Linear(6, 6), act, nn.Linear(6, 6), act, nn.Linear(6, 3)).double()
 
@@ -29,7 +29,7 @@ def test_one_hull_at_several_places_gets_the_sum_of_their_gradients() -> None:
     assert population[0][1] is population[0][3] or population[0][1].raw.equal(population[0][3].raw)  # type: ignore[index]
 
 
-def test_hulls_per_channel_stand_beside_hulls_per_layer_and_fixed_functions() -> None:
+def test_per_channel_per_layer_and_fixed_activations_mix() -> None:
     def network(act: nn.Module) -> nn.Module:
         return nn.Sequential(nn.Conv2d(3, 4, 3), act, nn.Flatten(), nn.Linear(144, 2)).double()
 
@@ -59,7 +59,7 @@ def test_hulls_per_channel_stand_beside_hulls_per_layer_and_fixed_functions() ->
         assert_equal_states(population[k], member)
 
 
-def test_what_is_frozen_stays_and_comes_out_as_it_went_in() -> None:
+def test_frozen_parameters_do_not_change() -> None:
     members = [
         nn.Sequential(nn.Linear(6, 6), act, nn.Linear(6, 3)).double()
         for act in (
@@ -125,7 +125,7 @@ def test_gated_hulls_are_learned_as_they_are_alone() -> None:
 
 
 @pytest.mark.parametrize("inner_scale", [None, "base"])
-def test_a_hull_that_all_members_share_gets_the_sum_of_their_gradients(inner_scale: str | None) -> None:
+def test_shared_hull_sums_gradients_of_members(inner_scale: str | None) -> None:
     def network(act: nn.Module) -> nn.Module:
         return nn.Sequential(nn.Linear(6, 6), act, nn.Linear(6, 6), nn.PReLU(), nn.Linear(6, 3)).double()
 
@@ -149,7 +149,7 @@ def test_a_hull_that_all_members_share_gets_the_sum_of_their_gradients(inner_sca
     assert population.activations.coefficients[2, 0].equal(population.activations.coefficients[0, 0])
 
 
-def test_hulls_that_cannot_be_shared_are_refused() -> None:
+def test_unshareable_hulls_are_rejected() -> None:
     members = [nn.Sequential(hullo.AffineHull("relu", base), nn.ReLU()) for base in ("tanh", "identity")]
     with pytest.raises(ValueError, match=r"'0'.*bases"):
         Population(members, shared_hulls=["0"])
@@ -157,7 +157,7 @@ def test_hulls_that_cannot_be_shared_are_refused() -> None:
         Population(members, shared_hulls=["1"])
 
 
-def test_hulls_with_hooks_or_a_forward_of_their_own_are_refused() -> None:
+def test_hulls_with_hooks_or_overridden_forward_are_rejected() -> None:
     class Shifted(hullo.AffineHull):
         def forward(self, input: Tensor) -> Tensor:  # noqa: A002
             return super().forward(input) + 1

@@ -19,7 +19,7 @@ import hullo
 from hullo.population import Adam, Population
 
 
-def test_members_are_the_users_own_class_with_ties_buffers_and_modes() -> None:
+def test_members_keep_class_ties_buffers_and_modes() -> None:
     members = make(plain_networks.GPT, ACTIVATIONS[:2])
     members[0].blocks[0].eval()
     population = Population(members)
@@ -35,7 +35,7 @@ def test_members_are_the_users_own_class_with_ties_buffers_and_modes() -> None:
         population[2]
 
 
-def test_a_state_is_saved_and_loaded_to_the_bit() -> None:
+def test_state_dict_round_trips_exactly() -> None:
     members = make(plain_networks.ResNet, ACTIVATIONS)
     batches = inputs_of(plain_networks.ResNet, len(members))
     population = Population(members)
@@ -53,7 +53,7 @@ def test_a_state_is_saved_and_loaded_to_the_bit() -> None:
         assert tensor.equal(other.state_dict()[name]), name
 
 
-def test_a_function_and_seeds_make_members_that_differ_and_leave_the_global_generator_alone() -> None:
+def test_factory_and_seeds_make_members_without_touching_global_rng() -> None:
     torch.manual_seed(3)
     expected = torch.rand(1)
     torch.manual_seed(3)
@@ -64,7 +64,7 @@ def test_a_function_and_seeds_make_members_that_differ_and_leave_the_global_gene
     assert not population[0].hidden.weight.equal(population[1].hidden.weight)
 
 
-def test_networks_of_different_architectures_are_refused_by_what_differs() -> None:
+def test_different_architectures_are_rejected_with_the_difference() -> None:
     def network(width: int = 3, slope: float = 1.0) -> nn.Module:
         made = nn.Sequential(nn.Linear(4, width), nn.Softplus(slope), nn.LayerNorm(width))
         made.note = torch.tensor(slope)
@@ -116,7 +116,7 @@ def scaled(factor: float) -> Callable[[Tensor], Tensor]:
         (scaled(torch.ones(3)), scaled(torch.zeros(3))),
     ],
 )
-def test_functions_that_differ_between_members_are_refused(functions: tuple[Any, Any]) -> None:
+def test_different_functions_are_rejected(functions: tuple[Any, Any]) -> None:
     with pytest.raises(ValueError, match="members 0 and 1 differ in the networks: function"):
         Population([Applied(function) for function in functions])
 
@@ -130,7 +130,7 @@ def test_functions_with_the_same_code_and_values_are_equal(function: Any) -> Non
     torch.testing.assert_close(Population(members)(x), expected)
 
 
-def test_what_is_not_registered_and_differs_is_refused() -> None:
+def test_different_unregistered_attributes_are_rejected() -> None:
     class Hidden(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -147,7 +147,7 @@ def test_what_is_not_registered_and_differs_is_refused() -> None:
         Population(hooked)
 
 
-def test_what_a_backward_pass_would_not_call_is_refused() -> None:
+def test_backward_hooks_are_rejected() -> None:
     linear = nn.Linear(3, 3)
     linear.weight.register_hook(lambda gradient: gradient * 0)
     with pytest.raises(ValueError, match=r"'0'.*'weight'"):
@@ -162,7 +162,7 @@ def test_what_a_backward_pass_would_not_call_is_refused() -> None:
         Population([pruned])
 
 
-def test_a_population_that_was_called_can_be_copied() -> None:
+def test_called_population_can_be_copied() -> None:
     members = make(plain_networks.ResNet, ACTIVATIONS)
     x = inputs_of(plain_networks.ResNet, len(members))[0]
     population = Population(members)

@@ -18,7 +18,7 @@ from trained_alone import ACTIVATIONS, inputs_of, make
 from hullo.population import SGD, LoweringError, Population
 
 
-def test_explain_lists_what_goes_through_vmap_with_its_line() -> None:
+def test_explain_lists_vmapped_operations_with_lines() -> None:
     class Sorting(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return torch.sort(x, -1).values
@@ -94,19 +94,19 @@ class Calling(nn.Module):
         (remember, ("self.state", "buffer")),
     ],
 )
-def test_what_cannot_be_lowered_is_refused_with_its_line(function: Any, words: tuple[str, str]) -> None:
+def test_unsupported_operation_is_rejected_with_its_line(function: Any, words: tuple[str, str]) -> None:
     with pytest.raises(LoweringError) as caught:
         Population([Calling(function), Calling(function)])(torch.randn(2, 4, 5))
     assert all(word in str(caught.value) for word in words), caught.value
 
 
-def test_random_operations_that_draw_nothing_are_computed() -> None:
+def test_inactive_random_operations_are_supported() -> None:
     population = Population([nn.Sequential(nn.RReLU(), nn.AlphaDropout(0.5)) for _ in range(2)]).eval()
     x = torch.randn(2, 5)
     torch.testing.assert_close(population(x), F.rrelu(x))
 
 
-def test_the_networks_own_exceptions_come_through() -> None:
+def test_exceptions_of_the_network_are_raised() -> None:
     def fail(network: nn.Module, x: Tensor) -> Tensor:
         raise KeyError("of the user")
 
@@ -120,8 +120,8 @@ def test_the_networks_own_exceptions_come_through() -> None:
             embedding(torch.tensor([[0], [token]]))
 
 
-def test_only_the_programs_used_last_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hullo.population.population.MOST_PROGRAMS", 2)
+def test_only_recent_programs_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hullo.population.population.MAX_PROGRAMS", 2)
     population = Population([nn.Linear(3, 2)])
     read = []
     original = population._read_graph
@@ -131,7 +131,7 @@ def test_only_the_programs_used_last_are_remembered(monkeypatch: pytest.MonkeyPa
     assert [len(value.tensor[0]) for value in read] == [1, 2, 3, 2]
 
 
-def test_inputs_of_another_number_of_members_are_refused() -> None:
+def test_inputs_for_another_number_of_members_are_rejected() -> None:
     population = Population(plain_networks.MLP, seeds=range(3))
     with pytest.raises(ValueError, match=r"\(4, 6\).*in_dims=None"):
         population(torch.randn(4, 6))
@@ -139,7 +139,7 @@ def test_inputs_of_another_number_of_members_are_refused() -> None:
         population(torch.randn(3, 4, 6), in_dims=(0, None))
 
 
-def test_bad_settings_of_optimizers_are_refused_with_what_was_given() -> None:
+def test_bad_optimizer_settings_are_rejected_with_the_value() -> None:
     population = Population(plain_networks.MLP, seeds=range(3))
     for options, word in (
         ({"lr": -1.0}, "-1"),

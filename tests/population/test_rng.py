@@ -25,7 +25,7 @@ def chi_squared(counts):
     return float(((counts - expected) ** 2 / expected).sum())
 
 
-def test_a_stream_is_splitmix64():
+def test_stream_is_splitmix64():
     published = [
         6457827717110365317,
         3203168211198807973,
@@ -49,13 +49,13 @@ def test_keys_are_exact_for_all_seeds(seed, purpose, index):
     assert unsigned(open_streams(torch.tensor([seed]), purpose, torch.tensor(index))) == [key]
 
 
-def test_streams_of_many_seeds_purposes_and_indices_are_all_different():
+def test_streams_of_different_keys_differ():
     keys = [open_streams(torch.arange(-50, 50), purpose, index) for purpose in Purpose for index in range(100)]
     assert torch.cat(keys).unique().numel() == 100 * len(Purpose) * 100
 
 
 @given(words, st.integers(1, 50), st.integers(0, 7))
-def test_a_stream_is_the_same_alone_and_among_others(seed, size, place):
+def test_stream_is_the_same_alone_and_in_a_batch(seed, size, place):
     seeds = torch.arange(8) * 77
     seeds[place] = seed
     among = open_streams(seeds, Purpose.ORDER, 3)
@@ -64,7 +64,7 @@ def test_a_stream_is_the_same_alone_and_among_others(seed, size, place):
     assert torch.equal(draw(among, torch.arange(size))[place], draw(alone, torch.arange(size))[0])
 
 
-def test_numbers_below_a_limit_are_uniform_and_never_beyond():
+def test_draw_below_is_uniform_and_bounded():
     for limit in (1, 2, 7, 10):
         numbers = draw_below(limit, torch.tensor([3, 4]), torch.arange(100_000))
         assert numbers.min() == 0
@@ -74,17 +74,17 @@ def test_numbers_below_a_limit_are_uniform_and_never_beyond():
 
 
 @given(words, st.integers(0, 300))
-def test_an_order_holds_each_number_once(key, size):
+def test_permutation_contains_each_number_once(key, size):
     assert permute(torch.tensor([key]), size).sort().values.tolist() == [list(range(size))]
 
 
-def test_all_orders_are_equally_likely():
+def test_all_permutations_are_equally_likely():
     orders = permute(open_streams(torch.arange(24_000), Purpose.ORDER, 0), 4)
     counts = (orders @ torch.tensor([64, 16, 4, 1])).unique(return_counts=True)[1]
     assert counts.numel() == 24
     assert chi_squared(counts) < 23 + 5 * 46**0.5
 
 
-def test_seeds_and_epochs_do_not_repeat_each_others_orders():
+def test_permutations_differ_between_seeds_and_epochs():
     orders = torch.stack([permute(open_streams(torch.arange(20), Purpose.ORDER, epoch), 50) for epoch in range(20)])
     assert orders.flatten(0, 1).unique(dim=0).shape[0] == 400

@@ -292,7 +292,7 @@ class Sum(nn.Linear):
         return Output(y, [y * 2], given.parts[0].size)
 
 
-def test_dataclasses_are_taken_and_returned() -> None:
+def test_dataclasses_are_accepted_and_returned() -> None:
     members = [Sum(3, 2) for _ in range(2)]
     x, logits = torch.randn(2, 4, 3), torch.randn(2, 4, 2)
     made = Population(members)(Input(x, (Output(logits, [], 5),)))
@@ -309,7 +309,7 @@ def assert_close(found: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_networks_of_users_train_as_they_do_alone(name: str) -> None:
+def test_user_networks_train_as_they_do_alone(name: str) -> None:
     kind, shape = CASES[name]
     members = []
     for seed in range(3):
@@ -345,7 +345,7 @@ def _select(outputs: Any, k: int) -> Any:
     return pytree.tree_map(lambda item: item[k] if isinstance(item, Tensor) else item, outputs)
 
 
-def test_batches_of_any_size_and_keyword_arguments() -> None:
+def test_any_batch_size_and_keyword_arguments_are_supported() -> None:
     class Scored(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -364,7 +364,7 @@ def test_batches_of_any_size_and_keyword_arguments() -> None:
         assert_equal_states(population[k], member)
 
 
-def test_derivatives_of_outputs_with_respect_to_inputs_are_those_of_the_members() -> None:
+def test_input_derivatives_match_the_members() -> None:
     members = [nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1)).double() for _ in range(3)]
     population = Population(members)
     x = torch.randn(3, 5, 2, dtype=torch.float64, requires_grad=True)

@@ -27,7 +27,7 @@ def test_generated_forwards_compute_train_and_copy_as_before(random: Random) -> 
         assert_right_or_refused(net, torch.randn(3, 4))
 
 
-def test_a_branch_whose_calls_were_joined_with_those_of_another_is_not_joined_again() -> None:
+def test_joined_branch_is_not_joined_again() -> None:
     outer, inner = ("at", 1), ("at", 2)
     paths = [{outer: 0}, {outer: 0}, {outer: 1, inner: 0}, {outer: 1, inner: 1}, {outer: 1, inner: 1}]
     calls = [SimpleNamespace(number=0, path=path, idle=path[outer] == 0) for path in paths]
@@ -85,7 +85,7 @@ class Net(Base):
 
 
 @pytest.mark.parametrize("form", FORWARDS)
-def test_two_branches_have_one_hull(form: str, tmp_path: Path) -> None:
+def test_two_branches_share_one_hull(form: str, tmp_path: Path) -> None:
     body, count = FORWARDS[form]
     for number, test in enumerate(TESTS):
         net = imported(source(body, ACTS[number % len(ACTS)], test), tmp_path)["Net"]
@@ -93,7 +93,7 @@ def test_two_branches_have_one_hull(form: str, tmp_path: Path) -> None:
         assert len(hulls) == count, (test, list(hulls))
 
 
-def test_what_is_learned_in_training_holds_in_evaluation(tmp_path: Path) -> None:
+def test_training_and_evaluation_share_the_hull(tmp_path: Path) -> None:
     text = source("x = {a}\nif {test}: return {a}\nreturn {b}", "F.tanh({})", "self.training")
     model = hullo.replace_activations(imported(text, tmp_path)["Net"]())
     x, y = torch.randn(32, 4), torch.randn(32, 4)
@@ -117,9 +117,7 @@ class Net(Base):
 
 
 @pytest.mark.parametrize(("argument", "count"), [("self.l1(x)", 2), ("self.l1(x * 1)", 1)])
-def test_calls_of_a_branch_find_their_partners_by_value_and_share_one_hull_where_that_does_not_tell(
-    argument: str, count: int, tmp_path: Path
-) -> None:
+def test_calls_are_matched_by_value_else_share_one_hull(argument: str, count: int, tmp_path: Path) -> None:
     net = imported(AUXILIARY.format(argument=argument), tmp_path)["Net"]
     assert len(assert_right_or_refused(net, torch.randn(3, 4))) == count
 
@@ -155,7 +153,7 @@ class Net(Base):
         ("other", None, 1, "self.other is not None"),
     ],
 )
-def test_a_model_whose_branches_are_merged_computes_the_same(  # type: ignore[no-untyped-def]
+def test_reparametrized_model_computes_the_same(  # type: ignore[no-untyped-def]
     act: str, flag: str, off, on, test: str, tmp_path: Path
 ) -> None:
     text = MERGED.format(act=act, flag=flag, off=off, on=on, test=test)
@@ -167,7 +165,7 @@ def test_a_model_whose_branches_are_merged_computes_the_same(  # type: ignore[no
     torch.testing.assert_close(outputs(model, x, False), before)
 
 
-def test_an_attribute_that_appears_later_finds_its_branch_swapped(tmp_path: Path) -> None:
+def test_branch_for_a_later_attribute_is_replaced(tmp_path: Path) -> None:
     net = imported(
         """
 class Net(Base):
@@ -202,7 +200,7 @@ DIFFERENT = {
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
-def test_functions_that_training_and_evaluation_do_not_share_are_left_alone(name: str, tmp_path: Path) -> None:
+def test_functions_of_one_mode_only_are_not_replaced(name: str, tmp_path: Path) -> None:
     body, hulls = DIFFERENT[name]
     lines = "\n".join(f"        {line}" for line in body.splitlines())
     net = imported(
@@ -243,7 +241,7 @@ class Net(Base):
 
 @pytest.mark.parametrize("noise", ["pass", "inputs = inputs * 1"])
 @pytest.mark.parametrize("act", ["self.act", "F.relu"])
-def test_a_method_beside_forward_goes_on_computing_what_forward_does(act: str, noise: str, tmp_path: Path) -> None:
+def test_other_method_still_computes_like_forward(act: str, noise: str, tmp_path: Path) -> None:
     net = imported(ASIDE.format(act=act, noise=noise, name="inputs"), tmp_path)["Net"]
     model, x = hullo.replace_activations(net()), torch.randn(3, 4)
     change_hulls(model)
@@ -277,7 +275,7 @@ class Net(Base):
 
 @pytest.mark.parametrize("call", ["self.inner.fast(x)", "self.inner.act(self.inner.layer(x))"])
 @pytest.mark.parametrize("act", ["self.act", "F.relu"])
-def test_a_module_that_is_entered_in_several_ways_shares_its_hulls(act: str, call: str, tmp_path: Path) -> None:
+def test_module_with_several_entry_points_shares_hulls(act: str, call: str, tmp_path: Path) -> None:
     net = imported(ENTERED.format(act=act, call=call), tmp_path)["Net"]
     found = assert_right_or_refused(net, torch.randn(3, 4))
     assert len(found) == (0 if act == "F.relu" and "act" in call else 1)

@@ -48,7 +48,7 @@ CONV, LINEAR = nn.Conv2d(3, 4, 3), nn.Linear(6, 8)
         (lambda: TOKENS, None),
     ],
 )
-def test_the_dimension_is_told_by_the_operations(make: Callable[[], Tensor], dim: int | None) -> None:
+def test_channel_dimension_is_inferred_from_operations(make: Callable[[], Tensor], dim: int | None) -> None:
     assert channel_dim_of(make()) == dim
 
 
@@ -73,7 +73,7 @@ def test_one_group_per_channel_in_convolutions_and_in_linear_layers() -> None:
     assert found == {"relu_1": (2, 1), "gelu_1": (2, -1)}
 
 
-def test_a_vision_transformer_gets_no_group_for_a_token() -> None:
+def test_vision_transformer_has_no_group_per_token() -> None:
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
     model = transformers.ViTModel(transformers.ViTConfig(image_size=8, patch_size=4, **sizes))
@@ -86,10 +86,10 @@ def test_a_vision_transformer_gets_no_group_for_a_token() -> None:
     [
         ({"groups": "channels"}, "groups='channels' needs example_inputs"),
         ({"groups": 4}, "groups=4 .*example_inputs.* channel_dim"),
-        ({"groups": "channels", "example_inputs": IMAGE.flatten(1)}, r"before 0 do not tell .* \(2, 192\)"),
+        ({"groups": "channels", "example_inputs": IMAGE.flatten(1)}, r"of 0, of shape \(2, 192\)"),
     ],
 )
-def test_what_is_not_known_is_asked_for(options: dict[str, object], said: str) -> None:
+def test_unknown_channel_dimension_is_an_error(options: dict[str, object], said: str) -> None:
     model = nn.Sequential(nn.ReLU(), nn.Linear(192, 2))
     with pytest.raises(ValueError, match=said):
         hullo.replace_activations(model, **options)  # type: ignore[arg-type]

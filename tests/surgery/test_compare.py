@@ -64,7 +64,7 @@ def same(a: object, b: object) -> bool:
     return a == b
 
 
-def test_the_runs_leave_no_trace() -> None:
+def test_runs_have_no_side_effects() -> None:
     model, x = Stateful(), torch.randn(5, 4)
     model.norm.eval()
     model(x).logits.sum().backward()
@@ -77,7 +77,7 @@ def test_the_runs_leave_no_trace() -> None:
     assert "same outputs as the original model in training and evaluation mode: all hulls" in str(hullo.summary(model))
 
 
-def test_without_example_inputs_the_summary_says_that_nothing_was_compared() -> None:
+def test_summary_says_if_nothing_was_compared() -> None:
     model = hullo.replace_activations(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
     assert "not compared" in str(hullo.summary(model))
 
@@ -91,7 +91,7 @@ class Branch(nn.Module):
         return self.act(self.layer(x)) if x.dim() == 2 else self.other(x)
 
 
-def test_hulls_that_the_example_does_not_reach_are_named() -> None:
+def test_unreached_hulls_are_listed() -> None:
     model = hullo.replace_activations(Branch(), example_inputs=torch.randn(2, 4))
     assert "not reached by example_inputs: other" in str(hullo.summary(model))
     with pytest.raises(ValueError, match="do not reach other"):
@@ -121,7 +121,7 @@ class Mixed(nn.Module):
 
 @pytest.mark.filterwarnings("ignore:.*nested tensor:UserWarning")
 @pytest.mark.parametrize("start", [None, [0.2, 0.3, 0.5]])
-def test_a_difference_is_refused_and_undone(monkeypatch: pytest.MonkeyPatch, start: list[float] | None) -> None:
+def test_difference_is_an_error_and_undone(monkeypatch: pytest.MonkeyPatch, start: list[float] | None) -> None:
     monkeypatch.setattr(find, "read_module", wrong_reading)
     model, x = Mixed(), torch.randn(2, 3, 8)
     before, outputs, names = attributes(model), model.eval()(x), list(model.state_dict())
@@ -144,7 +144,7 @@ class Interrupts(hullo.AffineHull):
 
 
 @pytest.mark.filterwarnings("ignore:.*nested tensor:UserWarning")
-def test_what_is_interrupted_half_way_is_undone() -> None:
+def test_interruption_is_undone() -> None:
     model = Mixed()
     before = attributes(model)
     made = []
@@ -168,7 +168,7 @@ class Unsteady(nn.Module):
         return self.act(self.layer(x)) + next(self.count)
 
 
-def test_a_model_that_does_not_repeat_itself_is_refused() -> None:
+def test_nondeterministic_model_is_rejected() -> None:
     with pytest.raises(RuntimeError, match="not deterministic"):
         hullo.replace_activations(Unsteady(), example_inputs=torch.randn(2, 4))
 
@@ -187,7 +187,7 @@ class Chaotic(nn.Module):
         return x, x.argmax(-1)
 
 
-def test_rounding_that_grows_is_no_difference() -> None:
+def test_amplified_rounding_is_accepted() -> None:
     model = nn.Sequential(nn.Linear(4, 32), Chaotic())
     hullo.replace_activations(model, example_inputs=torch.randn(4, 4))
     assert len(hullo.summary(model).hulls) == 1
@@ -212,13 +212,13 @@ class CoarserInside(nn.Module):
 
 
 @pytest.mark.parametrize("kind", [Coarser, CoarserInside])
-def test_rounding_of_a_part_in_a_coarser_type_is_no_difference(kind: type[nn.Module]) -> None:
+def test_rounding_of_a_coarser_submodule_is_accepted(kind: type[nn.Module]) -> None:
     wide = nn.Sequential(nn.Linear(4, 4096), kind(), nn.Linear(4096, 4)).double()
     hullo.replace_activations(wide, example_inputs=torch.randn(16, 4, dtype=torch.float64))
     assert len(hullo.summary(wide).hulls) == 1
 
 
-def test_a_mode_in_which_the_model_fails_is_not_compared() -> None:
+def test_failing_mode_is_not_compared() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU())  # one image has no variance in training
     hullo.replace_activations(model, example_inputs=torch.randn(1, 4))
     assert "same outputs as the original model in evaluation mode" in str(hullo.summary(model))
@@ -228,7 +228,7 @@ def test_a_mode_in_which_the_model_fails_is_not_compared() -> None:
         hullo.replace_activations(nn.Sequential(nn.LazyLinear(4), nn.ReLU()), example_inputs=torch.randn(2, 5))
 
 
-def test_differences_are_found_wherever_they_are() -> None:
+def test_differences_are_detected_in_any_output() -> None:
     one = {"a": torch.tensor([1.0, float("nan"), float("inf")]), "b": torch.tensor([1, 2]), "c": "x"}
     assert difference(one, copy.deepcopy(one)) == ("", 0.0)
     assert difference({**one, "a": torch.tensor([1.5, float("nan"), float("inf")])}, one) == ("a", 0.5)

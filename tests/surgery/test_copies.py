@@ -65,7 +65,7 @@ HOOKS = {
 
 @pytest.mark.parametrize("act", ["nn.ReLU()", "F.relu"])
 @pytest.mark.parametrize("name", HOOKS)
-def test_a_class_with_a_say_in_its_copies_keeps_its_hulls_or_is_left_alone(name: str, act: str, tmp_path: Path) -> None:
+def test_class_with_custom_copying_keeps_hulls_or_is_not_replaced(name: str, act: str, tmp_path: Path) -> None:
     net = imported(
         f"""
 import copy
@@ -94,7 +94,7 @@ class Net(Base):
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor:UserWarning")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("make", [nn.TransformerEncoderLayer, nn.TransformerDecoderLayer])
-def test_layers_of_torchs_transformer_keep_their_hull(make: type[nn.Module], way: str) -> None:
+def test_transformer_layers_keep_their_hull(make: type[nn.Module], way: str) -> None:
     layer = hullo.replace_activations(make(8, 2, 16, dropout=0.0))
     change_hulls(layer)
     x = (torch.randn(3, 2, 8),) * (1 if make is nn.TransformerEncoderLayer else 2)
@@ -106,7 +106,7 @@ def test_layers_of_torchs_transformer_keep_their_hull(make: type[nn.Module], way
 @pytest.mark.filterwarnings("ignore:.*nested tensor:UserWarning", "ignore:enable_nested_tensor:UserWarning")
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("last", [False, True])
-def test_an_encoder_computes_with_padding_what_its_fast_path_did(norm_first: bool, last: bool) -> None:
+def test_padded_encoder_matches_its_fast_path(norm_first: bool, last: bool) -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=norm_first, activation="gelu")
     encoder = nn.TransformerEncoder(layer, 2, nn.LayerNorm(8) if last else None).eval()
     if last:
@@ -144,7 +144,7 @@ class Holds(nn.Module):
             return self.act(self.layer(x)) * self.factor
 
 
-def test_a_module_with_a_lock_and_a_tensor_with_a_history_is_swapped_and_folded() -> None:
+def test_module_with_lock_and_nonleaf_tensor_is_supported() -> None:
     model, x = Holds(), torch.randn(3, 4)
     before = model(x).detach()
     hullo.replace_activations(model, groups="channels", channel_dim=-1, example_inputs=x)
@@ -154,7 +154,7 @@ def test_a_module_with_a_lock_and_a_tensor_with_a_history_is_swapped_and_folded(
     torch.testing.assert_close(folded(x).detach(), before)
 
 
-def test_what_cannot_be_copied_is_named() -> None:
+def test_uncopyable_attribute_is_named() -> None:
     model = hullo.replace_activations(Holds())
     model.stream = (n for n in range(3))  # type: ignore[assignment]
     with pytest.raises(TypeError, match="cannot be copied because of stream"):

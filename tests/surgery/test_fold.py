@@ -36,7 +36,7 @@ CATALOGUE = [name for name in hullo.list_bases() if name not in ("identity", "re
     ],
     ids=repr,
 )
-def test_a_hull_that_is_one_of_torchs_activations_becomes_it(hull: nn.Module, module: nn.Module) -> None:
+def test_hull_equal_to_an_activation_becomes_it(hull: nn.Module, module: nn.Module) -> None:
     assert repr(hullo.fold(nn.Sequential(hull))[0]) == repr(module)
     assert repr(hullo.fold(hull)) == repr(module)
     x = torch.randn(5, 4)
@@ -45,7 +45,7 @@ def test_a_hull_that_is_one_of_torchs_activations_becomes_it(hull: nn.Module, mo
 
 @pytest.mark.parametrize("name", CATALOGUE)
 @pytest.mark.parametrize("groups", [1, 4])
-def test_any_hull_folds_to_its_own_values(name: str, groups: int) -> None:
+def test_folded_hull_has_the_same_values(name: str, groups: int) -> None:
     hull = (
         hullo.AffineHull("identity", "relu", "tanh", name, groups=groups, strict=False)
         if name != "leaky_relu"
@@ -66,13 +66,13 @@ def test_any_hull_folds_to_its_own_values(name: str, groups: int) -> None:
 
 
 @pytest.mark.parametrize("channel_dim", [0, 1, 2, -1])
-def test_groups_fold_in_any_dimension(channel_dim: int) -> None:
+def test_groups_fold_in_any_channel_dimension(channel_dim: int) -> None:
     hull = hullo.AffineHull("identity", "tanh", groups=2, channel_dim=channel_dim, init=[[0.3, 0.7], [-1.0, 2.0]])
     x = torch.randn(4, 6, 8)
     torch.testing.assert_close(hullo.fold(hull)(x), hull(x).detach())
 
 
-def test_bases_without_a_coefficient_are_gone() -> None:
+def test_bases_with_zero_coefficient_are_removed() -> None:
     hull = hullo.AffineHull("identity", "relu", "tanh", init=[0.4, 0.0, 0.6])
     folded = hullo.fold(hull)
     assert isinstance(folded, fx.GraphModule)
@@ -80,7 +80,7 @@ def test_bases_without_a_coefficient_are_gone() -> None:
     assert list(folded.parameters()) == []
 
 
-def test_one_leaky_relu_per_channel_becomes_prelu_if_the_channels_are_known() -> None:
+def test_leaky_relu_per_channel_becomes_prelu() -> None:
     slopes = torch.tensor([0.0, 0.25, 1.0, -0.5])
     hull = hullo.AffineHull("identity", "relu", groups=4, init=torch.stack([slopes, 1 - slopes], dim=1))
     model, x = nn.Sequential(nn.Conv1d(3, 4, 1), hull), torch.randn(2, 3, 5)
@@ -105,7 +105,7 @@ class Residual(nn.Module):
 
 
 @pytest.mark.parametrize("base", ["relu", "identity", "tanh"])
-def test_what_changed_its_input_still_does(base: str) -> None:
+def test_in_place_hull_folds_in_place(base: str) -> None:
     model, x = hullo.replace_activations(Residual()).eval(), torch.randn(5, 4)
     model.act.coefficients = base
     torch.testing.assert_close(hullo.fold(model)(x), model(x))
@@ -113,7 +113,7 @@ def test_what_changed_its_input_still_does(base: str) -> None:
     torch.testing.assert_close(hullo.fold(model)(x), model(x))
 
 
-def test_the_model_itself_is_left_as_it_is_and_hooks_go_along() -> None:
+def test_model_is_unchanged_and_hooks_are_kept() -> None:
     model = nn.Sequential(nn.Linear(4, 4), hullo.AffineHull("relu", "tanh", init="relu"))
     seen: list[str] = []
     model[1].register_forward_hook(lambda module, args, out: seen.append(type(module).__name__))
@@ -122,13 +122,13 @@ def test_the_model_itself_is_left_as_it_is_and_hooks_go_along() -> None:
     assert seen == ["ReLU"]
 
 
-def test_a_hull_used_twice_stays_one_module() -> None:
+def test_shared_hull_stays_one_module() -> None:
     hull = hullo.AffineHull("relu", "tanh")
     folded = hullo.fold(nn.Sequential(hull, nn.Linear(4, 4), hull))
     assert folded[0] is folded[2]
 
 
-def test_a_folded_transformer_takes_the_fused_path_again() -> None:
+def test_folded_transformer_uses_the_fast_path() -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
     x = torch.randn(2, 3, 8)
     with torch.no_grad():
@@ -138,7 +138,7 @@ def test_a_folded_transformer_takes_the_fused_path_again() -> None:
         torch.testing.assert_close(folded(x), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_folded_model_needs_nothing_from_hullo(tmp_path: Path) -> None:
+def test_folded_model_does_not_need_hullo(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2), nn.Tanh())
     hullo.replace_activations(model)
     model[1].coefficients = [0.1, 0.5, 0.4]
@@ -161,18 +161,18 @@ torch.testing.assert_close(model(saved["x"]), saved["y"])
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_a_folded_model_can_be_pickled_with_its_rewritten_code() -> None:
+def test_folded_model_with_rewritten_code_can_be_pickled() -> None:
     folded, x = hullo.fold(hullo.replace_activations(Residual())), torch.randn(5, 4)
     torch.testing.assert_close(through_torch_save(folded)(x), folded(x))
 
 
-def test_a_base_that_is_no_graph_of_operations_is_refused() -> None:
+def test_untraceable_base_is_rejected() -> None:
     hullo.add_base("careful_sin", lambda x: torch.sin(x) if bool(x.isfinite().all()) else torch.zeros_like(x))
     with pytest.raises(ValueError, match=r"'careful_sin' .*graph"):
         hullo.fold(hullo.AffineHull("relu", "careful_sin"))
 
 
-def test_bad_input_is_refused() -> None:
+def test_bad_input_is_rejected() -> None:
     with pytest.raises(ValueError, match="no hulls"):
         hullo.fold(nn.ReLU())
     with pytest.raises(TypeError, match="not a str"):

@@ -46,7 +46,7 @@ class Elsewhere(Left):
 
 
 @pytest.mark.parametrize(("make", "name"), [(Left, "act"), (Right, "gelu_1")])
-def test_a_product_becomes_a_gate_and_the_model_computes_what_it_did(make: type[nn.Module], name: str) -> None:
+def test_product_becomes_a_gate_with_the_same_outputs(make: type[nn.Module], name: str) -> None:
     model, x = nn.Sequential(make(), nn.Linear(4, 1)), torch.randn(3, 4)
     expected = model(x)
     hullo.fuse_gates(hullo.replace_activations(model))
@@ -60,7 +60,7 @@ def test_a_product_becomes_a_gate_and_the_model_computes_what_it_did(make: type[
 
 
 @pytest.mark.parametrize("make", [Variable, Order, Elsewhere])
-def test_other_code_is_left_alone(make: type[nn.Module]) -> None:
+def test_other_code_is_not_changed(make: type[nn.Module]) -> None:
     model = hullo.replace_activations(make())
     cls = type(model)
     with pytest.raises(ValueError, match=r"no forward .*product"):
@@ -68,13 +68,13 @@ def test_other_code_is_left_alone(make: type[nn.Module]) -> None:
     assert type(model) is cls
 
 
-def test_shared_hulls_are_left_alone() -> None:
+def test_shared_hulls_are_not_fused() -> None:
     model = hullo.replace_activations(nn.Sequential(Left(), Left()), share="model")
     with pytest.raises(ValueError, match=r"no forward .*product"):
         hullo.fuse_gates(model)
 
 
-def test_a_fused_model_is_restored() -> None:
+def test_fused_model_is_restored() -> None:
     model, x = hullo.fuse_gates(hullo.replace_activations(nn.Sequential(Left(), Left()))), torch.randn(3, 4)
     for parameter in hullo.coefficient_parameters(model):
         parameter.data.add_(0.1 * torch.rand_like(parameter))
@@ -84,7 +84,7 @@ def test_a_fused_model_is_restored() -> None:
 
 
 @pytest.mark.parametrize("kind", ["Llama", "Mistral", "Qwen2", "Gemma", "Phi3"])
-def test_gated_blocks_of_transformers(kind: str) -> None:
+def test_gated_transformers_blocks_are_fused(kind: str) -> None:
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 8, "intermediate_size": 12, "num_attention_heads": 2, "num_key_value_heads": 2}
     config = getattr(transformers, f"{kind}Config")(

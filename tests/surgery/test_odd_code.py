@@ -105,7 +105,7 @@ FORWARDS: dict[str, tuple[str, int]] = {
 
 
 @pytest.mark.parametrize("name", FORWARDS)
-def test_unusual_code(name: str, tmp_path: Path) -> None:
+def test_unusual_code_is_handled(name: str, tmp_path: Path) -> None:
     body, count = FORWARDS[name]
     net = imported(
         f"""
@@ -151,7 +151,7 @@ class Net(Parent):
     assert len(found) == count, list(found)
 
 
-def test_a_class_that_keeps_a_register_of_its_subclasses_does_not_see_derived_ones(tmp_path: Path) -> None:
+def test_derived_classes_are_not_registered_with_the_base(tmp_path: Path) -> None:
     space = imported(
         """
 class Registered(Base):
@@ -256,7 +256,7 @@ class Net(Base2):
     assert_right_or_refused(net, torch.randn(3, 4), by_name=False)
 
 
-def test_what_nothing_calls_is_left_alone(tmp_path: Path) -> None:
+def test_uncalled_activation_is_not_replaced(tmp_path: Path) -> None:
     net = imported(
         """
 class Net(Base):
@@ -278,7 +278,7 @@ class Net(Base):
     }
 
 
-def test_a_parametrized_and_a_lazy_module_are_left_alone() -> None:
+def test_parametrized_and_lazy_modules_are_not_replaced() -> None:
     layer = nn.Linear(4, 4)
     nn.utils.parametrize.register_parametrization(layer, "weight", nn.Tanh())
     model = hullo.replace_activations(nn.Sequential(layer, nn.ReLU()))

@@ -24,7 +24,7 @@ def train(model: nn.Module, *optimizers: torch.optim.Optimizer, steps: int = 8) 
             optimizer.step()
 
 
-def test_an_optimizer_made_before_the_swap_is_noticed_once_and_the_remedy_works() -> None:
+def test_early_optimizer_warns_once_and_the_remedy_works() -> None:
     model = made()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     hullo.replace_activations(model)
@@ -50,7 +50,7 @@ def test_an_optimizer_made_before_the_swap_is_noticed_once_and_the_remedy_works(
     ],
     ids=["all", "two optimizers", "another model", "frozen hulls"],
 )
-def test_right_optimizers_are_not_warned_about(
+def test_correct_optimizers_do_not_warn(
     optimizers: Callable[[nn.Sequential], list[torch.optim.Optimizer]],
 ) -> None:
     model = hullo.replace_activations(made())
@@ -72,7 +72,7 @@ class WithoutHooks:
             parameter.add_(parameter.grad, alpha=-1e-3)  # type: ignore[arg-type]
 
 
-def test_an_optimizer_without_hooks_that_updates_the_hulls_is_noticed() -> None:
+def test_optimizer_without_hooks_that_updates_hulls_does_not_warn() -> None:
     model = made()
     weights = torch.optim.SGD(model.parameters(), lr=1e-3)
     hullo.replace_activations(model)
@@ -81,7 +81,7 @@ def test_an_optimizer_without_hooks_that_updates_the_hulls_is_noticed() -> None:
         train(model, weights, WithoutHooks(hullo.coefficient_parameters(model)))  # type: ignore[arg-type]
 
 
-def test_steps_before_the_swap_are_not_counted() -> None:
+def test_steps_before_the_replacement_are_not_counted() -> None:
     other = hullo.replace_activations(made())  # its hulls get gradients, too, and are still watched
     other(torch.randn(5, 3)).sum().backward()
     model = made()
@@ -93,7 +93,7 @@ def test_steps_before_the_swap_are_not_counted() -> None:
         train(model, weights, torch.optim.Adam(hullo.coefficient_parameters(model)))
 
 
-def test_swapping_twice_explains_that_hulls_are_there() -> None:
+def test_replacing_twice_reports_existing_hulls() -> None:
     model = hullo.replace_activations(nn.Sequential(nn.Linear(3, 4), nn.ReLU()))
     with pytest.raises(ValueError, match="1 hulls already, such as 1, and no other activations"):
         hullo.replace_activations(model)

@@ -25,7 +25,7 @@ def test_every_parameter_is_in_exactly_one_group() -> None:
     torch.optim.Adam(groups)
 
 
-def test_coefficients_do_not_decay_and_have_their_own_multiplier() -> None:
+def test_coefficients_have_no_decay_and_their_own_rate() -> None:
     network = model()
     weights, vectors, coefficients = hullo.parameter_groups(network, lr=0.1, weight_decay=0.01, coefficient_lr_scale=3)
     assert {id(p) for p in coefficients["params"]} == {id(network[1].raw), id(network[2][1].raw)}
@@ -37,7 +37,7 @@ def test_coefficients_do_not_decay_and_have_their_own_multiplier() -> None:
     assert coefficients["weight_decay"] == 0
 
 
-def test_decay_alone_moves_weights_and_leaves_coefficients() -> None:
+def test_weight_decay_changes_weights_but_not_coefficients() -> None:
     network = nn.Sequential(nn.Linear(4, 4), hullo.AffineHull("relu", "tanh", init=[3.0, -2.0]))
     optimiser = torch.optim.SGD(hullo.parameter_groups(network, lr=0.1, weight_decay=0.5))
     weight, raw = network[0].weight.detach().clone(), network[1].raw.detach().clone()
@@ -48,7 +48,7 @@ def test_decay_alone_moves_weights_and_leaves_coefficients() -> None:
     assert torch.equal(network[1].raw, raw)
 
 
-def test_a_multiplier_of_zero_freezes_the_coefficients() -> None:
+def test_lr_scale_zero_freezes_coefficients() -> None:
     network = nn.Sequential(nn.Linear(4, 4), hullo.AffineHull("relu", "tanh"))
     optimiser = torch.optim.Adam(hullo.parameter_groups(network, lr=0.1, coefficient_lr_scale=0))
     before = network[1].raw.detach().clone()
@@ -57,26 +57,26 @@ def test_a_multiplier_of_zero_freezes_the_coefficients() -> None:
     assert torch.equal(network[1].raw, before)
 
 
-def test_a_model_of_one_kind_of_parameter_has_one_group() -> None:
+def test_model_with_one_kind_of_parameter_has_one_group() -> None:
     assert [len(g["params"]) for g in hullo.parameter_groups(nn.Linear(2, 2), lr=0.1)] == [2]
     assert [len(g["params"]) for g in hullo.parameter_groups(hullo.AffineHull("relu"), lr=0.1)] == [1]
 
 
 @pytest.mark.parametrize("name", ["lr", "weight_decay", "coefficient_lr_scale"])
 @pytest.mark.parametrize("value", [-0.1, float("nan")])
-def test_a_negative_number_is_refused(name: str, value: float) -> None:
+def test_negative_number_is_rejected(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{name}={value!r}: .*non-negative"):
         hullo.parameter_groups(nn.Linear(2, 2), **{"lr": 0.1, name: value})
 
 
-def test_what_is_no_model_is_refused_by_name() -> None:
+def test_non_module_is_rejected_with_the_function_name() -> None:
     with pytest.raises(TypeError, match=r"parameter_groups takes a torch.nn.Module, not a generator; give the model"):
         hullo.parameter_groups(nn.Linear(2, 2).parameters(), lr=0.1)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"summary takes a torch.nn.Module, not a str; give the model"):
         hullo.summary("x")  # type: ignore[arg-type]
 
 
-def test_groups_that_exist_already_are_split() -> None:
+def test_existing_groups_are_split() -> None:
     network = model()
     given = [
         {"params": list(network[:2].parameters()), "lr": 0.1, "weight_decay": 0.5, "betas": (0.5, 0.9)},
@@ -99,7 +99,7 @@ def test_groups_that_exist_already_are_split() -> None:
     assert {id(p) for p in listed} == {id(p) for p in network.parameters()}
 
 
-def test_parameters_without_groups_are_split_and_forgotten_coefficients_are_found() -> None:
+def test_plain_parameters_are_split_and_missing_coefficients_added() -> None:
     network = nn.Sequential(nn.Linear(4, 4), hullo.AffineHull("relu", "tanh"))
     for given in (network.parameters(), network[0].parameters()):
         others, coefficients = hullo.parameter_groups(network, given)
@@ -109,7 +109,7 @@ def test_parameters_without_groups_are_split_and_forgotten_coefficients_are_foun
         torch.optim.SGD([others, coefficients], lr=0.1)
 
 
-def test_a_scale_needs_a_rate() -> None:
+def test_lr_scale_needs_lr() -> None:
     network = nn.Sequential(nn.Linear(4, 4), hullo.AffineHull("relu", "tanh"))
     with pytest.raises(TypeError, match="coefficient_lr_scale=10: give lr"):
         hullo.parameter_groups(network, network.parameters(), coefficient_lr_scale=10)
@@ -117,7 +117,7 @@ def test_a_scale_needs_a_rate() -> None:
         hullo.parameter_groups(network)
 
 
-def test_coefficients_of_groups_are_logged_by_their_range() -> None:
+def test_coefficients_of_groups_are_logged_as_mean_min_max() -> None:
     rows = [[0.0, 1.0], [0.5, 0.5]]
     network = nn.Sequential(hullo.ConvexHull("relu", "tanh", groups=2, init=rows), hullo.LinearHull("elu(2)"))
     assert hullo.coefficient_dict(network) == {

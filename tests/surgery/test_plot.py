@@ -11,7 +11,7 @@ import hullo
 pytest.importorskip("matplotlib")
 
 
-def test_lines_are_the_function_and_its_start() -> None:
+def test_lines_are_the_current_and_initial_function() -> None:
     act = hullo.AffineHull("identity", "relu", "tanh", init="relu")
     act.coefficients = [0.5, 1.0, -0.5]
     (axes,) = hullo.plot(act, limits=(-2, 3)).axes
@@ -23,7 +23,7 @@ def test_lines_are_the_function_and_its_start() -> None:
     assert axes.get_title() == "affine(identity,relu,tanh)"
 
 
-def test_a_band_reaches_over_all_groups() -> None:
+def test_band_covers_all_groups() -> None:
     act = hullo.LinearHull("identity", groups=3, init=[[-1.0], [0.5], [2.0]])
     (axes,) = hullo.plot(act).axes
     ((band,),) = ([collection.get_paths()[0].get_extents() for collection in axes.collections],)
@@ -31,7 +31,7 @@ def test_a_band_reaches_over_all_groups() -> None:
     torch.testing.assert_close(torch.as_tensor(axes.lines[1].get_ydata()[-1]).double(), torch.tensor(2.0).double())
 
 
-def test_a_histogram_counts_the_inputs_and_leaves_the_model_alone() -> None:
+def test_histogram_counts_inputs_without_side_effects() -> None:
     model = nn.Sequential(nn.BatchNorm1d(1), hullo.AffineHull("identity", "relu"), nn.Dropout(), nn.Linear(1, 1))
     model.append(hullo.AffineHull("identity", "tanh"))
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -53,7 +53,7 @@ def test_each_hull_has_a_panel() -> None:
     assert [axes.get_title() for axes in hullo.plot(model).axes] == [f"{n}: affine(identity,relu)" for n in range(5)]
 
 
-def test_what_cannot_be_drawn_is_refused() -> None:
+def test_invalid_plot_is_rejected() -> None:
     with pytest.raises(ValueError, match="no hulls"):
         hullo.plot(nn.Linear(1, 1))
     with pytest.raises(ValueError, match=r"limits=\(3, 1\)"):

@@ -29,7 +29,7 @@ class Encoded(nn.Module):
         return F.relu(x) + positions(x).mean()
 
 
-def test_a_helper_is_listed_by_the_function_it_calls() -> None:
+def test_helper_is_listed_with_the_function_it_calls() -> None:
     left = hullo.summary(hullo.replace_activations(Encoded())).not_replaced
     assert [(site.function, "positions calls sin" in site.reason) for site in left] == [("sin", True)]
 
@@ -40,11 +40,11 @@ def test_functions_called_in_forward_become_hulls() -> None:
     assert hullo.summary(model).not_replaced == ()
 
 
-def test_a_module_called_twice_becomes_two_hulls_that_change_their_input_as_it_did() -> None:
+def test_in_place_module_called_twice_becomes_two_in_place_hulls() -> None:
     assert_replaced(Block(), torch.randn(5, 6), hulls=["relu", "relu_2"])
 
 
-def test_an_instance_under_several_names_becomes_several_hulls() -> None:
+def test_module_with_several_names_becomes_several_hulls() -> None:
     act = nn.Tanh()
     model = nn.Sequential(nn.Linear(4, 4), act, nn.Linear(4, 4), act, nn.Sequential(nn.Linear(4, 4), act))
     assert_replaced(model, torch.randn(3, 4), hulls=["1", "3", "4.1"])
@@ -63,12 +63,12 @@ class Looped(nn.Module):
         return torch.stack([F.elu(layer(x)) for layer in self.blocks[0]]).sum(0)
 
 
-def test_a_call_in_a_loop_over_parts_of_the_model_becomes_one_hull_a_turn() -> None:
+def test_call_in_a_loop_over_submodules_becomes_one_hull_per_iteration() -> None:
     hulls = ["act.0_0", "act.0_1", "act.1_0", "act.1_1", "elu_1.0", "elu_1.1"]
     assert_replaced(Looped(), torch.randn(3, 4), hulls=hulls)
 
 
-def test_helper_methods_and_super_get_hulls_for_each_place_they_are_called_from() -> None:
+def test_helper_methods_and_super_get_hulls_per_call_site() -> None:
     hulls = ["tanh_1", "silu_1", "silu_2", *(f"leaky_relu_{n}" for n in range(1, 5))]
     model = Child()
     assert_replaced(model, torch.randn(3, 4), hulls=hulls)
@@ -99,7 +99,7 @@ class Loose(nn.Module):
         return self.act(self.layer(x)) + getattr(F, self.last)(input=x)
 
 
-def test_activations_that_are_no_part_of_the_model_are_found() -> None:
+def test_activations_outside_of_the_model_are_found() -> None:
     model = Loose()
     assert_replaced(model, torch.randn(3, 4), hulls=["leaky_relu_1", "relu_1", "gelu_1", "elu_1", "act", "mish_1"])
     (left,) = hullo.summary(model).not_replaced
@@ -118,7 +118,7 @@ class Shares(nn.Module):
         return self.drop(self.block(self.drop(self.block(x))))
 
 
-def test_an_activation_is_shared_only_where_weights_are() -> None:
+def test_activation_is_shared_only_if_weights_are() -> None:
     model = hullo.replace_activations(Shares())
     assert list(hullo.summary(model).hulls) == ["block.1"]
     (left,) = hullo.summary(model).not_replaced
@@ -138,7 +138,7 @@ class Alternating(nn.Module):
         return x
 
 
-def test_modules_that_alternate_in_a_loop_are_reported() -> None:
+def test_modules_alternating_in_a_loop_are_reported() -> None:
     with pytest.raises(ValueError, match="changes between iterations of a loop"):
         hullo.replace_activations(Alternating())
 
@@ -166,7 +166,7 @@ class Recurrent(nn.Module):
         return F.silu(x)
 
 
-def test_what_cannot_be_replaced_is_left_alone_and_reported() -> None:
+def test_irreplaceable_activations_are_reported() -> None:
     model, x = Recurrent().eval(), torch.randn(3, 4)
     before = model(x)
     hullo.replace_activations(model)
@@ -186,7 +186,7 @@ def test_what_cannot_be_replaced_is_left_alone_and_reported() -> None:
         assert text in str(summary)
 
 
-def test_code_without_source_is_left_alone_and_reported_and_its_modules_are_replaced() -> None:
+def test_code_without_source_is_reported_and_its_modules_replaced() -> None:
     space: dict[str, type[nn.Module]] = {}
     source = """
 from torch import nn
@@ -205,7 +205,7 @@ class Net(nn.Module):
     assert {site.name: site.function for site in summary.not_replaced} == {"twice": "relu", "": "calls of functions"}
 
 
-def test_source_that_changed_since_it_was_loaded_is_not_believed(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_changed_source_is_not_used(tmp_path) -> None:  # type: ignore[no-untyped-def]
     path = tmp_path / "changing.py"
     text = "import torch\nclass Net(torch.nn.Sequential):\n    def forward(self, x):\n        return torch.relu(x)\n"
     path.write_text(text)
@@ -218,7 +218,7 @@ def test_source_that_changed_since_it_was_loaded_is_not_believed(tmp_path) -> No
         hullo.replace_activations(module.Net(nn.Linear(2, 2)))
 
 
-def test_a_traced_graph_keeps_its_functions_and_reports_them() -> None:
+def test_functions_of_a_traced_graph_are_reported() -> None:
     model = torch.fx.symbolic_trace(nn.Sequential(nn.ReLU(), Parent()))
     hullo.replace_activations(model)
     summary = hullo.summary(model)
@@ -248,7 +248,7 @@ class Totals(nn.Module):
         return total(self.act(self.layer(x)))
 
 
-def test_a_decorated_helper_is_listed_with_the_function_that_it_calls() -> None:
+def test_decorated_helper_is_listed_with_the_function_it_calls() -> None:
     summary = hullo.summary(hullo.replace_activations(Totals()))
     assert list(summary.hulls) == ["act"]
     (left,) = summary.not_replaced

@@ -34,23 +34,23 @@ class TestSignatures:
             lambda self, x, *, scale=1.0: F.relu(x) * scale,
         ],
     )
-    def test_further_arguments_are_refused_and_named(self, forward: Any) -> None:
+    def test_additional_arguments_are_rejected_by_name(self, forward: Any) -> None:
         reading = read_module(type("Odd", (nn.Module,), {"forward": forward})())
         assert reading is not None
         assert reading.known is None
         assert "argument" in reading.reason
 
-    def test_two_inputs_are_no_activation(self) -> None:
+    def test_module_of_two_inputs_is_not_an_activation(self) -> None:
         assert read_module(type("Two", (nn.Module,), {"forward": lambda self, x, y: F.relu(x + y)})()) is None
 
-    def test_a_forward_of_the_instance_is_not_called(self) -> None:
+    def test_forward_of_the_instance_is_not_called(self) -> None:
         module = nn.ReLU()
         module.forward = lambda x: pytest.fail("called")  # type: ignore[method-assign]
         reading = read_module(module)
         assert reading is not None
         assert reading.known is None
 
-    def test_a_call_of_ones_own_is_refused(self) -> None:
+    def test_overridden_call_is_rejected(self) -> None:
         class Called(nn.ReLU):
             def __call__(self, x: Tensor) -> Tensor:
                 return super().__call__(x) + 1
@@ -62,14 +62,14 @@ class TestSignatures:
 
 class TestInPlace:
     @given(plain)
-    def test_a_function_in_place_is_recognised_as_that(self, item: tuple[str, Function]) -> None:
+    def test_in_place_function_is_recognised(self, item: tuple[str, Function]) -> None:
         reading = read_module(Wrapped(lambda x: x.copy_(item[1](x.clone()))))
         assert reading is not None
         assert reading.known is not None
         assert (reading.known.name, reading.in_place) == (item[0], True)
 
     @given(plain, st.sampled_from(["zeroed", "copied", "half"]))
-    def test_other_changes_of_the_input_are_refused(self, item: tuple[str, Function], kind: str) -> None:
+    def test_other_input_mutations_are_rejected(self, item: tuple[str, Function], kind: str) -> None:
         def function(x: Tensor) -> Tensor:
             y = item[1](x.clone())
             with torch.no_grad():
@@ -107,18 +107,18 @@ WRITTEN: list[tuple[str, Function]] = [
 
 
 @pytest.mark.parametrize(("name", "function"), WRITTEN)
-def test_functions_are_recognised_however_they_are_written(name: str, function: Function) -> None:
+def test_functions_are_recognised_in_any_formulation(name: str, function: Function) -> None:
     assert_recognised(function, name)
 
 
 @pytest.mark.parametrize(("name", "function"), PLAIN.items())
-def test_computing_in_float32_inside_is_no_other_function(name: str, function: Function) -> None:
+def test_internal_float32_is_accepted(name: str, function: Function) -> None:
     assert_recognised(lambda x: function(x.float()).to(x.dtype), name)
 
 
 @settings(max_examples=20)
 @given(st.sampled_from(["leaky_relu", "elu", "celu", "softplus"]), st.floats(0.03, 8))
-def test_parameters_are_read_off(family: str, parameter: float) -> None:
+def test_parameters_are_identified(family: str, parameter: float) -> None:
     if parameter != 1:
         made = {"leaky_relu": nn.LeakyReLU, "elu": nn.ELU, "celu": nn.CELU, "softplus": nn.Softplus}[family](parameter)
         reading = read_module(made)
@@ -128,14 +128,14 @@ def test_parameters_are_read_off(family: str, parameter: float) -> None:
 
 
 class TestModulesOfOthers:
-    def test_a_module_that_cannot_be_copied_is_not_called(self) -> None:
+    def test_uncopyable_module_is_not_called(self) -> None:
         assert read_module(Wrapped(F.relu, handle=iter([1]).__iter__, lock=__import__("threading").Lock())) is None
 
-    def test_a_reference_to_the_model_is_not_followed(self) -> None:
+    def test_reference_to_the_model_is_not_followed(self) -> None:
         model = nn.Sequential(nn.Linear(2, 2))
         assert read_module(Wrapped(F.relu, parents=[model])) is None
 
-    def test_a_prelu_written_anew_is_one_if_it_does_the_same(self) -> None:
+    def test_prelu_subclass_is_recognised_if_it_computes_the_same(self) -> None:
         class Same(nn.PReLU):
             def forward(self, x: Tensor) -> Tensor:
                 return F.prelu(x, self.weight)
@@ -149,12 +149,12 @@ class TestModulesOfOthers:
         assert same.known == read_module(nn.PReLU(3)).known  # type: ignore[union-attr]
         assert other is None or other.known is None
 
-    def test_a_prelu_without_values_is_refused(self) -> None:
+    def test_prelu_without_values_is_rejected(self) -> None:
         reading = read_module(nn.PReLU(device="meta"))
         assert reading is not None
         assert reading.known is None
 
-    def test_an_answer_is_not_remembered_for_another_state(self) -> None:
+    def test_cache_depends_on_the_state(self) -> None:
         module = Wrapped(F.relu, slope=0.0)
         module.function = lambda x: F.leaky_relu(x, module.slope)
         names = []
@@ -165,7 +165,7 @@ class TestModulesOfOthers:
             names.append(reading.known.name)
         assert names == ["leaky_relu(0.1)", "leaky_relu(0.3)", "leaky_relu(0.1)"]
 
-    def test_a_base_that_is_added_later_is_found(self) -> None:
+    def test_base_added_later_is_found(self) -> None:
         module = Wrapped(lambda x: torch.relu(x) ** 5)
         assert read_module(module).known is None  # type: ignore[union-attr]
         hullo.add_base("fifth_power", lambda x: torch.relu(x) ** 5)

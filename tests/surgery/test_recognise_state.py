@@ -45,7 +45,7 @@ class Stateful(nn.Module):
 
 
 @given(plain, st.sampled_from(["counts", "collects", "keeps", "writes", "sets"]))
-def test_modules_with_state_are_refused_and_left_as_they_were(item: tuple[str, Function], kind: str) -> None:
+def test_stateful_modules_are_rejected_and_unchanged(item: tuple[str, Function], kind: str) -> None:
     module = Stateful(item[1], kind)
     before = copy.deepcopy(vars(module))
     reading = read_module(module)
@@ -67,7 +67,7 @@ class Shared(nn.Module):
         return F.relu(x)
 
 
-def test_variables_around_a_function_are_as_they_were(caplog: pytest.LogCaptureFixture) -> None:
+def test_variables_of_a_function_are_restored(caplog: pytest.LogCaptureFixture) -> None:
     count, total = 0, torch.zeros(2)
 
     def with_global(x: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ RANDOM: dict[str, Callable[[Function, Tensor], Tensor]] = {
 
 
 @given(plain, st.sampled_from(list(RANDOM)))
-def test_random_functions_are_refused_and_draw_nothing(item: tuple[str, Function], kind: str) -> None:
+def test_random_functions_are_rejected_without_changing_rng(item: tuple[str, Function], kind: str) -> None:
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     assert_refused(lambda x: RANDOM[kind](item[1], x))
     assert torch.equal(torch.get_rng_state(), states[0])
@@ -126,13 +126,13 @@ def test_random_functions_are_refused_and_draw_nothing(item: tuple[str, Function
     assert np.random.get_state()[1].tolist() == states[2]
 
 
-def test_what_prints_is_refused_and_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_printing_function_is_rejected_silently(capsys: pytest.CaptureFixture[str]) -> None:
     assert_refused(lambda x: (print("called"), F.relu(x))[1], "prints")
     assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_a_module_that_depends_on_its_mode_is_refused(training: bool) -> None:
+def test_mode_dependent_module_is_rejected(training: bool) -> None:
     class Moody(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return F.relu(x) if self.training == training else F.leaky_relu(x, 1e-3)

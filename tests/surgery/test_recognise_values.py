@@ -42,7 +42,7 @@ MIXES: dict[str, Callable[[Tensor, float], Tensor]] = {
 
 
 @given(plain, st.sampled_from(list(MIXES)), st.floats(-9, 0).map(lambda exponent: 10**exponent))
-def test_what_mixes_entries_is_no_activation(item: tuple[str, Function], mix: str, amount: float) -> None:
+def test_mixing_entries_is_not_an_activation(item: tuple[str, Function], mix: str, amount: float) -> None:
     assert_is_no_activation(lambda x: MIXES[mix](item[1](x), amount))
 
 
@@ -66,7 +66,7 @@ SHAPES: dict[str, Function] = {
 
 
 @given(plain, st.sampled_from(list(SHAPES)), st.booleans())
-def test_what_moves_entries_is_no_activation(item: tuple[str, Function], shape: str, first: bool) -> None:
+def test_moving_entries_is_not_an_activation(item: tuple[str, Function], shape: str, first: bool) -> None:
     if first and shape not in ("tuple", "integers"):
         assert_is_no_activation(lambda x: item[1](SHAPES[shape](x)))
     else:
@@ -87,12 +87,12 @@ CONDITIONS: dict[str, Callable[[Tensor], Any]] = {
 
 
 @given(plain, st.sampled_from(list(CONDITIONS)))
-def test_what_depends_on_the_whole_input_is_no_activation(item: tuple[str, Function], condition: str) -> None:
+def test_dependence_on_the_whole_input_is_not_an_activation(item: tuple[str, Function], condition: str) -> None:
     assert_is_no_activation(lambda x: item[1](x) * 2 + 1 if CONDITIONS[condition](x) else item[1](x))
 
 
 @given(plain.filter(lambda item: item[0] not in ("tanh", "softsign")), magnitudes, st.booleans())
-def test_clamps_far_out_are_noticed(item: tuple[str, Function], bound: float, of_input: bool) -> None:
+def test_distant_clamps_are_detected(item: tuple[str, Function], bound: float, of_input: bool) -> None:
     if of_input:
         assert_refused(lambda x: item[1](x.clamp(-bound, bound)), "catalogue")
     else:
@@ -100,7 +100,7 @@ def test_clamps_far_out_are_noticed(item: tuple[str, Function], bound: float, of
 
 
 @given(plain, st.floats(-60, 60), st.floats(-5, 0).map(lambda exponent: 10**exponent), st.floats(1e-5, 0.1))
-def test_windows_are_noticed_wherever_they_are(
+def test_narrow_windows_are_detected_anywhere(
     item: tuple[str, Function], start: float, width: float, change: float
 ) -> None:
     end = start + width
@@ -108,7 +108,7 @@ def test_windows_are_noticed_wherever_they_are(
 
 
 @given(plain, st.floats(-60, 60), st.floats(0.05, 1), st.floats(1e-5, 0.1))
-def test_wide_windows_are_noticed_without_reading_numbers_in_the_code(
+def test_wide_windows_are_detected_without_constants_in_the_code(
     item: tuple[str, Function], start: float, width: float, change: float
 ) -> None:
     hidden = {"init": torch.tensor([start, 0.0])}  # a tensor of two is no number that the code mentions
@@ -120,7 +120,7 @@ def test_wide_windows_are_noticed_without_reading_numbers_in_the_code(
 
 
 @given(plain, st.floats(-11, -1).map(lambda exponent: 10**exponent), st.sampled_from([-1, 1]), st.booleans())
-def test_offsets_are_noticed(item: tuple[str, Function], offset: float, sign: int, of_input: bool) -> None:
+def test_offsets_are_detected(item: tuple[str, Function], offset: float, sign: int, of_input: bool) -> None:
     if of_input:
         assert_refused(lambda x: item[1](x + sign * offset), "catalogue")
     else:
@@ -129,12 +129,12 @@ def test_offsets_are_noticed(item: tuple[str, Function], offset: float, sign: in
 
 @pytest.mark.parametrize("name", PLAIN)
 @pytest.mark.parametrize("offset", [1e-7, -1e-6])
-def test_offsets_in_float32_inside_are_noticed(name: str, offset: float) -> None:
+def test_internal_float32_offsets_are_detected(name: str, offset: float) -> None:
     assert_refused(lambda x: (PLAIN[name](x.float()) + offset).to(x.dtype), "catalogue")
 
 
 @given(plain, st.floats(-5.5, -1).map(lambda exponent: 10**exponent))
-def test_scales_are_noticed(item: tuple[str, Function], amount: float) -> None:
+def test_scales_are_detected(item: tuple[str, Function], amount: float) -> None:
     assert_refused(lambda x: item[1](x) * (1 + amount), "catalogue")
 
 
@@ -167,7 +167,7 @@ BACKWARDS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @given(plain, st.sampled_from(list(BACKWARDS)), st.sampled_from([torch.float32, torch.float64, None]))
-def test_other_gradients_are_noticed(item: tuple[str, Function], change: str, only: torch.dtype | None) -> None:
+def test_different_gradients_are_detected(item: tuple[str, Function], change: str, only: torch.dtype | None) -> None:
     def function(x: Tensor) -> Tensor:
         changed = only in (None, x.dtype) and not (change == "scaled a little" and x.dtype == torch.float32)
         result: Tensor = Backward.apply(x, item[1], BACKWARDS[change] if changed else torch.clone)
@@ -187,12 +187,12 @@ DETACHED: dict[str, Callable[[Function, Tensor], Tensor]] = {
 
 
 @given(plain, st.sampled_from(list(DETACHED)))
-def test_detached_parts_are_noticed(item: tuple[str, Function], kind: str) -> None:
+def test_detached_parts_are_detected(item: tuple[str, Function], kind: str) -> None:
     assert_refused(lambda x: DETACHED[kind](item[1], x))
 
 
 @pytest.mark.parametrize(("name", "function"), PLAIN.items())
-def test_a_backward_pass_of_ones_own_may_be_right(name: str, function: Function) -> None:
+def test_correct_custom_backward_is_accepted(name: str, function: Function) -> None:
     assert_recognised(lambda x: Backward.apply(x, function, torch.clone), name)
 
 
@@ -208,10 +208,10 @@ SETTINGS: dict[str, Callable[[Tensor], Any]] = {
 
 
 @given(plain, st.sampled_from(list(SETTINGS)))
-def test_what_depends_on_settings_is_refused(item: tuple[str, Function], setting: str) -> None:
+def test_dependence_on_global_settings_is_rejected(item: tuple[str, Function], setting: str) -> None:
     assert_refused(lambda x: item[1](x) + 1 if SETTINGS[setting](x) else item[1](x))
 
 
 @given(plain, st.sampled_from([torch.float64, torch.float32, torch.float16]))
-def test_what_returns_another_type_is_refused(item: tuple[str, Function], dtype: torch.dtype) -> None:
+def test_different_output_dtype_is_rejected(item: tuple[str, Function], dtype: torch.dtype) -> None:
     assert_refused(lambda x: item[1](x).to(dtype))

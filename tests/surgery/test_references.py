@@ -44,7 +44,7 @@ class Slotted:
 
 
 @pytest.mark.parametrize("holder", HELD)
-def test_an_activation_that_an_attribute_holds_too_stays_as_it_is(holder: str, tmp_path: Path) -> None:
+def test_activation_referenced_by_an_attribute_is_not_replaced(holder: str, tmp_path: Path) -> None:
     made, called = HELD[holder]
     for forward in ("{0}", "{0} + self.act(x)", "self.act({0})"):
         net = imported(
@@ -64,7 +64,7 @@ class Net(Base):
 
 
 @pytest.mark.parametrize("holder", [name for name in HELD if name != "bound method"])
-def test_a_method_that_an_attribute_holds_stays_as_it_is(holder: str, tmp_path: Path) -> None:
+def test_method_referenced_by_an_attribute_is_not_rewritten(holder: str, tmp_path: Path) -> None:
     made, called = HELD[holder]
     net = imported(
         f"""
@@ -88,7 +88,7 @@ class Net(Base):
 
 
 @pytest.mark.parametrize("default", ["None", "staticmethod(F.relu)", "functools.cached_property(lambda self: F.relu)"])
-def test_an_attribute_in_front_of_one_of_its_class_stays_as_it_is(default: str, tmp_path: Path) -> None:
+def test_attribute_shadowing_its_class_is_not_replaced(default: str, tmp_path: Path) -> None:
     net = imported(
         f"""
 class Net(Base):
@@ -114,7 +114,7 @@ CALLS = {  # how a module of its own __call__ is called, and the hulls it gets
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_call_of_its_own_is_read_before_forward(call: str, tmp_path: Path) -> None:
+def test_overridden_call_is_read_before_forward(call: str, tmp_path: Path) -> None:
     net = imported(
         f"""
 class Inner(Base):
@@ -140,7 +140,7 @@ class Net(Base):
 
 
 @pytest.mark.parametrize("call", ["table['f'](self, x)", "again(self, x)", "f(self, x) + rest[0](self, x)"])
-def test_a_decorator_that_holds_what_it_decorates_twice(call: str, tmp_path: Path) -> None:
+def test_decorator_with_two_references_is_not_rewritten(call: str, tmp_path: Path) -> None:
     net = imported(
         f"""
 def twice(f):
@@ -161,7 +161,7 @@ class Net(Base):
 
 
 @pytest.mark.parametrize("wrapper", ["return torch.tanh(self.l1(x))", "return g(self, torch.tanh(x))"])
-def test_a_decorator_that_does_not_call_what_it_decorates(wrapper: str, tmp_path: Path) -> None:
+def test_decorator_that_does_not_call_the_function(wrapper: str, tmp_path: Path) -> None:
     net = imported(
         f"""
 def other(self, x):
@@ -199,7 +199,7 @@ DECORATORS = {
 
 
 @pytest.mark.parametrize("name", DECORATORS)
-def test_decorated_methods_are_written_anew_inside_their_decorators(name: str, tmp_path: Path) -> None:
+def test_decorated_methods_are_rewritten_inside_their_decorators(name: str, tmp_path: Path) -> None:
     net = imported(
         f"""
 def decorator(f):
@@ -220,7 +220,7 @@ class Net(Base):
 
 
 @pytest.mark.parametrize("name", ["__len__", "__bool__", "__eq__", "__getitem__", "__contains__", "__call__"])
-def test_an_activation_with_a_special_method_of_its_own_stays_as_it_is(name: str) -> None:
+def test_activation_with_a_special_method_is_not_replaced(name: str) -> None:
     hashed = {"__hash__": nn.Module.__hash__} if name == "__eq__" else {}
     kind = type("Own", (nn.ReLU,), {name: lambda self, *given: 0} | hashed)
     (site,) = hullo.summary(nn.Sequential(kind())).not_replaced
@@ -238,7 +238,7 @@ class Loop(nn.Module):
         return x
 
 
-def test_a_loop_with_more_iterations_raises_an_error() -> None:
+def test_more_loop_iterations_raise_an_error() -> None:
     model, x = hullo.replace_activations(Loop()), torch.randn(2, 4)
     model.turns = 1
     model(x)
@@ -259,7 +259,7 @@ class Lengths(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
-def test_integers_that_reach_a_hull_are_named_with_what_to_do(dtype: torch.dtype) -> None:
+def test_integer_input_of_a_hull_is_an_error_with_remedy(dtype: torch.dtype) -> None:
     given = (torch.randn(2, 4), torch.tensor([1, 2], dtype=dtype))
     model = hullo.replace_activations(Lengths())
     with pytest.raises(TypeError, match=rf"{dtype}.*relu_1.*Lengths\.forward.*where=") as caught:
@@ -273,7 +273,7 @@ def test_integers_that_reach_a_hull_are_named_with_what_to_do(dtype: torch.dtype
     assert list(hullo.summary(model).hulls) == ["act"]
 
 
-def test_collections_whose_items_run_code_are_left_alone(tmp_path: Path) -> None:
+def test_collections_whose_items_run_code_are_not_read(tmp_path: Path) -> None:
     space = imported(
         """
 import collections
@@ -297,7 +297,7 @@ class Net(Base):
     assert list(space["TABLE"].values()) == [nn.ReLU, nn.GELU]  # type: ignore[attr-defined]
 
 
-def test_classes_that_name_each_other(tmp_path: Path) -> None:
+def test_classes_that_reference_each_other(tmp_path: Path) -> None:
     space = imported(
         """
 def helper(x):
@@ -316,14 +316,14 @@ class Two(Base):
     assert list(assert_right_or_refused(space["Two"], torch.randn(3, 4))) == ["tanh_1"]
 
 
-def test_a_model_that_holds_a_python_module_is_folded() -> None:
+def test_model_with_a_python_module_attribute_is_folded() -> None:
     model = hullo.replace_activations(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
     model.functions = torch.nn.functional  # type: ignore[assignment]
     assert isinstance(hullo.fold(model)[1], nn.ReLU)  # type: ignore[index]
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_a_layer_alone_of_an_encoder_with_its_fast_path_says_to_replace_the_whole() -> None:
+def test_single_encoder_layer_error_says_to_replace_the_encoder() -> None:
     layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
     encoder, x, padding = nn.TransformerEncoder(layer, 2).eval(), torch.randn(2, 3, 4), torch.zeros(2, 3).bool()
     padding[0, 2] = True

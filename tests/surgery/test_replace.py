@@ -19,7 +19,7 @@ from hullo.surgery import Site
 
 @pytest.mark.parametrize("activation", [F.relu, F.gelu, nn.GELU(), functools.partial(F.gelu, approximate="tanh")])
 @pytest.mark.parametrize("batch_first", [False, True])
-def test_transformers_of_torch_are_replaced_and_their_fused_path_is_not_taken(activation, batch_first: bool) -> None:  # type: ignore[no-untyped-def]
+def test_pytorch_transformers_are_replaced_without_fast_path(activation, batch_first: bool) -> None:  # type: ignore[no-untyped-def]
     layer = nn.TransformerEncoderLayer(8, 2, 16, activation=activation, batch_first=batch_first)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
     x = torch.randn(3, 5, 8)
@@ -31,7 +31,7 @@ def test_transformers_of_torch_are_replaced_and_their_fused_path_is_not_taken(ac
         assert not torch.allclose(model(x), before, atol=1e-3)
 
 
-def test_a_whole_transformer_is_replaced() -> None:
+def test_transformer_is_replaced() -> None:
     model = nn.Transformer(8, 2, 2, 2, 16, dropout=0.0, batch_first=True)
     hulls = [f"{part}.layers.{n}.activation" for part in ("encoder", "decoder") for n in range(2)]
     assert_replaced(model, torch.randn(2, 5, 8), torch.randn(2, 4, 8), hulls=hulls, tolerance=1e-5)
@@ -84,7 +84,7 @@ def test_one_of_two_calls_of_a_module_can_be_chosen() -> None:
     assert sorted(hullo.summary(model).hulls) == ["relu", "relu_2"]
 
 
-def test_the_hull_its_bases_start_and_keep_can_be_chosen() -> None:
+def test_hull_bases_init_and_parametrization_can_be_chosen() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     hullo.replace_activations(model, hull=hullo.ConvexHull, bases=["relu", "tanh"], init=[0.25, 0.75])
     assert repr(model[1]) == "ConvexHull(relu=0.25, tanh=0.75)"
@@ -98,7 +98,7 @@ def test_the_hull_its_bases_start_and_keep_can_be_chosen() -> None:
     assert repr(model[1]) == "AffineHull(identity=0.5, tanh=0.5, parametrization='free')"
 
 
-def test_a_channel_of_its_own_for_every_activation() -> None:
+def test_one_activation_per_channel() -> None:
     x = torch.randn(2, 3, 8, 8)
     model = FunctionalNet().eval()
     before = model(x)
@@ -165,7 +165,7 @@ BAD: list[tuple[Callable[[], object], dict[str, object], type[Exception], str]] 
 
 
 @pytest.mark.parametrize(("make", "arguments", "error", "message"), BAD)
-def test_bad_input_is_refused_and_the_model_untouched(make, arguments, error, message) -> None:  # type: ignore[no-untyped-def]
+def test_bad_input_is_rejected_and_the_model_unchanged(make, arguments, error, message) -> None:  # type: ignore[no-untyped-def]
     model = make()
     before = repr(model)
     with pytest.raises(error, match=message):
@@ -173,7 +173,7 @@ def test_bad_input_is_refused_and_the_model_untouched(make, arguments, error, me
     assert repr(model) == before
 
 
-def test_one_hull_for_two_sites_is_refused_and_the_model_untouched() -> None:
+def test_same_hull_for_two_sites_is_rejected() -> None:
     shared = hullo.AffineHull("identity", "relu")
     model = nn.Sequential(nn.ReLU(), nn.ReLU())
     with pytest.raises(ValueError, match="same hull again for 1"):
@@ -182,7 +182,7 @@ def test_one_hull_for_two_sites_is_refused_and_the_model_untouched() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_a_scripted_model_is_refused_and_a_scripted_part_reported() -> None:
+def test_scripted_model_is_rejected_and_scripted_part_reported() -> None:
     scripted = torch.jit.script(Scripted())
     with pytest.raises(TypeError, match="replace, then script"):
         hullo.replace_activations(scripted)
@@ -205,7 +205,7 @@ HULLS = {"Bert": 3, "GPT2": 2, "ViT": 3, "ResNet": 5, "ConvNext": 2}
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_models_of_transformers_are_replaced_and_train(name: str) -> None:
+def test_transformers_models_are_replaced_and_train(name: str) -> None:
     transformers = pytest.importorskip("transformers")
     model = getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**CONFIGS[name])).eval()
     x = torch.randint(0, 50, (2, 5)) if name in ("Bert", "GPT2") else torch.randn(2, 3, 16, 16)
@@ -241,9 +241,7 @@ class CountClones(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(("gradients", "clones"), [(True, 1), (False, 0)])
-def test_hulls_in_place_overwrite_their_input_and_copy_it_only_for_the_backward_pass(
-    gradients: bool, clones: int
-) -> None:
+def test_in_place_hulls_copy_their_input_only_for_backward(gradients: bool, clones: int) -> None:
     hull = hullo.replace_activations(nn.Sequential(nn.Identity(), nn.ReLU(inplace=True)))[1]  # type: ignore[index]
     hull.coefficients = [0.2, 0.5, 0.3]
     x = torch.randn(50)
@@ -274,7 +272,7 @@ class CopiesBack(nn.Module):
         return x.copy_(0.3 * kept + 0.2 * kept.relu() + 0.5 * kept.tanh())
 
 
-def test_hulls_in_place_copy_nothing_where_they_own_the_memory() -> None:
+def test_in_place_hulls_copy_nothing_if_memory_is_unshared() -> None:
     model = hullo.replace_activations(Remembers(nn.ReLU(inplace=True)).double())
     model.act.coefficients = [0.3, 0.2, 0.5]
     expected = Remembers(CopiesBack()).double()

@@ -28,9 +28,7 @@ SPELLED = st.sampled_from(hullo.list_bases()) | st.builds(
 
 
 @given(st.sampled_from(HULLS), st.lists(SPELLED, min_size=1, max_size=4), st.sampled_from([1, 8]), st.integers(-4, 4))
-def test_a_name_is_read_as_it_was_written(
-    hull: tuple[Any, str], spelled: list[str], groups: int, channel_dim: int
-) -> None:
+def test_raw_name_round_trips(hull: tuple[Any, str], spelled: list[str], groups: int, channel_dim: int) -> None:
     bases = tuple(map(hullo.base, spelled))
     name = write_raw_name(hull[1], bases, groups, channel_dim)
     assert name.isidentifier()
@@ -59,7 +57,7 @@ class Net(nn.Module):
         {"where": ["act", "gelu_1"]},
     ],
 )
-def test_a_restored_model_computes_what_the_saved_one_did(options: dict[str, Any], tmp_path: Path) -> None:
+def test_restored_model_matches_the_saved_one(options: dict[str, Any], tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, x = hullo.replace_activations(Net(), **options), torch.randn(2, 3, 4, 4)
     for parameter in hullo.coefficient_parameters(model):
@@ -72,7 +70,7 @@ def test_a_restored_model_computes_what_the_saved_one_did(options: dict[str, Any
     assert [repr(module) for module in restored.modules()] == [repr(module) for module in model.modules()]
 
 
-def test_hulls_that_are_there_get_the_saved_numbers() -> None:
+def test_existing_hulls_get_the_saved_coefficients() -> None:
     saved = hullo.replace_activations(Net()).state_dict()
     key = next(key for key in saved if key.startswith("act.raw_"))
     saved[key] = torch.tensor([0.5, 0.25, 0.25])
@@ -93,7 +91,7 @@ def test_hulls_that_are_there_get_the_saved_numbers() -> None:
         (lambda state: {**state, "act.raw_recentred__identity__relu__tanh": torch.zeros(2)}, r"act|shape \(2,\)"),
     ],
 )
-def test_what_cannot_be_restored_is_named_and_the_model_stays(
+def test_unrestorable_hull_is_named_and_the_model_unchanged(
     change: Callable[[dict[str, Tensor]], dict[str, Tensor]], said: str
 ) -> None:
     model = Net()
@@ -103,7 +101,7 @@ def test_what_cannot_be_restored_is_named_and_the_model_stays(
     assert repr(model) == before
 
 
-def test_a_prefix_of_a_wrapper_is_seen_through() -> None:
+def test_prefix_of_a_wrapper_is_ignored() -> None:
     saved = hullo.replace_activations(Net()).state_dict()
     model = hullo.restore(Net(), {f"module.{key}": value for key, value in saved.items()})
     assert model.load_state_dict(saved).missing_keys == []
@@ -116,7 +114,7 @@ def vit(**options: Any) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_swapped_model_of_transformers_is_saved_and_loaded(tmp_path: Path) -> None:
+def test_replaced_transformers_model_is_saved_and_loaded(tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors.torch")
     model, x = hullo.replace_activations(vit()), torch.randn(1, 3, 8, 8)
     for parameter in hullo.coefficient_parameters(model):
@@ -128,7 +126,7 @@ def test_a_swapped_model_of_transformers_is_saved_and_loaded(tmp_path: Path) -> 
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_hulls_take_the_places_of_activations_whose_parameters_were_not_saved(tmp_path: Path) -> None:
+def test_hulls_replace_learned_activations_without_saved_parameters(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     safetensors = pytest.importorskip("safetensors.torch")
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
@@ -144,7 +142,7 @@ def test_hulls_take_the_places_of_activations_whose_parameters_were_not_saved(tm
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_model_with_hulls_in_its_config_is_saved_and_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_with_hulls_in_its_config_is_saved_and_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     activations = pytest.importorskip("transformers.activations")
     monkeypatch.setitem(activations.ACT2FN, "learned", partial(hullo.AffineHull, "identity", "relu", "tanh"))
     model, x = vit(hidden_act="learned"), torch.randn(1, 3, 8, 8)

@@ -39,7 +39,7 @@ FITS = {
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_functions_are_not_replaced_where_their_hull_would_be_met(loop: str, tmp_path: Path) -> None:
+def test_functions_are_not_replaced_if_code_would_see_the_hull(loop: str, tmp_path: Path) -> None:
     for base in FITS.get(loop, tuple(CONTAINERS)):
         space = imported(
             f"""
@@ -75,7 +75,7 @@ class Outer(Base):
 
 
 @pytest.mark.parametrize("walk", ["self.inner.children()", "[part for _, part in self.inner.named_children()]"])
-def test_a_parent_that_goes_through_the_children_of_a_module_does_not_meet_its_hulls(walk: str, tmp_path: Path) -> None:
+def test_iteration_over_children_does_not_see_hulls(walk: str, tmp_path: Path) -> None:
     space = imported(
         f"""
 class Inner(nn.Module):
@@ -117,7 +117,7 @@ SORTED = {  # loops that only look at modules of some types, and whether a hull 
 
 
 @pytest.mark.parametrize("loop", SORTED)
-def test_loops_over_modules_of_some_types(loop: str, tmp_path: Path) -> None:
+def test_loops_over_modules_of_given_types(loop: str, tmp_path: Path) -> None:
     net = imported(
         f"""
 class Net(Base):

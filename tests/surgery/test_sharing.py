@@ -33,7 +33,7 @@ def made() -> nn.Sequential:
     ("share", "count"),
     [(None, 6), ("model", 2), ("block", 4), (lambda site: "act" if site.name.endswith(".act") else None, 5)],
 )
-def test_places_share_hulls_and_the_model_computes_what_it_did(share: Any, count: int) -> None:
+def test_sites_share_hulls_with_the_same_outputs(share: Any, count: int) -> None:
     x = torch.randn(3, 4)
     expected = made()(x)
     model = hullo.replace_activations(made(), share=share, example_inputs=x)
@@ -42,7 +42,7 @@ def test_places_share_hulls_and_the_model_computes_what_it_did(share: Any, count
     assert "not compared" not in str(hullo.summary(model))
 
 
-def test_gradients_of_a_shared_hull_are_the_sum_of_those_of_its_places() -> None:
+def test_gradients_of_a_shared_hull_are_summed_over_sites() -> None:
     x = torch.randn(5, 4, dtype=torch.float64)
     alone = hullo.replace_activations(made().double())
     shared = hullo.replace_activations(made().double(), share="model")
@@ -67,7 +67,7 @@ def test_shared_hulls_stay_shared_in_copies_checkpoints_and_folded_models(tmp_pa
     torch.testing.assert_close(hullo.fold(model)(x), model(x), rtol=1e-4, atol=1e-5)
 
 
-def test_what_cannot_be_shared_is_refused() -> None:
+def test_unshareable_sites_are_rejected() -> None:
     with pytest.raises(ValueError, match="share='layer': give 'model', 'block'"):
         hullo.replace_activations(made(), share="layer")
     model = made()
@@ -105,13 +105,13 @@ def test_saved_hulls_start_another_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "{}", '{"format": "other"}', '{"format": "hullo hulls, version 1", "hulls": {"a": {}}}']
 )
-def test_another_file_is_refused_by_its_name(text: str, tmp_path: Path) -> None:
+def test_other_file_is_rejected_by_name(text: str, tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text(text)
     with pytest.raises(ValueError, match=r"other\.json .*save_hulls"):
         hullo.load_hulls(tmp_path / "other.json")
 
 
-def test_a_failed_save_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+def test_failed_save_leaves_the_file_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "hulls.json"
     hullo.save_hulls(hullo.AffineHull("identity", "relu"), path)
     before = path.read_text()

@@ -18,7 +18,7 @@ import hullo
 from made_hulls import through_torch_save
 
 
-def test_the_rewritten_code_keeps_mode_and_arguments() -> None:
+def test_rewritten_code_keeps_mode_and_arguments() -> None:
     model, x = FunctionalNet(), torch.randn(4, 3, 8, 8)
     old = copy.deepcopy(model)
     assert hullo.replace_activations(model) is model
@@ -31,14 +31,14 @@ def test_the_rewritten_code_keeps_mode_and_arguments() -> None:
             torch.testing.assert_close(model.train(mode)(x, offset=offset), expected, rtol=1e-6, atol=1e-6)
 
 
-def test_the_rewritten_code_can_be_read() -> None:
+def test_source_of_rewritten_code_is_available() -> None:
     source = inspect.getsource(type(hullo.replace_activations(FunctionalNet())).forward)
     assert "self.relu_1(self.first(x))" in source
     assert "F.relu" not in source
 
 
 @pytest.mark.parametrize("way", ["deepcopy", "pickle", "compile"])
-def test_a_rewritten_model_can_be_copied_pickled_and_compiled(way: str) -> None:
+def test_rewritten_model_can_be_copied_pickled_and_compiled(way: str) -> None:
     model, x = hullo.replace_activations(FunctionalNet()).eval(), torch.randn(4, 3, 8, 8)
     if way == "deepcopy":
         again = copy.deepcopy(model)
@@ -53,7 +53,7 @@ def test_a_rewritten_model_can_be_copied_pickled_and_compiled(way: str) -> None:
         assert model.relu_1.coefficients.tolist() == [0.0, 1.0, 0.0]
 
 
-def test_code_with_names_from_around_it_keeps_them() -> None:
+def test_closure_variables_are_kept() -> None:
     factor = 2.0
 
     class Local(nn.Module, abc.ABC):
@@ -83,7 +83,7 @@ class Chooses(nn.Module):
         return checkpoint(lambda value: value * 2, F.gelu(x), use_reentrant=False)
 
 
-def test_control_flow_that_depends_on_values_is_kept() -> None:
+def test_data_dependent_control_flow_is_kept() -> None:
     model = Chooses()
     old = copy.deepcopy(model)
     hullo.replace_activations(model)
@@ -93,7 +93,7 @@ def test_control_flow_that_depends_on_values_is_kept() -> None:
         torch.testing.assert_close(model(x), old(x), rtol=1e-6, atol=1e-6)
 
 
-def test_one_of_two_runs_of_a_method_can_be_chosen() -> None:
+def test_one_of_two_calls_of_a_method_can_be_chosen() -> None:
     model, x = Child().eval(), torch.randn(5, 4)
     before = model(x)
     hullo.replace_activations(model, where=["silu_2", "leaky_relu_3"])
@@ -104,7 +104,7 @@ def test_one_of_two_runs_of_a_method_can_be_chosen() -> None:
 
 
 @pytest.mark.parametrize(("make", "first", "shape"), [(FunctionalNet, "relu_*", (3, 8, 8)), (Child, "silu_2", (4,))])
-def test_a_model_can_be_replaced_in_several_goes(make, first: str, shape: tuple[int, ...]) -> None:  # type: ignore[no-untyped-def]
+def test_model_can_be_replaced_in_several_calls(make, first: str, shape: tuple[int, ...]) -> None:  # type: ignore[no-untyped-def]
     model, x = make().eval(), torch.randn(2, *shape)
     before = model(x)
     hullo.replace_activations(model, where=first)

@@ -42,13 +42,13 @@ def lines(text: str) -> dict[str, list[str]]:
     return {row: figures for row, *figures in cells}
 
 
-def test_without_controls_the_part_is_empty() -> None:
+def test_without_controls_the_section_is_empty() -> None:
     assert controls_part([]) == controls_part(experiments(TABLE)) == ""
     assert controls_part(experiments(TABLE + runs({"relu": [70.0]}, precision="bfloat16"))) == ""
 
 
 @pytest.mark.parametrize("longer", [0, 5])
-def test_a_control_by_hand(longer: int) -> None:
+def test_control_matches_a_manual_computation(longer: int) -> None:
     text = controls_part(experiments(runs(REACHED, EPOCHS + longer) + CONTROL))
     assert "### kerasnet/cifar10, schedule=inverse:3e-05 (default inverse:1e-06), 20 epochs\n" in text
     chosen, last10 = text.split("Chosen epoch: ")[1].split("Last 10 epochs: ")
@@ -71,7 +71,7 @@ def test_another_initialization_is_compared_with_the_same_network() -> None:
     assert lines(text)["relu"][1:3] == ["70.00 ± 2.48", "+2.00 ± 0.00"]
 
 
-def test_activations_and_seeds_that_the_table_lacks_stand_alone() -> None:
+def test_activations_and_seeds_missing_in_the_table_stand_alone() -> None:
     alone = [
         replace(record, spec=replace(record.spec, seed=7)) for record in runs({"tanh": [70.0]}, schedule="inverse:3e-5")
     ]
@@ -84,7 +84,7 @@ def test_activations_and_seeds_that_the_table_lacks_stand_alone() -> None:
     assert found["tanh"] == ["60.00", "", "", "", "", "1"]
 
 
-def test_several_controls_of_a_column_are_told_apart() -> None:
+def test_several_controls_of_an_experiment_are_distinguished() -> None:
     other = runs({"relu": [75.0] * 3}, schedule="inverse:3e-5", coefficient_lr_scale=30.0)
     text = controls_part(experiments(TABLE + CONTROL + other))
     _, first, second = text.split("### kerasnet/cifar10, ")
@@ -95,6 +95,6 @@ def test_several_controls_of_a_column_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize("table", [[], runs(REACHED, EPOCHS - 1), runs(REACHED, val_size=1000)])
-def test_a_control_without_its_counterpart_is_refused(table: list[Record]) -> None:
+def test_control_without_its_counterpart_is_rejected(table: list[Record]) -> None:
     with pytest.raises(ValueError, match=r"^kerasnet/cifar10.*default settings.*schedule=inverse:1e-06"):
         controls_part(experiments(table + CONTROL))

@@ -23,7 +23,7 @@ def cells(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in plain.splitlines() if line.startswith("| ker")]
 
 
-def test_a_line_by_hand() -> None:
+def test_line_matches_a_manual_computation() -> None:
     ((network, data, fixed, hull, gain, over_rivals, runs),) = cells(
         gains_table(experiments(make_records(FIXED | HULLS | RIVALS)))
     )
@@ -37,13 +37,13 @@ def test_a_line_by_hand() -> None:
     assert over_rivals.startswith(f"{mean([84.0 - 84.0, 84.5 - 84.0, 84.0 - 83.0]):+.1f} ± ")
 
 
-def test_a_part_of_a_data_set_is_named_by_its_number_of_images() -> None:
+def test_partial_data_set_is_named_by_its_number_of_images() -> None:
     runs = [replace(record, images=[9025, 3929]) for record in make_records(FIXED | HULLS)]
     ((_, data, *_),) = cells(gains_table(experiments(runs)))
     assert data == "cifar10, 9,025 images"
 
 
-def test_activations_that_were_not_run_have_an_empty_cell() -> None:
+def test_missing_activations_have_an_empty_cell() -> None:
     ((*_, gain, over_rivals, _),) = cells(gains_table(experiments(make_records(FIXED | HULLS))))
     assert gain
     assert over_rivals == ""

@@ -44,12 +44,12 @@ def _judge(checks: Any, build: Callable[[], nn.Module]) -> Any:
     return checks.examine(checks.Case("tests", "net", build, lambda: (torch.randn(5, 4),)))
 
 
-def test_a_good_swap_is_right(checks: Any) -> None:
+def test_correct_replacement_is_right(checks: Any) -> None:
     result = _judge(checks, Net)
     assert (result.verdict, result.hulls, result.wrong) == ("right", 2, [])
 
 
-def test_a_model_without_activations_is_refused(checks: Any) -> None:
+def test_model_without_activations_is_refused(checks: Any) -> None:
     result = _judge(checks, NoActivation)
     assert result.verdict == "refused"
     assert "no activation" in result.refusal
@@ -110,7 +110,7 @@ def _crash(model: nn.Module, **_: Any) -> nn.Module:
         (_crash, "KeyError"),
     ],
 )
-def test_a_bad_swap_is_wrong(
+def test_incorrect_replacement_is_wrong(
     checks: Any, monkeypatch: pytest.MonkeyPatch, replace: Callable[..., nn.Module], found: str
 ) -> None:
     monkeypatch.setattr(hullo, "replace_activations", replace)
@@ -119,7 +119,7 @@ def test_a_bad_swap_is_wrong(
     assert any(found in line for line in result.wrong), result.wrong
 
 
-def test_an_activation_that_nothing_speaks_of_is_wrong(checks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unlisted_activation_is_wrong(checks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hullo, "replace_activations", lambda model, **_: REPLACE(model, where="act"))
     assert _judge(checks, Net).verdict == "partly"
     monkeypatch.setattr(hullo, "summary", lambda model: type(SUMMARY(model))(SUMMARY(model).hulls, ()))
@@ -127,7 +127,7 @@ def test_an_activation_that_nothing_speaks_of_is_wrong(checks: Any, monkeypatch:
     assert any("neither replaced nor listed" in line and "tanh" in line for line in result.wrong), result.wrong
 
 
-def test_the_page_says_how_many_models_are_right_and_why_others_are_not(checks: Any, tmp_path: Path) -> None:
+def test_page_counts_right_models_and_lists_reasons(checks: Any, tmp_path: Path) -> None:
     report, page = importlib.import_module("report"), tmp_path / "page.md"
     page.write_text("before\n<!-- models -->\nold\n<!-- /models -->\nafter\n")
     reasons = "a (f): it is odd; at all (Net.run, line 3); b (sin): replaced only if named in functions"

@@ -36,7 +36,7 @@ def unlikely(cells):
 
 
 @given(st.tuples(st.integers(1, 3), st.integers(1, 6), st.integers(1, 6)), st.data())
-def test_a_moved_image_is_flipped_then_shifted_with_its_edges_repeated(shape, data):
+def test_images_are_flipped_then_shifted_with_repeated_edges(shape, data):
     images = torch.randint(256, (4, *shape), dtype=torch.uint8)
     indices = torch.randint(4, (2, 3))
     amount = st.integers(-8, 8)
@@ -48,7 +48,7 @@ def test_a_moved_image_is_flipped_then_shifted_with_its_edges_repeated(shape, da
 
 
 @pytest.mark.parametrize(("height", "width", "down", "right"), [(28, 28, 2, 2), (32, 32, 3, 3), (9, 50, 0, 5)])
-def test_flips_and_shifts_up_to_a_tenth_are_uniform_and_independent(height, width, down, right):
+def test_flips_and_shifts_are_uniform_and_independent(height, width, down, right):
     moves = draw_moves(torch.tensor([0]), 0, torch.arange(200_000)[None], (height, width))[0].long()
     assert moves.amin(0).tolist() == [0, -down, -right]
     assert moves.amax(0).tolist() == [1, down, right]
@@ -59,7 +59,7 @@ def test_flips_and_shifts_up_to_a_tenth_are_uniform_and_independent(height, widt
 
 
 @pytest.mark.parametrize("kind", ["images", "epochs", "seeds"])
-def test_moves_of_neighbours_are_independent(kind):
+def test_augmentations_of_neighbouring_images_are_independent(kind):
     indices = torch.arange(100_000)[None]
     one = draw_moves(torch.tensor([0]), 0, indices, (32, 32))[0].long()
     other = {
@@ -73,7 +73,7 @@ def test_moves_of_neighbours_are_independent(kind):
 
 
 @given(st.integers(0, 4), st.integers(0, 100))
-def test_a_member_sees_the_same_images_alone_as_in_a_population(member, epoch):
+def test_member_gets_the_same_images_alone_and_in_a_population(member, epoch):
     images = load("fashion-mnist-sample").train_images[:40]
 
     def shown(seeds):
@@ -83,7 +83,7 @@ def test_a_member_sees_the_same_images_alone_as_in_a_population(member, epoch):
     assert torch.equal(shown(SEEDS)[member], shown(SEEDS[member : member + 1])[0])
 
 
-def test_how_an_image_is_moved_depends_neither_on_the_batch_nor_on_the_order():
+def test_augmentation_is_independent_of_batch_and_order():
     order = draw_order(SEEDS, 2, 64)
     whole = draw_moves(SEEDS, 2, order, (32, 32))
     batches = [draw_moves(SEEDS, 2, batch, (32, 32)) for batch in order.split(24, dim=1)]
@@ -92,14 +92,14 @@ def test_how_an_image_is_moved_depends_neither_on_the_batch_nor_on_the_order():
     assert torch.equal(whole, in_file_order.gather(1, order[..., None].expand(-1, -1, 3)))
 
 
-def test_every_epoch_has_another_order_and_other_moves():
+def test_order_and_augmentation_differ_between_epochs():
     orders = torch.stack([draw_order(SEEDS[:3], epoch, 30) for epoch in range(50)])
     assert orders.flatten(0, 1).unique(dim=0).shape[0] == 150
     moves = torch.stack([draw_moves(SEEDS[:3], epoch, torch.arange(30)[None], (32, 32)) for epoch in range(50)])
     assert moves.flatten(0, 1).flatten(1).unique(dim=0).shape[0] == 150
 
 
-def test_members_can_come_second_as_a_wide_network_has_them():
+def test_members_may_be_the_second_dimension():
     images = torch.randint(256, (9, 3, 8, 8), dtype=torch.uint8)
     indices, moves = torch.randint(9, (2, 4)), torch.randint(-1, 2, (2, 4, 3)).abs()
     wide = move(images, indices.T, moves.transpose(0, 1))
@@ -107,13 +107,13 @@ def test_members_can_come_second_as_a_wide_network_has_them():
     assert wide.is_contiguous()
 
 
-def test_pixels_are_divided_by_255_exactly_rounded():
+def test_pixels_are_divided_by_255_with_correct_rounding():
     every = torch.arange(256, dtype=torch.uint8)
     assert torch.equal(scale(every), (torch.arange(256).double() / 255).float())
     assert scale(every, torch.bfloat16).dtype == torch.bfloat16
 
 
-def test_no_value_is_looked_at_on_the_way():
+def test_no_tensor_value_is_read_on_the_host():
     """On the meta device there are no values; so nothing waits for the device, and a CUDA graph can hold it all."""
     seeds, images = torch.empty(5, dtype=torch.int64, device="meta"), torch.empty(64, 3, 32, 32, device="meta")
     epoch = torch.empty((), dtype=torch.int64, device="meta")
@@ -123,7 +123,7 @@ def test_no_value_is_looked_at_on_the_way():
 
 
 @pytest.mark.gpu
-def test_a_gpu_draws_and_moves_as_the_cpu_does():
+def test_gpu_augments_like_cpu():
     images = torch.randint(256, (500, 3, 32, 32), dtype=torch.uint8)
 
     def shown(device):

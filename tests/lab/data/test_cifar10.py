@@ -6,7 +6,7 @@ from hullo.lab.data import cifar10
 RAMP = bytes(value % 251 for value in range(3072))
 
 
-def test_a_record_is_a_label_and_red_green_and_blue_rows():
+def test_image_record_is_a_label_and_three_colour_planes():
     images, labels = cifar10.read_batches([b"\7" + RAMP + b"\2" + RAMP[::-1], b"\0" + bytes(3072)])
     assert labels.tolist() == [7, 2, 0]
     for channel, row, column in [(0, 0, 0), (0, 0, 31), (0, 1, 0), (1, 0, 0), (2, 31, 31)]:
@@ -15,19 +15,19 @@ def test_a_record_is_a_label_and_red_green_and_blue_rows():
 
 
 @pytest.mark.parametrize("size", [1, 3072, 3074])
-def test_a_batch_that_ends_within_a_record_is_refused(size):
+def test_batch_with_an_incomplete_image_is_rejected(size):
     with pytest.raises(ValueError, match=rf"CIFAR-10: {size} bytes; must be a multiple of 3073"):
         cifar10.read_batches([bytes(3073), bytes(size)])
 
 
-def test_training_batches_come_in_their_order_and_the_test_batch_apart():
+def test_training_batches_are_concatenated_in_order():
     contents = {file.name: bytes([place]) + RAMP for place, file in enumerate(cifar10.RELEASE.files)}
     dataset = cifar10.read("cifar10", contents.__getitem__)
     assert dataset.train_labels.tolist() == [0, 1, 2, 3, 4]
     assert dataset.test_labels.tolist() == [5]
 
 
-def test_the_real_release_is_balanced_and_known(real):
+def test_real_release_is_balanced(real):
     dataset = real("cifar10").load()
     assert dataset.train_images.shape == (50_000, 3, 32, 32)
     assert dataset.test_images.shape == (10_000, 3, 32, 32)

@@ -20,7 +20,7 @@ def served(tiny, site, monkeypatch):
     return site
 
 
-def test_fetch_brings_check_agrees_and_list_shows(tmp_path, served):
+def test_fetch_check_and_list_agree(tmp_path, served):
     missing = invoke("check", "fashion-mnist", "--data", str(tmp_path))
     assert missing.exit_code == 1
     assert missing.stdout.count("is missing; run: hullo data fetch") == 4
@@ -49,19 +49,19 @@ def test_fetch_brings_check_agrees_and_list_shows(tmp_path, served):
     assert "ready" in listed
 
 
-def test_without_names_all_are_meant(tmp_path):
+def test_without_names_all_data_sets_are_used(tmp_path):
     checked = invoke("check", "--data", str(tmp_path))
     assert checked.exit_code == 1
     assert checked.stdout.count("is missing") == 4 + 6
     assert checked.stdout.count("is ready in") == 1
 
 
-def test_a_quiet_fetch_says_only_what_came_of_it(tmp_path):
+def test_quiet_fetch_prints_only_the_result(tmp_path):
     result = invoke("fetch", "fashion-mnist", "--quiet", "--data", str(tmp_path))
     assert (result.exit_code, result.stderr) == (0, "")
 
 
-def test_a_fetch_that_fails_is_one_line_and_exit_code_1(tmp_path, served):
+def test_failed_fetch_is_one_line_and_exit_code_1(tmp_path, served):
     del served.files["train-images-idx3-ubyte.gz"]
     result = invoke("fetch", "fashion-mnist", "--quiet", "--data", str(tmp_path))
     assert (result.exit_code, result.stdout) == (1, "")
@@ -73,7 +73,7 @@ def test_a_fetch_that_fails_is_one_line_and_exit_code_1(tmp_path, served):
 
 
 @pytest.mark.parametrize("command", ["fetch", "check"])
-def test_an_unknown_name_is_one_line_and_exit_code_2_before_anything_is_done(command, tmp_path, served):
+def test_unknown_name_is_one_line_and_exit_code_2(command, tmp_path, served):
     result = invoke(command, "fashion-mnist", "imagenet", "--data", str(tmp_path))
     assert (result.exit_code, result.stdout) == (2, "")
     known = "fashion-mnist, cifar10, fashion-mnist-sample, ilsvrc2012"

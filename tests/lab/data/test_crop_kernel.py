@@ -32,7 +32,7 @@ def sliced(images: Tensor, crops: Tensor, mean: Tensor, side: int) -> Tensor:
 
 @settings(max_examples=10)
 @given(st.data(), st.integers(1, 5), st.sampled_from([1, 3, 4]), st.integers(1, 60))
-def test_crops_are_slices_of_images_less_the_mean(data: st.DataObject, count: int, channels: int, side: int) -> None:
+def test_crops_are_image_slices_minus_the_mean(data: st.DataObject, count: int, channels: int, side: int) -> None:
     height, width = (side + data.draw(st.integers(0, 9)) for _ in range(2))
     images, mean = draw(count, height, width, channels)
     place = st.tuples(st.integers(0, 1), st.integers(0, height - side), st.integers(0, width - side))
@@ -42,7 +42,7 @@ def test_crops_are_slices_of_images_less_the_mean(data: st.DataObject, count: in
     assert torch.equal(found, sliced(images, crops, mean, side).float())
 
 
-def test_in_bfloat16_numbers_are_rounded_once() -> None:
+def test_bfloat16_values_are_rounded_once() -> None:
     images, mean = draw(3, 40, 40, 3)
     crops = torch.tensor([[1, 3, 7], [0, 13, 0], [1, 0, 13]], device=DEVICE)
     found, wanted = crop(images, crops, mean, 27, torch.bfloat16), sliced(images, crops, mean, 27)
@@ -53,15 +53,13 @@ def test_in_bfloat16_numbers_are_rounded_once() -> None:
         assert bool(((found.double() - wanted).abs() <= wanted.abs() * 2.0**-7).all())
 
 
-def test_no_images_give_none() -> None:
+def test_empty_batch_gives_empty_crops() -> None:
     images, mean = draw(0, 8, 8, 3)
     assert crop(images, torch.zeros(0, 3, dtype=torch.int64), mean, 5, torch.float32).shape == (0, 3, 5, 5)
 
 
 @pytest.mark.parametrize("middle", [False, True])
-def test_where_kernels_serve_packed_images_are_cropped_to_the_same_bits(
-    middle: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernel_and_reference_crops_are_identical(middle: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     images, mean = draw(1, 256, 256, 3)
     crops = augment.draw_crops(torch.tensor([4], device=DEVICE), 1, torch.arange(1, device=DEVICE)[None])[0]
     if middle:
@@ -74,7 +72,7 @@ def test_where_kernels_serve_packed_images_are_cropped_to_the_same_bits(
 
 
 @pytest.mark.gpu
-def test_a_cuda_graph_crops_what_it_is_given() -> None:
+def test_cuda_graph_crops_new_inputs() -> None:
     images, mean = draw(8, 256, 256, 3)
     crops = torch.zeros(8, 3, dtype=torch.int64, device=DEVICE)
     augment.crop(images, crops, mean, torch.bfloat16)  # compiles

@@ -4,12 +4,12 @@ import torch
 from hullo.lab.data import RELEASES, find, load
 
 
-def test_the_names_are_those_of_the_command_line():
+def test_data_sets_match_the_command_line():
     assert list(RELEASES) == ["fashion-mnist", "cifar10", "fashion-mnist-sample"]
 
 
 @pytest.mark.parametrize("function", [find, load])
-def test_an_unknown_name_is_refused_with_those_there_are(function):
+def test_unknown_name_is_rejected_with_valid_ones(function):
     with pytest.raises(
         ValueError, match="unknown data set 'mnist'; available: fashion-mnist, cifar10, fashion-mnist-s"
     ):
@@ -17,7 +17,7 @@ def test_an_unknown_name_is_refused_with_those_there_are(function):
 
 
 @pytest.mark.gpu
-def test_a_data_set_is_loaded_onto_the_device_as_bytes():
+def test_data_set_is_loaded_onto_the_device_as_uint8():
     dataset = load("fashion-mnist-sample", device="cuda")
     assert dataset.train_images.is_cuda
     assert dataset.train_images.dtype == torch.uint8

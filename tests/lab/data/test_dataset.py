@@ -17,7 +17,7 @@ def numbered(labels):
     st.sampled_from([3, 6, 9]),
     st.integers(-(2**63), 2**63 - 1),
 )
-def test_validation_keeps_back_equally_many_of_each_class_and_loses_none(labels, n, seed):
+def test_validation_split_is_balanced_and_complete(labels, n, seed):
     split = numbered(labels).split_validation(n, seed)
     assert split.val_labels.bincount().tolist() == [n // 3] * 3
     held_out, rest = split.val_images.flatten().tolist(), split.train_images.flatten().tolist()
@@ -28,7 +28,7 @@ def test_validation_keeps_back_equally_many_of_each_class_and_loses_none(labels,
     assert [labels[place] for place in rest] == split.train_labels.tolist()
 
 
-def test_validation_depends_on_the_seed_alone():
+def test_validation_split_depends_only_on_the_seed():
     dataset = numbered([0, 1, 2] * 80)
     splits = [dataset.split_validation(60, seed).val_images.flatten().tolist() for seed in (5, 6, 5)]
     assert splits[0] == splits[2] != splits[1]
@@ -43,7 +43,7 @@ def test_every_image_is_equally_likely_to_be_held_out():
 
 
 @pytest.mark.parametrize("n", [-3, 0, 4, 12, 15])
-def test_a_validation_that_cannot_be_is_refused(n):
+def test_impossible_validation_split_is_rejected(n):
     with pytest.raises(ValueError, match=rf"numbered: cannot hold out {n} training images.* a multiple of 3 below 12$"):
         numbered([0, 1, 2] * 4).split_validation(n, 0)
 
@@ -62,7 +62,7 @@ IMAGES, LABELS = torch.zeros(2, 1, 3, 3, dtype=torch.uint8), torch.tensor([0, 1]
         (IMAGES, LABELS - 1, "labels from -1 to 0, but 2 classes"),
     ],
 )
-def test_what_is_no_data_set_is_refused(images, labels, said):
+def test_invalid_data_set_is_rejected(images, labels, said):
     with pytest.raises(ValueError, match=f"^odd: .*{said}"):
         Dataset("odd", ("a", "b"), images, labels, IMAGES, LABELS)
     with pytest.raises(ValueError, match=f"^odd: .*{said}"):
@@ -70,7 +70,7 @@ def test_what_is_no_data_set_is_refused(images, labels, said):
 
 
 @pytest.mark.gpu
-def test_a_data_set_moves_whole_to_a_device():
+def test_to_moves_all_tensors():
     there = numbered([0, 1, 2] * 4).to("cuda")
     assert all(tensor.is_cuda for tensor in vars(there).values() if isinstance(tensor, torch.Tensor))
     split, expected = there.split_validation(6, 0), numbered([0, 1, 2] * 4).split_validation(6, 0)

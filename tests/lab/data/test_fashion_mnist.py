@@ -4,7 +4,7 @@ import pytest
 import torch
 
 
-def test_the_real_release_is_balanced_and_known(real):
+def test_real_release_is_balanced(real):
     dataset = real("fashion-mnist").load()
     assert dataset.train_images.shape == (60_000, 1, 28, 28)
     assert dataset.test_images.shape == (10_000, 1, 28, 28)
@@ -27,5 +27,5 @@ def test_the_real_release_is_balanced_and_known(real):
         ("t10k-labels-idx1-ubyte.gz", "bb300cfdad3c16e7a12a480ee83cd310"),
     ],
 )
-def test_our_digests_are_of_the_files_whose_md5_is_published(real, name, md5):
+def test_digests_match_the_published_md5(real, name, md5):
     assert hashlib.md5(real("fashion-mnist").read(name)).hexdigest() == md5

@@ -57,7 +57,7 @@ def names(copy):
     return sorted(str(path.relative_to(copy.root)) for path in copy.root.rglob("*") if path.suffix != ".lock")
 
 
-def test_what_is_missing_is_brought_and_what_is_there_is_left_alone(copy, site):
+def test_only_missing_files_are_downloaded(copy, site):
     bring(copy)
     assert {name: copy.read(name) for name in CONTENTS} == CONTENTS
     assert names(copy) == ["pair", "pair/first.bin", "pair/second.bin"]
@@ -66,7 +66,7 @@ def test_what_is_missing_is_brought_and_what_is_there_is_left_alone(copy, site):
 
 
 @pytest.mark.parametrize("damaged", [b"", CONTENTS["first.bin"][:-1], b"x" + CONTENTS["first.bin"][1:]])
-def test_a_damaged_file_alone_is_replaced(copy, site, damaged):
+def test_only_the_damaged_file_is_replaced(copy, site, damaged):
     bring(copy)
     (copy.folder / "first.bin").write_bytes(damaged)
     bring(copy)
@@ -74,7 +74,7 @@ def test_a_damaged_file_alone_is_replaced(copy, site, damaged):
     assert site.asked[2:] == [("first.bin", 0)]
 
 
-def test_broken_connections_are_followed_by_others_that_go_on_where_they_broke(copy, site):
+def test_broken_connections_are_resumed(copy, site):
     site.cuts += [30_000, 1, 50_000]
     bring(copy)
     assert copy.flaws() == {}
@@ -82,7 +82,7 @@ def test_broken_connections_are_followed_by_others_that_go_on_where_they_broke(c
 
 
 @pytest.mark.parametrize("tells_length", [True, False])
-def test_a_fetch_that_failed_keeps_what_came_and_the_next_goes_on(copy, site, tells_length):
+def test_failed_fetch_keeps_partial_files_for_the_next(copy, site, tells_length):
     site.tells_length = tells_length
     site.cuts += [30_000, 0]
     with pytest.raises(DataError) as caught:
@@ -97,21 +97,21 @@ def test_a_fetch_that_failed_keeps_what_came_and_the_next_goes_on(copy, site, te
     assert site.asked[2] == ("first.bin", 30_000)
 
 
-def test_a_server_that_cannot_resume_sends_the_file_again(copy, site):
+def test_server_without_ranges_sends_the_file_again(copy, site):
     site.resumes = False
     site.cuts += [30_000]
     bring(copy)
     assert copy.flaws() == {}
 
 
-def test_a_server_that_cannot_resume_and_always_breaks_is_given_up(copy, site):
+def test_server_without_ranges_that_always_breaks_is_an_error(copy, site):
     site.resumes = False
     site.cuts += [30_000, 40_000, 40_000, 50_000]
     with pytest.raises(DataError, match=r"the connection ended too early; 40,000 of 100,000 bytes are kept"):
         bring(copy)
 
 
-def test_altered_bytes_are_named_and_not_kept(copy, site):
+def test_altered_file_is_reported_and_deleted(copy, site):
     site.files["second.bin"] = altered = bytes(100_000)
     with pytest.raises(DataError) as caught:
         bring(copy)
@@ -122,7 +122,7 @@ def test_altered_bytes_are_named_and_not_kept(copy, site):
     assert names(copy) == ["pair", "pair/first.bin"]
 
 
-def test_an_endless_answer_is_cut_and_not_kept(copy, site):
+def test_endless_response_is_truncated_and_deleted(copy, site):
     site.tells_length = False
     site.files["first.bin"] += bytes(20_000_000)
     with pytest.raises(DataError, match=r"first.bin.part is altered") as caught:
@@ -131,7 +131,7 @@ def test_an_endless_answer_is_cut_and_not_kept(copy, site):
     assert names(copy) == ["pair"]
 
 
-def test_a_file_of_another_length_does_not_touch_what_was_kept(copy, site):
+def test_wrong_content_length_keeps_the_partial_file(copy, site):
     site.cuts += [30_000, 0]
     with pytest.raises(DataError):
         bring(copy)
@@ -141,21 +141,21 @@ def test_a_file_of_another_length_does_not_touch_what_was_kept(copy, site):
         bring(copy)
 
 
-def test_a_file_that_is_not_there_is_one_clear_error(copy, site):
+def test_http_404_is_a_clear_error(copy, site):
     del site.files["second.bin"]
     with pytest.raises(DataError, match=r"second.bin: the server answers 404 Not Found; 0 of 100,000 bytes are kept"):
         bring(copy)
     assert names(copy) == ["pair", "pair/first.bin"]
 
 
-def test_an_unreachable_server_is_one_clear_error(copy, monkeypatch):
+def test_unreachable_server_is_a_clear_error(copy, monkeypatch):
     monkeypatch.setenv("no_proxy", "*")
     away = replace(copy, release=replace(copy.release, address="http://127.0.0.1:1/"))
     with pytest.raises(DataError, match=r"http://127.0.0.1:1/first.bin: no connection \(.*refused.*\); 0 of 100,000"):
         bring(away)
 
 
-def test_a_silent_server_is_given_up(copy, site, monkeypatch):
+def test_silent_server_times_out(copy, site, monkeypatch):
     monkeypatch.setattr(fetching, "TIMEOUT", 0.2)
     site.gate = threading.Event()
     site.cuts += [30_000, 0]
@@ -166,7 +166,7 @@ def test_a_silent_server_is_given_up(copy, site, monkeypatch):
         site.gate.set()
 
 
-def test_an_archive_is_unpacked_for_its_wanted_files_alone_and_not_kept(packed, site):
+def test_only_required_files_are_extracted_and_the_archive_deleted(packed, site):
     site.cuts += [30_000]
     bring(packed)
     assert packed.flaws() == {}
@@ -175,7 +175,7 @@ def test_an_archive_is_unpacked_for_its_wanted_files_alone_and_not_kept(packed, 
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
-def test_a_wanted_file_that_is_a_link_is_not_followed(packed, site, kind):
+def test_link_in_an_archive_is_not_followed(packed, site, kind):
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w:gz") as tar:
         for name in CONTENTS:
@@ -188,7 +188,7 @@ def test_a_wanted_file_that_is_a_link_is_not_followed(packed, site, kind):
         bring(replace(packed, release=replace(packed.release, archive=archive)))
 
 
-def test_an_altered_archive_is_never_opened(packed, site, monkeypatch):
+def test_altered_archive_is_not_opened(packed, site, monkeypatch):
     monkeypatch.setattr(tarfile, "open", None)
     site.files["pair.tar.gz"] = bytes(len(site.files["pair.tar.gz"]))
     with pytest.raises(DataError, match=r"pair.tar.gz.part is altered: expected md5 .*, found .*; it was deleted"):
@@ -196,7 +196,7 @@ def test_an_altered_archive_is_never_opened(packed, site, monkeypatch):
     assert names(packed) == ["pair"]
 
 
-def test_an_archive_that_was_brought_is_not_brought_again(packed, site, monkeypatch):
+def test_downloaded_archive_is_not_downloaded_again(packed, site, monkeypatch):
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
@@ -209,27 +209,27 @@ def test_an_archive_that_was_brought_is_not_brought_again(packed, site, monkeypa
     assert site.asked == [("pair.tar.gz", 0)]
 
 
-def test_an_archive_without_a_wanted_file_is_refused(packed, site):
+def test_archive_without_a_required_file_is_rejected(packed, site):
     site.files["pair.tar.gz"] = archive = pack({"pair/first.bin": CONTENTS["first.bin"]})
     changed = replace(packed, release=replace(packed.release, archive=as_file("pair.tar.gz", archive)))
     with pytest.raises(DataError, match=r"pair.tar.gz.part does not contain pair/second.bin"):
         bring(changed)
 
 
-def test_what_comes_with_the_package_cannot_be_fetched(copy):
+def test_packaged_data_cannot_be_fetched(copy):
     packaged = replace(copy, release=replace(copy.release, address=None))
     with pytest.raises(DataError, match=r"first.bin is missing.*pip install --force-reinstall"):
         bring(packaged)
     assert not copy.root.exists()
 
 
-def test_a_directory_that_cannot_be_written_is_one_clear_error(copy):
+def test_unwritable_directory_is_a_clear_error(copy):
     copy.root.write_text("a file where the directory should be")
     with pytest.raises(ValueError, match=r"cannot write to .*data.*: Not a directory; choose another directory"):
         bring(copy)
 
 
-def test_a_full_disk_is_one_clear_error(packed, monkeypatch):
+def test_full_disk_is_a_clear_error(packed, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
@@ -265,7 +265,7 @@ def wait_until(true):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs SIGKILL")
-def test_of_two_processes_one_fetches_the_other_waits_and_a_killed_one_is_resumed(copy, site):
+def test_second_process_waits_and_resumes_after_a_kill(copy, site):
     site.gate = threading.Event()
     site.cuts += [30_000]
     first = start_process(copy)

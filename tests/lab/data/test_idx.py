@@ -10,7 +10,7 @@ from hullo.lab.data.idx import read_idx
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=4), st.data())
-def test_bytes_and_shape_are_those_of_the_file(shape, data):
+def test_tensor_has_the_bytes_and_shape_of_the_file(shape, data):
     size = torch.Size(shape).numel()
     content = data.draw(st.binary(min_size=size, max_size=size))
     tensor = read_idx(as_idx(shape, content), "some.gz")
@@ -37,17 +37,17 @@ def test_bytes_and_shape_are_those_of_the_file(shape, data):
         (b"\0\0\x08\2\0\0\0\2\0\0\0\2abc", r"3 bytes for the shape \(2, 2\) in its header"),
     ],
 )
-def test_other_content_is_refused(content, said):
+def test_other_content_is_rejected(content, said):
     with pytest.raises(ValueError, match=rf"^some\.gz: {said}"):
         read_idx(gzip.compress(content), "some.gz")
 
 
-def test_another_number_of_dimensions_is_refused():
+def test_wrong_number_of_dimensions_is_rejected():
     with pytest.raises(ValueError, match=r"^some\.gz: the header has shape \(\); must have 1 dimensions"):
         read_idx(as_idx((), b"a"), "some.gz", 1)
 
 
-def test_no_more_is_inflated_than_the_header_asks_for(monkeypatch):
+def test_decompressed_size_is_limited_by_the_header(monkeypatch):
     asked = []
     read = gzip.GzipFile.read
 
@@ -65,6 +65,6 @@ def test_no_more_is_inflated_than_the_header_asks_for(monkeypatch):
     "content",
     [as_idx((1,), b"a")[:-1], as_idx((3,), b"abc")[:10] + b"\xff" * 20, b"not gzip"],
 )
-def test_what_is_not_a_whole_gzip_file_is_refused(content):
+def test_incomplete_gzip_file_is_rejected(content):
     with pytest.raises(ValueError, match=r"^some\.gz: truncated or damaged gzip file"):
         read_idx(content, "some.gz")

@@ -20,7 +20,7 @@ NAME = "t10k-images-idx3-ubyte.gz"
 WANTED = as_file(NAME, FASHION[NAME])
 
 
-def test_a_sound_copy_is_read(copy):
+def test_intact_copy_is_read(copy):
     assert copy.flaws() == {}
     dataset = copy.load()
     assert dataset.name == "fashion-mnist"
@@ -40,7 +40,7 @@ def test_a_sound_copy_is_read(copy):
         (FASHION[NAME][:-1] + b"x", "altered"),
     ],
 )
-def test_a_file_that_differs_is_refused_with_its_digests_and_the_remedy(copy, content, state):
+def test_altered_file_is_rejected_with_digests_and_remedy(copy, content, state):
     path = copy.folder / NAME
     path.write_bytes(content)
     with pytest.raises(DataError) as caught:
@@ -52,7 +52,7 @@ def test_a_file_that_differs_is_refused_with_its_digests_and_the_remedy(copy, co
     assert copy.flaws() == {WANTED: str(caught.value)}
 
 
-def test_a_missing_file_is_refused_with_its_digest_and_the_remedy(copy, monkeypatch):
+def test_missing_file_is_rejected_with_remedy(copy, monkeypatch):
     monkeypatch.setenv("HULLO_DATA", str(copy.root))
     (copy.folder / NAME).unlink()
     with pytest.raises(DataError) as caught:
@@ -60,18 +60,18 @@ def test_a_missing_file_is_refused_with_its_digest_and_the_remedy(copy, monkeypa
     assert str(caught.value) == (f"{copy.folder / NAME} is missing; run: hullo data fetch fashion-mnist")
 
 
-def test_a_file_that_cannot_be_read_is_refused(copy):
+def test_unreadable_file_is_rejected(copy):
     (copy.folder / NAME).unlink()
     (copy.folder / NAME).mkdir()
     with pytest.raises(DataError, match=rf"{NAME} cannot be read \(Is a directory\); run"):
         copy.load()
 
 
-def test_the_remedy_can_be_pasted_into_a_shell(copy):
+def test_remedy_is_quoted_for_a_shell(copy):
     assert replace(copy, root=Path("my data")).command == "hullo data fetch fashion-mnist --data 'my data'"
 
 
-def test_the_data_directory_is_the_one_given_else_that_of_the_environment_else_in_the_cache(monkeypatch):
+def test_data_directory_is_argument_then_environment_then_cache(monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     monkeypatch.setenv("HULLO_DATA", "")

@@ -9,7 +9,7 @@ from hullo.lab.data import find, load
 from hullo.lab.data.idx import read_idx
 
 
-def test_the_sample_is_balanced_and_like_fashion_mnist():
+def test_sample_is_balanced_and_like_fashion_mnist():
     sample = load("fashion-mnist-sample")
     assert sample.train_images.shape == (6000, 1, 28, 28)
     assert sample.test_images.shape == (1000, 1, 28, 28)
@@ -17,11 +17,11 @@ def test_the_sample_is_balanced_and_like_fashion_mnist():
     assert sample.test_labels.bincount().tolist() == [100] * 10
 
 
-def test_the_sample_does_not_depend_on_the_data_directory(tmp_path):
+def test_sample_does_not_depend_on_the_data_directory(tmp_path):
     assert find("fashion-mnist-sample", tmp_path) == find("fashion-mnist-sample")
 
 
-def test_the_sample_fits_in_4_mb_with_its_licence():
+def test_sample_fits_in_4_mb_with_its_licence():
     folder = resources.files("hullo.lab.data") / "fashion-mnist-sample"
     contents = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert sum(map(len, contents.values())) < 4e6
@@ -37,7 +37,7 @@ def first_of_each_class(images, labels, each):
     return images[places], labels[places]
 
 
-def test_the_sample_is_the_first_images_of_each_class_in_order(real):
+def test_sample_has_the_first_images_of_each_class(real):
     full, sample = real("fashion-mnist").load(), load("fashion-mnist-sample")
     images, labels = first_of_each_class(full.train_images, full.train_labels, 600)
     assert torch.equal(sample.train_images, images)
@@ -47,7 +47,7 @@ def test_the_sample_is_the_first_images_of_each_class_in_order(real):
     assert torch.equal(sample.test_labels, labels)
 
 
-def test_the_tool_makes_the_sample(real):
+def test_tool_reproduces_the_sample(real):
     source = real("fashion-mnist").root
     spec = importlib.util.spec_from_file_location("make_sample", Path(__file__).parents[3] / "tools" / "make_sample.py")
     tool = importlib.util.module_from_spec(spec)

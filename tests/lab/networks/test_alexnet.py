@@ -44,14 +44,14 @@ def images(side: int = 39, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 class TestSizes:
-    def test_parameters_are_as_many_as_in_caffe(self, full: nn.Module) -> None:
+    def test_number_of_parameters_matches_caffe(self, full: nn.Module) -> None:
         assert sum(p.numel() for p in full.parameters()) == 60_965_224
 
-    def test_a_hull_adds_its_coefficients(self, pair: Population) -> None:
+    def test_hull_adds_its_coefficients(self, pair: Population) -> None:
         fixed, learned = (sum(p.numel() for p in member.parameters()) for member in pair)
         assert learned - fixed == 7 * 3
 
-    def test_every_layer_has_the_shape_that_it_has_in_caffe(self, full: nn.Module) -> None:
+    def test_layer_shapes_match_caffe(self, full: nn.Module) -> None:
         shapes: dict[str, tuple[int, ...]] = {}
 
         def note(name: str) -> None:
@@ -75,11 +75,11 @@ class TestSizes:
         }
 
     @pytest.mark.parametrize("side", range(2, 60))
-    def test_pools_are_as_large_as_caffes(self, side: int) -> None:
+    def test_pooling_sizes_match_caffe(self, side: int) -> None:
         pooled = _pool(torch.zeros(1, 1, side, side)).shape[-1]
         assert pooled == math.ceil((side - 3) / 2) + 1 == side // 2
 
-    def test_the_smallest_images_leave_a_pixel_at_the_end(self) -> None:
+    def test_smallest_valid_images_leave_one_pixel(self) -> None:
         with pytest.raises(ValueError, match=r"image_size=38: alexnet needs images of at least 39 pixels"):
             networks.build("alexnet", activation="relu", image_size=38)
         network = networks.build("alexnet", activation="relu", in_channels=1, image_size=39, num_classes=3)
@@ -88,7 +88,7 @@ class TestSizes:
 
 
 class TestStart:
-    def test_weights_are_normal_with_caffes_deviations_and_biases_are_caffes(self, full: nn.Module) -> None:
+    def test_initialization_matches_caffe(self, full: nn.Module) -> None:
         for name, (deviation, bias) in STARTS.items():
             layer = full.get_submodule(name)
             unit = layer.weight.detach().flatten() / deviation
@@ -124,7 +124,7 @@ def in_plain_form(name: str, tensor: Tensor, side: int) -> Tensor:
     return tensor
 
 
-def test_the_same_weights_give_the_same_logits_and_gradients_in_plain_pytorch() -> None:
+def test_logits_and_gradients_match_plain_pytorch() -> None:
     ours = networks.build("alexnet", activation="relu", **SMALL).double().eval()
     plain = PlainAlexNet(side=2, classes=10).double().eval()
     with torch.no_grad():
@@ -142,7 +142,7 @@ def test_the_same_weights_give_the_same_logits_and_gradients_in_plain_pytorch() 
         torch.testing.assert_close(found, other.grad, rtol=1e-9, atol=1e-10 * other.grad.abs().max().item())
 
 
-def test_a_population_computes_and_learns_as_its_members_do(pair: Population) -> None:
+def test_population_trains_like_its_members(pair: Population) -> None:
     members, shown = pair.eval()[:], images()
     optimizer = SGD(pair, lr=0.01)
     together = pair(shown, in_dims=None)
@@ -158,7 +158,7 @@ def test_a_population_computes_and_learns_as_its_members_do(pair: Population) ->
             torch.testing.assert_close(state[name], tensor, rtol=1e-3, atol=1e-5 * tensor.abs().max().item(), msg=name)
 
 
-def test_dropout_zeroes_half_of_what_the_last_two_layers_see_and_doubles_the_rest() -> None:
+def test_dropout_zeroes_half_of_the_last_two_inputs() -> None:
     network = networks.build("alexnet", activation="tanh", **SMALLEST)
     seen: list[Tensor] = []
     for layer in (network.linear7, network.linear8):

@@ -36,23 +36,23 @@ class TestCounts:
             ("resnet56", CIFAR10, 857_706),
         ],
     )
-    def test_parameters_are_as_many_as_in_the_paper(self, name: str, images: dict[str, int], expected: int) -> None:
+    def test_number_of_parameters_matches_the_paper(self, name: str, images: dict[str, int], expected: int) -> None:
         assert count(networks.build(name, activation="relu", **images)) == expected
 
     @pytest.mark.parametrize(("name", "layers"), [("lenet5", 3), ("kerasnet", 5), ("resnet56", 55)])
-    def test_a_hull_adds_its_coefficients(self, name: str, layers: int) -> None:
+    def test_hull_adds_its_coefficients(self, name: str, layers: int) -> None:
         fixed = networks.build(name, activation="tanh")
         learned = networks.build(name, activation="convex(identity,relu,tanh)")
         assert count(learned) == count(fixed) + 3 * layers
         assert sum(isinstance(module, hullo.Hull) for module in learned.modules()) == layers
 
-    def test_members_are_counted_by_what_they_learn(self) -> None:
+    def test_learned_parameters_of_members_are_counted(self) -> None:
         counts = [count(networks.build("lenet5", activation=row)) for row in paper.ROWS]
         assert counts == [657_080 + 3 * n for n in (0, 0, 0, 0, 2, 2, 2, 3, 2, 2, 2, 3)]
 
 
 class TestStart:
-    def test_weights_are_glorots_and_biases_zero(self) -> None:
+    def test_weights_are_glorot_uniform_and_biases_zero(self) -> None:
         network = networks.build("kerasnet", activation="relu")
         for layer in network.modules():
             if isinstance(layer, (nn.Conv2d, nn.Linear)):
@@ -62,7 +62,7 @@ class TestStart:
                 assert 0.98 * limit < layer.weight.abs().max() < 1.001 * limit
                 assert layer.weight.std().item() == pytest.approx(limit / 3**0.5, rel=0.1)
 
-    def test_the_seed_alone_decides_and_the_global_generator_stays(self) -> None:
+    def test_weights_depend_only_on_the_seed(self) -> None:
         torch.manual_seed(4)
         before = torch.random.get_rng_state()
         one, other, third = (networks.build("lenet5", activation="relu", seed=seed) for seed in (1, 1, 2))
@@ -138,9 +138,7 @@ def copy_to_keras(network: nn.Module, model: Any) -> None:
     ],
     ids=["lenet5", "kerasnet", "resnet8"],
 )
-def test_the_same_weights_give_the_same_logits_in_keras(
-    ours: Callable[[], nn.Module], theirs: Callable[[Any, Any], Any]
-) -> None:
+def test_logits_match_keras(ours: Callable[[], nn.Module], theirs: Callable[[Any, Any], Any]) -> None:
     keras = pytest.importorskip("keras")
     network = ours()
     for module in network.modules():  # nothing stays at a value that would hide a mistake
@@ -172,12 +170,12 @@ class TestRefusals:
             ({"activation": "rellu"}, r"invalid activation 'rellu'"),
         ],
     )
-    def test_what_cannot_be_built_is_refused_with_what_can(self, options: dict[str, Any], message: str) -> None:
+    def test_invalid_network_is_rejected_with_valid_ones(self, options: dict[str, Any], message: str) -> None:
         with pytest.raises(ValueError, match=message):
             networks.build(**({"name": "lenet5", "activation": "relu"} | options))
 
     @pytest.mark.parametrize(("name", "smallest"), [("lenet5", 16), ("kerasnet", 10)])
-    def test_the_smallest_images_leave_a_pixel_at_the_end(self, name: str, smallest: int) -> None:
+    def test_smallest_valid_images_leave_one_pixel(self, name: str, smallest: int) -> None:
         network = networks.build(name, activation="relu", image_size=smallest)
         assert network(torch.zeros(1, 3, smallest, smallest)).shape == (1, 10)
 
@@ -186,7 +184,7 @@ class TestRefusals:
     ("name", "training"),  # KerasNet's dropout would draw anew at every call
     [("lenet5", True), ("kerasnet", False), ("resnet8", False), ("resnet8", True)],
 )
-def test_gradients_are_the_slope_of_the_loss(name: str, training: bool) -> None:
+def test_gradients_match_finite_differences(name: str, training: bool) -> None:
     """Along any direction, by differences: nothing on the way from a parameter to the loss is forgotten."""
     make = resnet8 if name == "resnet8" else functools.partial(networks.build, name)
     network = make(activation="affine(identity,tanh)", image_size=16, num_classes=4).double().train(training)

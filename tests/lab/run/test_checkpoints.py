@@ -27,7 +27,7 @@ def after(steps: int) -> Training:
     return training
 
 
-def test_what_was_saved_last_is_restored_and_dropped(tmp_path: Path) -> None:
+def test_last_checkpoint_is_restored_and_deleted(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     for steps in (1, 2):
         checkpoints.save(training := after(steps))
@@ -39,12 +39,12 @@ def test_what_was_saved_last_is_restored_and_dropped(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_population_that_was_not_begun_starts_at_the_start(tmp_path: Path) -> None:
+def test_population_without_checkpoint_starts_at_epoch_0(tmp_path: Path) -> None:
     Checkpoints(tmp_path).restore(training := after(0))
     assert (training.epoch, training.step) == (0, 0)
 
 
-def test_a_checkpoint_that_was_made_with_other_data_is_refused_and_stays(tmp_path: Path) -> None:
+def test_checkpoint_of_other_data_is_rejected_and_kept(tmp_path: Path) -> None:
     Checkpoints(tmp_path).save(training := after(1))
     (path,) = tmp_path.iterdir()
     before = path.read_bytes()
@@ -58,7 +58,7 @@ def test_a_checkpoint_that_was_made_with_other_data_is_refused_and_stays(tmp_pat
     assert path.read_bytes() == before
 
 
-def test_a_disk_that_is_full_leaves_the_checkpoint_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_keeps_the_previous_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(after(1))
     (path,) = tmp_path.iterdir()
@@ -74,13 +74,13 @@ def test_a_disk_that_is_full_leaves_the_checkpoint_before(tmp_path: Path, monkey
     assert path.read_bytes() == before
 
 
-def test_a_checkpoint_of_another_version_is_refused_by_name(tmp_path: Path) -> None:
+def test_checkpoint_of_another_version_is_rejected(tmp_path: Path) -> None:
     save_file({"x": torch.zeros(1)}, tmp_path / "abc.safetensors", {"version": "0"})
     with pytest.raises(ValueError, match=r"abc.safetensors is a checkpoint of version 0, this hullo reads version \d+"):
         Checkpoints(tmp_path).started()
 
 
-def test_a_file_that_is_no_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
+def test_other_file_is_rejected_by_name(tmp_path: Path) -> None:
     (tmp_path / "abc.safetensors").write_bytes(b"nonsense")
     with pytest.raises(ValueError, match=r"abc.safetensors is not a checkpoint: .*; delete it to train its runs"):
         Checkpoints(tmp_path).started()

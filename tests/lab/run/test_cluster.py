@@ -116,9 +116,7 @@ def head() -> Iterator[tuple[int, str]]:
 
 
 @needs_ray
-def test_a_cluster_of_this_machine_gives_the_records_of_a_run_without_it(
-    here: tuple[Path, str], tmp_path: Path
-) -> None:
+def test_local_cluster_gives_the_same_records(here: tuple[Path, str], tmp_path: Path) -> None:
     said, errors = start(*REPRODUCE, *RAY, "--output", tmp_path).finish()
     progress = errors.splitlines()
     assert results(tmp_path) == results(here[0])
@@ -132,9 +130,7 @@ def test_a_cluster_of_this_machine_gives_the_records_of_a_run_without_it(
 
 
 @needs_ray
-def test_a_task_whose_process_is_killed_goes_on_from_its_checkpoint(
-    here: tuple[Path, str], head: tuple[int, str], tmp_path: Path
-) -> None:
+def test_killed_task_resumes_from_its_checkpoint(here: tuple[Path, str], head: tuple[int, str], tmp_path: Path) -> None:
     process = start(*REPRODUCE, *RAY, "--ray-address", head[1], "--output", tmp_path)
     *_, killed_at = watch(2, tmp_path, process)
     (worker,) = (
@@ -152,9 +148,7 @@ def test_a_task_whose_process_is_killed_goes_on_from_its_checkpoint(
 
 
 @needs_ray
-def test_what_a_killed_command_and_a_stopped_one_leave_is_gone_on_with(
-    here: tuple[Path, str], head: tuple[int, str], tmp_path: Path
-) -> None:
+def test_killed_and_stopped_commands_are_resumed(here: tuple[Path, str], head: tuple[int, str], tmp_path: Path) -> None:
     command = (*REPRODUCE, *RAY, "--ray-address", head[1], "--output", tmp_path)
     process = start(*command)
     watch(2, tmp_path, process)
@@ -178,7 +172,7 @@ def test_what_a_killed_command_and_a_stopped_one_leave_is_gone_on_with(
 
 
 @needs_ray
-def test_what_fails_keeps_nothing_else_from_its_end(head: tuple[int, str], tmp_path: Path) -> None:
+def test_failed_population_does_not_stop_the_others(head: tuple[int, str], tmp_path: Path) -> None:
     missing, large = "lenet5/cifar10", "kerasnet/fashion-mnist-sample"
     process = start(
         *(*REPRODUCE, missing, large, "--epochs", "1", *RAY, "--ray-address", head[1]),
@@ -209,7 +203,7 @@ def work(cluster: RayRunner, mark: str) -> list[Record] | None:
     return ends[1]
 
 
-def test_what_has_ended_and_was_not_heard_of_is_not_trained_again(
+def test_finished_but_unrecorded_population_is_not_trained_again(
     cluster: RayRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mark = _make_marker(cluster.queue.output)
@@ -218,7 +212,7 @@ def test_what_has_ended_and_was_not_heard_of_is_not_trained_again(
     assert work(cluster, mark) == records
 
 
-def test_a_task_that_another_process_was_faster_at_has_nothing_to_give(cluster: RayRunner) -> None:
+def test_task_finished_by_another_process_returns_no_records(cluster: RayRunner) -> None:
     (population,) = cluster.queue.populations()
     mark = _make_marker(cluster.queue.output)
     records = work(cluster, mark)
@@ -227,7 +221,7 @@ def test_a_task_that_another_process_was_faster_at_has_nothing_to_give(cluster: 
     assert [given for _, given in _train(cluster, population, mark)] == [None, []]
 
 
-def test_a_directory_that_machines_do_not_share_is_refused(cluster: RayRunner) -> None:
+def test_unshared_directory_is_rejected(cluster: RayRunner) -> None:
     with pytest.raises(ValueError, match=f"{cluster.queue.output} is not the driver's output directory"):
         work(cluster, "a mark that another directory bears")
 
@@ -245,7 +239,7 @@ def test_a_directory_that_machines_do_not_share_is_refused(cluster: RayRunner) -
         (("--engine", "local", "--ray-address", "auto"), "--ray-address and --gpus-per-task need --engine ray"),
     ],
 )
-def test_a_bad_option_is_one_line_exit_code_2_and_no_directory(
+def test_bad_option_is_one_line_exit_code_2_and_no_directory(
     options: tuple[str, ...], said: str, tmp_path: Path
 ) -> None:
     result = CliRunner().invoke(app, [*REPRODUCE, *RAY, *options, "--output", str(tmp_path / "new")])
@@ -255,7 +249,7 @@ def test_a_bad_option_is_one_line_exit_code_2_and_no_directory(
     assert not (tmp_path / "new").exists()
 
 
-def test_without_ray_one_line_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_ray_is_one_line_with_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     result = CliRunner().invoke(app, [*REPRODUCE, *RAY, "--output", str(tmp_path / "new")])
     assert (result.exit_code, result.stdout) == (2, "")
@@ -267,14 +261,14 @@ def test_without_ray_one_line_says_how_to_get_it(tmp_path: Path, monkeypatch: py
     ("wanted", "found", "chosen"),
     [(None, (0, 4), 1), (None, (0, 0), 0), (0, (8, 8), 0), (0.25, (1, 0), 0.25), (1, (2,), 1)],
 )
-def test_a_task_has_a_gpu_where_there_are_any(
+def test_task_gets_a_gpu_if_available(
     wanted: float | None, found: tuple[int, ...], chosen: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machines(monkeypatch, *found)
     assert choose_gpus(wanted) == chosen
 
 
-def test_gpus_that_no_machine_has_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_gpus_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     machines(monkeypatch, 0, 0)
     with pytest.raises(ValueError, match=r"^--gpus-per-task 0.5: no machine of the cluster has a GPU; give 0 to"):
         choose_gpus(0.5)
@@ -288,9 +282,7 @@ def machines(monkeypatch: pytest.MonkeyPatch, *gpus: int) -> None:
 
 
 @needs_ray
-def test_networks_and_data_of_a_user_give_the_records_of_a_run_without_it(
-    head: tuple[int, str], tmp_path: Path
-) -> None:
+def test_user_networks_and_data_give_the_same_records(head: tuple[int, str], tmp_path: Path) -> None:
     command = ("reproduce", own_network.make(tmp_path), "--activation", "affine(identity,tanh)", "--seeds", "2")
     command = (*command, "--epochs", "2", "--weights")
     start(*command, *RAY, "--ray-address", head[1], "--output", tmp_path / "cluster").finish()

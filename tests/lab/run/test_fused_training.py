@@ -64,7 +64,7 @@ def train(network: str, side: int, device: str, precision: str = "float32", rows
         pytest.param("resnet56", 8, ("convex(relu,tanh)", "prelu"), marks=pytest.mark.gpu),
     ],
 )
-def test_kernels_take_the_plain_steps(
+def test_fused_steps_equal_plain_steps(
     network: str, side: int, rows: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = functools.partial(ResNet, n=1)  # eight layers will do
@@ -85,7 +85,7 @@ def test_kernels_take_the_plain_steps(
 
 
 @pytest.mark.parametrize("network", ["lenet5", "alexnet"])
-def test_a_state_passes_between_kernels_and_plain_operations(network: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_is_portable_between_kernels_and_plain_operations(network: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = train(network, 18, "cpu")
     state = {name: tensor.clone() for name, tensor in plain.state_dict().items()}
     there_and_back = dict(state)
@@ -100,9 +100,7 @@ def test_a_state_passes_between_kernels_and_plain_operations(network: str, monke
 
 @pytest.mark.parametrize("network", ["lenet5", "alexnet"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_copies_are_kept_where_products_are_of_lower_precision(
-    network: str, precision: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copies_exist_only_in_lower_precision(network: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "serve", lambda x: x.dtype != torch.float64)
     spec = Spec(network, "fashion-mnist-sample", "relu", epochs=1, batch_size=4, precision=precision)
     assert bool(Training([spec], InMemoryLoader(data(18))).population.copies) == (precision == "bfloat16")
@@ -111,7 +109,7 @@ def test_copies_are_kept_where_products_are_of_lower_precision(
 @pytest.mark.gpu
 @pytest.mark.skipif(not GPU, reason="needs a CUDA device")
 @pytest.mark.parametrize("network", ["lenet5", "kerasnet", "resnet56", "alexnet"])
-def test_a_gpu_in_bfloat16_is_near_a_cpu_in_float32(network: str) -> None:
+def test_gpu_bfloat16_is_close_to_cpu_float32(network: str) -> None:
     on_gpu, on_cpu = train(network, 28, "cuda", "bfloat16"), train(network, 28, "cpu")
     assert on_gpu.population.copies
     torch.testing.assert_close(on_gpu.curves["train_loss"], on_cpu.curves["train_loss"], rtol=0.1, atol=0.1)
@@ -121,7 +119,7 @@ def test_a_gpu_in_bfloat16_is_near_a_cpu_in_float32(network: str) -> None:
 @pytest.mark.skipif(not GPU, reason="needs a CUDA device")
 @pytest.mark.parametrize("network", ["kerasnet", "alexnet"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_gpu_goes_on_from_a_state(network: str, precision: str) -> None:
+def test_gpu_resumes_from_a_state(network: str, precision: str) -> None:
     whole = train(network, 28, "cuda", precision)
     first = Training(whole.specs, whole.loader)
     moments = first.advance()
@@ -136,7 +134,7 @@ def test_a_gpu_goes_on_from_a_state(network: str, precision: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("network", ["lenet5", "kerasnet", "resnet56"])
-def test_on_a_gpu_a_member_that_diverges_leaves_the_other_as_it_is_to_the_bit(network: str) -> None:
+def test_diverging_member_does_not_change_others_on_gpu(network: str) -> None:
     spec = Spec(
         network, "fashion-mnist-sample", "affine(identity,relu,tanh)", epochs=1, batch_size=4, precision="bfloat16"
     )

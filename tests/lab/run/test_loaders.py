@@ -23,7 +23,7 @@ DATA = tiny_command.load("fashion-mnist-sample")
 
 @settings(deadline=None)
 @given(st.integers(1, 80), st.integers(0, 5), st.integers(1, 4))
-def test_the_parts_of_all_processes_are_the_epoch_from_any_step_on(size: int, start: int, processes: int) -> None:
+def test_shards_of_all_processes_form_the_epoch(size: int, start: int, processes: int) -> None:
     loader = InMemoryLoader(DATA)
     parts = [list(loader.batches(SEEDS, 1, size, start, World(rank, processes))) for rank in range(processes)]
     seen = [torch.cat([batch[0] for _, batch in step], 1) for step in zip(*parts, strict=True)]
@@ -44,7 +44,7 @@ def test_images_and_labels_belong_together() -> None:
     assert torch.equal(labels, DATA.train_labels[batch[0]])
 
 
-def test_tests_are_shown_once_whatever_the_number_of_processes() -> None:
+def test_evaluation_images_are_used_once_by_any_number_of_processes() -> None:
     loader = InMemoryLoader(DATA)
     for processes in (1, 3):
         shown = [batch for rank in range(processes) for batch in loader.eval_batches("test", World(rank, processes))]
@@ -52,7 +52,7 @@ def test_tests_are_shown_once_whatever_the_number_of_processes() -> None:
         assert torch.equal(torch.cat([images for images, _ in shown]), DATA.test_images / 255)
 
 
-def test_held_out_images_are_evaluated_beside_the_test_images() -> None:
+def test_held_out_images_are_evaluated_beside_test_images() -> None:
     whole = open_loader(SPEC, None, torch.device("cpu"))
     split = open_loader(replace(SPEC, val_size=600), Path("unused"), torch.device("cpu"))
     assert (whole.count, whole.eval_sizes) == (6000, {"test": 1000})

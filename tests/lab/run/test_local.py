@@ -45,7 +45,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[object]:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("call", ["fsync", "replace", "unlink"])
-def test_a_death_at_any_touch_of_the_disk_is_made_good(
+def test_kill_at_any_file_operation_is_recovered(
     call: str, when: str, expected: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner = os if call == "fsync" else Path
@@ -80,7 +80,7 @@ def test_a_death_at_any_touch_of_the_disk_is_made_good(
     assert fatal > 1
 
 
-def test_what_another_command_began_is_finished_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_population_of_another_command_is_finished_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("hullo.lab.spec.records.Records.add", lambda *_: (_ for _ in ()).throw(Death))
         with pytest.raises(Death):
@@ -91,6 +91,6 @@ def test_what_another_command_began_is_finished_as_it_was(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("text", ["lenet5", "", "cifar10-lenet5"])
-def test_a_column_without_a_slash_is_refused(text: str) -> None:
+def test_experiment_without_a_slash_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=f"^invalid column '{text}'.*the paper's are lenet5/fashion"):
         parse_column(text)

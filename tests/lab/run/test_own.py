@@ -163,7 +163,7 @@ def folder_of_images(place: Path, sizes: tuple[int, ...] = (8,), mode: str = "L"
         ("given", "images.npz", "affine(relu,tanh,per=channel)", 1),
     ],
 )
-def test_a_network_is_trained_recorded_and_loaded(network: str, data: str, activation: str, learned: int) -> None:
+def test_network_is_trained_recorded_and_loaded(network: str, data: str, activation: str, learned: int) -> None:
     result = invoke("train", f"net.py:{network}", data, "--activation", activation, "--epochs", 2)
     assert result.exit_code == 0, result.output
     (record,) = Records(Path("runs/records.jsonl")).read()
@@ -184,7 +184,7 @@ def test_a_network_is_trained_recorded_and_loaded(network: str, data: str, activ
     )
 
 
-def test_several_activations_and_seeds_are_one_table() -> None:
+def test_several_activations_and_seeds_form_one_table() -> None:
     chosen = ("--activation", "relu", "--activation", "own", "--activation", "affine(identity,relu)")
     result = invoke("reproduce", "net.py:Functional/images.npz", *chosen, "--seeds", 3, "--epochs", 1, "--weights")
     assert result.exit_code == 0, result.output
@@ -205,7 +205,7 @@ def test_the_laboratorys_networks_train_on_a_folder_of_images(place: Path) -> No
     assert result.exit_code == 0, result.output
 
 
-def test_a_longer_run_goes_on_from_the_end_of_a_shorter_one_to_the_bit() -> None:
+def test_longer_run_continues_a_shorter_one_bit_for_bit() -> None:
     command = ("train", "net.py:Modules", "images.npz", "--activation", "affine(identity,relu)")
     assert invoke(*command, "--epochs", 2).exit_code == 0
     assert "continuing an earlier run after epoch 2" in invoke(*command, "--epochs", 5).stderr
@@ -219,13 +219,13 @@ def test_a_longer_run_goes_on_from_the_end_of_a_shorter_one_to_the_bit() -> None
 
 
 @pytest.mark.parametrize("options", [("--schedule", "cosine"), ("--no-weights",)])
-def test_a_run_is_not_extended_where_it_cannot_be(options: tuple[str, ...]) -> None:
+def test_cosine_run_is_not_extended(options: tuple[str, ...]) -> None:
     command = ("train", "net.py:Mlp", "features.npz", *options)
     assert invoke(*command, "--epochs", 1).exit_code == 0
     assert "continuing" not in invoke(*command, "--epochs", 2).stderr
 
 
-def test_a_changed_file_is_another_network() -> None:
+def test_changed_file_is_another_network() -> None:
     command = ("train", "net.py:Mlp", "features.npz", "--epochs", 1)
     assert invoke(*command).exit_code == 0
     before = Path("net.py").stat()
@@ -242,7 +242,7 @@ def test_a_changed_file_is_another_network() -> None:
         load_network(weights)
 
 
-def test_a_killed_run_goes_on() -> None:
+def test_killed_run_resumes() -> None:
     command = ("train", "net.py:Mlp", "features.npz", "--epochs", "40")
     process = Command(*command, "--checkpoint-every", "0", *SETTINGS)
     while process.poll() is None and not list(Path("runs/checkpoints").glob("*.safetensors")):
@@ -273,7 +273,7 @@ def test_a_killed_run_goes_on() -> None:
         ("net.py:Abstract", "Abstract of .*net.py: TypeError"),
     ],
 )
-def test_an_error_in_a_network_names_its_line(network: str, said: str) -> None:
+def test_error_in_a_network_names_its_line(network: str, said: str) -> None:
     Path("broken.py").write_text("import torch\nclass Net(:\n")
     Path("raises.py").write_text("1 / 0\n")
     Path("exits.py").write_text("import sys\nsys.exit(3)\n")
@@ -285,7 +285,7 @@ def test_an_error_in_a_network_names_its_line(network: str, said: str) -> None:
     assert re.search(said, line), line
 
 
-def test_a_network_that_takes_its_activation_needs_one() -> None:
+def test_network_with_activation_argument_needs_one() -> None:
     result = invoke("train", "net.py:given", "images.npz")
     assert result.exit_code == 2
     assert "--activation relu" in result.stderr
@@ -303,13 +303,13 @@ class TestArrays:
     @pytest.mark.parametrize(
         ("shape", "read"), [((4, 6, 7), (4, 1, 6, 7)), ((4, 6, 7, 3), (4, 3, 6, 7)), ((4, 2, 6, 7), (4, 2, 6, 7))]
     )
-    def test_images_of_any_order(self, shape: tuple[int, ...], read: tuple[int, ...]) -> None:
+    def test_images_of_any_dimension_order_are_read(self, shape: tuple[int, ...], read: tuple[int, ...]) -> None:
         images = torch.randint(0, 256, shape, dtype=torch.uint8)
         dataset = open_data(self.save(x_train=images, x_test=images))
         assert dataset.train_images.shape == read
         assert dataset.train_images.sum() == images.sum()
 
-    def test_the_name_tells_the_content(self) -> None:
+    def test_name_depends_on_the_content(self) -> None:
         first = open_data(self.save()).name
         assert open_data(self.save()).name == first
         assert open_data(self.save(x_train=torch.ones(4, 3))).name != first
@@ -327,11 +327,11 @@ class TestArrays:
             ({"x_train": torch.zeros(4)}, r"x_train.*\(count, \.\.\.\)"),
         ],
     )
-    def test_bad_arrays_are_named(self, arrays: dict[str, torch.Tensor], said: str) -> None:
+    def test_bad_arrays_are_reported_by_name(self, arrays: dict[str, torch.Tensor], said: str) -> None:
         with pytest.raises(ValueError, match=said):
             open_data(self.save(**arrays))
 
-    def test_files_that_hold_no_arrays(self) -> None:
+    def test_files_without_arrays_are_rejected(self) -> None:
         Path("torn.npz").write_bytes(Path("images.npz").read_bytes()[:100])
         Path("torn.safetensors").write_bytes(b"abc")
         np.savez("other.npz", x_train=np.zeros(3))
@@ -348,13 +348,13 @@ class TestArrays:
 
 
 class TestFolders:
-    def test_classes_are_folders_and_images_are_read_as_they_are(self, place: Path) -> None:
+    def test_classes_are_folders_and_pixels_unchanged(self, place: Path) -> None:
         dataset = open_data(folder_of_images(place))
         assert (dataset.classes, dataset.train_labels.tolist()) == (("cat", "dog"), [0, 0, 1, 1])
         assert dataset.train_images.shape == (4, 1, 8, 8)
         assert dataset.train_images.flatten(1)[:, 0].tolist() == [0, 40, 0, 40]
 
-    def test_images_are_resized_and_cropped_in_the_middle(self, place: Path) -> None:
+    def test_images_are_resized_and_center_cropped(self, place: Path) -> None:
         folder = folder_of_images(place)
         wide = np.zeros((8, 24), np.uint8)
         wide[:, 8:16] = 200
@@ -374,7 +374,7 @@ class TestFolders:
             ("bomb", r"0\.png cannot be read.*exceeds limit"),
         ],
     )
-    def test_an_error_in_a_folder_names_the_file(
+    def test_error_in_a_folder_names_the_file(
         self, spoil: str, said: str, place: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         folder = folder_of_images(place)

@@ -43,18 +43,18 @@ def commit(queue: RunQueue, training: Training) -> None:
     queue.commit(training.specs, build_records(training, environment("here")))
 
 
-def test_every_run_is_in_one_population_of_its_company(tmp_path: Path) -> None:
+def test_every_run_is_in_one_population_of_its_key(tmp_path: Path) -> None:
     populations = RunQueue([*SPECS, SPECS[0]], tmp_path).populations()
     assert [spec for population in populations for spec in population] == SPECS
     assert [len({spec.population_key for spec in population}) for population in populations] == [1, 1]
 
 
 @pytest.mark.parametrize(("members", "expected"), [(None, [6, 6]), (4, [4, 2, 4, 2]), (1, [1] * 12), (9, [6, 6])])
-def test_a_population_has_so_many_members_at_most(members: int | None, expected: list[int], tmp_path: Path) -> None:
+def test_number_of_members_is_limited(members: int | None, expected: list[int], tmp_path: Path) -> None:
     assert sizes(RunQueue(SPECS, tmp_path, members)) == expected
 
 
-def test_what_does_not_fit_is_halved_in_its_company_alone_until_one_is_left(tmp_path: Path) -> None:
+def test_populations_too_large_for_memory_are_halved(tmp_path: Path) -> None:
     queue = RunQueue(SPECS, tmp_path)
     assert queue.split_in_half(queue.populations()[0]) == "6 networks do not fit into memory; trying 3 at a time"
     assert sizes(queue) == [3, 3, 6]
@@ -65,7 +65,7 @@ def test_what_does_not_fit_is_halved_in_its_company_alone_until_one_is_left(tmp_
         queue.split_in_half(alone)
 
 
-def test_what_was_begun_comes_first_and_as_it_was(tmp_path: Path) -> None:
+def test_started_populations_come_first_unchanged(tmp_path: Path) -> None:
     queue = RunQueue(SPECS, tmp_path, members=2)
     begin(queue, SPECS[8], SPECS[6], SPECS[7])
     first, *others = queue.populations()
@@ -73,7 +73,7 @@ def test_what_was_begun_comes_first_and_as_it_was(tmp_path: Path) -> None:
     assert [spec for population in others for spec in population] == [*SPECS[:6], *SPECS[9:]]
 
 
-def test_what_is_recorded_or_put_aside_is_not_to_be_done(tmp_path: Path) -> None:
+def test_recorded_and_excluded_runs_are_skipped(tmp_path: Path) -> None:
     queue = RunQueue(SPECS[:6], tmp_path)
     training = begin(queue, *SPECS[:2])
     assert queue.populations(exclude=set(SPECS[:2])) == [tuple(SPECS[2:6])]
@@ -83,13 +83,13 @@ def test_what_is_recorded_or_put_aside_is_not_to_be_done(tmp_path: Path) -> None
     assert not queue.checkpoints.started()
 
 
-def test_the_outcome_has_the_order_of_the_runs(tmp_path: Path) -> None:
+def test_results_have_the_order_of_the_runs(tmp_path: Path) -> None:
     queue = RunQueue([SPECS[1], SPECS[0], SPECS[1]], tmp_path)
     commit(queue, begin(queue, *SPECS[:3]))
     assert [record.spec for record in queue.results()] == [SPECS[1], SPECS[0], SPECS[1]]
 
 
-def test_a_record_that_is_gone_at_the_end_is_a_failure_that_says_what_to_do(tmp_path: Path) -> None:
+def test_deleted_record_is_an_error_with_remedy(tmp_path: Path) -> None:
     specs = [Spec("lenet5", "cifar10", "relu", seed=seed, epochs=1) for seed in (0, 1)]
     queue = RunQueue(specs, tmp_path)
     queue.records.add([make_record("relu", [50.0], column="lenet5/cifar10", seed=0)])

@@ -17,7 +17,7 @@ from hullo.lab.spec.records import Records
 accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 
 
-def test_a_board_that_cannot_be_written_any_more_is_one_clear_line(
+def test_unwritable_log_directory_is_a_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     log_epoch = TensorBoardLogger.log_epoch
@@ -36,7 +36,7 @@ def test_a_board_that_cannot_be_written_any_more_is_one_clear_line(
     assert capfd.readouterr().err == ""
 
 
-def test_every_epoch_of_every_member_is_on_the_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_epoch_of_every_member_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hullo.lab.data.load", tiny_command.load)
     rows = ("--activation", "prelu", "--activation", "affine(identity,relu)", "--val-size", "20")
     command = ("reproduce", "lenet5/fashion-mnist-sample", *rows, "--seeds", "1", "--epochs", "2", "--device", "cpu")

@@ -21,7 +21,7 @@ from hullo.lab.spec.run_spec import Spec
 
 
 @pytest.mark.parametrize("activation", ["relu", "prelu", "elu", "convex(identity,relu,parametrization=softmax)"])
-def test_a_network_comes_back_as_it_was_saved(activation: str, tmp_path: Path) -> None:
+def test_loaded_network_equals_the_saved_one(activation: str, tmp_path: Path) -> None:
     spec, task = Spec("kerasnet", "cifar10", activation, seed=3), Task(1, 12, 4)
     network = networks.build("kerasnet", activation=activation, in_channels=1, image_size=12, num_classes=4)
     for parameter in network.parameters():
@@ -34,7 +34,7 @@ def test_a_network_comes_back_as_it_was_saved(activation: str, tmp_path: Path) -
         assert hullo.fold(loaded)(x).shape == (2, 4)
 
 
-def test_a_file_that_holds_no_network_is_refused_by_name(tmp_path: Path) -> None:
+def test_file_without_a_network_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(b"nonsense")
     with pytest.raises(ValueError, match=r"x\.safetensors"):
@@ -45,9 +45,7 @@ def test_a_file_that_holds_no_network_is_refused_by_name(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_the_command_keeps_the_network_whose_loss_it_records(
-    kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_saved_network_has_the_recorded_loss(kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = ("--activation", "affine(identity,relu)", "--epochs", "1", "--device", "cpu", "--quiet")
     command = ["train", "lenet5", "fashion-mnist-sample", *options, "--output", str(tmp_path)]
     monkeypatch.setattr("hullo.lab.data.load", tiny_command.load)

@@ -38,12 +38,12 @@ names = st.sampled_from(
 
 
 class TestSpelling:
-    def test_a_parameter_by_name_is_no_option(self) -> None:
+    def test_named_parameter_of_a_base_is_not_an_option(self) -> None:
         row = ActivationSpec.parse("convex(relu,leaky_relu(negative_slope=0.2),init=relu)")
         assert str(row) == "convex(relu,leaky_relu(0.2),init=relu)"
 
     @given(st.sampled_from(list(HULLS)), st.lists(names, min_size=1, max_size=5, unique=True))
-    def test_a_hull_is_spelled_in_the_catalogues_order_and_read_back(self, kind: str, bases: list[str]) -> None:
+    def test_hull_text_is_canonical_and_round_trips(self, kind: str, bases: list[str]) -> None:
         row = ActivationSpec.parse(f" {kind} ({' , '.join(bases)})")
         ordered = ",".join(name for name in hullo.list_bases() if name in bases)
         assert str(row) == f"{kind}({ordered})"
@@ -70,7 +70,7 @@ class TestSpelling:
             ),
         ],
     )
-    def test_parameters_of_bases_are_part_of_the_spelling(self, given_as: str, spelled: str) -> None:
+    def test_parameters_of_bases_are_part_of_the_text(self, given_as: str, spelled: str) -> None:
         assert str(ActivationSpec.parse(given_as)) == spelled
 
     @pytest.mark.parametrize(
@@ -93,29 +93,29 @@ class TestSpelling:
             "affine(identity,relu,colour=red)",
         ],
     )
-    def test_what_is_no_activation_is_refused_and_says_what_is(self, text: str) -> None:
+    def test_invalid_activation_is_rejected_with_help(self, text: str) -> None:
         with pytest.raises(
             ValueError, match=r"invalid activation .*An activation is a base function, prelu, or convex"
         ) as error:
             ActivationSpec.parse(text)
         assert repr(text) in str(error.value)
 
-    def test_something_else_than_text_is_refused(self) -> None:
+    def test_non_string_is_rejected(self) -> None:
         with pytest.raises(TypeError, match=r"must be a str.*got 3 of type int"):
             ActivationSpec.parse(3)  # type: ignore[arg-type]
 
-    def test_the_papers_twelve_rows_need_three_bases(self) -> None:
+    def test_paper_rows_need_three_bases(self) -> None:
         population = Population([nn.Sequential(ActivationSpec.parse(row).module(1)) for row in paper.ROWS])
         assert [item.name for item in population.activations.bases] == ["identity", "relu", "tanh"]
 
-    def test_bases_in_order_are_there_once(self) -> None:
+    def test_in_order_sorts_and_deduplicates(self) -> None:
         given_twice = [hullo.base(name) for name in ("tanh", "relu", "tanh", "leaky_relu(0.2)", "leaky_relu(0.1)")]
         assert [item.name for item in in_order(given_twice)] == ["relu", "tanh", "leaky_relu(0.1)", "leaky_relu(0.2)"]
 
 
 class TestModules:
     @pytest.mark.parametrize("row", ROWS, ids=str)
-    def test_a_row_makes_what_it_spells(self, row: ActivationSpec) -> None:
+    def test_module_matches_the_text(self, row: ActivationSpec) -> None:
         module = row.module(3)
         x = torch.randn(2, 3, 4)
         if row.learns:
@@ -130,13 +130,13 @@ class TestModules:
             torch.testing.assert_close(module(x), row.bases[0].function(x))
 
     @pytest.mark.parametrize(("channels", "shape"), [(3, (3, 1)), (1, (1,))])
-    def test_one_activation_per_channel_has_as_many_groups(self, channels: int, shape: tuple[int, ...]) -> None:
+    def test_per_channel_activation_has_one_group_per_channel(self, channels: int, shape: tuple[int, ...]) -> None:
         module = ActivationSpec.parse("prelu").module(channels)
         assert tuple(module.raw.shape) == shape
         x = torch.randn(2, channels, 4)
         torch.testing.assert_close(module(x), x.relu())
 
-    def test_fixed_activations_of_the_paper_are_pytorchs_own_modules(self) -> None:
+    def test_fixed_activations_are_pytorch_modules(self) -> None:
         kinds = {row: type(ActivationSpec.parse(row).module(1)) for row in paper.ROWS[:4]}
         assert set(kinds.values()) == {nn.Identity, nn.ReLU, nn.Tanh, nn.LeakyReLU}
         assert ActivationSpec.parse("leaky_relu(0.3)").module(1).negative_slope == 0.3

@@ -54,7 +54,7 @@ def records(tmp_path: Path) -> Records:
     return Records(tmp_path / "out" / "records.jsonl")
 
 
-def test_what_was_added_is_read_in_order_and_is_one_line_each(records: Records) -> None:
+def test_records_are_read_in_order_one_per_line(records: Records) -> None:
     assert records.read() == []
     records.add(several(2))
     records.add(several(1, start=2))
@@ -63,7 +63,7 @@ def test_what_was_added_is_read_in_order_and_is_one_line_each(records: Records) 
     assert [(line["version"], line["id"]) for line in lines] == [(VERSION, r.spec.id) for r in several(3)]
 
 
-def test_a_run_is_never_recorded_twice(records: Records) -> None:
+def test_run_is_never_recorded_twice(records: Records) -> None:
     records.add([RECORD, replace(RECORD, seconds=2.5)])
     before = records.path.read_bytes()
     records.add([replace(RECORD, seconds=3.5)])
@@ -72,7 +72,7 @@ def test_a_run_is_never_recorded_twice(records: Records) -> None:
 
 
 @given(st.data())
-def test_a_torn_write_loses_only_what_was_not_whole(
+def test_incomplete_write_loses_only_its_own_record(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     records = Records(tmp_path_factory.mktemp("torn") / "records.jsonl")
@@ -85,7 +85,7 @@ def test_a_torn_write_loses_only_what_was_not_whole(
     assert records.path.read_bytes() == content
 
 
-def test_what_is_torn_is_counted_until_it_is_taken_away(records: Records) -> None:
+def test_truncated_bytes_are_counted_until_removed(records: Records) -> None:
     assert records.truncated_bytes == 0
     records.add(several(2))
     assert records.truncated_bytes == 0
@@ -108,7 +108,7 @@ def test_what_is_torn_is_counted_until_it_is_taken_away(records: Records) -> Non
         (replace(RECORD, seconds=2.5).line(), "spec: line 1 has another record"),
     ],
 )
-def test_a_line_that_is_no_record_of_this_version_is_refused_by_name(records: Records, line: bytes, said: str) -> None:
+def test_invalid_line_is_rejected_with_its_number(records: Records, line: bytes, said: str) -> None:
     records.add([RECORD])
     content = records.path.read_bytes() + line
     records.path.write_bytes(content)
@@ -118,7 +118,7 @@ def test_a_line_that_is_no_record_of_this_version_is_refused_by_name(records: Re
     assert records.path.read_bytes() == content
 
 
-def test_a_disk_that_is_full_leaves_the_file_as_it_was(records: Records, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_leaves_the_file_unchanged(records: Records, monkeypatch: pytest.MonkeyPatch) -> None:
     records.add([RECORD])
     before = records.path.read_bytes()
 
@@ -131,7 +131,7 @@ def test_a_disk_that_is_full_leaves_the_file_as_it_was(records: Records, monkeyp
     assert records.path.read_bytes() == before
 
 
-def test_processes_that_write_at_once_lose_nothing_and_tear_nothing(records: Records) -> None:
+def test_concurrent_writers_lose_no_records(records: Records) -> None:
     code = (
         "import sys; from test_records import Records, own, several, Path\n"
         "records = Records(Path(sys.argv[1])); print(flush=True); sys.stdin.readline()\n"
@@ -159,7 +159,7 @@ def test_processes_that_write_at_once_lose_nothing_and_tear_nothing(records: Rec
     assert written == [("both", 12), ("one", 12), ("two", 12)]
 
 
-def test_a_training_is_recorded_member_by_member() -> None:
+def test_training_is_recorded_per_member() -> None:
     rows = ("relu", "affine(relu,tanh)", "convex(identity,relu)")
     specs = [replace(SPEC, activation=row, lr=lr) for row, lr in zip(rows, (1e-4, 1e-2, 1e30), strict=True)]
     training = Training(specs, InMemoryLoader(tiny_command.load(SPEC.data)))
@@ -182,7 +182,7 @@ def test_a_training_is_recorded_member_by_member() -> None:
         assert Record.parse(record.line()) == record
 
 
-def test_held_out_images_have_curves_of_their_own() -> None:
+def test_held_out_images_have_separate_curves() -> None:
     training = Training(
         [replace(SPEC, val_size=20)], InMemoryLoader(tiny_command.load(SPEC.data).split_validation(20, 0))
     )
@@ -198,7 +198,7 @@ def test_held_out_images_have_curves_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("beside", [(), ("convex(identity,tanh)", "relu")])
-def test_activations_per_channel_are_recorded_as_means_over_time_and_per_channel_at_the_end(
+def test_per_channel_coefficients_are_recorded_as_means_and_final_values(
     beside: tuple[str, ...],
 ) -> None:
     rows = ("affine(identity,relu,per=channel)", *beside)

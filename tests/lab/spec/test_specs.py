@@ -55,32 +55,32 @@ OTHER = {
 
 
 @given(SPECS)
-def test_what_is_printed_is_read_back(spec: Spec) -> None:
+def test_spec_text_round_trips(spec: Spec) -> None:
     assert Spec.parse(str(spec)) == spec
     assert hash(Spec.parse(str(spec))) == hash(spec)
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Spec)])
-def test_a_change_of_anything_is_another_run(name: str) -> None:
+def test_any_changed_field_is_another_run(name: str) -> None:
     changed = replace(PLAIN, **{name: OTHER[name]})
     assert changed != PLAIN
     assert changed.id != PLAIN.id
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Spec)])
-def test_members_of_a_population_differ_in_activation_seed_rates_and_decay(name: str) -> None:
+def test_population_key_ignores_activation_seed_rates_and_decay(name: str) -> None:
     changed = replace(PLAIN, **{name: OTHER[name]})
     assert (changed.population_key == PLAIN.population_key) == (
         name in {"activation", "seed", "lr", "schedule", "weight_decay", "coefficient_lr_scale"}
     )
 
 
-def test_activations_per_channel_are_trained_beside_those_per_layer() -> None:
+def test_per_channel_and_per_layer_share_a_population() -> None:
     rows = ("relu", "prelu", "affine(identity,relu)", "convex(relu,tanh,per=channel)")
     assert len({replace(PLAIN, activation=row).population_key for row in rows}) == 1
 
 
-def test_what_is_usual_depends_on_the_network_and_yields_to_what_is_given() -> None:
+def test_defaults_depend_on_the_network_and_can_be_overridden() -> None:
     assert Spec.default("lenet5", "cifar10", "relu", epochs=None, batch_size=None) == PLAIN
     assert Spec.default("lenet5", "cifar10", "relu", epochs=3, lr=None).epochs == 3
     whole, short = (Spec.default("alexnet", "cifar10", "relu", epochs=epochs, lr=None) for epochs in (None, 45))
@@ -92,7 +92,7 @@ def test_what_is_usual_depends_on_the_network_and_yields_to_what_is_given() -> N
     assert (own.optimizer, own.lr, own.augment, own.recipe) == ("adam", 1e-3, "none", OWN_RECIPE)
 
 
-def test_schedules_of_one_kind_are_trained_side_by_side() -> None:
+def test_schedules_of_one_kind_share_a_population() -> None:
     found = {
         replace(PLAIN, schedule=text).population_key for text in ("inverse:1e-6", "inverse:3e-5", "constant", "step:3")
     }
@@ -101,13 +101,13 @@ def test_schedules_of_one_kind_are_trained_side_by_side() -> None:
     assert own.population_key != replace(own, activation="relu").population_key
 
 
-def test_spellings_of_one_row_are_one_run() -> None:
+def test_equivalent_activations_are_one_run() -> None:
     spellings = ("convex(identity,relu)", " convex( relu , identity ) ")
     assert len({Spec("lenet5", "cifar10", row).id for row in spellings}) == 1
     assert Spec("lenet5", "cifar10", "relu", lr=1) == Spec("lenet5", "cifar10", "relu", lr=1.0)
 
 
-def test_an_order_of_members_is_part_of_a_population() -> None:
+def test_identity_of_a_population_depends_on_member_order() -> None:
     other = replace(PLAIN, seed=1)
     assert identify([PLAIN, other]) != identify([other, PLAIN])
 
@@ -137,17 +137,17 @@ def test_an_order_of_members_is_part_of_a_population() -> None:
         ("activation", "own", "activation='own'.*lenet5"),
     ],
 )
-def test_what_cannot_be_run_is_refused(name: str, value: object, said: str) -> None:
+def test_invalid_spec_is_rejected(name: str, value: object, said: str) -> None:
     with pytest.raises(ValueError, match="^" + said.replace("(", r"\(")):
         replace(PLAIN, **{name: value})
 
 
 @pytest.mark.parametrize("text", ["", "lenet5 relu", "lenet5/cifar10", "lenet5/cifar10 relu seed", "a/b relu colour=1"])
-def test_a_text_that_is_no_spec_is_repeated(text: str) -> None:
+def test_invalid_text_is_quoted(text: str) -> None:
     with pytest.raises(ValueError, match=f"^invalid spec '{text}': must be network/data"):
         Spec.parse(text)
 
 
-def test_the_names_of_networks_and_data_sets_are_those_that_there_are() -> None:
+def test_valid_names_match_networks_and_data_sets() -> None:
     assert tuple(NETWORKS) == tuple(RECIPES)
     assert (*RELEASES, ilsvrc2012.NAME) == tuple(AUGMENTATIONS)

@@ -51,7 +51,7 @@ def loader(home):
     return open_loader(Spec.default("alexnet", "ilsvrc2012", "relu"), home, CPU)
 
 
-def test_a_batch_is_cropped_less_the_mean_and_named_as_it_was_packed(loader):
+def test_batch_has_cropped_images_minus_mean_and_packed_labels(loader):
     assert (loader.count, loader.eval_sizes, loader.task.num_classes, loader.task.image_size) == (
         12,
         {"test": 6},
@@ -68,7 +68,7 @@ def test_a_batch_is_cropped_less_the_mean_and_named_as_it_was_packed(loader):
     assert torch.equal(torch.cat([labels for _, _, labels in shown]), loader.train.labels[order])
 
 
-def test_the_parts_of_all_processes_are_the_steps_that_are_left(loader):
+def test_shards_of_all_processes_form_the_remaining_steps(loader):
     seeds, world = torch.tensor([5]), [World(rank, 3) for rank in range(3)]
     parts = [[batch for _, batch in loader.batches(seeds, 0, 5, 1, member)] for member in world]
     for step, (_, whole) in enumerate(loader.batches(seeds, 0, 5, 1, SINGLE_PROCESS)):
@@ -76,7 +76,7 @@ def test_the_parts_of_all_processes_are_the_steps_that_are_left(loader):
         assert all(map(torch.equal, together, whole))
 
 
-def test_evaluation_takes_the_middle_of_every_image_once(loader):
+def test_evaluation_uses_the_center_crop_of_every_image_once(loader):
     for processes in (1, 4):
         shown = [batch for rank in range(processes) for batch in loader.eval_batches("test", World(rank, processes))]
         labels = torch.cat([labels for _, labels in shown])
@@ -86,7 +86,7 @@ def test_evaluation_takes_the_middle_of_every_image_once(loader):
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_images_come_in_the_type_that_the_first_convolution_computes_in(loader, small, precision):
+def test_images_have_the_dtype_of_the_first_convolution(loader, small, precision):
     spec = Spec.default("alexnet", "ilsvrc2012", "relu", epochs=1, batch_size=12, precision=precision)
     training = Training([spec], loader)
     seen, forward = [], training._forward
@@ -99,14 +99,14 @@ def test_images_come_in_the_type_that_the_first_convolution_computes_in(loader, 
         assert images.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_members_of_several_seeds_cannot_share_a_stream(loader):
+def test_members_with_different_seeds_cannot_share_a_stream(loader):
     with pytest.raises(ValueError, match=r"same seed; got \[1, 2\]"):
         next(loader.batches(torch.tensor([1, 2]), 0, 5, 0, SINGLE_PROCESS))
     specs = [Spec.default("alexnet", "ilsvrc2012", "relu", seed=seed) for seed in (1, 2)]
     assert specs[0].population_key != specs[1].population_key
 
 
-def test_the_command_trains_records_both_accuracies_and_goes_on(home, tmp_path):
+def test_command_trains_records_both_accuracies_and_resumes(home, tmp_path):
     train = ("train", "alexnet", "ilsvrc2012", "--activation", "affine(identity,relu)", "--data", home)
     train = (*train, "--batch-size", 4, "--epochs", 1, "--device", "cpu", "--output", tmp_path / "runs", "--quiet")
     result = invoke(*train)
@@ -120,7 +120,7 @@ def test_the_command_trains_records_both_accuracies_and_goes_on(home, tmp_path):
     assert len(Records(tmp_path / "runs" / "records.jsonl").read()) == 1
 
 
-def test_a_record_of_a_pack_that_lacks_images_says_how_many_there_were(tmp_path, pack, small):
+def test_record_of_a_partial_pack_has_the_number_of_images(tmp_path, pack, small):
     source = lay_out(tmp_path / "source")
     next((source / "train").rglob("*.JPEG")).unlink()
     pack(source, tmp_path / "ilsvrc2012" / "packed", partial=True)
@@ -131,7 +131,7 @@ def test_a_record_of_a_pack_that_lacks_images_says_how_many_there_were(tmp_path,
     assert record.images == [11, 6]
 
 
-def test_a_part_of_the_data_set_is_of_the_classes_of_its_training_images_in_their_order(tmp_path, pack):
+def test_partial_pack_has_the_classes_of_its_training_images(tmp_path, pack):
     source = lay_out(tmp_path / "source")
     shutil.rmtree(source / "train" / WNIDS[1])
     packed = pack(source, tmp_path / "ilsvrc2012" / "packed", partial=True)
@@ -150,7 +150,7 @@ def test_a_part_of_the_data_set_is_of_the_classes_of_its_training_images_in_thei
         assert torch.equal(torch.cat([images for images, _ in shown]), middle)
 
 
-def test_a_part_whose_val_images_show_none_of_its_classes_is_refused(tmp_path, pack):
+def test_partial_pack_without_val_images_of_its_classes_is_rejected(tmp_path, pack):
     source = lay_out(tmp_path / "source")
     for wnid in WNIDS[1:]:
         shutil.rmtree(source / "train" / wnid)
@@ -162,7 +162,7 @@ def test_a_part_whose_val_images_show_none_of_its_classes_is_refused(tmp_path, p
         open_loader(Spec.default("alexnet", "ilsvrc2012", "relu"), tmp_path, CPU)
 
 
-def test_training_goes_on_from_any_step_to_the_bit(home, small):
+def test_training_resumes_from_any_step_bit_for_bit(home, small):
     spec = Spec.default("alexnet", "ilsvrc2012", "relu", epochs=1, batch_size=6)
 
     def open_training():
@@ -188,7 +188,7 @@ def test_training_goes_on_from_any_step_to_the_bit(home, small):
         ((), "contains no finished pack; make it with: hullo data pack ilsvrc2012"),
     ],
 )
-def test_what_cannot_be_trained_is_one_line(arguments, said, tmp_path):
+def test_invalid_training_is_a_one_line_error(arguments, said, tmp_path):
     result = invoke("train", "alexnet", "ilsvrc2012", "--data", tmp_path, "--output", tmp_path / "runs", *arguments)
     assert result.exit_code != 0
     assert said in result.stderr

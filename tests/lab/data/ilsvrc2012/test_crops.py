@@ -11,7 +11,7 @@ def crop_by_loops(image, mean, flipped, top, left):
     return torch.stack([torch.stack(row[::-1] if flipped else row) for row in rows]).permute(2, 0, 1)
 
 
-def test_a_crop_is_a_window_less_the_mean_there_and_then_flipped():
+def test_crop_subtracts_the_mean_before_flipping():
     images = torch.randint(256, (4, 256, 256, 3), dtype=torch.uint8)
     mean = 255 * torch.rand(256, 256, 3)
     crops = torch.tensor([[0, 0, 0], [1, 0, 29], [1, 29, 0], [0, 13, 7]])
@@ -22,7 +22,7 @@ def test_a_crop_is_a_window_less_the_mean_there_and_then_flipped():
         assert torch.equal(found[:, [0, 100, 226]], crop_by_loops(image, mean, *how))
 
 
-def test_channels_are_last_in_memory_and_numbers_as_asked():
+def test_crops_are_channels_last_in_the_requested_dtype():
     images = torch.randint(256, (2, 256, 256, 3), dtype=torch.uint8)
     cropped = crop(images, centre_crops(2), torch.zeros(256, 256, 3), torch.bfloat16)
     assert cropped.is_contiguous(memory_format=torch.channels_last)
@@ -31,7 +31,7 @@ def test_channels_are_last_in_memory_and_numbers_as_asked():
 
 
 @pytest.mark.parametrize("what", [0, 1, 2])
-def test_flips_and_places_are_uniform(what):
+def test_flips_and_positions_are_uniform(what):
     drawn = draw_crops(torch.tensor([0]), 0, torch.arange(200_000)[None])[0]
     cells = (2, 30, 30)[what]
     counts = drawn[:, what].bincount(minlength=cells).double()
@@ -40,7 +40,7 @@ def test_flips_and_places_are_uniform(what):
     assert float(((counts - expected) ** 2 / expected).sum()) < cells + 6 * (2 * cells) ** 0.5
 
 
-def test_how_an_image_is_cropped_depends_on_seed_epoch_and_image_alone():
+def test_crop_depends_only_on_seed_epoch_and_image():
     numbers = torch.randperm(64)
     whole = draw_crops(SEEDS, 2, numbers.expand(3, -1))
     parts = [draw_crops(SEEDS, 2, some.expand(3, -1)) for some in (numbers[:10], numbers[10:])]
@@ -52,7 +52,7 @@ def test_how_an_image_is_cropped_depends_on_seed_epoch_and_image_alone():
     assert others.flatten(0, 1).flatten(1).unique(dim=0).shape[0] == 60
 
 
-def test_no_value_is_looked_at_on_the_way():
+def test_no_tensor_value_is_read_on_the_host():
     """On the meta device there are no values; so nothing waits for the device, and a CUDA graph can hold it all."""
     seeds, numbers = (
         torch.empty(1, dtype=torch.int64, device="meta"),
@@ -65,7 +65,7 @@ def test_no_value_is_looked_at_on_the_way():
 
 
 @pytest.mark.gpu
-def test_a_gpu_crops_as_the_cpu_does():
+def test_gpu_crops_like_cpu():
     images, mean = torch.randint(256, (8, 256, 256, 3), dtype=torch.uint8), 255 * torch.rand(256, 256, 3)
 
     def cropped(device):

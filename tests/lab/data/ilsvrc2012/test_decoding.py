@@ -17,13 +17,13 @@ def plain(mode, size=(300, 200)):
 
 
 @pytest.mark.parametrize("size", [(1, 1), (224, 224), (500, 375), (375, 500), (3000, 20)])
-def test_both_sides_become_256_whatever_they_were(size):
+def test_any_image_size_becomes_256_by_256(size):
     pixels = decode(encode(plain("RGB", size)))
     assert (pixels.shape, pixels.dtype) == ((256, 256, 3), np.uint8)
     assert np.abs(pixels.astype(int) - COLOUR).max() <= 3
 
 
-def test_sides_are_resized_apart_and_neither_turned_nor_cropped():
+def test_height_and_width_are_resized_independently():
     image = Image.new("RGB", (600, 400))
     image.paste((255, 0, 0), (0, 0, 300, 200))  # top left
     image.paste((0, 255, 0), (300, 0, 600, 200))
@@ -34,7 +34,7 @@ def test_sides_are_resized_apart_and_neither_turned_nor_cropped():
     assert pixels[129:, :127].reshape(-1, 3).tolist() == [[0, 0, 255]] * 127**2
 
 
-def test_every_pixel_counts_where_an_image_shrinks():
+def test_shrinking_is_antialiased():
     stripes = np.zeros((256, 1024), np.uint8)
     stripes[:, ::4] = 200
     pixels = decode(encode(Image.fromarray(stripes), "PNG"))[:, 2:-2]
@@ -42,7 +42,7 @@ def test_every_pixel_counts_where_an_image_shrinks():
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
-def test_grey_colour_and_inverted_cmyk_jpegs_are_read(mode):
+def test_grayscale_colour_and_inverted_cmyk_jpegs_are_read(mode):
     content = encode(plain(mode), quality=95)
     if mode == "CMYK":
         assert b"Adobe" in content[:64]
@@ -51,7 +51,7 @@ def test_grey_colour_and_inverted_cmyk_jpegs_are_read(mode):
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "P", "L", "LA", "1"])
-def test_a_png_is_read_by_whatever_name(mode):
+def test_png_is_read_whatever_its_file_name(mode):
     options = {"transparency": b"\0" * 256} if mode == "P" else {}
     pixels = decode(encode(plain(mode), "PNG", **options))
     assert np.array_equal(pixels, decode(encode(plain(mode).convert("RGB"), "PNG")))
@@ -62,7 +62,7 @@ def with_exif(content, exif):
     return content[:2] + b"\xff\xe1" + struct.pack(">H", len(segment) + 2) + segment + content[2:]
 
 
-def test_corrupt_metadata_are_none_of_the_images_and_no_warning_escapes():
+def test_damaged_metadata_are_ignored_without_warnings():
     content = encode(plain("RGB"))
     corrupt = with_exif(content, b"II*\0\x08\0\0\0\x05\0" + b"\x1a\x01\x05\0\x01\0\0\0\xff\xff\0\0")
     with (
@@ -75,7 +75,7 @@ def test_corrupt_metadata_are_none_of_the_images_and_no_warning_escapes():
         assert np.array_equal(decode(corrupt), decode(content))
 
 
-def test_an_image_is_not_turned_by_its_metadata():
+def test_exif_rotation_is_ignored():
     content = encode(Image.linear_gradient("L"))
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -97,13 +97,13 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_a_broken_image_is_refused_with_the_reason(kind):
+def test_broken_image_raises_an_error_with_the_reason(kind):
     content, reason = BROKEN[kind]
     with pytest.raises(ImageError, match=reason):
         decode(content)
 
 
-def test_whatever_bytes_are_damaged_there_is_an_image_or_a_reason():
+def test_damaged_bytes_give_an_image_or_an_error():
     refused = 0
     for seed in range(300):
         draw = np.random.default_rng(seed)
@@ -117,6 +117,6 @@ def test_whatever_bytes_are_damaged_there_is_an_image_or_a_reason():
     assert 0 < refused < 300
 
 
-def test_the_real_images_are_all_sound(real_source):
+def test_real_images_are_not_damaged(real_source):
     for image in real_source.images("val")[:50]:
         assert decode(image.encoded.read()).std() > 5

@@ -14,7 +14,7 @@ PREFIX = "ILSVRC2012_devkit_t12"
 
 
 @pytest.mark.parametrize("place", ["archive", "devkit", PREFIX])
-def test_labels_follow_the_sorted_identifiers_and_the_truth_is_mapped_by_the_devkit(tmp_path, place):
+def test_labels_follow_sorted_wnids_and_val_labels_are_mapped(tmp_path, place):
     files = devkit_files()
     if place == "archive":
         write(tmp_path, {ARCHIVE: as_tar({f"{PREFIX}/{name}": data for name, data in files.items()}, "w:gz")})
@@ -25,12 +25,12 @@ def test_labels_follow_the_sorted_identifiers_and_the_truth_is_mapped_by_the_dev
     assert [WNIDS[label] for label in found.val_labels] == [list(TRAIN)[number - 1] for number in TRUTH]
 
 
-def test_without_a_devkit_there_is_none(tmp_path):
+def test_missing_devkit_is_none(tmp_path):
     assert find_devkit(tmp_path) is None
     assert find_devkit(tmp_path / "nowhere") is None
 
 
-def test_a_half_downloaded_archive_is_one_clear_error(tmp_path):
+def test_truncated_archive_is_a_clear_error(tmp_path):
     archive = lay_out(tmp_path, "tars") / ARCHIVE
     content = archive.read_bytes()
     for parametrization in (0, 10, len(content) // 2):
@@ -43,7 +43,7 @@ def test_a_half_downloaded_archive_is_one_clear_error(tmp_path):
 
 
 @pytest.mark.parametrize("missing", ["meta.mat", "ILSVRC2012_validation_ground_truth.txt"])
-def test_a_devkit_without_a_file_is_one_clear_error(tmp_path, missing):
+def test_devkit_without_a_file_is_a_clear_error(tmp_path, missing):
     folder = lay_out(tmp_path) / "devkit"
     (folder / "data" / missing).unlink()
     with pytest.raises(DataError, match=rf"devkit is an incomplete or damaged devkit \(.*{missing}"):
@@ -54,7 +54,7 @@ def test_a_devkit_without_a_file_is_one_clear_error(tmp_path, missing):
     ("kind", "link"),
     [(tarfile.SYMTYPE, "meta.mat"), (tarfile.SYMTYPE, "../data"), (tarfile.LNKTYPE, "nowhere"), (tarfile.DIRTYPE, "")],
 )
-def test_an_archive_whose_files_are_links_is_one_clear_error(tmp_path, kind, link):
+def test_archive_with_links_is_a_clear_error(tmp_path, kind, link):
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w:gz") as tar:
         member = tarfile.TarInfo(f"{PREFIX}/data/meta.mat")
@@ -67,7 +67,7 @@ def test_an_archive_whose_files_are_links_is_one_clear_error(tmp_path, kind, lin
         find_devkit(tmp_path)
 
 
-def test_no_more_is_inflated_than_a_devkit_may_have(tmp_path, monkeypatch):
+def test_decompressed_size_of_a_devkit_is_limited(tmp_path, monkeypatch):
     monkeypatch.setattr(devkit, "MAX_BYTES", 100)
     lay_out(tmp_path, "tars")
     with pytest.raises(DataError, match=r"is an incomplete or damaged devkit \(meta.mat has more than 100 bytes"):
@@ -82,7 +82,7 @@ def test_no_more_is_inflated_than_a_devkit_may_have(tmp_path, monkeypatch):
 
 @given(st.data())
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_whatever_bytes_are_damaged_there_is_a_devkit_or_a_reason(tmp_path, data):
+def test_damaged_bytes_give_a_devkit_or_an_error(tmp_path, data):
     files = {f"devkit/{name}": bytearray(content) for name, content in devkit_files().items()}
     name = data.draw(st.sampled_from(sorted(files)))
     plain = as_mat([synset(1, "n03000001", "thing", 0, 4), synset(2, "n03000002", "thing", 0, 4)], compressed=False)
@@ -96,14 +96,14 @@ def test_whatever_bytes_are_damaged_there_is_a_devkit_or_a_reason(tmp_path, data
         assert "is an incomplete or damaged devkit" in str(error)  # noqa: PT017 (either is right)
 
 
-def test_a_truth_that_names_no_class_is_refused(tmp_path):
+def test_unknown_val_label_is_rejected(tmp_path):
     write(tmp_path, {f"devkit/{name}": data for name, data in devkit_files().items()})
     write(tmp_path, {"devkit/data/meta.mat": as_mat([synset(1, "n03000001", "thing", 0, 4)])})
     with pytest.raises(DataError, match=r"devkit is an incomplete or damaged devkit \(3\)"):
         find_devkit(tmp_path)
 
 
-def test_the_real_devkit_has_a_thousand_classes_and_fifty_of_each_in_val(real_source):
+def test_real_devkit_has_1000_classes_with_50_val_images_each(real_source):
     found = real_source.devkit
     assert len(found.classes) == 1000
     assert sum(item.num_images for item in found.classes) == 1_281_167

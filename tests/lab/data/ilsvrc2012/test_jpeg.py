@@ -28,7 +28,7 @@ def compressed(content):
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
 @pytest.mark.parametrize("size", [(1, 1), (17, 9), (120, 90)])
-def test_no_sound_jpeg_is_taken_for_damaged(mode, size):
+def test_intact_jpegs_are_not_reported(mode, size):
     image = photograph(size, mode)
     for quality in (5, 50, 95):
         for subsampling in (0, 1, 2) if mode != "L" else (0,):
@@ -38,11 +38,11 @@ def test_no_sound_jpeg_is_taken_for_damaged(mode, size):
 
 
 @pytest.mark.parametrize("content", [b"", b"\x89PNG", encode(photograph(), "PNG")])
-def test_other_formats_are_left_alone(content):
+def test_other_formats_are_ignored(content):
     assert find_damage(content) is None
 
 
-def test_what_follows_the_end_is_not_looked_at():
+def test_bytes_after_the_end_are_ignored():
     assert find_damage(encode(photograph()) + b"\xff\xd8 a thumbnail \xff\xc0") is None
 
 
@@ -75,7 +75,7 @@ def test_warnings_of_the_decoder_are_reported(content, said):
     assert re.match(said, find_damage(content) or "")
 
 
-def test_wherever_a_jpeg_is_damaged_data_that_do_not_fit_are_noticed():
+def test_damage_that_changes_the_amount_of_data_is_detected_anywhere():
     """Of damage that changes pixels, all is found after which blocks take another number of bits, to a few bytes."""
     draw = random.Random(0)
     outcomes = {"known": 0, "unknown": 0}

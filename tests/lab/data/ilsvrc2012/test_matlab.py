@@ -10,7 +10,7 @@ ROWS = [{"name": "tench, Tinca", "n": 1300}, {"name": "x", "n": 0}, {"name": "",
 
 
 @pytest.mark.parametrize("compressed", [True, False])
-def test_structs_are_read_deflated_or_not(compressed):
+def test_structs_are_read_compressed_or_not(compressed):
     read = read_structs(as_mat(ROWS, compressed=compressed))
     assert read == [{"name": row["name"], "n": [float(row["n"])]} for row in ROWS]
 
@@ -43,12 +43,12 @@ def test_the_real_devkit_is_read_as_scipy_reads_it(real_source):
 
 @pytest.mark.parametrize("parametrization", [0, 127, 130, 140, 200, -1])
 @pytest.mark.parametrize("compressed", [True, False])
-def test_a_file_cut_off_anywhere_is_refused(parametrization, compressed):
+def test_truncated_file_is_rejected(parametrization, compressed):
     with pytest.raises(ValueError, match=r"truncated|damaged|starts with"):
         read_structs(as_mat(ROWS, compressed=compressed)[:parametrization])
 
 
-def test_other_files_are_refused():
+def test_other_files_are_rejected():
     with pytest.raises(ValueError, match=r"starts with b'<html>'"):
         read_structs(b"<html>")
     content = bytearray(devkit_files()["data/meta.mat"])

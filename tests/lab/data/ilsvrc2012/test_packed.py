@@ -22,14 +22,14 @@ def flaws(pack):
     return pack.flaws(lambda _: None)
 
 
-def test_a_pack_is_opened_as_it_was_made(packed):
+def test_opened_pack_equals_the_written_one(packed):
     assert Pack.open(packed.folder) == packed
     assert flaws(packed) == []
     assert packed.classes == tuple((wnid, f"thing {wnid[-1]}") for wnid in WNIDS)
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_images_are_found_by_their_numbers_in_the_order_of_their_names(packed, split):
+def test_images_are_indexed_in_the_order_of_their_names(packed, split):
     found = packed.images(split)
     made = sorted((name, wnid, data) for wnid, files in make_images()[split].items() for name, data in files.items())
     assert len(found) == len(made) > 5  # more than a shard
@@ -42,13 +42,13 @@ def test_images_are_found_by_their_numbers_in_the_order_of_their_names(packed, s
         found[len(found)]
 
 
-def test_the_labels_are_there_at_once(packed):
+def test_labels_are_loaded_on_opening(packed):
     labels = packed.images("train").labels
     assert labels.dtype == torch.int64
     assert labels.bincount().tolist() == [3, 5, 4]
 
 
-def test_every_altered_or_missing_file_is_named(packed):
+def test_every_altered_or_missing_file_is_reported(packed):
     for name, place in (("train-001.safetensors", 5000), ("mean.safetensors", 500)):
         content = bytearray((packed.folder / name).read_bytes())
         content[place] ^= 1
@@ -60,12 +60,12 @@ def test_every_altered_or_missing_file_is_named(packed):
     assert val.startswith(f"{packed.folder}/val-000.safetensors is missing or damaged (")
 
 
-def test_a_shard_in_the_place_of_another_is_noticed(packed):
+def test_swapped_shards_are_detected(packed):
     (packed.folder / "train-000.safetensors").replace(packed.folder / "train-001.safetensors")
     assert len(flaws(packed)) == 2
 
 
-def test_a_shard_that_is_cut_off_while_it_is_read_is_one_clear_error(packed):
+def test_shard_truncated_while_reading_is_a_clear_error(packed):
     found = packed.images("train")
     with (packed.folder / "train-001.safetensors").open("r+b") as file:
         file.truncate(300_000)
@@ -89,7 +89,7 @@ def test_a_shard_that_is_cut_off_while_it_is_read_is_one_clear_error(packed):
         torch.full((256, 256, 3), 256.0),
     ],
 )
-def test_a_mean_of_another_kind_is_one_clear_error(packed, mean):
+def test_mean_of_another_dtype_or_shape_is_a_clear_error(packed, mean):
     save_file({"mean": mean}, packed.folder / "mean.safetensors")
     with pytest.raises(
         DataError, match=r"mean.safetensors is missing or damaged \(.*; make it again with: hullo data pack"
@@ -97,7 +97,7 @@ def test_a_mean_of_another_kind_is_one_clear_error(packed, mean):
         Pack.open(packed.folder).mean  # noqa: B018
 
 
-def test_a_shard_that_was_saved_anew_is_refused_as_its_images_lie_elsewhere(packed):
+def test_shard_saved_by_another_writer_is_rejected(packed):
     path = packed.folder / "train-000.safetensors"
     with safe_open(path, "pt") as file:
         about, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -106,13 +106,13 @@ def test_a_shard_that_was_saved_anew_is_refused_as_its_images_lie_elsewhere(pack
         packed.images("train")
 
 
-def test_a_label_that_is_no_class_is_refused(packed):
+def test_label_outside_of_the_classes_is_rejected(packed):
     with pytest.raises(DataError, match=r"label 2 in train, 2 classes; delete it"):
         replace(packed, classes=packed.classes[:2]).images("train")
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{}"])
-def test_a_mean_that_is_missing_or_damaged_is_one_clear_error(packed, content):
+def test_missing_or_damaged_mean_is_a_clear_error(packed, content):
     path = packed.folder / "mean.safetensors"
     path.unlink()
     if content is not None:
@@ -123,7 +123,7 @@ def test_a_mean_that_is_missing_or_damaged_is_one_clear_error(packed, content):
     assert str(caught.value).endswith("; make it again with: hullo data pack ilsvrc2012")
 
 
-def test_other_folders_and_versions_are_refused(packed, tmp_path):
+def test_other_folders_and_versions_are_rejected(packed, tmp_path):
     with pytest.raises(
         DataError, match=rf"{tmp_path} contains no finished pack; make it with: hullo data pack ilsvrc2012"
     ):
@@ -153,7 +153,7 @@ def test_other_folders_and_versions_are_refused(packed, tmp_path):
         lambda values: "[" * 5000,
     ],
 )
-def test_a_damaged_manifest_is_one_clear_error(packed, damage):
+def test_damaged_manifest_is_a_clear_error(packed, damage):
     manifest = packed.folder / "manifest.json"
     manifest.write_text(damage(json.loads(manifest.read_text())))
     with pytest.raises(DataError) as caught:
@@ -162,7 +162,7 @@ def test_a_damaged_manifest_is_one_clear_error(packed, damage):
     assert str(caught.value).endswith("; delete it, then run: hullo data pack ilsvrc2012")
 
 
-def test_a_manifest_that_cannot_be_read_is_one_clear_error(packed, forbid):
+def test_unreadable_manifest_is_a_clear_error(packed, forbid):
     forbid(packed.folder / "manifest.json")
     with pytest.raises(DataError, match=r"/manifest.json cannot be read \(Permission denied\); make it readable, then"):
         Pack.open(packed.folder)

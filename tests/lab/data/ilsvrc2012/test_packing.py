@@ -32,7 +32,7 @@ def inodes(folder):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_gives_the_same_pack_to_the_byte(tmp_path, pack, layout):
+def test_every_source_layout_gives_the_same_pack(tmp_path, pack, layout):
     pack(lay_out(tmp_path / "flat"), tmp_path / "first")
     made = pack(lay_out(tmp_path / "other", layout), tmp_path / "second")
     assert contents(tmp_path / "first") == contents(tmp_path / "second")
@@ -40,13 +40,13 @@ def test_every_layout_gives_the_same_pack_to_the_byte(tmp_path, pack, layout):
     assert [wnid for wnid, _ in made.classes] == WNIDS
 
 
-def test_the_mean_is_that_of_the_training_images(tmp_path, pack):
+def test_mean_is_computed_over_training_images(tmp_path, pack):
     made = pack(lay_out(tmp_path / "source"), tmp_path / "packed")
     pixels = [decode(data) for files in MADE["train"].values() for data in files.values()]
     np.testing.assert_allclose(made.mean.numpy(), np.mean(pixels, 0), rtol=1e-6)
 
 
-def test_a_finished_pack_is_left_alone(tmp_path, pack):
+def test_finished_pack_is_not_rewritten(tmp_path, pack):
     first = pack(lay_out(tmp_path / "source"), tmp_path / "packed")
     before = inodes(tmp_path / "packed")
     assert pack(tmp_path / "source", tmp_path / "packed") == first
@@ -55,7 +55,7 @@ def test_a_finished_pack_is_left_alone(tmp_path, pack):
 
 @pytest.mark.parametrize("lose", [Path.unlink, lambda path: os.truncate(path, 300)])
 @pytest.mark.parametrize("lost", ["train-001.safetensors", "manifest.json", "mean.safetensors"])
-def test_what_is_lost_or_cut_off_alone_is_made_anew(tmp_path, pack, lost, lose):
+def test_only_missing_or_truncated_shards_are_rewritten(tmp_path, pack, lost, lose):
     packed = tmp_path / "packed"
     pack(lay_out(tmp_path / "source"), packed)
     before, whole = inodes(packed), contents(packed)
@@ -65,7 +65,7 @@ def test_what_is_lost_or_cut_off_alone_is_made_anew(tmp_path, pack, lost, lose):
     assert {name: inode for name, inode in inodes(packed).items() if name != lost}.items() <= before.items()
 
 
-def test_missing_images_are_refused_before_anything_is_written_unless_a_part_will_do(tmp_path, pack):
+def test_missing_images_are_an_error_before_writing_unless_partial(tmp_path, pack):
     source = lay_out(tmp_path / "source")
     (source / "train" / "n02000003" / "n02000003_0.JPEG").unlink()
     with pytest.raises(DataError, match=rf"{source} has 11 of 12 train images; .* add --partial$"):
@@ -77,7 +77,7 @@ def test_missing_images_are_refused_before_anything_is_written_unless_a_part_wil
     assert len(made.classes) == 3
 
 
-def test_a_part_grows_into_the_whole(tmp_path, pack):
+def test_partial_pack_can_be_completed(tmp_path, pack):
     source = lay_out(tmp_path / "source")
     taken = source / "val" / "ILSVRC2012_val_00000006.JPEG"
     content = taken.read_bytes()
@@ -101,7 +101,7 @@ def damaged(tmp_path):
     return source
 
 
-def test_broken_images_are_named_lose_no_work_and_are_left_out_only_on_demand(tmp_path, damaged, pack, capsys):
+def test_broken_images_are_reported_and_skipped_only_if_partial(tmp_path, damaged, pack, capsys):
     packed = tmp_path / "packed"
     with pytest.raises(DataError) as caught:
         pack(damaged, packed)
@@ -123,7 +123,7 @@ def test_broken_images_are_named_lose_no_work_and_are_left_out_only_on_demand(tm
 
 
 @pytest.mark.parametrize("partial", [False, True])
-def test_mended_images_alone_are_packed_again(tmp_path, damaged, pack, partial):
+def test_only_shards_with_repaired_images_are_rewritten(tmp_path, damaged, pack, partial):
     packed = tmp_path / "packed"
     assert not pack(damaged, packed, partial=True).is_complete
     before = inodes(packed)
@@ -136,7 +136,7 @@ def test_mended_images_alone_are_packed_again(tmp_path, damaged, pack, partial):
 
 
 @pytest.mark.parametrize("partial", [False, True])
-def test_images_that_stay_broken_are_named_again_and_nothing_is_packed_again(tmp_path, damaged, pack, capsys, partial):
+def test_images_still_broken_are_reported_again_without_repacking(tmp_path, damaged, pack, capsys, partial):
     packed = tmp_path / "packed"
     usable = pack(damaged, packed, partial=True)
     before = inodes(packed)
@@ -148,7 +148,7 @@ def test_images_that_stay_broken_are_named_again_and_nothing_is_packed_again(tmp
     assert Pack.open(packed) == usable
 
 
-def test_a_part_is_not_packed_without_a_word(tmp_path, pack, capsys):
+def test_partial_packing_prints_a_note(tmp_path, pack, capsys):
     source = lay_out(tmp_path / "source", "tars")
     path = source / "ILSVRC2012_img_train.tar"
     with tarfile.open(path) as tar:
@@ -165,7 +165,7 @@ def test_a_part_is_not_packed_without_a_word(tmp_path, pack, capsys):
     assert capsys.readouterr().err == f"note: {said}; only these are packed\n"
 
 
-def test_too_little_space_is_known_beforehand(tmp_path, pack, monkeypatch):
+def test_too_little_disk_space_is_an_error_before_writing(tmp_path, pack, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: namedtuple("Usage", "free")(2e6))
     with pytest.raises(DataError) as caught:
         pack(lay_out(tmp_path / "source"), tmp_path / "packed")
@@ -177,7 +177,7 @@ def test_too_little_space_is_known_beforehand(tmp_path, pack, monkeypatch):
 
 
 @pytest.mark.parametrize("shards", [0, 2, 5])
-def test_a_disk_that_fills_up_is_one_clear_error_and_leaves_whole_shards_alone(tmp_path, pack, monkeypatch, shards):
+def test_full_disk_is_a_clear_error_and_keeps_complete_shards(tmp_path, pack, monkeypatch, shards):
     pack(lay_out(tmp_path / "source"), tmp_path / "fresh")
     packed, fsync = tmp_path / "packed", os.fsync
 
@@ -202,19 +202,19 @@ def test_a_disk_that_fills_up_is_one_clear_error_and_leaves_whole_shards_alone(t
     assert before.items() <= inodes(packed).items()
 
 
-def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path, pack):
+def test_uncreatable_folder_is_a_clear_error(tmp_path, pack):
     (tmp_path / "packed").write_text("a file where the folder should be")
     with pytest.raises(ValueError, match=rf"cannot write to {tmp_path}/packed: a file of that name exists"):
         pack(lay_out(tmp_path / "source"), tmp_path / "packed")
 
 
-def test_two_do_not_pack_into_one_folder(tmp_path, pack):
+def test_second_process_cannot_pack_into_the_same_folder(tmp_path, pack):
     (tmp_path / "packed").mkdir()
     with FileLock(tmp_path / "packed" / ".lock"), pytest.raises(DataError, match="another process is packing into"):
         pack(lay_out(tmp_path / "source"), tmp_path / "packed")
 
 
-def test_a_folder_without_images_is_refused(tmp_path, pack):
+def test_folder_without_images_is_rejected(tmp_path, pack):
     source = lay_out(tmp_path / "source")
     shutil.rmtree(source / "val")
     (source / "val").mkdir()
@@ -249,7 +249,7 @@ def is_alive(process):
 
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_packing_that_was_stopped_leaves_no_worker_and_goes_on_where_it_was(tmp_path, pack, how):
+def test_stopped_packing_leaves_no_worker_and_resumes(tmp_path, pack, how):
     (tmp_path / "command.py").write_text(COMMAND)
     slow = encode(Image.effect_noise((1500, 1500), 50))  # long enough to be stopped in between
     split = {part: {wnid: dict.fromkeys(files, slow) for wnid, files in MADE[part].items()} for part in MADE}

@@ -26,7 +26,7 @@ def shard(images, tmp_path):
     return Shard.open(tmp_path / "train-000.safetensors")
 
 
-def test_a_shard_is_a_safetensors_file_of_the_sound_images(shard, images):
+def test_shard_is_a_safetensors_file_of_decoded_images(shard, images):
     sound = [image for place, image in enumerate(images) if place not in (2, 4)]
     tensors = load_file(shard.path)
     pixels = np.stack([decode(image.encoded.read()) for image in sound])
@@ -37,21 +37,21 @@ def test_a_shard_is_a_safetensors_file_of_the_sound_images(shard, images):
     assert np.array_equal(shard.sum(), tensors["sum"])
 
 
-def test_images_begin_where_pages_do(shard):
+def test_images_are_aligned_to_pages(shard):
     content = shard.path.read_bytes()
     images = load_file(shard.path)["images"]
     assert HEADER % 4096 == IMAGE_BYTES % 4096 == 0
     assert content[HEADER + 3 * IMAGE_BYTES : HEADER + 4 * IMAGE_BYTES] == images[3].tobytes()
 
 
-def test_broken_images_are_named_with_their_reasons(shard, images):
+def test_broken_images_are_listed_with_reasons(shard, images):
     (third, truncated), (fifth, unread) = shard.broken
     assert (third, fifth) == (images[2].name, images[4].name)
     assert "truncated" in truncated
     assert unread == "cannot be read: No such file or directory"
 
 
-def test_a_shard_knows_which_images_it_holds(shard, images):
+def test_shard_lists_its_images(shard, images):
     assert shard.holds(images)
     assert not shard.holds(images[:-1])
     assert not shard.holds(images[::-1])
@@ -59,7 +59,7 @@ def test_a_shard_knows_which_images_it_holds(shard, images):
     assert not shard.holds([*images[:2], *images[3:]])  # without a broken one
 
 
-def test_a_shard_does_not_hold_what_was_broken_and_is_mended_or_broken_otherwise(shard, images, tmp_path):
+def test_shard_with_changed_broken_images_is_outdated(shard, images, tmp_path):
     (tmp_path / "nowhere").write_bytes(b"")
     assert not shard.holds(images)
     (tmp_path / "nowhere").write_bytes(images[0].encoded.read())
@@ -68,13 +68,13 @@ def test_a_shard_does_not_hold_what_was_broken_and_is_mended_or_broken_otherwise
     assert shard.holds(images)
 
 
-def test_a_shard_may_hold_nothing(images, tmp_path):
+def test_shard_may_be_empty(images, tmp_path):
     write_shard(tmp_path / "val-000.safetensors", [images[2]])
     shard = Shard.open(tmp_path / "val-000.safetensors")
     assert (len(shard.labels), shard.names(), shard.verify()) == (0, [], True)
 
 
-def test_every_byte_counts(shard):
+def test_every_changed_byte_is_detected(shard):
     assert shard.verify()
     content = bytearray(shard.path.read_bytes())
     for place in (HEADER, HEADER + IMAGE_BYTES + 5, len(content) - 1):
@@ -85,7 +85,7 @@ def test_every_byte_counts(shard):
 
 
 @pytest.mark.parametrize("parametrization", [0, 100, HEADER, -1])
-def test_a_cut_off_or_missing_shard_is_refused(shard, parametrization):
+def test_truncated_or_missing_shard_is_rejected(shard, parametrization):
     content = shard.path.read_bytes()
     shard.path.write_bytes(content[:parametrization])
     refused = r"train-000.safetensors is missing or damaged \(.*\); make it again with: hullo data pack ilsvrc2012$"
@@ -97,7 +97,7 @@ def test_a_cut_off_or_missing_shard_is_refused(shard, parametrization):
 
 
 @pytest.mark.parametrize(("written", "other"), [(b'"sha256"', b'"sha257"'), (b'[["n', b'[{"n')])
-def test_a_shard_whose_words_are_damaged_is_refused(shard, written, other):
+def test_shard_with_damaged_json_is_rejected(shard, written, other):
     content = shard.path.read_bytes()
     assert written in content
     shard.path.write_bytes(content.replace(written, other))
@@ -105,19 +105,19 @@ def test_a_shard_whose_words_are_damaged_is_refused(shard, written, other):
         Shard.open(shard.path)
 
 
-def test_another_safetensors_file_is_refused(tmp_path):
+def test_other_safetensors_file_is_rejected(tmp_path):
     save_file({"images": np.zeros(3)}, tmp_path / "train-000.safetensors")
     with pytest.raises(DataError, match=r"train-000.safetensors is missing or damaged \("):
         Shard.open(tmp_path / "train-000.safetensors")
 
 
-def test_a_shard_whose_names_are_damaged_holds_no_images(shard, images):
+def test_shard_with_damaged_names_matches_no_images(shard, images):
     names = "\n".join(shard.names()).encode()
     shard.path.write_bytes(shard.path.read_bytes().replace(names, b"\xff" + names[1:]))
     assert not shard.holds(images)
 
 
-def test_what_is_interrupted_leaves_nothing(images, tmp_path):
+def test_interrupted_write_leaves_no_file(images, tmp_path):
     def interrupted():
         yield images[0]
         raise KeyboardInterrupt

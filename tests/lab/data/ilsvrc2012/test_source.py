@@ -14,7 +14,7 @@ MADE = make_images()
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("split", SPLITS)
-def test_every_layout_gives_the_same_names_labels_and_bytes(tmp_path, layout, split):
+def test_every_source_layout_gives_the_same_images(tmp_path, layout, split):
     source = Source(lay_out(tmp_path, layout))
     found = [(image.name, image.label, image.encoded.read()) for image in source.images(split)]
     made = MADE[split].items()
@@ -22,7 +22,7 @@ def test_every_layout_gives_the_same_names_labels_and_bytes(tmp_path, layout, sp
     assert len(found) == source.num_released(split)
 
 
-def test_without_a_devkit_a_thousand_folders_number_the_classes(tmp_path, monkeypatch):
+def test_without_a_devkit_1000_folders_define_the_classes(tmp_path, monkeypatch):
     lay_out(tmp_path, "sorted")
     (tmp_path / "devkit").rename(tmp_path / "elsewhere")
     with pytest.raises(DataError, match=r"has no devkit.*1000 folders; put ILSVRC2012_devkit"):
@@ -39,7 +39,7 @@ def test_without_a_devkit_a_thousand_folders_number_the_classes(tmp_path, monkey
 
 @pytest.mark.parametrize("layout", ["tars", "flat"])
 @pytest.mark.parametrize("split", SPLITS)
-def test_a_missing_devkit_is_one_clear_error_where_val_is_not_sorted(tmp_path, layout, split):
+def test_missing_devkit_is_a_clear_error_if_val_is_not_sorted(tmp_path, layout, split):
     lay_out(tmp_path, layout)
     for path in tmp_path.glob("*devkit*"):
         path.rename(tmp_path / "elsewhere")
@@ -47,7 +47,7 @@ def test_a_missing_devkit_is_one_clear_error_where_val_is_not_sorted(tmp_path, l
         Source(tmp_path).images(split)
 
 
-def test_a_wrong_path_is_one_clear_error(tmp_path):
+def test_wrong_path_is_a_clear_error(tmp_path):
     with pytest.raises(DataError, match=rf"{tmp_path}/no is not a directory; put there ILSVRC2012_img_train.tar an"):
         Source(tmp_path / "no").images("train")
     with pytest.raises(DataError, match=rf"{tmp_path} has neither ILSVRC2012_img_val.tar nor a folder val; put there"):
@@ -56,7 +56,7 @@ def test_a_wrong_path_is_one_clear_error(tmp_path):
 
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("part", [0, 0.3, 0.6, 0.8])
-def test_a_half_downloaded_tar_is_one_clear_error(tmp_path, split, part):
+def test_truncated_tar_is_a_clear_error(tmp_path, split, part):
     lay_out(tmp_path, "tars")
     path = tmp_path / f"ILSVRC2012_img_{split}.tar"
     content = path.read_bytes().rstrip(b"\0")
@@ -69,7 +69,7 @@ def test_a_half_downloaded_tar_is_one_clear_error(tmp_path, split, part):
 
 
 @pytest.mark.parametrize("kept", [1, 2])
-def test_a_tar_cut_between_its_members_is_remarked_on(tmp_path, kept):
+def test_tar_truncated_between_members_is_reported(tmp_path, kept):
     path = lay_out(tmp_path, "tars") / "ILSVRC2012_img_train.tar"
     with tarfile.open(path) as tar:
         end = tar.getmembers()[kept].offset
@@ -82,7 +82,7 @@ def test_a_tar_cut_between_its_members_is_remarked_on(tmp_path, kept):
     )
 
 
-def test_a_tar_as_long_as_the_released_one_and_a_folder_are_not_remarked_on(tmp_path, monkeypatch):
+def test_complete_tar_and_folder_are_not_reported(tmp_path, monkeypatch):
     lay_out(tmp_path, "tars")
     size = (tmp_path / "ILSVRC2012_img_val.tar").stat().st_size
     monkeypatch.setitem(module.TARS, "val", replace(module.TARS["val"], size=size))
@@ -100,7 +100,7 @@ def test_a_tar_as_long_as_the_released_one_and_a_folder_are_not_remarked_on(tmp_
         ("tars", "ILSVRC2012_img_train.tar"),
     ],
 )
-def test_what_cannot_be_read_is_one_clear_error(tmp_path, forbid, layout, place):
+def test_unreadable_source_is_a_clear_error(tmp_path, forbid, layout, place):
     source = Source(lay_out(tmp_path, layout))
     forbid(tmp_path / place)
     with pytest.raises(DataError) as caught:
@@ -139,7 +139,7 @@ def odd_member(kind, name="ILSVRC2012_val_00000007.JPEG", link="ILSVRC2012_val_0
         tar_with(tarfile.TarInfo("x")).replace(b"00000000000\0", b"\xff" * 12, 1),  # a size below zero
     ],
 )
-def test_a_tar_with_links_devices_or_other_oddities_is_one_clear_error(tmp_path, content):
+def test_tar_with_links_or_devices_is_a_clear_error(tmp_path, content):
     lay_out(tmp_path, "tars")
     write(tmp_path, {"ILSVRC2012_img_val.tar": content})
     with pytest.raises(DataError, match=r"ILSVRC2012_img_val.tar is truncated or damaged \(.*; download it again"):
@@ -147,14 +147,14 @@ def test_a_tar_with_links_devices_or_other_oddities_is_one_clear_error(tmp_path,
 
 
 @pytest.mark.parametrize("name", ["a\nb.JPEG", "\udcff.JPEG"])
-def test_a_name_that_no_line_can_hold_is_refused(tmp_path, name):
+def test_unprintable_file_name_is_rejected(tmp_path, name):
     lay_out(tmp_path, "sorted")
     (tmp_path / "val" / "n02000003" / name).write_bytes(b"")
     with pytest.raises(DataError, match=r"val: invalid file name '.*\.JPEG'"):
         Source(tmp_path).images("val")
 
 
-def test_names_that_lead_elsewhere_lead_nowhere(tmp_path):
+def test_paths_outside_of_the_folder_are_not_followed(tmp_path):
     lay_out(tmp_path, "tars")
     content = next(iter(MADE["val"]["n02000003"].values()))
     write(tmp_path, {"ILSVRC2012_img_val.tar": as_tar({"/../../ILSVRC2012_val_00000001.JPEG": content})})
@@ -162,14 +162,14 @@ def test_names_that_lead_elsewhere_lead_nowhere(tmp_path):
     assert (image.name, image.encoded.read()) == ("ILSVRC2012_val_00000001.JPEG", content)
 
 
-def test_a_page_saved_as_a_tar_is_one_clear_error(tmp_path):
+def test_html_page_saved_as_a_tar_is_a_clear_error(tmp_path):
     lay_out(tmp_path, "tars")
     write(tmp_path, {"ILSVRC2012_img_val.tar": b"<html>please log in</html>" * 100})
     with pytest.raises(DataError, match=r"ILSVRC2012_img_val.tar is truncated or damaged \(.*; download it again"):
         Source(tmp_path).images("val")
 
 
-def test_images_that_nothing_classifies_are_refused(tmp_path):
+def test_images_without_a_class_are_rejected(tmp_path):
     lay_out(tmp_path, "sorted")
     write(tmp_path, {"val/holiday.JPEG": b""})
     with pytest.raises(DataError, match=r"val: holiday.JPEG has no label"):
@@ -179,7 +179,7 @@ def test_images_that_nothing_classifies_are_refused(tmp_path):
         Source(tmp_path).images("train")
 
 
-def test_val_images_sorted_against_the_devkit_or_twice_are_refused(tmp_path):
+def test_misplaced_or_duplicate_val_images_are_rejected(tmp_path):
     lay_out(tmp_path, "sorted")
     right, wrong = tmp_path / "val" / "n02000003", tmp_path / "val" / "n01000002"
     (right / "ILSVRC2012_val_00000001.JPEG").rename(wrong / "ILSVRC2012_val_00000001.JPEG")
@@ -192,13 +192,13 @@ def test_val_images_sorted_against_the_devkit_or_twice_are_refused(tmp_path):
         Source(tmp_path).images("val")
 
 
-def test_other_files_are_not_images(tmp_path):
+def test_other_files_are_ignored(tmp_path):
     lay_out(tmp_path)
     write(tmp_path, {"train/README": b"", "train/n01000002/.DS_Store": b"", "val/labels.txt": b""})
     assert [len(Source(tmp_path).images(split)) for split in SPLITS] == [12, 6]
 
 
-def test_the_real_images_are_listed_with_the_classes_of_their_folders(real_source):
+def test_real_images_have_the_classes_of_their_folders(real_source):
     train, val = (real_source.images(split) for split in SPLITS)
     assert {real_source.wnids[image.label] == image.name.split("_")[0] for image in train} == {True}
     assert {image.label for image in val} == {image.label for image in train}

@@ -29,7 +29,7 @@ def squeezed(text):
 
 
 @pytest.mark.parametrize("layout", ["tars", "sorted"])
-def test_what_is_complete_is_checked_packed_checked_again_and_listed(tmp_path, layout):
+def test_complete_data_are_checked_packed_and_listed(tmp_path, layout):
     home = lay_out(tmp_path / "ilsvrc2012", layout)
     found = invoke("check", "ilsvrc2012", "--data", tmp_path)
     train, val, devkit = {
@@ -60,7 +60,7 @@ def test_what_is_complete_is_checked_packed_checked_again_and_listed(tmp_path, l
     assert " packed " in squeezed(invoke("list", "--data", tmp_path).stdout)
 
 
-def test_what_is_incomplete_is_counted_by_class_and_packed_on_demand(tmp_path):
+def test_incomplete_data_are_counted_per_class_and_packed_if_partial(tmp_path):
     home = lay_out(tmp_path / "ilsvrc2012")
     shutil.rmtree(home / "train" / "n01000002")
     (home / "train" / "n03000001" / "n03000001_7.JPEG").unlink()
@@ -88,7 +88,7 @@ def test_what_is_incomplete_is_counted_by_class_and_packed_on_demand(tmp_path):
     assert "packed in part" in invoke("list", "--data", tmp_path).stdout
 
 
-def test_broken_images_are_listed_and_what_was_done_is_kept(tmp_path):
+def test_broken_images_are_listed_and_finished_shards_kept(tmp_path):
     home = lay_out(tmp_path / "ilsvrc2012")
     write(home, {"val/ILSVRC2012_val_00000002.JPEG": b""})
     failed = invoke("pack", "ilsvrc2012", "--data", tmp_path)
@@ -100,7 +100,7 @@ def test_broken_images_are_listed_and_what_was_done_is_kept(tmp_path):
     assert "ILSVRC2012_val_00000002.JPEG is broken: neither JPEG nor PNG: is empty" in checked.stdout
 
 
-def test_damaged_images_are_packed_listed_and_packed_anew_once_they_are_mended(tmp_path):
+def test_damaged_images_are_packed_and_repacked_after_repair(tmp_path):
     home = lay_out(tmp_path / "ilsvrc2012")
     path = home / "val" / "ILSVRC2012_val_00000002.JPEG"
     whole = path.read_bytes()
@@ -121,7 +121,7 @@ def test_damaged_images_are_packed_listed_and_packed_anew_once_they_are_mended(t
     assert "is damaged" not in invoke("check", "ilsvrc2012", "--data", tmp_path).output
 
 
-def test_what_was_released_may_lie_elsewhere(tmp_path):
+def test_source_option_names_another_folder(tmp_path):
     source = lay_out(tmp_path / "my images")
     options = ("--data", tmp_path / "data", "--source", source)
     found = invoke("check", "ilsvrc2012", *options).stdout
@@ -133,7 +133,7 @@ def test_what_was_released_may_lie_elsewhere(tmp_path):
     assert (refused.exit_code, refused.stderr) == (2, "hullo: --source is only for ilsvrc2012; got cifar10\n")
 
 
-def test_an_altered_pack_is_named_with_what_to_do(tmp_path):
+def test_altered_pack_is_reported_with_a_remedy(tmp_path):
     home = lay_out(tmp_path / "ilsvrc2012")
     invoke("pack", "ilsvrc2012", "--data", tmp_path)
     shard = home / "packed" / "train-000.safetensors"
@@ -148,7 +148,7 @@ def test_an_altered_pack_is_named_with_what_to_do(tmp_path):
     assert invoke("check", "ilsvrc2012", "--data", tmp_path).exit_code == 0
 
 
-def test_a_tar_of_the_right_size_is_compared_to_the_byte(tmp_path, monkeypatch):
+def test_tar_of_the_right_size_is_verified_by_checksum(tmp_path, monkeypatch):
     path = lay_out(tmp_path / "ilsvrc2012", "tars") / "ILSVRC2012_img_train.tar"
     content = path.read_bytes()
     right = replace(TARS["train"], size=len(content), digest=hashlib.md5(content).hexdigest())
@@ -163,7 +163,7 @@ def test_a_tar_of_the_right_size_is_compared_to_the_byte(tmp_path, monkeypatch):
     assert checked.endswith("--partial\n")
 
 
-def test_a_tar_that_lacks_images_is_compared_with_the_released_one_in_bytes(tmp_path):
+def test_shorter_tar_is_reported_with_both_sizes(tmp_path):
     path = lay_out(tmp_path / "ilsvrc2012", "tars") / "ILSVRC2012_img_val.tar"
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2 // 512 * 512].ljust(len(content), b"\0"))
@@ -175,7 +175,7 @@ def test_a_tar_that_lacks_images_is_compared_with_the_released_one_in_bytes(tmp_
     assert f"{path.parent}/ILSVRC2012_img_train.tar: 12 of 12 images\n" in checked
 
 
-def test_unreadable_parts_are_reported_beside_readable_ones(tmp_path, forbid):
+def test_unreadable_splits_are_reported_beside_readable_ones(tmp_path, forbid):
     home = lay_out(tmp_path / "ilsvrc2012")
     forbid(home / "train")
     lines = invoke("check", "ilsvrc2012", "--data", tmp_path).stdout.splitlines()
@@ -183,7 +183,7 @@ def test_unreadable_parts_are_reported_beside_readable_ones(tmp_path, forbid):
     assert lines[3] == f"val: {home}/val: 6 of 6 images"
 
 
-def test_a_tar_of_the_right_size_that_cannot_be_read_is_one_clear_error(tmp_path, forbid, monkeypatch):
+def test_unreadable_tar_is_a_clear_error(tmp_path, forbid, monkeypatch):
     path = lay_out(tmp_path / "ilsvrc2012", "tars") / "ILSVRC2012_img_train.tar"
     monkeypatch.setitem(TARS, "train", replace(TARS["train"], size=path.stat().st_size))
     forbid(path)
@@ -192,7 +192,7 @@ def test_a_tar_of_the_right_size_that_cannot_be_read_is_one_clear_error(tmp_path
     )
 
 
-def test_a_link_to_a_tar_that_is_gone_is_one_clear_error(tmp_path):
+def test_dangling_link_to_a_tar_is_a_clear_error(tmp_path):
     path = lay_out(tmp_path / "ilsvrc2012", "tars") / "ILSVRC2012_img_train.tar"
     path.unlink()
     path.symlink_to(tmp_path / "gone")
@@ -202,7 +202,7 @@ def test_a_link_to_a_tar_that_is_gone_is_one_clear_error(tmp_path):
 
 
 @pytest.mark.parametrize("command", [("check", "ilsvrc2012"), ("list",)])
-def test_a_pack_that_cannot_be_read_is_one_clear_error(tmp_path, forbid, command):
+def test_unreadable_pack_is_a_clear_error(tmp_path, forbid, command):
     manifest = lay_out(tmp_path / "ilsvrc2012") / "packed" / "manifest.json"
     assert invoke("pack", "ilsvrc2012", "--data", tmp_path).exit_code == 0
     forbid(manifest)
@@ -227,7 +227,7 @@ def test_a_pack_that_cannot_be_read_is_one_clear_error(tmp_path, forbid, command
         ),
     ],
 )
-def test_bad_input_is_one_clear_error_and_leaves_nothing_behind(tmp_path, command, change, said):
+def test_bad_input_is_a_clear_error_and_writes_nothing(tmp_path, command, change, said):
     home = lay_out(tmp_path / "ilsvrc2012", "tars")
     change(home)
     before = sorted(tmp_path.rglob("*"))
@@ -240,7 +240,7 @@ def test_bad_input_is_one_clear_error_and_leaves_nothing_behind(tmp_path, comman
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_without_names_it_is_checked_only_if_there_is_anything_of_it(tmp_path, monkeypatch):
+def test_without_names_it_is_checked_only_if_files_exist(tmp_path, monkeypatch):
     monkeypatch.setattr(Copy, "flaws", lambda _: {})
     assert "ilsvrc2012" in invoke("check", "--data", tmp_path, "--source", tmp_path).stdout
     (tmp_path / "ilsvrc2012").mkdir()
@@ -261,7 +261,7 @@ def test_without_names_it_is_not_fetched(tmp_path, monkeypatch):
     assert (fetched.exit_code, fetched.stdout.count("is ready in"), fetched.stderr) == (0, 3, "")
 
 
-def test_fetch_says_how_one_comes_by_it(tmp_path):
+def test_fetch_explains_the_manual_download(tmp_path):
     result = invoke("fetch", "ilsvrc2012", "--data", tmp_path)
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == (
@@ -273,19 +273,19 @@ def test_fetch_says_how_one_comes_by_it(tmp_path):
     )
 
 
-def test_only_what_needs_packing_is_packed(tmp_path):
+def test_only_ilsvrc2012_can_be_packed(tmp_path):
     result = invoke("pack", "cifar10", "--data", tmp_path)
     assert (result.exit_code, result.stderr) == (2, "hullo: cannot pack 'cifar10'; only ilsvrc2012 needs packing\n")
 
 
-def test_the_list_says_what_there_is_before_anything_is_there(tmp_path):
+def test_list_works_before_anything_is_downloaded(tmp_path):
     row = squeezed(invoke("list", "--data", tmp_path).stdout).split("ilsvrc2012", 1)[1]
     assert "1,281,167 + 50,000 colour images" in row
     assert "not fetched" in row
     assert Home(tmp_path).overview_row()[2] == f"{1_331_167 * 196_608 / 1e6:,.1f} MB"
 
 
-def test_real_images_are_counted_against_all_that_were_released(real_source, tmp_path, progress):
+def test_real_images_are_counted_against_the_release(real_source, tmp_path, progress):
     lines = list(Home(tmp_path, real_source.folder)._check_source(progress))
     counts = {split: len(real_source.images(split)) for split in SPLITS}
     assert f"train: {real_source.folder}/train: {counts['train']:,} of 1,281,167 images" in lines[1]

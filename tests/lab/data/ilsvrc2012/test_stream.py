@@ -32,7 +32,7 @@ def _no_thread_is_left():
 
 
 @given(st.integers(0, 60), st.integers(1, 20), st.integers(1, 9), st.data())
-def test_all_processes_together_see_the_order_from_any_step_on_without_repeats_or_gaps(count, batch, world, data):
+def test_shards_partition_the_order_from_any_step(count, batch, world, data):
     order = torch.randperm(count)
     start = data.draw(st.integers(0, -(-count // batch)))
     ranks = [list(split_steps(order, batch, start=start, world=World(rank, world))) for rank in range(world)]
@@ -46,7 +46,7 @@ def test_all_processes_together_see_the_order_from_any_step_on_without_repeats_o
 
 @pytest.mark.parametrize("workers", [1, 3, None])
 @pytest.mark.parametrize("piece", [1, 2, 16])
-def test_batches_come_in_the_order_given_whoever_reads_them(dataset, workers, piece, monkeypatch):
+def test_batches_have_the_given_order_with_any_number_of_threads(dataset, workers, piece, monkeypatch):
     monkeypatch.setattr(stream, "CHUNK", piece)
     order = torch.cat([torch.randperm(12) for _ in range(6)])
     batches = list(read_ahead(dataset, split_steps(order, 5), workers=workers))
@@ -55,7 +55,7 @@ def test_batches_come_in_the_order_given_whoever_reads_them(dataset, workers, pi
     assert torch.equal(torch.cat(batches), torch.stack([dataset[number][0] for number in order.tolist()]))
 
 
-def test_no_more_is_read_ahead_than_a_few_batches(dataset):
+def test_only_a_few_batches_are_read_ahead(dataset):
     taken = itertools.count()
     steps = (torch.tensor([next(taken) % 12]) for _ in range(100))
     batches = read_ahead(dataset, steps)
@@ -64,13 +64,13 @@ def test_no_more_is_read_ahead_than_a_few_batches(dataset):
     batches.close()
 
 
-def test_a_process_without_a_share_of_a_step_sees_an_empty_batch(dataset):
+def test_process_with_an_empty_shard_gets_an_empty_batch(dataset):
     (images,) = read_ahead(dataset, split_steps(torch.tensor([3]), 4, world=World(1, 2)))
     assert images.shape == (0, 256, 256, 3)
     assert list(read_ahead(dataset, [])) == []
 
 
-def test_memory_is_used_again_once_nothing_refers_to_it(monkeypatch):
+def test_memory_is_reused_after_its_last_reference(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     memory = Memory()
     first = memory.allocate(3)
@@ -83,7 +83,7 @@ def test_memory_is_used_again_once_nothing_refers_to_it(monkeypatch):
     assert memory.allocate(5).shape == (5, 256, 256, 3)
 
 
-def test_what_goes_wrong_in_a_thread_is_raised_and_ends_all(packed, dataset):
+def test_error_in_a_thread_is_raised_and_stops_all_threads(packed, dataset):
     with (packed.folder / "train-002.safetensors").open("r+b") as file:
         file.truncate(5000)
     batches = read_ahead(dataset, split_steps(torch.arange(12), 2))
@@ -92,7 +92,7 @@ def test_what_goes_wrong_in_a_thread_is_raised_and_ends_all(packed, dataset):
 
 
 @pytest.mark.parametrize("how", ["close", "forget", "raise"])
-def test_a_stream_that_is_left_leaves_no_threads(dataset, how):
+def test_abandoned_stream_leaves_no_threads(dataset, how):
     def use():
         for _ in (batches := read_ahead(dataset, split_steps(torch.arange(12), 1))):
             if how == "close":
@@ -118,21 +118,21 @@ raise KeyboardInterrupt
 """
 
 
-def test_an_interrupted_process_ends_with_its_threads(packed):
+def test_interrupted_process_ends_with_its_threads(packed):
     command = [sys.executable, "-c", PROCESS, str(packed.folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.returncode) == ("1\n", -2)
     assert done.stderr.endswith("KeyboardInterrupt\n")
 
 
-def test_on_a_cpu_batches_stay_as_they_are(dataset):
+def test_batches_are_unchanged_on_cpu(dataset):
     batches = list(read_ahead(dataset, split_steps(torch.arange(12), 5)))
     for one, other in zip(to_device(batches, torch.device("cpu")), batches, strict=True):
         assert torch.equal(one, other)
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_every_batch_arrives_whole_from_pinned_memory(dataset):
+def test_batches_are_copied_from_pinned_memory_on_gpu(dataset):
     order = torch.cat([torch.randperm(12) for _ in range(20)])
     steps = list(split_steps(order, 7))
     sums = []
@@ -145,7 +145,7 @@ def test_on_a_gpu_every_batch_arrives_whole_from_pinned_memory(dataset):
 
 
 @pytest.mark.gpu
-def test_a_gpu_is_left_no_more_than_a_few_batches_behind(dataset):
+def test_only_a_few_batches_are_queued_on_gpu(dataset):
     order = torch.cat([torch.randperm(12) for _ in range(20)])
     uses = []
     for _ in to_device(read_ahead(dataset, split_steps(order, 7)), torch.device("cuda")):

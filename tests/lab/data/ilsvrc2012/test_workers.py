@@ -11,7 +11,7 @@ import pytest
 from hullo.lab.data.ilsvrc2012.workers import available_cores, worker_processes
 
 
-def test_work_is_done_by_other_processes_which_end_afterwards():
+def test_work_runs_in_processes_that_end_afterwards():
     with worker_processes(1) as pool:
         worker = pool.submit(os.getpid).result()
         assert worker != os.getpid()
@@ -20,7 +20,7 @@ def test_work_is_done_by_other_processes_which_end_afterwards():
         os.kill(worker, 0)
 
 
-def test_busy_workers_end_at_once_when_the_block_is_left_by_an_exception():
+def test_busy_workers_end_when_the_block_raises():
     with contextlib.suppress(KeyboardInterrupt), worker_processes(1) as pool:
         worker = pool.submit(os.getpid).result()
         unfinished = pool.submit(time.sleep, 60)
@@ -44,7 +44,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
-def test_only_the_parent_hears_of_an_interruption_even_while_workers_begin(tmp_path):
+def test_workers_ignore_sigint_even_while_starting(tmp_path):
     (tmp_path / "command.py").write_text(PROCESS)
     command, pipe = [sys.executable, str(tmp_path / "command.py")], subprocess.PIPE
     process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
@@ -58,5 +58,5 @@ def test_only_the_parent_hears_of_an_interruption_even_while_workers_begin(tmp_p
     assert (process.returncode, *said) == (0, "interrupted\n", "")
 
 
-def test_there_is_at_least_one_core():
+def test_at_least_one_core_is_available():
     assert 1 <= available_cores() <= os.cpu_count()
