@@ -143,6 +143,6 @@ def test_diverging_member_does_not_change_others_on_gpu(network: str) -> None:
     for training in (calm, wild):
         for _ in training.advance():
             pass
-    assert wild.curves["sound"].tolist() == [[False, True]]
+    assert wild.curves["finite"].tolist() == [[False, True]]
     for name, tensor in wild.population[1].state_dict().items():
         assert torch.equal(tensor, calm.population[1].state_dict()[name]), name
