@@ -55,6 +55,8 @@ def test_control_matches_a_manual_computation(longer: int) -> None:
     # tanh is in the table alone, and so is seed 3
     said = "the best hull exceeds the best fixed activation by +3.00 ± 0.00 in the control and by +5.00 ± 3.93 in the"
     assert chosen.startswith(said)
+    name = "kerasnet/cifar10, schedule=inverse:3e-05 (default inverse:1e-06), 20 epochs"
+    assert lines(text)[name] == ["chosen epoch", "+3.00 ± 0.00", "+5.00 ± 3.93"]
     for part, relu in ((chosen, 82.0), (last10, 72.0)):
         found = lines(part)
         assert found["relu"] == [f"{relu:.2f} ± 2.48", f"{relu - 2:.2f} ± 2.48", "+2.00 ± 0.00", "", "", "3"]

@@ -27,10 +27,11 @@ accuracy to the end under a control, a lead that a hull still has is not one of 
 
 
 def controls_part(experiments: Sequence[Experiment]) -> str:
-    """Return a table per control and reading; nothing if there are no controls."""
+    """Return the gains of all controls, then a table per control and reading; nothing if there are no controls."""
     pairs = [(e, _counterpart(e, experiments)) for e in experiments if _changed(e.setting)]
     made = f"<sub>{escape(origin(record for control, _ in pairs for record in control.records))}</sub>"
-    return "\n\n".join([ABOUT, *(_tables(*pair) for pair in pairs), made]) if pairs else ""
+    parts = [ABOUT, _gains_table(pairs), *(_tables(*pair) for pair in pairs), made]
+    return "\n\n".join(filter(None, parts)) if pairs else ""
 
 
 def _plain(setting: Spec) -> Spec:
@@ -55,14 +56,37 @@ def _counterpart(control: Experiment, experiments: Sequence[Experiment]) -> Expe
     return replace(nearest, epoch=control.epoch, reading=control.reading)
 
 
-def _tables(control: Experiment, table: Experiment) -> str:
+def _gains_table(pairs: Sequence[tuple[Experiment, Experiment]]) -> str:
+    """Return the gain of the best hull in each control that has fixed activations, and in the table, on the same runs.
+
+    Both are the fairest reading that the runs have.
+    """
+    lines = []
+    for control, table in pairs:
+        reading = _readings(control)[0]
+        both = _on_shared_seeds(*(replace(e, reading=reading) for e in (control, table)))
+        gains = [_gain(experiment) for experiment in both]
+        if gains[0]:
+            lines.append([escape(_name(control, table)), reading.short, *gains])
+    return grid(["control", "reading", "gain of the best hull: control", "table"], lines) if lines else ""
+
+
+def _name(control: Experiment, table: Experiment) -> str:
+    """Return the column, the settings that were changed, and the epochs of a control."""
     values = (
         (name, getattr(control.setting, name), getattr(table.setting, name)) for name in _changed(control.setting)
     )
     changed = (f"{name}={value} (default {default})" for name, value, default in values)
-    head = f"### {escape(', '.join([str(table.setting.column), *changed, control.time]))}"
-    readings = [reading for reading in (CHOSEN, LAST10) if reading in control.readings] or [control.reading]
-    return "\n\n".join([head, *(_table(control, table, reading) for reading in readings)])
+    return ", ".join([str(table.setting.column), *changed, control.time])
+
+
+def _readings(control: Experiment) -> list[Reading]:
+    return [reading for reading in (CHOSEN, LAST10) if reading in control.readings] or [control.reading]
+
+
+def _tables(control: Experiment, table: Experiment) -> str:
+    tables = (_table(control, table, reading) for reading in _readings(control))
+    return "\n\n".join([f"### {escape(_name(control, table))}", *tables])
 
 
 def _table(control: Experiment, table: Experiment, reading: Reading) -> str:
@@ -79,7 +103,7 @@ def _table(control: Experiment, table: Experiment, reading: Reading) -> str:
         lines.append([escape(row), cell.accuracy.spell(), *compared, *shown, str(cell.accuracy.count)])
     heads = ["activation", "control", "table", "difference"]
     heads += [f"over {REFERENCE}: {name}" for name in ("control", "table")]
-    gains = [f"{gain} in the {name}" for e, name in ((control, "control"), (table, "table")) if (gain := _gain(e))]
+    gains = [f"by {gain} in the {name}" for e, name in ((control, "control"), (table, "table")) if (gain := _gain(e))]
     said = f": the best hull exceeds the best fixed activation {' and '.join(gains)}" if gains else ""
     return f"{reading.short.capitalize()}{said}.\n\n{grid([*heads, 'seeds'], lines)}"
 
@@ -99,4 +123,4 @@ def _on_shared_seeds(control: Experiment, table: Experiment) -> tuple[Experiment
 def _gain(experiment: Experiment) -> str:
     """Return the difference between the best hull and the best fixed activation, each chosen on the other seeds."""
     folds = leave_one_seed_out(experiment.accuracies, HULLS, FIXED)
-    return f"by {Interval.of((fold.difference for fold in folds), 'folds').spell('+.2f')}" if folds else ""
+    return Interval.of((fold.difference for fold in folds), "folds").spell("+.2f") if folds else ""
