@@ -28,9 +28,9 @@ def kernel_source(
     n = len(bases)
     raw = [f"r{i}" for i in range(n - parametrization.fewer)]
     c, g, d, w = ([f"{letter}{i}" for i in range(n)] for letter in "cgdw")
-    levels = _levels(bases, order, 2 if gated else 3)
-    (values, by_value), (slopes, by_slope) = levels[:2]
-    bends, by_bend = levels[-1]  # of a gated hull there are no second derivatives
+    found = levels(bases, order, 2 if gated else 3, Translator())
+    (values, by_value), (slopes, by_slope) = found[:2]
+    bends, by_bend = found[-1]  # of a gated hull there are no second derivatives
     load_raw = [f"{r} = tl.load(raw_ptr + row * {len(raw)} + {i}).to(REAL)" for i, r in enumerate(raw)]
     coefficients = load_raw + TRANSFORMS[parametrization.name](raw, c)
     scaled: list[str] = []  # coefficients times the constant factors of formulas, once for all elements
@@ -137,7 +137,7 @@ def fill(template: str, parts: dict[str, list[str]]) -> str:
     return re.sub(r"^( *)\$(\w+)$", lambda m: "\n".join(m[1] + line for line in parts[m[2]]), template, flags=re.M)
 
 
-class _Translator(ast.NodeTransformer):
+class Translator(ast.NodeTransformer):
     """Translate formulas into statements: `divide` for the operator /, the base's value for y, and each distinct call
     only once for all bases, because the compiler does not eliminate common calls."""
 
@@ -147,7 +147,10 @@ class _Translator(ast.NodeTransformer):
         self.value = ""
 
     def assign(self, name: str, formula: ast.expr) -> None:
-        self.lines.append(f"{name} = {ast.unparse(self.visit(formula))}")
+        self.lines.append(self.statement(name, ast.unparse(self.visit(formula))))
+
+    def statement(self, name: str, value: str) -> str:
+        return f"{name} = {value}"
 
     def visit_Name(self, node: ast.Name) -> ast.Name:
         return ast.Name(self.value) if node.id == "y" else node
@@ -163,37 +166,36 @@ class _Translator(ast.NodeTransformer):
         text = ast.unparse(node)
         if text not in self.known:
             self.known[text] = f"word{len(self.known)}"
-            self.lines.append(f"{self.known[text]} = {text}")
+            self.lines.append(self.statement(self.known[text], text))
         return ast.Name(self.known[text])
 
 
 def formulas(bases: tuple[Base, ...]) -> list[list[str]]:
     """Return the statements that compute the values y0, y1, ..., and those that compute the slopes s0, s1, ..."""
-    return [lines for lines, _ in _levels(bases, 0, 2, factored=False)]
+    return [lines for lines, _ in levels(bases, 0, 2, Translator(), factored=False)]
 
 
-def _levels(
-    bases: tuple[Base, ...], order: int, count: int, factored: bool = True
+def levels(
+    bases: tuple[Base, ...], order: int, count: int, translator: Translator, factored: bool = True
 ) -> list[tuple[list[str], list[float]]]:
     """Return the statements that compute derivatives of the bases of `count` orders: y0, y1, ..., then s0, s1, ...,
     then b0, b1, ... Beside them are constant factors that the statements leave out, unless `factored` is false."""
-    translator = _Translator()
-    levels: list[tuple[list[str], list[float]]] = []
+    found: list[tuple[list[str], list[float]]] = []
     for level, letter in zip(range(order, order + count), "ysb", strict=False):
         factors: list[float] = []
         for i, base in enumerate(bases):
             if base.formula is None:
                 raise ValueError(f"base function {base.name!r} has no formula, so there is no kernel for it")
-            in_y = order == 0 and level == 1 and levels[0][1][i] == 1  # the slope may be written in terms of the value
+            in_y = order == 0 and level == 1 and found[0][1][i] == 1  # the slope may be written in terms of the value
             text = base.formula.slope if in_y else base.formula.derivative(level)
             whole = ast.parse(text, mode="eval").body
             factor, rest = _factor(whole) if factored else (1.0, whole)
             translator.value = f"y{i}"
             translator.assign(f"{letter}{i}", rest)
             factors.append(factor)
-        levels.append((translator.lines, factors))
+        found.append((translator.lines, factors))
         translator.lines = []
-    return levels
+    return found
 
 
 def _factor(expression: ast.expr) -> tuple[float, ast.expr]:

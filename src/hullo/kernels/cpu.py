@@ -1,7 +1,8 @@
-"""Compute `combine` on the CPU, in blocks that stay in the cache.
+"""Compute `combine` on the CPU, by a compiled kernel or in blocks that stay in the cache.
 
-Plain PyTorch sweeps the whole tensor through memory once for every operation. Here each block is read once, all
-operations on it find it in the cache, and the result is written once; no compiler is needed.
+Plain PyTorch sweeps the whole tensor through memory once for every operation. A kernel that the system's C compiler has
+made (:mod:`hullo.kernels.compiled`) reads each element once. Where there is none, each block is read once, all
+operations on it find it in the cache, and the result is written once.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from hullo.bases import Base
 from hullo.bases import base as find
+from hullo.kernels import compiled
 from hullo.kernels.spec import CombineSpec, compute_dtype, dense, extents, laid_out_like
 
 BLOCK = 2**19
@@ -29,9 +31,14 @@ Number = float | Tensor  # one for the whole block, or a column with one for eac
 
 def forward(x: Tensor, raw: Tensor, spec: CombineSpec) -> Tensor:
     x, order = dense(x)
-    out = _memory_like(x)
     dtype = compute_dtype(x)
     coefficients = spec.parametrization.transform(raw.to(dtype))
+    if kernel := compiled.library(x, spec):
+        wide = _without_float16(x)
+        out = _memory_like(wide)
+        compiled.run(kernel, wide, None, coefficients.contiguous(), out, None, extents(x, order, raw, spec))
+        return out.to(x.dtype)
+    out = _memory_like(x)
     for rows, (block, target) in _blocks([x, out], order, raw, spec):
         wide = block.to(dtype)
         scratch = torch.empty_like(wide)
@@ -46,11 +53,17 @@ def forward(x: Tensor, raw: Tensor, spec: CombineSpec) -> Tensor:
 
 def backward(gradient: Tensor, x: Tensor, raw: Tensor, spec: CombineSpec) -> tuple[Tensor, Tensor]:
     x, order = dense(x)
-    out = _memory_like(x)
     gradient = laid_out_like(gradient, x, order)
     dtype = compute_dtype(x)
-    coefficients = spec.parametrization.transform(raw.to(dtype))
+    coefficients = spec.parametrization.transform(raw.to(dtype)).contiguous()
     sums = torch.zeros_like(coefficients, dtype=torch.float64)
+    if kernel := compiled.library(x, spec):
+        wide = _without_float16(x)
+        out = _memory_like(wide)
+        gradient = gradient.to(wide.dtype)
+        compiled.run(kernel, wide, gradient, coefficients, out, sums, extents(x, order, raw, spec))
+        return out.to(x.dtype), _pull_back(raw, coefficients, sums, spec)
+    out = _memory_like(x)
     for rows, (block, upstream, target) in _blocks([x, gradient, out], order, raw, spec):
         wide, above = block.to(dtype), upstream.to(dtype)
         scratch = torch.empty_like(wide)
@@ -75,7 +88,18 @@ def backward(gradient: Tensor, x: Tensor, raw: Tensor, spec: CombineSpec) -> tup
         if total is not target:
             target.copy_(total)
         (sums if rows is None else sums[rows]).add_(torch.stack(products, dim=-1))
-    return out, spec.parametrization.pullback(raw.to(dtype), coefficients, sums.to(dtype)).to(raw.dtype)
+    return out, _pull_back(raw, coefficients, sums, spec)
+
+
+def _without_float16(x: Tensor) -> Tensor:
+    """Return x in a dtype that compiled kernels read."""
+    return x.float() if x.dtype == torch.float16 else x
+
+
+def _pull_back(raw: Tensor, coefficients: Tensor, sums: Tensor, spec: CombineSpec) -> Tensor:
+    """Return the gradient of raw parameters from that of the coefficients."""
+    dtype = coefficients.dtype
+    return spec.parametrization.pullback(raw.to(dtype), coefficients, sums.to(dtype)).to(raw.dtype)
 
 
 def _blocks(
