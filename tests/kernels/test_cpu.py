@@ -1,4 +1,4 @@
-"""The CPU kernel is the reference, whatever the size of its blocks."""
+"""The CPU kernel in blocks is the reference, whatever their size. For compiled kernels see test_compiled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import hullo
-from hullo.kernels import cpu
+from hullo.kernels import compiled, cpu
 
 BASES = ("identity", "relu", "tanh", "unit_silu")
 
@@ -24,7 +24,12 @@ LAYOUTS: dict[str, Callable[[], Tensor]] = {
 }
 
 
-@pytest.fixture(params=[1, 3, 7, 64])
+@pytest.fixture(autouse=True)
+def _no_compiled_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "library", lambda x, spec: None)
+
+
+@pytest.fixture(params=[1, 7])
 def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(cpu, "BLOCK", request.param)
     size: int = request.param

@@ -30,7 +30,7 @@ class _CTranslator(Translator):
         return f"const float {name} = {value};"
 
     def visit_Constant(self, node: ast.Constant) -> ast.Name:  # noqa: N802  (the name that ast asks for)
-        return ast.Name(_number(float(node.value)))
+        return ast.Name(_number(float(ast.unparse(node))))
 
     def visit_Call(self, node: ast.Call) -> ast.Name:  # noqa: N802
         assert isinstance(node.func, ast.Name)  # noqa: S101  (formulas call functions by name)

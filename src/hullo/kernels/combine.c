@@ -1,11 +1,10 @@
+$DEFINITIONS
 /* The kernels of `combine` for the CPU. hullo.kernels.c_codegen replaces lines of the form $PART by the statements of
    given bases; this file has the functions that these statements call, the loops, and the division of the work.
 
    Functions are branch-free, so that compilers vectorize the loops. Errors are a few units in the last place.
    Polynomials are near-minimax fits on the interval named beside them. NaN passes through comparisons of the form
    `x > most ? most : x`. */
-
-$DEFINITIONS
 
 #include <math.h>
 #include <stdint.h>
@@ -141,10 +140,7 @@ INLINE float log1p_above(float x) { /* log(1 + x) for finite x > -1: 1 + x = 2^n
     return (float)(int32_t)n * 8.262958295e-8f + ((p * m) * m + m);
 }
 
-INLINE float f_log1p(float x) {
-    const float y = log1p_above(x), outside = x == -1.0f ? -INFINITY : NAN;
-    return x < INFINITY ? (x > -1.0f ? y : outside) : x;
-}
+INLINE float f_log1p(float x) { return x < INFINITY ? log1p_above(x) : x; }
 
 INLINE float f_asinh(float x) {
     const float size = f_abs(x), is_large = size > 1e18f, root = f_sqrt(1.0f + x * x);
@@ -324,7 +320,7 @@ int run(
     Parallel parallel, unsigned threads, const real *x, const real *dy, const float *c, real *out, double *total,
     long outer, long groups, long inner
 ) {
-    Job job = {x, dy, out, c, NULL, outer * groups * inner, groups, inner};
+    Job job = {.x = x, .dy = dy, .out = out, .c = c, .count = outer * groups * inner, .groups = groups, .inner = inner};
     const long columns = groups * inner;
     float *by_column = NULL;
     long places;

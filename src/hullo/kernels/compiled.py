@@ -30,7 +30,10 @@ from hullo.kernels.spec import CombineSpec
 WORTHWHILE = 2**16
 """Elements from which on a kernel is compiled; those of fewer use kernels that are loaded."""
 
-FLAGS = ("-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", "-fPIC", "-shared", "-w")
+FLAGS = (
+    *("-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fno-thread-jumps", "-fopenmp-simd"),
+    *("-fPIC", "-shared", "-w"),
+)
 NATIVE = ("-march=native", "-mcpu=native")
 """How compilers spell "for this processor"; the first that one accepts is used."""
 
