@@ -21,9 +21,10 @@ SHARED = ("epochs", "precision", "val_size")
 
 ABOUT = """## Controls
 
-The same runs with a setting changed that the table leaves at its default, beside the runs of the table with the same
-activation and seed. Intervals are Student's at 95 %, not corrected for the number of comparisons. Where ReLU keeps its
-accuracy to the end under a control, a lead that a hull still has is not one of stability."""
+Runs with a setting changed that the table leaves at its default, beside the runs of the table with the same activation
+and seed. Gains are those of the best hull over the best fixed activation, each chosen on the other seeds. Intervals
+are Student's at 95 %, not corrected for the number of comparisons. Where ReLU keeps its accuracy to the end under a
+control, a lead that a hull still has is not one of stability."""
 
 
 def controls_part(experiments: Sequence[Experiment]) -> str:
@@ -98,14 +99,15 @@ def _table(control: Experiment, table: Experiment, reading: Reading) -> str:
         if beside:
             pairs = zip(control.accuracies[row].values(), table.accuracies[row].values(), strict=True)
             compared = [beside.accuracy.spell(), Interval.of(one - other for one, other in pairs).spell("+.2f")]
-        is_main = (found.over_reference if found else None for found in (cell, beside))
-        shown = ("" if lead is None else lead.spell("+.2f") for lead in is_main)
-        lines.append([escape(row), cell.accuracy.spell(), *compared, *shown, str(cell.accuracy.count)])
+        leads = (found.over_reference if found else None for found in (cell, beside))
+        shown = ("" if lead is None else lead.spell("+.2f") for lead in leads)
+        paper = f"{beside.published:.2f}" if beside and beside.published is not None else ""
+        lines.append([escape(row), cell.accuracy.spell(), *compared, *shown, paper, str(cell.accuracy.count)])
     heads = ["activation", "control", "table", "difference"]
     heads += [f"over {REFERENCE}: {name}" for name in ("control", "table")]
     gains = [f"by {gain} in the {name}" for e, name in ((control, "control"), (table, "table")) if (gain := _gain(e))]
     said = f": the best hull exceeds the best fixed activation {' and '.join(gains)}" if gains else ""
-    return f"{reading.short.capitalize()}{said}.\n\n{grid([*heads, 'seeds'], lines)}"
+    return f"{reading.short.capitalize()}{said}.\n\n{grid([*heads, 'paper', 'seeds'], lines)}"
 
 
 def _on_shared_seeds(control: Experiment, table: Experiment) -> tuple[Experiment, Experiment]:
