@@ -68,7 +68,18 @@ class Program:
         fusions = find_fusions(graph.module.graph, activations.calls, self.written)
         self.fusions = {fusion.last: fusion for fusion in fusions}
         self.owner = {node: fusion.last for fusion in self.fusions.values() for node in fusion.inner}
+        self.counters = {node for node in graph.module.graph.nodes if self._is_counter(node)}
         self.lowering: dict[fx.Node, str] = {}
+
+    def _is_counter(self, node: fx.Node) -> bool:
+        """Return whether a node adds a number to a buffer that nothing else reads, as batch norms count batches."""
+        if node.target is not aten.add_.Tensor or len(node.args) != 2 or node.kwargs or node.users:
+            return False
+        buffer, number = node.args
+        if not isinstance(buffer, fx.Node) or not isinstance(number, int) or len(buffer.users) > 1:
+            return False
+        sharing = {other for other, memory in self.written.items() if memory & self.written[node]}
+        return self.graph.inputs.get(buffer.name, ("", ""))[0] == "tensor" and sharing == {buffer, node}
 
     def mutated_tensors(self) -> set[str]:
         """Return the names of parameters and buffers that a run changes."""
@@ -93,14 +104,21 @@ class Program:
         env: dict[Any, Any] = {}  # by node; a copy for one user, by node and user
         remaining = iter(inputs)
         last = self._last_uses(module.graph)
+        counted: list[tuple[Value, int]] = []
         for node in module.graph.nodes:
             if node in self.owner:
+                continue
+            if node in self.counters:
+                counted.append(tuple(_look_up(node.args, node, env)))
+                self.lowering[node] = "own"
                 continue
             if node.op == "placeholder":
                 env[node] = next(remaining)
             elif node.op == "get_attr":
                 env[node] = getattr(module, node.target)
             elif node.op == "output":
+                if counted:  # all of them by one launch
+                    torch._foreach_add_([value.tensor for value, _ in counted], [number for _, number in counted])
                 return fx.node.map_arg(node.args[0], env.__getitem__)
             elif fusion := self.fusions.get(node):
                 result = self._compute_fused(run, fusion, env)

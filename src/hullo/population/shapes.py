@@ -1,11 +1,13 @@
-"""Rules for operators with dimensions as arguments, which are shifted by one: the members are dimension 0."""
+"""Rules for operators with dimensions as arguments. Most shift them by one: the members are dimension 0."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hullo.population.rules import Context, rule
 from hullo.population.values import Value, wrap
@@ -50,12 +52,39 @@ for _operator, _positions in (
     (aten.unbind.int, (1,)),
     (aten.softmax.int, (1,)),
     (aten.log_softmax.int, (1,)),
-    (aten.mean.dim, (1,)),
     (aten.sum.dim_IntList, (1,)),
     (aten.amax.default, (1,)),
     (aten.cumsum.default, (1,)),
 ):
     _shift_dims(_operator, _positions)
+
+
+@rule(aten.mean.dim)
+def mean(
+    context: Context, x: Value, dims: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Any:
+    """Leave the members in their dimension, so that the gradient of images keeps their order in memory."""
+    if x.dim is None or not x.shape:
+        return NotImplemented
+    own = [dim % len(x.shape) for dim in dims or range(len(x.shape))]
+    tensor = x.tensor if dtype is None else x.tensor.to(dtype)
+    y: Tensor = _Mean.apply(tensor, [dim + (dim >= x.dim) for dim in own], keepdim)  # type: ignore[no-untyped-call]
+    return Value(y, x.dim if keepdim else x.dim - sum(dim < x.dim for dim in own))
+
+
+class _Mean(torch.autograd.Function):
+    """Compute a mean whose gradient is expanded rather than written entry by entry."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
+        ctx.shape, ctx.dims = x.shape, dims
+        return x.mean(dims, keepdim)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        kept = [1 if dim in ctx.dims else size for dim, size in enumerate(ctx.shape)]
+        count = math.prod(ctx.shape[dim] for dim in ctx.dims)
+        return (gradient.reshape(kept) / count).expand(ctx.shape), None, None
 
 
 @rule(aten.permute.default)

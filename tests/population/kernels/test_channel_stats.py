@@ -12,13 +12,13 @@ from torch import Tensor
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
-from hullo.population.kernels.channel_stats import Cut, Tile, add_moments, take_statistics  # noqa: E402
+from hullo.population.kernels.channel_stats import PartialSums, Tile, Tiling, compute_statistics  # noqa: E402
 
 
 def measured(x: Tensor) -> tuple[Tensor, Tensor]:
     zeros, ones = (torch.full((x.shape[1],), value, device=DEVICE) for value in (0.0, 1.0))
     x = x.to(DEVICE, memory_format=torch.channels_last)
-    mean, variance = take_statistics(x, zeros, ones, 0.1, None)
+    mean, variance = compute_statistics(x, zeros, ones, 0.1, None)
     return mean.cpu(), variance.cpu()
 
 
@@ -55,7 +55,7 @@ def test_running_statistics_move_as_those_of_batch_norm(bias: bool) -> None:
     before = running[0]._version
     F.batch_norm(x + added.view(-1, 1, 1) if bias else x, mean, variance, training=True, momentum=0.3)
     x = x.to(DEVICE, memory_format=torch.channels_last)
-    take_statistics(x, *running, 0.3, added.to(DEVICE) if bias else None)
+    compute_statistics(x, *running, 0.3, added.to(DEVICE) if bias else None)
     torch.testing.assert_close([t.cpu() for t in running], [mean, variance])
     assert running[0]._version > before  # automatic differentiation knows of the move
 
@@ -72,24 +72,31 @@ def test_every_shape_agrees_with_float64(
 
 
 @given(
-    pixels=st.integers(1, 3000), channels=st.integers(1, 300), times=st.sampled_from([1, 2, 4]),
+    pixels=st.integers(1, 3000), channels=st.integers(1, 300), loads=st.sampled_from([1, 2, 4]),
     programs=st.sampled_from([1, 4, 8]), dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )  # fmt: skip
 def test_programs_share_all_tiles_and_none_has_two_more_than_another(
-    pixels: int, channels: int, times: int, programs: int, dtype: torch.dtype
+    pixels: int, channels: int, loads: int, programs: int, dtype: torch.dtype
 ) -> None:
-    cut = Cut.of(torch.empty(pixels, channels, 1, 1, dtype=dtype, device=DEVICE), Tile(times, 4, programs))
-    shares = [len(range(split, cut.tiles, cut.splits)) for split in range(cut.splits)]
-    constants = cut.constants
-    assert sum(shares) * constants["ROWS"] >= pixels > (cut.tiles - 1) * constants["ROWS"]
+    tiling = Tiling.of(torch.empty(pixels, channels, 1, 1, dtype=dtype, device=DEVICE), Tile(loads, 4, programs))
+    shares = [len(range(split, tiling.tiles, tiling.splits)) for split in range(tiling.splits)]
+    constants = tiling.constants
+    assert sum(shares) * constants["ROWS"] >= pixels > (tiling.tiles - 1) * constants["ROWS"]
     assert 1 <= min(shares) >= max(shares) - 1
     assert constants["LANES"] * constants["COLUMNS"] >= channels
-    assert constants["ROWS"] == times * constants["HELD"]
+    assert constants["ROWS"] == loads * constants["HELD"]
 
 
-def test_moments_are_added_up_and_the_second_is_over_the_deviation() -> None:
-    partial, variance = torch.randn(2, 130, 45), torch.rand(45)
-    sums = add_moments(partial.to(DEVICE), variance.to(DEVICE), 1e-3).cpu().double()
-    expected = partial.double().sum(1)
+def test_partial_sums_are_added_up_and_the_second_moment_is_over_the_deviation() -> None:
+    splits, channels, bases, each, groups = 130, 48, 3, 4, 6
+    moments, products = torch.randn(2, splits, channels), torch.randn(bases, splits, channels // each)
+    data = torch.cat([moments.flatten(), products.flatten()]).to(DEVICE)
+    variance = torch.rand(channels)
+    drows, zeros = torch.full((groups, bases), torch.nan).to(DEVICE), torch.full((channels,), torch.nan).to(DEVICE)
+    sums = PartialSums(data, splits, channels, bases, each).add_up(variance.to(DEVICE), 1e-3, drows, zeros)
+    expected = moments.double().sum(1)
     expected[1] /= (variance.double() + 1e-3).sqrt()
-    torch.testing.assert_close(sums, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(sums.cpu().double(), expected, rtol=1e-5, atol=1e-5)
+    by_group = products.double().sum(1).view(bases, groups, -1).sum(2).mT
+    torch.testing.assert_close(drows.cpu().double(), by_group, rtol=1e-5, atol=1e-5)
+    assert (zeros == 0).all()

@@ -2,17 +2,17 @@
 
     y = combine(scale * xhat + shift + residual, rows, bases),    xhat = (x - mean) / sqrt(variance + eps)
 
-for images with channels last, each channel with its own statistics. Training reads x twice: once to measure it
-(:mod:`hullo.population.kernels.channel_stats`), then `apply` writes y. For the way back x, the residual and the
-statistics are kept; the argument of the bases is computed from them again, and ds = dy * (the slope there). `collect`
-adds up what all parameters' gradients need, and writes ds where there is a residual, whose gradient it is. From the
-sums `pull` gives
+for images with channels last, each channel with its own statistics. In training x is read twice: for the statistics
+(:mod:`hullo.population.kernels.channel_stats`), then by `apply`, which writes y. The backward pass keeps x, the
+residual and the statistics, and computes the input of the bases again; ds = dy * (the slope there). `backward_sums`
+computes the sums for the gradients of all parameters. It writes ds if there is a residual, whose gradient ds is. From
+the sums `backward_input` computes
 
     dx = scale / sqrt(variance + eps) * (ds - mean of ds - xhat * mean of ds * xhat)
 
-Without a residual it computes ds once more: x and dy are as many bytes as x and ds, and ds is never written. What goes
-two ways, as into a block and past it, has two gradients: `collect` adds them up as it reads them, and writes ds. Second
-passes go from the last tile to the first, since the cache holds what was read last.
+Without a residual it computes ds once more: x and dy are as many bytes as x and ds, and ds is never written. A value
+with two users, such as a block and its shortcut, has two gradients: `backward_sums` adds them as it reads them, and
+writes ds. The second pass over a tensor goes from the last tile to the first, as the cache holds what was read last.
 """
 
 # mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
@@ -31,22 +31,23 @@ from torch.autograd.function import once_differentiable
 
 from hullo.bases import Base
 from hullo.kernels.codegen import fill, formulas
-from hullo.kernels.triton import build, kernels_for
-from hullo.parametrizations import get_parametrization
+from hullo.kernels.triton import build
 from hullo.population.kernels import channels_last
 from hullo.population.kernels.channel_stats import (
     TILES,
-    Cut,
-    add_moments,
-    begin,
+    PartialSums,
+    Tiling,
     centre,
+    compute_statistics,
     fold,
     launch,
-    place,
-    take_statistics,
+    locate,
+    wait_for_previous,
 )
 
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
+STAGES = 3
+"""How many tiles `backward_sums` has under way: it computes more per byte than the others, and loads meanwhile."""
 
 
 def normalise_combine(
@@ -120,10 +121,12 @@ class _Others(NamedTuple):
         """Return all of them; an absent one is replaced by another tensor, which is not read."""
         return tuple(self.mean if tensor is None else tensor for tensor in self)
 
-    def constants(self) -> dict[str, Any]:
+    def constants(self, x: Tensor) -> dict[str, Any]:
+        """Return the constants of the kernels; EACH neighbouring columns of a thread share their coefficients."""
         group = len(self.scale) // (len(self.rows) if self.rows.dim() == 2 else 1)
+        each = 16 // x.element_size()
         present = {"BIAS": self.bias is not None, "RESIDUAL": self.residual is not None}
-        return present | {"GROUP": group, "EACH": 1 if group % 8 else 8}
+        return present | {"GROUP": group, "EACH": 1 if group % each else each}
 
 
 class _NormaliseCombine(torch.autograd.Function):
@@ -135,13 +138,13 @@ class _NormaliseCombine(torch.autograd.Function):
         x, residual = channels_last(x), None if others.residual is None else channels_last(others.residual)
         others = others._replace(rows=others.rows.contiguous(), residual=residual)
         if call.training:
-            mean, variance = take_statistics(x, others.mean, others.variance, call.momentum, others.bias)
+            mean, variance = compute_statistics(x, others.mean, others.variance, call.momentum, others.bias)
             others = others._replace(mean=mean, variance=variance, bias=None)
         ctx.save_for_backward(x, *others)
-        cut, y = Cut.of(x, TILES["apply"]), torch.empty_like(x)
+        tiling, y = Tiling.of(x, TILES["apply"]), torch.empty_like(x)
         launch(
-            _kernels(call.bases, x.dtype)["apply"], cut.programs, x, *others.pointers(), y, call.eps, *cut.sizes,
-            follows=call.training, **cut.constants, **others.constants(),
+            _kernels(call.bases, x.dtype)["apply"], tiling.programs, x, *others.pointers(), y, call.eps, *tiling.sizes,
+            follows=call.training, **tiling.constants, **others.constants(x),
         )  # fmt: skip
         return y, y.view_as(y)
 
@@ -151,31 +154,25 @@ class _NormaliseCombine(torch.autograd.Function):
         x, *saved = ctx.saved_tensors
         others, call = _Others(*saved), ctx.call
         dy, *more = (channels_last(gradient) for gradient in gradients if gradient is not None)
-        kernels, channels = _kernels(call.bases, x.dtype), x.shape[1]
-        constants = others.constants() | {"WRITTEN": bool(more) or others.residual is not None}
-        ds = torch.empty_like(x) if constants["WRITTEN"] else dy
-        cut = Cut.of(x, TILES["collect"])
-        partial = torch.empty(len(call.bases) + 2, cut.splits, channels, dtype=torch.float32, device=x.device)
+        kernels, learned = _kernels(call.bases, x.dtype), ctx.needs_input_grad[_Others._fields.index("rows") + 1]
+        constants = others.constants(x) | {"STORE_DS": bool(more) or others.residual is not None}
+        ds = torch.empty_like(x) if constants["STORE_DS"] else dy
+        tiling = Tiling.of(x, TILES["backward_sums"])
+        partial = PartialSums.empty(tiling, len(call.bases) if learned else 0, constants["EACH"], x)
         launch(
-            kernels["collect"], cut.programs, dy, more[0] if more else dy, x, *others.pointers(), ds, partial, call.eps,
-            *cut.sizes, follows=False, **cut.constants, **constants, TWICE=bool(more),
+            kernels["backward_sums"], tiling.programs, dy, more[0] if more else dy, x, *others.pointers(), ds,
+            partial.data, call.eps, *tiling.sizes, follows=False, **tiling.constants, **constants,
+            TWO_GRADIENTS=bool(more), LEARNED=learned, STAGES=STAGES,
         )  # fmt: skip
-        dshift, dscale = sums = add_moments(partial[len(call.bases) :], others.variance, call.eps)
-        cut, dx = Cut.of(x, TILES["pull"]), torch.empty_like(x)
+        drows = torch.empty_like(others.rows) if learned else None
+        dbias = None if ctx.bias is None else torch.empty_like(ctx.bias)
+        dshift, dscale = sums = partial.add_up(others.variance, call.eps, drows, dbias)
+        tiling, dx = Tiling.of(x, TILES["backward_input"]), torch.empty_like(x)
         launch(
-            kernels["pull"], cut.programs, ds, x, *others.pointers(), sums, dx, call.eps, *cut.sizes,
-            follows=True, **cut.constants, **constants, TRAINING=call.training,
+            kernels["backward_input"], tiling.programs, ds, x, *others.pointers(), sums, dx, call.eps, *tiling.sizes,
+            follows=True, **tiling.constants, **constants, TRAINING=call.training,
         )  # fmt: skip
-        drows, group, splits = None, constants["GROUP"], partial.shape[1]
-        if ctx.needs_input_grad[_Others._fields.index("rows") + 1]:
-            drows = torch.empty_like(others.rows)
-            launch(
-                kernels["reduce"], channels // group, partial, others.rows, drows,
-                splits * group, splits, group, channels, splits * channels,
-                follows=True, BLOCK=min(1024, triton.next_power_of_2(splits * group)), BY_COLUMN=True,
-            )  # fmt: skip
-        dbias = None if ctx.bias is None else torch.zeros_like(ctx.bias)
-        if others.bias is not None:
+        if others.bias is not None:  # in evaluation; in training its gradient is zero
             dbias = (dshift * others.scale * (others.variance + call.eps).rsqrt()).to(others.bias.dtype)
         dresidual = None if others.residual is None else ds
         scale, shift = others.scale, others.shift
@@ -189,14 +186,21 @@ def spread(numbers, EACH: tl.constexpr):
     return tl.reshape(copies, [1, numbers.shape[1] * EACH])
 
 
+@triton.jit
+def add_each(tile, EACH: tl.constexpr):
+    """Return the sums of every EACH neighbouring columns, which one thread has."""
+    if EACH == 1:
+        return tile
+    return tl.sum(tl.reshape(tile, [tile.shape[0], tile.shape[1] // EACH, EACH]), axis=2)
+
+
 @functools.cache
 def _kernels(bases: tuple[Base, ...], dtype: torch.dtype) -> dict[str, Any]:
-    """Return the kernels `apply`, `collect`, `pull` and `reduce` of a set of bases."""
+    """Return the kernels `apply`, `backward_sums` and `backward_input` of a set of bases."""
     numbers = range(len(bases))
     values, slopes = formulas(bases)
     row = f"tl.load(rows_ptr + group * {len(bases)} + %d).to(tl.float32)"
-    sums = [*(f"dy * y{i}" for i in numbers), "ds", "ds * centred"]
-    store = "tl.store(to + {0} * splits * CHANNELS, tl.sum(sum{0}, axis=0)[None, :], mask=known)"
+    store = "tl.store(to + {0} * splits * (CHANNELS // EACH), tl.sum(sum{0}, axis=0)[None, :], mask=some < CHANNELS)"
     parts = {
         "OTHERS": [", ".join(f"{name}_ptr" for name in _Others._fields) + ","],
         "CONSTANTS": [f"{', '.join(f'{name}: tl.constexpr' for name in _CONSTANTS.split())},"],
@@ -204,14 +208,13 @@ def _kernels(bases: tuple[Base, ...], dtype: torch.dtype) -> dict[str, Any]:
         "ARGUMENT": _ARGUMENT.strip().splitlines(),
         "VALUES": [*values, f"y = {' + '.join(f'c{i} * y{i}' for i in numbers)}"],
         "SLOPES": [*values, *slopes, f"ds = dy * ({' + '.join(f'c{i} * s{i}' for i in numbers)})"],
-        "ZERO": [f"sum{i} = tl.zeros([HELD, COLUMNS], tl.float32)" for i in range(len(sums))],
-        "ADD": [f"sum{i} += fold({term}, HELD)" for i, term in enumerate(sums)],
-        "STORE": [store.format(i) for i in range(len(sums))],
+        "ZERO": [f"sum{i} = tl.zeros([HELD, COLUMNS // EACH], tl.float32)" for i in numbers],
+        "ADD": [f"sum{i} += add_each(fold(dy * y{i}, HELD), EACH)" for i in numbers],
+        "STORE": [store.format(i) for i in numbers],
     }
     label = f"norm({','.join(base.name for base in bases)}) on {dtype}"
-    helpers = {"begin": begin, "place": place, "centre": centre, "fold": fold, "spread": spread}
-    kernels = build(fill(_TEMPLATE, parts), label, dtype, **helpers)
-    return kernels | {"reduce": kernels_for(bases, get_parametrization("given"), dtype)["reduce"]}
+    helpers = (wait_for_previous, locate, centre, fold, spread, add_each)
+    return build(fill(_TEMPLATE, parts), label, dtype, **{helper.__name__: helper for helper in helpers})
 
 
 _CONSTANTS = "CHANNELS LANES ROWS HELD COLUMNS EVEN BIG GROUP EACH BIAS RESIDUAL EARLY"
@@ -226,42 +229,52 @@ def apply(
 ):
     $COLUMNS
     for turn in range(split, tiles, splits):
-        start, at, inside = place(tiles - 1 - turn, column, pixels, CHANNELS, ROWS, COLUMNS, EVEN, BIG)
-        centred = centre(x_ptr, start, at, inside, mean, EVEN)
+        start, at, inside = locate(tiles - 1 - turn, column, pixels, CHANNELS, ROWS, COLUMNS, EVEN, BIG)
+        x = tl.load(x_ptr + start + at, mask=inside, other=0.0).to(tl.float32)
         $ARGUMENT
         $VALUES
         tl.store(y_ptr + start + at, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def collect(
+def backward_sums(
     dy_ptr, more_ptr, x_ptr,
     $OTHERS
-    ds_ptr, partial_ptr, eps, pixels, tiles, splits, TWICE: tl.constexpr, WRITTEN: tl.constexpr,
+    ds_ptr, partial_ptr, eps, pixels, tiles, splits,
+    TWO_GRADIENTS: tl.constexpr, STORE_DS: tl.constexpr, LEARNED: tl.constexpr, STAGES: tl.constexpr,
     $CONSTANTS
 ):
     $COLUMNS
+    sum_ds = tl.zeros([HELD, COLUMNS], tl.float32)
+    sum_moment = tl.zeros([HELD, COLUMNS], tl.float32)
     $ZERO
-    for tile in range(split, tiles, splits):
-        start, at, inside = place(tile, column, pixels, CHANNELS, ROWS, COLUMNS, EVEN, BIG)
-        centred = centre(x_ptr, start, at, inside, mean, EVEN)
-        dy = tl.load(dy_ptr + start + at, mask=inside, other=0.0).to(tl.float32)
-        if TWICE:
-            dy += tl.load(more_ptr + start + at, mask=inside, other=0.0).to(tl.float32)
+    for tile in tl.range(split, tiles, splits, num_stages=STAGES):
+        start, at, inside = locate(tile, column, pixels, CHANNELS, ROWS, COLUMNS, EVEN, BIG)
+        x = widen(tl.load(x_ptr + start + at, mask=inside, other=0.0))
+        dy = widen(tl.load(dy_ptr + start + at, mask=inside, other=0.0))
+        if TWO_GRADIENTS:
+            dy += widen(tl.load(more_ptr + start + at, mask=inside, other=0.0))
         $ARGUMENT
         $SLOPES
-        if WRITTEN:
+        if STORE_DS:
             tl.store(ds_ptr + start + at, ds.to(ds_ptr.dtype.element_ty), mask=inside)
-        $ADD
+        sum_ds += fold(ds, HELD)
+        sum_moment += fold(ds * centred, HELD)
+        if LEARNED:
+            $ADD
     to = partial_ptr + split * CHANNELS + column
-    $STORE
+    tl.store(to, tl.sum(sum_ds, axis=0)[None, :], mask=known)
+    tl.store(to + splits * CHANNELS, tl.sum(sum_moment, axis=0)[None, :], mask=known)
+    if LEARNED:
+        to = partial_ptr + (2 * splits * EACH + split) * (CHANNELS // EACH) + some // EACH
+        $STORE
 
 
 @triton.jit
-def pull(
+def backward_input(
     ds_ptr, x_ptr,
     $OTHERS
-    sums_ptr, dx_ptr, eps, pixels, tiles, splits, TRAINING: tl.constexpr, WRITTEN: tl.constexpr,
+    sums_ptr, dx_ptr, eps, pixels, tiles, splits, TRAINING: tl.constexpr, STORE_DS: tl.constexpr,
     $CONSTANTS
 ):
     $COLUMNS
@@ -269,11 +282,13 @@ def pull(
         level = factor * tl.load(sums_ptr + column, mask=known, other=0.0) / pixels
         tilt = factor * inverse * tl.load(sums_ptr + CHANNELS + column, mask=known, other=0.0) / pixels
     for turn in range(split, tiles, splits):
-        start, at, inside = place(tiles - 1 - turn, column, pixels, CHANNELS, ROWS, COLUMNS, EVEN, BIG)
-        centred = centre(x_ptr, start, at, inside, mean, EVEN)
+        start, at, inside = locate(tiles - 1 - turn, column, pixels, CHANNELS, ROWS, COLUMNS, EVEN, BIG)
+        x = tl.load(x_ptr + start + at, mask=inside, other=0.0).to(tl.float32)
         ds = tl.load(ds_ptr + start + at, mask=inside, other=0.0).to(tl.float32)
-        if not WRITTEN:
-            dy = ds  # it was not written; this is where it comes from
+        if STORE_DS:
+            centred = centre(x, mean, inside, EVEN)
+        else:
+            dy = ds  # ds was not stored, it is computed again
             $ARGUMENT
             $SLOPES
         dx = factor * ds
@@ -284,7 +299,7 @@ def pull(
 
 # Done once per program: its columns and their numbers. Coefficients are read once for EACH of them.
 _COLUMNS = """
-begin(EARLY)
+wait_for_previous(EARLY)
 lane = tl.program_id(0) % LANES
 split = tl.program_id(0) // LANES
 column = lane * COLUMNS + tl.arange(0, COLUMNS)[None, :]
@@ -301,6 +316,7 @@ group = tl.where(some < CHANNELS, some, 0) // GROUP
 
 # The input of the bases.
 _ARGUMENT = """
+centred = centre(x, mean, inside, EVEN)
 x = centred * factor + shift
 if RESIDUAL:
     x += tl.load(residual_ptr + start + at, mask=inside, other=0.0).to(tl.float32)

@@ -1,8 +1,8 @@
-"""Treat images with channels last as a matrix: a row per pixel of each image, a column per channel.
+"""Statistics of each channel of images with channels last, which form a matrix: a row per pixel, a column per channel.
 
-Here is how kernels cut such a matrix up, what they have in common, and two that know nothing of activations: the
-statistics of each column, and the sums of what programs leave behind. No column sees another, so that members never do;
-nothing is added atomically, so that every run gives the same bits.
+This module has the tiling of such a matrix, helpers that several kernels share, and the kernels that know nothing of
+activations: the mean and variance of each column, and the totals of partial sums. No column depends on another, so
+members do not either. There are no atomic additions, so every run gives the same bits.
 """
 
 # mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
@@ -22,24 +22,30 @@ from hullo.kernels.triton import INTERPRETED
 
 
 class Tile(NamedTuple):
-    """Say what suits a kernel: how often a thread reads 16 bytes of a tensor at a time, the warps of a program, and how
-    many programs a multiprocessor has."""
+    """Describe the work of a program: how many 16-byte loads a thread makes per tile of a tensor, how many warps a
+    program has, how many programs a multiprocessor runs, and how many columns a program has at most."""
 
-    times: int
+    loads: int
     warps: int
     programs: int
+    columns: int = 128
 
 
-TILES = {"measure": Tile(4, 4, 8), "apply": Tile(2, 4, 8), "collect": Tile(2, 4, 4), "pull": Tile(2, 4, 8)}
-"""Of the kernel here and of those in :mod:`hullo.population.kernels.bn_act`: in bfloat16 and with three bases, all
-programs of a multiprocessor of compute capability 9.0 find registers at once."""
+TILES = {
+    "partial_statistics": Tile(4, 4, 8),
+    "apply": Tile(2, 4, 8),
+    "backward_sums": Tile(1, 4, 5, 64),
+    "backward_input": Tile(2, 4, 8),
+}
+"""The tiles of the kernel here and of those in :mod:`hullo.population.kernels.bn_act`. In bfloat16 and with three
+bases, the registers of a multiprocessor of compute capability 9.0 suffice for all its programs."""
 
 NARROW = 32
-"""Columns of a program where little is read."""
+"""Columns of a program that adds up partial results."""
 
 
-class Cut(NamedTuple):
-    """Say how a kernel partitions images: into lanes of COLUMNS, each of `tiles` that `splits` programs share."""
+class Tiling(NamedTuple):
+    """Describe how a kernel partitions images: into lanes of COLUMNS, whose `tiles` are shared by `splits` programs."""
 
     pixels: int
     tiles: int
@@ -47,15 +53,16 @@ class Cut(NamedTuple):
     constants: dict[str, Any]
 
     @classmethod
-    def of(cls, x: Tensor, tile: Tile) -> Cut:
+    def of(cls, x: Tensor, tile: Tile) -> Tiling:
         channels, pixels = x.shape[1], x.numel() // x.shape[1]
-        columns = min((128, 64, 32), key=lambda columns: triton.cdiv(channels, columns) * columns)
-        held = 32 * tile.warps * 16 // x.element_size() // columns  # rows that are in different threads
-        rows, lanes = tile.times * held, triton.cdiv(channels, columns)
+        widths = [columns for columns in (128, 64, 32) if columns <= tile.columns]
+        columns = min(widths, key=lambda columns: triton.cdiv(channels, columns) * columns)
+        held = 32 * tile.warps * 16 // x.element_size() // columns  # rows that different threads hold
+        rows, lanes = tile.loads * held, triton.cdiv(channels, columns)
         tiles = triton.cdiv(pixels, rows)
         processors = 4 if INTERPRETED else torch.cuda.get_device_properties(x.device).multi_processor_count
         most = max(1, tile.programs * processors // lanes)
-        splits = triton.cdiv(tiles, triton.cdiv(tiles, most))  # fewer, where that keeps no one waiting longer
+        splits = triton.cdiv(tiles, triton.cdiv(tiles, most))  # fewer, if that does not lengthen the longest program
         constants = {
             "CHANNELS": channels,
             "LANES": lanes,
@@ -78,8 +85,11 @@ class Cut(NamedTuple):
 
 
 def launch(kernel: Any, programs: int, *arguments: Any, follows: bool, **constants: Any) -> None:
-    """Launch a kernel on tensors and numbers. One that `follows` another of these, with nothing in between, is sent off
-    while that one still runs, and waits for its end: that saves most of a launch."""
+    """Launch a kernel on tensors and numbers.
+
+    A kernel that directly `follows` another of these is launched while that one still runs, and waits for its end.
+    This hides most of the launch latency.
+    """
     device = arguments[0].device
     early = device_math.HARDWARE.value and torch.cuda.get_device_capability(device) >= (9, 0)
     options = {"launch_pdl": True} if early and follows else {}
@@ -87,39 +97,60 @@ def launch(kernel: Any, programs: int, *arguments: Any, follows: bool, **constan
         kernel[(programs,)](*arguments, **constants, EARLY=early, **options)
 
 
-def take_statistics(
+def compute_statistics(
     x: Tensor, running_mean: Tensor, running_variance: Tensor, momentum: float, bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the mean and the variance of each column.
+    """Return the mean and the variance of each column, and update the running ones in place.
 
-    The running ones take up a share of `momentum` of the new, in place, as in PyTorch's batch norm: of the mean of x
-    and the bias, and of the unbiased variance.
+    The running ones are updated as in PyTorch's batch norm: with the mean of x plus the bias, and with the unbiased
+    variance.
     """
-    cut, channels = Cut.of(x, TILES["measure"]), x.shape[1]
-    partial = torch.empty(3, cut.splits, channels, dtype=torch.float32, device=x.device)
+    tiling, channels = Tiling.of(x, TILES["partial_statistics"]), x.shape[1]
+    partial = torch.empty(3, tiling.splits, channels, dtype=torch.float32, device=x.device)
     mean, variance = torch.empty(2, channels, dtype=torch.float32, device=x.device)
-    launch(_measure, cut.programs, x, partial, *cut.sizes, follows=False, **cut.constants)
+    launch(_partial_statistics, tiling.programs, x, partial, *tiling.sizes, follows=False, **tiling.constants)
     launch(
-        _settle, triton.cdiv(channels, NARROW), partial, mean, variance, running_mean, running_variance,
-        mean if bias is None else bias, momentum, *cut.sizes, follows=True,
-        CHANNELS=channels, ROWS=cut.constants["ROWS"], PARTS=_parts(cut.splits), COLUMNS=NARROW, BIAS=bias is not None,
+        _merge_statistics, triton.cdiv(channels, NARROW), partial, mean, variance, running_mean, running_variance,
+        mean if bias is None else bias, momentum, *tiling.sizes, follows=True, CHANNELS=channels,
+        ROWS=tiling.constants["ROWS"], PARTS=_parts(tiling.splits), COLUMNS=NARROW, BIAS=bias is not None,
     )  # fmt: skip
     increment_version((running_mean, running_variance))
     return mean, variance
 
 
-def add_moments(partial: Tensor, variance: Tensor, eps: float) -> Tensor:
-    """Return the sums (2, channels) over programs of (2, splits, channels), of ds and of ds * (x - mean) / deviation.
+class PartialSums(NamedTuple):
+    """Hold the sums of each program of a backward pass, one after the other in memory: of ds and of ds * (x - mean),
+    (2, splits, channels), then of dy * y for each base, (bases, splits, channels // each)."""
 
-    The second comes without its deviation, sqrt(variance + eps).
-    """
-    _, splits, channels = partial.shape
-    sums = torch.empty(2, channels, dtype=torch.float32, device=partial.device)
-    launch(
-        _add, 2 * triton.cdiv(channels, NARROW), partial, variance, sums, eps, splits, follows=True,
-        CHANNELS=channels, PARTS=_parts(splits), COLUMNS=NARROW,
-    )  # fmt: skip
-    return sums
+    data: Tensor
+    splits: int
+    channels: int
+    bases: int
+    each: int
+
+    @classmethod
+    def empty(cls, tiling: Tiling, bases: int, each: int, x: Tensor) -> PartialSums:
+        """Allocate memory for the programs of a tiling; columns that share coefficients have one sum for `each`."""
+        channels = x.shape[1]
+        size = tiling.splits * (2 * channels + bases * channels // each)
+        return cls(torch.empty(size, dtype=torch.float32, device=x.device), tiling.splits, channels, bases, each)
+
+    def add_up(self, variance: Tensor, eps: float, drows: Tensor | None, zeros: Tensor | None) -> Tensor:
+        """Return the totals (2, channels), of ds and of ds * (x - mean) / sqrt(variance + eps).
+
+        The totals of each base and group of columns are written to `drows`, and zeros to `zeros` (channels,), in the
+        same launch.
+        """
+        sums = torch.empty(2, self.channels, dtype=torch.float32, device=self.data.device)
+        rows = drows.numel() if drows is not None else 0
+        group = self.channels // self.each * self.bases // max(1, rows)
+        launch(
+            _add_partial_sums, 2 * triton.cdiv(self.channels, NARROW) + rows, self.data, variance, sums,
+            sums if drows is None else drows, sums if zeros is None else zeros, eps, self.splits, follows=True,
+            CHANNELS=self.channels, BASES=self.bases, EACH=self.each, GROUP=group, ZEROS=zeros is not None,
+            PARTS=_parts(self.splits), COLUMNS=NARROW, BLOCK=min(1024, triton.next_power_of_2(self.splits * group)),
+        )  # fmt: skip
+        return sums
 
 
 def _parts(splits: int) -> int:
@@ -130,19 +161,19 @@ def _parts(splits: int) -> int:
 
 
 @triton.jit
-def begin(EARLY: tl.constexpr):
-    """Wait for the kernel before; from here on the next may be sent off."""
+def wait_for_previous(EARLY: tl.constexpr):
+    """Wait for the end of the previous kernel; from here on the next one may be launched."""
     if EARLY:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit
-def place(
+def locate(
     tile, column, pixels, CHANNELS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr,
     BIG: tl.constexpr,
 ):  # fmt: skip
-    """Return where a tile starts, the offsets of its entries from there, and which of them exist."""
+    """Return the offset of a tile, the offsets of its entries from there, and which of them exist."""
     if BIG:
         tile = tile.to(tl.int64)
     row = tl.arange(0, ROWS)[:, None]
@@ -151,48 +182,47 @@ def place(
 
 
 @triton.jit
-def centre(x_ptr, start, at, inside, level, EVEN: tl.constexpr):
-    """Return the entries of a tile less the levels of their columns; zero where there are none."""
-    x = tl.load(x_ptr + start + at, mask=inside, other=0.0).to(tl.float32) - level
-    if not EVEN:
-        x = tl.where(inside, x, 0.0)
-    return x
+def centre(x, level, inside, EVEN: tl.constexpr):
+    """Return x minus the level of each column; zero for entries that do not exist."""
+    return x - level if EVEN else tl.where(inside, x - level, 0.0)
 
 
 @triton.jit
 def fold(tile, HELD: tl.constexpr):
-    """Add a tile's rows up to HELD rows, those that one thread holds, so that nothing moves between threads."""
+    """Add the rows of a tile up to HELD rows; all summands are in one thread, so that nothing is exchanged."""
+    if tile.shape[0] == HELD:
+        return tile
     return tl.sum(tl.reshape(tile, [tile.shape[0] // HELD, HELD, tile.shape[1]]), axis=0)
 
 
 @triton.jit
 def count_rows(split, pixels, tiles, splits, ROWS: tl.constexpr):
-    """Return how many rows the tiles of a program have; the very last tile may be cut short."""
+    """Return how many rows the tiles of a program have; the last tile may be incomplete."""
     missing = tl.where((tiles - 1 - split) % splits == 0, tiles * ROWS - pixels, 0)
     return (tiles - 1 - split + splits) // splits * ROWS - missing
 
 
 @triton.jit
-def _measure(
+def _partial_statistics(
     x_ptr, partial_ptr, pixels, tiles, splits, CHANNELS: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr,
     HELD: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr, BIG: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Store the first row of each program, the mean of its rows less the first, and the squares around their mean.
+    """Store a program's first row, the mean of its rows minus the first, and the squared deviations from their mean.
 
-    Sums are those of differences from the first. With n rows that is off their mean by sqrt(n) deviations at the most,
-    so that squares lose n roundings at the most, however far the mean is from zero.
+    Sums are those of differences from the first row. With n rows it differs from their mean by sqrt(n) standard
+    deviations at most, so that the squares lose n roundings at most, however far the mean is from zero.
     """
-    begin(EARLY)
+    wait_for_previous(EARLY)
     split = tl.program_id(0) // LANES
     column = tl.program_id(0) % LANES * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     known = column < CHANNELS
-    start, _, _ = place(split, column, pixels, CHANNELS, ROWS, COLUMNS, EVEN, BIG)
+    start, _, _ = locate(split, column, pixels, CHANNELS, ROWS, COLUMNS, EVEN, BIG)
     first = tl.load(x_ptr + start + column, mask=known, other=0.0).to(tl.float32)
     sums = tl.zeros([HELD, COLUMNS], tl.float32)
     squares = tl.zeros([HELD, COLUMNS], tl.float32)
     for tile in range(split, tiles, splits):
-        start, at, inside = place(tile, column, pixels, CHANNELS, ROWS, COLUMNS, EVEN, BIG)
-        x = centre(x_ptr, start, at, inside, first, EVEN)
+        start, at, inside = locate(tile, column, pixels, CHANNELS, ROWS, COLUMNS, EVEN, BIG)
+        x = centre(tl.load(x_ptr + start + at, mask=inside, other=0.0).to(tl.float32), first, inside, EVEN)
         sums += fold(x, HELD)
         squares += fold(x * x, HELD)
     total = tl.sum(sums, axis=0)[None, :]
@@ -204,13 +234,13 @@ def _measure(
 
 
 @triton.jit
-def _settle(
+def _merge_statistics(
     partial_ptr, mean_ptr, variance_ptr, running_mean_ptr, running_variance_ptr, bias_ptr, momentum,
     pixels, tiles, splits, CHANNELS: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr, COLUMNS: tl.constexpr,
     BIAS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Merge the statistics of all programs in float64, where the squares of float32 numbers are exact."""
-    begin(EARLY)
+    wait_for_previous(EARLY)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     known = column < CHANNELS
     sums = tl.zeros([PARTS, COLUMNS], tl.float64)
@@ -231,31 +261,49 @@ def _settle(
     tl.store(variance_ptr + column, (around / pixels).to(tl.float32), mask=known)
     if BIAS:
         mean += tl.load(bias_ptr + column, mask=known, other=0.0).to(tl.float32)
-    _take_up(running_mean_ptr + column, mean, momentum, known)
-    _take_up(running_variance_ptr + column, around / (pixels - 1), momentum, known)
+    _update_running(running_mean_ptr + column, mean, momentum, known)
+    _update_running(running_variance_ptr + column, around / (pixels - 1), momentum, known)
 
 
 @triton.jit
-def _take_up(running_ptr, new, momentum, known):
+def _update_running(running_ptr, new, momentum, known):
     old = tl.load(running_ptr, mask=known, other=0.0).to(tl.float32)
     running = old * (1 - momentum) + new.to(tl.float32) * momentum
     tl.store(running_ptr, running.to(running_ptr.dtype.element_ty), mask=known)
 
 
 @triton.jit
-def _add(
-    partial_ptr, variance_ptr, sums_ptr, eps, splits, CHANNELS: tl.constexpr, PARTS: tl.constexpr,
-    COLUMNS: tl.constexpr, EARLY: tl.constexpr,
+def _add_partial_sums(
+    partial_ptr, variance_ptr, sums_ptr, rows_ptr, zeros_ptr, eps, splits, CHANNELS: tl.constexpr, BASES: tl.constexpr,
+    EACH: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr, PARTS: tl.constexpr, COLUMNS: tl.constexpr,
+    BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    begin(EARLY)
-    which = tl.program_id(0) % 2
-    column = tl.program_id(0) // 2 * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    known = column < CHANNELS
-    sums = tl.zeros([PARTS, COLUMNS], tl.float64)
-    for part in range(0, splits, PARTS):
-        split = part + tl.arange(0, PARTS)[:, None]
-        at = (which * splits + split) * CHANNELS + column
-        sums += tl.load(partial_ptr + at, mask=(split < splits) & known, other=0.0)
-    variance = tl.load(variance_ptr + column, mask=known, other=1.0).to(tl.float32)
-    total = tl.sum(sums, axis=0)[None, :].to(tl.float32) * tl.where(which == 1, tl.rsqrt(variance + eps), 1.0)
-    tl.store(sums_ptr + which * CHANNELS + column, total, mask=known)
+    """Add up one of the two sums for COLUMNS columns or, in the later programs, the sum of a base for a group."""
+    wait_for_previous(EARLY)
+    lanes: tl.constexpr = (CHANNELS + COLUMNS - 1) // COLUMNS
+    program = tl.program_id(0)
+    if program < 2 * lanes:
+        which = program % 2
+        column = program // 2 * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+        known = column < CHANNELS
+        sums = tl.zeros([PARTS, COLUMNS], tl.float64)
+        for part in range(0, splits, PARTS):
+            split = part + tl.arange(0, PARTS)[:, None]
+            at = (which * splits + split) * CHANNELS + column
+            sums += tl.load(partial_ptr + at, mask=(split < splits) & known, other=0.0)
+        variance = tl.load(variance_ptr + column, mask=known, other=1.0).to(tl.float32)
+        total = tl.sum(sums, axis=0)[None, :].to(tl.float32) * tl.where(which == 1, tl.rsqrt(variance + eps), 1.0)
+        tl.store(sums_ptr + which * CHANNELS + column, total, mask=known)
+        if ZEROS:
+            nothing = tl.zeros([1, COLUMNS], zeros_ptr.dtype.element_ty)
+            tl.store(zeros_ptr + column, nothing, mask=known & (which == 0))
+    elif BASES > 0:
+        base = (program - 2 * lanes) % BASES
+        row = (program - 2 * lanes) // BASES
+        start = partial_ptr + 2 * splits * CHANNELS + base * splits * (CHANNELS // EACH) + row * GROUP
+        totals = tl.zeros([BLOCK], tl.float64)
+        for first in range(0, splits * GROUP, BLOCK):
+            index = first + tl.arange(0, BLOCK)
+            at = index // GROUP * (CHANNELS // EACH) + index % GROUP
+            totals += tl.load(start + at, mask=index < splits * GROUP, other=0.0)
+        tl.store(rows_ptr + row * BASES + base, tl.sum(totals).to(rows_ptr.dtype.element_ty))

@@ -188,7 +188,7 @@ def _update(
         )  # fmt: skip
     else:
         inside = (here < size) & there
-        member = here // own
+        member = first + ((offset - first * own).to(tl.int32) + tl.arange(0, BLOCK)) // own.to(tl.int32)
         member_rates = _rate(rates + member, own_rates + at + member, factors + member, inside, OWN, FACTOR)
         member_decays = _rate(decays + member, own_decays + at + member, factors + member, inside, OWN, False)
         member_scales = tl.load(scales + member, mask=inside, other=0.0).to(tl.float32) if SCALE else member_rates
