@@ -3,10 +3,11 @@
     y = drop(max_pool2d(combine(x + bias, rows, bases), 2))
 
 for images with channels last. Only x is kept. The backward pass computes the activations of each 2 x 2 window again,
-finds the maximum as PyTorch does (the first of equals; NaN wins), and writes each entry of the
-gradient once. Windows are the rows of a matrix whose columns are the channels of all members; a program takes COLUMNS
-of these, ROWS windows at a time. The sums for the coefficients' gradients are kept as in :mod:`hullo.kernels.codegen`,
-whose `reduce` adds them up; so every run gives the same bits.
+finds the maximum as PyTorch does (the first of equals; NaN wins), and writes each entry of the gradient once. Windows
+are the rows of a matrix whose columns are the channels of all members; a program takes COLUMNS of these, ROWS windows
+at a time. It keeps the sums for the gradients of coefficients and bias in registers, and
+:class:`hullo.population.kernels.channel_stats.PartialSums` adds up those of all programs, so every run gives the same
+bits.
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -23,10 +24,16 @@ from torch.autograd.function import once_differentiable
 
 from hullo.bases import Base
 from hullo.kernels.codegen import fill, formulas
-from hullo.kernels.triton import INTERPRETED, build, kernels_for
-from hullo.parametrizations import get_parametrization
-from hullo.population.kernels import dropout
-from hullo.population.kernels.linear import column_sums
+from hullo.kernels.triton import build
+from hullo.population.kernels import dropout, processors
+from hullo.population.kernels.channel_stats import (
+    PartialSums,
+    add_each,
+    launch,
+    shared_columns,
+    spread,
+    wait_for_previous,
+)
 
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -99,10 +106,10 @@ class _Call(NamedTuple):
             "WIDTH": width,
             "CHANNELS": channels,
             "OWN": own,
-            "GROUP": channels // rows.view(-1, rows.shape[-1]).shape[0],
+            **shared_columns(x, rows),
             "BIAS": bias is not None,
             "DROP": self.drops is not None,
-            "EACH": 1 if own % 4 or self.start(x, members) % 4 else 4,
+            "PER_WORD": 1 if own % 4 or self.start(x, members) % 4 else 4,
             "FLAT": self.flat,
             "LANES": triton.cdiv(channels, columns),
             "ROWS": size // columns,
@@ -140,56 +147,48 @@ class _CombinePoolDrop(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, rows, bias, seeds, steps = ctx.saved_tensors
         call: _Call = ctx.call
-        batch, channels, height, width = x.shape
+        batch, _, height, width = x.shape
         gradient = gradient.contiguous(memory_format=torch.contiguous_format if call.flat else torch.channels_last)
         windows = batch * triton.cdiv(height, 2) * triton.cdiv(width, 2)
         constants = call.constants(x, rows, bias, len(seeds), BACKWARD[x.element_size()])
         tiles = triton.cdiv(windows, constants["ROWS"])
-        processors = 4 if INTERPRETED else torch.cuda.get_device_properties(x.device).multi_processor_count
-        splits = min(tiles, max(1, PROGRAMS * processors // constants["LANES"]))
-        bases = len(call.bases)
-        partial = torch.empty(bases + (bias is not None), splits * channels, dtype=torch.float32, device=x.device)
-        dx, drows = torch.empty_like(x), torch.empty_like(rows) if ctx.needs_input_grad[1] else None
-        kernels = _kernels(call.bases, x.dtype)
-        with torch.cuda.device_of(x):
-            kernels["backward"][(splits * constants["LANES"],)](
-                gradient, x, x if bias is None else bias, rows, seeds, steps, dx, partial, windows,
-                call.start(x, len(seeds)), tiles, splits, **constants,
-            )  # fmt: skip
-            group = constants["GROUP"]
-            if drows is not None:
-                kernels["reduce"][(channels // group,)](
-                    partial, rows, drows, splits * group, splits, group, channels, splits * channels,
-                    BLOCK=min(1024, triton.next_power_of_2(splits * group)), BY_COLUMN=True, EARLY=False,
-                )  # fmt: skip
-        dbias = None if bias is None else column_sums(partial[-1].view(1, splits, 1, channels), bias.dtype).view(-1)
-        return dx, drows, dbias, None, None, None
+        splits = min(tiles, max(1, PROGRAMS * processors(x) // constants["LANES"]))
+        learned = ctx.needs_input_grad[1]
+        bases = len(call.bases) if learned else 0
+        partial = PartialSums.empty(x, splits, int(bias is not None), bases, constants["EACH"])
+        dx, drows = torch.empty_like(x), torch.empty_like(rows) if learned else None
+        launch(
+            _kernels(call.bases, x.dtype)["backward"], splits * constants["LANES"], gradient, x,
+            x if bias is None else bias, rows, seeds, steps, dx, partial.data, windows, call.start(x, len(seeds)),
+            tiles, splits, follows=False, LEARNED=learned, **constants,
+        )  # fmt: skip
+        sums = partial.add_up(drows, dtype=torch.float32 if bias is None else bias.dtype)
+        return dx, drows, None if bias is None else sums[0], None, None, None
 
 
 @functools.cache
 def _kernels(bases: tuple[Base, ...], dtype: torch.dtype) -> dict[str, Any]:
-    """Return the kernels `forward`, `backward` and `reduce` of a set of bases."""
+    """Return the kernels `forward` and `backward` of a set of bases."""
     numbers = range(len(bases))
     c = ", ".join(f"c{i}" for i in numbers)
     values, slopes = formulas(bases)
+    store = "tl.store(to + {0} * splits * (CHANNELS // EACH), tl.sum(sum{0}, axis=0)[None, :], mask=some < CHANNELS)"
     parts = {
         "DEFINE": [f"def combined(x, {c}):"],
         "RETURN": [f"return {' + '.join(f'c{i} * y{i}' for i in numbers)}"],
         "COLUMNS": _COLUMNS.strip().splitlines()
-        + [f"c{i} = tl.load(rows_ptr + group * {len(bases)} + {i}).to(tl.float32)" for i in numbers],
+        + [f"c{i} = spread(tl.load(rows_ptr + group * {len(bases)} + {i}).to(tl.float32), EACH)" for i in numbers],
         "WINDOWS": _WINDOWS.strip().splitlines() + [f"a{q} = combined(x{q}, {c})" for q in range(4)],
-        "ZERO": [f"sum{i} = tl.zeros([ROWS, COLUMNS], tl.float32)" for i in numbers],
+        "ZERO": [f"sum{i} = tl.zeros([ROWS, COLUMNS // EACH], tl.float32)" for i in numbers],
         "VALUES": values,
         "SLOPES": slopes,
         "SLOPE": [f"slope = {' + '.join(f'c{i} * s{i}' for i in numbers)}"],
-        "ADD": [f"sum{i} += dy * y{i}" for i in numbers],
-        "STORE": [f"tl.store(to + {i} * stride, tl.sum(sum{i}, axis=0)[None, :], mask=known)" for i in numbers],
-        "STORE_BIAS": [f"tl.store(to + {len(bases)} * stride, tl.sum(total, axis=0)[None, :], mask=known)"],
+        "ADD": [f"sum{i} += add_each(dy * y{i}, EACH)" for i in numbers],
+        "STORE": [store.format(i) for i in numbers],
     }
     label = f"pooled({','.join(base.name for base in bases)}) on {dtype}"
-    helpers = {"open_columns": dropout.open_columns, "keep_columns": dropout.keep_columns}
-    kernels = build(fill(_TEMPLATE, parts), label, dtype, **helpers)
-    return kernels | {"reduce": kernels_for(bases, get_parametrization("given"), dtype)["reduce"]}
+    helpers = (dropout.open_columns, dropout.keep_columns, spread, add_each, wait_for_previous)
+    return build(fill(_TEMPLATE, parts), label, dtype, **{helper.__name__: helper for helper in helpers})
 
 
 _TEMPLATE = """
@@ -200,8 +199,13 @@ $DEFINE
 
 
 @triton.jit
-def wins(value, best):
-    return (value > best) | (value != value)
+def larger(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def wins(later, earlier):
+    return (later > earlier) | (later != later)
 
 
 @triton.jit
@@ -209,19 +213,17 @@ def forward(
     x_ptr, bias_ptr, rows_ptr, seeds, steps, y_ptr, windows, start,
     PURPOSE: tl.constexpr, LEAST: tl.constexpr, SCALE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     CHANNELS: tl.constexpr, OWN: tl.constexpr, GROUP: tl.constexpr, BIAS: tl.constexpr, DROP: tl.constexpr,
-    EACH: tl.constexpr, FLAT: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    BIG: tl.constexpr,
+    PER_WORD: tl.constexpr, FLAT: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    BIG: tl.constexpr, EACH: tl.constexpr,
 ):
     DOWN: tl.constexpr = HEIGHT // 2
     ACROSS: tl.constexpr = WIDTH // 2
     $COLUMNS
     tile = tl.program_id(0) // LANES
     $WINDOWS
-    y = tl.where(wins(a1, a0), a1, a0)
-    y = tl.where(wins(a2, y), a2, y)
-    y = tl.where(wins(a3, y), a3, y)
+    y = larger(larger(a0, a1), larger(a2, a3))
     if DROP:
-        y = y * keep_columns(keys, start + window * OWN, lane * COLUMNS, LEAST, OWN, ROWS, COLUMNS, EACH) * SCALE
+        y = y * keep_columns(keys, start + window * OWN, lane * COLUMNS, LEAST, OWN, ROWS, COLUMNS, PER_WORD) * SCALE
     tl.store(y_ptr + place, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
@@ -230,11 +232,12 @@ def backward(
     dy_ptr, x_ptr, bias_ptr, rows_ptr, seeds, steps, dx_ptr, partial_ptr, windows, start, tiles, splits,
     PURPOSE: tl.constexpr, LEAST: tl.constexpr, SCALE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     CHANNELS: tl.constexpr, OWN: tl.constexpr, GROUP: tl.constexpr, BIAS: tl.constexpr, DROP: tl.constexpr,
-    EACH: tl.constexpr, FLAT: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    BIG: tl.constexpr,
+    PER_WORD: tl.constexpr, FLAT: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    BIG: tl.constexpr, EACH: tl.constexpr, LEARNED: tl.constexpr, EARLY: tl.constexpr,
 ):
     DOWN: tl.constexpr = (HEIGHT + 1) // 2
     ACROSS: tl.constexpr = (WIDTH + 1) // 2
+    wait_for_previous(EARLY)
     $COLUMNS
     split = tl.program_id(0) // LANES
     $ZERO
@@ -242,36 +245,34 @@ def backward(
     for tile in range(split, tiles, splits):
         $WINDOWS
         dy = tl.load(dy_ptr + place, mask=whole, other=0.0).to(tl.float32)
-        best = a0
-        which = tl.zeros([ROWS, COLUMNS], tl.int32)
-        x = x0
-        won = wins(a1, best)
-        best, which, x = tl.where(won, a1, best), tl.where(won, 1, which), tl.where(won, x1, x)
-        won = wins(a2, best)
-        best, which, x = tl.where(won, a2, best), tl.where(won, 2, which), tl.where(won, x2, x)
-        won = wins(a3, best)
-        which, x = tl.where(won, 3, which), tl.where(won, x3, x)
+        right_above, right_below = wins(a1, a0), wins(a3, a2)
+        below = wins(tl.where(right_below, a3, a2), tl.where(right_above, a1, a0))
+        x = tl.where(below, tl.where(right_below, x3, x2), tl.where(right_above, x1, x0))
         if DROP:
-            dy *= keep_columns(keys, start + pooled * OWN, lane * COLUMNS, LEAST, OWN, ROWS, COLUMNS, EACH) * SCALE
+            dy *= keep_columns(keys, start + pooled * OWN, lane * COLUMNS, LEAST, OWN, ROWS, COLUMNS, PER_WORD) * SCALE
         $VALUES
         $SLOPES
         $SLOPE
         dx = dy * slope
-        $ADD
+        if LEARNED:
+            $ADD
         if BIAS:
             total += dx
-        right = inside & (2 * j + 1 < WIDTH)
-        below = inside & (2 * i + 1 < HEIGHT)
-        element: tl.constexpr = dx_ptr.dtype.element_ty
-        tl.store(dx_ptr + at, tl.where(which == 0, dx, 0.0).to(element), mask=inside)
-        tl.store(dx_ptr + at + CHANNELS, tl.where(which == 1, dx, 0.0).to(element), mask=right)
-        tl.store(dx_ptr + at + WIDTH * CHANNELS, tl.where(which == 2, dx, 0.0).to(element), mask=below)
-        tl.store(dx_ptr + at + (WIDTH + 1) * CHANNELS, tl.where(which == 3, dx, 0.0).to(element), mask=right & below)
-    to = partial_ptr + split * CHANNELS + column
-    stride = splits * CHANNELS
-    $STORE
+        has_right = inside & (2 * j + 1 < WIDTH)
+        has_below = inside & (2 * i + 1 < HEIGHT)
+        dx = dx.to(dx_ptr.dtype.element_ty)
+        nothing = tl.zeros_like(dx)
+        above, dx = tl.where(below, nothing, dx), tl.where(below, dx, nothing)
+        tl.store(dx_ptr + at, tl.where(right_above, nothing, above), mask=inside)
+        tl.store(dx_ptr + at + CHANNELS, tl.where(right_above, above, nothing), mask=has_right)
+        at += WIDTH * CHANNELS
+        tl.store(dx_ptr + at, tl.where(right_below, nothing, dx), mask=has_below)
+        tl.store(dx_ptr + at + CHANNELS, tl.where(right_below, dx, nothing), mask=has_right & has_below)
     if BIAS:
-        $STORE_BIAS
+        tl.store(partial_ptr + split * CHANNELS + column, tl.sum(total, axis=0)[None, :], mask=known)
+    if LEARNED:
+        to = partial_ptr + (BIAS * splits * EACH + split) * (CHANNELS // EACH) + some // EACH
+        $STORE
 """
 
 # Done once per program: its columns and their numbers.
@@ -279,9 +280,10 @@ _COLUMNS = """
 lane = tl.program_id(0) % LANES
 column = lane * COLUMNS + tl.arange(0, COLUMNS)[None, :]
 known = column < CHANNELS
-group = tl.where(known, column, 0) // GROUP
+some = lane * COLUMNS + EACH * tl.arange(0, COLUMNS // EACH)[None, :]
+group = tl.where(some < CHANNELS, some, 0) // GROUP
 if DROP:
-    keys = open_columns(seeds, steps, lane * COLUMNS, PURPOSE, CHANNELS, OWN, COLUMNS, EACH)
+    keys = open_columns(seeds, steps, lane * COLUMNS, PURPOSE, CHANNELS, OWN, COLUMNS, PER_WORD)
 if BIAS:
     bias = tl.load(bias_ptr + column, mask=known, other=0.0).to(tl.float32)
 """

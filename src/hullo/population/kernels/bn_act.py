@@ -16,7 +16,7 @@ writes ds. The second pass over a tensor goes from the last tile to the first, a
 """
 
 # mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
-# ruff: noqa: N803 (constants are in capitals, in Triton)
+
 from __future__ import annotations
 
 import functools
@@ -24,8 +24,6 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
-import triton  # type: ignore[import-untyped]
-import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -37,11 +35,14 @@ from hullo.population.kernels.channel_stats import (
     TILES,
     PartialSums,
     Tiling,
+    add_each,
     centre,
     compute_statistics,
     fold,
     launch,
     locate,
+    shared_columns,
+    spread,
     wait_for_previous,
 )
 
@@ -122,11 +123,8 @@ class _Others(NamedTuple):
         return tuple(self.mean if tensor is None else tensor for tensor in self)
 
     def constants(self, x: Tensor) -> dict[str, Any]:
-        """Return the constants of the kernels; EACH neighbouring columns of a thread share their coefficients."""
-        group = len(self.scale) // (len(self.rows) if self.rows.dim() == 2 else 1)
-        each = 16 // x.element_size()
         present = {"BIAS": self.bias is not None, "RESIDUAL": self.residual is not None}
-        return present | {"GROUP": group, "EACH": 1 if group % each else each}
+        return present | shared_columns(x, self.rows)
 
 
 class _NormaliseCombine(torch.autograd.Function):
@@ -158,7 +156,7 @@ class _NormaliseCombine(torch.autograd.Function):
         constants = others.constants(x) | {"STORE_DS": bool(more) or others.residual is not None}
         ds = torch.empty_like(x) if constants["STORE_DS"] else dy
         tiling = Tiling.of(x, TILES["backward_sums"])
-        partial = PartialSums.empty(tiling, len(call.bases) if learned else 0, constants["EACH"], x)
+        partial = PartialSums.empty(x, tiling.splits, 2, len(call.bases) if learned else 0, constants["EACH"])
         launch(
             kernels["backward_sums"], tiling.programs, dy, more[0] if more else dy, x, *others.pointers(), ds,
             partial.data, call.eps, *tiling.sizes, follows=False, **tiling.constants, **constants,
@@ -166,7 +164,7 @@ class _NormaliseCombine(torch.autograd.Function):
         )  # fmt: skip
         drows = torch.empty_like(others.rows) if learned else None
         dbias = None if ctx.bias is None else torch.empty_like(ctx.bias)
-        dshift, dscale = sums = partial.add_up(others.variance, call.eps, drows, dbias)
+        dshift, dscale = sums = partial.add_up(drows, variance=others.variance, eps=call.eps, zeros=dbias)
         tiling, dx = Tiling.of(x, TILES["backward_input"]), torch.empty_like(x)
         launch(
             kernels["backward_input"], tiling.programs, ds, x, *others.pointers(), sums, dx, call.eps, *tiling.sizes,
@@ -177,21 +175,6 @@ class _NormaliseCombine(torch.autograd.Function):
         dresidual = None if others.residual is None else ds
         scale, shift = others.scale, others.shift
         return dx, None, None, dscale.to(scale.dtype), dshift.to(shift.dtype), drows, dbias, dresidual, None
-
-
-@triton.jit
-def spread(numbers, EACH: tl.constexpr):
-    """Return a row with each number repeated EACH times; a thread has neighbouring columns and holds it once."""
-    copies = tl.broadcast_to(numbers[:, :, None], [1, numbers.shape[1], EACH])
-    return tl.reshape(copies, [1, numbers.shape[1] * EACH])
-
-
-@triton.jit
-def add_each(tile, EACH: tl.constexpr):
-    """Return the sums of every EACH neighbouring columns, which one thread has."""
-    if EACH == 1:
-        return tile
-    return tl.sum(tl.reshape(tile, [tile.shape[0], tile.shape[1] // EACH, EACH]), axis=2)
 
 
 @functools.cache

@@ -119,38 +119,61 @@ def compute_statistics(
 
 
 class PartialSums(NamedTuple):
-    """Hold the sums of each program of a backward pass, one after the other in memory: of ds and of ds * (x - mean),
-    (2, splits, channels), then of dy * y for each base, (bases, splits, channels // each)."""
+    """Hold the sums of each program of a backward pass, one after the other in memory: `by_column` sums of each column,
+    (by_column, splits, channels), then those of dy * y for each base, (bases, splits, channels // each)."""
 
     data: Tensor
     splits: int
     channels: int
+    by_column: int
     bases: int
     each: int
 
     @classmethod
-    def empty(cls, tiling: Tiling, bases: int, each: int, x: Tensor) -> PartialSums:
-        """Allocate memory for the programs of a tiling; columns that share coefficients have one sum for `each`."""
+    def empty(cls, x: Tensor, splits: int, by_column: int, bases: int, each: int) -> PartialSums:
+        """Allocate memory for `splits` programs; `each` neighbouring columns share coefficients, and have one sum."""
         channels = x.shape[1]
-        size = tiling.splits * (2 * channels + bases * channels // each)
-        return cls(torch.empty(size, dtype=torch.float32, device=x.device), tiling.splits, channels, bases, each)
+        size = splits * (by_column * channels + bases * channels // each)
+        data = torch.empty(size, dtype=torch.float32, device=x.device)
+        return cls(data, splits, channels, by_column, bases, each)
 
-    def add_up(self, variance: Tensor, eps: float, drows: Tensor | None, zeros: Tensor | None) -> Tensor:
-        """Return the totals (2, channels), of ds and of ds * (x - mean) / sqrt(variance + eps).
+    def add_up(
+        self,
+        drows: Tensor | None,
+        *,
+        dtype: torch.dtype = torch.float32,
+        variance: Tensor | None = None,
+        eps: float = 0.0,
+        zeros: Tensor | None = None,
+    ) -> Tensor:
+        """Return the totals of the columns, (by_column, channels), and write those of bases to `drows`, in one launch.
 
-        The totals of each base and group of columns are written to `drows`, and zeros to `zeros` (channels,), in the
-        same launch.
+        Args:
+            drows: for each group of columns, the total of each base.
+            dtype: the type of the columns' totals.
+            variance, eps: the second total of a column is divided by sqrt(variance + eps).
+            zeros: a tensor (channels,) that is set to zero.
         """
-        sums = torch.empty(2, self.channels, dtype=torch.float32, device=self.data.device)
-        rows = drows.numel() if drows is not None else 0
+        sums = torch.empty(self.by_column, self.channels, dtype=dtype, device=self.data.device)
+        rows = 0 if drows is None else drows.numel()
         group = self.channels // self.each * self.bases // max(1, rows)
-        launch(
-            _add_partial_sums, 2 * triton.cdiv(self.channels, NARROW) + rows, self.data, variance, sums,
-            sums if drows is None else drows, sums if zeros is None else zeros, eps, self.splits, follows=True,
-            CHANNELS=self.channels, BASES=self.bases, EACH=self.each, GROUP=group, ZEROS=zeros is not None,
-            PARTS=_parts(self.splits), COLUMNS=NARROW, BLOCK=min(1024, triton.next_power_of_2(self.splits * group)),
-        )  # fmt: skip
+        programs = self.by_column * triton.cdiv(self.channels, NARROW) + rows
+        if programs:
+            launch(
+                _add_partial_sums, programs, self.data, self.data if variance is None else variance, sums,
+                sums if drows is None else drows, sums if zeros is None else zeros, eps, self.splits, follows=True,
+                CHANNELS=self.channels, BY_COLUMN=self.by_column, BASES=self.bases, EACH=self.each, GROUP=group,
+                SCALED=variance is not None, ZEROS=zeros is not None, PARTS=_parts(self.splits), COLUMNS=NARROW,
+                BLOCK=min(1024, triton.next_power_of_2(self.splits * max(1, group))),
+            )  # fmt: skip
         return sums
+
+
+def shared_columns(x: Tensor, rows: Tensor) -> dict[str, int]:
+    """Return how many columns have one row of coefficients, and how many of those a thread loads at once."""
+    group = x.shape[1] // (len(rows) if rows.dim() == 2 else 1)
+    each = 16 // x.element_size()
+    return {"GROUP": group, "EACH": 1 if group % each else each}
 
 
 def _parts(splits: int) -> int:
@@ -193,6 +216,21 @@ def fold(tile, HELD: tl.constexpr):
     if tile.shape[0] == HELD:
         return tile
     return tl.sum(tl.reshape(tile, [tile.shape[0] // HELD, HELD, tile.shape[1]]), axis=0)
+
+
+@triton.jit
+def spread(numbers, EACH: tl.constexpr):
+    """Return a row with each number repeated EACH times; a thread has neighbouring columns and holds it once."""
+    copies = tl.broadcast_to(numbers[:, :, None], [1, numbers.shape[1], EACH])
+    return tl.reshape(copies, [1, numbers.shape[1] * EACH])
+
+
+@triton.jit
+def add_each(tile, EACH: tl.constexpr):
+    """Return the sums of every EACH neighbouring columns, which one thread has."""
+    if EACH == 1:
+        return tile
+    return tl.sum(tl.reshape(tile, [tile.shape[0], tile.shape[1] // EACH, EACH]), axis=2)
 
 
 @triton.jit
@@ -274,36 +312,38 @@ def _update_running(running_ptr, new, momentum, known):
 
 @triton.jit
 def _add_partial_sums(
-    partial_ptr, variance_ptr, sums_ptr, rows_ptr, zeros_ptr, eps, splits, CHANNELS: tl.constexpr, BASES: tl.constexpr,
-    EACH: tl.constexpr, GROUP: tl.constexpr, ZEROS: tl.constexpr, PARTS: tl.constexpr, COLUMNS: tl.constexpr,
-    BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    partial_ptr, variance_ptr, sums_ptr, rows_ptr, zeros_ptr, eps, splits, CHANNELS: tl.constexpr,
+    BY_COLUMN: tl.constexpr, BASES: tl.constexpr, EACH: tl.constexpr, GROUP: tl.constexpr, SCALED: tl.constexpr,
+    ZEROS: tl.constexpr, PARTS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Add up one of the two sums for COLUMNS columns or, in the later programs, the sum of a base for a group."""
+    """Add up one of the sums for COLUMNS columns or, in the later programs, the sum of a base for a group."""
     wait_for_previous(EARLY)
-    lanes: tl.constexpr = (CHANNELS + COLUMNS - 1) // COLUMNS
+    first: tl.constexpr = BY_COLUMN * ((CHANNELS + COLUMNS - 1) // COLUMNS)
     program = tl.program_id(0)
-    if program < 2 * lanes:
-        which = program % 2
-        column = program // 2 * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    if program < first:
+        which = program % BY_COLUMN
+        column = program // BY_COLUMN * COLUMNS + tl.arange(0, COLUMNS)[None, :]
         known = column < CHANNELS
         sums = tl.zeros([PARTS, COLUMNS], tl.float64)
         for part in range(0, splits, PARTS):
             split = part + tl.arange(0, PARTS)[:, None]
             at = (which * splits + split) * CHANNELS + column
             sums += tl.load(partial_ptr + at, mask=(split < splits) & known, other=0.0)
-        variance = tl.load(variance_ptr + column, mask=known, other=1.0).to(tl.float32)
-        total = tl.sum(sums, axis=0)[None, :].to(tl.float32) * tl.where(which == 1, tl.rsqrt(variance + eps), 1.0)
-        tl.store(sums_ptr + which * CHANNELS + column, total, mask=known)
+        total = tl.sum(sums, axis=0)[None, :].to(tl.float32)
+        if SCALED:
+            variance = tl.load(variance_ptr + column, mask=known, other=1.0).to(tl.float32)
+            total *= tl.where(which == 1, tl.rsqrt(variance + eps), 1.0)
+        tl.store(sums_ptr + which * CHANNELS + column, total.to(sums_ptr.dtype.element_ty), mask=known)
         if ZEROS:
             nothing = tl.zeros([1, COLUMNS], zeros_ptr.dtype.element_ty)
             tl.store(zeros_ptr + column, nothing, mask=known & (which == 0))
     elif BASES > 0:
-        base = (program - 2 * lanes) % BASES
-        row = (program - 2 * lanes) // BASES
-        start = partial_ptr + 2 * splits * CHANNELS + base * splits * (CHANNELS // EACH) + row * GROUP
+        base = (program - first) % BASES
+        row = (program - first) // BASES
+        start = partial_ptr + splits * (BY_COLUMN * CHANNELS + base * (CHANNELS // EACH)) + row * GROUP
         totals = tl.zeros([BLOCK], tl.float64)
-        for first in range(0, splits * GROUP, BLOCK):
-            index = first + tl.arange(0, BLOCK)
+        for block in range(0, splits * GROUP, BLOCK):
+            index = block + tl.arange(0, BLOCK)
             at = index // GROUP * (CHANNELS // EACH) + index % GROUP
             totals += tl.load(start + at, mask=index < splits * GROUP, other=0.0)
         tl.store(rows_ptr + row * BASES + base, tl.sum(totals).to(rows_ptr.dtype.element_ty))
