@@ -227,10 +227,12 @@ for bases in (1, 4):
     columns = triton.next_power_of_2(bases)
     constants = dict(BASES=bases, COLUMNS=columns, ROWS=max(1, parametrize.PAIRS // columns**2))
     for name, tensors in (
-        ("_keep", ["*fp32"] * 3 + ["*i32"]), ("_pull", ["*fp32"] * 3 + ["*i32"]), ("_restrict", ["*fp32"] * 3)
+        ("_transform", ["*fp32"] * 3 + ["*i32"]),
+        ("_transform_backward", ["*fp32"] * 3 + ["*i32"]),
+        ("_restrict", ["*fp32"] * 3),
     ):
         kernel = getattr(parametrize, name)
-        own = constants | ({"MOST": 2} if name == "_pull" else {})
+        own = constants | ({"MOST": 2} if name == "_transform_backward" else {})
         kinds = tensors + ["*i8", "*i8", "i32"] + ["constexpr"] * len(own)
         source = ASTSource(kernel, dict(zip(kernel.arg_names, kinds)), own)
         print(compile(source, GPUTarget("cuda", 90, 32), {"num_warps": 1}).name)
@@ -242,7 +244,7 @@ def test_it_compiles_for_a_gpu() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == 2 * ["_keep", "_pull", "_restrict"]
+    assert done.stdout.split() == 2 * ["_transform", "_transform_backward", "_restrict"]
 
 
 @pytest.mark.gpu

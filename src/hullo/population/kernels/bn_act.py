@@ -47,8 +47,8 @@ from hullo.population.kernels.channel_stats import (
 )
 
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
-STAGES = 3
-"""How many tiles `backward_sums` has under way: it computes more per byte than the others, and loads meanwhile."""
+STAGES = 4
+"""How many tiles `backward_sums` loads in advance: it computes more per byte than the other kernels."""
 
 
 def normalise_combine(

@@ -32,16 +32,13 @@ class Tile(NamedTuple):
 
 
 TILES = {
-    "partial_statistics": Tile(4, 4, 8),
-    "apply": Tile(2, 4, 8),
-    "backward_sums": Tile(1, 4, 5, 64),
+    "partial_statistics": Tile(8, 4, 6, 64),
+    "apply": Tile(4, 4, 6),
+    "backward_sums": Tile(1, 4, 4, 64),
     "backward_input": Tile(2, 4, 8),
 }
 """The tiles of the kernel here and of those in :mod:`hullo.population.kernels.bn_act`. In bfloat16 and with three
 bases, the registers of a multiprocessor of compute capability 9.0 suffice for all its programs."""
-
-NARROW = 32
-"""Columns of a program that adds up partial results."""
 
 
 class Tiling(NamedTuple):
@@ -108,11 +105,12 @@ def compute_statistics(
     tiling, channels = Tiling.of(x, TILES["partial_statistics"]), x.shape[1]
     partial = torch.empty(3, tiling.splits, channels, dtype=torch.float32, device=x.device)
     mean, variance = torch.empty(2, channels, dtype=torch.float32, device=x.device)
+    parts, columns = _merge_shape(tiling.splits)
     launch(_partial_statistics, tiling.programs, x, partial, *tiling.sizes, follows=False, **tiling.constants)
     launch(
-        _merge_statistics, triton.cdiv(channels, NARROW), partial, mean, variance, running_mean, running_variance,
+        _merge_statistics, triton.cdiv(channels, columns), partial, mean, variance, running_mean, running_variance,
         mean if bias is None else bias, momentum, *tiling.sizes, follows=True, CHANNELS=channels,
-        ROWS=tiling.constants["ROWS"], PARTS=_parts(tiling.splits), COLUMNS=NARROW, BIAS=bias is not None,
+        ROWS=tiling.constants["ROWS"], PARTS=parts, COLUMNS=columns, BIAS=bias is not None,
     )  # fmt: skip
     increment_version((running_mean, running_variance))
     return mean, variance
@@ -157,13 +155,14 @@ class PartialSums(NamedTuple):
         sums = torch.empty(self.by_column, self.channels, dtype=dtype, device=self.data.device)
         rows = 0 if drows is None else drows.numel()
         group = self.channels // self.each * self.bases // max(1, rows)
-        programs = self.by_column * triton.cdiv(self.channels, NARROW) + rows
+        parts, columns = _merge_shape(self.splits)
+        programs = self.by_column * triton.cdiv(self.channels, columns) + rows
         if programs:
             launch(
                 _add_partial_sums, programs, self.data, self.data if variance is None else variance, sums,
                 sums if drows is None else drows, sums if zeros is None else zeros, eps, self.splits, follows=True,
                 CHANNELS=self.channels, BY_COLUMN=self.by_column, BASES=self.bases, EACH=self.each, GROUP=group,
-                SCALED=variance is not None, ZEROS=zeros is not None, PARTS=_parts(self.splits), COLUMNS=NARROW,
+                SCALED=variance is not None, ZEROS=zeros is not None, PARTS=parts, COLUMNS=columns,
                 BLOCK=min(1024, triton.next_power_of_2(self.splits * max(1, group))),
             )  # fmt: skip
         return sums
@@ -176,8 +175,10 @@ def shared_columns(x: Tensor, rows: Tensor) -> dict[str, int]:
     return {"GROUP": group, "EACH": 1 if group % each else each}
 
 
-def _parts(splits: int) -> int:
-    return min(128, int(triton.next_power_of_2(splits)))
+def _merge_shape(splits: int) -> tuple[int, int]:
+    """Return how many partial results of how many columns a program that merges them loads at once."""
+    parts = min(256, int(triton.next_power_of_2(splits)))
+    return parts, max(8, min(32, 2048 // parts))
 
 
 # Shared by several kernels.

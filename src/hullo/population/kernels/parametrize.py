@@ -30,7 +30,7 @@ FIXED, PROJECTION, SOFTMAX, RECENTRED, FREE, GIVEN, CLAMPED, SOFTPLUS = (
 NOT_USED, LEFT = tl.constexpr(UNUSED), tl.constexpr(REST)
 EPSILON = tl.constexpr(torch.finfo(torch.float32).eps)
 PAIRS = 128
-"""Pairs of bases that a program compares: it is one warp, which waits for no other, and each thread takes four."""
+"""Pairs of bases that a program compares. It is one warp, so nothing is synchronized; a thread has four pairs."""
 
 
 def parametrize(
@@ -44,7 +44,7 @@ def parametrize(
         roles: the role of each base in each row, like `raw`, as in :mod:`hullo.population.activations`.
         codes: the parametrization of each row, (K, R, 1), as in :data:`hullo.population.activations.CODES`.
         order: which of the K * R rows each row of the buffer is made of.
-        uses: which rows of the buffer are made of each row, (K * R, most), filled up with -1.
+        uses: which rows of the buffer are made of each row, (K * R, most), padded with -1.
         heights: how many rows of the buffer belong to each call.
     """
     made: tuple[Tensor, ...] = _Parametrize.apply(raw, fixed, roles, codes, order, uses, heights)
@@ -52,7 +52,7 @@ def parametrize(
 
 
 def restrict(raw: Tensor, gradient: Tensor, roles: Tensor, codes: Tensor) -> Tensor:
-    """Restrict the gradient of raw parameters, (K, R, N), to directions in which convex coefficients can move."""
+    """Restrict the gradient of raw parameters, (K, R, N), to feasible directions of convex coefficients."""
     restricted = torch.empty_like(gradient, memory_format=torch.contiguous_format)
     _launch(_restrict, (raw.contiguous(), gradient.contiguous(), restricted), roles, codes, raw.shape[0] * raw.shape[1])
     return restricted
@@ -70,22 +70,22 @@ class _Parametrize(torch.autograd.Function):
         uses: Tensor,
         heights: Sequence[int],
     ) -> tuple[Tensor, ...]:
-        kept = raw.new_empty(len(order), raw.shape[2])
-        _launch(_keep, (raw.contiguous(), fixed, kept, order), roles, codes, len(order))
-        ctx.save_for_backward(kept, roles, codes, uses)
+        coefficients = raw.new_empty(len(order), raw.shape[2])
+        _launch(_transform, (raw.contiguous(), fixed, coefficients, order), roles, codes, len(order))
+        ctx.save_for_backward(coefficients, roles, codes, uses)
         ctx.shape, ctx.heights = raw.shape, heights
         ctx.set_materialize_grads(False)  # a call whose result is not used has no gradient
-        return torch.split(kept, list(heights))
+        return torch.split(coefficients, list(heights))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        kept, roles, codes, uses = ctx.saved_tensors
-        parts = zip(torch.split(kept, list(ctx.heights)), gradients, strict=True)
+        coefficients, roles, codes, uses = ctx.saved_tensors
+        parts = zip(torch.split(coefficients, list(ctx.heights)), gradients, strict=True)
         gradient = torch.cat([torch.zeros_like(own) if given is None else given for own, given in parts])
-        pulled = kept.new_empty(ctx.shape)
-        _launch(_pull, (kept, gradient, pulled, uses), roles, codes, len(uses), MOST=uses.shape[1])
-        return pulled, None, None, None, None, None, None
+        draw = coefficients.new_empty(ctx.shape)
+        _launch(_transform_backward, (coefficients, gradient, draw, uses), roles, codes, len(uses), MOST=uses.shape[1])
+        return draw, None, None, None, None, None, None
 
 
 def _launch(
@@ -101,48 +101,50 @@ def _launch(
 
 
 @triton.jit
-def _keep(
-    raw_ptr, fixed_ptr, kept_ptr, order_ptr, roles_ptr, codes_ptr, rows,
+def _transform(
+    raw_ptr, fixed_ptr, coefficients_ptr, order_ptr, roles_ptr, codes_ptr, rows,
     BASES: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     source = tl.load(order_ptr + row, mask=row < rows, other=0)
-    at, inside, codes, used, rest = _read(roles_ptr, codes_ptr, source, row < rows, BASES, COLUMNS)
+    at, inside, codes, used, rest = _load_roles(roles_ptr, codes_ptr, source, row < rows, BASES, COLUMNS)
     raw = tl.load(raw_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    kept = tl.load(fixed_ptr + at, mask=inside & (codes == FIXED), other=0.0).to(tl.float32)
-    kept = tl.where(codes == PROJECTION, _project(raw, used), kept)
-    kept = tl.where(codes == SOFTMAX, _soften(raw, used), kept)
-    kept = tl.where(codes == RECENTRED, _recentre(raw, used, 1.0), kept)
-    kept = tl.where(codes == FREE, _complete(raw, used, rest), kept)
-    kept = tl.where(codes == GIVEN, tl.where(used, raw, 0.0), kept)
-    kept = tl.where(codes == CLAMPED, tl.where(used, _positive_part(raw), 0.0), kept)
-    kept = tl.where(codes == SOFTPLUS, tl.where(used, _soft_positive_part(raw), 0.0), kept)
+    coefficients = tl.load(fixed_ptr + at, mask=inside & (codes == FIXED), other=0.0).to(tl.float32)
+    coefficients = tl.where(codes == PROJECTION, _project(raw, used), coefficients)
+    coefficients = tl.where(codes == SOFTMAX, _softmax(raw, used), coefficients)
+    coefficients = tl.where(codes == RECENTRED, _recentre(raw, used, 1.0), coefficients)
+    coefficients = tl.where(codes == FREE, _add_rest(raw, used, rest), coefficients)
+    coefficients = tl.where(codes == GIVEN, tl.where(used, raw, 0.0), coefficients)
+    coefficients = tl.where(codes == CLAMPED, tl.where(used, _positive_part(raw), 0.0), coefficients)
+    coefficients = tl.where(codes == SOFTPLUS, tl.where(used, _softplus(raw), 0.0), coefficients)
     to = row * BASES + tl.arange(0, COLUMNS)[None, :]
-    tl.store(kept_ptr + to, kept.to(kept_ptr.dtype.element_ty), mask=inside)
+    tl.store(coefficients_ptr + to, coefficients.to(coefficients_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _pull(
-    kept_ptr, gradient_ptr, pulled_ptr, uses_ptr, roles_ptr, codes_ptr, rows,
+def _transform_backward(
+    coefficients_ptr, gradient_ptr, draw_ptr, uses_ptr, roles_ptr, codes_ptr, rows,
     BASES: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    at, inside, codes, used, rest = _read(roles_ptr, codes_ptr, row, row < rows, BASES, COLUMNS)
+    at, inside, codes, used, rest = _load_roles(roles_ptr, codes_ptr, row, row < rows, BASES, COLUMNS)
     column = tl.arange(0, COLUMNS)[None, :]
     gradient = tl.zeros([ROWS, COLUMNS], tl.float32)
-    kept = tl.zeros([ROWS, COLUMNS], tl.float32)
+    coefficients = tl.zeros([ROWS, COLUMNS], tl.float32)
     for i in range(MOST):
         use = tl.load(uses_ptr + row * MOST + i, mask=row < rows, other=-1)
         there = inside & (use >= 0)
         gradient += tl.load(gradient_ptr + use * BASES + column, mask=there, other=0.0).to(tl.float32)
-        kept = tl.where(there, tl.load(kept_ptr + use * BASES + column, mask=there, other=0.0).to(tl.float32), kept)
+        coefficients = tl.where(
+            there, tl.load(coefficients_ptr + use * BASES + column, mask=there, other=0.0).to(tl.float32), coefficients
+        )
     centred = (codes == PROJECTION) | (codes == RECENTRED)
-    pulled = tl.where(centred, _recentre(gradient, used, 0.0), 0.0)
-    pulled = tl.where(codes == SOFTMAX, _soften_back(kept, gradient, used), pulled)
-    pulled = tl.where(codes == FREE, _complete_back(gradient, used, rest), pulled)
-    pulled = tl.where(((codes == GIVEN) | (codes == CLAMPED)) & used, gradient, pulled)
-    pulled = tl.where((codes == SOFTPLUS) & used, gradient * -device_math.expm1(-kept), pulled)
-    tl.store(pulled_ptr + at, pulled.to(pulled_ptr.dtype.element_ty), mask=inside)
+    draw = tl.where(centred, _recentre(gradient, used, 0.0), 0.0)
+    draw = tl.where(codes == SOFTMAX, _softmax_backward(coefficients, gradient, used), draw)
+    draw = tl.where(codes == FREE, _add_rest_backward(gradient, used, rest), draw)
+    draw = tl.where(((codes == GIVEN) | (codes == CLAMPED)) & used, gradient, draw)
+    draw = tl.where((codes == SOFTPLUS) & used, gradient * -device_math.expm1(-coefficients), draw)
+    tl.store(draw_ptr + at, draw.to(draw_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -151,7 +153,7 @@ def _restrict(
     BASES: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    at, inside, codes, used, _ = _read(roles_ptr, codes_ptr, row, row < rows, BASES, COLUMNS)
+    at, inside, codes, used, _ = _load_roles(roles_ptr, codes_ptr, row, row < rows, BASES, COLUMNS)
     raw = tl.load(raw_ptr + at, mask=inside, other=0.0).to(tl.float32)
     gradient = tl.load(gradient_ptr + at, mask=inside, other=0.0).to(tl.float32)
     known = tl.arange(0, COLUMNS)[None, :] < BASES
@@ -163,8 +165,8 @@ def _restrict(
 
 
 @triton.jit
-def _read(roles_ptr, codes_ptr, source, known, BASES: tl.constexpr, COLUMNS: tl.constexpr):
-    """Return where rows lie, which numbers there are, the rows' codes, and the roles of bases in them."""
+def _load_roles(roles_ptr, codes_ptr, source, known, BASES: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return the offsets of rows, which of their entries exist, the rows' codes, and the roles of bases in them."""
     column = tl.arange(0, COLUMNS)[None, :]
     inside = known & (column < BASES)
     at = source * BASES + column
@@ -173,7 +175,7 @@ def _read(roles_ptr, codes_ptr, source, known, BASES: tl.constexpr, COLUMNS: tl.
     return at, inside, codes, role != NOT_USED, role == LEFT
 
 
-# The parametrizations. A maximum or a minimum passes over NaN; a sum does not, and tells whether there is any.
+# The parametrizations. A maximum or minimum ignores NaN; a sum does not, and shows whether there is any.
 
 
 @triton.jit
@@ -182,51 +184,51 @@ def _project(raw, used):
     raw = tl.where(used, raw, float("-inf"))
     raw -= tl.floor(tl.max(raw, 1, keep_dims=True))  # as in the plain form, so that large numbers keep the 1
     reaches = raw[:, None, :] >= raw[:, :, None]
-    thresholds = tl.div_rn(_add(raw, reaches) - 1.0, tl.sum(reaches.to(tl.float32), 2))
-    threshold = _unless_lost(tl.max(thresholds, 1, keep_dims=True), raw)
+    thresholds = tl.div_rn(_sum_counted(raw, reaches) - 1.0, tl.sum(reaches.to(tl.float32), 2))
+    threshold = _propagate_nan(tl.max(thresholds, 1, keep_dims=True), raw)
     return tl.maximum(raw - threshold, 0.0, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
-def _feasible(kept, gradient, used, known):
-    """g - t, clamped to at most 0 where c = 0, with t = min over i of the mean of those inside and those up to g_i.
+def _feasible(coefficients, gradient, used, known):
+    """Return g - t, clamped to at most 0 where c = 0, where t is the least mean of the g inside and those up to a g_i.
 
-    That is the mean of those inside alone too, where it is the least: none at zero is then below the least inside.
-    Against a gradient of inf no coefficient can move.
+    This includes the mean of the g inside alone: if that is the least, no g at zero is below the least g inside.
+    With a gradient of inf no coefficient can change.
     """
     gradient = tl.where(used, gradient, float("inf"))
-    inside = kept > 8 * EPSILON
+    inside = coefficients > 8 * EPSILON
     counted = inside[:, None, :] | (gradient[:, None, :] <= gradient[:, :, None])
-    means = tl.div_rn(_add(gradient, counted), tl.sum(counted.to(tl.float32), 2))
-    threshold = _unless_lost(tl.min(means, 1, keep_dims=True), tl.where(known, gradient, 0.0))
-    moved = gradient - threshold
-    return tl.where(inside, moved, tl.minimum(moved, 0.0, propagate_nan=tl.PropagateNan.ALL))
+    means = tl.div_rn(_sum_counted(gradient, counted), tl.sum(counted.to(tl.float32), 2))
+    threshold = _propagate_nan(tl.min(means, 1, keep_dims=True), tl.where(known, gradient, 0.0))
+    shifted = gradient - threshold
+    return tl.where(inside, shifted, tl.minimum(shifted, 0.0, propagate_nan=tl.PropagateNan.ALL))
 
 
 @triton.jit
-def _add(numbers, counted):
+def _sum_counted(numbers, counted):
     """Return for each base the sum of the numbers that are counted with it."""
     return tl.sum(tl.where(counted, numbers[:, None, :], 0.0), 2)
 
 
 @triton.jit
-def _unless_lost(threshold, numbers):
+def _propagate_nan(threshold, numbers):
     """Return a row's threshold, NaN where the sum of its numbers is NaN."""
     total = tl.sum(numbers, 1, keep_dims=True)
     return tl.where(total == total, threshold, total)
 
 
 @triton.jit
-def _soften(raw, used):
+def _softmax(raw, used):
     raw = tl.where(used, raw, float("-inf"))
     powers = tl.exp(raw - tl.max(raw, 1, keep_dims=True))
     return tl.div_rn(powers, tl.broadcast_to(tl.sum(powers, 1, keep_dims=True), powers.shape))
 
 
 @triton.jit
-def _soften_back(kept, gradient, used):
+def _softmax_backward(coefficients, gradient, used):
     gradient = tl.where(used, gradient, 0.0)
-    return kept * (gradient - tl.sum(kept * gradient, 1, keep_dims=True))
+    return coefficients * (gradient - tl.sum(coefficients * gradient, 1, keep_dims=True))
 
 
 @triton.jit
@@ -242,17 +244,17 @@ def _positive_part(raw):
 
 
 @triton.jit
-def _soft_positive_part(raw):
+def _softplus(raw):
     return _positive_part(raw) + device_math.log1p(tl.exp(-tl.abs(raw)))
 
 
 @triton.jit
-def _complete(raw, used, rest):
+def _add_rest(raw, used, rest):
     others = tl.where(used & ~rest, raw, 0.0)
     return tl.where(rest, 1.0 - tl.sum(others, 1, keep_dims=True), others)
 
 
 @triton.jit
-def _complete_back(gradient, used, rest):
+def _add_rest_backward(gradient, used, rest):
     own = tl.sum(tl.where(rest, gradient, 0.0), 1, keep_dims=True)
     return tl.where(used & ~rest, gradient - own, 0.0)
