@@ -190,3 +190,33 @@ def test_overflowing_base_does_not_affect_members_without_it() -> None:
     y = Population(members)(torch.full((2, 1), 1e15))
     assert y[0].isinf().all()
     assert y[1].equal(torch.full((1,), 1e15))
+
+
+class Counting(nn.Module):
+    """Counts its calls in buffers: one that nothing reads, one that is read, one with a view, one written twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm, self.again = nn.Linear(3, 3), nn.BatchNorm1d(3), nn.BatchNorm1d(3, momentum=None)
+        for name in ("unread", "read", "viewed", "twice"):
+            self.register_buffer(name, torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.unread += 2
+        self.read += 1
+        shown = self.viewed.view(1)
+        self.viewed += 1
+        self.twice += 1
+        self.twice += 3
+        y = self.again(self.norm(self.linear(x))) * self.read + shown
+        return y.mean(0, keepdim=True) + y.mean([0, -1]) + y.mean((), dtype=torch.float64)
+
+
+def test_counters_and_means_are_those_of_a_member_alone() -> None:
+    members = make(lambda _: Counting(), ACTIVATIONS[:3])
+    batches = torch.randn(3, 3, 5, 3, dtype=torch.float64)
+    population = Population(members)
+    train(population, SGD(population, lr=0.01), batches)
+    for k, member in enumerate(members):
+        train_alone(member, torch.optim.SGD(member.parameters(), lr=0.01), batches[:, k])
+        assert_equal_states(population[k], member)
