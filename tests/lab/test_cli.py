@@ -2,7 +2,6 @@ import re
 import subprocess
 import sys
 
-import pytest
 from typer.testing import CliRunner
 
 import hullo
@@ -61,35 +60,6 @@ def test_interrupted_bench_keeps_its_results(tmp_path, monkeypatch):
     result = invoke(*TINY, "--output", str(tmp_path))
     assert result.exit_code != 0
     assert {row.kind for row in results.read_rows(tmp_path / "cpu.csv")} == {"eager"}
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "said"),
-    [
-        ("--device", "tpu", "unknown device 'tpu'"),
-        ("--device", "meta", "device 'meta' is not supported"),
-        ("--device", "cuda:99", "device 'cuda:99'"),
-        ("--sizes", "huge", "invalid size 'huge'"),
-        ("--dtypes", "int8", "unknown dtype 'int8'; available: float32"),
-        ("--activations", "swish", "unknown activation 'swish'; available: relu, gelu"),
-        ("--repeats", "0", "0 repeats"),
-        ("--budget", "-1", "a budget of -1 seconds"),
-        ("--budget", "nan", "a budget of nan seconds"),
-    ],
-)
-def test_bad_option_is_one_line_and_exit_code_2(option, value, said, tmp_path):
-    result = invoke("bench", "--output", str(tmp_path / "new"), option, value)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith(f"hullo: {said}")
-    assert result.stderr.count("\n") == 1
-    assert not (tmp_path / "new").exists()
-
-
-def test_unwritable_output_is_a_clear_error(tmp_path):
-    (tmp_path / "taken").write_text("a file")
-    result = invoke("bench", "--output", str(tmp_path / "taken"))
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert f"cannot write to {tmp_path / 'taken'}: a file of that name" in result.stderr
 
 
 def test_missing_packages_are_one_line_with_install_command():

@@ -1,4 +1,4 @@
-"""One rule for all commands: 2 for what was asked for wrongly, before anything is done; 1 for what then failed."""
+"""Test exit codes: usage errors exit with 2 and have no side effects, runtime failures exit with 1."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from made_records import make_record
 
 TRAIN = ("train", "lenet5", "fashion-mnist-sample", "--device", "cpu", "--epochs", "1")
 REPRODUCE = ("reproduce", "lenet5/fashion-mnist-sample", "--activation", "relu", "--seeds", "1", *TRAIN[3:])
+RAY = ("reproduce", "lenet5/fashion-mnist-sample", "--engine", "ray")
 BENCH = ("bench", "--device", "cpu", "--sizes", "512", "--activations", "relu", "--repeats", "3")
 
 
@@ -37,52 +38,78 @@ def everything() -> list[Path]:
     return sorted(path for path in Path().rglob("*") if "lock" not in path.name)
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        # an unknown name
-        ("train", "vgg", "cifar10"),
-        ("reproduce", "lenet5/mnist"),
-        ("table", "sound", "--experiment", "lenet5/mnist"),
-        ("figures", "sound", "--only", "histogram"),
-        ("bench", "--activations", "swish"),
-        ("data", "fetch", "nope"),
-        ("data", "check", "nope"),
-        ("data", "pack", "nope"),
-        # a wrong number
-        (*TRAIN, "--val-size", "100000"),
-        (*TRAIN, "--seed", "999999999999999999999"),
-        (*REPRODUCE, "--val-size", "7"),
-        ("table", "sound", "--epoch", "9"),
-        ("figures", "sound", "--seed", "9"),
-        ("bench", "--repeats", "0"),
-        # images that are too small for a network
-        ("train", "alexnet", "fashion-mnist-sample"),
-        ("reproduce", "lenet5/fashion-mnist-sample", "alexnet/fashion-mnist-sample"),
-        # no records
-        (*TRAIN, "--output", "broken"),
-        (*REPRODUCE, "--output", "broken"),
-        ("table", "taken"),
-        ("figures", "nowhere"),
-        ("report", "nowhere"),
-        # an output that cannot be written to
-        (*TRAIN, "--output", "taken"),
-        (*TRAIN, "--output", "taken/runs"),
-        (*TRAIN, "--output", "sound", "--tensorboard", "taken"),
-        (*REPRODUCE, "--output", "taken"),
-        ("figures", "--output", "taken"),
-        ("report", "sound", "--output", "taken/page.html"),
-        ("report", "sound", "--output", "sound"),
-        (*BENCH, "--output", "taken"),
-        ("data", "fetch", "cifar10", "--data", "taken"),
-    ],
-    ids=" ".join,
-)
+USAGE_ERRORS = {
+    # an unknown name
+    ("train", "vgg", "cifar10"): "unknown network 'vgg'; available: lenet5",
+    ("train", "lenet5", "mnist"): "unknown data set 'mnist'; available:",
+    ("reproduce", "lenet5/mnist"): "unknown data set 'mnist'",
+    ("reproduce", "lenet5"): "invalid column 'lenet5'",
+    (*TRAIN, "--activation", "swosh"): "invalid activation 'swosh'",
+    (*REPRODUCE, "--activation", "relu,tanh"): "invalid activation 'relu,tanh'",
+    (*TRAIN, "--schedule", "linear"): "schedule='linear'",
+    (*TRAIN, "--device", "tpu"): "unknown device 'tpu'",
+    ("table", "sound", "--experiment", "lenet5/mnist"): "lenet5/mnist",
+    ("figures", "sound", "--only", "histogram"): "unknown figure 'histogram'",
+    ("bench", "--device", "tpu"): "unknown device 'tpu'",
+    ("bench", "--device", "meta"): "device 'meta' is not supported",
+    ("bench", "--device", "cuda:99"): "device 'cuda:99'",
+    ("bench", "--dtypes", "int8"): "unknown dtype 'int8'; available: float32",
+    ("bench", "--activations", "swish"): "unknown activation 'swish'; available: relu, gelu",
+    ("data", "fetch", "nope"): "unknown data set 'nope'",
+    ("data", "check", "nope"): "unknown data set 'nope'",
+    ("data", "pack", "nope"): "cannot pack 'nope'",
+    # a wrong number
+    (*TRAIN, "--lr", "-1"): "lr=-1.0: must be a finite number",
+    (*TRAIN, "--weight-decay", "nan"): "weight_decay=nan: must be a finite number",
+    (*TRAIN, "--batch-size", "0"): "batch_size=0: must be an integer",
+    (*TRAIN, "--val-size", "100000"): "cannot hold out 100000 training images",
+    (*TRAIN, "--seed", "999999999999999999999"): "seed=999999999999999999999: must be an integer",
+    (*REPRODUCE, "--val-size", "7"): "cannot hold out 7 training images",
+    ("table", "sound", "--epoch", "9"): "9",
+    ("figures", "sound", "--seed", "9"): "no run has seed 9",
+    ("bench", "--sizes", "huge"): "invalid size 'huge'",
+    ("bench", "--repeats", "0"): "0 repeats",
+    ("bench", "--budget", "-1"): "a budget of -1 seconds",
+    ("bench", "--budget", "nan"): "a budget of nan seconds",
+    # images that are too small for a network
+    ("train", "alexnet", "fashion-mnist-sample"): "image_size=28: alexnet needs images of at least 39",
+    ("reproduce", "lenet5/fashion-mnist-sample", "alexnet/fashion-mnist-sample"): "image_size=28: alexnet",
+    # options of a cluster
+    (*RAY, "--ray-address", "127.0.0.1:1"): "no Ray cluster answers at 127.0.0.1:1: Connection refused",
+    (*RAY, "--ray-address", "nowhere.invalid:6379"): "no Ray cluster answers at nowhere.invalid:6379: ",
+    (*RAY, "--ray-address", "ray://127.0.0.1:10001"): "invalid address of a Ray cluster: 'ray://127.0.0.1:10001'",
+    (*RAY, "--ray-address", "somewhere"): "invalid address of a Ray cluster: 'somewhere'",
+    (*RAY, "--ray-address", "somewhere:99999"): "invalid address of a Ray cluster: 'somewhere:99999'",
+    (*RAY, "--device", "cpu"): "--device cpu needs --engine local",
+    (*RAY[:2], "--gpus-per-task", "1"): "--ray-address and --gpus-per-task need --engine ray",
+    (*RAY[:2], "--ray-address", "auto"): "--ray-address and --gpus-per-task need --engine ray",
+    # no records
+    (*TRAIN, "--output", "broken"): "broken/records.jsonl, line 1",
+    (*REPRODUCE, "--output", "broken"): "broken/records.jsonl, line 1",
+    ("table", "taken"): "taken",
+    ("figures", "nowhere"): "nowhere",
+    ("report", "nowhere"): "nowhere",
+    # an output that cannot be written to
+    (*TRAIN, "--output", "taken"): "cannot write to taken: a file of that name",
+    (*TRAIN, "--output", "taken/runs"): "cannot write to taken/runs",
+    (*TRAIN, "--output", "sound", "--tensorboard", "taken"): "cannot write to taken",
+    (*REPRODUCE, "--output", "taken"): "cannot write to taken: a file of that name",
+    ("figures", "--output", "taken"): "cannot write to taken",
+    ("report", "sound", "--output", "taken/page.html"): "taken",
+    ("report", "sound", "--output", "sound"): "sound",
+    (*BENCH, "--output", "taken"): "cannot write to taken: a file of that name",
+    ("data", "fetch", "cifar10", "--data", "taken"): "taken",
+}
+
+
+@pytest.mark.parametrize("command", USAGE_ERRORS, ids=" ".join)
 def test_usage_errors_exit_with_2_without_side_effects(command: tuple[str, ...]) -> None:
     before = everything()
-    result = invoke(*command)
+    output = ("--output", "new") if "--output" not in command and command[0] in ("train", "reproduce", "bench") else ()
+    result = invoke(*command, *output)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith("hullo: ")
+    assert USAGE_ERRORS[command] in result.stderr
     assert result.stderr.count("\n") == 1
     assert everything() == before
 
@@ -104,6 +131,7 @@ def test_missing_data_exit_with_1(command: tuple[str, ...]) -> None:
     result = invoke(*command)
     assert result.exit_code == 1
     assert "Traceback" not in result.output
+    assert "hullo data fetch cifar10" in result.output or "ILSVRC2012" in result.output  # what to do
     assert everything() == before
 
 
@@ -152,7 +180,7 @@ def test_unreadable_records_are_warned_about_and_hide_no_others(command: str) ->
 def test_incomplete_line_is_noted_and_ignored(command: str) -> None:
     with Path("sound/records.jsonl").open("a") as file:
         file.write('{"version":1,')
-    result = invoke(command, "sound")
+    result = invoke(command, "sound", *(("--only", "accuracy") if command == "figures" else ()))
     assert result.exit_code == 0, result.output
     left = "ignoring the last line of sound/records.jsonl, which is truncated after 13 bytes"
     assert result.stderr.startswith(f"note: {left}")
