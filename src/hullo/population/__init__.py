@@ -1,6 +1,6 @@
 """Train many networks of one architecture as one: plain modules in, plain modules out."""
 
-from hullo.population.errors import LoweringError
+from hullo.population.export import LoweringError
 from hullo.population.graphs import capture
 from hullo.population.images import AugmentedImages
 from hullo.population.optim import SGD, Adam, AdamW, Optimizer, RMSprop

@@ -18,12 +18,15 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
-from hullo.population.errors import LoweringError
 from hullo.population.images import AugmentedImages
 from hullo.population.sites import BOOKKEEPING
 
 _MISSING = object()
 _PLAIN = (bool, int, float, complex, str, bytes)
+
+
+class LoweringError(RuntimeError):
+    """Report which operation of a network cannot be computed for all members at once, and its line of source code."""
 
 
 def export(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.export.ExportedProgram:

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from hullo.population.activations import Activations
-from hullo.population.errors import LoweringError
-from hullo.population.export import register_dataclasses
+from hullo.population.export import LoweringError, register_dataclasses
 from hullo.population.images import AugmentedImages, ImagesValue
 from hullo.population.members import aliases_of, compare, empty_copy, filled_copy, make_members, tensors_of
 from hullo.population.program import Program, Run

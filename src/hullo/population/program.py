@@ -15,7 +15,7 @@ from torch import Tensor, fx
 
 from hullo.population import norms, shapes  # noqa: F401  (they register rules)
 from hullo.population.activations import Activations
-from hullo.population.errors import LoweringError
+from hullo.population.export import LoweringError
 from hullo.population.fusion import Fusion, find_fusions
 from hullo.population.inplace import all_nodes, functional, rewrite_in_place, written_nodes
 from hullo.population.layers import drop

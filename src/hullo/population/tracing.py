@@ -14,8 +14,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hullo.gating import GatedHull
-from hullo.population.errors import LoweringError
-from hullo.population.export import export
+from hullo.population.export import LoweringError, export
 from hullo.population.sites import Site
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]+\n\s*(?P<code>[^\n]+)')

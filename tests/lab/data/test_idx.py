@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_releases import as_idx
 
-from hullo.lab.data.idx import read_idx
+from hullo.lab.data.fashion_mnist import read_idx
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=4), st.data())

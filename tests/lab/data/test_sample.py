@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from hullo.lab.data import find, load
-from hullo.lab.data.idx import read_idx
+from hullo.lab.data.fashion_mnist import read_idx
 
 
 def test_sample_is_balanced_and_like_fashion_mnist():

@@ -9,8 +9,8 @@ import tiny_command
 
 from hullo.lab.errors import RunError
 from hullo.lab.run.loaders import InMemoryLoader
+from hullo.lab.run.local import build_records
 from hullo.lab.run.queue import Population, RunQueue
-from hullo.lab.run.recording import build_records
 from hullo.lab.run.training import Training
 from hullo.lab.spec.environment import environment
 from hullo.lab.spec.run_spec import Spec

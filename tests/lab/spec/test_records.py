@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import hullo
 from hullo.lab.run.loaders import InMemoryLoader
-from hullo.lab.run.recording import build_records
+from hullo.lab.run.local import build_records
 from hullo.lab.run.training import Training
 from hullo.lab.spec.environment import Environment, environment
 from hullo.lab.spec.records import VERSION, Record, Records

@@ -96,13 +96,26 @@ def check(
 @data.command("list", cls=Command)
 def list_data(data_dir: DataOption = None) -> None:
     """List data sets with their state and location."""
-    from hullo.lab.data.overview import overview
+    from rich.table import Table
 
-    table = overview(_copies(None, data_dir))
+    table = Table("data set", "content", "size", box=None, pad_edge=False)
+    table.add_column("state", no_wrap=True)
+    table.add_column("location", overflow="fold")
+    for copy in _copies(None, data_dir):
+        size = sum(file.size for file in copy.release.files)
+        table.add_row(copy.release.name, copy.release.summary, f"{size / 1e6:.1f} MB", _state(copy), str(copy.folder))
     if home := _home(None, data_dir):
         with report_errors():
             table.add_row(*home.overview_row())
     console().print(table)
+
+
+def _state(copy: Copy) -> str:
+    files = copy.release.files
+    if not any((copy.folder / file.name).exists() for file in files):
+        return "not fetched"
+    flawed = len(copy.flaws())
+    return f"{flawed} of {len(files)} files missing or damaged" if flawed else "ready"
 
 
 @data.command(cls=Command)
