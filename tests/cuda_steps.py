@@ -1,4 +1,4 @@
-"""Steps on a GPU: how many kernels they launch, and what they compute in a CUDA graph."""
+"""Count the kernels of a step on a GPU, and compare its replay in a CUDA graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keras on whichever backend KERAS_BACKEND names, and what tests of its layers share."""
+"""Keras on the backend that KERAS_BACKEND names, and helpers for tests of its layers."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Bases, coefficients and hulls that tests of functions and of modules share."""
+"""Bases, coefficients and hulls for tests of functions and of modules."""
 
 from __future__ import annotations
 

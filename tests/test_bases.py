@@ -1,4 +1,4 @@
-"""Names, sets and additions: what is a base function, what is refused, and what the refusal says."""
+"""Test the names, sets and additions of base functions, and the errors for invalid ones."""
 
 from __future__ import annotations
 

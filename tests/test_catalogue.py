@@ -1,4 +1,4 @@
-"""Every base function of the catalogue is what it says: its formula, its slope and its facts."""
+"""Test every base function of the catalogue: its formula, its slope and its properties."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Coefficients lie in their set exactly: at any raw parameters, and after a step of any optimizer."""
+"""Test that coefficients lie in their set exactly: for any raw parameters, and after a step of any optimizer."""
 
 from __future__ import annotations
 

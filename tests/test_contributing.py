@@ -1,4 +1,4 @@
-"""The steps in CONTRIBUTING.md lead to a base and a network that work, and every file that it names exists."""
+"""Test that the steps in CONTRIBUTING.md give a working base and network, and that every file it names exists."""
 
 from __future__ import annotations
 

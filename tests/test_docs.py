@@ -1,4 +1,4 @@
-"""The site: it builds without a warning, needs nothing from outside, and speaks of names and commands that exist."""
+"""Test the site: it builds without warnings, has no external resources, and names commands that exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every example runs, and does what it says."""
+"""Test that every example runs."""
 
 from __future__ import annotations
 

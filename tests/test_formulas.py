@@ -1,4 +1,4 @@
-"""Bases that users write as formulas: differentiated, checked, and read by every backend."""
+"""Test bases that users write as formulas: derivatives, checks, and support by every backend."""
 
 from __future__ import annotations
 

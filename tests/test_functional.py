@@ -1,4 +1,4 @@
-"""combine is the sum of c_i f_i(x), for any tensor, and holds nothing but its input for backward."""
+"""Test that combine is the sum of c_i f_i(x) for any tensor, and saves only its input for the backward pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""combine's derivatives are right, to any order, one by one and in batches."""
+"""Test derivatives of combine, of any order, single and batched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""combine refuses what it cannot serve, and says what is valid."""
+"""Test that combine rejects unsupported input and says what is valid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""combine is the same function inside torch.func's transforms, compiled, traced and exported."""
+"""Test that combine is the same function in torch.func transforms, compiled, traced and exported."""
 
 from __future__ import annotations
 

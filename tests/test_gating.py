@@ -1,4 +1,4 @@
-"""GatedHull(hull)(gate, up) is hull(gate) * up, with its derivatives, wherever it is called."""
+"""Test that GatedHull(hull)(gate, up) is hull(gate) * up, with its derivatives, in every mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`import hullo` loads PyTorch and nothing else, says nothing and starts nothing."""
+"""Test that `import hullo` loads only PyTorch, prints nothing and starts nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A learned inner scale: f(b x), with its gradients, in every tool that takes hulls."""
+"""Test learned inner scales, f(b x), with gradients, in every tool that supports hulls."""
 
 from __future__ import annotations
 

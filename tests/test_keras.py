@@ -1,4 +1,4 @@
-"""Keras layers compute what the modules of PyTorch do, and have their gradients."""
+"""Test that Keras layers have the values and gradients of the PyTorch modules."""
 
 import numpy as np
 import pytest
@@ -56,7 +56,7 @@ def as_function(layer):
     return lambda x, raw: layer.stateless_call([raw], [], x)[0]
 
 
-def twins(name, bases, shape, dtype="float32", axis=-1, **arguments):
+def layer_and_module(name, bases, shape, dtype="float32", axis=-1, **arguments):
     """Return a layer, and the module in float64 that it is held against."""
     layer = getattr(hullo.keras, name)(bases, dtype=dtype, axis=axis, **arguments)
     layer.build(shape)
@@ -101,7 +101,7 @@ def test_every_base_agrees_with_pytorch_per_layer_and_per_channel(name, dtype):
     for hull, groups in FORMS:
         bases = [name, "sin" if name == "asinh" else "asinh"]
         start = coefficients(np.random.default_rng(1), hull, groups, 2)
-        layer, module = twins(hull, bases, x.shape, dtype, init=start, groups=groups, strict=False)
+        layer, module = layer_and_module(hull, bases, x.shape, dtype, init=start, groups=groups, strict=False)
         assert_twins_agree(layer, module, x, upstream)
 
 
@@ -112,7 +112,9 @@ def test_every_parametrization_agrees_with_pytorch(name, parametrization, groups
     x, upstream = sample((4, 6, 5, 6), dtype)
     bases = [*PAPER, "elu"]
     start = coefficients(np.random.default_rng(groups), name, groups, len(bases), parametrization)
-    layer, module = twins(name, bases, x.shape, dtype, axis, init=start, groups=groups, parametrization=parametrization)
+    layer, module = layer_and_module(
+        name, bases, x.shape, dtype, axis, init=start, groups=groups, parametrization=parametrization
+    )
     assert_twins_agree(layer, module, x, upstream)
 
 
@@ -131,7 +133,7 @@ def test_projection_gives_feasible_gradients_on_every_face():
 
 @pytest.mark.parametrize("name", HULLS)
 def test_second_derivatives_match_the_formula(name):
-    layer, module = twins(name, ["tanh", "asinh", "sin"], (5, 4), groups=4)
+    layer, module = layer_and_module(name, ["tanh", "asinh", "sin"], (5, 4), groups=4)
     x, _ = sample((5, 4))
 
     def penalty(x, raw):
@@ -148,7 +150,7 @@ def test_second_derivatives_match_the_formula(name):
 
 @pytest.mark.parametrize(("shape", "groups"), [((0, 4), 1), ((0, 4), 4), ((4,), 1), ((4,), 4), ((2, 3, 1, 4), 4)])
 def test_any_input_shape_is_supported(shape, groups):
-    layer, module = twins("AffineHull", PAPER, shape, groups=groups)
+    layer, module = layer_and_module("AffineHull", PAPER, shape, groups=groups)
     x = np.random.default_rng(0).normal(size=shape).astype("float32")
     assert_twins_agree(layer, module, x, np.ones_like(x))
     assert layer.compute_output_shape((None, *shape)) == (None, *shape)

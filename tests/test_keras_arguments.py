@@ -1,4 +1,4 @@
-"""Keras layers take what the modules of PyTorch take, refuse what these refuse, and read like their calls."""
+"""Test that Keras layers accept and reject the arguments of the PyTorch modules, and their repr."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Keras layers serve in models: these learn, are saved and loaded, and run in half precision."""
+"""Test Keras models with hulls: training, saving and loading, half precision."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Keras models that exist already: hulls go in, are listed, learn at their own rate, and come out."""
+"""Test replacing, listing and folding activations of existing Keras models."""
 
 import numpy as np
 import pytest

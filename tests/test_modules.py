@@ -1,4 +1,4 @@
-"""ConvexHull and AffineHull start, take coefficients, refuse what they must, and learn."""
+"""Test hulls: initialization, setting coefficients, rejected arguments, learning."""
 
 from __future__ import annotations
 

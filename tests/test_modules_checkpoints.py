@@ -1,4 +1,4 @@
-"""Hulls are copied, saved, loaded and made without memory as any module is; another hull's checkpoint is refused."""
+"""Test that hulls are copied, saved and loaded like any module, and checkpoints of other hulls are rejected."""
 
 from __future__ import annotations
 

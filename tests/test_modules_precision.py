@@ -1,4 +1,4 @@
-"""Hulls in models of any precision keep their coefficients in float32 or better."""
+"""Test that hulls in models of any precision keep their coefficients in float32 or better."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hulls are the same functions inside torch.func's transforms, compiled and exported."""
+"""Test that hulls are the same functions in torch.func transforms, compiled and exported."""
 
 from __future__ import annotations
 

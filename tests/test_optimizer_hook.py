@@ -1,4 +1,4 @@
-"""On the boundary of the simplex: gradients add up, and steps stay feasible."""
+"""Test gradients on the boundary of the simplex: they add up, and steps stay feasible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The package that is built holds all that an installation needs, and says how to cite it."""
+"""Test that the built package contains all that an installation needs, and the citation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parametrizations of a user's own, and the forms that each built-in parametrization has in the fused backends."""
+"""Test users' parametrizations, and that every backend supports each built-in parametrization."""
 
 from __future__ import annotations
 

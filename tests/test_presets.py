@@ -1,4 +1,4 @@
-"""Activations that recent models learn: as hulls, and recognised where models have their own."""
+"""Test presets of learned activations, and recognition of the original modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Properties of combinations agree with what many points give."""
+"""Test properties of combinations against dense samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slopes of combinations are enclosed: no search, however thorough, finds one beyond the bounds."""
+"""Test that slope bounds hold: no search finds a slope beyond them."""
 
 from __future__ import annotations
 

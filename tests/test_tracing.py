@@ -1,4 +1,4 @@
-"""Tracers see every operation on the raw parameters, and no mode leaves anything behind."""
+"""Test that tracers see every operation on the raw parameters, and that modes leave no state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of feeding runs from pack to rows, and what it compares is the same training, read or not."""
+"""Test the benchmark of data loading: it runs from pack to rows, and its variants train on the same batches."""
 
 import csv
 import importlib.util

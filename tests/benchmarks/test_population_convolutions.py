@@ -1,4 +1,4 @@
-"""The benchmark of convolutions, and what it shares with that of kernels, on the CPU and with few members."""
+"""Test the benchmark of convolutions, and the code it shares with that of kernels, on the CPU with few members."""
 
 import importlib
 import math

@@ -1,7 +1,7 @@
 """Commands that are interrupted, or that nobody reads from, each in its own process: python command_cases.py FOLDER
 
-What they import is imported once, then each is a fork. A line of JSON for each tells its name, its exit code, what it
-wrote to standard error, how long it took to end after the signal, and which files it left.
+Modules are imported once; each case is a fork. One line of JSON per case has its name, its exit code, its standard
+error, the time from the signal to its end, and the files that it left.
 """
 
 from __future__ import annotations

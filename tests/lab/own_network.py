@@ -1,4 +1,4 @@
-"""A network and a data set of a user, for tests in several processes."""
+"""A user's network and data set, for tests in several processes."""
 
 from __future__ import annotations
 

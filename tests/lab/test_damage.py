@@ -1,4 +1,4 @@
-"""Records and checkpoints whose meaning is damaged can be used all the same, or are refused in a line that says why."""
+"""Test that damaged records and checkpoints are valid or rejected with one line that says why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several processes learn what one does, and what some of them began, others finish."""
+"""Test that several processes train like one, and that others can finish their runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random bits depend on their seed, purpose and step alone, and look random along each of these."""
+"""Test that random bits depend only on seed, purpose and step, and look random along each of these."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of any training loop are recorded, and serve the commands that read records."""
+"""Test that runs of any training loop are recorded, for the commands that read records."""
 
 from __future__ import annotations
 

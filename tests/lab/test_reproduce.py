@@ -1,4 +1,4 @@
-"""Commands that train can be trusted: they can be killed, stopped, run twice and run at once, and lose nothing."""
+"""Test that commands that train can be killed, stopped, repeated and run concurrently without losing anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A command that is interrupted ends at once with one line and 128 + the signal's number, wherever it is."""
+"""Test that an interrupted command ends at once with one line and exit code 128 + the signal's number."""
 
 from __future__ import annotations
 

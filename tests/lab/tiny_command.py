@@ -1,4 +1,4 @@
-"""The command line where every data set is a few images of the packaged sample: python tiny_command.py train ..."""
+"""The command line with a few images of the packaged sample as every data set: python tiny_command.py train ..."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hullo.lab import data
 from hullo.lab.data import Dataset
 
 TRAIN, TEST = 70, 30
-_load = data.load
+real_load = data.load
 
 COLUMN = "lenet5/fashion-mnist-sample"
 ROWS = ("relu", "convex(identity,relu)", "affine(identity,relu,tanh)")
@@ -94,8 +94,8 @@ def load(name: str, data_dir: object = None, device: object = "cpu") -> Dataset:
     """Return the first images of the sample as the data set of that name; four of each in one for CIFAR-10, so that
     they are large enough for AlexNet."""
     if name in data.OWN:
-        return _load(name)
-    sample = _load("fashion-mnist-sample")
+        return real_load(name)
+    sample = real_load("fashion-mnist-sample")
     times = 2 if name == "cifar10" else 1
     return replace(
         sample,

@@ -1,4 +1,4 @@
-"""Set-up of the workers of a test's Ray cluster: the sample is tiny, and memory is limited."""
+"""Set up the workers of a test's Ray cluster: a tiny sample, and limited memory."""
 
 from __future__ import annotations
 

@@ -108,9 +108,9 @@ class Watch(TorchFunctionMode):
 def assert_right_or_refused(make: type[nn.Module], x: Tensor, by_name: bool = True) -> dict[str, nn.Module]:
     """Swap a module and check all that has to hold, or that it is as it was where nothing could be swapped.
 
-    Its outputs stay, hulls learn, copies compute the same, what is left alone is listed, and where training and
+    Its outputs stay, hulls learn, copies compute the same, what is not replaced is listed, and where training and
     evaluation computed the same before, they do so after hulls have moved. Returns the hulls. Where `by_name` is off,
-    what is left alone may be listed under another name than the function's.
+    what is not replaced may be listed under another name than the function's.
     """
     torch.manual_seed(0)
     model = make()

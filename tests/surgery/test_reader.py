@@ -81,7 +81,7 @@ RELU = nn.ReLU()
 
 
 class Loose(nn.Module):
-    """Activations that are no part of the model, in places one may not look."""
+    """Activations outside of the model, in unusual places."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ def test_modules_alternating_in_a_loop_are_reported() -> None:
 
 
 class Recurrent(nn.Module):
-    """Much that has to be left alone, and a loop whose length depends on the input."""
+    """Activations that cannot be replaced, and a loop whose length depends on the input."""
 
     def __init__(self) -> None:
         super().__init__()

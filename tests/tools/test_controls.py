@@ -1,4 +1,4 @@
-"""Controls stand beside the runs of the table that differ in one setting alone."""
+"""Test the tables of controls: runs that differ from the table in one setting."""
 
 from __future__ import annotations
 

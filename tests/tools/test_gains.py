@@ -1,4 +1,4 @@
-"""The table of gains agrees with its definition, and leaves out what was not run."""
+"""Test the table of gains against its definition."""
 
 from __future__ import annotations
 

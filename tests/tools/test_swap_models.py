@@ -1,4 +1,4 @@
-"""The checks of tools/swap_models: a good swap passes, and each kind of bad one is found out."""
+"""Test the checks of tools/swap_models: a correct replacement passes, each kind of error is found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A web server on this machine that can misbehave, a tiny release, and the real ones where there are any."""
+"""A local web server that can misbehave, a tiny release, and real releases if available."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def chi_squared(counts):
 
 
 def unlikely(cells):
-    """Return a bound that chi-squared of so many equally likely cells passes once in a million times or less."""
+    """Return a bound that chi-squared of so many equally likely cells exceeds with probability 1e-6 at most."""
     return cells + 6 * (2 * cells) ** 0.5
 
 
@@ -114,7 +114,7 @@ def test_pixels_are_divided_by_255_with_correct_rounding():
 
 
 def test_no_tensor_value_is_read_on_the_host():
-    """On the meta device there are no values; so nothing waits for the device, and a CUDA graph can hold it all."""
+    """The meta device has no values, so nothing waits for the device, and a CUDA graph can capture everything."""
     seeds, images = torch.empty(5, dtype=torch.int64, device="meta"), torch.empty(64, 3, 32, 32, device="meta")
     epoch = torch.empty((), dtype=torch.int64, device="meta")
     order = draw_order(seeds, epoch, 64)

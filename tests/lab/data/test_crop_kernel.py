@@ -1,4 +1,4 @@
-"""The kernel crops to the bit as slices do; on the CPU it runs in Triton's interpreter."""
+"""Test that the kernel crops exactly like slices; on the CPU it runs in Triton's interpreter."""
 
 from __future__ import annotations
 

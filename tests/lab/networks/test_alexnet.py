@@ -1,4 +1,4 @@
-"""AlexNet is Caffe's: counted, measured layer by layer, and compared with the same network in plain PyTorch."""
+"""Test AlexNet against Caffe (parameters, layer shapes) and against plain PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The networks are those of the paper: counted, and compared with the same networks in Keras."""
+"""Test the networks against the paper (parameters) and against Keras (values)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A checkpoint is whole or is not there, and one that cannot be used is refused by name."""
+"""Test that checkpoints are written atomically, and unusable ones are rejected by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images come in the order of each member's stream, in parts that make up the whole."""
+"""Test that images follow each member's order, in shards that form the whole."""
 
 from __future__ import annotations
 

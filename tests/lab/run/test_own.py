@@ -1,4 +1,4 @@
-"""Networks and data sets that users bring: trained by the command, extended, loaded; what is wrong is said."""
+"""Test users' networks and data sets: training by the command, resuming, loading, and error messages."""
 
 from __future__ import annotations
 

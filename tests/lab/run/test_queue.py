@@ -1,4 +1,4 @@
-"""A plan is what is left to do, and nothing twice."""
+"""Test that the queue contains each missing run exactly once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TensorBoard's own reader finds what a training's records say."""
+"""Test that TensorBoard's reader finds the values of the records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members of a population train as they would alone, whatever becomes of the others, and go on to the bit."""
+"""Test that members train as they would alone, whatever happens to others, and resume exactly."""
 
 from __future__ import annotations
 

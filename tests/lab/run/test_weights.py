@@ -1,4 +1,4 @@
-"""A trained network is saved, and loads as a plain network."""
+"""Test that a trained network is saved, and loads as a plain network."""
 
 from __future__ import annotations
 

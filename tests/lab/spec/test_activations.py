@@ -1,4 +1,4 @@
-"""Rows are read as spelled, and make the modules that they spell."""
+"""Test that activations are parsed, spelled canonically and built."""
 
 from __future__ import annotations
 

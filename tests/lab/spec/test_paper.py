@@ -1,4 +1,4 @@
-"""The published table is here as printed, and spelled as the laboratory spells it."""
+"""Test that the paper's table is complete and spelled canonically."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records are added whole, once each, by any number of processes; what a kill leaves behind does no harm."""
+"""Test that records are added completely and once, by any number of processes, also after a kill."""
 
 from __future__ import annotations
 

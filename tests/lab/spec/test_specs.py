@@ -1,4 +1,4 @@
-"""A spec is all of a run: it can be written down, read back, and told from every other."""
+"""Test that a spec identifies a run and round-trips as text."""
 
 from __future__ import annotations
 

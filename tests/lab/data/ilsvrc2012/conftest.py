@@ -1,4 +1,4 @@
-"""Packing within this process, and the real data set, or a part of it, where there is any."""
+"""Pack in this process; use the real data set, or a part of it, if available."""
 
 import errno
 import io

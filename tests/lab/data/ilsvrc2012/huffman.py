@@ -1,4 +1,4 @@
-"""The compressed data of a baseline JPEG, read bit by bit: how many bits its blocks take. Slow and simple."""
+"""Decode the compressed data of a baseline JPEG bit by bit, to count the bits of its blocks. Slow and simple."""
 
 import re
 import struct

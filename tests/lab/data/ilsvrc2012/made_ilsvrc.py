@@ -1,4 +1,4 @@
-"""ILSVRC-2012, had it been released with three classes, twelve training images and six val images."""
+"""Make a tiny ILSVRC-2012: three classes, twelve training images and six val images."""
 
 import io
 import random

@@ -1,4 +1,4 @@
-"""AlexNet trains on ILSVRC-2012 as people have it, from tars or folders to a record."""
+"""Test training AlexNet on ILSVRC-2012, from tars or folders to a record."""
 
 import shutil
 

@@ -53,7 +53,7 @@ def test_crop_depends_only_on_seed_epoch_and_image():
 
 
 def test_no_tensor_value_is_read_on_the_host():
-    """On the meta device there are no values; so nothing waits for the device, and a CUDA graph can hold it all."""
+    """The meta device has no values, so nothing waits for the device, and a CUDA graph can capture everything."""
     seeds, numbers = (
         torch.empty(1, dtype=torch.int64, device="meta"),
         torch.empty(1, 8, dtype=torch.int64, device="meta"),

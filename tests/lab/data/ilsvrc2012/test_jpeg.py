@@ -1,4 +1,4 @@
-"""Damage in the middle of a JPEG is found where that can be known, and nothing else is taken for damage."""
+"""Test that damage in the middle of a JPEG is detected, and intact files are not reported."""
 
 import random
 import re
