@@ -1,23 +1,22 @@
-"""Does reading ILSVRC-2012 keep up with AlexNet on a GPU? Images per second, read, fed and trained on.
+"""Measure whether reading ILSVRC-2012 keeps up with AlexNet on a GPU: images per second that are read, fed, trained on.
 
     python benchmarks/alexnet_feeding.py [rows.csv]
 
-Packs synthetic images of a thousand classes into the temporary directory (8 GB; `TMPDIR` names another), then takes
-turns, some steps at a time, at
+Packs synthetic images of a thousand classes into the temporary directory (8 GB; set `TMPDIR` for another), then
+measures in interleaved rounds
 
-    read       batches of the pack into memory, which is pinned, by as many threads as there are cores
+    read       batches of the pack into pinned memory, with one thread per core
     fed        the same, copied to the device, cropped, flipped, and the mean image subtracted
-    resident   the laboratory's training on one batch again and again, which is on the device: nothing is read
-    streamed   the laboratory's training on what is fed
+    resident   the laboratory's training on one batch that stays on the device: nothing is read
+    streamed   the laboratory's training on batches that are fed
 
-in bfloat16, batches of 256. What feeding costs is streamed beside resident. Prints the median of the turns, the lowest
-and the highest; with a file named, writes them there too. Without a GPU it takes one step of each with a tiny batch,
-which shows that it runs and no more.
+in bfloat16, batches of 256. The cost of feeding is streamed compared with resident. Prints the median, the minimum and
+the maximum over rounds; with a file name, also writes them there. Without a GPU it takes one step of each with a tiny
+batch, as a test.
 
-What limits it: the pack has just been written and lies in the page cache, which would not hold the real one, of 252 GB.
-Where that is read from a disk, the disk gives one image for 196,608 bytes of its bandwidth, so 23,000 per second need
-4.5 GB/s. Each file counts eight times, so that no epoch ends in between: evaluation, checkpoints and the first batches
-of an epoch are left out.
+Limits: the pack has just been written and is in the page cache, which could not hold the real one of 252 GB. A disk
+needs 196,608 bytes of bandwidth per image, 4.5 GB/s for 23,000 images per second. Each file is used eight times per
+epoch, which is never finished: evaluation, checkpoints and the first batches of an epoch are not measured.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ from hullo.lab.spec.run_spec import Spec
 
 IMAGES, BATCH, STEPS, WARM_UP, ROUNDS = (40_960, 256, 120, 10, 3) if torch.cuda.is_available() else (4, 2, 1, 0, 1)
 TIMES = 8
-"""How often an epoch shows each image."""
+"""Number of times that an epoch contains each image."""
 
 ACTIVATIONS = ("relu", "affine(identity,relu,tanh)")
 
@@ -73,17 +72,17 @@ def make_source(folder: Path) -> Source:
 
 
 def make_pack(folder: Path) -> Pack:
-    some = (source := make_source(folder)).images("train")
-    chosen = {"train": (some * (IMAGES // len(some) + 1))[:IMAGES], "val": some[:BATCH]}
+    images = (source := make_source(folder)).images("train")
+    chosen = {"train": (images * (IMAGES // len(images) + 1))[:IMAGES], "val": images[:BATCH]}
     with Progress(Console(), quiet=True) as progress:
         pool = partial(ThreadPoolExecutor, available_cores())
-        made = pack(source, chosen, folder / "packed", pool, progress, partial=True)
-    train = made.parts["train"]
-    return replace(made, parts=made.parts | {"train": replace(train, shards=TIMES * train.shards)})
+        packed = pack(source, chosen, folder / "packed", pool, progress, partial=True)
+    train = packed.parts["train"]
+    return replace(packed, parts=packed.parts | {"train": replace(train, shards=TIMES * train.shards)})
 
 
-class Still(StreamingLoader):
-    """The first batch again and again."""
+class RepeatingLoader(StreamingLoader):
+    """Repeat the first batch."""
 
     def batches(self, seeds: Tensor, epoch: int, size: int, start: int, world: World) -> Iterator[Batch]:
         first = next(super().batches(seeds, epoch, size, 0, world))
@@ -109,7 +108,7 @@ def train(loader: StreamingLoader, activation: str) -> Iterator[None]:
     return Training([spec], loader).advance()
 
 
-def take_turn(steps: Iterator[None], clock: Clock) -> float:
+def images_per_second(steps: Iterator[None], clock: Clock) -> float:
     """Return images per second."""
     for _ in range(WARM_UP):
         next(steps)
@@ -126,21 +125,21 @@ def main() -> None:
     where = environment(clock.device_name)
     print(f"{where}; images per second:")
     with tempfile.TemporaryDirectory() as folder:
-        made = make_pack(Path(folder))
-        loader, still = StreamingLoader(made, clock.device), Still(made, clock.device)
+        packed = make_pack(Path(folder))
+        loader, repeating = StreamingLoader(packed, clock.device), RepeatingLoader(packed, clock.device)
         cases = {("read", ""): read(loader), ("fed", ""): load_batch(loader)}
         for row in ACTIVATIONS:
-            cases |= {("resident", row): train(still, row), ("streamed", row): train(loader, row)}
-        turns = [[take_turn(steps, clock) for steps in cases.values()] for _ in range(ROUNDS)]
+            cases |= {("resident", row): train(repeating, row), ("streamed", row): train(loader, row)}
+        rounds = [[images_per_second(steps, clock) for steps in cases.values()] for _ in range(ROUNDS)]
         for steps in cases.values():
-            steps.close()  # and the threads that read ahead, while there is something to read
+            steps.close()  # and the threads that read ahead, before the folder is deleted
     rows = []
-    for (kind, row), found in zip(cases, zip(*turns, strict=True), strict=True):
-        middle, lowest, highest = statistics.median(found), min(found), max(found)
+    for (kind, row), speeds_of in zip(cases, zip(*rounds, strict=True), strict=True):
+        middle, lowest, highest = statistics.median(speeds_of), min(speeds_of), max(speeds_of)
         print(f"{kind:8s} {row:28s} {middle:8,.0f} ({lowest:,.0f} to {highest:,.0f})")
-        how = {"readers": available_cores(), "batch": BATCH, "steps": STEPS, "rounds": ROUNDS}
+        settings = {"readers": available_cores(), "batch": BATCH, "steps": STEPS, "rounds": ROUNDS}
         speeds = {"images_per_second": middle, "lowest": lowest, "highest": highest}
-        rows.append(vars(where) | {"kind": kind, "activation": row} | how | speeds)
+        rows.append(vars(where) | {"kind": kind, "activation": row} | settings | speeds)
     if len(sys.argv) > 1:
         with open(sys.argv[1], "w", newline="") as file:
             writer = csv.DictWriter(file, rows[0])

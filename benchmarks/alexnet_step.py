@@ -1,12 +1,11 @@
-"""How fast does AlexNet train, and what does local response normalisation cost? One training step, in a CUDA graph.
+"""Measure a training step of AlexNet in a CUDA graph, and the cost of local response normalization.
 
     python benchmarks/alexnet_step.py [rows.csv]
 
-Prints, for two activations and three ways to normalise: the median time of a step, images per second, and the most
-memory that it takes beside weights and data; with a file named, writes them there too. Batch 256 of 227x227 synthetic
-images on the device, 1000 classes, images and copies of weights in bfloat16, channels last, SGD with momentum; the same
-weights and data for all, measured in turns. Without a GPU it takes a few steps of a tiny batch, which shows that it
-runs and no more.
+Prints, for two activations and three normalizations: the median time of a step, images per second, and the peak
+memory besides weights and data; with a file name, also writes them there. Batch 256 of 227x227 synthetic images on the
+device, 1000 classes, images and copies of weights in bfloat16, channels last, SGD with momentum; the same weights and
+data for all, interleaved. Without a GPU it takes a few steps of a tiny batch, as a test.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ ACTIVATIONS = ("relu", "affine(identity,relu,tanh)")
 
 
 class PlainNorm(nn.LocalResponseNorm):
-    """PyTorch's own, which a population computes operation by operation, as it knows the base class alone."""
+    """PyTorch's module under another class: a population computes it operation by operation."""
 
 
 NORMS: dict[str, Callable[[], nn.Module]] = {
@@ -50,7 +49,7 @@ class Step(NamedTuple):
     run: Callable[[], None]
     peak_mib: float
     owned: object
-    """Hold what a graph reads and does not own."""
+    """Keeps the tensors of the graph alive."""
 
 
 class Measured(NamedTuple):
@@ -104,12 +103,12 @@ def milliseconds(run: Callable[[], None]) -> float:
         start = time.perf_counter()
         run()
         return 1e3 * (time.perf_counter() - start)
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    begin.record()
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
     run()
     end.record()
     end.synchronize()
-    return begin.elapsed_time(end)
+    return start.elapsed_time(end)
 
 
 def main() -> None:

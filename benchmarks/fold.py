@@ -20,12 +20,12 @@ HULLS = {
     "a ReLU": {"init": "relu"},
     "a leaky ReLU": {"init": [0.1, 0.9, 0.0]},
     "a tanh": {"init": "tanh"},
-    "a leaky ReLU a channel": {
+    "a leaky ReLU per channel": {
         "init": torch.stack([torch.tensor([k / 64, 1 - k / 64, 0.0]) for k in range(64)]),
         "groups": 64,
     },
     "a mixture": {},
-    "a mixture a channel": {"groups": 64},
+    "a mixture per channel": {"groups": 64},
 }
 
 
@@ -43,7 +43,7 @@ def main() -> None:
     x = torch.randn(64, 64, 28, 28, device=device)
     name = torch.cuda.get_device_name() if x.is_cuda else f"CPU, {torch.get_num_threads()} threads"
     print(f"{name}, torch {torch.__version__}, hullo {hullo.__version__}")
-    for what, options in HULLS.items():
+    for title, options in HULLS.items():
         hull = nn.Sequential(hullo.AffineHull("identity", "relu", "tanh", **options)).to(device)
         folded = hullo.fold(hull, example_inputs=x)
         torch.testing.assert_close(folded(x), hull(x))
@@ -51,8 +51,10 @@ def main() -> None:
         for _ in range(33):
             before.append(seconds(hull, x))
             after.append(seconds(folded, x))
-        one, two = (1e3 * statistics.median(times[3:]) for times in (before, after))
-        print(f"{what:24s} {one:7.2f} ms -> {two:7.2f} ms ({two / one:4.2f} x) {type(folded[0]).__name__}")
+        before_ms, after_ms = (1e3 * statistics.median(times[3:]) for times in (before, after))
+        print(
+            f"{title:24s} {before_ms:7.2f} ms -> {after_ms:7.2f} ms ({after_ms / before_ms:4.2f} x) {type(folded[0]).__name__}"
+        )
 
 
 if __name__ == "__main__":

@@ -32,13 +32,13 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 def contenders() -> dict[str, Gate]:
     """Return the functions to compare, by name."""
-    alone = hullo.LinearHull("silu")
+    silu_only = hullo.LinearHull("silu")
     silu = hullo.AffineHull("identity", "tanh", "silu", init="silu", strict=False)
     three = hullo.AffineHull("identity", "relu", "tanh")
-    found: dict[str, Gate] = {
+    functions: dict[str, Gate] = {
         "SwiGLU, PyTorch": swiglu,
         "SwiGLU, torch.compile": torch.compile(swiglu, dynamic=False),
-        "hull {silu}": hullo.GatedHull(alone).cuda(),
+        "hull {silu}": hullo.GatedHull(silu_only).cuda(),
         "hull {identity, tanh, silu}": hullo.GatedHull(silu).cuda(),
         "hull {identity, relu, tanh}": hullo.GatedHull(three).cuda(),
     }
@@ -46,8 +46,8 @@ def contenders() -> dict[str, Gate]:
         from liger_kernel.ops.swiglu import LigerSiLUMulFunction
     except ImportError as error:
         print(f"without Liger: {error}")
-        return found
-    return {"SwiGLU, Liger": LigerSiLUMulFunction.apply} | found
+        return functions
+    return {"SwiGLU, Liger": LigerSiLUMulFunction.apply} | functions
 
 
 def both_passes(function: Gate, gate: Tensor, up: Tensor, slope: Tensor) -> None:

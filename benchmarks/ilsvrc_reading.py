@@ -1,10 +1,10 @@
-"""How fast is ILSVRC-2012 read? From JPEG, by processes that decode, and from its pack, by threads that read ahead.
+"""Measure how fast ILSVRC-2012 is read: from JPEG by decoding processes, and from its pack by reading threads.
 
     python benchmarks/ilsvrc_reading.py --source DATA/ilsvrc2012 [--workers 2] [--folder SCRATCH]
 
-Takes some of the training images there and encodes them anew at 500 x 375 pixels and about 90 KB, near what the
-released ones have on average, so that a few small ones will do. Prints images per second. The pack is in the page
-cache when it is read: from a slower disk, divide its bandwidth by 196,608 bytes.
+Re-encodes training images of the source at 500 x 375 pixels and about 90 KB, the average of the released ones. Prints
+images per second. The pack is in the page cache when it is read: for a slower disk, divide its bandwidth by 196,608
+bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hullo.lab.data.ilsvrc2012.workers import available_cores, worker_processes
 from hullo.lab.progress import Progress
 from hullo.lab.spec.environment import environment
 
-COUNT, BATCH, SECONDS, PIECE = 1024, 256, 5.0, 32
+COUNT, BATCH, SECONDS, CHUNK = 1024, 256, 5.0, 32
 SIZE, BYTES = (500, 375), 115_000
 
 
@@ -53,11 +53,11 @@ def decode_all(images: list[EncodedImage]) -> int:
 
 def from_jpeg(images: list[EncodedImage], workers: int) -> float:
     """Return the images per second that processes decode."""
-    pieces = [images[start : start + PIECE] for start in range(0, len(images), PIECE)]
+    chunks = [images[start : start + CHUNK] for start in range(0, len(images), CHUNK)]
     with worker_processes(workers) as pool:
-        list(pool.map(decode_all, pieces[: 2 * workers]))
+        list(pool.map(decode_all, chunks[: 2 * workers]))
         start = time.perf_counter()
-        count = sum(pool.map(decode_all, pieces))
+        count = sum(pool.map(decode_all, chunks))
         return count / (time.perf_counter() - start)
 
 
@@ -87,8 +87,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.folder) as scratch, Progress(Console(), quiet=True) as progress:
         folder = Path(scratch)
         large = [enlarge(image, folder) for image in chosen["train"]]
-        each = sum(Path(image.encoded.path).stat().st_size for image in large) / len(large)
-        what = f"{SIZE[0]} x {SIZE[1]}, {each / 1e3:.0f} KB"
+        mean_size = sum(Path(image.encoded.path).stat().st_size for image in large) / len(large)
+        what = f"{SIZE[0]} x {SIZE[1]}, {mean_size / 1e3:.0f} KB"
         print(f"JPEG of {what}, decoded by {options.workers} processes: {from_jpeg(large, options.workers):,.0f}")
         print(
             f"JPEG as given, decoded by {options.workers} processes: {from_jpeg(chosen['train'], options.workers):,.0f}"

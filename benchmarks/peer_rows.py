@@ -1,4 +1,4 @@
-"""The rows that population_peers.py writes, and the tables that are made of them."""
+"""The rows that population_peers.py writes, and the tables generated from them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from hullo.lab.bench.results import number
 from hullo.lab.spec.environment import Environment
 
-ALONE = ("graph", "graph, channels last", "compile", "compile, graph")
+SINGLE = ("graph", "graph, channels last", "compile", "compile, graph")
 """Contenders of one network, which are measured once: K networks take K times as long."""
 _KINDS = {"str": str, "int": int, "float": float}
 
@@ -50,15 +50,15 @@ def peers(rows: Sequence[PeerRow]) -> Iterator[Sequence[str]]:
     """Yield every contender: milliseconds per network and step, and MiB per network, by the number of members."""
     counts = sorted({row.members for row in rows})
     yield ["network", "", *(f"K = {count}, ms" for count in counts), *(f"K = {count}, MiB" for count in counts)]
-    found = {(row.network, row.contender, row.members): row for row in rows}
+    by_key = {(row.network, row.contender, row.members): row for row in rows}
     for network, contender in dict.fromkeys((row.network, row.contender) for row in _by_members(rows)):
-        own = [found.get((network, contender, count)) for count in counts]
-        times, sizes = ([number(getattr(row, name)) if row else "" for row in own] for name in ("ms", "mib"))
+        cells = [by_key.get((network, contender, count)) for count in counts]
+        times, sizes = ([number(getattr(row, name)) if row else "" for row in cells] for name in ("ms", "mib"))
         yield [network, contender, *times, *sizes]
 
 
 def factors(rows: Sequence[PeerRow]) -> Iterator[Sequence[str]]:
-    """Compare hullo in a graph with eager loops, of fewer networks where none were measured, and with the best peer."""
+    """Compare hullo in a graph with eager loops (of fewer networks if not measured) and with the best peer."""
     yield [
         "",
         "K",
@@ -73,13 +73,21 @@ def factors(rows: Sequence[PeerRow]) -> Iterator[Sequence[str]]:
     ]
     for network, count in dict.fromkeys((row.network, row.members) for row in _by_members(rows)):
         cell = {row.contender: row for row in rows if (row.network, row.members) == (network, count)}
-        alone = {row.contender: row for row in rows if row.network == network and row.contender in ALONE}
+        single = {row.contender: row for row in rows if row.network == network and row.contender in SINGLE}
         loops = [row for row in _by_members(rows) if row.network == network and row.contender == "eager loop"]
-        own, loop = cell["hullo, graph"], cell.get("eager loop", loops[0] if loops else None)
-        best = min((row for name, row in (alone | cell).items() if "hullo" not in name), key=lambda row: row.ms)
-        over_loop = [number(loop.ms), number(loop.ms / own.ms)] if loop else ["", ""]
-        over_best = [best.contender, number(best.ms), number(best.ms / own.ms)]
-        yield [network, str(count), number(own.ms), *over_loop, *over_best, number(own.mib), number(best.mib)]
+        hullo_row, loop = cell["hullo, graph"], cell.get("eager loop", loops[0] if loops else None)
+        best = min((row for name, row in (single | cell).items() if "hullo" not in name), key=lambda row: row.ms)
+        over_loop = [number(loop.ms), number(loop.ms / hullo_row.ms)] if loop else ["", ""]
+        over_best = [best.contender, number(best.ms), number(best.ms / hullo_row.ms)]
+        yield [
+            network,
+            str(count),
+            number(hullo_row.ms),
+            *over_loop,
+            *over_best,
+            number(hullo_row.mib),
+            number(best.mib),
+        ]
 
 
 def brief(rows: Sequence[PeerRow]) -> Iterator[Sequence[str]]:

@@ -1,10 +1,10 @@
-"""How long does plain PyTorch take for one network's epoch? On a GPU: what a population's speed is set beside.
+"""Measure one network's epoch in plain PyTorch on a GPU, as the baseline of populations.
 
     python benchmarks/plain_epoch.py [plain.csv]
 
-One network alone with ReLU, as one writes it down with torch.nn and RMSprop, step by step in float32 at batch 32, on
-random images of the data set's size, which are on the GPU already; no augmentation, no evaluation. A hundred steps
-are measured, three times; the median stands for an epoch.
+One network with ReLU, written with torch.nn and RMSprop, in eager mode and float32 at batch 32, on random images of the
+data set's size that are already on the GPU; no augmentation, no evaluation. The time of an epoch is extrapolated from
+the median of three measurements of 100 steps.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ SIZES = {"fashion-mnist": (60_000, 1, 28), "cifar10": (50_000, 3, 32)}
 
 
 def lenet5(colours: int, side: int) -> nn.Module:
-    left = ((side - 4) // 2 - 4) // 2
+    remaining = ((side - 4) // 2 - 4) // 2
     return nn.Sequential(
         *(nn.Conv2d(colours, 20, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(20, 50, 5), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Flatten(), nn.Linear(50 * left**2, 500), nn.ReLU(), nn.Linear(500, 10)),
+        *(nn.Flatten(), nn.Linear(50 * remaining**2, 500), nn.ReLU(), nn.Linear(500, 10)),
     )
 
 
 def kerasnet(colours: int, side: int) -> nn.Module:
-    left = ((side - 2) // 2 - 2) // 2
+    remaining = ((side - 2) // 2 - 2) // 2
     return nn.Sequential(
         *(nn.Conv2d(colours, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.ReLU()),
         *(nn.MaxPool2d(2), nn.Dropout(0.25)),
         *(nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 3), nn.ReLU()),
         *(nn.MaxPool2d(2), nn.Dropout(0.25)),
-        *(nn.Flatten(), nn.Linear(64 * left**2, 512), nn.ReLU(), nn.Dropout(0.5), nn.Linear(512, 10)),
+        *(nn.Flatten(), nn.Linear(64 * remaining**2, 512), nn.ReLU(), nn.Dropout(0.5), nn.Linear(512, 10)),
     )
 
 
@@ -61,18 +61,18 @@ def plain_epoch(column: Column) -> float:
     images = torch.rand(count, colours, side, side, device="cuda")
     labels = torch.randint(10, (count,), device="cuda")
     model = NETWORKS[column.network](colours, side).cuda()
-    optimiser = torch.optim.RMSprop(model.parameters(), lr=1e-4)
+    optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-4)
 
     def train(steps: int) -> float:
         order = torch.randperm(count, device="cuda")
         torch.cuda.synchronize()
-        began = time.perf_counter()
-        for own in order[: steps * BATCH].split(BATCH):
-            optimiser.zero_grad()
-            F.cross_entropy(model(images[own]), labels[own]).backward()
-            optimiser.step()
+        start = time.perf_counter()
+        for indices in order[: steps * BATCH].split(BATCH):
+            optimizer.zero_grad()
+            F.cross_entropy(model(images[indices]), labels[indices]).backward()
+            optimizer.step()
         torch.cuda.synchronize()
-        return (time.perf_counter() - began) / steps
+        return (time.perf_counter() - start) / steps
 
     train(WARM_UP)
     return statistics.median(train(STEPS) for _ in range(TIMES)) * count / BATCH
@@ -80,10 +80,10 @@ def plain_epoch(column: Column) -> float:
 
 def main() -> None:
     if not torch.cuda.is_available():
-        sys.exit("populations are measured on a GPU, and so is what they are set beside; there is none here")
-    about = vars(environment(torch.cuda.get_device_name()))
+        sys.exit("this benchmark needs a GPU; PyTorch finds none")
+    fields = vars(environment(torch.cuda.get_device_name()))
     rows = [
-        {"column": str(column), "batch": BATCH, "epoch_s": round(plain_epoch(column), 4), **about}
+        {"column": str(column), "batch": BATCH, "epoch_s": round(plain_epoch(column), 4), **fields}
         for column in DATA_COLUMNS
     ]
     for row in rows:

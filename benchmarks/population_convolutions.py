@@ -1,9 +1,9 @@
-"""How fast are a population's convolutions, beside the speed of the memory? On a GPU, each in a CUDA graph.
+"""Measure the convolutions of a population against the memory bandwidth, on a GPU, each in a CUDA graph.
 
     python benchmarks/population_convolutions.py --csv rows.csv
 
 The convolutions of KerasNet, LeNet-5 and ResNet-56 on CIFAR-10 but the first, which `population_kernels.py` measures:
-60 members at batch 32 in bfloat16, with a bias where the layer adds it itself. `variants.py` says how.
+60 members at batch 32 in bfloat16, with a bias if the layer adds it itself. `variants.py` has the method.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def conv2d(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: tuple[int, int], groups: int
 ) -> Tensor:
     """Call PyTorch's convolution, which is cuDNN's; pad first where both sides need different padding."""
-    before, behind = padding
-    if before != behind:
-        x, before = F.pad(x, (before, behind) * 2), 0
+    before, after = padding
+    if before != after:
+        x, before = F.pad(x, (before, after) * 2), 0
     return F.conv2d(x, weight, bias, stride, before, groups=groups)
 
 
@@ -37,7 +37,7 @@ def ours(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: t
 
 Convolution = Callable[[Tensor, Tensor, Tensor | None, int, tuple[int, int], int], Tensor]
 
-VARIANTS: dict[str, tuple[Convolution, torch.memory_format]] = {  # what convolves, and how its weights lie
+VARIANTS: dict[str, tuple[Convolution, torch.memory_format]] = {  # the function, and the memory format of its weights
     "conv2d, weight contiguous": (conv2d, torch.contiguous_format),
     "conv2d, weight channels last": (conv2d, LAST),
     "ours": (ours, LAST),
@@ -50,7 +50,7 @@ class Layer(NamedTuple):
     side: int
     pixels: int  # along each side of the images
     stride: int = 1
-    padding: tuple[int, int] = (0, 0)  # zeros before and behind
+    padding: tuple[int, int] = (0, 0)  # zeros before and after
     biased: bool = False
 
 
@@ -84,13 +84,13 @@ def convolution(bench: Bench, name: str) -> None:
     def steps(convolve: Convolution, layout: torch.memory_format) -> dict[str, Step]:
         w = weight.contiguous(memory_format=layout)
         images, learned = leaf(x), (leaf(w), None if bias is None else leaf(bias))
-        made: list[Tensor] = []
+        outputs: list[Tensor] = []
 
         def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-            made[:] = [convolve(x, weight, bias, layer.stride, layer.padding, k)]
+            outputs[:] = [convolve(x, weight, bias, layer.stride, layer.padding, k)]
 
         def backward(*leaves: Tensor | None) -> tuple[Tensor, ...]:
-            return torch.autograd.grad(made[0], [wanted for wanted in leaves if wanted is not None], dy)
+            return torch.autograd.grad(outputs[0], [wanted for wanted in leaves if wanted is not None], dy)
 
         return {
             "forward": lambda: forward(images, w, bias),
@@ -99,14 +99,14 @@ def convolution(bench: Bench, name: str) -> None:
             "backward weight": lambda: backward(*learned),
         }
 
-    makes = {variant: functools.partial(steps, *how) for variant, how in VARIANTS.items()}
-    seen = x if layer.side >= layer.stride else x[..., :: layer.stride, :: layer.stride]
+    variants = {variant: functools.partial(steps, *how) for variant, how in VARIANTS.items()}
+    used = x if layer.side >= layer.stride else x[..., :: layer.stride, :: layer.stride]
     least = {
-        "forward": size(seen, weight, dy),
+        "forward": size(used, weight, dy),
         "backward data": size(dy, weight, x),
-        "backward weight": size(dy, seen, weight),
+        "backward weight": size(dy, used, weight),
     }
-    bench.measure("convolution", name, makes, least, 2.0 * dy.numel() * weight[0].numel(), rounds=9)
+    bench.measure("convolution", name, variants, least, 2.0 * dy.numel() * weight[0].numel(), rounds=9)
 
 
 def main() -> None:

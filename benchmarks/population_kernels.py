@@ -1,10 +1,10 @@
-"""Where does a population's step go, and what do the fused kernels save? On a GPU, each in a CUDA graph.
+"""Measure the fused kernels of a population beside the operations that they replace, on a GPU, each in a CUDA graph.
 
     python benchmarks/population_kernels.py --csv rows.csv
     python benchmarks/population_kernels.py --tune        # the kernels alone, at several sizes of their tiles
 
-Each kernel beside what it replaces, for layers of KerasNet, LeNet-5 and ResNet-56 on CIFAR-10, 60 members at batch 32
-in bfloat16, and for the crops and the optimiser of one AlexNet at batch 256. `variants.py` says how,
+The layers are those of KerasNet, LeNet-5 and ResNet-56 on CIFAR-10, with 60 members at batch 32
+in bfloat16, and the crops and the optimizer of one AlexNet at batch 256. `variants.py` has the method,
 `population_convolutions.py` has the convolutions after the first.
 """
 
@@ -45,17 +45,17 @@ TRIO = tuple(hullo.base(name) for name in ("identity", "relu", "tanh"))
 
 def passes(function: Callable[[], Tensor], leaves: list[Tensor]) -> dict[str, Step]:
     """Return a function, and the gradients of its result for the leaves."""
-    made: list[Tensor] = []
+    outputs: list[Tensor] = []
     gradient = torch.randn_like(function().detach())
 
     def forward() -> None:
-        made[:] = [function()]
+        outputs[:] = [function()]
 
-    return {"forward": forward, "backward": lambda: torch.autograd.grad(made[0], leaves, gradient)}
+    return {"forward": forward, "backward": lambda: torch.autograd.grad(outputs[0], leaves, gradient)}
 
 
-def dropping(bench: Bench) -> Context:
-    """Return what a dropout is told."""
+def dropout_context(bench: Bench) -> Context:
+    """Return the context of a dropout."""
     numbers = torch.arange(bench.members, device=bench.device)
     return Context(bench.members, numbers, numbers)
 
@@ -78,7 +78,7 @@ OPTIMIZERS = {
 """AlexNet is one network, the others are populations."""
 
 
-def optimiser(bench: Bench, kind: str) -> None:
+def optimizer_step(bench: Bench, kind: str) -> None:
     alone = kind == "alexnet"
     sizes = {"image_size": 227, "num_classes": 1000} if alone else {}
     network = networks.build(kind, activation="affine(identity,relu,tanh)", **sizes)
@@ -98,7 +98,7 @@ def optimiser(bench: Bench, kind: str) -> None:
         "fused": lambda: step(None, True),
         "fused, bfloat16 gradients and copies": lambda: step(HALF, True),
     }
-    bench.measure("optimiser", kind, makes, {"step": 20 * numbers})  # either way
+    bench.measure("optimizer", kind, makes, {"step": 20 * numbers})  # either way
 
 
 def crops(bench: Bench, layer: str) -> None:
@@ -116,7 +116,7 @@ def crops(bench: Bench, layer: str) -> None:
         "plain": lambda: {"crop": plain},
         "fused": lambda: {"crop": lambda: ilsvrc2012.crop(images, how, mean, HALF)},
     }
-    bench.measure("crop", layer, makes, {"crop": 3 * size(plain()) // 2})  # a byte there for two here
+    bench.measure("crop", layer, makes, {"crop": 3 * size(plain()) // 2})  # one byte read for two written
 
 
 FIRST = {  # outputs, side, same
@@ -165,7 +165,7 @@ def pool(bench: Bench, layer: str) -> None:
     x = bench.halves(bench.batch, k * channels, side, side).requires_grad_()
     rows = torch.randn(k, 3, device=bench.device, requires_grad=True)
     bias = torch.randn(k * channels, device=bench.device).to(HALF).requires_grad_()
-    state = dropping(bench)
+    state = dropout_context(bench)
 
     def three(x: Tensor) -> Tensor:
         y = F.max_pool2d(apply(x, rows, spec), 2)
@@ -190,7 +190,7 @@ def pool(bench: Bench, layer: str) -> None:
 NORMS = {"resnet56 16": (16, 32), "resnet56 32": (32, 16), "resnet56 64": (64, 8)}  # channels, size
 
 
-def normalisation(bench: Bench, layer: str) -> None:
+def normalization(bench: Bench, layer: str) -> None:
     channels, side = NORMS[layer]
     k, spec = bench.members, CombineSpec(TRIO, get_parametrization("given"), 1)
     x, residual = (bench.halves(bench.batch, k * channels, side, side).requires_grad_() for _ in range(2))
@@ -215,14 +215,14 @@ def normalisation(bench: Bench, layer: str) -> None:
         least = {"forward": times[0] * size(x), "backward": times[1] * size(x)}
         bench.measure("norm", name, makes, least)
 
-    # there: x twice, the residual, y; back: x twice, dy twice or dy, the residual and ds there and back, dx
+    # forward: x twice, the residual, y; backward: x twice, dy twice or dy, the residual, ds written and read, dx
     compared(layer, "batch_norm, combine", None, (3, 5))
     compared(f"{layer} + x", "batch_norm, add, combine", residual, (4, 7))
 
 
 def features(bench: Bench, layer: str) -> None:
     x = torch.randn(bench.members, bench.batch, 512, device=bench.device).to(HALF).requires_grad_()
-    state = dropping(bench)
+    state = dropout_context(bench)
     makes = {
         "drop": lambda: passes(lambda: plain_drop(state, x, 0.5, 0), [x]),
         "fused": lambda: passes(lambda: dropout.drop(x, state.seeds, state.steps, 2, 0.5), [x]),
@@ -232,10 +232,10 @@ def features(bench: Bench, layer: str) -> None:
 
 
 PARTS: list[Part] = [
-    (optimiser, OPTIMIZERS),
+    (optimizer_step, OPTIMIZERS),
     (crops, ("alexnet",)),
     (pool, POOLS),
-    (normalisation, NORMS),
+    (normalization, NORMS),
     (first_convolution, FIRST),
     (features, ("kerasnet linear1",)),
 ]
@@ -258,16 +258,16 @@ def tune(bench: Bench) -> None:
             bench.setting = f" {tile} {programs}"
             bench.run([(pool, ("kerasnet pool1", "lenet5 pool1"))])
     for kernel, tiles in NORM_TILES.items():
-        stands = columns.TILES[kernel]
-        for tile in (stands, *tiles):
+        default = columns.TILES[kernel]
+        for tile in (default, *tiles):
             columns.TILES[kernel] = columns.Tile(*tile)
             bench.setting = f" {kernel} {tuple(tile)}"
-            bench.run([(normalisation, NORMS)])
-        columns.TILES[kernel] = stands
+            bench.run([(normalization, NORMS)])
+        columns.TILES[kernel] = default
     for block, warps in ((flat.BLOCK, flat.WARPS), (1024, 4), (2048, 8), (4096, 8)):
         flat.BLOCK, flat.WARPS = block, warps
         bench.setting = f" {block} {warps}"
-        bench.run([(optimiser, ("kerasnet", "alexnet"))])
+        bench.run([(optimizer_step, ("kerasnet", "alexnet"))])
     for tile in ((crop.ROWS, crop.COLUMNS, crop.WARPS), (4, 256, 4), (16, 256, 4), (8, 256, 8), (8, 128, 4)):
         crop.ROWS, crop.COLUMNS, crop.WARPS = tile
         bench.setting = f" {tile}"

@@ -1,8 +1,8 @@
-"""Measure populations beside the other ways to train K networks on one GPU, in one run, on the same work.
+"""Compare populations with other ways to train K networks on one GPU, in one run, on the same work.
 
     python benchmarks/population_peers.py [--networks lenet5 gpt] [--members 1 8 60] [--csv rows.csv] [--profile]
 
-A step is a forward and a backward pass in bfloat16 by autocast and an update by SGD with momentum, on data that lie on
+A step is a forward and a backward pass in bfloat16 by autocast and an update by SGD with momentum, on data on
 the device: LeNet-5 and ResNet-20 on images of CIFAR-10's size and an MLP on 784 features at batch 32, a GPT of 4 layers
 and width 256 on 8 sequences of 128 tokens. Each network has data of its own. The contenders:
 
@@ -28,8 +28,8 @@ parameters are updated by torch.optim's.
 
 After a warm-up the contenders of a cell take turns; a row holds the median over rounds of the time per network and step
 and memory per network: the most that is allocated in a step, or what stays reserved for a graph, if that is more.
-Rows are written after every cell, and cells that the file has already are skipped. What takes longer than --limit
-seconds to make is left out, and said. Without a GPU small networks take a step each, which shows that it runs.
+Rows are written after every cell; cells that the file already has are skipped. Contenders that take longer than
+--limit seconds to build are skipped with a note. Without a GPU, small networks take one step each, as a test.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from peer_networks import CONVOLUTIONAL, DEVICE, NETWORKS, FusedLeNet5, fused_mlp, make_batch
-from peer_rows import ALONE, PeerRow, add_peers, read_peers
+from peer_rows import SINGLE, PeerRow, add_peers, read_peers
 from torch import Tensor
 from torch.func import functional_call, stack_module_state
 from torch.func import vmap as vectorize
@@ -93,7 +93,7 @@ def sgd(parameters: Any) -> torch.optim.SGD:
     return torch.optim.SGD(parameters, lr=0.01, momentum=0.9, fused=True)
 
 
-def alone(name: str, layout: torch.memory_format = torch.contiguous_format, compiled: str = "") -> Step:
+def single(name: str, layout: torch.memory_format = torch.contiguous_format, compiled: str = "") -> Step:
     """Return the step of one network."""
     network = NETWORKS[name]().to(DEVICE, memory_format=layout)
     forward = torch.compile(network, mode=compiled, dynamic=False) if compiled else network
@@ -105,26 +105,26 @@ def alone(name: str, layout: torch.memory_format = torch.contiguous_format, comp
 
 def loop(name: str, members: int) -> Step:
     """Return the step of K networks, one after the other."""
-    steps = [alone(name) for _ in range(members)]
+    steps = [single(name) for _ in range(members)]
 
     def step(x: Tensor, y: Tensor) -> None:
-        for own, images, targets in zip(steps, x, y, strict=True):
-            own(images, targets)
+        for single_step, images, targets in zip(steps, x, y, strict=True):
+            single_step(images, targets)
 
     return step
 
 
 def side_by_side(name: str, members: int) -> Step:
     """Return the step of K networks on several streams."""
-    steps, streams = [alone(name) for _ in range(members)], [torch.cuda.Stream() for _ in range(min(members, STREAMS))]
+    steps, streams = [single(name) for _ in range(members)], [torch.cuda.Stream() for _ in range(min(members, STREAMS))]
 
     def step(x: Tensor, y: Tensor) -> None:
         current = torch.cuda.current_stream()
         for stream in streams:
             stream.wait_stream(current)
-        for k, own in enumerate(steps):
+        for k, single_step in enumerate(steps):
             with torch.cuda.stream(streams[k % len(streams)]):
-                own(x[k], y[k])
+                single_step(x[k], y[k])
         for stream in streams:
             current.wait_stream(stream)
 
@@ -197,41 +197,41 @@ def graphed(step: Step, x: Tensor, y: Tensor) -> Step:
         step(*inputs)
 
     def replay(*new: Tensor) -> None:
-        for known, own in zip(inputs, new, strict=True):
-            known.copy_(own)
+        for captured, tensor in zip(inputs, new, strict=True):
+            captured.copy_(tensor)
         graph.replay()
 
-    replay.step = step  # type: ignore[attr-defined]  # whose tensors the graph uses
+    replay.step = step  # type: ignore[attr-defined]  # keeps the tensors of the graph alive
     return replay
 
 
 def contenders(name: str, members: int, x: Tensor, y: Tensor) -> dict[str, Callable[[], Step]]:
-    """Return what makes the step of each contender; those of one network are there for one member alone."""
-    found: dict[str, Callable[[], Step]] = {"eager loop": lambda: loop(name, members)}
+    """Return functions that make the step of each contender; single networks only for one member."""
+    makers: dict[str, Callable[[], Step]] = {"eager loop": lambda: loop(name, members)}
     if members == 1:
-        found["graph"] = lambda: graphed(alone(name), x[0], y[0])
+        makers["graph"] = lambda: graphed(single(name), x[0], y[0])
         if name in CONVOLUTIONAL:
-            found["graph, channels last"] = lambda: graphed(alone(name, torch.channels_last), x[0], y[0])
-        found["compile"] = lambda: alone(name, compiled="reduce-overhead")
-        found["compile, graph"] = lambda: graphed(alone(name, compiled="default"), x[0], y[0])
+            makers["graph, channels last"] = lambda: graphed(single(name, torch.channels_last), x[0], y[0])
+        makers["compile"] = lambda: single(name, compiled="reduce-overhead")
+        makers["compile, graph"] = lambda: graphed(single(name, compiled="default"), x[0], y[0])
     elif GPU:
-        found["graph, side by side"] = lambda: graphed(side_by_side(name, members), x, y)
-    found["vmap"] = lambda: vmapped(name, members)
-    found["vmap, graph"] = lambda: graphed(vmapped(name, members), x, y)
-    found["vmap, compile"] = lambda: vmapped(name, members, compiled=True)
-    found["vmap, compile, graph"] = lambda: graphed(vmapped(name, members, compiled=True), x, y)
-    found["ModelBatch"] = lambda: model_batch(name, members)
+        makers["graph, side by side"] = lambda: graphed(side_by_side(name, members), x, y)
+    makers["vmap"] = lambda: vmapped(name, members)
+    makers["vmap, graph"] = lambda: graphed(vmapped(name, members), x, y)
+    makers["vmap, compile"] = lambda: vmapped(name, members, compiled=True)
+    makers["vmap, compile, graph"] = lambda: graphed(vmapped(name, members, compiled=True), x, y)
+    makers["ModelBatch"] = lambda: model_batch(name, members)
     if name in ("lenet5", "mlp"):
-        found["HFTA"] = lambda: hfta(name, members)
-        found["HFTA, graph"] = lambda: graphed(hfta(name, members), x, y)
-    found["hullo"] = lambda: population(name, members)
-    found["hullo, graph"] = lambda: population(name, members, graph=True)
-    return found
+        makers["HFTA"] = lambda: hfta(name, members)
+        makers["HFTA, graph"] = lambda: graphed(hfta(name, members), x, y)
+    makers["hullo"] = lambda: population(name, members)
+    makers["hullo, graph"] = lambda: population(name, members, graph=True)
+    return makers
 
 
 @dataclass
 class Entry:
-    """A contender that was made: its step and inputs, its memory in MiB, the steps of a round, and what they took."""
+    """A contender: its step and inputs, its memory in MiB, the steps per round, and their times."""
 
     step: Step
     x: Tensor
@@ -242,11 +242,11 @@ class Entry:
 
     def run(self) -> float:
         """Return the milliseconds of a step, from as many as make a round."""
-        began = time.perf_counter()
+        start = time.perf_counter()
         for _ in range(self.steps):
             self.step(self.x, self.y)
         synchronize()
-        return 1e3 * (time.perf_counter() - began) / self.steps
+        return 1e3 * (time.perf_counter() - start) / self.steps
 
 
 def synchronize() -> None:
@@ -295,25 +295,25 @@ def time_limit(seconds: int) -> Iterator[None]:
 def measure_cell(name: str, members: int, chosen: list[str] | None, limit: int, rounds: int) -> dict[str, Entry]:
     """Make the contenders of a cell, and let them take turns; return those that could be made."""
     x, y = make_batch(name, members)
-    made: dict[str, Entry] = {}
+    entries: dict[str, Entry] = {}
     for contender, make in contenders(name, members, x, y).items():
         if chosen and contender not in chosen:
             continue
-        own = (x[0], y[0]) if contender in ALONE else (x, y)
-        began = time.perf_counter()
+        inputs = (x[0], y[0]) if contender in SINGLE else (x, y)
+        start = time.perf_counter()
         try:
             with time_limit(limit):
-                made[contender] = build(make, *own)
+                entries[contender] = build(make, *inputs)
         except Exception as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
             print(f"{name:9} K={members:3} {contender:21} left out: {reason}", flush=True)
             synchronize()
         else:
-            print(f"{name:9} K={members:3} {contender:21} made in {time.perf_counter() - began:5.1f} s", flush=True)
+            print(f"{name:9} K={members:3} {contender:21} made in {time.perf_counter() - start:5.1f} s", flush=True)
     for _ in range(rounds):
-        for entry in made.values():
+        for entry in entries.values():
             entry.times.append(entry.run())
-    return made
+    return entries
 
 
 def show_profile(contender: str, entry: Entry, steps: int = 3) -> None:
@@ -322,10 +322,10 @@ def show_profile(contender: str, entry: Entry, steps: int = 3) -> None:
         for _ in range(steps):
             entry.step(entry.x, entry.y)
         synchronize()
-    found = sorted(profile.key_averages(), key=lambda item: -item.self_device_time_total)
-    total = sum(item.self_device_time_total for item in found)
+    events = sorted(profile.key_averages(), key=lambda item: -item.self_device_time_total)
+    total = sum(item.self_device_time_total for item in events)
     print(f"{contender}: {total / steps / 1e3:.3f} ms of kernels in a step", flush=True)
-    for item in found[:25]:
+    for item in events[:25]:
         print(f"{item.self_device_time_total / steps:10.1f} us {item.count // steps:5} x  {item.key[:130]}", flush=True)
 
 
@@ -344,9 +344,9 @@ def main() -> None:
     done = {(row.network, row.members) for row in read_peers(arguments.csv)} if arguments.csv else set()
     for name, members in ((n, k) for n in arguments.networks for k in arguments.members if (n, k) not in done):
         torch.compiler.reset()
-        made = measure_cell(name, members, arguments.contenders, arguments.limit, arguments.rounds)
+        entries = measure_cell(name, members, arguments.contenders, arguments.limit, arguments.rounds)
         rows = []
-        for contender, entry in made.items():
+        for contender, entry in entries.items():
             ms, mib = (f"{value / members:.4g}" for value in (statistics.median(entry.times), entry.memory))
             rows.append(
                 PeerRow(**where, network=name, members=members, contender=contender, ms=float(ms), mib=float(mib))
@@ -356,7 +356,7 @@ def main() -> None:
                 show_profile(contender, entry)
         if arguments.csv and rows:
             add_peers(arguments.csv, rows)
-        made.clear()
+        entries.clear()
 
 
 if __name__ == "__main__":

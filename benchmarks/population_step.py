@@ -1,9 +1,9 @@
-"""How long does one network's epoch take in a population, and where does the time go? On a GPU.
+"""Measure one network's epoch in a population on a GPU, and the parts of its time.
 
     python benchmarks/population_step.py [--networks kerasnet] [--members 12 60] [--csv rows.csv] [--profile]
 
-Random images of CIFAR-10's size and number, batch 32, bfloat16, the paper's twelve rows over and over. A population
-trains by the laboratory's own loop: augmentation, step, optimiser, and an evaluation on 10,000 images at the end of
+Random images of CIFAR-10's size and number, batch 32, bfloat16, the paper's twelve activations in turn. A population
+trains by the laboratory's loop: augmentation, step, optimizer, and an evaluation on 10,000 images at the end of
 the epoch, whose time is measured and added in proportion. Beside it, in the same run, plain PyTorch, as plain_epoch.py
 measures it. `--profile` prints the kernels that take the most time.
 """
@@ -49,28 +49,28 @@ def population_epoch(network: str, members: int, data: Dataset, seconds: float, 
     ]
     torch.cuda.reset_peak_memory_stats()
     training = Training(specs, InMemoryLoader(data))
-    moments = training.advance()
-    began = time.perf_counter()
+    steps_of = training.advance()
+    start = time.perf_counter()
     for _ in range(5):
-        next(moments)
+        next(steps_of)
     torch.cuda.synchronize()
-    capture = time.perf_counter() - began
-    began, steps = time.perf_counter(), 0
-    while time.perf_counter() - began < seconds and training.step < training.steps - 30:
+    capture = time.perf_counter() - start
+    start, steps = time.perf_counter(), 0
+    while time.perf_counter() - start < seconds and training.step < training.steps - 30:
         for _ in range(20):
-            next(moments)
+            next(steps_of)
         torch.cuda.synchronize()
         steps += 20
-    step = (time.perf_counter() - began) / steps
+    step = (time.perf_counter() - start) / steps
     if profile:
-        show_profile(lambda: [next(moments) for _ in range(5)], 5)
+        show_profile(lambda: [next(steps_of) for _ in range(5)], 5)
     training.population.eval()
     times = []
     for _ in range(2):
-        began = time.perf_counter()
+        start = time.perf_counter()
         training._end_epoch()
         torch.cuda.synchronize()
-        times.append(time.perf_counter() - began)
+        times.append(time.perf_counter() - start)
     evaluation = min(times)
     return {
         "epoch_s": (step * training.steps + evaluation) / members,
@@ -104,22 +104,22 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
-        sys.exit("populations are measured on a GPU; there is none here")
+        sys.exit("this benchmark needs a GPU; PyTorch finds none")
     data, rows = images(), []
-    about = vars(environment(torch.cuda.get_device_name()))
-    print(f"{about['device']}, torch {about['torch']}, hullo {hullo.__version__} ({about['commit']})")
+    fields = vars(environment(torch.cuda.get_device_name()))
+    print(f"{fields['device']}, torch {fields['torch']}, hullo {hullo.__version__} ({fields['commit']})")
     for network in arguments.networks:
         plain = plain_epoch(Column(network, "cifar10"))
         print(f"{network}: plain PyTorch {plain:.2f} s for one network's epoch")
         for members in arguments.members:
-            found = population_epoch(network, members, data, arguments.seconds, arguments.profile)
+            result = population_epoch(network, members, data, arguments.seconds, arguments.profile)
             torch.cuda.empty_cache()
-            told = ", ".join(f"{name} {value:.3f}" for name, value in found.items())
+            values = ", ".join(f"{name} {value:.3f}" for name, value in result.items())
             print(
-                f"{network} x {members}: {told}; {plain / found['epoch_s']:.0f} times as fast as plain PyTorch",
+                f"{network} x {members}: {values}; {plain / result['epoch_s']:.0f} times as fast as plain PyTorch",
                 flush=True,
             )
-            rows.append({"network": network, "members": members, "plain_epoch_s": plain, **found, **about})
+            rows.append({"network": network, "members": members, "plain_epoch_s": plain, **result, **fields})
             if arguments.csv:
                 with arguments.csv.open("w", newline="") as file:
                     writer = csv.DictWriter(file, list(rows[0]))

@@ -56,16 +56,16 @@ def captured_step(activation: Callable[[], nn.Module]) -> tuple[torch.cuda.CUDAG
     torch.manual_seed(0)
     model = resnet56(activation).cuda().to(memory_format=torch.channels_last)
     groups = hullo.parameter_groups(model, lr=1e-4)
-    optimiser = torch.optim.SGD(groups, momentum=0.9, foreach=True)
+    optimizer = torch.optim.SGD(groups, momentum=0.9, foreach=True)
     x = torch.randn(128, 3, 32, 32, device="cuda").to(memory_format=torch.channels_last)
     labels = torch.randint(10, (128,), device="cuda")
 
     def step() -> None:
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
             loss = F.cross_entropy(model(x).float(), labels)
         loss.backward()
-        optimiser.step()
+        optimizer.step()
 
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):

@@ -33,11 +33,15 @@ def groups(rows: Sequence[Row]) -> Lines:
     """Show inputs with channels, by groups and layout: multiples of the bandwidth floor."""
     results = Results(rows, "eager")
     cases = [case for case in results.cases if len(case.shape) > 1]
-    columns = [(dtype, way) for dtype in dict.fromkeys(case.dtype for case in cases) for way in ("forward", "backward")]
-    yield ["shape", "groups", "layout", "", *(f"{dtype} {way}" for dtype, way in columns)]
+    columns = [
+        (dtype, direction)
+        for dtype in dict.fromkeys(case.dtype for case in cases)
+        for direction in ("forward", "backward")
+    ]
+    yield ["shape", "groups", "layout", "", *(f"{dtype} {direction}" for dtype, direction in columns)]
     for shape, count, layout in dict.fromkeys((case.shape, case.groups, case.layout) for case in cases):
         for name in results.activations:
-            cells = [results.floors(Case(shape, dtype, layout, count), name, way) for dtype, way in columns]
+            cells = [results.floors(Case(shape, dtype, layout, count), name, direction) for dtype, direction in columns]
             yield ["x".join(map(str, shape)), str(count), layout, label(name), *map(number, cells)]
 
 
@@ -62,8 +66,8 @@ def overhead(rows: Sequence[Row]) -> Lines:
 def _microseconds(results: Results, case: Case, name: str) -> list[str]:
     return [
         number(value)
-        for way in ("forward", "backward")
-        for value in (1e3 * results.milliseconds(case, name, way), results.gelus(case, name, way))
+        for direction in ("forward", "backward")
+        for value in (1e3 * results.milliseconds(case, name, direction), results.gelus(case, name, direction))
     ]
 
 
@@ -76,11 +80,11 @@ TABLES: dict[str, tuple[Callable[[Path], Sequence[Any]], Callable[[Sequence[Any]
     "peers-factors": (peer_rows.read_peers, peer_rows.factors),
     "peers-brief": (peer_rows.read_peers, peer_rows.brief),
 }
-"""The functions that read a file and that make a table of its rows, by the name of the block."""
+"""Functions that read a file and that make a table of its rows, by the name of the block."""
 
 
 def make_table(name: str, path: Path) -> str:
-    """Return a table of the rows in a file, and where they were measured, each environment once."""
+    """Return a table of the rows in a file, and the environments that they were measured in."""
     read, table = TABLES[name]
     rows = read(path)
     head, *body = table(rows)

@@ -1,8 +1,8 @@
 """Shared code of kernel benchmarks: variants of one computation, interleaved, in one process, each in a CUDA graph.
 
 Every line has the median time of a variant beside its floor: the fewest bytes that must move, over the bandwidth of a
-large copy. Tensors are used again at once, as in training, so a small one may be found in the cache. A part that fails
-says so and the others go on; parts that would start after --seconds are left out.
+large copy. Tensors are reused at once, as in training, so small ones may be in the cache. A part that fails is
+reported and the others continue; parts that would start after --seconds are skipped.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Bench:
         self.clock, self.members, self.batch, self.end = clock, members, batch, time.monotonic() + seconds
         self.device = clock.device
         self.lines: list[Line] = []
-        self.setting = ""  # said after the name of each variant
+        self.setting = ""  # printed after the name of each variant
         source = torch.empty(clock.copy_bytes, dtype=torch.uint8, device=self.device)
         target = torch.empty_like(source)
         laps = clock.laps(*[lambda: target.copy_(source)] * 9)
@@ -89,19 +89,19 @@ class Bench:
             flops: of each direction, where it computes.
             rounds: how often the variants take turns; the first third warms up.
         """
-        made: dict[str, dict[str, Step]] = {}  # held to the end: graphs read what only the steps refer to
+        steps_of: dict[str, dict[str, Step]] = {}  # keeps the tensors of the graphs alive
         replays: dict[str, list[Step]] = {}
         for name, make in makes.items():
             with self.guarded(f"{part}, {layer}, {name}"):
-                made[name] = make()
-                replays[name] = self.clock.capture(*made[name].values())
+                steps_of[name] = make()
+                replays[name] = self.clock.capture(*steps_of[name].values())
         laps: dict[str, list[list[float]]] = {name: [] for name in replays}
         for _ in range(rounds):
             for name, steps in replays.items():
                 laps[name].append(self.clock.laps(*steps))
         for name, taken in laps.items():
             medians = [statistics.median(times) for times in zip(*taken[rounds // 3 :], strict=True)]
-            for direction, median in zip(made[name], medians, strict=True):
+            for direction, median in zip(steps_of[name], medians, strict=True):
                 if (moved := least.get(direction)) is not None:
                     tflops = flops / median / 1e12 if flops else None
                     numbers = 1e6 * median, moved / 1e6, 1e6 * moved / self.bandwidth, tflops
@@ -110,7 +110,7 @@ class Bench:
 
     @contextmanager
     def guarded(self, what: str) -> Iterator[None]:
-        """Call a function; print one line if it fails."""
+        """Print one line if the block fails."""
         try:
             yield
         except Exception as error:
@@ -130,19 +130,19 @@ def size(*tensors: Tensor) -> int:
 
 def parser(description: str) -> argparse.ArgumentParser:
     """Return a parser of the options that these benchmarks share."""
-    made = argparse.ArgumentParser(description=description.partition("\n")[0])
-    made.add_argument("--csv", type=Path, help="where to write the lines")
-    made.add_argument("--members", type=int, default=60)
-    made.add_argument("--batch-size", type=int, default=32)
-    made.add_argument("--seconds", type=float, default=80.0, help="no part starts later")
-    return made
+    options = argparse.ArgumentParser(description=description.partition("\n")[0])
+    options.add_argument("--csv", type=Path, help="file for the lines")
+    options.add_argument("--members", type=int, default=60)
+    options.add_argument("--batch-size", type=int, default=32)
+    options.add_argument("--seconds", type=float, default=80.0, help="no part starts later")
+    return options
 
 
 def measure_on_gpu(options: argparse.Namespace, run: Callable[[Bench], None]) -> None:
     if not torch.cuda.is_available():
-        raise SystemExit("this measures CUDA devices, and this PyTorch sees none")
+        raise SystemExit("this benchmark needs a GPU; PyTorch finds none")
     start = time.monotonic()
-    bench = Bench(clock_for("cuda"), options.members, options.batch, options.seconds)
+    bench = Bench(clock_for("cuda"), options.members, options.batch_size, options.seconds)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, copy {bench.bandwidth / 1e12:.2f} TB/s")
     print("time, fewest bytes, time over floor, and the rate of what computes")
     run(bench)

@@ -32,7 +32,7 @@ def test_epoch_reads_every_packed_image(made):
 
 
 def test_resident_batch_equals_first_streamed_batch(made):
-    loader, still = (kind(made, torch.device("cpu")) for kind in (feeding.StreamingLoader, feeding.Still))
+    loader, still = (kind(made, torch.device("cpu")) for kind in (feeding.StreamingLoader, feeding.RepeatingLoader))
     whole, first = next(loader.batches(SEEDS, 0, 4, 0, SINGLE_PROCESS))
     again = list(still.batches(SEEDS, 0, 4, 0, SINGLE_PROCESS))
     assert len(again) == loader.count // 4
