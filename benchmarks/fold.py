@@ -52,9 +52,8 @@ def main() -> None:
             before.append(seconds(hull, x))
             after.append(seconds(folded, x))
         before_ms, after_ms = (1e3 * statistics.median(times[3:]) for times in (before, after))
-        print(
-            f"{title:24s} {before_ms:7.2f} ms -> {after_ms:7.2f} ms ({after_ms / before_ms:4.2f} x) {type(folded[0]).__name__}"
-        )
+        ratio, kind = after_ms / before_ms, type(folded[0]).__name__
+        print(f"{title:26s} {before_ms:7.2f} ms -> {after_ms:7.2f} ms ({ratio:4.2f} x) {kind}")
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ def accuracy(network: nn.Module, images: Tensor, labels: Tensor) -> float:
     """Return the percentage of images that the network classifies correctly."""
     network.eval()
     pairs = zip(images.split(1000), labels.split(1000), strict=True)
-    correct = sum((network(some).argmax(1) == wanted).sum().item() for some, wanted in pairs)
+    correct = sum((network(batch).argmax(1) == targets).sum().item() for batch, targets in pairs)
     return 100 * correct / len(images)
 
 

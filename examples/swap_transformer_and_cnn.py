@@ -2,8 +2,8 @@
 
     python examples/swap_transformer_and_cnn.py curves.png
 
-Both networks are ordinary PyTorch and know nothing of hullo. The data is made up on the spot: sequences whose label is
-the most frequent symbol, and gratings whose label is their direction.
+Both networks are plain PyTorch without hullo. The data are generated: sequences whose label is the most frequent
+symbol, and gratings whose label is their direction.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ def gratings(count: int) -> Batch:
 
 def train(model: nn.Module, sample: Callable[[int], Batch], steps: int) -> float:
     """Train, with ten times the learning rate for coefficients, and return the accuracy on new data."""
-    optimiser = torch.optim.Adam(hullo.parameter_groups(model, lr=3e-3, coefficient_lr_scale=10))
+    optimizer = torch.optim.Adam(hullo.parameter_groups(model, lr=3e-3, coefficient_lr_scale=10))
     for _ in range(steps):
         x, label = sample(64)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         F.cross_entropy(model(x), label).backward()
-        optimiser.step()
+        optimizer.step()
     x, label = sample(1000)
     with torch.no_grad():
         return (model.eval()(x).argmax(1) == label).double().mean().item()
@@ -98,7 +98,7 @@ def main() -> None:
     for (title, model), sample in zip(models.items(), (sequences, gratings), strict=True):
         hullo.replace_activations(model)
         accuracy = train(model, sample, arguments.steps)
-        print(f"{title}: {accuracy:.1%} right on new data\n{hullo.summary(model)}\n")
+        print(f"{title}: {accuracy:.1%} accuracy on new data\n{hullo.summary(model)}\n")
     draw(models, arguments.path)
 
 

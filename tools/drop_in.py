@@ -64,10 +64,9 @@ def cases(names: list[str]) -> Iterator[Any]:
     import transformers_models
 
     torchvision_models.load()
-    wanted = names or [*TIMM, *TRANSFORMERS]
-    found = {case.name: case for module in (timm_models, transformers_models) for case in module.cases()}
-    for name in wanted:
-        yield found[name]
+    by_name = {case.name: case for module in (timm_models, transformers_models) for case in module.cases()}
+    for name in names or [*TIMM, *TRANSFORMERS]:
+        yield by_name[name]
 
 
 def outputs(model: nn.Module, inputs: Any) -> list[Tensor]:
@@ -88,8 +87,8 @@ def tensors_in(thing: Any) -> list[Tensor]:
     return [tensor for part in parts for tensor in tensors_in(part)]
 
 
-def expect_same(found: list[Tensor], wanted: list[Tensor]) -> None:
-    for one, other in zip(found, wanted, strict=True):
+def expect_same(actual: list[Tensor], expected: list[Tensor]) -> None:
+    for one, other in zip(actual, expected, strict=True):
         scale = float(other.abs().max().clamp_min(1e-3))
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3 * scale)
 
