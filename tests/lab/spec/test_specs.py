@@ -115,7 +115,7 @@ def test_identity_of_a_population_depends_on_member_order() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("network", "vgg", "unknown network 'vgg'; available: lenet5, kerasnet, resnet56.*my_network.py:Net"),
+        ("network", "vgg", "unknown network 'vgg'; available: lenet5, .*my_network.py:Net"),
         ("data", "mnist", "unknown data set 'mnist'; available: fashion-mnist"),
         ("activation", "rellu", "invalid activation 'rellu'"),
         ("precision", "float8", "unknown precision 'float8'; available: float32, bfloat16"),
@@ -149,5 +149,5 @@ def test_invalid_text_is_quoted(text: str) -> None:
 
 
 def test_valid_names_match_networks_and_data_sets() -> None:
-    assert tuple(NETWORKS) == tuple(RECIPES)
-    assert (*RELEASES, ilsvrc2012.NAME) == tuple(AUGMENTATIONS)
+    assert set(NETWORKS) == set(RECIPES)
+    assert {*RELEASES, ilsvrc2012.NAME} == set(AUGMENTATIONS)
