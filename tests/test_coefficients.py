@@ -165,17 +165,17 @@ class TestProjection:
         if torch.allclose(*steps, atol=1e-6):  # a point with one tangent, not between two faces
             torch.testing.assert_close(found, steps[0], rtol=0, atol=1e-6)
 
-    @pytest.mark.parametrize("optimiser", [torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop])
-    def test_coefficient_at_zero_can_grow_again(self, optimiser: type[torch.optim.Optimizer]) -> None:
+    @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop])
+    def test_coefficient_at_zero_can_grow_again(self, optimizer: type[torch.optim.Optimizer]) -> None:
         act = hullo.ConvexHull("identity", "relu", "tanh", init="relu")
         assert act.coefficients.tolist() == [0.0, 1.0, 0.0]
-        learn(act, lambda x: 0.6 * x + 0.4 * torch.tanh(x), optimiser(act.parameters(), lr=0.02), steps=300)
+        learn(act, lambda x: 0.6 * x + 0.4 * torch.tanh(x), optimizer(act.parameters(), lr=0.02), steps=300)
         torch.testing.assert_close(act.coefficients.detach(), torch.tensor([0.6, 0.0, 0.4]), rtol=0, atol=0.05)
 
-    @pytest.mark.parametrize("optimiser", [torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop])
-    def test_training_reaches_a_vertex_exactly(self, optimiser: type[torch.optim.Optimizer]) -> None:
+    @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop])
+    def test_training_reaches_a_vertex_exactly(self, optimizer: type[torch.optim.Optimizer]) -> None:
         act = hullo.ConvexHull("identity", "relu", "tanh")
-        learn(act, torch.abs, optimiser(act.parameters(), lr=0.02), steps=200)
+        learn(act, torch.abs, optimizer(act.parameters(), lr=0.02), steps=200)
         assert act.coefficients[[0, 2]].tolist() == [0.0, 0.0]
         assert act.coefficients[1].item() == pytest.approx(1, abs=1e-6)
 
@@ -183,20 +183,20 @@ class TestProjection:
 def learn(
     act: torch.nn.Module,
     target: Callable[[Tensor], Tensor],
-    optimiser: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer,
     steps: int,
     after_each: Callable[[], None] = lambda: None,
 ) -> None:
     x = torch.linspace(-3, 3, 61)
 
     def closure() -> Tensor:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = (act(x) - target(x)).square().mean()
         loss.backward()
         return loss
 
     for _ in range(steps):
-        optimiser.step(closure)
+        optimizer.step(closure)
         after_each()
 
 
@@ -214,9 +214,9 @@ OPTIMISERS: dict[str, Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer
 }
 
 
-@pytest.mark.parametrize("optimiser", OPTIMISERS)
+@pytest.mark.parametrize("optimizer", OPTIMISERS)
 @pytest.mark.parametrize("parametrization", PARAMETRIZATIONS)
-def test_coefficients_stay_in_the_set_with_any_optimizer(optimiser: str, parametrization: str) -> None:
+def test_coefficients_stay_in_the_set_with_any_optimizer(optimizer: str, parametrization: str) -> None:
     act = HULLS[parametrization]("identity", "relu", "tanh", parametrization=parametrization)
     moved = []
 
@@ -228,7 +228,7 @@ def test_coefficients_stay_in_the_set_with_any_optimizer(optimiser: str, paramet
         if parametrization in SIMPLEX + ORTHANT:
             assert c.min() >= 0
 
-    learn(act, lambda x: torch.sin(2 * x), OPTIMISERS[optimiser](list(act.parameters())), steps=25, after_each=check)
+    learn(act, lambda x: torch.sin(2 * x), OPTIMISERS[optimizer](list(act.parameters())), steps=25, after_each=check)
     assert max(moved) > 0.05
 
 

@@ -39,11 +39,11 @@ def data() -> tuple[Tensor, Tensor]:
 
 
 def train(network: nn.Module, x: Tensor, y: Tensor) -> None:
-    optimiser = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
     for _ in range(STEPS):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         (network(x) - y).square().mean().backward()
-        optimiser.step()
+        optimizer.step()
 
 
 def worker(rank: int, folder: str, job: Job) -> None:

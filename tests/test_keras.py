@@ -123,7 +123,7 @@ def test_projection_gives_feasible_gradients_on_every_face():
     rows = np.array(coefficients(rng, "ConvexHull", 64, 4, "projection"), dtype="float32")
     rows[:32] += rng.normal(size=(32, 4)).astype(
         "float32"
-    )  # raw parameters off the simplex, as an optimiser leaves them
+    )  # raw parameters off the simplex, as an optimizer leaves them
     upstream = rng.normal(size=rows.shape).astype("float32")
     project = arithmetic.COEFFICIENTS["projection"]
     (pulled,) = gradients(lambda raw: dot(project(raw), upstream), tensor(rows))

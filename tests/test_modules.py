@@ -191,14 +191,14 @@ class TestRefusals:
 
 def test_network_of_hulls_learns() -> None:
     model = nn.Sequential(nn.Linear(1, 16), hullo.AffineHull(*TRIO, groups=16), nn.Linear(16, 1))
-    optimiser = torch.optim.Adam(model.parameters(), lr=0.02)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     x = torch.linspace(-3, 3, 64)[:, None]
     losses = []
     for _ in range(300):
         loss = (model(x) - torch.sin(2 * x)).square().mean()
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.1 * losses[0]
     torch.testing.assert_close(model[1].coefficients.sum(-1), torch.ones(16), rtol=0, atol=1e-5)

@@ -39,21 +39,21 @@ def test_coefficients_have_no_decay_and_their_own_rate() -> None:
 
 def test_weight_decay_changes_weights_but_not_coefficients() -> None:
     network = nn.Sequential(nn.Linear(4, 4), hullo.AffineHull("relu", "tanh", init=[3.0, -2.0]))
-    optimiser = torch.optim.SGD(hullo.parameter_groups(network, lr=0.1, weight_decay=0.5))
+    optimizer = torch.optim.SGD(hullo.parameter_groups(network, lr=0.1, weight_decay=0.5))
     weight, raw = network[0].weight.detach().clone(), network[1].raw.detach().clone()
     for parameter in network.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    optimiser.step()
+    optimizer.step()
     torch.testing.assert_close(network[0].weight, 0.95 * weight)
     assert torch.equal(network[1].raw, raw)
 
 
 def test_lr_scale_zero_freezes_coefficients() -> None:
     network = nn.Sequential(nn.Linear(4, 4), hullo.AffineHull("relu", "tanh"))
-    optimiser = torch.optim.Adam(hullo.parameter_groups(network, lr=0.1, coefficient_lr_scale=0))
+    optimizer = torch.optim.Adam(hullo.parameter_groups(network, lr=0.1, coefficient_lr_scale=0))
     before = network[1].raw.detach().clone()
     network(torch.randn(3, 4)).sum().backward()
-    optimiser.step()
+    optimizer.step()
     assert torch.equal(network[1].raw, before)
 
 

@@ -216,7 +216,7 @@ def test_transformers_models_are_replaced_and_train(name: str) -> None:
     summary = hullo.summary(model)
     assert (len(summary.hulls), len(summary.not_replaced)) == (HULLS[name], 0)
     starts = {name: hull.raw.detach().clone() for name, hull in summary.hulls.items()}
-    optimiser = torch.optim.Adam(hullo.parameter_groups(model, lr=1e-3))
+    optimizer = torch.optim.Adam(hullo.parameter_groups(model, lr=1e-3))
     target = torch.randn_like(before)
     losses = []
     for _ in range(4):
@@ -225,9 +225,9 @@ def test_transformers_models_are_replaced_and_train(name: str) -> None:
         if "pooler_output" in output:  # where BERT and ViT have their last activation
             loss = loss + output["pooler_output"].square().mean()
         losses.append(loss.item())
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     assert losses[-1] < losses[0]
     assert not any(torch.equal(hull.raw, starts[name]) for name, hull in summary.hulls.items())
 

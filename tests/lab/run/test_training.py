@@ -183,7 +183,7 @@ def test_memory_is_linear_in_members(network: str) -> None:
 
     three, six, nine = held(3), held(6), held(9)
     assert 0 < three < six
-    # the optimiser's count of updates and the like are there once
+    # the optimizer's count of updates and the like are there once
     assert abs((nine - six) - (six - three)) < 1e-3 * three
 
 
