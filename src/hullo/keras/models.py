@@ -106,9 +106,9 @@ def fold(model: keras.Model) -> keras.Model:
             return keras.layers.LeakyReLU(negative_slope=answers[0].slopes_at_zero[0])  # type: ignore[union-attr]
         if name in _NATIVE:
             return _NATIVE[name]
-        made = type(function).from_config({**function.get_config(), "trainable": False})
-        made.coefficients = torch_hull.coefficients.detach().numpy()
-        return made
+        constant = type(function).from_config({**function.get_config(), "trainable": False})
+        constant.coefficients = torch_hull.coefficients.detach().numpy()
+        return constant
 
     return _clone(model, make_constant)
 
@@ -162,11 +162,11 @@ def _clone(model: keras.Model, change: Callable[[Any, str], Any]) -> keras.Model
     def clone(layer: Any) -> Any:
         if not isinstance(layer, keras.layers.Layer):  # an operation such as a sum
             return type(layer).from_config(layer.get_config())
-        made = _clone_layer(layer, change)
-        pairs.append((layer, made))
-        return made
+        result = _clone_layer(layer, change)
+        pairs.append((layer, result))
+        return result
 
-    made = keras.models.clone_model(model, clone_function=clone, recursive=True)
+    result = keras.models.clone_model(model, clone_function=clone, recursive=True)
     for old, new in pairs:
         if not isinstance(old, keras.Model):
             inside = {id(weight) for part in _parts(old) for weight in part.weights}
@@ -177,7 +177,7 @@ def _clone(model: keras.Model, change: Callable[[Any, str], Any]) -> keras.Model
             for part, before in zip(_parts(new), _parts(old), strict=False):
                 if part.get_config()["bases"] == before.get_config()["bases"]:
                     part.raw.assign(before.raw)
-    return made
+    return result
 
 
 def _parts(layer: Any) -> list[Hull]:
@@ -192,9 +192,9 @@ def _clone_layer(layer: Any, change: Callable[[Any, str], Any]) -> Any:
         new = change(layer, layer.name)
         if new is None:
             return type(layer).from_config(config)
-        made = new if isinstance(new, keras.layers.Layer) else keras.layers.Activation(new)
-        made.name = layer.name
-        return made
+        activation = new if isinstance(new, keras.layers.Layer) else keras.layers.Activation(new)
+        activation.name = layer.name
+        return activation
     has_own = "activation" in config and not isinstance(layer, keras.layers.RNN)
     new = change(layer.activation, layer.name) if has_own else None
     return type(layer).from_config(config if new is None else {**config, "activation": new})

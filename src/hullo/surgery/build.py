@@ -152,12 +152,12 @@ def _bases_for(known: Known) -> tuple[Base, ...]:
 def _call_factory(factory: Any, site: Site, others: Iterable[Hull]) -> Hull:
     if not callable(factory):
         raise TypeError(f"hull={factory!r}: give a class such as AffineHull, or a function that returns a hull")
-    made = factory(site)
-    if not isinstance(made, Hull):
-        raise TypeError(f"hull returned {made!r} for {site.name}; it must return a hull such as AffineHull(...)")
-    if any(made is other or made.raw is other.raw for other in others):
+    hull = factory(site)
+    if not isinstance(hull, Hull):
+        raise TypeError(f"hull returned {hull!r} for {site.name}; it must return a hull such as AffineHull(...)")
+    if any(hull is other or hull.raw is other.raw for other in others):
         raise ValueError(f"hull returned the same hull again for {site.name}; return a new one, or give share='model'")
-    return made
+    return hull
 
 
 def nearby_tensor(modules: Mapping[str, nn.Module], name: str) -> Tensor:

@@ -39,9 +39,9 @@ class _Finder:
         self.modules = list(model.modules())
         self.owners = [module for module in self.modules if self._has_code(module)]
         self.findings = self._read(model)
-        all_calls = [call for found in self.findings.values() for call in found.calls]
+        all_calls = [call for findings in self.findings.values() for call in findings.calls]
         self.order = {id(call): n for n, call in enumerate(all_calls)}
-        self.visits = {at: count for found in self.findings.values() for at, count in found.visits.items()}
+        self.visits = {at: count for findings in self.findings.values() for at, count in findings.visits.items()}
         self.names = {id(module): Names(module) for module in model.modules()}
         self.by_attribute: dict[AttributeId, list[Call]] = defaultdict(list)
         for call in all_calls:
@@ -61,8 +61,8 @@ class _Finder:
         reach = Reach(model)
         readable = [module for module in self.owners if _has_own_code(module)]
         findings = {id(module): read_forward(module, reach.assigned) for module in readable}
-        entered = {entry for found in findings.values() for entry in found.entered} | reach.assigned.bound.keys()
-        names = {call.attribute[1] for found in findings.values() for call in found.calls if call.attribute is not None}
+        entered = {entry for item in findings.values() for entry in item.entered} | reach.assigned.bound.keys()
+        names = {call.attribute[1] for item in findings.values() for call in item.calls if call.attribute is not None}
         for module in readable:
             read_other_methods(module, findings[id(module)], entered, names, reach.assigned)
         self.restrictions = Restrictions(model, findings.values(), reach)
@@ -84,31 +84,31 @@ class _Finder:
     def _used_twice(self, model: nn.Module) -> dict[int, str]:
         """Return the submodules, by id, of modules without weights that are used more than once, and the reason."""
         parts: dict[int, list[Call]] = defaultdict(list)
-        for call in (call for found in self.findings.values() for call in found.parts):
+        for call in (call for findings in self.findings.values() for call in findings.parts):
             parts[id(call.callee)].append(call)
         self.parts = {key: group_calls(calls) for key, calls in parts.items()}
         named = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
-        found: dict[int, str] = {}
+        reused: dict[int, str] = {}
         for module in self.owners:
             groups = self.parts.get(id(module), [])
             is_reused = len(groups) > 1 or any(call.blocker for group in groups for call in group)
             if (is_reused or named[id(module)] > 1) and not any(True for _ in module.parameters()):
-                found |= {id(part): _SHARED for part in module.modules()}
-        return found
+                reused |= {id(part): _SHARED for part in module.modules()}
+        return reused
 
     def _conflicts(self) -> dict[int, str]:
         """Return the first calls, by id, of groups that differ between training and evaluation, and the reason."""
         result: dict[int, str] = {}
         for owner in self.owners:
-            found = self._findings_of(owner)
+            findings = self._findings_of(owner)
             own = [group for groups in self.groups.values() for group in groups if group[0].body.owner is owner]
             parts = [group for groups in self.parts.values() for group in groups if group[0].body.owner is owner]
             parts = [group for group in parts if any(True for _ in self._inside(group))]
             all_calls: list[Sequence[Call | Skipped]] = [*own, *self.functions[id(owner)], *parts]
-            all_calls += [[skipped] for skipped in found.skipped]
+            all_calls += [[skipped] for skipped in findings.skipped]
             gates = {n for n, group in enumerate(all_calls) if _is_gate(group[0])}
             weighted = {n for n, group in enumerate(all_calls) if _has_weights(group[0])}
-            for n, why in conflicts(all_calls, found.modes, gates, weighted).items():
+            for n, why in conflicts(all_calls, findings.modes, gates, weighted).items():
                 result[id(all_calls[n][0])] = why
                 for module in self._inside(all_calls[n]) if all_calls[n] in parts else ():
                     self.used_twice.setdefault(id(module), why)
@@ -186,7 +186,7 @@ class _Finder:
 
     def _why_not_calls(self, calls: Sequence[Call]) -> str:
         """Return why a hull cannot replace the callee of calls; empty if it can."""
-        recursive = {function for found in self.findings.values() for function in found.recursive}
+        recursive = {function for findings in self.findings.values() for function in findings.recursive}
         for call in calls:
             if call.blocker or id(call) in self.conflicts:
                 return call.blocker or self.conflicts[id(call)]
@@ -199,7 +199,7 @@ class _Finder:
         fixed = [group for group in groups if any(call.fixed for call in group)]
         first = (fixed or groups)[:1]
         order = first + [group for group in groups if group is not first[0]] if first else []
-        found = []
+        slots = []
         attributes: dict[Any, str] = {}
         for group in order:
             call = group[0]
@@ -209,13 +209,13 @@ class _Finder:
                 attributes[call.at] = name if reused else self.names[id(call.body.owner)].take(stem, 2)
             is_in_loop = len([part for part in groups if any(other.at == call.at for other in part)]) > 1
             parent = owner if reused else call.body.owner
-            found.append((group, Slot(parent, attributes[call.at], call.key if is_in_loop else "", reused)))
-        return found
+            slots.append((group, Slot(parent, attributes[call.at], call.key if is_in_loop else "", reused)))
+        return slots
 
     def _function_sites(self, owner: nn.Module) -> Iterator[Site]:
         """Yield the sites of calls of functions, and of modules outside of the model."""
         groups, attributes = self.functions[id(owner)], dict[Any, str]()
-        found: list[tuple[Group, Slot | None, str]] = []
+        candidates: list[tuple[Group, Slot | None, str]] = []
         for group in groups:
             first, slot = group[0], None
             reading = first.reading or Reading(None)
@@ -227,8 +227,8 @@ class _Finder:
                 is_in_loop = len([part for part in groups if any(call.at == first.at for call in part)]) > 1
                 slot = Slot(owner, attributes[first.at], first.key if is_in_loop else "")
                 reason = self._why_not_slot(group, slot)
-            found.append((group, slot, reason))
-        for group, slot, reason in _propagate_reasons(found):
+            candidates.append((group, slot, reason))
+        for group, slot, reason in _propagate_reasons(candidates):
             reading = group[0].reading or Reading(None)
             function = reading.known.name if reading.known else ast.unparse(group[0].callee_node)
             if reason or slot is None:
@@ -289,14 +289,14 @@ def _is_gate(call: Call | Skipped) -> bool:
     return call.reading is not None and call.reading.known is not None and call.reading.known.family in AMBIGUOUS
 
 
-def _propagate_reasons(found: Sequence[tuple[Group, Slot | None, str]]) -> list[tuple[Group, Slot | None, str]]:
+def _propagate_reasons(candidates: Sequence[tuple[Group, Slot | None, str]]) -> list[tuple[Group, Slot | None, str]]:
     """Give groups the reason of another iteration of the same call: one line of code cannot call a hull and not."""
     while True:
-        reasons = {call.at: reason for group, _, reason in found for call in group if reason}
+        reasons = {call.at: reason for group, _, reason in candidates for call in group if reason}
         updated = [
             (group, slot, reason or next((reasons[call.at] for call in group if call.at in reasons), ""))
-            for group, slot, reason in found
+            for group, slot, reason in candidates
         ]
-        if [item[2] for item in updated] == [item[2] for item in found]:
+        if [item[2] for item in updated] == [item[2] for item in candidates]:
             return updated
-        found = updated
+        candidates = updated

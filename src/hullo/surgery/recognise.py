@@ -102,9 +102,9 @@ def read_module(module: nn.Module) -> Reading | None:
     tensors = [*module.parameters(), *module.buffers()]
     if sum(tensor.numel() for tensor in tensors) > _MAX_NUMBERS or any(map(_holds_module, vars(module).values())):
         return None
-    found = read_combination(module)
-    if found is not None and not _why_not(module):
-        return Reading(Known(found[0], found[1], (found[2],)))
+    combination = read_combination(module)
+    if combination is not None and not _why_not(module):
+        return Reading(Known(combination[0], combination[1], (combination[2],)))
     reading = _cached(functools.partial(_read_copies, module), functools.partial(_module_state, module))
     if reading is None or not (reading.known or tensors):
         return reading
@@ -119,9 +119,9 @@ def read_function(function: Callable[..., Any]) -> Reading | None:
 
 
 def _read_calls(function: Callable[..., Any]) -> Reading | None:
-    if (found := identify_function(function)) is None:
+    if (identified := identify_function(function)) is None:
         return None
-    item, in_place, reason = found
+    item, in_place, reason = identified
     return Reading(None if item is None else Known(item.name, (item,)), in_place, reason)
 
 
@@ -134,11 +134,11 @@ def _equals_prelu(module: nn.PReLU) -> bool:
             weight = module_copy.weight
             for shape in ((5, len(weight)), (3, len(weight), 4, 2)):
                 x = points(torch.float32)[: math.prod(shape)].reshape(shape).to(weight.dtype).requires_grad_()
-                found, expected = (
+                actual, expected = (
                     (y, *torch.autograd.grad(y.sum(), (x, weight)))
                     for y in (module_copy.forward(x * 1.0), F.prelu(x, weight))
                 )
-                if not all(map(torch.equal, found, expected)):
+                if not all(map(torch.equal, actual, expected)):
                     return False
     except Exception:
         return False
@@ -256,12 +256,12 @@ def read_combination(module: nn.Module) -> tuple[str, tuple[Base, ...], tuple[fl
     for name, spelled in COMBINATIONS.items():
         bases = tuple(map(base, spelled))
         columns = torch.stack([item.function(x) for item in bases], dim=1)
-        found = torch.linalg.lstsq(columns, y[:, None], driver="gelsd").solution[:, 0]
-        expected = torch.stack([item.derivative(x) for item in bases], dim=1) @ found
+        solution = torch.linalg.lstsq(columns, y[:, None], driver="gelsd").solution[:, 0]
+        expected = torch.stack([item.derivative(x) for item in bases], dim=1) @ solution
         powers = [n for n, item in enumerate(bases) if item.slope_bounds[1] == math.inf]
-        has_power = bool(found[powers].abs().max() > 1e-6)
-        if has_power and _agree(columns @ found, y, x) and _agree(expected, slopes, x):
-            return name, bases, tuple(found.tolist())
+        has_power = bool(solution[powers].abs().max() > 1e-6)
+        if has_power and _agree(columns @ solution, y, x) and _agree(expected, slopes, x):
+            return name, bases, tuple(solution.tolist())
     return None
 
 
@@ -278,5 +278,5 @@ def _values_and_slopes(module: nn.Module, x: Tensor, training: bool) -> tuple[Te
     return y.detach(), slopes
 
 
-def _agree(found: Tensor, expected: Tensor, x: Tensor) -> bool:
-    return bool(((found - expected).abs() <= _COMBINATION_TOLERANCE * (expected.abs() + x.abs().clamp_max(1))).all())
+def _agree(actual: Tensor, expected: Tensor, x: Tensor) -> bool:
+    return bool(((actual - expected).abs() <= _COMBINATION_TOLERANCE * (expected.abs() + x.abs().clamp_max(1))).all())

@@ -47,13 +47,13 @@ class State:
     """Snapshot of the state that running a model may change: tensors, gradients, attributes, children, generators."""
 
     def __init__(self, model: nn.Module) -> None:
-        found = _contents(model)
-        tensors = [item for item in found if isinstance(item, Tensor)]
+        contents = _contents(model)
+        tensors = [item for item in contents if isinstance(item, Tensor)]
         leaves = [item for item in tensors if item.is_leaf]
-        self._containers = [(item, copy.copy(item)) for item in found if type(item) in _CONTAINERS]
+        self._containers = [(item, copy.copy(item)) for item in contents if type(item) in _CONTAINERS]
         self._tensors = [(item, item.detach().clone()) for item in tensors if not item.is_meta]
         self._gradients = [(item, item.grad, None if item.grad is None else item.grad.clone()) for item in leaves]
-        self._generators = [(item, item.get_state()) for item in found if isinstance(item, torch.Generator)]
+        self._generators = [(item, item.get_state()) for item in contents if isinstance(item, torch.Generator)]
 
     def restore(self) -> None:
         """Undo all changes since the snapshot."""
@@ -78,24 +78,24 @@ class State:
 
 
 def _contents(model: nn.Module) -> list[Any]:
-    found: dict[int, Any] = {}
+    contents: dict[int, Any] = {}
     for module in model.modules():
-        _collect(vars(module), found)
-    return list(found.values())
+        _collect(vars(module), contents)
+    return list(contents.values())
 
 
-def _collect(thing: Any, found: dict[int, Any]) -> None:
+def _collect(value: Any, contents: dict[int, Any]) -> None:
     """Collect containers, tensors and random generators, also from the attributes of plain objects."""
-    if id(thing) in found or isinstance(thing, _OPAQUE):
+    if id(value) in contents or isinstance(value, _OPAQUE):
         return
-    if isinstance(thing, (Tensor, torch.Generator)):
-        found[id(thing)] = thing
-    elif type(thing) in _CONTAINERS or isinstance(thing, tuple):
-        found[id(thing)] = thing
-        for item in list(thing.values() if isinstance(thing, dict) else thing):
-            _collect(item, found)
-    elif type(getattr(thing, "__dict__", None)) is dict:
-        _collect(vars(thing), found)
+    if isinstance(value, (Tensor, torch.Generator)):
+        contents[id(value)] = value
+    elif type(value) in _CONTAINERS or isinstance(value, tuple):
+        contents[id(value)] = value
+        for item in list(value.values() if isinstance(value, dict) else value):
+            _collect(item, contents)
+    elif type(getattr(value, "__dict__", None)) is dict:
+        _collect(vars(value), contents)
 
 
 # Runs
@@ -137,9 +137,9 @@ def run(model: nn.Module, inputs: Inputs) -> Any:
 
 def _copy_inputs(inputs: Any) -> Any:
     """Return a copy of inputs; unlike copy.deepcopy, also of tensors that are not leaves."""
-    found: dict[int, Any] = {}
-    _collect(inputs, found)
-    tensors = [item for item in found.values() if isinstance(item, Tensor)]
+    contents: dict[int, Any] = {}
+    _collect(inputs, contents)
+    tensors = [item for item in contents.values() if isinstance(item, Tensor)]
     memo = {id(item): item.detach().clone().requires_grad_(item.requires_grad) for item in tensors}
     try:
         return copy.deepcopy(inputs, memo)

@@ -66,9 +66,9 @@ def parse_sizes(text: str) -> list[tuple[tuple[int, ...], int]]:
 
 def _parse_size(text: str) -> tuple[tuple[int, ...], int]:
     number = r"\d+(?:\^\d+)?"
-    found = re.fullmatch(rf"({number}(?:x{number})*)(?:/(\d+))?", text)
-    shape = tuple(_number(part) for part in found[1].split("x")) if found else ()
-    groups = int(found[2] or 1) if found else 0
+    match = re.fullmatch(rf"({number}(?:x{number})*)(?:/(\d+))?", text)
+    shape = tuple(_number(part) for part in match[1].split("x")) if match else ()
+    groups = int(match[2] or 1) if match else 0
     if not shape or not all(shape) or not 0 < math.prod(shape) < 2**50:
         raise ValueError(f"invalid size {text!r}; give elements (2^24), or a shape and its groups (32x60x8x8/60)")
     if groups < 1 or (groups > 1 and (len(shape) < 2 or shape[1] % groups)):

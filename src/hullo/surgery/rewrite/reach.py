@@ -103,8 +103,8 @@ def _excludes_hulls(test: ast.expr | None, name: ast.expr, scope: Scope) -> bool
             return _excludes_hulls(first, name, scope)
         case ast.Call(func=ast.Name(id="isinstance"), args=[ast.Name(id=asked), kinds]), ast.Name(id=own):
             try:
-                found: Any = scope.thing(kinds)
-                classes = tuple(found) if isinstance(found, list) else found  # a tuple is evaluated to a list
+                value: Any = scope.thing(kinds)
+                classes = tuple(value) if isinstance(value, list) else value  # a tuple is evaluated to a list
                 return asked == own and not any(issubclass(cls, classes) for cls in (Hull, PerIteration))
             except (UnknownError, TypeError):
                 return False
@@ -234,8 +234,8 @@ class Reach:
                 bound = {} if owner is None else {parameters[0]: Value(owner)}
                 for module, kind, where in walks_in(tree, function, Scope(function, bound, Assigned({}))):
                     if kind != "parameters":
-                        found = passed.get(function) if module is None else None
-                        modules: Sequence[nn.Module | None] = found or [module]
+                        callers = passed.get(function) if module is None else None
+                        modules: Sequence[nn.Module | None] = callers or [module]
                         yield from ((item, kind, where) for item in modules)
 
 

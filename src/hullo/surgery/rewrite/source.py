@@ -197,20 +197,20 @@ def _lists_in(tree: ast.AST) -> set[str]:
 
 def bindings(tree: ast.AST) -> list[str]:
     """Return the names that are assigned in a tree, once for each assignment."""
-    found: list[str | None] = []
+    names: list[str | None] = []
     for node in ast.walk(tree):
         match node:
             case ast.Name(id=name, ctx=ast.Store() | ast.Del()) | ast.arg(arg=name):
-                found.append(name)
+                names.append(name)
             case ast.alias(name=name, asname=other):
-                found.append(other or name.partition(".")[0])
+                names.append(other or name.partition(".")[0])
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                found.append(name if node is not tree else None)
+                names.append(name if node is not tree else None)
             case ast.ExceptHandler(name=name) | ast.MatchAs(name=name) | ast.MatchStar(name=name):
-                found.append(name)
+                names.append(name)
             case ast.MatchMapping(rest=name):
-                found.append(name)
-    return [name for name in found if name is not None]
+                names.append(name)
+    return [name for name in names if name is not None]
 
 
 def is_empty(cell: types.CellType) -> bool:
