@@ -37,7 +37,7 @@ def test_swap_example_learns_and_draws(run: Callable[..., str], tmp_path: Path) 
     image = tmp_path / "curves.png"
     printed = run("swap_transformer_and_cnn.py", str(image), "--steps", "40")
     assert image.read_bytes().startswith(b"\x89PNG")
-    accuracies = [float(text) for text in re.findall(r"([\d.]+)% right", printed)]
+    accuracies = [float(text) for text in re.findall(r"([\d.]+)% accuracy", printed)]
     assert len(accuracies) == 2
     assert min(accuracies) > 50  # a guess is right in one case of four
     for hull in ("encoder.layers.0.activation", "encoder.layers.1.activation", "relu_1", "tanh_1"):
