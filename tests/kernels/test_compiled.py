@@ -200,13 +200,12 @@ def test_a_cache_that_cannot_be_written_leaves_blocks(cache: Path) -> None:
     assert compiled.library(torch.randn(100), spec_of("gelu")) is None
 
 
-def test_small_tensors_compile_nothing_but_use_what_is_loaded(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_computed_before_does_not_choose_the_kernel(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "WORTHWHILE", 1000)
-    small, large, spec = torch.randn(8), torch.randn(1000), spec_of("relu")
-    assert compiled.library(small, spec) is None
+    small, large, spec = torch.randn(999), torch.randn(1000), spec_of("relu")
     assert compiled.library(large.double(), spec) is None
     assert compiled.library(large, spec) is not None
-    assert compiled.library(small, spec) is compiled.library(large, spec)
+    assert compiled.library(small, spec) is None
 
 
 def test_a_damaged_library_is_built_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,10 +222,14 @@ def test_a_damaged_library_is_built_again(cache: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.filterwarnings("ignore:.*fork")
+@pytest.mark.usefixtures("two_threads")
 def test_two_processes_that_compile_at_once_share_the_cache(cache: Path) -> None:
-    x, spec = torch.randn(9), spec_of("relu")
+    x, spec = torch.randn(2**16), spec_of("relu")
+    cpu.forward(x, torch.ones(2), spec_of("relu", "tanh"))  # starts the threads of OpenMP, which a fork does not copy
+    before = len(list(cache.iterdir()))
 
     def child(barrier: Any) -> None:
+        torch.set_num_threads(1)  # as workers of a DataLoader do
         barrier.wait()
         if compiled.library(x, spec) is None or not torch.equal(cpu.forward(x, torch.ones(1), spec), x.relu()):
             os._exit(1)
@@ -237,6 +240,6 @@ def test_two_processes_that_compile_at_once_share_the_cache(cache: Path) -> None
     for process in processes:
         process.start()
     for process in processes:
-        process.join()
+        process.join(timeout=60)
     assert [process.exitcode for process in processes] == [0, 0]
-    assert len(list(cache.iterdir())) == 1
+    assert len(list(cache.iterdir())) == before + 1

@@ -27,12 +27,13 @@ from hullo.bases import Base
 from hullo.kernels.c_codegen import c_source
 from hullo.kernels.spec import CombineSpec
 
-WORTHWHILE = 2**16
-"""Elements from which on a kernel is compiled; those of fewer use kernels that are loaded."""
+WORTHWHILE = 2**14
+"""Elements from which on tensors have compiled kernels. What was computed before has no influence on this choice: a run
+that is resumed repeats every bit."""
 
 FLAGS = (
-    *("-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fno-thread-jumps", "-fopenmp-simd"),
-    *("-fPIC", "-shared", "-w"),
+    *("-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fno-thread-jumps", "-fschedule-insns"),
+    *("-fopenmp-simd", "-fPIC", "-shared", "-w"),
 )
 NATIVE = ("-march=native", "-mcpu=native")
 """How compilers spell "for this processor"; the first that one accepts is used."""
@@ -47,12 +48,10 @@ _loaded: dict[tuple[tuple[Base, ...], bool], Library | None] = {}  # None where 
 
 def library(x: Tensor, spec: CombineSpec) -> Library | None:
     """Return the compiled kernel for x; None where there is none, or compiling it is not worthwhile."""
-    key = (spec.bases, x.dtype == torch.bfloat16)
-    if x.dtype == torch.float64:
+    if x.numel() < WORTHWHILE or x.dtype == torch.float64:
         return None
+    key = (spec.bases, x.dtype == torch.bfloat16)
     if key not in _loaded:
-        if x.numel() < WORTHWHILE:
-            return None
         _loaded[key] = _load(*key) if spec.has_formulas else None
     return _loaded[key]
 
