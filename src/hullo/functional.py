@@ -68,12 +68,13 @@ def combine(
 def apply(x: Tensor, raw: Tensor, spec: CombineSpec, backend: str | None = None, hull: object = None) -> Tensor:
     """Combine with raw parameters and a spec, as the modules do. Error messages end with the hint of the hull."""
     if (
-        backend is None and not torch.compiler.is_compiling() and _is_plain_cuda(x, raw, spec)
+        backend is None and not torch.compiler.is_compiling() and _is_plain(x, raw, spec)
     ):  # a shortcut: the rest would take longer than a small kernel
+        name = "triton" if x.is_cuda else "cpu"
         if torch.is_grad_enabled() and (x.requires_grad or raw.requires_grad):
-            simple: Tensor = _apply_directly(x, raw, spec, "triton")  # type: ignore[no-untyped-call]
+            simple: Tensor = _apply_directly(x, raw, spec, name)  # type: ignore[no-untyped-call]
             return simple
-        return load("triton").forward(x, raw, spec)
+        return load(name).forward(x, raw, spec)
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.layout is not torch.strided or x.is_nested:
         if isinstance(x, fx.Proxy):  # torch.fx traces with these in place of tensors
             return apply_spelled(x, raw, *spec.spelled, backend)
@@ -91,19 +92,18 @@ def apply(x: Tensor, raw: Tensor, spec: CombineSpec, backend: str | None = None,
     return reference.forward(x, raw, spec)  # plain operations: a compiler fuses them, and exporters support them
 
 
-def _is_plain_cuda(x: Any, raw: Tensor, spec: CombineSpec) -> bool:
-    """Return whether x is a plain tensor on a GPU, with one row of coefficients there, in eager mode."""
+def _is_plain(x: Any, raw: Tensor, spec: CombineSpec) -> bool:
+    """Return whether x is a plain tensor for a fused kernel, with one row of coefficients, in eager mode."""
     return (
         type(x) in _PLAIN
-        and x.is_cuda
+        and ((x.is_cuda and spec.has_formulas and HAS_TRITON) or x.is_cpu)
         and is_eager()
         and type(raw) in _PLAIN
-        and spec.has_formulas
-        and HAS_TRITON
         and x.dtype in FUSED_DTYPES
         and x.layout is torch.strided
         and not x.is_nested
         and raw.dim() == 1
+        and raw.is_cpu == x.is_cpu
         and raw.get_device() == x.get_device()
         and not is_wrapped(x)
         and not is_wrapped(raw)

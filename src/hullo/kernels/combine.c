@@ -39,17 +39,16 @@ INLINE float f_minimum(float x, float most) { return x > most ? most : x; }
 INLINE float f_clamp(float x, float low, float high) { return f_minimum(x < low ? low : x, high); }
 INLINE float f_divide(float a, float b) { return a / b; }
 
-INLINE float f_exp(float x) {
-    const float a = f_clamp(x, -87.0f, 89.0f), rounder = 12582912.0f;
+INLINE float f_exp(float x) { /* 0 below -87.3 */
+    const float a = f_clamp(x, -87.6f, 89.0f), rounder = 12582912.0f;
     const float t = a * 1.44269504f + rounder, n = t - rounder;
     const float r = (a - n * 0.693147182f) + n * 1.90465421e-9f;
-    float p = 0.001381458385518102f * r + 0.008368723943541333f; /* (exp(r) - 1 - r) / r^2 for |r| < 0.347 */
-    p = p * r + 0.041668388733164405f;
-    p = p * r + 0.16666520573487031f;
-    p = p * r + 0.49999993443864876f;
-    p = (p * r) * r + r + 1.0f;
-    const float half_power = from_bits((bits(t) << 23) + (126u << 23)); /* 2^(n - 1): 2^n may overflow */
-    return x < -87.0f ? 0.0f : (p * half_power) * 2.0f;
+    float p = 0.002762916771036204f * r + 0.016737447887082666f; /* 2 (exp(r) - 1 - r) / r^2 for |r| < 0.347 */
+    p = p * r + 0.08333677746632881f;
+    p = p * r + 0.33333041146974063f;
+    p = p * r + 0.9999998688772975f;
+    p = (p * r + 2.0f) * r + 2.0f;
+    return p * from_bits((bits(t) << 23) + (126u << 23)); /* 2^(n - 1), since 2^n may overflow; 0 for n = -126 */
 }
 
 INLINE float f_expm1(float x) {
