@@ -204,7 +204,7 @@ def normalization(bench: Bench, layer: str) -> None:
         return apply(y if other is None else y + other, rows, spec)
 
     def fused(other: Tensor | None) -> Tensor:
-        return norm.normalise_combine(x, *running, *affine, rows, TRIO, True, **constants, residual=other)[0]
+        return norm.normalize_combine(x, *running, *affine, rows, TRIO, True, **constants, residual=other)[0]
 
     def compared(name: str, three: str, other: Tensor | None, times: tuple[int, int]) -> None:
         leaves = [x, *affine, rows, *([] if other is None else [other])]

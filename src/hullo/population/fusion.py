@@ -242,12 +242,12 @@ def _find_norm(site: fx.Node, sites: Sites) -> Fusion | None:
     inner = [*inner, norm] if convolution is None else [*inner, norm, convolution]
 
     def compute(get: LookUp, rows: Tensor, context: Context) -> tuple[Value, ...]:
-        from hullo.population.kernels.bn_act import normalise_combine
+        from hullo.population.kernels.bn_act import normalize_combine
 
         x, bias = _convolve(get, source, convolution, context, normed=True)
         past = None if residual is None else get(residual).at(1, context.members).flatten(1, 2).to(x.dtype)
         mean, variance, scale, shift = (get(item).tensor.view(-1) for item in parameters)
-        both = normalise_combine(
+        both = normalize_combine(
             x,
             mean,
             variance,

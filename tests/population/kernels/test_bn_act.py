@@ -22,7 +22,7 @@ from hullo.parametrizations import get_parametrization
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
-from hullo.population.kernels.bn_act import normalise_combine  # noqa: E402
+from hullo.population.kernels.bn_act import normalize_combine  # noqa: E402
 
 MOMENTUM, EPSILON = 0.1, 1e-3
 
@@ -86,7 +86,7 @@ class Case:
         bias: Tensor | None = None, residual: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         given = x, *running, scale, shift, rows, self.found, self.training
-        one, other = normalise_combine(*given, momentum=MOMENTUM, eps=EPSILON, bias=bias, residual=residual)
+        one, other = normalize_combine(*given, momentum=MOMENTUM, eps=EPSILON, bias=bias, residual=residual)
         return 2 * one - other if self.twice else one
 
 

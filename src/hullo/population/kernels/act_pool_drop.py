@@ -43,7 +43,7 @@ BACKWARD = {2: (1024, 4), 4: (512, 4)}
 These are 16 bytes a thread from each of the four corners."""
 
 PROGRAMS = 8
-"""In the backward pass, for each multiprocessor."""
+"""For each multiprocessor."""
 
 
 def combine_pool_drop(
@@ -135,11 +135,12 @@ class _CombinePoolDrop(torch.autograd.Function):
         y = torch.empty(batch, height // 2, width // 2, channels, dtype=x.dtype, device=x.device)
         windows = batch * (height // 2) * (width // 2)
         constants = call.constants(x, rows, bias, len(seeds), FORWARD[x.element_size()])
-        programs = triton.cdiv(windows, constants["ROWS"]) * constants["LANES"]
+        tiles, splits = _share(windows, constants, x)
         with torch.cuda.device_of(x):
-            _kernels(call.bases, x.dtype)["forward"][(programs,)](
-                x, x if bias is None else bias, rows, seeds, steps, y, windows, call.start(x, len(seeds)), **constants
-            )
+            _kernels(call.bases, x.dtype)["forward"][(splits * constants["LANES"],)](
+                x, x if bias is None else bias, rows, seeds, steps, y, windows, call.start(x, len(seeds)),
+                tiles, splits, **constants,
+            )  # fmt: skip
         return y.view(len(seeds), batch, -1) if call.flat else y.permute(0, 3, 1, 2)
 
     @staticmethod
@@ -151,8 +152,7 @@ class _CombinePoolDrop(torch.autograd.Function):
         gradient = gradient.contiguous(memory_format=torch.contiguous_format if call.flat else torch.channels_last)
         windows = batch * triton.cdiv(height, 2) * triton.cdiv(width, 2)
         constants = call.constants(x, rows, bias, len(seeds), BACKWARD[x.element_size()])
-        tiles = triton.cdiv(windows, constants["ROWS"])
-        splits = min(tiles, max(1, PROGRAMS * processors(x) // constants["LANES"]))
+        tiles, splits = _share(windows, constants, x)
         learned = ctx.needs_input_grad[1]
         bases = len(call.bases) if learned else 0
         partial = PartialSums.empty(x, splits, int(bias is not None), bases, constants["EACH"])
@@ -164,6 +164,12 @@ class _CombinePoolDrop(torch.autograd.Function):
         )  # fmt: skip
         sums = partial.add_up(drows, dtype=torch.float32 if bias is None else bias.dtype)
         return dx, drows, None if bias is None else sums[0], None, None, None
+
+
+def _share(windows: int, constants: dict[str, Any], x: Tensor) -> tuple[int, int]:
+    """Return how many tiles a lane of columns has, and how many programs share them."""
+    tiles = triton.cdiv(windows, constants["ROWS"])
+    return tiles, min(tiles, max(1, PROGRAMS * processors(x) // constants["LANES"]))
 
 
 @functools.cache
@@ -210,7 +216,7 @@ def wins(later, earlier):
 
 @triton.jit
 def forward(
-    x_ptr, bias_ptr, rows_ptr, seeds, steps, y_ptr, windows, start,
+    x_ptr, bias_ptr, rows_ptr, seeds, steps, y_ptr, windows, start, tiles, splits,
     PURPOSE: tl.constexpr, LEAST: tl.constexpr, SCALE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
     CHANNELS: tl.constexpr, OWN: tl.constexpr, GROUP: tl.constexpr, BIAS: tl.constexpr, DROP: tl.constexpr,
     PER_WORD: tl.constexpr, FLAT: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -219,12 +225,13 @@ def forward(
     DOWN: tl.constexpr = HEIGHT // 2
     ACROSS: tl.constexpr = WIDTH // 2
     $COLUMNS
-    tile = tl.program_id(0) // LANES
-    $WINDOWS
-    y = larger(larger(a0, a1), larger(a2, a3))
-    if DROP:
-        y = y * keep_columns(keys, start + window * OWN, lane * COLUMNS, LEAST, OWN, ROWS, COLUMNS, PER_WORD) * SCALE
-    tl.store(y_ptr + place, y.to(y_ptr.dtype.element_ty), mask=inside)
+    for tile in range(tl.program_id(0) // LANES, tiles, splits):
+        $WINDOWS
+        y = larger(larger(a0, a1), larger(a2, a3))
+        if DROP:
+            kept = keep_columns(keys, start + window * OWN, lane * COLUMNS, LEAST, OWN, ROWS, COLUMNS, PER_WORD)
+            y = y * kept * SCALE
+        tl.store(y_ptr + place, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit

@@ -51,7 +51,7 @@ STAGES = 4
 """How many tiles `backward_sums` loads in advance: it computes more per byte than the other kernels."""
 
 
-def normalise_combine(
+def normalize_combine(
     x: Tensor,
     running_mean: Tensor,
     running_variance: Tensor,
@@ -94,7 +94,7 @@ def normalise_combine(
     if rows.dim() == 2 and x.shape[1] % len(rows):
         raise ValueError(f"{x.shape[1]} channels do not fall into {len(rows)} equal parts, as many as there are rows")
     others = _Others(running_mean, running_variance, scale, shift, rows, bias, residual)
-    both: tuple[Tensor, Tensor] = _NormaliseCombine.apply(x, *others, _Call(tuple(bases), training, momentum, eps))
+    both: tuple[Tensor, Tensor] = _NormalizeCombine.apply(x, *others, _Call(tuple(bases), training, momentum, eps))
     return both
 
 
@@ -127,7 +127,7 @@ class _Others(NamedTuple):
         return present | shared_columns(x, self.rows)
 
 
-class _NormaliseCombine(torch.autograd.Function):
+class _NormalizeCombine(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
         others, call = _Others(*given[:-1]), given[-1]
