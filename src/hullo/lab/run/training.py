@@ -124,11 +124,11 @@ class Training:
         self.population.first_sample = self.world.shard(self._global_size).start
         self.optimizer.zero_grad()
         with self._autocast():
-            losses = self._losses(*self.loader.load_batch(*batch))[0].sum(1)
+            losses = self._losses(*self.loader.load_batch(*batch))[0]
         # DistributedDataParallel averages gradients over the processes, so each scales its loss by their number
-        (losses.sum() * (self.world.size / self._global_size)).backward()  # type: ignore[no-untyped-call]
+        losses.backward(torch.full_like(losses, self.world.size / self._global_size))  # type: ignore[no-untyped-call]
         self.optimizer.step()
-        self.total += self.world.all_reduce(losses.detach())
+        self.total += self.world.all_reduce(losses.detach().sum(1))
 
     def _autocast(self) -> torch.autocast:
         """Return the autocast context of loading images and of forward passes."""
@@ -270,7 +270,7 @@ def _schedule(specs: Sequence[Spec], steps: int, device: torch.device) -> Callab
     numbers = [parse_schedule(spec.schedule)[1] for spec in specs]
     values = torch.tensor(numbers, dtype=torch.float64, device=device)
     if kind == "inverse":
-        return lambda updates: 1 / (1 + values * updates)
+        return lambda updates: (1 + values * updates).reciprocal()
     if kind == "step":
         every = (steps * values).round().clamp(1, MAX_UPDATES)
         return lambda updates: 0.1 ** (updates / every).floor()
