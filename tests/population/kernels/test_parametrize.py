@@ -100,7 +100,7 @@ def eighths(shape: tuple[int, ...], most: int = 2) -> Tensor:
     return torch.randint(-8 * most, 8 * most + 1, shape) / 8
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(
     members=members,
     widths=st.lists(st.integers(1, 4), min_size=1, max_size=3),
@@ -155,8 +155,9 @@ def test_a_projection_leaves_vertices_and_edges_when_the_gradient_says_so(
     assert found[0, 0].tolist() == found[1, 0].tolist() == pytest.approx([*feasible, 0], abs=1e-7)
 
 
-@pytest.mark.parametrize("count", [1, 3, 4])
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize(
+    ("value", "count"), [(float("nan"), 1), (float("nan"), 3), (float("inf"), 3), (float("-inf"), 4)]
+)
 @pytest.mark.parametrize("sick", [slice(0, None, 2), slice(1, None, 2)])
 def test_a_row_that_diverges_is_as_in_the_plain_form_and_the_others_are_unchanged_to_the_bit(
     sick: slice, value: float, count: int
