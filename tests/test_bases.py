@@ -251,10 +251,7 @@ class TestAdditions:
         ],
     )
     def test_invalid_function_is_rejected_and_not_added(
-        self,
-        function: Callable[[Tensor], Tensor],
-        derivative: Callable[[Tensor], Tensor] | None,
-        said: str,
+        self, function: Callable[[Tensor], Tensor], derivative: Callable[[Tensor], Tensor] | None, said: str
     ) -> None:
         before, line = hullo.list_bases(), bases.real_line().clone()
         with pytest.raises(ValueError, match=said):

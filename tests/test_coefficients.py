@@ -277,16 +277,8 @@ class TestSets:
     @pytest.mark.parametrize(
         ("kind", "parametrization", "said"),
         [
-            (
-                hullo.Simplex,
-                "free",
-                "'free'.*Simplex.*'projection', 'softmax'",
-            ),
-            (
-                hullo.Hyperplane,
-                "",
-                "''.*Hyperplane.*'recentred', 'free'",
-            ),
+            (hullo.Simplex, "free", "'free'.*Simplex.*'projection', 'softmax'"),
+            (hullo.Hyperplane, "", "''.*Hyperplane.*'recentred', 'free'"),
             (hullo.Hyperplane, "given", "'given'.*Hyperplane"),
             (hullo.Simplex, 3, "3.*Simplex"),
         ],

@@ -210,11 +210,7 @@ def test_in_place_changes_of_coefficients_raise(hull: type[Hull], parametrizatio
     act = uneven(hull, parametrization)
     before = act.coefficients.tolist()
     with torch.set_grad_enabled(is_training):
-        for change in (
-            lambda c: operator.setitem(c, 0, 2.0),
-            lambda c: c.mul_(2),
-            lambda c: c.copy_(torch.ones(3)),
-        ):
+        for change in (lambda c: operator.setitem(c, 0, 2.0), lambda c: c.mul_(2), lambda c: c.copy_(torch.ones(3))):
             with pytest.raises(TypeError, match=r"coefficients.* in place"):
                 change(act.coefficients)
         copied = act.coefficients.clone()

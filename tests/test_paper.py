@@ -50,9 +50,7 @@ def test_proposition_combination_approximates_identity_iff_coefficients_sum_to_o
 
 
 @given(bases_and_numbers(TWO_SIDED, -2, 2))
-def test_trained_affine_hull_approximates_the_identity(
-    drawn: tuple[list[str], list[float]],
-) -> None:
+def test_trained_affine_hull_approximates_the_identity(drawn: tuple[list[str], list[float]]) -> None:
     bases, raw = drawn
     act = hullo.AffineHull(*bases, dtype=torch.float64)
     with torch.no_grad():

@@ -50,9 +50,7 @@ def test_is_monotone_iff_nondecreasing(combination: tuple[list[float], list[str]
 @example(([1.0], ["relu"]))
 @example(([1.0, 2.0], ["identity", "relu"]))
 @example(([2.0, -1.0], ["sin", "tanh"]))
-def test_approximates_identity_iff_first_order_equal(
-    combination: tuple[list[float], list[str]],
-) -> None:
+def test_approximates_identity_iff_first_order_equal(combination: tuple[list[float], list[str]]) -> None:
     x = torch.tensor([-1e-6, 1e-6], dtype=torch.float64)
     error = ((oracle.combine(x, torch.tensor(combination[0], dtype=torch.float64), combination[1]) - x) / x).abs().max()
     if not 1e-7 < error < 1e-5:

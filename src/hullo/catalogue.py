@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from hullo.bases import Base, Formula, check_parameter, family, spell
+from hullo.bases import Base, Formula, base, check_parameter, family, spell
 from hullo.formulas import FUNCTIONS
 from hullo.least_squares import Function
 
@@ -34,19 +34,44 @@ def make_base(
     return Base(name, native or written, slope_function, at_zero[0], at_zero[1:], bounds, kinks, formula)
 
 
-@family
-def identity() -> Base:
-    return make_base("identity", "x", "1.0", lambda x: x, bounds=(1.0, 1.0))
+def add(*formula: Any, **facts: Any) -> None:
+    """Add a base without parameters; the arguments are those of `make_base`."""
+    _register(make_base(*formula, **facts))
 
 
-@family
-def relu() -> Base:
-    return make_base("relu", "positive_part(x)", "step(x)", torch.relu, at_zero=(0.0, 0.0, 1.0), kinks=(0.0,))
+def add_unit(name: str) -> None:
+    """Add the unit form of a base without parameters."""
+    _register(_unit(base(name)))
 
 
-@family
-def tanh() -> Base:
-    return make_base("tanh", "tanh(x)", "1 - y * y", torch.tanh)
+def _unit(raw: Base, **changes: Any) -> Base:
+    """Return (f(x) - f(0)) / f'(0), with the slope from the right where the two sides differ."""
+    text = raw.formula or Formula("", "")  # every entry of the catalogue has one
+    offset, (left, right) = raw.value_at_zero, raw.slopes_at_zero
+    low, high = raw.slope_bounds
+    shifted = f"({text.value} - {offset!r})" if offset else f"({text.value})"
+    facts: dict[str, Any] = {
+        "value": f"{shifted} * {1 / right!r}",
+        "slope": f"({text.slope}) * {1 / right!r}",
+        "native": lambda x: (raw.function(x) - offset) / right if offset else raw.function(x) / right,
+        "at_zero": (0.0, left / right, 1.0),
+        "bounds": (low / right, high / right),
+        "kinks": raw.kinks,
+    }
+    return make_base(f"unit_{raw.name}", **(facts | changes))
+
+
+def _register(item: Base) -> None:
+    def make() -> Base:
+        return item
+
+    make.__name__ = item.name
+    family(make)
+
+
+add("identity", "x", "1.0", lambda x: x, bounds=(1.0, 1.0))
+add("relu", "positive_part(x)", "step(x)", torch.relu, at_zero=(0.0, 0.0, 1.0), kinks=(0.0,))
+add("tanh", "tanh(x)", "1 - y * y", torch.tanh)
 
 
 @family
@@ -88,19 +113,9 @@ def celu(alpha: float = 1.0) -> Base:
     )
 
 
-@family
-def softsign() -> Base:
-    return make_base("softsign", "x / (1 + abs(x))", "square(1 / (1 + abs(x)))", F.softsign)
-
-
-@family
-def arctan() -> Base:
-    return make_base("arctan", "atan(x)", "1 / (1 + x * x)", torch.atan)
-
-
-@family
-def asinh() -> Base:
-    return make_base("asinh", "asinh(x)", "1 / sqrt(1 + x * x)", torch.asinh)
+add("softsign", "x / (1 + abs(x))", "square(1 / (1 + abs(x)))", F.softsign)
+add("arctan", "atan(x)", "1 / (1 + x * x)", torch.atan)
+add("asinh", "asinh(x)", "1 / sqrt(1 + x * x)", torch.asinh)
 
 
 @family
@@ -117,129 +132,63 @@ def sin(frequency: float = 1.0) -> Base:
     )
 
 
-@family
-def hardtanh() -> Base:
-    return make_base(
-        "hardtanh",
-        "clamp(x, -1.0, 1.0)",
-        "step(1 - abs(x))",
-        F.hardtanh,
-        kinks=(-1.0, 1.0),
-    )
-
-
-@family
-def relu6() -> Base:
-    return make_base(
-        "relu6",
-        "clamp(x, 0.0, 6.0)",
-        "step(x) * step(6 - x)",
-        F.relu6,
-        at_zero=(0.0, 0.0, 1.0),
-        kinks=(0.0, 6.0),
-    )
-
+add("hardtanh", "clamp(x, -1.0, 1.0)", "step(1 - abs(x))", F.hardtanh, kinks=(-1.0, 1.0))
+add("relu6", "clamp(x, 0.0, 6.0)", "step(x) * step(6 - x)", F.relu6, at_zero=(0.0, 0.0, 1.0), kinks=(0.0, 6.0))
 
 # Functions without value zero and slope one at the origin: each as it is, and normalized as unit_...
 
-
-def _unit(raw: Base, **changes: Any) -> Base:
-    """Return (f(x) - f(0)) / f'(0), with the slope from the right where the two sides differ."""
-    text = raw.formula or Formula("", "")  # every entry of the catalogue has one
-    offset, (left, right) = raw.value_at_zero, raw.slopes_at_zero
-    low, high = raw.slope_bounds
-    shifted = f"({text.value} - {offset!r})" if offset else f"({text.value})"
-    facts: dict[str, Any] = {
-        "value": f"{shifted} * {1 / right!r}",
-        "slope": f"({text.slope}) * {1 / right!r}",
-        "native": lambda x: (raw.function(x) - offset) / right if offset else raw.function(x) / right,
-        "at_zero": (0.0, left / right, 1.0),
-        "bounds": (low / right, high / right),
-        "kinks": raw.kinks,
-    }
-    return make_base(f"unit_{raw.name}", **(facts | changes))
-
-
 _GELU_SLOPES = (-0.1289041451851548, 1.1289041451851548)
 _SILU_SLOPES = (-0.09983932012886333, 1.0998393201288632)
+add(
+    "gelu",
+    "positive_part(x) - minimum(abs(x), 40.0) * normal_tail(x)",
+    "where(x < 0, normal_tail(x), 1 - normal_tail(x)) + x * normal_pdf(x)",
+    F.gelu,
+    at_zero=(0.0, 0.5, 0.5),
+    bounds=_GELU_SLOPES,
+)
+add_unit("gelu")
 
+# GELU's approximation by tanh, as in GPT-2.
+_GELU_TANH = f"tanh({math.sqrt(2 / math.pi)!r} * x * (1 + 0.044715 * x * x))"
+add(
+    "gelu_tanh",
+    f"0.5 * x * (1 + {_GELU_TANH})",
+    f"0.5 * (1 + {_GELU_TANH}) + {0.5 * math.sqrt(2 / math.pi)!r} * x * (1 - square({_GELU_TANH})) "
+    "* (1 + 0.134145 * x * x)",
+    lambda x: F.gelu(x, approximate="tanh"),
+    at_zero=(0.0, 0.5, 0.5),
+    bounds=(-0.12899306865877172, 1.1289930686587717),
+)
 
-@family
-def gelu() -> Base:
-    return make_base(
-        "gelu",
-        "positive_part(x) - minimum(abs(x), 40.0) * normal_tail(x)",
-        "where(x < 0, normal_tail(x), 1 - normal_tail(x)) + x * normal_pdf(x)",
-        F.gelu,
-        at_zero=(0.0, 0.5, 0.5),
-        bounds=_GELU_SLOPES,
-    )
+# GELU's approximation by the sigmoid, x * sigmoid(1.702 x), as in CLIP.
+add(
+    "quick_gelu",
+    "x * sigmoid(1.702 * x)",
+    "sigmoid(1.702 * x) * (1 + 1.702 * x * (1 - sigmoid(1.702 * x)))",
+    at_zero=(0.0, 0.5, 0.5),
+    bounds=_SILU_SLOPES,
+)
+add(
+    "silu",
+    "x * sigmoid(x)",
+    "sigmoid(x) * (1 + x * (1 - sigmoid(x)))",
+    F.silu,
+    at_zero=(0.0, 0.5, 0.5),
+    bounds=_SILU_SLOPES,
+)
+add_unit("silu")
 
-
-@family
-def unit_gelu() -> Base:
-    return _unit(gelu())
-
-
-@family
-def gelu_tanh() -> Base:
-    """GELU's approximation by tanh, as in GPT-2."""
-    inner = f"tanh({math.sqrt(2 / math.pi)!r} * x * (1 + 0.044715 * x * x))"
-    return make_base(
-        "gelu_tanh",
-        f"0.5 * x * (1 + {inner})",
-        f"0.5 * (1 + {inner}) + {0.5 * math.sqrt(2 / math.pi)!r} * x * (1 - square({inner})) * (1 + 0.134145 * x * x)",
-        lambda x: F.gelu(x, approximate="tanh"),
-        at_zero=(0.0, 0.5, 0.5),
-        bounds=(-0.12899306865877172, 1.1289930686587717),
-    )
-
-
-@family
-def quick_gelu() -> Base:
-    """GELU's approximation by the sigmoid, x * sigmoid(1.702 x), as in CLIP."""
-    return make_base(
-        "quick_gelu",
-        "x * sigmoid(1.702 * x)",
-        "sigmoid(1.702 * x) * (1 + 1.702 * x * (1 - sigmoid(1.702 * x)))",
-        at_zero=(0.0, 0.5, 0.5),
-        bounds=_SILU_SLOPES,
-    )
-
-
-@family
-def silu() -> Base:
-    return make_base(
-        "silu",
-        "x * sigmoid(x)",
-        "sigmoid(x) * (1 + x * (1 - sigmoid(x)))",
-        F.silu,
-        at_zero=(0.0, 0.5, 0.5),
-        bounds=_SILU_SLOPES,
-    )
-
-
-@family
-def unit_silu() -> Base:
-    return _unit(silu())
-
-
-@family
-def mish() -> Base:
-    gate = "tanh(positive_part(x) + log1p(exp(-abs(x))))"
-    return make_base(
-        "mish",
-        f"x * {gate}",
-        f"{gate} + x * sigmoid(x) * (1 - square({gate}))",
-        F.mish,
-        at_zero=(0.0, 0.6, 0.6),
-        bounds=(-0.11252612238945403, 1.0884981612517242),
-    )
-
-
-@family
-def unit_mish() -> Base:
-    return _unit(mish())
+_MISH_GATE = "tanh(positive_part(x) + log1p(exp(-abs(x))))"
+add(
+    "mish",
+    f"x * {_MISH_GATE}",
+    f"{_MISH_GATE} + x * sigmoid(x) * (1 - square({_MISH_GATE}))",
+    F.mish,
+    at_zero=(0.0, 0.6, 0.6),
+    bounds=(-0.11252612238945403, 1.0884981612517242),
+)
+add_unit("mish")
 
 
 @family
@@ -262,125 +211,75 @@ def unit_softplus(beta: float = 1.0) -> Base:
     return _unit(softplus(beta), value=text, native=None)
 
 
-@family
-def sigmoid() -> Base:
-    return make_base(
-        "sigmoid", "sigmoid(x)", "y * (1 - y)", torch.sigmoid, at_zero=(0.5, 0.25, 0.25), bounds=(0.0, 0.25)
-    )
+add("sigmoid", "sigmoid(x)", "y * (1 - y)", torch.sigmoid, at_zero=(0.5, 0.25, 0.25), bounds=(0.0, 0.25))
+add("unit_sigmoid", "2 * tanh(0.5 * x)", "1 - 0.25 * y * y")
 
-
-@family
-def unit_sigmoid() -> Base:
-    return make_base("unit_sigmoid", "2 * tanh(0.5 * x)", "1 - 0.25 * y * y")
-
-
-_SELU_ALPHA = 1.6732632423543772
 _SELU_SCALE = 1.0507009873554805
+_SELU_SLOPE = 1.6732632423543772 * _SELU_SCALE  # at 0-
+add(
+    "selu",
+    f"where(x > 0, {_SELU_SCALE} * x, {_SELU_SLOPE!r} * expm1(minimum(x, 0.0)))",
+    f"where(x > 0, {_SELU_SCALE}, {_SELU_SLOPE!r} * exp(minimum(x, 0.0)))",
+    F.selu,
+    at_zero=(0.0, _SELU_SLOPE, _SELU_SCALE),
+    bounds=(0.0, _SELU_SLOPE),
+    kinks=(0.0,),
+)
+add_unit("selu")
 
-
-@family
-def selu() -> Base:
-    scaled = _SELU_ALPHA * _SELU_SCALE
-    return make_base(
-        "selu",
-        f"where(x > 0, {_SELU_SCALE} * x, {scaled!r} * expm1(minimum(x, 0.0)))",
-        f"where(x > 0, {_SELU_SCALE}, {scaled!r} * exp(minimum(x, 0.0)))",
-        F.selu,
-        at_zero=(0.0, scaled, _SELU_SCALE),
-        bounds=(0.0, scaled),
-        kinks=(0.0,),
-    )
-
-
-@family
-def unit_selu() -> Base:
-    return _unit(selu())
-
-
-@family
-def erf() -> Base:
-    slope = 2 / math.sqrt(math.pi)
-    return make_base(
-        "erf", "erf(x)", f"{slope!r} * exp(-x * x)", torch.erf, at_zero=(0.0, slope, slope), bounds=(0.0, slope)
-    )
-
-
-@family
-def unit_erf() -> Base:
-    return _unit(erf())
-
-
-@family
-def hardswish() -> Base:
-    return make_base(
-        "hardswish",
-        "x * clamp(x + 3, 0.0, 6.0) * 0.16666666666666666",
-        "where(x > 3, 1.0, step(x + 3) * (x * 0.3333333333333333 + 0.5))",
-        F.hardswish,
-        at_zero=(0.0, 0.5, 0.5),
-        bounds=(-0.5, 1.5),
-        kinks=(-3.0, 3.0),
-    )
-
-
-@family
-def unit_hardswish() -> Base:
-    return _unit(hardswish())
-
-
-@family
-def hardsigmoid() -> Base:
-    return make_base(
-        "hardsigmoid",
-        "clamp(x * 0.16666666666666666 + 0.5, 0.0, 1.0)",
-        "step(3 - abs(x)) * 0.16666666666666666",
-        F.hardsigmoid,
-        at_zero=(0.5, 1 / 6, 1 / 6),
-        bounds=(0.0, 1 / 6),
-        kinks=(-3.0, 3.0),
-    )
-
+_ERF_SLOPE = 2 / math.sqrt(math.pi)
+add(
+    "erf",
+    "erf(x)",
+    f"{_ERF_SLOPE!r} * exp(-x * x)",
+    torch.erf,
+    at_zero=(0.0, _ERF_SLOPE, _ERF_SLOPE),
+    bounds=(0.0, _ERF_SLOPE),
+)
+add_unit("erf")
+add(
+    "hardswish",
+    "x * clamp(x + 3, 0.0, 6.0) * 0.16666666666666666",
+    "where(x > 3, 1.0, step(x + 3) * (x * 0.3333333333333333 + 0.5))",
+    F.hardswish,
+    at_zero=(0.0, 0.5, 0.5),
+    bounds=(-0.5, 1.5),
+    kinks=(-3.0, 3.0),
+)
+add_unit("hardswish")
+add(
+    "hardsigmoid",
+    "clamp(x * 0.16666666666666666 + 0.5, 0.0, 1.0)",
+    "step(3 - abs(x)) * 0.16666666666666666",
+    F.hardsigmoid,
+    at_zero=(0.5, 1 / 6, 1 / 6),
+    bounds=(0.0, 1 / 6),
+    kinks=(-3.0, 3.0),
+)
 
 # The parts of activations that recent models learn (`hullo.presets` combines them): powers of ReLU, the negative
 # branch of xIELU, and Snake. Powers have unbounded slopes.
 
-
-@family
-def constant() -> Base:
-    """1 everywhere: the learned offset of StarReLU and PolyReLU."""
-    return make_base("constant", "1.0 + minimum(abs(x), 0.0)", "0.0", at_zero=(1.0, 0.0, 0.0), bounds=(0.0, 0.0))
-
-
-@family
-def relu2() -> Base:
-    """ReLU squared, as in Primer and nanochat."""
-    return make_base(
-        "relu2", "square(positive_part(x))", "2 * positive_part(x)", at_zero=(0.0, 0.0, 0.0), bounds=(0.0, math.inf)
-    )
-
-
-@family
-def relu3() -> Base:
-    """ReLU cubed, the highest power of PolyReLU."""
-    return make_base(
-        "relu3",
-        "square(positive_part(x)) * positive_part(x)",
-        "3 * square(positive_part(x))",
-        at_zero=(0.0, 0.0, 0.0),
-        bounds=(0.0, math.inf),
-    )
-
-
-@family
-def xielu_negative() -> Base:
-    """xIELU's negative branch, exp(x) - 1 - x for x < 0, and 0 for x > 0."""
-    return make_base(
-        "xielu_negative",
-        "expm1(minimum(x, 0.0)) - minimum(x, 0.0)",
-        "expm1(minimum(x, 0.0))",
-        at_zero=(0.0, 0.0, 0.0),
-        bounds=(-1.0, 0.0),
-    )
+# 1 everywhere: the learned offset of StarReLU and PolyReLU.
+add("constant", "1.0 + minimum(abs(x), 0.0)", "0.0", at_zero=(1.0, 0.0, 0.0), bounds=(0.0, 0.0))
+# ReLU squared, as in Primer and nanochat.
+add("relu2", "square(positive_part(x))", "2 * positive_part(x)", at_zero=(0.0, 0.0, 0.0), bounds=(0.0, math.inf))
+# ReLU cubed, the highest power of PolyReLU.
+add(
+    "relu3",
+    "square(positive_part(x)) * positive_part(x)",
+    "3 * square(positive_part(x))",
+    at_zero=(0.0, 0.0, 0.0),
+    bounds=(0.0, math.inf),
+)
+# xIELU's negative branch, exp(x) - 1 - x for x < 0, and 0 for x > 0.
+add(
+    "xielu_negative",
+    "expm1(minimum(x, 0.0)) - minimum(x, 0.0)",
+    "expm1(minimum(x, 0.0))",
+    at_zero=(0.0, 0.0, 0.0),
+    bounds=(-1.0, 0.0),
+)
 
 
 @family

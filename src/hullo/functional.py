@@ -27,12 +27,7 @@ from hullo.parametrizations import get_parametrization
 
 
 def combine(
-    x: Tensor,
-    coefficients: Tensor,
-    bases: Iterable[str | Base],
-    *,
-    channel_dim: int = 1,
-    backend: str | None = None,
+    x: Tensor, coefficients: Tensor, bases: Iterable[str | Base], *, channel_dim: int = 1, backend: str | None = None
 ) -> Tensor:
     r"""Combine base functions: y = sum over i of c_i f_i(x), entry by entry.
 
@@ -213,12 +208,7 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        info: Any,
-        in_dims: tuple[int | None, ...],
-        gradient: Tensor,
-        x: Tensor,
-        coefficients: Tensor,
-        spec: CombineSpec,
+        info: Any, in_dims: tuple[int | None, ...], gradient: Tensor, x: Tensor, coefficients: Tensor, spec: CombineSpec
     ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
         """Merge the batch into the groups: each of its members has its own sums."""
         gradient, x, coefficients = (

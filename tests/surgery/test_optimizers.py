@@ -50,9 +50,7 @@ def test_early_optimizer_warns_once_and_the_remedy_works() -> None:
     ],
     ids=["all", "two optimizers", "another model", "frozen hulls"],
 )
-def test_correct_optimizers_do_not_warn(
-    optimizers: Callable[[nn.Sequential], list[torch.optim.Optimizer]],
-) -> None:
+def test_correct_optimizers_do_not_warn(optimizers: Callable[[nn.Sequential], list[torch.optim.Optimizer]]) -> None:
     model = hullo.replace_activations(made())
     assert isinstance(model, nn.Sequential)
     with warnings.catch_warnings():

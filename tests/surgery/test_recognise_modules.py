@@ -10,14 +10,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recognition import (
-    PLAIN,
-    Function,
-    Wrapped,
-    assert_recognised,
-    assert_refused,
-    plain,
-)
+from recognition import PLAIN, Function, Wrapped, assert_recognised, assert_refused, plain
 from torch import Tensor, nn
 
 import hullo

@@ -14,11 +14,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from recognition import (
-    Function,
-    assert_refused,
-    plain,
-)
+from recognition import Function, assert_refused, plain
 from torch import Tensor, nn
 
 from hullo.surgery.recognise import read_function, read_module

@@ -12,15 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from recognition import (
-    PLAIN,
-    Function,
-    assert_is_no_activation,
-    assert_recognised,
-    assert_refused,
-    magnitudes,
-    plain,
-)
+from recognition import PLAIN, Function, assert_is_no_activation, assert_recognised, assert_refused, magnitudes, plain
 from torch import Tensor
 
 

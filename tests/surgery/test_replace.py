@@ -153,12 +153,7 @@ BAD: list[tuple[Callable[[], object], dict[str, object], type[Exception], str]] 
         TypeError,
         "function that makes hulls.*bases",
     ),
-    (
-        lambda: nn.Sequential(nn.PReLU(4)),
-        {"groups": 2, "channel_dim": 1},
-        ValueError,
-        "4 channels.*groups=2",
-    ),
+    (lambda: nn.Sequential(nn.PReLU(4)), {"groups": 2, "channel_dim": 1}, ValueError, "4 channels.*groups=2"),
     (lambda: torch.compile(nn.Sequential(nn.ReLU())), {}, TypeError, "OptimizedModule; replace"),
     (quantised, {}, TypeError, "quantized"),
 ]

@@ -31,11 +31,7 @@ LOOPS = {
     "parameters": "x = x + sum(part.sum() for part in self.parameters())",
     "variables": "x = x * len(vars(self)['_modules'])",
 }
-FITS = {
-    "super": ("nn.Sequential",),
-    "for": ("nn.Sequential", "nn.ModuleList"),
-    "values": ("nn.ModuleDict",),
-}
+FITS = {"super": ("nn.Sequential",), "for": ("nn.Sequential", "nn.ModuleList"), "values": ("nn.ModuleDict",)}
 
 
 @pytest.mark.parametrize("loop", LOOPS)

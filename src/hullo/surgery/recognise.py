@@ -225,10 +225,7 @@ def _cached(read: Callable[[], Reading | None], state: Callable[[], Hashable]) -
 
 # Activations with learned parameters
 
-COMBINATIONS = {
-    "xielu": ("identity", "relu2", "xielu_negative"),
-    "poly_relu": ("constant", "relu", "relu2", "relu3"),
-}
+COMBINATIONS = {"xielu": ("identity", "relu2", "xielu_negative"), "poly_relu": ("constant", "relu", "relu2", "relu3")}
 """Bases of learned activations in recent models; see :mod:`hullo.presets`."""
 
 MAX_PARAMETERS = 8  # of such an activation

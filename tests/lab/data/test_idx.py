@@ -61,10 +61,7 @@ def test_decompressed_size_is_limited_by_the_header(monkeypatch):
     assert asked == [4, 4, 5]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [as_idx((1,), b"a")[:-1], as_idx((3,), b"abc")[:10] + b"\xff" * 20, b"not gzip"],
-)
+@pytest.mark.parametrize("content", [as_idx((1,), b"a")[:-1], as_idx((3,), b"abc")[:10] + b"\xff" * 20, b"not gzip"])
 def test_incomplete_gzip_file_is_rejected(content):
     with pytest.raises(ValueError, match=r"^some\.gz: truncated or damaged gzip file"):
         read_idx(content, "some.gz")

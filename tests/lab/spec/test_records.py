@@ -198,9 +198,7 @@ def test_held_out_images_have_separate_curves() -> None:
 
 
 @pytest.mark.parametrize("beside", [(), ("convex(identity,tanh)", "relu")])
-def test_per_channel_coefficients_are_recorded_as_means_and_final_values(
-    beside: tuple[str, ...],
-) -> None:
+def test_per_channel_coefficients_are_recorded_as_means_and_final_values(beside: tuple[str, ...]) -> None:
     rows = ("affine(identity,relu,per=channel)", *beside)
     specs = [replace(SPEC, activation=row, lr=1e-2) for row in rows]
     training = Training(specs, InMemoryLoader(tiny_command.load(SPEC.data)))

@@ -28,15 +28,13 @@ DataOption = Annotated[
 ]
 DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N.", show_default="cuda if available")]
 EpochsOption = Annotated[
-    int | None,
-    typer.Option(help="Number of epochs.", show_default="50; AlexNet: 90; your own: 20"),
+    int | None, typer.Option(help="Number of epochs.", show_default="50; AlexNet: 90; your own: 20")
 ]
 BatchSizeOption = Annotated[
     int | None, typer.Option(help="Samples per batch.", show_default="32; AlexNet: 256; your own: 64")
 ]
 OptimizerOption = Annotated[
-    str | None,
-    typer.Option(help="rmsprop, sgd, adam or adamw.", show_default="rmsprop; AlexNet: sgd; your own: adam"),
+    str | None, typer.Option(help="rmsprop, sgd, adam or adamw.", show_default="rmsprop; AlexNet: sgd; your own: adam")
 ]
 RateOption = Annotated[
     float | None, typer.Option(help="The learning rate.", show_default="0.0001; AlexNet: 0.01; your own: 0.001")
@@ -118,10 +116,7 @@ AddressOption = Annotated[
 GpusOption = Annotated[
     float | None,
     typer.Option(
-        help="GPUs per population on a Ray cluster, from 0 to 1.",
-        min=0,
-        max=1,
-        show_default="1 if there are any",
+        help="GPUs per population on a Ray cluster, from 0 to 1.", min=0, max=1, show_default="1 if there are any"
     ),
 ]
 

@@ -48,11 +48,7 @@ def _home(names: list[str] | None, data_dir: Path | None, source: Path | None = 
 
 
 @data.command(cls=Command)
-def fetch(
-    names: NamesArgument = None,
-    data_dir: DataOption = None,
-    quiet: QuietOption = False,
-) -> None:
+def fetch(names: NamesArgument = None, data_dir: DataOption = None, quiet: QuietOption = False) -> None:
     """Download data sets from their official addresses; resume interrupted downloads."""
     from hullo.lab.data.fetch import fetch
 
@@ -67,10 +63,7 @@ def fetch(
 
 @data.command(cls=Command)
 def check(
-    names: NamesArgument = None,
-    data_dir: DataOption = None,
-    source: SourceOption = None,
-    quiet: QuietOption = False,
+    names: NamesArgument = None, data_dir: DataOption = None, source: SourceOption = None, quiet: QuietOption = False
 ) -> None:
     """Verify the checksums of data sets; exit with 1 if a file is missing or differs.
 
