@@ -21,10 +21,15 @@ from hullo.parametrizations import BuiltInParametrization
 
 
 def kernel_source(
-    bases: tuple[Base, ...], parametrization: BuiltInParametrization, gated: bool = False, order: int = 0
+    bases: tuple[Base, ...],
+    parametrization: BuiltInParametrization,
+    gated: bool = False,
+    order: int = 0,
+    changes: dict[str, list[str]] | None = None,
 ) -> str:
     """Return the text of the kernels `forward`, `backward`, `second` and `reduce`, of hull(x) or, if gated, of
-    hull(x) * up; with an order, of the combined derivatives of the bases. REAL is the type to compute in."""
+    hull(x) * up; with an order, of the combined derivatives of the bases. REAL is the type to compute in. Parts may be
+    changed."""
     n = len(bases)
     raw = [f"r{i}" for i in range(n - parametrization.fewer)]
     c, g, d, w = ([f"{letter}{i}" for i in range(n)] for letter in "cgdw")
@@ -49,40 +54,41 @@ def kernel_source(
     w_values, w_slopes = combine(w, "y", by_value), combine(w, "s", by_slope)
     give_up = [
         f"dup = dy * ({combined})",
-        _store("dup"),
+        store("dup"),
         "dy = dy * up",
     ]
     parts = {
         "PROLOGUE": _PROLOGUE.strip().splitlines(),
         "COEFFICIENTS": coefficients,
         "SCALED": scale_coefficients,
-        "FORWARD": _over_tiles(
+        "TERMS": [],
+        "FORWARD": over_tiles(
             ["x", *(["up"] if gated else [])],
-            [*values, f"y = ({combined}) * up" if gated else f"y = {combined}", _store("y")],
+            [*values, f"y = ({combined}) * up" if gated else f"y = {combined}", store("y")],
         ),
         "ZERO": [f"sum{i} = tl.zeros([ROWS, COLUMNS], REAL)" for i in range(n)],
-        "BACKWARD": _over_tiles(
+        "BACKWARD": over_tiles(
             ["x", "dy", *(["up"] if gated else [])],
             [
                 *values,
                 *(give_up if gated else []),
                 *slopes,
                 f"dx = dy * ({c_slopes})",
-                _store("dx"),
+                store("dx"),
                 *(f"sum{i} += dy * y{i}" for i in range(n)),
             ],
         ),
         "WEIGHTS": [f"{wi} = tl.load(w_ptr + row * {n} + {i}).to(REAL)" for i, wi in enumerate(w)] + scaled,
-        "SECOND": _over_tiles(
+        "SECOND": over_tiles(
             ["x", "dy", "v"],
             [
                 *values,
                 *slopes,
                 *bends,
                 f"ddy = v * ({c_slopes}) + {w_values}",
-                _store("ddy"),
+                store("ddy"),
                 f"dx = dy * (v * ({c_bends}) + {w_slopes})",
-                _store("dx"),
+                store("dx"),
                 "vdy = v * dy",
                 *(f"sum{i} += vdy * s{i}" for i in range(n)),
             ],
@@ -95,17 +101,21 @@ def kernel_source(
         "PULL": PULLBACKS[parametrization.name](c, g, d),
         "STORE_RAW": [f"tl.store(out_ptr + row * {len(raw)} + {i}, {d[i]})" for i in range(len(raw))],
     }
+    parts |= changes or {}
     if gated:
         text = _TEMPLATE.replace("x_ptr, raw_ptr,", "x_ptr, up_ptr, raw_ptr,").replace("dx_ptr,", "dx_ptr, dup_ptr,")
         return fill(text, parts)
     return fill(_TEMPLATE + _SECOND, parts)
 
 
-def _over_tiles(inputs: list[str], work: list[str]) -> list[str]:
+def over_tiles(inputs: list[str], work: list[str]) -> list[str]:
     """Return the statements that do some work on every tile of a program; with several STAGES, while the inputs of the
     next tiles are loaded."""
-    load = [f"{name} = widen(tl.load({name}_ptr + start + at, mask=inside, other=0.0))" for name in inputs]
-    lines = [*_TILE.strip().splitlines(), *load, *work]
+    lines = _TILE.strip().splitlines()
+    for name in inputs:
+        lines += [f"{name}_loaded = tl.load({name}_ptr + start + at, mask=inside, other=0.0)"]
+        lines += [f"{name} = widen({name}_loaded)"]
+    lines += work
     return [
         "if ONE_TILE:",
         "    tile = split",
@@ -116,7 +126,7 @@ def _over_tiles(inputs: list[str], work: list[str]) -> list[str]:
     ]
 
 
-def _store(name: str) -> str:
+def store(name: str) -> str:
     return f"tl.store({name}_ptr + start + at, {name}.to({name}_ptr.dtype.element_ty), mask=inside)"
 
 
@@ -153,7 +163,7 @@ class Translator(ast.NodeTransformer):
         return f"{name} = {value}"
 
     def visit_Name(self, node: ast.Name) -> ast.Name:
-        return ast.Name(self.value) if node.id == "y" else node
+        return ast.Name(self.value) if node.id == "y" and self.value else node
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
         if isinstance(node.op, ast.Div):
@@ -221,6 +231,7 @@ def forward(
     $PROLOGUE
     $COEFFICIENTS
     $SCALED
+    $TERMS
     $FORWARD
 
 
@@ -228,13 +239,14 @@ def forward(
 def backward(
     dy_ptr, x_ptr, raw_ptr, dx_ptr, partial_ptr, outer, inner, width, span, tiles, tiles_across, splits, stride_n,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, BY_COLUMN: tl.constexpr, EVEN: tl.constexpr, ONE_TILE: tl.constexpr,
-    FLAT: tl.constexpr, BIG: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
+    FLAT: tl.constexpr, BIG: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr, PRODUCTS: tl.constexpr,
 ):
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
     $PROLOGUE
     $COEFFICIENTS
     $SCALED
+    $TERMS
     $ZERO
     $BACKWARD
     $STORE_SUMS

@@ -22,6 +22,7 @@ from hullo.bases import Base
 from hullo.kernels import device_math
 from hullo.kernels.codegen import kernel_source
 from hullo.kernels.device_math_float64 import FLOAT64
+from hullo.kernels.linear_terms import kernel_parts
 from hullo.kernels.spec import CombineSpec, compute_dtype, dense, extents, laid_out_like
 from hullo.parametrizations import BuiltInParametrization
 
@@ -30,8 +31,8 @@ _HOOKS = triton.knobs.runtime.launch_enter_hook
 DIRECT = triton.__version__.startswith("3.6.")
 """Whether the arguments of Triton's launcher in C are known; they differ between versions."""
 # of four and more bases in 16 bits: the size of a tile, warps, and programs per multiprocessor
-FORWARD_OF_MANY = (1024, 2, 32)
-BACKWARD_OF_MANY = (512, 2, 16)
+FORWARD_OF_MANY = (1024, 2, 32, 3)
+BACKWARD_OF_MANY = (512, 2, 16, 3)
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 
 
@@ -207,9 +208,12 @@ def _launches(
         else:
             back = tile(outer, groups, inner, 64, 2048, programs // 2)
     elif many and not precise:  # more work than memory takes: programs load their next tiles meanwhile
-        (size, warps[0], share), (back_size, warps[1], back_share) = FORWARD_OF_MANY, BACKWARD_OF_MANY
-        there = tile(outer, groups, inner, None, size, share * units, stages=3)
-        back = tile(outer, groups, inner, None, back_size, back_share * units, stages=3)
+        (size, warps[0], share, stages), (back_size, warps[1], back_share, back_stages) = (
+            FORWARD_OF_MANY,
+            BACKWARD_OF_MANY,
+        )
+        there = tile(outer, groups, inner, None, size, share * units, stages)
+        back = tile(outer, groups, inner, None, back_size, back_share * units, back_stages)
     else:
         there = tile(outer, groups, inner, None, 2048, None)
         back = tile(outer, groups, inner, None, 2048 if many else 1024, 6 * units if gated else programs)
@@ -220,12 +224,21 @@ def _launches(
     sums = back.splits * (groups * inner if by_column else groups)  # of each base
     sums_of_group = sums // groups
     ways, options = back.constants | {"EARLY": early}, {"num_warps": warps[1]}
+    full = back.constants["ROWS"] * back.constants["COLUMNS"] >= 4 * 32 * warps[1]  # four elements per thread
+    products = early and full and not by_column and shares_terms(bases, dtype, gated, order)
     limit = {"maxnreg": registers} if registers and device_math.HARDWARE.value else {}
     return _Launches(
         forward=_Launch(
             kernels["forward"], device, there.programs, there.sizes, there.constants, {"num_warps": warps[0]}
         ),
-        backward=_Launch(kernels["backward"], device, back.programs, (*back.sizes, sums), ways, options | limit),
+        backward=_Launch(
+            kernels["backward"],
+            device,
+            back.programs,
+            (*back.sizes, sums),
+            ways | {"PRODUCTS": products},
+            options | limit,
+        ),
         second=_Launch(kernels.get("second"), device, back.programs, (*back.sizes, sums), ways, options),
         reduce=_Launch(
             kernels["reduce"],
@@ -295,7 +308,15 @@ def kernels_for(
     """Return the kernels of a set of bases: see :func:`hullo.kernels.codegen.kernel_source`."""
     names = ",".join(base.name + "'" * order for base in bases)
     label = f"{'gated ' * gated}{parametrization.name}({names}) on {dtype}"
+    if shares_terms(bases, dtype, gated, order):
+        text = kernel_source(bases, parametrization, gated, order, kernel_parts(bases))
+        return build(text, label, dtype, **device_math.SHARED_TERMS)
     return build(kernel_source(bases, parametrization, gated, order), label, dtype)
+
+
+def shares_terms(bases: tuple[Base, ...], dtype: torch.dtype, gated: bool, order: int) -> bool:
+    """Return whether the kernels compute with terms that bases share: see :mod:`hullo.kernels.linear_terms`."""
+    return len(bases) > 3 and dtype == torch.bfloat16 and not gated and order == 0
 
 
 def build(text: str, label: str, dtype: torch.dtype, **known: Any) -> dict[str, Any]:

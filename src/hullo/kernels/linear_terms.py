@@ -1,0 +1,188 @@
+"""Sums of terms that several bases share, for kernels in bfloat16 that compute more than memory lets them.
+
+A formula is read as a sum of constants times *terms*: GELU is relu(x) - m * normal_tail(m), where m = |x|. Terms that
+several bases have are computed and added up once: in a hull with ReLU, GELU costs m * normal_tail(m) alone. There are
+as many terms as bases, so the gradients of the coefficients follow from as many sums.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Sequence
+
+from hullo.bases import Base
+from hullo.kernels.codegen import Translator, over_tiles, store
+
+Terms = dict[str, float]  # the factor of each term, by its text
+
+# GELU and SiLU as ReLU and a rest that depends on |x| alone, and their slopes. magnitude(x) is |x|, bounded so that the
+# rest of an infinity is zero; flip(w) is w where x > 0, and -w elsewhere.
+_RESTS = {
+    "gelu": ("normal_tail_of_magnitude(m)", "normal_tail_of_magnitude(m) - m * normal_pdf(m)"),
+    "silu": ("logistic_tail(m)", "logistic_tail(m) - m * (logistic_tail(m) - square(logistic_tail(m)))"),
+}
+
+
+def split(expression: ast.expr) -> Terms:
+    """Return an expression as a sum of terms; the term of a number is "1.0"."""
+    match expression:
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _sum(split(left), split(right))
+        case ast.BinOp(left=left, op=ast.Sub(), right=right):
+            return _sum(split(left), _times(-1.0, split(right)))
+        case ast.BinOp(left=ast.Constant(value=int() | float() as factor), op=ast.Mult(), right=rest):
+            return _times(factor, split(rest))
+        case ast.BinOp(left=rest, op=ast.Mult(), right=ast.Constant(value=int() | float() as factor)):
+            return _times(factor, split(rest))
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return _times(-1.0, split(operand))
+        case ast.Constant(value=int() | float() as number):
+            return {"1.0": float(number)}
+    return {ast.unparse(expression): 1.0}
+
+
+def _sum(a: Terms, b: Terms) -> Terms:
+    return a | {term: a.get(term, 0.0) + factor for term, factor in b.items()}
+
+
+def _times(number: float, terms: Terms) -> Terms:
+    return {term: number * factor for term, factor in terms.items()}
+
+
+def value_terms(bases: Sequence[Base]) -> list[Terms]:
+    """Return the terms of every base: not more different ones than there are bases."""
+    sums = [split(_parse(value)) for value, _ in map(_formulas, bases)]
+    known = {term for terms in sums if len(terms) == 1 for term in terms}
+    found = []
+    for item, terms in zip(bases, sums, strict=True):
+        if len(terms) > 1 and not (_rest_of(item) and len(terms.keys() - known) == 1):
+            terms = {_formulas(item)[0]: 1.0}
+        known |= terms.keys()
+        found.append(terms)
+    return found
+
+
+def slope_terms(bases: Sequence[Base]) -> list[Terms]:
+    """Return the terms of the slope of every base."""
+    return [split(_parse(slope)) for _, slope in map(_formulas, bases)]
+
+
+def _formulas(item: Base) -> tuple[str, str]:
+    """Return the formulas of value and slope in terms of x."""
+    if item.formula is None:
+        raise ValueError(f"base function {item.name!r} has no formula, so there is no kernel for it")
+    if not (texts := _rest_of(item)):
+        return item.formula.value, item.formula.derivative(1)
+    rest, slope = (text.replace("(m)", "(magnitude(x))").replace("m *", "magnitude(x) *") for text in texts)
+    factor = 2.0 if item.name.startswith("unit_") else 1.0  # the slope of both at zero is one half
+    return f"{factor} * (positive_part(x) - magnitude(x) * {rest})", f"{factor} * (step(x) - flip({slope}))"
+
+
+def _rest_of(item: Base) -> tuple[str, str] | None:
+    return _RESTS.get(item.name.removeprefix("unit_"))
+
+
+def _parse(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
+
+
+def kernel_parts(bases: Sequence[Base]) -> dict[str, list[str]]:
+    """Return the parts of :func:`hullo.kernels.codegen.kernel_source` that compute with shared terms.
+
+    With PRODUCTS, tensor cores add up the products of dy and the terms, which are rounded to bfloat16 for that.
+    """
+    c = [f"c{i}" for i in range(len(bases))]
+    rows, slopes = value_terms(bases), _combine(slope_terms(bases), c)
+    values = _combine(rows, c)
+    negative, steps = slopes.pop("1.0", "0.0"), slopes.pop("step(x)", "0.0")
+    flips = {term: slopes.pop(term) for term in tuple(slopes) if term.startswith("flip(")}
+    factors = {f"k{i}": factor for i, factor in enumerate((*values.values(), *flips.values(), *slopes.values()))}
+    factors |= {"at_negative": negative, "at_positive": f"at_negative + {steps}"}
+    translator, terms, count, middle = Translator(), list(values), len(values), len(values) + len(flips)
+    for i, term in enumerate(terms):
+        translator.assign(f"y{i}", _parse(term))
+    value_lines, translator.lines = translator.lines, []
+    for i, term in enumerate((*flips, *slopes), count):
+        translator.assign(f"s{i}", _parse(re.sub(r"^flip", "", _compare(term))))
+    odd, rest = (_weighted_sum("s", indices) for indices in (range(count, middle), range(middle, len(factors) - 2)))
+    by_sign = f"select_by_sign(x, at_positive, at_negative, {odd})" if flips or steps != "0.0" else "at_negative"
+    pairs = [(i, min(i + 1, count - 1)) for i in range(0, count, 2)]
+    narrow = [_narrow(term) or f"y{i}.to(tl.bfloat16)" for i, term in enumerate(terms)]
+    products = [f"sum{i} = add_products(sum{i}, dy_loaded, {narrow[i]}, {narrow[j]})" for i, j in pairs]
+    sums = [f"sum{i} += dy * y{i}" for i in range(count)]
+    return {
+        "TERMS": [f"{name} = {factor}" for name, factor in factors.items()],
+        "FORWARD": over_tiles(["x"], [*_combined_value(terms), store("y")]),
+        "ZERO": [f"sum{i} = tl.zeros([ROWS, COLUMNS], REAL)" for i in range(count)],
+        "BACKWARD": over_tiles(
+            ["x", "dy"],
+            [
+                *value_lines,
+                *translator.lines,
+                f"dx = dy * ({by_sign} + {rest})",
+                store("dx"),
+                "if PRODUCTS:",
+                *(f"    {line}" for line in products),
+                "else:",
+                *(f"    {line}" for line in sums),
+            ],
+        ),
+        "STORE_SUMS": _store_sums(rows, terms, pairs),
+    }
+
+
+def _combine(rows: Sequence[Terms], coefficients: Sequence[str]) -> dict[str, str]:
+    """Return the coefficient of every term, as text, in a combination of bases."""
+    found: dict[str, list[str]] = {}
+    for terms, c in zip(rows, coefficients, strict=True):
+        for term, factor in terms.items():
+            found.setdefault(term, []).append(f"{factor!r} * {c}")
+    return {term: " + ".join(parts) for term, parts in found.items()}
+
+
+def _weighted_sum(letter: str, indices: Iterable[int]) -> str:
+    return " + ".join(f"k{i} * {letter}{i}" for i in indices) or "0.0"
+
+
+def _combined_value(terms: Sequence[str]) -> list[str]:
+    """Return the statements that compute y; rests of GELU and SiLU are added up before the product with |x|."""
+    translator, common = Translator(), "magnitude(x) * "
+    for i, term in enumerate(terms):
+        translator.assign(f"y{i}", _parse(term.removeprefix(common)))
+    rests = [i for i, term in enumerate(terms) if term.startswith(common)]
+    others = _weighted_sum("y", (i for i in range(len(terms)) if i not in rests))
+    translator.assign("y", _parse(f"{others} + {common}({_weighted_sum('y', rests)})" if rests else others))
+    return translator.lines
+
+
+def _compare(term: str) -> str:
+    """Return a term with a comparison of the magnitude in the place of the step of a difference."""
+    return re.sub(r"\bstep\((\d\d?(?:\.\d+)?) - abs\(x\)\)", r"below(magnitude(x), \1)", term)
+
+
+def _narrow(term: str) -> str | None:
+    """Return a term as operations on two elements of bfloat16 at once, if they are exact."""
+    if term == "x":
+        return "x_loaded"
+    if found := re.fullmatch(r"(positive_part|clamp)\(x((?:, -?[01468]\.0)*)\)", term):
+        return f"{found[1]}_of_pairs(x_loaded{found[2]})"
+    return None
+
+
+def _store_sums(rows: Sequence[Terms], terms: Sequence[str], pairs: Sequence[tuple[int, int]]) -> list[str]:
+    """Return the statements that store the sums of a program, of every base: per column, or one number."""
+    of_bases = [" + ".join(f"{factor!r} * t{terms.index(term)}" for term, factor in row.items()) for row in rows]
+    numbers, columns = "lane * splits + split", "split * width + lane * span + columns"
+    lines = ["if PRODUCTS:"]
+    for i, j in pairs:
+        lines += [f"    t{i} = tl.sum(diagonal(sum{i}, 0))", f"    t{j} = tl.sum(diagonal(sum{i}, {j - i}))"]
+    for condition, sums in (("elif BY_COLUMN", "tl.sum(sum{}, axis=0)[None, :]"), ("else", "tl.sum(sum{})")):
+        lines += [f"{condition}:", *(f"    t{i} = {sums.format(i)}" for i in range(len(terms)))]
+    lines += ["if BY_COLUMN:"]
+    lines += [
+        f"    tl.store(partial_ptr + {i} * stride_n + {columns}, {t}, mask=in_width)" for i, t in enumerate(of_bases)
+    ]
+    lines += ["else:"]
+    lines += [f"    tl.store(partial_ptr + {i} * stride_n + {numbers}, {t})" for i, t in enumerate(of_bases)]
+    return lines
