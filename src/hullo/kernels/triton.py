@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import linecache
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -30,17 +29,24 @@ _address = Tensor.data_ptr
 _HOOKS = triton.knobs.runtime.launch_enter_hook
 DIRECT = triton.__version__.startswith("3.6.")
 """Whether the arguments of Triton's launcher in C are known; they differ between versions."""
-# of four and more bases in 16 bits: the size of a tile, warps, and programs per multiprocessor
-FORWARD_OF_MANY = (1024, 2, 32, 3)
-BACKWARD_OF_MANY = (512, 2, 16, 3)
+# Of four and more bases in 16 bits and in more, forward and backward: the size of a tile, warps, programs per
+# multiprocessor (0: one for each tile), stages, and the most registers per thread (0: no limit), as measured on an H200.
+MANY = {
+    16: ((1024, 2, 32, 3, 0), (512, 2, 16, 3, 0)),
+    32: ((2048, 4, 0, 1, 0), (2048, 8, 8, 1, 0)),
+}
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 
 
 def forward(x: Tensor, raw: Tensor, spec: CombineSpec) -> Tensor:
     if raw.dim() == 1 and x.is_contiguous() and raw.is_contiguous() and (count := x.numel()):  # in the least time
-        y = torch.empty_like(x)
-        key = (1, 1, count, spec.bases, spec.parametrization, x.dtype, x.get_device(), False, spec.order)
-        _launches(*key).forward(x, raw, y)
+        y, sizes, device = torch.empty_like(x), (1, 1, count), x.get_device()
+        launch = _launches(sizes, spec.bases, spec.parametrization, x.dtype, device, False, spec.order).forward
+        at = (a := x.data_ptr(), b := raw.data_ptr(), c := y.data_ptr())
+        if (a | b | c) & 15 or launch.run is None or _HOOKS.calls or device != current_cuda_device():
+            launch(x, raw, y)
+        else:
+            launch.run((), at)
         return y
     x, order = dense(x)
     raw = raw.contiguous()
@@ -135,30 +141,36 @@ class _Launch:
         self.run: Callable[[Sequence[Tensor], Sequence[int]], None] | None = None
 
     def __call__(self, *tensors: Tensor) -> None:
-        if not INTERPRETED and self.device != current_cuda_device():
-            with torch.cuda.device(self.device):  # Triton launches on the current device
-                return self(*tensors)
         addresses = [*map(_address, tensors)]
-        # A kernel that Triton compiles for addresses divisible by 16 is valid for such addresses only.
-        aligned = not functools.reduce(operator.or_, addresses) & 15
-        if aligned and self.run is not None and not _HOOKS.calls:
-            return self.run(tensors, addresses)
+        bits = 0
+        for address in addresses:
+            bits |= address
+        if self.device == current_cuda_device() or INTERPRETED:
+            # A kernel that Triton compiles for addresses divisible by 16 is valid for such addresses only.
+            if bits & 15 or self.run is None or _HOOKS.calls:
+                self._start(tensors, is_aligned=not bits & 15)
+            else:
+                self.run(tensors, addresses)
+        else:
+            with torch.cuda.device(self.device):  # Triton launches on the current device
+                self(*tensors)
+
+    def _start(self, tensors: Sequence[Tensor], is_aligned: bool) -> None:
         compiled = self.kernel[self.grid](*tensors, *self.sizes, **self.constants, **self.options)
-        if aligned and compiled is not None:  # the interpreter compiles nothing
+        if is_aligned and compiled is not None:  # the interpreter compiles nothing
             self.run = self._runner(compiled)
-        return None
 
     def _runner(self, compiled: Any) -> Callable[[Sequence[Tensor], Sequence[int]], None]:
         """Return the fastest way to run a compiled kernel, given tensors and their addresses."""
         rest = (*self.sizes, *self.constants.values())
         launcher = compiled.run
         if DIRECT and type(launcher).__name__ == "CudaLauncher" and not launcher.global_scratch_size:
-            launch, grid, device = launcher.launch, self.grid, self.device
+            launch, (x, y, z), device, stream = launcher.launch, self.grid, self.device, current_cuda_stream
             fixed = (
                 compiled.function, launcher.launch_cooperative_grid, launcher.launch_pdl, None, None,
                 compiled.packed_metadata, None, None, None,
             )  # fmt: skip
-            return lambda _, addresses: launch(*grid, current_cuda_stream(device), *fixed, *addresses, *rest)
+            return lambda _, addresses: launch(x, y, z, stream(device), *fixed, *addresses, *rest)
         run = compiled[self.grid]
         return lambda tensors, _: run(*tensors, *rest)
 
@@ -177,14 +189,12 @@ class _Launches(NamedTuple):
 
 def _launches_for(x: Tensor, order: list[int], raw: Tensor, spec: CombineSpec, gated: bool = False) -> _Launches:
     sizes = extents(x, order, raw, spec)
-    return _launches(*sizes, spec.bases, spec.parametrization, x.dtype, x.get_device(), gated, spec.order)
+    return _launches(sizes, spec.bases, spec.parametrization, x.dtype, x.get_device(), gated, spec.order)
 
 
 @functools.lru_cache(maxsize=4096)
 def _launches(
-    outer: int,
-    groups: int,
-    inner: int,
+    sizes: tuple[int, int, int],
     bases: tuple[Base, ...],
     parametrization: BuiltInParametrization,
     dtype: torch.dtype,
@@ -192,7 +202,8 @@ def _launches(
     gated: bool,
     order: int,
 ) -> _Launches:
-    """Return the launches for a tensor of shape (outer, groups, inner)."""
+    """Return the launches for a tensor of sizes (outer, groups, inner)."""
+    outer, groups, inner = sizes
     kernels = kernels_for(bases, parametrization, dtype, gated, order)
     units = 4 if INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count
     programs = 8 * units
@@ -207,19 +218,17 @@ def _launches(
             back = tile(outer, groups, inner, 64, 512 if precise else 1024, programs)
         else:
             back = tile(outer, groups, inner, 64, 2048, programs // 2)
-    elif many and not precise:  # more work than memory takes: programs load their next tiles meanwhile
-        (size, warps[0], share, stages), (back_size, warps[1], back_share, back_stages) = (
-            FORWARD_OF_MANY,
-            BACKWARD_OF_MANY,
-        )
-        there = tile(outer, groups, inner, None, size, share * units, stages)
-        back = tile(outer, groups, inner, None, back_size, back_share * units, back_stages)
+    elif many:
+        (size, warps[0], share, stages, _), back_choice = MANY[32 if precise else 16]
+        there = tile(outer, groups, inner, None, size, share * units or None, stages)
+        size, warps[1], share, stages, registers = back_choice
+        back = tile(outer, groups, inner, None, size, share * units, stages)
     else:
         there = tile(outer, groups, inner, None, 2048, None)
-        back = tile(outer, groups, inner, None, 2048 if many else 1024, 6 * units if gated else programs)
+        back = tile(outer, groups, inner, None, 1024, 6 * units if gated else programs)
         if precise and back.constants["ROWS"] > 1:
             warps[1] = 8
-        elif not many and dtype != torch.float64:  # so few that all programs run at once
+        elif dtype != torch.float64:  # so few that all programs run at once
             registers = 80 if gated else 64
     sums = back.splits * (groups * inner if by_column else groups)  # of each base
     sums_of_group = sums // groups
