@@ -66,7 +66,7 @@ def kernel_source(
             ["x", *(["up"] if gated else [])],
             [*values, f"y = ({combined}) * up" if gated else f"y = {combined}", store("y")],
         ),
-        "ZERO": [f"sum{i} = tl.zeros([ROWS, COLUMNS], REAL)" for i in range(n)],
+        "ZERO": [f"sum{i} = tl.zeros([ROWS, COLUMNS // PER_SUM], REAL)" for i in range(n)],
         "BACKWARD": over_tiles(
             ["x", "dy", *(["up"] if gated else [])],
             [
@@ -75,7 +75,7 @@ def kernel_source(
                 *slopes,
                 f"dx = dy * ({c_slopes})",
                 store("dx"),
-                *(f"sum{i} += dy * y{i}" for i in range(n)),
+                *(f"sum{i} += add_up(dy * y{i}, PER_SUM)" for i in range(n)),
             ],
         ),
         "WEIGHTS": [f"{wi} = tl.load(w_ptr + row * {n} + {i}).to(REAL)" for i, wi in enumerate(w)] + scaled,
@@ -90,7 +90,7 @@ def kernel_source(
                 f"dx = dy * (v * ({c_bends}) + {w_slopes})",
                 store("dx"),
                 "vdy = v * dy",
-                *(f"sum{i} += vdy * s{i}" for i in range(n)),
+                *(f"sum{i} += add_up(vdy * s{i}, PER_SUM)" for i in range(n)),
             ],
         ),
         "STORE_SUMS": _store_sums(by_value),
@@ -113,8 +113,7 @@ def over_tiles(inputs: list[str], work: list[str]) -> list[str]:
     next tiles are loaded."""
     lines = _TILE.strip().splitlines()
     for name in inputs:
-        lines += [f"{name}_loaded = tl.load({name}_ptr + start + at, mask=inside, other=0.0)"]
-        lines += [f"{name} = widen({name}_loaded)"]
+        lines += [f"{name} = widen(tl.load({name}_ptr + start + at, mask=inside, other=0.0))"]
     lines += work
     return [
         "if ONE_TILE:",
@@ -239,7 +238,7 @@ def forward(
 def backward(
     dy_ptr, x_ptr, raw_ptr, dx_ptr, partial_ptr, outer, inner, width, span, tiles, tiles_across, splits, stride_n,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, BY_COLUMN: tl.constexpr, EVEN: tl.constexpr, ONE_TILE: tl.constexpr,
-    FLAT: tl.constexpr, BIG: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr, PRODUCTS: tl.constexpr,
+    FLAT: tl.constexpr, BIG: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr, PER_SUM: tl.constexpr,
 ):
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
@@ -281,7 +280,7 @@ def second(
     v_ptr, dy_ptr, x_ptr, raw_ptr, w_ptr, ddy_ptr, dx_ptr, partial_ptr,
     outer, inner, width, span, tiles, tiles_across, splits, stride_n,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, BY_COLUMN: tl.constexpr, EVEN: tl.constexpr, ONE_TILE: tl.constexpr,
-    FLAT: tl.constexpr, BIG: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
+    FLAT: tl.constexpr, BIG: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr, PER_SUM: tl.constexpr,
 ):
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()

@@ -29,6 +29,14 @@ def widen_by_pairs(x):
 
 
 @triton.jit
+def add_up(x, count: tl.constexpr):
+    """Add up `count` adjacent columns: those of one thread, so that fewer registers hold sums."""
+    if count == 1:
+        return x
+    return tl.sum(tl.reshape(x, [x.shape[0], x.shape[1] // count, count]), axis=2)
+
+
+@triton.jit
 def where(condition, a, b):
     return tl.where(condition, a, b)
 
@@ -201,52 +209,6 @@ def select_by_sign(x, positive, negative, odd):
 
 
 @triton.jit
-def positive_part_of_pairs(x):
-    text: tl.constexpr = "{.reg .b32 zero; mov.b32 zero, 0; max.NaN.bf16x2 $0, $1, zero;}"
-    return tl.inline_asm_elementwise(text, "=r,r", [x], dtype=tl.bfloat16, is_pure=True, pack=2)
-
-
-@triton.jit
-def clamp_of_pairs(x, low, high):
-    text: tl.constexpr = "max.NaN.bf16x2 $0, $1, $2; min.NaN.bf16x2 $0, $0, $3;"
-    bounds = tl.full([1, 1], low, tl.bfloat16), tl.full([1, 1], high, tl.bfloat16)
-    return tl.inline_asm_elementwise(
-        text, "=&r,r,r,r", [x, bounds[0], bounds[1]], dtype=tl.bfloat16, is_pure=True, pack=2
-    )
-
-
-@triton.jit
-def add_products(sums, dy, a, b):
-    """Add dy * a and dy * b to sums of a warp, for four elements per thread, with a tensor core.
-
-    An instruction multiplies a 16 x 16 matrix by a 16 x 8 matrix. A thread passes dy as its four elements of a column
-    of the right matrix, a as its elements of the row of the left matrix with the same index, b eight rows below. So the
-    diagonals of both halves of the product hold the sums, whatever the order of elements; the rest is not used.
-    """
-    text: tl.constexpr = (
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-        "{$0, $1, $2, $3}, {$6, $8, $7, $9}, {$4, $5}, {$10, $11, $12, $13};"
-    )
-    return tl.inline_asm_elementwise(
-        text, "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f", [dy, a, b, sums], dtype=tl.float32, is_pure=True, pack=4
-    )
-
-
-@triton.jit
-def diagonal(sums, half: tl.constexpr):
-    """Return a tile whose sum is that of dy * a, or of dy * b for half 1: see `add_products`."""
-    text: tl.constexpr = """{.reg .pred p; .reg .u32 row, column; mov.u32 row, %laneid; and.b32 column, row, 3;
-        shl.b32 column, column, 1; shr.u32 row, row, 2; mov.f32 $2, 0f00000000; mov.f32 $3, 0f00000000;
-        setp.eq.u32 p, row, column; selp.f32 $0, $4, $2, p; selp.f32 $1, $6, $2, p; add.u32 column, column, 1;
-        setp.eq.u32 p, row, column; selp.f32 $0, $5, $0, p; selp.f32 $1, $7, $1, p;
-        """
-    other: tl.constexpr = "mov.f32 $0, $1; " if half else ""
-    return tl.inline_asm_elementwise(
-        text + other + "mov.f32 $1, 0f00000000;}", "=&f,=&f,=&f,=&f,f,f,f,f", [sums], tl.float32, True, 4
-    )
-
-
-@triton.jit
 def tanh(x):
     size = tl.abs(x)
     z = x * x  # below: (tanh(x) / x - 1) / x^2 for |x| < 0.6
@@ -322,6 +284,7 @@ def atan(x):
 
 PRECISE = {
     "abs": absolute,
+    "add_up": add_up,
     "asinh": asinh,
     "atan": atan,
     "clamp": clamp,
@@ -347,14 +310,10 @@ PRECISE = {
 FLOAT16 = PRECISE | {"tanh": tanh_by_exp, "normal_tail": normal_tail_by_logarithm}
 BFLOAT16 = FLOAT16 | {"tanh": tanh_by_hardware, "widen": widen_by_pairs}
 SHARED_TERMS = {
-    "add_products": add_products,
     "below": below,
-    "clamp_of_pairs": clamp_of_pairs,
-    "diagonal": diagonal,
     "logistic_tail": logistic_tail,
     "magnitude": magnitude,
     "normal_tail_of_magnitude": normal_tail_of_magnitude,
-    "positive_part_of_pairs": positive_part_of_pairs,
     "select_by_sign": select_by_sign,
 }
 """More for many bases in bfloat16: see :mod:`hullo.kernels.linear_terms`."""

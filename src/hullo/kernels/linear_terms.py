@@ -16,6 +16,8 @@ from hullo.kernels.codegen import Translator, over_tiles, store
 
 Terms = dict[str, float]  # the factor of each term, by its text
 
+_MAGNITUDE = "magnitude(x) * "
+
 # GELU and SiLU as ReLU and a rest that depends on |x| alone, and their slopes. magnitude(x) is |x|, bounded so that the
 # rest of an infinity is zero; flip(w) is w where x > 0, and -w elsewhere.
 _RESTS = {
@@ -88,10 +90,7 @@ def _parse(text: str) -> ast.expr:
 
 
 def kernel_parts(bases: Sequence[Base]) -> dict[str, list[str]]:
-    """Return the parts of :func:`hullo.kernels.codegen.kernel_source` that compute with shared terms.
-
-    With PRODUCTS, tensor cores add up the products of dy and the terms, which are rounded to bfloat16 for that.
-    """
+    """Return the parts of :func:`hullo.kernels.codegen.kernel_source` that compute with shared terms."""
     c = [f"c{i}" for i in range(len(bases))]
     rows, slopes = value_terms(bases), _combine(slope_terms(bases), c)
     values = _combine(rows, c)
@@ -99,36 +98,27 @@ def kernel_parts(bases: Sequence[Base]) -> dict[str, list[str]]:
     flips = {term: slopes.pop(term) for term in tuple(slopes) if term.startswith("flip(")}
     factors = {f"k{i}": factor for i, factor in enumerate((*values.values(), *flips.values(), *slopes.values()))}
     factors |= {"at_negative": negative, "at_positive": f"at_negative + {steps}"}
-    translator, terms, count, middle = Translator(), list(values), len(values), len(values) + len(flips)
+    terms, count, middle = list(values), len(values), len(values) + len(flips)
+    forward, backward = Translator(), Translator()
     for i, term in enumerate(terms):
-        translator.assign(f"y{i}", _parse(term))
-    value_lines, translator.lines = translator.lines, []
+        for translator in (forward, backward):
+            translator.assign(f"y{i}", _parse(term.removeprefix(_MAGNITUDE)))
+    rests = [i for i, term in enumerate(terms) if term.startswith(_MAGNITUDE)]
+    others = _weighted_sum("y", (i for i in range(count) if i not in rests))
+    forward.assign("y", _parse(f"{others} + {_MAGNITUDE}({_weighted_sum('y', rests)})" if rests else others))
+    if rests:
+        backward.assign("dm", _parse(f"{_MAGNITUDE}dy"))
     for i, term in enumerate((*flips, *slopes), count):
-        translator.assign(f"s{i}", _parse(re.sub(r"^flip", "", _compare(term))))
+        backward.assign(f"s{i}", _parse(re.sub(r"^flip", "", _compare(term))))
     odd, rest = (_weighted_sum("s", indices) for indices in (range(count, middle), range(middle, len(factors) - 2)))
     by_sign = f"select_by_sign(x, at_positive, at_negative, {odd})" if flips or steps != "0.0" else "at_negative"
-    pairs = [(i, min(i + 1, count - 1)) for i in range(0, count, 2)]
-    narrow = [_narrow(term) or f"y{i}.to(tl.bfloat16)" for i, term in enumerate(terms)]
-    products = [f"sum{i} = add_products(sum{i}, dy_loaded, {narrow[i]}, {narrow[j]})" for i, j in pairs]
-    sums = [f"sum{i} += dy * y{i}" for i in range(count)]
+    sums = [f"sum{i} += add_up({'dm' if i in rests else 'dy'} * y{i}, PER_SUM)" for i in range(count)]
     return {
         "TERMS": [f"{name} = {factor}" for name, factor in factors.items()],
-        "FORWARD": over_tiles(["x"], [*_combined_value(terms), store("y")]),
-        "ZERO": [f"sum{i} = tl.zeros([ROWS, COLUMNS], REAL)" for i in range(count)],
-        "BACKWARD": over_tiles(
-            ["x", "dy"],
-            [
-                *value_lines,
-                *translator.lines,
-                f"dx = dy * ({by_sign} + {rest})",
-                store("dx"),
-                "if PRODUCTS:",
-                *(f"    {line}" for line in products),
-                "else:",
-                *(f"    {line}" for line in sums),
-            ],
-        ),
-        "STORE_SUMS": _store_sums(rows, terms, pairs),
+        "FORWARD": over_tiles(["x"], [*forward.lines, store("y")]),
+        "ZERO": [f"sum{i} = tl.zeros([ROWS, COLUMNS // PER_SUM], REAL)" for i in range(count)],
+        "BACKWARD": over_tiles(["x", "dy"], [*backward.lines, f"dx = dy * ({by_sign} + {rest})", store("dx"), *sums]),
+        "STORE_SUMS": _store_sums(rows, terms),
     }
 
 
@@ -145,44 +135,20 @@ def _weighted_sum(letter: str, indices: Iterable[int]) -> str:
     return " + ".join(f"k{i} * {letter}{i}" for i in indices) or "0.0"
 
 
-def _combined_value(terms: Sequence[str]) -> list[str]:
-    """Return the statements that compute y; rests of GELU and SiLU are added up before the product with |x|."""
-    translator, common = Translator(), "magnitude(x) * "
-    for i, term in enumerate(terms):
-        translator.assign(f"y{i}", _parse(term.removeprefix(common)))
-    rests = [i for i, term in enumerate(terms) if term.startswith(common)]
-    others = _weighted_sum("y", (i for i in range(len(terms)) if i not in rests))
-    translator.assign("y", _parse(f"{others} + {common}({_weighted_sum('y', rests)})" if rests else others))
-    return translator.lines
-
-
 def _compare(term: str) -> str:
     """Return a term with a comparison of the magnitude in the place of the step of a difference."""
     return re.sub(r"\bstep\((\d\d?(?:\.\d+)?) - abs\(x\)\)", r"below(magnitude(x), \1)", term)
 
 
-def _narrow(term: str) -> str | None:
-    """Return a term as operations on two elements of bfloat16 at once, if they are exact."""
-    if term == "x":
-        return "x_loaded"
-    if found := re.fullmatch(r"(positive_part|clamp)\(x((?:, -?[01468]\.0)*)\)", term):
-        return f"{found[1]}_of_pairs(x_loaded{found[2]})"
-    return None
-
-
-def _store_sums(rows: Sequence[Terms], terms: Sequence[str], pairs: Sequence[tuple[int, int]]) -> list[str]:
+def _store_sums(rows: Sequence[Terms], terms: Sequence[str]) -> list[str]:
     """Return the statements that store the sums of a program, of every base: per column, or one number."""
-    of_bases = [" + ".join(f"{factor!r} * t{terms.index(term)}" for term, factor in row.items()) for row in rows]
-    numbers, columns = "lane * splits + split", "split * width + lane * span + columns"
-    lines = ["if PRODUCTS:"]
-    for i, j in pairs:
-        lines += [f"    t{i} = tl.sum(diagonal(sum{i}, 0))", f"    t{j} = tl.sum(diagonal(sum{i}, {j - i}))"]
-    for condition, sums in (("elif BY_COLUMN", "tl.sum(sum{}, axis=0)[None, :]"), ("else", "tl.sum(sum{})")):
-        lines += [f"{condition}:", *(f"    t{i} = {sums.format(i)}" for i in range(len(terms)))]
-    lines += ["if BY_COLUMN:"]
-    lines += [
-        f"    tl.store(partial_ptr + {i} * stride_n + {columns}, {t}, mask=in_width)" for i, t in enumerate(of_bases)
-    ]
-    lines += ["else:"]
-    lines += [f"    tl.store(partial_ptr + {i} * stride_n + {numbers}, {t})" for i, t in enumerate(of_bases)]
+    lines = []
+    for condition, total, to, mask in (
+        ("if BY_COLUMN:", "tl.sum(sum{}, axis=0)[None, :]", "split * width + lane * span + columns", ", mask=in_width"),
+        ("else:", "tl.sum(sum{})", "lane * splits + split", ""),
+    ):
+        lines += [condition, *(f"    t{i} = {total.format(i)}" for i in range(len(terms)))]
+        for i, row in enumerate(rows):
+            sums = " + ".join(f"{factor!r} * t{terms.index(term)}" for term, factor in row.items())
+            lines.append(f"    tl.store(partial_ptr + {i} * stride_n + {to}, {sums}{mask})")
     return lines

@@ -30,11 +30,8 @@ _HOOKS = triton.knobs.runtime.launch_enter_hook
 DIRECT = triton.__version__.startswith("3.6.")
 """Whether the arguments of Triton's launcher in C are known; they differ between versions."""
 # Of four and more bases in 16 bits and in more, forward and backward: the size of a tile, warps, programs per
-# multiprocessor (0: one for each tile), stages, and the most registers per thread (0: no limit), as measured on an H200.
-MANY = {
-    16: ((1024, 2, 32, 3, 0), (512, 2, 16, 3, 0)),
-    32: ((2048, 4, 0, 1, 0), (2048, 8, 8, 1, 0)),
-}
+# multiprocessor (0: one for each tile) and stages, as measured on an H200.
+MANY = {16: ((1024, 2, 32, 3), (512, 2, 16, 3)), 32: ((2048, 4, 0, 1), (2048, 8, 8, 1))}
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 
 
@@ -211,7 +208,7 @@ def _launches(
     precise, many = dtype in (torch.float32, torch.float64), len(bases) > 3
     by_column = groups > 1 and (inner < 64 or (inner < 512 and outer >= 64))
     # As measured on an H200: tiles large enough to keep memory busy, and small enough to leave registers.
-    warps, registers = [4, 8 if many else 4], 0
+    warps = [4, 8 if many else 4]
     if by_column:
         there = tile(outer, groups, inner, 128, 2048 if precise else 4096, None)
         if precise or many:
@@ -219,35 +216,25 @@ def _launches(
         else:
             back = tile(outer, groups, inner, 64, 2048, programs // 2)
     elif many:
-        (size, warps[0], share, stages, _), back_choice = MANY[32 if precise else 16]
+        (size, warps[0], share, stages), back_choice = MANY[32 if precise else 16]
         there = tile(outer, groups, inner, None, size, share * units or None, stages)
-        size, warps[1], share, stages, registers = back_choice
+        size, warps[1], share, stages = back_choice
         back = tile(outer, groups, inner, None, size, share * units, stages)
     else:
         there = tile(outer, groups, inner, None, 2048, None)
         back = tile(outer, groups, inner, None, 1024, 6 * units if gated else programs)
         if precise and back.constants["ROWS"] > 1:
             warps[1] = 8
-        elif dtype != torch.float64:  # so few that all programs run at once
-            registers = 80 if gated else 64
     sums = back.splits * (groups * inner if by_column else groups)  # of each base
     sums_of_group = sums // groups
     ways, options = back.constants | {"EARLY": early}, {"num_warps": warps[1]}
-    full = back.constants["ROWS"] * back.constants["COLUMNS"] >= 4 * 32 * warps[1]  # four elements per thread
-    products = early and full and not by_column and shares_terms(bases, dtype, gated, order)
-    limit = {"maxnreg": registers} if registers and device_math.HARDWARE.value else {}
+    # columns that a thread loads with one instruction, of which it keeps one sum
+    ways["PER_SUM"] = 1 if by_column else min(16 // dtype.itemsize, back.constants["COLUMNS"])
     return _Launches(
         forward=_Launch(
             kernels["forward"], device, there.programs, there.sizes, there.constants, {"num_warps": warps[0]}
         ),
-        backward=_Launch(
-            kernels["backward"],
-            device,
-            back.programs,
-            (*back.sizes, sums),
-            ways | {"PRODUCTS": products},
-            options | limit,
-        ),
+        backward=_Launch(kernels["backward"], device, back.programs, (*back.sizes, sums), ways, options),
         second=_Launch(kernels.get("second"), device, back.programs, (*back.sizes, sums), ways, options),
         reduce=_Launch(
             kernels["reduce"],
@@ -338,7 +325,15 @@ def build(text: str, label: str, dtype: torch.dtype, **known: Any) -> dict[str, 
         name,
     )  # Triton reads its functions' source
     real = tl.constexpr(tl.float64 if dtype == torch.float64 else tl.float32)
-    scope: dict[str, Any] = {"__name__": name, "tl": tl, "triton": triton, "REAL": real, **_words(dtype), **known}
+    scope: dict[str, Any] = {
+        "__name__": name,
+        "tl": tl,
+        "triton": triton,
+        "REAL": real,
+        "add_up": device_math.add_up,
+        **_words(dtype),
+        **known,
+    }
     exec(compile(text, name, "exec"), scope)  # noqa: S102  (the text is our own)
     return scope
 
