@@ -185,10 +185,10 @@ def logistic_tail(m):
 
 @triton.jit
 def magnitude(x):
-    """Compute |x|, at most 128; tl.abs, which masks bits, takes an instruction more."""
+    """Compute |x|, at most the largest finite bfloat16; tl.abs, which masks bits, takes an instruction more."""
     if not HARDWARE:
-        return minimum(tl.abs(x), 128.0)
-    return instruction("{.reg .f32 size; abs.f32 size, $1; min.NaN.f32 $0, size, 0f43000000;}", x)
+        return minimum(tl.abs(x), 3.3895313892515355e38)
+    return instruction("{.reg .f32 size; abs.f32 size, $1; min.NaN.f32 $0, size, 0f7F7F0000;}", x)
 
 
 @triton.jit

@@ -112,13 +112,17 @@ def kernel_parts(bases: Sequence[Base]) -> dict[str, list[str]]:
         backward.assign(f"s{i}", _parse(re.sub(r"^flip", "", _compare(term))))
     odd, rest = (_weighted_sum("s", indices) for indices in (range(count, middle), range(middle, len(factors) - 2)))
     by_sign = f"select_by_sign(x, at_positive, at_negative, {odd})" if flips or steps != "0.0" else "at_negative"
-    sums = [f"sum{i} += add_up({'dm' if i in rests else 'dy'} * y{i}, PER_SUM)" for i in range(count)]
+    products = [f"{'dm' if i in rests else 'dy'} * y{i}" for i in range(count)]
+    halves = _relu_and_identity(terms) if rests else None
+    if halves:  # relu(x) is half of |x| and half of x, whose sums are there
+        products[halves[0]] = "dm"
+    sums = [f"sum{i} += add_up({product}, PER_SUM)" for i, product in enumerate(products)]
     return {
         "TERMS": [f"{name} = {factor}" for name, factor in factors.items()],
         "FORWARD": over_tiles(["x"], [*forward.lines, store("y")]),
         "ZERO": [f"sum{i} = tl.zeros([ROWS, COLUMNS // PER_SUM], REAL)" for i in range(count)],
         "BACKWARD": over_tiles(["x", "dy"], [*backward.lines, f"dx = dy * ({by_sign} + {rest})", store("dx"), *sums]),
-        "STORE_SUMS": _store_sums(rows, terms),
+        "STORE_SUMS": _store_sums(rows, terms, halves),
     }
 
 
@@ -140,7 +144,12 @@ def _compare(term: str) -> str:
     return re.sub(r"\bstep\((\d\d?(?:\.\d+)?) - abs\(x\)\)", r"below(magnitude(x), \1)", term)
 
 
-def _store_sums(rows: Sequence[Terms], terms: Sequence[str]) -> list[str]:
+def _relu_and_identity(terms: Sequence[str]) -> tuple[int, int] | None:
+    """Return the places of relu(x) and of x among terms that have both."""
+    return (terms.index("positive_part(x)"), terms.index("x")) if {"positive_part(x)", "x"} <= {*terms} else None
+
+
+def _store_sums(rows: Sequence[Terms], terms: Sequence[str], halves: tuple[int, int] | None) -> list[str]:
     """Return the statements that store the sums of a program, of every base: per column, or one number."""
     lines = []
     for condition, total, to, mask in (
@@ -148,6 +157,8 @@ def _store_sums(rows: Sequence[Terms], terms: Sequence[str]) -> list[str]:
         ("else:", "tl.sum(sum{})", "lane * splits + split", ""),
     ):
         lines += [condition, *(f"    t{i} = {total.format(i)}" for i in range(len(terms)))]
+        if halves:
+            lines += ["    t{0} = 0.5 * (t{0} + t{1})".format(*halves)]
         for i, row in enumerate(rows):
             sums = " + ".join(f"{factor!r} * t{terms.index(term)}" for term, factor in row.items())
             lines.append(f"    tl.store(partial_ptr + {i} * stride_n + {to}, {sums}{mask})")
