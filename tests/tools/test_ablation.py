@@ -10,7 +10,7 @@ from itertools import pairwise, product
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from pages.ablation import TOP, Choice, Family, families, study_tables, study_test_tables
@@ -84,6 +84,7 @@ def test_the_default_is_the_librarys(kind: str, module: type[hullo.ConvexHull] |
 
 
 @pytest.mark.parametrize("kind", ["convex", "affine"])
+@settings(max_examples=10)
 @given(data=st.data())
 def test_effects_that_add_up_are_found_as_they_are(kind: str, data: st.DataObject) -> None:
     """Accuracy is a sum of what the seed and each level give, which may depend on the seed; each is found alone."""

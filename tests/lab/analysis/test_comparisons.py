@@ -43,7 +43,7 @@ def test_only_seeds_that_all_have_count() -> None:
     assert leave_one_seed_out({"relu": {0: 1.0}, "tanh": {1: 1.0}}, ["relu"], ["tanh"]) == []
 
 
-@pytest.mark.parametrize(("rows", "others"), [(8, 4), (8, 1), (4, 4)])
+@pytest.mark.parametrize(("rows", "others"), [(8, 4), (8, 1)])
 def test_choosing_among_equals_gains_nothing(rows: int, others: int) -> None:
     """Of activations that are all alike, how often is one kind found to be better or worse?
 
