@@ -15,14 +15,13 @@ import torch
 from torch import Tensor, fx, nn
 
 from hullo._compat import (
-    are_transforms_active,
+    is_eager,
     is_intercepted,
     is_legacy_batched,
+    is_wrapped,
     keeps_graph,
-    needs_plain_operations,
     real_tensors,
     storage_uses,
-    tracing_state,
 )
 from hullo.functional import apply, backward
 from hullo.kernels import CombineSpec, choose, load
@@ -55,7 +54,8 @@ class GatedHull(nn.Module):
         if isinstance(gate, fx.Proxy) or isinstance(up, fx.Proxy) or not _is_plain(hull, gate, up):
             product: Tensor = hull(gate) * up
             return product
-        fused: Tensor = _Gated.apply(gate, up, hull.kernel_input(), hull.spec, choose(gate, hull.spec, None))  # type: ignore[no-untyped-call]
+        raw, spec = hull.kernel_input(), hull.spec
+        fused: Tensor = _apply_directly(gate, up, raw, spec, choose(gate, spec, None))  # type: ignore[no-untyped-call]
         return fused
 
 
@@ -71,18 +71,17 @@ def _is_plain(hull: Hull, gate: Tensor, up: Tensor) -> bool:
     """Return whether the fused autograd Function applies; otherwise the hull and a product are called."""
     if not isinstance(gate, Tensor) or not isinstance(up, Tensor) or hull.inner_scale is not None:
         return False
+    if torch.compiler.is_compiling() or not is_eager() or is_wrapped(gate) or is_wrapped(up):
+        return False
     if type(hull).forward is not Hull.forward or hull._forward_hooks or hull._forward_pre_hooks:
         return False
-    are_alike = gate.shape == up.shape and gate.dtype == up.dtype and gate.device == up.device == hull.raw.device
+    raw, device = hull.raw, gate.device
+    are_alike = gate.shape == up.shape and gate.dtype == up.dtype and device == up.device and device == raw.device
     if not are_alike or not gate.is_floating_point() or gate.layout is not torch.strided or gate.is_nested:
         return False
     if hull.groups > 1 and not _has_groups(hull, gate):
         return False  # the hull raises the error
-    if torch.compiler.is_compiling() or tracing_state() is not None:
-        return False
-    if are_transforms_active() or needs_plain_operations():
-        return False
-    return not is_intercepted(gate, up, hull.raw)
+    return not is_intercepted(gate, up, raw)
 
 
 def _has_groups(hull: Hull, gate: Tensor) -> bool:
@@ -160,3 +159,7 @@ class _Gated(torch.autograd.Function):
         dup = gradient * apply(gate, raw, ctx.spec, ctx.kernel)
         dgate, draw = backward(gradient * up, gate, raw, ctx.spec, ctx.kernel)
         return dgate, dup, draw, None, None
+
+
+# Function.apply without its Python part, which serves transforms of torch.func
+_apply_directly = super(torch.autograd.Function, _Gated).apply

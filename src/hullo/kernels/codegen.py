@@ -4,8 +4,8 @@ A tensor is viewed as (outer, groups, inner) in memory order. A *lane* is the pa
 `span` adjacent columns of a matrix with groups * inner columns, either all columns of one group or, if groups are
 narrow, columns of many groups, each with its own coefficients. A lane is divided into tiles of ROWS x COLUMNS; each of
 `splits` programs takes every `splits`-th tile. In the backward pass a program accumulates the gradients of the
-coefficients in registers, one sum for PER_SUM columns, and writes them once; `reduce` adds these partial sums in a fixed
-order and pulls them back to the raw parameters. So x, dy and dx are read or written once, there are no atomic
+coefficients in registers, one sum for PER_SUM columns, and writes them once; `reduce` adds these partial sums in a
+fixed order and pulls them back to the raw parameters. So x, dy and dx are read or written once, there are no atomic
 additions, and results are bitwise reproducible. With EARLY, `reduce` is launched while `backward` still runs and waits
 for its end, which hides most of the launch latency.
 """

@@ -68,6 +68,8 @@ def dense(x: Tensor) -> tuple[Tensor, list[int]]:
 
 def laid_out_like(t: Tensor, x: Tensor, order: list[int]) -> Tensor:
     """Return t, copied if its memory layout is not that of x."""
+    if x.is_contiguous() and t.is_contiguous():  # in less time than the general case
+        return t
     return t if t.permute(order).is_contiguous() else torch.empty_like(x, dtype=t.dtype).copy_(t)
 
 

@@ -31,7 +31,7 @@ DIRECT = triton.__version__.startswith("3.6.")
 """Whether the arguments of Triton's launcher in C are known; they differ between versions."""
 # Of four and more bases in 16 bits and in more, forward and backward: the size of a tile, warps, programs per
 # multiprocessor (0: one for each tile) and stages, as measured on an H200.
-MANY = {16: ((1024, 4, 64, 1), (1024, 4, 30, 1)), 32: ((2048, 4, 0, 1), (1024, 4, 14, 3))}
+MANY = {16: ((1024, 4, 128, 1), (1024, 4, 30, 1)), 32: ((2048, 4, 0, 1), (1024, 4, 56, 3))}
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 
 
