@@ -65,7 +65,8 @@ def test_per_channel_member_does_not_change_the_others(network: str) -> None:
         torch.testing.assert_close(beside.curves[name][:, :3], apart.curves[name], rtol=1e-3, atol=1e-4)
     for k in range(3):
         before, after = (training.population[k].state_dict() for training in (apart, beside))
-        assert all(torch.allclose(before[name], after[name], rtol=1e-3, atol=2e-4) for name in before)
+        for name in before:  # as a whole: where a maximum of pooling changes hands by rounding, single weights differ
+            assert (after[name] - before[name]).norm() <= 1e-3 * before[name].norm() + 1e-4, f"{specs[k]} {name}"
     slopes = beside.population[3].act1.coefficients[:, 0]
     assert len(slopes) == (20 if network == "lenet5" else 32)
     assert len(set(slopes.tolist())) > 1
