@@ -25,6 +25,24 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "ignore:Conversion of an array:DeprecationWarning")
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Show values in the names of tests: `float32` instead of `dtype0`, `2x3` instead of `shape0`."""
+    if isinstance(val, torch.dtype):
+        return str(val).removeprefix("torch.")
+    if isinstance(val, torch.nn.Module):
+        return type(val).__name__
+    if getattr(val, "__name__", "") == "<lambda>":
+        return argname
+    if isinstance(val, dict):
+        parts, joint = [f"{key}={item}" for key, item in val.items()], " "
+    elif isinstance(val, list | tuple) and all(isinstance(item, str | int | float) for item in val):
+        parts, joint = [str(item) for item in val], "x" if all(type(item) is int for item in val) else " "
+    else:
+        return None
+    text = joint.join(parts)
+    return text if text.isprintable() and 0 < len(text) <= 60 else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in items:
