@@ -19,6 +19,6 @@ def assert_replayed(step: Callable[[], Iterable[Tensor]], expected: Iterable[Ten
     """Capture a step in a CUDA graph, and compare what its replay computes, to the bit."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = step()
+        actual = step()
     graph.replay()
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))

@@ -28,9 +28,9 @@ class TestNames:
 
     @given(st.floats(-1e6, 1e6))
     def test_names_with_parameters_round_trip(self, slope: float) -> None:
-        found = hullo.base(f"leaky_relu({slope!r})")
-        assert found.slopes_at_zero == (slope, 1.0)
-        assert hullo.base(found.name) is found
+        result = hullo.base(f"leaky_relu({slope!r})")
+        assert result.slopes_at_zero == (slope, 1.0)
+        assert hullo.base(result.name) is result
 
     @pytest.mark.parametrize(
         ("written", "name"),
@@ -80,7 +80,7 @@ class TestNames:
         assert len(pickle.dumps(hullo.base("gelu"))) < 80
 
     @pytest.mark.parametrize(
-        ("written", "said"),
+        ("written", "message"),
         [
             ("rellu", r"unknown base function 'rellu' \(did you mean 'relu'\?\); known are: .*, hardsigmoid[\w, ]*$"),
             ("Tanh", r"unknown base function 'Tanh' \(did you mean 'tanh'\?\); known"),
@@ -98,14 +98,14 @@ class TestNames:
             ("elu(two)", r"'elu\(two\)': the parameters of elu are numbers, as in elu\(alpha=1\)"),
         ],
     )
-    def test_unknown_name_is_quoted_with_a_suggestion(self, written: str, said: str) -> None:
-        with pytest.raises(ValueError, match=said):
+    def test_unknown_name_is_quoted_with_a_suggestion(self, written: str, message: str) -> None:
+        with pytest.raises(ValueError, match=message):
             hullo.base(written)
 
-    @pytest.mark.parametrize("thing", [torch.tanh, 3, None, ["relu"]])
-    def test_non_string_is_rejected(self, thing: object) -> None:
+    @pytest.mark.parametrize("value", [torch.tanh, 3, None, ["relu"]])
+    def test_non_string_is_rejected(self, value: object) -> None:
         with pytest.raises(TypeError, match=r"invalid base .* of type"):
-            hullo.base(thing)  # type: ignore[arg-type]
+            hullo.base(value)  # type: ignore[arg-type]
 
 
 class TestSets:
@@ -230,7 +230,7 @@ class TestAdditions:
         assert torch.autograd.gradcheck(lambda x, raw: hullo.combine(x, raw, act.bases), (x, act.raw))
 
     @pytest.mark.parametrize(
-        ("function", "derivative", "said"),
+        ("function", "derivative", "message"),
         [
             (lambda x: x.sum(), None, "must return a tensor like its input, of the same shape and dtype"),
             (lambda x: x.float(), None, "must return a tensor like its input"),
@@ -251,10 +251,10 @@ class TestAdditions:
         ],
     )
     def test_invalid_function_is_rejected_and_not_added(
-        self, function: Callable[[Tensor], Tensor], derivative: Callable[[Tensor], Tensor] | None, said: str
+        self, function: Callable[[Tensor], Tensor], derivative: Callable[[Tensor], Tensor] | None, message: str
     ) -> None:
         before, line = hullo.list_bases(), bases.real_line().clone()
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             hullo.add_base("broken", function, derivative)
         assert hullo.list_bases() == before
         assert torch.equal(bases.real_line(), line)

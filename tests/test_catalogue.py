@@ -105,8 +105,8 @@ def test_slope_bounds_hold_and_are_tight(name: str) -> None:
     for sign, bound in ((-1, -low), (1, high)):
         best = x[(sign * automatic_slope(base, x)).argmax()]
         around = away_from_kinks(base, best + torch.linspace(-1e-3, 1e-3, 4001, dtype=torch.float64))
-        found = (sign * automatic_slope(base, torch.cat([x, around]))).max().item()
-        assert found == pytest.approx(bound, abs=1e-8) if math.isfinite(bound) else found > 1e9
+        result = (sign * automatic_slope(base, torch.cat([x, around]))).max().item()
+        assert result == pytest.approx(bound, abs=1e-8) if math.isfinite(bound) else result > 1e9
 
 
 @pytest.mark.parametrize("name", MEMBERS)
@@ -134,10 +134,10 @@ def test_values_and_slopes_are_correct_far_from_the_origin(name: str, size: floa
     assert base.formula is not None
     value, slope = base.formula.functions(FUNCTIONS)
     exact, exact_slope = base.function(x.double()).float(), base.derivative(x.double()).float()
-    for found in (base.function(x), value(x)):
-        torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-6)
-    for found in (base.derivative(x), automatic_slope(base, x), torch.as_tensor(slope(x, value(x))).expand(2)):
-        torch.testing.assert_close(found, exact_slope, rtol=1e-5, atol=1e-6)
+    for actual in (base.function(x), value(x)):
+        torch.testing.assert_close(actual, exact, rtol=1e-5, atol=1e-6)
+    for actual in (base.derivative(x), automatic_slope(base, x), torch.as_tensor(slope(x, value(x))).expand(2)):
+        torch.testing.assert_close(actual, exact_slope, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", UNITS)
@@ -203,12 +203,12 @@ def test_any_parameter_is_rejected_or_gives_correct_properties(
     wide = x.double().requires_grad_()
     exact = EXACT[family](wide, parameter)
     (exact_slope,) = torch.autograd.grad(exact.sum(), wide)
-    for found in (base.function(x), value(x)):
+    for actual in (base.function(x), value(x)):
         scale = min(1, exact.abs().max().item())
-        torch.testing.assert_close(found, exact.detach().to(dtype), rtol=1e-5, atol=1e-6 * scale)
+        torch.testing.assert_close(actual, exact.detach().to(dtype), rtol=1e-5, atol=1e-6 * scale)
     off, scale = x != 0, exact_slope.abs().max().item()
-    for found in (base.derivative(x), slope(x, value(x))):
-        torch.testing.assert_close(found[off], exact_slope.to(dtype)[off], rtol=1e-5, atol=1e-6 * scale)
+    for actual in (base.derivative(x), slope(x, value(x))):
+        torch.testing.assert_close(actual[off], exact_slope.to(dtype)[off], rtol=1e-5, atol=1e-6 * scale)
     assert base.value_at_zero == pytest.approx(EXACT[family](torch.zeros((), dtype=torch.float64), parameter).item())
     low, high = base.slope_bounds
     assert low <= min(base.slopes_at_zero) <= max(base.slopes_at_zero) <= high

@@ -49,14 +49,14 @@ class TestEveryParametrization:
         self, parametrization: str, dtype: torch.dtype, numbers: list[float]
     ) -> None:
         raw = torch.tensor(numbers, dtype=dtype)
-        found = get_parametrization(parametrization).transform(raw)
-        assert len(found) == len(raw) + get_parametrization(parametrization).fewer
+        result = get_parametrization(parametrization).transform(raw)
+        assert len(result) == len(raw) + get_parametrization(parametrization).fewer
         if parametrization in SIMPLEX + HYPERPLANE:
             # A coefficient of 1e9 is known to within 1e9 times the type's precision, and so is the sum.
             size = 1.0 if parametrization in SIMPLEX else max(1.0, raw.abs().max().item())
-            assert found.double().sum().item() == pytest.approx(1, abs=4 * len(found) * torch.finfo(dtype).eps * size)
+            assert result.double().sum().item() == pytest.approx(1, abs=4 * len(result) * torch.finfo(dtype).eps * size)
         if parametrization in SIMPLEX + ORTHANT:
-            assert found.min() >= 0
+            assert result.min() >= 0
 
     @given(numbers=small)
     def test_inverse_round_trips(self, parametrization: str, dtype: torch.dtype, numbers: list[float]) -> None:
@@ -67,8 +67,8 @@ class TestEveryParametrization:
             given = given - given.mean() + 1 / len(given)
         elif parametrization in ORTHANT:
             given = given.abs() + 0.1
-        found = get_parametrization(parametrization).transform(get_parametrization(parametrization).inverse(given))
-        torch.testing.assert_close(found, given, rtol=0, atol=32 * torch.finfo(dtype).eps)
+        actual = get_parametrization(parametrization).transform(get_parametrization(parametrization).inverse(given))
+        torch.testing.assert_close(actual, given, rtol=0, atol=32 * torch.finfo(dtype).eps)
 
     def test_rows_are_independent(self, parametrization: str, dtype: torch.dtype) -> None:
         raw = 3 * torch.randn(2, 5, 4, dtype=dtype)
@@ -86,10 +86,10 @@ class TestEveryParametrization:
     @given(numbers=raws)
     def test_backward_equals_the_pullback(self, parametrization: str, dtype: torch.dtype, numbers: list[float]) -> None:
         raw = torch.tensor(numbers, dtype=dtype, requires_grad=True)
-        found = get_parametrization(parametrization).transform(raw)
-        gradient = torch.linspace(-1, 2, len(found), dtype=dtype).sin()
-        (automatic,) = torch.autograd.grad(found, raw, gradient)
-        pulled = get_parametrization(parametrization).pullback(raw.detach(), found.detach(), gradient)
+        actual = get_parametrization(parametrization).transform(raw)
+        gradient = torch.linspace(-1, 2, len(actual), dtype=dtype).sin()
+        (automatic,) = torch.autograd.grad(actual, raw, gradient)
+        pulled = get_parametrization(parametrization).pullback(raw.detach(), actual.detach(), gradient)
         torch.testing.assert_close(automatic, pulled, rtol=1e-5, atol=1e-6)
 
 
@@ -116,8 +116,8 @@ class TestProjection:
     @given(raws)
     def test_projection_is_the_closest_point(self, numbers: list[float]) -> None:
         raw = torch.tensor(numbers, dtype=torch.float64)
-        found = get_parametrization("projection").transform(raw)
-        torch.testing.assert_close(found, closest_in_simplex(raw), rtol=0, atol=1e-6)
+        actual = get_parametrization("projection").transform(raw)
+        torch.testing.assert_close(actual, closest_in_simplex(raw), rtol=0, atol=1e-6)
 
     @given(small)
     def test_projection_fixes_the_simplex(self, numbers: list[float]) -> None:
@@ -153,17 +153,17 @@ class TestProjection:
         plain = (raw - (raw.sum() - 1) / len(raw)).clamp(min=0)
         gradient = torch.arange(len(raw), dtype=torch.float64).cos()
         (expected,) = torch.autograd.grad(plain, raw, gradient)
-        (found,) = torch.autograd.grad(get_parametrization("projection").transform(raw), raw, gradient)
-        torch.testing.assert_close(found, expected)
+        (actual,) = torch.autograd.grad(get_parametrization("projection").transform(raw), raw, gradient)
+        torch.testing.assert_close(actual, expected)
 
     @given(small)
     def test_forward_mode_is_the_derivative_of_the_projection(self, numbers: list[float]) -> None:
         raw = torch.tensor(numbers, dtype=torch.float64)
         tangent = torch.arange(1, len(raw) + 1, dtype=torch.float64).sin()
-        _, found = torch.func.jvp(get_parametrization("projection").transform, (raw,), (tangent,))
+        _, actual = torch.func.jvp(get_parametrization("projection").transform, (raw,), (tangent,))
         steps = [(closest_in_simplex(raw + h * tangent) - closest_in_simplex(raw)) / h for h in (1e-6, -1e-6)]
         if torch.allclose(*steps, atol=1e-6):  # a point with one tangent, not between two faces
-            torch.testing.assert_close(found, steps[0], rtol=0, atol=1e-6)
+            torch.testing.assert_close(actual, steps[0], rtol=0, atol=1e-6)
 
     @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop])
     def test_coefficient_at_zero_can_grow_again(self, optimizer: type[torch.optim.Optimizer]) -> None:
@@ -275,7 +275,7 @@ class TestSets:
             assert kind().check(torch.tensor([0.5, torch.nan])) == (False, "coefficients must be finite numbers")
 
     @pytest.mark.parametrize(
-        ("kind", "parametrization", "said"),
+        ("kind", "parametrization", "message"),
         [
             (hullo.Simplex, "free", "'free'.*Simplex.*'projection', 'softmax'"),
             (hullo.Hyperplane, "", "''.*Hyperplane.*'recentred', 'free'"),
@@ -284,7 +284,7 @@ class TestSets:
         ],
     )
     def test_unknown_parametrization_is_rejected(
-        self, kind: Callable[[object], object], parametrization: object, said: str
+        self, kind: Callable[[object], object], parametrization: object, message: str
     ) -> None:
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             kind(parametrization)

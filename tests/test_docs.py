@@ -107,7 +107,7 @@ def test_images_exist_for_light_and_dark_pages(site: Path) -> None:
             assert (path.parent / dark).is_file()
             assert (path.parent / light).is_file()
     shown = [re.findall(r'class="(only-\w+)" src="(.*?)"', path.read_text()) for path, _ in pages(site)]
-    light, dark = ({source for found in shown for kind, source in found if kind == name} for name in KINDS)
+    light, dark = ({source for result in shown for kind, source in result if kind == name} for name in KINDS)
     assert len(light) == len(dark) > 5
 
 
@@ -153,11 +153,11 @@ def commands(text: str) -> Iterator[list[str]]:
 
 def leaves(group: Any) -> dict[tuple[str, ...], Any]:
     """Return every command by its names: train, data fetch, ..."""
-    found: dict[tuple[str, ...], Any] = {}
+    result: dict[tuple[str, ...], Any] = {}
     for name, command in group.commands.items():
         inner = leaves(command) if hasattr(command, "commands") else {(): command}
-        found |= {(name, *names): leaf for names, leaf in inner.items()}
-    return found
+        result |= {(name, *names): leaf for names, leaf in inner.items()}
+    return result
 
 
 COMMANDS = leaves(typer.main.get_command(app))

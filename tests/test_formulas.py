@@ -48,8 +48,8 @@ def test_derivative_of_a_formula_is_correct(text: str) -> None:
     value, slope = Formula(fill_in(text, {}), differentiate(text)).functions(FUNCTIONS)
     x = torch.linspace(-2.013, 2.017, 37, dtype=torch.float64).requires_grad_()
     (expected,) = torch.autograd.grad(value(x).sum(), x)
-    found = torch.as_tensor(slope(x.detach(), None), dtype=torch.float64).expand_as(x)
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    actual = torch.as_tensor(slope(x.detach(), None), dtype=torch.float64).expand_as(x)
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
 
 
 def test_formula_has_the_properties_of_the_same_function() -> None:
@@ -108,7 +108,7 @@ def test_keras_supports_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("formula", "said"),
+    ("formula", "message"),
     [
         ("x +", "invalid formula"),
         ("y * x", "contains 'y'"),
@@ -127,9 +127,9 @@ def test_keras_supports_it() -> None:
         ("sqrt(1 + x)", "must have a value everywhere"),
     ],
 )
-def test_invalid_formula_is_rejected_and_not_added(formula: str, said: str) -> None:
+def test_invalid_formula_is_rejected_and_not_added(formula: str, message: str) -> None:
     before = hullo.list_bases()
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         hullo.add_base("broken", formula)
     assert hullo.list_bases() == before
 

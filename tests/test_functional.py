@@ -14,10 +14,10 @@ BACKENDS = ("cpu", "reference")
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 4e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 
-def close(found: Tensor, exact: Tensor) -> None:
+def close(actual: Tensor, exact: Tensor) -> None:
     """Compare two tensors up to the rounding of the first one's dtype."""
-    tolerance = TOLERANCE[found.dtype]
-    torch.testing.assert_close(found.double(), exact.double(), rtol=tolerance, atol=tolerance)
+    tolerance = TOLERANCE[actual.dtype]
+    torch.testing.assert_close(actual.double(), exact.double(), rtol=tolerance, atol=tolerance)
 
 
 def check_against_oracle(
@@ -120,8 +120,8 @@ def test_nan_and_infinity_match_the_reference(name: str, coefficients: list[floa
     for backend in BACKENDS:
         y = hullo.combine(x, torch.tensor(coefficients), ("sin", name), channel_dim=0, backend=backend)
         results.append((y.detach(), torch.autograd.grad(y.sum(), x)[0]))
-    for found, expected in zip(*results, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
+    for actual, expected in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -170,6 +170,6 @@ def test_default_device_does_not_matter() -> None:
     x, c = torch.randn(4, 6, requires_grad=True), rows_of(2, 4)
     expected = hullo.combine(x, c, QUARTET)
     with torch.device("meta"):
-        found = hullo.combine(x, c, QUARTET)
-        found.sum().backward()
-    assert torch.equal(found, expected)
+        actual = hullo.combine(x, c, QUARTET)
+        actual.sum().backward()
+    assert torch.equal(actual, expected)

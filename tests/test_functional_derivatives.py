@@ -52,8 +52,8 @@ class TestDerivatives:
                 value = slope.sum()
                 chain += [slope, value]
             results.append(chain)
-        for found, expected in zip(*results, strict=True):
-            torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+        for actual, expected in zip(*results, strict=True):
+            torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-7)
 
     def test_gradient_penalty_reaches_the_coefficients(self) -> None:
         x, c = self.inputs("given", 2)
@@ -61,8 +61,8 @@ class TestDerivatives:
         for function in (hullo.combine, oracle.combine):
             (slope,) = torch.autograd.grad(function(x, c, QUARTET).sum(), x, create_graph=True)
             results.append(torch.autograd.grad(slope.square().sum(), (x, c)))
-        for found, expected in zip(*results, strict=True):
-            torch.testing.assert_close(found, expected)
+        for actual, expected in zip(*results, strict=True):
+            torch.testing.assert_close(actual, expected)
 
     def test_batched_gradients_match_single_ones(self) -> None:
         x, c = self.inputs("given", 2)
@@ -70,7 +70,7 @@ class TestDerivatives:
         upstream = torch.randn(5, *y.shape, dtype=torch.float64)
         together = torch.autograd.grad(y, (x, c), upstream, is_grads_batched=True, retain_graph=True)
         for k in range(5):
-            for found, expected in zip(
+            for actual, expected in zip(
                 together, torch.autograd.grad(y, (x, c), upstream[k], retain_graph=True), strict=True
             ):
-                torch.testing.assert_close(found[k], expected)
+                torch.testing.assert_close(actual[k], expected)

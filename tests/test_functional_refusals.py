@@ -84,15 +84,15 @@ class TestRefusals:
             hullo.combine(x.to("meta"), c.to("meta"), ["relu"], backend="cpu")
 
     @pytest.mark.parametrize(
-        ("bases", "said"),
+        ("bases", "message"),
         [
             ([], "at least one"),
             (["relu", "relu"], "more than once"),
             (["identity", "relu", "leaky_relu"], "linear comb"),
         ],
     )
-    def test_invalid_bases_are_rejected(self, bases: list[str], said: str) -> None:
-        with pytest.raises(ValueError, match=said):
+    def test_invalid_bases_are_rejected(self, bases: list[str], message: str) -> None:
+        with pytest.raises(ValueError, match=message):
             hullo.combine(torch.randn(3), torch.ones(len(bases)), bases)
 
     @pytest.mark.gpu

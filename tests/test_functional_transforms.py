@@ -42,20 +42,20 @@ class TestTransforms:
         def function(x: Tensor, c: Tensor) -> Tensor:
             return hullo.combine(x, c, TRIO, channel_dim=channel_dim)
 
-        found = torch.vmap(function, in_dims=(x_dim, c_dim))(x, c)
-        torch.testing.assert_close(found, stacked(function, x, c, x_dim, c_dim))
+        actual = torch.vmap(function, in_dims=(x_dim, c_dim))(x, c)
+        torch.testing.assert_close(actual, stacked(function, x, c, x_dim, c_dim))
 
         def gradient(x: Tensor, c: Tensor) -> Tensor:
             dx, dc = torch.func.grad(lambda x, c: function(x, c).square().sum(), argnums=(0, 1))(x, c)
             return torch.cat([dx.flatten(), dc.flatten()])
 
-        found = torch.vmap(gradient, in_dims=(x_dim, c_dim))(x, c)
-        torch.testing.assert_close(found, stacked(gradient, x, c, x_dim, c_dim))
+        actual = torch.vmap(gradient, in_dims=(x_dim, c_dim))(x, c)
+        torch.testing.assert_close(actual, stacked(gradient, x, c, x_dim, c_dim))
 
     def test_vmap_of_scalars_equals_a_vector(self) -> None:
         x, c = torch.randn(5), torch.randn(5, 3)
-        found = torch.vmap(lambda x, c: hullo.combine(x, c, TRIO))(x, c)
-        torch.testing.assert_close(found, oracle.combine(x[:, None], c, TRIO, 0).float()[:, 0])
+        actual = torch.vmap(lambda x, c: hullo.combine(x, c, TRIO))(x, c)
+        torch.testing.assert_close(actual, oracle.combine(x[:, None], c, TRIO, 0).float()[:, 0])
 
     def test_nested_vmap_equals_nested_loops(self) -> None:
         x, c = torch.randn(2, 3, 4, 6), torch.randn(3, 2, 3)
@@ -63,9 +63,9 @@ class TestTransforms:
         def function(x: Tensor, c: Tensor) -> Tensor:
             return hullo.combine(x, c, TRIO)
 
-        found = torch.vmap(torch.vmap(function, in_dims=(0, None)), in_dims=(1, 0))(x, c)
+        actual = torch.vmap(torch.vmap(function, in_dims=(0, None)), in_dims=(1, 0))(x, c)
         for i, j in itertools.product(range(3), range(2)):
-            torch.testing.assert_close(found[i, j], function(x[j, i], c[i]))
+            torch.testing.assert_close(actual[i, j], function(x[j, i], c[i]))
 
     @pytest.mark.parametrize("groups", [None, 2])
     @pytest.mark.parametrize("transform", ["jacrev", "jacfwd", "hessian", "jacrev of jacrev", "jacfwd of jacfwd"])
@@ -81,16 +81,16 @@ class TestTransforms:
                 function = getattr(torch.func, inner)(function, argnums=(0, 1))
             return getattr(torch.func, outer)(function, argnums=(0, 1))
 
-        found, expected = (transformed(combine)(x, c) for combine in (hullo.combine, oracle.combine))
-        torch.testing.assert_close(found, expected)
+        actual, expected = (transformed(combine)(x, c) for combine in (hullo.combine, oracle.combine))
+        torch.testing.assert_close(actual, expected)
 
     def test_is_grads_batched_works(self) -> None:
         x, c = torch.randn(2, 4, dtype=torch.float64), rows_of(None, 3, torch.float64)
         for vectorised in (False, True):
-            found = torch.autograd.functional.jacobian(
+            actual = torch.autograd.functional.jacobian(
                 lambda x, c: hullo.combine(x, c, TRIO), (x, c), vectorize=vectorised
             )
-            torch.testing.assert_close(found, torch.func.jacrev(oracle.combine, argnums=(0, 1))(x, c, TRIO))
+            torch.testing.assert_close(actual, torch.func.jacrev(oracle.combine, argnums=(0, 1))(x, c, TRIO))
 
     def test_forward_mode_works_with_one_tangent(self) -> None:
         x, c = torch.randn(3, 4, dtype=torch.float64), rows_of(None, 3, torch.float64)
@@ -118,11 +118,11 @@ class TestCompiled:
             return 2 * hullo.combine(x + 1, c, names).square()
 
         x, c = torch.randn(4, 6, requires_grad=True), rows_of(groups, 3).requires_grad_()
-        found = torch.compile(function, fullgraph=True, backend=backend)(x, c)
+        actual = torch.compile(function, fullgraph=True, backend=backend)(x, c)
         expected = function(x, c)
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(actual, expected)
         upstream = torch.randn_like(x)
-        for a, b in zip(*(torch.autograd.grad(y, (x, c), upstream) for y in (found, expected)), strict=True):
+        for a, b in zip(*(torch.autograd.grad(y, (x, c), upstream) for y in (actual, expected)), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
     def test_unknown_base_in_compiled_code_is_rejected_with_remedy(self) -> None:

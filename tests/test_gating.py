@@ -20,10 +20,10 @@ def test_product_and_gradients_are_correct(hull: type[hullo.Hull], parametrizati
     act = uneven(hull, parametrization, groups, channel_dim=-1, dtype=torch.float64)
     inputs = [torch.randn(2, 6, dtype=torch.float64, requires_grad=True) for _ in range(2)]
     upstream = torch.randn(2, 6, dtype=torch.float64)
-    found = torch.autograd.grad(hullo.GatedHull(act)(*inputs), [*inputs, act.raw], upstream)
+    actual = torch.autograd.grad(hullo.GatedHull(act)(*inputs), [*inputs, act.raw], upstream)
     expected = torch.autograd.grad(act(inputs[0]) * inputs[1], [*inputs, act.raw], upstream)
     torch.testing.assert_close(hullo.GatedHull(act)(*inputs), act(inputs[0]) * inputs[1])
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other)
 
 
@@ -72,9 +72,9 @@ def test_only_inputs_and_raw_parameters_are_saved() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_supported(dtype: torch.dtype) -> None:
     act, gate, up = hullo.AffineHull("identity", "relu", "tanh"), torch.randn(64), torch.randn(64)
-    found = hullo.GatedHull(act)(gate.to(dtype), up.to(dtype))
-    assert found.dtype == dtype
-    torch.testing.assert_close(found.float(), act(gate) * up, rtol=2**-6, atol=2**-7)
+    actual = hullo.GatedHull(act)(gate.to(dtype), up.to(dtype))
+    assert actual.dtype == dtype
+    torch.testing.assert_close(actual.float(), act(gate) * up, rtol=2**-6, atol=2**-7)
 
 
 @pytest.mark.parametrize("shape", [(4, 6), (1, 6), (6,), ()], ids=["same", "broadcast", "fewer dimensions", "a number"])
@@ -148,12 +148,12 @@ def test_gradients_reuse_memory_only_if_unreferenced(use: str, taken: int, monke
     act = hullo.GatedHull(hullo.AffineHull("identity", "relu", "tanh")).to(DEVICE)
     x, w = torch.randn(3, 4, device=DEVICE), torch.randn(4, 16, device=DEVICE, requires_grad=True)
     gate, up = x @ w, x @ w
-    addresses, found = {gate.data_ptr(), up.data_ptr()}, set()
+    addresses, actual = {gate.data_ptr(), up.data_ptr()}, set()
     for tensor in (gate, up):
-        tensor.register_hook(lambda gradient: found.add(gradient.data_ptr()))
+        tensor.register_hook(lambda gradient: actual.add(gradient.data_ptr()))
     other = gate.square().sum() if use == "another operation" else 0.0
     expected = torch.autograd.grad(act.hull(gate.clone()).mul(up).sum() + other, w, retain_graph=True)[0]
-    found.clear()
+    actual.clear()
     y = act(gate, up).sum() + other
     holder = {"variable": gate, "view": gate.view(-1)}.get(use, gate.clone())
     before = holder.clone()
@@ -161,4 +161,4 @@ def test_gradients_reuse_memory_only_if_unreferenced(use: str, taken: int, monke
     for _ in range(2 if use == "graph" else 1):
         torch.testing.assert_close(torch.autograd.grad(y, w, retain_graph=use == "graph")[0], expected)
     assert torch.equal(holder, before)
-    assert use == "another operation" or len(addresses & found) == taken
+    assert use == "another operation" or len(addresses & actual) == taken

@@ -140,11 +140,11 @@ def test_second_derivatives_match_the_formula(name):
         (dx,) = gradients(lambda x: keras.ops.sum(as_function(layer)(x, raw)), x)
         return keras.ops.sum(dx * dx)
 
-    found = gradients(penalty, x, layer.raw.numpy())
+    actual = gradients(penalty, x, layer.raw.numpy())
     x = torch.tensor(x, dtype=torch.float64, requires_grad=True)
     (dx,) = torch.autograd.grad(module(x).sum(), x, create_graph=True)
     expected = torch.autograd.grad(dx.square().sum(), (x, module.raw))
-    for ours, theirs in zip(found, expected, strict=True):
+    for ours, theirs in zip(actual, expected, strict=True):
         np.testing.assert_allclose(numpy(ours), theirs, rtol=1e-5, atol=1e-5)
 
 

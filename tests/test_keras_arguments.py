@@ -38,9 +38,9 @@ pytestmark = without_array_warning
 def test_bad_arguments_raise_the_errors_of_pytorch(name, bases, arguments):
     with pytest.raises((ValueError, TypeError)) as expected:
         getattr(hullo, name)(*bases, **arguments)
-    with pytest.raises(expected.type) as found:
+    with pytest.raises(expected.type) as actual:
         getattr(hullo.keras, name)(bases, **arguments)
-    assert str(found.value) == str(expected.value)
+    assert str(actual.value) == str(expected.value)
 
 
 @pytest.mark.parametrize("arguments", [("relu",), (None,), ("identity", "relu")])

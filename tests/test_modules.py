@@ -119,7 +119,7 @@ class TestAssignment:
 
     @every_hull
     @pytest.mark.parametrize(
-        ("value", "error", "said"),
+        ("value", "error", "message"),
         [
             ([torch.nan, 0.5, 0.5], ValueError, r"invalid coefficients \[nan, 0.5, 0.5\].*finite"),
             ([torch.inf, 0.0, 1.0], ValueError, "finite"),
@@ -133,14 +133,14 @@ class TestAssignment:
         ],
     )
     def test_invalid_coefficients_are_rejected_and_change_nothing(
-        self, hull: type[Hull], parametrization: str, value: Any, error: type[Exception], said: str
+        self, hull: type[Hull], parametrization: str, value: Any, error: type[Exception], message: str
     ) -> None:
         act = uneven(hull, parametrization)
         before = act.raw.detach().clone()
-        with pytest.raises(error, match=said):
+        with pytest.raises(error, match=message):
             act.coefficients = value
         assert torch.equal(act.raw, before)
-        with pytest.raises(error, match=said):
+        with pytest.raises(error, match=message):
             hull(*TRIO, init=value, parametrization=parametrization)
 
     @pytest.mark.parametrize("hull", [hullo.ConvexHull, hullo.ConicHull])

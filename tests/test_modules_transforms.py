@@ -20,10 +20,10 @@ class TestTransforms:
     def test_functional_call_and_grad_agree_with_autograd(self, hull: type[Hull], parametrization: str) -> None:
         act, x = uneven(hull, parametrization, 2), torch.randn(3, 4)
         act(x).square().sum().backward()
-        found = torch.func.grad(lambda p: torch.func.functional_call(act, p, (x,)).square().sum())(
+        actual = torch.func.grad(lambda p: torch.func.functional_call(act, p, (x,)).square().sum())(
             {act.raw_name: act.raw.detach()}
         )
-        torch.testing.assert_close(found[act.raw_name], act.raw.grad)
+        torch.testing.assert_close(actual[act.raw_name], act.raw.grad)
 
     @every_hull
     @pytest.mark.parametrize("groups", [1, 2])
@@ -38,10 +38,10 @@ class TestTransforms:
         def loss(parameters: dict[str, Tensor], buffers: dict[str, Tensor]) -> Tensor:
             return torch.func.functional_call(members[0], (parameters, buffers), (x,)).square().sum()
 
-        found = torch.vmap(torch.func.grad(loss))(parameters, buffers)
+        actual = torch.vmap(torch.func.grad(loss))(parameters, buffers)
         for k, member in enumerate(members):
             member(x).square().sum().backward()
-            torch.testing.assert_close(found[f"1.{member[1].raw_name}"][k], member[1].raw.grad, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(actual[f"1.{member[1].raw_name}"][k], member[1].raw.grad, rtol=1e-4, atol=1e-5)
 
     @pytest.mark.parametrize("parametrization", hullo.Simplex.choices)
     def test_jacobians_by_both_modes_agree(self, parametrization: str) -> None:
@@ -78,9 +78,9 @@ class TestSymbolicTrace:
             gradients = torch.autograd.grad(y.square().sum(), (leaf, *function.parameters()))
             names = ("x", *(name for name, _ in function.named_parameters()))
             results.append({"y": y, **dict(zip(names, gradients, strict=True))})
-        for found in results[1:]:
-            assert found.keys() == results[0].keys()
-            assert all(torch.equal(found[name], value) for name, value in results[0].items())
+        for actual in results[1:]:
+            assert actual.keys() == results[0].keys()
+            assert all(torch.equal(actual[name], value) for name, value in results[0].items())
 
 
 class TestCompilers:
@@ -106,8 +106,8 @@ class TestCompilers:
             for function in (module, compiled):
                 y = function(x)
                 results.append((y, *torch.autograd.grad(y.square().sum(), (x, *module.parameters()))))
-            for plain, found in zip(*results, strict=True):
-                torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-5)
+            for plain, actual in zip(*results, strict=True):
+                torch.testing.assert_close(actual, plain, rtol=1e-5, atol=1e-5)
 
     @every_hull
     @pytest.mark.parametrize("groups", [1, 2])

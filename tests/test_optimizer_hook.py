@@ -39,8 +39,8 @@ def batch(seed: int) -> tuple[Tensor, Tensor]:
 
 def accumulate(model: nn.Module, x: Tensor, target: Tensor, micro_batches: int) -> None:
     model.zero_grad()
-    for part, wanted in zip(x.chunk(micro_batches), target.chunk(micro_batches), strict=True):
-        (model(part) - wanted).square().sum().backward()
+    for part, expected in zip(x.chunk(micro_batches), target.chunk(micro_batches), strict=True):
+        (model(part) - expected).square().sum().backward()
 
 
 @given(on_faces, st.integers(0, 2**31), st.sampled_from([2, 3, 12]), st.sampled_from([1, 2, 4]))

@@ -127,12 +127,12 @@ def test_layer_with_hull_equals_the_papers_two_stage_pipeline(bases: tuple[str, 
 
     upstream = torch.randn_like(hull)
     shared = (x, *layer.parameters())
-    found = torch.autograd.grad(hull, (*shared, act.raw), upstream)
+    actual = torch.autograd.grad(hull, (*shared, act.raw), upstream)
     expected = torch.autograd.grad(pipeline, (*shared, mix.weight), upstream)
-    for a, b in zip(found[:-1], expected[:-1], strict=True):
+    for a, b in zip(actual[:-1], expected[:-1], strict=True):
         torch.testing.assert_close(a, b)
     weights = expected[-1].flatten()
-    torch.testing.assert_close(found[-1], weights[:-1] - weights[-1])  # the last is one less the others
+    torch.testing.assert_close(actual[-1], weights[:-1] - weights[-1])  # the last is one less the others
     (direct,) = torch.autograd.grad(
         hullo.combine(layer(x), given := act.coefficients.detach().requires_grad_(), bases).flatten(1), given, upstream
     )

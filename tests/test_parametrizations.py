@@ -64,9 +64,9 @@ class TestOwnParametrization:
             return torch.func.functional_call(hull, {hull.raw_name: raw}, (x,))
 
         torch.testing.assert_close(call(x, raw), plain(own, raw, x))
-        found = torch.autograd.grad(call(x, raw).square().sum(), (x, raw))
+        actual = torch.autograd.grad(call(x, raw).square().sum(), (x, raw))
         expected = torch.autograd.grad(plain(own, raw, x).square().sum(), (x, raw))
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(actual, expected)
         assert torch.autograd.gradcheck(call, (x, raw))
         assert torch.autograd.gradgradcheck(call, (x, raw))
 

@@ -133,10 +133,10 @@ def test_combination_equal_to_a_base_is_identified(
     st.integers(-2, 1),
 )
 def test_scaled_base_is_identified(family: str, digits: int, exponent: int) -> None:
-    spelled = f"{family}({float(f'{digits}e{exponent - 5}')})"
-    hullo.add_base("half", lambda x: 0.5 * hullo.base(spelled).function(x))
+    spelling = f"{family}({float(f'{digits}e{exponent - 5}')})"
+    hullo.add_base("half", lambda x: 0.5 * hullo.base(spelling).function(x))
     try:
-        assert hullo.identify([2.0], ["half"]) is hullo.base(spelled)
+        assert hullo.identify([2.0], ["half"]) is hullo.base(spelling)
     finally:
         del hullo.bases._families["half"], hullo.bases._cache["half"]
 
@@ -169,8 +169,8 @@ class TestQuestions:
 
     def test_default_device_does_not_matter(self, question: Callable[..., Any]) -> None:
         with torch.device("meta"):
-            found = question([0.5, 0.5], ["identity", "relu"])
-        assert found == question([0.5, 0.5], ["identity", "relu"])
+            result = question([0.5, 0.5], ["identity", "relu"])
+        assert result == question([0.5, 0.5], ["identity", "relu"])
 
     @pytest.mark.parametrize("coefficients", [[1.0], [0.5, torch.nan], 1.0, [[[1.0, 0.0]]], [torch.inf, 0.0]])
     def test_mismatched_coefficients_are_rejected(self, question: Callable[..., Any], coefficients: Any) -> None:

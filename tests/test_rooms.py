@@ -55,11 +55,11 @@ def imported(path: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("package", FORBIDDEN)
 def test_packages_import_only_lower_layers(package: str) -> None:
-    found = [
+    result = [
         f"{name} imports {other}"
         for name, path in modules(package)
         for other in imported(path)
         if any(other == forbidden or other.startswith(f"{forbidden}.") for forbidden in FORBIDDEN[package])
     ]
-    assert not found
+    assert not result
     assert list(modules(package))

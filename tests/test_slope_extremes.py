@@ -58,8 +58,8 @@ def search(coefficients: list[float], names: list[str]) -> float:
         low, high = x[max(at - 1, 0)].item(), x[min(at + 1, len(x) - 1)].item()
         for _ in range(5):
             closer = torch.linspace(low, high, 65, dtype=torch.float64)
-            found = slopes_at(closer, coefficients, names).where(~torch.isin(closer, kinks), math.inf)
-            least, best = min(least, found.min().item()), int(found.argmin())
+            result = slopes_at(closer, coefficients, names).where(~torch.isin(closer, kinks), math.inf)
+            least, best = min(least, result.min().item()), int(result.argmin())
             low, high = closer[max(best - 1, 0)].item(), closer[min(best + 1, 64)].item()
     return least
 
@@ -210,9 +210,9 @@ def test_enclosures_hold_at_every_point(name: str, pairs: list[tuple[float, floa
     x = Jet.variable(low, high)
     jets = [value(x), slope(x, value(x))]
     at = (low + (high - low) * (torch.arange(1, 100, dtype=torch.float64) / 100)[:, None]).requires_grad_()
-    found = base.derivative(at)
-    second = torch.autograd.grad(found.sum(), at)[0] if found.requires_grad else torch.zeros_like(at)
-    for jet, (inside, derivative) in zip(jets, [(base.function(at), found), (found, second)], strict=True):
+    result = base.derivative(at)
+    second = torch.autograd.grad(result.sum(), at)[0] if result.requires_grad else torch.zeros_like(at)
+    for jet, (inside, derivative) in zip(jets, [(base.function(at), result), (result, second)], strict=True):
         enclosing = jet if isinstance(jet, Jet) else x.constant(jet)
         for bounds, points in ((enclosing.value, inside), (enclosing.slope, derivative)):
             rounding = 1e-9 * points.detach().abs() + 1e-12 * (1 + at.detach().abs())
@@ -231,11 +231,11 @@ def test_function_enclosures_are_tight(name: str, start: float, width: float) ->
     start = abs(start) if name in ("sqrt", "log1p") else start
     low = torch.tensor([start], dtype=torch.float64)
     high = low + width
-    found = interval_arithmetic.FUNCTIONS[name](Jet.variable(low, high)).value
+    result = interval_arithmetic.FUNCTIONS[name](Jet.variable(low, high)).value
     values = FUNCTIONS[name](torch.linspace(start, high.item(), 2001, dtype=torch.float64))
     spread = (values.max() - values.min()).item()
     error = 1e-13 * values.abs().max().item() + 1e-13
-    assert found.low.item() <= values.min().item()
-    assert values.max().item() <= found.high.item()
-    assert found.low.item() >= values.min().item() - 1e-3 * spread - error
-    assert found.high.item() <= values.max().item() + 1e-3 * spread + error
+    assert result.low.item() <= values.min().item()
+    assert values.max().item() <= result.high.item()
+    assert result.low.item() >= values.min().item() - 1e-3 * spread - error
+    assert result.high.item() <= values.max().item() + 1e-3 * spread + error

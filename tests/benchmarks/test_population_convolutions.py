@@ -30,8 +30,8 @@ def test_every_layer_is_measured_forward_and_backward(convolutions, bench, monke
     plain = convolutions.VARIANTS["conv2d, weight contiguous"]
     monkeypatch.setattr(convolutions, "VARIANTS", {"plain": plain})
     bench.run([(convolutions.convolution, convolutions.LAYERS)])
-    found = [(line.layer, line.variant, line.direction) for line in bench.lines]
-    assert found == [(layer, "plain", direction) for layer in convolutions.LAYERS for direction in DIRECTIONS]
+    result = [(line.layer, line.variant, line.direction) for line in bench.lines]
+    assert result == [(layer, "plain", direction) for layer in convolutions.LAYERS for direction in DIRECTIONS]
 
 
 def test_failing_variant_is_reported_and_others_continue(bench, capsys):

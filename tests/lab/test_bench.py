@@ -87,9 +87,9 @@ def test_held_memory_counts_tensors_once_without_parameters(name, inputs):
 
 def test_floor_is_minimal_traffic_over_copy_bandwidth(bench):
     for case in (FLAT, GROUPED):
-        found = bench.eager(case, math.inf)
-        assert {row.bandwidth_gb_s for row in found} == {found[0].bandwidth_gb_s}
-        for row in found:
+        result = bench.eager(case, math.inf)
+        assert {row.bandwidth_gb_s for row in result} == {result[0].bandwidth_gb_s}
+        for row in result:
             tensors = {"forward": 2, "backward": 3, "both": 5}[row.direction]
             elements = math.prod(case.shape)
             assert row.floor_ms == pytest.approx(tensors * 4 * elements / row.bandwidth_gb_s / 1e6)
@@ -97,20 +97,20 @@ def test_floor_is_minimal_traffic_over_copy_bandwidth(bench):
 
 
 def test_every_contender_has_a_row_per_pass(bench):
-    found = bench.eager(GROUPED, math.inf)
-    assert [(row.activation, row.direction) for row in found] == [
+    result = bench.eager(GROUPED, math.inf)
+    assert [(row.activation, row.direction) for row in result] == [
         (name, direction) for name in bench.activations for direction in ("forward", "backward", "both")
     ]
-    assert all(row.case == GROUPED and row.repeats == 4 for row in found)
-    for forward, backward, both in zip(found[::3], found[1::3], found[2::3], strict=True):
+    assert all(row.case == GROUPED and row.repeats == 4 for row in result)
+    for forward, backward, both in zip(result[::3], result[1::3], result[2::3], strict=True):
         for name in ("p10_ms", "median_ms", "p90_ms"):
             assert getattr(both, name) >= max(getattr(forward, name), getattr(backward, name))
 
 
 def test_graph_calls_have_their_own_kind(bench):
-    found = bench.graph(FLAT, math.inf)
-    assert {row.kind for row in found} == {"graph"}
-    assert {row.activation for row in found} == set(bench.activations)
+    result = bench.graph(FLAT, math.inf)
+    assert {row.kind for row in result} == {"graph"}
+    assert {row.activation for row in result} == set(bench.activations)
 
 
 def test_graphs_are_measured_last_for_small_inputs(bench):
@@ -121,9 +121,9 @@ def test_graphs_are_measured_last_for_small_inputs(bench):
 
 def test_short_budget_reduces_repeats_and_skips_tasks(bench, capsys):
     many = Bench(bench.clock, bench.environment, ("gelu",), 10**9, bench.progress)
-    found = [row for part in many.run(many.tasks([FLAT]), budget=2.0) for row in part]
-    assert {row.kind for row in found} == {"eager", "overhead"}
-    assert all(1 <= row.repeats < 10**9 for row in found)
+    result = [row for part in many.run(many.tasks([FLAT]), budget=2.0) for row in part]
+    assert {row.kind for row in result} == {"eager", "overhead"}
+    assert all(1 <= row.repeats < 10**9 for row in result)
     assert list(many.run(many.tasks([FLAT]), budget=0.0)) == []
     assert "the budget of 0 s is spent; not measured: 2^12 float32" in capsys.readouterr().err
 
@@ -140,8 +140,8 @@ def test_missing_compiler_skips_the_compiled_hull_with_a_note(bench, monkeypatch
 
 def test_input_too_large_for_memory_is_skipped_with_a_note(bench, capsys):
     tasks = bench.tasks([Case((2**49,), "float64"), FLAT])[:2]
-    found = [row for part in bench.run(tasks) for row in part]
-    assert {row.case for row in found} == {FLAT}
+    result = [row for part in bench.run(tasks) for row in part]
+    assert {row.case for row in result} == {FLAT}
     assert "not enough memory; not measured: 2^49 float64" in capsys.readouterr().err
 
 
@@ -153,11 +153,11 @@ def test_errors_of_contenders_are_raised(bench, monkeypatch):
 
 
 def test_rows_round_trip_through_a_file(bench, tmp_path):
-    found = bench.overhead(math.inf) + bench.eager(GROUPED, math.inf)
+    result = bench.overhead(math.inf) + bench.eager(GROUPED, math.inf)
     with results.RowFile(tmp_path / "deep" / "rows.csv") as file:
-        file.add(found)
+        file.add(result)
     read = results.read_rows(tmp_path / "deep" / "rows.csv")
-    for kept, row in zip(read, found, strict=True):
+    for kept, row in zip(read, result, strict=True):
         for name in results.COLUMNS:
             value = getattr(row, name)
             assert getattr(kept, name) == (pytest.approx(value, rel=1e-5) if isinstance(value, float) else value)
@@ -170,19 +170,19 @@ def test_rows_with_missing_columns_are_rejected(tmp_path):
 
 
 def test_table_shows_multiples_of_gelu(bench):
-    found = bench.eager(FLAT, math.inf)
-    times = {(row.activation, row.direction): row.median_ms for row in found}
+    result = bench.eager(FLAT, math.inf)
+    times = {(row.activation, row.direction): row.median_ms for row in result}
     ratio = times["hullo", "both"] / times["gelu", "both"]
-    assert Results(found, "eager").gelus(FLAT, "hullo", "both") == pytest.approx(ratio)
+    assert Results(result, "eager").gelus(FLAT, "hullo", "both") == pytest.approx(ratio)
     console = Console(width=120)
     with console.capture() as shown:
-        console.print(*terminal_tables(found))
+        console.print(*terminal_tables(result))
     line = next(line for line in shown.get().splitlines() if "hull, hullo" in line)
     assert line.split()[-2:] == [number(ratio), "1.00"]
 
 
 def test_chart_is_a_reproducible_image(bench, tmp_path, monkeypatch):
-    found = bench.eager(FLAT, math.inf) + bench.eager(Case((4096,), "float16"), math.inf)
+    actual = bench.eager(FLAT, math.inf) + bench.eager(Case((4096,), "float16"), math.inf)
     drawn = []
     save = style.save
 
@@ -192,10 +192,10 @@ def test_chart_is_a_reproducible_image(bench, tmp_path, monkeypatch):
 
     monkeypatch.setattr(style, "save", keep)
     for name in ("a.png", "b.png"):
-        draw_chart(found, tmp_path / name)
+        draw_chart(actual, tmp_path / name)
     panel, _ = drawn[0].axes
     assert panel.get_xscale() == "log"  # 1.0 and 1.5 are told apart beside 12
-    known = Results(found, "eager")
+    known = Results(actual, "eager")
     expected = [known.floors(FLAT, name, "forward") for name in known.activations]
     assert panel.containers[0].lines[0].get_xdata() == pytest.approx(expected)
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")

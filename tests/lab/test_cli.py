@@ -25,13 +25,13 @@ def test_bench_measures_prints_and_saves(tmp_path):
     assert result.exit_code == 0, result.output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cpu.csv", "cpu.png"]
     assert (tmp_path / "cpu.png").read_bytes().startswith(b"\x89PNG")
-    found = results.read_rows(tmp_path / "cpu.csv")
-    cases = {str(row.case) for row in found if row.kind == "eager"}
+    actual = results.read_rows(tmp_path / "cpu.csv")
+    cases = {str(row.case) for row in actual if row.kind == "eager"}
     assert cases == {f"2^9 {dtype}" for dtype in ("float32", "bfloat16")} | {
         f"2x4x3x3/4 {dtype} {layout}" for dtype in ("float32", "bfloat16") for layout in ("contiguous", "channels_last")
     }
-    assert all(0 < row.p10_ms <= row.median_ms <= row.p90_ms for row in found)
-    assert {(row.commit, row.hullo, row.repeats) for row in found} == {("abc", hullo.__version__, 3)}
+    assert all(0 < row.p10_ms <= row.median_ms <= row.p90_ms for row in actual)
+    assert {(row.commit, row.hullo, row.repeats) for row in actual} == {("abc", hullo.__version__, 3)}
     for case in cases:
         assert case in result.stdout
     assert "[1/7] 2^9 float32" in result.stderr

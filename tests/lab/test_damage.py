@@ -105,10 +105,10 @@ def test_damaged_record_is_valid_or_reported_with_line_and_field(
     path = tmp_path / "records.jsonl"
     good, line = make_record("relu", [70.0], column="lenet5/cifar10"), damage(data, record)
     path.write_bytes(good.line() + line)
-    found, flaws = Records(path).scan()
-    assert found[0] == good
+    actual, flaws = Records(path).scan()
+    assert actual[0] == good
     if flaws:
-        assert len(found) == len(flaws) == 1
+        assert len(actual) == len(flaws) == 1
         field, _, what = flaws[0].removeprefix(f"{path}, line 2: ").partition(": ")
         assert field.partition(".")[0].partition("[")[0] in {*json.loads(good.line()), "the line", "invalid JSON"} or (
             "unknown" in what
@@ -116,7 +116,7 @@ def test_damaged_record_is_valid_or_reported_with_line_and_field(
         assert flaws[0].isprintable()
         assert len(flaws[0]) < len(str(path)) + 400
         return
-    if found[-1] in (good, record):
+    if actual[-1] in (good, record):
         return  # shown often enough
     for command in (["table"], ["table", "--format", "latex"], ["report", "--output", tmp_path / "page.html"]):
         result = CliRunner().invoke(app, [*map(str, command), str(path)])
@@ -160,8 +160,8 @@ def test_overlong_and_incomplete_lines_are_skipped(tmp_path: Path, monkeypatch: 
     path = tmp_path / "records.jsonl"
     long = b'"' + b"x" * 10_000 + b'"\n'
     path.write_bytes(b"\n" + RECORDS[0].line() + long + b"\xff\xfe\n" + RECORDS[1].line() + long[:-1])
-    found, flaws = Records(path).scan()
-    assert found == list(RECORDS[:2])
+    result, flaws = Records(path).scan()
+    assert result == list(RECORDS[:2])
     assert [flaw.partition(": ")[0] for flaw in flaws] == [f"{path}, line 3", f"{path}, line 4"]
     assert "longer than 4,000 bytes" in flaws[0]
     assert Records(path).truncated_bytes == len(long) - 1

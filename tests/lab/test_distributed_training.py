@@ -53,8 +53,8 @@ def start_two(*arguments: object) -> list[Command]:
 
 def record(output: Path) -> dict[str, Any]:
     (line,) = (output / "records.jsonl").read_text().splitlines()
-    found: dict[str, Any] = json.loads(line)
-    return found
+    result: dict[str, Any] = json.loads(line)
+    return result
 
 
 def assert_alike(first: dict[str, Any], second: dict[str, Any]) -> None:
@@ -72,9 +72,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_two_processes_train_like_one(alone: Path, tmp_path: Path) -> None:
     process = start_torchrun(*TRAIN, "--output", tmp_path)
-    said, errors = process.communicate(timeout=120)
+    message, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
-    assert said.count("test accuracy") == 1  # one of them speaks
+    assert message.count("test accuracy") == 1  # one of them speaks
     assert_alike(record(tmp_path), record(alone))
     assert record(tmp_path)["coefficients"][0] != record(tmp_path)["coefficients"][-1]
 

@@ -113,7 +113,7 @@ def test_per_channel_coefficients_are_recorded_as_means_and_rows(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("acts", "spelled", "coefficients"),
+    ("acts", "spelling", "coefficients"),
     [
         ([hullo.AffineHull("relu", "tanh", init="tanh")], "affine(relu,tanh,init=tanh)", [[0, 1]]),
         (  # as after `replace_activations`: each starts as the function it replaced
@@ -127,11 +127,11 @@ def test_per_channel_coefficients_are_recorded_as_means_and_rows(tmp_path: Path)
     ],
 )
 def test_activation_is_inferred_from_the_model(
-    tmp_path: Path, acts: list[nn.Module], spelled: str | None, coefficients: list[list[float]]
+    tmp_path: Path, acts: list[nn.Module], spelling: str | None, coefficients: list[list[float]]
 ) -> None:
     write(mlp(*acts), tmp_path)
     (record,) = read(tmp_path)
-    assert spelled is None or record.spec.activation == spelled
+    assert spelling is None or record.spec.activation == spelling
     assert record.coefficients == [coefficients] * 2
 
 

@@ -42,16 +42,16 @@ def checkpoint_times(output: Path) -> list[int]:
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("uninterrupted")
-    said, _ = Command(*REPRODUCE, "--output", output).finish()
+    message, _ = Command(*REPRODUCE, "--output", output).finish()
     for row in ROWS:
-        assert row in said
+        assert row in message
     return output
 
 
 def test_experiment_is_trained_recorded_tabulated_and_drawn(uninterrupted: Path) -> None:
-    found = Records(uninterrupted / "records.jsonl").read()
-    assert [record.spec.activation for record in found] == list(ROWS)
-    assert all(record.ended == "finished" and len(record.test_accuracy) == 4 for record in found)
+    result = Records(uninterrupted / "records.jsonl").read()
+    assert [record.spec.activation for record in result] == list(ROWS)
+    assert all(record.ended == "finished" and len(record.test_accuracy) == 4 for record in result)
     assert (uninterrupted / "lenet5-fashion-mnist-sample-activations.png").read_bytes().startswith(b"\x89PNG")
     assert not checkpoint_times(uninterrupted)
 
@@ -103,15 +103,15 @@ def test_ctrl_c_saves_and_resuming_gives_the_same_records(uninterrupted: Path, t
 def test_diverging_run_is_reported_once(tmp_path: Path) -> None:
     result = invoke(*TRAIN, "--epochs", 3, "--lr", 1e30, "--output", tmp_path, "--quiet")
     assert result.exit_code == 0, result.output
-    said = "diverged in epoch 1: relu seed=0: losses or weights are not finite; a smaller --lr may help"
-    assert result.stderr == f"note: {said}\n"
+    message = "diverged in epoch 1: relu seed=0: losses or weights are not finite; a smaller --lr may help"
+    assert result.stderr == f"note: {message}\n"
 
 
 def test_two_processes_in_one_directory_share_the_work(uninterrupted: Path, tmp_path: Path) -> None:
     processes = [Command(*REPRODUCE, "--output", tmp_path) for _ in range(2)]
-    said = [process.finish() for process in processes]
+    output = [process.finish() for process in processes]
     assert results(tmp_path) == results(uninterrupted)
-    assert said[0][0] == said[1][0]
+    assert output[0][0] == output[1][0]
 
 
 @pytest.fixture
@@ -189,9 +189,9 @@ def test_more_seeds_extend_existing_records(tmp_path: Path) -> None:
     shared = ("reproduce", COLUMN, "--activation", "relu", *TRAIN[3:], "--output", tmp_path, "--quiet")
     assert invoke(*shared, "--seeds", 1).stderr == ""
     result = invoke(*shared, "--seeds", 3)
-    found = Records(tmp_path / "records.jsonl").read()
-    assert [(record.spec.seed, record.members) for record in found] == [(0, 1), (1, 2), (2, 2)]
-    assert Interval.of(record.accuracy for record in found).spell() in result.stdout
+    actual = Records(tmp_path / "records.jsonl").read()
+    assert [(record.spec.seed, record.members) for record in actual] == [(0, 1), (1, 2), (2, 2)]
+    assert Interval.of(record.accuracy for record in actual).spell() in result.stdout
 
 
 def test_failed_append_is_a_clear_error_and_leaves_no_partial_record(tmp_path: Path) -> None:

@@ -30,8 +30,8 @@ def endings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     run = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert run.returncode == 0, run.stderr
-    found = [json.loads(line) for line in run.stdout.splitlines()]
-    return {ending["name"]: ending for ending in found}
+    result = [json.loads(line) for line in run.stdout.splitlines()]
+    return {ending["name"]: ending for ending in result}
 
 
 WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
@@ -42,10 +42,10 @@ def test_signal_ends_any_command_with_one_line(name: str, endings: dict[str, dic
     ending, number = endings[name], CASES[name].signals[0]
     assert ending["code"] == 128 + number, ending["stderr"]
     assert ending["seconds"] < PROMPT
-    said = ending["stderr"].removeprefix("note: another process is fetching cifar10; waiting for it\n")
+    message = ending["stderr"].removeprefix("note: another process is fetching cifar10; waiting for it\n")
     expected = "stopped; the state is saved in new" if name.startswith("train waits") else WORDS[number]
-    assert said.startswith(f"hullo: {expected}")
-    assert said.count("\n") == 1
+    assert message.startswith(f"hullo: {expected}")
+    assert message.count("\n") == 1
     assert not [file for file in ending["files"] if file.endswith((".part", ".png", ".html"))]
 
 

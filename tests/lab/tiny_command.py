@@ -62,14 +62,14 @@ class Command:
         self._process.join(timeout)
         code = self.poll()
         assert code is not None, self.read()
-        said, errors = self.read()
-        return code, said.removeprefix("ready\n"), errors
+        message, errors = self.read()
+        return code, message.removeprefix("ready\n"), errors
 
     def finish(self) -> tuple[str, str]:
         """Return what was written, once the process has succeeded."""
-        code, *said = self.wait(120)
-        assert code == 0, said
-        return said[0], said[1]
+        code, *message = self.wait(120)
+        assert code == 0, message
+        return message[0], message[1]
 
 
 def _run(arguments: list[str], environment: dict[str, str], folder: Path, files: list[Path]) -> None:

@@ -124,7 +124,7 @@ def train(population: Population, optimizer: Optimizer) -> Tensor:
 @pytest.mark.parametrize(("kind", "name"), [(Pooled, "adam"), (Residual, "sgd"), (Normed, "adam")])
 def test_fused_steps_are_the_plain_ones(kind: type[nn.Module], name: str, fused: Callable[[bool], None]) -> None:
     networks = members(kind)
-    found = []
+    actual = []
     for served in (False, True):
         fused(served)
         population = Population(copy.deepcopy(networks)).to(DEVICE)
@@ -133,8 +133,8 @@ def test_fused_steps_are_the_plain_ones(kind: type[nn.Module], name: str, fused:
         explained = population.explain(batches()[0])
         assert ("one kernel" in explained) == (served and kind is not Normed)
         population.eval()
-        found.append((losses, population(batches()[0]), dict(population.state_dict())))
-    (plain_losses, plain_outputs, plain), (losses, outputs, state) = found
+        actual.append((losses, population(batches()[0]), dict(population.state_dict())))
+    (plain_losses, plain_outputs, plain), (losses, outputs, state) = actual
     torch.testing.assert_close(losses, plain_losses, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(outputs, plain_outputs, rtol=1e-3, atol=1e-3)
     for key, tensor in plain.items():
@@ -147,8 +147,8 @@ def test_networks_without_activations_are_computed_too(fused: Callable[[bool], N
     fused(True)
     layers = [nn.Linear(3, 2) for _ in range(2)]
     x = torch.randn(2, 4, 3, device=DEVICE)
-    found = Population(layers).to(DEVICE)(x)
-    torch.testing.assert_close(found.cpu(), torch.stack([layer(x[k].cpu()) for k, layer in enumerate(layers)]))
+    actual = Population(layers).to(DEVICE)(x)
+    torch.testing.assert_close(actual.cpu(), torch.stack([layer(x[k].cpu()) for k, layer in enumerate(layers)]))
 
 
 def test_copies_in_bfloat16_follow_the_parameters(fused: Callable[[bool], None]) -> None:

@@ -164,9 +164,9 @@ def test_convolutions_of_every_kind_equal_those_of_the_members(
     options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups, "bias": bias}
     members = [layer(4, 8, 3, **options).double() for _ in range(3)]
     x = torch.randn(*([] if shared else [3]), 2, 4, *[9] * dims, dtype=torch.float64)
-    found = Population(members)(x, in_dims=None if shared else 0)
+    actual = Population(members)(x, in_dims=None if shared else 0)
     expected = torch.stack([member(x if shared else x[k]) for k, member in enumerate(members)])
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
 
 
 def test_nan_member_does_not_change_the_others() -> None:
@@ -180,9 +180,9 @@ def test_nan_member_does_not_change_the_others() -> None:
                 population.stacked.stem.weight[2] = torch.nan  # type: ignore[index, union-attr]
         train(population, Adam(population, max_norm=1.0), batches)
         states.append([member.state_dict() for member in population])
-    for k, (sound, beside) in enumerate(zip(*states, strict=True)):
+    for k, (sound, others) in enumerate(zip(*states, strict=True)):
         for name, tensor in sound.items():
-            assert tensor.equal(beside[name]) == (k != 2 or not tensor.is_floating_point()), (k, name)
+            assert tensor.equal(others[name]) == (k != 2 or not tensor.is_floating_point()), (k, name)
 
 
 def test_overflowing_base_does_not_affect_members_without_it() -> None:

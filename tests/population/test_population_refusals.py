@@ -23,9 +23,9 @@ def test_explain_lists_vmapped_operations_with_lines() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return torch.sort(x, -1).values
 
-    found = Population([Sorting(), Sorting()]).explain(torch.randn(2, 5))
-    assert "aten.sort" in found
-    assert "torch.sort(x, -1).values" in found
+    result = Population([Sorting(), Sorting()]).explain(torch.randn(2, 5))
+    assert "aten.sort" in result
+    assert "torch.sort(x, -1).values" in result
     mlp = Population(make(plain_networks.MLP, ACTIVATIONS))
     assert "vmap" not in mlp.explain(inputs_of(plain_networks.MLP, len(mlp))[0])
 

@@ -303,8 +303,8 @@ def test_dataclasses_are_accepted_and_returned() -> None:
         torch.testing.assert_close((made.logits[k], made.hidden[0][k]), (expected.logits, expected.hidden[0]))
 
 
-def assert_close(found: Any, expected: Any) -> None:
-    for one, other in zip(pytree.tree_leaves(found), pytree.tree_leaves(expected), strict=True):
+def assert_close(actual: Any, expected: Any) -> None:
+    for one, other in zip(pytree.tree_leaves(actual), pytree.tree_leaves(expected), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
 
 
@@ -358,8 +358,8 @@ def test_any_batch_size_and_keyword_arguments_are_supported() -> None:
     population = Population(members)
     for size in (2, 7, 3, 2):
         x, weight = torch.randn(3, size, 5).double(), torch.randn(3, size, 1).double()
-        found = population(x, weight=weight, power=size)
-        assert_close(found, torch.stack([m(x[k], weight=weight[k], power=size) for k, m in enumerate(members)]))
+        actual = population(x, weight=weight, power=size)
+        assert_close(actual, torch.stack([m(x[k], weight=weight[k], power=size) for k, m in enumerate(members)]))
     for k, member in enumerate(members):
         assert_equal_states(population[k], member)
 

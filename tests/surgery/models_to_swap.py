@@ -17,15 +17,15 @@ def assert_replaced(model: nn.Module, *inputs: Tensor, hulls: list[str] | None =
         before = model(*inputs)
         after = hullo.replace_activations(model)(*inputs)
     torch.testing.assert_close(after, before, rtol=tolerance, atol=tolerance)
-    found = hullo.summary(model).hulls
-    assert {name for name in names if name.rpartition(".")[0] not in found} <= set(model.state_dict())
-    assert len({id(hull.raw) for hull in found.values()}) == len(found)
+    actual = hullo.summary(model).hulls
+    assert {name for name in names if name.rpartition(".")[0] not in actual} <= set(model.state_dict())
+    assert len({id(hull.raw) for hull in actual.values()}) == len(actual)
     if hulls is not None:
-        assert sorted(found) == sorted(hulls)
+        assert sorted(actual) == sorted(hulls)
     model.train()
     result = model(*inputs)
     result.square().sum().backward()
-    for name, hull in found.items():
+    for name, hull in actual.items():
         assert hull.raw.grad is not None, name
         assert bool(hull.raw.grad.abs().sum() > 0), name
 

@@ -115,7 +115,7 @@ def assert_right_or_refused(make: type[nn.Module], x: Tensor, by_name: bool = Tr
     torch.manual_seed(0)
     model = make()
     before = copy.deepcopy(model)
-    wanted = {mode: outputs(before, x, mode).detach() for mode in (True, False)}
+    expected = {mode: outputs(before, x, mode).detach() for mode in (True, False)}
     text, state = repr(model), {name: id(item) for name, item in model.state_dict(keep_vars=True).items()}
     try:
         hullo.replace_activations(model)
@@ -127,12 +127,12 @@ def assert_right_or_refused(make: type[nn.Module], x: Tensor, by_name: bool = Tr
         assert type(model) is make
         _assert_listed(model, summary, x, by_name)
         return {}
-    for mode, value in wanted.items():
+    for mode, value in expected.items():
         torch.testing.assert_close(outputs(model, x, mode).detach(), value, rtol=1e-5, atol=1e-5)
     summary = hullo.summary(model)
     change_hulls(model)
     moved = {mode: outputs(model, x, mode).detach() for mode in (True, False)}
-    if torch.allclose(wanted[True], wanted[False], rtol=1e-5, atol=1e-5):
+    if torch.allclose(expected[True], expected[False], rtol=1e-5, atol=1e-5):
         torch.testing.assert_close(moved[True], moved[False], rtol=1e-4, atol=1e-4)
     for name, value in FLAGS.items():
         kept = vars(model).get(name)

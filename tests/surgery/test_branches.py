@@ -215,8 +215,8 @@ class Net(Base):
 """,
         tmp_path,
     )["Net"]
-    found = assert_right_or_refused(net, torch.randn(3, 4))
-    assert list(found) == hulls
+    result = assert_right_or_refused(net, torch.randn(3, 4))
+    assert list(result) == hulls
 
 
 ASIDE = """
@@ -277,5 +277,5 @@ class Net(Base):
 @pytest.mark.parametrize("act", ["self.act", "F.relu"])
 def test_module_with_several_entry_points_shares_hulls(act: str, call: str, tmp_path: Path) -> None:
     net = imported(ENTERED.format(act=act, call=call), tmp_path)["Net"]
-    found = assert_right_or_refused(net, torch.randn(3, 4))
-    assert len(found) == (0 if act == "F.relu" and "act" in call else 1)
+    result = assert_right_or_refused(net, torch.randn(3, 4))
+    assert len(result) == (0 if act == "F.relu" and "act" in call else 1)

@@ -66,11 +66,11 @@ class Mixer(nn.Module):
 
 def test_one_group_per_channel_in_convolutions_and_in_linear_layers() -> None:
     model = hullo.replace_activations(Mixer(), groups="channels", example_inputs=IMAGE)
-    found = {name: (hull.groups, hull.spec.channel_dim) for name, hull in hullo.summary(model).hulls.items()}
-    assert found == {"relu_1": (4, 1), "gelu_1": (12, -1)}
+    result = {name: (hull.groups, hull.spec.channel_dim) for name, hull in hullo.summary(model).hulls.items()}
+    assert result == {"relu_1": (4, 1), "gelu_1": (12, -1)}
     model = hullo.replace_activations(Mixer(), groups=2, example_inputs=IMAGE)
-    found = {name: (hull.groups, hull.spec.channel_dim) for name, hull in hullo.summary(model).hulls.items()}
-    assert found == {"relu_1": (2, 1), "gelu_1": (2, -1)}
+    result = {name: (hull.groups, hull.spec.channel_dim) for name, hull in hullo.summary(model).hulls.items()}
+    assert result == {"relu_1": (2, 1), "gelu_1": (2, -1)}
 
 
 def test_vision_transformer_has_no_group_per_token() -> None:
@@ -82,15 +82,15 @@ def test_vision_transformer_has_no_group_per_token() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"groups": "channels"}, "groups='channels' needs example_inputs"),
         ({"groups": 4}, "groups=4 .*example_inputs.* channel_dim"),
         ({"groups": "channels", "example_inputs": IMAGE.flatten(1)}, r"of 0, of shape \(2, 192\)"),
     ],
 )
-def test_unknown_channel_dimension_is_an_error(options: dict[str, object], said: str) -> None:
+def test_unknown_channel_dimension_is_an_error(options: dict[str, object], message: str) -> None:
     model = nn.Sequential(nn.ReLU(), nn.Linear(192, 2))
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         hullo.replace_activations(model, **options)  # type: ignore[arg-type]
     assert isinstance(model[0], nn.ReLU)

@@ -147,8 +147,8 @@ class Net(Parent):
 """,
         tmp_path,
     )["Net"]
-    found = assert_right_or_refused(net, torch.randn(3, 4), by_name=name != "forward by hand")  # it calls no hooks
-    assert len(found) == count, list(found)
+    result = assert_right_or_refused(net, torch.randn(3, 4), by_name=name != "forward by hand")  # it calls no hooks
+    assert len(result) == count, list(result)
 
 
 def test_derived_classes_are_not_registered_with_the_base(tmp_path: Path) -> None:

@@ -72,8 +72,8 @@ def test_helper_methods_and_super_get_hulls_per_call_site() -> None:
     hulls = ["tanh_1", "silu_1", "silu_2", *(f"leaky_relu_{n}" for n in range(1, 5))]
     model = Child()
     assert_replaced(model, torch.randn(3, 4), hulls=hulls)
-    found = hullo.summary(model).hulls
-    slopes = [found[f"leaky_relu_{n}"].coefficients[0].item() for n in range(1, 5)]
+    result = hullo.summary(model).hulls
+    slopes = [result[f"leaky_relu_{n}"].coefficients[0].item() for n in range(1, 5)]
     assert slopes == pytest.approx([0.1, 0.3, 0.1, 0.3])
 
 

@@ -82,9 +82,9 @@ class Net(Base):
 """,
         tmp_path,
     )["Net"]
-    found = assert_right_or_refused(net, torch.randn(3, 4), by_name=False)
-    assert "tanh_1" in found
-    assert not any("gelu" in name for name in found)
+    result = assert_right_or_refused(net, torch.randn(3, 4), by_name=False)
+    assert "tanh_1" in result
+    assert not any("gelu" in name for name in result)
 
 
 @pytest.mark.parametrize("default", ["None", "staticmethod(F.relu)", "functools.cached_property(lambda self: F.relu)"])
@@ -135,8 +135,8 @@ class Net(Base):
 """,
         tmp_path,
     )["Net"]
-    found = assert_right_or_refused(net, torch.randn(3, 4))
-    assert set(found) == {f"inner.{name}" for name in CALLS[call]}
+    result = assert_right_or_refused(net, torch.randn(3, 4))
+    assert set(result) == {f"inner.{name}" for name in CALLS[call]}
 
 
 @pytest.mark.parametrize("call", ["table['f'](self, x)", "again(self, x)", "f(self, x) + rest[0](self, x)"])

@@ -278,8 +278,8 @@ def test_in_place_hulls_copy_nothing_if_memory_is_unshared() -> None:
         y = net(x)
         gradients = torch.autograd.grad(y.sum(), (x, net.layer.weight), create_graph=True)
         results.append([y, *gradients, *torch.autograd.grad(gradients[0].square().sum(), (x, net.layer.weight))])
-    for found, wanted in zip(*results, strict=True):
-        torch.testing.assert_close(found, wanted)
+    for actual, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(actual, wanted)
 
     y = model.layer(x)
     before = y.data_ptr()

@@ -28,8 +28,8 @@ SPELLED = st.sampled_from(hullo.list_bases()) | st.builds(
 
 
 @given(st.sampled_from(HULLS), st.lists(SPELLED, min_size=1, max_size=4), st.sampled_from([1, 8]), st.integers(-4, 4))
-def test_raw_name_round_trips(hull: tuple[Any, str], spelled: list[str], groups: int, channel_dim: int) -> None:
-    bases = tuple(map(hullo.base, spelled))
+def test_raw_name_round_trips(hull: tuple[Any, str], spelling: list[str], groups: int, channel_dim: int) -> None:
+    bases = tuple(map(hullo.base, spelling))
     name = write_raw_name(hull[1], bases, groups, channel_dim)
     assert name.isidentifier()
     assert read_raw_name(name) == (hull[1], bases, channel_dim if groups > 1 else 1)
@@ -80,7 +80,7 @@ def test_existing_hulls_get_the_saved_coefficients() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda state: {"first.weight": state["first.weight"]}, "has no hulls: none of its 1 names"),
         (lambda state: {"other.raw_recentred__relu": torch.zeros(1)}, r"'other', where .*'act'"),
@@ -92,11 +92,11 @@ def test_existing_hulls_get_the_saved_coefficients() -> None:
     ],
 )
 def test_unrestorable_hull_is_named_and_the_model_unchanged(
-    change: Callable[[dict[str, Tensor]], dict[str, Tensor]], said: str
+    change: Callable[[dict[str, Tensor]], dict[str, Tensor]], message: str
 ) -> None:
     model = Net()
     before = repr(model)
-    with pytest.raises((ValueError, RuntimeError), match=said):
+    with pytest.raises((ValueError, RuntimeError), match=message):
         hullo.restore(model, change(hullo.replace_activations(Net()).state_dict()))
     assert repr(model) == before
 

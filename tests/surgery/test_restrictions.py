@@ -94,8 +94,8 @@ class Net(Base):
 """,
         tmp_path,
     )
-    found = set(assert_right_or_refused(space["Net"], torch.randn(3, 4)))
-    assert found - {"inner.act"} == {"tanh_1"}  # one in the place of act is no new child
+    result = set(assert_right_or_refused(space["Net"], torch.randn(3, 4)))
+    assert result - {"inner.act"} == {"tanh_1"}  # one in the place of act is no new child
 
 
 SORTED = {  # loops that only look at modules of some types, and whether a hull makes no difference to them

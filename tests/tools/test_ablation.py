@@ -47,8 +47,8 @@ def test_choices_are_made_on_held_out_images_also_where_test_images_were_evaluat
 
 def everything(kind: str) -> list[Choice]:
     """Return all choices."""
-    found = (Choice(*c) for c in product(LEVELS[kind]["parametrization"], LEVELS[kind]["init"], SCALES, PER))
-    return [choice for choice in found if (choice.parametrization, choice.init) != ("softmax", "relu")]
+    result = (Choice(*c) for c in product(LEVELS[kind]["parametrization"], LEVELS[kind]["init"], SCALES, PER))
+    return [choice for choice in result if (choice.parametrization, choice.init) != ("softmax", "relu")]
 
 
 def only(records: Sequence[Record]) -> Family:
@@ -58,15 +58,15 @@ def only(records: Sequence[Record]) -> Family:
 
 def tables(text: str) -> list[list[list[str]]]:
     """Return the cells of each table in Markdown, by line."""
-    found: list[list[list[str]]] = []
+    result: list[list[list[str]]] = []
     for token, inner in pairwise(MarkdownIt("commonmark", {"html": True}).enable("table").parse(text)):
         if token.type == "table_open":
-            found.append([])
+            result.append([])
         elif token.type == "tr_open":
-            found[-1].append([])
+            result[-1].append([])
         elif token.type in ("th_open", "td_open"):
-            found[-1][-1].append("".join(child.content for child in inner.children or []))
-    return found
+            result[-1][-1].append("".join(child.content for child in inner.children or []))
+    return result
 
 
 CONVEX = Choice("projection", "uniform", 1.0, "layer")
@@ -102,8 +102,10 @@ def test_effects_that_add_up_are_found_as_they_are(kind: str, data: st.DataObjec
     assert effects.keys() == gives.keys()
     for key, effect in effects.items():
         assert effect.difference is not None
-        wanted = Interval.of(gives[key])
-        assert (effect.difference.mean, effect.difference.half) == pytest.approx((wanted.mean, wanted.half), abs=1e-9)
+        expected = Interval.of(gives[key])
+        assert (effect.difference.mean, effect.difference.half) == pytest.approx(
+            (expected.mean, expected.half), abs=1e-9
+        )
         assert effect.difference.count == 3
 
 
@@ -200,7 +202,7 @@ def test_runs_that_diverged_and_seeds_without_the_default_are_noted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("default", "other", "said"),
+    ("default", "other", "message"),
     [
         (
             [80.0, 81.0, 82.0],
@@ -216,10 +218,10 @@ def test_runs_that_diverged_and_seeds_without_the_default_are_noted() -> None:
         ),
     ],
 )
-def test_the_winner_is_named_with_what_it_is_worth(default: list[float], other: list[float], said: str) -> None:
+def test_the_winner_is_named_with_what_it_is_worth(default: list[float], other: list[float], message: str) -> None:
     records = runs("affine", AFFINE, default) + runs("affine", AFFINE._replace(scale=3.0), other)
     text = study_tables(records).replace("\\", "")
-    assert said in text
+    assert message in text
     assert "clear" not in text  # the images that it was picked on cannot say
 
 

@@ -153,18 +153,18 @@ def test_without_records_every_part_says_so_or_is_left_out(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("marker", "said"),
+    ("marker", "message"),
     [
         ("block:chart all", "README.md: <!-- block:chart all -->: unknown block 'chart'"),
         ("block:table", "README.md: <!-- block:table -->: name its folder"),
         ("block:table broken", "records.jsonl, line 1"),
     ],
 )
-def test_a_part_that_cannot_be_made_is_an_error(marker: str, said: str, root: Path) -> None:
+def test_a_part_that_cannot_be_made_is_an_error(marker: str, message: str, root: Path) -> None:
     (root / "results" / "broken").mkdir()
     (root / "results" / "broken" / "records.jsonl").write_text("no record\n")
     (root / "README.md").write_text(f"<!-- {marker} -->\n<!-- /block -->")
-    assert said in blocks.main([], root)
+    assert message in blocks.main([], root)
 
 
 def test_longer_runs_take_the_place_of_shorter_ones_of_their_column(root: Path) -> None:

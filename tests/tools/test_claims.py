@@ -47,8 +47,8 @@ SEEDS = 5
 
 
 def claim(runs: Sequence[Record], words: str) -> Claim:
-    (found,) = (claim for claim in claims(experiments(runs)) if words in claim.statement)
-    return found
+    (result,) = (claim for claim in claims(experiments(runs)) if words in claim.statement)
+    return result
 
 
 def column(name: str, over: dict[str, Sequence[float]] | None = None) -> list[Record]:
@@ -84,9 +84,9 @@ def test_the_best_hull_is_compared_with_the_best_fixed_activation(reached: list[
     tanh = [81.0, 82.0, 82.0, 81.0, 81.0]
     hulls = {row: [60.0 + i for i in range(len(reached))] for row in paper.ROWS[4:]}
     runs = column("kerasnet/cifar10", hulls | {"affine(relu,tanh)": reached, "tanh": tanh})
-    found = claim(runs, "best activation is a hull")
-    assert found.verdict == verdict
-    (answer,) = found.answers
+    result = claim(runs, "best activation is a hull")
+    assert result.verdict == verdict
+    (answer,) = result.answers
     assert isinstance(answer, Comparison)
     assert {(fold.row, fold.other) for fold in answer.folds} == {("affine(relu,tanh)", "tanh")}
     pairs = zip(reached, tanh, strict=False)
@@ -131,8 +131,8 @@ def test_most_columns_are_more_than_half() -> None:
 
 def test_a_hull_is_compared_with_the_best_of_its_own_bases() -> None:
     over = {"identity": [81.0] * SEEDS, "tanh": [90.0] * SEEDS, "convex(identity,relu)": [82.0] * SEEDS}
-    found = claim(column("lenet5/cifar10", over), "best of their bases, in most")
-    answers = {answer.question: answer for answer in found.answers}
+    result = claim(column("lenet5/cifar10", over), "best of their bases, in most")
+    answers = {answer.question: answer for answer in result.answers}
     assert len(answers) == 8
     one = answers["convex(identity,relu)"]
     assert isinstance(one, Comparison)
@@ -150,10 +150,10 @@ def test_the_very_deep_network_is_resnet56() -> None:
 
 def test_affine_and_convex_hulls_of_the_same_bases_are_compared() -> None:
     runs = column("lenet5/cifar10", {"affine(identity,tanh)": [82.0] * SEEDS, "affine(relu,tanh)": [79.0] * SEEDS})
-    found = claim(runs, "same bases")
+    result = claim(runs, "same bases")
     questions = [f"{row} over {row.replace('affine', 'convex')}" for row in paper.ROWS[-4:]]
-    assert [answer.question for answer in found.answers] == questions
-    assert found.verdicts == [OPEN, HOLDS, FAILS, OPEN]
+    assert [answer.question for answer in result.answers] == questions
+    assert result.verdicts == [OPEN, HOLDS, FAILS, OPEN]
 
 
 def test_at_least_as_good_includes_as_good() -> None:
@@ -186,9 +186,9 @@ def test_activations_that_are_not_in_the_paper_are_compared_where_they_were_run(
 )
 def test_published_gains_are_compared_as_single_runs(gains: list[float], verdict: str) -> None:
     runs = column("kerasnet/cifar10", {"convex(relu,tanh)": [80.0 + gain for gain in gains]})
-    found = claim(runs, "gains as much as in the paper, in every")
-    assert found.verdict == verdict
-    (answer,) = found.answers
+    result = claim(runs, "gains as much as in the paper, in every")
+    assert result.verdict == verdict
+    (answer,) = result.answers
     assert isinstance(answer, Prediction)
     assert answer.published == pytest.approx(4.59)
     if verdict != OPEN:
@@ -207,13 +207,13 @@ def test_a_correction_does_not_turn_a_published_figure_into_one_that_agrees() ->
     alone = claim(near, words)
     assert 0.01 < (alone.answers[0].p or 0.0) < 0.05
     assert alone.verdict == FAILS
-    found = claim(near + [run for name in others for run in shifted(name, [-0.4, -0.2, 0.0, 0.2, 0.4])], words)
-    verdicts = {answer.experiment: verdict for answer, verdict in zip(found.answers, found.verdicts, strict=True)}
+    result = claim(near + [run for name in others for run in shifted(name, [-0.4, -0.2, 0.0, 0.2, 0.4])], words)
+    verdicts = {answer.experiment: verdict for answer, verdict in zip(result.answers, result.verdicts, strict=True)}
     assert verdicts == {first: OPEN} | dict.fromkeys(others, AGREES)
-    assert found.verdict == OPEN
-    assert found.alpha == pytest.approx(0.05 / len(COLUMNS))  # Holm: those that agree are not rejected either
-    needed = found.answers[found.verdicts.index(OPEN)].seeds_needed(found.alpha)
-    assert f"Seeds needed: {needed}." in render_claim(found)
+    assert result.verdict == OPEN
+    assert result.alpha == pytest.approx(0.05 / len(COLUMNS))  # Holm: those that agree are not rejected either
+    needed = result.answers[result.verdicts.index(OPEN)].seeds_needed(result.alpha)
+    assert f"Seeds needed: {needed}." in render_claim(result)
 
 
 def test_a_gain_is_the_best_of_each_seed_as_in_a_paper_with_one() -> None:
@@ -285,8 +285,8 @@ def test_a_chosen_epochs_coefficients_count() -> None:
     falls = [[-1.0, 2.0]]
     for epoch, verdict in ((2, HOLDS), (3, FAILS)):
         path = [falls if i == epoch else [[0.5, 0.5]] for i in range(4)]
-        (found,) = experiments([replace(record, coefficients=path)], reading="chosen")
-        (answer,) = (a for c in claims([found]) if "lose monotonicity" in c.statement for a in c.answers)
+        (result,) = experiments([replace(record, coefficients=path)], reading="chosen")
+        (answer,) = (a for c in claims([result]) if "lose monotonicity" in c.statement for a in c.answers)
         assert isinstance(answer, Count)
         assert answer.verdict == verdict
 
@@ -349,7 +349,7 @@ def test_needed_seeds_are_those_of_the_answer_that_decides() -> None:
 
 @pytest.mark.parametrize("of_most", [False, True])
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
         (compared([2.0, -1.0, 1.0]), "Seeds needed: 44."),
         (replace(compared([2.0, -1.0, 1.0]), unit="epochs"), "Seeds needed: 44."),
@@ -358,10 +358,10 @@ def test_needed_seeds_are_those_of_the_answer_that_decides() -> None:
         (Prediction("e", "q", (1.0,), 1.0), "Seeds needed: unknown."),
     ],
 )
-def test_an_undecided_claim_says_how_many_seeds_it_needs(answer: Answer, said: str, of_most: bool) -> None:
+def test_an_undecided_claim_says_how_many_seeds_it_needs(answer: Answer, message: str, of_most: bool) -> None:
     claim = Claim("s", "said", (answer,), of_most)
     assert claim.verdict == OPEN
-    assert said in render_claim(claim)
+    assert message in render_claim(claim)
 
 
 def test_every_undecided_claim_of_the_results_names_its_seeds() -> None:
@@ -382,9 +382,9 @@ RUNS = [run for name in COLUMNS for run in column(name, {"affine(relu,tanh)": [8
 
 
 def test_every_answer_is_in_the_rendered_page() -> None:
-    found = experiments(RUNS)
-    judged = claims(found, experiments(RUNS, reading="best"))
-    rendered = page(claims_tables(found))
+    result = experiments(RUNS)
+    judged = claims(result, experiments(RUNS, reading="best"))
+    rendered = page(claims_tables(result))
     assert rendered.count("<h3>") == len(judged)
     sizes = [(len({a.question for a in c.answers}), len({a.experiment for a in c.answers})) for c in judged]
     assert rendered.count("<td") == sum(questions * (1 + e) if questions > 1 else 3 * e for questions, e in sizes)
@@ -411,14 +411,14 @@ def test_every_reading_judges_by_itself() -> None:
         coefficients = [[*ActivationSpec.parse(row).initial_coefficients]]
         shared = {"held_out": held_out, "coefficients": coefficients}
         runs += [make_record(row, tested, seed=seed, **shared) for seed in range(3)]
-    found = experiments(runs)
-    assert [e.reading for e in found] == [CHOSEN]
-    line = next(line for line in readings_table(found).splitlines() if "best activation is a hull" in line)
+    result = experiments(runs)
+    assert [e.reading for e in result] == [CHOSEN]
+    line = next(line for line in readings_table(result).splitlines() if "best activation is a hull" in line)
     verdicts = dict(zip(("last", "chosen", "best"), line.split(" | ")[1:], strict=True))
     assert verdicts["chosen"].startswith(FAILS)
     assert verdicts["last"].startswith(HOLDS)
     assert verdicts["best"].startswith(HOLDS)
-    assert BEST.short in readings_table(found).splitlines()[0]
+    assert BEST.short in readings_table(result).splitlines()[0]
 
 
 def test_power_is_pooled_over_what_is_compared_in_a_column() -> None:

@@ -53,16 +53,18 @@ def test_control_matches_a_manual_computation(longer: int) -> None:
     assert "### kerasnet/cifar10, schedule=inverse:3e-05 (default inverse:1e-06), 20 epochs\n" in text
     chosen, last10 = text.split("Chosen epoch: ")[1].split("Last 10 epochs: ")
     # tanh is in the table alone, and so is seed 3
-    said = "the best hull exceeds the best fixed activation by +3.00 ± 0.00 in the control and by +5.00 ± 3.93 in the"
-    assert chosen.startswith(said)
+    message = (
+        "the best hull exceeds the best fixed activation by +3.00 ± 0.00 in the control and by +5.00 ± 3.93 in the"
+    )
+    assert chosen.startswith(message)
     name = "kerasnet/cifar10, schedule=inverse:3e-05 (default inverse:1e-06), 20 epochs"
     assert lines(text)[name] == ["chosen epoch", "+3.00 ± 0.00", "+5.00 ± 3.93"]
     for part, relu in ((chosen, 82.0), (last10, 72.0)):
-        found = lines(part)
-        assert found["relu"] == [f"{relu:.2f} ± 2.48", f"{relu - 2:.2f} ± 2.48", "+2.00 ± 0.00", "", "", "79.97", "3"]
+        result = lines(part)
+        assert result["relu"] == [f"{relu:.2f} ± 2.48", f"{relu - 2:.2f} ± 2.48", "+2.00 ± 0.00", "", "", "79.97", "3"]
         hull = [f"{relu + 3:.2f} ± 2.48", f"{relu + 3:.2f} ± 0.00", "+0.00 ± 2.48", "+3.00 ± 0.00", "+5.00 ± 2.48"]
-        assert found["affine(identity,relu)"] == [*hull, "84.93", "3"]
-        assert "tanh" not in found
+        assert result["affine(identity,relu)"] == [*hull, "84.93", "3"]
+        assert "tanh" not in result
 
 
 def test_another_initialization_is_compared_with_the_same_network() -> None:
@@ -77,13 +79,13 @@ def test_activations_and_seeds_missing_in_the_table_stand_alone() -> None:
     alone = [
         replace(record, spec=replace(record.spec, seed=7)) for record in runs({"tanh": [70.0]}, schedule="inverse:3e-5")
     ]
-    found = lines(
+    result = lines(
         controls_part(experiments(TABLE + CONTROL[:3] + alone + runs({"gelu": [70.0]}, schedule="inverse:3e-5")))
     )
-    assert found["gelu"] == ["60.00", "", "", "-11.00", "", "", "1"]
-    assert found["tanh"] == ["60.00", "", "", "", "", "", "1"]
-    found = lines(controls_part(experiments(TABLE + alone)))
-    assert found["tanh"] == ["60.00", "", "", "", "", "", "1"]
+    assert result["gelu"] == ["60.00", "", "", "-11.00", "", "", "1"]
+    assert result["tanh"] == ["60.00", "", "", "", "", "", "1"]
+    result = lines(controls_part(experiments(TABLE + alone)))
+    assert result["tanh"] == ["60.00", "", "", "", "", "", "1"]
 
 
 def test_several_controls_of_an_experiment_are_distinguished() -> None:

@@ -100,7 +100,7 @@ def _crash(model: nn.Module, **_: Any) -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("replace", "found"),
+    ("replace", "actual"),
     [
         (_another_function, "outputs differ"),
         (_two_for_two_modes, "training against evaluation"),
@@ -111,12 +111,12 @@ def _crash(model: nn.Module, **_: Any) -> nn.Module:
     ],
 )
 def test_incorrect_replacement_is_wrong(
-    checks: Any, monkeypatch: pytest.MonkeyPatch, replace: Callable[..., nn.Module], found: str
+    checks: Any, monkeypatch: pytest.MonkeyPatch, replace: Callable[..., nn.Module], actual: str
 ) -> None:
     monkeypatch.setattr(hullo, "replace_activations", replace)
     result = _judge(checks, Net)
     assert result.verdict == "wrong"
-    assert any(found in line for line in result.wrong), result.wrong
+    assert any(actual in line for line in result.wrong), result.wrong
 
 
 def test_unlisted_activation_is_wrong(checks: Any, monkeypatch: pytest.MonkeyPatch) -> None:

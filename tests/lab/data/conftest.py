@@ -18,9 +18,9 @@ def real():
     """Return a real release's copy in the directory that HULLO_DATA names."""
 
     def copy(name):
-        if not os.environ.get("HULLO_DATA") or (found := find(name)).flaws():
+        if not os.environ.get("HULLO_DATA") or (result := find(name)).flaws():
             pytest.skip(f"needs {name} in HULLO_DATA")
-        return found
+        return result
 
     return copy
 

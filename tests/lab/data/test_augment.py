@@ -76,11 +76,11 @@ def test_augmentations_of_neighbouring_images_are_independent(kind):
 def test_member_gets_the_same_images_alone_and_in_a_population(member, epoch):
     images = load("fashion-mnist-sample").train_images[:40]
 
-    def shown(seeds):
+    def augmented(seeds):
         order = draw_order(seeds, epoch, len(images))
         return scale(move(images, order, draw_moves(seeds, epoch, order, (28, 28))))
 
-    assert torch.equal(shown(SEEDS)[member], shown(SEEDS[member : member + 1])[0])
+    assert torch.equal(augmented(SEEDS)[member], augmented(SEEDS[member : member + 1])[0])
 
 
 def test_augmentation_is_independent_of_batch_and_order():
@@ -118,17 +118,17 @@ def test_no_tensor_value_is_read_on_the_host():
     seeds, images = torch.empty(5, dtype=torch.int64, device="meta"), torch.empty(64, 3, 32, 32, device="meta")
     epoch = torch.empty((), dtype=torch.int64, device="meta")
     order = draw_order(seeds, epoch, 64)
-    shown = scale(move(images, order, draw_moves(seeds, epoch, order, (32, 32))))
-    assert shown.shape == (5, 64, 3, 32, 32)
+    augmented = scale(move(images, order, draw_moves(seeds, epoch, order, (32, 32))))
+    assert augmented.shape == (5, 64, 3, 32, 32)
 
 
 @pytest.mark.gpu
 def test_gpu_augments_like_cpu():
     images = torch.randint(256, (500, 3, 32, 32), dtype=torch.uint8)
 
-    def shown(device):
+    def augmented(device):
         seeds = SEEDS.to(device)
         order = draw_order(seeds, 7, len(images))
         return move(images.to(device), order, draw_moves(seeds, 7, order, (32, 32))).cpu()
 
-    assert torch.equal(shown("cuda"), shown("cpu"))
+    assert torch.equal(augmented("cuda"), augmented("cpu"))

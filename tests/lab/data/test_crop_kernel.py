@@ -23,11 +23,11 @@ def draw(count: int, height: int, width: int, channels: int) -> tuple[Tensor, Te
 
 def sliced(images: Tensor, crops: Tensor, mean: Tensor, side: int) -> Tensor:
     """Slice by slice, in float64."""
-    found = []
+    result = []
     for image, (flipped, top, left) in zip(images, crops.tolist(), strict=True):
         own = (image.double() - mean.double())[top : top + side, left : left + side]
-        found.append(own.flip(1) if flipped else own)
-    return torch.stack(found).permute(0, 3, 1, 2)
+        result.append(own.flip(1) if flipped else own)
+    return torch.stack(result).permute(0, 3, 1, 2)
 
 
 @settings(max_examples=10)
@@ -37,20 +37,20 @@ def test_crops_are_image_slices_minus_the_mean(data: st.DataObject, count: int, 
     images, mean = draw(count, height, width, channels)
     place = st.tuples(st.integers(0, 1), st.integers(0, height - side), st.integers(0, width - side))
     crops = torch.tensor([data.draw(place) for _ in range(count)], device=DEVICE)
-    found = crop(images, crops, mean, side, torch.float32)
-    assert found.is_contiguous(memory_format=torch.channels_last)
-    assert torch.equal(found, sliced(images, crops, mean, side).float())
+    actual = crop(images, crops, mean, side, torch.float32)
+    assert actual.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(actual, sliced(images, crops, mean, side).float())
 
 
 def test_bfloat16_values_are_rounded_once() -> None:
     images, mean = draw(3, 40, 40, 3)
     crops = torch.tensor([[1, 3, 7], [0, 13, 0], [1, 0, 13]], device=DEVICE)
-    found, wanted = crop(images, crops, mean, 27, torch.bfloat16), sliced(images, crops, mean, 27)
-    assert found.dtype == torch.bfloat16
+    actual, expected = crop(images, crops, mean, 27, torch.bfloat16), sliced(images, crops, mean, 27)
+    assert actual.dtype == torch.bfloat16
     if DEVICE == "cuda":
-        assert torch.equal(found, wanted.float().bfloat16())
+        assert torch.equal(actual, expected.float().bfloat16())
     else:  # the interpreter cuts off
-        assert bool(((found.double() - wanted).abs() <= wanted.abs() * 2.0**-7).all())
+        assert bool(((actual.double() - expected).abs() <= expected.abs() * 2.0**-7).all())
 
 
 def test_empty_batch_gives_empty_crops() -> None:
@@ -78,8 +78,8 @@ def test_cuda_graph_crops_new_inputs() -> None:
     augment.crop(images, crops, mean, torch.bfloat16)  # compiles
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = augment.crop(images, crops, mean, torch.bfloat16)
+        actual = augment.crop(images, crops, mean, torch.bfloat16)
     crops.copy_(augment.centre_crops(8))
     images.copy_(255 - images)
     graph.replay()
-    assert torch.equal(found, augment.crop(images, crops, mean, torch.bfloat16))
+    assert torch.equal(actual, augment.crop(images, crops, mean, torch.bfloat16))

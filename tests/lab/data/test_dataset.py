@@ -52,7 +52,7 @@ IMAGES, LABELS = torch.zeros(2, 1, 3, 3, dtype=torch.uint8), torch.tensor([0, 1]
 
 
 @pytest.mark.parametrize(
-    ("images", "labels", "said"),
+    ("images", "labels", "message"),
     [
         (IMAGES.double(), LABELS, "images must be uint8 .* got torch.float64"),
         (IMAGES[:, 0], LABELS, r"got torch.uint8 of shape \(2, 3, 3\)"),
@@ -62,10 +62,10 @@ IMAGES, LABELS = torch.zeros(2, 1, 3, 3, dtype=torch.uint8), torch.tensor([0, 1]
         (IMAGES, LABELS - 1, "labels from -1 to 0, but 2 classes"),
     ],
 )
-def test_invalid_data_set_is_rejected(images, labels, said):
-    with pytest.raises(ValueError, match=f"^odd: .*{said}"):
+def test_invalid_data_set_is_rejected(images, labels, message):
+    with pytest.raises(ValueError, match=f"^odd: .*{message}"):
         Dataset("odd", ("a", "b"), images, labels, IMAGES, LABELS)
-    with pytest.raises(ValueError, match=f"^odd: .*{said}"):
+    with pytest.raises(ValueError, match=f"^odd: .*{message}"):
         Dataset("odd", ("a", "b"), IMAGES, LABELS, images, labels)
 
 

@@ -20,7 +20,7 @@ def test_tensor_has_the_bytes_and_shape_of_the_file(shape, data):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"", r"starts with ''"),
         (b"\0\0\x08", r"starts with '00 00 08'; idx"),
@@ -37,8 +37,8 @@ def test_tensor_has_the_bytes_and_shape_of_the_file(shape, data):
         (b"\0\0\x08\2\0\0\0\2\0\0\0\2abc", r"3 bytes for the shape \(2, 2\) in its header"),
     ],
 )
-def test_other_content_is_rejected(content, said):
-    with pytest.raises(ValueError, match=rf"^some\.gz: {said}"):
+def test_other_content_is_rejected(content, message):
+    with pytest.raises(ValueError, match=rf"^some\.gz: {message}"):
         read_idx(gzip.compress(content), "some.gz")
 
 

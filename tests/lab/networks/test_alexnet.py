@@ -130,26 +130,26 @@ def test_logits_and_gradients_match_plain_pytorch() -> None:
     with torch.no_grad():
         for (name, parameter), other in zip(ours.named_parameters(), plain.parameters(), strict=True):
             other.copy_(in_plain_form(name, parameter, side=2))
-    shown = images(side=71, dtype=torch.float64)
-    inputs = ours.conv1(shown).relu()
+    batch = images(side=71, dtype=torch.float64)
+    inputs = ours.conv1(batch).relu()
     assert (plain[2](inputs) - inputs).norm() > 0.1 * inputs.norm()  # it matters here
-    logits, expected = ours(shown), plain(shown)
+    logits, expected = ours(batch), plain(batch)
     torch.testing.assert_close(logits, expected, rtol=1e-10, atol=1e-10 * expected.abs().max().item())
     for outputs in (logits, expected):
         outputs.square().mean().backward()
     for (name, parameter), other in zip(ours.named_parameters(), plain.parameters(), strict=True):
-        found = in_plain_form(name, parameter.grad, side=2)
-        torch.testing.assert_close(found, other.grad, rtol=1e-9, atol=1e-10 * other.grad.abs().max().item())
+        actual = in_plain_form(name, parameter.grad, side=2)
+        torch.testing.assert_close(actual, other.grad, rtol=1e-9, atol=1e-10 * other.grad.abs().max().item())
 
 
 def test_population_trains_like_its_members(pair: Population) -> None:
-    members, shown = pair.eval()[:], images()
+    members, batch = pair.eval()[:], images()
     optimizer = SGD(pair, lr=0.01)
-    together = pair(shown, in_dims=None)
+    together = pair(batch, in_dims=None)
     together.square().mean((1, 2)).sum().backward()
     optimizer.step()
     for k, member in enumerate(members):
-        own = member(shown)
+        own = member(batch)
         torch.testing.assert_close(together[k], own, rtol=1e-3, atol=1e-4 * own.abs().max().item())
         own.square().mean().backward()
         torch.optim.SGD(member.parameters(), lr=0.01).step()
@@ -163,12 +163,12 @@ def test_dropout_zeroes_half_of_the_last_two_inputs() -> None:
     seen: list[Tensor] = []
     for layer in (network.linear7, network.linear8):
         layer.register_forward_hook(lambda _, given, y: seen.append(given[0]))
-    shown = images()
+    batch = images()
     with torch.inference_mode():
-        network.train()(shown)
+        network.train()(batch)
         dropped, _ = seen
         seen.clear()
-        network.eval()(shown)
+        network.eval()(batch)
     kept = dropped != 0
     assert abs(kept.double().mean() - 0.5) < 5 * 0.5 / kept.numel() ** 0.5
     torch.testing.assert_close(dropped[kept], 2 * seen[0][kept])

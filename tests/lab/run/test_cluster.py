@@ -95,8 +95,8 @@ def environment() -> Iterator[None]:
 def here(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Return the output of a run without a cluster, and what it said."""
     output = tmp_path_factory.mktemp("here")
-    said, _ = start(*REPRODUCE, *CPU, "--output", output, "--quiet").finish()
-    return output, said
+    message, _ = start(*REPRODUCE, *CPU, "--output", output, "--quiet").finish()
+    return output, message
 
 
 @pytest.fixture(scope="module")
@@ -117,10 +117,10 @@ def head() -> Iterator[tuple[int, str]]:
 
 @needs_ray
 def test_local_cluster_gives_the_same_records(here: tuple[Path, str], tmp_path: Path) -> None:
-    said, errors = start(*REPRODUCE, *RAY, "--output", tmp_path).finish()
+    output, errors = start(*REPRODUCE, *RAY, "--output", tmp_path).finish()
     progress = errors.splitlines()
     assert results(tmp_path) == results(here[0])
-    assert said.replace(str(tmp_path), str(here[0])) == here[1]
+    assert output.replace(str(tmp_path), str(here[0])) == here[1]
     best = max(line["test_accuracy"][-1] for line in results(tmp_path))
     name = f"{COLUMN} x 3"
     assert progress[0] == f"{name} started on {socket.gethostname()}"
@@ -158,10 +158,10 @@ def test_killed_task_killed_command_and_stopped_command_are_resumed(
     assert stopped.startswith(f"hullo: stopped; the state is saved in {tmp_path}; resume with: hullo reproduce")
     (stopped_at,) = reached(tmp_path)
 
-    said, errors = start(*REPRODUCE, *CPU, "--output", tmp_path).finish()  # without a cluster, too
+    output, errors = start(*REPRODUCE, *CPU, "--output", tmp_path).finish()  # without a cluster, too
     assert errors.startswith(f"[{stopped_at[0] + 1:.0f}/8] {COLUMN} x 3")
     assert results(tmp_path) == results(here[0])
-    assert said.replace(str(tmp_path), str(here[0])) == here[1]
+    assert output.replace(str(tmp_path), str(here[0])) == here[1]
 
 
 @needs_ray
@@ -171,14 +171,14 @@ def test_failed_population_does_not_stop_the_others(head: tuple[int, str], tmp_p
         *(*REPRODUCE, missing, large, "--epochs", "1", *RAY, "--ray-address", head[1]),
         *("--data", tmp_path / "data", "--output", tmp_path),
     )
-    code, said, errors = process.wait(120)
-    assert (code, said) == (1, "")
+    code, message, errors = process.wait(120)
+    assert (code, message) == (1, "")
     assert "note: 3 networks do not fit into memory; trying 2 at a time\n" in errors
     assert errors.splitlines()[-1].startswith(f"hullo: on {socket.gethostname()}: ")
     assert "hullo data fetch cifar10" in errors.splitlines()[-1]
     assert "Traceback" not in errors
-    found = sorted((line["spec"]["network"], line["members"]) for line in results(tmp_path))
-    assert found == [("kerasnet", 1), ("kerasnet", 2), ("kerasnet", 2), *3 * [("lenet5", 3)]]
+    result = sorted((line["spec"]["network"], line["members"]) for line in results(tmp_path))
+    assert result == [("kerasnet", 1), ("kerasnet", 2), ("kerasnet", 2), *3 * [("lenet5", 3)]]
 
 
 @pytest.fixture
@@ -228,14 +228,14 @@ def test_missing_ray_is_one_line_with_install_command(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("wanted", "found", "chosen"),
+    ("expected", "actual", "chosen"),
     [(None, (0, 4), 1), (None, (0, 0), 0), (0, (8, 8), 0), (0.25, (1, 0), 0.25), (1, (2,), 1)],
 )
 def test_task_gets_a_gpu_if_available(
-    wanted: float | None, found: tuple[int, ...], chosen: float, monkeypatch: pytest.MonkeyPatch
+    expected: float | None, actual: tuple[int, ...], chosen: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machines(monkeypatch, *found)
-    assert choose_gpus(wanted) == chosen
+    machines(monkeypatch, *actual)
+    assert choose_gpus(expected) == chosen
 
 
 def test_unavailable_gpus_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:

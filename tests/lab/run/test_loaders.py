@@ -47,9 +47,9 @@ def test_images_and_labels_belong_together() -> None:
 def test_evaluation_images_are_used_once_by_any_number_of_processes() -> None:
     loader = InMemoryLoader(DATA)
     for processes in (1, 3):
-        shown = [batch for rank in range(processes) for batch in loader.eval_batches("test", World(rank, processes))]
-        assert torch.equal(torch.cat([labels for _, labels in shown]), DATA.test_labels)
-        assert torch.equal(torch.cat([images for images, _ in shown]), DATA.test_images / 255)
+        batches = [batch for rank in range(processes) for batch in loader.eval_batches("test", World(rank, processes))]
+        assert torch.equal(torch.cat([labels for _, labels in batches]), DATA.test_labels)
+        assert torch.equal(torch.cat([images for images, _ in batches]), DATA.test_images / 255)
 
 
 def test_held_out_images_are_evaluated_beside_test_images() -> None:

@@ -257,7 +257,7 @@ def test_killed_run_resumes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("network", "said"),
+    ("network", "message"),
     [
         ("net.py:Nothing", "'Nothing'.*Modules, Functional"),
         ("net.py:number", "'number'"),
@@ -273,7 +273,7 @@ def test_killed_run_resumes() -> None:
         ("net.py:Abstract", "Abstract of .*net.py: TypeError"),
     ],
 )
-def test_error_in_a_network_names_its_line(network: str, said: str) -> None:
+def test_error_in_a_network_names_its_line(network: str, message: str) -> None:
     Path("broken.py").write_text("import torch\nclass Net(:\n")
     Path("raises.py").write_text("1 / 0\n")
     Path("exits.py").write_text("import sys\nsys.exit(3)\n")
@@ -282,7 +282,7 @@ def test_error_in_a_network_names_its_line(network: str, said: str) -> None:
     assert result.exit_code == 2
     (line,) = result.stderr.splitlines()
     assert not Path("runs/records.jsonl").exists()
-    assert re.search(said, line), line
+    assert re.search(message, line), line
 
 
 def test_network_with_activation_argument_needs_one() -> None:
@@ -316,7 +316,7 @@ class TestArrays:
         assert open_data(self.save(y_train=1 - self.LABELS)).name != first
 
     @pytest.mark.parametrize(
-        ("arrays", "said"),
+        ("arrays", "message"),
         [
             ({"y_train": torch.rand(4)}, r"y_train.*torch.float32.*hullo\.population"),
             ({"y_test": torch.zeros(3, dtype=torch.int64)}, r"y_test.*\(4,\)"),
@@ -327,8 +327,8 @@ class TestArrays:
             ({"x_train": torch.zeros(4)}, r"x_train.*\(count, \.\.\.\)"),
         ],
     )
-    def test_bad_arrays_are_reported_by_name(self, arrays: dict[str, torch.Tensor], said: str) -> None:
-        with pytest.raises(ValueError, match=said):
+    def test_bad_arrays_are_reported_by_name(self, arrays: dict[str, torch.Tensor], message: str) -> None:
+        with pytest.raises(ValueError, match=message):
             open_data(self.save(**arrays))
 
     def test_files_without_arrays_are_rejected(self) -> None:
@@ -336,14 +336,14 @@ class TestArrays:
         Path("torn.safetensors").write_bytes(b"abc")
         np.savez("other.npz", x_train=np.zeros(3))
         np.savez("pickled.npz", x_train=np.array([{}]), allow_pickle=True)
-        for name, said in (
+        for name, message in (
             ("torn.npz", "cannot be read"),
             ("torn.safetensors", "cannot be read"),
             ("other.npz", "no array y_train; it has x_train"),
             ("pickled.npz", "cannot be read"),
             ("nowhere.npz", "does not exist"),
         ):
-            with pytest.raises(DataError, match=said):
+            with pytest.raises(DataError, match=message):
                 open_data(name)
 
 
@@ -363,7 +363,7 @@ class TestFolders:
         assert dataset.train_images[2].unique().tolist() == [200]
 
     @pytest.mark.parametrize(
-        ("spoil", "said"),
+        ("spoil", "message"),
         [
             ("stray text", r"notes\.txt is not an image"),
             ("torn image", r"torn\.png cannot be read"),
@@ -375,7 +375,7 @@ class TestFolders:
         ],
     )
     def test_error_in_a_folder_names_the_file(
-        self, spoil: str, said: str, place: Path, monkeypatch: pytest.MonkeyPatch
+        self, spoil: str, message: str, place: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         folder = folder_of_images(place)
         if spoil == "stray text":
@@ -396,5 +396,5 @@ class TestFolders:
             if spoil == "no val":
                 (folder / "val").rmdir()
         (folder / "train" / ".hidden").write_text("is left alone")
-        with pytest.raises(DataError, match=said):
+        with pytest.raises(DataError, match=message):
             open_data(folder)

@@ -59,15 +59,15 @@ def test_member_trains_as_it_does_alone(network: str) -> None:
 @pytest.mark.parametrize("network", ["lenet5", "kerasnet"])
 def test_per_channel_member_does_not_change_the_others(network: str) -> None:
     specs = members(network)
-    apart = finish(Training(specs, FEED))
-    beside = finish(Training([*specs, replace(specs[0], activation="prelu")], FEED))
+    without = finish(Training(specs, FEED))
+    together = finish(Training([*specs, replace(specs[0], activation="prelu")], FEED))
     for name in ("train_loss", "test_loss"):
-        torch.testing.assert_close(beside.curves[name][:, :3], apart.curves[name], rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(together.curves[name][:, :3], without.curves[name], rtol=1e-3, atol=1e-4)
     for k in range(3):
-        before, after = (training.population[k].state_dict() for training in (apart, beside))
+        before, after = (training.population[k].state_dict() for training in (without, together))
         for name in before:  # as a whole: where a maximum of pooling changes hands by rounding, single weights differ
             assert (after[name] - before[name]).norm() <= 1e-3 * before[name].norm() + 1e-4, f"{specs[k]} {name}"
-    slopes = beside.population[3].act1.coefficients[:, 0]
+    slopes = together.population[3].act1.coefficients[:, 0]
     assert len(slopes) == (20 if network == "lenet5" else 32)
     assert len(set(slopes.tolist())) > 1
 
@@ -102,9 +102,9 @@ def test_every_image_is_used_once_except_dropped_last_batch(
     assert training.population.steps.tolist() == [steps] * 3
     seeds = training.population.seeds
     order = draw_order(seeds, 0, 70)
-    shown = scale(move(DATA.train_images, order, draw_moves(seeds, 0, order, (28, 28))))
+    inputs = scale(move(DATA.train_images, order, draw_moves(seeds, 0, order, (28, 28))))
     for k in range(3):
-        logits = training.population[k](shown[k])[:used]
+        logits = training.population[k](inputs[k])[:used]
         expected = F.cross_entropy(logits, DATA.train_labels[order[k]][:used]).item()
         assert training.curves["train_loss"][0, k].item() == pytest.approx(expected, rel=1e-5)
 

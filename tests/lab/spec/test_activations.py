@@ -50,7 +50,7 @@ class TestSpelling:
         assert ActivationSpec.parse(str(row)) == row
 
     @pytest.mark.parametrize(
-        ("given_as", "spelled"),
+        ("given_as", "spelling"),
         [
             ("leaky_relu(0.01)", "leaky_relu"),
             ("leaky_relu(0.2)", "leaky_relu(0.2)"),
@@ -70,8 +70,8 @@ class TestSpelling:
             ),
         ],
     )
-    def test_parameters_of_bases_are_part_of_the_text(self, given_as: str, spelled: str) -> None:
-        assert str(ActivationSpec.parse(given_as)) == spelled
+    def test_parameters_of_bases_are_part_of_the_text(self, given_as: str, spelling: str) -> None:
+        assert str(ActivationSpec.parse(given_as)) == spelling
 
     @pytest.mark.parametrize(
         "text",

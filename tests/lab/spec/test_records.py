@@ -97,7 +97,7 @@ def test_truncated_bytes_are_counted_until_removed(records: Records) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         (RECORD.line().replace(b'"version":3', b'"version":7'), "version: 7"),
         (RECORD.line().replace(b'"version":3', b'"version":true'), "version: True"),
@@ -108,12 +108,12 @@ def test_truncated_bytes_are_counted_until_removed(records: Records) -> None:
         (replace(RECORD, seconds=2.5).line(), "spec: line 1 has another record"),
     ],
 )
-def test_invalid_line_is_rejected_with_its_number(records: Records, line: bytes, said: str) -> None:
+def test_invalid_line_is_rejected_with_its_number(records: Records, line: bytes, message: str) -> None:
     records.add([RECORD])
     content = records.path.read_bytes() + line
     records.path.write_bytes(content)
     for attempt in (records.read, lambda: records.add(several(3))):
-        with pytest.raises(ValueError, match=f"records.jsonl, line 2: {said}.*choose another file or directory"):
+        with pytest.raises(ValueError, match=f"records.jsonl, line 2: {message}.*choose another file or directory"):
             attempt()
     assert records.path.read_bytes() == content
 
@@ -153,9 +153,9 @@ def test_concurrent_writers_lose_no_records(records: Records) -> None:
             process.stdin.write("go\n")
             process.stdin.flush()
     assert [process.returncode for process in processes] == [0, 0]
-    found = records.read()
-    assert sorted(r.spec.seed for r in found if r.spec.settings is None) == list(range(17))
-    written = sorted((r.spec.network, r.seconds) for r in found if r.spec.settings is not None)
+    result = records.read()
+    assert sorted(r.spec.seed for r in result if r.spec.settings is None) == list(range(17))
+    written = sorted((r.spec.network, r.seconds) for r in result if r.spec.settings is not None)
     assert written == [("both", 12), ("one", 12), ("two", 12)]
 
 
@@ -197,9 +197,9 @@ def test_held_out_images_have_separate_curves() -> None:
     assert replace(record, test_loss=[], test_accuracy=[]).accuracy == record.val_accuracy[-1]
 
 
-@pytest.mark.parametrize("beside", [(), ("convex(identity,tanh)", "relu")])
-def test_per_channel_coefficients_are_recorded_as_means_and_final_values(beside: tuple[str, ...]) -> None:
-    rows = ("affine(identity,relu,per=channel)", *beside)
+@pytest.mark.parametrize("other_rows", [(), ("convex(identity,tanh)", "relu")])
+def test_per_channel_coefficients_are_recorded_as_means_and_final_values(other_rows: tuple[str, ...]) -> None:
+    rows = ("affine(identity,relu,per=channel)", *other_rows)
     specs = [replace(SPEC, activation=row, lr=1e-2) for row in rows]
     training = Training(specs, InMemoryLoader(tiny_command.load(SPEC.data)))
     for _ in training.advance():

@@ -93,10 +93,10 @@ def test_defaults_depend_on_the_network_and_can_be_overridden() -> None:
 
 
 def test_schedules_of_one_kind_share_a_population() -> None:
-    found = {
+    result = {
         replace(PLAIN, schedule=text).population_key for text in ("inverse:1e-6", "inverse:3e-5", "constant", "step:3")
     }
-    assert len(found) == 3
+    assert len(result) == 3
     own = Spec.default("net:Net@01234567", "images@89abcdef", "own")
     assert own.population_key != replace(own, activation="relu").population_key
 
@@ -113,7 +113,7 @@ def test_identity_of_a_population_depends_on_member_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "message"),
     [
         ("network", "vgg", "unknown network 'vgg'; available: lenet5, .*my_network.py:Net"),
         ("data", "mnist", "unknown data set 'mnist'; available: fashion-mnist"),
@@ -137,8 +137,8 @@ def test_identity_of_a_population_depends_on_member_order() -> None:
         ("activation", "own", "activation='own'.*lenet5"),
     ],
 )
-def test_invalid_spec_is_rejected(name: str, value: object, said: str) -> None:
-    with pytest.raises(ValueError, match="^" + said.replace("(", r"\(")):
+def test_invalid_spec_is_rejected(name: str, value: object, message: str) -> None:
+    with pytest.raises(ValueError, match="^" + message.replace("(", r"\(")):
         replace(PLAIN, **{name: value})
 
 

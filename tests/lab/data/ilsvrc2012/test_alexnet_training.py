@@ -59,13 +59,15 @@ def test_batch_has_cropped_images_minus_mean_and_packed_labels(loader):
         227,
     )
     seeds, epoch = torch.tensor([5, 5]), 1
-    shown = [(whole, *loader.load_batch(*batch)) for whole, batch in loader.batches(seeds, epoch, 5, 0, SINGLE_PROCESS)]
-    assert [whole for whole, _, _ in shown] == [5, 5, 2]
+    batches = [
+        (whole, *loader.load_batch(*batch)) for whole, batch in loader.batches(seeds, epoch, 5, 0, SINGLE_PROCESS)
+    ]
+    assert [whole for whole, _, _ in batches] == [5, 5, 2]
     (order,) = draw_order(seeds[:1], epoch, 12)
     (crops,) = draw_crops(seeds[:1], epoch, order[None])
-    wanted = crop(torch.stack([loader.train[number][0] for number in order.tolist()]), crops, loader.mean)
-    assert torch.equal(torch.cat([images for _, images, _ in shown]), wanted)
-    assert torch.equal(torch.cat([labels for _, _, labels in shown]), loader.train.labels[order])
+    expected = crop(torch.stack([loader.train[number][0] for number in order.tolist()]), crops, loader.mean)
+    assert torch.equal(torch.cat([images for _, images, _ in batches]), expected)
+    assert torch.equal(torch.cat([labels for _, _, labels in batches]), loader.train.labels[order])
 
 
 def test_shards_of_all_processes_form_the_remaining_steps(loader):
@@ -78,11 +80,11 @@ def test_shards_of_all_processes_form_the_remaining_steps(loader):
 
 def test_evaluation_uses_the_center_crop_of_every_image_once(loader):
     for processes in (1, 4):
-        shown = [batch for rank in range(processes) for batch in loader.eval_batches("test", World(rank, processes))]
-        labels = torch.cat([labels for _, labels in shown])
+        batches = [batch for rank in range(processes) for batch in loader.eval_batches("test", World(rank, processes))]
+        labels = torch.cat([labels for _, labels in batches])
         assert torch.equal(labels, loader.val.labels)
         middle = crop(loader.val[4][0][None], centre_crops(1), loader.mean)
-        assert torch.equal(torch.cat([images for images, _ in shown])[4:5], middle)
+        assert torch.equal(torch.cat([images for images, _ in batches])[4:5], middle)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -140,22 +142,22 @@ def test_partial_pack_has_the_classes_of_its_training_images(tmp_path, pack):
     loader = open_loader(Spec.default("alexnet", "ilsvrc2012", "relu"), tmp_path, CPU)
     assert (loader.task.num_classes, loader.eval_sizes) == (2, {"test": 4})
     (order,) = draw_order(torch.tensor([0]), 0, loader.count)
-    shown = [batch[1] for _, batch in loader.batches(torch.tensor([0]), 0, 5, 0, SINGLE_PROCESS)]
-    assert torch.equal(torch.cat(shown), trained[order] // 2)
+    batches = [batch[1] for _, batch in loader.batches(torch.tensor([0]), 0, 5, 0, SINGLE_PROCESS)]
+    assert torch.equal(torch.cat(batches), trained[order] // 2)
     numbers = (tested != 1).nonzero().flatten()
     for processes in (1, 3):
-        shown = [batch for rank in range(processes) for batch in loader.eval_batches("test", World(rank, processes))]
-        assert torch.equal(torch.cat([labels for _, labels in shown]), tested[numbers] // 2)
+        batches = [batch for rank in range(processes) for batch in loader.eval_batches("test", World(rank, processes))]
+        assert torch.equal(torch.cat([labels for _, labels in batches]), tested[numbers] // 2)
         middle = crop(torch.stack([loader.val[n][0] for n in numbers.tolist()]), centre_crops(4), loader.mean)
-        assert torch.equal(torch.cat([images for images, _ in shown]), middle)
+        assert torch.equal(torch.cat([images for images, _ in batches]), middle)
 
 
 def test_partial_pack_without_val_images_of_its_classes_is_rejected(tmp_path, pack):
     source = lay_out(tmp_path / "source")
     for wnid in WNIDS[1:]:
         shutil.rmtree(source / "train" / wnid)
-    for number, shown in enumerate(TRUTH, 1):
-        if list(TRAIN)[shown - 1] == WNIDS[0]:
+    for number, label in enumerate(TRUTH, 1):
+        if list(TRAIN)[label - 1] == WNIDS[0]:
             next((source / "val").rglob(f"*{number:08}.JPEG")).unlink()
     pack(source, tmp_path / "ilsvrc2012" / "packed", partial=True)
     with pytest.raises(DataError, match="no val image has a class of the training images"):
@@ -182,14 +184,14 @@ def test_training_resumes_from_any_step_bit_for_bit(home, small):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("--val-size", 5), "val_size=5: ilsvrc2012 has its own validation images"),
         ((), "contains no finished pack; make it with: hullo data pack ilsvrc2012"),
     ],
 )
-def test_invalid_training_is_a_one_line_error(arguments, said, tmp_path):
+def test_invalid_training_is_a_one_line_error(arguments, message, tmp_path):
     result = invoke("train", "alexnet", "ilsvrc2012", "--data", tmp_path, "--output", tmp_path / "runs", *arguments)
     assert result.exit_code != 0
-    assert said in result.stderr
+    assert message in result.stderr
     assert result.stderr.count("\n") == 1

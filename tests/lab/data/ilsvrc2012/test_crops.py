@@ -18,8 +18,8 @@ def test_crop_subtracts_the_mean_before_flipping():
     cropped = crop(images, crops, mean)
     assert cropped.shape == (4, 3, 227, 227)
     assert cropped.dtype == torch.float32
-    for image, how, found in zip(images, crops.tolist(), cropped, strict=True):
-        assert torch.equal(found[:, [0, 100, 226]], crop_by_loops(image, mean, *how))
+    for image, how, actual in zip(images, crops.tolist(), cropped, strict=True):
+        assert torch.equal(actual[:, [0, 100, 226]], crop_by_loops(image, mean, *how))
 
 
 def test_crops_are_channels_last_in_the_requested_dtype():

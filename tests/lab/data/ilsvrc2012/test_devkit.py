@@ -20,9 +20,9 @@ def test_labels_follow_sorted_wnids_and_val_labels_are_mapped(tmp_path, place):
         write(tmp_path, {ARCHIVE: as_tar({f"{PREFIX}/{name}": data for name, data in files.items()}, "w:gz")})
     else:
         write(tmp_path, {f"{place}/{name}": data for name, data in files.items()})
-    found = find_devkit(tmp_path)
-    assert found.classes == tuple(Class(wnid, f"thing {wnid[-1]}", TRAIN[wnid]) for wnid in WNIDS)
-    assert [WNIDS[label] for label in found.val_labels] == [list(TRAIN)[number - 1] for number in TRUTH]
+    result = find_devkit(tmp_path)
+    assert result.classes == tuple(Class(wnid, f"thing {wnid[-1]}", TRAIN[wnid]) for wnid in WNIDS)
+    assert [WNIDS[label] for label in result.val_labels] == [list(TRAIN)[number - 1] for number in TRUTH]
 
 
 def test_missing_devkit_is_none(tmp_path):
@@ -104,13 +104,13 @@ def test_unknown_val_label_is_rejected(tmp_path):
 
 
 def test_real_devkit_has_1000_classes_with_50_val_images_each(real_source):
-    found = real_source.devkit
-    assert len(found.classes) == 1000
-    assert sum(item.num_images for item in found.classes) == 1_281_167
-    assert len(found.val_labels) == 50_000
-    assert {found.val_labels.count(label) for label in range(0, 1000, 111)} == {50}
+    result = real_source.devkit
+    assert len(result.classes) == 1000
+    assert sum(item.num_images for item in result.classes) == 1_281_167
+    assert len(result.val_labels) == 50_000
+    assert {result.val_labels.count(label) for label in range(0, 1000, 111)} == {50}
     # known of old
-    assert [found.classes[label].words.split(",")[0] for label in (0, 1, 207, 999)] == [
+    assert [result.classes[label].words.split(",")[0] for label in (0, 1, 207, 999)] == [
         "tench",
         "goldfish",
         "golden retriever",

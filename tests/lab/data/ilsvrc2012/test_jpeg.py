@@ -54,7 +54,7 @@ FIRST, THIRD = RESTARTED.index(b"\xff\xd0"), RESTARTED.index(b"\xff\xd2")
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (WHOLE[: START + 300] + b"\xff\xc7" + WHOLE[START + 302 :], f"the marker ff c7 .* {START + 300:,}"),
         (WHOLE[: START + 300] + b"\xff\xd3" + WHOLE[START + 302 :], "the marker ff d3 within compressed data"),
@@ -71,8 +71,8 @@ FIRST, THIRD = RESTARTED.index(b"\xff\xd0"), RESTARTED.index(b"\xff\xd2")
         (PROGRESSIVE[:-400] + PROGRESSIVE[-100:], "too little compressed data"),
     ],
 )
-def test_warnings_of_the_decoder_are_reported(content, said):
-    assert re.match(said, find_damage(content) or "")
+def test_warnings_of_the_decoder_are_reported(content, message):
+    assert re.match(message, find_damage(content) or "")
 
 
 def test_damage_that_changes_the_amount_of_data_is_detected_anywhere():
@@ -91,11 +91,11 @@ def test_damage_that_changes_the_amount_of_data_is_detected_anywhere():
             others = {"zeros": bytes(size), "noise": draw.randbytes(size).replace(b"\xff", b"\xfe")}
             content[place : place + size] = others.get(kind, 2 * content[place : place + size])
         spare = huffman.spare_bits(bytes(content))
-        found = find_damage(bytes(content))
+        result = find_damage(bytes(content))
         if spare is not None and (spare < -100 or spare > 8 * (SURPLUS + 2)):
-            assert found, (seed, kind, size, spare)
+            assert result, (seed, kind, size, spare)
             outcomes["known"] += 1
-        elif found is None:
+        elif result is None:
             outcomes["unknown"] += 1
     assert outcomes["known"] > 20
     assert outcomes["unknown"] < 40

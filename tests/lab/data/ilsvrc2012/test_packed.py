@@ -30,16 +30,16 @@ def test_opened_pack_equals_the_written_one(packed):
 
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_images_are_indexed_in_the_order_of_their_names(packed, split):
-    found = packed.images(split)
+    actual = packed.images(split)
     made = sorted((name, wnid, data) for wnid, files in make_images()[split].items() for name, data in files.items())
-    assert len(found) == len(made) > 5  # more than a shard
+    assert len(actual) == len(made) > 5  # more than a shard
     for number, (_, wnid, data) in enumerate(made):
-        pixels, label = found[number]
+        pixels, label = actual[number]
         assert np.array_equal(pixels, decode(data))
-        assert (label, int(found.labels[number])) == (WNIDS.index(wnid), WNIDS.index(wnid))
-    assert torch.equal(found[-1][0], found[len(found) - 1][0])
+        assert (label, int(actual.labels[number])) == (WNIDS.index(wnid), WNIDS.index(wnid))
+    assert torch.equal(actual[-1][0], actual[len(actual) - 1][0])
     with pytest.raises(IndexError):
-        found[len(found)]
+        actual[len(actual)]
 
 
 def test_labels_are_loaded_on_opening(packed):
@@ -66,14 +66,14 @@ def test_swapped_shards_are_detected(packed):
 
 
 def test_shard_truncated_while_reading_is_a_clear_error(packed):
-    found = packed.images("train")
+    result = packed.images("train")
     with (packed.folder / "train-001.safetensors").open("r+b") as file:
         file.truncate(300_000)
-    found[5]
+    result[5]
     with pytest.raises(
         DataError, match=r"train-001.safetensors is truncated; make it again with: hullo data pack ilsv"
     ):
-        found[6]
+        result[6]
     with pytest.raises(DataError, match=r"train-001.safetensors is missing or damaged .*with: hullo data pack ilsv"):
         packed.images("train")
 

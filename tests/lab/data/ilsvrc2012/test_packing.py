@@ -154,15 +154,15 @@ def test_partial_packing_prints_a_note(tmp_path, pack, capsys):
     with tarfile.open(path) as tar:
         end = tar.getmembers()[2].offset
     path.write_bytes(path.read_bytes()[:end])
-    said = (
+    message = (
         f"{source} has 7 of 12 train images (ILSVRC2012_img_train.tar has {end:,} of the released 147,897,477,120 "
         "bytes: truncated, unless you repacked it)"
     )
     with pytest.raises(DataError) as caught:
         pack(source, tmp_path / "packed")
-    assert str(caught.value).startswith(f"{said}; hullo data check ilsvrc2012 lists missing ones")
+    assert str(caught.value).startswith(f"{message}; hullo data check ilsvrc2012 lists missing ones")
     pack(source, tmp_path / "packed", partial=True)
-    assert capsys.readouterr().err == f"note: {said}; only these are packed\n"
+    assert capsys.readouterr().err == f"note: {message}; only these are packed\n"
 
 
 def test_too_little_disk_space_is_an_error_before_writing(tmp_path, pack, monkeypatch):
@@ -260,7 +260,7 @@ def test_stopped_packing_leaves_no_worker_and_resumes(tmp_path, pack, how):
         wait_until(lambda: process.poll() is not None or (inodes(packed) and list(packed.glob("*.part"))))
         workers = {int(path.name.split(".")[-2]) for path in packed.glob("*.part")}
         os.kill(process.pid, how) if how == signal.SIGKILL else os.killpg(process.pid, how)
-        _, said = process.communicate(timeout=60)
+        _, message = process.communicate(timeout=60)
     finally:
         process.kill()
     wait_until(lambda: not any(map(is_alive, workers)))
@@ -268,8 +268,8 @@ def test_stopped_packing_leaves_no_worker_and_resumes(tmp_path, pack, how):
     assert 1 <= len(before) < 5
     if how == signal.SIGINT:
         assert process.returncode == 130
-        assert f"hullo: stopped; the state is saved in {packed}; resume with: hullo " in said
-        assert "Traceback" not in said
+        assert f"hullo: stopped; the state is saved in {packed}; resume with: hullo " in message
+        assert "Traceback" not in message
         assert not list(packed.glob("*.part"))
     assert pack(source, packed).is_complete
     assert before.items() <= inodes(packed).items()

@@ -16,10 +16,10 @@ MADE = make_images()
 @pytest.mark.parametrize("split", SPLITS)
 def test_every_source_layout_gives_the_same_images(tmp_path, layout, split):
     source = Source(lay_out(tmp_path, layout))
-    found = [(image.name, image.label, image.encoded.read()) for image in source.images(split)]
+    result = [(image.name, image.label, image.encoded.read()) for image in source.images(split)]
     made = MADE[split].items()
-    assert found == sorted((name, WNIDS.index(wnid), data) for wnid, files in made for name, data in files.items())
-    assert len(found) == source.num_released(split)
+    assert result == sorted((name, WNIDS.index(wnid), data) for wnid, files in made for name, data in files.items())
+    assert len(result) == source.num_released(split)
 
 
 def test_without_a_devkit_1000_folders_define_the_classes(tmp_path, monkeypatch):

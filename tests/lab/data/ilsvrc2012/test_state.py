@@ -32,19 +32,19 @@ def squeezed(text):
 @pytest.mark.parametrize("layout", ["tars", "sorted"])
 def test_complete_data_are_checked_packed_and_listed(tmp_path, layout):
     home = lay_out(tmp_path / "ilsvrc2012", layout)
-    found = invoke("check", "ilsvrc2012", "--data", tmp_path)
+    result = invoke("check", "ilsvrc2012", "--data", tmp_path)
     train, val, devkit = {
         "tars": ("ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", "ILSVRC2012_devkit_t12.tar.gz"),
         "sorted": ("train", "val", "devkit"),
     }[layout]
-    assert found.stdout.splitlines() == [
+    assert result.stdout.splitlines() == [
         f"ilsvrc2012 is not packed in {home}/packed",
         f"devkit: {home}/{devkit}, 3 classes",
         f"train: {home}/{train}: 12 of 12 images",
         f"val: {home}/{val}: 6 of 6 images",
         f"pack it with: hullo data pack ilsvrc2012 --data {tmp_path}",
     ]
-    assert found.exit_code == 1
+    assert result.exit_code == 1
     assert "not packed" in invoke("list", "--data", tmp_path).stdout
     packed = invoke("pack", "ilsvrc2012", "--data", tmp_path)
     assert (packed.exit_code, packed.stdout) == (
@@ -125,9 +125,9 @@ def test_damaged_images_are_packed_and_repacked_after_repair(tmp_path):
 def test_source_option_names_another_folder(tmp_path):
     source = lay_out(tmp_path / "my images")
     options = ("--data", tmp_path / "data", "--source", source)
-    found = invoke("check", "ilsvrc2012", *options).stdout
+    result = invoke("check", "ilsvrc2012", *options).stdout
     command = f"hullo data pack ilsvrc2012 --data {tmp_path}/data --source '{source}'"
-    assert found.endswith(f"pack it with: {command}\n")
+    assert result.endswith(f"pack it with: {command}\n")
     assert invoke("pack", "ilsvrc2012", *options).exit_code == 0
     assert invoke("check", "ilsvrc2012", "--data", tmp_path / "data").exit_code == 0
     refused = invoke("check", "cifar10", "--source", source)
@@ -197,9 +197,9 @@ def test_dangling_link_to_a_tar_is_a_clear_error(tmp_path):
     path = lay_out(tmp_path / "ilsvrc2012", "tars") / "ILSVRC2012_img_train.tar"
     path.unlink()
     path.symlink_to(tmp_path / "gone")
-    said = f"{path} cannot be read (No such file or directory); make it readable, then try again\n"
-    assert f"train: {said}" in invoke("check", "ilsvrc2012", "--data", tmp_path).stdout
-    assert invoke("pack", "ilsvrc2012", "--data", tmp_path, "--quiet").stderr == f"hullo: {said}"
+    message = f"{path} cannot be read (No such file or directory); make it readable, then try again\n"
+    assert f"train: {message}" in invoke("check", "ilsvrc2012", "--data", tmp_path).stdout
+    assert invoke("pack", "ilsvrc2012", "--data", tmp_path, "--quiet").stderr == f"hullo: {message}"
 
 
 @pytest.mark.parametrize("command", [("check", "ilsvrc2012"), ("list",)])
@@ -214,7 +214,7 @@ def test_unreadable_pack_is_a_clear_error(tmp_path, forbid, command):
 
 @pytest.mark.parametrize("command", ["check", "pack"])
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (shutil.rmtree, "ilsvrc2012 is not a directory; put there ILSVRC2012_img_train.tar and ILSVRC2012_img_val"),
         (lambda home: (home / "ILSVRC2012_devkit_t12.tar.gz").unlink(), "ilsvrc2012 has no devkit"),
@@ -228,13 +228,13 @@ def test_unreadable_pack_is_a_clear_error(tmp_path, forbid, command):
         ),
     ],
 )
-def test_bad_input_is_a_clear_error_and_writes_nothing(tmp_path, command, change, said):
+def test_bad_input_is_a_clear_error_and_writes_nothing(tmp_path, command, change, message):
     home = lay_out(tmp_path / "ilsvrc2012", "tars")
     change(home)
     before = sorted(tmp_path.rglob("*"))
     result = invoke(command, "ilsvrc2012", "--data", tmp_path / "data", "--source", home, "--quiet")
     assert result.exit_code == 1
-    assert said in (result.stderr if command == "pack" else result.stdout)
+    assert message in (result.stderr if command == "pack" else result.stdout)
     assert "Traceback" not in result.output
     if command == "pack":
         assert result.stderr.count("\n") == 1

@@ -52,10 +52,10 @@ def test_workers_ignore_sigint_even_while_starting(tmp_path):
         assert process.stdout.readline() == "begun\n"
         time.sleep(0.5)  # the workers are importing now
         os.killpg(process.pid, signal.SIGINT)
-        said = process.communicate(timeout=60)
+        message = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert (process.returncode, *said) == (0, "interrupted\n", "")
+    assert (process.returncode, *message) == (0, "interrupted\n", "")
 
 
 def test_at_least_one_core_is_available():
