@@ -11,61 +11,71 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
 
 import hullo
 from hullo.lab.bench.clocks import CpuClock, wall_laps
-from hullo.lab.bench.measure import passes
+from hullo.lab.bench.measure import Inputs, passes
 from hullo.lab.spec.environment import environment
 
 COSTLY = ("asinh", "gelu", "softplus", "mish", "sin", "erf", "gelu_tanh")
 """One base for each function that takes about as long as GELU; other bases share these functions or are cheaper."""
 
 
-def ratios(names: Sequence[str], size: int, rounds: int) -> tuple[float, float]:
-    """Return the times of a hull over those of GELU, forward and backward, on inputs that are not in a cache."""
-    inputs = [(torch.randn(size, requires_grad=True), torch.randn(size)) for _ in range(max(1, 2**24 // size))]
+def ratios(names: Sequence[str], inputs: Inputs, repeats: int) -> tuple[float, float, float]:
+    """Return the times of a hull over those of GELU, forward, backward and both."""
     modules = (nn.GELU(), hullo.LinearHull(*names, strict=False))
-    for module in modules:
-        wall_laps(*passes(module, inputs[:1]))  # compiles
-    laps = [[wall_laps(*passes(module, [pair])) for module in modules] for _ in range(rounds) for pair in inputs]
+    laps = [
+        [wall_laps(*passes(module, [pair])) for module in modules]
+        for pair in itertools.islice(itertools.cycle(inputs), repeats + 1)
+    ][1:]  # the first call compiles
     gelu, hull = ([min(lap[m][way] for lap in laps) for way in (0, 1)] for m in (0, 1))
-    return hull[0] / gelu[0], hull[1] / gelu[1]
+    return hull[0] / gelu[0], hull[1] / gelu[1], sum(hull) / sum(gelu)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", default="18,24", help="powers of two, the numbers of elements")
     parser.add_argument("--threads", default="1,2")
-    parser.add_argument("--rounds", type=int, default=7, help="passes over all inputs")
+    parser.add_argument("--repeats", type=int, default=6, help="calls at the largest size; more at others")
     given = parser.parse_args()
     sizes, threads = ([int(part) for part in text.split(",")] for text in (given.sizes, given.threads))
     columns = list(itertools.product(sizes, threads))
     singles = [(name,) for name in hullo.list_bases()]
     sets = singles + [names for n in (2, 3, 4) for names in itertools.combinations(COSTLY, n)]
-    found: dict[tuple[str, ...], list[tuple[float, float]]] = {names: [] for names in sets}
+    found: dict[tuple[str, ...], list[tuple[float, ...]]] = {names: [] for names in sets}
     for size, count in columns:
         torch.set_num_threads(count)
+        several = max(1, min(64, 2**24 >> size))  # so many that none is in a cache
+        inputs = [(torch.randn(2**size, requires_grad=True), torch.randn(2**size)) for _ in range(several)]
+        repeats = given.repeats * min(8, several)
         for done, names in enumerate(sets):
-            found[names].append(ratios(names, 2**size, given.rounds))
+            found[names].append(ratios(names, inputs, repeats))
             print(f"\r2^{size}, {count} threads: {done + 1} of {len(sets)}", end="", file=sys.stderr)
     print(environment(CpuClock(torch.device("cpu")).device_name))
-    print("forward / backward, as multiples of nn.GELU\n")
+    print("forward / backward / both, as multiples of nn.GELU\n")
     heads = [f"2^{size}, {count} thread{'s' * (count > 1)}" for size, count in columns]
-    print(f"{'bases':36}" + "".join(f"{head:>18}" for head in heads))
+    print_row("bases", heads)
     for names in sets:
-        print(f"{' '.join(names):36}" + "".join(f"{a:10.2f} / {b:5.2f}" for a, b in found[names]))
-    print(
-        f"\n{'the largest':36}"
-        + "".join(f"{a:10.2f} / {b:5.2f}" for a, b in map(largest, zip(*found.values(), strict=True)))
-    )
+        print_row(" ".join(names), map(spell, found[names]))
+    for n in (1, 2, 3, 4):
+        of_size = [rows for names, rows in found.items() if len(names) == n]
+        print_row(f"the largest of {n}", [spell(largest(column)) for column in zip(*of_size, strict=True)])
 
 
-def largest(pairs: Sequence[tuple[float, float]]) -> tuple[float, ...]:
-    return tuple(max(ways) for ways in zip(*pairs, strict=True))
+def print_row(head: str, cells: Iterable[str]) -> None:
+    print(f"{head:36}" + "".join(f"{cell:>22}" for cell in cells))
+
+
+def spell(row: Iterable[float]) -> str:
+    return " / ".join(f"{ratio:.2f}" for ratio in row)
+
+
+def largest(rows: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
+    return tuple(max(ways) for ways in zip(*rows, strict=True))
 
 
 if __name__ == "__main__":

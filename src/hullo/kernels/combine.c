@@ -85,7 +85,7 @@ INLINE float f_tanh_softplus(float x) { /* tanh(log(1 + exp(x))) */
 }
 
 INLINE float f_tanh(float x) {
-    const float a = f_clamp(x, -9.02f, 9.02f), z = a * a; /* tanh(x) / x = p / q */
+    const float a = f_minimum(f_abs(x), 9.02f), z = a * a; /* tanh(a) / a = p / q */
     float p = 1.3319075227258249e-08f * z + 2.0583483847979693e-05f;
     p = p * z + 0.0034940347185086966f;
     p = p * z + 0.13379718071586513f;
@@ -94,11 +94,11 @@ INLINE float f_tanh(float x) {
     q = q * z + 0.025871073798342824f;
     q = q * z + 0.4671303331093571f;
     q = q * z + 1.0f;
-    return f_clamp(a * p / q, -1.0f, 1.0f);
+    return __builtin_copysignf(f_minimum(a * p / q, 1.0f), x);
 }
 
 INLINE float f_erf(float x) {
-    const float a = f_clamp(x, -3.93f, 3.93f), z = a * a; /* erf(x) / x = p / q */
+    const float a = f_minimum(f_abs(x), 3.93f), z = a * a; /* erf(a) / a = p / q */
     float p = 2.041970320045568e-06f * z + 0.0002848083942020906f;
     p = p * z + 0.0037796041573993217f;
     p = p * z + 0.05279027056362245f;
@@ -109,7 +109,7 @@ INLINE float f_erf(float x) {
     q = q * z + 0.11425747660244034f;
     q = q * z + 0.5024103919301532f;
     q = q * z + 1.0f;
-    return f_clamp(a * p / q, -1.0f, 1.0f);
+    return __builtin_copysignf(f_minimum(a * p / q, 1.0f), x);
 }
 
 INLINE float f_normal_pdf(float x) { return 0.3989422804014327f * f_exp(-0.5f * (x * x)); }
