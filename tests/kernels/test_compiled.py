@@ -183,7 +183,7 @@ def test_a_base_of_ones_own_is_compiled_if_it_has_a_formula() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variable", "value"), [("CC", "/bin/false"), ("CC", "no-such-compiler"), ("CC", ""), ("HULLO_COMPILE", "0")]
+    ("variable", "value"), [("CC", "/bin/false"), ("CC", "no-such-compiler"), ("CC", "cc '"), ("HULLO_COMPILE", "0")]
 )
 def test_without_a_working_compiler_blocks_serve(
     variable: str, value: str, cache: Path, monkeypatch: pytest.MonkeyPatch

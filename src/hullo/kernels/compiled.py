@@ -97,19 +97,23 @@ def _load(bases: tuple[Base, ...], bfloat16: bool) -> Library | None:
     """Compile and load the kernel of some bases; None where that is turned off or fails."""
     if os.environ.get("HULLO_COMPILE") == "0" or (_parallel() is None and torch.get_num_threads() > 1):
         return None
-    command = shlex.split(os.environ.get("CC", "cc"))
-    compiler = shutil.which(command[0]) if command else None
-    if compiler is None:
-        _log.info("no C compiler: hulls on the CPU are computed in blocks of PyTorch's operations")
-        return None
     try:
-        function: Library = _build(c_source(bases, bfloat16), [compiler, *command[1:]]).run
-    except (OSError, AttributeError, RuntimeError, subprocess.SubprocessError) as error:
+        function: Library = _build(c_source(bases, bfloat16), _compiler()).run
+    except (OSError, AttributeError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
         _log.info("hulls on the CPU are computed in blocks of PyTorch's operations: %s", error)
         return None
     pointer, long = ctypes.c_void_p, ctypes.c_long
     function.argtypes = [pointer, ctypes.c_uint, *[pointer] * 5, *[long] * 3]  # type: ignore[attr-defined]
     return function
+
+
+def _compiler() -> list[str]:
+    """Return the command of the C compiler."""
+    name, *options = shlex.split(os.environ.get("CC") or "cc")
+    path = shutil.which(name)
+    if path is None:
+        raise OSError(f"there is no C compiler {name!r}")
+    return [path, *options]
 
 
 def _build(source: str, compiler: list[str]) -> ctypes.CDLL:
