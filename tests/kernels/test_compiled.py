@@ -22,7 +22,7 @@ from hullo.kernels import CombineSpec, compiled, cpu, reference
 from hullo.kernels.c_codegen import c_source
 from hullo.parametrizations import get_parametrization
 
-COMPILER = shutil.which(shlex.split(os.environ.get("CC", "cc"))[0])
+COMPILER = shutil.which(shlex.split(os.environ.get("CC") or "cc")[0])
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
 
 QUARTETS = [hullo.list_bases()[k : k + 4] for k in range(0, len(hullo.list_bases()), 4)]
