@@ -3,8 +3,8 @@
     python benchmarks/cpu_sets.py > benchmarks/results/cpu_sets.txt
 
 Every base of the catalogue alone, and every set of two to four of the bases whose functions differ and cost most. GELU
-and the hull run in turn; the time of each is the shortest of all. The largest size comes first: memory that small inputs
-leave would spare GELU the clearing of new pages, which takes most of its time at 2^24.
+and the hull run in turn; the time of each is the shortest of all. The largest size comes first: memory that small
+inputs leave would spare GELU the clearing of new pages, which takes most of its time at 2^24.
 """
 
 from __future__ import annotations
