@@ -42,14 +42,14 @@ def convolve(
     return split_channels(y, context, unbatched)
 
 
-OWN_WIDTHS = range(17, 65)
-"""The channels, the most of inputs and outputs, where kernels of our own convolve members faster than cuDNN."""
+MAX_CHANNELS = 64
+"""The most input or output channels of a member with which our kernels are faster than cuDNN."""
 
 
 def _convolve_fused(
     context: Context, x: Value, weight: Value, bias: Value | None, stride: Any, padding: Any, dilation: Any, groups: int
 ) -> Tensor | None:
-    """Return (B, K*C, H, W) by a kernel of our own; None where a library is faster, or the only one that can."""
+    """Return (B, K*C, H, W) by a kernel of our own; None where cuDNN is faster, or the only one that can."""
     if len(weight.shape) != 4 or x.dim is None or not kernels.serve(weight.tensor) or len(x.shape) != 4:
         return None
     filters = weight.at(0, context.members).flatten(0, 1)
@@ -71,7 +71,8 @@ def _convolve_fused(
         same = around[0] > 0
         return convolve_input(source.images, source.index, source.moves, filters, own, same=same, dtype=dtype)
     widest = max(weight.shape[:2])
-    if widest not in OWN_WIDTHS or dtype.itemsize != 2 or context.members == 1:
+    narrow = widest <= 16 and (stride != 1 or side not in (3, 5))
+    if widest > MAX_CHANNELS or narrow or dtype.itemsize != 2 or context.members == 1:
         return None
     from hullo.population.kernels.convolution import convolve as convolve_members
 

@@ -58,6 +58,7 @@ CASES = {
     "half the sides, odd": Case(2, 4, 6, 3, 2, (1, 1), (7, 5), False),
     "shortcut": Case(2, 16, 32, 1, 2, (0, 0), (6, 8), True),
     "widest": Case(2, 64, 64, 3, 1, (0, 0), (5, 5), False),
+    "padded by more than the kernel": Case(2, 4, 6, 3, 1, (3, 4), (3, 4), True),
     "one member": Case(1, 3, 5, 3, 1, (1, 1), (4, 4), True),
 }
 
@@ -75,7 +76,7 @@ def test_results_and_gradients_equal_those_of_a_grouped_convolution(case: Case) 
         torch.testing.assert_close(own.double(), oracle, rtol=1e-5, atol=3e-5)
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("case", [CASES[name] for name in ("same", "lenet5", "half the sides")])
 def test_in_half_precision_only_numbers_are_rounded_and_no_sums(case: Case) -> None:
     given = case.draw(dtype=torch.float16)  # the interpreter has no products in bfloat16
     precise = [tensor.detach().double() for tensor in given]

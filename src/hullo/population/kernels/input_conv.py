@@ -1,14 +1,16 @@
 """Compute a population's first convolution from the bytes of the data set.
 
-Each member sees its own images, each flipped and shifted in its own way (see :mod:`hullo.lab.data.augment`, whose
-`move` and `scale` are the plain form). With one or three channels to each member, a first convolution moves far more
-memory than it computes. So here moved and scaled images are never written: a program looks at POSITIONS windows of
-one member's images and multiplies them with its weights; in the backward pass it looks again. There is no gradient
-for bytes, so the results move once there, and their gradients once back.
+Each member trains on its own images, each flipped and shifted in its own way (see :mod:`hullo.lab.data.augment`, whose
+`move` and `scale` are the plain form). With one or three channels per member, a first convolution moves far more memory
+than it computes, so augmented images are never written: a program gathers the pixels of its windows from the data set
+and multiplies them with one member's weights, and gathers them again in the backward pass.
+
+A row of the matrix product is GROUP neighbouring output columns, whose windows share most of their pixels: pixels are
+gathered once for the group, and the weights are a band matrix. The gradients of a band's copies are added up.
 """
 
 # mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
-# ruff: noqa: N803 (constants are in capitals, in Triton)
+# ruff: noqa: N803, N806 (constants are in capitals, in Triton)
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -19,11 +21,26 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hullo.kernels.triton import INTERPRETED
+from hullo.population.kernels import processors
 
-POSITIONS, WARPS = 128, 4
-PROGRAMS = 8
-"""In the backward pass, for each multiprocessor."""
+
+class Tile(NamedTuple):
+    """Hold the settings of a kernel: output columns in a row of the product, rows, warps, programs per processor."""
+
+    group: int
+    rows: int
+    warps: int
+    programs: int
+
+
+def choose_forward(side: int, outputs: int) -> Tile:
+    """Return the fastest settings of `_forward_kernel`, as measured on an H200 for the paper's networks."""
+    return Tile(4 if outputs <= 16 else 1 if side <= 3 else 2, 128, 4, 0)
+
+
+def choose_backward(side: int, outputs: int) -> Tile:
+    """Return the fastest settings of `_backward_kernel`, as measured on an H200 for the paper's networks."""
+    return Tile(4 if outputs <= 16 else 2, 128, 4, 4) if side <= 3 else Tile(4, 64, 4, 2)
 
 
 def convolve(
@@ -36,16 +53,16 @@ def convolve(
     same: bool,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Convolve chosen images, moved and scaled, with stride one: (B, members * outputs, H, W), channels last.
+    """Convolve chosen images, moved and scaled, with stride one; return (B, members * outputs, H, W), channels last.
 
     Args:
-        images: bytes of shape (count, channels, height, width).
+        images: uint8 values of shape (count, channels, height, width).
         order: the index of each image of each member, (members, B).
-        moves: how it is moved, as `draw_moves` says: (members, B, 3).
-        weight: (members * outputs, channels, side, side), of any strides.
+        moves: the flip and shift of each image as `draw_moves` returns them, (members, B, 3).
+        weight: (members * outputs, channels, side, side), in any memory format.
         bias: (members * outputs).
-        same: whether zeros around the images keep their size.
-        dtype: the type of the result, in which images and weights are multiplied too; sums are float32.
+        same: pad with zeros such that the output has the size of the images.
+        dtype: that of the result and of the factors; sums are float32.
     """
     members, side = order.shape[0], weight.shape[-1]
     if images.dtype != torch.uint8 or not images.is_contiguous() or moves.shape != (*order.shape, 3):
@@ -70,29 +87,31 @@ class _Call(NamedTuple):
     images: Tensor
     order: Tensor
     moves: Tensor
-    pad: int
+    padding: int
     dtype: torch.dtype
 
-    def arguments(self, weight: Tensor) -> tuple[list[Any], dict[str, Any]]:
+    def arguments(self, weight: Tensor, tile: Tile) -> tuple[list[Any], dict[str, Any]]:
         """Return the arguments of both kernels and the constants that they are compiled for."""
         members, batch = self.order.shape
         _, channels, height, width = self.images.shape
         side, outputs = weight.shape[-1], len(weight) // members
-        lines, across = height + 2 * self.pad - side + 1, width + 2 * self.pad - side + 1
+        out_height, out_width = height + 2 * self.padding - side + 1, width + 2 * self.padding - side + 1
+        rows = batch * out_height * triton.cdiv(out_width, tile.group)
         varying = [self.images, self.order, self.moves, *self.order.stride(), *self.moves.stride(), members]
-        return [*varying, batch * lines * across], {
+        return [*varying, rows], {
             "CHANNELS": channels,
             "HEIGHT": height,
             "WIDTH": width,
             "SIDE": side,
-            "PAD": self.pad,
-            "LINES": lines,
-            "ACROSS": across,
-            "OUTPUTS": outputs,
-            "NUMBERS": max(16, triton.next_power_of_2(channels * side**2 + 1)),
-            "FILTERS": max(16, triton.next_power_of_2(outputs)),
-            "POSITIONS": POSITIONS,
-            "num_warps": WARPS,
+            "PADDING": self.padding,
+            "OUT_HEIGHT": out_height,
+            "OUT_WIDTH": out_width,
+            "OUT": outputs,
+            "GROUP": tile.group,
+            "IN_BLOCK": max(16, triton.next_power_of_2(channels * side * (side + tile.group - 1) + 1)),
+            "OUT_BLOCK": max(16, triton.next_power_of_2(outputs)),
+            "ROWS": tile.rows,
+            "num_warps": tile.warps,
         }
 
 
@@ -101,116 +120,163 @@ class _Convolve(torch.autograd.Function):
     def forward(ctx: Any, weight: Tensor, bias: Tensor, call: _Call) -> Tensor:
         ctx.save_for_backward(weight, bias)
         ctx.call = call
-        varying, constants = call.arguments(weight)
-        shape = call.order.shape[1], constants["LINES"], constants["ACROSS"], len(weight)
+        tile = choose_forward(weight.shape[-1], len(weight) // len(call.order))
+        varying, constants = call.arguments(weight, tile)
+        shape = call.order.shape[1], constants["OUT_HEIGHT"], constants["OUT_WIDTH"], len(weight)
         y = torch.empty(shape, dtype=call.dtype, device=weight.device)
-        programs = triton.cdiv(varying[-1], POSITIONS) * len(call.order)
+        programs = triton.cdiv(varying[-1], tile.rows) * len(call.order)
         with torch.cuda.device_of(weight):
-            _forward[(programs,)](y, weight, bias.contiguous(), *weight.stride(), *varying, **constants)
+            _forward_kernel[(programs,)](y, weight, bias.contiguous(), *weight.stride(), *varying, **constants)
         return y.permute(0, 3, 1, 2)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         weight, bias = ctx.saved_tensors
-        varying, constants = ctx.call.arguments(weight)
+        tile = choose_backward(weight.shape[-1], len(weight) // len(ctx.call.order))
+        varying, constants = ctx.call.arguments(weight, tile)
         gradient = gradient.contiguous(memory_format=torch.channels_last)
-        members, tiles = len(ctx.call.order), triton.cdiv(varying[-1], POSITIONS)
-        processors = 4 if INTERPRETED else torch.cuda.get_device_properties(weight.device).multi_processor_count
-        splits = min(tiles, max(1, PROGRAMS * processors // members))
-        shape = splits, members, constants["NUMBERS"], constants["FILTERS"]
+        members, tiles = len(ctx.call.order), triton.cdiv(varying[-1], tile.rows)
+        splits = min(tiles, max(1, tile.programs * processors(weight) // members))
+        shape = splits, members, constants["IN_BLOCK"], tile.group * constants["OUT_BLOCK"]
         partial = torch.empty(shape, dtype=torch.float32, device=weight.device)
-        with torch.cuda.device_of(weight):
-            _backward[(splits * members,)](gradient, partial, tiles, splits, *varying, **constants)
-        sums = partial.sum(0)[..., : constants["OUTPUTS"]].transpose(1, 2)  # (members, outputs, numbers)
-        numbers = weight[0].numel()
         dweight, dbias = torch.empty_like(weight), torch.empty_like(bias)
-        dweight.unflatten(0, (members, -1)).copy_(sums[..., :numbers].unflatten(2, weight.shape[1:]))
-        dbias.view(members, -1).copy_(sums[..., numbers])
+        fixed = {name: constants[name] for name in ("CHANNELS", "SIDE", "OUT", "GROUP", "IN_BLOCK", "OUT_BLOCK")}
+        blocks = triton.cdiv((weight[0].numel() + 1) * constants["OUT"], 256)
+        with torch.cuda.device_of(weight):
+            _backward_kernel[(splits * members,)](gradient, partial, tiles, splits, *varying, **constants)
+            _add_kernel[(blocks * members,)](
+                dweight, dbias, partial, splits, *dweight.stride(), dbias.stride(0), members, **fixed, BLOCK=256
+            )
         return dweight, dbias, None
 
 
 @triton.jit
-def _forward(
-    y_ptr, weight, bias, weight_output, weight_channel, weight_line, weight_column,
-    images, order, moves, order_member, order_b, moves_member, moves_b, moves_entry, members, positions,
-    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, SIDE: tl.constexpr, PAD: tl.constexpr,
-    LINES: tl.constexpr, ACROSS: tl.constexpr, OUTPUTS: tl.constexpr, NUMBERS: tl.constexpr, FILTERS: tl.constexpr,
-    POSITIONS: tl.constexpr,
+def _forward_kernel(
+    y_ptr, weight_ptr, bias_ptr, weight_out, weight_channel, weight_row, weight_column,
+    images, order, moves, order_member, order_b, moves_member, moves_b, moves_entry, members, rows,
+    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, SIDE: tl.constexpr, PADDING: tl.constexpr,
+    OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr, OUT: tl.constexpr, GROUP: tl.constexpr, IN_BLOCK: tl.constexpr,
+    OUT_BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    member = tl.program_id(0) % members  # neighbours in memory are made at the same time
+    member = tl.program_id(0) % members  # programs that run at the same time write neighbouring addresses
     tile = tl.program_id(0) // members
-    number = tl.arange(0, NUMBERS)[:, None]
-    output = tl.arange(0, FILTERS)[None, :]
-    at = weight + (member * OUTPUTS + output) * weight_output + (number // (SIDE * SIDE)) * weight_channel
-    at += (number % (SIDE * SIDE) // SIDE) * weight_line + (number % SIDE) * weight_column
-    filters = tl.load(at, mask=(output < OUTPUTS) & (number < CHANNELS * SIDE * SIDE), other=0.0)
-    shift = tl.load(bias + member * OUTPUTS + output, mask=output < OUTPUTS, other=0.0)
-    filters = tl.where(number == CHANNELS * SIDE * SIDE, shift.to(filters.dtype), filters)  # there windows show a one
-    seen = _see(
-        images, order, moves, order_member, order_b, moves_member, moves_b, moves_entry, positions, member, tile,
-        CHANNELS, HEIGHT, WIDTH, SIDE, PAD, LINES, ACROSS, NUMBERS, POSITIONS, y_ptr.dtype.element_ty,
+    COLUMNS: tl.constexpr = GROUP + SIDE - 1
+    k, n = tl.arange(0, IN_BLOCK)[:, None], tl.arange(0, GROUP * OUT_BLOCK)[None, :]
+    out = n % OUT_BLOCK
+    kx = k % COLUMNS - n // OUT_BLOCK
+    at = (member * OUT + out) * weight_out + k // (SIDE * COLUMNS) * weight_channel
+    at += k // COLUMNS % SIDE * weight_row + kx * weight_column
+    known = (out < OUT) & (k < CHANNELS * SIDE * COLUMNS) & (kx >= 0) & (kx < SIDE)
+    weights = tl.load(weight_ptr + at, mask=known, other=0.0)
+    bias = tl.load(bias_ptr + member * OUT + out, mask=out < OUT, other=0.0)
+    weights = tl.where(k == CHANNELS * SIDE * COLUMNS, bias.to(weights.dtype), weights)  # windows have a one there
+    windows = _load_windows(
+        images, order, moves, order_member, order_b, moves_member, moves_b, moves_entry, rows, member, tile,
+        CHANNELS, HEIGHT, WIDTH, SIDE, PADDING, OUT_HEIGHT, OUT_WIDTH, GROUP, IN_BLOCK, ROWS, y_ptr.dtype.element_ty,
     )  # fmt: skip
-    y = tl.dot(seen, filters.to(seen.dtype), input_precision="ieee")
-    position = tile * POSITIONS + tl.arange(0, POSITIONS)[:, None]
-    to = (position.to(tl.int64) * members + member) * OUTPUTS + output
-    tl.store(y_ptr + to, y.to(seen.dtype), mask=(position < positions) & (output < OUTPUTS))
+    y = tl.dot(windows, weights.to(windows.dtype), input_precision="ieee")
+    at, known = _locate_outputs(tile, n, member, members, rows, OUT_HEIGHT, OUT_WIDTH, OUT, GROUP, OUT_BLOCK, ROWS)
+    tl.store(y_ptr + at, y.to(windows.dtype), mask=known)
 
 
 @triton.jit
-def _backward(
+def _backward_kernel(
     dy_ptr, partial_ptr, tiles, splits,
-    images, order, moves, order_member, order_b, moves_member, moves_b, moves_entry, members, positions,
-    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, SIDE: tl.constexpr, PAD: tl.constexpr,
-    LINES: tl.constexpr, ACROSS: tl.constexpr, OUTPUTS: tl.constexpr, NUMBERS: tl.constexpr, FILTERS: tl.constexpr,
-    POSITIONS: tl.constexpr,
+    images, order, moves, order_member, order_b, moves_member, moves_b, moves_entry, members, rows,
+    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, SIDE: tl.constexpr, PADDING: tl.constexpr,
+    OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr, OUT: tl.constexpr, GROUP: tl.constexpr, IN_BLOCK: tl.constexpr,
+    OUT_BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(0) % members
     split = tl.program_id(0) // members
-    output = tl.arange(0, FILTERS)[None, :]
-    sums = tl.zeros([NUMBERS, FILTERS], tl.float32)
+    n = tl.arange(0, GROUP * OUT_BLOCK)[None, :]
+    sums = tl.zeros([IN_BLOCK, GROUP * OUT_BLOCK], tl.float32)
     for tile in range(split, tiles, splits):
-        position = tile * POSITIONS + tl.arange(0, POSITIONS)[:, None]
-        at = (position.to(tl.int64) * members + member) * OUTPUTS + output
-        dy = tl.load(dy_ptr + at, mask=(position < positions) & (output < OUTPUTS), other=0.0)
-        seen = _see(
-            images, order, moves, order_member, order_b, moves_member, moves_b, moves_entry, positions, member, tile,
-            CHANNELS, HEIGHT, WIDTH, SIDE, PAD, LINES, ACROSS, NUMBERS, POSITIONS, dy.dtype,
+        at, known = _locate_outputs(tile, n, member, members, rows, OUT_HEIGHT, OUT_WIDTH, OUT, GROUP, OUT_BLOCK, ROWS)
+        dy = tl.load(dy_ptr + at, mask=known, other=0.0)
+        windows = _load_windows(
+            images, order, moves, order_member, order_b, moves_member, moves_b, moves_entry, rows, member, tile,
+            CHANNELS, HEIGHT, WIDTH, SIDE, PADDING, OUT_HEIGHT, OUT_WIDTH, GROUP, IN_BLOCK, ROWS, dy.dtype,
         )  # fmt: skip
-        sums = tl.dot(seen.trans(), dy, sums, input_precision="ieee")
-    to = (tl.program_id(0) * NUMBERS + tl.arange(0, NUMBERS)[:, None]) * FILTERS + output
-    tl.store(partial_ptr + to, sums)
+        sums = tl.dot(windows.trans(), dy, sums, input_precision="ieee")
+    k = tl.arange(0, IN_BLOCK)[:, None]
+    to = (tl.program_id(0) * IN_BLOCK + k) * (GROUP * OUT_BLOCK) + n
+    used = (k <= CHANNELS * SIDE * (GROUP + SIDE - 1)) & (n % OUT_BLOCK < OUT)
+    tl.store(partial_ptr + to, sums, mask=used)
 
 
 @triton.jit
-def _see(
-    images, order, moves, order_member, order_b, moves_member, moves_b, moves_entry, positions, member, tile,
-    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, SIDE: tl.constexpr, PAD: tl.constexpr,
-    LINES: tl.constexpr, ACROSS: tl.constexpr, NUMBERS: tl.constexpr, POSITIONS: tl.constexpr,
+def _add_kernel(
+    dweight_ptr, dbias_ptr, partial_ptr, splits, weight_out, weight_channel, weight_row, weight_column, bias_out,
+    members, CHANNELS: tl.constexpr, SIDE: tl.constexpr, OUT: tl.constexpr, GROUP: tl.constexpr, IN_BLOCK: tl.constexpr,
+    OUT_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Add the programs' sums and those of a band's copies."""
+    COLUMNS: tl.constexpr = GROUP + SIDE - 1
+    TAPS: tl.constexpr = CHANNELS * SIDE * SIDE
+    member = tl.program_id(0) % members
+    element = tl.program_id(0) // members * BLOCK + tl.arange(0, BLOCK)
+    tap, out = element // OUT, element % OUT
+    channel, ky, kx = tap // (SIDE * SIDE), tap // SIDE % SIDE, tap % SIDE
+    known = tap <= TAPS
+    first = tl.where(tap < TAPS, tap // SIDE * COLUMNS + kx, CHANNELS * SIDE * COLUMNS)
+    step = tl.where(tap < TAPS, 1, 0)  # the bias has one row for all columns of a group
+    total = tl.zeros([BLOCK], tl.float32)
+    for split in range(splits):
+        base = partial_ptr + (split * members + member) * (IN_BLOCK * GROUP * OUT_BLOCK)
+        for g in tl.static_range(GROUP):
+            total += tl.load(
+                base + (first + g * step) * (GROUP * OUT_BLOCK) + g * OUT_BLOCK + out, mask=known, other=0.0
+            )
+    at = (member * OUT + out) * weight_out + channel * weight_channel + ky * weight_row + kx * weight_column
+    tl.store(dweight_ptr + at, total.to(dweight_ptr.dtype.element_ty), mask=tap < TAPS)
+    tl.store(dbias_ptr + (member * OUT + out) * bias_out, total.to(dbias_ptr.dtype.element_ty), mask=tap == TAPS)
+
+
+@triton.jit
+def _locate_outputs(
+    tile, n, member, members, rows,
+    OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr, OUT: tl.constexpr, GROUP: tl.constexpr, OUT_BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """Return where the outputs of a tile are, (ROWS, GROUP * OUT_BLOCK), and whether they are."""
+    GROUPS: tl.constexpr = (OUT_WIDTH + GROUP - 1) // GROUP
+    row = tile * ROWS + tl.arange(0, ROWS)[:, None]
+    column = row % GROUPS * GROUP
+    first = ((row // GROUPS).to(tl.int64) * OUT_WIDTH + column) * members * OUT + member * OUT
+    known = (row < rows) & (column + n // OUT_BLOCK < OUT_WIDTH) & (n % OUT_BLOCK < OUT)
+    return first + (n // OUT_BLOCK * members * OUT + n % OUT_BLOCK), known
+
+
+@triton.jit
+def _load_windows(
+    images, order, moves, order_member, order_b, moves_member, moves_b, moves_entry, rows, member, tile,
+    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, SIDE: tl.constexpr, PADDING: tl.constexpr,
+    OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr, GROUP: tl.constexpr, IN_BLOCK: tl.constexpr, ROWS: tl.constexpr,
     TYPE: tl.constexpr,
 ):  # fmt: skip
-    """Read a member's windows at the positions of a tile, (POSITIONS, NUMBERS).
-
-    The numbers are the pixels of a window, channel by channel and line by line, then a one, then zeros.
-    """
-    position = tile * POSITIONS + tl.arange(0, POSITIONS)[:, None]
-    known = position < positions
-    position = tl.where(known, position, 0)
-    b = position // (LINES * ACROSS)
+    """Load the windows of a tile's groups, (ROWS, IN_BLOCK): pixels by channel, row and column, a one, then zeros."""
+    GROUPS: tl.constexpr = (OUT_WIDTH + GROUP - 1) // GROUP
+    COLUMNS: tl.constexpr = GROUP + SIDE - 1
+    row = tile * ROWS + tl.arange(0, ROWS)[:, None]
+    known = row < rows
+    row = tl.where(known, row, 0)
+    b = row // (OUT_HEIGHT * GROUPS)
     image = tl.load(order + member * order_member + b * order_b)
     move = moves + member * moves_member + b * moves_b
     flipped = tl.load(move)
     down = tl.load(move + moves_entry).to(tl.int32)
     right = tl.load(move + 2 * moves_entry).to(tl.int32)
-    number = tl.arange(0, NUMBERS)[None, :]
-    y = position // ACROSS % LINES + number % (SIDE * SIDE) // SIDE - PAD
-    x = position % ACROSS + number % SIDE - PAD
-    seen = known & (number < CHANNELS * SIDE * SIDE) & (y >= 0) & (y < HEIGHT) & (x >= 0) & (x < WIDTH)
+    k = tl.arange(0, IN_BLOCK)[None, :]
+    y = row // GROUPS % OUT_HEIGHT + k // COLUMNS % SIDE - PADDING
+    x = row % GROUPS * GROUP + k % COLUMNS - PADDING
+    inside = known & (k < CHANNELS * SIDE * COLUMNS) & (y >= 0) & (y < HEIGHT) & (x >= 0) & (x < WIDTH)
     y = tl.minimum(tl.maximum(y - down, 0), HEIGHT - 1)
     x = tl.minimum(tl.maximum(x - right, 0), WIDTH - 1)
     x = tl.where(flipped == 1, WIDTH - 1 - x, x)
-    at = ((image * CHANNELS + number // (SIDE * SIDE)) * HEIGHT + y) * WIDTH + x
-    pixel = tl.load(images + at, mask=seen, other=0).to(tl.float32)
+    at = (k // (SIDE * COLUMNS) * HEIGHT + y) * WIDTH + x
+    pixel = tl.load(images + image * (CHANNELS * HEIGHT * WIDTH) + at, mask=inside, other=0).to(tl.float32)
     # A division takes ten times as long; after rounding to 16 bits a product is the same, for every byte.
     pixel = tl.div_rn(pixel, 255.0) if tl.float32 == TYPE else pixel * (1 / 255)
-    return tl.where(number == CHANNELS * SIDE * SIDE, 1.0, pixel).to(TYPE)
+    return tl.where(k == CHANNELS * SIDE * COLUMNS, 1.0, pixel).to(TYPE)
