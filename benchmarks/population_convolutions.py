@@ -2,7 +2,7 @@
 
     python benchmarks/population_convolutions.py --csv rows.csv
 
-The convolutions of KerasNet, LeNet-5 and ResNet-56 on CIFAR-10 but the first, which `population_kernels.py` measures:
+The convolutions of KerasNet, LeNet-5 and ResNet-56 on CIFAR-10; `population_kernels.py` measures the first from bytes:
 60 members at batch 32 in bfloat16, with a bias if the layer adds it itself. `variants.py` has the method.
 """
 
@@ -55,6 +55,8 @@ class Layer(NamedTuple):
 
 
 LAYERS = {
+    "lenet5 conv1": Layer(3, 20, 5, 32),
+    "resnet56 conv1": Layer(3, 16, 3, 32, padding=(1, 1)),
     "kerasnet conv2": Layer(32, 32, 3, 32),
     "kerasnet conv3": Layer(32, 64, 3, 15, padding=(1, 1), biased=True),
     "kerasnet conv4": Layer(64, 64, 3, 15),

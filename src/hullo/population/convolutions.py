@@ -42,10 +42,6 @@ def convolve(
     return split_channels(y, context, unbatched)
 
 
-MAX_CHANNELS = 64
-"""The most input or output channels of a member with which our kernels are faster than cuDNN."""
-
-
 def _convolve_fused(
     context: Context, x: Value, weight: Value, bias: Value | None, stride: Any, padding: Any, dilation: Any, groups: int
 ) -> Tensor | None:
@@ -70,12 +66,13 @@ def _convolve_fused(
         own = filters.new_zeros(len(filters)) if own is None else own
         same = around[0] > 0
         return convolve_input(source.images, source.index, source.moves, filters, own, same=same, dtype=dtype)
-    widest = max(weight.shape[:2])
-    narrow = widest <= 16 and (stride != 1 or side not in (3, 5))
-    if widest > MAX_CHANNELS or narrow or dtype.itemsize != 2 or context.members == 1:
+    if dtype.itemsize != 2 or context.members == 1:
         return None
     from hullo.population.kernels.convolution import convolve as convolve_members
+    from hullo.population.kernels.convolution import is_faster
 
+    if not is_faster(weight.shape[1], weight.shape[0], side, stride, biased=bias is not None):
+        return None
     each = x.at(1, context.members).to(dtype).permute(0, 3, 4, 1, 2)  # channels last, which is how kernels take them
     images = each.flatten(3, 4).permute(0, 3, 1, 2)
     return convolve_members(

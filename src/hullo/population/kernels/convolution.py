@@ -3,9 +3,9 @@
 Libraries are made for one wide convolution; K narrow ones they copy in and out group by group, or run one after the
 other. Here a program multiplies the windows of one member's images with its weights. All tensors are channels last.
 
-Stride one has kernels of its own, see :mod:`hullo.population.kernels.row_conv`. The kernels below take any stride: a
-window is a row of the matrix product, tap by tap and all channels of each tap. The gradient for the input is the same
-product of windows of the output's gradient; that for the weights takes the input's windows once more.
+Some layers of stride one have kernels of their own, see :mod:`hullo.population.kernels.row_conv`. Those below take any
+stride: a window is a row of the matrix product, tap by tap and all channels of each tap. The gradient for the input is
+the same product of windows of the output's gradient; that for the weights takes the input's windows once more.
 """
 
 # mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
@@ -53,6 +53,12 @@ class Shape(NamedTuple):
         return row_conv.Sizes(*self[:4], self.padding[0], self.in_size, self.out_size)
 
 
+def is_faster(inputs: int, outputs: int, side: int, stride: int, *, biased: bool) -> bool:
+    """Return whether these kernels convolve members of some channels faster than cuDNN."""
+    by_rows = stride == 1 and not biased and (side, inputs, outputs) in row_conv.TILES
+    return by_rows or 16 < max(inputs, outputs) <= MAX_CHANNELS
+
+
 def convolve(
     x: Tensor, weight: Tensor, bias: Tensor | None, *, members: int, stride: int = 1, padding: tuple[int, int] = (0, 0)
 ) -> Tensor:
@@ -88,10 +94,11 @@ class _Convolve(torch.autograd.Function):
         x, weight = channels_last(x), channels_last(weight.to(x.dtype))
         ctx.save_for_backward(x, weight)
         ctx.shape = shape
-        sizes = shape.row_sizes()
-        tile = row_conv.choose_tile(sizes, x) if row_conv.serves(x, shape.stride) else None
-        if tile is not None:
-            return row_conv.convolve_rows(x, weight, bias, sizes, tile)
+        if shape.stride == 1 and bias is None:
+            sizes = shape.row_sizes()
+            tile = row_conv.choose_tile(sizes, x)
+            if tile is not None:
+                return row_conv.convolve_rows(x, weight, sizes, tile)
         return _convolve_windows(x, weight, bias, shape)
 
     @staticmethod
@@ -110,10 +117,11 @@ class _Convolve(torch.autograd.Function):
 
 def _input_gradient(dy: Tensor, weight: Tensor, shape: Shape) -> Tensor:
     """Return the gradient of the images."""
-    sizes = shape.row_sizes().transposed()
-    tile = row_conv.choose_tile(sizes, dy) if row_conv.serves(dy, shape.stride) else None
-    if tile is not None:
-        return row_conv.convolve_rows(dy, weight, None, sizes, tile, transposed=True)
+    if shape.stride == 1:
+        sizes = shape.row_sizes().transposed()
+        tile = row_conv.choose_tile(sizes, dy)
+        if tile is not None:
+            return row_conv.convolve_rows(dy, weight, sizes, tile, transposed=True)
     return _convolve_windows(dy, weight, None, shape, transposed=True)
 
 
@@ -148,11 +156,11 @@ def _weight_gradient(
     dy: Tensor, x: Tensor, weight: Tensor, shape: Shape, *, biased: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Return the gradients of weights and bias."""
-    sizes = shape.row_sizes()
-    tile = row_conv.choose_weight_tile(sizes, x) if row_conv.serves(x, shape.stride) else None
-    if tile is not None:
-        dbias = dy.sum((0, 2, 3), dtype=torch.float32).to(weight.dtype) if biased else None
-        return row_conv.weight_gradient(dy, x, sizes, tile), dbias
+    if shape.stride == 1 and not biased:
+        sizes = shape.row_sizes()
+        tile = row_conv.choose_weight_tile(sizes, x)
+        if tile is not None:
+            return row_conv.weight_gradient(dy, x, sizes, tile), None
     before, behind = shape.padding
     if shape.in_channels == shape.out_channels and before == behind:  # here cuDNN is faster
         _, dweight, dbias = torch.ops.aten.convolution_backward(
