@@ -20,7 +20,7 @@ from pathlib import Path
 from pages.ablation import study_tables, study_test_tables
 from pages.batch_size import batches_tables
 from pages.claims import claims_tables, power_table, readings_table, slips_list, summary_table
-from pages.controls import controls_part
+from pages.controls import control_gains_part, controls_part
 from pages.distance import best_of_table, distance_table, prediction_table
 from pages.drift import drift_tables
 from pages.epochs import epochs_tables, losses_tables
@@ -72,6 +72,7 @@ PARTS: dict[str, Part] = {
     "imagewoof": of_columns(imagewoof_part),
     "few-seeds": lambda records, _: few_seeds_tables(experiments(too_few_seeds(records))),
     "controls": lambda records, _: controls_part(experiments(records)),
+    "control-gains": lambda records, _: control_gains_part(experiments(records)),
     "batches": lambda records, _: batches_tables(experiments(records)),
     "speed": lambda records, folders: speed_table(
         longest_of_columns(records), read_plain(_files(folders, "plain.csv"))
@@ -80,7 +81,7 @@ PARTS: dict[str, Part] = {
     "study": lambda records, _: study_tables(records),
     "study-test": lambda records, _: study_test_tables(records),
 }
-OPTIONAL = {"imagewoof", "few-seeds", "controls"}
+OPTIONAL = {"imagewoof", "few-seeds", "controls", "control-gains"}
 """Parts that are empty if there is nothing to say."""
 
 

@@ -29,10 +29,25 @@ control, a lead that a hull still has is not one of stability."""
 
 def controls_part(experiments: Sequence[Experiment]) -> str:
     """Return the gains of all controls, then a table per control and reading; nothing if there are no controls."""
-    pairs = [(e, _counterpart(e, experiments)) for e in experiments if _changed(e.setting)]
-    made = f"<sub>{escape(origin(record for control, _ in pairs for record in control.records))}</sub>"
-    parts = [ABOUT, _gains_table(pairs), *(_tables(*pair) for pair in pairs), made]
+    pairs = _pairs(experiments)
+    parts = [ABOUT, _gains_table(pairs), *(_tables(*pair) for pair in pairs), _made(pairs)]
     return "\n\n".join(filter(None, parts)) if pairs else ""
+
+
+def control_gains_part(experiments: Sequence[Experiment]) -> str:
+    """Return the gains of all controls; nothing if there are no controls."""
+    pairs = _pairs(experiments)
+    return f"{_gains_table(pairs)}\n\n{_made(pairs)}" if pairs else ""
+
+
+def _pairs(experiments: Sequence[Experiment]) -> list[tuple[Experiment, Experiment]]:
+    """Return each control and the runs that it is compared with."""
+    return [(e, _counterpart(e, experiments)) for e in experiments if _changed(e.setting)]
+
+
+def _made(pairs: Sequence[tuple[Experiment, Experiment]]) -> str:
+    """Return what the controls were run with."""
+    return f"<sub>{escape(origin(record for control, _ in pairs for record in control.records))}</sub>"
 
 
 def _plain(setting: Spec) -> Spec:
