@@ -71,7 +71,7 @@ def _convolve_fused(
     from hullo.population.kernels.convolution import convolve as convolve_members
     from hullo.population.kernels.convolution import is_faster
 
-    if not is_faster(weight.shape[1], weight.shape[0], side, stride, biased=bias is not None):
+    if not is_faster(filters, dtype, members=context.members, stride=stride, biased=bias is not None):
         return None
     each = x.at(1, context.members).to(dtype).permute(0, 3, 4, 1, 2)  # channels last, which is how kernels take them
     images = each.flatten(3, 4).permute(0, 3, 1, 2)

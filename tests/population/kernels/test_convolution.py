@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 
-from hullo.population.kernels.convolution import convolve  # noqa: E402
+from hullo.population.kernels.convolution import convolve, is_faster, row_conv  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -101,6 +101,25 @@ def test_a_member_that_is_not_finite_leaves_the_other_as_it_is(lost: int) -> Non
         dx, dweight = torch.autograd.grad(y.square().sum(), (x, weight))
         results.append((y, dx.unflatten(1, (2, -1))[:, 1 - lost], dweight.unflatten(0, (2, -1))[1 - lost]))
     assert all(torch.equal(own, other) for own, other in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "stride", "biased", "measured", "faster"),
+    [
+        (16, 16, 1, False, True, True),
+        (16, 16, 1, True, True, False),  # our kernels for any stride are slower than cuDNN
+        (16, 16, 2, False, True, False),
+        (16, 16, 1, False, False, False),
+        (8, 17, 2, True, False, True),
+        (64, 65, 1, False, True, False),
+    ],
+)
+def test_cudnn_convolves_narrow_members_but_in_measured_layers(
+    inputs: int, outputs: int, stride: int, biased: bool, measured: bool, faster: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_conv, "serves", lambda dtype, device: measured)
+    weight = torch.empty(2 * outputs, inputs, 3, 3)
+    assert is_faster(weight, torch.bfloat16, members=2, stride=stride, biased=biased) is faster
 
 
 @pytest.mark.gpu  # Triton's interpreter runs one program after the other

@@ -53,10 +53,11 @@ class Shape(NamedTuple):
         return row_conv.Sizes(*self[:4], self.padding[0], self.in_size, self.out_size)
 
 
-def is_faster(inputs: int, outputs: int, side: int, stride: int, *, biased: bool) -> bool:
-    """Return whether these kernels convolve members of some channels faster than cuDNN."""
+def is_faster(weight: Tensor, dtype: torch.dtype, *, members: int, stride: int, biased: bool) -> bool:
+    """Return whether these kernels convolve members faster than cuDNN, in a dtype and with weights as in `convolve`."""
+    inputs, outputs, side = weight.shape[1], len(weight) // members, weight.shape[2]
     by_rows = stride == 1 and not biased and (side, inputs, outputs) in row_conv.TILES
-    return by_rows or 16 < max(inputs, outputs) <= MAX_CHANNELS
+    return (by_rows and row_conv.serves(dtype, weight.device)) or 16 < max(inputs, outputs) <= MAX_CHANNELS
 
 
 def convolve(

@@ -96,7 +96,7 @@ code with wrong results, so no shape is served that was not measured."""
 
 def choose_tile(sizes: Sizes, x: Tensor) -> Tile | None:
     """Return the settings with which to convolve x; None for what `_convolve_kernel` does not serve."""
-    tile = TILES.get((sizes.kernel, sizes.in_channels, sizes.out_channels)) if _serves(x) else None
+    tile = TILES.get((sizes.kernel, sizes.in_channels, sizes.out_channels)) if serves(x.dtype, x.device) else None
     behind = sizes.out_size[0] + sizes.kernel - 1 - sizes.in_size[0] - sizes.padding
     if tile is None or not (0 <= sizes.padding < sizes.kernel and 0 <= behind < sizes.kernel):
         return None  # in wider padding there are output rows without an input row
@@ -109,7 +109,9 @@ def choose_tile(sizes: Sizes, x: Tensor) -> Tile | None:
 
 def choose_weight_tile(sizes: Sizes, x: Tensor) -> WeightTile | None:
     """Return the settings with which to compute the weights' gradient; None where others have to."""
-    tile = WEIGHT_TILES.get((sizes.kernel, sizes.in_channels, sizes.out_channels)) if _serves(x) else None
+    tile = (
+        WEIGHT_TILES.get((sizes.kernel, sizes.in_channels, sizes.out_channels)) if serves(x.dtype, x.device) else None
+    )
     if tile is None:
         return None
     blocks = triton.cdiv(sizes.kernel, tile.columns) * triton.cdiv(sizes.kernel, tile.stacked * tile.products)
@@ -117,10 +119,10 @@ def choose_weight_tile(sizes: Sizes, x: Tensor) -> WeightTile | None:
     return tile._replace(segment=_split(sizes.in_size[0], programs, x))
 
 
-def _serves(x: Tensor) -> bool:
-    """Return whether the settings hold for a tensor: they need Hopper's shared memory and were measured in bfloat16."""
-    measured = x.dtype == torch.bfloat16 and x.is_cuda and torch.cuda.get_device_capability(x.device) == (9, 0)
-    return measured or INTERPRETED
+def serves(dtype: torch.dtype, device: torch.device) -> bool:
+    """Return whether the settings hold: they need Hopper's shared memory and were measured in bfloat16."""
+    hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
+    return INTERPRETED or (hopper and dtype == torch.bfloat16)
 
 
 def _split(height: int, programs: int, x: Tensor) -> int:
