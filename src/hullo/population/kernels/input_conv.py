@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hullo.population.kernels import processors
+from hullo.population.kernels.row_conv import serves
 
 
 class Tile(NamedTuple):
@@ -37,7 +38,7 @@ FORWARD = {(3, 3, 16): Tile(4, 128, 4, 0), (3, 5, 20): Tile(2, 128, 4, 0)}
 BACKWARD = {(3, 3, 16): Tile(4, 128, 4, 4), (3, 3, 32): Tile(2, 128, 4, 4), (3, 5, 20): Tile(4, 64, 4, 2)}
 DEFAULT = Tile(1, 128, 4, 8)
 """By channels, side and outputs the fastest settings on an H200 for the paper's networks, each checked there against
-float32; for some others Triton 3.6 made code with wrong results, so other layers take the default."""
+float32; for some others Triton 3.6 made code with wrong results, so what was not checked takes the default."""
 
 
 def convolve(
@@ -87,6 +88,12 @@ class _Call(NamedTuple):
     padding: int
     dtype: torch.dtype
 
+    def choose(self, tiles: dict[tuple[int, int, int], Tile], weight: Tensor) -> Tile:
+        """Return the settings for a layer; the default where no others were checked."""
+        if not serves(self.dtype, weight.device):
+            return DEFAULT
+        return tiles.get((weight.shape[1], weight.shape[2], len(weight) // len(self.order)), DEFAULT)
+
     def arguments(self, weight: Tensor, tile: Tile) -> tuple[list[Any], dict[str, Any]]:
         """Return the arguments of both kernels and the constants that they are compiled for."""
         members, batch = self.order.shape
@@ -117,7 +124,7 @@ class _Convolve(torch.autograd.Function):
     def forward(ctx: Any, weight: Tensor, bias: Tensor, call: _Call) -> Tensor:
         ctx.save_for_backward(weight, bias)
         ctx.call = call
-        tile = FORWARD.get((*weight.shape[1:3], len(weight) // len(call.order)), DEFAULT)
+        tile = call.choose(FORWARD, weight)
         varying, constants = call.arguments(weight, tile)
         shape = call.order.shape[1], constants["OUT_HEIGHT"], constants["OUT_WIDTH"], len(weight)
         y = torch.empty(shape, dtype=call.dtype, device=weight.device)
@@ -130,7 +137,7 @@ class _Convolve(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         weight, bias = ctx.saved_tensors
-        tile = BACKWARD.get((*weight.shape[1:3], len(weight) // len(ctx.call.order)), DEFAULT)
+        tile = ctx.call.choose(BACKWARD, weight)
         varying, constants = ctx.call.arguments(weight, tile)
         gradient = gradient.contiguous(memory_format=torch.channels_last)
         members, tiles = len(ctx.call.order), triton.cdiv(varying[-1], tile.rows)

@@ -120,9 +120,9 @@ def choose_weight_tile(sizes: Sizes, x: Tensor) -> WeightTile | None:
 
 
 def serves(dtype: torch.dtype, device: torch.device) -> bool:
-    """Return whether the settings hold: they need Hopper's shared memory and were measured in bfloat16."""
+    """Return whether the settings were measured and checked: in bfloat16, on Hopper, with this version of Triton."""
     hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
-    return INTERPRETED or (hopper and dtype == torch.bfloat16)
+    return INTERPRETED or (hopper and dtype == torch.bfloat16 and triton.__version__.startswith("3.6."))
 
 
 def _split(height: int, programs: int, x: Tensor) -> int:
