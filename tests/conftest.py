@@ -9,6 +9,7 @@ import pytest
 import torch
 
 OTHER_BACKEND = os.environ.get("KERAS_BACKEND", "torch") != "torch"  # whose tests are those of PyTorch, run again
+PLAIN = str | int | float
 hypothesis.settings.register_profile(
     "hullo", deadline=None, max_examples=5 if OTHER_BACKEND else 20, derandomize="CI" in os.environ
 )
@@ -26,16 +27,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
-    """Show values in the names of tests: `float32` instead of `dtype0`, `2x3` instead of `shape0`."""
+    """Show values in the names of tests: `float32` instead of `dtype0`, `2x3` instead of `shape0`.
+
+    Names are the same in every process: only of values whose text is.
+    """
     if isinstance(val, torch.dtype):
         return str(val).removeprefix("torch.")
     if isinstance(val, torch.nn.Module):
         return type(val).__name__
     if getattr(val, "__name__", "") == "<lambda>":
         return argname
-    if isinstance(val, dict):
+    if isinstance(val, dict) and all(isinstance(item, PLAIN) for item in val.values()):
         parts, joint = [f"{key}={item}" for key, item in val.items()], " "
-    elif isinstance(val, list | tuple) and all(isinstance(item, str | int | float) for item in val):
+    elif isinstance(val, list | tuple) and all(isinstance(item, PLAIN) for item in val):
         parts, joint = [str(item) for item in val], "x" if all(type(item) is int for item in val) else " "
     else:
         return None
