@@ -81,6 +81,8 @@ PARTS: dict[str, Part] = {
     "study": lambda records, _: study_tables(records),
     "study-test": lambda records, _: study_test_tables(records),
 }
+CHARTS = ("cpu", "gpu_flat")
+"""Files of rows in benchmarks/results that have a chart."""
 OPTIONAL = {"imagewoof", "few-seeds", "controls", "control-gains"}
 """Parts that are empty if there is nothing to say."""
 
@@ -142,8 +144,9 @@ def main(arguments: Sequence[str], root: Path = ROOT) -> str | None:
         elif made != text:
             return f"{name} is not up to date with its records or rows; run: python tools/blocks.py"
     if "--check" not in arguments:
-        for path in (root / "benchmarks" / "results").glob("[cg]pu.csv"):
-            draw_chart(read_rows(path), path.with_suffix(".png"), dark=True)
+        for path in (root / "benchmarks" / "results").glob("*.csv"):
+            if path.stem in CHARTS:
+                draw_chart(read_rows(path), path.with_suffix(".png"), dark=True)
     return None
 
 
