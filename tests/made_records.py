@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from hullo.lab.spec import paper
 from hullo.lab.spec.activation import ActivationSpec
 from hullo.lab.spec.environment import Environment
 from hullo.lab.spec.records import Record
@@ -62,4 +63,16 @@ def make_records(last: dict[str, Sequence[float]], **shared: Any) -> list[Record
         make_record(activation, [reached], seed=seed, **shared)
         for activation, all_reached in last.items()
         for seed, reached in enumerate(all_reached)
+    ]
+
+
+def make_column(name: str, over: dict[str, Sequence[float]] | None = None) -> list[Record]:
+    """Return a column of five runs per row that reached 80, but for the given ones, with the initial coefficients."""
+    rows = {row: [80.0] * 5 for row in paper.ROWS} | (over or {})
+    return [
+        record
+        for row, reached in rows.items()
+        for record in make_records(
+            {row: reached}, column=name, coefficients=[ActivationSpec.parse(row).initial_coefficients]
+        )
     ]

@@ -1,0 +1,334 @@
+"""Verdicts follow from numbers alone, are corrected for their number, and one seed decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pages.claims import (
+    render_claim,
+)
+from pages.verdicts import Claim, claims, first_reaching
+
+from hullo.lab.analysis.comparisons import (
+    AGREES,
+    FAILS,
+    HOLDS,
+    OPEN,
+    UNTESTED,
+    Answer,
+    Comparison,
+    Count,
+    Fold,
+    Prediction,
+)
+from hullo.lab.analysis.experiments import experiments
+from hullo.lab.analysis.power import seeds_needed
+from hullo.lab.analysis.statistics import Interval, p_value
+from hullo.lab.spec import paper
+from hullo.lab.spec.records import Record
+from made_records import make_column, make_record, make_records
+
+COLUMNS = [str(column) for column in paper.DATA_COLUMNS]
+SEEDS = 5
+
+
+def claim(runs: Sequence[Record], words: str) -> Claim:
+    (result,) = (claim for claim in claims(experiments(runs)) if words in claim.statement)
+    return result
+
+
+def compared(differences: Sequence[float], experiment: str = "e", question: str = "q") -> Comparison:
+    folds = (Fold(seed, "a", "b", value) for seed, value in enumerate(differences))
+    return Comparison(experiment, question, tuple(folds))
+
+
+# --- verdicts
+
+
+@pytest.mark.parametrize(
+    ("reached", "verdict"),
+    [
+        ([85.0, 86.0, 85.5, 85.0, 85.0], HOLDS),
+        ([80.0, 80.0, 83.0, 80.0, 80.0], OPEN),
+        ([70.0, 71.0, 70.0, 71.0, 70.0], FAILS),
+        ([85.0], OPEN),  # one seed
+    ],
+)
+def test_the_best_hull_is_compared_with_the_best_fixed_activation(reached: list[float], verdict: str) -> None:
+    tanh = [81.0, 82.0, 82.0, 81.0, 81.0]
+    hulls = {row: [60.0 + i for i in range(len(reached))] for row in paper.ROWS[4:]}
+    runs = make_column("kerasnet/cifar10", hulls | {"affine(relu,tanh)": reached, "tanh": tanh})
+    result = claim(runs, "best activation is a hull")
+    assert result.verdict == verdict
+    (answer,) = result.answers
+    assert isinstance(answer, Comparison)
+    assert {(fold.row, fold.other) for fold in answer.folds} == {("affine(relu,tanh)", "tanh")}
+    pairs = zip(reached, tanh, strict=False)
+    assert answer.difference == Interval.of([one - other for one, other in pairs], "folds")
+    assert answer.published == pytest.approx(87.45 - 82.86)  # the paper's best hull is another
+    assert answer.by_means == (answer.difference.mean > 0)
+
+
+def test_verdicts_are_corrected_for_their_number() -> None:
+    """A difference that is clear alone is not among twenty, and counts among them by its false discovery rate."""
+    clear = compared([1.0, 1.2, 0.8, 1.5, 0.4])
+    assert p_value(clear.differences) < 0.05
+    assert Claim("", "", (clear,)).verdicts == [HOLDS]
+    family = (clear, *(compared([0.5, -0.5, 0.25, -0.25]) for _ in range(19)))
+    assert Claim("", "", family).verdicts == [OPEN] * 20
+    alike = Claim("", "", (clear,) * 20, of_most=True)
+    assert (alike.verdicts, alike.discoveries) == ([OPEN] * 20, [HOLDS] * 20)
+    assert alike.verdict == HOLDS
+
+
+@given(st.lists(st.sampled_from([HOLDS, FAILS, OPEN]), max_size=7), st.booleans())
+def test_a_claim_holds_if_enough_answers_do_whatever_the_undecided_are(verdicts: list[str], of_most: bool) -> None:
+    def commit(undecided: str) -> str:
+        counts = [Count("e", str(i), undecided if v == OPEN else v, [], 1, 1) for i, v in enumerate(verdicts)]
+        return Claim("", "", tuple(counts), of_most).verdict
+
+    if not verdicts:
+        assert commit(OPEN) == UNTESTED
+    else:
+        best, worst = commit(HOLDS), commit(FAILS)
+        assert commit(OPEN) == (best if best == worst else OPEN)
+
+
+def test_most_columns_are_more_than_half() -> None:
+    def verdict(affine_best: int, convex_best: int) -> str:
+        best = ["affine(identity,relu)"] * affine_best + ["convex(identity,relu)"] * convex_best
+        runs = [
+            run for name, row in zip(COLUMNS, best, strict=False) for run in make_column(name, {row: [85.0] * SEEDS})
+        ]
+        return claim(runs, "best affine hull beats").verdict
+
+    assert [verdict(3, 2), verdict(2, 2), verdict(2, 3)] == [HOLDS, FAILS, FAILS]
+
+
+def test_a_hull_is_compared_with_the_best_of_its_own_bases() -> None:
+    over = {"identity": [81.0] * SEEDS, "tanh": [90.0] * SEEDS, "convex(identity,relu)": [82.0] * SEEDS}
+    result = claim(make_column("lenet5/cifar10", over), "best of their bases, in most")
+    answers = {answer.question: answer for answer in result.answers}
+    assert len(answers) == 8
+    one = answers["convex(identity,relu)"]
+    assert isinstance(one, Comparison)
+    assert {fold.other for fold in one.folds} == {"identity"}
+    assert one.difference == Interval(1.0, 0.0, SEEDS)
+    assert one.published == pytest.approx(80.94 - 80.37)
+    assert all(a.judge(True) == FAILS for question, a in answers.items() if "tanh" in question)
+
+
+def test_the_very_deep_network_is_resnet56() -> None:
+    over = {"convex(identity,relu)": [82.0] * SEEDS}
+    runs = make_column("lenet5/cifar10", over) + make_column("resnet56/cifar10", over)
+    assert {answer.experiment for answer in claim(runs, "very deep").answers} == {"resnet56/cifar10"}
+
+
+def test_affine_and_convex_hulls_of_the_same_bases_are_compared() -> None:
+    runs = make_column("lenet5/cifar10", {"affine(identity,tanh)": [82.0] * SEEDS, "affine(relu,tanh)": [79.0] * SEEDS})
+    result = claim(runs, "same bases")
+    questions = [f"{row} over {row.replace('affine', 'convex')}" for row in paper.ROWS[-4:]]
+    assert [answer.question for answer in result.answers] == questions
+    assert result.verdicts == [OPEN, HOLDS, FAILS, OPEN]
+
+
+def test_at_least_as_good_includes_as_good() -> None:
+    assert claim(make_column("lenet5/cifar10"), "at least as good as leaky_relu").verdict == HOLDS
+    worse = make_column("lenet5/cifar10", {"leaky_relu": [81.0] * SEEDS})
+    assert claim(worse, "at least as good as leaky_relu").verdict == FAILS
+
+
+def test_activations_that_are_not_in_the_paper_are_compared_where_they_were_run() -> None:
+    assert claim(make_column("lenet5/cifar10"), "PReLU").verdict == UNTESTED
+    runs = make_column("lenet5/cifar10", {"prelu": [79.0] * SEEDS})
+    assert claim(runs, "PReLU").verdict == HOLDS
+    runs = make_column("lenet5/cifar10", {"prelu": [79.0] * SEEDS, "leaky_relu(0.3)": [81.0] * SEEDS})
+    assert claim(runs, "PReLU").verdicts == [FAILS, HOLDS]
+
+
+# --- the paper's figures
+
+
+@pytest.mark.parametrize(
+    ("gains", "verdict"),
+    [
+        ([4.0, 4.5, 5.0, 5.5, 4.0], AGREES),
+        ([1.0, 7.0, 2.0, 9.0, 3.0], AGREES),  # wide: much would agree
+        ([3.7, 4.3, 4.1, 4.5, 3.9], AGREES),  # outside of the interval of our mean, but it is one run
+        ([6.4, 6.5, 6.4, 6.5, 6.6], FAILS),
+        ([1.0, 1.1, 1.0, 1.1, 1.2], FAILS),
+        ([4.59], OPEN),
+    ],
+)
+def test_published_gains_are_compared_as_single_runs(gains: list[float], verdict: str) -> None:
+    runs = make_column("kerasnet/cifar10", {"convex(relu,tanh)": [80.0 + gain for gain in gains]})
+    result = claim(runs, "gains as much as in the paper, in every")
+    assert result.verdict == verdict
+    (answer,) = result.answers
+    assert isinstance(answer, Prediction)
+    assert answer.published == pytest.approx(4.59)
+    if verdict != OPEN:
+        assert answer.interval.covers(4.59) == (verdict == AGREES)
+
+
+def test_a_correction_does_not_turn_a_published_figure_into_one_that_agrees() -> None:
+    words, (first, *others) = "gains as much as in the paper, in every", COLUMNS
+
+    def shifted(name: str, shifts: Sequence[float]) -> list[Record]:
+        (answer,) = claim(make_column(name), words).answers
+        assert isinstance(answer, Prediction)
+        return make_column(name, {"convex(relu,tanh)": [80.0 + answer.published + shift for shift in shifts]})
+
+    near = shifted(first, [0.5, 0.6, 0.7, 0.8, 0.9])
+    alone = claim(near, words)
+    assert 0.01 < (alone.answers[0].p or 0.0) < 0.05
+    assert alone.verdict == FAILS
+    result = claim(near + [run for name in others for run in shifted(name, [-0.4, -0.2, 0.0, 0.2, 0.4])], words)
+    verdicts = {answer.experiment: verdict for answer, verdict in zip(result.answers, result.verdicts, strict=True)}
+    assert verdicts == {first: OPEN} | dict.fromkeys(others, AGREES)
+    assert result.verdict == OPEN
+    assert result.alpha == pytest.approx(0.05 / len(COLUMNS))  # Holm: those that agree are not rejected either
+    needed = result.answers[result.verdicts.index(OPEN)].seeds_needed(result.alpha)
+    assert f"Seeds needed: {needed}." in render_claim(result)
+
+
+def test_a_gain_is_the_best_of_each_seed_as_in_a_paper_with_one() -> None:
+    over = {"convex(relu,tanh)": [81.0, 80.0, 80.0], "affine(relu,tanh)": [80.0, 83.0, 80.0]}
+    (answer,) = claim(make_column("lenet5/cifar10", over), "gains as much as in the paper, in every").answers
+    assert isinstance(answer, Prediction)
+    assert answer.values == (1.0, 3.0, 0.0)
+
+
+def test_gains_are_the_papers_own_and_alexnet_is_not_tested_without_runs() -> None:
+    runs = [run for name in COLUMNS for run in make_column(name)]
+    answers = claim(runs, "gains as much as in the paper, in every").answers
+    gains = {a.experiment: a.published for a in answers if isinstance(a, Prediction)}
+    assert gains["lenet5/fashion-mnist"] == pytest.approx(0.69)
+    assert gains["kerasnet/cifar10"] == pytest.approx(4.59) == max(gains.values())
+    assert claim(runs, "AlexNet").verdict == UNTESTED
+    alexnet = make_records({"relu": [57.0] * 3, "affine(relu,tanh)": [60.0, 60.5, 59.5]}, column="alexnet/ilsvrc2012")
+    (answer,) = claim(runs + alexnet, "AlexNet").answers
+    assert isinstance(answer, Prediction)
+    assert answer.published == pytest.approx(paper.QUOTED_GAINS[paper.COLUMNS[5]])
+    part = [replace(record, images=[9025, 3929]) for record in alexnet]
+    assert claim(runs + part, "AlexNet").verdict == UNTESTED
+
+
+# --- monotone functions, speed and divergence
+
+
+def test_monotone_activations_are_counted_by_layer_and_seed() -> None:
+    layers = [[2.0, -1.0], [-1.0, 2.0], [0.5, 0.5]]
+    runs = [make_record("affine(identity,tanh)", [80.0], seed=seed, coefficients=layers) for seed in range(2)]
+    runs += [make_record("affine(identity,tanh)", [10.0], seed=2, coefficients=[[None, None], *layers[1:]])]
+    runs += [make_record("convex(identity,tanh)", [80.0], coefficients=[[0.25, 0.75], [0.0, 1.0]])]
+    (lost,) = claim(runs, "lose monotonicity").answers
+    assert isinstance(lost, Count)
+    assert (lost.question, lost.having, lost.total, lost.verdict) == ("affine(identity,tanh)", 5, 8, HOLDS)
+    (kept,) = claim(runs, "are monotone").answers
+    assert isinstance(kept, Count)
+    assert (kept.question, kept.having, kept.total, kept.verdict) == ("convex(identity,tanh)", 2, 2, HOLDS)
+    assert claim(runs[-1:], "lose monotonicity").verdict == UNTESTED
+
+
+@pytest.mark.parametrize(("kept", "verdict"), [(0, HOLDS), (1, OPEN), (2, OPEN), (3, FAILS)])
+def test_an_affine_hull_loses_monotonicity_if_it_does_in_every_run(kept: int, verdict: str) -> None:
+    rises, falls = [2.0, -1.0], [-1.0, 2.0]
+    runs = [
+        make_record("affine(identity,tanh)", [80.0], seed=seed, coefficients=[rises, rises if seed < kept else falls])
+        for seed in range(3)
+    ]
+    (answer,) = claim(runs, "lose monotonicity").answers
+    assert isinstance(answer, Count)
+    assert answer.verdict == verdict
+    assert f"all in {kept} of 3 runs" in answer.figures
+
+
+def test_a_chosen_epochs_coefficients_count() -> None:
+    record = make_record(
+        "affine(identity,tanh)", [50.0, 60.0, 70.0], held_out=[1.0, 9.0, 2.0], coefficients=[[0.5, 0.5]]
+    )
+    falls = [[-1.0, 2.0]]
+    for epoch, verdict in ((2, HOLDS), (3, FAILS)):
+        path = [falls if i == epoch else [[0.5, 0.5]] for i in range(4)]
+        (result,) = experiments([replace(record, coefficients=path)], reading="chosen")
+        (answer,) = (a for c in claims([result]) if "lose monotonicity" in c.statement for a in c.answers)
+        assert isinstance(answer, Count)
+        assert answer.verdict == verdict
+
+
+def test_epochs_to_reach_relus_best_are_counted_seed_by_seed() -> None:
+    runs = [make_record("relu", [60.0, 70.0, 80.0, 75.0], seed=seed) for seed in range(3)]
+    runs += [make_record("convex(identity,relu)", [60.0, 81.0, 82.0, 83.0], seed=seed) for seed in range(3)]
+    runs += [make_record("affine(identity,relu)", [60.0, 70.0, 70.0, 70.0], seed=seed) for seed in range(3)]
+    faster, slower = claim(runs, "train faster").answers
+    assert isinstance(faster, Comparison)
+    assert isinstance(slower, Comparison)
+    assert faster.differences == [1.0] * 3
+    assert slower.differences == [-2.0] * 3  # never: as if one epoch after the last
+    assert claim(runs, "train faster").discoveries == [HOLDS, FAILS]
+    assert faster.figures == ["+1.0 ± 0.0 epochs"]
+
+
+@given(st.lists(st.integers(0, 9).map(float), min_size=1), st.integers(0, 9))
+def test_the_first_epoch_that_reaches_a_level(curve: list[float], level: int) -> None:
+    first = first_reaching(curve, level)
+    assert all(value < level for value in curve[: first - 1])
+    assert first == len(curve) + 1 or curve[first - 1] >= level
+
+
+def test_runs_that_diverge_refute_that_no_careful_initialisation_is_needed() -> None:
+    runs = make_records({"affine(identity,relu)": [80.0] * 3, "relu": [80.0] * 3})
+    assert claim(runs, "careful initialisation").verdict == HOLDS
+    lost = make_record("affine(identity,relu)", [10.0], seed=7, ended="diverged in epoch 1")
+    (answer,) = claim([*runs, lost], "careful initialisation").answers
+    assert (answer.judge(False), answer.figures) == (FAILS, ["3 of 4 runs did not diverge"])
+
+
+def test_held_out_images_alone_prove_nothing() -> None:
+    runs = make_records({"relu": [80.0] * 3, "affine(identity,relu)": [85.0] * 3}, val_size=500)
+    assert all(claim.answers == () and claim.verdict == UNTESTED for claim in claims(experiments(runs)))
+
+
+# --- needed seeds
+
+
+def test_needed_seeds_are_those_of_the_answer_that_decides() -> None:
+    wide, wider = compared([2.0, -1.0, 1.0]), compared([3.0, -2.0, 1.0])
+    against = compared([-2.0, 1.0, -1.0])
+    sure = compared([1.0, 1.0, 1.0])
+
+    def needed(answer: Comparison, alpha: float) -> int | None:
+        deviation = (answer.difference.half or 0.0) * 3**0.5 / 4.302652729911275
+        return seeds_needed(answer.difference.mean, deviation, alpha)
+
+    every = Claim("", "", (sure, wide, wider))
+    assert every.verdict == OPEN
+    assert every.alpha == pytest.approx(0.05 / 2)  # Holm: one of three is decided
+    assert every.seeds_needed == max(needed(wide, 0.025) or 0, needed(wider, 0.025) or 0)
+    assert Claim("", "", (sure, wide, against)).seeds_needed == needed(against, 0.025)  # one that fails is enough
+    most = Claim("", "", (sure, wide, wider), of_most=True)
+    assert most.alpha == pytest.approx(0.05 * 2 / 3)
+    assert most.seeds_needed == min(needed(wide, most.alpha) or 0, needed(wider, most.alpha) or 0)
+    assert Claim("", "", (compared([1.0]),)).seeds_needed is None
+
+
+@pytest.mark.parametrize("of_most", [False, True])
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (compared([2.0, -1.0, 1.0]), "Seeds needed: 44."),
+        (replace(compared([2.0, -1.0, 1.0]), unit="epochs"), "Seeds needed: 44."),
+        (compared([1.0, -1.0, 0.001]), "Seeds needed: more than 1,000."),
+        (compared([1.0]), "Seeds needed: unknown."),
+        (Prediction("e", "q", (1.0,), 1.0), "Seeds needed: unknown."),
+    ],
+)
+def test_an_undecided_claim_says_how_many_seeds_it_needs(answer: Answer, message: str, of_most: bool) -> None:
+    claim = Claim("s", "said", (answer,), of_most)
+    assert claim.verdict == OPEN
+    assert message in render_claim(claim)
