@@ -200,6 +200,17 @@ def test_a_cache_that_cannot_be_written_leaves_blocks(cache: Path) -> None:
     assert compiled.library(torch.randn(100), spec_of("gelu")) is None
 
 
+def test_nothing_is_loaded_from_a_cache_of_another_user(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, spec = torch.randn(100), spec_of("relu")
+    assert compiled.library(x, spec) is not None
+    monkeypatch.setattr(compiled, "_loaded", {})
+    if os.getuid() == 0:
+        os.chown(cache, 12345, 12345)
+    else:
+        monkeypatch.setattr(os, "getuid", lambda: 12345)
+    assert compiled.library(x, spec) is None
+
+
 def test_what_was_computed_before_does_not_choose_the_kernel(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "WORTHWHILE", 1000)
     small, large, spec = torch.randn(999), torch.randn(1000), spec_of("relu")

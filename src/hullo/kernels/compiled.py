@@ -122,8 +122,10 @@ def _build(source: str, compiler: list[str]) -> ctypes.CDLL:
     identity = (source, compiler, made_by.st_size, made_by.st_mtime_ns, FLAGS, NATIVE, *_processor())
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "hullo", "kernels")
     path = folder / f"{hashlib.sha256(repr(identity).encode()).hexdigest()}.so"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.stat().st_uid not in (0, os.getuid()):
+        raise PermissionError(f"{folder} belongs to another user, whose code would run")
     if not _is_valid(path):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             made = _compile(source, compiler, Path(scratch))
             with made.open("ab") as file:
