@@ -15,6 +15,7 @@ DEVICE = "cuda" if GPU else "cpu"
 HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # the interpreter multiplies no bfloat16
 
 from hullo.kernels.triton import INTERPRETED  # noqa: E402
+from hullo.population.kernels import row_conv  # noqa: E402
 from hullo.population.kernels.row_conv import (  # noqa: E402
     TILES,
     Sizes,
@@ -117,3 +118,22 @@ def test_few_programs_split_the_rows_of_an_image_and_many_do_not() -> None:
 )
 def test_other_sizes_are_left_to_others(sizes: Sizes) -> None:
     assert choose_tile(sizes, torch.empty(32)) is None
+
+
+@pytest.mark.parametrize(
+    ("dtype", "capability", "version", "expected"),
+    [
+        (torch.bfloat16, (9, 0), "3.6.0", True),
+        (torch.float16, (9, 0), "3.6.0", False),
+        (torch.bfloat16, (8, 0), "3.6.0", False),
+        (torch.bfloat16, (9, 0), "3.7.1", False),
+    ],
+)
+def test_only_checked_settings_are_used(
+    dtype: torch.dtype, capability: tuple[int, int], version: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_conv, "INTERPRETED", False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(row_conv.triton, "__version__", version)
+    assert row_conv.serves(dtype, torch.device("cuda")) is expected
+    assert not row_conv.serves(dtype, torch.device("cpu"))
