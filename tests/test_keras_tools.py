@@ -57,6 +57,19 @@ def test_fold_restores_keras_activations_and_freezes_mixtures():
     assert not mixed.get_layer("conv").activation.trainable_variables
 
 
+def test_copies_train_without_the_original_and_a_second_swap_is_refused():
+    model, x = keras.Sequential([keras.Input((3,)), layers.Dense(2, activation="relu")]), sample(4, 3)
+    before = numpy(model(x))
+    swapped = hullo.keras.replace_activations(model)
+    folded = hullo.keras.fold(swapped)
+    swapped.compile("sgd", "mse")
+    swapped.fit(x, sample(4, 2), epochs=2, verbose=0)  # JAX deletes the arrays that it updates
+    np.testing.assert_allclose(numpy(model(x)), before, rtol=1e-6)
+    np.testing.assert_allclose(numpy(folded(x)), before, rtol=1e-6)
+    with pytest.raises(ValueError, match="1 hulls already"):
+        hullo.keras.replace_activations(swapped)
+
+
 def test_recurrent_layers_and_gates_are_not_replaced():
     inputs = [keras.Input((4, 3)), layers.LSTM(5), layers.Dense(4, activation="relu"), layers.Dense(1, "sigmoid")]
     swapped = hullo.keras.replace_activations(keras.Sequential(inputs), bases=["identity", "relu"])

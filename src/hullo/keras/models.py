@@ -58,6 +58,7 @@ def replace_activations(
         AffineHull(['identity', 'relu', 'tanh'])
     """
     _check(model)
+    made: list[Hull] = []
 
     def make_hull(function: Any, where: str) -> Hull | None:
         replaced = None if isinstance(function, Hull) else _recognise(function)
@@ -68,10 +69,15 @@ def replace_activations(
         if start is None:
             spelled = ", ".join(item.name for item in chosen)
             raise ValueError(f"{where} is {replaced.name}, not a combination of {spelled}; add it to bases")
-        return hull([item.name for item in chosen], init=[round(c, 12) + 0.0 for c in start], strict=False, **options)
+        init = [round(c, 12) + 0.0 for c in start]
+        made.append(hull([item.name for item in chosen], init=init, strict=False, **options))
+        return made[-1]
 
     result = _clone(model, make_hull)
-    if not any(True for _ in named_hulls(result)):
+    if not made:
+        hulls = sum(1 for _ in named_hulls(model))
+        if hulls:
+            raise ValueError(f"the model has {hulls} hulls already, and no other activation that can be replaced")
         raise ValueError("no activation of the model can be replaced; it needs layers with one, such as Dense or ReLU")
     return result
 
@@ -173,10 +179,10 @@ def _clone(model: keras.Model, change: Callable[[Any, str], Any]) -> keras.Model
             kept = {id(weight) for part in _parts(new) for weight in part.weights}
             values = [weight for weight in old.weights if id(weight) not in inside]
             for weight, value in zip((w for w in new.weights if id(w) not in kept), values, strict=True):
-                weight.assign(value)
+                weight.assign(ops.copy(value))  # JAX would share the array, and training one model delete the other's
             for part, before in zip(_parts(new), _parts(old), strict=False):
                 if part.get_config()["bases"] == before.get_config()["bases"]:
-                    part.raw.assign(before.raw)
+                    part.raw.assign(ops.copy(before.raw))
     return result
 
 
