@@ -90,6 +90,17 @@ def is_intercepted(*tensors: Tensor) -> bool:
     return any(type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__ for tensor in tensors)
 
 
+@contextlib.contextmanager
+def quiet_vmap() -> Iterator[None]:
+    """Switch off the warning that torch.vmap prints at every call of an operator for which it has no rule."""
+    switch = torch._C._functorch._set_vmap_fallback_warning_enabled  # type: ignore[attr-defined]
+    switch(False)
+    try:
+        yield
+    finally:
+        switch(True)
+
+
 def storage_uses(tensor: Tensor) -> int:
     """Return how many tensors and handles share the memory of a tensor, this call's handle included."""
     return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)

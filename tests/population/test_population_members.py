@@ -83,6 +83,8 @@ def test_different_architectures_are_rejected_with_the_difference() -> None:
         Population([network(), network().requires_grad_(False)])
     with pytest.raises(TypeError, match="seeds"):
         Population(plain_networks.MLP)
+    with pytest.raises(TypeError, match="seeds=3"):
+        Population(plain_networks.MLP, seeds=3)
     with pytest.raises(TypeError, match="members"):
         Population([])
     with pytest.raises(ValueError, match="2 members"):

@@ -18,7 +18,7 @@ from trained_alone import ACTIVATIONS, inputs_of, make
 from hullo.population import SGD, LoweringError, Population
 
 
-def test_explain_lists_vmapped_operations_with_lines() -> None:
+def test_explain_lists_vmapped_operations_with_lines(capfd: pytest.CaptureFixture[str]) -> None:
     class Sorting(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return torch.sort(x, -1).values
@@ -26,6 +26,8 @@ def test_explain_lists_vmapped_operations_with_lines() -> None:
     result = Population([Sorting(), Sorting()]).explain(torch.randn(2, 5))
     assert "aten.sort" in result
     assert "torch.sort(x, -1).values" in result
+    Population([nn.Bilinear(2, 2, 1) for _ in range(2)])(torch.randn(2, 3, 2), torch.randn(2, 3, 2))
+    assert "performance" not in capfd.readouterr().err  # PyTorch's warning at every call
     mlp = Population(make(plain_networks.MLP, ACTIVATIONS))
     assert "vmap" not in mlp.explain(inputs_of(plain_networks.MLP, len(mlp))[0])
 
@@ -144,6 +146,7 @@ def test_bad_optimizer_settings_are_rejected_with_the_value() -> None:
     for options, word in (
         ({"lr": -1.0}, "-1"),
         ({"lr": [0.1, 0.2]}, "3 members"),
+        ({"lr": "fast"}, "'fast'.*3 members"),
         ({"lr": 0.1, "momentum": 1.0}, "momentum"),
         ({"lr": 0.1, "nesterov": True}, "momentum"),
         ({"lr": 0.1, "groups": [{"params": [nn.Parameter(torch.ones(2))]}]}, "another"),
@@ -151,8 +154,27 @@ def test_bad_optimizer_settings_are_rejected_with_the_value() -> None:
     ):
         with pytest.raises(ValueError, match=word):
             SGD(population, **options)
+    with pytest.raises(TypeError, match=r"takes.*generator"):
+        SGD(population.parameters(), lr=0.1)
     with pytest.raises(RuntimeError, match="backward"):
         SGD(population, lr=0.1).step()
+    population(torch.randn(3, 4, 6)).sum().backward()
+    with pytest.raises(ValueError, match=r"\(2,\).*3 members"):
+        SGD(population, lr=0.1, schedule=lambda updates: torch.ones(2)).step()
     other = SGD(Population(plain_networks.MLP, seeds=range(2)), lr=0.1)
     with pytest.raises(ValueError, match="another population"):
         SGD(population, lr=0.1).load_state_dict(other.state_dict())
+
+
+def test_learning_rates_are_assigned_into_the_tensor_that_a_captured_step_reads() -> None:
+    population = Population((nn.Linear(2, 1, bias=False) for _ in range(2)), seeds=range(2))
+    optimizer = SGD(population, lr=0.1)
+    rates, weight = optimizer.lr, population.stacked.weight
+    optimizer.lr = [0.0, 2.0]
+    before = weight.detach().clone()
+    population(torch.ones(1, 2), in_dims=None).sum().backward()
+    optimizer.step()
+    assert optimizer.lr is rates
+    torch.testing.assert_close(before - weight, torch.tensor([[[0.0, 0.0]], [[2.0, 2.0]]]))
+    with pytest.raises(ValueError, match="-1"):
+        optimizer.lr = -1

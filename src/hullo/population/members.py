@@ -77,8 +77,11 @@ def _difference(first: nn.Module, other: nn.Module, comparison: _Comparison) -> 
         if not comparison.equal(value, others[name]):
             if isinstance(value, (Tensor, list, tuple, dict)) and type(value) is type(others[name]):
                 return f"{name} holds other values; register tensors as buffers, modules in an nn.ModuleList"
-            if isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
-                return f"{name} is {_shorten(value)} in one, a function with other code or other values in the other"
+            if isinstance(value, (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)):
+                return (
+                    f"{name} is {_shorten(value)} in one, a function with other code or other values in the other (to "
+                    "compare activations, use modules such as nn.ReLU)"
+                )
             return f"{name} is {_shorten(value)} and {_shorten(others[name])}"
     for name in ("_forward_hooks", "_forward_pre_hooks"):
         if not comparison.equal(list(getattr(first, name).values()), list(getattr(other, name).values())):

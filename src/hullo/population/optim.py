@@ -21,7 +21,25 @@ if TYPE_CHECKING:
 
 Numbers = float | Sequence[float] | Tensor
 Group = Mapping[str, Any]
-Schedule = Callable[[Tensor], Tensor]
+Schedule = Callable[[Tensor], Tensor | float]
+
+
+class _PerMember:
+    """A setting of an optimizer with one number per member.
+
+    An assignment writes into the same tensor, which a captured step reads.
+    """
+
+    def __set_name__(self, owner: type[Optimizer], name: str) -> None:
+        self.name = name
+
+    def __get__(self, optimizer: Optimizer, owner: type[Optimizer]) -> Tensor:
+        numbers: Tensor = vars(optimizer)[self.name]
+        return numbers
+
+    def __set__(self, optimizer: Optimizer, given: Numbers) -> None:
+        numbers = optimizer._numbers(self.name, given)
+        vars(optimizer).setdefault(self.name, numbers).copy_(numbers)
 
 
 class Optimizer:
@@ -34,7 +52,7 @@ class Optimizer:
         max_norm: clip each member's gradients to this norm, as `torch.nn.utils.clip_grad_norm_` does; one number, one
             per member, or None.
         schedule: a function from the number of updates so far, a tensor, to the factor of the learning rates, one
-            number or one per member. Alternatively, change `optimizer.lr` in place.
+            number or one per member. Alternatively, assign to `optimizer.lr` during training.
         groups: parameters with other settings: dictionaries with "params", a list of the population's parameters, and
             any of "lr" and "weight_decay".
         copies: also store the weights and biases of linear and convolutional layers in this dtype, torch.bfloat16, for
@@ -43,6 +61,7 @@ class Optimizer:
     """
 
     state_names: ClassVar[tuple[str, ...]] = ()
+    lr, weight_decay = _PerMember(), _PerMember()
 
     def __init__(
         self,
@@ -55,9 +74,13 @@ class Optimizer:
         groups: Iterable[Group] = (),
         copies: torch.dtype | None = None,
     ) -> None:
+        if not isinstance(population, Population):
+            raise TypeError(
+                f"this optimizer takes a hullo.population.Population, not parameters; got {type(population).__name__}"
+            )
         self.population = population
-        self.lr = self._numbers("lr", lr)
-        self.weight_decay = self._numbers("weight_decay", weight_decay)
+        self.lr = lr
+        self.weight_decay = weight_decay
         self.max_norm = None if max_norm is None else self._numbers("max_norm", max_norm)
         self.schedule = schedule
         self.updates = torch.zeros((), dtype=torch.float64, device=population.seeds.device)
@@ -73,7 +96,10 @@ class Optimizer:
     def _numbers(self, name: str, given: Numbers) -> Tensor:
         """Return a setting as one number per member."""
         members = len(self.population)
-        numbers = torch.as_tensor(given, dtype=torch.float64, device=self.population.seeds.device)
+        try:
+            numbers = torch.as_tensor(given, dtype=torch.float64, device=self.population.seeds.device)
+        except (TypeError, ValueError, RuntimeError):
+            numbers = self.population.seeds.new_empty(0)
         if numbers.dim() > 1 or numbers.numel() not in (1, members) or not bool((numbers >= 0).all()):
             raise ValueError(
                 f"{name}={given!r}: give a number that is not negative, or one for each of {members} members"
@@ -119,7 +145,7 @@ class Optimizer:
         for name, gradient in gradients.items():
             if self.parameters[name] is activations.raw:
                 gradients[name] = activations.feasible_gradient(gradient)
-        factor = None if self.schedule is None else self.schedule(self.updates)
+        factor = None if self.schedule is None else self._factor(self.schedule(self.updates))
         self.updates += 1
         self.count(gradients.keys())
         if self._flat is not None:
@@ -133,6 +159,16 @@ class Optimizer:
             settings = (_per_member(item, parameter) for item in (lr, group.get("weight_decay", self.weight_decay)))
             state = (self.state[kind][name] for kind in self.state_names)
             self.update(parameter, gradients[name], *settings, count, *state)
+
+    def _factor(self, scheduled: Tensor | float) -> Tensor:
+        """Return the factor of the learning rates that a schedule returned, as a tensor."""
+        factor = scheduled if isinstance(scheduled, Tensor) else self.updates.new_full((), scheduled)
+        if factor.shape not in ((), (1,), self.lr.shape):
+            raise ValueError(
+                f"schedule returned a tensor of shape {tuple(factor.shape)}; return a number, or one for each of "
+                f"{len(self.population)} members"
+            )
+        return factor
 
     def count(self, updated: Container[str]) -> None:
         """Count the updates of each parameter in `updated`, if the update rule depends on them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, overload
 
 import torch
@@ -62,20 +62,19 @@ class Population(nn.Module):
 
     def __init__(
         self,
-        members: Sequence[nn.Module] | Callable[[], nn.Module],
+        members: Iterable[nn.Module] | Callable[[], nn.Module],
         *,
-        seeds: Sequence[int] | None = None,
+        seeds: Iterable[int] | None = None,
         shared_hulls: Sequence[str] = (),
     ) -> None:
         super().__init__()
         if callable(members) and not isinstance(members, nn.Module):
-            if seeds is None:
-                raise TypeError("a population made by a function needs seeds, one per member")
-            members = make_members(members, seeds)
-        networks = list(members) if isinstance(members, Sequence) else []
+            networks = make_members(members, seeds := _read_seeds(seeds))
+        else:
+            networks = list(members) if isinstance(members, (Sequence, Iterator)) else []
         if not networks or not all(isinstance(item, nn.Module) for item in networks):
             raise TypeError(f"members must be a list of networks, or a function that returns one; got {members!r:.100}")
-        seeds = range(len(networks)) if seeds is None else seeds
+        seeds = _read_seeds(range(len(networks)) if seeds is None else seeds)
         if len(seeds) != len(networks):
             raise ValueError(f"{len(networks)} members need as many seeds, got {len(seeds)}")
         self._sites = share_sites(compare(networks), shared_hulls)
@@ -105,7 +104,7 @@ class Population(nn.Module):
         floats = [tensor for tensor in tensors[0].values() if tensor.is_floating_point()]
         wide = torch.float64 if any(tensor.dtype == torch.float64 for tensor in floats) else torch.float32
         self.activations = Activations(self._sites, len(networks), wide)
-        self.register_buffer("seeds", torch.tensor(list(seeds), dtype=torch.int64))
+        self.register_buffer("seeds", torch.tensor(seeds, dtype=torch.int64))
         self.register_buffer("steps", torch.zeros(len(networks), dtype=torch.int64))
         self.to(floats[0].device if floats else "cpu")
         self.train(networks[0].training)
@@ -271,6 +270,12 @@ class Population(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{len(self)} x {type(self._empty[0]).__name__}"
+
+
+def _read_seeds(seeds: Iterable[int] | None) -> list[int]:
+    if not isinstance(seeds, Iterable):
+        raise TypeError(f"seeds={seeds!r}: give one per member, as in seeds=range(5)")
+    return list(seeds)
 
 
 def _register(root: nn.Module, name: str, tensor: Tensor) -> None:

@@ -12,6 +12,8 @@ import torch.nn.functional as F
 import torch.utils._pytree as pytree
 from torch import Tensor
 
+from hullo._compat import quiet_vmap
+
 
 @dataclass(frozen=True, eq=False)
 class Value:
@@ -149,7 +151,8 @@ def call_vmapped(function: Callable[..., Any], args: Sequence[Any], kwargs: dict
         return tuple(item for item in results if isinstance(item, Tensor))
 
     dims = tuple(leaves[i].dim for i in positions)
-    tensors = iter(torch.vmap(call, in_dims=dims)(*(leaves[i].tensor for i in positions)))
+    with quiet_vmap():  # `explain` lists these calls
+        tensors = iter(torch.vmap(call, in_dims=dims)(*(leaves[i].tensor for i in positions)))
     results_spec, results = returned
     filled = [Value(next(tensors), 0) if isinstance(item, Tensor) else item for item in results]
     return pytree.tree_unflatten(filled, results_spec)
