@@ -194,6 +194,10 @@ def test_several_activations_and_seeds_form_one_table() -> None:
     )
     assert len(list(Path("runs/weights").iterdir())) == 9
     assert "affine(identity,relu)" in result.stdout
+    (call,) = re.findall(r"best network.* with hullo\.lab\.(load_network\(.*\))", result.stdout)
+    best = max(records, key=lambda record: record.accuracy).spec.id
+    assert best in call
+    eval(call, {"load_network": load_network})
 
 
 def test_the_laboratorys_networks_train_on_a_folder_of_images(place: Path) -> None:
@@ -238,6 +242,8 @@ def test_changed_file_is_another_network() -> None:
     weights = Path("runs/weights") / f"{first.spec.id}.safetensors"
     with pytest.raises(ValueError, match="has changed"):
         load_network(weights, network="net.py:Mlp")
+    with pytest.raises(ValueError, match=r"net:Tokens.*give the network"):
+        load_network(weights, network="net.py:Tokens")
     with pytest.raises(ValueError, match=r'net:Mlp@.*network="my_network\.py:Net"'):
         load_network(weights)
 
@@ -259,7 +265,8 @@ def test_killed_run_resumes() -> None:
 @pytest.mark.parametrize(
     ("network", "message"),
     [
-        ("net.py:Nothing", "'Nothing'.*Modules, Functional"),
+        ("net.py:Nothing", "'Nothing'.*Modules, Functional.*given"),
+        ("net.py", "needs a class: net.py:Net.*Modules"),
         ("net.py:number", "'number'"),
         ("nowhere.py:Net", "'nowhere.py' is not a file"),
         ("net.py:Needy", "needs width"),
@@ -285,10 +292,12 @@ def test_error_in_a_network_names_its_line(network: str, message: str) -> None:
     assert re.search(message, line), line
 
 
-def test_network_with_activation_argument_needs_one() -> None:
+def test_network_with_activation_argument_needs_one_or_a_default() -> None:
     result = invoke("train", "net.py:given", "images.npz")
     assert result.exit_code == 2
     assert "--activation relu" in result.stderr
+    Path("net.py").write_text(NETWORK.replace("activation, num_classes", "num_classes, activation=lambda c: nn.SiLU()"))
+    assert invoke("train", "net.py:given", "images.npz", "--epochs", 1).exit_code == 0
 
 
 class TestArrays:
@@ -336,11 +345,16 @@ class TestArrays:
         Path("torn.safetensors").write_bytes(b"abc")
         np.savez("other.npz", x_train=np.zeros(3))
         np.savez("pickled.npz", x_train=np.array([{}]), allow_pickle=True)
+        names, x, y = np.array(["a", "b"]), np.zeros((2, 3)), np.arange(2)
+        np.savez("names.npz", x_train=x, y_train=names, x_test=x, y_test=names)
+        np.savez("number.npz", x_train=np.float32(1), y_train=y, x_test=x, y_test=y)
         for name, message in (
             ("torn.npz", "cannot be read"),
             ("torn.safetensors", "cannot be read"),
             ("other.npz", "no array y_train; it has x_train"),
             ("pickled.npz", "cannot be read"),
+            ("names.npz", "y_train.*labels from 0; got <U1"),
+            ("number.npz", "x_train.*single number"),
             ("nowhere.npz", "does not exist"),
         ):
             with pytest.raises(DataError, match=message):
@@ -353,6 +367,17 @@ class TestFolders:
         assert (dataset.classes, dataset.train_labels.tolist()) == (("cat", "dog"), [0, 0, 1, 1])
         assert dataset.train_images.shape == (4, 1, 8, 8)
         assert dataset.train_images.flatten(1)[:, 0].tolist() == [0, 40, 0, 40]
+
+    def test_16_bits_are_scaled_and_hidden_folders_skipped(self, place: Path) -> None:
+        folder = folder_of_images(place)
+        (folder / "train" / ".ipynb_checkpoints").mkdir()
+        Image.fromarray(np.full((8, 8), 40_000, np.uint16)).save(folder / "train" / "dog" / "9.png")
+        dataset = open_data(folder)
+        assert dataset.classes == ("cat", "dog")
+        assert dataset.train_images[-1].unique().tolist() == [40_000 // 256]
+        Image.new("F", (8, 8)).save(folder / "train" / "dog" / "9.tiff")
+        with pytest.raises(DataError, match=r"9\.tiff.*32 bits"):
+            open_data(folder)
 
     def test_images_are_resized_and_center_cropped(self, place: Path) -> None:
         folder = folder_of_images(place)

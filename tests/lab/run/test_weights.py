@@ -8,6 +8,7 @@ import pytest
 import tiny_command
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 from torch import nn
 from typer.testing import CliRunner
 
@@ -38,6 +39,9 @@ def test_file_without_a_network_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(b"nonsense")
     with pytest.raises(ValueError, match=r"x\.safetensors"):
+        load_network(path)
+    save_file({"x": torch.zeros(1)}, path)
+    with pytest.raises(ValueError, match="no trained network"):
         load_network(path)
     other = save_weights(tmp_path, Spec("lenet5", "cifar10", "relu"), Task(3, 32, 10), nn.Linear(2, 2))
     with pytest.raises(ValueError, match="cannot load"):

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from hullo.lab.run.queue import RunQueue
     from hullo.lab.run.sources import Source
+    from hullo.lab.spec import Spec
     from hullo.lab.spec.records import Record
 
 
@@ -158,7 +159,6 @@ def train(
     """Train one network. The same command resumes an interrupted run; with more --epochs it extends a finished one."""
     from hullo.lab.run.queue import RunQueue
     from hullo.lab.run.sources import Source
-    from hullo.lab.run.weights import FOLDER
     from hullo.lab.spec import Spec
 
     with report_errors():
@@ -189,10 +189,17 @@ def train(
     results = [f"test accuracy {record.accuracy:.2f} %"]
     results += [f"accuracy on held-out samples {last:.2f} %" for last in record.val_accuracy[-1:]]
     typer.echo(f"{spec}: {record.ended}, {', '.join(results)}")
+    _echo_weights("the trained network", spec, output, network)
+
+
+def _echo_weights(what: str, spec: Spec, output: Path, network: str) -> None:
+    """Print how to load the network of a run, if it was saved."""
+    from hullo.lab.run.weights import FOLDER
+
     weights = output / FOLDER / f"{spec.id}.safetensors"
     if weights.exists():
         source = f', network="{network}"' if spec.is_own_network else ""
-        typer.echo(f'load the trained network with hullo.lab.load_network("{weights}"{source})')
+        typer.echo(f'load {what} with hullo.lab.load_network("{weights}"{source})')
 
 
 def default_activation(column: Column) -> str:
@@ -313,3 +320,9 @@ def reproduce(
             if figure := draw_activations(experiment):
                 path, *_ = save(figure, output / f"{stem(experiment.name)}-activations")
                 typer.echo(f"learned activations: {path}")
+    networks = {column: source.network for column, source in zip(columns, sources, strict=True)}
+    for column in dict.fromkeys(record.spec.column for record in records):
+        runs = [record for record in records if record.spec.column == column]
+        best = max(runs, key=lambda record: (record.val_accuracy or record.test_accuracy)[-1])
+        what = f"the best network after the last epoch, {best.spec.activation} with seed {best.spec.seed},"
+        _echo_weights(what, best.spec, output, networks.get(column, ""))

@@ -73,14 +73,14 @@ def _read_folder(folder: Path, image_size: int | None) -> tuple[list[Tensor], tu
     evaluation = next((name for name in ("val", "test") if (folder / name).is_dir()), None)
     if not (folder / "train").is_dir() or evaluation is None:
         raise DataError(f"{folder} has no folder {'val' if evaluation is None else 'train'}; {EXPECTED}")
-    classes = tuple(sorted(child.name for child in (folder / "train").iterdir() if child.is_dir()))
+    classes = tuple(child.name for child in _class_folders(folder / "train"))
     files = {split: _list_images(folder / split, classes) for split in ("train", evaluation)}
     sizes: dict[tuple[int, int], Path] = {}
     is_colour = False
     for path, _ in (item for items in files.values() for item in items):
         with _open_image(path) as image:
             sizes.setdefault(image.size, path)
-            is_colour = is_colour or image.mode not in ("L", "1", "I;16")
+            is_colour = is_colour or not (image.mode in ("L", "1") or image.mode.startswith("I;16"))
     if image_size is None and len(sizes) > 1:
         (one, first), (two, second) = list(sizes.items())[:2]
         raise DataError(
@@ -94,12 +94,15 @@ def _read_folder(folder: Path, image_size: int | None) -> tuple[list[Tensor], tu
     return parts, classes
 
 
+def _class_folders(folder: Path) -> list[Path]:
+    """Return the folders of classes, without hidden ones such as .ipynb_checkpoints."""
+    return sorted(child for child in folder.iterdir() if child.is_dir() and not child.name.startswith("."))
+
+
 def _list_images(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
     """Return the paths of the images in a folder with their labels."""
     extensions, images = Image.registered_extensions(), []
-    for child in sorted(folder.iterdir()):
-        if child.name.startswith(".") or not child.is_dir():
-            continue
+    for child in _class_folders(folder):
         if child.name not in classes:
             raise DataError(f"{child}: class {child.name!r} has no training images; classes: {_list_names(classes)}")
         for path in sorted(child.rglob("*")):
@@ -125,7 +128,11 @@ def _open_image(path: Path) -> Image.Image:
 def _decode(path: Path, mode: str, size: int | None) -> Tensor:
     """Return an image as uint8 of shape (channels, height, width)."""
     with _open_image(path) as image:
+        if image.mode in ("I", "F"):
+            raise DataError(f"{path} has 32 bits per pixel; convert it to 8 or 16 bits, or store arrays in a file .npz")
         try:
+            if image.mode.startswith("I;16"):  # Pillow would clip at 255
+                image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
             pixels = image.convert(mode)
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             raise DataError(f"{path} cannot be read as an image: {error}") from None
@@ -148,7 +155,7 @@ def _read_arrays(path: Path) -> tuple[list[Tensor], tuple[str, ...]]:
         raise DataError(f"{path} has no array {missing[0]}; it has {_list_names(sorted(arrays)) or 'none'}; {EXPECTED}")
     parts = []
     for split in ("train", "test"):
-        samples, labels = (torch.as_tensor(arrays[f"{name}_{split}"]) for name in "xy")
+        samples, labels = (_as_tensor(arrays[f"{name}_{split}"], f"{path}: {name}_{split}") for name in "xy")
         labels = labels.flatten() if labels.shape[1:] == (1,) else labels
         if labels.is_floating_point() or labels.is_complex() or labels.dim() != 1 or len(labels) != len(samples):
             raise DataError(
@@ -167,6 +174,17 @@ def _read_arrays(path: Path) -> tuple[list[Tensor], tuple[str, ...]]:
 def _load_npz(path: Path) -> dict[str, Any]:
     with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
         return {name: file[name] for name in file.files}
+
+
+def _as_tensor(array: Any, name: str) -> Tensor:
+    """Return an array of numbers with a dimension for the samples as a tensor."""
+    try:
+        tensor = torch.as_tensor(array)
+    except TypeError:
+        raise DataError(f"{name} must hold numbers, labels from 0; got {array.dtype}") from None
+    if not tensor.dim():
+        raise DataError(f"{name} must have a dimension for the samples; got a single number")
+    return tensor
 
 
 def _as_samples(samples: Tensor, name: str) -> Tensor:

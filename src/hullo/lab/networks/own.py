@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -48,7 +48,7 @@ class OwnNetwork:
     @classmethod
     def open(cls, text: str) -> OwnNetwork:
         """Open a network given as ``my_network.py:Net``."""
-        file, _, attribute = text.rpartition(":")
+        file, _, attribute = text.rpartition(":") if ":" in text else (text, "", "")
         path = Path(file)
         if not path.is_file():
             raise ValueError(f"{file!r} is not a file; give a network of your own as my_network.py:Net")
@@ -63,9 +63,11 @@ class OwnNetwork:
         module = self._module()
         factory: Callable[..., nn.Module] | None = getattr(module, self.attribute, None)
         if not callable(factory):
-            networks = [name for name, item in vars(module).items() if _is_network(item, module)]
+            networks = [name for name, item in vars(module).items() if _may_build(item, module)]
             available = f"; available: {', '.join(networks)}" if networks else ""
-            raise ValueError(f"{self.path.name} has no class or function {self.attribute!r}{available}")
+            file = self.path.name
+            reason = f"has no class or function {self.attribute!r}" if self.attribute else f"needs a class: {file}:Net"
+            raise ValueError(f"{file} {reason}{available}")
         return factory
 
     def build(self, activation: ActivationSpec, example: Tensor, seed: int, sizes: Mapping[str, int]) -> nn.Module:
@@ -106,11 +108,11 @@ class OwnNetwork:
         parameters = inspect.signature(factory).parameters.values()
         named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
         given: dict[str, Any] = {name: size for name, size in sizes.items() if name in named}
-        if "activation" in named:
-            if activation.kind == "own":
-                raise ValueError(f"{self.attribute} needs an activation; give one, as in --activation relu")
+        if "activation" in named and activation.kind != "own":
             given["activation"] = activation.module
         needed = [p.name for p in parameters if p.default is p.empty and p.name in named and p.name not in given]
+        if "activation" in needed:
+            raise ValueError(f"{self.attribute} needs an activation; give one, as in --activation relu")
         if needed:
             raise ValueError(
                 f"{self.attribute} of {self.path.name} needs {', '.join(needed)}; hullo passes only activation, "
@@ -155,8 +157,10 @@ class OwnNetwork:
             raise ValueError(f"{place}: {type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
-def _is_network(item: object, module: ModuleType) -> bool:
-    return isinstance(item, type) and issubclass(item, nn.Module) and item.__module__ == module.__name__
+def _may_build(item: object, module: ModuleType) -> bool:
+    """Return whether an object of a file is a class of networks or a function that is defined there."""
+    is_factory = isinstance(item, FunctionType) or (isinstance(item, type) and issubclass(item, nn.Module))
+    return is_factory and item.__module__ == module.__name__
 
 
 def _replace(network: nn.Module, activation: ActivationSpec, example: Tensor, own: OwnNetwork) -> None:

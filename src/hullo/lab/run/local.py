@@ -217,7 +217,7 @@ class _Display:
             steps_per_second = steps / (now - self.started)
             left = round((spec.epochs * self.training.steps - self._steps()) / steps_per_second)
             words += [
-                f"{steps_per_second * spec.batch_size * members:,.0f} images/s",
+                f"{steps_per_second * spec.batch_size * members:,.0f} samples/s",
                 f"{timedelta(seconds=min(left, MAX_SECONDS_LEFT))} left",
             ]
         return words

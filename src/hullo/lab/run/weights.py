@@ -60,6 +60,8 @@ def load_network(path: str | os.PathLike[str], network: str | None = None) -> nn
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"{path} is not a safetensors file of weights: {error}") from None
+    if "spec" not in metadata:
+        raise ValueError(f"{path} holds no trained network; give a file that hullo train wrote to its folder weights")
     try:
         spec, sizes = Spec.parse(metadata["spec"]), asdict(Task(**json.loads(metadata["task"])))
         if spec.is_own_network:
@@ -80,5 +82,7 @@ def _find_own(name: str, source: str | None) -> None:
         raise ValueError(f'it was trained with {name}; give its source, as in network="my_network.py:Net"')
     own = networks.OwnNetwork.open(source)
     if own.name != name:
-        raise ValueError(f"it was trained with {name}, but {source} is now {own.name}: the file has changed")
+        trained, given = (text.rpartition("@") for text in (name, own.name))
+        reason = "the file has changed" if trained[0] == given[0] else "give the network that was trained"
+        raise ValueError(f"it was trained with {name}, but {source} is {own.name}: {reason}")
     networks.register(own)
