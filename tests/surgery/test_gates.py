@@ -32,7 +32,23 @@ class Right(Left):
 class Variable(Left):
     def forward(self, x: Tensor) -> Tensor:
         gated = self.act(self.gate(x))
-        return self.down(gated * self.up(x))
+        up = self.up(x)
+        gated = up * gated
+        return self.down(gated)
+
+
+class UsedTwice(Left):
+    def forward(self, x: Tensor) -> Tensor:
+        gated = self.act(self.gate(x))
+        return self.down(gated * self.up(x)) + gated.mean()
+
+
+class ChangedBetween(Left):
+    def forward(self, x: Tensor) -> Tensor:
+        gate = self.gate(x)
+        gated = self.act(gate)
+        up = gate.mul_(2)
+        return self.down(gated * up)
 
 
 class Order(Left):
@@ -45,7 +61,7 @@ class Elsewhere(Left):
         return self.act(x)
 
 
-@pytest.mark.parametrize(("make", "name"), [(Left, "act"), (Right, "gelu_1")])
+@pytest.mark.parametrize(("make", "name"), [(Left, "act"), (Right, "gelu_1"), (Variable, "act")])
 def test_product_becomes_a_gate_with_the_same_outputs(make: type[nn.Module], name: str) -> None:
     model, x = nn.Sequential(make(), nn.Linear(4, 1)), torch.randn(3, 4)
     expected = model(x)
@@ -59,7 +75,7 @@ def test_product_becomes_a_gate_with_the_same_outputs(make: type[nn.Module], nam
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("make", [Variable, Order, Elsewhere])
+@pytest.mark.parametrize("make", [UsedTwice, ChangedBetween, Order, Elsewhere])
 def test_other_code_is_not_changed(make: type[nn.Module]) -> None:
     model = hullo.replace_activations(make())
     cls = type(model)
@@ -83,7 +99,18 @@ def test_fused_model_is_restored() -> None:
     torch.testing.assert_close(other(x), model(x), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("kind", ["Llama", "Mistral", "Qwen2", "Gemma", "Phi3"])
+def test_gated_t5_blocks_are_fused() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"d_model": 8, "d_kv": 4, "d_ff": 12, "num_layers": 2, "num_heads": 2, "vocab_size": 16}
+    model = transformers.T5EncoderModel(transformers.T5Config(feed_forward_proj="gated-gelu", **sizes)).eval()
+    ids = torch.arange(6)[None]
+    expected = model(ids)[0]
+    hullo.fuse_gates(hullo.replace_activations(model))
+    assert sum(isinstance(module, hullo.GatedHull) for module in model.modules()) == 2
+    torch.testing.assert_close(model(ids)[0], expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Gemma", "Phi3"])
 def test_gated_transformers_blocks_are_fused(kind: str) -> None:
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 8, "intermediate_size": 12, "num_attention_heads": 2, "num_key_value_heads": 2}

@@ -143,6 +143,7 @@ BAD: list[tuple[Callable[[], object], dict[str, object], type[Exception], str]] 
         "0 is gelu, .*combination of relu, tanh",
     ),
     (lambda: nn.Sequential(nn.ReLU()), {"hull": 3}, TypeError, "hull=3"),
+    (lambda: nn.Sequential(nn.ReLU()), {"hull": hullo.AffineHull("relu")}, TypeError, "hull=Affine.*class"),
     (lambda: nn.Sequential(nn.ReLU()), {"hull": lambda site: nn.ReLU()}, TypeError, r"ReLU\(\) for 0.*AffineHull"),
     (lambda: nn.Sequential(nn.ReLU()), {"groups": "channels"}, ValueError, "needs example_inputs"),
     (lambda: nn.Sequential(nn.ReLU()), {"groups": "each"}, ValueError, "groups='each'"),

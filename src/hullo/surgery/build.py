@@ -150,7 +150,7 @@ def _bases_for(known: Known) -> tuple[Base, ...]:
 
 
 def _call_factory(factory: Any, site: Site, others: Iterable[Hull]) -> Hull:
-    if not callable(factory):
+    if isinstance(factory, nn.Module) or not callable(factory):
         raise TypeError(f"hull={factory!r}: give a class such as AffineHull, or a function that returns a hull")
     hull = factory(site)
     if not isinstance(hull, Hull):

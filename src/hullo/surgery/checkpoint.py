@@ -55,6 +55,11 @@ def restore(model: nn.Module, state_dict: Mapping[str, Any]) -> nn.Module:
         <All keys matched successfully>
     """
     present = named_hulls("restore", model)
+    if not isinstance(state_dict, Mapping):
+        raise TypeError(
+            f"state_dict is {state_dict!r:.80}; give the tensors by name, as torch.load(path) or "
+            "safetensors.torch.load_file(path) return them"
+        )
     saved = _saved_hulls(state_dict)
     if not saved:
         raise ValueError(
@@ -117,7 +122,7 @@ def _match_names(saved: list[str], known: list[str]) -> dict[str, str]:
         if not matched[name] or list(matched.values()).count(matched[name]) > 1:
             listed = ", ".join(map(repr, known[:8])) + (", ..." if known[8:] else "")
             raise ValueError(
-                f"the state_dict has a hull at {name!r}, where the model has no activation; it has {listed}"
+                f"the state_dict has a hull at {name!r}, where the model has no activation; it has {listed or 'none'}"
             )
     return matched
 
@@ -208,7 +213,8 @@ def load_hulls(path: str | os.PathLike[str], *, trainable: bool = True) -> dict[
             raise ValueError(f"its format is {content['format']!r}, not {_FORMAT!r}")
         return {name: _from_json(entry).requires_grad_(trainable) for name, entry in content["hulls"].items()}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"{os.fspath(path)} was not written by save_hulls: {error}") from error
+        reason = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise ValueError(f"{os.fspath(path)} was not written by save_hulls: {reason}") from error
 
 
 def _to_json(hull: Hull) -> dict[str, Any]:

@@ -189,7 +189,7 @@ def _check_model(model: nn.Module) -> None:
             f"replace_activations takes a torch.nn.Module with Python code, not a {kind}; replace, then script"
         )
     for name, module in model.named_modules():
-        where = f"{name or 'the model'} is a {type(module).__name__}"
+        where = f"{name or 'the model'} has the type {type(module).__name__}"
         kinds = {cls.__name__ for cls in type(module).__mro__}
         if not kinds.isdisjoint(_WRAPPERS):
             raise TypeError(f"{where}; replace the activations first, then wrap or compile the model")
