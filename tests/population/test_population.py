@@ -114,16 +114,16 @@ class Dropping(nn.Module):
     def __init__(self, rate: float = 0.5) -> None:
         super().__init__()
         self.conv, self.linear = nn.Conv2d(3, 4, 3), nn.Linear(4 * 36, 8)
-        self.first, self.second = nn.Dropout2d(0.3), nn.Dropout(rate)
+        self.first, self.second, self.rate = nn.Dropout2d(rate / 2), nn.Dropout(rate), rate
         self.out = nn.Linear(8, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.second(self.linear(self.first(F.relu(self.conv(x))).flatten(1)))
-        y = F.dropout(y, 0.2, self.training)[:, None, None]
-        return self.out(F.scaled_dot_product_attention(y, y, y, dropout_p=0.1 * self.training)[:, 0, 0])
+        y = F.dropout(y, self.rate / 3, self.training)[:, None, None]
+        return self.out(F.scaled_dot_product_attention(y, y, y, dropout_p=self.rate / 4 * self.training)[:, 0, 0])
 
 
-@pytest.mark.parametrize("rates", [[0.5, 0.5, 0.5], [0.1, 0.5, 0.9]])
+@pytest.mark.parametrize("rates", [[0.5, 0.5, 0.5], [0, 0.5, 0.9]])
 def test_dropout_is_independent_of_other_members(rates: list[float]) -> None:
     members = [Dropping(rate).double() for rate in rates]
     batches = inputs_of(Dropping, 3)
@@ -133,9 +133,20 @@ def test_dropout_is_independent_of_other_members(rates: list[float]) -> None:
         alone = Population([members[k]], seeds=[seed])
         train(alone, SGD(alone, lr=0.1), batches[:, k : k + 1])
         assert_equal_states(together[k], alone[0])
-    other = Population([members[0]], seeds=[5])
-    train(other, SGD(other, lr=0.1), batches[:, :1])
-    assert not torch.allclose(other[0].linear.weight, together[0].linear.weight)  # type: ignore[arg-type, union-attr]
+    other = Population([members[2]], seeds=[5])
+    train(other, SGD(other, lr=0.1), batches[:, 2:])
+    assert not torch.allclose(other[0].linear.weight, together[2].linear.weight)  # type: ignore[arg-type, union-attr]
+    assert not any(module.training for module in together.eval()[2].modules())
+
+
+def test_dropout_is_independent_of_the_class_of_an_activation() -> None:
+    class Swish(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * torch.sigmoid(x)
+
+    members = [nn.Sequential(nn.Linear(6, 8), act, nn.Dropout()) for act in (Swish(), nn.ReLU())]
+    x = torch.randn(2, 4, 6)
+    torch.testing.assert_close(Population(members)(x)[:1], Population(members[:1])(x[:1]))
 
 
 def test_dropout_has_its_rate_and_mean_and_stops_in_evaluation() -> None:

@@ -132,6 +132,21 @@ def test_functions_with_the_same_code_and_values_are_equal(function: Any) -> Non
     torch.testing.assert_close(Population(members)(x), expected)
 
 
+def test_numbers_that_change_more_than_dropout_are_rejected_with_the_line() -> None:
+    class Scaling(nn.Module):
+        def __init__(self, rate: float) -> None:
+            super().__init__()
+            self.linear, self.rate = nn.Linear(3, 3), rate
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x) * self.rate
+
+    with pytest.raises(ValueError, match=r"0 and 2 .*rate is 0\.1 and 0\.2.*\* self\.rate"):
+        Population([Scaling(0.1), Scaling(0.1), Scaling(0.2)])(torch.randn(3, 2, 3))
+    with pytest.raises(ValueError, match=r"eps is 1e-05 and 0\.1"):
+        Population([nn.LayerNorm(3), nn.LayerNorm(3, eps=0.1)])
+
+
 def test_different_unregistered_attributes_are_rejected() -> None:
     class Hidden(nn.Module):
         def __init__(self) -> None:

@@ -83,7 +83,7 @@ def attend(
     key: Value,
     value: Value,
     mask: Value | None = None,
-    dropout: float = 0.0,
+    dropout: float | Tensor = 0.0,
     is_causal: bool = False,
     *,
     scale: float | None = None,
@@ -93,7 +93,7 @@ def attend(
     members = context.members
     q, k, v = (item.at(0, members) for item in (query, key, value))
     own = None if mask is None else _like_scores(mask, q, members)
-    if dropout == 0:
+    if not isinstance(dropout, Tensor) and dropout == 0:
         if own is not None:
             own = own.expand(*q.shape[:-2], *own.shape[-2:])
         flat = (item if item is None or item.dim() <= 4 else item.flatten(0, -4) for item in (q, k, v, own))
@@ -134,9 +134,9 @@ def drop(context: Context, x: Value, rate: float | Tensor, training: bool) -> Va
 
 
 @rule(aten.feature_dropout.default)
-def drop_channels(context: Context, x: Value, rate: float, training: bool) -> Value:
+def drop_channels(context: Context, x: Value, rate: float | Tensor, training: bool) -> Value:
     """Zero whole channels at random."""
-    if not training or rate == 0:
+    if not training or (not isinstance(rate, Tensor) and rate == 0):
         return x
     return _mask(context, x, torch.Size([*x.shape[:2], *[1] * (len(x.shape) - 2)]), rate)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.utils import parametrize
 
 from hullo.population.sites import BOOKKEEPING, Site, read_site
@@ -29,32 +30,41 @@ def make_members(factory: Callable[[], nn.Module], seeds: Sequence[int]) -> list
     return networks
 
 
-def compare(members: Sequence[nn.Module]) -> list[Site]:
-    """Check that networks have one architecture and return the sites at which they differ.
+def compare(members: Sequence[nn.Module]) -> tuple[list[Site], list[tuple[str, ...]]]:
+    """Check that networks have one architecture.
 
     Networks may differ in activations and in dropout rates; other differences raise a ValueError that names them.
+
+    Returns:
+        The sites at which the networks differ, and for each network the attributes that differ from those of the first
+        and may be dropout rates.
     """
     sites: list[Site] = []
+    rates: list[list[str]] = [[] for _ in members]
     for member in members:
         _check_hooks(member)
-    _compare("", members, [_Roles(member) for member in members], sites)
+    _compare("", members, [_Roles(member) for member in members], sites, rates)
     _check_unshared(members)
-    return sites
+    return sites, [tuple(own) for own in rates]
 
 
-def _compare(path: str, modules: Sequence[nn.Module], roles: Sequence[_Roles], sites: list[Site]) -> None:
+def _compare(
+    path: str, modules: Sequence[nn.Module], roles: Sequence[_Roles], sites: list[Site], rates: Sequence[list[str]]
+) -> None:
     """Compare the members' modules at a path, and those inside them."""
     if site := read_site(path, modules):
         sites.append(site)
         return
+    where = f"module {path!r}" if path else "the networks"
     for k, other in enumerate(modules[1:], 1):
-        if reason := _difference(modules[0], other, _Comparison(roles[0], roles[k])):
-            where = f"module {path!r}" if path else "the networks"
+        comparison = _Comparison(roles[0], roles[k])
+        if reason := _difference(modules[0], other, comparison):
             raise ValueError(f"members 0 and {k} differ in {where}: {reason}; give networks of one architecture")
+        rates[k] += [f"{where}: {rate}" for rate in comparison.rates]
     for name, child in modules[0]._modules.items():
         if child is not None:
             children = [module._modules[name] for module in modules]
-            _compare(f"{path}.{name}" if path else name, children, roles, sites)  # type: ignore[arg-type]
+            _compare(f"{path}.{name}" if path else name, children, roles, sites, rates)  # type: ignore[arg-type]
 
 
 def _difference(first: nn.Module, other: nn.Module, comparison: _Comparison) -> str:
@@ -73,7 +83,9 @@ def _difference(first: nn.Module, other: nn.Module, comparison: _Comparison) -> 
     attributes, others = ({k: v for k, v in vars(item).items() if k not in BOOKKEEPING} for item in (first, other))
     if attributes.keys() != others.keys():
         return f"only one has the attribute {min(attributes.keys() ^ others.keys())!r}"
+    has_rates = not type(first).__module__.startswith("torch.nn.") or isinstance(first, _DROPOUTS)
     for name, value in attributes.items():
+        comparison.name = name if has_rates else ""
         if not comparison.equal(value, others[name]):
             if isinstance(value, (Tensor, list, tuple, dict)) and type(value) is type(others[name]):
                 return f"{name} holds other values; register tensors as buffers, modules in an nn.ModuleList"
@@ -116,15 +128,23 @@ class _Roles(dict[int, str]):
 
 
 class _Comparison:
-    """Compare attributes of two networks by content; registered tensors and modules are equal if their names are."""
+    """Compare attributes of two networks by content; registered tensors and modules are equal if their names are.
+
+    Numbers from 0 to 1 may be dropout rates, which may differ: `rates` lists those of attributes. They are not
+    accepted in functions, nor if the `name` of the attribute is empty.
+    """
 
     def __init__(self, first_roles: _Roles, second_roles: _Roles) -> None:
         self.first_roles, self.second_roles = first_roles, second_roles
+        self.name, self.rates = "", list[str]()
         self.seen: dict[tuple[int, int], tuple[Any, Any]] = {}  # keeps the objects alive, and thus their ids unique
 
     def equal(self, one: Any, other: Any) -> bool:
         """Return whether two attributes are equal."""
         if one is other or (id(one), id(other)) in self.seen:  # there may be reference cycles
+            return True
+        if self.name and _may_be_rates(one, other):
+            self.rates.append(f"{self.name} is {one} and {other}")
             return True
         if type(one) is not type(other):
             return False
@@ -141,19 +161,31 @@ class _Comparison:
             return len(one) == len(other) and all(map(self.equal, one, other))
         parts = _PARTS.get(type(one))
         if parts is not None:
-            return all(self.equal(*(part(item) for item in (one, other))) for part in parts)
+            name, self.name = self.name, ""
+            is_equal = all(self.equal(*(part(item) for item in (one, other))) for part in parts)
+            self.name = name
+            return is_equal
         try:
             if one == other:
                 return True
         except Exception:  # noqa: S110  (an object whose == fails is compared by its attributes)
             pass
-        return hasattr(one, "__dict__") and "__eq__" not in vars(type(one)) and self.equal(vars(one), vars(other))
+        before = len(self.rates)
+        is_equal = hasattr(one, "__dict__") and self.equal(vars(one), vars(other))
+        return is_equal and ("__eq__" not in vars(type(one)) or len(self.rates) > before)
+
+
+def _may_be_rates(one: Any, other: Any) -> bool:
+    """Return whether two values are different numbers that may be dropout rates."""
+    return {type(one), type(other)} <= {int, float} and one != other and 0 <= one <= 1 and 0 <= other <= 1
 
 
 def _closure(function: Any) -> list[Any]:
     """Return the closure variables of a function."""
     return [cell.cell_contents for cell in function.__closure__ or ()]
 
+
+_DROPOUTS = (_DropoutNd, nn.MultiheadAttention)
 
 _PARTS: dict[type, tuple[Callable[[Any], Any], ...]] = {
     types.FunctionType: (

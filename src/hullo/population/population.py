@@ -16,6 +16,7 @@ from hullo.population.export import LoweringError, register_dataclasses
 from hullo.population.images import AugmentedImages, ImagesValue
 from hullo.population.members import aliases_of, compare, empty_copy, filled_copy, make_members, tensors_of
 from hullo.population.program import Program, Run
+from hullo.population.rates import merge_rates
 from hullo.population.rules import Context
 from hullo.population.sites import share_sites
 from hullo.population.tracing import Graph, read_graph
@@ -77,11 +78,11 @@ class Population(nn.Module):
         seeds = _read_seeds(range(len(networks)) if seeds is None else seeds)
         if len(seeds) != len(networks):
             raise ValueError(f"{len(networks)} members need as many seeds, got {len(seeds)}")
-        self._sites = share_sites(compare(networks), shared_hulls)
+        sites, self._differences = compare(networks)
+        self._sites = share_sites(sites, shared_hulls)
         self._empty = [empty_copy(network) for network in networks]
         self._aliases = aliases_of(networks[0])
         self._programs: dict[Any, Program] = {}  # the most recently used one last
-        self._rates: dict[torch.device, dict[int, Tensor]] = {}
         self.copies: dict[str, Tensor] = {}  # copies of parameters in lower precision, made by an optimizer
         self.first_sample = 0  # index of the first sample of a batch that is part of a larger one
         tensors = [tensors_of(network, self._sites) for network in networks]
@@ -164,16 +165,8 @@ class Population(nn.Module):
         if self.training:
             self.steps.add_(1)
         context = Context(len(self), self.seeds, self.steps, first=self.first_sample)
-        run = Run(context, self.activations, self.activations.rows(), self._dropout_rates())
+        run = Run(context, self.activations, self.activations.rows())
         return program.run(run, tensors, values)
-
-    def _dropout_rates(self) -> dict[int, Tensor]:
-        """Return the members' rates at each site with dropout, cached per device."""
-        device = self.seeds.device
-        if device not in self._rates:
-            rates = {i: site.rates for i, site in enumerate(self._sites) if site.rates}
-            self._rates = {device: {i: torch.tensor(r, dtype=torch.float64, device=device) for i, r in rates.items()}}
-        return self._rates[device]
 
     def layer_parameters(self) -> dict[str, type[nn.Module]]:
         """Return the weights and biases of linear and convolutional layers, by name, with the class of their layer."""
@@ -239,17 +232,22 @@ class Population(nn.Module):
         return program, {name: first[alias] for name, alias in self._aliases.items() if alias in first}
 
     def _read_graph(self, leaves: Sequence[Any], spec: Any) -> Graph:
-        """Return the graph of the first member for example inputs; raise the network's own exceptions."""
+        """Return the graph of the members for example inputs; raise the networks' own exceptions."""
+        kinds = dict.fromkeys(self._differences)
+        graphs = {kind: self._read_member(self._differences.index(kind), leaves, spec) for kind in kinds}
+        return merge_rates(graphs, self._differences, self.seeds.device)
+
+    def _read_member(self, k: int, leaves: Sequence[Any], spec: Any) -> Graph:
         examples = [self._example(item) if isinstance(item, Value) else item for item in leaves]
         autocast = torch.autocast(self.seeds.device.type, enabled=False)
         with torch.inference_mode(False), torch.enable_grad(), autocast:
             examples = [item.clone() if isinstance(item, Tensor) else item for item in examples]
             args, kwargs = pytree.tree_unflatten(examples, spec)
             try:
-                return read_graph(self[0], self._sites, args, kwargs)
+                return read_graph(self[k], self._sites, args, kwargs)
             except LoweringError as error:
                 lowering_error = error
-            self[0](*args, **kwargs)
+            self[k](*args, **kwargs)
             raise lowering_error
 
     def _example(self, value: Value) -> Tensor:

@@ -18,7 +18,7 @@ from hullo.population.activations import Activations
 from hullo.population.export import LoweringError
 from hullo.population.fusion import Fusion, find_fusions
 from hullo.population.inplace import all_nodes, functional, rewrite_in_place, written_nodes
-from hullo.population.layers import drop
+from hullo.population.rates import with_rates
 from hullo.population.rules import RULES, Context, arguments
 from hullo.population.sites import Site
 from hullo.population.tracing import SITE, Graph, source_of
@@ -37,7 +37,7 @@ from hullo.population.values import (
 aten = torch.ops.aten
 _ASSERTIONS = ("aten._assert", "aten.sym_constrain", "aten._functional_assert", "aten._functional_sym")
 _RANDOM = frozenset({
-    aten.dropout.default, aten.feature_dropout.default, aten.scaled_dot_product_attention.default, SITE,
+    aten.dropout.default, aten.feature_dropout.default, aten.scaled_dot_product_attention.default,
 })  # fmt: skip
 """Operators with dropout: each has a number in the network, and is computed per member."""
 _DIFFERENTIABLE = {aten.copy.default: copy_like}
@@ -51,7 +51,6 @@ class Run:
     context: Context
     activations: Activations
     rows: Sequence[Sequence[Tensor]]  # the coefficients, as `activations.rows` returns them
-    rates: Mapping[int, Tensor]  # dropout rates at sites
 
 
 class Program:
@@ -186,16 +185,13 @@ class Program:
         return self._call_operator(run, node, target, args, kwargs)
 
     def _call_site(self, run: Run, node: fx.Node, x: Value, index: int) -> Value:
-        site = self.sites[index]
         self.lowering[node] = "own"
-        if site.rates:
-            context = replace(run.context, dropout=self.numbers[node])
-            dropped: Value = drop(context, x, run.rates[index], training=True)
-            return dropped
         return run.activations.compute(index, run.rows, x)
 
     def _call_operator(self, run: Run, node: fx.Node, target: Any, args: Any, kwargs: Any) -> Any:
         function, members = _DIFFERENTIABLE.get(target, target), run.context.members
+        if node in self.graph.rates:
+            args = with_rates(node, args, self.graph.rates[node])
         if node in self.numbers:
             run = replace(run, context=replace(run.context, dropout=self.numbers[node]))
         elif _is_random(target, node):

@@ -1,10 +1,10 @@
-"""Sites: the modules in which members of a population may differ, activations and dropouts."""
+"""Sites: the modules in which members of a population may differ, activations."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -95,19 +95,17 @@ class Activation:
 
 @dataclass(frozen=True)
 class Site:
-    """Describe a site: each member's activation there, or each member's dropout rate.
+    """Describe a site: each member's activation there.
 
     Args:
         path: the name of the module.
-        activations: one per member, at an activation.
-        rates: one per member, at a dropout.
+        activations: one per member.
         inplace: whether the module changes its input.
         is_shared: whether all members share one hull.
     """
 
     path: str
-    activations: Sequence[Activation] = ()
-    rates: Sequence[float] = field(default=())
+    activations: Sequence[Activation]
     inplace: bool = False
     is_shared: bool = False
 
@@ -134,12 +132,9 @@ def _is_activation(module: nn.Module) -> bool:
 
 
 def read_site(path: str, modules: Sequence[nn.Module]) -> Site | None:
-    """Return the site of the members' modules at a path: activations, or dropouts with different rates; else None."""
+    """Return the site of the members' modules at a path, if they are activations; else None."""
     first = modules[0]
     hooked = any(module._forward_hooks or module._forward_pre_hooks for module in modules)
-    if all(type(module) is nn.Dropout for module in modules) and not hooked:
-        rates = [float(module.p) for module in modules]  # type: ignore[arg-type]
-        return Site(path, rates=rates, inplace=bool(first.inplace)) if len(set(rates)) > 1 else None
     if not any(_is_activation(module) for module in modules):
         return None
     for module in modules:

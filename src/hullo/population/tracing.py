@@ -1,11 +1,11 @@
-"""Trace the graph of a network, with its activations and dropouts as single nodes."""
+"""Trace the graph of a network, with its activations as single nodes."""
 
 from __future__ import annotations
 
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]+\n\s*
 
 @torch.library.custom_op("hullo::site", mutates_args=())
 def site_operator(x: Tensor, index: int) -> Tensor:
-    """Represent the activation or dropout at a site while a network is traced."""
+    """Represent the activation at a site while a network is traced."""
     return x.clone()
 
 
@@ -59,8 +59,6 @@ class _Placeholder(nn.Module):
         self.index, self.site = index, site
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (PyTorch's name, by which it may be called)
-        if self.site.rates and not self.training:
-            return input
         result: Tensor = site_operator(input, self.index)
         return input.copy_(result) if self.site.inplace else result
 
@@ -74,11 +72,13 @@ class Graph:
         inputs: the source of each placeholder: ("tensor", name) for parameters and buffers, ("constant", tensor),
             ("input", None).
         output_spec: how outputs are nested.
+        rates: the dropout rates of nodes at which members differ, one per member.
     """
 
     module: fx.GraphModule
     inputs: Mapping[str, tuple[str, Any]]
     output_spec: Any
+    rates: Mapping[fx.Node, Tensor] = field(default_factory=dict)
 
 
 def read_graph(network: nn.Module, sites: Sequence[Site], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
