@@ -59,6 +59,19 @@ def test_per_channel_per_layer_and_fixed_activations_mix() -> None:
         assert_equal_states(population[k], member)
 
 
+def test_every_activation_of_pytorch_is_computed_beside_others() -> None:
+    acts = [nn.Tanhshrink(), nn.LogSigmoid(), nn.Softshrink(0.3), nn.Hardshrink(0.3), nn.Threshold(0.1, 2.0, True)]
+    acts += [nn.Hardtanh(-0.2, 0.3), nn.Softmax(-1), nn.RReLU(0.2, 0.2), nn.Mish(), hullo.ConvexHull("relu", "tanh")]
+    members = [nn.Sequential(nn.Linear(3, 4), act).double() for act in acts]
+    x = torch.randn(len(members), 5, 3, dtype=torch.float64)
+    population = Population(members)
+    torch.testing.assert_close(population(x), torch.stack([member(x[k]) for k, member in enumerate(members)]))
+    assert "one member after the other" in population.explain(x)
+    for odd in (nn.GLU(), nn.RReLU(), nn.Linear(4, 4)):
+        with pytest.raises(ValueError, match=f"'1' is {type(odd).__name__} in member 1"):
+            Population([nn.Sequential(nn.Linear(3, 4), act) for act in (nn.ReLU(), odd, nn.Tanh())])
+
+
 def test_frozen_parameters_do_not_change() -> None:
     members = [
         nn.Sequential(nn.Linear(6, 6), act, nn.Linear(6, 3)).double()

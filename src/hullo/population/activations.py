@@ -90,8 +90,7 @@ class Activations(nn.Module):
 
     def __init__(self, sites: Sequence[Site], members: int, dtype: torch.dtype) -> None:
         super().__init__()
-        self.sites = [site for site in sites if site.activations]
-        self._index = {i: number for number, i in enumerate(i for i, site in enumerate(sites) if site.activations)}
+        self.sites = list(sites)
         self.bases = _in_order(item for site in self.sites for item in site.activations)
         self._starts, rows = _allocate(self.sites, members)
         raw = torch.zeros(members, rows, len(self.bases), dtype=torch.float64)
@@ -212,26 +211,19 @@ class Activations(nn.Module):
     def calls(self) -> dict[int, tuple[tuple[Base, ...], int] | None]:
         """Return each site's bases and groups; None for a site that needs several calls, or has inner scales."""
         return {
-            index: (self._parts[number][0].bases, self.sites[number].groups)
-            if len(self._parts[number]) == 1 and not self.sites[number].is_scaled
-            else None
-            for index, number in self._index.items()
+            i: None if len(parts) > 1 or site.is_scaled or site.functions else (parts[0].bases, site.groups)
+            for i, (site, parts) in enumerate(zip(self.sites, self._parts, strict=True))
         }
-
-    def number(self, index: int) -> int:
-        """Return the position of a site among the sites with activations."""
-        return self._index[index]
 
     def compute(self, index: int, rows: Sequence[Sequence[Tensor]], x: Value) -> Value:
         """Return the activations of a site at x, with the coefficients that `rows` returned."""
-        members, number = len(self.codes), self._index[index]
-        parts, site = self._parts[number], self.sites[number]
+        members, parts, site = len(self.codes), self._parts[index], self.sites[index]
         dim = 0 if x.dim is None else x.dim
         if site.groups > 1:  # members beside the channels: each member's channels are contiguous
             dim = site.channel_dim % len(x.shape)
         y = x.at(dim, members)
         outputs = []
-        for part, coefficients in zip(parts, rows[number], strict=True):
+        for part, coefficients in zip(parts, rows[index], strict=True):
             selected = y if part.members is None else y.index_select(dim, part.members)
             flat = selected.flatten(dim, dim + 1) if site.groups > 1 else selected
             spec = CombineSpec(part.bases, get_parametrization("given"), channel_dim=dim)
@@ -241,9 +233,14 @@ class Activations(nn.Module):
                 combined = apply(flat, coefficients, spec)
             outputs.append(combined.view(selected.shape))
         if len(parts) == 1:
-            return Value(outputs[0], dim)
-        order = torch.cat([part.members for part in parts if part.members is not None]).argsort()
-        return Value(torch.cat(outputs, dim).index_select(dim, order), dim)
+            result = Value(outputs[0], dim)
+        else:
+            order = torch.cat([part.members for part in parts if part.members is not None]).argsort()
+            result = Value(torch.cat(outputs, dim).index_select(dim, order), dim)
+        if not site.functions:
+            return result
+        own = [result.select(k) if call is None else call(x.select(k)) for k, call in enumerate(site.functions)]
+        return Value(torch.stack(own), 0)
 
     def _scale_rows(self, part: _Part) -> Tensor:
         """Return the inner scales of a call."""

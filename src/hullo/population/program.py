@@ -152,7 +152,7 @@ class Program:
     def _compute_fused(self, run: Run, fusion: Fusion, env: Mapping[Any, Any]) -> tuple[Value, ...]:
         self.lowering[fusion.last] = "fused"
         site = None if fusion.act is None else fusion.act.site
-        rows = fusion.rows if site is None else run.rows[run.activations.number(site)][0]
+        rows = fusion.rows if site is None else run.rows[site][0]
         context = run.context
         if fusion.dropout is not None:
             context = replace(context, dropout=self.numbers[fusion.dropout])
@@ -185,7 +185,7 @@ class Program:
         return self._call_operator(run, node, target, args, kwargs)
 
     def _call_site(self, run: Run, node: fx.Node, x: Value, index: int) -> Value:
-        self.lowering[node] = "own"
+        self.lowering[node] = "loop" if self.sites[index].functions else "own"
         return run.activations.compute(index, run.rows, x)
 
     def _call_operator(self, run: Run, node: fx.Node, target: Any, args: Any, kwargs: Any) -> Any:

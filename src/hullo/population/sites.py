@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +32,7 @@ class Activation:
         owner: the id of the module, equal for sites that share it.
         frozen: the raw numbers of a hull that is not learned.
         scales: the inner scales, (groups, 1) or (groups, bases); None if there are none.
+        function: a module of PyTorch that is not a combination of bases, and is called itself.
     """
 
     bases: tuple[Base, ...]
@@ -41,6 +43,7 @@ class Activation:
     owner: int = 0
     frozen: Tensor | None = None
     scales: Tensor | None = None
+    function: nn.Module | None = None
 
     @property
     def groups(self) -> int:
@@ -115,6 +118,12 @@ class Site:
         return any(activation.scales is not None for activation in self.activations)
 
     @property
+    def functions(self) -> list[nn.Module | None]:
+        """Return the modules that members call, None for combinations of bases; empty if there are only these."""
+        functions = [activation.function for activation in self.activations]
+        return functions if any(functions) else []
+
+    @property
     def groups(self) -> int:
         """Return the number of groups of channels, a common multiple of the members' numbers."""
         return math.lcm(*(activation.groups for activation in self.activations))
@@ -124,6 +133,17 @@ class Site:
         """Return the dimension of the channels."""
         dims = {activation.channel_dim for activation in self.activations if activation.groups > 1}
         return dims.pop() if dims else 1
+
+
+def _call_of(module: nn.Module) -> Activation | None:
+    """Return the activation of a PyTorch module that is called itself; None if it is random or changes the shape."""
+    is_random = isinstance(module, nn.RReLU) and module.lower != module.upper
+    if not _is_activation(module) or any(True for _ in module.parameters()) or is_random or isinstance(module, nn.GLU):
+        return None
+    function = copy.deepcopy(module)
+    if hasattr(function, "inplace"):
+        function.inplace = False  # type: ignore[assignment]
+    return Activation((base("identity"),), "fixed", torch.ones(1, 1), function=function)
 
 
 def _is_activation(module: nn.Module) -> bool:
@@ -141,9 +161,16 @@ def read_site(path: str, modules: Sequence[nn.Module]) -> Site | None:
         if isinstance(module, Hull) and (hooked or type(module).forward is not Hull.forward):
             raise ValueError(f"the hull {path!r} has hooks or an overridden forward, which a population does not call")
         _check_parametrization(path, module)
-    activations = [activation for module in modules if (activation := Activation.of(module))]
-    if hooked or len(activations) < len(modules):
+    found = [Activation.of(module) or _call_of(module) for module in modules]
+    activations = [item for item in found if item is not None]
+    if hooked or all(item.function is not None for item in activations):
         return None
+    if len(activations) < len(modules):
+        k = found.index(None)
+        raise ValueError(
+            f"module {path!r} is {type(modules[k]).__name__} in member {k}, and an activation in others; give networks "
+            "of one architecture, whose activations are hulls or compute elementwise functions"
+        )
     site = Site(path, activations, inplace=bool(getattr(first, "inplace", False)))
     dims = {item.channel_dim for item in activations if item.groups > 1}
     if len(dims) > 1:
