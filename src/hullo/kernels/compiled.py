@@ -62,10 +62,10 @@ def run(
     gradient: Tensor | None,
     coefficients: Tensor,
     out: Tensor,
-    sums: Tensor | None,
+    coefficients_gradient: Tensor | None,
     extents: tuple[int, int, int],
 ) -> None:
-    """Compute the combination, or with a gradient the gradient of x and the sums for the coefficients.
+    """Compute the combination, or, with a gradient, the gradients of x and of the coefficients.
 
     All tensors are dense and have the memory layout of x, a tensor of the given extents.
     """
@@ -77,7 +77,7 @@ def run(
         None if gradient is None else gradient.data_ptr(),
         coefficients.data_ptr(),
         out.data_ptr(),
-        None if sums is None else sums.data_ptr(),
+        None if coefficients_gradient is None else coefficients_gradient.data_ptr(),
         *extents,
     )
     if failed:

@@ -32,12 +32,12 @@ Number = float | Tensor  # one for the whole block, or a column with one for eac
 def forward(x: Tensor, raw: Tensor, spec: CombineSpec) -> Tensor:
     x, order = dense(x)
     dtype = compute_dtype(x)
-    coefficients = spec.parametrization.transform(raw.to(dtype))
+    coefficients = spec.parametrization.transform(_cast(raw, dtype)).contiguous()
     if kernel := compiled.library(x, spec):
         wide = _without_float16(x)
         out = _memory_like(wide)
-        compiled.run(kernel, wide, None, coefficients.contiguous(), out, None, extents(x, order, raw, spec))
-        return out.to(x.dtype)
+        compiled.run(kernel, wide, None, coefficients, out, None, extents(x, order, raw, spec))
+        return _cast(out, x.dtype)
     out = _memory_like(x)
     for rows, (block, target) in _blocks([x, out], order, raw, spec):
         wide = block.to(dtype)
@@ -55,14 +55,14 @@ def backward(gradient: Tensor, x: Tensor, raw: Tensor, spec: CombineSpec) -> tup
     x, order = dense(x)
     gradient = laid_out_like(gradient, x, order)
     dtype = compute_dtype(x)
-    coefficients = spec.parametrization.transform(raw.to(dtype)).contiguous()
-    sums = torch.zeros_like(coefficients, dtype=torch.float64)
+    coefficients = spec.parametrization.transform(_cast(raw, dtype)).contiguous()
     if kernel := compiled.library(x, spec):
         wide = _without_float16(x)
-        out = _memory_like(wide)
-        gradient = gradient.to(wide.dtype)
-        compiled.run(kernel, wide, gradient, coefficients, out, sums, extents(x, order, raw, spec))
-        return out.to(x.dtype), _pull_back(raw, coefficients, sums, spec)
+        out, of_coefficients = _memory_like(wide), torch.empty_like(coefficients)
+        upstream = _cast(gradient, wide.dtype)
+        compiled.run(kernel, wide, upstream, coefficients, out, of_coefficients, extents(x, order, raw, spec))
+        return _cast(out, x.dtype), _pull_back(raw, coefficients, of_coefficients, spec)
+    sums = torch.zeros_like(coefficients, dtype=torch.float64)
     out = _memory_like(x)
     for rows, (block, upstream, target) in _blocks([x, gradient, out], order, raw, spec):
         wide, above = block.to(dtype), upstream.to(dtype)
@@ -91,15 +91,21 @@ def backward(gradient: Tensor, x: Tensor, raw: Tensor, spec: CombineSpec) -> tup
     return out, _pull_back(raw, coefficients, sums, spec)
 
 
+def _cast(t: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return t in a dtype, in less time than `Tensor.to` where it has that dtype."""
+    return t if t.dtype is dtype else t.to(dtype)
+
+
 def _without_float16(x: Tensor) -> Tensor:
     """Return x in a dtype that compiled kernels read."""
-    return x.float() if x.dtype == torch.float16 else x
+    return x.float() if x.dtype is torch.float16 else x
 
 
-def _pull_back(raw: Tensor, coefficients: Tensor, sums: Tensor, spec: CombineSpec) -> Tensor:
+def _pull_back(raw: Tensor, coefficients: Tensor, gradient: Tensor, spec: CombineSpec) -> Tensor:
     """Return the gradient of raw parameters from that of the coefficients."""
     dtype = coefficients.dtype
-    return spec.parametrization.pullback(raw.to(dtype), coefficients, sums.to(dtype)).to(raw.dtype)
+    given = spec.parametrization.pullback(_cast(raw, dtype), coefficients, _cast(gradient, dtype))
+    return _cast(given, raw.dtype)
 
 
 def _blocks(
