@@ -124,6 +124,7 @@ def test_nan_and_infinities_come_out_as_in_the_reference(names: tuple[str, ...])
     torch.testing.assert_close(cpu.forward(rows, c, spec), reference.forward(rows, c, spec), equal_nan=True)
     found, wanted = (kernel.backward(torch.ones_like(rows), rows, c, spec)[0] for kernel in (cpu, reference))
     torch.testing.assert_close(found[:, 1:], wanted[:, 1:], equal_nan=True)  # the slope of ReLU at NaN is anything
+    assert cpu.backward(torch.ones(1), x[:1], c[0], spec)[1].isnan().all()  # the value of every base at NaN
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
