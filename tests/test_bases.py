@@ -67,6 +67,7 @@ class TestNames:
             ("elu( alpha = 2 )", "elu(2)"),
             ("lrelu(0.3)", "leaky_relu(0.3)"),
             ("swish", "silu"),
+            ("LeakyReLU(0.2)", "leaky_relu(0.2)"),
             ("squared_relu", "relu2"),
             ("sin(frequency=30)", "sin(30)"),
             ("linear", "identity"),
@@ -83,7 +84,7 @@ class TestNames:
         ("written", "message"),
         [
             ("rellu", r"unknown base function 'rellu' \(did you mean 'relu'\?\); known are: .*, hardsigmoid[\w, ]*$"),
-            ("Tanh", r"unknown base function 'Tanh' \(did you mean 'tanh'\?\); known"),
+            ("xielu", r"'xielu' \(hullo\.xielu\(\)"),
             ("", "unknown base function ''; known are: identity"),
             ("relu(", r"unknown base function 'relu\('"),
             ("identity relu", "unknown base function 'identity relu'"),
@@ -156,7 +157,7 @@ class TestSets:
         with pytest.raises(ValueError, match="f\\(0\\) = 0 and slope 1 from at least one side") as refusal:
             resolve(["identity", raw])
         assert f"base function {raw!r} has value" in str(refusal.value)
-        assert f"Use its normalised form 'unit_{raw}'" in str(refusal.value)
+        assert f"Use its normalized form 'unit_{raw}'" in str(refusal.value)
         assert "strict=False" in str(refusal.value)
         assert resolve(["identity", f"unit_{raw}"])[1].is_admissible
         assert resolve(["identity", raw], strict=False)[1].name == raw

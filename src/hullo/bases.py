@@ -184,7 +184,8 @@ def is_built_in(item: Base) -> bool:
 def base(spelling: str | Base) -> Base:
     """Return the base function of a name such as ``tanh``, ``leaky_relu(0.2)`` or ``leaky_relu(negative_slope=0.2)``.
 
-    Common aliases, such as ``swish`` for ``silu``, are accepted, too.
+    Common aliases, such as ``swish`` for ``silu``, and the names of PyTorch's classes, such as ``LeakyReLU``, are
+    accepted, too.
 
     >>> import hullo
     >>> hullo.base("leaky_relu(0.2)").slopes_at_zero
@@ -230,7 +231,7 @@ _ALIASES = {
 def _parse(spelling: str) -> Base:
     match = re.fullmatch(r"\s*(\w+)\s*(?:\(([^()]*)\))?\s*", spelling)
     name = match[1] if match else spelling
-    name = name if name in _families else _ALIASES.get(name, name)
+    name = name if name in _families else _known_name(name)
     if name not in _families or not match:
         raise ValueError(f"unknown base function {spelling!r}{_guess(name)}; known are: {', '.join(list_bases())}")
     defaults = _families[name].parameters
@@ -250,9 +251,19 @@ def _parse(spelling: str) -> Base:
     return _families[name].make(**parameters) if canonical == spelling else base(canonical)
 
 
+def _known_name(alias: str) -> str:
+    """Return the name of the base with an alias, in any case and with or without underscores; else the alias."""
+    names = {name.replace("_", ""): name for name in _families} | {
+        name.replace("_", ""): known for name, known in _ALIASES.items()
+    }
+    return names.get(alias.lower().replace("_", ""), alias)
+
+
 def _guess(name: str) -> str:
     import difflib
 
+    if name in ("xielu", "poly_relu", "star_relu", "blending_unit"):
+        return f" (hullo.{name}() is a hull of several)"
     close = difflib.get_close_matches(name.lower(), list_bases(), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
@@ -305,7 +316,7 @@ def _check(resolved: tuple[Base, ...], strict: bool) -> None:
 
 def _unit_form(item: Base) -> str:
     unit = f"unit_{item.name}"
-    return f"Use its normalised form {unit!r}; " if unit.partition("(")[0] in list_bases() else ""
+    return f"Use its normalized form {unit!r}; " if unit.partition("(")[0] in list_bases() else ""
 
 
 def _check_independence(resolved: tuple[Base, ...]) -> None:

@@ -91,6 +91,19 @@ def test_different_architectures_are_rejected_with_the_difference() -> None:
         Population([network(), network()], seeds=[1])
 
 
+@pytest.mark.parametrize(
+    ("make", "word"),
+    [
+        (lambda: torch.compile(nn.Linear(2, 2)), "compiled"),
+        (lambda: nn.LazyLinear(2), "weight of member 0.*call the network once"),
+        (lambda: nn.Linear(2, 2, device="meta"), "weight of member 0.*meta"),
+    ],
+)
+def test_networks_without_code_or_values_are_rejected(make: Callable[[], nn.Module], word: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=word):
+        Population([make(), make()])
+
+
 class Applied(nn.Module):
     """A function that is not a module, in an attribute."""
 

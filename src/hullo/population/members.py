@@ -41,7 +41,8 @@ def compare(members: Sequence[nn.Module]) -> tuple[list[Site], list[tuple[str, .
     """
     sites: list[Site] = []
     rates: list[list[str]] = [[] for _ in members]
-    for member in members:
+    for k, member in enumerate(members):
+        _check_member(k, member)
         _check_hooks(member)
     _compare("", members, [_Roles(member) for member in members], sites, rates)
     _check_unshared(members)
@@ -198,6 +199,17 @@ _PARTS: dict[type, tuple[Callable[[Any], Any], ...]] = {
     weakref.ReferenceType: (operator.methodcaller("__call__"),),
 }
 """The parts to compare of objects whose == compares identities."""
+
+
+def _check_member(k: int, member: nn.Module) -> None:
+    """Raise an error for a network without Python code, or without values."""
+    if isinstance(member, torch.jit.ScriptModule) or type(member).__name__ == "OptimizedModule":
+        raise TypeError(f"member {k} is compiled, a {type(member).__name__}; give the network itself")
+    for name, tensor in (*member.named_parameters(), *member.named_buffers()):
+        if torch.nn.parameter.is_lazy(tensor):
+            raise ValueError(f"{name} of member {k} is not initialized yet; call the network once on example inputs")
+        if tensor.is_meta:
+            raise ValueError(f"{name} of member {k} is on the meta device, without values; make it on a CPU or GPU")
 
 
 def _check_hooks(member: nn.Module) -> None:

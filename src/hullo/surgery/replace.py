@@ -43,7 +43,7 @@ def replace_activations(
 ) -> nn.Module:
     r"""Turn the activations of a model into hulls that start as the functions they replace.
 
-    Modules are recognised by their values, not by their names: a module without parameters that computes a base
+    Modules are recognized by their values, not by their names: a module without parameters that computes a base
     elementwise is that base. Calls of functions (``F.relu(x)``, ``torch.tanh(x)``, ``x.relu()``) are found in the code
     of every forward, which is rewritten to call hulls; control flow, arguments and names of parameters do not change.
 
