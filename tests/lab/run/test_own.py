@@ -73,6 +73,10 @@ def given(activation, num_classes):
     return nn.Sequential(nn.Conv2d(1, 4, 3), activation(4), nn.Flatten(), nn.Linear(4 * 36, num_classes))
 
 
+def frozen(num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes)).requires_grad_(False)
+
+
 class Needy(nn.Module):
     def __init__(self, width, num_classes):
         super().__init__()
@@ -273,6 +277,7 @@ def test_killed_run_resumes() -> None:
         ("net.py:Shape", rf"net.py, line {line_of('return self.head(x.flatten(1))')}: RuntimeError"),
         ("net.py:Branch", "net.py:.*x.sum"),
         ("net.py:Wide", r"\(2, 4\).*3 classes"),
+        ("net.py:frozen", "frozen of net.py has no parameters"),
         ("broken.py:Net", "broken.py, line 2"),
         ("raises.py:Net", "raises.py, line 1: ZeroDivisionError"),
         ("exits.py:Net", "exits.py, line 2: SystemExit: 3"),

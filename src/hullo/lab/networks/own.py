@@ -88,6 +88,8 @@ class OwnNetwork:
             raise ValueError(
                 f"{self.attribute} of {self.path.name} returned {type(network).__name__}; must be an nn.Module"
             )
+        if not any(parameter.requires_grad for parameter in network.parameters()):
+            raise ValueError(f"{self.attribute} of {self.path.name} has no parameters that require gradients")
         self._call_once(network, example)
         if activation.kind != "own" and "activation" not in given:
             _replace(network, activation, example, self)

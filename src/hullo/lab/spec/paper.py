@@ -77,5 +77,8 @@ def parse_column(text: str) -> Column:
     network, slash, data = text.partition("/")
     if not slash:
         columns = ", ".join(map(str, DATA_COLUMNS))
-        raise ValueError(f"invalid column {text!r}: must be network/data; the paper's are {columns}")
+        raise ValueError(
+            f"invalid column {text!r}: must be network/data; the paper's are {columns}; your own is as in "
+            "my_network.py:Net/images"
+        )
     return Column(network, data)

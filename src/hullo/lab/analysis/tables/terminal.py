@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 
-from rich.console import JustifyMethod
+from rich.console import Group, JustifyMethod
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from hullo.lab.analysis.experiments import Experiment
 from hullo.lab.analysis.tables.format import HEAD, caption, line, title
 
 
-def terminal_table(experiment: Experiment, width: int) -> Table:
-    """Return the table of one experiment, a row per activation; the best is bold.
+def terminal_table(experiment: Experiment, width: int) -> Group:
+    """Return the title, the table and the notes of one experiment, a row per activation; the best is bold.
 
     Columns without an entry are left out, and names are never cut: those that are too long for the width of the
     terminal are continued in the next line, after a comma.
@@ -21,14 +22,7 @@ def terminal_table(experiment: Experiment, width: int) -> Table:
     lines = [line(cell) for cell in experiment.cells.values()]
     shown = [number for number in range(len(HEAD)) if any(texts[number] for texts in lines)]
     others = sum(1 + max(len(texts[number]) for texts in (HEAD, *lines)) for number in shown[1:])
-    table = Table(
-        title=escape(title(experiment)),
-        caption=escape(caption(experiment)),
-        title_justify="left",
-        caption_justify="left",
-        box=None,
-        padding=(0, 1, 0, 0),
-    )
+    table = Table(box=None, padding=(0, 1, 0, 0))
     for number in shown:
         justify: JustifyMethod = "right" if 0 < number < len(HEAD) - 1 else "left"
         table.add_column(HEAD[number], justify=justify, no_wrap=number > 0, overflow="fold")
@@ -37,7 +31,7 @@ def terminal_table(experiment: Experiment, width: int) -> Table:
         table.add_row(
             *map(escape, (name, *(texts[number] for number in shown[1:]))), style="bold" if cell.best else None
         )
-    return table
+    return Group(Text(title(experiment), "table.title"), table, Text(caption(experiment), "table.caption"))
 
 
 def wrap_name(name: str, width: int) -> str:
