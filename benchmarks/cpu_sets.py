@@ -22,7 +22,7 @@ from hullo.lab.bench.clocks import CpuClock, wall_laps
 from hullo.lab.bench.measure import Inputs, passes
 from hullo.lab.spec.environment import environment
 
-COSTLY = ("asinh", "gelu", "softplus", "mish", "sin", "erf", "gelu_tanh")
+COSTLY = ("asinh", "gelu", "softplus", "mish", "arctan", "erf", "gelu_tanh", "quick_gelu")
 """One base for each function that takes about as long as GELU; other bases share these functions or are cheaper."""
 
 

@@ -32,10 +32,6 @@ _LOSE_NAN = {
 class _CTranslator(Translator):
     """Translate formulas into statements of C: numbers are floats, and functions have the prefix `f_`."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.waves: list[str] = []  # the arguments of sin and cos
-
     def assign(self, name: str, formula: ast.expr) -> None:
         text = ast.unparse(_Simplifier().visit(formula))
         for long, short in _SHORTER.items():
@@ -56,7 +52,7 @@ class _CTranslator(Translator):
         call = ast.Call(ast.Name(f"f_{name}"), node.args, [])
         word = super().visit_Call(call)
         if name in ("sin", "cos"):
-            self.waves.append(ast.unparse(call.args[0]))
+            self.lines.append(f"CHECK({ast.unparse(call.args[0])})")
         if name in _LOSE_NAN:
             return super().visit_Call(ast.Call(ast.Name("keep_nan"), [call.args[0], word], []))
         return word
@@ -138,21 +134,19 @@ def _times(a: ast.expr, b: ast.expr) -> ast.expr:
 def c_source(bases: tuple[Base, ...], bfloat16: bool) -> str:
     """Return the source of a library with the function `run`, for tensors in float32 or bfloat16."""
     n = len(bases)
-    translator = _CTranslator()
-    (values, by_value), (slopes, by_slope) = levels(bases, 0, 2, translator)
-    waves = [f"CHECK({argument})" for argument in translator.waves]
+    (values, by_value), (slopes, by_slope) = levels(bases, 0, 2, _CTranslator())
     sums = ", ".join(f"sum{i}" for i in range(n))
     return fill(
         _template(),
         {
             "DEFINITIONS": [f"#define BFLOAT16 {int(bfloat16)}", f"#define BASES {n}"],
-            "WAVES": [*values, *slopes, *waves] if waves else [],
+            "CHECKS": [*values, *slopes],
             "VALUES": values,
             "SLOPES": slopes,
             "COMBINED": [f"const float y = {_combine('y', by_value)};"],
             "GRADIENT": [f"const float dx = dy * ({_combine('s', by_slope)});"],
             "ZERO": [f"float sum{i} = 0.0f;" for i in range(n)],
-            "SIMD": [f"#pragma omp simd reduction(+:{sums})"],
+            "SIMD": [f"#pragma omp simd reduction(max:largest) reduction(+:{sums})"],
             "ADD": [f"sum{i} += dy * y{i};" for i in range(n)],
             "ADD_BY_COLUMN": [f"sums[{i} * TILE + j] += dy * y{i};" for i in range(n)],
             "STORE": [f"sums[{i}] = sum{i};" for i in range(n)],

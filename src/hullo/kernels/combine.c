@@ -144,7 +144,7 @@ INLINE float f_log1p_exp_minus(float x) { /* log(1 + exp(-x)) for x >= 0 */
     const float e = f_exp_minus(x); /* log(1 + e) = 4 e p / q for 0 <= e <= 1 */
     const float p = (e + 7.12095061f) * e + 8.28609787f;
     const float q = ((e + 15.4811624f) * e + 45.0559127f) * e + 33.1443924f;
-    return 4.0f * e * p / q;
+    return ((e + e) + (e + e)) * p / q;
 }
 
 INLINE float f_log_mean_exp_minus(float x) { /* log((1 + exp(-x)) / 2) for x >= 0 */
@@ -192,43 +192,37 @@ INLINE float wave(float x, float shift) {
 #define keep_nan(x, y) (careful && (x) != (x) ? (x) : (y))
 
 /* A tile is a row of at most TILE elements. Coefficient i of element j is c[i * width + j * by_column]: a number for
-   the whole tile, or one per column. A tile with NaN or numbers beyond FAR is computed carefully, which takes longer. */
+   the whole tile, or one per column. Functions of tiles return whether it has NaN or numbers beyond FAR, also as
+   arguments of sin and cos: then results are right only if it is computed carefully, which takes longer. */
 enum { TILE = 1024, TASK = 1 << 14, LARGE_TASK = 1 << 16 };
+#define CHECK(x) { const int32_t i = bits(f_abs(x)); largest = i > largest ? i : largest; } /* NaN has the most bits */
 
-static int needs_care(const real *from, long n) {
-    int32_t largest = 0; /* the bits of NaN and infinities are larger than those of numbers */
-    #define CHECK(x) { const int32_t i = bits(f_abs(x)); largest = i > largest ? i : largest; }
-    #pragma omp simd reduction(max:largest)
-    for (long j = 0; j < n; j++) {
-        const int careful = 0;
-        const float x = widen(from[j]);
-        CHECK(x)
-        $WAVES
-    }
-    return largest > (int32_t)bits(FAR);
-}
-
-INLINE void forward_tile(
+INLINE int forward_tile(
     const real *restrict from, real *restrict to, long n, const float *restrict c, long width, int by_column,
     int careful
 ) {
-    #pragma omp simd
+    int32_t largest = 0;
+    #pragma omp simd reduction(max:largest)
     for (long j = 0; j < n; j++) {
         const float x = widen(from[j]);
+        CHECK(x)
         $VALUES
         $COMBINED
         to[j] = narrow(y);
     }
+    return largest > (int32_t)bits(FAR);
 }
 
-INLINE void backward_tile(
+INLINE int backward_tile(
     const real *restrict from, const real *restrict upstream, real *restrict to, long n, const float *restrict c,
     long width, int by_column, float *restrict sums, int careful
 ) {
+    int32_t largest = 0;
     $ZERO
     $SIMD
     for (long j = 0; j < n; j++) {
         const float x = widen(from[j]), dy = widen(upstream[j]);
+        CHECK(x)
         $VALUES
         $SLOPES
         $GRADIENT
@@ -242,14 +236,13 @@ INLINE void backward_tile(
     if (!by_column) {
         $STORE
     }
+    return largest > (int32_t)bits(FAR);
 }
 
 static void forward_row(const real *x, real *y, long n, const float *c, long width) {
     for (long j = 0; j < n; j += TILE) {
         const long m = n - j < TILE ? n - j : TILE;
-        if (!needs_care(x + j, m))
-            width ? forward_tile(x + j, y + j, m, c + j, width, 1, 0) : forward_tile(x + j, y + j, m, c, 1, 0, 0);
-        else
+        if (width ? forward_tile(x + j, y + j, m, c + j, width, 1, 0) : forward_tile(x + j, y + j, m, c, 1, 0, 0))
             width ? forward_tile(x + j, y + j, m, c + j, width, 1, 1) : forward_tile(x + j, y + j, m, c, 1, 0, 1);
     }
 }
@@ -259,18 +252,26 @@ static void backward_row(const real *x, const real *dy, real *dx, long n, const 
     for (long j = 0; j < n; j += TILE) {
         const long m = n - j < TILE ? n - j : TILE;
         float parts[BASES];
-        if (!needs_care(x + j, m)) backward_tile(x + j, dy + j, dx + j, m, c, 1, 0, parts, 0);
-        else backward_tile(x + j, dy + j, dx + j, m, c, 1, 0, parts, 1);
+        if (backward_tile(x + j, dy + j, dx + j, m, c, 1, 0, parts, 0))
+            backward_tile(x + j, dy + j, dx + j, m, c, 1, 0, parts, 1);
         for (int i = 0; i < BASES; i++) sums[i] += parts[i];
     }
 }
 
 /* Add the sums of a tile with coefficients per column to `sums`, TILE numbers per base. */
 static void backward_columns(
-    const real *x, const real *dy, real *dx, long n, const float *c, long width, float *sums
+    const real *from, const real *dy, real *dx, long n, const float *c, long width, float *sums
 ) {
-    if (!needs_care(x, n)) backward_tile(x, dy, dx, n, c, width, 1, sums, 0);
-    else backward_tile(x, dy, dx, n, c, width, 1, sums, 1);
+    int32_t largest = 0; /* found before, since the tile must be added to the sums once */
+    #pragma omp simd reduction(max:largest)
+    for (long j = 0; j < n; j++) {
+        const int careful = 0;
+        const float x = widen(from[j]);
+        CHECK(x)
+        $CHECKS
+    }
+    if (largest > (int32_t)bits(FAR)) backward_tile(from, dy, dx, n, c, width, 1, sums, 1);
+    else backward_tile(from, dy, dx, n, c, width, 1, sums, 0);
 }
 
 /* A tensor of shape (outer, groups, inner) in memory order, count elements in all. Threads take tasks in turn, and the
