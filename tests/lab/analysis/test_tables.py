@@ -59,6 +59,7 @@ def test_the_terminal_shows_a_block_a_column_within_a_hundred_characters() -> No
     lines = shown(RUNS)
     assert max(map(len, lines)) <= 100
     assert lines[0] == "kerasnet/cifar10, 1 epoch: test accuracy in %, last epoch"
+    assert "lenet5/fashion-mnist, 1 epoch: test accuracy in %, last epoch" in lines  # wider than its table
     assert [line.split() for line in lines if "affine" in line] == [
         ["affine(identity,tanh)", "85.50", "±", "2.48", "+5.50", "±", "0.00", "86.05", "-0.55", "3", "best"],
         ["affine(identity,tanh)", "92.00", "+1.00", "92.65", "-0.65", "1", "best"],
