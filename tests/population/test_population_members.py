@@ -76,6 +76,10 @@ def test_different_architectures_are_rejected_with_the_difference() -> None:
         Population([network(), network(slope=2.0)])
     with pytest.raises(ValueError, match="LayerNorm and Identity"):
         Population([nn.Sequential(nn.LayerNorm(3)), nn.Sequential(nn.Identity())])
+    with pytest.raises(ValueError, match="Applied and Applied of different code"):
+        Population([Applied(F.relu), hullo.replace_activations(Applied(F.relu))])
+    with pytest.raises(TypeError, match=r"parameter_groups.*population\[k\].*activations\.raw"):
+        hullo.parameter_groups(Population([network()]), lr=0.1)
     shared = network()
     with pytest.raises(ValueError, match=r"share 0\.weight"):
         Population([shared, shared])

@@ -71,7 +71,9 @@ def _compare(
 def _difference(first: nn.Module, other: nn.Module, comparison: _Comparison) -> str:
     """Return the difference of two modules at the same path, except the values of parameters and buffers."""
     if _class_of(first) is not _class_of(other):
-        return f"{type(first).__name__} and {type(other).__name__}"
+        names = type(first).__name__, type(other).__name__
+        same = " of different code; swap activations in all of them, or in none" if names[0] == names[1] else ""
+        return f"{names[0]} and {names[1]}{same}"
     for kind in ("_parameters", "_buffers"):
         tensors, others = getattr(first, kind), getattr(other, kind)
         if tensors.keys() != others.keys():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, overload
+from typing import Any, ClassVar, overload
 
 import torch
 import torch.utils._pytree as pytree
@@ -60,6 +60,10 @@ class Population(nn.Module):
 
     seeds: Tensor
     steps: Tensor
+    surgery_hint: ClassVar[str] = (
+        "call it on the networks before they join, or on population[k]; groups of the population's optimizer set the "
+        "learning rate of the coefficients, population.activations.raw"
+    )
 
     def __init__(
         self,

@@ -104,11 +104,13 @@ def named_hulls(caller: str, model: object, required: bool = False) -> dict[str,
     """Return the hulls of a model by name, for a public function.
 
     Raises:
-        TypeError: the model is not a module.
+        TypeError: the model is not a module, or one that holds several networks.
         ValueError: there are no hulls, but they are required.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"{caller} takes a torch.nn.Module, not a {type(model).__name__}; give the model itself")
+    if caller and (hint := getattr(type(model), "surgery_hint", "")):
+        raise TypeError(f"{caller} does not take a {type(model).__name__}; {hint}")
     hulls = {name: module for name, module in model.named_modules() if isinstance(module, Hull)}
     if required and not hulls:
         raise ValueError(f"the model has no hulls for {caller}; call replace_activations first")
