@@ -32,7 +32,7 @@ def ours(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: t
     """Call the laboratory's convolution."""
     from hullo.population.kernels.convolution import convolve
 
-    return convolve(x, weight, bias, members=groups, stride=stride, padding=padding)
+    return convolve(x, weight, bias, members=groups, stride=stride, padding=padding)[0]
 
 
 Convolution = Callable[[Tensor, Tensor, Tensor | None, int, tuple[int, int], int], Tensor]

@@ -142,7 +142,7 @@ def first_convolution(bench: Bench, layer: str) -> None:
     makes = {
         "move, scale, conv2d": lambda: passes(plain, [weight, bias]),
         "from bytes": lambda: passes(
-            lambda: first.convolve(*given, weight, bias, same=same, dtype=HALF), [weight, bias]
+            lambda: first.convolve(*given, weight, bias, same=same, dtype=HALF)[0], [weight, bias]
         ),
     }
     results = bench.batch * k * outputs * (32 + 2 * pad - side + 1) ** 2

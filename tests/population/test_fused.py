@@ -203,6 +203,39 @@ def test_parameters_with_gradients_in_some_steps_are_updated_as_by_pytorch(
         torch.testing.assert_close(population[k].cpu().state_dict(), network.state_dict(), rtol=1e-5, atol=1e-5)
 
 
+def narrow() -> nn.Module:
+    layers = [nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 32, 3, stride=2)]
+    return nn.Sequential(*(part for conv in layers for part in (conv, nn.BatchNorm2d(conv.out_channels), nn.Tanh())))
+
+
+def test_statistics_that_convolutions_compute_in_16_bits_are_near_those_of_float32(
+    fused: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hullo.population.kernels import channel_stats
+
+    fused(True)
+    launched, launch = [], channel_stats.launch
+    monkeypatch.setattr(channel_stats, "launch", lambda k, *a, **o: (launched.append(k.__name__), launch(k, *a, **o)))
+    networks, x = [narrow() for _ in range(2)], torch.rand(2, 3, 3, 8, 8)
+    population = Population(copy.deepcopy(networks)).to(DEVICE)
+    with torch.autocast(DEVICE, torch.bfloat16 if DEVICE == "cuda" else torch.float16):
+        y = population(x.to(DEVICE))
+    y.float().mean((3, 4)).square().sum().backward()
+    assert launched.count("_merge_statistics") == 3
+    assert "_partial_statistics" not in launched
+    for k, network in enumerate(networks):
+        expected = network(x[k])
+        expected.mean((2, 3)).square().sum().backward()
+        torch.testing.assert_close(y[k].float().cpu(), expected, rtol=0.1, atol=0.1)
+        torch.testing.assert_close(
+            dict(population[k].cpu().named_buffers()), dict(network.named_buffers()), rtol=0.02, atol=1e-3
+        )
+        for name, parameter in network.named_parameters():
+            if parameter.grad.norm() > 1e-3:  # that of a bias before a norm is zero
+                found = population.stacked.get_parameter(name).grad[k].cpu()
+                assert (found - parameter.grad).norm() <= 0.1 * parameter.grad.norm(), name
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", [Pooled, Residual, Normed])
 def test_a_gpu_in_bfloat16_is_near_float32(kind: type[nn.Module]) -> None:

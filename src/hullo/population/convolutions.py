@@ -27,25 +27,49 @@ def convolve(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Value:
-    fused = _convolve_fused(context, x, weight, bias, stride, padding, dilation, groups)
-    if fused is not None:
-        return split_channels(fused, context)
-    function = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[len(weight.shape)]
     unbatched = len(x.shape) < len(weight.shape)
     x = _with_batch(x) if unbatched else x
+    y, _ = convolve_batch(context, x, weight, bias, stride, padding, dilation, groups)
+    return split_channels(y, context, unbatched)
+
+
+def convolve_batch(
+    context: Context,
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    groups: int,
+    *,
+    measured: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Return (B, K*C, ...) and, where `measured` and a kernel of our own computes them, moments of each channel."""
+    fused = _convolve_fused(context, x, weight, bias, stride, padding, dilation, groups, measured)
+    if fused is not None:
+        return fused
+    function = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[len(weight.shape)]
     if x.dim is None and groups == 1:  # all members' filters in one convolution
         images, all_groups = x.tensor, 1
     else:
         images, all_groups = x.at(1, context.members).flatten(1, 2), context.members * groups
     filters = weight.at(0, context.members).flatten(0, 1)
-    y = function(images, filters, flat_parameter(bias, context), stride, padding, dilation, all_groups)
-    return split_channels(y, context, unbatched)
+    return function(images, filters, flat_parameter(bias, context), stride, padding, dilation, all_groups), None
 
 
 def _convolve_fused(
-    context: Context, x: Value, weight: Value, bias: Value | None, stride: Any, padding: Any, dilation: Any, groups: int
-) -> Tensor | None:
-    """Return (B, K*C, H, W) by a kernel of our own; None where cuDNN is faster, or the only one that can."""
+    context: Context,
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    groups: int,
+    measured: bool,
+) -> tuple[Tensor, Tensor | None] | None:
+    """Return (B, K*C, H, W) and moments by a kernel of our own; None where cuDNN is faster, or the only one."""
     if len(weight.shape) != 4 or x.dim is None or not kernels.serve(weight.tensor) or len(x.shape) != 4:
         return None
     filters = weight.at(0, context.members).flatten(0, 1)
@@ -59,13 +83,16 @@ def _convolve_fused(
         if sides[:2] != sides[2:] or pad:
             return None
         x, around = x.inner, sides[:2]
-    if isinstance(x, ImagesValue) and stride == 1 and around in ((0, 0), ((side - 1) / 2, (side - 1) / 2)):
+    if stride == 1 and around in ((0, 0), ((side - 1) / 2, (side - 1) / 2)):
         from hullo.population.kernels.input_conv import convolve as convolve_input
+        from hullo.population.kernels.input_conv import is_measured
 
-        source, own = x.source, flat_parameter(bias, context)
-        own = filters.new_zeros(len(filters)) if own is None else own
-        same = around[0] > 0
-        return convolve_input(source.images, source.index, source.moves, filters, own, same=same, dtype=dtype)
+        given = filters, flat_parameter(bias, context)
+        settings: Any = {"same": around[0] > 0, "dtype": dtype, "measured": measured}
+        if isinstance(x, ImagesValue):
+            return convolve_input(x.source.images, x.source.index, x.source.moves, *given, **settings)
+        if not x.tensor.requires_grad and is_measured(filters, context.members, dtype):
+            return convolve_input(x.at(0, context.members), None, None, *given, **settings)
     if dtype.itemsize != 2 or context.members == 1:
         return None
     from hullo.population.kernels.convolution import convolve as convolve_members
@@ -76,7 +103,13 @@ def _convolve_fused(
     each = x.at(1, context.members).to(dtype).permute(0, 3, 4, 1, 2)  # channels last, which is how kernels take them
     images = each.flatten(3, 4).permute(0, 3, 1, 2)
     return convolve_members(
-        images, filters, flat_parameter(bias, context), members=context.members, stride=stride, padding=around
+        images,
+        filters,
+        flat_parameter(bias, context),
+        members=context.members,
+        stride=stride,
+        padding=around,
+        measured=measured,
     )
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, fx, nn
 
 from hullo.bases import Base, base
 from hullo.population import kernels
-from hullo.population.convolutions import convolve, flat_parameter, split_channels
+from hullo.population.convolutions import convolve_batch, flat_parameter, split_channels
 from hullo.population.images import ImagesValue
 from hullo.population.layers import as_rows, multiply
 from hullo.population.rules import Context, arguments
@@ -164,20 +164,21 @@ def _make(
 
 
 def _convolve(
-    get: LookUp, source: Any, convolution: fx.Node | None, context: Context, *, normed: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Return images with the members beside the channels, and the bias that is still to be added.
+    get: LookUp, source: Any, convolution: fx.Node | None, context: Context, *, normed: bool, measured: bool = False
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return images with the members beside the channels, the bias that is still to be added, and perhaps moments.
 
     A batch norm subtracts the bias again, so that its gradient is zero. Elsewhere the kernel that reads augmented
     images from their bytes adds it.
     """
     if convolution is None:
-        return get(source).at(1, context.members).flatten(1, 2), None
+        return get(source).at(1, context.members).flatten(1, 2), None, None
     given = {name: get(item) for name, item in arguments(convolution).items()}
     bias = None
     if normed or not isinstance(given["input"], ImagesValue):
         bias, given["bias"] = flat_parameter(given["bias"], context), None
-    return convolve(context, *given.values()).at(1, context.members).flatten(1, 2), bias
+    y, moments = convolve_batch(context, *given.values(), measured=measured)
+    return y, bias, moments
 
 
 def _find_pool(pool: fx.Node, sites: Sites) -> Fusion | None:
@@ -210,7 +211,7 @@ def _find_pool(pool: fx.Node, sites: Sites) -> Fusion | None:
     def compute(get: LookUp, rows: Tensor, context: Context) -> tuple[Value, ...]:
         from hullo.population.kernels.act_pool_drop import combine_pool_drop
 
-        x, bias = _convolve(get, source, convolution, context, normed=False)
+        x, bias, _ = _convolve(get, source, convolution, context, normed=False)
         seeds, steps, number = context.seeds, context.steps, context.dropout
         y = combine_pool_drop(
             x, rows, act.bases, seeds, steps, number, rate, rate > 0, bias=bias, flat=flat, first=context.first
@@ -244,7 +245,7 @@ def _find_norm(site: fx.Node, sites: Sites) -> Fusion | None:
     def compute(get: LookUp, rows: Tensor, context: Context) -> tuple[Value, ...]:
         from hullo.population.kernels.bn_act import normalize_combine
 
-        x, bias = _convolve(get, source, convolution, context, normed=True)
+        x, bias, moments = _convolve(get, source, convolution, context, normed=True, measured=given["training"])
         past = None if residual is None else get(residual).at(1, context.members).flatten(1, 2).to(x.dtype)
         mean, variance, scale, shift = (get(item).tensor.view(-1) for item in parameters)
         both = normalize_combine(
@@ -260,6 +261,7 @@ def _find_norm(site: fx.Node, sites: Sites) -> Fusion | None:
             eps=given["eps"],
             bias=bias,
             residual=past,
+            moments=moments,
         )
         return tuple(split_channels(y, context) for y in both)
 

@@ -45,7 +45,7 @@ def linear(context: Context, x: Value, weight: Value, bias: Value | None = None)
 
 def multiply(context: Context, x: Value, weight: Value) -> Tensor:
     """Return the outputs of linear layers without biases, (members, rows, columns)."""
-    return kernels.multiply(as_rows(context, x), weight.at(0, context.members).mT)
+    return kernels.multiply_weights(as_rows(context, x), weight.at(0, context.members).mT)
 
 
 def as_rows(context: Context, x: Value) -> Tensor:

@@ -84,7 +84,7 @@ class _Mean(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         kept = [1 if dim in ctx.dims else size for dim, size in enumerate(ctx.shape)]
         count = math.prod(ctx.shape[dim] for dim in ctx.dims)
-        return (gradient.reshape(kept) / count).expand(ctx.shape), None, None
+        return (gradient.reshape(kept).contiguous() / count).expand(ctx.shape), None, None
 
 
 @rule(aten.permute.default)

@@ -266,7 +266,7 @@ calls = [(made[name], tile, *way) for name, tile in columns.TILES.items() for wa
 calls += [(kernel, columns.Tile(1, 4, 1), 0, 0) for kernel in (columns._merge_statistics, columns._add_partial_sums)]
 for kernel, tile, residual, twice in calls:
     constants = dict(GROUP=16, EACH=8, BIAS=False, RESIDUAL=residual, TRAINING=True, PARTS=64, EARLY=True, BASES=3)
-    constants |= dict(BY_COLUMN=2, SCALED=True)
+    constants |= dict(BY_COLUMN=2, SCALED=True, SUMS=False)
     constants |= dict(TWO_GRADIENTS=twice, STORE_DS=residual or twice, LEARNED=True, STAGES=norm.STAGES)
     constants |= columns.Tiling.of(x, tile).constants | dict(ZEROS=True, BLOCK=128)
     constants = {name: constants[name] for name in kernel.arg_names if name in constants}

@@ -15,15 +15,15 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 from hullo.population.kernels.channel_stats import PartialSums, Tile, Tiling, compute_statistics  # noqa: E402
 
 
-def measured(x: Tensor) -> tuple[Tensor, Tensor]:
+def measured(x: Tensor, moments: Tensor | None = None) -> tuple[Tensor, Tensor]:
     zeros, ones = (torch.full((x.shape[1],), value, device=DEVICE) for value in (0.0, 1.0))
     x = x.to(DEVICE, memory_format=torch.channels_last)
-    mean, variance = compute_statistics(x, zeros, ones, 0.1, None)
+    mean, variance = compute_statistics(x, zeros, ones, 0.1, None, moments)
     return mean.cpu(), variance.cpu()
 
 
-def check(x: Tensor, rtol: float) -> None:
-    mean, variance = measured(x)
+def check(x: Tensor, rtol: float, moments: Tensor | None = None) -> None:
+    mean, variance = measured(x, moments)
     exact_variance, exact_mean = torch.var_mean(x.double(), (0, 2, 3), correction=0)
     deviation = exact_variance.sqrt()
     assert ((mean - exact_mean).abs() <= rtol * deviation + 2.0**-24 * exact_mean.abs()).all()
@@ -33,6 +33,13 @@ def check(x: Tensor, rtol: float) -> None:
 @pytest.mark.parametrize("mean", [0.0, 1e3, -1e5])
 def test_nothing_cancels_however_far_the_mean_is_from_zero(mean: float) -> None:
     check(torch.randn(8, 40, 16, 16) + mean, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mean", [0.0, 30.0])
+def test_moments_of_parts_give_the_statistics_of_16_bit_numbers(mean: float) -> None:
+    x = (torch.randn(8, 40, 16, 16) + mean).bfloat16()
+    parts = x.float().view(4, 2, 40, -1)
+    check(x, rtol=1e-3, moments=torch.stack([parts.sum((1, 3)), parts.square().sum((1, 3))]).to(DEVICE))
 
 
 @pytest.mark.parametrize("outlier", [1e2, 1e4])

@@ -47,7 +47,7 @@ class Case(NamedTuple):
         return F.conv2d(F.pad(x, self.padding * 2), weight, bias, self.stride, groups=self.members)
 
     def ours(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return convolve(x, weight, bias, members=self.members, stride=self.stride, padding=self.padding)
+        return convolve(x, weight, bias, members=self.members, stride=self.stride, padding=self.padding)[0]
 
 
 CASES = {
@@ -61,7 +61,7 @@ CASES = {
     "shortcut": Case(2, 16, 32, 1, 2, (0, 0), (6, 8), True),
     "widest": Case(2, 64, 64, 3, 1, (0, 0), (5, 5), False),
     "padded by more than the kernel": Case(2, 4, 6, 3, 1, (3, 4), (3, 4), True),
-    "one member": Case(1, 3, 5, 3, 1, (1, 1), (4, 4), True),
+    "one member, stride three": Case(1, 3, 5, 4, 3, (1, 2), (7, 8), True),
 }
 
 
@@ -86,6 +86,18 @@ def test_in_half_precision_only_numbers_are_rounded_and_no_sums(case: Case) -> N
     assert got.dtype == torch.float16
     assert got.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(got.double(), want, rtol=2**-11, atol=1e-5)
+    y, moments = convolve(
+        *given[:2],
+        *(given[2:] or [None]),
+        members=case.members,
+        stride=case.stride,
+        padding=case.padding,
+        measured=True,
+    )
+    assert torch.equal(y, got)
+    assert moments is not None
+    sums = torch.stack([got.double().sum((0, 2, 3)), got.double().square().sum((0, 2, 3))])
+    torch.testing.assert_close(moments.double().sum(1), sums, rtol=1e-5, atol=1e-3)
 
 
 @pytest.mark.parametrize("lost", [0, 1])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,7 +16,7 @@ pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # which the interpreter multiplies, and the other not
 
-from hullo.population.kernels.input_conv import convolve  # noqa: E402
+from hullo.population.kernels.input_conv import convolve as convolve_measured  # noqa: E402
 
 LAYERS = {  # channels, height, width, side, same, outputs
     "kerasnet": (3, 12, 12, 3, True, 32),
@@ -22,6 +24,10 @@ LAYERS = {  # channels, height, width, side, same, outputs
     "lenet on fashion": (1, 10, 10, 5, False, 20),
     "oblong": (2, 5, 9, 3, False, 5),
 }
+
+
+def convolve(*given: Any, **settings: Any) -> Tensor:
+    return convolve_measured(*given, **settings)[0]
 
 
 def random_layer(channels: int, height: int, width: int, side: int, same: bool, outputs: int) -> tuple[Tensor, ...]:
@@ -73,10 +79,16 @@ def test_values_and_gradients_agree_with_a_convolution_of_images(
         assert slope.stride() == leaf.stride()
 
 
-def test_16_bits_agree_to_their_rounding() -> None:
+@pytest.mark.parametrize("moved", [True, False])
+def test_16_bits_agree_to_their_rounding(moved: bool) -> None:
     *batch, weight, bias = random_layer(*LAYERS["kerasnet"])
     leaves = [weight.requires_grad_(), bias.requires_grad_()]  # float32, as under autocast
-    found = convolve(*batch, *leaves, same=True, dtype=HALF)
+    images = scale(move(*batch)).transpose(3, 4).contiguous().transpose(3, 4)  # in any memory order
+    given = (*(batch if moved else (images, None, None)), *leaves)
+    found, moments = convolve_measured(*given, same=True, dtype=HALF, measured=True)
+    assert moments is not None
+    sums = torch.stack([found.double().sum((0, 2, 3)), found.double().square().sum((0, 2, 3))])
+    torch.testing.assert_close(moments.double().sum(1), sums, rtol=1e-4, atol=1e-3)
     expected = F.conv2d(plain_images(*batch), *leaves, padding=1, groups=3)
     gradient = torch.randn_like(found)
     slopes = torch.autograd.grad(found, leaves, gradient)

@@ -20,24 +20,22 @@ from hullo.population.kernels.row_conv import (  # noqa: E402
     TILES,
     Sizes,
     Tile,
-    WeightTile,
     block,
     choose_tile,
-    choose_weight_tile,
     convolve_rows,
-    weight_gradient,
 )
+from hullo.population.kernels.row_weights import WeightTile, choose_weight_tile, weight_gradient  # noqa: E402
 
 SIZES = {  # members, channels in and out, kernel, padding before, sizes of images and outputs
     "same": Sizes(2, 4, 6, 3, 1, (7, 5), (7, 5)),
-    "valid, large kernel": Sizes(2, 5, 3, 5, 0, (9, 8), (5, 4)),
-    "padded before only": Sizes(1, 4, 4, 3, 2, (5, 6), (5, 6)),
+    "valid, large kernel": Sizes(2, 5, 3, 5, 0, (7, 6), (3, 2)),
+    "padded before only": Sizes(1, 4, 20, 3, 2, (5, 6), (5, 6)),
 }
-OWN_TILES = {  # group, taps, rows, segment, warps, stages, prefetch
-    "one column": Tile(1, 1, 64, 3, 4, 1, False),
-    "prefetched": Tile(1, 2, 64, 8, 4, 1, True),
-    "two columns": Tile(2, 4, 64, 2, 4, 2, False),
-    "four columns": Tile(4, 2, 64, 8, 4, 1, True),
+OWN_TILES = {  # group, taps, rows, segment, warps, stages, prefetch, unroll
+    "one column": Tile(1, 1, 64, 3, 4, 1, False, False),
+    "prefetched": Tile(1, 2, 64, 8, 4, 1, True, False),
+    "two columns": Tile(2, 4, 64, 2, 4, 2, False, True, 16),
+    "four columns": Tile(4, 2, 64, 8, 4, 1, True, True),
 }
 QUICK = (  # in the interpreter
     ("same", "one column"),
@@ -45,9 +43,9 @@ QUICK = (  # in the interpreter
     ("valid, large kernel", "prefetched"),
     ("padded before only", "two columns"),
 )
-WEIGHT_TILES = {  # columns, stacked, products, positions, segment, warps, stages, prefetch
-    "one row per product": WeightTile(2, 1, 3, 64, 5, 4, 1, True),
-    "two rows per product": WeightTile(3, 2, 2, 64, 8, 4, 2, False),
+WEIGHT_TILES = {  # group, taps, positions, segment, unroll, warps, stages
+    "one column": WeightTile(1, 1, 64, 3, 1, 4, 1),
+    "two columns": WeightTile(2, 4, 64, 8, 3, 4, 2),
 }
 
 
@@ -83,8 +81,12 @@ def test_every_tile_gives_the_outputs_and_gradients_of_a_grouped_convolution(siz
     precise = [tensor.double().requires_grad_() for tensor in (x, weight)]
     y = plain(sizes, *precise)
     dx, dweight = torch.autograd.grad(y, precise, dy.double())
-    assert torch.equal(convolve_rows(x, weight, sizes, tile).double(), y.to(HALF).double())
-    found = convolve_rows(dy, weight, sizes.transposed(), tile, transposed=True)
+    found, moments = convolve_rows(x, weight, sizes, tile, measured=True)
+    assert torch.equal(found.double(), y.to(HALF).double())
+    assert moments is not None
+    sums = torch.stack([found.double().sum((0, 2, 3)), found.double().square().sum((0, 2, 3))])
+    assert torch.equal(moments.double().sum(1), sums)
+    found, _ = convolve_rows(dy, weight, sizes.transposed(), tile, transposed=True)
     assert torch.equal(found.double(), dx.to(HALF).double())
     for weight_tile in WEIGHT_TILES.values():
         assert torch.equal(weight_gradient(dy, x, sizes, weight_tile).double(), dweight.to(HALF).double())
@@ -95,7 +97,7 @@ def test_tiles_fit_in_registers_and_shared_memory(key: tuple[int, int, int]) -> 
     (kernel, inputs, outputs), tile = key, TILES[key]
     slices = -(-(tile.group + kernel - 1) // tile.taps)
     inner, columns = block(tile.taps * inputs), tile.group * block(outputs)
-    held = tile.stages * slices if tile.stages > 1 else 1
+    held = tile.stages * (kernel if tile.unroll else 1) * slices if tile.stages > 1 else 1
     assert 2 * (slices * kernel * inner * columns + held * tile.rows * inner) <= 227 * 2**10
     assert kernel * tile.rows * columns <= 160 * 32 * tile.warps
 

@@ -24,11 +24,30 @@ def processors(x: Tensor) -> int:
 
 def multiply(x: Tensor, y: Tensor) -> Tensor:
     """Return the products of matrices, (members, rows, columns); that of one member by the kernels for one product."""
-    return torch.bmm(x, y) if len(x) > 1 else torch.mm(x.squeeze(0), y.squeeze(0)).unsqueeze(0)
+    if len(x) == 1:
+        return torch.mm(x.squeeze(0), y.squeeze(0)).unsqueeze(0)
+    return torch.bmm(x, y)
+
+
+def multiply_weights(x: Tensor, weight: Tensor) -> Tensor:
+    """Return features (members, rows, inputs) times weights (members, inputs, outputs)."""
+    if serve(x) and len(x) > 1:
+        from hullo.population.kernels.product import Product, is_faster
+
+        dtype = working_dtype(x)
+        if is_faster(x, weight, dtype):
+            y: Tensor = Product.apply(x.to(dtype), weight.to(dtype))  # type: ignore[no-untyped-call]
+            return y
+    return multiply(x, weight)
 
 
 def channels_last(x: Tensor) -> Tensor:
     """Return images as kernels take them: themselves, or a copy."""
+    batch, channels, height, width = x.shape
+    aligned = channels * x.itemsize % 8 == x.storage_offset() * x.itemsize % 8 == 0
+    if aligned and x.stride() == (channels, 1, 0, 0):  # one pixel for all of an image, copied by eight bytes
+        pixel = x[:, None, None, :, 0, 0].view(torch.int64)
+        return pixel.expand(batch, height, width, -1).contiguous().view(x.dtype).permute(0, 3, 1, 2)
     return x.contiguous(memory_format=torch.channels_last)
 
 

@@ -3,10 +3,10 @@
     y = combine(scale * xhat + shift + residual, rows, bases),    xhat = (x - mean) / sqrt(variance + eps)
 
 for images with channels last, each channel with its own statistics. In training x is read twice: for the statistics
-(:mod:`hullo.population.kernels.channel_stats`), then by `apply`, which writes y. The backward pass keeps x, the
-residual and the statistics, and computes the input of the bases again; ds = dy * (the slope there). `backward_sums`
-computes the sums for the gradients of all parameters. It writes ds if there is a residual, whose gradient ds is. From
-the sums `backward_input` computes
+(:mod:`hullo.population.kernels.channel_stats`), unless the convolution computed them, then by `apply`, which writes y.
+The backward pass keeps x, the residual and the statistics, and computes the input of the bases again; ds = dy * (the
+slope there). `backward_sums` computes the sums for the gradients of all parameters. It writes ds if there is a
+residual, whose gradient ds is. From the sums `backward_input` computes
 
     dx = scale / sqrt(variance + eps) * (ds - mean of ds - xhat * mean of ds * xhat)
 
@@ -65,6 +65,7 @@ def normalize_combine(
     eps: float,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
+    moments: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return images (B, channels, H, W) after batch norm, the sum with a residual and the activation, as two tensors.
 
@@ -82,6 +83,7 @@ def normalize_combine(
         bias: of each channel, where the convolution left it out. In training it would be subtracted again with the
             mean, so the running mean alone takes it up, and its gradient is zero.
         residual: images like x.
+        moments: sums and sums of squares of x, for the statistics of training; without them x is read once more.
     """
     pixels = x.numel() // max(1, x.shape[1]) if x.dim() == 4 else 0
     if x.dtype not in TYPES or pixels < 1 + training:
@@ -94,7 +96,9 @@ def normalize_combine(
     if rows.dim() == 2 and x.shape[1] % len(rows):
         raise ValueError(f"{x.shape[1]} channels do not fall into {len(rows)} equal parts, as many as there are rows")
     others = _Others(running_mean, running_variance, scale, shift, rows, bias, residual)
-    both: tuple[Tensor, Tensor] = _NormalizeCombine.apply(x, *others, _Call(tuple(bases), training, momentum, eps))
+    both: tuple[Tensor, Tensor] = _NormalizeCombine.apply(
+        x, *others, _Call(tuple(bases), training, momentum, eps), moments
+    )
     return both
 
 
@@ -130,13 +134,14 @@ class _Others(NamedTuple):
 class _NormalizeCombine(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
-        others, call = _Others(*given[:-1]), given[-1]
+        *tensors, call, moments = given
+        others = _Others(*tensors)
         ctx.set_materialize_grads(False)
         ctx.call, ctx.bias = call, others.bias
         x, residual = channels_last(x), None if others.residual is None else channels_last(others.residual)
         others = others._replace(rows=others.rows.contiguous(), residual=residual)
         if call.training:
-            mean, variance = compute_statistics(x, others.mean, others.variance, call.momentum, others.bias)
+            mean, variance = compute_statistics(x, others.mean, others.variance, call.momentum, others.bias, moments)
             others = others._replace(mean=mean, variance=variance, bias=None)
         ctx.save_for_backward(x, *others)
         tiling, y = Tiling.of(x, TILES["apply"]), torch.empty_like(x)
@@ -174,7 +179,7 @@ class _NormalizeCombine(torch.autograd.Function):
             dbias = (dshift * others.scale * (others.variance + call.eps).rsqrt()).to(others.bias.dtype)
         dresidual = None if others.residual is None else ds
         scale, shift = others.scale, others.shift
-        return dx, None, None, dscale.to(scale.dtype), dshift.to(shift.dtype), drows, dbias, dresidual, None
+        return dx, None, None, dscale.to(scale.dtype), dshift.to(shift.dtype), drows, dbias, dresidual, None, None
 
 
 @functools.cache

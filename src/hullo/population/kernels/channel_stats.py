@@ -95,22 +95,31 @@ def launch(kernel: Any, programs: int, *arguments: Any, follows: bool, **constan
 
 
 def compute_statistics(
-    x: Tensor, running_mean: Tensor, running_variance: Tensor, momentum: float, bias: Tensor | None
+    x: Tensor,
+    running_mean: Tensor,
+    running_variance: Tensor,
+    momentum: float,
+    bias: Tensor | None,
+    moments: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the mean and the variance of each column, and update the running ones in place.
 
     The running ones are updated as in PyTorch's batch norm: with the mean of x plus the bias, and with the unbiased
-    variance.
+    variance. `moments` holds sums and sums of squares of each column over parts of x, (2, parts, channels); without
+    them x is read.
     """
     tiling, channels = Tiling.of(x, TILES["partial_statistics"]), x.shape[1]
-    partial = torch.empty(3, tiling.splits, channels, dtype=torch.float32, device=x.device)
+    partial = moments
+    if partial is None:
+        partial = torch.empty(3, tiling.splits, channels, dtype=torch.float32, device=x.device)
+        launch(_partial_statistics, tiling.programs, x, partial, *tiling.sizes, follows=False, **tiling.constants)
     mean, variance = torch.empty(2, channels, dtype=torch.float32, device=x.device)
-    parts, columns = _merge_shape(tiling.splits)
-    launch(_partial_statistics, tiling.programs, x, partial, *tiling.sizes, follows=False, **tiling.constants)
+    splits = partial.shape[1]
+    parts, columns = _merge_shape(splits)
     launch(
         _merge_statistics, triton.cdiv(channels, columns), partial, mean, variance, running_mean, running_variance,
-        mean if bias is None else bias, momentum, *tiling.sizes, follows=True, CHANNELS=channels,
-        ROWS=tiling.constants["ROWS"], PARTS=parts, COLUMNS=columns, BIAS=bias is not None,
+        mean if bias is None else bias, momentum, tiling.pixels, tiling.tiles, splits, follows=True, CHANNELS=channels,
+        ROWS=tiling.constants["ROWS"], PARTS=parts, COLUMNS=columns, BIAS=bias is not None, SUMS=moments is not None,
     )  # fmt: skip
     increment_version((running_mean, running_variance))
     return mean, variance
@@ -276,9 +285,9 @@ def _partial_statistics(
 def _merge_statistics(
     partial_ptr, mean_ptr, variance_ptr, running_mean_ptr, running_variance_ptr, bias_ptr, momentum,
     pixels, tiles, splits, CHANNELS: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr, COLUMNS: tl.constexpr,
-    BIAS: tl.constexpr, EARLY: tl.constexpr,
+    BIAS: tl.constexpr, SUMS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Merge the statistics of all programs in float64, where the squares of float32 numbers are exact."""
+    """Merge the statistics of all programs, or SUMS, in float64, where the squares of float32 numbers are exact."""
     wait_for_previous(EARLY)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     known = column < CHANNELS
@@ -288,11 +297,15 @@ def _merge_statistics(
         split = part + tl.arange(0, PARTS)[:, None]
         at, inside = partial_ptr + split * CHANNELS + column, (split < splits) & known
         mean = tl.load(at, mask=inside, other=0.0).to(tl.float64)
-        mean += tl.load(at + splits * CHANNELS, mask=inside, other=0.0)
-        around = tl.load(at + 2 * splits * CHANNELS, mask=inside, other=0.0)
-        total = mean * count_rows(split, pixels, tiles, splits, ROWS)
-        sums += total
-        squares += around + total * mean
+        if SUMS:
+            sums += mean
+            squares += tl.load(at + splits * CHANNELS, mask=inside, other=0.0)
+        else:
+            mean += tl.load(at + splits * CHANNELS, mask=inside, other=0.0)
+            around = tl.load(at + 2 * splits * CHANNELS, mask=inside, other=0.0)
+            total = mean * count_rows(split, pixels, tiles, splits, ROWS)
+            sums += total
+            squares += around + total * mean
     mean = tl.sum(sums, axis=0)[None, :] / pixels
     around = tl.sum(squares, axis=0)[None, :] - mean * mean * pixels
     around = tl.maximum(around, 0.0, propagate_nan=tl.PropagateNan.ALL)

@@ -9,7 +9,7 @@ the same product of windows of the output's gradient; that for the weights takes
 """
 
 # mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
-# ruff: noqa: N803 (constants are in capitals, in Triton)
+# ruff: noqa: N803, N806 (constants are in capitals, in Triton)
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -21,7 +21,8 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hullo.population.kernels import channels_last, processors, row_conv
+from hullo.population.kernels import channels_last, processors, row_conv, row_weights
+from hullo.population.kernels.channel_stats import launch, wait_for_previous
 
 MAX_CHANNELS = 64
 """The most input or output channels of a member: a program holds them all."""
@@ -61,9 +62,16 @@ def is_faster(weight: Tensor, dtype: torch.dtype, *, members: int, stride: int, 
 
 
 def convolve(
-    x: Tensor, weight: Tensor, bias: Tensor | None, *, members: int, stride: int = 1, padding: tuple[int, int] = (0, 0)
-) -> Tensor:
-    """Convolve images (B, K * inputs, H, W) of K members; return (B, K * outputs, H', W'), channels last.
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    members: int,
+    stride: int = 1,
+    padding: tuple[int, int] = (0, 0),
+    measured: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Convolve images (B, K * inputs, H, W) of K members; return (B, K * outputs, H', W'), channels last, and moments.
 
     Args:
         x: the images.
@@ -72,6 +80,8 @@ def convolve(
         members: K.
         stride: of rows and columns.
         padding: rows and columns of zeros before and behind the images.
+        measured: also return sums and sums of squares of each output channel, (2, parts, K * outputs); only for 16-bit
+            types, whose squares float32 holds. Otherwise None is returned for them.
     """
     if x.shape[1] != members * weight.shape[1] or len(weight) % members or weight.shape[2] != weight.shape[3]:
         raise ValueError(
@@ -85,35 +95,49 @@ def convolve(
     side, size = weight.shape[2], (x.shape[2], x.shape[3])
     height, width = ((length + sum(padding) - side) // stride + 1 for length in size)
     shape = Shape(members, weight.shape[1], len(weight) // members, side, stride, padding, size, (height, width))
-    convolved: Tensor = _Convolve.apply(x, weight, bias, shape)
+    convolved: tuple[Tensor, Tensor | None] = _Convolve.apply(x, weight, bias, shape, measured and x.itemsize == 2)
     return convolved
 
 
 class _Convolve(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape, measured: bool
+    ) -> tuple[Tensor, Tensor | None]:
         x, weight = channels_last(x), channels_last(weight.to(x.dtype))
         ctx.save_for_backward(x, weight)
         ctx.shape = shape
-        if shape.stride == 1 and bias is None:
-            sizes = shape.row_sizes()
-            tile = row_conv.choose_tile(sizes, x)
-            if tile is not None:
-                return row_conv.convolve_rows(x, weight, sizes, tile)
-        return _convolve_windows(x, weight, bias, shape)
+        ctx.set_materialize_grads(False)
+        y, moments = _forward(x, weight, bias, shape, measured)
+        if moments is not None:
+            ctx.mark_non_differentiable(moments)
+        return y, moments
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor, _: None) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         gradient = channels_last(gradient)
-        shape, (for_x, for_weight, for_bias, _) = ctx.shape, ctx.needs_input_grad
+        shape, (for_x, for_weight, for_bias, *_) = ctx.shape, ctx.needs_input_grad
         dx = dweight = dbias = None
         if for_weight or for_bias:  # first, so that dx is still in the cache when the layer below reads it
             dweight, dbias = _weight_gradient(gradient, x, weight, shape, biased=for_bias)
         if for_x:
             dx = _input_gradient(gradient, weight, shape)
-        return dx, dweight, dbias, None
+        return dx, dweight, dbias, None, None
+
+
+def _forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape, measured: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return outputs and moments."""
+    if shape.stride == 1 and bias is None:
+        sizes = shape.row_sizes()
+        for with_moments in (True, False) if measured else (False,):
+            tile = row_conv.choose_tile(sizes, x, measured=with_moments)
+            if tile is not None:
+                return row_conv.convolve_rows(x, weight, sizes, tile, measured=with_moments)
+    return _convolve_windows(x, weight, bias, shape, measured=measured)
 
 
 def _input_gradient(dy: Tensor, weight: Tensor, shape: Shape) -> Tensor:
@@ -122,35 +146,38 @@ def _input_gradient(dy: Tensor, weight: Tensor, shape: Shape) -> Tensor:
         sizes = shape.row_sizes().transposed()
         tile = row_conv.choose_tile(sizes, dy)
         if tile is not None:
-            return row_conv.convolve_rows(dy, weight, sizes, tile, transposed=True)
-    return _convolve_windows(dy, weight, None, shape, transposed=True)
+            return row_conv.convolve_rows(dy, weight, sizes, tile, transposed=True)[0]
+    return _convolve_windows(dy, weight, None, shape, transposed=True)[0]
 
 
 def _convolve_windows(
-    x: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape, *, transposed: bool = False
-) -> Tensor:
-    """Return outputs from images or, where `transposed`, gradients of images from those of outputs."""
+    x: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape, *, transposed: bool = False, measured: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Return outputs from images or, where `transposed`, gradients of images from those of outputs; and moments."""
     channels, outputs = shape.in_channels, shape.out_channels
     in_size, out_size = shape.in_size, shape.out_size
     if transposed:
         channels, outputs, in_size, out_size = outputs, channels, out_size, in_size
     y = torch.empty(len(x), *out_size, shape.members * outputs, dtype=x.dtype, device=x.device)
-    positions = len(x) * out_size[0] * out_size[1]
+    step = shape.stride if transposed else 1
+    positions = len(x) * triton.cdiv(out_size[0], step) * triton.cdiv(out_size[1], step)
     padded = triton.next_power_of_2(channels) if channels % 4 else channels
     if padded > channels:  # so that several channels are read at a time
         x = F.pad(x.permute(0, 2, 3, 1).unflatten(3, (shape.members, channels)), (0, padded - channels))
     rows = ROWS if padded % 8 == 0 else ROWS // 2  # more addresses leave fewer registers
-    with torch.cuda.device_of(x):
-        _convolve_kernel[(triton.cdiv(positions, rows) * shape.members,)](
-            y, x, weight, weight if bias is None else bias, shape.members, positions,
-            PADDED=padded, CHANNELS=channels, HEIGHT=in_size[0], WIDTH=in_size[1],
-            OUT=outputs, OUT_HEIGHT=out_size[0], OUT_WIDTH=out_size[1],
-            KERNEL=shape.kernel, STRIDE=shape.stride, PADDING=shape.padding[0], TRANSPOSED=transposed,
-            BIASED=bias is not None, OUT_BLOCK=row_conv.block(outputs), ROWS=rows,
-            INNER=min(INNER, row_conv.block(padded * shape.kernel**2)), BIG=max(x.numel(), y.numel()) >= 2**31,
-            STAGES=STAGES, num_warps=WARPS,
-        )  # fmt: skip
-    return y.permute(0, 3, 1, 2)
+    blocks = triton.cdiv(positions, rows) * step**2
+    moments = torch.empty(2, blocks if measured else 0, y.shape[-1], device=x.device)
+    launch(
+        _convolve_kernel, blocks * shape.members,
+        y, x, weight, weight if bias is None else bias, moments, shape.members, len(x), moments.shape[1],
+        follows=True, PADDED=padded, CHANNELS=channels, HEIGHT=in_size[0], WIDTH=in_size[1],
+        OUT=outputs, OUT_HEIGHT=out_size[0], OUT_WIDTH=out_size[1],
+        KERNEL=shape.kernel, STRIDE=shape.stride, PADDING=shape.padding[0], TRANSPOSED=transposed,
+        BIASED=bias is not None, MEASURED=measured, OUT_BLOCK=row_conv.block(outputs), ROWS=rows,
+        INNER=min(INNER, row_conv.block(padded * shape.kernel**2)), BIG=max(x.numel(), y.numel()) >= 2**31,
+        STAGES=STAGES, num_warps=WARPS,
+    )  # fmt: skip
+    return y.permute(0, 3, 1, 2), moments if measured else None
 
 
 def _weight_gradient(
@@ -159,9 +186,9 @@ def _weight_gradient(
     """Return the gradients of weights and bias."""
     if shape.stride == 1 and not biased:
         sizes = shape.row_sizes()
-        tile = row_conv.choose_weight_tile(sizes, x)
+        tile = row_weights.choose_weight_tile(sizes, x)
         if tile is not None:
-            return row_conv.weight_gradient(dy, x, sizes, tile), None
+            return row_weights.weight_gradient(dy, x, sizes, tile), None
     before, behind = shape.padding
     if shape.in_channels == shape.out_channels and before == behind:  # here cuDNN is faster
         _, dweight, dbias = torch.ops.aten.convolution_backward(
@@ -174,51 +201,75 @@ def _weight_gradient(
     blocks, tiles = triton.cdiv(inner + biased, rows), triton.cdiv(positions, WEIGHT_INNER)
     splits = min(tiles, max(1, PROGRAMS * processors(x) // (shape.members * blocks)))
     partial = torch.empty(splits, len(weight), inner + biased, dtype=torch.float32, device=x.device)
-    with torch.cuda.device_of(x):
-        _weight_gradient_kernel[(splits * blocks * shape.members,)](
-            dy, x, partial, shape.members, positions, tiles, splits,
-            CHANNELS=shape.in_channels, HEIGHT=shape.in_size[0], WIDTH=shape.in_size[1],
-            OUT=shape.out_channels, OUT_HEIGHT=shape.out_size[0], OUT_WIDTH=shape.out_size[1],
-            KERNEL=shape.kernel, STRIDE=shape.stride, PADDING=shape.padding[0], BLOCKS=blocks, BIASED=biased,
-            OUT_BLOCK=row_conv.block(shape.out_channels), POSITIONS=WEIGHT_INNER, ROWS=rows,
-            BIG=max(x.numel(), dy.numel()) >= 2**31, STAGES=STAGES, num_warps=WARPS,
-        )  # fmt: skip
-    sums = partial.sum(0)
+    launch(
+        _weight_gradient_kernel, splits * blocks * shape.members,
+        dy, x, partial, shape.members, positions, tiles, splits, follows=True,
+        CHANNELS=shape.in_channels, HEIGHT=shape.in_size[0], WIDTH=shape.in_size[1],
+        OUT=shape.out_channels, OUT_HEIGHT=shape.out_size[0], OUT_WIDTH=shape.out_size[1],
+        KERNEL=shape.kernel, STRIDE=shape.stride, PADDING=shape.padding[0], BLOCKS=blocks, BIASED=biased,
+        OUT_BLOCK=row_conv.block(shape.out_channels), POSITIONS=WEIGHT_INNER, ROWS=rows,
+        BIG=max(x.numel(), dy.numel()) >= 2**31, STAGES=STAGES, num_warps=WARPS,
+    )  # fmt: skip
+    sums = row_weights.add_parts(partial, weight.dtype)
     taps = sums[:, :inner].unflatten(1, (shape.kernel, shape.kernel, shape.in_channels)).permute(0, 3, 1, 2)
-    return taps.to(weight.dtype), sums[:, inner].to(weight.dtype) if biased else None
+    return taps, sums[:, inner] if biased else None
 
 
 @triton.jit
 def _convolve_kernel(
-    y_ptr, x_ptr, weight_ptr, bias_ptr, members, positions,
+    y_ptr, x_ptr, weight_ptr, bias_ptr, moments_ptr, members, images, parts,
     PADDED: tl.constexpr, CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr,
     OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr,
-    PADDING: tl.constexpr, TRANSPOSED: tl.constexpr, BIASED: tl.constexpr, OUT_BLOCK: tl.constexpr, ROWS: tl.constexpr,
-    INNER: tl.constexpr, BIG: tl.constexpr, STAGES: tl.constexpr,
+    PADDING: tl.constexpr, TRANSPOSED: tl.constexpr, BIASED: tl.constexpr, MEASURED: tl.constexpr,
+    OUT_BLOCK: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, BIG: tl.constexpr, STAGES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(EARLY)
+    STEP: tl.constexpr = STRIDE if TRANSPOSED else 1  # a row of the images has the taps of every STEP-th kernel row
+    TAPS: tl.constexpr = (KERNEL + STEP - 1) // STEP
+    H: tl.constexpr = (OUT_HEIGHT + STEP - 1) // STEP
+    W: tl.constexpr = (OUT_WIDTH + STEP - 1) // STEP
     member = tl.program_id(0) % members  # programs that run at the same time read neighbouring addresses
-    position = tl.program_id(0) // members * ROWS + tl.arange(0, ROWS)[:, None]
+    first_ky = tl.program_id(0) // members % STEP
+    first_kx = tl.program_id(0) // members // STEP % STEP
+    position = tl.program_id(0) // members // (STEP * STEP) * ROWS + tl.arange(0, ROWS)[:, None]
+    image = position // (H * W)
+    row = position // W % H * STEP + (first_ky + PADDING * (STEP - 1)) % STEP
+    column = position % W * STEP + (first_kx + PADDING * (STEP - 1)) % STEP
+    known = (image < images) & (row < OUT_HEIGHT) & (column < OUT_WIDTH)
     out = tl.arange(0, OUT_BLOCK)[None, :]
     y = tl.zeros([ROWS, OUT_BLOCK], tl.float32)
     if BIASED:
         y += tl.load(bias_ptr + member * OUT + out, mask=out < OUT, other=0.0).to(tl.float32)
-    for first in tl.range(0, KERNEL * KERNEL * PADDED, INNER, num_stages=STAGES):
-        windows = _load_windows(
-            x_ptr, position, first + tl.arange(0, INNER)[None, :], member, members, positions,
-            PADDED, HEIGHT, WIDTH, OUT_HEIGHT, OUT_WIDTH, KERNEL, STRIDE, PADDING, TRANSPOSED, BIG,
+    for first in tl.range(0, TAPS * TAPS * PADDED, INNER, num_stages=STAGES):
+        k = first + tl.arange(0, INNER)[None, :]
+        ky, kx = first_ky + k // (PADDED * TAPS) * STEP, first_kx + k // PADDED % TAPS * STEP
+        if TRANSPOSED:
+            x_row, x_column = (row + PADDING - ky) // STEP, (column + PADDING - kx) // STEP
+        else:
+            x_row, x_column = row * STRIDE - PADDING + ky, column * STRIDE - PADDING + kx
+        windows = _load_pixels(
+            x_ptr, image, x_row, x_column, k % PADDED, known & (ky < KERNEL) & (kx < KERNEL), member, members,
+            PADDED, HEIGHT, WIDTH, BIG,
         )  # fmt: skip
         k = first + tl.arange(0, INNER)[:, None]
-        tap, channel = k // PADDED, k % PADDED
+        ky, kx, channel = first_ky + k // (PADDED * TAPS) * STEP, first_kx + k // PADDED % TAPS * STEP, k % PADDED
         if TRANSPOSED:
-            at = ((member * CHANNELS + channel) * (KERNEL * KERNEL) + tap) * OUT + out
+            at = ((member * CHANNELS + channel) * (KERNEL * KERNEL) + ky * KERNEL + kx) * OUT + out
         else:
-            at = ((member * OUT + out) * (KERNEL * KERNEL) + tap) * CHANNELS + channel
-        known = (tap < KERNEL * KERNEL) & (channel < CHANNELS) & (out < OUT)
-        y = tl.dot(windows, tl.load(weight_ptr + at, mask=known, other=0.0), y, input_precision="ieee")
+            at = ((member * OUT + out) * (KERNEL * KERNEL) + ky * KERNEL + kx) * CHANNELS + channel
+        used = (ky < KERNEL) & (kx < KERNEL) & (channel < CHANNELS) & (out < OUT)
+        y = tl.dot(windows, tl.load(weight_ptr + at, mask=used, other=0.0), y, input_precision="ieee")
     if BIG:
-        position = position.to(tl.int64)
-    to = (position * members + member) * OUT + out
-    tl.store(y_ptr + to, y.to(y_ptr.dtype.element_ty), mask=(position < positions) & (out < OUT))
+        image = image.to(tl.int64)
+    to = (((image * OUT_HEIGHT + row) * OUT_WIDTH + column) * members + member) * OUT + out
+    y = y.to(y_ptr.dtype.element_ty)
+    tl.store(y_ptr + to, y, mask=known & (out < OUT))
+    if MEASURED:
+        y = tl.where(known, y.to(tl.float32), 0.0)
+        to = moments_ptr + tl.program_id(0) * OUT + out
+        tl.store(to, tl.sum(y, axis=0)[None, :], mask=out < OUT)
+        tl.store(to + parts * members * OUT, tl.sum(y * y, axis=0)[None, :], mask=out < OUT)
 
 
 @triton.jit
@@ -227,18 +278,22 @@ def _weight_gradient_kernel(
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, OUT_HEIGHT: tl.constexpr,
     OUT_WIDTH: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BLOCKS: tl.constexpr,
     BIASED: tl.constexpr, OUT_BLOCK: tl.constexpr, POSITIONS: tl.constexpr, ROWS: tl.constexpr, BIG: tl.constexpr,
-    STAGES: tl.constexpr,
+    STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(EARLY)
     member = tl.program_id(0) % members
     first = tl.program_id(0) // members % BLOCKS * ROWS
     split = tl.program_id(0) // members // BLOCKS
     k, out = first + tl.arange(0, ROWS)[None, :], tl.arange(0, OUT_BLOCK)[None, :]
+    ky, kx = k // (CHANNELS * KERNEL), k // CHANNELS % KERNEL
     sums = tl.zeros([ROWS, OUT_BLOCK], tl.float32)
     for tile in tl.range(split, tiles, splits, num_stages=STAGES):
         position = tile * POSITIONS + tl.arange(0, POSITIONS)[:, None]
-        windows = _load_windows(
-            x_ptr, position, k, member, members, positions,
-            CHANNELS, HEIGHT, WIDTH, OUT_HEIGHT, OUT_WIDTH, KERNEL, STRIDE, PADDING, False, BIG,
+        x_row = position // OUT_WIDTH % OUT_HEIGHT * STRIDE - PADDING + ky
+        x_column = position % OUT_WIDTH * STRIDE - PADDING + kx
+        windows = _load_pixels(
+            x_ptr, position // (OUT_HEIGHT * OUT_WIDTH), x_row, x_column, k % CHANNELS,
+            (position < positions) & (ky < KERNEL), member, members, CHANNELS, HEIGHT, WIDTH, BIG,
         )  # fmt: skip
         if BIASED:  # a one behind the last tap of each window
             windows = tl.where(k == KERNEL * KERNEL * CHANNELS, 1.0, windows).to(windows.dtype)
@@ -253,28 +308,13 @@ def _weight_gradient_kernel(
 
 
 @triton.jit
-def _load_windows(
-    x_ptr, position, k, member, members, positions,
-    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT_HEIGHT: tl.constexpr,
-    OUT_WIDTH: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr,
-    TRANSPOSED: tl.constexpr, BIG: tl.constexpr,
+def _load_pixels(
+    x_ptr, image, row, column, channel, known, member, members,
+    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BIG: tl.constexpr,
 ):  # fmt: skip
-    """Load the numbers k (1, N) of the windows at some positions (P, 1); zero outside the images.
-
-    Where TRANSPOSED, a window has for each tap the one output that the position contributes to by that tap.
-    """
-    tap = k // CHANNELS
-    row, column = position // OUT_WIDTH % OUT_HEIGHT, position % OUT_WIDTH
-    inside = (position < positions) & (tap < KERNEL * KERNEL)
-    if TRANSPOSED:
-        row, column = row + PADDING - tap // KERNEL, column + PADDING - tap % KERNEL
-        if STRIDE > 1:
-            inside &= (row % STRIDE == 0) & (column % STRIDE == 0)
-            row, column = row // STRIDE, column // STRIDE
-    else:
-        row, column = row * STRIDE - PADDING + tap // KERNEL, column * STRIDE - PADDING + tap % KERNEL
-    inside &= (row >= 0) & (row < HEIGHT) & (column >= 0) & (column < WIDTH)
-    pixel = (position // (OUT_HEIGHT * OUT_WIDTH) * HEIGHT + row) * WIDTH + column
+    """Load a channel of pixels of one member's images, zero outside."""
+    pixel = (image * HEIGHT + row) * WIDTH + column
     if BIG:
         pixel = pixel.to(tl.int64)
-    return tl.load(x_ptr + (pixel * members + member) * CHANNELS + k % CHANNELS, mask=inside, other=0.0)
+    inside = known & (row >= 0) & (row < HEIGHT) & (column >= 0) & (column < WIDTH)
+    return tl.load(x_ptr + (pixel * members + member) * CHANNELS + channel, mask=inside, other=0.0)

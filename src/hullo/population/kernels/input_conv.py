@@ -1,9 +1,10 @@
-"""Compute a population's first convolution from the bytes of the data set.
+"""Compute a population's first convolution from the bytes of the data set, or from images in any type.
 
-Each member trains on its own images, each flipped and shifted in its own way (see :mod:`hullo.lab.data.augment`, whose
-`move` and `scale` are the plain form). With one or three channels per member, a first convolution moves far more memory
-than it computes, so augmented images are never written: a program gathers the pixels of its windows from the data set
-and multiplies them with one member's weights, and gathers them again in the backward pass.
+Each member trains on its own images, those of a data set flipped and shifted in their own way (see
+:mod:`hullo.population.images`, whose `move` and `scale` are the plain form). With one or three channels per member, a
+first convolution moves far more memory than it computes, so augmented images are never written, and others neither
+rounded nor reordered beforehand: a program gathers the pixels of its windows and multiplies them with one member's
+weights, and gathers them again in the backward pass.
 
 A row of the matrix product is GROUP neighbouring output columns, whose windows share most of their pixels: pixels are
 gathered once for the group, and the weights are a band matrix. The gradients of a band's copies are added up.
@@ -22,11 +23,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hullo.population.kernels import processors
-from hullo.population.kernels.row_conv import serves
+from hullo.population.kernels.row_conv import fold, serves, widen
 
 
 class Tile(NamedTuple):
-    """Hold the settings of a kernel: output columns in a row of the product, rows, warps, programs per processor."""
+    """Hold the settings of a kernel: output columns in a row of the product, rows, warps, programs per processor.
+
+    Without a number of programs, each takes one tile.
+    """
 
     group: int
     rows: int
@@ -34,48 +38,62 @@ class Tile(NamedTuple):
     programs: int
 
 
-FORWARD = {(3, 3, 16): Tile(4, 128, 4, 0), (3, 5, 20): Tile(2, 128, 4, 0)}
-BACKWARD = {(3, 3, 16): Tile(4, 128, 4, 4), (3, 3, 32): Tile(2, 128, 4, 4), (3, 5, 20): Tile(4, 64, 4, 2)}
+FORWARD = {(3, 3, 16): Tile(4, 64, 4, 12), (3, 5, 20): Tile(4, 64, 4, 3)}
+BACKWARD = {(3, 3, 16): Tile(4, 128, 8, 4), (3, 3, 32): Tile(2, 128, 4, 4), (3, 5, 20): Tile(4, 64, 4, 2)}
 DEFAULT = Tile(1, 128, 4, 8)
 """By channels, side and outputs the fastest settings on an H200 for the paper's networks, each checked there against
 float32; for some others Triton 3.6 made code with wrong results, so what was not checked takes the default."""
 
 
+def is_measured(weight: Tensor, members: int, dtype: torch.dtype) -> bool:
+    """Return whether settings for a layer were measured; elsewhere other convolutions may be faster."""
+    layer = weight.shape[1], weight.shape[2], len(weight) // members
+    return layer in FORWARD and serves(dtype, weight.device)
+
+
 def convolve(
     images: Tensor,
-    order: Tensor,
-    moves: Tensor,
+    order: Tensor | None,
+    moves: Tensor | None,
     weight: Tensor,
-    bias: Tensor,
+    bias: Tensor | None,
     *,
     same: bool,
     dtype: torch.dtype = torch.float32,
-) -> Tensor:
-    """Convolve chosen images, moved and scaled, with stride one; return (B, members * outputs, H, W), channels last.
+    measured: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Convolve images with stride one; return (B, members * outputs, H, W), channels last, and moments.
 
     Args:
-        images: uint8 values of shape (count, channels, height, width).
+        images: uint8 values (count, channels, height, width), to be chosen, moved and scaled; without `order`, any
+            numbers (members, B, channels, height, width). They get no gradient.
         order: the index of each image of each member, (members, B).
         moves: the flip and shift of each image as `draw_moves` returns them, (members, B, 3).
         weight: (members * outputs, channels, side, side), in any memory format.
-        bias: (members * outputs).
+        bias: (members * outputs), or None.
         same: pad with zeros such that the output has the size of the images.
         dtype: that of the result and of the factors; sums are float32.
+        measured: also return the moments of each output channel, as the convolutions of other layers do.
     """
-    members, side = order.shape[0], weight.shape[-1]
-    if images.dtype != torch.uint8 or not images.is_contiguous() or moves.shape != (*order.shape, 3):
+    side = weight.shape[-1]
+    if order is None or moves is None:
+        images = images if images[0, 0].is_contiguous() else images.contiguous()
+    elif images.dtype != torch.uint8 or not images.is_contiguous() or moves.shape != (*order.shape, 3):
         raise ValueError(
             f"images are contiguous bytes and moves of shape {(*order.shape, 3)}; got {images.dtype} of strides "
             f"{images.stride()} and moves of shape {tuple(moves.shape)}"
         )
-    fits = side <= min(images.shape[2:]) and not (same and side % 2 == 0)
-    if len(weight) % members or weight.shape[1:] != (images.shape[1], side, side) or not fits:
+    members = len(images if order is None else order)
+    channels, *size = images.shape[-3:]
+    fits = side <= min(size) and not (same and side % 2 == 0)
+    if len(weight) % members or weight.shape[1:] != (channels, side, side) or not fits:
         raise ValueError(
-            f"weights are (members * outputs, {images.shape[1]}, side, side) for {members} members, the side at most "
-            f"{min(images.shape[2:])} and odd where same=True; got {tuple(weight.shape)} and same={same}"
+            f"weights are (members * outputs, {channels}, side, side) for {members} members, the side at most "
+            f"{min(size)} and odd where same=True; got {tuple(weight.shape)} and same={same}"
         )
-    call = _Call(images, order, moves, side // 2 if same else 0, dtype)
-    convolved: Tensor = _Convolve.apply(weight, bias, call)
+    call = _Call(images, order, moves, side // 2 if same else 0, dtype, measured and dtype.itemsize == 2)
+    own = weight.new_zeros(len(weight)) if bias is None else bias
+    convolved: tuple[Tensor, Tensor | None] = _Convolve.apply(weight, own, call)
     return convolved
 
 
@@ -83,26 +101,36 @@ class _Call(NamedTuple):
     """Hold the arguments of a call that have no gradient."""
 
     images: Tensor
-    order: Tensor
-    moves: Tensor
+    order: Tensor | None
+    moves: Tensor | None
     padding: int
     dtype: torch.dtype
+    measured: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return the number of members and of the images of each."""
+        members, batch = (self.images if self.order is None else self.order).shape[:2]
+        return members, batch
 
     def choose(self, tiles: dict[tuple[int, int, int], Tile], weight: Tensor) -> Tile:
         """Return the settings for a layer; the default where no others were checked."""
         if not serves(self.dtype, weight.device):
             return DEFAULT
-        return tiles.get((weight.shape[1], weight.shape[2], len(weight) // len(self.order)), DEFAULT)
+        return tiles.get((weight.shape[1], weight.shape[2], len(weight) // self.shape[0]), DEFAULT)
 
     def arguments(self, weight: Tensor, tile: Tile) -> tuple[list[Any], dict[str, Any]]:
         """Return the arguments of both kernels and the constants that they are compiled for."""
-        members, batch = self.order.shape
-        _, channels, height, width = self.images.shape
+        members, batch = self.shape
+        channels, height, width = self.images.shape[-3:]
         side, outputs = weight.shape[-1], len(weight) // members
         out_height, out_width = height + 2 * self.padding - side + 1, width + 2 * self.padding - side + 1
         rows = batch * out_height * triton.cdiv(out_width, tile.group)
-        varying = [self.images, self.order, self.moves, *self.order.stride(), *self.moves.stride(), members]
-        return [*varying, rows], {
+        if self.order is None or self.moves is None:
+            where = [self.images, self.images, *self.images.stride()[:2], 0, 0, 0]
+        else:
+            where = [self.order, self.moves, *self.order.stride(), *self.moves.stride()]
+        return [self.images, *where, members, rows, triton.cdiv(rows, tile.rows)], {
             "CHANNELS": channels,
             "HEIGHT": height,
             "WIDTH": width,
@@ -115,40 +143,53 @@ class _Call(NamedTuple):
             "IN_BLOCK": max(16, triton.next_power_of_2(channels * side * (side + tile.group - 1) + 1)),
             "OUT_BLOCK": max(16, triton.next_power_of_2(outputs)),
             "ROWS": tile.rows,
+            "MOVED": self.order is not None,
             "num_warps": tile.warps,
         }
+
+    def count_splits(self, tile: Tile, tiles: int) -> int:
+        """Return how many programs share the tiles of a member."""
+        most = tile.programs * processors(self.images) // self.shape[0] if tile.programs else tiles
+        return min(tiles, max(1, most))
 
 
 class _Convolve(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, bias: Tensor, call: _Call) -> Tensor:
+    def forward(ctx: Any, weight: Tensor, bias: Tensor, call: _Call) -> tuple[Tensor, Tensor | None]:
         ctx.save_for_backward(weight, bias)
         ctx.call = call
+        ctx.set_materialize_grads(False)
         tile = call.choose(FORWARD, weight)
         varying, constants = call.arguments(weight, tile)
-        shape = call.order.shape[1], constants["OUT_HEIGHT"], constants["OUT_WIDTH"], len(weight)
-        y = torch.empty(shape, dtype=call.dtype, device=weight.device)
-        programs = triton.cdiv(varying[-1], tile.rows) * len(call.order)
+        members, batch = call.shape
+        y = torch.empty(
+            batch, constants["OUT_HEIGHT"], constants["OUT_WIDTH"], len(weight), dtype=call.dtype, device=weight.device
+        )
+        splits = call.count_splits(tile, varying[-1])
+        moments = torch.empty(2, splits if call.measured else 0, len(weight), device=weight.device)
         with torch.cuda.device_of(weight):
-            _forward_kernel[(programs,)](y, weight, bias.contiguous(), *weight.stride(), *varying, **constants)
-        return y.permute(0, 3, 1, 2)
+            _forward_kernel[(splits * members,)](
+                y, weight, bias.contiguous(), *weight.stride(), moments, splits, *varying,
+                **constants, MEASURED=call.measured,
+            )  # fmt: skip
+        ctx.mark_non_differentiable(moments)
+        return y.permute(0, 3, 1, 2), moments if call.measured else None
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor, _: None) -> tuple[Tensor | None, ...]:
         weight, bias = ctx.saved_tensors
         tile = ctx.call.choose(BACKWARD, weight)
         varying, constants = ctx.call.arguments(weight, tile)
         gradient = gradient.contiguous(memory_format=torch.channels_last)
-        members, tiles = len(ctx.call.order), triton.cdiv(varying[-1], tile.rows)
-        splits = min(tiles, max(1, tile.programs * processors(weight) // members))
+        members, splits = ctx.call.shape[0], ctx.call.count_splits(tile, varying[-1])
         shape = splits, members, constants["IN_BLOCK"], tile.group * constants["OUT_BLOCK"]
         partial = torch.empty(shape, dtype=torch.float32, device=weight.device)
         dweight, dbias = torch.empty_like(weight), torch.empty_like(bias)
         fixed = {name: constants[name] for name in ("CHANNELS", "SIDE", "OUT", "GROUP", "IN_BLOCK", "OUT_BLOCK")}
         blocks = triton.cdiv((weight[0].numel() + 1) * constants["OUT"], 256)
         with torch.cuda.device_of(weight):
-            _backward_kernel[(splits * members,)](gradient, partial, tiles, splits, *varying, **constants)
+            _backward_kernel[(splits * members,)](gradient, partial, splits, *varying, **constants)
             _add_kernel[(blocks * members,)](
                 dweight, dbias, partial, splits, *dweight.stride(), dbias.stride(0), members, **fixed, BLOCK=256
             )
@@ -157,14 +198,13 @@ class _Convolve(torch.autograd.Function):
 
 @triton.jit
 def _forward_kernel(
-    y_ptr, weight_ptr, bias_ptr, weight_out, weight_channel, weight_row, weight_column,
-    images, order, moves, order_member, order_b, moves_member, moves_b, moves_entry, members, rows,
+    y_ptr, weight_ptr, bias_ptr, weight_out, weight_channel, weight_row, weight_column, moments_ptr, splits,
+    images, order, moves, order_member, order_b, moves_member, moves_b, moves_entry, members, rows, tiles,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, SIDE: tl.constexpr, PADDING: tl.constexpr,
     OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr, OUT: tl.constexpr, GROUP: tl.constexpr, IN_BLOCK: tl.constexpr,
-    OUT_BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    OUT_BLOCK: tl.constexpr, ROWS: tl.constexpr, MOVED: tl.constexpr, MEASURED: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(0) % members  # programs that run at the same time write neighbouring addresses
-    tile = tl.program_id(0) // members
     COLUMNS: tl.constexpr = GROUP + SIDE - 1
     k, n = tl.arange(0, IN_BLOCK)[:, None], tl.arange(0, GROUP * OUT_BLOCK)[None, :]
     out = n % OUT_BLOCK
@@ -175,33 +215,46 @@ def _forward_kernel(
     weights = tl.load(weight_ptr + at, mask=known, other=0.0)
     bias = tl.load(bias_ptr + member * OUT + out, mask=out < OUT, other=0.0)
     weights = tl.where(k == CHANNELS * SIDE * COLUMNS, bias.to(weights.dtype), weights)  # windows have a one there
-    windows = _load_windows(
-        images, order, moves, order_member, order_b, moves_member, moves_b, moves_entry, rows, member, tile,
-        CHANNELS, HEIGHT, WIDTH, SIDE, PADDING, OUT_HEIGHT, OUT_WIDTH, GROUP, IN_BLOCK, ROWS, y_ptr.dtype.element_ty,
-    )  # fmt: skip
-    y = tl.dot(windows, weights.to(windows.dtype), input_precision="ieee")
-    at, known = _locate_outputs(tile, n, member, members, rows, OUT_HEIGHT, OUT_WIDTH, OUT, GROUP, OUT_BLOCK, ROWS)
-    tl.store(y_ptr + at, y.to(windows.dtype), mask=known)
+    weights = weights.to(y_ptr.dtype.element_ty)
+    total = tl.zeros([ROWS // 16, 8, OUT_BLOCK], tl.float32)
+    squares = tl.zeros([ROWS // 16, 8, OUT_BLOCK], tl.float32)
+    for tile in tl.range(tl.program_id(0) // members, tiles, splits, num_stages=1):  # a pixel at a time is slow ahead
+        windows = _load_windows(
+            images, order, moves, order_member, order_b, moves_member, moves_b, moves_entry, rows, member, tile,
+            CHANNELS, HEIGHT, WIDTH, SIDE, PADDING, OUT_HEIGHT, OUT_WIDTH, GROUP, IN_BLOCK, ROWS, MOVED, weights.dtype,
+        )  # fmt: skip
+        y = tl.dot(windows, weights, input_precision="ieee").to(weights.dtype)
+        to, kept = _locate_outputs(tile, n, member, members, rows, OUT_HEIGHT, OUT_WIDTH, OUT, GROUP, OUT_BLOCK, ROWS)
+        tl.store(y_ptr + to, y, mask=kept)
+        if MEASURED:
+            y = tl.where(kept, widen(y), 0.0)
+            total += fold(y, ROWS, GROUP, OUT_BLOCK)
+            squares += fold(y * y, ROWS, GROUP, OUT_BLOCK)
+    if MEASURED:
+        column = tl.arange(0, OUT_BLOCK)
+        moments_ptr += tl.program_id(0) * OUT + column
+        tl.store(moments_ptr, tl.sum(tl.sum(total, axis=1), axis=0), mask=column < OUT)
+        tl.store(moments_ptr + splits * members * OUT, tl.sum(tl.sum(squares, axis=1), axis=0), mask=column < OUT)
 
 
 @triton.jit
 def _backward_kernel(
-    dy_ptr, partial_ptr, tiles, splits,
-    images, order, moves, order_member, order_b, moves_member, moves_b, moves_entry, members, rows,
+    dy_ptr, partial_ptr, splits,
+    images, order, moves, order_member, order_b, moves_member, moves_b, moves_entry, members, rows, tiles,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, SIDE: tl.constexpr, PADDING: tl.constexpr,
     OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr, OUT: tl.constexpr, GROUP: tl.constexpr, IN_BLOCK: tl.constexpr,
-    OUT_BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    OUT_BLOCK: tl.constexpr, ROWS: tl.constexpr, MOVED: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(0) % members
     split = tl.program_id(0) // members
     n = tl.arange(0, GROUP * OUT_BLOCK)[None, :]
     sums = tl.zeros([IN_BLOCK, GROUP * OUT_BLOCK], tl.float32)
-    for tile in range(split, tiles, splits):
+    for tile in tl.range(split, tiles, splits, num_stages=3 if MOVED else 1):
         at, known = _locate_outputs(tile, n, member, members, rows, OUT_HEIGHT, OUT_WIDTH, OUT, GROUP, OUT_BLOCK, ROWS)
         dy = tl.load(dy_ptr + at, mask=known, other=0.0)
         windows = _load_windows(
             images, order, moves, order_member, order_b, moves_member, moves_b, moves_entry, rows, member, tile,
-            CHANNELS, HEIGHT, WIDTH, SIDE, PADDING, OUT_HEIGHT, OUT_WIDTH, GROUP, IN_BLOCK, ROWS, dy.dtype,
+            CHANNELS, HEIGHT, WIDTH, SIDE, PADDING, OUT_HEIGHT, OUT_WIDTH, GROUP, IN_BLOCK, ROWS, MOVED, dy.dtype,
         )  # fmt: skip
         sums = tl.dot(windows.trans(), dy, sums, input_precision="ieee")
     k = tl.arange(0, IN_BLOCK)[:, None]
@@ -258,7 +311,7 @@ def _load_windows(
     images, order, moves, order_member, order_b, moves_member, moves_b, moves_entry, rows, member, tile,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, SIDE: tl.constexpr, PADDING: tl.constexpr,
     OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr, GROUP: tl.constexpr, IN_BLOCK: tl.constexpr, ROWS: tl.constexpr,
-    TYPE: tl.constexpr,
+    MOVED: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
     """Load the windows of a tile's groups, (ROWS, IN_BLOCK): pixels by channel, row and column, a one, then zeros."""
     GROUPS: tl.constexpr = (OUT_WIDTH + GROUP - 1) // GROUP
@@ -267,20 +320,21 @@ def _load_windows(
     known = row < rows
     row = tl.where(known, row, 0)
     b = row // (OUT_HEIGHT * GROUPS)
-    image = tl.load(order + member * order_member + b * order_b)
-    move = moves + member * moves_member + b * moves_b
-    flipped = tl.load(move)
-    down = tl.load(move + moves_entry).to(tl.int32)
-    right = tl.load(move + 2 * moves_entry).to(tl.int32)
     k = tl.arange(0, IN_BLOCK)[None, :]
     y = row // GROUPS % OUT_HEIGHT + k // COLUMNS % SIDE - PADDING
     x = row % GROUPS * GROUP + k % COLUMNS - PADDING
     inside = known & (k < CHANNELS * SIDE * COLUMNS) & (y >= 0) & (y < HEIGHT) & (x >= 0) & (x < WIDTH)
-    y = tl.minimum(tl.maximum(y - down, 0), HEIGHT - 1)
-    x = tl.minimum(tl.maximum(x - right, 0), WIDTH - 1)
-    x = tl.where(flipped == 1, WIDTH - 1 - x, x)
+    first = (member * order_member).to(tl.int64) + b * order_b
+    if MOVED:
+        move = moves + member * moves_member + b * moves_b
+        flipped = tl.load(move)
+        y = tl.minimum(tl.maximum(y - tl.load(move + moves_entry).to(tl.int32), 0), HEIGHT - 1)
+        x = tl.minimum(tl.maximum(x - tl.load(move + 2 * moves_entry).to(tl.int32), 0), WIDTH - 1)
+        x = tl.where(flipped == 1, WIDTH - 1 - x, x)
+        first = tl.load(order + first) * (CHANNELS * HEIGHT * WIDTH)
     at = (k // (SIDE * COLUMNS) * HEIGHT + y) * WIDTH + x
-    pixel = tl.load(images + image * (CHANNELS * HEIGHT * WIDTH) + at, mask=inside, other=0).to(tl.float32)
-    # A division takes ten times as long; after rounding to 16 bits a product is the same, for every byte.
-    pixel = tl.div_rn(pixel, 255.0) if tl.float32 == TYPE else pixel * (1 / 255)
+    pixel = tl.load(images + first + at, mask=inside, other=0).to(tl.float32)
+    if MOVED:
+        # A division takes ten times as long; after rounding to 16 bits a product is the same, for every byte.
+        pixel = tl.div_rn(pixel, 255.0) if tl.float32 == TYPE else pixel * (1 / 255)
     return tl.where(k == CHANNELS * SIDE * COLUMNS, 1.0, pixel).to(TYPE)

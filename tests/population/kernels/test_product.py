@@ -1,0 +1,71 @@
+"""Products of matrices with odd rows equal those of float64; on the CPU they run in Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+HALF = torch.bfloat16 if GPU else torch.float16  # the interpreter multiplies no bfloat16
+
+from hullo.population.kernels import multiply_weights  # noqa: E402
+from hullo.population.kernels.product import Product, is_faster  # noqa: E402
+
+
+def draw(*shape: int) -> Tensor:
+    """Return small integers, of which float32 holds every sum."""
+    return torch.randint(-4, 5, shape).to(DEVICE, HALF).requires_grad_()
+
+
+@pytest.mark.parametrize(
+    ("members", "rows", "inner", "columns"), [(2, 20, 70, 130), *([(60, 32, 1250, 500), (7, 64, 802, 500)] * GPU)]
+)
+@pytest.mark.parametrize("columns_first", [False, True])
+def test_products_and_gradients_equal_those_of_float64(
+    members: int, rows: int, inner: int, columns: int, columns_first: bool
+) -> None:
+    x, weight = draw(members, rows, inner), draw(members, inner, columns)
+    own = weight.mT.contiguous().mT if columns_first else weight
+    precise = [tensor.detach().double().requires_grad_() for tensor in (x, weight)]
+    y, expected = Product.apply(x, own), precise[0] @ precise[1]
+    assert torch.equal(y.double(), expected.to(HALF).double())
+    dy = torch.randint(-4, 5, y.shape).to(y)
+    for got, want in zip(
+        torch.autograd.grad(y, (x, weight), dy), torch.autograd.grad(expected, precise, dy.double()), strict=True
+    ):
+        assert torch.equal(got.double(), want.to(HALF).double())
+
+
+@pytest.mark.parametrize(
+    ("rows", "inner", "columns", "faster"),
+    [
+        (32, 1250, 500, True),
+        (32, 1248, 504, False),  # libraries read 16 bytes at a time
+        (8, 1250, 500, False),
+        (128, 1250, 500, False),
+        (32, 1250, 10, False),
+        (32, 1251, 500, False),
+    ],
+)
+def test_only_few_rows_and_large_odd_weights_are_left_to_the_kernel(
+    rows: int, inner: int, columns: int, faster: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hullo.population.kernels.product.serves", lambda dtype, device: True)
+    weight = torch.empty(2, inner, columns, device="meta")
+    assert is_faster(torch.empty(2, rows, inner, device="meta"), weight, torch.bfloat16) is faster
+
+
+def test_gradients_can_be_differentiated() -> None:
+    x, weight = (torch.randn(shape, device=DEVICE).to(HALF).requires_grad_() for shape in ((2, 16, 18), (2, 18, 20)))
+    (dx,) = torch.autograd.grad(Product.apply(x, weight).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(dx.square().sum(), weight)
+    expected = 2 * x.shape[1] * weight.detach().sum(2, keepdim=True).expand_as(weight)
+    torch.testing.assert_close(second, expected.to(HALF), rtol=2e-2, atol=2e-1)
+
+
+def test_without_a_gpu_products_are_plain() -> None:
+    x, weight = torch.randn(3, 4, 5), torch.randn(3, 5, 6)
+    assert torch.equal(multiply_weights(x, weight), torch.bmm(x, weight))
