@@ -91,7 +91,8 @@ def _convolve_fused(
         settings: Any = {"same": around[0] > 0, "dtype": dtype, "measured": measured}
         if isinstance(x, ImagesValue):
             return convolve_input(x.source.images, x.source.index, x.source.moves, *given, **settings)
-        if not x.tensor.requires_grad and is_measured(filters, context.members, dtype):
+        small = not x.tensor.requires_grad and x.tensor.numel() < 2**31
+        if small and is_measured(filters, context.members, dtype):
             return convolve_input(x.at(0, context.members), None, None, *given, **settings)
     if dtype.itemsize != 2 or context.members == 1:
         return None

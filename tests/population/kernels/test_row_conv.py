@@ -29,12 +29,12 @@ from hullo.population.kernels.row_weights import WeightTile, choose_weight_tile,
 SIZES = {  # members, channels in and out, kernel, padding before, sizes of images and outputs
     "same": Sizes(2, 4, 6, 3, 1, (7, 5), (7, 5)),
     "valid, large kernel": Sizes(2, 5, 3, 5, 0, (7, 6), (3, 2)),
-    "padded before only": Sizes(1, 4, 20, 3, 2, (5, 6), (5, 6)),
+    "padded before only": Sizes(1, 4, 4, 3, 2, (5, 6), (5, 6)),
 }
 OWN_TILES = {  # group, taps, rows, segment, warps, stages, prefetch, unroll
     "one column": Tile(1, 1, 64, 3, 4, 1, False, False),
     "prefetched": Tile(1, 2, 64, 8, 4, 1, True, False),
-    "two columns": Tile(2, 4, 64, 2, 4, 2, False, True, 16),
+    "two columns": Tile(2, 4, 64, 2, 4, 2, False, True),
     "four columns": Tile(4, 2, 64, 8, 4, 1, True, True),
 }
 QUICK = (  # in the interpreter

@@ -38,16 +38,30 @@ class Tile(NamedTuple):
     programs: int
 
 
-FORWARD = {(3, 3, 16): Tile(4, 64, 4, 12), (3, 5, 20): Tile(4, 64, 4, 3)}
-BACKWARD = {(3, 3, 16): Tile(4, 128, 8, 4), (3, 3, 32): Tile(2, 128, 4, 4), (3, 5, 20): Tile(4, 64, 4, 2)}
+Layer = tuple[bool, int, int, int]  # whether images are moved, channels, side, outputs
+
+FORWARD: dict[Layer, Tile] = {
+    (True, 3, 3, 16): Tile(4, 128, 4, 8),
+    (True, 3, 3, 32): Tile(2, 128, 4, 8),
+    (True, 3, 5, 20): Tile(4, 64, 4, 8),
+    (False, 3, 3, 16): Tile(4, 64, 4, 12),
+    (False, 3, 5, 20): Tile(4, 64, 4, 3),
+}
+BACKWARD: dict[Layer, Tile] = {
+    (True, 3, 3, 16): Tile(4, 128, 4, 4),
+    (True, 3, 3, 32): Tile(2, 128, 4, 4),
+    (True, 3, 5, 20): Tile(4, 64, 4, 2),
+    (False, 3, 3, 16): Tile(4, 128, 8, 4),
+    (False, 3, 5, 20): Tile(4, 64, 4, 2),
+}
 DEFAULT = Tile(1, 128, 4, 8)
-"""By channels, side and outputs the fastest settings on an H200 for the paper's networks, each checked there against
-float32; for some others Triton 3.6 made code with wrong results, so what was not checked takes the default."""
+"""The fastest settings on an H200 for the first layers of the paper's networks, each checked there against float32; for
+some others Triton 3.6 made code with wrong results, so what was not checked takes the default."""
 
 
 def is_measured(weight: Tensor, members: int, dtype: torch.dtype) -> bool:
-    """Return whether settings for a layer were measured; elsewhere other convolutions may be faster."""
-    layer = weight.shape[1], weight.shape[2], len(weight) // members
+    """Return whether settings for images in any type were measured; elsewhere other convolutions may be faster."""
+    layer = False, weight.shape[1], weight.shape[2], len(weight) // members
     return layer in FORWARD and serves(dtype, weight.device)
 
 
@@ -113,11 +127,12 @@ class _Call(NamedTuple):
         members, batch = (self.images if self.order is None else self.order).shape[:2]
         return members, batch
 
-    def choose(self, tiles: dict[tuple[int, int, int], Tile], weight: Tensor) -> Tile:
+    def choose(self, tiles: dict[Layer, Tile], weight: Tensor) -> Tile:
         """Return the settings for a layer; the default where no others were checked."""
         if not serves(self.dtype, weight.device):
             return DEFAULT
-        return tiles.get((weight.shape[1], weight.shape[2], len(weight) // self.shape[0]), DEFAULT)
+        layer = self.order is not None, weight.shape[1], weight.shape[2], len(weight) // self.shape[0]
+        return tiles.get(layer, DEFAULT)
 
     def arguments(self, weight: Tensor, tile: Tile) -> tuple[list[Any], dict[str, Any]]:
         """Return the arguments of both kernels and the constants that they are compiled for."""
@@ -249,7 +264,7 @@ def _backward_kernel(
     split = tl.program_id(0) // members
     n = tl.arange(0, GROUP * OUT_BLOCK)[None, :]
     sums = tl.zeros([IN_BLOCK, GROUP * OUT_BLOCK], tl.float32)
-    for tile in tl.range(split, tiles, splits, num_stages=3 if MOVED else 1):
+    for tile in tl.range(split, tiles, splits, num_stages=None if MOVED else 1):
         at, known = _locate_outputs(tile, n, member, members, rows, OUT_HEIGHT, OUT_WIDTH, OUT, GROUP, OUT_BLOCK, ROWS)
         dy = tl.load(dy_ptr + at, mask=known, other=0.0)
         windows = _load_windows(
@@ -320,18 +335,22 @@ def _load_windows(
     known = row < rows
     row = tl.where(known, row, 0)
     b = row // (OUT_HEIGHT * GROUPS)
+    first = (member * order_member).to(tl.int64) + b * order_b
+    if MOVED:
+        image = tl.load(order + member * order_member + b * order_b)
+        move = moves + member * moves_member + b * moves_b
+        flipped = tl.load(move)
+        down = tl.load(move + moves_entry).to(tl.int32)
+        right = tl.load(move + 2 * moves_entry).to(tl.int32)
+        first = image * (CHANNELS * HEIGHT * WIDTH)
     k = tl.arange(0, IN_BLOCK)[None, :]
     y = row // GROUPS % OUT_HEIGHT + k // COLUMNS % SIDE - PADDING
     x = row % GROUPS * GROUP + k % COLUMNS - PADDING
     inside = known & (k < CHANNELS * SIDE * COLUMNS) & (y >= 0) & (y < HEIGHT) & (x >= 0) & (x < WIDTH)
-    first = (member * order_member).to(tl.int64) + b * order_b
     if MOVED:
-        move = moves + member * moves_member + b * moves_b
-        flipped = tl.load(move)
-        y = tl.minimum(tl.maximum(y - tl.load(move + moves_entry).to(tl.int32), 0), HEIGHT - 1)
-        x = tl.minimum(tl.maximum(x - tl.load(move + 2 * moves_entry).to(tl.int32), 0), WIDTH - 1)
+        y = tl.minimum(tl.maximum(y - down, 0), HEIGHT - 1)
+        x = tl.minimum(tl.maximum(x - right, 0), WIDTH - 1)
         x = tl.where(flipped == 1, WIDTH - 1 - x, x)
-        first = tl.load(order + first) * (CHANNELS * HEIGHT * WIDTH)
     at = (k // (SIDE * COLUMNS) * HEIGHT + y) * WIDTH + x
     pixel = tl.load(images + first + at, mask=inside, other=0).to(tl.float32)
     if MOVED:

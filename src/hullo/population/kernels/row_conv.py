@@ -27,8 +27,6 @@ from hullo.kernels.triton import INTERPRETED
 from hullo.population.kernels import processors
 from hullo.population.kernels.channel_stats import launch, wait_for_previous
 
-MAX_OUTPUTS = 64
-
 
 class Sizes(NamedTuple):
     """Hold the sizes of a convolution of stride one; padding is that before the first row and column."""
@@ -60,7 +58,6 @@ class Tile(NamedTuple):
     stages: int
     prefetch: bool  # load the next row through L1 into registers
     unroll: bool  # take KERNEL input rows per step, so that no running sum moves
-    outputs: int = MAX_OUTPUTS  # output channels per program
 
 
 ALL = 2**16  # rows of an image
@@ -77,9 +74,9 @@ MEASURED_TILES = {  # where the statistics of the outputs are computed, too
     (3, 16, 16): Tile(2, 4, 128, ALL, 8, 3, False, False),
     (3, 32, 32): Tile(2, 4, 64, ALL, 4, 3, False, False),
 }
-"""The fastest of about a thousand settings on an H200 for layers of LeNet-5, KerasNet and ResNet-56, where faster than
-cuDNN and the kernels for any stride. Each was checked against float32 there; for some other settings Triton 3.6 made
-code with wrong results, so no shape is served that was not measured."""
+"""The fastest of many settings on an H200 for layers of LeNet-5, KerasNet and ResNet-56, where faster than cuDNN or the
+kernels for any stride. Each was checked against float32 there; for some other settings Triton 3.6 made code with wrong
+results, so no shape is served that was not measured."""
 
 
 def choose_tile(sizes: Sizes, x: Tensor, *, measured: bool = False) -> Tile | None:
@@ -93,7 +90,6 @@ def choose_tile(sizes: Sizes, x: Tensor, *, measured: bool = False) -> Tile | No
     programs = triton.cdiv(len(x) * triton.cdiv(width, tile.group), tile.rows) * sizes.members
     if sizes.in_channels == sizes.out_channels == 64 and programs > 2 * processors(x):
         return None  # loading the weights of so many programs takes too long
-    programs *= triton.cdiv(sizes.out_channels, tile.outputs)
     return tile._replace(segment=min(tile.segment, split_rows(height, programs, x)))
 
 
@@ -125,15 +121,13 @@ def convolve_rows(
     y = torch.empty(len(x), height, width, sizes.members * sizes.out_channels, dtype=x.dtype, device=x.device)
     segment = min(tile.segment, height)
     blocks = triton.cdiv(len(x) * triton.cdiv(width, tile.group), tile.rows) * triton.cdiv(height, segment)
-    out_blocks = triton.cdiv(sizes.out_channels, tile.outputs)
     moments = torch.empty(2, blocks if measured else 0, y.shape[-1], device=x.device)
     launch(
-        _convolve_kernel, blocks * out_blocks * sizes.members,
-        y, x, weight, moments, sizes.members, len(x), moments.shape[1],
+        _convolve_kernel, blocks * sizes.members, y, x, weight, moments, sizes.members, len(x), moments.shape[1],
         follows=True, IN=sizes.in_channels, HEIGHT=sizes.in_size[0], WIDTH=sizes.in_size[1],
         OUT=sizes.out_channels, OUT_HEIGHT=height, OUT_WIDTH=width,
         KERNEL=sizes.kernel, PADDING=sizes.padding, TRANSPOSED=transposed, MEASURED=measured,
-        OUT_BLOCK=block(min(sizes.out_channels, tile.outputs)), GROUP=tile.group, TAPS=tile.taps,
+        OUT_BLOCK=block(sizes.out_channels), GROUP=tile.group, TAPS=tile.taps,
         IN_BLOCK=block(tile.taps * sizes.in_channels), ROWS=tile.rows, SEGMENT=segment,
         BIG=max(x.numel(), y.numel()) >= 2**31, PREFETCH=tile.prefetch,
         STEPS=sizes.kernel if tile.unroll else 1, STAGES=tile.stages, num_warps=tile.warps,
@@ -154,10 +148,8 @@ def _convolve_kernel(
     SEGMENTS: tl.constexpr = (OUT_HEIGHT + SEGMENT - 1) // SEGMENT
     GROUPS: tl.constexpr = (OUT_WIDTH + GROUP - 1) // GROUP
     SLICES: tl.constexpr = (GROUP + KERNEL + TAPS - 2) // TAPS
-    OUT_BLOCKS: tl.constexpr = (OUT + OUT_BLOCK - 1) // OUT_BLOCK
     member = tl.program_id(0) % members  # programs that run at the same time read neighbouring addresses
-    first_out = tl.program_id(0) // members % OUT_BLOCKS * OUT_BLOCK
-    part = tl.program_id(0) // members // OUT_BLOCKS
+    part = tl.program_id(0) // members
     first = part % SEGMENTS * SEGMENT
     last = tl.minimum(first + SEGMENT, OUT_HEIGHT)
     index = part // SEGMENTS * ROWS + tl.arange(0, ROWS)[:, None]
@@ -169,23 +161,11 @@ def _convolve_kernel(
         for ky in tl.static_range(KERNEL):
             weights = weights + (
                 _load_band(
-                    weight_ptr,
-                    member,
-                    first_out,
-                    ky,
-                    s * TAPS,
-                    IN,
-                    OUT,
-                    KERNEL,
-                    TRANSPOSED,
-                    OUT_BLOCK,
-                    GROUP,
-                    TAPS,
-                    IN_BLOCK,
+                    weight_ptr, member, ky, s * TAPS, IN, OUT, KERNEL, TRANSPOSED, OUT_BLOCK, GROUP, TAPS, IN_BLOCK
                 ),
             )
     n = tl.arange(0, GROUP * OUT_BLOCK)[None, :]
-    out_column, out = column + n // OUT_BLOCK, first_out + n % OUT_BLOCK
+    out_column, out = column + n // OUT_BLOCK, n % OUT_BLOCK
     y_at = (image * (OUT_HEIGHT * OUT_WIDTH) + out_column) * members * OUT + member * OUT + out
     stored = (image < images) & (out_column < OUT_WIDTH) & (out < OUT)
     total = tl.zeros([ROWS // 16, 8, OUT_BLOCK], tl.float32)
@@ -243,7 +223,7 @@ def _convolve_kernel(
             total += fold(y, ROWS, GROUP, OUT_BLOCK)
             squares += fold(y * y, ROWS, GROUP, OUT_BLOCK)
     if MEASURED:
-        out = first_out + tl.arange(0, OUT_BLOCK)
+        out = tl.arange(0, OUT_BLOCK)
         to = moments_ptr + (part * members + member) * OUT + out
         tl.store(to, tl.sum(tl.sum(total, axis=1), axis=0), mask=out < OUT)
         tl.store(to + parts * members * OUT, tl.sum(tl.sum(squares, axis=1), axis=0), mask=out < OUT)
@@ -262,13 +242,13 @@ def fold(y, ROWS: tl.constexpr, GROUP: tl.constexpr, OUT_BLOCK: tl.constexpr):
 
 @triton.jit
 def _load_band(
-    weight_ptr, member, first_out, ky, first_tap,
+    weight_ptr, member, ky, first_tap,
     IN: tl.constexpr, OUT: tl.constexpr, KERNEL: tl.constexpr, TRANSPOSED: tl.constexpr, OUT_BLOCK: tl.constexpr,
     GROUP: tl.constexpr, TAPS: tl.constexpr, IN_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Load the weights from TAPS input columns to GROUP output columns, (TAPS * IN, GROUP * OUT), zero elsewhere."""
     k, n = tl.arange(0, IN_BLOCK)[:, None], tl.arange(0, GROUP * OUT_BLOCK)[None, :]
-    tap, channel, out = k // IN, k % IN, first_out + n % OUT_BLOCK
+    tap, channel, out = k // IN, k % IN, n % OUT_BLOCK
     kx = first_tap + tap - n // OUT_BLOCK
     if TRANSPOSED:
         tap_at = (KERNEL - 1 - ky) * KERNEL + KERNEL - 1 - kx

@@ -17,6 +17,7 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
+from hullo.population.kernels import processors
 from hullo.population.kernels.channel_stats import launch, wait_for_previous
 from hullo.population.kernels.row_conv import ALL, Sizes, block, serves, split_rows
 
@@ -52,6 +53,8 @@ def choose_weight_tile(sizes: Sizes, x: Tensor) -> WeightTile | None:
     blocks = triton.cdiv(sizes.kernel + tile.group - 1, tile.taps)
     groups = len(x) * triton.cdiv(sizes.out_size[1], tile.group)
     programs = triton.cdiv(groups, tile.positions) * blocks * sizes.members
+    if sizes.in_channels == sizes.out_channels == 64 and programs > 3 * processors(x):
+        return None  # for larger images cuDNN is faster
     return tile._replace(segment=split_rows(sizes.in_size[0], programs, x))
 
 
