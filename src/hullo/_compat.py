@@ -29,6 +29,7 @@ _PRE_DISPATCH = torch._C.DispatchKey.PreDispatch
 _count_modes = torch._C._len_torch_dispatch_stack
 _is_key_included = torch._C._dispatch_tls_is_dispatch_key_included
 _forward_ad = torch.autograd.forward_ad
+_TensorGuards = getattr(torch._C._dynamo.guards, "TensorGuards", None)
 
 # Aliases instead of wrappers: torch.compile supports these functions, but not Python functions that call them.
 are_transforms_active = torch._C._are_functorch_transforms_active
@@ -78,6 +79,24 @@ def is_eager() -> bool:
         or _forward_ad._current_level >= 0
         or tracing_state() is not None
     )
+
+
+def check_for(*tensors: Tensor) -> Callable[..., bool] | None:
+    """Return a function that checks in one call whether tensors are like these: type, dtype, device, shape, strides and
+    dispatch keys, which include those of transforms and tracers; None if this version of PyTorch has no such check.
+
+    Forward-mode differentiation and dispatch modes are to be checked separately: see :func:`has_modes`.
+    """
+    if _TensorGuards is None:
+        return None
+    sizes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
+    check: Callable[..., bool] = _TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    return check
+
+
+def has_modes() -> bool:
+    """Return whether a dispatch mode or forward-mode differentiation is active."""
+    return _count_modes() > 0 or _forward_ad._current_level >= 0
 
 
 def is_intercepted(*tensors: Tensor) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,8 @@ from torch import Tensor, fx
 from hullo import operators
 from hullo._compat import (
     are_transforms_active,
+    check_for,
+    has_modes,
     is_eager,
     is_exporting,
     is_intercepted,
@@ -60,16 +62,16 @@ def combine(
     return apply(x, coefficients, CombineSpec(resolved, get_parametrization("given"), channel_dim), backend)
 
 
-def apply(x: Tensor, raw: Tensor, spec: CombineSpec, backend: str | None = None, hull: object = None) -> Tensor:
+def apply(x: Tensor, raw: Tensor, spec: CombineSpec, backend: str | None = None, hull: Any = None) -> Tensor:
     """Combine with raw parameters and a spec, as the modules do. Error messages end with the hint of the hull."""
-    if (
-        backend is None and not torch.compiler.is_compiling() and _is_plain(x, raw, spec)
-    ):  # a shortcut: the rest would take longer than a small kernel
-        name = "triton" if x.is_cuda else "cpu"
-        if torch.is_grad_enabled() and (x.requires_grad or raw.requires_grad):
-            simple: Tensor = _apply_directly(x, raw, spec, name)  # type: ignore[no-untyped-call]
-            return simple
-        return load(name).forward(x, raw, spec)
+    if backend is None and not torch.compiler.is_compiling() and type(x) in _PLAIN:
+        # a shortcut: the rest would take longer than a small kernel
+        route = _find_route(x, raw, spec, None if hull is None else hull.shortcuts)
+        if route is not None:
+            if torch.is_grad_enabled() and (x.requires_grad or raw.requires_grad):
+                simple: Tensor = _apply_directly(x, raw, route)  # type: ignore[no-untyped-call]
+                return simple
+            return route.forward(x, raw)
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.layout is not torch.strided or x.is_nested:
         if isinstance(x, fx.Proxy):  # torch.fx traces with these in place of tensors
             return apply_spelled(x, raw, *spec.spelled, backend)
@@ -87,25 +89,72 @@ def apply(x: Tensor, raw: Tensor, spec: CombineSpec, backend: str | None = None,
     return reference.forward(x, raw, spec)  # plain operations: a compiler fuses them, and exporters support them
 
 
-def _is_plain(x: Any, raw: Tensor, spec: CombineSpec) -> bool:
-    """Return whether x is a plain tensor for a fused kernel, with one row of coefficients, in eager mode."""
+@dataclass(slots=True)
+class _Route:
+    """How a combination is computed: the name of the kernel, and its forward pass."""
+
+    spec: CombineSpec
+    kernel: str
+    forward: Callable[[Tensor, Tensor], Tensor]
+
+
+def _route(spec: CombineSpec, kernel: str) -> _Route:
+    forward = load(kernel).forward
+    return _Route(spec, kernel, lambda x, raw: forward(x, raw, spec))
+
+
+class Shortcuts(dict[int, tuple[Callable[..., bool], Any]]):
+    """What a module has found for tensors, by their number of elements, with a check that others are like them."""
+
+    def __reduce__(self) -> tuple[type[Shortcuts], tuple[()]]:
+        return Shortcuts, ()  # copies and pickles are empty
+
+    def remember(self, found: Any, *tensors: Tensor) -> None:
+        if len(self) > 255:
+            self.clear()
+        if (check := check_for(*tensors)) is not None:
+            self[tensors[0].numel()] = check, found
+
+
+def _find_route(x: Tensor, raw: Tensor, spec: CombineSpec, shortcuts: Shortcuts | None) -> _Route | None:
+    """Return the route of plain tensors in eager mode, which a module looks up from the second call on; else None."""
+    if x.layout is not torch.strided or x.is_nested:  # the check below needs strides
+        return None
+    if shortcuts is not None:
+        known = shortcuts.get(x.numel())
+        if known is not None and known[0](x, raw) and not has_modes():
+            found: _Route = known[1]
+            return found
+    if not _is_plain(x, raw, spec):
+        return None
+    if raw.dim() == 2:
+        check_groups(x.shape, raw.shape[0], spec.channel_dim)
+    if x.is_cuda:
+        from hullo.kernels import triton
+
+        route = _Route(spec, "triton", triton.prepare(x, raw, spec))
+    else:
+        route = _route(spec, "cpu")
+    if shortcuts is not None:
+        shortcuts.remember(route, x, raw)
+    return route
+
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def _is_plain(x: Tensor, raw: Tensor, spec: CombineSpec) -> bool:
+    """Return whether x and raw are plain tensors for a fused kernel, in eager mode."""
     return (
-        type(x) in _PLAIN
-        and ((x.is_cuda and spec.has_formulas and HAS_TRITON) or x.is_cpu)
+        ((x.is_cuda and spec.has_formulas and HAS_TRITON) or x.is_cpu)
         and is_eager()
         and type(raw) in _PLAIN
         and x.dtype in FUSED_DTYPES
-        and x.layout is torch.strided
-        and not x.is_nested
-        and raw.dim() == 1
         and raw.is_cpu == x.is_cpu
         and raw.get_device() == x.get_device()
         and not is_wrapped(x)
         and not is_wrapped(raw)
     )
-
-
-_PLAIN = (Tensor, torch.nn.Parameter)
 
 
 @fx.wrap
@@ -148,15 +197,15 @@ class _Combine(torch.autograd.Function):
     """Combine; save only x and the raw parameters, and recompute the bases in the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, raw: Tensor, spec: CombineSpec, kernel: str) -> Tensor:
-        ctx.spec, ctx.kernel = spec, kernel
+    def forward(ctx: Any, x: Tensor, raw: Tensor, route: _Route) -> Tensor:
+        ctx.route = route
         ctx.save_for_backward(x, raw)
-        return load(kernel).forward(x, raw, spec)
+        return route.forward(x, raw)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         x, raw = ctx.saved_tensors
-        return *backward(gradient, x, raw, ctx.spec, ctx.kernel), None, None
+        return *backward(gradient, x, raw, ctx.route.spec, ctx.route.kernel), None
 
 
 # Function.apply without its Python part, which serves transforms of torch.func
@@ -228,19 +277,18 @@ class _TransformedCombine(_Combine):
     """Combine with the separate setup_context that torch.func requires, which takes three times as long to call."""
 
     @staticmethod
-    def forward(x: Tensor, raw: Tensor, spec: CombineSpec, kernel: str) -> Tensor:  # type: ignore[override]
-        return load(kernel).forward(x, raw, spec)
+    def forward(x: Tensor, raw: Tensor, route: _Route) -> Tensor:  # type: ignore[override]
+        return route.forward(x, raw)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, CombineSpec, str], output: Tensor) -> None:
-        x, raw, ctx.spec, ctx.kernel = inputs
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, _Route], output: Tensor) -> None:
+        x, raw, ctx.route = inputs
         ctx.save_for_backward(x, raw)
 
     @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[int | None, ...], x: Tensor, raw: Tensor, spec: CombineSpec, kernel: str
-    ) -> tuple[Tensor, int]:
+    def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, raw: Tensor, route: _Route) -> tuple[Tensor, int]:
         """Merge a batch of inputs into the input, and a batch of coefficients into the groups."""
+        spec, kernel = route.spec, route.kernel
         x_dim, raw_dim = in_dims[:2]
         if x_dim is None:
             x, x_dim = x.expand(info.batch_size, *x.shape), 0
@@ -260,5 +308,5 @@ def _dispatch(x: Tensor, raw: Tensor, spec: CombineSpec, kernel: str) -> Tensor:
     if needs_plain_operations():
         return reference.forward(x, raw, spec)
     function = _TransformedCombine if are_transforms_active() else _Combine
-    result: Tensor = function.apply(x, raw, spec, kernel)  # type: ignore[no-untyped-call]
+    result: Tensor = function.apply(x, raw, _route(spec, kernel))  # type: ignore[no-untyped-call]
     return result

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from hullo._compat import (
+    has_modes,
     is_eager,
     is_intercepted,
     is_legacy_batched,
@@ -23,7 +24,7 @@ from hullo._compat import (
     real_tensors,
     storage_uses,
 )
-from hullo.functional import apply, backward
+from hullo.functional import Shortcuts, apply, backward
 from hullo.kernels import CombineSpec, choose, load
 from hullo.modules import Hull
 
@@ -48,15 +49,37 @@ class GatedHull(nn.Module):
         if not isinstance(hull, Hull):
             raise TypeError(f"hull is a {type(hull).__name__}; give GatedHull a hull such as hullo.AffineHull(...)")
         self.hull = hull
+        self.shortcuts = Shortcuts()
 
     def forward(self, gate: Tensor, up: Tensor) -> Tensor:
-        hull = self.hull
-        if isinstance(gate, fx.Proxy) or isinstance(up, fx.Proxy) or not _is_plain(hull, gate, up):
+        hull: Hull = self._modules["hull"]  # type: ignore[assignment]  # faster than an attribute
+        found = self._find_kernel(hull, gate, up)
+        if found is None:
             product: Tensor = hull(gate) * up
             return product
-        raw, spec = hull.kernel_input(), hull.spec
-        fused: Tensor = _apply_directly(gate, up, raw, spec, choose(gate, spec, None))  # type: ignore[no-untyped-call]
+        raw, kernel = found
+        fused: Tensor = _apply_directly(gate, up, raw, hull.spec, kernel)  # type: ignore[no-untyped-call]
         return fused
+
+    def _find_kernel(self, hull: Hull, gate: Tensor, up: Tensor) -> tuple[Tensor, str] | None:
+        """Return the input of the kernel for plain tensors, and its name, looked up from the second call on."""
+        if torch.compiler.is_compiling() or isinstance(gate, fx.Proxy) or isinstance(up, fx.Proxy):
+            return None
+        parameters = hull._parameters
+        if hull._forward_hooks or hull._forward_pre_hooks or parameters.get("inner_scale", False) is not None:
+            return None
+        raw = parameters.get(hull.raw_name)
+        if not _have_strides(gate, up):
+            return None
+        known = self.shortcuts.get(gate.numel())
+        if known is not None and known[0](gate, up, raw) and not has_modes():
+            return raw, known[1]  # type: ignore[return-value]
+        if not _is_plain(hull, gate, up):
+            return None
+        given, kernel = hull.kernel_input(), choose(gate, hull.spec, None)
+        if given is raw:
+            self.shortcuts.remember(kernel, gate, up, raw)
+        return given, kernel
 
 
 def named_callers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -67,17 +90,20 @@ def named_callers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name, gated.get(id(module), module)
 
 
+def _have_strides(gate: Tensor, up: Tensor) -> bool:
+    """Return whether both are tensors with strides, which the check of a shortcut needs."""
+    if not isinstance(gate, Tensor) or not isinstance(up, Tensor) or gate.is_nested or up.is_nested:
+        return False
+    return gate.layout is torch.strided and up.layout is torch.strided
+
+
 def _is_plain(hull: Hull, gate: Tensor, up: Tensor) -> bool:
     """Return whether the fused autograd Function applies; otherwise the hull and a product are called."""
-    if not isinstance(gate, Tensor) or not isinstance(up, Tensor) or hull.inner_scale is not None:
-        return False
-    if torch.compiler.is_compiling() or not is_eager() or is_wrapped(gate) or is_wrapped(up):
-        return False
-    if type(hull).forward is not Hull.forward or hull._forward_hooks or hull._forward_pre_hooks:
+    if type(hull).forward is not Hull.forward or not is_eager() or is_wrapped(gate) or is_wrapped(up):
         return False
     raw, device = hull.raw, gate.device
     are_alike = gate.shape == up.shape and gate.dtype == up.dtype and device == up.device and device == raw.device
-    if not are_alike or not gate.is_floating_point() or gate.layout is not torch.strided or gate.is_nested:
+    if not are_alike or not gate.is_floating_point():
         return False
     if hull.groups > 1 and not _has_groups(hull, gate):
         return False  # the hull raises the error
@@ -132,6 +158,13 @@ def _is_disposable(saved: Tensor, references: tuple[int, int, int]) -> bool:
     return references == _references_of_unused()
 
 
+@functools.cache
+def _fused() -> Any:
+    from hullo.kernels import triton  # imported on first use
+
+    return triton
+
+
 class _Gated(torch.autograd.Function):
     """Multiply with a gate; save only the gate, up and raw parameters, and recompute the bases in the backward pass."""
 
@@ -141,9 +174,8 @@ class _Gated(torch.autograd.Function):
         ctx.save_for_backward(gate, up, raw)
         if kernel == "triton":
             _references_of_unused()  # counted now: backward passes cannot be nested
-            from hullo.kernels import triton
-
-            return triton.gated_forward(gate, up, raw, spec)
+            fused: Tensor = _fused().gated_forward(gate, up, raw, spec)
+            return fused
         return load(kernel).forward(gate, raw, spec).mul_(up)
 
     @staticmethod
@@ -151,11 +183,9 @@ class _Gated(torch.autograd.Function):
         gate, up, raw = ctx.saved_tensors
         batched = is_legacy_batched(gradient)
         if ctx.kernel == "triton" and not torch.is_grad_enabled() and not batched:
-            from hullo.kernels import triton
-
             counts = _references(gate), _references(up)
             disposable = (_is_disposable(gate, counts[0]), _is_disposable(up, counts[1]))
-            return *triton.gated_backward(gradient, gate, up, raw, ctx.spec, disposable), None, None
+            return *_fused().gated_backward(gradient, gate, up, raw, ctx.spec, disposable), None, None
         dup = gradient * apply(gate, raw, ctx.spec, ctx.kernel)
         dgate, draw = backward(gradient * up, gate, raw, ctx.spec, ctx.kernel)
         return dgate, dup, draw, None, None

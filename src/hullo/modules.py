@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hullo._compat import real_tensors
 from hullo.bases import Base, base, resolve
 from hullo.coefficients import Hyperplane, Orthant, Simplex, Space, invert
-from hullo.functional import apply
+from hullo.functional import Shortcuts, apply
 from hullo.inner_scale import apply_scaled, make_scales
 from hullo.kernels import CombineSpec
 from hullo.optimizer_hook import watch
@@ -61,6 +61,7 @@ class Hull(nn.Module):
         chosen = self.constraint.parametrization
         in_kernel = chosen if isinstance(chosen, BuiltInParametrization) else get_parametrization("given")
         self.spec = CombineSpec(self.bases, in_kernel, channel_dim)
+        self.shortcuts = Shortcuts()
         self.raw_name = write_raw_name(chosen.name, self.bases, groups, channel_dim)
         self.init = self._validate(self._uniform() if init is None else init)
         self.raw = nn.Parameter(  # type: ignore[misc]
@@ -91,7 +92,7 @@ class Hull(nn.Module):
             scale = self.inner_scale
         if scale is not None:
             return apply_scaled(input, raw, scale, self.spec, hull=self)  # type: ignore[arg-type]
-        return apply(input, raw, self.spec, hull=self)  # type: ignore[arg-type]
+        return apply(input, raw, self.spec, None, self)  # type: ignore[arg-type]
 
     def kernel_input(self) -> Tensor:
         """Return the input of the kernels: raw parameters of a built-in parametrization, otherwise coefficients."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import linecache
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from hullo.kernels.linear_terms import kernel_parts
 from hullo.kernels.spec import CombineSpec, compute_dtype, dense, extents, laid_out_like
 from hullo.parametrizations import BuiltInParametrization
 
-_address = Tensor.data_ptr
+_address, _is_contiguous = Tensor.data_ptr, Tensor.is_contiguous
 _HOOKS = triton.knobs.runtime.launch_enter_hook
 DIRECT = triton.__version__.startswith("3.6.")
 """Whether the arguments of Triton's launcher in C are known; they differ between versions."""
@@ -36,30 +37,37 @@ INTERPRETED = bool(triton.knobs.runtime.interpret)
 
 
 def forward(x: Tensor, raw: Tensor, spec: CombineSpec) -> Tensor:
-    if raw.dim() == 1 and x.is_contiguous() and raw.is_contiguous() and (count := x.numel()):  # in the least time
-        y, sizes, device = torch.empty_like(x), (1, 1, count), x.get_device()
-        launch = _launches(sizes, spec.bases, spec.parametrization, x.dtype, device, False, spec.order).forward
-        at = (a := x.data_ptr(), b := raw.data_ptr(), c := y.data_ptr())
-        if (a | b | c) & 15 or launch.run is None or _HOOKS.calls or device != current_cuda_device():
-            launch(x, raw, y)
-        else:
-            launch.run((), at)
-        return y
-    x, order = dense(x)
-    raw = raw.contiguous()
+    launches, raw, x = _arrange(spec, False, raw, x)
     y = torch.empty_like(x)
-    if x.numel():
-        _launches_for(x, order, raw, spec).forward(x, raw, y)
+    if launches is not None:
+        launches.forward(x, raw, y)
     return y
 
 
+def prepare(x: Tensor, raw: Tensor, spec: CombineSpec) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return `forward` for tensors that are like these, in less time per call."""
+    launches, row, same = _arrange(spec, False, raw, x)
+    if launches is None or same is not x or row is not raw:
+        return lambda x, raw: forward(x, raw, spec)
+    launch, empty, device = launches.forward, torch.empty_like, x.get_device()
+
+    def run(x: Tensor, raw: Tensor) -> Tensor:
+        y = empty(x)
+        addresses = (a := x.data_ptr(), b := raw.data_ptr(), c := y.data_ptr())
+        if (a | b | c) & 15 or launch.run is None or _HOOKS.calls or device != current_cuda_device():
+            launch(x, raw, y)
+        else:
+            launch.run((), addresses)
+        return y
+
+    return run
+
+
 def backward(gradient: Tensor, x: Tensor, raw: Tensor, spec: CombineSpec) -> tuple[Tensor, Tensor]:
-    x, order = dense(x)
-    gradient, raw = laid_out_like(gradient, x, order), raw.contiguous()
+    launches, raw, x, gradient = _arrange(spec, False, raw, x, gradient)
     dx, draw = torch.empty_like(x), torch.empty_like(raw)
-    if not x.numel():
+    if launches is None:
         return dx, draw.zero_()
-    launches = _launches_for(x, order, raw, spec)
     partial = launches.partials(x)
     launches.backward(gradient, x, raw, dx, partial)
     launches.reduce(partial, raw, draw)
@@ -71,13 +79,11 @@ def second(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the derivatives of <v, dx> + <w, dc> with respect to the gradient, x and the coefficients, where (dx, dc)
     is the result of `backward`. The parametrization is "given"."""
-    x, order = dense(x)
-    gradient, v = laid_out_like(gradient, x, order), laid_out_like(v, x, order)
-    coefficients, w = coefficients.contiguous(), w.contiguous()
+    launches, coefficients, x, gradient, v = _arrange(spec, False, coefficients, x, gradient, v)
+    w = w.contiguous()
     dgradient, dx, dc = torch.empty_like(x), torch.empty_like(x), torch.empty_like(coefficients)
-    if not x.numel():
+    if launches is None:
         return dgradient, dx, dc.zero_()
-    launches = _launches_for(x, order, coefficients, spec)
     partial = launches.partials(x)
     launches.second(v, gradient, x, coefficients, w, dgradient, dx, partial)
     launches.reduce(partial, coefficients, dc)
@@ -86,11 +92,10 @@ def second(
 
 def gated_forward(gate: Tensor, up: Tensor, raw: Tensor, spec: CombineSpec) -> Tensor:
     """Return hull(gate) * up."""
-    gate, order = dense(gate)
-    up, raw = laid_out_like(up, gate, order), raw.contiguous()
+    launches, raw, gate, up = _arrange(spec, True, raw, gate, up)
     y = torch.empty_like(gate)
-    if gate.numel():
-        _launches_for(gate, order, raw, spec, gated=True).forward(gate, up, raw, y)
+    if launches is not None:
+        launches.forward(gate, up, raw, y)
     return y
 
 
@@ -104,13 +109,12 @@ def gated_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of the gate, of `up` and of the raw parameters; the first two in the memory of the gate
     and of `up` if that is disposable."""
-    gate, order = dense(gate)
-    up, gradient, raw = laid_out_like(up, gate, order), laid_out_like(gradient, gate, order), raw.contiguous()
-    dgate, dup = (t if ours else torch.empty_like(gate) for t, ours in zip((gate, up), disposable, strict=True))
+    launches, raw, gate, up, gradient = _arrange(spec, True, raw, gate, up, gradient)
+    dgate = gate if disposable[0] else torch.empty_like(gate)
+    dup = up if disposable[1] else torch.empty_like(gate)
     draw = torch.empty_like(raw)
-    if not gate.numel():
+    if launches is None:
         return dgate, dup, draw.zero_()
-    launches = _launches_for(gate, order, raw, spec, gated=True)
     partial = launches.partials(gate)
     launches.backward(gradient, gate, up, raw, dgate, dup, partial)
     launches.reduce(partial, raw, draw)
@@ -139,15 +143,13 @@ class _Launch:
 
     def __call__(self, *tensors: Tensor) -> None:
         addresses = [*map(_address, tensors)]
-        bits = 0
-        for address in addresses:
-            bits |= address
+        # A kernel that Triton compiles for addresses divisible by 16 is valid for such addresses only.
+        is_aligned = not functools.reduce(operator.or_, addresses) & 15
         if self.device == current_cuda_device() or INTERPRETED:
-            # A kernel that Triton compiles for addresses divisible by 16 is valid for such addresses only.
-            if bits & 15 or self.run is None or _HOOKS.calls:
-                self._start(tensors, is_aligned=not bits & 15)
-            else:
+            if is_aligned and self.run is not None and not _HOOKS.calls:
                 self.run(tensors, addresses)
+            else:
+                self._start(tensors, is_aligned)
         else:
             with torch.cuda.device(self.device):  # Triton launches on the current device
                 self(*tensors)
@@ -181,12 +183,20 @@ class _Launches(NamedTuple):
 
     def partials(self, x: Tensor) -> Tensor:
         """Allocate memory for the sums of every program."""
-        return torch.empty(self.sums, dtype=compute_dtype(x), device=x.device)
+        return x.new_empty(self.sums, dtype=compute_dtype(x))
 
 
-def _launches_for(x: Tensor, order: list[int], raw: Tensor, spec: CombineSpec, gated: bool = False) -> _Launches:
-    sizes = extents(x, order, raw, spec)
-    return _launches(sizes, spec.bases, spec.parametrization, x.dtype, x.get_device(), gated, spec.order)
+def _arrange(spec: CombineSpec, gated: bool, raw: Tensor, x: Tensor, *others: Tensor) -> tuple[Any, ...]:
+    """Return the launches for x, None if it is empty; and all tensors without gaps, in the memory layout of x."""
+    if raw.dim() == 1 and all(map(_is_contiguous, (raw, x, *others))):  # in the least time
+        arranged, sizes = (raw, x, *others), (1, 1, x.numel())
+    else:
+        x, order = dense(x)
+        arranged = raw.contiguous(), x, *(laid_out_like(t, x, order) for t in others)
+        sizes = extents(x, order, raw, spec)
+    if not x.numel():
+        return None, *arranged
+    return _launches(sizes, spec.bases, spec.parametrization, x.dtype, x.get_device(), gated, spec.order), *arranged
 
 
 @functools.lru_cache(maxsize=4096)
