@@ -103,21 +103,32 @@ def _route(spec: CombineSpec, kernel: str) -> _Route:
     return _Route(spec, kernel, lambda x, raw: forward(x, raw, spec))
 
 
-class Shortcuts(dict[int, tuple[Callable[..., bool], Any]]):
-    """What a module has found for tensors, by their number of elements, with a check that others are like them."""
+class Shortcuts(dict[int, tuple[Callable[..., bool], Any] | None]):
+    """What a module has found for tensors, by their number of elements, with a check that others are like them.
+
+    Nothing is prepared for the first call of a size, since inputs may never have the same size again.
+    """
 
     def __reduce__(self) -> tuple[type[Shortcuts], tuple[()]]:
         return Shortcuts, ()  # copies and pickles are empty
 
-    def remember(self, found: Any, *tensors: Tensor) -> None:
+    def has_seen(self, x: Tensor) -> bool:
+        """Return whether there was a call of this size before; note this one."""
+        if (count := x.numel()) in self:
+            return True
         if len(self) > 255:
             self.clear()
-        if (check := check_for(*tensors)) is not None:
-            self[tensors[0].numel()] = check, found
+        self[count] = None
+        return False
+
+    def remember(self, found: Any, *tensors: Tensor) -> None:
+        """Remember what was found for tensors, the first of which has the size."""
+        check = check_for(*tensors)
+        self[tensors[0].numel()] = None if check is None else (check, found)
 
 
 def _find_route(x: Tensor, raw: Tensor, spec: CombineSpec, shortcuts: Shortcuts | None) -> _Route | None:
-    """Return the route of plain tensors in eager mode, which a module looks up from the second call on; else None."""
+    """Return the route of plain tensors in eager mode, which a module looks up from the third call on; else None."""
     if x.layout is not torch.strided or x.is_nested:  # the check below needs strides
         return None
     if shortcuts is not None:
@@ -129,13 +140,12 @@ def _find_route(x: Tensor, raw: Tensor, spec: CombineSpec, shortcuts: Shortcuts 
         return None
     if raw.dim() == 2:
         check_groups(x.shape, raw.shape[0], spec.channel_dim)
-    if x.is_cuda:
-        from hullo.kernels import triton
+    route = _route(spec, "triton" if x.is_cuda else "cpu")
+    if shortcuts is not None and shortcuts.has_seen(x):
+        if x.is_cuda:
+            from hullo.kernels import triton
 
-        route = _Route(spec, "triton", triton.prepare(x, raw, spec))
-    else:
-        route = _route(spec, "cpu")
-    if shortcuts is not None:
+            route.forward = triton.prepare(x, raw, spec)
         shortcuts.remember(route, x, raw)
     return route
 

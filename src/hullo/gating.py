@@ -77,7 +77,7 @@ class GatedHull(nn.Module):
         if not _is_plain(hull, gate, up):
             return None
         given, kernel = hull.kernel_input(), choose(gate, hull.spec, None)
-        if given is raw:
+        if given is raw and self.shortcuts.has_seen(gate):
             self.shortcuts.remember(kernel, gate, up, raw)
         return given, kernel
 
