@@ -41,6 +41,11 @@ disabled_torch_function = torch._C._disabled_torch_function_impl
 copy_each = torch._foreach_copy_
 current_cuda_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", int)
 current_cuda_stream: Callable[[int | None], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
+empty_cuda: Callable[..., Tensor] = getattr(
+    torch._C._dynamo.guards,
+    "_empty_strided_cuda",
+    lambda *args: torch.empty_strided(*args[:2], dtype=args[2], device="cuda"),
+)  # given shape, strides and dtype, on the current device, in half the time of torch.empty_strided
 is_left_aligned = torch._nested_tensor_from_mask_left_aligned
 
 
