@@ -59,8 +59,10 @@ def test_other_coefficients_of_the_same_hull_count_at_once() -> None:
     act = warm()
     act.coefficients = [0.0, 1.0, 0.0]
     assert torch.equal(act(X), X.relu())
+    (slope,) = torch.autograd.grad(act(X).sum(), act.raw)
     act.raw = torch.nn.Parameter(act.raw.detach().double())
     torch.testing.assert_close(act(X), X.relu())
+    torch.testing.assert_close(*torch.autograd.grad(act(X).sum(), act.raw), slope.double(), rtol=1e-5, atol=1e-5)
     act.raw.requires_grad_(False)
     assert not act(X).requires_grad
 

@@ -184,12 +184,6 @@ def logistic_tail(m):
 
 
 @triton.jit
-def logistic_tail_by_reciprocal(m):
-    """Compute sigmoid(-m) in four instructions, two of which run on the slow unit: for kernels with time left there."""
-    return reciprocal(1.0 + exp2(1.4426950408889634 * m))
-
-
-@triton.jit
 def magnitude(x):
     """Compute |x|, at most the largest finite bfloat16; tl.abs, which masks bits, takes an instruction more."""
     if not HARDWARE:
@@ -318,7 +312,6 @@ BFLOAT16 = FLOAT16 | {"tanh": tanh_by_hardware, "widen": widen_by_pairs}
 SHARED_TERMS = {
     "below": below,
     "logistic_tail": logistic_tail,
-    "logistic_tail_by_reciprocal": logistic_tail_by_reciprocal,
     "magnitude": magnitude,
     "normal_tail_of_magnitude": normal_tail_of_magnitude,
     "select_by_sign": select_by_sign,

@@ -117,7 +117,6 @@ def kernel_parts(bases: Sequence[Base]) -> dict[str, list[str]]:
     if halves:  # relu(x) is half of |x| and half of x, whose sums are there
         products[halves[0]] = "dm"
     sums = [f"sum{i} += add_up({product}, PER_SUM)" for i, product in enumerate(products)]
-    backward.lines = [line.replace("logistic_tail(", "logistic_tail_by_reciprocal(") for line in backward.lines]
     return {
         "TERMS": [f"{name} = {factor}" for name, factor in factors.items()],
         "FORWARD": over_tiles(["x"], [*forward.lines, store("y")]),

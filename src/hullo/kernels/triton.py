@@ -33,8 +33,6 @@ DIRECT = triton.__version__.startswith("3.6.")
 # Of four and more bases in 16 bits and in more, forward and backward: the size of a tile, warps, programs per
 # multiprocessor (0: one for each tile) and stages, as measured on an H200.
 MANY = {16: ((1024, 4, 128, 1), (1024, 4, 30, 1)), 32: ((2048, 4, 0, 1), (1024, 4, 56, 3))}
-REGISTERS = 48
-"""The most registers per thread of a backward pass with shared terms, so that ten programs fit on a multiprocessor."""
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 
 
@@ -203,7 +201,8 @@ def _arrange(spec: CombineSpec, gated: bool, raw: Tensor, x: Tensor, *others: Te
         sizes = extents(x, order, raw, spec)
     if not x.numel():
         return None, *arranged
-    return _launches(sizes, spec.bases, spec.parametrization, x.dtype, x.get_device(), gated, spec.order), *arranged
+    key = (spec.bases, spec.parametrization, x.dtype, raw.dtype, x.get_device(), gated, spec.order)
+    return _launches(sizes, *key), *arranged
 
 
 @functools.lru_cache(maxsize=4096)
@@ -212,6 +211,7 @@ def _launches(
     bases: tuple[Base, ...],
     parametrization: BuiltInParametrization,
     dtype: torch.dtype,
+    raw_dtype: torch.dtype,  # of the kernel that a launch runs again, as the dtype of x
     device: int | None,
     gated: bool,
     order: int,
@@ -245,14 +245,13 @@ def _launches(
     sums = back.splits * (groups * inner if by_column else groups)  # of each base
     sums_of_group = sums // groups
     ways, options = back.constants | {"EARLY": early}, {"num_warps": warps[1]}
-    limited = options | ({"maxnreg": REGISTERS} if shares_terms(bases, dtype, gated, order) else {})
     # columns that a thread loads with one instruction, of which it keeps one sum
     ways["PER_SUM"] = 1 if by_column else min(16 // dtype.itemsize, back.constants["COLUMNS"])
     return _Launches(
         forward=_Launch(
             kernels["forward"], device, there.programs, there.sizes, there.constants, {"num_warps": warps[0]}
         ),
-        backward=_Launch(kernels["backward"], device, back.programs, (*back.sizes, sums), ways, limited),
+        backward=_Launch(kernels["backward"], device, back.programs, (*back.sizes, sums), ways, options),
         second=_Launch(kernels.get("second"), device, back.programs, (*back.sizes, sums), ways, options),
         reduce=_Launch(
             kernels["reduce"],
