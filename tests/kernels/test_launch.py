@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 
 from triton.backends.nvidia.driver import CudaLauncher
 
+import hullo
 from hullo.kernels import triton as kernels
 
 TENSORS = (torch.zeros(8), torch.ones(8))
@@ -73,3 +74,11 @@ def test_addresses_that_are_not_aligned_are_compiled_for_anew(compiled: Compiled
     run(torch.zeros(9)[1:], TENSORS[1])
     assert not compiled.ran
     assert not compiled.launched
+
+
+def test_raw_parameters_of_another_type_have_launches_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "INTERPRETED", True)
+    spec, x, raw = hullo.AffineHull("identity", "relu").spec, torch.zeros(8), torch.ones(2)
+    single, double, again = (kernels._arrange(spec, False, row, x)[0] for row in (raw, raw.double(), raw))
+    assert single is again
+    assert single.forward is not double.forward  # it runs the kernel again that was compiled for its first tensors
