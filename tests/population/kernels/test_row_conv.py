@@ -122,6 +122,13 @@ def test_other_sizes_are_left_to_others(sizes: Sizes) -> None:
     assert choose_tile(sizes, torch.empty(32)) is None
 
 
+@pytest.mark.skipif(not INTERPRETED, reason="on a GPU there are more processors")
+@pytest.mark.parametrize(("members", "chosen"), [(1, True), (3, False)])
+def test_weights_of_64_channels_are_left_to_cudnn_where_there_are_many_programs(members: int, chosen: bool) -> None:
+    sizes = Sizes(members, 64, 64, 3, 1, (8, 8), (8, 8))
+    assert (choose_weight_tile(sizes, torch.empty(32)) is not None) is chosen
+
+
 @pytest.mark.parametrize(
     ("dtype", "capability", "version", "expected"),
     [
