@@ -30,6 +30,8 @@ def test_members_keep_class_ties_buffers_and_modes() -> None:
     assert member.training
     member.tokens.weight.data.zero_()
     assert population[-1].tokens.weight.any()
+    population.stacked.tokens.weight.requires_grad_(False)
+    assert not population[0].tokens.weight.requires_grad
     assert len(population[:]) == len(list(population)) == len(population) == 2
     with pytest.raises(IndexError, match="2"):
         population[2]

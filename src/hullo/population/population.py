@@ -131,12 +131,15 @@ class Population(nn.Module):
         if not -len(self) <= k < len(self):
             raise IndexError(f"member {k} of a population of {len(self)}")
         k %= len(self)
-        tensors = {name: tensor[k] for name, tensor in _named_tensors(self.stacked)}
+        stacked = dict(_named_tensors(self.stacked))
+        tensors = {name: tensor[k] for name, tensor in stacked.items()}
         tensors |= dict(_named_tensors(self.shared)) | dict(self.activations.member_tensors(k))
         empty = self._empty[k]
         for name, tensor in (*empty.named_parameters(), *empty.named_buffers()):
             tensors[name] = tensors[name].reshape(tensor.shape)
         member = filled_copy(empty, tensors)
+        for name, parameter in member.named_parameters():
+            parameter.requires_grad_(getattr(stacked.get(name), "requires_grad", parameter.requires_grad))
         sites = {site.path for site in self._sites}
         for path, module in self._empty[0].named_modules():
             if path not in sites:
