@@ -85,7 +85,9 @@ class LocalRunner:
         checkpoints.restore(training)
         if training.epoch == training.step == 0 and (shorter := self.queue.finished.find_shorter(population)):
             self.queue.finished.restore(training, shorter)
-            progress.note(f"{describe_population(population)}: continuing an earlier run after epoch {training.epoch}")
+            if self.world.is_main:
+                name = describe_population(population)
+                progress.note(f"{name}: continuing an earlier run after epoch {training.epoch}")
         display = _Display(training, progress)
         last = saved = time.monotonic()
         for _ in training.advance():
