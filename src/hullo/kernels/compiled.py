@@ -27,7 +27,7 @@ from hullo.bases import Base
 from hullo.kernels.c_codegen import c_source
 from hullo.kernels.spec import CombineSpec
 
-WORTHWHILE = 2**14
+WORTHWHILE = 2**8
 """Elements from which on tensors have compiled kernels. What was computed before has no influence on this choice: a run
 that is resumed repeats every bit."""
 
