@@ -1,8 +1,11 @@
-"""Tiny files in the official formats."""
+"""Tiny files in the official formats, and folders of images."""
 
 import gzip
 import hashlib
 import struct
+from pathlib import Path
+
+from PIL import Image
 
 from hullo.lab.data.release import File
 
@@ -21,3 +24,13 @@ FASHION = {
     "t10k-images-idx3-ubyte.gz": as_idx((1, 2, 3), range(100, 106)),
     "t10k-labels-idx1-ubyte.gz": as_idx((1,), [5]),
 }
+
+
+def write_images(folder: Path, sizes: tuple[int, ...] = (8,), mode: str = "L") -> Path:
+    """Write square images of two classes, two of each size, for training and for validation."""
+    for split in ("train", "val"):
+        for kind in ("cat", "dog"):
+            (folder / split / kind).mkdir(parents=True)
+            for number, size in enumerate(sizes * 2):
+                Image.new(mode, (size, size), 40 * number).save(folder / split / kind / f"{number}.png")
+    return folder

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import time
@@ -10,16 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from PIL import Image
-from safetensors.torch import save_file
 from tiny_command import Command
+from tiny_releases import write_images
 from typer.testing import CliRunner, Result
 
 import hullo
 from hullo.lab import load_network
 from hullo.lab.cli import app
-from hullo.lab.data import DataError, open_data
+from hullo.lab.data import open_data
 from hullo.lab.spec.records import Records
 
 NETWORK = """
@@ -147,15 +144,6 @@ def invoke(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in (*arguments, *SETTINGS)])
 
 
-def folder_of_images(place: Path, sizes: tuple[int, ...] = (8,), mode: str = "L") -> Path:
-    for split in ("train", "val"):
-        for kind in ("cat", "dog"):
-            (place / "animals" / split / kind).mkdir(parents=True)
-            for number, size in enumerate(sizes * 2):
-                Image.new(mode, (size, size), 40 * number).save(place / "animals" / split / kind / f"{number}.png")
-    return place / "animals"
-
-
 @pytest.mark.parametrize(
     ("network", "data", "activation", "learned"),
     [
@@ -205,7 +193,7 @@ def test_several_activations_and_seeds_form_one_table() -> None:
 
 
 def test_the_laboratorys_networks_train_on_a_folder_of_images(place: Path) -> None:
-    folder = folder_of_images(place, (20, 24), "RGB")
+    folder = write_images(place / "animals", (20, 24), "RGB")
     refused = invoke("train", "kerasnet", folder, "--activation", "relu")
     assert refused.exit_code == 1
     assert re.search("differ in size.*--image-size", refused.stderr)
@@ -303,128 +291,3 @@ def test_network_with_activation_argument_needs_one_or_a_default() -> None:
     assert "--activation relu" in result.stderr
     Path("net.py").write_text(NETWORK.replace("activation, num_classes", "num_classes, activation=lambda c: nn.SiLU()"))
     assert invoke("train", "net.py:given", "images.npz", "--epochs", 1).exit_code == 0
-
-
-class TestArrays:
-    LABELS = torch.arange(4) % 2
-
-    def save(self, **arrays: torch.Tensor) -> Path:
-        x = torch.zeros(4, 3)
-        given = {"x_train": x, "y_train": self.LABELS, "x_test": x, "y_test": self.LABELS} | arrays
-        save_file({name: tensor.clone() for name, tensor in given.items()}, "made.safetensors")
-        return Path("made.safetensors")
-
-    @pytest.mark.parametrize(
-        ("shape", "read"), [((4, 6, 7), (4, 1, 6, 7)), ((4, 6, 7, 3), (4, 3, 6, 7)), ((4, 2, 6, 7), (4, 2, 6, 7))]
-    )
-    def test_images_of_any_dimension_order_are_read(self, shape: tuple[int, ...], read: tuple[int, ...]) -> None:
-        images = torch.randint(0, 256, shape, dtype=torch.uint8)
-        dataset = open_data(self.save(x_train=images, x_test=images))
-        assert dataset.train_images.shape == read
-        assert dataset.train_images.sum() == images.sum()
-
-    def test_name_depends_on_the_content(self) -> None:
-        first = open_data(self.save()).name
-        assert open_data(self.save()).name == first
-        assert open_data(self.save(x_train=torch.ones(4, 3))).name != first
-        assert open_data(self.save(y_train=1 - self.LABELS)).name != first
-
-    @pytest.mark.parametrize(
-        ("arrays", "message"),
-        [
-            ({"y_train": torch.rand(4)}, r"y_train.*torch.float32.*hullo\.population"),
-            ({"y_test": torch.zeros(3, dtype=torch.int64)}, r"y_test.*\(4,\)"),
-            ({"y_train": torch.tensor([-1, 0, 1, 1])}, "from 0; got -1"),
-            ({"y_test": torch.tensor([0, 1, 2, 1])}, "labels from 0 to 2, but 2 classes"),
-            ({"x_test": torch.zeros(4, 2)}, r"x_train and x_test differ.*\(4, 2\)"),
-            ({"x_train": torch.full((4, 3), torch.nan)}, "x_train.*not finite"),
-            ({"x_train": torch.zeros(4)}, r"x_train.*\(count, \.\.\.\)"),
-        ],
-    )
-    def test_bad_arrays_are_reported_by_name(self, arrays: dict[str, torch.Tensor], message: str) -> None:
-        with pytest.raises(ValueError, match=message):
-            open_data(self.save(**arrays))
-
-    def test_files_without_arrays_are_rejected(self) -> None:
-        Path("torn.npz").write_bytes(Path("images.npz").read_bytes()[:100])
-        Path("torn.safetensors").write_bytes(b"abc")
-        np.savez("other.npz", x_train=np.zeros(3))
-        np.savez("pickled.npz", x_train=np.array([{}]), allow_pickle=True)
-        names, x, y = np.array(["a", "b"]), np.zeros((2, 3)), np.arange(2)
-        np.savez("names.npz", x_train=x, y_train=names, x_test=x, y_test=names)
-        np.savez("number.npz", x_train=np.float32(1), y_train=y, x_test=x, y_test=y)
-        for name, message in (
-            ("torn.npz", "cannot be read"),
-            ("torn.safetensors", "cannot be read"),
-            ("other.npz", "no array y_train; it has x_train"),
-            ("pickled.npz", "cannot be read"),
-            ("names.npz", "y_train.*labels from 0; got <U1"),
-            ("number.npz", "x_train.*single number"),
-            ("nowhere.npz", "does not exist"),
-        ):
-            with pytest.raises(DataError, match=message):
-                open_data(name)
-
-
-class TestFolders:
-    def test_classes_are_folders_and_pixels_unchanged(self, place: Path) -> None:
-        dataset = open_data(folder_of_images(place))
-        assert (dataset.classes, dataset.train_labels.tolist()) == (("cat", "dog"), [0, 0, 1, 1])
-        assert dataset.train_images.shape == (4, 1, 8, 8)
-        assert dataset.train_images.flatten(1)[:, 0].tolist() == [0, 40, 0, 40]
-
-    def test_16_bits_are_scaled_and_hidden_folders_skipped(self, place: Path) -> None:
-        folder = folder_of_images(place)
-        (folder / "train" / ".ipynb_checkpoints").mkdir()
-        Image.fromarray(np.full((8, 8), 40_000, np.uint16)).save(folder / "train" / "dog" / "9.png")
-        dataset = open_data(folder)
-        assert dataset.classes == ("cat", "dog")
-        assert dataset.train_images[-1].unique().tolist() == [40_000 // 256]
-        Image.new("F", (8, 8)).save(folder / "train" / "dog" / "9.tiff")
-        with pytest.raises(DataError, match=r"9\.tiff.*32 bits"):
-            open_data(folder)
-
-    def test_images_are_resized_and_center_cropped(self, place: Path) -> None:
-        folder = folder_of_images(place)
-        wide = np.zeros((8, 24), np.uint8)
-        wide[:, 8:16] = 200
-        Image.fromarray(wide).save(folder / "train" / "cat" / "wide.png")
-        dataset = open_data(folder, image_size=8)
-        assert dataset.train_images[2].unique().tolist() == [200]
-
-    @pytest.mark.parametrize(
-        ("spoil", "message"),
-        [
-            ("stray text", r"notes\.txt is not an image"),
-            ("torn image", r"torn\.png cannot be read"),
-            ("unknown class", "class 'bird' has no training images"),
-            ("no val", "no folder val"),
-            ("empty", "contains no images"),
-            ("pipe", r"pipe\.png is not a regular file"),
-            ("bomb", r"0\.png cannot be read.*exceeds limit"),
-        ],
-    )
-    def test_error_in_a_folder_names_the_file(
-        self, spoil: str, message: str, place: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        folder = folder_of_images(place)
-        if spoil == "stray text":
-            (folder / "train" / "cat" / "notes.txt").write_text("a")
-        elif spoil == "torn image":
-            content = io.BytesIO()
-            Image.effect_noise((8, 8), 50).save(content, "png")
-            (folder / "train" / "cat" / "torn.png").write_bytes(content.getvalue()[:50])
-        elif spoil == "pipe":
-            os.mkfifo(folder / "train" / "cat" / "pipe.png")
-        elif spoil == "bomb":
-            monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 30)  # an error from twice as many
-        elif spoil == "unknown class":
-            (folder / "val" / "bird").mkdir()
-        else:
-            for path in sorted((folder / "val").rglob("*"), reverse=True):
-                path.unlink() if path.is_file() else path.rmdir()
-            if spoil == "no val":
-                (folder / "val").rmdir()
-        (folder / "train" / ".hidden").write_text("is left alone")
-        with pytest.raises(DataError, match=message):
-            open_data(folder)
