@@ -124,9 +124,26 @@ class Dropping(nn.Module):
         return self.out(F.scaled_dot_product_attention(y, y, y, dropout_p=self.rate / 4 * self.training)[:, 0, 0])
 
 
-@pytest.mark.parametrize("rates", [[0.5, 0.5, 0.5], [0, 0.5, 0.9]])
-def test_dropout_is_independent_of_other_members(rates: list[float]) -> None:
-    members = [Dropping(rate).double() for rate in rates]
+class Noisy(nn.Module):
+    """Random numbers of other kinds: stochastic depth, alpha dropout, noise, random slopes."""
+
+    def __init__(self, rate: float = 0.5) -> None:
+        super().__init__()
+        self.linear, self.out, self.rate = nn.Linear(3 * 64, 8), nn.Linear(8, 2), rate
+        self.alpha, self.act = nn.AlphaDropout(rate), nn.RReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.alpha(self.act(self.linear(x.flatten(1))))
+        kept = y.new_empty(len(y), 1).bernoulli_(1 - self.rate).div_(1 - self.rate)
+        noise = torch.rand(y.shape, dtype=y.dtype) + torch.empty_like(y).normal_(std=0.1) - torch.randn_like(y)
+        return self.out(F.gumbel_softmax(y * kept) + y * (self.rate + torch.rand_like(y)).floor() + noise * self.rate)
+
+
+@pytest.mark.parametrize(
+    ("network", "rates"), [(Dropping, [0.5, 0.5, 0.5]), (Dropping, [0, 0.5, 0.9]), (Noisy, [0.2, 0.5, 0.9])]
+)
+def test_random_numbers_are_independent_of_other_members(network: type, rates: list[float]) -> None:
+    members = [network(rate).double() for rate in rates]
     batches = inputs_of(Dropping, 3)
     together = Population(members, seeds=[4, 7, 9])
     train(together, SGD(together, lr=0.1), batches)

@@ -151,17 +151,31 @@ def test_functions_with_the_same_code_and_values_are_equal(function: Any) -> Non
     torch.testing.assert_close(Population(members)(x), expected)
 
 
-def test_numbers_that_change_more_than_dropout_are_rejected_with_the_line() -> None:
-    class Scaling(nn.Module):
-        def __init__(self, rate: float) -> None:
-            super().__init__()
-            self.linear, self.rate = nn.Linear(3, 3), rate
+class Clamping(nn.Module):
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.linear, self.rate = nn.Linear(3, 3), rate
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.linear(x) * self.rate
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x).clamp(max=self.rate)
 
-    with pytest.raises(ValueError, match=r"0 and 2 .*rate is 0\.1 and 0\.2.*\* self\.rate"):
-        Population([Scaling(0.1), Scaling(0.1), Scaling(0.2)])(torch.randn(3, 2, 3))
+
+class Scaling(Clamping):
+    def forward(self, x: Tensor) -> Tensor:
+        return (1 - self.rate) * self.linear(x) / self.rate + self.rate
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_numbers_in_elementwise_operations_may_differ(dtype: torch.dtype) -> None:
+    members = [Scaling(rate).to(dtype) for rate in (0.1, 0.1, 0.7)]
+    x = torch.randn(3, 2, 3, dtype=dtype)
+    expected = torch.stack([member(x[k]) for k, member in enumerate(members)])
+    torch.testing.assert_close(Population(members)(x), expected, rtol=4 * torch.finfo(dtype).eps, atol=0)
+
+
+def test_numbers_that_change_more_than_a_factor_are_rejected_with_the_line() -> None:
+    with pytest.raises(ValueError, match=r"0 and 2 .*rate is 0\.1 and 0\.2.*clamp\(max=self\.rate"):
+        Population([Clamping(0.1), Clamping(0.1), Clamping(0.2)])(torch.randn(3, 2, 3))
     with pytest.raises(ValueError, match=r"eps is 1e-05 and 0\.1"):
         Population([nn.LayerNorm(3), nn.LayerNorm(3, eps=0.1)])
 

@@ -48,8 +48,8 @@ def branch(network: nn.Module, x: Tensor) -> Tensor:
     return x if x.sum() > 0 else -x
 
 
-def add_noise(network: nn.Module, x: Tensor) -> Tensor:
-    return x + torch.randn_like(x)
+def shuffle(network: nn.Module, x: Tensor) -> Tensor:
+    return x[torch.randperm(len(x))]
 
 
 def differentiate(network: nn.Module, x: Tensor) -> Tensor:
@@ -80,9 +80,7 @@ class Calling(nn.Module):
     ("function", "words"),
     [
         (branch, ("values", "if x.sum() > 0")),
-        (add_noise, ("random", "self.function(self, x)")),
-        (lambda network, x: F.alpha_dropout(x, 0.5, training=True), ("random", "alpha_dropout")),
-        (lambda network, x: F.rrelu(x, training=True), ("random", "rrelu")),
+        (shuffle, ("random", "self.function(self, x)")),
         (lambda network, x: x * random.random(), ("random", "Python")),
         (lambda network, x: x * float(np.random.rand()), ("random", "NumPy")),
         (lambda network, x: Sign.apply(x), ("Sign", "Sign.apply(x)")),

@@ -212,7 +212,7 @@ def _find_pool(pool: fx.Node, sites: Sites) -> Fusion | None:
         from hullo.population.kernels.act_pool_drop import combine_pool_drop
 
         x, bias, _ = _convolve(get, source, convolution, context, normed=False)
-        seeds, steps, number = context.seeds, context.steps, context.dropout
+        seeds, steps, number = context.seeds, context.steps, context.number
         y = combine_pool_drop(
             x, rows, act.bases, seeds, steps, number, rate, rate > 0, bias=bias, flat=flat, first=context.first
         )

@@ -110,13 +110,20 @@ def _new_value(graph: fx.Graph, write: fx.Node) -> fx.Node:
             return source  # type: ignore[no-any-return]
     kwargs = {name: item for name, item in write.kwargs.items() if name != "out"}
     with graph.inserting_before(write):
-        node = graph.call_function(functional(write.target), write.args, kwargs)
+        node = graph.call_function(functional(write.target), positional(write), kwargs)
         node.meta = dict(write.meta)
         dtype = write.meta["val"].dtype
         if any(item.meta["val"].dtype != dtype for item in write.all_input_nodes):
             node = graph.call_function(aten.to.dtype, (node, dtype))  # an in-place operation keeps the type
             node.meta = dict(write.meta)
     return node
+
+
+def positional(node: fx.Node) -> tuple[Any, ...]:
+    """Return the positional arguments of a node, with defaults: the functional form may have none."""
+    schema = node.target._schema.arguments  # type: ignore[union-attr]
+    rest = [item.default_value for item in schema[len(node.args) :] if item.has_default_value() and not item.kwarg_only]
+    return node.args if node.kwargs else (*node.args, *rest)
 
 
 def written_nodes(node: fx.Node) -> list[fx.Node]:
@@ -135,10 +142,10 @@ def functional(target: Any) -> Any:
     written = [argument.name for argument in schema.arguments if argument.alias_info is not None]
     if not schema.is_mutable or len(written) != 1:
         return None
-    packet = getattr(aten, schema.name.rpartition("::")[2].removesuffix("_"), None)
+    name = schema.name.rpartition("::")[2].removesuffix("_")
+    packets = [packet for packet in (getattr(aten, name, None), getattr(aten, f"{name}_functional", None)) if packet]
     types = [str(argument.type) for argument in schema.arguments if argument.name != "out"]
-    for name in packet.overloads() if packet is not None else ():
-        overload = getattr(packet, name)
+    for overload in (getattr(packet, name) for packet in packets for name in packet.overloads()):
         if not overload._schema.is_mutable and [str(argument.type) for argument in overload._schema.arguments] == types:
             return overload
     return None

@@ -129,7 +129,7 @@ def drop(context: Context, x: Value, rate: float | Tensor, training: bool) -> Va
         from hullo.population.kernels.dropout import drop as drop_features
 
         features = x.at(0, context.members)
-        return Value(drop_features(features, context.seeds, context.steps, context.dropout, rate, context.first), 0)
+        return Value(drop_features(features, context.seeds, context.steps, context.number, rate, context.first), 0)
     return _mask(context, x, x.shape, rate)
 
 
@@ -146,7 +146,7 @@ def _mask(context: Context, x: Value, shape: torch.Size, rate: float | Tensor) -
     images = len(shape) == 4
     order = [0, 2, 3, 1] if images else list(range(len(shape)))
     mask_shape = [shape[i] for i in order]
-    kept = rng.dropout_mask(context.seeds, context.steps, context.dropout, mask_shape, rate=rate, first=context.first)
+    kept = rng.dropout_mask(context.seeds, context.steps, context.number, mask_shape, rate=rate, first=context.first)
     kept = kept.permute(0, 1, 4, 2, 3) if images else kept
     dim = 0 if x.dim is None else x.dim
     y = x.at(dim, context.members)

@@ -13,11 +13,11 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, fx
 
-from hullo.population import norms, shapes  # noqa: F401  (they register rules)
+from hullo.population import noise, norms, shapes  # noqa: F401  (they register rules)
 from hullo.population.activations import Activations
 from hullo.population.export import LoweringError
 from hullo.population.fusion import Fusion, find_fusions
-from hullo.population.inplace import all_nodes, functional, rewrite_in_place, written_nodes
+from hullo.population.inplace import all_nodes, functional, positional, written_nodes
 from hullo.population.rates import with_rates
 from hullo.population.rules import RULES, Context, arguments
 from hullo.population.sites import Site
@@ -36,10 +36,6 @@ from hullo.population.values import (
 
 aten = torch.ops.aten
 _ASSERTIONS = ("aten._assert", "aten.sym_constrain", "aten._functional_assert", "aten._functional_sym")
-_RANDOM = frozenset({
-    aten.dropout.default, aten.feature_dropout.default, aten.scaled_dot_product_attention.default,
-})  # fmt: skip
-"""Operators with dropout: each has a number in the network, and is computed per member."""
 _DIFFERENTIABLE = {aten.copy.default: copy_like}
 """Elementwise operators without a derivative, and functions that compute the same."""
 
@@ -62,9 +58,8 @@ class Program:
 
     def __init__(self, graph: Graph, sites: Sequence[Site], activations: Activations) -> None:
         self.graph, self.sites = graph, sites
-        self.written = rewrite_in_place(graph.module)
-        self.numbers = {node: i for i, node in enumerate(filter(_may_drop, all_nodes(graph.module)))}
-        fusions = find_fusions(graph.module.graph, activations.calls, self.written)
+        self.numbers = {node: i for i, node in enumerate(filter(_has_random_rule, all_nodes(graph.module)))}
+        fusions = find_fusions(graph.module.graph, activations.calls, graph.written)
         self.fusions = {fusion.last: fusion for fusion in fusions}
         self.owner = {node: fusion.last for fusion in self.fusions.values() for node in fusion.inner}
         self.counters = {node for node in graph.module.graph.nodes if self._is_counter(node)}
@@ -77,12 +72,12 @@ class Program:
         buffer, number = node.args
         if not isinstance(buffer, fx.Node) or not isinstance(number, int) or len(buffer.users) > 1:
             return False
-        sharing = {other for other, memory in self.written.items() if memory & self.written[node]}
+        sharing = {other for other, memory in self.graph.written.items() if memory & self.graph.written[node]}
         return self.graph.inputs.get(buffer.name, ("", ""))[0] == "tensor" and sharing == {buffer, node}
 
     def mutated_tensors(self) -> set[str]:
         """Return the names of parameters and buffers that a run changes."""
-        changed = set(self.written)
+        changed = set(self.graph.written)
         for node in all_nodes(self.graph.module):
             if node.target in (aten.batch_norm.default, aten.instance_norm.default):
                 changed.update(item for item in node.args[3:5] if isinstance(item, fx.Node))
@@ -155,7 +150,7 @@ class Program:
         rows = fusion.rows if site is None else run.rows[site][0]
         context = run.context
         if fusion.dropout is not None:
-            context = replace(context, dropout=self.numbers[fusion.dropout])
+            context = replace(context, number=self.numbers[fusion.dropout])
         return fusion.compute(lambda item: _look_up(item, fusion.last, env), rows, context)
 
     def _compute(self, run: Run, node: fx.Node, env: Mapping[Any, Any]) -> Any:
@@ -181,7 +176,7 @@ class Program:
         if target is operator.getitem or not isinstance(target, torch._ops.OpOverload):
             return target(*args, **kwargs)  # type: ignore[operator]
         if target._schema.is_mutable:
-            return self._call_in_place(run, node, args, kwargs, env)
+            return self._call_in_place(run, node, kwargs, env)
         return self._call_operator(run, node, target, args, kwargs)
 
     def _call_site(self, run: Run, node: fx.Node, x: Value, index: int) -> Value:
@@ -193,11 +188,11 @@ class Program:
         if node in self.graph.rates:
             args = with_rates(node, args, self.graph.rates[node])
         if node in self.numbers:
-            run = replace(run, context=replace(run.context, dropout=self.numbers[node]))
+            run = replace(run, context=replace(run.context, number=self.numbers[node]))
         elif _is_random(target, node):
             raise LoweringError(
                 f"{target} draws other random numbers than a single member would{_source(node)}; use nn.Dropout, "
-                "or draw them outside of the network"
+                "torch.rand or torch.randn, or give random numbers as an input"
             )
         elif all(value.dim is None for value in values_in((args, kwargs))):
             self.lowering[node] = "shared"
@@ -209,7 +204,10 @@ class Program:
                 return result
         if torch.Tag.pointwise in target.tags or function is not target:
             self.lowering[node] = "own"
-            return call_pointwise(function, args, kwargs)
+            result = call_pointwise(function, args, kwargs)
+            if node in self.graph.rates:
+                result = Value(result.tensor.to(node.meta["val"].dtype), result.dim)
+            return result
         if self.lowering.get(node) != "loop":
             try:
                 result = call_vmapped(target, args, kwargs)
@@ -219,7 +217,7 @@ class Program:
                 self.lowering[node] = "loop"
         return call_looped(target, args, kwargs, members)
 
-    def _call_in_place(self, run: Run, node: fx.Node, args: Any, kwargs: Any, env: Mapping[Any, Any]) -> Any:
+    def _call_in_place(self, run: Run, node: fx.Node, kwargs: Any, env: Mapping[Any, Any]) -> Any:
         """Compute an operation that writes to memory that other values share, or to a parameter, buffer or input."""
         function = functional(node.target)
         if function is None:
@@ -229,7 +227,7 @@ class Program:
         (written,) = written_nodes(node)
         target = env[written]
         kwargs = {name: item for name, item in kwargs.items() if name != "out"}
-        result = self._call_operator(run, node, function, args, kwargs)
+        result = self._call_operator(run, node, function, _look_up(positional(node), node, env), kwargs)
         if result.dim is not None and target.dim is None:
             raise LoweringError(f"{node.target} writes a value per member into one that all share{_source(node)}")
         if written.op == "call_function":
@@ -239,12 +237,12 @@ class Program:
 
     def _check_views(self, node: fx.Node, target: Value, env: Mapping[Any, Any]) -> None:
         """Raise an error unless the same values share memory in the population as in one member."""
-        storages = self.written[node]
+        storages = self.graph.written[node]
         for other, value in env.items():
             if isinstance(value, PaddedValue):
                 _ = value.tensor  # computed before its source changes
             if type(value) is Value and _share_memory(value, target) != bool(
-                self.written.get(other, frozenset()) & storages
+                self.graph.written.get(other, frozenset()) & storages
             ):
                 raise LoweringError(
                     f"{node.target} writes to a view, which a population may hold as a copy{_source(node)}; "
@@ -281,8 +279,13 @@ def _is_random(target: Any, node: fx.Node) -> bool:
     return bool(training) and rate != 0
 
 
-def _may_drop(node: fx.Node) -> bool:
-    return node.op == "call_function" and node.target in _RANDOM
+def _has_random_rule(node: fx.Node) -> bool:
+    """Return whether a node may draw random numbers, by a rule: it has a number in the network."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    target = functional(target) if target._schema.is_mutable else target
+    return target in RULES and torch.Tag.nondeterministic_seeded in target.tags
 
 
 def _look_up(item: Any, user: fx.Node, env: Mapping[Any, Any]) -> Any:

@@ -1,10 +1,12 @@
 """Dropout rates that differ between members: of modules, or numbers in attributes and configurations.
 
-Networks are traced once per combination of rates. Their graphs must be equal but for the rates.
+Networks are traced once per combination of rates. Their graphs must be equal but for the rates, and for numbers in
+elementwise operations, such as the division by `1 - rate` of a dropout that a network computes itself.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,11 +17,15 @@ from torch import Tensor, fx
 from hullo.population.inplace import all_nodes
 from hullo.population.rules import arguments
 from hullo.population.tracing import Graph, source_of
+from hullo.population.values import Value
 
 aten = torch.ops.aten
 RATES: dict[Any, int] = {
     aten.dropout.default: 1,
     aten.feature_dropout.default: 1,
+    aten.alpha_dropout.default: 1,
+    aten.feature_alpha_dropout.default: 1,
+    aten.bernoulli.p: 1,
     aten.scaled_dot_product_attention.default: 4,
 }
 """The positions of the rate in the arguments of operators."""
@@ -28,7 +34,7 @@ RATES: dict[Any, int] = {
 def merge_rates(
     graphs: Mapping[tuple[str, ...], Graph], differences: Sequence[tuple[str, ...]], device: torch.device
 ) -> Graph:
-    """Return the first member's graph, with one dropout rate per member where the other graphs have other rates.
+    """Return the first member's graph, with one number per member where the other graphs have other rates or factors.
 
     Args:
         graphs: the graph of each kind of member, by the attributes in which it differs from the first.
@@ -44,40 +50,61 @@ def merge_rates(
         if different is not None:
             raise ValueError(
                 f"members 0 and {differences.index(kind)} differ in {kind[0]}, which changes more than the rate of a "
-                f"dropout{_source(different)}; give networks of one architecture"
+                f"dropout or a factor{_source(different)}; give networks of one architecture"
             )
-    rates: dict[fx.Node, Tensor] = {}
+    rates: dict[fx.Node, dict[int, Tensor]] = {}
     for i, node in enumerate(nodes[differences[0]]):
-        if node.target in RATES:
-            own = [_rate(nodes[kind][i]) for kind in differences]
+        members = [nodes[kind][i] for kind in differences]
+        for position in _positions(node):
+            own = [float(list(arguments(member).values())[position]) for member in members]
             if len({*own}) > 1:
-                rates[node] = torch.tensor(own, dtype=torch.float64, device=device)
-    for node in rates:
-        _blank(node)
+                rates.setdefault(node, {})[position] = torch.tensor(own, dtype=_dtype(node), device=device)
+    for node, positions in rates.items():
+        _blank(node, positions)
     return replace(first, rates=rates)
 
 
-def with_rates(node: fx.Node, args: Sequence[Any], rates: Tensor) -> Sequence[Any]:
-    """Return the arguments of a node with a rate per member."""
-    position = RATES[node.target]
-    return [*args[:position], rates, *args[position + 1 :]]
+def with_rates(node: fx.Node, args: Sequence[Any], rates: Mapping[int, Tensor]) -> Sequence[Any]:
+    """Return the arguments of a node with a number per member at some positions."""
+    given = list(args)
+    for position, numbers in rates.items():
+        given[position] = numbers if node.target in RATES else Value(numbers, 0)
+    return given
 
 
-def _rate(node: fx.Node) -> float:
-    return float(list(arguments(node).values())[RATES[node.target]])
+def _positions(node: fx.Node) -> list[int]:
+    """Return the positions of the arguments of a node in which members may differ: rates and factors."""
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        return []
+    if node.target in RATES:
+        return [RATES[node.target]]
+    if torch.Tag.pointwise not in node.target.tags:
+        return []
+    types = [str(argument.type) for argument in node.target._schema.arguments]
+    given = arguments(node).values()
+    return [i for i, item in enumerate(given) if type(item) in (int, float) and types[i] == "Tensor"]
 
 
-def _blank(node: fx.Node) -> None:
-    """Make the rate of a node positional, and a number that no fusion accepts."""
-    given, position = arguments(node), RATES[node.target]
-    args = list(node.args) + list(given.values())[len(node.args) : position + 1]
+def _dtype(node: fx.Node) -> torch.dtype:
+    """Return the type in which an elementwise operation computes; float64 for rates."""
+    if node.target in RATES:
+        return torch.float64
+    inputs = [item.meta["val"].dtype for item in node.all_input_nodes]
+    return functools.reduce(torch.promote_types, inputs, torch.float32)
+
+
+def _blank(node: fx.Node, positions: Iterable[int]) -> None:
+    """Make some arguments of a node positional, and numbers that no fusion accepts."""
+    given = arguments(node)
+    args = list(node.args) + list(given.values())[len(node.args) : max(positions) + 1]
     names = list(given)[: len(args)]
-    args[position] = torch.nan
+    for position in positions:
+        args[position] = torch.nan
     node.args, node.kwargs = tuple(args), {name: item for name, item in node.kwargs.items() if name not in names}
 
 
 def _first_difference(graph: Graph, nodes: Sequence[fx.Node], other: Graph, others: Sequence[fx.Node]) -> Any:
-    """Return the first node at which two graphs differ in more than a dropout rate; None if there is none."""
+    """Return the first node at which two graphs differ in more than a rate or a factor; None if there is none."""
     indices = [{node: i for i, node in enumerate(items)} for items in (nodes, others)]
     for one, two in zip(nodes, others, strict=False):
         described = [_describe(node, index) for node, index in zip((one, two), indices, strict=True)]
@@ -88,13 +115,12 @@ def _first_difference(graph: Graph, nodes: Sequence[fx.Node], other: Graph, othe
 
 
 def _describe(node: fx.Node, index: Mapping[fx.Node, int]) -> Any:
-    """Return what a node computes, without a dropout rate, so that nodes of two graphs can be compared."""
+    """Return what a node computes, without rates and factors, so that nodes of two graphs can be compared."""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         given: Iterable[Any] = (*node.args, *node.kwargs.values())
     else:
-        given = list(arguments(node).values())
-        if node.target in RATES:
-            given = [item for position, item in enumerate(given) if position != RATES[node.target]]
+        free = _positions(node)
+        given = [item for position, item in enumerate(arguments(node).values()) if position not in free]
     return (
         node.op,
         "" if node.op == "placeholder" else str(node.target),

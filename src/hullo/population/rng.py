@@ -20,7 +20,7 @@ class Purpose(enum.IntEnum):
     ORDER = 1
     MOVES = 2
     VALIDATION = 3
-    DROPOUT = 4  # the first dropout of a network; the others have the next numbers
+    DROPOUT = 4  # the first random operation of a network; the others have the next numbers
 
 
 def _signed(word: int) -> int:
@@ -102,19 +102,35 @@ def draw_short(keys: Tensor, shape: Sequence[int], first: int = 0) -> Tensor:
     return words.view(torch.int16)[:, start % 4 :][:, :count].reshape(len(keys), *shape)
 
 
+def draw_uniform(keys: Tensor, shape: Sequence[int], dtype: torch.dtype, first: int = 0) -> Tensor:
+    """Return numbers between 0 and 1 of shape (members, *shape): odd multiples of half the spacing of `dtype` below 1.
+
+    So they are exact, neither 0 nor 1 occurs, and their mean is 1/2. They start at entry `first` of dimension 0.
+
+    Examples:
+        >>> draw_uniform(torch.tensor([1234567]), (2,), torch.float32)
+        tensor([[0.3501, 0.1736]])
+    """
+    digits = 1 - round(math.log2(torch.finfo(dtype).eps))
+    start, count = first * math.prod(shape[1:]), math.prod(shape)
+    words = draw(keys, torch.arange(start, start + count, device=keys.device))
+    odd = _shifted(words, 65 - digits) * 2 + 1
+    return (odd.to(torch.promote_types(dtype, torch.float32)) * 2.0**-digits).to(dtype).view(len(keys), *shape)
+
+
 def dropout_mask(
-    seeds: Tensor, steps: Tensor, dropout: int, shape: Sequence[int], *, rate: float | Tensor, first: int = 0
+    seeds: Tensor, steps: Tensor, number: int, shape: Sequence[int], *, rate: float | Tensor, first: int = 0
 ) -> Tensor:
     """Return a mask of shape (members, *shape): the entries that a dropout keeps.
 
     Args:
         seeds, steps: seeds and step counts of the members, (members,).
-        dropout: index of the dropout in the network, from 0.
+        number: index of the dropout among the random operations of the network, from 0.
         shape: shape of one member's tensor; the first dimension is the batch.
         rate: the probability of dropping an entry, or one per member; it is rounded to 16 bits.
         first: index of the first sample, if the batch is part of a larger one.
     """
-    keys = open_streams(seeds, Purpose.DROPOUT + dropout, steps)
+    keys = open_streams(seeds, Purpose.DROPOUT + number, steps)
     numbers = draw_short(keys, shape, first)
     if isinstance(rate, Tensor):
         least = (rate.double() * 2**16).round().int() - 2**15

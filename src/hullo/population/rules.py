@@ -23,15 +23,15 @@ class Context:
 
     Args:
         members: number of members.
-        seeds, steps: seeds and step counts of the members' dropout, (members,).
-        dropout: index of the dropout in the network, from 0.
+        seeds, steps: seeds and step counts of the members, for random numbers, (members,).
+        number: index of a random operation in the network, from 0.
         first: index of the first sample, if the batch is part of a larger one.
     """
 
     members: int
     seeds: Tensor
     steps: Tensor
-    dropout: int = 0
+    number: int = 0
     first: int = 0
 
 

@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from hullo.gating import GatedHull
 from hullo.population.export import LoweringError, export
+from hullo.population.inplace import rewrite_in_place
 from hullo.population.sites import Site
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]+\n\s*(?P<code>[^\n]+)')
@@ -68,17 +69,20 @@ class Graph:
     """Hold the traced graph of a network.
 
     Args:
-        module: the graph, with ATen operators and `hullo::site`.
+        module: the graph, with ATen operators and `hullo::site`; in-place operations are rewritten where possible.
         inputs: the source of each placeholder: ("tensor", name) for parameters and buffers, ("constant", tensor),
             ("input", None).
         output_spec: how outputs are nested.
-        rates: the dropout rates of nodes at which members differ, one per member.
+        written: the nodes whose memory is written to in place, with the ids of that memory.
+        rates: the numbers in which members differ, such as dropout rates, by node and position among its arguments; one
+            per member.
     """
 
     module: fx.GraphModule
     inputs: Mapping[str, tuple[str, Any]]
     output_spec: Any
-    rates: Mapping[fx.Node, Tensor] = field(default_factory=dict)
+    written: Mapping[fx.Node, frozenset[int]]
+    rates: Mapping[fx.Node, Mapping[int, Tensor]] = field(default_factory=dict)
 
 
 def read_graph(network: nn.Module, sites: Sequence[Site], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
@@ -99,7 +103,8 @@ def read_graph(network: nn.Module, sites: Sequence[Site], args: tuple[Any, ...],
             inputs[getattr(spec.arg, "name", "")] = ("input", None)
         else:
             raise LoweringError(f"the graph of {type(network).__name__} holds {spec.kind}, which cannot be stacked")
-    return Graph(program.graph_module, inputs, program.call_spec.out_spec)
+    written = rewrite_in_place(program.graph_module)
+    return Graph(program.graph_module, inputs, program.call_spec.out_spec, written)
 
 
 def _with_placeholders(network: nn.Module, sites: Sequence[Site]) -> nn.Module:

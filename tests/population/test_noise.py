@@ -1,0 +1,96 @@
+"""Random numbers of members have the distributions that PyTorch's have, and the same values alone and beside others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hullo.population import Population
+from hullo.population.rng import draw_uniform, open_streams
+
+COUNT = 20_000
+
+
+class Drawing(nn.Module):
+    def __init__(self, draw: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.draw = draw
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.draw(x)
+
+
+def uniform_between(low: float, high: float) -> Callable[[Tensor], Tensor]:
+    return lambda x: (x - low) / (high - low)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("draw", "distribution"),
+    [
+        (torch.rand_like, uniform_between(0, 1)),
+        (lambda x: torch.rand(x.shape, dtype=x.dtype), uniform_between(0, 1)),
+        (lambda x: torch.empty_like(x).uniform_(-2, 3), uniform_between(-2, 3)),
+        (torch.randn_like, torch.special.ndtr),
+        (lambda x: torch.randn(x.shape, dtype=x.dtype), torch.special.ndtr),
+        (lambda x: torch.normal(1.0, 2.0, x.shape, dtype=x.dtype), lambda x: torch.special.ndtr((x - 1) / 2)),
+        (lambda x: x.clone().normal_(1, 2), lambda x: torch.special.ndtr((x - 1) / 2)),
+        (lambda x: x.clone().exponential_(3), lambda x: -torch.expm1(-3 * x)),
+        (lambda x: F.rrelu(x - 1, 0.2, 0.6, training=True), uniform_between(-0.6, -0.2)),
+    ],
+)
+def test_random_numbers_have_their_distribution(draw: Any, distribution: Any, dtype: torch.dtype) -> None:
+    y = Population([Drawing(draw), Drawing(draw)])(torch.zeros(COUNT, dtype=dtype), in_dims=None)
+    assert y.dtype == dtype
+    assert y.isfinite().all()
+    expected = torch.arange(COUNT) / COUNT
+    for own in y:  # the statistic of Kolmogorov and Smirnov: above 1.95 once in a thousand times
+        distance = (distribution(own.double()).sort().values - expected).abs().max() * math.sqrt(COUNT)
+        assert distance < 1.95
+    assert (y[0] * y[1]).mean().sub(y[0].mean() * y[1].mean()).abs() < 4 * y[0].std() * y[1].std() / math.sqrt(COUNT)
+
+
+def test_random_choices_have_their_probability() -> None:
+    probabilities = torch.linspace(0, 1, COUNT)
+    draws = [lambda x: x.clone().bernoulli_(0.3), torch.bernoulli]
+    population = Population([Drawing(lambda x: torch.stack([draw(x) for draw in draws]))])
+    fixed, own = population(probabilities, in_dims=None)[0]
+    assert fixed.unique().tolist() == own.unique().tolist() == [0, 1]
+    assert abs(fixed.mean() - 0.3) < 4 * math.sqrt(0.21 / COUNT)
+    assert abs((own - probabilities).mean()) < 4 * math.sqrt(1 / 6 / COUNT)
+    assert abs((own * probabilities).mean() - 1 / 3) < 4 * math.sqrt(1 / 6 / COUNT)
+
+
+@pytest.mark.parametrize("rates", [[0.3, 0.3], [0.2, 0.7]])
+@pytest.mark.parametrize("module", [nn.AlphaDropout, nn.FeatureAlphaDropout])
+def test_alpha_dropout_gives_the_two_values_that_pytorch_gives(module: Any, rates: list[float]) -> None:
+    x = torch.ones(2000, 4, 2, dtype=torch.float64)
+    y = Population([nn.Sequential(module(rate)) for rate in rates])(x, in_dims=None)
+    for own, rate in zip(y, rates, strict=True):
+        torch.testing.assert_close(own.unique(), F.alpha_dropout(x, rate, training=True).unique())
+        assert abs((own == own.min()).double().mean() - rate) < 4 * math.sqrt(rate * (1 - rate) / 8000)
+        assert (own == own[..., :1]).all() == (module is nn.FeatureAlphaDropout)
+
+
+def test_random_slopes_are_their_mean_in_evaluation() -> None:
+    x = torch.randn(50)
+    population = Population([nn.Sequential(nn.RReLU()) for _ in range(2)]).eval()
+    torch.testing.assert_close(population(x, in_dims=None), F.rrelu(x).expand(2, -1))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_uniform_numbers_use_every_digit_and_neither_bound(dtype: torch.dtype) -> None:
+    keys = open_streams(torch.tensor([3]), 4, 5)
+    numbers = draw_uniform(keys, (COUNT, 2), dtype)[0]
+    odd = numbers.double() / torch.finfo(dtype).eps * 2
+    assert 0 < numbers.min() < 0.01
+    assert 0.99 < numbers.max() < 1
+    assert odd.eq(odd.round()).all()
+    assert odd.remainder(2).eq(1).all()
+    assert draw_uniform(keys, (COUNT - 7, 2), dtype, first=7)[0].equal(numbers[7:])
