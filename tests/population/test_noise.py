@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hullo.population import Population, capture
+from hullo.population import Population
 from hullo.population.rng import draw_uniform, open_streams
 
 COUNT = 20_000
@@ -94,17 +94,3 @@ def test_uniform_numbers_use_every_digit_and_neither_bound(dtype: torch.dtype) -
     assert odd.eq(odd.round()).all()
     assert odd.remainder(2).eq(1).all()
     assert draw_uniform(keys, (COUNT - 7, 2), dtype, first=7)[0].equal(numbers[7:])
-
-
-@pytest.mark.gpu
-def test_a_captured_step_on_a_gpu_draws_the_numbers_of_a_cpu() -> None:
-    def draw(x: Tensor) -> Tensor:
-        noise = torch.rand_like(x) + torch.randn_like(x) + torch.empty_like(x).exponential_()
-        kept = x.new_empty(9, 1).bernoulli_(0.6)
-        return F.alpha_dropout(F.rrelu(x, training=True) + noise, 0.3, training=True) * kept
-
-    x = torch.randn(9, 5)
-    on_cpu, on_gpu = (Population([Drawing(draw) for _ in range(3)]).to(device) for device in ("cpu", "cuda"))
-    step = capture(lambda x: on_gpu(x, in_dims=None), on_gpu)
-    for _ in range(3):
-        torch.testing.assert_close(step(x.cuda()).cpu(), on_cpu(x, in_dims=None))

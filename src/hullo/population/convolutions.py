@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hullo.population import kernels
 from hullo.population.images import ImagesValue
+from hullo.population.kernels import side_stream
 from hullo.population.rules import Context, rule
 from hullo.population.values import PaddedValue, Value
 
@@ -72,10 +73,9 @@ def _convolve_fused(
     """Return (B, K*C, H, W) and moments by a kernel of our own; None where cuDNN is faster, or the only one."""
     if len(weight.shape) != 4 or x.dim is None or not kernels.serve(weight.tensor) or len(x.shape) != 4:
         return None
-    filters = weight.at(0, context.members).flatten(0, 1)
-    side, dtype = filters.shape[-1], kernels.working_dtype(weight.tensor)
+    side, dtype = weight.shape[-1], kernels.working_dtype(weight.tensor)
     stride, pad, dilation = _square(stride), _square(padding), _square(dilation)
-    if groups != 1 or dilation != 1 or stride is None or pad is None or filters.shape[2] != side:
+    if groups != 1 or dilation != 1 or stride is None or pad is None or weight.shape[2] != side:
         return None
     around = (pad, pad)
     if isinstance(x, PaddedValue):
@@ -87,22 +87,26 @@ def _convolve_fused(
         from hullo.population.kernels.input_conv import convolve as convolve_input
         from hullo.population.kernels.input_conv import is_measured
 
-        given = filters, flat_parameter(bias, context)
         settings: Any = {"same": around[0] > 0, "dtype": dtype, "measured": measured}
         if isinstance(x, ImagesValue):
-            return convolve_input(x.source.images, x.source.index, x.source.moves, *given, **settings)
+            given = x.source.images, x.source.index, x.source.moves
+            return convolve_input(*given, *_flat_parameters(weight, bias, context), **settings)
         small = not x.tensor.requires_grad and x.tensor.numel() < 2**31
-        if small and is_measured(filters, context.members, dtype):
-            return convolve_input(x.at(0, context.members), None, None, *given, **settings)
+        if small and is_measured(weight.shape, dtype, weight.device):
+            images = x.at(0, context.members)
+            return convolve_input(images, None, None, *_flat_parameters(weight, bias, context), **settings)
     if dtype.itemsize != 2 or context.members == 1:
         return None
     from hullo.population.kernels.convolution import convolve as convolve_members
     from hullo.population.kernels.convolution import is_faster
 
-    if not is_faster(filters, dtype, members=context.members, stride=stride, biased=bias is not None):
+    if not is_faster(weight.shape, dtype, weight.device, stride=stride, biased=bias is not None):
         return None
     each = x.at(1, context.members).to(dtype).permute(0, 3, 4, 1, 2)  # channels last, which is how kernels take them
     images = each.flatten(3, 4).permute(0, 3, 1, 2)
+    weights = weight.tensor if weight.dim == 0 else weight.at(0, context.members)
+    is_deferred = bias is None and images.requires_grad
+    filters, deferred = side_stream.flatten(weights) if is_deferred else (weights.flatten(0, 1), None)
     return convolve_members(
         images,
         filters,
@@ -111,6 +115,7 @@ def _convolve_fused(
         stride=stride,
         padding=around,
         measured=measured,
+        deferred=deferred,
     )
 
 
@@ -150,6 +155,10 @@ def _with_batch(x: Value) -> Value:
 def flat_parameter(parameter: Value | None, context: Context) -> Tensor | None:
     """Return a parameter of each channel of all members in turn."""
     return None if parameter is None else parameter.at(0, context.members).flatten()
+
+
+def _flat_parameters(weight: Value, bias: Value | None, context: Context) -> tuple[Tensor, Tensor | None]:
+    return weight.at(0, context.members).flatten(0, 1), flat_parameter(bias, context)
 
 
 def split_channels(y: Tensor, context: Context, unbatched: bool = False) -> Value:

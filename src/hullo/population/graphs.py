@@ -88,5 +88,8 @@ class _Captured:
 
 @functools.cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream of all captures on a device: libraries keep memory for every stream that they have used."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    """Return the stream of all captures on a device: libraries keep memory for every stream that they have used.
+
+    Its kernels come first: those that are deferred, see :mod:`hullo.population.kernels.side_stream`, fill what is idle.
+    """
+    return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]

@@ -13,7 +13,8 @@ pytest.importorskip("triton")
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 
-from hullo.population.kernels.convolution import convolve, is_faster, row_conv  # noqa: E402
+from hullo.population.kernels import channels_last  # noqa: E402
+from hullo.population.kernels.convolution import convolve, is_faster, row_conv, square_gradient  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -130,8 +131,8 @@ def test_cudnn_convolves_narrow_members_but_in_measured_layers(
     inputs: int, outputs: int, stride: int, biased: bool, measured: bool, faster: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(row_conv, "serves", lambda dtype, device: measured)
-    weight = torch.empty(2 * outputs, inputs, 3, 3)
-    assert is_faster(weight, torch.bfloat16, members=2, stride=stride, biased=biased) is faster
+    given = torch.Size([outputs, inputs, 3, 3]), torch.bfloat16, torch.device("cpu")
+    assert is_faster(*given, stride=stride, biased=biased) is faster
 
 
 @pytest.mark.gpu  # Triton's interpreter runs one program after the other
@@ -158,7 +159,10 @@ def test_what_does_not_fit_is_named(shape: tuple[int, ...], weight: tuple[int, .
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not GPU, reason="needs a CUDA device")
-@pytest.mark.parametrize(("inputs", "outputs", "side", "stride", "size"), [(20, 50, 5, 1, 14), (32, 64, 3, 2, 16)])
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "side", "stride", "size"),
+    [(20, 50, 5, 1, 14), (32, 64, 3, 2, 16), (16, 32, 3, 2, 31), (16, 32, 1, 2, 32), (32, 64, 1, 2, 16)],
+)
 def test_on_a_gpu_a_wide_population_equals_float32(
     inputs: int, outputs: int, side: int, stride: int, size: int
 ) -> None:
@@ -171,3 +175,19 @@ def test_on_a_gpu_a_wide_population_equals_float32(
     found = torch.autograd.grad(got, given, gradient)
     for own, oracle in zip(found, torch.autograd.grad(want, precise, gradient.double()), strict=True):
         torch.testing.assert_close(own.double(), oracle, rtol=2**-7, atol=2e-3 * oracle.abs().max().item())
+
+
+@pytest.mark.parametrize(("padding", "inner"), [((1, 1), 32), ((0, 1), 64), ((2, 2), 32)])
+def test_the_gradient_of_squares_of_pixels_is_that_of_a_grouped_convolution(
+    padding: tuple[int, int], inner: int
+) -> None:
+    case = CASES["half the sides, odd"]._replace(outputs=8, padding=padding)
+    x, weight = (tensor.detach().double().requires_grad_() for tensor in case.draw())
+    y = case.plain(x, weight)
+    dy = torch.randn_like(y)
+    (expected,) = torch.autograd.grad(y, x, dy)
+    out = y.shape[2], y.shape[3]
+    sizes = row_conv.Sizes(case.members, case.inputs, 8, case.side, case.padding[0], case.sides, out)
+    given = (channels_last(tensor.detach().float()) for tensor in (dy, weight))
+    found = square_gradient.input_gradient(*given, sizes, square_gradient.Tile(64, inner, 4, 1))
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=3e-5)

@@ -19,6 +19,7 @@ from torch.autograd.graph import increment_version
 
 from hullo.kernels import device_math
 from hullo.kernels.triton import INTERPRETED
+from hullo.population.kernels.side_stream import take_branched
 
 
 class Tile(NamedTuple):
@@ -89,7 +90,7 @@ def launch(kernel: Any, programs: int, *arguments: Any, follows: bool, **constan
     """
     device = arguments[0].device
     early = device_math.HARDWARE.value and torch.cuda.get_device_capability(device) >= (9, 0)
-    options = {"launch_pdl": True} if early and follows else {}
+    options = {"launch_pdl": True} if not take_branched() and early and follows else {}
     with torch.cuda.device_of(arguments[0]):
         kernel[(programs,)](*arguments, **constants, EARLY=early, **options)
 

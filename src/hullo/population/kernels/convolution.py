@@ -3,9 +3,10 @@
 Libraries are made for one wide convolution; K narrow ones they copy in and out group by group, or run one after the
 other. Here a program multiplies the windows of one member's images with its weights. All tensors are channels last.
 
-Some layers of stride one have kernels of their own, see :mod:`hullo.population.kernels.row_conv`. Those below take any
-stride: a window is a row of the matrix product, tap by tap and all channels of each tap. The gradient for the input is
-the same product of windows of the output's gradient; that for the weights takes the input's windows once more.
+Some layers have kernels of their own: those of stride one in :mod:`hullo.population.kernels.row_conv`, the input's
+gradient for stride two in :mod:`hullo.population.kernels.square_gradient`. Those below take any stride: a window is a
+row of the matrix product, tap by tap and all channels of each tap. The gradient for the input is the same product of
+windows of the output's gradient; that for the weights takes the input's windows once more.
 """
 
 # mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
@@ -21,8 +22,10 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hullo.population.kernels import channels_last, processors, row_conv, row_weights
+from hullo.population.kernels import channels_last, processors, row_conv, row_weights, square_gradient
 from hullo.population.kernels.channel_stats import launch, wait_for_previous
+from hullo.population.kernels.side_stream import Deferred
+from hullo.population.kernels.square_gradient import load_pixels
 
 MAX_CHANNELS = 64
 """The most input or output channels of a member: a program holds them all."""
@@ -54,11 +57,11 @@ class Shape(NamedTuple):
         return row_conv.Sizes(*self[:4], self.padding[0], self.in_size, self.out_size)
 
 
-def is_faster(weight: Tensor, dtype: torch.dtype, *, members: int, stride: int, biased: bool) -> bool:
-    """Return whether these kernels convolve members faster than cuDNN, in a dtype and with weights as in `convolve`."""
-    inputs, outputs, side = weight.shape[1], len(weight) // members, weight.shape[2]
+def is_faster(weight_shape: torch.Size, dtype: torch.dtype, device: torch.device, *, stride: int, biased: bool) -> bool:
+    """Return whether these kernels convolve faster than cuDNN; a member's weights are (outputs, inputs, side, side)."""
+    outputs, inputs, side, _ = weight_shape
     by_rows = stride == 1 and not biased and (side, inputs, outputs) in row_conv.TILES
-    return (by_rows and row_conv.serves(dtype, weight.device)) or 16 < max(inputs, outputs) <= MAX_CHANNELS
+    return (by_rows and row_conv.serves(dtype, device)) or 16 < max(inputs, outputs) <= MAX_CHANNELS
 
 
 def convolve(
@@ -70,6 +73,7 @@ def convolve(
     stride: int = 1,
     padding: tuple[int, int] = (0, 0),
     measured: bool = False,
+    deferred: Deferred | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Convolve images (B, K * inputs, H, W) of K members; return (B, K * outputs, H', W'), channels last, and moments.
 
@@ -82,6 +86,7 @@ def convolve(
         padding: rows and columns of zeros before and behind the images.
         measured: also return sums and sums of squares of each output channel, (2, parts, K * outputs); only for 16-bit
             types, whose squares float32 holds. Otherwise None is returned for them.
+        deferred: what `side_stream.flatten` returned with `weight`.
     """
     if x.shape[1] != members * weight.shape[1] or len(weight) % members or weight.shape[2] != weight.shape[3]:
         raise ValueError(
@@ -95,18 +100,26 @@ def convolve(
     side, size = weight.shape[2], (x.shape[2], x.shape[3])
     height, width = ((length + sum(padding) - side) // stride + 1 for length in size)
     shape = Shape(members, weight.shape[1], len(weight) // members, side, stride, padding, size, (height, width))
-    convolved: tuple[Tensor, Tensor | None] = _Convolve.apply(x, weight, bias, shape, measured and x.itemsize == 2)
+    convolved: tuple[Tensor, Tensor | None] = _Convolve.apply(
+        x, weight, bias, shape, measured and x.itemsize == 2, deferred
+    )
     return convolved
 
 
 class _Convolve(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape, measured: bool
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        shape: Shape,
+        measured: bool,
+        deferred: Deferred | None,
     ) -> tuple[Tensor, Tensor | None]:
         x, weight = channels_last(x), channels_last(weight.to(x.dtype))
         ctx.save_for_backward(x, weight)
-        ctx.shape = shape
+        ctx.shape, ctx.deferred = shape, deferred
         ctx.set_materialize_grads(False)
         y, moments = _forward(x, weight, bias, shape, measured)
         if moments is not None:
@@ -117,14 +130,17 @@ class _Convolve(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor, _: None) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
+        deferred = None if gradient.requires_grad else ctx.deferred  # a gradient to differentiate is refused here
         gradient = channels_last(gradient)
         shape, (for_x, for_weight, for_bias, *_) = ctx.shape, ctx.needs_input_grad
         dx = dweight = dbias = None
-        if for_weight or for_bias:  # first, so that dx is still in the cache when the layer below reads it
+        if deferred is not None:
+            deferred.put(lambda: _weight_gradient(gradient, x, weight, shape, biased=False)[0])
+        elif for_weight or for_bias:
             dweight, dbias = _weight_gradient(gradient, x, weight, shape, biased=for_bias)
-        if for_x:
+        if for_x:  # last, so that it is in the cache when the layer below reads it
             dx = _input_gradient(gradient, weight, shape)
-        return dx, dweight, dbias, None, None
+        return dx, dweight, dbias, None, None, None
 
 
 def _forward(
@@ -147,6 +163,10 @@ def _input_gradient(dy: Tensor, weight: Tensor, shape: Shape) -> Tensor:
         tile = row_conv.choose_tile(sizes, dy)
         if tile is not None:
             return row_conv.convolve_rows(dy, weight, sizes, tile, transposed=True)[0]
+    if shape.stride == 2:
+        square_tile = square_gradient.choose_tile(shape.row_sizes(), dy)
+        if square_tile is not None:
+            return square_gradient.input_gradient(dy, weight, shape.row_sizes(), square_tile)
     return _convolve_windows(dy, weight, None, shape, transposed=True)[0]
 
 
@@ -248,7 +268,7 @@ def _convolve_kernel(
             x_row, x_column = (row + PADDING - ky) // STEP, (column + PADDING - kx) // STEP
         else:
             x_row, x_column = row * STRIDE - PADDING + ky, column * STRIDE - PADDING + kx
-        windows = _load_pixels(
+        windows = load_pixels(
             x_ptr, image, x_row, x_column, k % PADDED, known & (ky < KERNEL) & (kx < KERNEL), member, members,
             PADDED, HEIGHT, WIDTH, BIG,
         )  # fmt: skip
@@ -291,7 +311,7 @@ def _weight_gradient_kernel(
         position = tile * POSITIONS + tl.arange(0, POSITIONS)[:, None]
         x_row = position // OUT_WIDTH % OUT_HEIGHT * STRIDE - PADDING + ky
         x_column = position % OUT_WIDTH * STRIDE - PADDING + kx
-        windows = _load_pixels(
+        windows = load_pixels(
             x_ptr, position // (OUT_HEIGHT * OUT_WIDTH), x_row, x_column, k % CHANNELS,
             (position < positions) & (ky < KERNEL), member, members, CHANNELS, HEIGHT, WIDTH, BIG,
         )  # fmt: skip
@@ -305,16 +325,3 @@ def _weight_gradient_kernel(
     k = first + tl.arange(0, ROWS)[:, None]
     to = ((split * members + member) * OUT + out) * width + k
     tl.store(partial_ptr + to, sums, mask=(k < width) & (out < OUT))
-
-
-@triton.jit
-def _load_pixels(
-    x_ptr, image, row, column, channel, known, member, members,
-    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BIG: tl.constexpr,
-):  # fmt: skip
-    """Load a channel of pixels of one member's images, zero outside."""
-    pixel = (image * HEIGHT + row) * WIDTH + column
-    if BIG:
-        pixel = pixel.to(tl.int64)
-    inside = known & (row >= 0) & (row < HEIGHT) & (column >= 0) & (column < WIDTH)
-    return tl.load(x_ptr + (pixel * members + member) * CHANNELS + channel, mask=inside, other=0.0)

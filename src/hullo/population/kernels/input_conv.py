@@ -59,10 +59,13 @@ DEFAULT = Tile(1, 128, 4, 8)
 some others Triton 3.6 made code with wrong results, so what was not checked takes the default."""
 
 
-def is_measured(weight: Tensor, members: int, dtype: torch.dtype) -> bool:
-    """Return whether settings for images in any type were measured; elsewhere other convolutions may be faster."""
-    layer = False, weight.shape[1], weight.shape[2], len(weight) // members
-    return layer in FORWARD and serves(dtype, weight.device)
+def is_measured(weight_shape: torch.Size, dtype: torch.dtype, device: torch.device) -> bool:
+    """Return whether settings for images in any type were measured; elsewhere other convolutions may be faster.
+
+    `weight_shape` is that of one member, (outputs, inputs, side, side).
+    """
+    outputs, inputs, side, _ = weight_shape
+    return (False, inputs, side, outputs) in FORWARD and serves(dtype, device)
 
 
 def convolve(
