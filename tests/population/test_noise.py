@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hullo.population import Population
+from hullo.population import Population, capture
 from hullo.population.rng import draw_uniform, open_streams
 
 COUNT = 20_000
@@ -94,3 +94,47 @@ def test_uniform_numbers_use_every_digit_and_neither_bound(dtype: torch.dtype) -
     assert odd.eq(odd.round()).all()
     assert odd.remainder(2).eq(1).all()
     assert draw_uniform(keys, (COUNT - 7, 2), dtype, first=7)[0].equal(numbers[7:])
+
+
+class Recurrent(nn.Module):
+    """Return the final states of all layers, (layers * directions, features), and the outputs."""
+
+    def __init__(self, kind: Any, rate: float, layers: int = 3) -> None:
+        super().__init__()
+        self.rnn = kind(4, 5, layers, dropout=rate, bidirectional=kind is nn.LSTM, batch_first=kind is nn.GRU)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y, states = self.rnn(x)
+        return (torch.cat(states, -1) if isinstance(states, tuple) else states), y
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_dropout_between_recurrent_layers(kind: Any) -> None:
+    x = torch.randn(6, 7, 4, dtype=torch.float64)
+    members = [Recurrent(kind, rate).double() for rate in (0.2, 0.6, 1.0)]
+    together, alone = Population(members)(x, in_dims=None), Population([members[1]], seeds=[1])(x, in_dims=None)
+    torch.testing.assert_close([item[1] for item in together], [item[0] for item in alone])
+    first = Recurrent(kind, 0.0, 1).double()
+    first.load_state_dict({name: tensor for name, tensor in members[2].state_dict().items() if "_l0" in name})
+    states = together[0][2].chunk(3)
+    torch.testing.assert_close(states[0], first(x)[0])
+    others = Population([members[2]])(torch.randn_like(x), in_dims=None)[0][0].chunk(3)
+    assert states[1].equal(others[1])  # with a rate of one, the second layer sees zeros
+    assert not states[0].equal(others[0])
+    found = Population(members).eval()(x, in_dims=None)
+    for k, member in enumerate(members):
+        torch.testing.assert_close(tuple(item[k] for item in found), member.eval()(x))
+
+
+@pytest.mark.gpu
+def test_a_captured_step_on_a_gpu_draws_the_numbers_of_a_cpu() -> None:
+    def draw(x: Tensor) -> Tensor:
+        noise = torch.rand_like(x) + torch.randn_like(x) + torch.empty_like(x).exponential_()
+        kept = x.new_empty(9, 1).bernoulli_(0.6)
+        return F.alpha_dropout(F.rrelu(x, training=True) + noise, 0.3, training=True) * kept
+
+    x = torch.randn(9, 5)
+    on_cpu, on_gpu = (Population([Drawing(draw) for _ in range(3)]).to(device) for device in ("cpu", "cuda"))
+    step = capture(lambda x: on_gpu(x, in_dims=None), on_gpu)
+    for _ in range(3):
+        torch.testing.assert_close(step(x.cuda()).cpu(), on_cpu(x, in_dims=None))

@@ -149,8 +149,11 @@ def _mask(context: Context, x: Value, shape: torch.Size, rate: float | Tensor) -
     kept = rng.dropout_mask(context.seeds, context.steps, context.number, mask_shape, rate=rate, first=context.first)
     kept = kept.permute(0, 1, 4, 2, 3) if images else kept
     dim = 0 if x.dim is None else x.dim
-    y = x.at(dim, context.members)
-    kept = kept.movedim(0, dim)
+    return apply_mask(x.at(dim, context.members), kept.movedim(0, dim), rate, dim)
+
+
+def apply_mask(y: Tensor, kept: Tensor, rate: float | Tensor, dim: int) -> Value:
+    """Return tensors with the members in dimension `dim`, zero where they are not kept, and scaled up elsewhere."""
     if not isinstance(rate, Tensor):
         return Value(y * kept * (1 / (1 - rate) if rate < 1 else 0.0), dim)
     scale = torch.where(rate < 1, 1 / (1 - rate), 0.0).to(compute_dtype(y))

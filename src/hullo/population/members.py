@@ -188,7 +188,7 @@ def _closure(function: Any) -> list[Any]:
     return [cell.cell_contents for cell in function.__closure__ or ()]
 
 
-_DROPOUTS = (_DropoutNd, nn.MultiheadAttention)
+_DROPOUTS = (_DropoutNd, nn.MultiheadAttention, nn.RNNBase)
 
 _PARTS: dict[type, tuple[Callable[[Any], Any], ...]] = {
     types.FunctionType: (

@@ -13,7 +13,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, fx
 
-from hullo.population import noise, norms, shapes  # noqa: F401  (they register rules)
+from hullo.population import noise, norms, recurrent, shapes  # noqa: F401  (they register rules)
 from hullo.population.activations import Activations
 from hullo.population.export import LoweringError
 from hullo.population.fusion import Fusion, find_fusions
@@ -200,7 +200,7 @@ class Program:
         if (rule := RULES.get(target)) is not None:
             result = rule(run.context, *args, **kwargs)
             if result is not NotImplemented:
-                self.lowering[node] = "own"
+                self.lowering[node] = "loop" if target in recurrent.OPERATORS else "own"
                 return result
         if torch.Tag.pointwise in target.tags or function is not target:
             self.lowering[node] = "own"

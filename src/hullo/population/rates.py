@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from hullo.population.inplace import all_nodes
+from hullo.population.recurrent import OPERATORS
 from hullo.population.rules import arguments
 from hullo.population.tracing import Graph, source_of
 from hullo.population.values import Value
@@ -27,6 +28,7 @@ RATES: dict[Any, int] = {
     aten.feature_alpha_dropout.default: 1,
     aten.bernoulli.p: 1,
     aten.scaled_dot_product_attention.default: 4,
+    **dict.fromkeys(OPERATORS, 5),
 }
 """The positions of the rate in the arguments of operators."""
 
