@@ -9,6 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from hullo.population.kernels.side_stream import join
+
 WARM_UP = 3  # steps before a capture, in which libraries choose and set up their kernels
 
 
@@ -80,7 +82,11 @@ class _Captured:
         torch.cuda.current_stream(device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=side):
-            self.returned = self.step(*self.inputs)
+            try:
+                self.returned = self.step(*self.inputs)
+            except BaseException:
+                join(device)
+                raise
         self.graph = graph
         for item, saved in zip(self.stateful, before, strict=True):
             item.load_state_dict(saved)  # type: ignore[attr-defined]

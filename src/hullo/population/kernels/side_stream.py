@@ -69,6 +69,18 @@ def flatten(weight: Tensor) -> tuple[Tensor, Deferred | None]:
     return flat, deferred
 
 
+def join(device: torch.device) -> None:
+    """Have the current stream wait for the second one, if a capture has reached it; a capture must end on one stream.
+
+    A backward pass does that itself unless it raises.
+    """
+    second = _second_stream(device)
+    with torch.cuda.stream(second):
+        is_reached = torch.cuda.is_current_stream_capturing()
+    if is_reached:
+        torch.cuda.current_stream(device).wait_stream(second)
+
+
 def take_branched() -> bool:
     """Return whether the next kernel may not start early, as it waits for more than the kernel before it."""
     global _branched
