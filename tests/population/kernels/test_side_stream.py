@@ -195,12 +195,16 @@ def test_a_gradient_of_a_gradient_is_refused_and_not_taken_for_zero() -> None:
 
 
 @pytest.mark.usefixtures("_fake_streams")
-@pytest.mark.parametrize("why", ["not captured", "no gradient", "a hook", "a copy", "not a parameter", "frozen"])
+@pytest.mark.parametrize(
+    "why", ["not captured", "no gradient", "a hook", "a late hook", "a copy", "not a parameter", "frozen"]
+)
 def test_one_stream_is_used_where_a_second_is_of_no_use_or_not_safe(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.randn(2, 4, 3, device=DEVICE, requires_grad=why != "frozen")
     if why == "not captured":
         monkeypatch.undo()
     if why == "a hook":
+        weight.register_hook(torch.clone)
+    if why == "a late hook":
         weight.register_post_accumulate_grad_hook(lambda parameter: None)
     if why == "a copy":
         weight = torch.randn(4, 2, 3, device=DEVICE).transpose(0, 1).requires_grad_()

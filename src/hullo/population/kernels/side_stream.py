@@ -54,14 +54,16 @@ class Deferred:
 def flatten(weight: Tensor) -> tuple[Tensor, Deferred | None]:
     """Return weights (K, outputs, ...) as (K * outputs, ...), and what can defer their gradient to the second stream.
 
-    That is None for what is no parameter, in a step that is not captured, where the result would be a copy, and where a
-    hook may change the parameter as soon as it has a gradient, while the rest of the backward pass still reads it.
+    That is None for what is no parameter, in a step that is not captured, where the result would be a copy, and where
+    there are hooks: they may change the parameter, which the rest of the backward pass still reads, or read what the
+    other stream computes.
 
     Call it before any other use of a parameter: the first use decides to which stream the parameter's node belongs.
     """
-    is_parameter = weight.is_leaf and weight.requires_grad and not weight._post_accumulate_grad_hooks
     is_view = weight.stride(0) == weight.shape[1] * weight.stride(1)
-    if not (is_parameter and is_view and torch.is_grad_enabled() and _is_captured(weight)):
+    is_hooked = weight._backward_hooks or weight._post_accumulate_grad_hooks
+    is_parameter = weight.is_leaf and weight.requires_grad
+    if not (is_parameter and is_view and not is_hooked and torch.is_grad_enabled() and _is_captured(weight)):
         return weight.flatten(0, 1), None
     deferred = Deferred()
     with torch.cuda.stream(_second_stream(weight.device)):
