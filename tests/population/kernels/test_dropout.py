@@ -26,7 +26,7 @@ def test_features_and_gradients_equal_those_of_the_plain_form(
     x = torch.randn(shape, dtype=dtype, requires_grad=True)
     x.data.view(-1)[0] = torch.inf
     gradient = torch.randn_like(x)
-    expected = plain_drop(Context(shape[0], seeds, steps, dropout=2), Value(x, 0), 0.4, True).tensor
+    expected = plain_drop(Context(shape[0], seeds, steps, number=2), Value(x, 0), 0.4, True).tensor
     (slope,) = torch.autograd.grad(expected, x, gradient)
     at = x.detach().to(DEVICE).requires_grad_()
     found = drop(at, seeds.to(DEVICE), steps.to(DEVICE), 2, 0.4)
