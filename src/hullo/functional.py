@@ -13,7 +13,7 @@ from hullo import operators
 from hullo._compat import (
     are_transforms_active,
     check_for,
-    has_modes,
+    context_slots,
     is_eager,
     is_exporting,
     is_intercepted,
@@ -62,16 +62,18 @@ def combine(
     return apply(x, coefficients, CombineSpec(resolved, get_parametrization("given"), channel_dim), backend)
 
 
-def apply(x: Tensor, raw: Tensor, spec: CombineSpec, backend: str | None = None, hull: Any = None) -> Tensor:
+def apply(
+    x: Tensor,
+    raw: Tensor,
+    spec: CombineSpec,
+    backend: str | None = None,
+    hull: Any = None,
+    shortcuts: Shortcuts | None = None,
+) -> Tensor:
     """Combine with raw parameters and a spec, as the modules do. Error messages end with the hint of the hull."""
-    if backend is None and not torch.compiler.is_compiling() and type(x) in _PLAIN:
-        # a shortcut: the rest would take longer than a small kernel
-        route = _find_route(x, raw, spec, None if hull is None else hull.shortcuts)
-        if route is not None:
-            if torch.is_grad_enabled() and (x.requires_grad or raw.requires_grad):
-                simple: Tensor = _apply_directly(x, raw, route)  # type: ignore[no-untyped-call]
-                return simple
-            return route.forward(x, raw)
+    if backend is None and not torch.compiler.is_compiling() and type(x) in PLAIN and _is_plain(x, raw, spec):
+        # the rest would take longer than a small kernel
+        return _find_call(x, raw, spec, shortcuts)(x, raw)
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.layout is not torch.strided or x.is_nested:
         if isinstance(x, fx.Proxy):  # torch.fx traces with these in place of tensors
             return apply_spelled(x, raw, *spec.spelled, backend)
@@ -127,38 +129,42 @@ class Shortcuts(dict[int, tuple[Callable[..., bool], Any] | None]):
         self[tensors[0].numel()] = None if check is None else (check, found)
 
 
-def _find_route(x: Tensor, raw: Tensor, spec: CombineSpec, shortcuts: Shortcuts | None) -> _Route | None:
-    """Return the route of plain tensors in eager mode, which a module looks up from the third call on; else None."""
-    if x.layout is not torch.strided or x.is_nested:  # the check below needs strides
-        return None
-    if shortcuts is not None:
-        known = shortcuts.get(x.numel())
-        if known is not None and known[0](x, raw) and not has_modes():
-            found: _Route = known[1]
-            return found
-    if not _is_plain(x, raw, spec):
-        return None
+def _find_call(
+    x: Tensor, raw: Tensor, spec: CombineSpec, shortcuts: Shortcuts | None
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return the function that combines plain tensors in eager mode; remember it at the second call of a module."""
     if raw.dim() == 2:
         check_groups(x.shape, raw.shape[0], spec.channel_dim)
     route = _route(spec, "triton" if x.is_cuda else "cpu")
-    if shortcuts is not None and shortcuts.has_seen(x):
-        if x.is_cuda:
-            from hullo.kernels import triton
+    is_repeated = shortcuts is not None and shortcuts.has_seen(x)
+    if is_repeated and x.is_cuda:
+        from hullo.kernels import triton
 
-            route.forward = triton.prepare(x, raw, spec)
-        shortcuts.remember(route, x, raw)
-    return route
+        route.forward = triton.prepare(x, raw, spec)
+    forward, has_gradient = route.forward, x.requires_grad or raw.requires_grad  # which a shortcut checks, too
+
+    def call(x: Tensor, raw: Tensor) -> Tensor:
+        if has_gradient and torch.is_grad_enabled():
+            result: Tensor = _apply_directly(x, raw, route)  # type: ignore[no-untyped-call]
+            return result
+        return forward(x, raw)
+
+    if shortcuts is not None and is_repeated:
+        shortcuts.remember(call, x, raw)
+    return call
 
 
-_PLAIN = (Tensor, torch.nn.Parameter)
+PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def _is_plain(x: Tensor, raw: Tensor, spec: CombineSpec) -> bool:
     """Return whether x and raw are plain tensors for a fused kernel, in eager mode."""
     return (
         ((x.is_cuda and spec.has_formulas and HAS_TRITON) or x.is_cpu)
+        and x.layout is torch.strided
+        and not x.is_nested
         and is_eager()
-        and type(raw) in _PLAIN
+        and type(raw) in PLAIN
         and x.dtype in FUSED_DTYPES
         and raw.is_cpu == x.is_cpu
         and raw.get_device() == x.get_device()
@@ -203,13 +209,14 @@ def check_groups(shape: Sequence[int], groups: int, channel_dim: int) -> None:
         )
 
 
+@context_slots("route")
 class _Combine(torch.autograd.Function):
     """Combine; save only x and the raw parameters, and recompute the bases in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, raw: Tensor, route: _Route) -> Tensor:
         ctx.route = route
-        ctx.save_for_backward(x, raw)
+        ctx.to_save = x, raw  # as ctx.save_for_backward does, without the call
         return route.forward(x, raw)
 
     @staticmethod

@@ -1,7 +1,10 @@
-"""Repeated launches of a compiled kernel: by Triton's launcher in C where its version is known, else by its runner."""
+"""Repeated launches of a compiled kernel: by our launcher in C where Triton's version is known, else by its runner."""
 
 from __future__ import annotations
 
+import ctypes
+import struct
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,68 +15,106 @@ pytest.importorskip("triton")
 from triton.backends.nvidia.driver import CudaLauncher
 
 import hullo
+from hullo.kernels import launcher
 from hullo.kernels import triton as kernels
 
 TENSORS = (torch.zeros(8), torch.ones(8))
 
 
 class Compiled:
-    """Stand for a compiled kernel, with Triton's own launcher around a function that keeps its arguments."""
+    """Stand for a compiled kernel of two tensors, a number and a constant."""
 
     def __init__(self) -> None:
-        self.function, self.packed_metadata = 7, (4, 1)
-        self.launched: list[tuple[Any, ...]] = []
+        self.function, self.packed_metadata = 7, (4, 1, 96)
+        self.src = SimpleNamespace(signature={"x": "*fp32", "y": "*fp32", "n": "i32", "SIZE": "constexpr"})
         self.ran: list[tuple[Any, ...]] = []
         self.run = object.__new__(CudaLauncher)
-        vars(self.run).update(
-            num_ctas=1, launch_cooperative_grid=False, launch_pdl=True, launch=lambda *args: self.launched.append(args),
-            global_scratch_size=0, global_scratch_align=1, profile_scratch_size=0, profile_scratch_align=1,
-        )  # fmt: skip
+        vars(self.run).update(global_scratch_size=0, launch_cooperative_grid=False, launch_pdl=True)
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         return lambda *args: self.ran.append((grid, *args))
 
 
+class Driver:
+    """Stand for the function of CUDA that launches a kernel: it keeps its arguments, and returns a status."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.launched: list[tuple[Any, ...]] = []
+        signature = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)
+        self.function = signature(self.launch)
+        self.address = ctypes.cast(self.function, ctypes.c_void_p).value
+
+    def launch(self, config: int, function: int, parameters: int, extra: None) -> int:
+        *sizes, stream, _, attributes = struct.unpack("=7I4xQQI", ctypes.string_at(config, 52))
+        addresses = (ctypes.c_void_p * 5).from_address(parameters)
+        values = [ctypes.c_uint64.from_address(addresses[i] or 0).value for i in range(5)]
+        self.launched.append((sizes, stream, attributes, function, values))
+        return self.status
+
+
 @pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch) -> Compiled:
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    made = Driver()
     monkeypatch.setattr(kernels, "INTERPRETED", True)
-    monkeypatch.setattr(kernels, "current_cuda_stream", lambda device: 5)
-    return Compiled()
+    monkeypatch.setattr(launcher, "current_cuda_stream", lambda device: 5 + device)
+    monkeypatch.setattr(launcher, "_launch_address", lambda: made.address)
+    launcher._module.cache_clear()
+    return made
 
 
-def launch(compiled: Compiled) -> kernels._Launch:
-    first: list[Any] = []
-    kernel = {(3, 1, 1): lambda *args, **named: first.append(args) or compiled}
-    return kernels._Launch(kernel, 0, 3, (8,), {"SIZE": 16}, {"num_warps": 4})
+def launch(compiled: Compiled) -> tuple[kernels._Launch, list[Any]]:
+    """Return a launch of the compiled kernel, and the calls in which Triton compiles and launches it."""
+    started: list[Any] = []
+    kernel = {(3, 1, 1): lambda *args, **named: started.append(args) or compiled}
+    return kernels._Launch(kernel, 1, 3, (8,), {"SIZE": 16}, {"num_warps": 4}), started
 
 
-@pytest.mark.skipif(not kernels.DIRECT, reason="another version of Triton, whose launcher is not called directly")
-def test_the_launcher_in_c_gets_what_tritons_own_launcher_gives_it(compiled: Compiled) -> None:
-    run = launch(compiled)
-    run(*TENSORS)
-    run(*TENSORS)
+known = pytest.mark.skipif(not launcher.IS_KNOWN, reason="another version of Triton, whose parameters are not known")
+
+
+@known
+def test_a_repeated_launch_passes_tensors_and_numbers_but_no_constants(driver: Driver) -> None:
+    run, started = launch(Compiled())
+    for _ in range(3):
+        run(*TENSORS)
+    assert len(started) == 1
     addresses = [tensor.data_ptr() for tensor in TENSORS]
-    compiled.run(3, 1, 1, 5, compiled.function, compiled.packed_metadata, None, None, None, *addresses, 8, 16)
-    ours, tritons = compiled.launched
-    assert ours == tritons
+    scratch = [0, 0]
+    assert driver.launched == [([3, 1, 1, 128, 1, 1, 96], 6, 1, 7, [*addresses, 8, *scratch])] * 2
+
+
+@known
+def test_triton_launches_what_cuda_refuses(driver: Driver) -> None:
+    run, started = launch(Compiled())
+    driver.status = 201  # no context in this thread
+    run(*TENSORS)
+    run(*TENSORS)
+    assert len(driver.launched) == 1
+    assert len(started) == 2
+
+
+@pytest.mark.parametrize("is_known", [pytest.param(True, marks=known), False])
+def test_addresses_that_are_not_aligned_are_compiled_for_anew(
+    driver: Driver, is_known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_known:
+        monkeypatch.setattr(launcher, "_module", lambda: None)
+    run, started = launch(compiled := Compiled())
+    run(*TENSORS)
+    run(torch.zeros(9)[1:], TENSORS[1])
+    assert len(started) == 2
+    assert not driver.launched
     assert not compiled.ran
 
 
-def test_other_versions_of_triton_run_the_compiled_kernel(compiled: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "DIRECT", False)
-    run = launch(compiled)
+def test_other_versions_of_triton_run_the_compiled_kernel(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "_module", lambda: None)
+    run, _ = launch(compiled := Compiled())
     run(*TENSORS)
     run(*TENSORS)
     assert compiled.ran == [((3, 1, 1), *TENSORS, 8, 16)]
-    assert not compiled.launched
-
-
-def test_addresses_that_are_not_aligned_are_compiled_for_anew(compiled: Compiled) -> None:
-    run = launch(compiled)
-    run(*TENSORS)
-    run(torch.zeros(9)[1:], TENSORS[1])
-    assert not compiled.ran
-    assert not compiled.launched
+    assert not driver.launched
 
 
 def test_raw_parameters_of_another_type_have_launches_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,19 +17,17 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-from hullo._compat import current_cuda_device, current_cuda_stream, empty_cuda
+from hullo._compat import current_cuda_device, empty_cuda
 from hullo.bases import Base
-from hullo.kernels import device_math
+from hullo.kernels import device_math, launcher
 from hullo.kernels.codegen import kernel_source
 from hullo.kernels.device_math_float64 import FLOAT64
 from hullo.kernels.linear_terms import kernel_parts
 from hullo.kernels.spec import CombineSpec, compute_dtype, dense, extents, laid_out_like
 from hullo.parametrizations import BuiltInParametrization
 
-_address, _is_contiguous = Tensor.data_ptr, Tensor.is_contiguous
+_is_contiguous = Tensor.is_contiguous
 _HOOKS = triton.knobs.runtime.launch_enter_hook
-DIRECT = triton.__version__.startswith("3.6.")
-"""Whether the arguments of Triton's launcher in C are known; they differ between versions."""
 # Of four and more bases in 16 bits and in more, forward and backward: the size of a tile, warps, programs per
 # multiprocessor (0: one for each tile) and stages, as measured on an H200.
 MANY = {16: ((1024, 4, 128, 1), (1024, 4, 30, 1)), 32: ((2048, 4, 0, 1), (1024, 4, 56, 3))}
@@ -49,18 +47,16 @@ def prepare(x: Tensor, raw: Tensor, spec: CombineSpec) -> Callable[[Tensor, Tens
     launches, row, same = _arrange(spec, False, raw, x)
     if launches is None or same is not x or row is not raw:
         return lambda x, raw: forward(x, raw, spec)
-    launch, device, like_x = launches.forward, x.get_device(), (tuple(x.shape), torch.empty_like(x).stride(), x.dtype)
+    launch, device = launches.forward, x.get_device()
+    shape, strides, dtype = tuple(x.shape), torch.empty_like(x).stride(), x.dtype
 
     def run(x: Tensor, raw: Tensor) -> Tensor:
         if launch.run is None or _HOOKS.calls or device != current_cuda_device():
             launch(x, raw, y := torch.empty_like(x))
             return y
-        y = empty_cuda(*like_x)
-        addresses = (a := x.data_ptr(), b := raw.data_ptr(), c := y.data_ptr())
-        if (a | b | c) & 15:
+        y = empty_cuda(shape, strides, dtype)
+        if not launch.run(x, raw, y):
             launch(x, raw, y)
-        else:
-            launch.run((), addresses)
         return y
 
     return run
@@ -128,7 +124,7 @@ class _Launch:
     """Hold a kernel and all its arguments except tensors.
 
     After the first call it runs the compiled kernel: Triton's own launchers bind and inspect every argument again, and
-    that takes longer than a small kernel. Where the version of Triton is known, it calls the launcher in C.
+    that takes longer than a small kernel.
     """
 
     def __init__(
@@ -142,39 +138,32 @@ class _Launch:
     ) -> None:
         self.kernel, self.device, self.grid, self.sizes = kernel, device, (programs, 1, 1), sizes
         self.constants, self.options = constants, options
-        self.run: Callable[[Sequence[Tensor], Sequence[int]], None] | None = None
+        self.run: Callable[..., bool] | None = None  # returns whether it has launched the kernel
 
     def __call__(self, *tensors: Tensor) -> None:
-        addresses = [*map(_address, tensors)]
-        # A kernel that Triton compiles for addresses divisible by 16 is valid for such addresses only.
-        is_aligned = not functools.reduce(operator.or_, addresses) & 15
         if self.device == current_cuda_device() or INTERPRETED:
-            if is_aligned and self.run is not None and not _HOOKS.calls:
-                self.run(tensors, addresses)
-            else:
-                self._start(tensors, is_aligned)
+            if self.run is None or _HOOKS.calls or not self.run(*tensors):
+                self._start(tensors)
         else:
             with torch.cuda.device(self.device):  # Triton launches on the current device
                 self(*tensors)
 
-    def _start(self, tensors: Sequence[Tensor], is_aligned: bool) -> None:
+    def _start(self, tensors: Sequence[Tensor]) -> None:
         compiled = self.kernel[self.grid](*tensors, *self.sizes, **self.constants, **self.options)
-        if is_aligned and compiled is not None:  # the interpreter compiles nothing
-            self.run = self._runner(compiled)
+        if compiled is not None and _are_aligned(tensors):  # the interpreter compiles nothing
+            self.run = self._runner(compiled, len(tensors))
 
-    def _runner(self, compiled: Any) -> Callable[[Sequence[Tensor], Sequence[int]], None]:
-        """Return the fastest way to run a compiled kernel, given tensors and their addresses."""
+    def _runner(self, compiled: Any, tensors: int) -> Callable[..., bool]:
+        """Return the fastest way to run a compiled kernel."""
         rest = (*self.sizes, *self.constants.values())
-        launcher = compiled.run
-        if DIRECT and type(launcher).__name__ == "CudaLauncher" and not launcher.global_scratch_size:
-            launch, (x, y, z), device, stream = launcher.launch, self.grid, self.device, current_cuda_stream
-            fixed = (
-                compiled.function, launcher.launch_cooperative_grid, launcher.launch_pdl, None, None,
-                compiled.packed_metadata, None, None, None,
-            )  # fmt: skip
-            return lambda _, addresses: launch(x, y, z, stream(device), *fixed, *addresses, *rest)
         run = compiled[self.grid]
-        return lambda tensors, _: run(*tensors, *rest)
+        bound = launcher.bind(compiled, self.grid[0], self.device, tensors, rest)
+        return bound or (lambda *tensors: _are_aligned(tensors) and run(*tensors, *rest) is None)
+
+
+def _are_aligned(tensors: Sequence[Tensor]) -> bool:
+    """Return whether all addresses are divisible by 16, as they must be for kernels compiled for such ones."""
+    return not functools.reduce(operator.or_, map(Tensor.data_ptr, tensors)) & 15
 
 
 class _Launches(NamedTuple):
