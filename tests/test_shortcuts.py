@@ -7,6 +7,7 @@ import copy
 import io
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -63,6 +64,9 @@ def test_other_coefficients_of_the_same_hull_count_at_once() -> None:
     act.raw = torch.nn.Parameter(act.raw.detach().double())
     torch.testing.assert_close(act(X), X.relu())
     torch.testing.assert_close(*torch.autograd.grad(act(X).sum(), act.raw), slope.double(), rtol=1e-5, atol=1e-5)
+    with torch.no_grad():
+        assert not act(X).requires_grad
+    assert act(X).requires_grad
     act.raw.requires_grad_(False)
     assert not act(X).requires_grad
 
@@ -74,6 +78,7 @@ CONTEXTS: dict[str, Callable[[hullo.Hull], Tensor]] = {
     "make_fx before dispatch": lambda act: make_fx(act, pre_dispatch=True)(X)(X),
     "autocast": lambda act: torch.autocast(DEVICE, torch.bfloat16)(act)(X),
     "trace": lambda act: torch.jit.trace(act, X, check_trace=False)(X),
+    "a new thread": lambda act: ThreadPoolExecutor(1).submit(act, X).result(),
 }
 
 
