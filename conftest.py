@@ -19,7 +19,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 collect_ignore_glob = ["*conftest.py"]
 collect_ignore = [] if importlib.util.find_spec("keras") else ["src/hullo/keras"]
 if not importlib.util.find_spec("triton"):
-    collect_ignore += ["src/hullo/kernels/triton.py", "src/hullo/kernels/words.py", "src/hullo/population/kernels"]
+    collect_ignore += ["src/hullo/kernels/triton.py", "src/hullo/kernels/launcher.py", "src/hullo/population/kernels"]
 
 
 @pytest.fixture(autouse=True)

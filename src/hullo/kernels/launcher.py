@@ -14,8 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import triton  # type: ignore[import-untyped]
-from triton.backends.nvidia.driver import include_dirs  # type: ignore[import-untyped]
-from triton.runtime.build import compile_module_from_src  # type: ignore[import-untyped]
 
 from hullo._compat import current_cuda_stream
 
@@ -110,6 +108,9 @@ def _module() -> Any:
     if not IS_KNOWN:
         return None
     try:
+        from triton.backends.nvidia.driver import include_dirs  # type: ignore[import-untyped]
+        from triton.runtime.build import compile_module_from_src  # type: ignore[import-untyped]
+
         _launch_address()
         return compile_module_from_src(SOURCE, "hullo_launcher", include_dirs=include_dirs)
     except (AttributeError, ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:
