@@ -117,9 +117,10 @@ def test_other_versions_of_triton_run_the_compiled_kernel(driver: Driver, monkey
     assert not driver.launched
 
 
-def test_raw_parameters_of_another_type_have_launches_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "INTERPRETED", True)
-    spec, x, raw = hullo.AffineHull("identity", "relu").spec, torch.zeros(8), torch.ones(2)
+def test_raw_parameters_of_another_type_have_launches_of_their_own() -> None:
+    device = "cpu" if kernels.INTERPRETED else "cuda"
+    spec = hullo.AffineHull("identity", "relu").spec
+    x, raw = torch.zeros(8, device=device), torch.ones(2, device=device)
     single, double, again = (kernels._arrange(spec, False, row, x)[0] for row in (raw, raw.double(), raw))
     assert single is again
     assert single.forward is not double.forward  # it runs the kernel again that was compiled for its first tensors
