@@ -116,6 +116,7 @@ def _convolve_fused(
         padding=around,
         measured=measured,
         deferred=deferred,
+        late=x.late if images.dtype == x.tensor.dtype else None,
     )
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Container, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from hullo.bases import Base, base
 from hullo.population import kernels
 from hullo.population.convolutions import convolve_batch, flat_parameter, split_channels
 from hullo.population.images import ImagesValue
+from hullo.population.kernels.late_gradients import LateGradients
 from hullo.population.layers import as_rows, multiply
 from hullo.population.rules import Context, arguments
 from hullo.population.sites import Activation
@@ -241,6 +242,7 @@ def _find_norm(site: fx.Node, sites: Sites) -> Fusion | None:
     source = given["input"]
     convolution = source if _is_inner(source, aten.conv2d.default) else None
     inner = [*inner, norm] if convolution is None else [*inner, norm, convolution]
+    is_output = any(user.op == "output" for user in site.users)  # its gradient can be asked for
 
     def compute(get: LookUp, rows: Tensor, context: Context) -> tuple[Value, ...]:
         from hullo.population.kernels.bn_act import normalize_combine
@@ -248,6 +250,7 @@ def _find_norm(site: fx.Node, sites: Sites) -> Fusion | None:
         x, bias, moments = _convolve(get, source, convolution, context, normed=True, measured=given["training"])
         past = None if residual is None else get(residual).at(1, context.members).flatten(1, 2).to(x.dtype)
         mean, variance, scale, shift = (get(item).tensor.view(-1) for item in parameters)
+        late = None if is_output else LateGradients()
         both = normalize_combine(
             x,
             mean,
@@ -262,8 +265,9 @@ def _find_norm(site: fx.Node, sites: Sites) -> Fusion | None:
             bias=bias,
             residual=past,
             moments=moments,
+            late=late,
         )
-        return tuple(split_channels(y, context) for y in both)
+        return tuple(replace(split_channels(y, context), late=late) for y in both)
 
     return _make(site, inner, act, compute)
 

@@ -189,5 +189,6 @@ def test_the_gradient_of_squares_of_pixels_is_that_of_a_grouped_convolution(
     out = y.shape[2], y.shape[3]
     sizes = row_conv.Sizes(case.members, case.inputs, 8, case.side, case.padding[0], case.sides, out)
     given = (channels_last(tensor.detach().float()) for tensor in (dy, weight))
-    found = square_gradient.input_gradient(*given, sizes, square_gradient.Tile(64, inner, 4, 1))
+    part = square_gradient.Part(*given, sizes)
+    found = square_gradient.input_gradient([part], square_gradient.Tile(64, inner, 4, 1))
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=3e-5)

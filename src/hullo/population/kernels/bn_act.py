@@ -45,6 +45,8 @@ from hullo.population.kernels.channel_stats import (
     spread,
     wait_for_previous,
 )
+from hullo.population.kernels.convolution import input_gradients
+from hullo.population.kernels.late_gradients import LateGradients
 
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
 STAGES = 4
@@ -66,6 +68,7 @@ def normalize_combine(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     moments: Tensor | None = None,
+    late: LateGradients | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return images (B, channels, H, W) after batch norm, the sum with a residual and the activation, as two tensors.
 
@@ -84,6 +87,7 @@ def normalize_combine(
             mean, so the running mean alone takes it up, and its gradient is zero.
         residual: images like x.
         moments: sums and sums of squares of x, for the statistics of training; without them x is read once more.
+        late: where users of the result leave their parts of its gradient.
     """
     pixels = x.numel() // max(1, x.shape[1]) if x.dim() == 4 else 0
     if x.dtype not in TYPES or pixels < 1 + training:
@@ -97,7 +101,7 @@ def normalize_combine(
         raise ValueError(f"{x.shape[1]} channels do not fall into {len(rows)} equal parts, as many as there are rows")
     others = _Others(running_mean, running_variance, scale, shift, rows, bias, residual)
     both: tuple[Tensor, Tensor] = _NormalizeCombine.apply(
-        x, *others, _Call(tuple(bases), training, momentum, eps), moments
+        x, *others, _Call(tuple(bases), training, momentum, eps), moments, late
     )
     return both
 
@@ -134,10 +138,10 @@ class _Others(NamedTuple):
 class _NormalizeCombine(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
-        *tensors, call, moments = given
+        *tensors, call, moments, late = given
         others = _Others(*tensors)
         ctx.set_materialize_grads(False)
-        ctx.call, ctx.bias = call, others.bias
+        ctx.call, ctx.bias, ctx.late = call, others.bias, late
         x, residual = channels_last(x), None if others.residual is None else channels_last(others.residual)
         others = others._replace(rows=others.rows.contiguous(), residual=residual)
         if call.training:
@@ -156,7 +160,11 @@ class _NormalizeCombine(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         x, *saved = ctx.saved_tensors
         others, call = _Others(*saved), ctx.call
-        dy, *more = (channels_last(gradient) for gradient in gradients if gradient is not None)
+        given = [channels_last(gradient) for gradient in gradients if gradient is not None]
+        given += [] if ctx.late is None else input_gradients(ctx.late.take())
+        if not given:
+            return (None,) * len(ctx.needs_input_grad)
+        dy, more = given[0], [functools.reduce(torch.add, given[1:])] if given[1:] else []
         kernels, learned = _kernels(call.bases, x.dtype), ctx.needs_input_grad[_Others._fields.index("rows") + 1]
         constants = others.constants(x) | {"STORE_DS": bool(more) or others.residual is not None}
         ds = torch.empty_like(x) if constants["STORE_DS"] else dy
@@ -179,7 +187,7 @@ class _NormalizeCombine(torch.autograd.Function):
             dbias = (dshift * others.scale * (others.variance + call.eps).rsqrt()).to(others.bias.dtype)
         dresidual = None if others.residual is None else ds
         scale, shift = others.scale, others.shift
-        return dx, None, None, dscale.to(scale.dtype), dshift.to(shift.dtype), drows, dbias, dresidual, None, None
+        return dx, None, None, dscale.to(scale.dtype), dshift.to(shift.dtype), drows, dbias, dresidual, None, None, None
 
 
 @functools.cache

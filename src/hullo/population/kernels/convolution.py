@@ -13,6 +13,7 @@ windows of the output's gradient; that for the weights takes the input's windows
 # ruff: noqa: N803, N806 (constants are in capitals, in Triton)
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +25,7 @@ from torch.autograd.function import once_differentiable
 
 from hullo.population.kernels import channels_last, processors, row_conv, row_weights, square_gradient
 from hullo.population.kernels.channel_stats import launch, wait_for_previous
+from hullo.population.kernels.late_gradients import LateGradients
 from hullo.population.kernels.side_stream import Deferred
 from hullo.population.kernels.square_gradient import load_pixels
 
@@ -74,6 +76,7 @@ def convolve(
     padding: tuple[int, int] = (0, 0),
     measured: bool = False,
     deferred: Deferred | None = None,
+    late: LateGradients | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Convolve images (B, K * inputs, H, W) of K members; return (B, K * outputs, H', W'), channels last, and moments.
 
@@ -87,6 +90,7 @@ def convolve(
         measured: also return sums and sums of squares of each output channel, (2, parts, K * outputs); only for 16-bit
             types, whose squares float32 holds. Otherwise None is returned for them.
         deferred: what `side_stream.flatten` returned with `weight`.
+        late: takes up that of the images' gradient, where the layer that made them computes it.
     """
     if x.shape[1] != members * weight.shape[1] or len(weight) % members or weight.shape[2] != weight.shape[3]:
         raise ValueError(
@@ -101,7 +105,7 @@ def convolve(
     height, width = ((length + sum(padding) - side) // stride + 1 for length in size)
     shape = Shape(members, weight.shape[1], len(weight) // members, side, stride, padding, size, (height, width))
     convolved: tuple[Tensor, Tensor | None] = _Convolve.apply(
-        x, weight, bias, shape, measured and x.itemsize == 2, deferred
+        x, weight, bias, shape, measured and x.itemsize == 2, deferred, late
     )
     return convolved
 
@@ -116,10 +120,11 @@ class _Convolve(torch.autograd.Function):
         shape: Shape,
         measured: bool,
         deferred: Deferred | None,
+        late: LateGradients | None,
     ) -> tuple[Tensor, Tensor | None]:
         x, weight = channels_last(x), channels_last(weight.to(x.dtype))
         ctx.save_for_backward(x, weight)
-        ctx.shape, ctx.deferred = shape, deferred
+        ctx.shape, ctx.deferred, ctx.late = shape, deferred, late
         ctx.set_materialize_grads(False)
         y, moments = _forward(x, weight, bias, shape, measured)
         if moments is not None:
@@ -130,7 +135,8 @@ class _Convolve(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor, _: None) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        deferred = None if gradient.requires_grad else ctx.deferred  # a gradient to differentiate is refused here
+        # a gradient to differentiate is refused here: what is left to others must not hide it
+        deferred, late = (None, None) if gradient.requires_grad else (ctx.deferred, ctx.late)
         gradient = channels_last(gradient)
         shape, (for_x, for_weight, for_bias, *_) = ctx.shape, ctx.needs_input_grad
         dx = dweight = dbias = None
@@ -138,9 +144,11 @@ class _Convolve(torch.autograd.Function):
             deferred.put(lambda: _weight_gradient(gradient, x, weight, shape, biased=False)[0])
         elif for_weight or for_bias:
             dweight, dbias = _weight_gradient(gradient, x, weight, shape, biased=for_bias)
-        if for_x:  # last, so that it is in the cache when the layer below reads it
-            dx = _input_gradient(gradient, weight, shape)
-        return dx, dweight, dbias, None, None, None
+        if for_x and late is not None:
+            late.put(InputGradient(gradient, weight, shape))
+        elif for_x:  # last, so that it is in the cache when the layer below reads it
+            dx = InputGradient(gradient, weight, shape).compute()
+        return dx, dweight, dbias, None, None, None, None
 
 
 def _forward(
@@ -156,18 +164,38 @@ def _forward(
     return _convolve_windows(x, weight, bias, shape, measured=measured)
 
 
-def _input_gradient(dy: Tensor, weight: Tensor, shape: Shape) -> Tensor:
-    """Return the gradient of the images."""
-    if shape.stride == 1:
-        sizes = shape.row_sizes().transposed()
-        tile = row_conv.choose_tile(sizes, dy)
-        if tile is not None:
-            return row_conv.convolve_rows(dy, weight, sizes, tile, transposed=True)[0]
-    if shape.stride == 2:
-        square_tile = square_gradient.choose_tile(shape.row_sizes(), dy)
-        if square_tile is not None:
-            return square_gradient.input_gradient(dy, weight, shape.row_sizes(), square_tile)
-    return _convolve_windows(dy, weight, None, shape, transposed=True)[0]
+class InputGradient(NamedTuple):
+    """Hold what the gradient of a convolution's images is computed from."""
+
+    dy: Tensor
+    weight: Tensor
+    shape: Shape
+
+    def compute(self) -> Tensor:
+        """Return the gradient."""
+        dy, weight, shape = self
+        if shape.stride == 1:
+            sizes = shape.row_sizes().transposed()
+            tile = row_conv.choose_tile(sizes, dy)
+            if tile is not None:
+                return row_conv.convolve_rows(dy, weight, sizes, tile, transposed=True)[0]
+        if shape.stride == 2:
+            square_tile = square_gradient.choose_tile(shape.row_sizes(), dy)
+            if square_tile is not None:
+                part = square_gradient.Part(dy, weight, shape.row_sizes())
+                return square_gradient.input_gradient([part], square_tile)
+        return _convolve_windows(dy, weight, None, shape, transposed=True)[0]
+
+
+def input_gradients(parts: Sequence[InputGradient]) -> list[Tensor]:
+    """Return the parts of a gradient; two of stride two are added up by the kernel that computes them."""
+    if len(parts) == 2 and all(part.shape.stride == square_gradient.STRIDE for part in parts):
+        wide = sorted(parts, key=lambda part: -part.shape.kernel)  # the larger kernel decides on the tile
+        squares = [square_gradient.Part(dy, weight, shape.row_sizes()) for dy, weight, shape in wide]
+        tile, other = (square_gradient.choose_tile(part.sizes, part.dy) for part in squares)
+        if tile is not None and other is not None:
+            return [square_gradient.input_gradient(squares, tile)]
+    return [part.compute() for part in parts]
 
 
 def _convolve_windows(
