@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from trained_alone import ACTIVATIONS, OPTIMIZERS, assert_equal_states, inputs_of, make, train, train_alone
 
 import hullo
-from hullo.population import SGD, Adam, AdamW, Population
+from hullo.population import SGD, Adam, AdamW, LoweringError, Population
 
 
 @pytest.mark.parametrize(
@@ -77,6 +77,31 @@ def test_transformers_network_trains_as_it_does_alone() -> None:
             own.step()
     for k, member in enumerate(members):
         assert_equal_states(population[k], member)
+
+
+def test_transformers_decoders_need_no_settings() -> None:
+    transformers = pytest.importorskip("transformers")
+    size = {
+        "d_model": 16,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "vocab_size": 23,
+        "pad_token_id": 0,
+        "dropout": 0.0,
+    }
+    heads = {f"{part}_{name}": 2 for part in ("encoder", "decoder") for name in ("attention_heads", "ffn_dim")}
+    config = transformers.BartConfig(**size, **heads)  # returns a cache, and drops layers at a rate of zero
+    members = [transformers.BartForConditionalGeneration(config).double() for _ in range(2)]
+    population = Population(members)
+    tokens, labels = torch.randint(1, 23, (2, 3, 6)), torch.randint(1, 23, (2, 3, 4))
+    found = population(input_ids=tokens, labels=labels).loss
+    expected = torch.stack([m(input_ids=tokens[k], labels=labels[k]).loss for k, m in enumerate(members)])
+    torch.testing.assert_close(found, expected)
+    assert population[0].config.use_cache
+    assert population[0].model.encoder.layerdrop == config.encoder_layerdrop == 0
+    members[0].model.encoder.layerdrop = members[1].model.encoder.layerdrop = 0.1
+    with pytest.raises(LoweringError, match="values.*layerdrop"):
+        Population(members)(input_ids=tokens, labels=labels)
 
 
 def test_lr_decay_schedule_and_clipping_are_per_member() -> None:

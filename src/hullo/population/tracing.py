@@ -91,6 +91,7 @@ def read_graph(network: nn.Module, sites: Sequence[Site], args: tuple[Any, ...],
     Placeholders replace the network's modules at the sites. The graph is valid only for inputs of the same shapes and
     for the current training modes.
     """
+    _settle(network)
     program = export(_with_placeholders(network, sites), args, kwargs)
     kinds = torch.export.graph_signature.InputKind
     inputs: dict[str, tuple[str, Any]] = {}
@@ -122,6 +123,30 @@ def _with_placeholders(network: nn.Module, sites: Sequence[Site]) -> nn.Module:
         elif isinstance(module, _BatchNorm) and module.momentum is None and module.training:
             module.forward = functools.partial(_normalize_cumulatively, module)  # type: ignore[method-assign]
     return network
+
+
+class _Never:
+    """A rate of zero: no random number is below it, which a comparison says without looking at the number."""
+
+    def __gt__(self, number: Any) -> bool:
+        return False
+
+    def __lt__(self, number: Any) -> bool:
+        return True
+
+
+def _settle(network: nn.Module) -> None:
+    """Settle what a forward pass of transformers decides by random numbers, or returns beside tensors.
+
+    There, layers are dropped if a random number is below a rate, even if that is zero; and decoders return an object
+    with past keys and values by default, which is for inference.
+    """
+    configurations = [vars(module)["config"] for module in network.modules() if "config" in vars(module)]
+    for settings in (vars(owner) for owner in (*network.modules(), *configurations) if hasattr(owner, "__dict__")):
+        zeros = [name for name, value in settings.items() if name.endswith("layerdrop") and value == 0]
+        settings.update(dict.fromkeys(zeros, _Never()))
+        if settings.get("use_cache") is True:
+            settings["use_cache"] = False
 
 
 def _gate(module: GatedHull, gate: Tensor, up: Tensor) -> Tensor:
