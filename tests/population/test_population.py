@@ -100,7 +100,7 @@ def test_transformers_decoders_need_no_settings() -> None:
     assert population[0].config.use_cache
     assert population[0].model.encoder.layerdrop == config.encoder_layerdrop == 0
     members[0].model.encoder.layerdrop = members[1].model.encoder.layerdrop = 0.1
-    with pytest.raises(LoweringError, match="values.*layerdrop"):
+    with pytest.raises(LoweringError, match=r"values.*layerdrop"):
         Population(members)(input_ids=tokens, labels=labels)
 
 
