@@ -81,7 +81,11 @@ class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
-        self.encoder = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, activation="gelu", norm_first=True)
+        self.encoder = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, activation="gelu", norm_first=True),
+            1,
+            enable_nested_tensor=False,
+        )
         self.decoder = nn.TransformerDecoderLayer(8, 2, 12, dropout=0.0, batch_first=True)
         self.register_buffer("mask", torch.triu(torch.ones(5, 5, dtype=torch.bool), 1))
         self.register_buffer("table", torch.randn(9, 8), persistent=False)
@@ -91,7 +95,7 @@ class Attention(nn.Module):
         padding[1, 3:] = True
         x = x + self.table[: x.shape[1]]
         y, weights = self.attention(x, x, x, attn_mask=self.mask, key_padding_mask=padding)
-        return {"y": self.decoder(self.encoder(y), x, tgt_mask=self.mask), "weights": weights}
+        return {"y": self.decoder(self.encoder(y, self.mask), x, tgt_mask=self.mask), "weights": weights}
 
 
 @brought(4, 5, 3)

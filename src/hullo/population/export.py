@@ -76,7 +76,7 @@ def _trace(
     hook = network.register_forward_hook(record_changes)
     states = _random_states()
     try:
-        with _silenced(), _rejecting_derivatives():
+        with _silenced(), _traceable():
             program = torch.export.export(network, args, kwargs, strict=False)
     except LoweringError as error:
         raise LoweringError(f"{error}{_line_of(error)}") from None
@@ -129,8 +129,11 @@ def _silenced() -> Iterator[None]:
 
 
 @contextmanager
-def _rejecting_derivatives() -> Iterator[None]:
-    """Raise an error for derivatives that a forward pass defines or computes, which a trace would silently omit."""
+def _traceable() -> Iterator[None]:
+    """Raise an error for derivatives that a forward pass defines or computes, which a trace would silently omit.
+
+    And do not let PyTorch's transformers look at the values of a mask to find out whether it is causal.
+    """
 
     def apply(function: Any, *args: Any, **kwargs: Any) -> Any:
         if function.__module__.startswith("torch._library"):  # part of an operator, which the graph contains
@@ -151,6 +154,7 @@ def _rejecting_derivatives() -> Iterator[None]:
         for owner, name, replacement in (
             (torch.autograd.Function, "apply", classmethod(apply)),
             (torch.autograd, "_engine_run_backward", differentiate),
+            (nn.modules.transformer, "_detect_is_causal_mask", lambda mask, is_causal=None, size=None: bool(is_causal)),
         ):
             stack.callback(setattr, owner, name, vars(owner)[name])
             setattr(owner, name, replacement)
