@@ -81,11 +81,8 @@ class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
-        self.encoder = nn.TransformerEncoder(
-            nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, activation="gelu", norm_first=True),
-            1,
-            enable_nested_tensor=False,
-        )
+        layer = nn.TransformerEncoderLayer(8, 2, 12, 0.0, "gelu", norm_first=True, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
         self.decoder = nn.TransformerDecoderLayer(8, 2, 12, dropout=0.0, batch_first=True)
         self.register_buffer("mask", torch.triu(torch.ones(5, 5, dtype=torch.bool), 1))
         self.register_buffer("table", torch.randn(9, 8), persistent=False)
