@@ -100,7 +100,7 @@ CASES = {
     "one activation a channel": Case((2, 20, 4, 4), 20, residual=True),
     "one channel, one image": Case((1, 1, 1, 2), 1, residual=True),
     "one pixel": Case((5, 12, 1, 1), 2),
-    "several tiles a program": Case((5, 12, 16, 16), 3, residual=True),
+    "several tiles a program": Case((7, 12, 16, 16), 3, residual=True),
     "two ways on": Case((2, 48, 4, 4), 3, residual=True, bias=True, twice=True),
     "two ways on, odd, without a residual": Case((3, 35, 5, 3), 5, twice=True),
     "relu": Case((2, 16, 3, 3), 1, bases="relu"),
