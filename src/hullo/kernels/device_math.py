@@ -184,6 +184,30 @@ def logistic_tail(m):
 
 
 @triton.jit
+def normal_tail_for_float16(m):
+    """Compute the tail for float16 and m >= 0: relative error below 2^-13.5 where m * tail(m) is a normal number."""
+    p = -0.00032021169317886233 * m + 0.005824367515742779
+    p = p * m - 0.04822748526930809
+    p = p * m - 0.4641338288784027
+    p = p * m - 1.1491702795028687
+    p = p * m - 1.000120997428894
+    return exp2(p)
+
+
+@triton.jit
+def logistic_tail_for_float16(m):
+    return reciprocal(1.0 + exp2(1.4426950408889634 * m))
+
+
+@triton.jit
+def tanh_for_float16(x):
+    """Compute tanh from exp(|x|), which the logistic tail needs, too; below 0.01 that is x itself."""
+    e = exp2(1.4426950408889634 * magnitude(x))
+    far = 1.0 - 2.0 * reciprocal(e * e + 1.0)
+    return tl.where(tl.abs(x) < 0.01, x, tl.where(x < 0, -far, far))
+
+
+@triton.jit
 def magnitude(x):
     """Compute |x|, at most the largest finite bfloat16; tl.abs, which masks bits, takes an instruction more."""
     if not HARDWARE:
@@ -317,3 +341,8 @@ SHARED_TERMS = {
     "select_by_sign": select_by_sign,
 }
 """More for many bases in bfloat16: see :mod:`hullo.kernels.linear_terms`."""
+SHARED_TERMS_FLOAT16 = SHARED_TERMS | {
+    "logistic_tail": logistic_tail_for_float16,
+    "normal_tail_of_magnitude": normal_tail_for_float16,
+    "tanh": tanh_for_float16,
+}

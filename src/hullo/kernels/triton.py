@@ -312,13 +312,14 @@ def kernels_for(
     label = f"{'gated ' * gated}{parametrization.name}({names}) on {dtype}"
     if shares_terms(bases, dtype, gated, order):
         text = kernel_source(bases, parametrization, gated, order, kernel_parts(bases))
-        return build(text, label, dtype, **device_math.SHARED_TERMS)
+        shared = device_math.SHARED_TERMS if dtype == torch.bfloat16 else device_math.SHARED_TERMS_FLOAT16
+        return build(text, label, dtype, **shared)
     return build(kernel_source(bases, parametrization, gated, order), label, dtype)
 
 
 def shares_terms(bases: tuple[Base, ...], dtype: torch.dtype, gated: bool, order: int) -> bool:
     """Return whether the kernels compute with terms that bases share: see :mod:`hullo.kernels.linear_terms`."""
-    return len(bases) > 3 and dtype == torch.bfloat16 and not gated and order == 0
+    return len(bases) > 3 and dtype in (torch.bfloat16, torch.float16) and not gated and order == 0
 
 
 def build(text: str, label: str, dtype: torch.dtype, **known: Any) -> dict[str, Any]:
