@@ -14,6 +14,7 @@ WORDS = FUNCTIONS | {
     "flip": lambda w: torch.where(X > 0, w, -w),
     "logistic_tail": lambda m: torch.sigmoid(-m),
     "magnitude": torch.abs,
+    "normal_slope": lambda m: FUNCTIONS["normal_tail"](m) - m * FUNCTIONS["normal_pdf"](m),
     "normal_tail_of_magnitude": FUNCTIONS["normal_tail"],
     "x": X,
 }

@@ -184,6 +184,27 @@ def logistic_tail(m):
 
 
 @triton.jit
+def magnitude(x):
+    """Compute |x|, at most the largest finite bfloat16; tl.abs, which masks bits, takes an instruction more."""
+    if not HARDWARE:
+        return minimum(tl.abs(x), 3.3895313892515355e38)
+    return instruction("{.reg .f32 size; abs.f32 size, $1; min.NaN.f32 $0, size, 0f7F7F0000;}", x)
+
+
+@triton.jit
+def normal_slope(m, k):
+    """Compute k times the slope of m * tail(m) for bfloat16."""
+    return k * (normal_tail_of_magnitude(m) - m * normal_pdf(m))
+
+
+@triton.jit
+def magnitude_for_float16(x):
+    if not HARDWARE:
+        return minimum(tl.abs(x), 65504.0)
+    return instruction("{.reg .f32 size; abs.f32 size, $1; min.NaN.f32 $0, size, 0f477FE000;}", x)
+
+
+@triton.jit
 def normal_tail_for_float16(m):
     """Compute the tail for float16 and m >= 0: relative error below 2^-13.5 where m * tail(m) is a normal number."""
     p = -0.00032021169317886233 * m + 0.005824367515742779
@@ -195,6 +216,16 @@ def normal_tail_for_float16(m):
 
 
 @triton.jit
+def normal_slope_for_float16(m, k):
+    """Compute k times the slope of m * tail(m), to 2^-13 of tail(m) + m * pdf(m): the tail times a polynomial."""
+    p = (-0.001130454009398818 * k) * m + 0.0163955669850111 * k
+    p = p * m - 0.10123247653245926 * k
+    p = p * m - 0.6420443654060364 * k
+    p = p * m - 0.7972435355186462 * k
+    return normal_tail_for_float16(m) * (p * m + 1.000089168548584 * k)
+
+
+@triton.jit
 def logistic_tail_for_float16(m):
     return reciprocal(1.0 + exp2(1.4426950408889634 * m))
 
@@ -202,17 +233,9 @@ def logistic_tail_for_float16(m):
 @triton.jit
 def tanh_for_float16(x):
     """Compute tanh from exp(|x|), which the logistic tail needs, too; below 0.01 that is x itself."""
-    e = exp2(1.4426950408889634 * magnitude(x))
+    e = exp2(1.4426950408889634 * magnitude_for_float16(x))
     far = 1.0 - 2.0 * reciprocal(e * e + 1.0)
     return tl.where(tl.abs(x) < 0.01, x, tl.where(x < 0, -far, far))
-
-
-@triton.jit
-def magnitude(x):
-    """Compute |x|, at most the largest finite bfloat16; tl.abs, which masks bits, takes an instruction more."""
-    if not HARDWARE:
-        return minimum(tl.abs(x), 3.3895313892515355e38)
-    return instruction("{.reg .f32 size; abs.f32 size, $1; min.NaN.f32 $0, size, 0f7F7F0000;}", x)
 
 
 @triton.jit
@@ -337,12 +360,15 @@ SHARED_TERMS = {
     "below": below,
     "logistic_tail": logistic_tail,
     "magnitude": magnitude,
+    "normal_slope": normal_slope,
     "normal_tail_of_magnitude": normal_tail_of_magnitude,
     "select_by_sign": select_by_sign,
 }
 """More for many bases in bfloat16: see :mod:`hullo.kernels.linear_terms`."""
 SHARED_TERMS_FLOAT16 = SHARED_TERMS | {
     "logistic_tail": logistic_tail_for_float16,
+    "magnitude": magnitude_for_float16,
+    "normal_slope": normal_slope_for_float16,
     "normal_tail_of_magnitude": normal_tail_for_float16,
     "tanh": tanh_for_float16,
 }

@@ -21,7 +21,7 @@ _MAGNITUDE = "magnitude(x) * "
 # GELU and SiLU as ReLU and a rest that depends on |x| alone, and their slopes. magnitude(x) is |x|, bounded so that the
 # rest of an infinity is zero; flip(w) is w where x > 0, and -w elsewhere.
 _RESTS = {
-    "gelu": ("normal_tail_of_magnitude(m)", "normal_tail_of_magnitude(m) - m * normal_pdf(m)"),
+    "gelu": ("normal_tail_of_magnitude(m)", "normal_slope(m)"),
     "silu": ("logistic_tail(m)", "logistic_tail(m) - m * (logistic_tail(m) - square(logistic_tail(m)))"),
 }
 
@@ -109,8 +109,15 @@ def kernel_parts(bases: Sequence[Base]) -> dict[str, list[str]]:
     if rests:
         backward.assign("dm", _parse(f"{_MAGNITUDE}dy"))
     for i, term in enumerate((*flips, *slopes), count):
-        backward.assign(f"s{i}", _parse(re.sub(r"^flip", "", _compare(term))))
-    odd, rest = (_weighted_sum("s", indices) for indices in (range(count, middle), range(middle, len(factors) - 2)))
+        slope = re.sub(r"^flip", "", _compare(term))
+        if slope == "(normal_slope(magnitude(x)))":  # which takes its coefficient
+            backward.assign(f"s{i}", _parse(f"normal_slope(magnitude(x), k{i})"))
+        else:
+            backward.assign(f"s{i}", _parse(f"k{i} * ({slope})"))
+    odd, rest = (
+        " + ".join(f"s{i}" for i in indices) or "0.0"
+        for indices in (range(count, middle), range(middle, len(factors) - 2))
+    )
     by_sign = f"select_by_sign(x, at_positive, at_negative, {odd})" if flips or steps != "0.0" else "at_negative"
     products = [f"{'dm' if i in rests else 'dy'} * y{i}" for i in range(count)]
     halves = _relu_and_identity(terms) if rests else None

@@ -28,9 +28,13 @@ from hullo.parametrizations import BuiltInParametrization
 
 _is_contiguous = Tensor.is_contiguous
 _HOOKS = triton.knobs.runtime.launch_enter_hook
-# Of four and more bases in 16 bits and in more, forward and backward: the size of a tile, warps, programs per
-# multiprocessor (0: one for each tile) and stages, as measured on an H200.
-MANY = {16: ((1024, 4, 128, 1), (1024, 4, 30, 1)), 32: ((2048, 4, 0, 1), (1024, 4, 56, 3))}
+# Of four and more bases, forward and backward: the size of a tile, warps, programs per multiprocessor (0: one for each
+# tile) and stages, as measured on an H200; of float64 as of float32.
+MANY = {
+    torch.bfloat16: ((1024, 4, 128, 1), (1024, 4, 30, 1)),
+    torch.float16: ((1024, 4, 128, 1), (1024, 4, 27, 1)),
+    torch.float32: ((2048, 4, 0, 1), (1024, 4, 56, 3)),
+}
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 
 
@@ -222,7 +226,7 @@ def _launches(
         else:
             back = tile(outer, groups, inner, 64, 2048, programs // 2)
     elif many:
-        (size, warps[0], share, stages), back_choice = MANY[32 if precise else 16]
+        (size, warps[0], share, stages), back_choice = MANY[torch.float32 if precise else dtype]
         there = tile(outer, groups, inner, None, size, share * units or None, stages)
         size, warps[1], share, stages = back_choice
         back = tile(outer, groups, inner, None, size, share * units, stages)
