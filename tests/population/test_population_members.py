@@ -173,6 +173,30 @@ def test_numbers_in_elementwise_operations_may_differ(dtype: torch.dtype) -> Non
     torch.testing.assert_close(Population(members)(x), expected, rtol=4 * torch.finfo(dtype).eps, atol=0)
 
 
+class Counting(Clamping):
+    """Combine tensors of several types with a number, and with a parameter without dimensions."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__(rate)
+        self.scale = nn.Parameter(torch.tensor(0.3, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = self.linear(x.float())
+        whole, shared = x + self.rate, x.float().sum() * self.rate
+        return whole, shared, y * self.rate, y * self.scale, y > self.scale, x * self.scale
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_numbers_leave_the_types_of_tensors_as_they_are(autocast: bool) -> None:
+    members, x = [Counting(1), Counting(0)], torch.tensor([[2**40 + 1, 3, 7]])
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        found = Population(members)(x, in_dims=None)
+        for k, member in enumerate(members):
+            torch.testing.assert_close([item[k] for item in found], [*member(x)])
+    with pytest.raises(ValueError, match=r"rate is 1 and 0\.5"):
+        Population([Counting(1), Counting(0.5)])(x, in_dims=None)  # integers in one, fractions in the other
+
+
 def test_numbers_that_change_more_than_a_factor_are_rejected_with_the_line() -> None:
     with pytest.raises(ValueError, match=r"0 and 2 .*rate is 0\.1 and 0\.2.*clamp\(max=self\.rate"):
         Population([Clamping(0.1), Clamping(0.1), Clamping(0.2)])(torch.randn(3, 2, 3))

@@ -205,7 +205,7 @@ class Program:
         if torch.Tag.pointwise in target.tags or function is not target:
             self.lowering[node] = "own"
             result = call_pointwise(function, args, kwargs)
-            if node in self.graph.rates:
+            if node in self.graph.rates and not result.shape:  # numbers do not widen types
                 result = Value(result.tensor.to(node.meta["val"].dtype), result.dim)
             return result
         if self.lowering.get(node) != "loop":

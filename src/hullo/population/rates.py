@@ -58,9 +58,9 @@ def merge_rates(
     for i, node in enumerate(nodes[differences[0]]):
         members = [nodes[kind][i] for kind in differences]
         for position in _positions(node):
-            own = [float(list(arguments(member).values())[position]) for member in members]
+            own = [list(arguments(member).values())[position] for member in members]
             if len({*own}) > 1:
-                rates.setdefault(node, {})[position] = torch.tensor(own, dtype=_dtype(node), device=device)
+                rates.setdefault(node, {})[position] = torch.tensor(own, dtype=_dtype(node, own), device=device)
     for node, positions in rates.items():
         _blank(node, positions)
     return replace(first, rates=rates)
@@ -87,12 +87,13 @@ def _positions(node: fx.Node) -> list[int]:
     return [i for i, item in enumerate(given) if type(item) in (int, float) and types[i] == "Tensor"]
 
 
-def _dtype(node: fx.Node) -> torch.dtype:
-    """Return the type in which an elementwise operation computes; float64 for rates."""
+def _dtype(node: fx.Node, numbers: Sequence[Any]) -> torch.dtype:
+    """Return the type in which an elementwise operation computes with numbers; float64 for rates."""
     if node.target in RATES:
         return torch.float64
     inputs = [item.meta["val"].dtype for item in node.all_input_nodes]
-    return functools.reduce(torch.promote_types, inputs, torch.float32)
+    is_integer = all(type(number) is int for number in numbers) and not node.meta["val"].dtype.is_floating_point
+    return functools.reduce(torch.promote_types, inputs, torch.int64 if is_integer else torch.float32)
 
 
 def _blank(node: fx.Node, positions: Iterable[int]) -> None:
@@ -127,6 +128,7 @@ def _describe(node: fx.Node, index: Mapping[fx.Node, int]) -> Any:
         node.op,
         "" if node.op == "placeholder" else str(node.target),
         repr(fx.node.map_arg(list(given), lambda item: f"node {index.get(item)}")),
+        getattr(node.meta.get("val"), "dtype", None),
     )
 
 

@@ -129,13 +129,25 @@ def call_pointwise(function: Callable[..., Any], args: Sequence[Any], kwargs: di
         """Return a tensor with as many dimensions as the largest, the members in dimension `dim`."""
         missing = [1] * (most - len(value.shape))
         if value.dim is None:
-            return value.tensor.reshape(*missing, *value.shape).unsqueeze(dim)
+            return value.tensor.reshape([*missing, *value.shape]).unsqueeze(dim)
         if not missing:
             return value.at(dim, members)
         return value.at(0, members).reshape(members, *missing, *value.shape).movedim(0, dim)
 
     args, kwargs = map_values(align, (tuple(args), kwargs))
-    return wrap(function(*args, **kwargs), dim)
+    result = function(*args, **kwargs)
+    if most and len({value.dtype for value in values}) > 1:
+        result = _promoted(result, values)
+    return wrap(result, dim)
+
+
+def _promoted(result: Tensor, values: Sequence[Value]) -> Tensor:
+    """Return a result in one member's type, where a tensor without dimensions does not widen the type of others."""
+    large, small = ([value.dtype for value in values if bool(value.shape) is has_dims] for has_dims in (True, False))
+    if not small or result.dtype != functools.reduce(torch.promote_types, [*large, *small]):
+        return result
+    one, other = (functools.reduce(torch.promote_types, dtypes) for dtypes in (large, small))
+    return result.to(torch.result_type(torch.empty(1, dtype=one), torch.empty((), dtype=other)))
 
 
 def call_vmapped(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
