@@ -104,6 +104,21 @@ def test_transformers_decoders_need_no_settings() -> None:
         Population(members)(input_ids=tokens, labels=labels)
 
 
+class Settings(nn.Module):
+    """A network that has settings of its own by the names of those of transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config, self.layerdrop, self.use_cache = Settings, 0.0, True
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (2 if self.use_cache and self.layerdrop == 0 / (1 - self.layerdrop) else 3)
+
+
+def test_settings_of_other_networks_are_theirs() -> None:
+    assert Population([Settings(), Settings()])(torch.ones(1), in_dims=None).tolist() == [[2], [2]]
+
+
 def test_lr_decay_schedule_and_clipping_are_per_member() -> None:
     members = make(plain_networks.MLP, ACTIVATIONS[:4])
     batches = 3 * inputs_of(plain_networks.MLP, 4)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import torch.utils._pytree as pytree
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -125,14 +126,15 @@ def _with_placeholders(network: nn.Module, sites: Sequence[Site]) -> nn.Module:
     return network
 
 
-class _Never:
+class _Zero(float):
     """A rate of zero: no random number is below it, which a comparison says without looking at the number."""
 
-    def __gt__(self, number: Any) -> bool:
-        return False
-
-    def __lt__(self, number: Any) -> bool:
-        return True
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if function in (Tensor.lt, Tensor.gt) and args[0].dim() == 0:
+            return function is Tensor.gt
+        plain = pytree.tree_map(lambda item: 0.0 if isinstance(item, cls) else item, (args, kwargs or {}))
+        return function(*plain[0], **plain[1])
 
 
 def _settle(network: nn.Module) -> None:
@@ -142,9 +144,12 @@ def _settle(network: nn.Module) -> None:
     with past keys and values by default, which is for inference.
     """
     configurations = [vars(module)["config"] for module in network.modules() if "config" in vars(module)]
-    for settings in (vars(owner) for owner in (*network.modules(), *configurations) if hasattr(owner, "__dict__")):
-        zeros = [name for name, value in settings.items() if name.endswith("layerdrop") and value == 0]
-        settings.update(dict.fromkeys(zeros, _Never()))
+    for owner in (*network.modules(), *configurations):
+        if not any(kind.__module__.startswith("transformers.") for kind in type(owner).__mro__):
+            continue
+        settings = vars(owner)
+        zeros = [name for name, value in settings.items() if name.endswith("layerdrop") and type(value) in (int, float)]
+        settings.update({name: _Zero() for name in zeros if settings[name] == 0})
         if settings.get("use_cache") is True:
             settings["use_cache"] = False
 
