@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hullo.population import Population, capture
+from hullo.population import LoweringError, Population, capture
 from hullo.population.rng import draw_uniform, open_streams
 
 COUNT = 20_000
@@ -38,7 +38,7 @@ def uniform_between(low: float, high: float) -> Callable[[Tensor], Tensor]:
         (lambda x: torch.rand(x.shape, dtype=x.dtype), uniform_between(0, 1)),
         (lambda x: torch.empty_like(x).uniform_(-2, 3), uniform_between(-2, 3)),
         (torch.randn_like, torch.special.ndtr),
-        (lambda x: torch.randn(x.shape, dtype=x.dtype), torch.special.ndtr),
+        (lambda x: torch.randn(x.shape, dtype=x.dtype, generator=None), torch.special.ndtr),
         (lambda x: torch.normal(1.0, 2.0, x.shape, dtype=x.dtype), lambda x: torch.special.ndtr((x - 1) / 2)),
         (lambda x: x.clone().normal_(1, 2), lambda x: torch.special.ndtr((x - 1) / 2)),
         (lambda x: x.clone().exponential_(3), lambda x: -torch.expm1(-3 * x)),
@@ -65,6 +65,11 @@ def test_random_choices_have_their_probability() -> None:
     assert abs(fixed.mean() - 0.3) < 4 * math.sqrt(0.21 / COUNT)
     assert abs((own - probabilities).mean()) < 4 * math.sqrt(1 / 6 / COUNT)
     assert abs((own * probabilities).mean() - 1 / 3) < 4 * math.sqrt(1 / 6 / COUNT)
+
+
+def test_complex_random_numbers_are_refused() -> None:
+    with pytest.raises(LoweringError, match=r"complex64.*real"):
+        Population([Drawing(lambda x: torch.rand(3, dtype=torch.complex64))])(torch.zeros(3), in_dims=None)
 
 
 @pytest.mark.parametrize("rates", [[0.3, 0.3], [0.2, 0.7]])

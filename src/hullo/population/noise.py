@@ -38,7 +38,7 @@ def _kept(context: Context, shape: Sequence[int], rate: float | Tensor) -> Tenso
     return rng.dropout_mask(context.seeds, context.steps, context.number, shape, rate=rate, first=context.first)
 
 
-@rule(aten.rand.default)
+@rule(aten.rand.default, aten.rand.generator)
 def draw_uniform(context: Context, size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any) -> Value:
     """Return uniform numbers of a size."""
     return Value(_uniform(context, size, dtype), 0)
@@ -56,7 +56,7 @@ def draw_between(context: Context, x: Value, low: float = 0.0, high: float = 1.0
     return Value(_uniform(context, x.shape, x.dtype) * (high - low) + low, 0)
 
 
-@rule(aten.randn.default)
+@rule(aten.randn.default, aten.randn.generator)
 def draw_normal(context: Context, size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any) -> Value:
     """Return normal numbers of a size."""
     return Value(_normal(context, size, dtype), 0)

@@ -111,6 +111,8 @@ def draw_uniform(keys: Tensor, shape: Sequence[int], dtype: torch.dtype, first: 
         >>> draw_uniform(torch.tensor([1234567]), (2,), torch.float32)
         tensor([[0.3501, 0.1736]])
     """
+    if not dtype.is_floating_point:
+        raise TypeError(f"random numbers of {dtype} are not supported; draw real ones")
     digits = 1 - round(math.log2(torch.finfo(dtype).eps))
     start, count = first * math.prod(shape[1:]), math.prod(shape)
     words = draw(keys, torch.arange(start, start + count, device=keys.device))
