@@ -51,7 +51,9 @@ class TestArrays:
             ({"y_train": torch.rand(4)}, r"y_train.*torch.float32.*hullo\.population"),
             ({"y_test": torch.zeros(3, dtype=torch.int64)}, r"y_test.*\(4,\)"),
             ({"y_train": torch.tensor([-1, 0, 1, 1])}, "from 0; got -1"),
-            ({"y_test": torch.tensor([0, 1, 2, 1])}, "labels from 0 to 2, but 2 classes"),
+            ({"y_test": torch.tensor([0, 1, 2, 1])}, "y_test has label 2, but y_train only 0 to 1"),
+            ({"y_test": torch.tensor([0, 1, -2, 1])}, "y_test.*from 0; got -2"),
+            ({"y_train": torch.tensor([0, 1, 1, 4])}, "y_train: no samples of class 2, 3;.*without gaps"),
             ({"x_test": torch.zeros(4, 2)}, r"x_train and x_test differ.*\(4, 2\)"),
             ({"x_train": torch.full((4, 3), torch.nan)}, "x_train.*not finite"),
             ({"x_train": torch.zeros(4)}, r"x_train.*\(count, \.\.\.\)"),
@@ -84,6 +86,17 @@ class TestArrays:
 
 
 class TestFolders:
+    def test_class_without_images_is_refused_in_training_and_reported_in_evaluation(self, tmp_path: Path) -> None:
+        folder = write_images(tmp_path)
+        for path in (folder / "val" / "dog").iterdir():
+            path.unlink()
+        with pytest.warns(UserWarning, match="val: no samples of class dog"):
+            assert open_data(folder).classes == ("cat", "dog")
+        for path in (folder / "train" / "dog").iterdir():
+            path.unlink()
+        with pytest.raises(DataError, match="train: no samples of class dog"):
+            open_data(folder)
+
     def test_classes_are_folders_and_pixels_unchanged(self, tmp_path: Path) -> None:
         dataset = open_data(write_images(tmp_path))
         assert (dataset.classes, dataset.train_labels.tolist()) == (("cat", "dog"), [0, 0, 1, 1])

@@ -144,6 +144,13 @@ def invoke(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in (*arguments, *SETTINGS)])
 
 
+@pytest.mark.filterwarnings("default")
+def test_class_without_test_samples_is_reported_in_a_line() -> None:
+    np.savez("rare.npz", x_train=np.zeros((3, 5)), y_train=range(3), x_test=np.zeros((2, 5)), y_test=range(2))
+    result = invoke("train", "net.py:Mlp", "rare.npz", "--optimizer", "none")
+    assert result.stderr.splitlines()[0].startswith("warning: rare.npz: y_test: no samples of class 2;")
+
+
 @pytest.mark.parametrize(
     ("network", "data", "activation", "learned"),
     [

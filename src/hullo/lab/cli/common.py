@@ -6,6 +6,7 @@ import contextlib
 import os
 import shlex
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -185,6 +186,14 @@ def report_errors() -> Iterator[None]:
     except ValueError as error:
         typer.echo(f"hullo: {error}", err=True)
         raise typer.Exit(1 if isinstance(error, RunError) else 2) from error
+
+
+@contextlib.contextmanager
+def report_warnings() -> Iterator[None]:
+    """Print Python's warnings as one line each, without the place in the source code."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_args, **_options: warn(str(message))
+        yield
 
 
 @contextlib.contextmanager

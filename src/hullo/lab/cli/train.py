@@ -35,6 +35,7 @@ from hullo.lab.cli.common import (
     console,
     report_errors,
     report_interruption,
+    report_warnings,
 )
 from hullo.lab.spec.paper import Column
 from hullo.lab.spec.recipes import RECIPES
@@ -161,7 +162,7 @@ def train(
     from hullo.lab.run.sources import Source
     from hullo.lab.spec import Spec
 
-    with report_errors():
+    with report_errors(), report_warnings():
         column = Source(network, dataset, image_size).open()
         spec = Spec.default(
             *column,
@@ -262,7 +263,7 @@ def reproduce(
     from hullo.lab.spec import Spec
     from hullo.lab.spec.paper import DATA_COLUMNS, ROWS
 
-    with report_errors():
+    with report_errors(), report_warnings():
         if engine is Engine.RAY and device:
             raise ValueError(f"--device {device} needs --engine local; with ray, --gpus-per-task 0 means CPUs")
         if engine is Engine.LOCAL and (ray_address or gpus_per_task is not None):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import re
+import warnings
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,20 @@ def _read_folder(folder: Path, image_size: int | None) -> tuple[list[Tensor], tu
     for items in files.values():
         images = [_decode(path, "RGB" if is_colour else "L", image_size) for path, _ in items]
         parts += [torch.stack(images), torch.tensor([label for _, label in items])]
+    places = [str(folder / split) for split in files]
+    _check_classes(classes, parts[1::2], places, "add images, or remove the empty folder")
     return parts, classes
+
+
+def _check_classes(classes: Sequence[str], labels: Sequence[Tensor], places: Sequence[str], remedy: str) -> None:
+    """Refuse classes without training samples, and warn of those without samples for evaluation."""
+    present = [set(part.tolist()) for part in labels]
+    train, evaluation = ([name for i, name in enumerate(classes) if i not in part] for part in present)
+    if train:
+        raise DataError(f"{places[0]}: no samples of class {_list_names(train)}; {remedy}")
+    if evaluation:
+        text = f"{places[1]}: no samples of class {_list_names(evaluation)}; the accuracy is that of the other classes"
+        warnings.warn(text, stacklevel=4)
 
 
 def _class_folders(folder: Path) -> list[Path]:
@@ -166,9 +180,16 @@ def _read_arrays(path: Path) -> tuple[list[Tensor], tuple[str, ...]]:
     if parts[0].shape[1:] != parts[2].shape[1:] or parts[0].dtype != parts[2].dtype:
         kinds = [f"{part.dtype} of shape {tuple(part.shape)}" for part in (parts[0], parts[2])]
         raise DataError(f"{path}: x_train and x_test differ: {kinds[0]} and {kinds[1]}")
-    if not parts[1].numel() or (least := int(parts[1].min())) < 0:
-        raise DataError(f"{path}: y_train must hold labels from 0; got {'none' if not parts[1].numel() else least}")
-    return parts, tuple(map(str, range(int(parts[1].max()) + 1)))
+    for name, part in zip(ARRAYS[1::2], parts[1::2], strict=True):
+        if not part.numel() or (least := int(part.min())) < 0:
+            raise DataError(f"{path}: {name} must hold labels from 0; got {'none' if not part.numel() else least}")
+    count, last = int(parts[1].max()) + 1, int(parts[3].max())
+    if last >= count:
+        raise DataError(f"{path}: y_test has label {last}, but y_train only 0 to {count - 1}; every class needs both")
+    classes = tuple(map(str, range(count)))
+    places = [f"{path}: {name}" for name in ARRAYS[1::2]]
+    _check_classes(classes, parts[1::2], places, "number the classes 0, 1, 2, ... without gaps")
+    return parts, classes
 
 
 def _load_npz(path: Path) -> dict[str, Any]:

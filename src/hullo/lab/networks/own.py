@@ -181,7 +181,8 @@ def _replace(network: nn.Module, activation: ActivationSpec, example: Tensor, ow
             )
     except ValueError as error:
         raise ValueError(
-            f"cannot replace the activations of {own.attribute} of {own.path.name} by {activation}: {error}"
+            f"cannot replace the activations of {own.attribute} of {own.path.name} by {activation}: {error}; give the "
+            "network an argument `activation`, or train it as it is with --activation own"
         ) from error
     if not activation.learns:
         for module in network.modules():

@@ -7,6 +7,7 @@ learned.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -29,8 +30,9 @@ class ActivationSpec:
     """The activation of a network: one base function, or the hull of several, in the catalogue's order.
 
     The spelling of a hull may contain options: a parametrization, the base that it starts as instead of 1/N each, and
-    one activation per channel, as in ``convex(identity,relu,init=relu,per=channel)``. Fully connected layers, which
-    have no channels, still have one activation each.
+    one activation per channel, as in ``convex(identity,relu,init=relu,per=channel)``. Fully connected layers of the
+    paper's networks still have one activation each; where activations of a user's network are replaced, their units
+    are channels.
 
     ``prelu`` is ``affine(identity,relu,parametrization=free,init=relu,per=channel)``, which is a * identity +
     (1 - a) * relu: one learned slope per channel after a convolution and one after a fully connected layer, each
@@ -74,8 +76,11 @@ class ActivationSpec:
             bases = in_order(resolve(spelled, strict=False))
             return cls(kind, bases, *_read_options(options, kind, bases))
         except ValueError as error:
+            called = re.fullmatch(r"\s*(\w+)\s*\(.*\)\s*", text)
+            close = difflib.get_close_matches(called[1].lower(), HULLS, n=1) if called and not hull else []
+            reason = f"unknown hull {called[1]!r} (did you mean {close[0]!r}?)" if called and close else error
             valid = "a base function, prelu, or convex(...) or affine(...) of several, as in convex(identity,relu)"
-            raise ValueError(f"invalid activation {text!r}: {error}. An activation is {valid}") from None
+            raise ValueError(f"invalid activation {text!r}: {reason}. An activation is {valid}") from None
 
     def __str__(self) -> str:
         if self.kind == "own":

@@ -40,6 +40,19 @@ def test_the_first_screen_has_the_finding_and_a_dot_plot_of_the_records(visit: A
         assert x - start == pytest.approx((reached[row] - least) * scale, abs=0.1)
 
 
+def test_all_runs_of_two_similar_activations_are_in_the_dot_plot(visit: Any, tmp_path: Path) -> None:
+    accuracy = {"relu": (64.0, 78.0, 82.0), "tanh": (69.0, 73.0, 81.0)}
+    records = [
+        replace(record, test_accuracy=[accuracy[record.spec.activation][record.spec.seed]] * 3)
+        for record in make_records(COLUMNS[:1], tuple(accuracy), seeds=3, epochs=3)
+    ]
+    page = visit(write_report(tmp_path, records))
+    drawn = [float(run.get_attribute("cx")) for run in page.locator("g.dots circle.run[cx]").all()]
+    values = [value for row in accuracy.values() for value in row]
+    scale = (drawn[2] - drawn[0]) / (values[2] - values[0])
+    assert drawn == pytest.approx([drawn[0] + (value - values[0]) * scale for value in values], abs=0.1)
+
+
 def test_hover_gives_values_and_makes_a_row_stand_out(visit: Any, report: Path) -> None:
     page = visit(report)
     page.locator(f"g.dots g[data-line='{HULL}'] circle.mean").first.hover()

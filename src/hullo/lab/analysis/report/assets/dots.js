@@ -75,10 +75,12 @@ function dotTip(column, name) {
   ];
 }
 
-/** Return the range of a panel: all means but a few that lie far below, and intervals that are not wider than these. */
-function dotRange(cells) {
-  const values = cells.flatMap(({row, ours, paper}) => (row ? [ours, paper] : [])).filter((value) => value !== null);
-  values.sort((a, b) => a - b);
+/** Return the range of a panel: all means and runs but a few far below, and intervals that are not wider than these. */
+function dotRange(column, cells) {
+  const shown = cells.filter(({row}) => row);
+  const runs = state.show === "difference" ? [] : shown.flatMap(({row}) => runValues(column, row));
+  const means = shown.flatMap(({ours, paper}) => [ours, paper]).filter((value) => value !== null);
+  const values = [...means, ...runs].sort((a, b) => a - b);
   const [lower, high] = [values[Math.floor(values.length / 4)], values.at(-1)];
   const near = values.filter((value) => value >= lower - 4 * (high - lower || 1));
   const narrow = cells.filter(({ours, half}) => half !== null && half <= (high - near[0]) / 2 && ours >= near[0]);
@@ -87,7 +89,7 @@ function dotRange(cells) {
 
 function dotPanel(column, names, head, tops, left, across) {
   const cells = names.map((name) => cellOf(column, name));
-  const [low, high] = dotRange(cells);
+  const [low, high] = dotRange(column, cells);
   const bottom = tops.at(-1);
   const X = (value) => ((Math.min(Math.max(value, low), high) - low) / (high - low)) * across;
   const inside = (value) => value >= low && value <= high;
@@ -105,7 +107,7 @@ function dotPanel(column, names, head, tops, left, across) {
     const group = node("g", {"data-line": row.name, style: {"--dot": `var(${KIND_COLOURS[kindOf(row)]})`}});
     if (state.show !== "difference") {
       const run = (value) => node("circle", {class: "run", cx: X(value), cy: y + 6, r: 1.7});
-      group.append(...runValues(column, row).map(run));
+      group.append(...runValues(column, row).filter(inside).map(run));
     }
     if (half !== null) {
       group.append(node("line", {class: "interval", x1: X(ours - half), x2: X(ours + half), y1: y, y2: y}));
