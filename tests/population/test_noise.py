@@ -65,6 +65,8 @@ def test_random_choices_have_their_probability() -> None:
     assert abs(fixed.mean() - 0.3) < 4 * math.sqrt(0.21 / COUNT)
     assert abs((own - probabilities).mean()) < 4 * math.sqrt(1 / 6 / COUNT)
     assert abs((own * probabilities).mean() - 1 / 3) < 4 * math.sqrt(1 / 6 / COUNT)
+    rare = Population([Drawing(lambda x: x.new_empty(2_000_000).bernoulli_(5e-6))])(probabilities, in_dims=None)
+    assert 0 < rare.sum() < 10 + 4 * math.sqrt(10)  # 10 are expected
 
 
 def test_complex_random_numbers_are_refused() -> None:

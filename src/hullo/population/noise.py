@@ -34,10 +34,6 @@ def _normal(context: Context, shape: Sequence[int], dtype: torch.dtype | None) -
     return (torch.erfinv(2 * uniform - 1) * math.sqrt(2)).to(dtype)
 
 
-def _kept(context: Context, shape: Sequence[int], rate: float | Tensor) -> Tensor:
-    return rng.dropout_mask(context.seeds, context.steps, context.number, shape, rate=rate, first=context.first)
-
-
 @rule(aten.rand.default, aten.rand.generator)
 def draw_uniform(context: Context, size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any) -> Value:
     """Return uniform numbers of a size."""
@@ -91,7 +87,8 @@ def draw_exponential(context: Context, x: Value, rate: float = 1.0, **_: Any) ->
 @rule(aten.bernoulli.p)
 def draw_ones(context: Context, x: Value, p: float | Tensor, **_: Any) -> Value:
     """Return ones with probability `p`, else zeros, as stochastic depth draws one number per sample."""
-    return Value(_kept(context, x.shape, 1 - p).to(x.dtype), 0)
+    p = p.view(-1, *[1] * len(x.shape)) if isinstance(p, Tensor) else p
+    return Value((_uniform(context, x.shape, torch.float64) < p).to(x.dtype), 0)
 
 
 @rule(aten.bernoulli.default)
@@ -117,7 +114,8 @@ def _drop_to_limit(context: Context, x: Value, shape: Sequence[int], rate: float
     if not training or (not isinstance(rate, Tensor) and rate == 0):
         return x
     y = x.at(0, context.members)
-    kept = _kept(context, shape, rate).to(compute_dtype(y))
+    kept = rng.dropout_mask(context.seeds, context.steps, context.number, shape, rate=rate, first=context.first)
+    kept = kept.to(compute_dtype(y))
     if isinstance(rate, Tensor):
         rate = rate.to(kept.dtype).view(-1, *[1] * len(shape))
         scale: float | Tensor = torch.where(rate < 1, ((_SELU_LIMIT**2 * rate + 1) * (1 - rate)) ** -0.5, 0.0)
