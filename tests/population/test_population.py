@@ -160,8 +160,9 @@ class Dropping(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.second(self.linear(self.first(F.relu(self.conv(x))).flatten(1)))
-        y = F.dropout(y, self.rate / 3, self.training)[:, None, None]
-        return self.out(F.scaled_dot_product_attention(y, y, y, dropout_p=self.rate / 4 * self.training)[:, 0, 0])
+        y = F.dropout(y, self.rate / 3, self.training).view(-1, 2, 2, 2).transpose(1, 2)  # two heads
+        y = F.scaled_dot_product_attention(y, y, y, dropout_p=self.rate / 4 * self.training)
+        return self.out(y.transpose(1, 2).contiguous().view(-1, 8))
 
 
 class Noisy(nn.Module):

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hullo.population.images import AugmentedImages
 from hullo.population.sites import BOOKKEEPING
@@ -132,7 +133,8 @@ def _silenced() -> Iterator[None]:
 def _traceable() -> Iterator[None]:
     """Raise an error for derivatives that a forward pass defines or computes, which a trace would silently omit.
 
-    And do not let PyTorch's transformers look at the values of a mask to find out whether it is causal.
+    And do not let PyTorch's transformers look at the values of a mask to find out whether it is causal. Attention with
+    and without dropout returns one layout, on which `contiguous` depends, so that networks of both have one graph.
     """
 
     def apply(function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -150,7 +152,7 @@ def _traceable() -> Iterator[None]:
         )
 
     original = vars(torch.autograd.Function)["apply"]
-    with ExitStack() as stack:
+    with sdpa_kernel(SDPBackend.MATH), ExitStack() as stack:
         for owner, name, replacement in (
             (torch.autograd.Function, "apply", classmethod(apply)),
             (torch.autograd, "_engine_run_backward", differentiate),
