@@ -92,7 +92,10 @@ def test_names_of_activations_are_whole_in_a_narrow_terminal(width: int) -> None
 
 def test_columns_without_entries_are_left_out() -> None:
     runs = make_records({"relu": [80.0, 81.0]}, column="lenet5/images@01234567")
-    assert not any("paper" in line for line in shown(runs))
+    head = ["activation", "accuracy", "seeds"]
+    assert shown(runs)[1].split() == head
+    assert parsed(markdown.markdown_table(experiments(runs)))[1][0] == [*head, ""]
+    assert r"activation & accuracy & seeds &  \\" in latex.latex_table(experiments(runs))
 
 
 def test_fewer_pairs_than_seeds_are_stated() -> None:

@@ -148,6 +148,11 @@ def test_non_default_settings_are_stated_beside_the_papers_values() -> None:
     assert "batch_size=7" in titles[1]
 
 
+def test_epochs_in_a_name_are_not_repeated_in_the_title() -> None:
+    found = replace(experiment(run("relu", accuracies=[70.0, 90.0])), name="Net on images, 2 epochs")
+    assert draw_final(found).get_suptitle().count("2 epochs") == 1
+
+
 def test_the_reading_is_drawn_and_named() -> None:
     record = run("relu", accuracies=[70.0, 90.0, 80.0])
     record = replace(record, spec=replace(record.spec, val_size=9), val_accuracy=[3.0, 1.0, 2.0], val_loss=[1.0] * 3)

@@ -253,7 +253,8 @@ def draw_final(experiment: Experiment) -> Figure:
     keys = dict(zip(reversed(labels), reversed(handles), strict=True))  # one per name: the first that was drawn
     ncols = min(len(keys), max(1, int(width / 1.6)))
     figure.legend(keys.values(), keys.keys(), loc="outside lower center", ncols=ncols, handletextpad=0.3)
-    entitle(figure, f"{experiment.name}, {experiment.time}, {experiment.seeds}: {experiment.reading.short}")
+    about = dict.fromkeys([*experiment.name.split(", "), experiment.time, experiment.seeds])  # each once
+    entitle(figure, f"{', '.join(about)}: {experiment.reading.short}")
     return figure
 
 

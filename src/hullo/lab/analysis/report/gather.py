@@ -87,7 +87,7 @@ def _column(experiment: Experiment, environments: Sequence[Environment]) -> dict
     reference = published.get(REFERENCE)
     found = under(experiment, experiment.readings)
     return {
-        "about": f"{experiment.images} images, {experiment.time}, {experiment.seeds}",
+        "about": f"{experiment.images} accuracy, {experiment.time}, {experiment.seeds}",
         "gain": _interval(gain(experiment)),
         "layers": _layers(experiment),
         "epochs": experiment.setting.epochs,

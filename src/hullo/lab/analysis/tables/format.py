@@ -29,6 +29,15 @@ def line(cell: Cell) -> list[str]:
     ]
 
 
+def details(experiment: Experiment) -> tuple[list[str], list[list[str]]]:
+    """Return the headings of an experiment's table and a line per activation, without columns that have no entry."""
+    lines = [line(cell) for cell in experiment.cells.values()]
+    shown = [number for number, texts in enumerate(zip(*lines, strict=True)) if any(texts)]
+    known = any(cell.published is not None for cell in experiment.cells.values())
+    head = HEAD if known else (HEAD[0], "accuracy", *HEAD[2:])
+    return [head[number] for number in shown], [[texts[number] for number in shown] for texts in lines]
+
+
 def glance(experiment: Experiment, row: str) -> list[tuple[str, bool]]:
     """Return our and the paper's accuracy in short, each with whether it is the best of its column."""
     cell, published = experiment.cells.get(row), experiment.published(row)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from hullo.lab.analysis.experiments import Experiment, rows_of
-from hullo.lab.analysis.tables.format import HEAD, caption, glance, heads, line, note, origin, title
+from hullo.lab.analysis.tables.format import caption, details, glance, heads, note, origin, title
 
 SPECIAL = str.maketrans(
     {character: f"\\{character}" for character in "&%$#_{}"}
@@ -44,9 +44,12 @@ def _glance(experiments: Sequence[Experiment]) -> str:
 
 def _details(experiment: Experiment) -> str:
     """Return a row per activation with all its figures; the best is bold."""
-    lines = [[_mark(text, cell.best) for text in line(cell)] for cell in experiment.cells.values()]
+    head, lines = details(experiment)
+    cells = experiment.cells.values()
+    marked = [[_mark(text, cell.best) for text in texts] for texts, cell in zip(lines, cells, strict=True)]
     about = f"{title(experiment)}. {caption(experiment)}"
-    return _tabular(about, "l" + "r" * (len(HEAD) - 2) + "l", [list(map(escape, HEAD))], lines)
+    places = "l" + "".join("r" if text else "l" for text in head[1:])
+    return _tabular(about, places, [list(map(escape, head))], marked)
 
 
 def _tabular(about: str, places: str, heads: Sequence[Sequence[str]], lines: Sequence[Sequence[str]]) -> str:

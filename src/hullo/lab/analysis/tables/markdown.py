@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from hullo.lab.analysis.experiments import Experiment, rows_of
-from hullo.lab.analysis.tables.format import HEAD, caption, glance, heads, line, note, origin, title
+from hullo.lab.analysis.tables.format import caption, details, glance, heads, note, origin, title
 
 
 def markdown_table(experiments: Sequence[Experiment]) -> str:
@@ -28,11 +28,15 @@ def glance_table(experiments: Sequence[Experiment]) -> str:
 def detailed_tables(experiments: Iterable[Experiment]) -> str:
     """Return a table per experiment under a heading: a row per activation with all its figures; the best is bold."""
     return "\n\n".join(
-        f"### {escape(title(experiment))}\n\n"
-        f"{grid(HEAD, ([_mark(text, cell.best) for text in line(cell)] for cell in experiment.cells.values()))}\n\n"
-        f"{escape(caption(experiment))}"
+        f"### {escape(title(experiment))}\n\n{_details(experiment)}\n\n{escape(caption(experiment))}"
         for experiment in experiments
     )
+
+
+def _details(experiment: Experiment) -> str:
+    head, lines = details(experiment)
+    cells = experiment.cells.values()
+    return grid(head, ([_mark(text, cell.best) for text in texts] for texts, cell in zip(lines, cells, strict=True)))
 
 
 def grid(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hullo.lab.analysis.experiments import Experiment
-from hullo.lab.analysis.tables.format import HEAD, caption, line, title
+from hullo.lab.analysis.tables.format import caption, details, title
 
 
 def terminal_table(experiment: Experiment, width: int) -> Group:
@@ -19,18 +19,15 @@ def terminal_table(experiment: Experiment, width: int) -> Group:
     Columns without an entry are left out, and names are never cut: those that are too long for the width of the
     terminal are continued in the next line, after a comma.
     """
-    lines = [line(cell) for cell in experiment.cells.values()]
-    shown = [number for number in range(len(HEAD)) if any(texts[number] for texts in lines)]
-    others = sum(1 + max(len(texts[number]) for texts in (HEAD, *lines)) for number in shown[1:])
+    head, lines = details(experiment)
+    others = sum(1 + max(map(len, texts)) for texts in list(zip(head, *lines, strict=True))[1:])
     table = Table(box=None, padding=(0, 1, 0, 0))
-    for number in shown:
-        justify: JustifyMethod = "right" if 0 < number < len(HEAD) - 1 else "left"
-        table.add_column(HEAD[number], justify=justify, no_wrap=number > 0, overflow="fold")
+    for number, text in enumerate(head):
+        justify: JustifyMethod = "right" if number and text else "left"
+        table.add_column(text, justify=justify, no_wrap=number > 0, overflow="fold")
     for texts, cell in zip(lines, experiment.cells.values(), strict=True):
         name = wrap_name(texts[0], width - others - 1)
-        table.add_row(
-            *map(escape, (name, *(texts[number] for number in shown[1:]))), style="bold" if cell.best else None
-        )
+        table.add_row(*map(escape, (name, *texts[1:])), style="bold" if cell.best else None)
     return Group(Text(title(experiment), "table.title"), table, Text(caption(experiment), "table.caption"))
 
 

@@ -162,7 +162,7 @@ function tableHead(columns) {
     ),
   );
   const headings = columns.map((column) => [
-    heading(columns, "hullo", `ours ${column.name}`, partOf(column)),
+    heading(columns, hasPaper(column) ? "hullo" : "accuracy", `ours ${column.name}`, partOf(column)),
     hasPaper(column) ? heading(columns, "paper", `paper ${column.name}`, partOf(column)) : null,
   ]);
   return node(
