@@ -113,5 +113,5 @@ def named_hulls(caller: str, model: object, required: bool = False) -> dict[str,
         raise TypeError(f"{caller} does not take a {type(model).__name__}; {hint}")
     hulls = {name: module for name, module in model.named_modules() if isinstance(module, Hull)}
     if required and not hulls:
-        raise ValueError(f"the model has no hulls for {caller}; call replace_activations first")
+        raise ValueError(f"the model has no hulls for {caller}; call replace_activations first, or use it as it is")
     return hulls
