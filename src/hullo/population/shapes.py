@@ -105,10 +105,16 @@ def expand(context: Context, x: Value, shape: Sequence[int], **kwargs: Any) -> V
     return Value(y.reshape(context.members, *missing, *x.shape).expand(context.members, *shape), 0)
 
 
-@rule(aten.contiguous.default, aten.clone.default, aten.alias.default)
+@rule(aten.clone.default, aten.alias.default)
 def copy(context: Context, x: Value, **kwargs: Any) -> Value:
     """Return a copy; the memory format of one member's value is ignored."""
     return Value(x.tensor.clone(), x.dim)
+
+
+@rule(aten.contiguous.default)
+def order(context: Context, x: Value, **kwargs: Any) -> Value:
+    """Return members one after the other in contiguous memory; others, such as images, keep their order."""
+    return Value(x.tensor.contiguous(), 0) if x.dim == 0 and not kwargs else copy(context, x)
 
 
 @rule(aten.cat.default)
