@@ -117,6 +117,13 @@ def test_runs_with_other_settings_are_never_averaged(setting: str, value: Any) -
     assert len(experiments(runs, columns=["kerasnet/cifar10"])) == 2
 
 
+def test_name_without_hashes_selects_all_versions() -> None:
+    names = [f"net:Net@0000000{i}/images@12345678" for i in range(2)]
+    runs = [make_record("relu", [80.0], column=name) for name in (*names, "net:Net@00000000/other@12345678")]
+    assert [e.name for e in experiments(runs, columns=["net:Net/images"])] == names
+    assert only(experiments(runs, columns=names[1:])).name == names[1]
+
+
 def test_runs_of_other_lengths_are_never_averaged() -> None:
     runs = [make_record("relu", [10.0, 20.0]), make_record("relu", [11.0, 21.0, 31.0], seed=1)]
     assert [e.name for e in experiments(runs)] == ["kerasnet/cifar10 epochs=3", "kerasnet/cifar10 epochs=2"]

@@ -223,10 +223,10 @@ def rows_of(experiments: Iterable[Experiment]) -> list[str]:
 
 
 def _fitting(text: str, names: Mapping[Spec, str]) -> list[Spec]:
-    """Return the settings that match a name; a name without settings matches all of its column."""
+    """Return the settings that match a name: all of its column without settings, all versions without hashes."""
     column, *given = text.split() or [""]
     wanted, said = paper.parse_column(column), [word.partition("=")[0] for word in given]
-    beside = [s for s in names if s.column == wanted]
+    beside = [s for s in names if wanted in (s.column, s.column.without_hashes)]
     known = list(dict.fromkeys(name for s in beside for name in s.conditions))
     if unknown := [name for name in said if beside and name not in known]:
         raise ValueError(f"unknown setting {unknown[0]!r} in {text!r}; available: {', '.join(known)}")

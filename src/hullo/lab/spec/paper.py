@@ -18,6 +18,11 @@ class Column(NamedTuple):
     def __str__(self) -> str:
         return f"{self.network}/{self.data}"
 
+    @property
+    def without_hashes(self) -> Column:
+        """Return the names alone: ``my_network:Net/images`` for ``my_network:Net@1f2e3d4c/images@1f2e3d4c``."""
+        return Column(*(name.partition("@")[0] for name in self))
+
 
 DATA_COLUMNS = (
     Column("lenet5", "fashion-mnist"),
