@@ -197,6 +197,21 @@ def test_numbers_leave_the_types_of_tensors_as_they_are(autocast: bool) -> None:
         Population([Counting(1), Counting(0.5)])(x, in_dims=None)  # integers in one, fractions in the other
 
 
+class Positions(Clamping):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) + torch.arange(3) * self.rate
+
+
+def test_integers_and_numbers_are_of_the_default_type() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        members, x = [Positions(0.1), Positions(0.7)], torch.randn(2, 3)
+        expected = torch.stack([member(x) for member in members])
+        torch.testing.assert_close(Population(members)(x, in_dims=None), expected, rtol=0, atol=1e-12)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_numbers_that_change_more_than_a_factor_are_rejected_with_the_line() -> None:
     with pytest.raises(ValueError, match=r"0 and 2 .*rate is 0\.1 and 0\.2.*clamp\(max=self\.rate"):
         Population([Clamping(0.1), Clamping(0.1), Clamping(0.2)])(torch.randn(3, 2, 3))

@@ -92,8 +92,12 @@ def _dtype(node: fx.Node, numbers: Sequence[Any]) -> torch.dtype:
     if node.target in RATES:
         return torch.float64
     inputs = [item.meta["val"].dtype for item in node.all_input_nodes]
-    is_integer = all(type(number) is int for number in numbers) and not node.meta["val"].dtype.is_floating_point
-    return functools.reduce(torch.promote_types, inputs, torch.int64 if is_integer else torch.float32)
+    if any(dtype.is_floating_point or dtype.is_complex for dtype in inputs):
+        least = torch.float32
+    else:
+        is_integer = all(type(number) is int for number in numbers)
+        least = torch.int64 if is_integer else torch.get_default_dtype()
+    return functools.reduce(torch.promote_types, inputs, least)
 
 
 def _blank(node: fx.Node, positions: Iterable[int]) -> None:
