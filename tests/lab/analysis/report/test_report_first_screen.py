@@ -53,6 +53,18 @@ def test_all_runs_of_two_similar_activations_are_in_the_dot_plot(visit: Any, tmp
     assert drawn == pytest.approx([drawn[0] + (value - values[0]) * scale for value in values], abs=0.1)
 
 
+def test_an_activation_far_below_the_others_does_not_stretch_the_axis(visit: Any, tmp_path: Path) -> None:
+    accuracy = {"identity": 30.0, "relu": 80.0, "tanh": 82.0, "leaky_relu": 84.0}
+    records = [
+        replace(record, test_accuracy=[accuracy[record.spec.activation] + 0.1 * record.spec.seed] * 3)
+        for record in make_records(COLUMNS[:1], tuple(accuracy), seeds=3, epochs=3)
+    ]
+    page = visit(write_report(tmp_path, records))
+    assert page.locator("g.dots g[data-line='identity'] circle").count() == 0
+    assert "30.10" in page.locator("g.dots g[data-line='identity']").text_content()
+    assert page.locator("g.dots g[data-line='relu'] circle.run").count() == 3
+
+
 def test_hover_gives_values_and_makes_a_row_stand_out(visit: Any, report: Path) -> None:
     page = visit(report)
     page.locator(f"g.dots g[data-line='{HULL}'] circle.mean").first.hover()

@@ -78,11 +78,14 @@ function dotTip(column, name) {
 /** Return the range of a panel: all means and runs but a few far below, and intervals that are not wider than these. */
 function dotRange(column, cells) {
   const shown = cells.filter(({row}) => row);
-  const runs = state.show === "difference" ? [] : shown.flatMap(({row}) => runValues(column, row));
+  const runs = state.show === "difference" ? [] : shown.map(({row}) => runValues(column, row)).filter((own) => own.length);
   const means = shown.flatMap(({ours, paper}) => [ours, paper]).filter((value) => value !== null);
-  const values = [...means, ...runs].sort((a, b) => a - b);
-  const [lower, high] = [values[Math.floor(values.length / 4)], values.at(-1)];
-  const near = values.filter((value) => value >= lower - 4 * (high - lower || 1));
+  const ascending = (values) => values.sort((a, b) => a - b);
+  const [lower, top] = [ascending(means)[Math.floor(means.length / 4)], means.at(-1)];
+  const spreads = ascending(runs.map((own) => Math.max(...own) - Math.min(...own)));
+  const spread = Math.max(top - lower, spreads[Math.floor(spreads.length / 2)] ?? 0) || 1;
+  const near = ascending([...means, ...runs.flat()].filter((value) => value >= lower - 4 * spread));
+  const high = near.at(-1);
   const narrow = cells.filter(({ours, half}) => half !== null && half <= (high - near[0]) / 2 && ours >= near[0]);
   return rangeOf([...near, ...narrow.flatMap(({ours, half}) => [ours - half, ours + half])], 0.04);
 }
