@@ -108,6 +108,14 @@ def test_addresses_that_are_not_aligned_are_compiled_for_anew(
     assert not compiled.ran
 
 
+@known
+def test_kernels_of_more_parameters_than_a_plan_holds_are_left_to_triton(driver: Driver) -> None:
+    compiled = Compiled()
+    for count, is_bound in ((launcher.MOST_PARAMETERS - 4, True), (launcher.MOST_PARAMETERS - 3, False)):
+        compiled.src.signature = {"x": "*fp32", "y": "*fp32"} | {f"n{i}": "i32" for i in range(count)}
+        assert (launcher.bind(compiled, 3, 1, 2, [8] * count) is not None) == is_bound
+
+
 def test_other_versions_of_triton_run_the_compiled_kernel(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "_module", lambda: None)
     run, _ = launch(compiled := Compiled())

@@ -20,6 +20,9 @@ from hullo._compat import current_cuda_stream
 IS_KNOWN = triton.__version__.startswith("3.6.")
 """Whether the parameters of a compiled kernel are known; they differ between versions of Triton."""
 
+MOST_PARAMETERS = 32
+"""As many as a plan has in the source below."""
+
 SOURCE = r"""
 #include <Python.h>
 #include "cuda.h"
@@ -90,9 +93,11 @@ def bind(
     kinds = list(compiled.src.signature.values())[tensors:]
     numbers = [number for number, kind in zip(rest, kinds, strict=True) if kind != "constexpr"]
     values = [0] * tensors + numbers + [0, 0]  # scratch memory, of which there is none
+    if len(values) > MOST_PARAMETERS:
+        return None
     plan = struct.pack(
-        "=7Q32q", _launch_address(), compiled.function, programs, 32 * warps, shared_memory, launcher.launch_pdl,
-        len(values), *values, *[0] * (32 - len(values)),
+        f"=7Q{MOST_PARAMETERS}q", _launch_address(), compiled.function, programs, 32 * warps, shared_memory,
+        launcher.launch_pdl, len(values), *values, *[0] * (MOST_PARAMETERS - len(values)),
     )  # fmt: skip
     bound: Callable[..., bool] = module.bind(plan, current_cuda_stream, device, compiled)
     return bound

@@ -52,7 +52,8 @@ def merge_rates(
         if different is not None:
             raise ValueError(
                 f"members 0 and {differences.index(kind)} differ in {kind[0]}, which changes more than the rate of a "
-                f"dropout or a factor{_source(different)}; give networks of one architecture"
+                f"dropout or a factor{_source(different)}; give networks of one architecture (a rate of zero may skip "
+                "operations: give a small one instead)"
             )
     rates: dict[fx.Node, dict[int, Tensor]] = {}
     for i, node in enumerate(nodes[differences[0]]):
