@@ -51,9 +51,20 @@ def test_random_numbers_have_their_distribution(draw: Any, distribution: Any, dt
     assert y.isfinite().all()
     expected = torch.arange(COUNT) / COUNT
     for own in y:  # the statistic of Kolmogorov and Smirnov: above 1.95 once in a thousand times
-        distance = (distribution(own.double()).sort().values - expected).abs().max() * math.sqrt(COUNT)
-        assert distance < 1.95
+        found = distribution(own.double()).sort().values
+        assert (found - expected).abs().max() * math.sqrt(COUNT) < 1.95
+        assert found[0] < 1e-3  # the tails, which that statistic hardly sees
+        assert found[-1] > 1 - 1e-3
     assert (y[0] * y[1]).mean().sub(y[0].mean() * y[1].mean()).abs() < 4 * y[0].std() * y[1].std() / math.sqrt(COUNT)
+
+
+def test_random_operations_of_one_network_are_independent() -> None:
+    def draw(x: Tensor) -> Tensor:
+        return torch.stack([torch.rand_like(x), torch.rand_like(x), x.clone().bernoulli_(0.5), F.dropout(x + 1) / 2])
+
+    y = Population([Drawing(draw)])(torch.zeros(COUNT), in_dims=None)[0]
+    correlations = torch.corrcoef(y) - torch.eye(4)
+    assert correlations.abs().max() < 4 / math.sqrt(COUNT)
 
 
 def test_random_choices_have_their_probability() -> None:
@@ -131,6 +142,15 @@ def test_dropout_between_recurrent_layers(kind: Any) -> None:
     found = Population(members).eval()(x, in_dims=None)
     for k, member in enumerate(members):
         torch.testing.assert_close(tuple(item[k] for item in found), member.eval()(x))
+
+
+def test_recurrent_layers_have_masks_of_their_own() -> None:
+    network = nn.RNN(50, 50, 3, "relu", bias=False, batch_first=True, dropout=0.5)
+    for name, parameter in network.named_parameters():
+        nn.init.constant_(parameter, 0.0) if "hh" in name else nn.init.eye_(parameter)
+    y = Population([network])(torch.ones(40, 5, 50), in_dims=None)[0]
+    assert y.unique().tolist() == [0, 4]  # every layer repeats its input, which is zero or doubled after each
+    assert abs((y > 0).double().mean() - 1 / 4) < 4 * math.sqrt(3 / 16 / y.numel())
 
 
 @pytest.mark.gpu
