@@ -98,6 +98,9 @@ def test_transformers_decoders_need_no_settings() -> None:
     expected = torch.stack([m(input_ids=tokens[k], labels=labels[k]).loss for k, m in enumerate(members)])
     torch.testing.assert_close(found, expected)
     assert population[0].config.use_cache
+    small = transformers.GPT2Config(vocab_size=23, n_positions=8, n_embd=16, n_layer=1, n_head=2)
+    decoders = Population([transformers.GPT2LMHeadModel(small) for _ in range(2)])
+    assert decoders(input_ids=tokens).logits.shape == (2, 3, 6, 23)  # without labels, BART returns a cache, too
     assert population[0].model.encoder.layerdrop == config.encoder_layerdrop == 0
     members[0].model.encoder.layerdrop = members[1].model.encoder.layerdrop = 0.1
     with pytest.raises(LoweringError, match=r"values.*layerdrop"):
