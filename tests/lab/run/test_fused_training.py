@@ -133,6 +133,22 @@ def test_gpu_resumes_from_a_state(network: str, precision: str) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("network", ["lenet5", "resnet56"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_captured_evaluation_reads_the_current_weights(network: str, precision: str) -> None:
+    spec = Spec(network, "fashion-mnist-sample", "relu", epochs=3, batch_size=4, lr=1e-3, precision=precision)
+    training = Training([spec, replace(spec, seed=1)], InMemoryLoader(data(28).to("cuda")))
+    for _ in training.advance():
+        pass
+    captured = training.curves["test_loss"]
+    training._score_batch = training._score
+    with torch.no_grad():
+        loss, _ = training._evaluate("test")
+    assert (captured[-1] - captured[-2]).abs().min() > 1e-3
+    torch.testing.assert_close(captured[-1], loss.cpu(), rtol=1e-5, atol=0)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("network", ["lenet5", "kerasnet", "resnet56"])
 def test_diverging_member_does_not_change_others_on_gpu(network: str) -> None:
     spec = Spec(

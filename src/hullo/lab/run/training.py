@@ -84,6 +84,7 @@ class Training:
         self.total = torch.zeros(len(specs), dtype=torch.float64, device=loader.device)
         self.start = self.population.activations.coefficients.detach().cpu()
         self.curves: dict[str, Tensor] = {}
+        self._score_batch = self._score if world.size > 1 else capture(self._score)
 
     @torch.no_grad()
     def _check_network(self) -> None:
@@ -131,9 +132,12 @@ class Training:
         self.total += self.world.all_reduce(losses.detach().sum(1))
 
     def _autocast(self) -> torch.autocast:
-        """Return the autocast context of loading images and of forward passes."""
+        """Return the autocast context of loading images and of forward passes.
+
+        It caches no weights: a CUDA graph would go on to read what was cached when it was captured.
+        """
         enabled = self.specs[0].precision == "bfloat16"
-        return torch.autocast(self.loader.device.type, torch.bfloat16, enabled=enabled)
+        return torch.autocast(self.loader.device.type, torch.bfloat16, enabled=enabled, cache_enabled=False)
 
     def _losses(self, images: Tensor | AugmentedImages, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return each member's loss on each image, (K, B), and its logits."""
@@ -163,12 +167,16 @@ class Training:
         """Return each member's loss on an evaluation set, (K), and its top-k accuracies in percent, (K, len(topk))."""
         sums = self.total.new_zeros(1 + len(self.loader.topk), len(self.specs))
         with self._autocast():
-            for images, labels in self.loader.eval_batches(name, self.world):
-                losses, logits = self._losses(images, labels)
-                hits = (logits.topk(min(max(self.loader.topk), logits.shape[-1]), -1).indices == labels[:, None]).sum(1)
-                sums += torch.stack([losses.sum(1), *(hits[:, :top].sum(-1) for top in self.loader.topk)])
+            for batch in self.loader.eval_batches(name, self.world):
+                sums += self._score_batch(*batch)
         sums = self.world.all_reduce(sums) / self.loader.eval_sizes[name]
         return sums[0], 100 * sums[1:].T
+
+    def _score(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Return the sum of each member's losses on a batch and its hits among the top k, (1 + len(topk), K)."""
+        losses, logits = self._losses(images, labels)
+        hits = (logits.topk(min(max(self.loader.topk), logits.shape[-1]), -1).indices == labels[:, None]).sum(1)
+        return torch.stack([losses.sum(1), *(hits[:, :top].sum(-1) for top in self.loader.topk)])
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the state of the training as tensors by name."""
