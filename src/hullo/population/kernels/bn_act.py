@@ -201,6 +201,7 @@ def _kernels(bases: tuple[Base, ...], dtype: torch.dtype) -> dict[str, Any]:
         "OTHERS": [", ".join(f"{name}_ptr" for name in _Others._fields) + ","],
         "CONSTANTS": [f"{', '.join(f'{name}: tl.constexpr' for name in _CONSTANTS.split())},"],
         "COLUMNS": _COLUMNS.strip().splitlines() + [f"c{i} = spread({row % i}, EACH)" for i in numbers],
+        "STATISTICS": _STATISTICS.strip().splitlines(),
         "ARGUMENT": _ARGUMENT.strip().splitlines(),
         "VALUES": [*values, f"y = {' + '.join(f'c{i} * y{i}' for i in numbers)}"],
         "SLOPES": [*values, *slopes, f"ds = dy * ({' + '.join(f'c{i} * s{i}' for i in numbers)})"],
@@ -224,6 +225,8 @@ def apply(
     $CONSTANTS
 ):
     $COLUMNS
+    wait_for_previous(EARLY)
+    $STATISTICS
     for turn in range(split, tiles, splits):
         start, at, inside = locate(tiles - 1 - turn, column, pixels, CHANNELS, ROWS, COLUMNS, EVEN, BIG)
         x = tl.load(x_ptr + start + at, mask=inside, other=0.0).to(tl.float32)
@@ -241,6 +244,8 @@ def backward_sums(
     $CONSTANTS
 ):
     $COLUMNS
+    $STATISTICS
+    wait_for_previous(EARLY)
     sum_ds = tl.zeros([HELD, COLUMNS], tl.float32)
     sum_moment = tl.zeros([HELD, COLUMNS], tl.float32)
     $ZERO
@@ -274,6 +279,8 @@ def backward_input(
     $CONSTANTS
 ):
     $COLUMNS
+    $STATISTICS
+    wait_for_previous(EARLY)
     if TRAINING:
         level = factor * tl.load(sums_ptr + column, mask=known, other=0.0) / pixels
         tilt = factor * inverse * tl.load(sums_ptr + CHANNELS + column, mask=known, other=0.0) / pixels
@@ -293,21 +300,25 @@ def backward_input(
         tl.store(dx_ptr + start + at, dx.to(dx_ptr.dtype.element_ty), mask=inside)
 """
 
-# Done once per program: its columns and their numbers. Coefficients are read once for EACH of them.
+# Done once per program: its columns and their numbers. Coefficients are read once for EACH of them. None of this was
+# written by the kernel before, which may still run.
 _COLUMNS = """
-wait_for_previous(EARLY)
 lane = tl.program_id(0) % LANES
 split = tl.program_id(0) // LANES
 column = lane * COLUMNS + tl.arange(0, COLUMNS)[None, :]
 known = column < CHANNELS
+factor = tl.load(scale_ptr + column, mask=known, other=0.0).to(tl.float32)
+shift = tl.load(shift_ptr + column, mask=known, other=0.0).to(tl.float32)
+some = lane * COLUMNS + EACH * tl.arange(0, COLUMNS // EACH)[None, :]
+group = tl.where(some < CHANNELS, some, 0) // GROUP
+"""
+
+_STATISTICS = """
 mean = tl.load(mean_ptr + column, mask=known, other=0.0).to(tl.float32)
 if BIAS:
     mean -= tl.load(bias_ptr + column, mask=known, other=0.0).to(tl.float32)
 inverse = tl.rsqrt(tl.load(variance_ptr + column, mask=known, other=1.0).to(tl.float32) + eps)
-factor = inverse * tl.load(scale_ptr + column, mask=known, other=0.0).to(tl.float32)
-shift = tl.load(shift_ptr + column, mask=known, other=0.0).to(tl.float32)
-some = lane * COLUMNS + EACH * tl.arange(0, COLUMNS // EACH)[None, :]
-group = tl.where(some < CHANNELS, some, 0) // GROUP
+factor *= inverse
 """
 
 # The input of the bases.

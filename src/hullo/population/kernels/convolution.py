@@ -122,11 +122,14 @@ class _Convolve(torch.autograd.Function):
         deferred: Deferred | None,
         late: LateGradients | None,
     ) -> tuple[Tensor, Tensor | None]:
-        x, weight = channels_last(x), channels_last(weight.to(x.dtype))
+        x, given = channels_last(x), weight
+        weight = channels_last(weight.to(x.dtype))
         ctx.save_for_backward(x, weight)
         ctx.shape, ctx.deferred, ctx.late = shape, deferred, late
         ctx.set_materialize_grads(False)
-        y, moments = _forward(x, weight, bias, shape, measured)
+        # the update of the step before wrote the parameters of a captured step
+        resident = deferred is not None and weight.data_ptr() == given.data_ptr()
+        y, moments = _forward(x, weight, bias, shape, measured, resident)
         if moments is not None:
             ctx.mark_non_differentiable(moments)
         return y, moments
@@ -152,7 +155,7 @@ class _Convolve(torch.autograd.Function):
 
 
 def _forward(
-    x: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape, measured: bool
+    x: Tensor, weight: Tensor, bias: Tensor | None, shape: Shape, measured: bool, resident: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Return outputs and moments."""
     if shape.stride == 1 and bias is None:
@@ -160,7 +163,7 @@ def _forward(
         for with_moments in (True, False) if measured else (False,):
             tile = row_conv.choose_tile(sizes, x, measured=with_moments)
             if tile is not None:
-                return row_conv.convolve_rows(x, weight, sizes, tile, measured=with_moments)
+                return row_conv.convolve_rows(x, weight, sizes, tile, measured=with_moments, resident=resident)
     return _convolve_windows(x, weight, bias, shape, measured=measured)
 
 
@@ -178,7 +181,7 @@ class InputGradient(NamedTuple):
             sizes = shape.row_sizes().transposed()
             tile = row_conv.choose_tile(sizes, dy)
             if tile is not None:
-                return row_conv.convolve_rows(dy, weight, sizes, tile, transposed=True)[0]
+                return row_conv.convolve_rows(dy, weight, sizes, tile, transposed=True, resident=True)[0]
         if shape.stride == 2:
             square_tile = square_gradient.choose_tile(shape.row_sizes(), dy)
             if square_tile is not None:

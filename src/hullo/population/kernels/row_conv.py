@@ -111,11 +111,19 @@ def block(width: int) -> int:
 
 
 def convolve_rows(
-    x: Tensor, weight: Tensor, sizes: Sizes, tile: Tile, *, transposed: bool = False, measured: bool = False
+    x: Tensor,
+    weight: Tensor,
+    sizes: Sizes,
+    tile: Tile,
+    *,
+    transposed: bool = False,
+    measured: bool = False,
+    resident: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Return the convolution of x; of the output's gradient with the flipped weights where `transposed`.
 
-    Where `measured`, also return sums and sums of squares of each output channel, (2, parts, channels).
+    Where `measured`, also return sums and sums of squares of each output channel, (2, parts, channels). `resident` says
+    that the kernel launched before this one does not write the weights: they are then loaded while it still runs.
     """
     height, width = sizes.out_size
     y = torch.empty(len(x), height, width, sizes.members * sizes.out_channels, dtype=x.dtype, device=x.device)
@@ -129,8 +137,8 @@ def convolve_rows(
         KERNEL=sizes.kernel, PADDING=sizes.padding, TRANSPOSED=transposed, MEASURED=measured,
         OUT_BLOCK=block(sizes.out_channels), GROUP=tile.group, TAPS=tile.taps,
         IN_BLOCK=block(tile.taps * sizes.in_channels), ROWS=tile.rows, SEGMENT=segment,
-        BIG=max(x.numel(), y.numel()) >= 2**31, PREFETCH=tile.prefetch,
-        SHIFTED=tile.shifted, STAGES=tile.stages, num_warps=tile.warps,
+        BIG=max(x.numel(), y.numel()) >= 2**31, PREFETCH=tile.prefetch, SHIFTED=tile.shifted, RESIDENT=resident,
+        STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
     return y.permute(0, 3, 1, 2), moments if measured else None
 
@@ -142,9 +150,9 @@ def _convolve_kernel(
     OUT_WIDTH: tl.constexpr, KERNEL: tl.constexpr, PADDING: tl.constexpr, TRANSPOSED: tl.constexpr,
     MEASURED: tl.constexpr, OUT_BLOCK: tl.constexpr, GROUP: tl.constexpr, TAPS: tl.constexpr, IN_BLOCK: tl.constexpr,
     ROWS: tl.constexpr, SEGMENT: tl.constexpr, BIG: tl.constexpr, PREFETCH: tl.constexpr, SHIFTED: tl.constexpr,
-    STAGES: tl.constexpr, EARLY: tl.constexpr,
+    RESIDENT: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    wait_for_previous(EARLY)
+    wait_for_previous(EARLY and not RESIDENT)
     SEGMENTS: tl.constexpr = (OUT_HEIGHT + SEGMENT - 1) // SEGMENT
     GROUPS: tl.constexpr = (OUT_WIDTH + GROUP - 1) // GROUP
     SLICES: tl.constexpr = (GROUP + KERNEL + TAPS - 2) // TAPS
@@ -164,6 +172,7 @@ def _convolve_kernel(
                     weight_ptr, member, ky, s * TAPS, IN, OUT, KERNEL, TRANSPOSED, OUT_BLOCK, GROUP, TAPS, IN_BLOCK
                 ),
             )
+    wait_for_previous(EARLY and RESIDENT)
     n = tl.arange(0, GROUP * OUT_BLOCK)[None, :]
     out_column, out = column + n // OUT_BLOCK, n % OUT_BLOCK
     y_at = (image * (OUT_HEIGHT * OUT_WIDTH) + out_column) * members * OUT + member * OUT + out
