@@ -101,7 +101,7 @@ def serves(dtype: torch.dtype, device: torch.device) -> bool:
 
 def split_rows(height: int, programs: int, x: Tensor) -> int:
     """Return how many rows a program takes: all, or fewer where programs for all rows would leave processors idle."""
-    segments = min(max(1, 3 * processors(x) // programs), max(1, height // 4))
+    segments = 1 if 10 * programs > 9 * processors(x) else min(3 * processors(x) // programs, max(1, height // 4))
     return int(triton.cdiv(height, segments))
 
 
