@@ -121,11 +121,8 @@ def test_deferred_gradients_are_those_of_one_stream_and_wait_for_their_inputs(
 
 
 @pytest.mark.usefixtures("_fake_streams")
-def test_what_an_unfinished_gradient_reads_stays_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(side_stream, "MAX_RUNNING", 3)
-    stream = FakeStream()
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
-    works = [side_stream.Deferred() for _ in range(5)]
+def test_what_an_unfinished_gradient_reads_stays_in_memory() -> None:
+    works = [side_stream.Deferred() for _ in range(3)]
     alive = []
 
     class Layer(torch.autograd.Function):
@@ -147,15 +144,11 @@ def test_what_an_unfinished_gradient_reads_stays_in_memory(monkeypatch: pytest.M
     counted: list[list[bool]] = []
     x = torch.zeros(1, requires_grad=True)
     y = x
-    for number in range(5):
+    for number in range(3):
         y = Layer.apply(y, number)  # type: ignore[no-untyped-call]
     y.backward()
-    assert [sum(known) for known in counted] == [1, 2, 3, 2, 3]
-    assert all(known[-1] for known in counted)
+    assert counted == [[True], [True, True], [False, True, True]]
     assert not any(ref() is not None for ref in alive)
-    ends = [event for kind, event in DONE if kind == "record"][1::2]  # a gradient has an event before it and one behind
-    waits = [ends.index(event) for kind, event in DONE if kind == "wait" and event in ends]
-    assert waits == [1, 4]  # for the last of those that are released, or are left at the end
 
 
 @pytest.mark.usefixtures("_fake_streams")

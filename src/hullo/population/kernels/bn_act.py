@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.autograd.graph import increment_version
 
 from hullo.bases import Base
 from hullo.kernels.codegen import fill, formulas
@@ -42,20 +41,14 @@ from hullo.population.kernels.channel_stats import (
     fold,
     launch,
     locate,
-    merge_moments,
     shared_columns,
     spread,
-    store_statistics,
     wait_for_previous,
 )
 from hullo.population.kernels.convolution import input_gradients
 from hullo.population.kernels.late_gradients import LateGradients
 
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
-MAX_PARTS, PARTS = 32, 8
-"""Of how many parts `apply` merges the moments itself, in each of its programs, and how many of them at once. More are
-merged by a kernel of their own."""
-
 STAGES = 4
 """How many tiles `backward_sums` loads in advance: it computes more per byte than the other kernels."""
 
@@ -151,25 +144,14 @@ class _NormalizeCombine(torch.autograd.Function):
         ctx.call, ctx.bias, ctx.late = call, others.bias, late
         x, residual = channels_last(x), None if others.residual is None else channels_last(others.residual)
         others = others._replace(rows=others.rows.contiguous(), residual=residual)
-        running, bias = (others.mean, others.variance), others.bias
-        parts = 0 if moments is None or moments.shape[1] > MAX_PARTS else moments.shape[1]
-        if call.training and parts:  # `apply` computes the statistics
-            mean, variance = torch.empty(2, x.shape[1], dtype=torch.float32, device=x.device)
-            increment_version(running)
-        elif call.training:
-            mean, variance = compute_statistics(x, *running, call.momentum, bias, moments)
-            bias = None
-        else:
-            mean, variance = running
-        others = others._replace(mean=mean, variance=variance)
-        ctx.save_for_backward(x, *others._replace(bias=None if call.training else bias))
+        if call.training:
+            mean, variance = compute_statistics(x, others.mean, others.variance, call.momentum, others.bias, moments)
+            others = others._replace(mean=mean, variance=variance, bias=None)
+        ctx.save_for_backward(x, *others)
         tiling, y = Tiling.of(x, TILES["apply"]), torch.empty_like(x)
-        others = others._replace(bias=bias)
         launch(
-            _kernels(call.bases, x.dtype)["apply"], tiling.programs, x, *others.pointers(), y,
-            moments if parts else mean, *running, call.momentum, call.eps, parts, *tiling.sizes,
-            follows=call.training, **tiling.constants, **others.constants(x), MERGE=parts > 0,
-            PARTS=PARTS,
+            _kernels(call.bases, x.dtype)["apply"], tiling.programs, x, *others.pointers(), y, call.eps, *tiling.sizes,
+            follows=call.training, **tiling.constants, **others.constants(x),
         )  # fmt: skip
         return y, y.view_as(y)
 
@@ -228,7 +210,7 @@ def _kernels(bases: tuple[Base, ...], dtype: torch.dtype) -> dict[str, Any]:
         "STORE": [store.format(i) for i in numbers],
     }
     label = f"norm({','.join(base.name for base in bases)}) on {dtype}"
-    helpers = (wait_for_previous, locate, centre, fold, spread, add_each, merge_moments, store_statistics)
+    helpers = (wait_for_previous, locate, centre, fold, spread, add_each)
     return build(fill(_TEMPLATE, parts), label, dtype, **{helper.__name__: helper for helper in helpers})
 
 
@@ -239,24 +221,12 @@ _TEMPLATE = """
 def apply(
     x_ptr,
     $OTHERS
-    y_ptr, moments_ptr, running_mean_ptr, running_variance_ptr, momentum, eps, parts, pixels, tiles, splits,
-    MERGE: tl.constexpr, PARTS: tl.constexpr,
+    y_ptr, eps, pixels, tiles, splits,
     $CONSTANTS
 ):
     $COLUMNS
     wait_for_previous(EARLY)
-    if MERGE:
-        mean, around = merge_moments(moments_ptr, column, known, pixels, parts, CHANNELS, PARTS, COLUMNS)
-        if split == 0:
-            store_statistics(
-                mean, around, mean_ptr, variance_ptr, running_mean_ptr, running_variance_ptr, bias_ptr, momentum,
-                pixels, column, known, BIAS,
-            )
-        mean = mean.to(tl.float32)
-        inverse = tl.rsqrt((around / pixels).to(tl.float32) + eps)
-        factor *= inverse
-    else:
-        $STATISTICS
+    $STATISTICS
     for turn in range(split, tiles, splits):
         start, at, inside = locate(tiles - 1 - turn, column, pixels, CHANNELS, ROWS, COLUMNS, EVEN, BIG)
         x = tl.load(x_ptr + start + at, mask=inside, other=0.0).to(tl.float32)

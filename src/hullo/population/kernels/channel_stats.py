@@ -292,55 +292,24 @@ def _merge_statistics(
     wait_for_previous(EARLY)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     known = column < CHANNELS
-    if SUMS:
-        mean, around = merge_moments(partial_ptr, column, known, pixels, splits, CHANNELS, PARTS, COLUMNS)
-    else:
-        sums = tl.zeros([PARTS, COLUMNS], tl.float64)
-        squares = tl.zeros([PARTS, COLUMNS], tl.float64)
-        for part in range(0, splits, PARTS):
-            split = part + tl.arange(0, PARTS)[:, None]
-            at, inside = partial_ptr + split * CHANNELS + column, (split < splits) & known
-            mean = tl.load(at, mask=inside, other=0.0).to(tl.float64)
+    sums = tl.zeros([PARTS, COLUMNS], tl.float64)
+    squares = tl.zeros([PARTS, COLUMNS], tl.float64)
+    for part in range(0, splits, PARTS):
+        split = part + tl.arange(0, PARTS)[:, None]
+        at, inside = partial_ptr + split * CHANNELS + column, (split < splits) & known
+        mean = tl.load(at, mask=inside, other=0.0).to(tl.float64)
+        if SUMS:
+            sums += mean
+            squares += tl.load(at + splits * CHANNELS, mask=inside, other=0.0)
+        else:
             mean += tl.load(at + splits * CHANNELS, mask=inside, other=0.0)
             around = tl.load(at + 2 * splits * CHANNELS, mask=inside, other=0.0)
             total = mean * count_rows(split, pixels, tiles, splits, ROWS)
             sums += total
             squares += around + total * mean
-        mean, around = _centre_squares(sums, squares, pixels)
-    store_statistics(
-        mean, around, mean_ptr, variance_ptr, running_mean_ptr, running_variance_ptr, bias_ptr, momentum, pixels,
-        column, known, BIAS,
-    )  # fmt: skip
-
-
-@triton.jit
-def merge_moments(
-    moments_ptr, column, known, pixels, parts, CHANNELS: tl.constexpr, PARTS: tl.constexpr, COLUMNS: tl.constexpr
-):
-    """Return the mean of columns and their squared deviations from it, in float64, from sums and sums of squares."""
-    sums = tl.zeros([PARTS, COLUMNS], tl.float64)
-    squares = tl.zeros([PARTS, COLUMNS], tl.float64)
-    for first in range(0, parts, PARTS):
-        part = first + tl.arange(0, PARTS)[:, None]
-        at, inside = moments_ptr + part * CHANNELS + column, (part < parts) & known
-        sums += tl.load(at, mask=inside, other=0.0)
-        squares += tl.load(at + parts * CHANNELS, mask=inside, other=0.0)
-    return _centre_squares(sums, squares, pixels)
-
-
-@triton.jit
-def _centre_squares(sums, squares, pixels):
     mean = tl.sum(sums, axis=0)[None, :] / pixels
     around = tl.sum(squares, axis=0)[None, :] - mean * mean * pixels
-    return mean, tl.maximum(around, 0.0, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
-def store_statistics(
-    mean, around, mean_ptr, variance_ptr, running_mean_ptr, running_variance_ptr, bias_ptr, momentum, pixels,
-    column, known, BIAS: tl.constexpr,
-):  # fmt: skip
-    """Store the mean and the variance of columns, and update the running ones."""
+    around = tl.maximum(around, 0.0, propagate_nan=tl.PropagateNan.ALL)
     tl.store(mean_ptr + column, mean.to(tl.float32), mask=known)
     tl.store(variance_ptr + column, (around / pixels).to(tl.float32), mask=known)
     if BIAS:

@@ -24,10 +24,6 @@ from torch.autograd.function import once_differentiable
 
 Compute = Callable[[], Tensor]
 
-MAX_RUNNING = 8
-"""How many gradients are left to the second stream before the first one waits for it, and their inputs are released. A
-kernel that waits for two others cannot be launched before their end, so waiting for each gradient takes longer."""
-
 
 class Deferred:
     """Connect a convolution, which leaves its weights' gradient uncomputed, and the node that computes it."""
@@ -36,8 +32,7 @@ class Deferred:
         """Leave a computation to the second stream. What it reads is complete on the current stream."""
         stream, ready = torch.cuda.current_stream(), torch.cuda.Event()
         work = _Pass.current()
-        if len(work.running) == MAX_RUNNING:
-            work.finish(1)
+        work.finish(1)
         ready.record()
         work.left[self] = _Left(compute, stream, ready)
 
@@ -146,12 +141,9 @@ class _Pass:
 
     def finish(self, rest: int) -> None:
         """Wait for all but the last few gradients, and release what they read."""
-        last: dict[torch.cuda.Stream, torch.cuda.Event] = {}  # the second stream ends one after the other
         while len(self.running) > rest:
             running = self.running.popleft()
-            last[running.stream] = running.done
-        for stream, done in last.items():
-            _wait(stream, done)
+            _wait(running.stream, running.done)
 
 
 _passes: WeakValueDictionary[int, _Pass] = WeakValueDictionary()
