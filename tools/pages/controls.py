@@ -63,11 +63,11 @@ def _changed(setting: Spec) -> list[str]:
 
 
 def _counterpart(control: Experiment, experiments: Sequence[Experiment]) -> Experiment:
-    """Return the runs to compare a control with: default settings, read after as many epochs."""
+    """Return the runs to compare a control with: default settings, read after as many epochs; none if not run yet."""
     plain = _plain(control.setting)
     fitting = [e for e in experiments if e.epoch >= control.epoch and replace(e.setting, epochs=plain.epochs) == plain]
     if not fitting:
-        raise ValueError(f"{control.name}: no runs with default settings to compare it with; expected {plain}")
+        return replace(control, setting=plain, records=())
     nearest = min(fitting, key=lambda e: e.epoch)
     return replace(nearest, epoch=control.epoch, reading=control.reading)
 
