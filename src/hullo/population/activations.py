@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -106,7 +107,9 @@ class Activations(nn.Module):
             sorted({item.parametrization for site in self.sites for item in site.activations})
         )
         learns = codes != CODES["fixed"]
-        self.register_buffer("fixed", torch.where(learns, 0.0, raw).to(dtype), persistent=False)
+        self._exact = torch.where(learns, 0.0, raw)  # `fixed` in float64
+        self.register_buffer("fixed", self._exact.to(dtype), persistent=False)
+        self._register_frozen()
         self.register_buffer("roles", roles, persistent=False)
         self.register_buffer("codes", codes, persistent=False)
         start = torch.where(learns, raw, 0.0).to(dtype)
@@ -122,6 +125,28 @@ class Activations(nn.Module):
         order = [owners[row] for parts in self._parts for part in parts for row in part.rows.tolist()]
         self.register_buffer("order", torch.tensor(order, dtype=torch.int32), persistent=False)
         self.register_buffer("uses", _uses(order, members * rows), persistent=False)
+
+    def _register_frozen(self) -> None:
+        """Register the numbers of hulls and PReLUs that are not learned: they are part of a state all the same."""
+        for i, site in enumerate(self.sites):
+            for k, activation in enumerate(site.activations):
+                if activation.frozen is not None:
+                    self.register_buffer(f"frozen_{i}_{k}", activation.frozen.detach().clone())
+                    self.register_buffer(f"frozen_{i}_{k}_coefficients", activation.raw.detach().clone())
+
+    def _load_from_state_dict(self, *given: Any) -> None:
+        super()._load_from_state_dict(*given)  # type: ignore[no-untyped-call]
+        self._read_frozen()
+
+    def _read_frozen(self) -> None:
+        """Read the coefficients of hulls that are not learned from their buffers, after a state was loaded."""
+        for i, (site, starts) in enumerate(zip(self.sites, self._starts, strict=True)):
+            for k, activation in enumerate(site.activations):
+                if activation.frozen is not None:
+                    span, given = slice(starts[k], starts[k] + activation.groups), f"frozen_{i}_{k}_coefficients"
+                    self._exact[k, span, self._columns(activation)] = self.get_buffer(given).double().cpu()
+        self.fixed = self._exact.to(self.fixed)
+        self._fixed_rows = None
 
     def _read_scales(self, dtype: torch.dtype) -> InnerScales | None:
         """Return the inner scales of the hulls that have any."""
@@ -171,6 +196,7 @@ class Activations(nn.Module):
             return tensor.to(moved.device) if moved.dtype in (torch.float16, torch.bfloat16) else moved
 
         super()._apply(keep_precision, recurse)  # type: ignore[no-untyped-call]
+        self.fixed = self._exact.to(self.fixed)
         self._fixed_rows = None
         self._parts = [[part.to(self.raw.device) for part in parts] for parts in self._parts]
         return self
@@ -280,12 +306,12 @@ class Activations(nn.Module):
         """Yield the names and the values of the parameters that member k has at the sites."""
         tables = [self.raw, self.raw if self.scales is None else self.scales()]
         raw, scales = (table.flatten(0, 1)[self.owners].view(table.shape)[k] for table in tables)
-        for site, starts in zip(self.sites, self._starts, strict=True):
+        for i, (site, starts) in enumerate(zip(self.sites, self._starts, strict=True)):
             activation, prefix = site.activations[k], f"{site.path}." if site.path else ""
             span, columns = slice(starts[k], starts[k] + activation.groups), self._columns(activation)
             if activation.parameter is not None:
                 learned = raw[span, columns[: activation.raw.shape[1]]]
-                values = learned if activation.frozen is None else activation.frozen.to(raw)
+                values = learned if activation.frozen is None else self.get_buffer(f"frozen_{i}_{k}").to(raw)
                 yield f"{prefix}{activation.parameter}", values
             if activation.scales is not None:
                 yield f"{prefix}inner_scale", scales[span, columns[: activation.scales.shape[1]]]

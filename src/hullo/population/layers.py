@@ -88,10 +88,12 @@ def attend(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> Value:
+) -> Any:
     """Compute attention with the members as part of the batch."""
     members = context.members
     q, k, v = (item.at(0, members) for item in (query, key, value))
+    if not q.shape[:-3] == k.shape[:-3] == v.shape[:-3]:
+        return NotImplemented  # keys or values are broadcast
     own = None if mask is None else _like_scores(mask, q, members)
     if not isinstance(dropout, Tensor) and dropout == 0:
         if own is not None:

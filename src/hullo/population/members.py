@@ -81,6 +81,8 @@ def _difference(first: nn.Module, other: nn.Module, comparison: _Comparison) -> 
         for name, tensor in tensors.items():
             if _kind(tensor) != _kind(others[name]):
                 return f"{name} is {_kind(tensor)} and {_kind(others[name])}"
+    if first.training != other.training:
+        return "one is in training mode and one in evaluation mode; call train() or eval() on all members"
     if first._modules.keys() != other._modules.keys():
         return f"only one has the module {min(first._modules.keys() ^ other._modules.keys())!r}"
     attributes, others = ({k: v for k, v in vars(item).items() if k not in BOOKKEEPING} for item in (first, other))

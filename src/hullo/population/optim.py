@@ -137,6 +137,14 @@ class Optimizer:
     def step(self) -> None:
         """Update every parameter that has a gradient."""
         activations = self.population.activations
+        unknown = [
+            name for name, p in self.population.named_parameters() if p.requires_grad and name not in self.parameters
+        ]
+        if unknown:
+            raise RuntimeError(
+                f"{unknown[0]} was frozen when the optimizer was made, and is not now; make the optimizer after "
+                "requires_grad_(True)"
+            )
         gradients = {name: leaf.grad for name, leaf in self.leaves.items() if leaf.grad is not None}
         if not gradients:
             raise RuntimeError("no parameter has a gradient: call losses.sum().backward() before a step")
@@ -186,7 +194,7 @@ class Optimizer:
 
     def _clip(self, gradients: Mapping[str, Tensor]) -> Tensor:
         """Return the factor of each member's gradients that limits their norm to `max_norm`."""
-        norms = [gradient.flatten(1).norm(dim=1).double() for gradient in gradients.values()]
+        norms = [gradient.reshape(len(gradient), -1).norm(dim=1).double() for gradient in gradients.values()]
         total = torch.stack(norms).norm(dim=0)
         assert self.max_norm is not None  # noqa: S101
         scale: Tensor = (self.max_norm / (total + 1e-6)).clamp_max(1.0)
@@ -195,7 +203,7 @@ class Optimizer:
     def state_dict(self) -> dict[str, Tensor]:
         """Return the state to save in a checkpoint besides the population, as tensors by name."""
         state = {f"{kind}.{name}": tensor for kind, tensors in self.state.items() for name, tensor in tensors.items()}
-        return state | {"updates": self.updates, "lr": self.lr}
+        return state | {"updates": self.updates, "lr": self.lr, "weight_decay": self.weight_decay}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Load the state of an optimizer of the same population, in place."""

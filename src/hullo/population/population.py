@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, overload
 
 import torch
@@ -138,8 +139,13 @@ class Population(nn.Module):
         for name, tensor in (*empty.named_parameters(), *empty.named_buffers()):
             tensors[name] = tensors[name].reshape(tensor.shape)
         member = filled_copy(empty, tensors)
+        raw, scales = self.activations.raw, self.activations.scales
         for name, parameter in member.named_parameters():
-            parameter.requires_grad_(getattr(stacked.get(name), "requires_grad", parameter.requires_grad))
+            if name in stacked:
+                parameter.requires_grad_(stacked[name].requires_grad)
+            else:  # of an activation: a hull that is frozen stays so
+                source = raw if scales is None or not name.endswith("inner_scale") else scales.raw
+                parameter.requires_grad_(parameter.requires_grad and source.requires_grad)
         sites = {site.path for site in self._sites}
         for path, module in self._empty[0].named_modules():
             if path not in sites:
@@ -169,7 +175,7 @@ class Population(nn.Module):
         """
         values, spec = self._wrap(args, kwargs, in_dims)
         program, tensors = self._program(values, spec)
-        if self.training:
+        if self.training and torch._C._current_graph_task_id() < 0:  # a backward pass computes a step again
             self.steps.add_(1)
         context = Context(len(self), self.seeds, self.steps, first=self.first_sample)
         run = Run(context, self.activations, self.activations.rows())
@@ -186,13 +192,19 @@ class Population(nn.Module):
         return classes
 
     def explain(self, *args: Any, in_dims: Any = 0, **kwargs: Any) -> str:
-        """Run the population on example inputs and return how its operations are computed."""
+        """Run the population on example inputs and return how its operations are computed; change no state."""
+        program, _ = self._program(*self._wrap(args, kwargs, in_dims))
+        before = {name: buffer.clone() for name, buffer in self.named_buffers()}
         with torch.no_grad():
             self(*args, in_dims=in_dims, **kwargs)
-        return self._program(*self._wrap(args, kwargs, in_dims))[0].explain()
+            for name, buffer in self.named_buffers():
+                buffer.copy_(before[name])
+        return program.explain()
 
     def _wrap(self, args: tuple[Any, ...], kwargs: dict[str, Any], in_dims: Any) -> tuple[list[Any], Any]:
         """Return the leaves of nested arguments, with a value for each tensor, and the spec of their nesting."""
+        if not all(isinstance(dim, int | None) for dim in (in_dims if isinstance(in_dims, tuple) else (in_dims,))):
+            raise TypeError(f"in_dims={in_dims!r}: give a number or None, or a tuple of these, one per argument")
         if isinstance(in_dims, tuple):
             if len(in_dims) != len(args):
                 raise ValueError(f"in_dims={in_dims} for {len(args)} arguments; give one entry per argument")
@@ -210,7 +222,7 @@ class Population(nn.Module):
             return ImagesValue(item)
         if not isinstance(item, Tensor):
             return item
-        if dim is not None and (item.dim() == 0 or item.shape[dim] != len(self)):
+        if dim is not None and (not -item.dim() <= dim < item.dim() or item.shape[dim] != len(self)):
             raise ValueError(
                 f"an input of shape {tuple(item.shape)} has no dimension {dim} of {len(self)} members; "
                 "pass in_dims=None for an input that all members share"
@@ -229,8 +241,7 @@ class Population(nn.Module):
         if program is None:
             graph = self._read_graph(leaves, spec)
             program = Program(graph, self._sites, self.activations)
-            for name in program.mutated_tensors():
-                self._unshare(self._aliases[name])
+            self.unshare(self._aliases[name] for name in program.mutated_tensors())
             if len(self._programs) == MAX_PROGRAMS:
                 del self._programs[next(iter(self._programs))]
         self._programs[key] = program
@@ -251,11 +262,23 @@ class Population(nn.Module):
             examples = [item.clone() if isinstance(item, Tensor) else item for item in examples]
             args, kwargs = pytree.tree_unflatten(examples, spec)
             try:
-                return read_graph(self[k], self._sites, args, kwargs)
+                graph = read_graph(self[k], self._sites, args, kwargs)
+                if different := [site for site in self._sites if site.differs_in_place]:
+                    others = [replace(site, inplace=site.inplace and not site.differs_in_place) for site in self._sites]
+                    self._check_in_place(graph, read_graph(self[k], others, args, kwargs), different[0].path)
+                return graph
             except LoweringError as error:
                 lowering_error = error
             self[k](*args, **kwargs)
             raise lowering_error
+
+    def _check_in_place(self, one: Graph, other: Graph, path: str) -> None:
+        """Raise an error if it matters whether activations change their input, in which members differ."""
+        if str(one.module.graph) != str(other.module.graph):
+            raise ValueError(
+                f"the activation {path!r} changes its input in place in some members and not in others, and the "
+                "network reads this input again; give all members the same inplace="
+            )
 
     def _example(self, value: Value) -> Tensor:
         """Return the first member's value; under autocast in the networks' dtype, since autocast is off in a trace."""
@@ -265,13 +288,26 @@ class Population(nn.Module):
             return first.to(dtype)
         return first
 
-    def _unshare(self, name: str) -> None:
-        """Give each member its own copy of a buffer that the networks change."""
-        path, _, leaf = name.rpartition(".")
+    def unshare(self, names: Iterable[str]) -> None:
+        """Give each member its own copy of buffers that the networks change, or that a state has for each member.
+
+        A population does that itself in its first forward pass, and before it loads a state.
+        """
         shared = dict(_named_tensors(self.shared))
-        if name in shared:
+        for name in shared.keys() & set(names):
+            path, _, leaf = name.rpartition(".")
             del self.shared.get_submodule(path)._buffers[leaf]
-            _register(self.stacked, name, shared[name].expand(len(self), *shared[name].shape).clone())
+            with torch.inference_mode(False):
+                _register(self.stacked, name, shared[name].expand(len(self), *shared[name].shape).clone())
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Load a state in which members share other buffers than here: they come to differ in a forward pass."""
+        parts = {part: f"{prefix}{part}." for part in ("stacked", "shared")}
+        self.unshare(name.removeprefix(parts["stacked"]) for name in state_dict if name.startswith(parts["stacked"]))
+        for name, tensor in self.stacked.named_buffers():
+            if (given := state_dict.pop(parts["shared"] + name, None)) is not None:
+                state_dict[parts["stacked"] + name] = given.expand(tensor.shape)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:
         return f"{len(self)} x {type(self._empty[0]).__name__}"

@@ -64,6 +64,7 @@ class Program:
         self.owner = {node: fusion.last for fusion in self.fusions.values() for node in fusion.inner}
         self.counters = {node for node in graph.module.graph.nodes if self._is_counter(node)}
         self.lowering: dict[fx.Node, str] = {}
+        self.writes = [node for node in all_nodes(graph.module) if node not in self.counters and _writes(node)]
 
     def _is_counter(self, node: fx.Node) -> bool:
         """Return whether a node adds a number to a buffer that nothing else reads, as batch norms count batches."""
@@ -99,6 +100,7 @@ class Program:
         remaining = iter(inputs)
         last = self._last_uses(module.graph)
         counted: list[tuple[Value, int]] = []
+        filled = self._find_filled(module.graph, inputs)
         for node in module.graph.nodes:
             if node in self.owner:
                 continue
@@ -124,10 +126,32 @@ class Program:
                     env[node, users[1]] = result[1]
             else:
                 env[node] = self._compute(run, node, env)
+                if node in filled:
+                    env[node] = map_values(lambda value: value.own(run.context.members), env[node])
             for done in last.get(node, ()):
                 env.pop(done, None)
                 env.pop((done, node), None)
         return None
+
+    def _find_filled(self, graph: fx.Graph, inputs: Sequence[Any]) -> set[fx.Node]:
+        """Return the new tensors of a graph into which it writes values that differ between members."""
+        writes = [node for node in self.writes if node.graph is graph]
+        if not writes:
+            return set()
+        placeholders = zip(graph.find_nodes(op="placeholder"), inputs, strict=True)
+        different = {node for node, value in placeholders if isinstance(value, Value) and value.dim is not None}
+        found: set[fx.Node] = set()
+        for _ in writes:  # a value that is read from one such tensor may be written into another
+            for node in graph.nodes:
+                if node.target is SITE or node in self.numbers or not different.isdisjoint(node.all_input_nodes):
+                    different.add(node)
+            memory = frozenset[int]().union(*(self.graph.written[node] for node in writes if node in different))
+            sharing = {node for node, own in self.graph.written.items() if own & memory and node.op == "call_function"}
+            if sharing <= found:
+                break
+            found |= sharing
+            different |= sharing
+        return found
 
     def _last_uses(self, graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
         """Return the values that are used for the last time by each node."""
@@ -229,7 +253,10 @@ class Program:
         kwargs = {name: item for name, item in kwargs.items() if name != "out"}
         result = self._call_operator(run, node, function, _look_up(positional(node), node, env), kwargs)
         if result.dim is not None and target.dim is None:
-            raise LoweringError(f"{node.target} writes a value per member into one that all share{_source(node)}")
+            raise LoweringError(
+                f"{node.target} writes a value per member into one that all share{_source(node)}; give an input for "
+                "each member (in_dims=0), or compute without inplace=True"
+            )
         if written.op == "call_function":
             self._check_views(node, target, env)
         target.tensor.copy_(result.tensor if target.dim is None else result.at(target.dim, run.context.members))
@@ -265,6 +292,11 @@ class Program:
             lines += [f"{counts[kind]} operations {text}:"] if operations else []
             lines += [f"  {count} x {name}{source and ' at '}{source}" for (name, source), count in operations.items()]
         return "\n".join(lines)
+
+
+def _writes(node: fx.Node) -> bool:
+    """Return whether a node writes into a tensor that the network made."""
+    return any(target.op == "call_function" for target in written_nodes(node))
 
 
 def _is_random(target: Any, node: fx.Node) -> bool:

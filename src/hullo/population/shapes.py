@@ -22,6 +22,10 @@ def _shift_dim(dim: Any) -> Any:
     return None if dim is None else [_shift_dim(item) for item in dim]
 
 
+_REDUCTIONS = (aten.sum.dim_IntList, aten.amax.default)
+"""Operators that reduce all dimensions where none are given."""
+
+
 def _shift_dims(operator: Any, positions: Sequence[int]) -> None:
     """Register a rule for an operator whose arguments at some positions are dimensions."""
     schema = operator._schema.arguments
@@ -33,7 +37,8 @@ def _shift_dims(operator: Any, positions: Sequence[int]) -> None:
         given = [argument.default_value for argument in schema if not argument.kwarg_only]
         given[: len(args) + 1] = [x.at(0, context.members), *args]
         for position in positions:
-            given[position] = _shift_dim(given[position])
+            is_every = operator in _REDUCTIONS and given[position] in (None, [])
+            given[position] = _shift_dim(range(len(x.shape)) if is_every else given[position])
         return wrap(operator(*given, **kwargs), 0)
 
 

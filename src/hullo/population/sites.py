@@ -14,6 +14,7 @@ from hullo.bases import Base, base
 from hullo.modules import Hull
 from hullo.parametrizations import BuiltInParametrization
 from hullo.surgery.recognise import read_module
+from hullo.surgery.swap import InPlace
 
 BOOKKEEPING = frozenset(vars(nn.Identity()))
 """The attributes that every module has."""
@@ -103,13 +104,15 @@ class Site:
     Args:
         path: the name of the module.
         activations: one per member.
-        inplace: whether the module changes its input.
+        inplace: whether the module changes its input, of any member.
+        differs_in_place: whether it does so of some members and not of others.
         is_shared: whether all members share one hull.
     """
 
     path: str
     activations: Sequence[Activation]
     inplace: bool = False
+    differs_in_place: bool = False
     is_shared: bool = False
 
     @property
@@ -153,12 +156,11 @@ def _is_activation(module: nn.Module) -> bool:
 
 def read_site(path: str, modules: Sequence[nn.Module]) -> Site | None:
     """Return the site of the members' modules at a path, if they are activations; else None."""
-    first = modules[0]
     hooked = any(module._forward_hooks or module._forward_pre_hooks for module in modules)
     if not any(_is_activation(module) for module in modules):
         return None
     for module in modules:
-        if isinstance(module, Hull) and (hooked or type(module).forward is not Hull.forward):
+        if isinstance(module, Hull) and (hooked or type(module).forward not in (Hull.forward, InPlace.forward)):
             raise ValueError(f"the hull {path!r} has hooks or an overridden forward, which a population does not call")
         _check_parametrization(path, module)
     found = [Activation.of(module) or _call_of(module) for module in modules]
@@ -171,7 +173,8 @@ def read_site(path: str, modules: Sequence[nn.Module]) -> Site | None:
             f"module {path!r} is {type(modules[k]).__name__} in member {k}, and an activation in others; give networks "
             "of one architecture, whose activations are hulls or compute elementwise functions"
         )
-    site = Site(path, activations, inplace=bool(getattr(first, "inplace", False)))
+    inplace = {isinstance(module, InPlace) or bool(getattr(module, "inplace", False)) for module in modules}
+    site = Site(path, activations, inplace=True in inplace, differs_in_place=len(inplace) > 1)
     dims = {item.channel_dim for item in activations if item.groups > 1}
     if len(dims) > 1:
         raise ValueError(f"members differ in the dimension of the channels of {path!r}: {sorted(dims)}")

@@ -177,5 +177,5 @@ def source_of(node: fx.Node) -> str:
     frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
     if not frames:
         return ""
-    last = frames[-1]
+    last = next((frame for frame in reversed(frames) if frame["file"] != __file__), frames[-1])
     return f"{last['file']}:{last['line']}: {last['code'].strip()}"

@@ -52,6 +52,10 @@ class Value:
         """Return member k's value."""
         return self.tensor if self.dim is None else self.tensor.select(self.dim, k)
 
+    def own(self, members: int) -> Value:
+        """Return a value of which each member has its own copy."""
+        return self if self.dim is not None else Value(self.at(0, members).clone(), 0)
+
     def at(self, dim: int, members: int) -> Tensor:
         """Return the tensor with the members in dimension `dim`; a shared value is expanded."""
         if self.dim is None:
@@ -180,8 +184,19 @@ def call_looped(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[
         own_args, own_kwargs = map_values(lambda value, k=k: value.select(k), (tuple(args), kwargs))  # type: ignore[misc]
         results.append(function(*own_args, **own_kwargs))
     return wrap(
-        pytree.tree_map(lambda *items: torch.stack(items) if isinstance(items[0], Tensor) else items[0], *results), 0
+        pytree.tree_map(lambda *items: torch.stack(items) if isinstance(items[0], Tensor) else _one(items), *results), 0
     )
+
+
+def _one(items: Sequence[Any]) -> Any:
+    """Return the one item that all members have, which is no tensor."""
+    first = items[0]
+    if any(item != first and not (item != item and first != first) for item in items[1:]):  # NaN differs from itself
+        raise ValueError(
+            f"the result is a number that differs between members, {first} and others; compute with tensors instead of "
+            "numbers: without .item() and .tolist(), and with torch.gather or torch.index_select instead of an index"
+        )
+    return first
 
 
 def copy_like(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:

@@ -152,7 +152,7 @@ class Training:
         losses, accuracies = {"train": self.total / self.images}, {}
         for name in self.loader.eval_sizes:
             losses[name], accuracies[name] = self._evaluate(name)
-        weights = [p.flatten(1).isfinite().all(1) for p in self.population.parameters()]
+        weights = [p.reshape(len(p), -1).isfinite().all(1) for p in self.population.parameters()]
         finite = torch.stack([*weights, *(loss.isfinite() for loss in losses.values())]).all(0)
         points = {f"{name}_loss": loss for name, loss in losses.items()}
         points |= {f"{name}_accuracy": accuracy for name, accuracy in accuracies.items()}
@@ -205,6 +205,8 @@ class Training:
 
     def _check_state(self, state: Mapping[str, Tensor]) -> None:
         """Raise a ValueError that names the first tensor that does not fit this training."""
+        prefix = "population.stacked."
+        self.population.unshare(name.removeprefix(prefix) for name in state if name.startswith(prefix))
         own = {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("curves.")}
         _check_alike(own, {name: tensor for name, tensor in state.items() if not name.startswith("curves.")})
         epochs, (epoch, step, seconds) = self.specs[0].epochs, state["position"].tolist()
