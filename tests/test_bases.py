@@ -286,3 +286,10 @@ class TestAdditions:
             hullo.add_base("swish", torch.tanh)
         assert hullo.list_bases() == before
         assert hullo.base("relu") is relu
+
+
+@pytest.mark.parametrize("name", ["my__act", "act_", "_act", "leaky_relu_0p2"])
+def test_names_that_a_state_dict_cannot_tell_apart_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        hullo.add_base(name, "x * exp(-square(x))")
+    assert name not in hullo.list_bases()

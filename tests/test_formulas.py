@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -143,3 +144,25 @@ def test_derivatives_use_valid_functions_and_are_correct() -> None:
         hullo.add_base("mixed", "tanh(x)", torch.cos)
     with pytest.raises(TypeError, match="give both as formulas"):
         hullo.add_base("mixed", torch.tanh, "1 - square(tanh(x))")
+
+
+def test_functions_of_parameters_are_numbers() -> None:
+    assert fill_in("x * sqrt(b + 2) + clamp(-b, -1, 1)", {"b": 2.0}) == "x * 2.0 + -1.0"
+
+
+@pytest.mark.parametrize("text", ["x + ...", "where(0 < 1, x, -x)"])
+def test_terms_without_a_number_or_x_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="the formula"):
+        fill_in(text, {})
+
+
+@pytest.mark.parametrize("text", ["square(minimum(x, 1.7) - erf(x))", "x*x*x/3 - 0.02*erf((x-0.002)*1000)/1000"])
+def test_a_bound_is_exact_beside_one_that_is_infinite(text: str) -> None:
+    own = hullo.add_base("half_bounded", text)
+    low, high = own.slope_bounds
+    assert own.is_certain
+    assert math.isinf(low) != math.isinf(high)
+    x = torch.linspace(-10, 10, 2_000_001, dtype=torch.float64)
+    slopes = own.derivative(x)
+    near = slopes.min().item() if math.isinf(high) else slopes.max().item()
+    assert (low if math.isinf(high) else high) == pytest.approx(near, abs=1e-5)

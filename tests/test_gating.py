@@ -162,3 +162,11 @@ def test_gradients_reuse_memory_only_if_unreferenced(use: str, taken: int, monke
         torch.testing.assert_close(torch.autograd.grad(y, w, retain_graph=use == "graph")[0], expected)
     assert torch.equal(holder, before)
     assert use == "another operation" or len(addresses & actual) == taken
+
+
+def test_backward_hooks_of_the_hull_are_called() -> None:
+    act, seen = hullo.AffineHull("identity", "relu"), list[int]()
+    act.register_full_backward_hook(lambda *_: seen.append(1))
+    gate = torch.randn(2, 4, requires_grad=True)
+    hullo.GatedHull(act)(gate, torch.randn(2, 4)).sum().backward()
+    assert seen == [1]

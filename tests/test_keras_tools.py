@@ -113,3 +113,19 @@ def test_to_torch_has_the_same_coefficients_and_properties():
     twin = act.to_torch()
     np.testing.assert_allclose(twin.coefficients.tolist(), [[0.25, 0.75], [1, 0]])
     assert [item.name for item in hullo.identify(twin)] == ["leaky_relu(0.25)", "identity"]
+
+
+def test_layers_of_other_types_are_replaced_and_keep_their_type():
+    policies = ["mixed_bfloat16", "float64"]
+    for policy in policies:
+        parts = [
+            layers.Dense(6, activation="gelu", dtype=policy),
+            layers.ReLU(dtype=policy),
+            layers.LeakyReLU(dtype=policy),
+        ]
+        model = keras.Sequential([keras.Input((4,)), *parts])
+        swapped = hullo.keras.replace_activations(model)
+        assert len(hullo.keras.summary(swapped).splitlines()) == 3
+        x = sample(3, 4)
+        assert str(swapped(x).dtype) == str(model(x).dtype)
+        np.testing.assert_allclose(numpy(swapped(x)).astype("float64"), numpy(model(x)).astype("float64"), rtol=1e-2)

@@ -155,3 +155,18 @@ def test_compiled_step_is_restricted() -> None:
         act.raw.grad = torch.tensor([-1.0, 0.5, 2.0], dtype=torch.float64)
         wrap(torch.optim.SGD(act.parameters(), lr=0.1).step)()
     assert torch.equal(plain.raw, compiled.raw)
+
+
+def test_ascent_is_the_descent_of_the_negative() -> None:
+    found = []
+    for maximize in (False, True):
+        act, x = hullo.ConvexHull("identity", "relu", init=[1.0, 0.0]), -torch.linspace(0, 1, 50)
+        optimizer = torch.optim.SGD(act.parameters(), lr=0.1, maximize=maximize)
+        for _ in range(10):
+            loss = (act(x) - torch.relu(x)).square().mean()
+            optimizer.zero_grad()
+            (-loss if maximize else loss).backward()
+            optimizer.step()
+        found.append(act.coefficients)
+    torch.testing.assert_close(*found)
+    assert found[0][1] > 0.1

@@ -149,6 +149,15 @@ def add_family(name: str, make: Callable[..., Base], parameters: Mapping[str, fl
     """Add a family under a new name, and return its member with the default parameters."""
     if not isinstance(name, str) or not name.isidentifier():
         raise ValueError(f"invalid name {name!r} of a base; give a Python identifier such as 'my_function'")
+    if "__" in name or name != name.strip("_"):
+        raise ValueError(
+            f"invalid name {name!r} of a base: names in a state_dict are separated by __; use single _ inside"
+        )
+    for one, other in ((name, known) for known in _families):
+        if any(re.fullmatch(rf"{a}_[\dpm][\dpm_]*", b) for a, b in ((one, other), (other, one))):
+            raise ValueError(
+                f"the names {one!r} and {other!r} look like one function with parameters; choose another name"
+            )
     if name in list_bases() or name in _ALIASES:
         existing = base(name).name
         other = "" if existing == name else f" (another name of {existing!r})"

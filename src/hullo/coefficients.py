@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hullo.parametrizations import BuiltInParametrization, Parametrization, get_parametrization
 
-_TOLERANCE = 1e-5  # on the sum of given coefficients; those that a hull computes are exact up to rounding
+_TOLERANCE = 1e-5  # on the sum of given coefficients, relative to the largest; those of a hull are exact up to rounding
 
 
 class _Set:
@@ -55,7 +55,7 @@ class _Set:
     def _check_sum(self, coefficients: Tensor) -> tuple[bool, str]:
         sums = coefficients.sum(-1)
         worst = sums.flatten()[(sums - 1).abs().argmax()].item()
-        ok = abs(worst - 1) <= _TOLERANCE
+        ok = abs(worst - 1) <= _TOLERANCE * max(1.0, coefficients.abs().amax().item())
         return ok, "" if ok else f"coefficients must sum to one, these sum to {worst:.6g}"
 
     def _check_signs(self, coefficients: Tensor, hull: str, positive: str, closed: str) -> tuple[bool, str]:
@@ -63,7 +63,7 @@ class _Set:
         least = coefficients.amin().item()
         if least < 0:
             return False, f"coefficients of a {hull} hull must not be negative, one is {least:.6g}"
-        if self.parametrization is get_parametrization(positive) and least < 1e-30:
+        if self.parametrization is get_parametrization(positive) and least < 1e-300:
             return (
                 False,
                 f"{positive} never reaches zero, one is {least:.6g}; parametrization={closed!r} can start there",

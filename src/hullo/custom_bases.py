@@ -75,11 +75,19 @@ def _from_formula(
     formula = Formula(value, differentiate(value) if derivative is None else fill_in(derivative, values, "slope"))
     function, slope = formula.functions(FUNCTIONS)
     measured = dataclasses.replace(_measure(name, function, slope), formula=formula, is_certain=False)
+    # a bound is computed to a precision relative to the range of the slopes, so that must not be one of samples
+    measured = dataclasses.replace(measured, slope_bounds=_limit(*measured.slope_bounds))
     bounds = extremes([1.0], [measured])
     if bounds is None:
         return measured
-    low, high = (math.copysign(math.inf, b) if abs(b) > _UNBOUNDED else round(b, 9) + 0.0 for b in bounds)
+    low, high = (round(b, 9) + 0.0 if math.isfinite(b) else b for b in _limit(*bounds))
     return dataclasses.replace(measured, slope_bounds=(low, high), is_certain=True)
+
+
+def _limit(low: float, high: float) -> tuple[float, float]:
+    """Return bounds of slopes, infinite where slopes grow beyond any."""
+    low, high = (math.copysign(math.inf, bound) if abs(bound) > _UNBOUNDED else bound for bound in (low, high))
+    return low, high
 
 
 def _autograd_slope(function: Function) -> Slope:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ast
 import math
+import operator
 from collections.abc import Callable, Mapping
+from types import EllipsisType
 from typing import Any
 
 import torch
@@ -47,7 +49,13 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 """The functions that a formula may call, in PyTorch. `step(x)` is 1 for x > 0 and 0 elsewhere. `normal_pdf(x)` is the
 density of the standard normal distribution, `normal_tail(x)` the probability beyond |x|."""
 
-_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div)
+_COMPUTE: dict[type[ast.operator], Callable[[float, float], float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+_OPERATORS = tuple(_COMPUTE)
 
 # The derivative of each function with respect to its first argument, as a formula in that argument, x.
 _SLOPES = {
@@ -85,6 +93,7 @@ def fill_in(text: str, parameters: Mapping[str, float], of: str = "value") -> st
         raise ValueError(f"invalid formula {text!r}: {error.msg}") from None
     _check(tree, {"x", *parameters}, text)
     filled = _Substitute({name: ast.Constant(float(value)) for name, value in parameters.items()}).visit(tree)
+    filled = _Evaluate().visit(filled)
     if of == "value" and not _has_x(filled):
         raise ValueError(f"the formula {text!r} does not depend on x; hullo.base('constant') is the constant function")
     return ast.unparse(filled)
@@ -108,11 +117,35 @@ class _Substitute(ast.NodeTransformer):
         return self._values.get(node.id, node)
 
 
+class _Evaluate(ast.NodeTransformer):
+    """Replace functions of numbers, such as the square root of a parameter, by their values."""
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        if _has_x(node) or not isinstance(node.func, ast.Name):
+            return node
+        arguments = [_number(argument) for argument in node.args]
+        first = torch.tensor(arguments[0], dtype=torch.float64, device="cpu")
+        return ast.Constant(float(FUNCTIONS[node.func.id](first, *arguments[1:])))
+
+
+def _number(node: ast.expr) -> float:
+    """Return the value of an expression of numbers."""
+    match node:
+        case ast.UnaryOp(operand=operand):
+            return -_number(operand)
+        case ast.BinOp(left=left, op=op, right=right):
+            return _COMPUTE[type(op)](_number(left), _number(right))
+        case ast.Constant(value=int() | float() as value):
+            return float(value)
+    raise ValueError(f"{ast.unparse(node)} is not a number")
+
+
 def _check(node: ast.expr, names: set[str], text: str) -> None:
     match node:
         case ast.Name(id=name) if name in names:
             parts: list[ast.expr] = []
-        case ast.Constant(value=bool() | str() | bytes() | complex() | None):
+        case ast.Constant(value=bool() | str() | bytes() | complex() | EllipsisType() | None):
             raise ValueError(f"the formula {text!r} contains {ast.unparse(node)}; give numbers")
         case ast.Constant():
             parts = []
@@ -127,6 +160,10 @@ def _check(node: ast.expr, names: set[str], text: str) -> None:
                 isinstance(right, ast.Name) and right.id != "x"
             ):
                 raise ValueError(f"the formula {text!r} compares with {ast.unparse(right)}; compare with a number")
+            if not _has_x(left):
+                raise ValueError(
+                    f"the formula {text!r} compares {ast.unparse(left)} with a number; compare x, or a term of x"
+                )
             if not (_has_x(yes) or _has_x(no)):
                 raise ValueError(f"the formula {text!r} chooses between two numbers; write it with step, 1 where x > 0")
             parts = [left, right, yes, no]

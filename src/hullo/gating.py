@@ -66,7 +66,8 @@ class GatedHull(nn.Module):
         if torch.compiler.is_compiling() or isinstance(gate, fx.Proxy) or isinstance(up, fx.Proxy):
             return None
         parameters = hull._parameters
-        if hull._forward_hooks or hull._forward_pre_hooks or parameters.get("inner_scale", False) is not None:
+        hooks = hull._forward_hooks or hull._forward_pre_hooks or hull._backward_hooks or hull._backward_pre_hooks
+        if hooks or parameters.get("inner_scale", False) is not None:
             return None
         raw = parameters.get(hull.raw_name)
         if not _have_strides(gate, up):

@@ -63,24 +63,26 @@ def _before_step(
 
 @torch.no_grad()
 def _restrict_gradients(optimizer: Optimizer) -> None:
-    batches: dict[tuple[Parametrization, torch.device, torch.dtype, int], list[Tensor]] = defaultdict(list)
-    for raw, parametrization in _restricted(optimizer):
+    batches: dict[tuple[Parametrization, int, torch.device, torch.dtype, int], list[Tensor]] = defaultdict(list)
+    for raw, parametrization, sign in _restricted(optimizer):
         if is_sharded(raw):
-            feasible = parametrization.restrict(gather(raw), gather(raw.grad))  # type: ignore[arg-type, misc]
-            raw.grad.copy_(shard_like(feasible, raw.grad))  # type: ignore[arg-type, union-attr]
+            feasible = parametrization.restrict(gather(raw), sign * gather(raw.grad))  # type: ignore[arg-type, misc]
+            raw.grad.copy_(shard_like(sign * feasible, raw.grad))  # type: ignore[arg-type, union-attr]
         else:
-            batches[parametrization, raw.device, raw.dtype, raw.shape[-1]].append(raw)
-    for (parametrization, _, _, bases), raws in batches.items():
+            batches[parametrization, sign, raw.device, raw.dtype, raw.shape[-1]].append(raw)
+    for (parametrization, sign, _, _, bases), raws in batches.items():
         gradients = [raw.grad.view(-1, bases) for raw in raws if raw.grad is not None]
-        feasible = parametrization.restrict(torch.cat([raw.view(-1, bases) for raw in raws]), torch.cat(gradients))  # type: ignore[misc]
+        rows, descent = torch.cat([raw.view(-1, bases) for raw in raws]), torch.cat(gradients)
+        feasible = parametrization.restrict(rows, descent if sign > 0 else -descent)  # type: ignore[misc]
+        feasible = feasible if sign > 0 else -feasible
         copy_each(gradients, torch.split(feasible, [len(gradient) for gradient in gradients]))
 
 
-def _restricted(optimizer: Optimizer) -> Iterator[tuple[Tensor, Parametrization]]:
-    """Yield the raw parameters with gradients to restrict, in the optimizer's order."""
+def _restricted(optimizer: Optimizer) -> Iterator[tuple[Tensor, Parametrization, int]]:
+    """Yield the raw parameters with gradients to restrict, in the optimizer's order, and the sign of the descent."""
     hulls = {id(hull._parameters.get(hull.raw_name)): hull for hull in _watched if hasattr(hull, "constraint")}
-    for raw in (raw for group in optimizer.param_groups for raw in group["params"]):
+    for raw, is_ascent in ((raw, group.get("maximize")) for group in optimizer.param_groups for raw in group["params"]):
         hull = hulls.get(id(raw))
         # a shard of a flattened parameter has another shape, and not all coefficients of a row
         if hull and hull.constraint.parametrization.restrict and raw.grad is not None and raw.shape == hull.shape:
-            yield raw, hull.constraint.parametrization
+            yield raw, hull.constraint.parametrization, -1 if is_ascent else 1

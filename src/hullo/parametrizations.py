@@ -280,7 +280,7 @@ def list_parametrizations() -> list[str]:
 
 def evaluate(parametrization: Parametrization, raw: Tensor) -> Tensor:
     """Return coefficients in the precision of the raw parameters, also under autocast."""
-    if isinstance(raw, fx.Proxy) or not torch.is_autocast_enabled(raw.device.type):
+    if isinstance(raw, fx.Proxy) or raw.is_meta or not torch.is_autocast_enabled(raw.device.type):
         return parametrization.transform(raw)
     with torch.autocast(raw.device.type, enabled=False):
         return parametrization.transform(raw)

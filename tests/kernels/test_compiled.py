@@ -259,3 +259,10 @@ def test_two_processes_that_compile_at_once_share_the_cache(cache: Path) -> None
         process.join(timeout=60)
     assert [process.exitcode for process in processes] == [0, 0]
     assert len(list(cache.iterdir())) == before + 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_types_of_eight_bits_are_computed_in_float32(dtype: torch.dtype) -> None:
+    x = torch.linspace(-3, 3, 2 * compiled.WORTHWHILE).to(dtype)
+    act = hullo.AffineHull("identity", "relu", "tanh")
+    assert torch.equal(act(x).float(), act(x.float()).to(dtype).float())

@@ -177,3 +177,10 @@ def test_bad_input_is_rejected() -> None:
         hullo.fold(nn.ReLU())
     with pytest.raises(TypeError, match="not a str"):
         hullo.fold("model")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", [{}, {"groups": 4}, {"inner_scale": "base"}])
+def test_a_hull_without_coefficients_is_zero(options: dict[str, object]) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), hullo.LinearHull("relu", "tanh", init=[0.0, 0.0], **options))
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(hullo.fold(model)(x), model(x), rtol=0, atol=0)

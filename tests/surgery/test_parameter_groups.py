@@ -126,3 +126,15 @@ def test_coefficients_of_groups_are_logged_as_mean_min_max() -> None:
         "1/elu(2)": 1.0,
     }  # fmt: skip
     assert hullo.coefficient_parameters(network) == [network[0].raw, network[1].raw]
+
+
+def test_a_learning_rate_that_is_a_tensor_is_left_alone() -> None:
+    rate, network = torch.tensor(1e-3), model()
+    groups = hullo.parameter_groups(network, lr=rate, weight_decay=1e-2, coefficient_lr_scale=10)
+    assert [round(float(group["lr"]), 6) for group in groups] == [0.001, 0.001, 0.01]
+    own = [{"params": list(network.parameters()), "lr": rate}]
+    assert [round(float(g["lr"]), 6) for g in hullo.parameter_groups(network, groups=own, coefficient_lr_scale=10)] == [
+        0.001,
+        0.01,
+    ]
+    assert float(rate) == pytest.approx(1e-3)

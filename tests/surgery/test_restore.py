@@ -151,3 +151,9 @@ def test_model_with_hulls_in_its_config_is_saved_and_loaded(tmp_path: Path, monk
         parameter.data.copy_(torch.rand_like(parameter))
     model.save_pretrained(tmp_path)
     torch.testing.assert_close(type(model).from_pretrained(tmp_path).eval()(x)[0], model(x)[0])
+
+
+def test_a_hull_alone_is_restored() -> None:
+    act = hullo.AffineHull("identity", "relu", init=[0.3, 0.7])
+    other = hullo.restore(hullo.AffineHull("identity", "relu"), act.state_dict())
+    assert torch.equal(other.coefficients, act.coefficients)

@@ -120,3 +120,28 @@ def test_failed_save_leaves_the_file_unchanged(tmp_path: Path) -> None:
     assert path.read_text() == before
     assert json.loads(before)["hulls"][""]["bases"] == ["identity", "relu"]
     assert [item.name for item in tmp_path.iterdir()] == ["hulls.json"]
+
+
+def test_a_file_has_every_name_of_a_shared_hull(tmp_path: Path) -> None:
+    network = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4), nn.GELU())
+    hullo.save_hulls(hullo.replace_activations(copy.deepcopy(network), share="model"), tmp_path / "hulls.json")
+    hulls = hullo.load_hulls(tmp_path / "hulls.json")
+    assert hulls["1"] is hulls["3"]
+    swapped = hullo.replace_activations(network, hull=lambda site: hulls[site.name], share="model")
+    assert swapped[1] is swapped[3] is hulls["1"]
+
+
+@pytest.mark.parametrize(
+    ("act", "raw"),
+    [
+        (hullo.AffineHull("identity", "relu", "tanh"), [319.123, -156.7893, -161.3337]),
+        (hullo.ConvexHull("identity", "relu", parametrization="softmax"), [60.0, -60.0]),
+        (hullo.ConicHull("identity", "relu", parametrization="softplus"), [-80.0, 3.0]),
+    ],
+    ids=lambda item: getattr(item, "kind", ""),
+)
+def test_extreme_coefficients_load(act: hullo.Hull, raw: list[float], tmp_path: Path) -> None:
+    act.raw.data.copy_(torch.tensor(raw))
+    hullo.save_hulls(act, tmp_path / "hull.json")
+    loaded = hullo.load_hulls(tmp_path / "hull.json")[""]
+    torch.testing.assert_close(loaded.coefficients, act.coefficients)

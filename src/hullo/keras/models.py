@@ -60,7 +60,7 @@ def replace_activations(
     _check(model)
     made: list[Hull] = []
 
-    def make_hull(function: Any, where: str) -> Hull | None:
+    def make_hull(function: Any, layer: Any) -> Hull | None:
         replaced = None if isinstance(function, Hull) else _recognise(function)
         if replaced is None or replaced.name == "identity" or replaced.name.partition("(")[0] in _GATES:
             return None
@@ -68,9 +68,10 @@ def replace_activations(
         (start,) = express([replaced.function], [item.function for item in chosen])
         if start is None:
             spelled = ", ".join(item.name for item in chosen)
-            raise ValueError(f"{where} is {replaced.name}, not a combination of {spelled}; add it to bases")
+            raise ValueError(f"{layer.name} is {replaced.name}, not a combination of {spelled}; add it to bases")
         init = [round(c, 12) + 0.0 for c in start]
-        made.append(hull([item.name for item in chosen], init=init, strict=False, **options))
+        given = {"dtype": layer.dtype_policy} | options
+        made.append(hull([item.name for item in chosen], init=init, strict=False, **given))
         return made[-1]
 
     result = _clone(model, make_hull)
@@ -101,7 +102,7 @@ def fold(model: keras.Model) -> keras.Model:
     if not any(True for _ in named_hulls(model)):
         raise ValueError("the model has no hulls to fold")
 
-    def make_constant(function: Any, where: str) -> Any:
+    def make_constant(function: Any, layer: Any) -> Any:
         if not isinstance(function, Hull):
             return None
         torch_hull = function.to_torch()
@@ -161,8 +162,8 @@ def named_hulls(model: keras.Model) -> Iterable[tuple[str, Hull]]:
             yield owner.name, layer
 
 
-def _clone(model: keras.Model, change: Callable[[Any, str], Any]) -> keras.Model:
-    """Copy a model; `change(function, layer_name)` returns the new activation, or None to keep the function."""
+def _clone(model: keras.Model, change: Callable[[Any, Any], Any]) -> keras.Model:
+    """Copy a model; `change(function, layer)` returns the new activation, or None to keep the function."""
     pairs = []
 
     def clone(layer: Any) -> Any:
@@ -191,18 +192,18 @@ def _parts(layer: Any) -> list[Hull]:
     return [part for part in (layer, getattr(layer, "activation", None)) if isinstance(part, Hull)]
 
 
-def _clone_layer(layer: Any, change: Callable[[Any, str], Any]) -> Any:
+def _clone_layer(layer: Any, change: Callable[[Any, Any], Any]) -> Any:
     config = layer.get_config()
     is_activation = isinstance(layer, Hull) or (not layer.weights and _recognise(layer) is not None)
     if is_activation:
-        new = change(layer, layer.name)
+        new = change(layer, layer)
         if new is None:
             return type(layer).from_config(config)
         activation = new if isinstance(new, keras.layers.Layer) else keras.layers.Activation(new)
         activation.name = layer.name
         return activation
     has_own = "activation" in config and not isinstance(layer, keras.layers.RNN)
-    new = change(layer.activation, layer.name) if has_own else None
+    new = change(layer.activation, layer) if has_own else None
     return type(layer).from_config(config if new is None else {**config, "activation": new})
 
 
@@ -212,6 +213,8 @@ def _recognise(function: Any) -> Base | None:
         return None
     if isinstance(function, (keras.layers.InputLayer, keras.layers.Dropout)):
         return None
+    if isinstance(function, keras.layers.Layer) and function.dtype_policy.name != "float32":
+        function = type(function).from_config({**function.get_config(), "dtype": "float32"})
 
     def call(x: Tensor) -> Tensor:
         given = ops.convert_to_tensor(x.reshape(1, -1).numpy().astype("float32"))

@@ -34,7 +34,7 @@ def forward(x: Tensor, raw: Tensor, spec: CombineSpec) -> Tensor:
     dtype = compute_dtype(x)
     coefficients = spec.parametrization.transform(_cast(raw, dtype)).contiguous()
     if kernel := compiled.library(x, spec):
-        wide = _without_float16(x)
+        wide = _readable(x)
         out = _memory_like(wide)
         compiled.run(kernel, wide, None, coefficients, out, None, extents(x, order, raw, spec))
         return _cast(out, x.dtype)
@@ -57,7 +57,7 @@ def backward(gradient: Tensor, x: Tensor, raw: Tensor, spec: CombineSpec) -> tup
     dtype = compute_dtype(x)
     coefficients = spec.parametrization.transform(_cast(raw, dtype)).contiguous()
     if kernel := compiled.library(x, spec):
-        wide = _without_float16(x)
+        wide = _readable(x)
         out, of_coefficients = _memory_like(wide), torch.empty_like(coefficients)
         upstream = _cast(gradient, wide.dtype)
         compiled.run(kernel, wide, upstream, coefficients, out, of_coefficients, extents(x, order, raw, spec))
@@ -96,9 +96,9 @@ def _cast(t: Tensor, dtype: torch.dtype) -> Tensor:
     return t if t.dtype is dtype else t.to(dtype)
 
 
-def _without_float16(x: Tensor) -> Tensor:
+def _readable(x: Tensor) -> Tensor:
     """Return x in a dtype that compiled kernels read."""
-    return x.float() if x.dtype is torch.float16 else x
+    return x if x.dtype in (torch.float32, torch.bfloat16) else x.float()
 
 
 def _pull_back(raw: Tensor, coefficients: Tensor, gradient: Tensor, spec: CombineSpec) -> Tensor:

@@ -135,7 +135,7 @@ class Activations(nn.Module):
                     self.register_buffer(f"frozen_{i}_{k}_coefficients", activation.raw.detach().clone())
 
     def _load_from_state_dict(self, *given: Any) -> None:
-        super()._load_from_state_dict(*given)  # type: ignore[no-untyped-call]
+        super()._load_from_state_dict(*given)
         self._read_frozen()
 
     def _read_frozen(self) -> None:

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from hullo.modules import AffineHull, ConicHull, ConvexHull, Hull, LinearHull
+from hullo.parametrizations import evaluate
+from hullo.sharding import gather
 from hullo.state_names import read_raw_name
 from hullo.surgery.build import nearby_tensor
 from hullo.surgery.find import find_sites
@@ -37,7 +39,8 @@ def restore(model: nn.Module, state_dict: Mapping[str, Any]) -> nn.Module:
     Args:
         model: the model as it was before :func:`hullo.replace_activations`; changed in place. Hulls that it has
             already get the saved coefficients.
-        state_dict: the state_dict of the model with hulls, from any file format.
+        state_dict: the state_dict of the model with hulls, from any file format that has all its names; of a hull at
+            several sites, `safetensors.torch.save_model` writes only one.
 
     Returns:
         The model.
@@ -110,7 +113,7 @@ def _match_names(saved: list[str], known: list[str]) -> dict[str, str]:
     Libraries rename parts of a model when they save it, and wrappers add a prefix. So another name matches if it has
     the same numbers and has a longer suffix in common than any other site.
     """
-    matched = {}
+    matched: dict[str, str] = {}
     for name in saved:
         parts = name.removesuffix(".hull").split(".")  # the hull of a GatedHull, which fuse_gates creates later
         shared = {
@@ -118,12 +121,13 @@ def _match_names(saved: list[str], known: list[str]) -> dict[str, str]:
         }
         most = max(shared.values(), default=0)
         best = [target for target, length in shared.items() if length == most and length]
-        matched[name] = name if name in known else best[0] if len(best) == 1 else ""
-        if not matched[name] or list(matched.values()).count(matched[name]) > 1:
+        target = name if name in known else best[0] if len(best) == 1 else None
+        if target is None or target in matched.values():
             listed = ", ".join(map(repr, known[:8])) + (", ..." if known[8:] else "")
             raise ValueError(
                 f"the state_dict has a hull at {name!r}, where the model has no activation; it has {listed or 'none'}"
             )
+        matched[name] = target
     return matched
 
 
@@ -183,7 +187,11 @@ def save_hulls(model: nn.Module, path: str | os.PathLike[str]) -> None:
         ...     hullo.load_hulls(f"{folder}/hulls.json")
         {'': AffineHull(identity=0, relu=1)}
     """
-    hulls = {name: _to_json(hull) for name, hull in named_hulls("save_hulls", model, required=True).items()}
+    first = {id(hull): name for name, hull in named_hulls("save_hulls", model, required=True).items()}
+    hulls: dict[str, Any] = {}
+    for name, hull in model.named_modules(remove_duplicate=False):  # a hull at several places has several names
+        if isinstance(hull, Hull):
+            hulls[name] = _to_json(hull) if first[id(hull)] == name else {"same_as": first[id(hull)]}
     file = Path(path)
     partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
     try:
@@ -211,7 +219,11 @@ def load_hulls(path: str | os.PathLike[str], *, trainable: bool = True) -> dict[
         content = json.loads(text)
         if content["format"] != _FORMAT:
             raise ValueError(f"its format is {content['format']!r}, not {_FORMAT!r}")
-        return {name: _from_json(entry).requires_grad_(trainable) for name, entry in content["hulls"].items()}
+        hulls: dict[str, Hull] = {}
+        for name, entry in content["hulls"].items():
+            shared = hulls[entry["same_as"]] if "same_as" in entry else None
+            hulls[name] = shared or _from_json(entry).requires_grad_(trainable)
+        return hulls
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else error
         raise ValueError(f"{os.fspath(path)} was not written by save_hulls: {reason}") from error
@@ -229,7 +241,7 @@ def _to_json(hull: Hull) -> dict[str, Any]:
         "parametrization": name,
         "groups": hull.groups,
         "channel_dim": hull.spec.channel_dim,
-        "coefficients": hull.coefficients.detach().double().tolist(),
+        "coefficients": evaluate(hull.constraint.parametrization, gather(hull.raw).detach().double()).tolist(),
         "inner_scale": None if hull.inner_scale is None else hull.inner_scale.tolist(),
     }
 

@@ -175,7 +175,10 @@ def _graph(hull: Hull, rows: Tensor) -> fx.GraphModule:
         scales = hull.inner_scale.detach().reshape(hull.groups, -1).expand(-1, len(hull.bases))
         inputs = [graph.call_function(torch.mul, (wide, scale)) for scale in constants("scales", scales)]
     values = [_inlined(graph, hull.bases[n], x) for n, x in zip(used, inputs, strict=True)]
-    total = graph.call_function(torch.mul, (values[0], coefficients[0]))
+    if used:
+        total = graph.call_function(torch.mul, (values[0], coefficients[0]))
+    else:
+        total = graph.call_function(torch.zeros_like, (wide,))
     for value, c in zip(values[1:], coefficients[1:], strict=True):
         if len(rows) > 1:
             total = graph.call_method("addcmul_", (total, value, c))

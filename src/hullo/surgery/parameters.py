@@ -69,7 +69,7 @@ def parameter_groups(
     made = [{**group, "params": [p for p in group["params"] if id(p) not in own]} for group in given]
     for group in (group for group in moved if group["params"]):
         if "lr" in group:
-            group["lr"] *= coefficient_lr_scale
+            group["lr"] = group["lr"] * coefficient_lr_scale  # a tensor stays as it is
         elif coefficient_lr_scale != 1:
             raise TypeError(f"coefficient_lr_scale={coefficient_lr_scale}: give lr too, or groups that have one")
         made.append(group | {"weight_decay": 0.0})

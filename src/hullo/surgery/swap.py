@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hullo._compat import is_eager, is_left_aligned, storage_uses
+from hullo._compat import is_eager, is_left_aligned, storage_uses, tracing_state
 from hullo.modules import AffineHull, ConicHull, ConvexHull, Hull, LinearHull
 from hullo.surgery.edits import changed_classes
 from hullo.surgery.sites import Site
@@ -84,7 +84,7 @@ class InPlace:
     """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (PyTorch's name)
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() and tracing_state() is None:  # a trace is checked with and without gradients
             return input.copy_(super().forward(input))  # type: ignore[misc]
         if _owns_memory(input):
             output: Tensor = _ReplaceData.apply(input, super().forward(_ShareMemory.apply(input)))  # type: ignore[misc, no-untyped-call]

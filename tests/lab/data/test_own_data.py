@@ -56,6 +56,7 @@ class TestArrays:
             ({"y_train": torch.tensor([0, 1, 1, 4])}, "y_train: no samples of class 2, 3;.*without gaps"),
             ({"x_test": torch.zeros(4, 2)}, r"x_train and x_test differ.*\(4, 2\)"),
             ({"x_train": torch.full((4, 3), torch.nan)}, "x_train.*not finite"),
+            ({"x_train": torch.full((4, 3), 1e300, dtype=torch.float64)}, "x_train.*not finite in float32"),
             ({"x_train": torch.zeros(4)}, r"x_train.*\(count, \.\.\.\)"),
         ],
     )

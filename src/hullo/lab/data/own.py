@@ -199,6 +199,8 @@ def _load_npz(path: Path) -> dict[str, Any]:
 
 def _as_tensor(array: Any, name: str) -> Tensor:
     """Return an array of numbers with a dimension for the samples as a tensor."""
+    if isinstance(array, np.ndarray) and not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
     try:
         tensor = torch.as_tensor(array)
     except TypeError:
@@ -220,9 +222,10 @@ def _as_samples(samples: Tensor, name: str) -> Tensor:
         return samples if samples.dim() == 4 else samples.float()
     if not samples.is_floating_point():
         return samples.long()
-    if not bool(samples.isfinite().all()):
-        raise DataError(f"{name} contains values that are not finite; remove these samples, or fill them in")
-    return samples.float()
+    features = samples.float()
+    if not bool(features.isfinite().all()):
+        raise DataError(f"{name} contains values that are not finite in float32; remove these samples, or fill them in")
+    return features
 
 
 def _list_names(names: Iterable[str]) -> str:
