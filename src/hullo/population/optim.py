@@ -86,6 +86,7 @@ class Optimizer:
         self.schedule = schedule
         self.updates = torch.zeros((), dtype=torch.float64, device=population.seeds.device)
         self.parameters = {name: p for name, p in population.named_parameters() if p.requires_grad}
+        self._frozen = {name: p for name, p in population.named_parameters() if not p.requires_grad}
         self.counts = self.updates.new_zeros(len(self.parameters))  # updates of each parameter, for Adam
         self.groups = self._read_groups(groups)
         self.state = {
@@ -137,12 +138,9 @@ class Optimizer:
     def step(self) -> None:
         """Update every parameter that has a gradient."""
         activations = self.population.activations
-        unknown = [
-            name for name, p in self.population.named_parameters() if p.requires_grad and name not in self.parameters
-        ]
-        if unknown:
+        if thawed := [name for name, p in self._frozen.items() if p.requires_grad]:
             raise RuntimeError(
-                f"{unknown[0]} was frozen when the optimizer was made, and is not now; make the optimizer after "
+                f"{thawed[0]} was frozen when the optimizer was made, and is not now; make the optimizer after "
                 "requires_grad_(True)"
             )
         gradients = {name: leaf.grad for name, leaf in self.leaves.items() if leaf.grad is not None}
