@@ -288,7 +288,7 @@ class TestAdditions:
         assert hullo.base("relu") is relu
 
 
-@pytest.mark.parametrize("name", ["my__act", "act_", "_act", "leaky_relu_0p2"])
+@pytest.mark.parametrize("name", ["my__act", "act_", "_act", "leaky_relu_0p2", "elu_1em05"])
 def test_names_that_a_state_dict_cannot_tell_apart_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=name):
         hullo.add_base(name, "x * exp(-square(x))")

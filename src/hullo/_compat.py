@@ -51,6 +51,16 @@ empty_cuda: Callable[..., Tensor] = getattr(
 is_left_aligned = torch._nested_tensor_from_mask_left_aligned
 
 
+@contextlib.contextmanager
+def without_saved_tensor_hooks() -> Iterator[None]:
+    """Save tensors for backward passes as they are, also where hooks are active, such as those of checkpointing."""
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:  # with hooks, there are no transforms
+        yield
+        return
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+        yield
+
+
 def context_slots(*names: str) -> Callable[[_FunctionClass], _FunctionClass]:
     """Return a decorator for an autograd Function: its contexts get slots for these attributes.
 

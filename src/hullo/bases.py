@@ -154,7 +154,8 @@ def add_family(name: str, make: Callable[..., Base], parameters: Mapping[str, fl
             f"invalid name {name!r} of a base: names in a state_dict are separated by __; use single _ inside"
         )
     for one, other in ((name, known) for known in _families):
-        if any(re.fullmatch(rf"{a}_[\dpm][\dpm_]*", b) for a, b in ((one, other), (other, one))):
+        pairs = ((one, other, parameters), (other, one, _families[other].parameters))
+        if any(given and re.fullmatch(rf"{a}_[\dm][\dpme_]*", b) for a, b, given in pairs):
             raise ValueError(
                 f"the names {one!r} and {other!r} look like one function with parameters; choose another name"
             )

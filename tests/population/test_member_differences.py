@@ -197,7 +197,7 @@ def test_scalar_parameters_are_clipped_and_modes_must_agree() -> None:
 def test_a_backward_pass_that_computes_again_draws_the_same_mask(use_reentrant: bool) -> None:
     population = Population(lambda: nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 1)), seeds=range(2))
     x, gradients = torch.randn(2, 4, 8, requires_grad=True), []
-    for call in (population, lambda x: checkpoint(population, x, use_reentrant=use_reentrant)):
+    for call in (lambda x: checkpoint(population, x, use_reentrant=use_reentrant), population):  # which traces it first
         population.steps.zero_()
         population.zero_grad()
         call(x).sum().backward()
@@ -239,3 +239,65 @@ def test_other_in_dims_are_refused(in_dims: Any) -> None:
     population = Population([nn.Linear(3, 3), nn.Linear(3, 3)])
     with pytest.raises((TypeError, ValueError), match=r"in_dims"):
         population(torch.randn(2, 3), in_dims=in_dims)
+
+
+def write_to_a_constant(network: Any, x: Tensor) -> Tensor:
+    row = CONSTANT[0]
+    row.add_(network.linear(x).detach().mean(0))
+    return CONSTANT + network.linear(x).mean()
+
+
+def fill_without_gradients(network: Any, x: Tensor) -> Tensor:
+    rows = torch.zeros(2, 3).double()
+    with torch.no_grad():
+        rows[0] = network.linear(x).mean(0)
+    return rows + network.linear(x).mean()
+
+
+CONSTANT = torch.zeros(2, 3).double()
+
+
+@pytest.mark.parametrize("function", [write_to_a_constant, fill_without_gradients])
+def test_values_of_members_in_tensors_that_others_hold_are_refused(function: Callable[..., Tensor]) -> None:
+    with pytest.raises(LoweringError, match="one that all share"):
+        Population([Head(function), Head(function)])(torch.randn(2, 4, 3).double())
+
+
+class Inside(Reader):
+    """Read the input of an activation once more in a region of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            y = super().forward(x)
+        return self.linear(y)
+
+
+def test_members_that_differ_in_place_in_a_region_are_refused() -> None:
+    population = Population([Inside(nn.ReLU(inplace=True), True), Inside(nn.ReLU(), True)])
+    with pytest.raises(ValueError, match="'act' changes its input in place in some members"):
+        population(torch.randn(4, 3), in_dims=None)
+
+
+class Clamped(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.weight.clamp_(-0.1, 0.1)
+        return super().forward(x)
+
+
+def test_explain_restores_parameters_that_a_forward_pass_changes() -> None:
+    population = Population(lambda: Clamped(3, 3), seeds=range(2))
+    before = copy.deepcopy(population.state_dict())
+    population.explain(torch.randn(2, 4, 3))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in population.state_dict().items())
+    population(torch.randn(2, 4, 3))
+    assert population.stacked.weight.abs().max() <= 0.1
+
+
+def test_assigned_states_have_memory_of_their_own() -> None:
+    population = Population(Average, seeds=range(2))
+    start = copy.deepcopy(population.state_dict())
+    population(torch.randn(4, 3), in_dims=None)
+    population.load_state_dict(start, assign=True)
+    population(torch.randn(4, 3), in_dims=None)
+    assert population.stacked.mean.any()

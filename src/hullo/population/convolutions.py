@@ -117,6 +117,7 @@ def _convolve_fused(
         measured=measured,
         deferred=deferred,
         late=x.late if images.dtype == x.tensor.dtype else None,
+        resident=not context.writes_parameters,
     )
 
 

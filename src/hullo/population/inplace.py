@@ -37,8 +37,10 @@ def rewrite_in_place(module: fx.GraphModule) -> dict[fx.Node, frozenset[int]]:
         if isinstance(part, fx.GraphModule):
             inside = _union(ids for node, ids in written.items() if node.graph is part.graph)
             outside = _union(ids for node, ids in written.items() if node.graph is not part.graph)
-            for storage in inside - outside:
-                _rewrite(part.graph, storage, storages)
+            nodes = list(part.graph.nodes)
+            for storage in dict.fromkeys(item for node in nodes for item in storages[node]):  # in the order of nodes
+                if storage in inside - outside:
+                    _rewrite(part.graph, storage, storages)
     still_written = _union(storages[target] for node in all_nodes(module) for target in written_nodes(node))
     return {node: storages[node] for node in all_nodes(module) if storages.get(node, frozenset()) & still_written}
 

@@ -12,12 +12,14 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from hullo._compat import without_saved_tensor_hooks
 from hullo.population.activations import Activations
 from hullo.population.export import LoweringError, register_dataclasses
 from hullo.population.images import AugmentedImages, ImagesValue
+from hullo.population.inplace import all_nodes
 from hullo.population.members import aliases_of, compare, empty_copy, filled_copy, make_members, tensors_of
 from hullo.population.program import Program, Run
-from hullo.population.rates import merge_rates
+from hullo.population.rates import first_difference, merge_rates
 from hullo.population.rules import Context
 from hullo.population.sites import share_sites
 from hullo.population.tracing import Graph, read_graph
@@ -87,6 +89,7 @@ class Population(nn.Module):
         self._sites = share_sites(sites, shared_hulls)
         self._empty = [empty_copy(network) for network in networks]
         self._aliases = aliases_of(networks[0])
+        self._parameter_names = {name for name, _ in networks[0].named_parameters()}
         self._programs: dict[Any, Program] = {}  # the most recently used one last
         self.copies: dict[str, Tensor] = {}  # copies of parameters in lower precision, made by an optimizer
         self.first_sample = 0  # index of the first sample of a batch that is part of a larger one
@@ -177,7 +180,8 @@ class Population(nn.Module):
         program, tensors = self._program(values, spec)
         if self.training and torch._C._current_graph_task_id() < 0:  # a backward pass computes a step again
             self.steps.add_(1)
-        context = Context(len(self), self.seeds, self.steps, first=self.first_sample)
+        writes_parameters = any(self._aliases[name] in self._parameter_names for name in program.mutated)
+        context = Context(len(self), self.seeds, self.steps, 0, self.first_sample, writes_parameters)
         run = Run(context, self.activations, self.activations.rows())
         return program.run(run, tensors, values)
 
@@ -194,11 +198,15 @@ class Population(nn.Module):
     def explain(self, *args: Any, in_dims: Any = 0, **kwargs: Any) -> str:
         """Run the population on example inputs and return how its operations are computed; change no state."""
         program, _ = self._program(*self._wrap(args, kwargs, in_dims))
-        before = {name: buffer.clone() for name, buffer in self.named_buffers()}
+        changed = {self._aliases[name] for name in program.mutated}
+        parameters = [parameter for name, parameter in self.stacked.named_parameters() if name in changed]
+        saved = [(tensor, tensor.detach().clone()) for tensor in (*self.buffers(), *parameters)]
         with torch.no_grad():
-            self(*args, in_dims=in_dims, **kwargs)
-            for name, buffer in self.named_buffers():
-                buffer.copy_(before[name])
+            try:
+                self(*args, in_dims=in_dims, **kwargs)
+            finally:
+                for tensor, before in saved:
+                    tensor.copy_(before)
         return program.explain()
 
     def _wrap(self, args: tuple[Any, ...], kwargs: dict[str, Any], in_dims: Any) -> tuple[list[Any], Any]:
@@ -241,7 +249,7 @@ class Population(nn.Module):
         if program is None:
             graph = self._read_graph(leaves, spec)
             program = Program(graph, self._sites, self.activations)
-            self.unshare(self._aliases[name] for name in program.mutated_tensors())
+            self.unshare(self._aliases[name] for name in program.mutated)
             if len(self._programs) == MAX_PROGRAMS:
                 del self._programs[next(iter(self._programs))]
         self._programs[key] = program
@@ -258,7 +266,7 @@ class Population(nn.Module):
     def _read_member(self, k: int, leaves: Sequence[Any], spec: Any) -> Graph:
         examples = [self._example(item) if isinstance(item, Value) else item for item in leaves]
         autocast = torch.autocast(self.seeds.device.type, enabled=False)
-        with torch.inference_mode(False), torch.enable_grad(), autocast:
+        with torch.inference_mode(False), torch.enable_grad(), autocast, without_saved_tensor_hooks():
             examples = [item.clone() if isinstance(item, Tensor) else item for item in examples]
             args, kwargs = pytree.tree_unflatten(examples, spec)
             try:
@@ -274,7 +282,8 @@ class Population(nn.Module):
 
     def _check_in_place(self, one: Graph, other: Graph, path: str) -> None:
         """Raise an error if it matters whether activations change their input, in which members differ."""
-        if str(one.module.graph) != str(other.module.graph):
+        nodes = [list(all_nodes(graph.module)) for graph in (one, other)]
+        if first_difference(one, nodes[0], other, nodes[1]) is not None:
             raise ValueError(
                 f"the activation {path!r} changes its input in place in some members and not in others, and the "
                 "network reads this input again; give all members the same inplace="
@@ -305,8 +314,10 @@ class Population(nn.Module):
         parts = {part: f"{prefix}{part}." for part in ("stacked", "shared")}
         self.unshare(name.removeprefix(parts["stacked"]) for name in state_dict if name.startswith(parts["stacked"]))
         for name, tensor in self.stacked.named_buffers():
-            if (given := state_dict.pop(parts["shared"] + name, None)) is not None:
-                state_dict[parts["stacked"] + name] = given.expand(tensor.shape)
+            given = state_dict.get(parts["shared"] + name)
+            if given is not None and given.shape == tensor.shape[1:]:
+                del state_dict[parts["shared"] + name]
+                state_dict[parts["stacked"] + name] = given.expand(tensor.shape).clone()
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:

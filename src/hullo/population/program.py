@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -64,6 +64,7 @@ class Program:
         self.owner = {node: fusion.last for fusion in self.fusions.values() for node in fusion.inner}
         self.counters = {node for node in graph.module.graph.nodes if self._is_counter(node)}
         self.lowering: dict[fx.Node, str] = {}
+        self.mutated = self._mutated_tensors()
         self.writes = [node for node in all_nodes(graph.module) if node not in self.counters and _writes(node)]
 
     def _is_counter(self, node: fx.Node) -> bool:
@@ -76,7 +77,7 @@ class Program:
         sharing = {other for other, memory in self.graph.written.items() if memory & self.graph.written[node]}
         return self.graph.inputs.get(buffer.name, ("", ""))[0] == "tensor" and sharing == {buffer, node}
 
-    def mutated_tensors(self) -> set[str]:
+    def _mutated_tensors(self) -> set[str]:
         """Return the names of parameters and buffers that a run changes."""
         changed = set(self.graph.written)
         for node in all_nodes(self.graph.module):
@@ -141,17 +142,22 @@ class Program:
         placeholders = zip(graph.find_nodes(op="placeholder"), inputs, strict=True)
         different = {node for node, value in placeholders if isinstance(value, Value) and value.dim is not None}
         found: set[fx.Node] = set()
+        given = self._memory(graph.find_nodes(op="placeholder"))
         for _ in writes:  # a value that is read from one such tensor may be written into another
             for node in graph.nodes:
                 if node.target is SITE or node in self.numbers or not different.isdisjoint(node.all_input_nodes):
                     different.add(node)
-            memory = frozenset[int]().union(*(self.graph.written[node] for node in writes if node in different))
+            memory = self._memory(node for node in writes if node in different) - given
             sharing = {node for node, own in self.graph.written.items() if own & memory and node.op == "call_function"}
             if sharing <= found:
                 break
             found |= sharing
             different |= sharing
         return found
+
+    def _memory(self, nodes: Iterable[fx.Node]) -> frozenset[int]:
+        """Return the ids of the memory of nodes, of that which is written to in place."""
+        return frozenset[int]().union(*(self.graph.written.get(node, frozenset()) for node in nodes))
 
     def _last_uses(self, graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
         """Return the values that are used for the last time by each node."""

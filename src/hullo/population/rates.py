@@ -48,7 +48,7 @@ def merge_rates(
         return first
     nodes = {kind: list(all_nodes(graph.module)) for kind, graph in graphs.items()}
     for kind, graph in graphs.items():
-        different = _first_difference(first, nodes[differences[0]], graph, nodes[kind])
+        different = first_difference(first, nodes[differences[0]], graph, nodes[kind])
         if different is not None:
             raise ValueError(
                 f"members 0 and {differences.index(kind)} differ in {kind[0]}, which changes more than the rate of a "
@@ -111,7 +111,7 @@ def _blank(node: fx.Node, positions: Iterable[int]) -> None:
     node.args, node.kwargs = tuple(args), {name: item for name, item in node.kwargs.items() if name not in names}
 
 
-def _first_difference(graph: Graph, nodes: Sequence[fx.Node], other: Graph, others: Sequence[fx.Node]) -> Any:
+def first_difference(graph: Graph, nodes: Sequence[fx.Node], other: Graph, others: Sequence[fx.Node]) -> Any:
     """Return the first node at which two graphs differ in more than a rate or a factor; None if there is none."""
     indices = [{node: i for i, node in enumerate(items)} for items in (nodes, others)]
     for one, two in zip(nodes, others, strict=False):

@@ -26,6 +26,7 @@ class Context:
         seeds, steps: seeds and step counts of the members, for random numbers, (members,).
         number: index of a random operation in the network, from 0.
         first: index of the first sample, if the batch is part of a larger one.
+        writes_parameters: whether the forward pass itself changes parameters.
     """
 
     members: int
@@ -33,6 +34,7 @@ class Context:
     steps: Tensor
     number: int = 0
     first: int = 0
+    writes_parameters: bool = False
 
 
 def rule(*operators: Any) -> Callable[[Rule], Rule]:

@@ -205,10 +205,11 @@ class Training:
 
     def _check_state(self, state: Mapping[str, Tensor]) -> None:
         """Raise a ValueError that names the first tensor that does not fit this training."""
-        prefix = "population.stacked."
-        self.population.unshare(name.removeprefix(prefix) for name in state if name.startswith(prefix))
-        own = {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("curves.")}
-        _check_alike(own, {name: tensor for name, tensor in state.items() if not name.startswith("curves.")})
+        states = [
+            {name: tensor for name, tensor in items.items() if not name.startswith("curves.")}
+            for items in (self.state_dict(), state)
+        ]
+        _check_alike(*(self._with_stacked_buffers(*pair) for pair in (states, states[::-1])))
         epochs, (epoch, step, seconds) = self.specs[0].epochs, state["position"].tolist()
         steps = self.steps if epoch < epochs else 0
         if epoch not in range(epochs + 1) or step not in range(steps + 1) or not 0 <= seconds < math.inf:
@@ -222,6 +223,15 @@ class Training:
             {f"curves.{name}": curve for name, curve in curves.items()},
             {name: tensor for name, tensor in state.items() if name.startswith("curves.")},
         )
+
+    def _with_stacked_buffers(self, state: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return a state with a buffer of each member where it has one for all, and another state one for each."""
+        found = dict(state)
+        for name, tensor in state.items():
+            stacked = name.replace("population.shared.", "population.stacked.", 1)
+            if stacked != name and stacked in other:
+                found[stacked] = found.pop(name).expand(len(self.specs), *tensor.shape)
+        return found
 
     def _new_curves(self, epochs: int) -> dict[str, Tensor]:
         """Return uninitialized curves of the given number of epochs."""

@@ -77,6 +77,7 @@ def convolve(
     measured: bool = False,
     deferred: Deferred | None = None,
     late: LateGradients | None = None,
+    resident: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
     """Convolve images (B, K * inputs, H, W) of K members; return (B, K * outputs, H', W'), channels last, and moments.
 
@@ -91,6 +92,7 @@ def convolve(
             types, whose squares float32 holds. Otherwise None is returned for them.
         deferred: what `side_stream.flatten` returned with `weight`.
         late: takes up that of the images' gradient, where the layer that made them computes it.
+        resident: whether only updates write the parameters, and no forward pass does.
     """
     if x.shape[1] != members * weight.shape[1] or len(weight) % members or weight.shape[2] != weight.shape[3]:
         raise ValueError(
@@ -105,7 +107,7 @@ def convolve(
     height, width = ((length + sum(padding) - side) // stride + 1 for length in size)
     shape = Shape(members, weight.shape[1], len(weight) // members, side, stride, padding, size, (height, width))
     convolved: tuple[Tensor, Tensor | None] = _Convolve.apply(
-        x, weight, bias, shape, measured and x.itemsize == 2, deferred, late
+        x, weight, bias, shape, measured and x.itemsize == 2, deferred, late, resident
     )
     return convolved
 
@@ -121,6 +123,7 @@ class _Convolve(torch.autograd.Function):
         measured: bool,
         deferred: Deferred | None,
         late: LateGradients | None,
+        resident: bool,
     ) -> tuple[Tensor, Tensor | None]:
         x, given = channels_last(x), weight
         weight = channels_last(weight.to(x.dtype))
@@ -128,7 +131,7 @@ class _Convolve(torch.autograd.Function):
         ctx.shape, ctx.deferred, ctx.late = shape, deferred, late
         ctx.set_materialize_grads(False)
         # the update of the step before wrote the parameters of a captured step
-        resident = deferred is not None and weight.data_ptr() == given.data_ptr()
+        resident = resident and deferred is not None and weight.data_ptr() == given.data_ptr()
         y, moments = _forward(x, weight, bias, shape, measured, resident)
         if moments is not None:
             ctx.mark_non_differentiable(moments)
@@ -151,7 +154,7 @@ class _Convolve(torch.autograd.Function):
             late.put(InputGradient(gradient, weight, shape))
         elif for_x:  # last, so that it is in the cache when the layer below reads it
             dx = InputGradient(gradient, weight, shape).compute()
-        return dx, dweight, dbias, None, None, None, None
+        return dx, dweight, dbias, None, None, None, None, None
 
 
 def _forward(
