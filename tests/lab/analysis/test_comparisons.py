@@ -96,3 +96,13 @@ def test_exceeding_several_equals_is_found_as_rarely_as_it_should_be() -> None:
     most = 0.025 * trials + 3 * (0.025 * trials) ** 0.5
     assert found[HOLDS] <= most
     assert 0 < found[FAILS] <= most
+
+
+def test_an_activation_with_fewer_seeds_does_not_take_those_of_others() -> None:
+    reached = {"relu": dict.fromkeys(range(5), 80.0), "leaky_relu": {0: 99.0}, "tanh": {2: 90.0, 3: 91.0, 4: 92.0}}
+    folds = leave_one_seed_out(reached, ["tanh"], ["relu", "leaky_relu"])
+    assert [(fold.seed, fold.other, fold.difference) for fold in folds] == [
+        (2, "relu", 10.0),
+        (3, "relu", 11.0),
+        (4, "relu", 12.0),
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny_command
@@ -228,3 +229,37 @@ def test_alexnet_trains_by_sgd_with_step_schedule() -> None:
     assert {float(own["lr"]) for name, own in groups.items() if name.endswith("bias")} == {0.02}
     assert {float(own["weight_decay"]) for own in groups.values()} == {0.0}
     assert "stacked.conv1.weight" not in groups
+
+
+class Centred(nn.Module):
+    """Change a buffer in training."""
+
+    def __init__(self, activation: Any, *, in_channels: int, image_size: int, num_classes: int) -> None:
+        super().__init__()
+        self.linear, self.act = nn.Linear(in_channels * image_size**2, num_classes), activation(num_classes)
+        self.register_buffer("centre", torch.zeros(num_classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x.flatten(1))
+        if self.training:
+            with torch.no_grad():
+                self.centre.mul_(0.9).add_(y.mean(0), alpha=0.1)
+        return self.act(y - self.centre)
+
+
+def test_states_before_and_after_the_first_step_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(networks.NETWORKS, "lenet5", networks.Entry(Centred))
+    specs = [Spec("lenet5", "fashion-mnist-sample", "relu", seed=k, epochs=1, batch_size=50) for k in range(2)]
+    one, other = Training(specs, FEED), Training(specs, FEED)
+    before = {name: tensor.clone() for name, tensor in one.state_dict().items()}
+    next(one.advance())
+    after = {name: tensor.clone() for name, tensor in one.state_dict().items()}
+    names = other.state_dict().keys()
+    with pytest.raises(ValueError, match="total"):
+        other.load_state_dict({name: tensor for name, tensor in after.items() if name != "total"})
+    assert other.state_dict().keys() == names
+    other.load_state_dict(after)
+    assert torch.equal(other.population[1].centre, one.population[1].centre)
+    one.load_state_dict(before)
+    assert not one.population[1].centre.any()
+    assert one.step == 0

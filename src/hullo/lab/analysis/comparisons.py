@@ -37,8 +37,8 @@ def leave_one_seed_out(reached: Accuracies, rows: Sequence[str], others: Sequenc
     """Compare the best of some activations with the best of others, of those that were run.
 
     For each seed the best of either side by its mean over the other seeds is scored on this seed. With one activation
-    on either side these are the differences between runs of the same seed. Only seeds that all have count. A single
-    seed is the only one to choose on, and decides nothing.
+    on either side these are the differences between runs of the same seed. Of either side, those with the most seeds
+    are compared, on the seeds that all of them have. A single seed is the only one to choose on, and decides nothing.
 
     >>> reached = {"relu": {0: 80.0, 1: 80.0}, "tanh": {0: 90.0, 1: 70.0}, "identity": {0: 75.0, 1: 75.0}}
     >>> [fold.difference for fold in leave_one_seed_out(reached, ["relu", "tanh"], ["identity"])]
@@ -47,6 +47,8 @@ def leave_one_seed_out(reached: Accuracies, rows: Sequence[str], others: Sequenc
     sides = [[name for name in names if name in reached] for names in (rows, others)]
     if not all(sides):
         return []
+    # one that was run with fewer seeds than others would leave fewer to compare all of them on
+    sides = [[name for name in names if len(reached[name]) == max(len(reached[n]) for n in names)] for names in sides]
     seeds = sorted(set.intersection(*(set(reached[name]) for name in chain(*sides))))
     folds = []
     for seed in seeds:

@@ -61,8 +61,8 @@ def main_experiments(experiments: Sequence[Experiment]) -> dict[Column, Experime
     records = [record for experiment in experiments for record in experiment.records]
     standing = {(record.spec.column, record.spec.epochs) for record in longest_of_columns(records)}
     long = [e for e in experiments if (e.setting.column, e.setting.epochs) in standing]
-    whole = [e for e in long if not e.records[0].images] or long
-    return {e.setting.column: e for e in sorted(whole, key=lambda e: (len(e.records), -len(e.unusual)))}
+    ranked = sorted(long, key=lambda e: (not e.records[0].images, len(e.records), -len(e.unusual)))
+    return {e.setting.column: e for e in ranked}
 
 
 def label(experiment: Experiment) -> str:

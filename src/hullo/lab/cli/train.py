@@ -261,7 +261,7 @@ def reproduce(
     from hullo.lab.run.queue import RunQueue
     from hullo.lab.run.sources import Source, split_experiment
     from hullo.lab.spec import Spec
-    from hullo.lab.spec.paper import DATA_COLUMNS, ROWS
+    from hullo.lab.spec.paper import DATA_COLUMNS, rows_of
 
     with report_errors(), report_warnings():
         if engine is Engine.RAY and device:
@@ -287,7 +287,7 @@ def reproduce(
                 val_size=val_size,
             )
             for column in dict.fromkeys(columns) or DATA_COLUMNS
-            for row in activation or ROWS
+            for row in activation or rows_of(column)
             for scale in coefficient_lr_scale or [1.0]
             for seed in range(seeds)
         ]

@@ -73,6 +73,15 @@ def accuracy(row: str, column: Column) -> float | None:
     return _TABLE[row][COLUMNS.index(column)]
 
 
+def rows_of(column: Column) -> tuple[str, ...]:
+    """Return the activations that the paper has for a column, and all for columns of your own.
+
+    >>> len(rows_of(ALEXNET)), len(rows_of(Column("my_network", "images")))
+    (8, 12)
+    """
+    return tuple(row for row in ROWS if column not in COLUMNS or accuracy(row, column) is not None)
+
+
 def parse_column(text: str) -> Column:
     """Parse a column such as ``kerasnet/cifar10``.
 
