@@ -106,3 +106,11 @@ def test_layers_are_named_as_the_networks_have_them(name: str) -> None:
         (text[-4] if text[-4] in ("conv", "linear") else text[0], int(text[-2]), text[-1]) for text in said
     ] == expected
     assert layer_names(name, len(expected) + 1)[-1] == f"layer {len(expected) + 1}"
+
+
+def test_a_part_of_a_data_set_represents_its_column_beside_whole_ones(tmp_path: Path) -> None:
+    reached = {"relu": [70.0, 71.0, 72.0], HULL: [84.0, 87.0, 84.0]}
+    part = [replace(record, images=[1200, 50]) for record in runs(COLUMNS[0], reached)]
+    document = found(tmp_path, part, runs(COLUMNS[3], reached))
+    assert [bool(column["study"]) for column in document["columns"]] == [False, False]
+    assert "2 of 2 experiments" in document["finding"]
