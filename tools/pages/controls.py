@@ -24,7 +24,8 @@ ABOUT = """## Controls
 Runs with a setting changed that the table leaves at its default, beside the runs of the table with the same activation
 and seed. Gains are those of the best hull over the best fixed activation, each chosen on the other seeds. Intervals
 are at 95 %, not corrected for the number of comparisons: Student's, and for gains corrected for the overlap of the
-seeds that they are chosen on. Where ReLU keeps its accuracy to the end under a control, a lead that a hull still has is not one of stability."""
+seeds that they are chosen on. Where ReLU keeps its accuracy to the end under a control, a lead that a hull still has is
+not one of stability."""
 
 
 def controls_part(experiments: Sequence[Experiment]) -> str:
