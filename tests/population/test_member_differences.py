@@ -1,4 +1,4 @@
-"""What differs between members is computed for each of them, or refused; states load whatever was computed before."""
+"""Test that differences between members are computed per member or refused, and that states load in place."""
 
 from __future__ import annotations
 
@@ -171,6 +171,27 @@ def test_a_state_has_what_is_frozen_and_the_weight_decay() -> None:
     optimizers[0].weight_decay = [0.5, 0.1]
     optimizers[1].load_state_dict(optimizers[0].state_dict())
     assert optimizers[1].weight_decay.tolist() == [0.5, 0.1]
+
+
+@pytest.mark.parametrize("make", [lambda: frozen("relu"), lambda: nn.Sequential(nn.Linear(3, 3), nn.LeakyReLU())])
+def test_loading_a_state_leaves_tensors_where_they_are(make: Callable[[], nn.Module]) -> None:
+    population = Population([make(), make()])  # a captured step reads the same memory afterwards
+    tables = [population.activations.fixed, *(rows for site in population.activations.rows() for rows in site)]
+    population.load_state_dict(copy.deepcopy(population.state_dict()))
+    population.to("cpu")
+    assert population.activations.fixed is tables[0]
+    population.load_state_dict(Population([make(), make()]).state_dict())
+    after = [population.activations.fixed, *(rows for site in population.activations.rows() for rows in site)]
+    assert after[0].data_ptr() == tables[0].data_ptr()
+
+
+def test_rows_that_a_captured_step_reads_are_updated_in_place() -> None:
+    one, other = (Population([frozen(init), frozen(init)]) for init in ("relu", "tanh"))
+    rows = [table for site in one.activations.rows() for table in site]
+    one.load_state_dict(other.state_dict())
+    after = [table for site in one.activations.rows() for table in site]
+    assert [table.data_ptr() for table in after] == [table.data_ptr() for table in rows]
+    assert all(torch.equal(a, b) for a, b in zip(after, (t for s in other.activations.rows() for t in s), strict=True))
 
 
 def test_scalar_parameters_are_clipped_and_modes_must_agree() -> None:

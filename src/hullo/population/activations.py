@@ -138,15 +138,24 @@ class Activations(nn.Module):
         super()._load_from_state_dict(*given)
         self._read_frozen()
 
+    @torch.no_grad()
     def _read_frozen(self) -> None:
-        """Read the coefficients of hulls that are not learned from their buffers, after a state was loaded."""
+        """Read the coefficients of hulls that are not learned from their buffers, after a state was loaded.
+
+        Tensors are written in place: a captured step goes on to read them.
+        """
+        if not any(activation.frozen is not None for site in self.sites for activation in site.activations):
+            return
         for i, (site, starts) in enumerate(zip(self.sites, self._starts, strict=True)):
             for k, activation in enumerate(site.activations):
                 if activation.frozen is not None:
                     span, given = slice(starts[k], starts[k] + activation.groups), f"frozen_{i}_{k}_coefficients"
                     self._exact[k, span, self._columns(activation)] = self.get_buffer(given).double().cpu()
-        self.fixed = self._exact.to(self.fixed)
-        self._fixed_rows = None
+        self.fixed.copy_(self._exact)
+        if self._fixed_rows is not None:
+            for kept, new in zip(self._fixed_rows, self._make_rows(), strict=True):
+                for old_rows, new_rows in zip(kept, new, strict=True):
+                    old_rows.copy_(new_rows)
 
     def _read_scales(self, dtype: torch.dtype) -> InnerScales | None:
         """Return the inner scales of the hulls that have any."""
@@ -196,7 +205,8 @@ class Activations(nn.Module):
             return tensor.to(moved.device) if moved.dtype in (torch.float16, torch.bfloat16) else moved
 
         super()._apply(keep_precision, recurse)  # type: ignore[no-untyped-call]
-        self.fixed = self._exact.to(self.fixed)
+        if not self.fixed.is_meta:
+            self.fixed.copy_(self._exact)
         self._fixed_rows = None
         self._parts = [[part.to(self.raw.device) for part in parts] for parts in self._parts]
         return self
