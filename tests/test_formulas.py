@@ -150,9 +150,9 @@ def test_functions_of_parameters_are_numbers() -> None:
     assert fill_in("x * sqrt(b + 2) + clamp(-b, -1, 1)", {"b": 2.0}) == "x * 2.0 + -1.0"
 
 
-@pytest.mark.parametrize("text", ["x + ...", "where(0 < 1, x, -x)"])
+@pytest.mark.parametrize("text", ["x + ...", "where(0 < 1, x, -x)", "x * sqrt(-1)", "x * exp(1 / 0)", "x + exp(1000)"])
 def test_terms_without_a_number_or_x_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="the formula"):
+    with pytest.raises(ValueError, match="formula"):
         fill_in(text, {})
 
 

@@ -153,12 +153,10 @@ def add_family(name: str, make: Callable[..., Base], parameters: Mapping[str, fl
         raise ValueError(
             f"invalid name {name!r} of a base: names in a state_dict are separated by __; use single _ inside"
         )
-    for one, other in ((name, known) for known in _families):
-        pairs = ((one, other, parameters), (other, one, _families[other].parameters))
-        if any(given and re.fullmatch(rf"{a}_[\dm][\dpme_]*", b) for a, b, given in pairs):
-            raise ValueError(
-                f"the names {one!r} and {other!r} look like one function with parameters; choose another name"
-            )
+    for known, family in _families.items():
+        pairs = ((name, known, parameters), (known, name, family.parameters))
+        if any(given and re.fullmatch(rf"{short}_[\dm][\dpme_]*", long) for short, long, given in pairs):
+            raise ValueError(f"the names {name!r} and {known!r} look like one function with parameters; choose another")
     if name in list_bases() or name in _ALIASES:
         existing = base(name).name
         other = "" if existing == name else f" (another name of {existing!r})"

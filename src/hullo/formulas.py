@@ -124,9 +124,16 @@ class _Evaluate(ast.NodeTransformer):
         self.generic_visit(node)
         if _has_x(node) or not isinstance(node.func, ast.Name):
             return node
-        arguments = [_number(argument) for argument in node.args]
-        first = torch.tensor(arguments[0], dtype=torch.float64, device="cpu")
-        return ast.Constant(float(FUNCTIONS[node.func.id](first, *arguments[1:])))
+        text = ast.unparse(node)
+        try:
+            arguments = [_number(argument) for argument in node.args]
+            first = torch.tensor(arguments[0], dtype=torch.float64, device="cpu")
+            value = float(FUNCTIONS[node.func.id](first, *arguments[1:]))
+        except ZeroDivisionError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise ValueError(f"{text} in a formula is not a finite number; give other parameters")
+        return ast.Constant(value)
 
 
 def _number(node: ast.expr) -> float:
