@@ -163,6 +163,7 @@ def observe(name: str, case: Case, folder: Path) -> dict[str, Any]:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, and the command would, too
     for part in PRELOADED:
         importlib.import_module(f"hullo.lab.{part}")
     tiny_command.shrink()
