@@ -292,6 +292,14 @@ def test_error_in_a_network_names_its_line(network: str, message: str) -> None:
     assert re.search(message, line), line
 
 
+def test_network_that_cannot_be_trained_is_refused_before_others_are_trained() -> None:
+    experiments = ("net.py:Functional/images.npz", "net.py:Branch/images.npz")
+    result = invoke("reproduce", *experiments, "--activation", "own", "--epochs", 1)
+    assert result.exit_code == 2
+    assert re.search("net.py:.*x.sum", result.stderr)
+    assert not Path("runs/records.jsonl").exists()
+
+
 def test_network_with_activation_argument_needs_one_or_a_default() -> None:
     result = invoke("train", "net.py:given", "images.npz")
     assert result.exit_code == 2

@@ -62,10 +62,18 @@ class LocalRunner:
     def run(self, progress: Progress) -> list[Record]:
         """Train the runs without a record and return all records; Ctrl-C saves, then raises KeyboardInterrupt."""
         with stop_request() as stop:
+            self._check_later(self.world.broadcast(self.queue.populations())[1:])
             while populations := self.world.broadcast(self.queue.populations()):
                 self._train_or_split(populations[0], progress, stop)
             self.world.broadcast(None)  # the main process has written all records
         return self.queue.results()
+
+    def _check_later(self, populations: Sequence[Population]) -> None:
+        """Raise a ValueError now if a user's network cannot be trained later, after other networks."""
+        for population in populations:
+            if population[0].is_own_network:
+                for spec in {spec.activation: spec for spec in population}.values():
+                    Training([spec], self.loaders[loader_key(spec)], self.world)
 
     @contextmanager
     def lock(self, population: Population, progress: Progress) -> Iterator[bool]:
