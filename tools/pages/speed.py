@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
 from hullo.lab.analysis.experiments import place
+from hullo.lab.analysis.tables.format import origin
 from hullo.lab.analysis.tables.markdown import escape, grid
 from hullo.lab.spec.paper import ROWS, Column, parse_column
 from hullo.lab.spec.records import Record
@@ -61,7 +62,7 @@ def read_plain(paths: Iterable[Path]) -> dict[tuple[Column, int], float]:
     return {(parse_column(row["column"]), int(row["batch"])): float(row["epoch_s"]) for row in rows}
 
 
-def speed_table(records: Iterable[Record], plain: Mapping[tuple[Column, int], float]) -> str:
+def speed_table(records: Sequence[Record], plain: Mapping[tuple[Column, int], float]) -> str:
     """Return a table of the time that populations took, and that plain PyTorch would take for their networks."""
     head = ("column", "epochs", "networks side by side", "populations", "device time", "network-epochs per second")
     lines = []
@@ -76,10 +77,10 @@ def speed_table(records: Iterable[Record], plain: Mapping[tuple[Column, int], fl
                 *("" if math.isnan(speed) else f"{speed:.3g}" for speed in speeds),
             ]
         )
-    return grid([*head, "in plain PyTorch", "times as many"], lines)
+    return _with_origin(grid([*head, "in plain PyTorch", "times as many"], lines), records)
 
 
-def cost_table(records: Iterable[Record]) -> str:
+def cost_table(records: Sequence[Record]) -> str:
     """Return a table of the GPU hours of each column at the pace of the records: all of the paper's rows, five seeds.
 
     Where there are several paces of a column the one of most networks side by side counts.
@@ -97,4 +98,8 @@ def cost_table(records: Iterable[Record]) -> str:
         "epochs",
         f"hours for {len(ROWS)} rows, {SEEDS} seeds",
     )
-    return grid([*head], lines)
+    return _with_origin(grid([*head], lines), records)
+
+
+def _with_origin(table: str, records: Iterable[Record]) -> str:
+    return f"{table}\n\n<sub>{escape(origin(records))}</sub>"
