@@ -194,8 +194,8 @@ def claims(experiments: Sequence[Experiment], like_paper: Sequence[Experiment] |
         ),
         Claim(
             "Hulls train faster: they reach ReLU's best accuracy before ReLU does, in most cases",
-            "claimed in the related work and the methods; figures are by how many epochs earlier, and a hull that never "
-            "reaches it counts as one epoch after the last",
+            "claimed in the related work and the methods; figures are by how many epochs earlier, and a hull that "
+            "never reaches it counts as one epoch after the last",
             tuple(_earlier(whole)),
             of_most=True,
         ),

@@ -17,6 +17,7 @@ import hullo
 from hullo.lab import load_network
 from hullo.lab.cli import app
 from hullo.lab.data import open_data
+from hullo.lab.networks import OwnNetwork
 from hullo.lab.spec.records import Records
 
 NETWORK = """
@@ -245,6 +246,27 @@ def test_changed_file_is_another_network() -> None:
         load_network(weights, network="net.py:Tokens")
     with pytest.raises(ValueError, match=r'net:Mlp@.*network="my_network\.py:Net"'):
         load_network(weights)
+
+
+@pytest.mark.parametrize("changed", ["beside.py", "parts/__init__.py", "parts/deep/one.py", "parts/two.py"])
+def test_changed_import_is_another_network(place: Path, changed: str) -> None:
+    """Of files beside the network: imported directly, through a package, or relatively; others do not count."""
+    files = {
+        "net.py": "import torch\nfrom beside import WIDTH\nfrom parts.deep import one\ndef Net(): ...\n",
+        "parts/__init__.py": "",
+        "parts/deep/__init__.py": "",
+        "parts/deep/one.py": "from ..two import x\n",
+        "parts/two.py": "x = 1\n",
+        "unused.py": "",
+    }
+    for name, content in files.items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text(content)
+    before = OwnNetwork.open("net.py:Net").name
+    (place / "unused.py").write_text("# changed")
+    assert OwnNetwork.open("net.py:Net").name == before
+    (place / changed).write_text((place / changed).read_text() + "# changed")
+    assert OwnNetwork.open("net.py:Net").name != before
 
 
 def test_killed_run_resumes() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import inspect
 import linecache
@@ -36,7 +37,8 @@ class OwnNetwork:
     Args:
         path: the file.
         attribute: the name of the class or function in it.
-        name: its name in specs: file, attribute and eight digits of a hash of the file.
+        name: its name in specs: file, attribute and eight digits of a hash of the file and of those it imports from
+            its own folder.
         content: the content of the file when it was opened.
     """
 
@@ -53,7 +55,8 @@ class OwnNetwork:
         if not path.is_file():
             raise ValueError(f"{file!r} is not a file; give a network of your own as my_network.py:Net")
         content, stem = path.read_bytes(), re.sub(r"[^\w.-]", "_", path.stem)
-        name = f"{stem}:{attribute}@{hashlib.sha256(content).hexdigest()[:8]}"
+        digest = hashlib.sha256(b"\0".join([content, *_imported_beside(path, content)]))
+        name = f"{stem}:{attribute}@{digest.hexdigest()[:8]}"
         network = cls(path.absolute(), attribute, name, content)
         network.factory()  # raises an error if there is none
         return network
@@ -157,6 +160,41 @@ class OwnNetwork:
                 raise
             place = f"{self.path}, line {lines[-1]}" if lines else f"{self.attribute} of {self.path}"
             raise ValueError(f"{place}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+
+
+def _imported_beside(path: Path, content: bytes) -> list[bytes]:
+    """Return the contents of the files that a file imports from its folder, and that these import, in a fixed order.
+
+    Imports by calls, such as importlib.import_module, are not found.
+    """
+    found: dict[Path, bytes] = {}
+    pending = [(path.absolute(), content)]
+    while pending:
+        importer, text = pending.pop()
+        for level, name in _imported_names(text):
+            folders = importer.parents if level else path.absolute().parents
+            module = folders[min(max(level, 1), len(folders)) - 1]
+            for part in name.split("."):
+                module /= part
+                for file in (module / "__init__.py", module.with_name(f"{part}.py")):
+                    if file not in found and file.is_file():
+                        found[file] = file.read_bytes()
+                        pending.append((file, found[file]))
+    return [found[file] for file in sorted(found)]
+
+
+def _imported_names(content: bytes) -> Iterator[tuple[int, str]]:
+    """Yield the level and the dotted name of everything imported that may be a module."""
+    try:
+        tree = ast.parse(content)
+    except (SyntaxError, ValueError):
+        return  # running the file reports it, with its line
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((0, item.name) for item in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            prefix = f"{node.module}." if node.module else ""
+            yield from ((node.level, f"{prefix}{item.name}") for item in node.names)
 
 
 def _may_build(item: object, module: ModuleType) -> bool:
