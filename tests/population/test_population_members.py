@@ -16,7 +16,7 @@ from torch.nn.utils import prune
 from trained_alone import ACTIVATIONS, assert_equal_states, inputs_of, make, train
 
 import hullo
-from hullo.population import Adam, Population
+from hullo.population import SGD, Adam, Population
 
 
 def test_members_keep_class_ties_buffers_and_modes() -> None:
@@ -261,3 +261,36 @@ def test_called_population_can_be_copied() -> None:
         assert twin.eval()(x).equal(population.eval()(x))
     twin.activations.raw.data.zero_()
     assert not twin(x).equal(population(x))
+
+
+class FlatView(nn.Module):
+    """Write into a view of images: whether flattening gives one depends on the order of the images in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 4, 3), nn.Linear(4 * 36, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        images = self.conv(x) * 2
+        images.view(len(x), -1).add_(1.0)
+        return self.head(images.flatten(1))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_members_keep_their_order_in_memory(layout: torch.memory_format) -> None:
+    networks = [nn.Conv2d(3, 4, 3).to(memory_format=layout) for _ in range(2)]
+    members = [nn.Sequential(network, nn.Flatten(), nn.Linear(16, 2)) for network in networks]
+    population = Population(members)
+    SGD(population, lr=0.1)  # may store parameters in another order
+    for parameter, original in zip(population[1].parameters(), members[1].parameters(), strict=True):
+        assert parameter.stride() == original.stride()
+
+
+def test_views_are_those_of_a_member_alone() -> None:
+    members = [FlatView() for _ in range(2)]
+    population = Population(members)
+    SGD(population, lr=0.1)
+    x = torch.rand(2, 5, 3, 8, 8)
+    torch.testing.assert_close(
+        population(x), torch.stack([member(own) for member, own in zip(members, x, strict=True)])
+    )

@@ -27,7 +27,7 @@ def linear(context: Context, x: Value, weight: Value, bias: Value | None = None)
     members, weights = context.members, weight.at(0, context.members)
     if len(weight.shape) != 2:
         return NotImplemented
-    if x.dim is None:  # all members' outputs in one product
+    if x.dim is None and (kernels.serve(weights) or weights.is_contiguous()):  # all members' outputs in one product
         y = torch.unflatten(F.linear(x.tensor, weights.flatten(0, 1), flat_parameter(bias, context)), -1, (members, -1))
         return Value(y, y.dim() - 2)
     shape = torch.Size([members, *x.shape[:-1], weight.shape[0]])

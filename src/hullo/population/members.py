@@ -267,10 +267,15 @@ def empty_copy(member: nn.Module) -> nn.Module:
 
 
 def filled_copy(empty: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """Return a copy of an empty network with the given tensors, by name, wherever they are used."""
+    """Return a copy of an empty network with the given tensors, by name, wherever they are used.
+
+    They have the network's own order in memory, on which views of what it computes depend.
+    """
     memo: dict[int, Any] = {}
     for name, tensor in (*empty.named_parameters(), *empty.named_buffers()):
-        memo[id(tensor)] = _like(tensor, tensors[name].detach().clone())
+        given = tensors[name].detach()
+        values = torch.empty_like(tensor, dtype=given.dtype, device=given.device, requires_grad=False)
+        memo[id(tensor)] = _like(tensor, values.copy_(given))
     return copy.deepcopy(empty, memo)
 
 

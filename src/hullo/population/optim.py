@@ -14,11 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from hullo.population import kernels
-from hullo.population.flat_parameters import FlatParameters
+from hullo.population.flat_parameters import FlatParameters, layer_kinds, ordered
 from hullo.population.population import Population
 
 if TYPE_CHECKING:
     from hullo.population.kernels.flat_optim import Rule
+
+BLOCK = 2**18
+"""Numbers of a parameter to update at once without a fused kernel: intermediate results then stay in a CPU's cache."""
 
 Numbers = float | Sequence[float] | Tensor
 Group = Mapping[str, Any]
@@ -89,10 +92,14 @@ class Optimizer:
         self._frozen = {name: p for name, p in population.named_parameters() if not p.requires_grad}
         self.counts = self.updates.new_zeros(len(self.parameters))  # updates of each parameter, for Adam
         self.groups = self._read_groups(groups)
+        is_fused = bool(self.parameters) and all(map(kernels.serve, self.parameters.values()))
+        if not is_fused:
+            for name, kind in layer_kinds(population).items():
+                if kind is nn.Linear and name in self.parameters:
+                    self.parameters[name].data = ordered(self.parameters[name].detach(), kind)
         self.state = {
             state: {name: torch.zeros_like(p) for name, p in self.parameters.items()} for state in self.state_names
         }
-        is_fused = bool(self.parameters) and all(map(kernels.serve, self.parameters.values()))
         self._flat = FlatParameters(self, copies) if is_fused else None
 
     def _numbers(self, name: str, given: Numbers) -> Tensor:
@@ -163,9 +170,12 @@ class Optimizer:
                 continue
             group = self.groups.get(name, {})
             lr = group.get("lr", self.lr) * (1.0 if factor is None else factor)
-            settings = (_per_member(item, parameter) for item in (lr, group.get("weight_decay", self.weight_decay)))
-            state = (self.state[kind][name] for kind in self.state_names)
-            self.update(parameter, gradients[name], *settings, count, *state)
+            settings = [_per_member(item, parameter) for item in (lr, group.get("weight_decay", self.weight_decay))]
+            state = [self.state[kind][name] for kind in self.state_names]
+            each = max(1, BLOCK * len(parameter) // max(1, parameter.numel()))
+            blocks = (item.split(each) for item in (parameter, gradients[name], *settings, *state))
+            for some, gradient, rates, decays, *own in zip(*blocks, strict=True):
+                self.update(some, gradient, rates, decays, count, *own)
 
     def _factor(self, scheduled: Tensor | float) -> Tensor:
         """Return the factor of the learning rates that a schedule returned, as a tensor."""
@@ -187,7 +197,7 @@ class Optimizer:
     def update(
         self, parameter: Tensor, gradient: Tensor, lr: Tensor, decay: Tensor, count: Tensor, *state: Tensor
     ) -> None:
-        """Update one parameter in place; `count` is the number of its updates, this one included."""
+        """Update a parameter of some members in place; `count` is the number of its updates, this one included."""
         raise NotImplementedError
 
     def _clip(self, gradients: Mapping[str, Tensor]) -> Tensor:

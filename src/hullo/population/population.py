@@ -181,7 +181,8 @@ class Population(nn.Module):
         if self.training and torch._C._current_graph_task_id() < 0:  # a backward pass computes a step again
             self.steps.add_(1)
         writes_parameters = any(self._aliases[name] in self._parameter_names for name in program.mutated)
-        context = Context(len(self), self.seeds, self.steps, 0, self.first_sample, writes_parameters)
+        writes = (writes_parameters, bool(program.writes))
+        context = Context(len(self), self.seeds, self.steps, 0, self.first_sample, *writes)
         run = Run(context, self.activations, self.activations.rows())
         return program.run(run, tensors, values)
 
