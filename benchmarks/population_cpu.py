@@ -2,9 +2,9 @@
 
     python benchmarks/population_cpu.py > benchmarks/results/population_cpu.txt
 
-A step is a forward and a backward pass in float32 and an update by SGD with momentum: LeNet-5 and ResNet-20 on images of
-CIFAR-10's size and an MLP on 784 features at batch 32, a GPT of 2 layers and width 128 on 8 sequences of 64 tokens. Each
-network has data of its own. Contenders take turns; the time of each is the shortest of all its steps.
+A step is a forward and a backward pass in float32 and an update by SGD with momentum: LeNet-5 and ResNet-20 on images
+of CIFAR-10's size and an MLP on 784 features at batch 32, a GPT of 2 layers and width 128 on 8 sequences of 64 tokens.
+Each network has data of its own. Contenders take turns; the time of each is the shortest of all its steps.
 """
 
 from __future__ import annotations

@@ -122,6 +122,36 @@ def test_settings_of_other_networks_are_theirs() -> None:
     assert Population([Settings(), Settings()])(torch.ones(1), in_dims=None).tolist() == [[2], [2]]
 
 
+class Waves(nn.Module):
+    """Complex weights, as those of Fourier layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(5, dtype=torch.complex128))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.fft.irfft(torch.fft.rfft(x) * self.weight, n=8)
+
+
+@pytest.mark.parametrize("name", ["SGD", "RMSprop", "Adam", "AdamW"])
+def test_complex_parameters_are_updated_as_by_torch(name: str) -> None:
+    members, x = [Waves() for _ in range(2)], torch.randn(2, 3, 8, dtype=torch.float64)
+    population = Population(members)
+    optimizer = getattr(hullo.population, name)(population, lr=0.1, weight_decay=0.1, max_norm=1.0)
+    for _ in range(5):
+        optimizer.zero_grad()
+        population(x).square().sum().backward()
+        optimizer.step()
+    for k, member in enumerate(members):
+        plain = getattr(torch.optim, name)(member.parameters(), lr=0.1, weight_decay=0.1)
+        for _ in range(5):
+            plain.zero_grad()
+            member(x[k]).square().sum().backward()
+            nn.utils.clip_grad_norm_(member.parameters(), 1.0)
+            plain.step()
+        torch.testing.assert_close(population[k].weight, member.weight, rtol=1e-10, atol=1e-12)
+
+
 def test_lr_decay_schedule_and_clipping_are_per_member() -> None:
     members = make(plain_networks.MLP, ACTIVATIONS[:4])
     batches = 3 * inputs_of(plain_networks.MLP, 4)

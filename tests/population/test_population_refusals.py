@@ -57,6 +57,12 @@ def differentiate(network: nn.Module, x: Tensor) -> Tensor:
     return torch.autograd.grad(network.linear(x).sum(), x)[0]  # type: ignore[operator]
 
 
+def hook(network: nn.Module, x: Tensor) -> Tensor:
+    y = network.linear(x)
+    y.register_hook(torch.zeros_like)  # type: ignore[union-attr]
+    return y  # type: ignore[no-any-return]
+
+
 def count(network: nn.Module, x: Tensor) -> Tensor:
     network.calls = getattr(network, "calls", 0) + 1
     return x * network.calls
@@ -90,6 +96,7 @@ class Calling(nn.Module):
             lambda network, x: checkpoint(network.linear, network.linear(x), use_reentrant=True),
             ("use_reentrant", "checkpoint("),
         ),
+        (hook, ("registers a hook", "y.register_hook")),
         (count, ("self.calls", "buffer")),
         (remember, ("self.state", "buffer")),
     ],

@@ -151,11 +151,15 @@ def _traceable() -> Iterator[None]:
             "networks, by torch.autograd.grad with create_graph=True"
         )
 
+    def hook(*args: Any, **kwargs: Any) -> Any:
+        raise LoweringError("forward registers a hook, which is not in its graph; write what it does as operations")
+
     original = vars(torch.autograd.Function)["apply"]
     with sdpa_kernel(SDPBackend.MATH), ExitStack() as stack:
         for owner, name, replacement in (
             (torch.autograd.Function, "apply", classmethod(apply)),
             (torch.autograd, "_engine_run_backward", differentiate),
+            (Tensor, "register_hook", hook),
             (nn.modules.transformer, "_detect_is_causal_mask", lambda mask, is_causal=None, size=None: bool(is_causal)),
         ):
             stack.callback(setattr, owner, name, vars(owner)[name])

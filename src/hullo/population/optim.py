@@ -92,7 +92,8 @@ class Optimizer:
         self._frozen = {name: p for name, p in population.named_parameters() if not p.requires_grad}
         self.counts = self.updates.new_zeros(len(self.parameters))  # updates of each parameter, for Adam
         self.groups = self._read_groups(groups)
-        is_fused = bool(self.parameters) and all(map(kernels.serve, self.parameters.values()))
+        trained = self.parameters.values()
+        is_fused = bool(trained) and all(kernels.serve(p) and p.is_floating_point() for p in trained)
         if not is_fused:
             for name, kind in layer_kinds(population).items():
                 if kind is nn.Linear and name in self.parameters:
@@ -170,12 +171,13 @@ class Optimizer:
                 continue
             group = self.groups.get(name, {})
             lr = group.get("lr", self.lr) * (1.0 if factor is None else factor)
-            settings = [_per_member(item, parameter) for item in (lr, group.get("weight_decay", self.weight_decay))]
-            state = [self.state[kind][name] for kind in self.state_names]
-            each = max(1, BLOCK * len(parameter) // max(1, parameter.numel()))
-            blocks = (item.split(each) for item in (parameter, gradients[name], *settings, *state))
-            for some, gradient, rates, decays, *own in zip(*blocks, strict=True):
-                self.update(some, gradient, rates, decays, count, *own)
+            own = (parameter.detach(), gradients[name], *(self.state[kind][name] for kind in self.state_names))
+            changed, gradient, *state = map(torch.view_as_real, own) if parameter.is_complex() else own
+            settings = [_per_member(item, changed) for item in (lr, group.get("weight_decay", self.weight_decay))]
+            each = max(1, BLOCK * len(changed) // max(1, changed.numel()))
+            blocks = (torch.split(item, each) for item in (changed, gradient, *settings, *state))
+            for block, part, rates, decays, *states in zip(*blocks, strict=True):
+                self.update(block, part, rates, decays, count, *states)
 
     def _factor(self, scheduled: Tensor | float) -> Tensor:
         """Return the factor of the learning rates that a schedule returned, as a tensor."""

@@ -186,9 +186,13 @@ class Population(nn.Module):
         run = Run(context, self.activations, self.activations.rows())
         return program.run(run, tensors, values)
 
-    def layer_parameters(self) -> dict[str, type[nn.Module]]:
-        """Return the weights and biases of linear and convolutional layers, by name, with the class of their layer."""
-        kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    def layer_parameters(
+        self, kinds: tuple[type[nn.Module], ...] = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    ) -> dict[str, type[nn.Module]]:
+        """Return the parameters of layers of some classes by name, with the class of their layer.
+
+        By default these are the weights and biases of linear and convolutional layers.
+        """
         classes = {}
         for path, module in self._empty[0].named_modules():
             if type(module) in kinds:

@@ -115,6 +115,16 @@ class TestFolders:
         with pytest.raises(DataError, match=r"9\.tiff.*32 bits"):
             open_data(folder)
 
+    @pytest.mark.parametrize(("largest", "expected"), [(255, 255), (4095, 255), (40_000, 40_000 // 256)])
+    def test_16_bits_are_scaled_by_the_largest_value(self, tmp_path: Path, largest: int, expected: int) -> None:
+        folder = write_images(tmp_path)
+        for path in folder.rglob("*.png"):
+            Image.fromarray(np.full((8, 8), largest // 3, np.uint16)).save(path)
+        Image.fromarray(np.full((8, 8), largest, np.uint16)).save(folder / "val" / "dog" / "9.png")
+        dataset = open_data(folder)
+        assert dataset.test_images.max() == expected
+        assert dataset.train_images.unique().tolist() == [expected // 3]
+
     def test_images_are_resized_and_center_cropped(self, tmp_path: Path) -> None:
         folder = write_images(tmp_path)
         wide = np.zeros((8, 24), np.uint8)
@@ -159,3 +169,45 @@ class TestFolders:
         (folder / "train" / ".hidden").write_text("is left alone")
         with pytest.raises(DataError, match=message):
             open_data(folder)
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((3, 32, 32), (3, 32, 32)),
+        ((32, 32, 3), (3, 32, 32)),
+        ((32, 32, 12), (12, 32, 32)),
+        ((8, 4, 4), (8, 4, 4)),
+        ((30, 40, 3), (3, 30, 40)),
+        ((12, 30, 40), (12, 30, 40)),
+    ],
+)
+def test_channels_are_found(shape: tuple[int, ...], expected: tuple[int, ...], tmp_path: Path) -> None:
+    x, y = np.random.default_rng(0).integers(256, size=(4, *shape), dtype=np.uint8), np.arange(4) % 2
+    np.savez(tmp_path / "x.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    images = open_data(tmp_path / "x.npz").train_images
+    assert images.shape[1:] == expected
+    assert np.array_equal(images, x if shape == expected else x.transpose(0, 3, 1, 2))
+
+
+@pytest.mark.parametrize("damage", ["empty", "array", "torn"])
+def test_damaged_file_is_named(damage: str, tmp_path: Path) -> None:
+    path, x, y = tmp_path / "x.npz", np.random.default_rng(0).normal(size=(64, 64)), np.arange(64) % 2
+    np.savez_compressed(path, x_train=x, y_train=y, x_test=x, y_test=y)
+    content = bytearray(path.read_bytes())
+    if damage == "array":
+        buffer = io.BytesIO()
+        np.save(buffer, x)
+        content = bytearray(buffer.getvalue())
+    for i in range(200, 4000):
+        content[i] ^= 0x5A * (damage == "torn")
+    path.write_bytes(b"" if damage == "empty" else content)
+    with pytest.raises(DataError, match=r"x\.npz cannot be read"):
+        open_data(path)
+
+
+def test_large_label_is_refused_at_once(tmp_path: Path) -> None:
+    x = np.zeros((3, 2))
+    np.savez(tmp_path / "x.npz", x_train=x, y_train=[0, 1, 2**40], x_test=x, y_test=[0, 1, 1])
+    with pytest.raises(DataError, match=f"label {2**40}.*without gaps"):
+        open_data(tmp_path / "x.npz")

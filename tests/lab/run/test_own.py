@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch.nn.functional as F
 from tiny_command import Command
 from tiny_releases import write_images
 from typer.testing import CliRunner, Result
@@ -328,3 +329,173 @@ def test_network_with_activation_argument_needs_one_or_a_default() -> None:
     assert "--activation relu" in result.stderr
     Path("net.py").write_text(NETWORK.replace("activation, num_classes", "num_classes, activation=lambda c: nn.SiLU()"))
     assert invoke("train", "net.py:given", "images.npz", "--epochs", 1).exit_code == 0
+
+
+MORE = """
+import torch
+from torch import nn
+
+
+class Tied(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        layer, self.other = nn.Linear(5, 5), nn.Linear(5, 5)
+        self.layers, self.head = nn.Sequential(layer, nn.ReLU(), layer), nn.Linear(5, num_classes)
+        self.other.weight = layer.weight
+
+    def forward(self, x):
+        return self.head(self.other(self.layers(x)))
+
+
+class Drawn(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.register_buffer("frequencies", torch.randn(5, 8), persistent=False)
+        self.head = nn.Linear(8, num_classes)
+
+    def forward(self, x):
+        return self.head(torch.sin(x @ self.frequencies))
+
+
+class Stateful(Drawn):
+    def get_extra_state(self):
+        return {}
+
+    def set_extra_state(self, state): ...
+
+
+class Normed(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.norm, self.head = nn.LayerNorm([1, 8, 8]), nn.Linear(64, num_classes)
+
+    def forward(self, x):
+        return self.head(self.norm(x).flatten(1))
+
+
+class Batch(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.one, self.norm, self.head = nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, num_classes)
+
+    def forward(self, x):
+        return self.head(self.norm(self.one(x)))
+
+
+class Training(Batch):
+    how = staticmethod(lambda x: x)
+
+    def forward(self, x):
+        y = self.head(self.one(x))
+        return self.how(y) if self.training else y
+
+
+class Pair(Training):
+    how = staticmethod(lambda y: (y, y))
+
+
+class Narrow(Training):
+    how = staticmethod(lambda y: y[:, :2])
+
+
+class Viewed(Training):
+    how = staticmethod(lambda y: y.view(-1, 7))
+
+
+class Branched(Training):
+    how = staticmethod(lambda y: -y if y.sum() > 0 else y)
+"""
+
+
+@pytest.mark.parametrize(("network", "seed"), [("Tied", 0), ("Drawn", 3)])
+def test_loaded_network_computes_what_was_trained(network: str, seed: int) -> None:
+    Path("more.py").write_text(MORE)
+    source = f"more.py:{network}"
+    result = invoke("train", source, "features.npz", "--seed", seed, "--epochs", 2)
+    assert result.exit_code == 0, result.output
+    (record,) = Records(Path("runs/records.jsonl")).read()
+    (weights,) = Path("runs/weights").iterdir()
+    data = open_data("features.npz")
+    loss = F.cross_entropy(load_network(weights, network=source)(data.test_images), data.test_labels)
+    assert loss.item() == pytest.approx(record.test_loss[-1], rel=1e-4)
+
+
+def test_state_without_tensors_is_refused_before_training() -> None:
+    Path("more.py").write_text(MORE)
+    command = ("train", "more.py:Stateful", "features.npz", "--epochs", 1)
+    refused = invoke(*command)
+    assert refused.exit_code == 2
+    assert re.search(r"_extra_state of more:Stateful.*dict.*--no-weights", refused.stderr)
+    assert invoke(*command, "--no-weights").exit_code == 0
+
+
+def test_earlier_run_without_weights_says_so() -> None:
+    command = ("train", "net.py:Mlp", "features.npz", "--epochs", 1)
+    assert "weights" not in invoke(*command, "--no-weights").stdout
+    assert "without saving its weights" in invoke(*command).stdout
+
+
+def test_norms_of_images_do_not_decay() -> None:
+    Path("more.py").write_text(MORE)
+    settings = ("--optimizer", "sgd", "--lr", "1e-9", "--weight-decay", "1e8", "--epochs", 1)
+    assert invoke("train", "more.py:Normed", "images.npz", *settings).exit_code == 0
+    (weights,) = Path("runs/weights").iterdir()
+    loaded = load_network(weights, network="more.py:Normed")
+    np.testing.assert_allclose(loaded.norm.weight.detach(), 1.0, atol=1e-6)
+    assert loaded.head.weight.abs().max().item() < 0.124  # of at most 1 / sqrt(64), decayed by a tenth per step
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        ("Pair", "returned tuple.*in training mode"),
+        ("Narrow", r"returned shape \(2, 2\).*in training mode"),
+        ("Viewed", r"more.py, line \d+: RuntimeError"),
+        ("Branched", r"control flow.*more.py"),
+    ],
+)
+def test_error_in_training_mode_is_one_line(network: str, message: str) -> None:
+    Path("more.py").write_text(MORE)
+    result = invoke("train", f"more.py:{network}", "features.npz", "--epochs", 1)
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert re.search(message, line), line
+
+
+def test_last_batch_of_one_sample_needs_another_batch_size() -> None:
+    Path("more.py").write_text(MORE)
+    command = ("train", "more.py:Batch", "features.npz", "--epochs", 1, "--batch-size")
+    refused = invoke(*command, 17)
+    assert refused.exit_code == 2
+    assert re.search("more than 1 value per channel.*18 samples in batches of 17.*another --batch-size", refused.stderr)
+    assert invoke(*command, 16).exit_code == 0
+    assert invoke("train", "net.py:Mlp", "features.npz", "--epochs", 1, "--batch-size", 17).exit_code == 0
+
+
+def test_checking_a_network_does_not_change_it() -> None:
+    Path("more.py").write_text(MORE)
+    assert invoke("train", "more.py:Batch", "features.npz", "--lr", 0, "--epochs", 1, "--batch-size", 18).exit_code == 0
+    (weights,) = Path("runs/weights").iterdir()
+    assert int(load_network(weights, network="more.py:Batch").norm.num_batches_tracked) == 1
+
+
+def test_helpers_of_one_name_are_not_mixed_up(place: Path) -> None:
+    for folder, width in (("a", 4), ("b", 9)):
+        (place / folder).mkdir()
+        (place / folder / "helper_of_two.py").write_text(f"WIDTH = {width}\n")
+        text = NETWORK.replace("from beside import", "from helper_of_two import")
+        (place / folder / "net.py").write_text(text.replace("nn.LazyLinear(WIDTH)", "nn.Linear(64, WIDTH)"))
+    result = invoke("reproduce", "a/net.py:Mlp/features.npz", "b/net.py:Mlp/features.npz", "--epochs", 1, "--weights")
+    assert result.exit_code == 0, result.output
+    for record in Records(Path("runs/records.jsonl")).read():
+        weights = Path("runs/weights") / f"{record.spec.id}.safetensors"
+        widths = {"a": 4, "b": 9}
+        folder = next(name for name in widths if OwnNetwork.open(f"{name}/net.py:Mlp").name == record.spec.network)
+        assert load_network(weights, network=f"{folder}/net.py:Mlp").one.out_features == widths[folder]
+
+
+def test_helper_with_the_name_of_another_module_is_refused(place: Path) -> None:
+    (place / "json.py").write_text("")
+    (place / "own.py").write_text("import json\ndef Net(): ...\n")
+    with pytest.raises(ValueError, match=r"own\.py imports json from .*json\.py.*rename the file"):
+        OwnNetwork.open("own.py:Net")

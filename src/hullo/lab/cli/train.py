@@ -190,17 +190,19 @@ def train(
     results = [f"test accuracy {record.accuracy:.2f} %"]
     results += [f"accuracy on held-out samples {last:.2f} %" for last in record.val_accuracy[-1:]]
     typer.echo(f"{spec}: {record.ended}, {', '.join(results)}")
-    _echo_weights("the trained network", spec, output, network)
+    _echo_weights("the trained network", spec, output, network, wanted=not no_weights)
 
 
-def _echo_weights(what: str, spec: Spec, output: Path, network: str) -> None:
-    """Print how to load the network of a run, if it was saved."""
+def _echo_weights(what: str, spec: Spec, output: Path, network: str, *, wanted: bool) -> None:
+    """Print how to load the network of a run, if it was saved; if it was `wanted` and was not, say so."""
     from hullo.lab.run.weights import FOLDER
 
     weights = output / FOLDER / f"{spec.id}.safetensors"
     if weights.exists():
         source = f', network="{network}"' if spec.is_own_network else ""
         typer.echo(f'load {what} with hullo.lab.load_network("{weights}"{source})')
+    elif wanted:
+        typer.echo(f"{what} was trained earlier, without saving its weights; to save them, choose another --output")
 
 
 def default_activation(column: Column) -> str:
@@ -326,4 +328,4 @@ def reproduce(
         runs = [record for record in records if record.spec.column == column]
         best = max(runs, key=lambda record: (record.val_accuracy or record.test_accuracy)[-1])
         what = f"the best network after the last epoch, {best.spec.activation} with seed {best.spec.seed},"
-        _echo_weights(what, best.spec, output, networks.get(column, ""))
+        _echo_weights(what, best.spec, output, networks.get(column, ""), wanted=weights)

@@ -6,7 +6,9 @@ import hashlib
 import re
 import warnings
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ EXPECTED = (
     "a data set is a folder with train/CLASS/* and val/CLASS/* images, or a file .npz or .safetensors with the arrays "
     "x_train, y_train, x_test and y_test"
 )
+MAX_CLASSES = 10**6
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 
 
@@ -77,11 +80,14 @@ def _read_folder(folder: Path, image_size: int | None) -> tuple[list[Tensor], tu
     classes = tuple(child.name for child in _class_folders(folder / "train"))
     files = {split: _list_images(folder / split, classes) for split in ("train", evaluation)}
     sizes: dict[tuple[int, int], Path] = {}
-    is_colour = False
+    is_colour, largest = False, 0  # the largest value of 16-bit images
     for path, _ in (item for items in files.values() for item in items):
         with _open_image(path) as image:
             sizes.setdefault(image.size, path)
-            is_colour = is_colour or not (image.mode in ("L", "1") or image.mode.startswith("I;16"))
+            if image.mode.startswith("I;16"):
+                largest = max(largest, int(_read(path, partial(np.asarray, image)).max()))
+            else:
+                is_colour = is_colour or image.mode not in ("L", "1")
     if image_size is None and len(sizes) > 1:
         (one, first), (two, second) = list(sizes.items())[:2]
         raise DataError(
@@ -90,7 +96,8 @@ def _read_folder(folder: Path, image_size: int | None) -> tuple[list[Tensor], tu
         )
     parts = []
     for items in files.values():
-        images = [_decode(path, "RGB" if is_colour else "L", image_size) for path, _ in items]
+        shift = max(0, largest.bit_length() - 8)
+        images = [_decode(path, "RGB" if is_colour else "L", image_size, shift) for path, _ in items]
         parts += [torch.stack(images), torch.tensor([label for _, label in items])]
     places = [str(folder / split) for split in files]
     _check_classes(classes, parts[1::2], places, "add images, or remove the empty folder")
@@ -139,17 +146,23 @@ def _open_image(path: Path) -> Image.Image:
         raise DataError(f"{path} cannot be read as an image: {error}") from None
 
 
-def _decode(path: Path, mode: str, size: int | None) -> Tensor:
-    """Return an image as uint8 of shape (channels, height, width)."""
+def _read(path: Path, read: Callable[[], Any]) -> Any:
+    """Return what a function reads from an image; raise a DataError if the file is damaged."""
+    try:
+        return read()
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(f"{path} cannot be read as an image: {error}") from None
+
+
+def _decode(path: Path, mode: str, size: int | None, shift: int) -> Tensor:
+    """Return an image as uint8 of shape (channels, height, width); values of 16 bits lose their last `shift` bits."""
     with _open_image(path) as image:
         if image.mode in ("I", "F"):
             raise DataError(f"{path} has 32 bits per pixel; convert it to 8 or 16 bits, or store arrays in a file .npz")
-        try:
-            if image.mode.startswith("I;16"):  # Pillow would clip at 255
-                image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-            pixels = image.convert(mode)
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise DataError(f"{path} cannot be read as an image: {error}") from None
+        if image.mode.startswith("I;16"):  # Pillow would clip at 255
+            values = _read(path, partial(np.asarray, image))
+            image = Image.fromarray((values >> shift).astype(np.uint8))
+        pixels = _read(path, partial(image.convert, mode))
     if size is not None:
         scale = size / min(pixels.size)
         width, height = (max(size, round(side * scale)) for side in pixels.size)
@@ -163,7 +176,7 @@ def _read_arrays(path: Path) -> tuple[list[Tensor], tuple[str, ...]]:
     """Read the four arrays of a file."""
     try:
         arrays: Mapping[str, Any] = load_file(path) if path.suffix == ".safetensors" else _load_npz(path)
-    except (OSError, ValueError, SafetensorError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, ValueError, SafetensorError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
     if missing := [name for name in ARRAYS if name not in arrays]:
         raise DataError(f"{path} has no array {missing[0]}; it has {_list_names(sorted(arrays)) or 'none'}; {EXPECTED}")
@@ -184,16 +197,24 @@ def _read_arrays(path: Path) -> tuple[list[Tensor], tuple[str, ...]]:
         if not part.numel() or (least := int(part.min())) < 0:
             raise DataError(f"{path}: {name} must hold labels from 0; got {'none' if not part.numel() else least}")
     count, last = int(parts[1].max()) + 1, int(parts[3].max())
+    remedy = "number the classes 0, 1, 2, ... without gaps"
+    if count > MAX_CLASSES:
+        raise DataError(
+            f"{path}: y_train has label {count - 1}, and at most {MAX_CLASSES:,} classes are possible; {remedy}"
+        )
     if last >= count:
         raise DataError(f"{path}: y_test has label {last}, but y_train only 0 to {count - 1}; every class needs both")
     classes = tuple(map(str, range(count)))
     places = [f"{path}: {name}" for name in ARRAYS[1::2]]
-    _check_classes(classes, parts[1::2], places, "number the classes 0, 1, 2, ... without gaps")
+    _check_classes(classes, parts[1::2], places, remedy)
     return parts, classes
 
 
 def _load_npz(path: Path) -> dict[str, Any]:
-    with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+    with path.open("rb") as opened:
+        file = np.load(opened, allow_pickle=False)
+        if not isinstance(file, np.lib.npyio.NpzFile):
+            raise ValueError("it holds a single array; save all four with numpy.savez")
         return {name: file[name] for name in file.files}
 
 
@@ -217,7 +238,7 @@ def _as_samples(samples: Tensor, name: str) -> Tensor:
     if samples.dtype == torch.uint8:
         if samples.dim() == 3:
             return samples.unsqueeze(1)
-        if samples.dim() == 4 and samples.shape[1] > 4 and samples.shape[-1] <= 4:
+        if samples.dim() == 4 and _is_channels_last(*samples.shape[1:]):
             return samples.permute(0, 3, 1, 2).contiguous()
         return samples if samples.dim() == 4 else samples.float()
     if not samples.is_floating_point():
@@ -226,6 +247,13 @@ def _as_samples(samples: Tensor, name: str) -> Tensor:
     if not bool(features.isfinite().all()):
         raise DataError(f"{name} contains values that are not finite in float32; remove these samples, or fill them in")
     return features
+
+
+def _is_channels_last(first: int, second: int, third: int) -> bool:
+    """Return whether images of this shape have their channels last: the two equal sizes are those of the image."""
+    if second == third:
+        return False
+    return first == second > 1 or (first > 4 >= third)
 
 
 def _list_names(names: Iterable[str]) -> str:

@@ -23,6 +23,8 @@ from hullo.lab.spec.activation import HULLS, ActivationSpec
 from hullo.modules import Hull, LinearHull
 from hullo.surgery import replace_activations
 
+_BESIDE: dict[str, tuple[Path, bytes]] = {}  # the files beside users' networks that were imported, by module
+
 SIZES = ("in_channels", "image_size", "num_classes")
 
 
@@ -55,9 +57,12 @@ class OwnNetwork:
         if not path.is_file():
             raise ValueError(f"{file!r} is not a file; give a network of your own as my_network.py:Net")
         content, stem = path.read_bytes(), re.sub(r"[^\w.-]", "_", path.stem)
-        digest = hashlib.sha256(b"\0".join([content, *_imported_beside(path, content)]))
+        beside = _imported_beside(path.absolute(), content)
+        digest = hashlib.sha256(b"\0".join([content, *(beside[file] for file in sorted(beside))]))
         name = f"{stem}:{attribute}@{digest.hexdigest()[:8]}"
         network = cls(path.absolute(), attribute, name, content)
+        if network._module_name not in sys.modules:
+            _forget_others(network.path, beside)
         network.factory()  # raises an error if there is none
         return network
 
@@ -125,9 +130,13 @@ class OwnNetwork:
             )
         return given
 
+    @property
+    def _module_name(self) -> str:
+        return "hullo_own_" + re.sub(r"\W", "_", self.name)
+
     def _module(self) -> ModuleType:
         """Run the content of the file once per process, as an import would, but never a cached older version."""
-        name = "hullo_own_" + re.sub(r"\W", "_", self.name)
+        name = self._module_name
         if name in sys.modules:
             return sys.modules[name]
         module = ModuleType(name)
@@ -154,6 +163,8 @@ class OwnNetwork:
             yield
         except SyntaxError as error:
             raise ValueError(f"{error.filename or self.path}, line {error.lineno}: {error.msg}") from error
+        except torch.OutOfMemoryError:
+            raise
         except (Exception, SystemExit) as error:
             lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(self.path)]
             if isinstance(error, ValueError) and (not lines or str(self.path) in str(error)):
@@ -162,17 +173,17 @@ class OwnNetwork:
             raise ValueError(f"{place}: {type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
-def _imported_beside(path: Path, content: bytes) -> list[bytes]:
-    """Return the contents of the files that a file imports from its folder, and that these import, in a fixed order.
+def _imported_beside(path: Path, content: bytes) -> dict[Path, bytes]:
+    """Return the contents of the files that a file imports from its folder, and that these import.
 
     Imports by calls, such as importlib.import_module, are not found.
     """
     found: dict[Path, bytes] = {}
-    pending = [(path.absolute(), content)]
+    pending = [(path, content)]
     while pending:
         importer, text = pending.pop()
         for level, name in _imported_names(text):
-            folders = importer.parents if level else path.absolute().parents
+            folders = importer.parents if level else path.parents
             module = folders[min(max(level, 1), len(folders)) - 1]
             for part in name.split("."):
                 module /= part
@@ -180,7 +191,29 @@ def _imported_beside(path: Path, content: bytes) -> list[bytes]:
                     if file not in found and file.is_file():
                         found[file] = file.read_bytes()
                         pending.append((file, found[file]))
-    return [found[file] for file in sorted(found)]
+    return found
+
+
+def _forget_others(path: Path, files: Mapping[Path, bytes]) -> None:
+    """Have Python import files in the folder of a network's anew, where it holds other modules of their names.
+
+    Those are files beside another network, or these before they were changed; any other module stays, and a ValueError
+    says so.
+    """
+    for file, content in files.items():
+        if not file.is_relative_to(path.parent):
+            continue
+        parts = file.relative_to(path.parent).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        source = getattr(sys.modules.get(name), "__file__", None)
+        if name in _BESIDE and _BESIDE[name] != (file, content):
+            sys.modules.pop(name, None)
+        elif name in sys.modules and (source is None or Path(source).resolve() != file.resolve()):
+            raise ValueError(
+                f"{path.name} imports {name} from {file}, but Python has imported another module of that name, from "
+                f"{source or 'Python itself'}; rename the file"
+            )
+        _BESIDE[name] = (file, content)
 
 
 def _imported_names(content: bytes) -> Iterator[tuple[int, str]]:

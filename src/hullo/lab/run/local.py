@@ -22,7 +22,7 @@ from hullo.lab.run.loaders import Loader, loader_key
 from hullo.lab.run.queue import Population, RunQueue, describe_population, out_of_memory_error
 from hullo.lab.run.tensorboard import TensorBoardLogger
 from hullo.lab.run.training import Training
-from hullo.lab.run.weights import save_weights
+from hullo.lab.run.weights import check_savable, save_weights
 from hullo.lab.spec.activation import ActivationSpec
 from hullo.lab.spec.environment import Environment
 from hullo.lab.spec.records import Record, round_number, round_numbers
@@ -90,6 +90,8 @@ class LocalRunner:
         """Train a population, from its checkpoint if there is one, and return its records; keep the checkpoint."""
         spec, checkpoints = population[0], self.queue.checkpoints
         training = Training(population, self.loaders[loader_key(spec)], self.world)
+        if self.queue.weights:
+            check_savable(training.population[0], spec.network)
         checkpoints.restore(training)
         if training.epoch == training.step == 0 and (shorter := self.queue.finished.find_shorter(population)):
             self.queue.finished.restore(training, shorter)

@@ -89,17 +89,36 @@ class Training:
     @torch.no_grad()
     def _check_network(self) -> None:
         """Raise a ValueError if a user's network cannot be called with these samples or does not return logits."""
-        network, classes = networks.OWN[self.specs[0].network], self.loader.task.num_classes
-        example = self.loader.example.to(self.loader.device)
+        example, size = self.loader.example.to(self.loader.device), self.specs[0].batch_size
+        before = {name: tensor.clone() for name, tensor in self.population.state_dict().items()}
         try:
-            logits = self.population.eval()(example, in_dims=None)
-        except LoweringError as error:
-            raise ValueError(str(error)) from error
+            for training in (False, True):
+                self.population.train(training)
+                self._check_call(example)
+            if self.loader.count % size == 1 and self.loader.count > 1:
+                try:
+                    self._check_call(example[:1])
+                except ValueError as error:
+                    raise ValueError(
+                        f"{error}; {self.loader.count} samples in batches of {size} leave one for the last batch: "
+                        "choose another --batch-size"
+                    ) from error
+        finally:
+            self.population.load_state_dict(before)
+
+    def _check_call(self, example: Tensor) -> None:
+        network, classes = networks.OWN[self.specs[0].network], self.loader.task.num_classes
+        with network.explain():
+            try:
+                logits = self.population(example, in_dims=None)
+            except LoweringError as error:
+                raise ValueError(str(error)) from error
         if not isinstance(logits, Tensor) or logits.shape[1:] != (len(example), classes):
             returned = f"shape {tuple(logits.shape[1:])}" if isinstance(logits, Tensor) else type(logits).__name__
+            mode = "training" if self.population.training else "evaluation"
             raise ValueError(
-                f"{network.attribute} of {network.path.name} returned {returned} for {len(example)} samples; it must "
-                f"return logits for {classes} classes, of shape ({len(example)}, {classes})"
+                f"{network.attribute} of {network.path.name} returned {returned} for {len(example)} samples in {mode} "
+                f"mode; it must return logits for {classes} classes, of shape ({len(example)}, {classes})"
             )
 
     def advance(self) -> Iterator[None]:
@@ -266,7 +285,12 @@ def _optimizer(population: Population, specs: Sequence[Spec], steps: int, world:
         groups.append({"params": [raw], "lr": lr * scale, "weight_decay": 0.0})
     parameters = {name: p for name, p in population.named_parameters() if p.requires_grad and p is not raw}
     biases = [p for name, p in parameters.items() if name.endswith("bias")]
-    others = [p for name, p in parameters.items() if not name.endswith("bias") and p.dim() <= 2]  # (K, channels)
+    norms = {f"stacked.{name}" for name in population.layer_parameters((nn.LayerNorm, nn.RMSNorm))}
+    others = [
+        p
+        for name, p in parameters.items()
+        if not name.endswith("bias") and (p.dim() <= 2 or name in norms)  # (K, channels), or of a norm of images
+    ]
     groups.append({"params": biases, "lr": first.recipe.bias_lr_scale * lr, "weight_decay": 0.0})
     groups.append({"params": others, "weight_decay": 0.0})
     options: dict[str, Any] = {

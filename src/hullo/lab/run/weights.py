@@ -25,12 +25,24 @@ def save_weights(output: Path, spec: Spec, task: Task, network: nn.Module, examp
     path = output / FOLDER / f"{spec.id}.safetensors"
     path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
+    if len({tensor.untyped_storage().data_ptr() for tensor in tensors.values()}) < len(tensors):
+        tensors = {name: tensor.clone() for name, tensor in tensors.items()}  # tied weights, each under all its names
     metadata = {"spec": str(spec), "task": json.dumps(asdict(task))}
     if example is not None:
         metadata["example"] = json.dumps([str(example.dtype).removeprefix("torch."), *example.shape])
     with atomic_write(path) as file:
         file.write(save(tensors, metadata))
     return path
+
+
+def check_savable(network: nn.Module, name: str) -> None:
+    """Raise a ValueError if a network has a state that a file of weights cannot hold."""
+    for key, value in network.state_dict().items():
+        if not isinstance(value, Tensor):
+            raise ValueError(
+                f"{key} of {name} is {type(value).__name__}, and a file of weights holds only tensors; return a tensor "
+                "from get_extra_state, or train with --no-weights"
+            )
 
 
 def load_network(path: str | os.PathLike[str], network: str | None = None) -> nn.Module:
@@ -68,10 +80,10 @@ def load_network(path: str | os.PathLike[str], network: str | None = None) -> nn
             _find_own(spec.network, network)
         dtype, *shape = json.loads(metadata.get("example", '[""]'))
         example = torch.zeros(shape, dtype=getattr(torch, dtype)) if dtype else None
-        module = networks.build(spec.network, activation=spec.activation, example=example, **sizes)
+        module = networks.build(spec.network, activation=spec.activation, seed=spec.seed, example=example, **sizes)
         module.load_state_dict(tensors)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(f"cannot load the network of {path}: {reason}") from None
     return module.eval()
 
