@@ -115,3 +115,15 @@ x, y = torch.load({str(tmp_path / "values.pt")!r})
 torch.testing.assert_close(torch.export.load({str(tmp_path / "model.pt2")!r}).module()(x), y)
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("hull", [hullo.ConvexHull, hullo.ConicHull])
+def test_exported_hull_has_the_gradients_of_the_original(hull: type[hullo.Hull]) -> None:
+    act, x = hull("identity", "relu", "tanh"), torch.linspace(-2, 2, 9)
+    with torch.no_grad():
+        act.raw.copy_(torch.tensor([-0.1, 0.55, 0.55]))  # outside: the projection has no derivative of its own there
+    exported = torch.export.export(act, (x,)).module()
+    for module in (act, exported):
+        (module(x) * x).sum().backward()
+    torch.testing.assert_close(next(exported.parameters()).grad, act.raw.grad)
+    torch.testing.assert_close(exported(x), act(x))

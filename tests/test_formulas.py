@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
 
 import hullo
 from hullo import bases
@@ -126,6 +128,7 @@ def test_keras_supports_it() -> None:
         ("clamp(x, -x, 1)", "bound of clamp"),
         ("1 / x", "not finite at the origin"),
         ("sqrt(1 + x)", "must have a value everywhere"),
+        ("1 / (1 + exp(-x))", r"f'\(.*\) = nan"),
     ],
 )
 def test_invalid_formula_is_rejected_and_not_added(formula: str, message: str) -> None:
@@ -144,6 +147,15 @@ def test_derivatives_use_valid_functions_and_are_correct() -> None:
         hullo.add_base("mixed", "tanh(x)", torch.cos)
     with pytest.raises(TypeError, match="give both as formulas"):
         hullo.add_base("mixed", torch.tanh, "1 - square(tanh(x))")
+
+
+@pytest.mark.parametrize("mode", [torch.device("meta"), FakeTensorMode()], ids=["device", "fake"])
+def test_formulas_are_accepted_in_modes(mode: AbstractContextManager[object]) -> None:
+    with mode:
+        made = hullo.add_base("made", "tanh(x * sqrt(rate))", parameters={"rate": 4.0})
+        other = hullo.base("made(9)")
+    assert (made.slope_bounds, other.slope_bounds) == ((0.0, 2.0), (0.0, 3.0))
+    assert made.function(torch.ones(1)).item() == pytest.approx(math.tanh(2))
 
 
 def test_functions_of_parameters_are_numbers() -> None:

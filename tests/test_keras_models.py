@@ -65,8 +65,41 @@ def test_weights_of_another_hull_are_rejected(other, tmp_path):
 
 def test_weights_of_another_layer_are_rejected(tmp_path):
     network(keras.layers.PReLU()).save_weights(tmp_path / "it.weights.h5")
-    with pytest.raises(ValueError, match="was saved by 'another layer'"):
+    with pytest.raises(ValueError, match=r"convex_hull.* is not in the file"):
         network(hullo.keras.ConvexHull(PAPER)).load_weights(tmp_path / "it.weights.h5")
+    saved = network(keras.layers.Dense(4, activation=keras.layers.PReLU()))
+    saved(sample((2, 4))[0])
+    saved.save_weights(tmp_path / "dense.weights.h5")
+    model = network(keras.layers.Dense(4, activation=hullo.keras.ConvexHull(PAPER, name="act")))
+    with pytest.raises(ValueError, match="act was saved by 'another layer'; this layer is 'convex"):
+        model.load_weights(tmp_path / "dense.weights.h5")
+
+
+def test_hull_that_layers_share_is_saved_and_loaded(tmp_path):
+    shared = hullo.keras.AffineHull(PAPER, lr_scale=2)
+    model = network(*(keras.layers.Dense(4, activation=shared) for _ in range(2)), keras.layers.Dense(4))
+    model.compile("adam", "mse")
+    x, y = sample((8, 4))
+    model.fit(x, y, verbose=0)
+    shared.coefficients = [0.5, 0.75, -0.25]
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(numpy(loaded(x)), numpy(model(x)), rtol=1e-6, atol=1e-6)
+    assert loaded.layers[0].activation is loaded.layers[1].activation
+    assert loaded.layers[0].activation is not shared
+    for each in (model, loaded):
+        each.fit(x, y, shuffle=False, verbose=0)
+    np.testing.assert_allclose(numpy(loaded(x)), numpy(model(x)), rtol=1e-5, atol=1e-5)
+
+
+def test_weights_of_a_shared_hull_are_rejected_by_separate_ones(tmp_path):
+    def model(*hulls):
+        return network(*(keras.layers.Dense(4, activation=hull) for hull in hulls))
+
+    hulls = [hullo.keras.AffineHull(PAPER, name=name) for name in ("first", "second", "shared")]
+    model(hulls[2], hulls[2]).save_weights(tmp_path / "it.weights.h5")
+    with pytest.raises(ValueError, match=r"second is not in the file: .* a hull that layers share"):
+        model(*hulls[:2]).load_weights(tmp_path / "it.weights.h5")
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "bfloat16"])

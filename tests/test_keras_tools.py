@@ -128,3 +128,142 @@ def test_layers_of_other_types_are_replaced_and_keep_their_type():
         x = sample(3, 4)
         assert str(swapped(x).dtype) == str(model(x).dtype)
         np.testing.assert_allclose(numpy(swapped(x)).astype("float64"), numpy(model(x)).astype("float64"), rtol=1e-2)
+
+
+@keras.saving.register_keras_serializable(package="hullo-tests")
+class Standardized(layers.Layer):
+    """Standardize inside a layer, with values that are derived from weights."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.inner = layers.Normalization()
+
+    def build(self, shape):
+        self.inner.build(shape)
+
+    def call(self, x):
+        return self.inner(x)
+
+
+def assert_tools_keep_outputs(model, x, rtol=1e-4):
+    """Compare a model's outputs with those of its copies; return the copies."""
+    swapped = hullo.keras.replace_activations(model)
+    folded = hullo.keras.fold(swapped)
+    expected = model.predict(x, verbose=0)
+    for copy in (swapped, folded):
+        np.testing.assert_allclose(copy.predict(x, verbose=0), expected, rtol=rtol, atol=0.1 * rtol)
+    return swapped, folded
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_copies_keep_values_that_layers_derive_from_weights(nested):
+    x = 5 + 3 * sample(64, 4)
+    first = Standardized() if nested else layers.Normalization()
+    model = keras.Sequential([keras.Input((4,)), first, layers.Dense(3, activation="relu")])
+    (first.inner if nested else first).adapt(x)
+    assert_tools_keep_outputs(model, x)
+
+
+def test_activations_inside_wrappers_are_replaced_and_folded():
+    block = keras.Sequential([keras.Input((6,)), layers.Dense(4, activation="tanh"), layers.LeakyReLU(0.3)])
+    parts = [layers.Dense(6, activation="relu"), layers.Activation("elu"), block]
+    model = keras.Sequential([keras.Input((5, 3)), *map(layers.TimeDistributed, parts)])
+    model.add(layers.SpectralNormalization(layers.Dense(2, activation="silu")))
+    x = sample(4, 5, 3)
+    model(x, training=True)  # changes the state of the wrapper
+    swapped, folded = assert_tools_keep_outputs(model, x)
+    assert len(hullo.keras.summary(swapped).splitlines()) == 5
+    assert hullo.keras.summary(folded) == ""
+    assert folded.count_params() == model.count_params()
+
+
+@keras.saving.register_keras_serializable(package="hullo-tests")
+class Renamed(layers.TimeDistributed):
+    """Wrap a layer, with a configuration of its own."""
+
+    def get_config(self):
+        config = super().get_config()
+        return {"wrapped": config.pop("layer"), **config}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(keras.saving.deserialize_keras_object(config.pop("wrapped")), **config)
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda act: layers.TimeDistributed(layers.Dense(4, activation=act)),
+        lambda act: layers.Bidirectional(layers.SimpleRNN(4, activation=act)),
+        lambda act: Renamed(layers.Dense(4, activation=act)),
+    ],
+)
+def test_fold_freezes_hulls_inside_other_layers(around):
+    act = hullo.keras.AffineHull(["identity", "relu", "tanh"])
+    model = keras.Sequential([keras.Input((5, 3)), around(act)])
+    for _, hull in hullo.keras.models.named_hulls(model):
+        hull.coefficients = [0.5, 0.75, -0.25]
+    model.compile("sgd", "mse")
+    x = sample(4, 5, 3)
+    folded = hullo.keras.fold(model)
+    np.testing.assert_allclose(folded.predict(x, verbose=0), model.predict(x, verbose=0), rtol=1e-5, atol=1e-6)
+    table = hullo.keras.summary(folded)
+    folded.fit(x, folded.predict(x, verbose=0) + 1, verbose=0)
+    assert hullo.keras.summary(folded) == table
+    assert not any("raw_coefficients" in weight.path for weight in folded.trainable_variables)
+
+
+def test_layers_whose_functions_are_not_replaced_are_named():
+    parts = [layers.Bidirectional(layers.SimpleRNN(4, activation="relu", return_sequences=True), name="both")]
+    parts += [
+        Renamed(layers.Dense(4, activation="relu"), name="own"),
+        layers.TimeDistributed(layers.LSTM(3, name="deep")),
+    ]
+    model = keras.Sequential([keras.Input((5, 3)), *parts[:2], layers.Reshape((5, 2, 2)), parts[2]])
+    with pytest.raises(ValueError, match=r"can be replaced.* \(those inside both, own, deep are not replaced\)"):
+        hullo.keras.replace_activations(model)
+
+
+def test_hulls_and_wrapped_layers_that_are_shared_stay_shared():
+    act = hullo.keras.AffineHull(["identity", "relu", "tanh"])
+    dense = layers.Dense(3, activation=act)
+    x = keras.Input((5, 3))
+    y = layers.TimeDistributed(dense)(x) + dense(layers.Dense(3, activation=act)(layers.ReLU()(x)))
+    model = keras.Model(x, layers.SimpleRNN(3, activation=act)(y))
+    act.coefficients = [0.5, 0.75, -0.25]
+    swapped, _ = assert_tools_keep_outputs(model, sample(4, 5, 3))
+    # The new hull adds 3 coefficients, and the recurrent layer, which is copied as it is, has 3 of its own.
+    assert swapped.count_params() == model.count_params() + 6
+
+
+def test_quantized_model_gets_hulls_that_are_not_quantized():
+    for policy, rtol in (("float32", 1e-4), ("mixed_bfloat16", 2e-2)):
+        parts = [layers.Dense(8, activation="relu", dtype=policy), layers.Dense(3, activation="tanh", dtype=policy)]
+        model = keras.Sequential([keras.Input((4,)), *parts])
+        for part in parts:
+            part.bias.assign(sample(part.units))
+            part.quantize("int8")
+        swapped, _ = assert_tools_keep_outputs(model, sample(8, 4), rtol)
+        assert [layer.quantization_mode for layer in swapped.layers] == ["int8", "int8"]
+        assert {layer.activation.dtype_policy.name for layer in swapped.layers} == {policy}
+
+
+def test_weights_of_a_nested_model_of_own_code_are_copied():
+    @keras.saving.register_keras_serializable(package="hullo-tests")
+    class Own(keras.Model):
+        def __init__(self, **options):
+            super().__init__(**options)
+            self.dense = layers.Dense(3)
+
+        def call(self, x):
+            return self.dense(x)
+
+    x = keras.Input((4,))
+    assert_tools_keep_outputs(keras.Model(x, layers.Dense(3, activation="relu")(Own()(x))), sample(8, 4))
+
+
+def test_activation_with_weights_is_not_replaced_and_the_model_is_not_changed():
+    parts = [layers.Dense(3, activation=layers.PReLU()), layers.Dense(3, activation="relu")]
+    model = keras.Sequential([keras.Input((4,)), *parts])
+    swapped, _ = assert_tools_keep_outputs(model, sample(8, 4))
+    assert isinstance(swapped.layers[0].activation, layers.PReLU)

@@ -239,3 +239,50 @@ def test_function_enclosures_are_tight(name: str, start: float, width: float) ->
     assert values.max().item() <= result.high.item()
     assert result.low.item() >= values.min().item() - 1e-3 * spread - error
     assert result.high.item() <= values.max().item() + 1e-3 * spread + error
+
+
+class TestJumps:
+    """A function that jumps down is not monotone, whatever its slopes are."""
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "where(x > 30, x - 30, x)",
+            "where(3 - 2 * x > 0, x, x - 1)",
+            "where(abs(x) < 2, x, 0.5 * x)",
+            "where(square(x) > 900, x - 1, x)",
+            "x - 5 * step(x - 1)",
+            "step(-x)",
+            "tanh(where(x > 0.3, x - 1, x))",
+        ],
+    )
+    def test_nothing_is_certain(self, text: str) -> None:
+        item = hullo.add_base("jumping", text)
+        assert not item.is_certain
+        assert item.is_monotone is not True
+        hull = hullo.AffineHull("identity", "jumping", strict=False)
+        assert hullo.slope_bounds(hull) is None
+        assert hullo.is_monotone(hull) is not True
+        assert hullo.slope_bounds([1.0, 0.0], ["tanh", "jumping"]) == (0.0, 1.0)
+
+    @pytest.mark.parametrize(
+        ("text", "bounds"),
+        [
+            ("where(x > 30, 2 * x - 30, x)", (1.0, 2.0)),
+            ("where(abs(2 * x - 1) < 3, 2 * x, 1 + 3 * clamp(2 * x - 1, -1, 1))", (0.0, 2.0)),
+            ("where(x > 0, x, expm1(x))", (0.0, 1.0)),
+            ("x * step(x)", (0.0, 1.0)),
+        ],
+    )
+    def test_continuous_formulas_are_certain(self, text: str, bounds: tuple[float, float]) -> None:
+        item = hullo.add_base("kinked", text)
+        assert item.is_certain
+        assert item.is_monotone is True
+        assert item.slope_bounds == bounds == hullo.slope_bounds([1.0], ["kinked"])
+
+
+@pytest.mark.parametrize("text", ["sin(w * x)", "sin(x * w)", "sin(x / (1 / w))", "sin(-w * x)", "sin(2 * x + x)"])
+def test_waves_are_certain_however_they_are_written(text: str) -> None:
+    item = hullo.add_base("wave", text, parameters={"w": 3.0})
+    assert item.is_certain
+    assert item.slope_bounds == (-3.0, 3.0)

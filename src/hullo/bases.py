@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from hullo._compat import is_exporting, real_tensors
-from hullo.formulas import differentiate, replace_y
+from hullo.formulas import differentiate, from_the_right, replace_y
 from hullo.least_squares import Function, express
 
 Slope = Callable[[Tensor, Tensor], Any]
@@ -34,18 +34,21 @@ class Formula:
     """Hold the formulas of a base: `value` in terms of `x`, `slope` in terms of `x` and the value `y`.
 
     The text uses + - * /, comparisons, numbers and the names of :data:`hullo.formulas.FUNCTIONS`; every backend gives
-    those names its own meaning, so one formula is the base everywhere.
+    those names its own meaning, so one formula is the base everywhere. `is_smooth` says that it is smooth, although it
+    contains abs or positive_part.
     """
 
     value: str
     slope: str
+    is_smooth: bool = False
 
     @functools.cache  # noqa: B019  (formulas are few, and live as long as the catalogue)
     def derivative(self, order: int) -> str:
         """Return the formula of a derivative in terms of x: of order 0 the value, of order 1 the slope."""
         if order < 2:
             return replace_y(self.slope, self.value) if order else self.value
-        return differentiate(self.derivative(order - 1))
+        text = self.derivative(order - 1)
+        return differentiate(from_the_right(text) if self.is_smooth else text)
 
     def functions(self, backend: Mapping[str, Any]) -> tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]:
         """Return two Python functions, `value(x)` and `slope(x, y)`, that call the given functions of a backend."""
@@ -69,6 +72,7 @@ class Base:
         kinks: where f' jumps.
         formula: the text of f, for kernels and other frameworks; None for a Python function.
         is_certain: whether the slope bounds are proved; otherwise they were measured at samples.
+        is_continuous: whether a formula is known to have no jumps; with jumps, slopes do not bound differences.
 
     Example:
         >>> import hullo
@@ -87,6 +91,7 @@ class Base:
     kinks: tuple[float, ...] = ()
     formula: Formula | None = None
     is_certain: bool = True
+    is_continuous: bool = True
 
     def derivative(self, x: Tensor) -> Tensor:
         """Return f'(x), a tensor like x."""

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from hullo.bases import Base, Formula, base, check_parameter, family, spell
-from hullo.formulas import FUNCTIONS
+from hullo.formulas import FUNCTIONS, from_the_right
 from hullo.least_squares import Function
 
 
@@ -27,10 +27,12 @@ def make_base(
     at_zero: tuple[float, float, float] = (0.0, 1.0, 1.0),
     bounds: tuple[float, float] = (0.0, 1.0),
     kinks: tuple[float, ...] = (),
+    is_smooth: bool = False,
 ) -> Base:
     """Return a base from its formula; `at_zero` is the value and the slopes at 0- and 0+."""
-    formula = Formula(value, slope)
-    written, slope_function = formula.functions(FUNCTIONS)
+    formula = Formula(value, slope, is_smooth)
+    differentiable = Formula(from_the_right(value), from_the_right(slope)) if is_smooth else formula
+    written, slope_function = differentiable.functions(FUNCTIONS)
     return Base(name, native or written, slope_function, at_zero[0], at_zero[1:], bounds, kinks, formula)
 
 
@@ -57,6 +59,7 @@ def _unit(raw: Base, **changes: Any) -> Base:
         "at_zero": (0.0, left / right, 1.0),
         "bounds": (low / right, high / right),
         "kinks": raw.kinks,
+        "is_smooth": text.is_smooth,
     }
     return make_base(f"unit_{raw.name}", **(facts | changes))
 
@@ -187,6 +190,7 @@ add(
     F.mish,
     at_zero=(0.0, 0.6, 0.6),
     bounds=(-0.11252612238945403, 1.0884981612517242),
+    is_smooth=True,
 )
 add_unit("mish")
 
@@ -208,7 +212,7 @@ def unit_softplus(beta: float = 1.0) -> Base:
     check_parameter("unit_softplus", "beta", beta, positive=True)
     # exact near 0, where the difference of softplus and its value at 0 is not
     text = f"2 * (positive_part(x) + log1p(0.5 * expm1(-{beta} * abs(x))) * {1 / beta!r})"
-    return _unit(softplus(beta), value=text, native=None)
+    return _unit(softplus(beta), value=text, native=None, is_smooth=True)
 
 
 add("sigmoid", "sigmoid(x)", "y * (1 - y)", torch.sigmoid, at_zero=(0.5, 0.25, 0.25), bounds=(0.0, 0.25))
@@ -240,7 +244,7 @@ add_unit("erf")
 add(
     "hardswish",
     "x * clamp(x + 3, 0.0, 6.0) * 0.16666666666666666",
-    "where(x > 3, 1.0, step(x + 3) * (x * 0.3333333333333333 + 0.5))",
+    "where(x < 3, step(x + 3) * (x * 0.3333333333333333 + 0.5), 1.0)",
     F.hardswish,
     at_zero=(0.0, 0.5, 0.5),
     bounds=(-0.5, 1.5),
@@ -251,7 +255,7 @@ add(
     "hardsigmoid",
     "clamp(x * 0.16666666666666666 + 0.5, 0.0, 1.0)",
     "step(3 - abs(x)) * 0.16666666666666666",
-    F.hardsigmoid,
+    lambda x: F.relu6(x + 3) / 6,  # F.hardsigmoid has no second derivative
     at_zero=(0.5, 1 / 6, 1 / 6),
     bounds=(0.0, 1 / 6),
     kinks=(-3.0, 3.0),

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from hullo._compat import real_tensors
 from hullo.bases import Base, Formula, Slope, add_family, derivative_of, real_line, spell
-from hullo.formulas import FUNCTIONS, differentiate, fill_in
+from hullo.formulas import FUNCTIONS, differentiate, fill_in, switches, with_finite_branches
 from hullo.least_squares import Function
 from hullo.slope_extremes import extremes
 
 _NEAR_ZERO = 2.0**-40  # one side of 0, so near that curvature is negligible
+_BESIDE = 2.0**-45  # either side of a place where the function may jump, relative to it
 _UNBOUNDED = 2.0**40  # slopes as large as this, up to 2^128 from the origin, have no bound
 
 
@@ -51,6 +52,7 @@ def add_base(
     if isinstance(derivative, str) and not isinstance(function, str):
         raise TypeError("derivative is a formula and function is not; give both as formulas, or both as functions")
 
+    @real_tensors()
     def make(**values: float) -> Base:
         spelled = spell(name, values)
         if isinstance(function, str):
@@ -73,15 +75,28 @@ def _from_formula(
         )
     value = fill_in(text, values)
     formula = Formula(value, differentiate(value) if derivative is None else fill_in(derivative, values, "slope"))
-    function, slope = formula.functions(FUNCTIONS)
-    measured = dataclasses.replace(_measure(name, function, slope), formula=formula, is_certain=False)
+    function, slope = Formula(with_finite_branches(value), with_finite_branches(formula.slope)).functions(FUNCTIONS)
+    measured = dataclasses.replace(
+        _measure(name, function, slope), formula=formula, is_continuous=not _may_jump(function, value)
+    )
     # a bound is computed to a precision relative to the range of the slopes, so that must not be one of samples
     measured = dataclasses.replace(measured, slope_bounds=_limit(*measured.slope_bounds))
     bounds = extremes([1.0], [measured])
     if bounds is None:
-        return measured
+        return dataclasses.replace(measured, is_certain=False)
     low, high = (round(b, 9) + 0.0 if math.isfinite(b) else b for b in _limit(*bounds))
-    return dataclasses.replace(measured, slope_bounds=(low, high), is_certain=True)
+    return dataclasses.replace(measured, slope_bounds=(low, high))
+
+
+def _may_jump(function: Function, text: str) -> bool:
+    """Return whether the value of a formula may jump where a condition in it changes."""
+    places = switches(text)
+    if places is None:
+        return True
+    at = torch.tensor(places, dtype=torch.float64)
+    beside = _BESIDE * at.abs().clamp_min(1)
+    left, right = function(at - beside), function(at + beside)
+    return not bool(((right - left).abs() <= 1e-9 * right.abs().clamp_min(1)).all())
 
 
 def _limit(low: float, high: float) -> tuple[float, float]:
@@ -99,7 +114,6 @@ def _autograd_slope(function: Function) -> Slope:
     return slope
 
 
-@real_tensors()
 def _measure(name: str, function: Function, slope: Slope) -> Base:
     x = real_line()
     argument = x.clone()
@@ -127,6 +141,12 @@ def _measure(name: str, function: Function, slope: Slope) -> Base:
     if int(right.sum()) < 0.99 * len(right):  # there may be kinks between the points; NaN counts as wrong
         at = x[near][~right][0].item()
         raise ValueError(f"the derivative of base function {name!r} disagrees with its values, e.g. at x = {at:.4g}")
+    if bool(slopes.isnan().any()):
+        at = x[slopes.isnan()][0].item()
+        raise ValueError(
+            f"the derivative of base function {name!r} must have a value everywhere, but f'({at:.4g}) = nan; write it "
+            "with functions that do not overflow, such as sigmoid and tanh"
+        )
     jumps = at_zero[1:] - at_zero[0]  # at a jump, the slope is the quotient of differences
     sides = torch.where(jumps.abs() > 1e-6, jumps / origin[1:], derivative_of(function, slope, origin[1:]))
     return Base(

@@ -80,8 +80,7 @@ def apply(
         raise TypeError(_describe_invalid(x) + getattr(hull, "how_to_avoid", ""))
     if raw.device != x.device and "meta" not in (raw.device.type, x.device.type):
         raise ValueError(f"x is on {x.device} and the coefficients on {raw.device}; move both to one device with .to()")
-    if raw.dim() == 2:
-        check_groups(x.shape, raw.shape[0], spec.channel_dim)
+    _check_raw(x, raw, spec)
     kernel = choose(x, spec, backend)
     if not torch.compiler.is_compiling() and tracing_state() is None:
         return _dispatch(x, raw, spec, "reference" if is_intercepted(x, raw) else kernel)
@@ -133,8 +132,7 @@ def _find_call(
     x: Tensor, raw: Tensor, spec: CombineSpec, shortcuts: Shortcuts | None
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """Return the function that combines plain tensors in eager mode; remember it at the second call of a module."""
-    if raw.dim() == 2:
-        check_groups(x.shape, raw.shape[0], spec.channel_dim)
+    _check_raw(x, raw, spec)
     route = _route(spec, "triton" if x.is_cuda else "cpu")
     is_repeated = shortcuts is not None and shortcuts.has_seen(x)
     if is_repeated and x.is_cuda:
@@ -195,6 +193,18 @@ def _describe_invalid(x: object) -> str:
     if x.is_complex():
         return f"x must be a floating-point tensor, got {x.dtype}; torch.view_as_real(x) makes it real"
     return f"x must be a floating-point tensor, got {x.dtype}; for integers call x.float() first"
+
+
+def _check_raw(x: Tensor, raw: Tensor, spec: CombineSpec) -> None:
+    """Raise an error unless there are raw parameters for every base function, in one row or one per group."""
+    expected = len(spec.bases) - spec.parametrization.fewer
+    if tracing_state() is None and raw.shape[-1:] != (expected,):
+        raise ValueError(
+            f"{' x '.join(map(str, raw.shape))} raw parameters, but {len(spec.bases)} base functions with the "
+            f"parametrization {spec.parametrization.name!r} have {expected} per group"
+        )
+    if raw.dim() == 2:
+        check_groups(x.shape, raw.shape[0], spec.channel_dim)
 
 
 def check_groups(shape: Sequence[int], groups: int, channel_dim: int) -> None:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from hullo._compat import has_modes, real_tensors
 from hullo.bases import Base, base, resolve
@@ -130,7 +131,10 @@ class Hull(nn.Module):
         numbers = self._raw_values(self._validate(self._uniform() if value is None else value))
         raw = torch.tensor(numbers, device=self.raw.device, dtype=self.raw.dtype)
         with torch.no_grad():
-            self.raw.copy_(shard_like(raw, self.raw))
+            if is_parametrized(self, self.raw_name):
+                setattr(self, self.raw_name, raw)  # by the inverse of the user's parametrization
+            else:
+                self.raw.copy_(shard_like(raw, self.raw))
 
     @property
     def raw(self) -> nn.Parameter:

@@ -218,10 +218,15 @@ def _with_derivative(values: Tensor, like: Tensor) -> Tensor:
     return values.detach() + (like - like.detach())
 
 
+def _needs_plain_operations() -> bool:
+    """Return whether the Functions above are not supported; torch.export would drop their derivatives."""
+    return torch.compiler.is_exporting() or needs_plain_operations()
+
+
 def _clamp(raw: Tensor) -> Tensor:
     if is_forward_mode():
         return raw.clamp_min(0)
-    if needs_plain_operations():
+    if _needs_plain_operations():
         return _with_derivative(raw.clamp_min(0), raw)
     clamped: Tensor = _Clamp.apply(raw)  # type: ignore[no-untyped-call]
     return clamped
@@ -234,7 +239,7 @@ def _inverse_softplus(coefficients: Tensor) -> Tensor:
 def _project(raw: Tensor) -> Tensor:
     if is_forward_mode():  # PyTorch drops second derivatives of a Function that has a forward derivative
         return nearest_in_simplex(raw)
-    if needs_plain_operations():
+    if _needs_plain_operations():
         return _with_derivative(nearest_in_simplex(raw), _centred(raw))
     projected: Tensor = _Projection.apply(raw)  # type: ignore[no-untyped-call]
     return projected

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from hullo.bases import Base
+from hullo.formulas import frequencies
 from hullo.interval_arithmetic import FUNCTIONS, Jet
 
 ACCURACY = 1e-10
@@ -36,7 +37,6 @@ _INSIDE = 2.0**-36  # relative distance from the ends of a cell at which its slo
 _MAX_CELLS = 200_000
 _WHOLE_TURNS = 2.0**36  # multiples of pi are exact enough up to here
 _OUTSIDE = 2.0**100  # where bases that grow without bound are compared
-_WAVE = re.compile(r"\b(?:sin|cos)\((?:([\d.e+-]+) \* )?x\)")  # in a formula, with its frequency
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def _search(
     `is_enough` may end the search early; its arguments are the smallest slope found and a lower bound of all slopes.
     """
     used = [(c, item) for c, item in zip(coefficients, bases, strict=True) if c != 0]
-    if any(item.formula is None for _, item in used):
+    if not all(item.formula and item.is_continuous for _, item in used):
         return None
     if not used:
         return [0.0] * len(signs)
@@ -237,5 +237,4 @@ def _first_cells(kinks: tuple[float, ...]) -> _Cells:
 
 def _frequencies(item: Base) -> tuple[float, ...]:
     """Return the frequencies of the waves in a base's slope."""
-    text = item.formula.slope if item.formula else ""
-    return tuple(float(frequency or 1) for frequency in _WAVE.findall(text))
+    return frequencies(item.formula.slope) if item.formula else ()

@@ -266,3 +266,17 @@ def test_types_of_eight_bits_are_computed_in_float32(dtype: torch.dtype) -> None
     x = torch.linspace(-3, 3, 2 * compiled.WORTHWHILE).to(dtype)
     act = hullo.AffineHull("identity", "relu", "tanh")
     assert torch.equal(act(x).float(), act(x.float()).to(dtype).float())
+
+
+def test_the_largest_numbers_have_an_asinh() -> None:
+    x = torch.cat([torch.logspace(17, 38.5, 300), torch.tensor([torch.finfo(torch.float32).max])])
+    y = hullo.LinearHull("asinh", init=[1.0])(x)
+    torch.testing.assert_close(y.double(), torch.asinh(x.double()), rtol=3e-7, atol=0)
+
+
+@pytest.mark.parametrize("count", [2, 5])
+@pytest.mark.parametrize("size", [10, 1000])
+def test_raw_parameters_of_another_number_are_refused(count: int, size: int) -> None:
+    hull = hullo.LinearHull("identity", "relu", "tanh")
+    with pytest.raises(ValueError, match=f"{count} raw parameters.*3 base functions"):
+        torch.func.functional_call(hull, {hull.raw_name: torch.ones(count)}, (torch.ones(size),))

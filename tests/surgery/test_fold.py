@@ -184,3 +184,13 @@ def test_a_hull_without_coefficients_is_zero(options: dict[str, object]) -> None
     model = nn.Sequential(nn.Linear(4, 4), hullo.LinearHull("relu", "tanh", init=[0.0, 0.0], **options))
     x = torch.randn(3, 4)
     torch.testing.assert_close(hullo.fold(model)(x), model(x), rtol=0, atol=0)
+
+
+class Doubled(hullo.AffineHull):
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (PyTorch's name)
+        return super().forward(input) * 2
+
+
+def test_hull_with_a_forward_of_its_own_is_refused() -> None:
+    with pytest.raises(ValueError, match="Doubled defines a forward of its own"):
+        hullo.fold(nn.Sequential(nn.Linear(4, 4), Doubled("identity", "relu")))

@@ -138,3 +138,16 @@ def test_a_learning_rate_that_is_a_tensor_is_left_alone() -> None:
         0.01,
     ]
     assert float(rate) == pytest.approx(1e-3)
+
+
+def test_named_parameters_keep_their_names() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), hullo.AffineHull("identity", "relu"), nn.Linear(4, 4))
+    groups = hullo.parameter_groups(model, model.named_parameters(), lr=0.1, coefficient_lr_scale=10)
+    optimizer = torch.optim.SGD(groups)
+    found = {name: group["lr"] for group in optimizer.param_groups for name in group["param_names"]}
+    assert sorted(found) == sorted(name for name, _ in model.named_parameters())
+    assert [name for name, lr in found.items() if lr == 1.0] == [f"1.{model[1].raw_name}"]
+    few = hullo.parameter_groups(model, model[0].named_parameters(), lr=0.1)
+    assert sorted(n for g in torch.optim.SGD(few).param_groups for n in g["param_names"]) == sorted(
+        ["weight", "bias", f"1.{model[1].raw_name}"]
+    )

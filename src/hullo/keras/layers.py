@@ -54,6 +54,7 @@ class Hull(keras.layers.Layer):  # type: ignore[misc]
         self.supports_masking = True
         self.init, self.groups, self.axis, self.strict = _to_lists(init), groups, axis, strict
         self.lr_scale = float(lr_scale)
+        self._is_counted = False
         # The same hull in PyTorch checks the arguments and maps coefficients to raw parameters.
         self._make_torch_hull = functools.partial(
             self.torch_class,
@@ -132,6 +133,14 @@ class Hull(keras.layers.Layer):  # type: ignore[misc]
         own = {
             name: getattr(self, name) for name in ("init", "groups", "axis", "parametrization", "strict", "lr_scale")
         }
+        if not self._is_counted:
+            # Loading restores an object that several layers share if its configuration has a number. Keras writes that
+            # only from the second time on, and an activation that is used twice would get it once.
+            self._is_counted = True
+            try:
+                keras.saving.serialize_keras_object(self)
+            finally:
+                self._is_counted = False
         return {**super().get_config(), "bases": [item.name for item in self.bases], **own}
 
     @property
@@ -144,10 +153,16 @@ class Hull(keras.layers.Layer):  # type: ignore[misc]
 
     def load_own_variables(self, store: Any) -> None:
         names = tuple(store.keys())
+        where = self.path or self.name
+        if not names:
+            raise ValueError(
+                f"{where} is not in the file: it was saved with another layer here, or with a hull that layers share, "
+                "which is saved once; share it in this model, too, or load the whole model"
+            )
         meaning = np.asarray(store["meaning"]).tobytes().decode() if "meaning" in names else "another layer"
         if meaning != self._meaning:
-            raise ValueError(f"{self.path} was saved by {meaning!r}; this layer is {self._meaning!r}")
-        self.raw.assign(np.asarray(store["raw"]) / self.lr_scale)
+            raise ValueError(f"{where} was saved by {meaning!r}; this layer is {self._meaning!r}")
+        self.raw.assign(to_numpy(store["raw"]) / self.lr_scale)
 
     def __repr__(self) -> str:
         parts = [str([item.name for item in self.bases])]

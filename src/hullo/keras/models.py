@@ -37,8 +37,9 @@ def replace_activations(
     """Return a copy of a model in which activations are hulls that start as the functions they replace.
 
     Activation layers (``ReLU``, ``Activation("gelu")``) and the `activation` of other layers (``Dense``, ``Conv2D``)
-    are replaced if they are in the catalogue. Not replaced are ``linear``, ``softmax``, functions that serve as gates
-    or probabilities (``sigmoid``, ``hard_sigmoid``, ``softplus``), and the functions inside recurrent layers.
+    are replaced if they are in the catalogue, also inside wrappers (``TimeDistributed``). Not replaced are ``linear``,
+    ``softmax``, functions that serve as gates or probabilities (``sigmoid``, ``hard_sigmoid``, ``softplus``), and the
+    functions inside recurrent layers, ``Bidirectional`` and layers of your own.
 
     Args:
         model: a Sequential or functional model that is built; not changed.
@@ -70,7 +71,8 @@ def replace_activations(
             spelled = ", ".join(item.name for item in chosen)
             raise ValueError(f"{layer.name} is {replaced.name}, not a combination of {spelled}; add it to bases")
         init = [round(c, 12) + 0.0 for c in start]
-        given = {"dtype": layer.dtype_policy} | options
+        policy = layer.dtype_policy  # of a quantized layer, the hull gets the policy before quantization
+        given = {"dtype": policy.get_config().get("source_name", policy)} | options
         made.append(hull([item.name for item in chosen], init=init, strict=False, **given))
         return made[-1]
 
@@ -79,7 +81,11 @@ def replace_activations(
         hulls = sum(1 for _ in named_hulls(model))
         if hulls:
             raise ValueError(f"the model has {hulls} hulls already, and no other activation that can be replaced")
-        raise ValueError("no activation of the model can be replaced; it needs layers with one, such as Dense or ReLU")
+        closed = _closed_layers(model)
+        raise ValueError(
+            "no activation of the model can be replaced; it needs layers with one, such as Dense or ReLU"
+            + (f" (those inside {', '.join(closed)} are not replaced)" if closed else "")
+        )
     return result
 
 
@@ -87,7 +93,7 @@ def fold(model: keras.Model) -> keras.Model:
     """Return a copy of a model in which hulls are constant.
 
     A hull that equals one of Keras's activations, to 1e-6 in its coefficients, becomes that activation. Any other
-    becomes a hull that is not trainable.
+    becomes a hull that is not trainable, as do all hulls inside recurrent layers and layers of your own.
 
     Args:
         model: a Sequential or functional model; not changed.
@@ -105,19 +111,14 @@ def fold(model: keras.Model) -> keras.Model:
     def make_constant(function: Any, layer: Any) -> Any:
         if not isinstance(function, Hull):
             return None
-        torch_hull = function.to_torch()
-        identified = identify(torch_hull)
+        identified = identify(function.to_torch())
         answers = identified if isinstance(identified, list) else [identified]
         name = answers[0].name if answers[0] is not None and len({*answers}) == 1 else ""
         if name.startswith("leaky_relu"):
             return keras.layers.LeakyReLU(negative_slope=answers[0].slopes_at_zero[0])  # type: ignore[union-attr]
-        if name in _NATIVE:
-            return _NATIVE[name]
-        constant = type(function).from_config({**function.get_config(), "trainable": False})
-        constant.coefficients = torch_hull.coefficients.detach().numpy()
-        return constant
+        return _NATIVE.get(name)
 
-    return _clone(model, make_constant)
+    return _clone(model, make_constant, trainable_hulls=False)
 
 
 def summary(model: keras.Model) -> str:
@@ -141,9 +142,7 @@ def summary(model: keras.Model) -> str:
 
 
 def _check(model: Any) -> None:
-    if not isinstance(model, (keras.Sequential, keras.Model)) or not (
-        isinstance(model, keras.Sequential) or hasattr(model, "operations")
-    ):
+    if not _has_graph(model):
         raise TypeError(
             f"got a {type(model).__name__}: give a Sequential or functional Keras model; in a model of your own code, "
             "write the hulls where its activations are"
@@ -162,49 +161,86 @@ def named_hulls(model: keras.Model) -> Iterable[tuple[str, Hull]]:
             yield owner.name, layer
 
 
-def _clone(model: keras.Model, change: Callable[[Any, Any], Any]) -> keras.Model:
+def _has_graph(layer: Any) -> bool:
+    return isinstance(layer, keras.Sequential) or (isinstance(layer, keras.Model) and hasattr(layer, "operations"))
+
+
+def _is_open(layer: Any) -> bool:
+    """Return whether a layer is a wrapper that can be made again around another layer."""
+    # With a from_config of its own, it may have other arguments.
+    return (
+        isinstance(layer, keras.layers.Wrapper)
+        and type(layer).from_config.__func__ is keras.layers.Wrapper.from_config.__func__
+    )
+
+
+def _closed_layers(layer: Any) -> list[str]:
+    """Return the names of layers whose inner layers are copied as they are, such as recurrent ones."""
+    if _has_graph(layer) or _is_open(layer):
+        parts = layer.layers if _has_graph(layer) else [layer.layer]
+        return [name for part in parts for name in _closed_layers(part)]
+    return [layer.name] if any(True for _ in layer._flatten_layers(include_self=False)) else []
+
+
+def _clone(model: keras.Model, change: Callable[[Any, Any], Any], trainable_hulls: bool = True) -> keras.Model:
     """Copy a model; `change(function, layer)` returns the new activation, or None to keep the function."""
-    pairs = []
+    copies: dict[int, Any] = {}
+    pairs: list[tuple[Any, Any, tuple[Any, ...]]] = []  # a layer, its copy, and parts of them that are copied apart
 
     def clone(layer: Any) -> Any:
         if not isinstance(layer, keras.layers.Layer):  # an operation such as a sum
             return type(layer).from_config(layer.get_config())
-        result = _clone_layer(layer, change)
-        pairs.append((layer, result))
+        if _has_graph(layer):
+            return keras.models.clone_model(layer, clone_function=clone, recursive=True)
+        if id(layer) not in copies:
+            copies[id(layer)] = clone_layer(layer)
+        return copies[id(layer)]
+
+    def clone_layer(layer: Any) -> Any:
+        config = layer.get_config()
+        apart: tuple[Any, ...] = ()
+        if _is_open(layer):
+            inner = clone(layer.layer)
+            del config["layer"]
+            result, apart = type(layer)(inner, **config), (layer.layer, inner)
+        elif isinstance(layer, Hull) or (not layer.weights and _recognise(layer) is not None):
+            new = change(layer, layer)
+            if new is not None:
+                activation = new if isinstance(new, keras.layers.Layer) else keras.layers.Activation(new)
+                activation.name = layer.name
+                return activation
+            result = type(layer).from_config(config)
+        else:
+            old = layer.activation if "activation" in config and not isinstance(layer, keras.layers.RNN) else None
+            new = None if old is None else change(old, layer)
+            if new is None and isinstance(old, Hull):
+                new = clone(old)
+            if new is not None:
+                config["activation"], apart = new, (old, new)
+            result = type(layer).from_config(config)
+        for part in result._flatten_layers():
+            if isinstance(part, Hull) and not trainable_hulls:
+                part.trainable = False
+        pairs.append((layer, result, apart))
         return result
 
-    result = keras.models.clone_model(model, clone_function=clone, recursive=True)
-    for old, new in pairs:
-        if not isinstance(old, keras.Model):
-            inside = {id(weight) for part in _parts(old) for weight in part.weights}
-            kept = {id(weight) for part in _parts(new) for weight in part.weights}
-            values = [weight for weight in old.weights if id(weight) not in inside]
-            for weight, value in zip((w for w in new.weights if id(w) not in kept), values, strict=True):
-                weight.assign(ops.copy(value))  # JAX would share the array, and training one model delete the other's
-            for part, before in zip(_parts(new), _parts(old), strict=False):
-                if part.get_config()["bases"] == before.get_config()["bases"]:
-                    part.raw.assign(ops.copy(before.raw))
+    result = clone(model)
+    for old, new, apart in pairs:
+        skipped = {
+            id(part) for layer in apart if isinstance(layer, keras.layers.Layer) for part in layer._flatten_layers()
+        }
+        parts = ([part for part in layer._flatten_layers() if id(part) not in skipped] for layer in (old, new))
+        for before, after in zip(*parts, strict=True):
+            _copy_state(before, after)
     return result
 
 
-def _parts(layer: Any) -> list[Hull]:
-    """Return the hull that a layer is, or that is its activation."""
-    return [part for part in (layer, getattr(layer, "activation", None)) if isinstance(part, Hull)]
-
-
-def _clone_layer(layer: Any, change: Callable[[Any, Any], Any]) -> Any:
-    config = layer.get_config()
-    is_activation = isinstance(layer, Hull) or (not layer.weights and _recognise(layer) is not None)
-    if is_activation:
-        new = change(layer, layer)
-        if new is None:
-            return type(layer).from_config(config)
-        activation = new if isinstance(new, keras.layers.Layer) else keras.layers.Activation(new)
-        activation.name = layer.name
-        return activation
-    has_own = "activation" in config and not isinstance(layer, keras.layers.RNN)
-    new = change(layer.activation, layer) if has_own else None
-    return type(layer).from_config(config if new is None else {**config, "activation": new})
+def _copy_state(old: Any, new: Any) -> None:
+    """Copy the variables of a layer as saving and loading do, which also restores what is computed from them."""
+    store: dict[str, Any] = {}
+    old.save_own_variables(store)
+    # Without copies, JAX would share the arrays, and training one model delete the other's.
+    new.load_own_variables({k: v if isinstance(v, np.ndarray) else ops.copy(v) for k, v in store.items()})
 
 
 def _recognise(function: Any) -> Base | None:
@@ -213,7 +249,8 @@ def _recognise(function: Any) -> Base | None:
         return None
     if isinstance(function, (keras.layers.InputLayer, keras.layers.Dropout)):
         return None
-    if isinstance(function, keras.layers.Layer) and function.dtype_policy.name != "float32":
+    if isinstance(function, keras.layers.Layer) and (not function.built or function.dtype_policy.name != "float32"):
+        # The call below would build the layer for this tensor.
         function = type(function).from_config({**function.get_config(), "dtype": "float32"})
 
     def call(x: Tensor) -> Tensor:
@@ -226,7 +263,7 @@ def _recognise(function: Any) -> Base | None:
         candidates = [*all_bases(), *candidate_members(call, decimals=5)]
     except Exception:  # it does not accept such a tensor
         return None
-    if y.shape != x.shape:
+    if y.shape != x.shape or getattr(function, "weights", None):
         return None
     for item in candidates:
         if bool(((item.function(x) - y).abs() <= _TOLERANCE * (1 + x.abs())).all()):

@@ -156,13 +156,14 @@ INLINE float f_log_mean_exp_minus(float x) { /* log((1 + exp(-x)) / 2) for x >= 
 
 INLINE float f_asinh(float x, int careful) {
     const float size = f_abs(x), is_large = careful && size > 1e18f, root = f_sqrt(1.0f + x * x);
-    const float d = is_large ? 1.0f : 1.0f + root, b = is_large ? size : size * d + x * x; /* log(1 + b / d) */
-    const uint32_t n = (bits(is_large ? size : size + root) - 0x3f2aaaab) & 0xff800000; /* 1 + b / d = 2^n (1 + m) */
+    const float half = 0.5f * size; /* asinh of large numbers is log(half) + log(4) */
+    const float d = is_large ? 1.0f : 1.0f + root, b = is_large ? half : size * d + x * x; /* log(1 + b / d) */
+    const uint32_t n = (bits(is_large ? half : size + root) - 0x3f2aaaab) & 0xff800000; /* 1 + b / d = 2^n (1 + m) */
     const float up = from_bits(bits(b) - n), down = from_bits(bits(d) - n); /* b and d over 2^n; n is 0 for small b */
     const float s = (up + (down - d)) / (up + (down + d)), z = s * s; /* m / (2 + m), at most 0.2 */
     const float p = POLY4(z, 0.304349218f, 0.399526734f, 0.666670484f, 2.0f); /* log((1 + s) / (1 - s)) / s */
     const float y = (float)(int32_t)n * 8.2629583e-08f + s * p;
-    return __builtin_copysignf(!careful ? y : size == INFINITY ? size : is_large ? y + 0.693147181f : y, x);
+    return __builtin_copysignf(!careful ? y : size == INFINITY ? size : is_large ? y + 1.38629436f : y, x);
 }
 
 INLINE float f_atan(float x) {

@@ -89,6 +89,11 @@ def _substitute(model: nn.Module, replacements: dict[nn.Module, nn.Module]) -> n
 
 
 def _fold_hull(hull: Hull, inputs: Tensor | None) -> nn.Module:
+    if type(hull).forward not in (Hull.forward, InPlace.forward):
+        raise ValueError(
+            f"{type(hull).__name__} defines a forward of its own, which fold would drop; replace it by a plain module "
+            "first"
+        )
     rows = hull.coefficients.detach().double().reshape(hull.groups, -1)
     if hull.inner_scale is not None:
         return _graph(hull, rows)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import warnings
 import weakref
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, cast
 
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from hullo.modules import Hull
@@ -19,7 +20,7 @@ Group = dict[str, Any]
 
 def parameter_groups(
     model: nn.Module,
-    groups: Iterable[Group] | Iterable[nn.Parameter] | None = None,
+    groups: Iterable[Group] | Iterable[nn.Parameter] | Iterable[tuple[str, nn.Parameter]] | None = None,
     *,
     lr: float | None = None,
     weight_decay: float = 0.0,
@@ -63,10 +64,13 @@ def parameter_groups(
         ]
     else:
         given = [({} if lr is None else {"lr": lr}) | group for group in _as_groups(groups)]
-    listed = {id(parameter) for group in given for parameter in group["params"]}
-    moved: list[Group] = [{**group, "params": [p for p in group["params"] if id(p) in own]} for group in given]
-    moved.append({"params": [p for p in coefficients if id(p) not in listed]} | ({} if lr is None else {"lr": lr}))
-    made = [{**group, "params": [p for p in group["params"] if id(p) not in own]} for group in given]
+    listed = {id(_parameter(item)) for group in given for item in group["params"]}
+    rest: list[Any] = [p for p in coefficients if id(p) not in listed]
+    if any(isinstance(item, tuple) for group in given for item in group["params"]):  # all groups must have names then
+        rest = [(name, p) for name, p in model.named_parameters() if id(p) in own - listed]
+    moved: list[Group] = [_only(group, lambda p: id(p) in own) for group in given]
+    moved.append({"params": rest} | ({} if lr is None else {"lr": lr}))
+    made = [_only(group, lambda p: id(p) not in own) for group in given]
     for group in (group for group in moved if group["params"]):
         if "lr" in group:
             group["lr"] = group["lr"] * coefficient_lr_scale  # a tensor stays as it is
@@ -74,6 +78,16 @@ def parameter_groups(
             raise TypeError(f"coefficient_lr_scale={coefficient_lr_scale}: give lr too, or groups that have one")
         made.append(group | {"weight_decay": 0.0})
     return [group for group in made if group["params"]]
+
+
+def _parameter(item: Any) -> nn.Parameter:
+    """Return the parameter of an item of a group, which may have a name."""
+    parameter: nn.Parameter = item[1] if isinstance(item, tuple) else item
+    return parameter
+
+
+def _only(group: Group, keep: Callable[[nn.Parameter], bool]) -> Group:
+    return {**group, "params": [item for item in group["params"] if keep(_parameter(item))]}
 
 
 def _as_groups(given: Iterable[Any]) -> list[Group]:
@@ -95,8 +109,15 @@ def coefficient_parameters(model: nn.Module) -> list[nn.Parameter]:
         >>> [tuple(parameter.shape) for parameter in hullo.coefficient_parameters(model)]
         [(2,)]
     """
-    hulls = named_hulls("coefficient_parameters", model).values()
-    return list({item: None for hull in hulls for item in (hull.raw, hull.inner_scale) if item is not None})
+    found: dict[nn.Parameter, None] = {}
+    for hull in named_hulls("coefficient_parameters", model).values():
+        names = [hull.raw_name, *(["inner_scale"] if hull.inner_scale is not None else [])]
+        for name in names:
+            if is_parametrized(hull, name):  # by torch.nn.utils.parametrize
+                found |= dict.fromkeys(cast(nn.ModuleDict, hull.parametrizations)[name].parameters())
+            else:
+                found[getattr(hull, name)] = None
+    return list(found)
 
 
 def coefficient_dict(model: nn.Module) -> dict[str, float]:
