@@ -185,6 +185,10 @@ def _explain(network: nn.Module, error: Exception) -> str:
 
 def _line_of(error: Exception) -> str:
     """Return the line of the user's code that raised an exception, if known."""
-    internal = (os.path.dirname(torch.__file__), os.path.dirname(__file__), "<")
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(internal)]
+    internal = (os.path.dirname(torch.__file__), os.path.dirname(__file__))
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename.startswith("<rewritten ") or not frame.filename.startswith((*internal, "<"))
+    ]
     return f" (at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line})" if frames else ""

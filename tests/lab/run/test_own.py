@@ -315,6 +315,38 @@ def test_error_in_a_network_names_its_line(network: str, message: str) -> None:
     assert re.search(message, line), line
 
 
+REWRITTEN = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.one, self.two = nn.Linear(5, 4), nn.Linear(4, num_classes)
+
+    def forward(self, x):
+        x = F.relu(self.one(x))
+        CODE
+        return self.two(x)
+"""
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["x = x[torch.randperm(len(x))]", "x = -x if x.sum() > 0 else x", "x = x.view(-1, 7) if self.training else x"],
+)
+@pytest.mark.parametrize("activation", ["own", "tanh"])
+def test_error_names_the_file_also_where_activations_are_replaced(code: str, activation: str) -> None:
+    Path("rewritten.py").write_text(f"{REWRITTEN.replace('CODE', code)}# {activation}\n")  # a file of its own
+    result = invoke("train", "rewritten.py:Net", "features.npz", "--activation", activation, "--epochs", 1)
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert str(Path("rewritten.py").absolute()) in line
+    assert "line 14" in line or "py:14" in line or code in line, line
+
+
 def test_network_that_cannot_be_trained_is_refused_before_others_are_trained() -> None:
     experiments = ("net.py:Functional/images.npz", "net.py:Branch/images.npz")
     result = invoke("reproduce", *experiments, "--activation", "own", "--epochs", 1)

@@ -166,10 +166,13 @@ class OwnNetwork:
         except torch.OutOfMemoryError:
             raise
         except (Exception, SystemExit) as error:
-            lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(self.path)]
-            if isinstance(error, ValueError) and (not lines or str(self.path) in str(error)):
+            frames = traceback.extract_tb(error.__traceback__)
+            places = [f"{self.path}, line {f.lineno}" for f in frames if f.filename == str(self.path)]
+            if not places:  # in a method that was rewritten to replace activations
+                places = [f"{self.path}, in {f.line!r}" for f in frames if f" of {self.path}, " in f.filename]
+            if isinstance(error, ValueError) and (not places or str(self.path) in str(error)):
                 raise
-            place = f"{self.path}, line {lines[-1]}" if lines else f"{self.attribute} of {self.path}"
+            place = places[-1] if places else f"{self.attribute} of {self.path}"
             raise ValueError(f"{place}: {type(error).__name__}: {' '.join(str(error).split())}") from error
 
 

@@ -103,7 +103,8 @@ def _compile(function: types.FunctionType, node: ast.FunctionDef) -> types.CodeT
     text = "".join(f"from __future__ import {name}\n" for name in futures) + ast.unparse(
         ast.fix_missing_locations(tree)
     )
-    file = f"<{function.__module__}.{function.__qualname__} {zlib.crc32(text.encode()):08x}>"
+    origin = function.__code__.co_filename
+    file = f"<rewritten {function.__qualname__} of {origin}, {zlib.crc32(text.encode()):08x}>"
     linecache.cache[file] = (len(text), None, text.splitlines(True), file)  # where inspect and tracebacks look
     code: types.CodeType = compile(text, file, "exec", dont_inherit=True)
     for name in ("outer", class_name, node.name):
