@@ -47,14 +47,16 @@ def slopes_at(x: Tensor, coefficients: list[float], names: list[str]) -> Tensor:
 
 
 def search(coefficients: list[float], names: list[str]) -> float:
-    """Return the least slope that a search finds: on 100,000 points, then ever closer around the lowest of them."""
+    """Return the least slope that a search finds: on 100,000 points, then ever closer around the lowest valleys."""
     far, tiny = torch.logspace(1, 12, 20_000, dtype=torch.float64), torch.logspace(-9, 0, 2_000, dtype=torch.float64)
     kinks = torch.tensor([kink for name in names for kink in hullo.base(name).kinks], dtype=torch.float64)
     x = torch.cat([torch.linspace(-20, 20, 60_001, dtype=torch.float64) + 1e-7, far, -far, tiny, -tiny])
     x = torch.cat([x, kinks - 1e-11, kinks + 1e-11]).sort().values
     slopes = slopes_at(x, coefficients, names)
     least = slopes.min().item()
-    for at in slopes.argsort()[:16:4].tolist():
+    valleys = 1 + ((slopes[1:-1] <= slopes[:-2]) & (slopes[1:-1] <= slopes[2:])).nonzero().flatten()
+    lowest = valleys[slopes[valleys].argsort()[:32]].tolist()
+    for at in [int(slopes.argmin()), *lowest]:
         low, high = x[max(at - 1, 0)].item(), x[min(at + 1, len(x) - 1)].item()
         for _ in range(5):
             closer = torch.linspace(low, high, 65, dtype=torch.float64)
@@ -77,6 +79,8 @@ def grows(coefficients: list[float], names: list[str]) -> float:
 @example(([-1e3, 1e-3], ["relu2", "relu3"]))  # the least slope is far out
 @example(([1.0, -1.0, 2.0], ["sin(30)", "relu3", "relu2"]))
 @example(([0.6, -1.0, 0.4], ["hardsigmoid", "hardswish", "unit_silu"]))  # two kinks at one point
+@example(([2.0, 9.0, -2.0], ["unit_softplus(3)", "sin(30)", "elu"]))  # several valleys of nearly the same depth
+@example(([2.0, 22.0, -2.0], ["celu(2)", "sin(30)", "elu"]))
 def test_bounds_hold_and_are_attained(combination: tuple[list[float], list[str]]) -> None:
     coefficients, names = combination
     scale = largest_slope(coefficients, [hullo.base(name) for name in names])
