@@ -133,6 +133,22 @@ class Waves(nn.Module):
         return torch.fft.irfft(torch.fft.rfft(x) * self.weight, n=8)
 
 
+class Conjugated(Waves):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.fft.irfft(torch.fft.rfft(x) * self.weight.conj(), n=8)
+
+
+def test_conjugated_gradients_are_resolved() -> None:
+    member, x = Conjugated(), torch.randn(1, 3, 8, dtype=torch.float64)
+    population = Population([member])
+    optimizer, plain = SGD(population, lr=0.1), torch.optim.SGD(member.parameters(), lr=0.1)
+    population(x).square().sum().backward()
+    member(x[0]).square().sum().backward()
+    optimizer.step()
+    plain.step()
+    torch.testing.assert_close(population[0].weight, member.weight)
+
+
 @pytest.mark.parametrize("name", ["SGD", "RMSprop", "Adam", "AdamW"])
 def test_complex_parameters_are_updated_as_by_torch(name: str) -> None:
     members, x = [Waves() for _ in range(2)], torch.randn(2, 3, 8, dtype=torch.float64)

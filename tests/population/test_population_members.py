@@ -286,6 +286,23 @@ def test_members_keep_their_order_in_memory(layout: torch.memory_format) -> None
         assert parameter.stride() == original.stride()
 
 
+def test_optimizer_on_a_cpu_leaves_parameters_where_they_are() -> None:
+    population = Population(FlatView, seeds=range(2)).share_memory()
+    before = {name: (p.data_ptr(), p.stride()) for name, p in population.named_parameters()}
+    optimizer = Adam(population, lr=0.1)
+    population(torch.rand(2, 5, 3, 8, 8)).sum().backward()
+    optimizer.step()
+    assert {name: (p.data_ptr(), p.stride()) for name, p in population.named_parameters()} == before
+    assert all(p.grad is not None and p.grad.stride() == p.stride() for p in population.parameters())
+
+
+def test_images_come_out_in_the_order_of_one_network() -> None:
+    population = Population([nn.Conv2d(3, 4, 3) for _ in range(2)])
+    x = torch.rand(2, 5, 3, 8, 8)
+    for y in (population(x), population(x[0], in_dims=None)):
+        assert y.view(2, 5, -1).shape == (2, 5, 4 * 36)
+
+
 def test_views_are_those_of_a_member_alone() -> None:
     members = [FlatView() for _ in range(2)]
     population = Population(members)

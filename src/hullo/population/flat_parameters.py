@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from hullo.population.optim import Optimizer
-    from hullo.population.population import Population
 
 
 class FlatParameters:
@@ -24,8 +23,8 @@ class FlatParameters:
 
         self.optimizer = optimizer
         population, parameters = optimizer.population, optimizer.parameters
-        kinds = layer_kinds(population)
-        self.layout = Layout([ordered(p.detach(), kinds.get(name)) for name, p in parameters.items()])
+        kinds = {f"stacked.{name}": kind for name, kind in population.layer_parameters().items()}
+        self.layout = Layout([_ordered(p.detach(), kinds.get(name)) for name, p in parameters.items()])
         self.values = self.layout.buffer(torch.float32)
         self.state = [self.layout.buffer(torch.float32) for _ in optimizer.state_names]
         for parameter, view in zip(parameters.values(), self.layout.views(self.values), strict=True):
@@ -73,12 +72,7 @@ class FlatParameters:
             self.copies.copy_(self.values)
 
 
-def layer_kinds(population: Population) -> dict[str, type[nn.Module]]:
-    """Return the classes of linear and convolutional layers by the names of their parameters in the population."""
-    return {f"stacked.{name}": kind for name, kind in population.layer_parameters().items()}
-
-
-def ordered(parameter: Tensor, kind: type[nn.Module] | None) -> Tensor:
+def _ordered(parameter: Tensor, kind: type[nn.Module] | None) -> Tensor:
     """Return a parameter in the memory order that suits its layer."""
     if parameter.dim() == 5:  # the weights of K convolutions, channels last
         return parameter.flatten(0, 1).contiguous(memory_format=torch.channels_last).view(parameter.shape)

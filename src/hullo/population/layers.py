@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hullo._compat import is_eager
 from hullo.kernels.spec import compute_dtype
 from hullo.population import kernels, rng
 from hullo.population.convolutions import flat_parameter, split_channels
@@ -27,7 +28,7 @@ def linear(context: Context, x: Value, weight: Value, bias: Value | None = None)
     members, weights = context.members, weight.at(0, context.members)
     if len(weight.shape) != 2:
         return NotImplemented
-    if x.dim is None and (kernels.serve(weights) or weights.is_contiguous()):  # all members' outputs in one product
+    if x.dim is None:  # all members' outputs in one product
         y = torch.unflatten(F.linear(x.tensor, weights.flatten(0, 1), flat_parameter(bias, context)), -1, (members, -1))
         return Value(y, y.dim() - 2)
     shape = torch.Size([members, *x.shape[:-1], weight.shape[0]])
@@ -38,9 +39,27 @@ def linear(context: Context, x: Value, weight: Value, bias: Value | None = None)
         from hullo.population.kernels.linear import linear as linear_members
 
         y = linear_members(*(item.to(kernels.working_dtype(item)) for item in (rows, weights, biases)))
+    elif rows.device.type == "cpu" and is_eager():
+        given = (item.to(kernels.working_dtype(item)) for item in (rows, weights, biases))
+        y = _Linear.apply(*given)  # type: ignore[no-untyped-call]
     else:
         y = torch.baddbmm(biases.unsqueeze(1), rows, weights.mT)
     return Value(y.view(shape), 0)
+
+
+class _Linear(torch.autograd.Function):
+    """Compute linear layers; the gradient of weights is in their own order, so that it need not be copied."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weights: Tensor, biases: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weights)
+        return torch.baddbmm(biases.unsqueeze(1), x, weights.mT)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+        x, weights = ctx.saved_tensors
+        dx = torch.bmm(gradient, weights) if ctx.needs_input_grad[0] else None
+        return dx, torch.bmm(gradient.mT, x), gradient.sum(1)
 
 
 def multiply(context: Context, x: Value, weight: Value) -> Tensor:

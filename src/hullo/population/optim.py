@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hullo.population import kernels
-from hullo.population.flat_parameters import FlatParameters, layer_kinds, ordered
+from hullo.population.flat_parameters import FlatParameters
 from hullo.population.population import Population
 
 if TYPE_CHECKING:
@@ -94,10 +94,6 @@ class Optimizer:
         self.groups = self._read_groups(groups)
         trained = self.parameters.values()
         is_fused = bool(trained) and all(kernels.serve(p) and p.is_floating_point() for p in trained)
-        if not is_fused:
-            for name, kind in layer_kinds(population).items():
-                if kind is nn.Linear and name in self.parameters:
-                    self.parameters[name].data = ordered(self.parameters[name].detach(), kind)
         self.state = {
             state: {name: torch.zeros_like(p) for name, p in self.parameters.items()} for state in self.state_names
         }
@@ -171,7 +167,8 @@ class Optimizer:
                 continue
             group = self.groups.get(name, {})
             lr = group.get("lr", self.lr) * (1.0 if factor is None else factor)
-            own = (parameter.detach(), gradients[name], *(self.state[kind][name] for kind in self.state_names))
+            gradient = gradients[name].resolve_conj()
+            own = (parameter.detach(), gradient, *(self.state[kind][name] for kind in self.state_names))
             changed, gradient, *state = map(torch.view_as_real, own) if parameter.is_complex() else own
             settings = [_per_member(item, changed) for item in (lr, group.get("weight_decay", self.weight_decay))]
             each = max(1, BLOCK * len(changed) // max(1, changed.numel()))

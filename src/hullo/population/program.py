@@ -93,7 +93,9 @@ class Program:
             kind, what = self.graph.inputs[node.name]
             leaves.append(tensors[what] if kind == "tensor" else Value(what) if kind == "constant" else next(remaining))
         members = run.context.members
-        outputs = map_values(lambda value: value.at(0, members), self._run_nodes(run, self.graph.module, leaves))
+        outputs = map_values(
+            lambda value: _in_order(value.at(0, members)), self._run_nodes(run, self.graph.module, leaves)
+        )
         return pytree.tree_unflatten(list(outputs), self.graph.output_spec)
 
     def _run_nodes(self, run: Run, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
@@ -341,6 +343,12 @@ def _region(target: Any, args: Any) -> tuple[AbstractContextManager[Any], fx.Gra
         device, dtype, enabled, cached, module, *inputs = args
         return torch.autocast(device, dtype, enabled, cached), module, inputs
     return None
+
+
+def _in_order(output: Tensor) -> Tensor:
+    """Return images that a CPU computed with channels last in the order that those of one network have."""
+    is_reordered = output.dim() == 5 and output.device.type == "cpu" and not output[:1, :1].is_contiguous()
+    return output.contiguous() if is_reordered else output
 
 
 def _share_memory(one: Value, other: Value) -> bool:

@@ -434,6 +434,21 @@ class Viewed(Training):
     how = staticmethod(lambda y: y.view(-1, 7))
 
 
+class Ghost(Batch):
+    def forward(self, x):
+        x = x.view(-1, 6, 5).flatten(0, 1) if self.training else x
+        return super().forward(x)
+
+
+class Lazy(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.one, self.head = nn.LazyLinear(4), nn.Linear(4, num_classes)
+
+    def forward(self, x):
+        return self.head(self.one(x))
+
+
 class Branched(Training):
     how = staticmethod(lambda y: -y if y.sum() > 0 else y)
 """
@@ -481,7 +496,7 @@ def test_norms_of_images_do_not_decay() -> None:
     ("network", "message"),
     [
         ("Pair", "returned tuple.*in training mode"),
-        ("Narrow", r"returned shape \(2, 2\).*in training mode"),
+        ("Narrow", r"returned shape \(18, 2\).*in training mode"),
         ("Viewed", r"more.py, line \d+: RuntimeError"),
         ("Branched", r"control flow.*more.py"),
     ],
@@ -531,3 +546,39 @@ def test_helper_with_the_name_of_another_module_is_refused(place: Path) -> None:
     (place / "own.py").write_text("import json\ndef Net(): ...\n")
     with pytest.raises(ValueError, match=r"own\.py imports json from .*json\.py.*rename the file"):
         OwnNetwork.open("own.py:Net")
+
+
+def test_network_is_checked_with_batches_of_the_run() -> None:
+    Path("more.py").write_text(MORE)
+    command = ("train", "more.py:Ghost", "features.npz", "--epochs", 1, "--batch-size")
+    assert invoke(*command, 12).exit_code == 0  # 18 samples: 12 and 6, both multiples of 6
+    assert invoke(*command, 15).exit_code == 2
+
+
+def test_lazy_layers_have_the_weights_of_their_seed() -> None:
+    Path("more.py").write_text(MORE)
+    for output in ("one", "two"):
+        assert invoke("train", "more.py:Lazy", "features.npz", "--epochs", 1, "--output", output).exit_code == 0
+    one, two = (Records(Path(output, "records.jsonl")).read()[0] for output in ("one", "two"))
+    assert one.train_loss == two.train_loss
+
+
+def test_changed_helper_of_a_helper_is_imported_anew(place: Path) -> None:
+    files = {
+        "top.py": "import first_helper, pack_of_helpers.third\nfrom pack_of_helpers import fourth\n"
+        "from torch import nn\n"
+        "def Net(num_classes=1):\n    return nn.Linear(first_helper.V + pack_of_helpers.third.V + fourth.V, 1)\n",
+        "first_helper.py": "from second_helper import V\n",
+        "second_helper.py": "V = 1\n",
+        "pack_of_helpers/third.py": "V = 10\n",
+        "pack_of_helpers/fourth.py": "V = 100\n",
+    }
+    for folder in ("a", "b"):
+        for name, content in files.items():
+            (place / folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (place / folder / name).write_text(content.replace("= 1", "= 2") if folder == "b" else content)
+    widths = [OwnNetwork.open(f"{folder}/top.py:Net").factory()().in_features for folder in ("a", "b")]
+    (place / "a" / "second_helper.py").write_text("V = 5\n")
+    (place / "a" / "pack_of_helpers" / "fourth.py").write_text("V = 500\n")
+    widths.append(OwnNetwork.open("a/top.py:Net").factory()().in_features)
+    assert widths == [111, 222, 515]

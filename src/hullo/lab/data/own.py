@@ -253,7 +253,7 @@ def _is_channels_last(first: int, second: int, third: int) -> bool:
     """Return whether images of this shape have their channels last: the two equal sizes are those of the image."""
     if second == third:
         return False
-    return first == second > 1 or (first > 4 >= third)
+    return first == second > third or first > 4 >= third
 
 
 def _list_names(names: Iterable[str]) -> str:

@@ -92,13 +92,13 @@ class OwnNetwork:
             torch.manual_seed(seed)
             given = self._arguments(factory, activation, sizes)
             network = factory(**given)
-        if not isinstance(network, nn.Module):
-            raise ValueError(
-                f"{self.attribute} of {self.path.name} returned {type(network).__name__}; must be an nn.Module"
-            )
-        if not any(parameter.requires_grad for parameter in network.parameters()):
-            raise ValueError(f"{self.attribute} of {self.path.name} has no parameters that require gradients")
-        self._call_once(network, example)
+            if not isinstance(network, nn.Module):
+                raise ValueError(
+                    f"{self.attribute} of {self.path.name} returned {type(network).__name__}; must be an nn.Module"
+                )
+            if not any(parameter.requires_grad for parameter in network.parameters()):
+                raise ValueError(f"{self.attribute} of {self.path.name} has no parameters that require gradients")
+            self._call_once(network, example)  # lazy layers draw their weights
         if activation.kind != "own" and "activation" not in given:
             _replace(network, activation, example, self)
         return network
@@ -198,25 +198,31 @@ def _imported_beside(path: Path, content: bytes) -> dict[Path, bytes]:
 
 
 def _forget_others(path: Path, files: Mapping[Path, bytes]) -> None:
-    """Have Python import files in the folder of a network's anew, where it holds other modules of their names.
+    """Have Python import the files in the folder of a network anew, if it holds other modules of their names.
 
-    Those are files beside another network, or these before they were changed; any other module stays, and a ValueError
+    Those are files beside another network, or these before one was changed. Any other module stays, and a ValueError
     says so.
     """
+    modules = {}
     for file, content in files.items():
-        if not file.is_relative_to(path.parent):
+        if file.is_relative_to(path.parent):
+            parts = file.relative_to(path.parent).with_suffix("").parts
+            modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = (file, content)
+    if all(_BESIDE.get(name) == module for name, module in modules.items()):
+        return
+    folders = {name[:i] for name in modules for i, letter in enumerate(name) if letter == "."}
+    for name in modules.keys() | folders:
+        if name not in sys.modules:
             continue
-        parts = file.relative_to(path.parent).with_suffix("").parts
-        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        source = getattr(sys.modules.get(name), "__file__", None)
-        if name in _BESIDE and _BESIDE[name] != (file, content):
-            sys.modules.pop(name, None)
-        elif name in sys.modules and (source is None or Path(source).resolve() != file.resolve()):
+        source = getattr(sys.modules[name], "__file__", None)
+        if name in _BESIDE or (source is None and hasattr(sys.modules[name], "__path__")):  # a folder has no file
+            del sys.modules[name]
+        elif name in modules and (source is None or Path(source).resolve() != modules[name][0].resolve()):
             raise ValueError(
-                f"{path.name} imports {name} from {file}, but Python has imported another module of that name, from "
-                f"{source or 'Python itself'}; rename the file"
+                f"{path.name} imports {name} from {modules[name][0]}, but Python has imported another module of that "
+                f"name, from {source or 'Python itself'}; rename the file"
             )
-        _BESIDE[name] = (file, content)
+    _BESIDE.update(modules)
 
 
 def _imported_names(content: bytes) -> Iterator[tuple[int, str]]:

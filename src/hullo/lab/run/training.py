@@ -89,19 +89,22 @@ class Training:
     @torch.no_grad()
     def _check_network(self) -> None:
         """Raise a ValueError if a user's network cannot be called with these samples or does not return logits."""
-        example, size = self.loader.example.to(self.loader.device), self.specs[0].batch_size
+        example, count = self.loader.example.to(self.loader.device), self.loader.count
+        size = min(self.specs[0].batch_size, count)
+        batch = example[torch.arange(size, device=example.device) % len(example)]
         before = {name: tensor.clone() for name, tensor in self.population.state_dict().items()}
         try:
-            for training in (False, True):
-                self.population.train(training)
-                self._check_call(example)
-            if self.loader.count % size == 1 and self.loader.count > 1:
+            self.population.eval()
+            self._check_call(example)
+            self.population.train()
+            self._check_call(batch)
+            if rest := count % size:
                 try:
-                    self._check_call(example[:1])
+                    self._check_call(batch[:rest])
                 except ValueError as error:
                     raise ValueError(
-                        f"{error}; {self.loader.count} samples in batches of {size} leave one for the last batch: "
-                        "choose another --batch-size"
+                        f"{error}; {count} samples in batches of {size} leave {rest} for the last batch: choose "
+                        "another --batch-size"
                     ) from error
         finally:
             self.population.load_state_dict(before)
