@@ -32,34 +32,42 @@ def linear(context: Context, x: Value, weight: Value, bias: Value | None = None)
         y = torch.unflatten(F.linear(x.tensor, weights.flatten(0, 1), flat_parameter(bias, context)), -1, (members, -1))
         return Value(y, y.dim() - 2)
     shape = torch.Size([members, *x.shape[:-1], weight.shape[0]])
+    rows = as_rows(context, x)
+    if rows.device.type == "cpu" and is_eager():
+        given = (rows, weights, None if bias is None else bias.at(0, members))
+        cast = (item if item is None else item.to(kernels.working_dtype(item)) for item in given)
+        return Value(_Linear.apply(*cast).view(shape), 0)  # type: ignore[no-untyped-call]
     if bias is None:
         return Value(multiply(context, x, weight).view(shape), 0)
-    rows, biases = as_rows(context, x), bias.at(0, members)
+    biases = bias.at(0, members)
     if kernels.serve(rows) and rows.numel():
         from hullo.population.kernels.linear import linear as linear_members
 
         y = linear_members(*(item.to(kernels.working_dtype(item)) for item in (rows, weights, biases)))
-    elif rows.device.type == "cpu" and is_eager():
-        given = (item.to(kernels.working_dtype(item)) for item in (rows, weights, biases))
-        y = _Linear.apply(*given)  # type: ignore[no-untyped-call]
     else:
         y = torch.baddbmm(biases.unsqueeze(1), rows, weights.mT)
     return Value(y.view(shape), 0)
 
 
 class _Linear(torch.autograd.Function):
-    """Compute linear layers; the gradient of weights is in their own order, so that it need not be copied."""
+    """Compute linear layers on a CPU; automatic differentiation would copy the weights' gradient into their layout."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weights: Tensor, biases: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weights)
+        if biases is None:
+            return torch.bmm(x, weights.mT)
         return torch.baddbmm(biases.unsqueeze(1), x, weights.mT)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weights = ctx.saved_tensors
-        dx = torch.bmm(gradient, weights) if ctx.needs_input_grad[0] else None
-        return dx, torch.bmm(gradient.mT, x), gradient.sum(1)
+        dx, dweights, dbiases = ctx.needs_input_grad
+        return (
+            torch.bmm(gradient, weights) if dx else None,
+            torch.bmm(gradient.mT, x) if dweights else None,
+            gradient.sum(1) if dbiases else None,
+        )
 
 
 def multiply(context: Context, x: Value, weight: Value) -> Tensor:

@@ -92,11 +92,11 @@ class Optimizer:
         self._frozen = {name: p for name, p in population.named_parameters() if not p.requires_grad}
         self.counts = self.updates.new_zeros(len(self.parameters))  # updates of each parameter, for Adam
         self.groups = self._read_groups(groups)
-        trained = self.parameters.values()
-        is_fused = bool(trained) and all(kernels.serve(p) and p.is_floating_point() for p in trained)
         self.state = {
             state: {name: torch.zeros_like(p) for name, p in self.parameters.items()} for state in self.state_names
         }
+        trained = self.parameters.values()
+        is_fused = bool(trained) and all(kernels.serve(p) and p.is_floating_point() for p in trained)
         self._flat = FlatParameters(self, copies) if is_fused else None
 
     def _numbers(self, name: str, given: Numbers) -> Tensor:

@@ -1,4 +1,4 @@
-"""Test users' networks and data sets: training by the command, resuming, loading, and error messages."""
+"""Test users' networks and data sets: training by the command, resuming, and loading."""
 
 from __future__ import annotations
 
@@ -10,140 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch.nn.functional as F
+from own_files import SETTINGS, invoke
 from tiny_command import Command
 from tiny_releases import write_images
-from typer.testing import CliRunner, Result
 
 import hullo
 from hullo.lab import load_network
-from hullo.lab.cli import app
 from hullo.lab.data import open_data
-from hullo.lab.networks import OwnNetwork
 from hullo.lab.spec.records import Records
 
-NETWORK = """
-from abc import ABCMeta, abstractmethod
-
-import torch
-import torch.nn.functional as F
-from torch import nn
-
-from beside import WIDTH
-
-
-class Modules(nn.Module):
-    def __init__(self, num_classes, in_channels=1):
-        super().__init__()
-        self.conv, self.norm, self.act = nn.Conv2d(in_channels, WIDTH, 3), nn.BatchNorm2d(WIDTH), nn.GELU()
-        self.head = nn.Linear(WIDTH, num_classes)
-
-    def forward(self, x):
-        return self.head(self.act(self.norm(self.conv(x))).mean((2, 3)))
-
-
-class Functional(nn.Module):
-    def __init__(self, num_classes):
-        super().__init__()
-        self.one, self.two = nn.LazyLinear(WIDTH), nn.Linear(WIDTH, num_classes)
-
-    def forward(self, x):
-        return self.two(F.relu(self.one(x.flatten(1))))
-
-
-class Mlp(nn.Module):
-    def __init__(self, in_channels, num_classes):
-        super().__init__()
-        self.one, self.two = nn.Linear(in_channels, WIDTH), nn.Linear(WIDTH, num_classes)
-
-    def forward(self, x):
-        return self.two(F.relu(self.one(x)))
-
-
-class Tokens(nn.Module):
-    def __init__(self, num_classes):
-        super().__init__()
-        self.table, self.head = nn.Embedding(16, WIDTH), nn.Linear(WIDTH, num_classes)
-
-    def forward(self, x):
-        return self.head(torch.tanh(self.table(x)).mean(1))
-
-
-def given(activation, num_classes):
-    return nn.Sequential(nn.Conv2d(1, 4, 3), activation(4), nn.Flatten(), nn.Linear(4 * 36, num_classes))
-
-
-def frozen(num_classes):
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes)).requires_grad_(False)
-
-
-class Needy(nn.Module):
-    def __init__(self, width, num_classes):
-        super().__init__()
-
-
-class Shape(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.head = nn.Linear(3, 3)
-
-    def forward(self, x):
-        return self.head(x.flatten(1))
-
-
-class Branch(nn.Module):
-    def __init__(self, num_classes):
-        super().__init__()
-        self.head = nn.Linear(64, num_classes)
-
-    def forward(self, x):
-        x = x.flatten(1)
-        if x.sum() > 0:
-            x = -x
-        return self.head(x)
-
-
-class Wide(nn.Module):
-    def __init__(self, num_classes):
-        super().__init__()
-        self.head = nn.Linear(64, num_classes + 1)
-
-    def forward(self, x):
-        return self.head(x.flatten(1))
-
-
-class Abstract(nn.Module, metaclass=ABCMeta):
-    @abstractmethod
-    def forward(self, x): ...
-
-
-number = 3
-"""
-SETTINGS = ("--device", "cpu", "--quiet")
-
-
-def line_of(text: str) -> int:
-    return next(number for number, line in enumerate(NETWORK.splitlines(), 1) if text in line)
-
-
-@pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a file with networks, and data sets of images, features and tokens."""
-    monkeypatch.chdir(tmp_path)
-    Path("net.py").write_text(NETWORK.replace("nn.LazyLinear(WIDTH)", "nn.Linear(64, WIDTH)"))
-    Path("beside.py").write_text("WIDTH = 6\n")
-    draw = np.random.default_rng(0)
-    labels = np.arange(24) % 3
-    for name, x in {
-        "images": draw.integers(0, 256, (24, 8, 8), dtype=np.uint8),
-        "features": draw.normal(size=(24, 5)),
-        "tokens": draw.integers(0, 16, (24, 7)),
-    }.items():
-        np.savez(f"{name}.npz", x_train=x[:18], y_train=labels[:18], x_test=x[18:], y_test=labels[18:])
-    return tmp_path
-
-
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in (*arguments, *SETTINGS)])
+pytestmark = pytest.mark.usefixtures("place")
 
 
 @pytest.mark.filterwarnings("default")
@@ -249,27 +125,6 @@ def test_changed_file_is_another_network() -> None:
         load_network(weights)
 
 
-@pytest.mark.parametrize("changed", ["beside.py", "parts/__init__.py", "parts/deep/one.py", "parts/two.py"])
-def test_changed_import_is_another_network(place: Path, changed: str) -> None:
-    """Of files beside the network: imported directly, through a package, or relatively; others do not count."""
-    files = {
-        "net.py": "import torch\nfrom beside import WIDTH\nfrom parts.deep import one\ndef Net(): ...\n",
-        "parts/__init__.py": "",
-        "parts/deep/__init__.py": "",
-        "parts/deep/one.py": "from ..two import x\n",
-        "parts/two.py": "x = 1\n",
-        "unused.py": "",
-    }
-    for name, content in files.items():
-        (place / name).parent.mkdir(parents=True, exist_ok=True)
-        (place / name).write_text(content)
-    before = OwnNetwork.open("net.py:Net").name
-    (place / "unused.py").write_text("# changed")
-    assert OwnNetwork.open("net.py:Net").name == before
-    (place / changed).write_text((place / changed).read_text() + "# changed")
-    assert OwnNetwork.open("net.py:Net").name != before
-
-
 def test_killed_run_resumes() -> None:
     command = ("train", "net.py:Mlp", "features.npz", "--epochs", "40")
     process = Command(*command, "--checkpoint-every", "0", *SETTINGS)
@@ -284,179 +139,8 @@ def test_killed_run_resumes() -> None:
     assert not checkpoint.exists()
 
 
-@pytest.mark.parametrize(
-    ("network", "message"),
-    [
-        ("net.py:Nothing", "'Nothing'.*Modules, Functional.*given"),
-        ("net.py", "needs a class: net.py:Net.*Modules"),
-        ("net.py:number", "'number'"),
-        ("nowhere.py:Net", "'nowhere.py' is not a file"),
-        ("net.py:Needy", "needs width"),
-        ("net.py:Shape", rf"net.py, line {line_of('return self.head(x.flatten(1))')}: RuntimeError"),
-        ("net.py:Branch", "net.py:.*x.sum"),
-        ("net.py:Wide", r"\(2, 4\).*3 classes"),
-        ("net.py:frozen", "frozen of net.py has no parameters"),
-        ("broken.py:Net", "broken.py, line 2"),
-        ("raises.py:Net", "raises.py, line 1: ZeroDivisionError"),
-        ("exits.py:Net", "exits.py, line 2: SystemExit: 3"),
-        ("imports.py:Net", "broken.py, line 2"),
-        ("net.py:Abstract", "Abstract of .*net.py: TypeError"),
-    ],
-)
-def test_error_in_a_network_names_its_line(network: str, message: str) -> None:
-    Path("broken.py").write_text("import torch\nclass Net(:\n")
-    Path("raises.py").write_text("1 / 0\n")
-    Path("exits.py").write_text("import sys\nsys.exit(3)\n")
-    Path("imports.py").write_text("import broken\n")
-    result = invoke("train", network, "images.npz", "--epochs", 1)
-    assert result.exit_code == 2
-    (line,) = result.stderr.splitlines()
-    assert not Path("runs/records.jsonl").exists()
-    assert re.search(message, line), line
-
-
-REWRITTEN = """
-import torch
-import torch.nn.functional as F
-from torch import nn
-
-
-class Net(nn.Module):
-    def __init__(self, num_classes):
-        super().__init__()
-        self.one, self.two = nn.Linear(5, 4), nn.Linear(4, num_classes)
-
-    def forward(self, x):
-        x = F.relu(self.one(x))
-        CODE
-        return self.two(x)
-"""
-
-
-@pytest.mark.parametrize(
-    "code",
-    ["x = x[torch.randperm(len(x))]", "x = -x if x.sum() > 0 else x", "x = x.view(-1, 7) if self.training else x"],
-)
-@pytest.mark.parametrize("activation", ["own", "tanh"])
-def test_error_names_the_file_also_where_activations_are_replaced(code: str, activation: str) -> None:
-    Path("rewritten.py").write_text(f"{REWRITTEN.replace('CODE', code)}# {activation}\n")  # a file of its own
-    result = invoke("train", "rewritten.py:Net", "features.npz", "--activation", activation, "--epochs", 1)
-    assert result.exit_code == 2
-    (line,) = result.stderr.splitlines()
-    assert str(Path("rewritten.py").absolute()) in line
-    assert "line 14" in line or "py:14" in line or code in line, line
-
-
-def test_network_that_cannot_be_trained_is_refused_before_others_are_trained() -> None:
-    experiments = ("net.py:Functional/images.npz", "net.py:Branch/images.npz")
-    result = invoke("reproduce", *experiments, "--activation", "own", "--epochs", 1)
-    assert result.exit_code == 2
-    assert re.search("net.py:.*x.sum", result.stderr)
-    assert not Path("runs/records.jsonl").exists()
-
-
-def test_network_with_activation_argument_needs_one_or_a_default() -> None:
-    result = invoke("train", "net.py:given", "images.npz")
-    assert result.exit_code == 2
-    assert "--activation relu" in result.stderr
-    Path("net.py").write_text(NETWORK.replace("activation, num_classes", "num_classes, activation=lambda c: nn.SiLU()"))
-    assert invoke("train", "net.py:given", "images.npz", "--epochs", 1).exit_code == 0
-
-
-MORE = """
-import torch
-from torch import nn
-
-
-class Tied(nn.Module):
-    def __init__(self, num_classes):
-        super().__init__()
-        layer, self.other = nn.Linear(5, 5), nn.Linear(5, 5)
-        self.layers, self.head = nn.Sequential(layer, nn.ReLU(), layer), nn.Linear(5, num_classes)
-        self.other.weight = layer.weight
-
-    def forward(self, x):
-        return self.head(self.other(self.layers(x)))
-
-
-class Drawn(nn.Module):
-    def __init__(self, num_classes):
-        super().__init__()
-        self.register_buffer("frequencies", torch.randn(5, 8), persistent=False)
-        self.head = nn.Linear(8, num_classes)
-
-    def forward(self, x):
-        return self.head(torch.sin(x @ self.frequencies))
-
-
-class Stateful(Drawn):
-    def get_extra_state(self):
-        return {}
-
-    def set_extra_state(self, state): ...
-
-
-class Normed(nn.Module):
-    def __init__(self, num_classes):
-        super().__init__()
-        self.norm, self.head = nn.LayerNorm([1, 8, 8]), nn.Linear(64, num_classes)
-
-    def forward(self, x):
-        return self.head(self.norm(x).flatten(1))
-
-
-class Batch(nn.Module):
-    def __init__(self, num_classes):
-        super().__init__()
-        self.one, self.norm, self.head = nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, num_classes)
-
-    def forward(self, x):
-        return self.head(self.norm(self.one(x)))
-
-
-class Training(Batch):
-    how = staticmethod(lambda x: x)
-
-    def forward(self, x):
-        y = self.head(self.one(x))
-        return self.how(y) if self.training else y
-
-
-class Pair(Training):
-    how = staticmethod(lambda y: (y, y))
-
-
-class Narrow(Training):
-    how = staticmethod(lambda y: y[:, :2])
-
-
-class Viewed(Training):
-    how = staticmethod(lambda y: y.view(-1, 7))
-
-
-class Ghost(Batch):
-    def forward(self, x):
-        x = x.view(-1, 6, 5).flatten(0, 1) if self.training else x
-        return super().forward(x)
-
-
-class Lazy(nn.Module):
-    def __init__(self, num_classes):
-        super().__init__()
-        self.one, self.head = nn.LazyLinear(4), nn.Linear(4, num_classes)
-
-    def forward(self, x):
-        return self.head(self.one(x))
-
-
-class Branched(Training):
-    how = staticmethod(lambda y: -y if y.sum() > 0 else y)
-"""
-
-
 @pytest.mark.parametrize(("network", "seed"), [("Tied", 0), ("Drawn", 3)])
 def test_loaded_network_computes_what_was_trained(network: str, seed: int) -> None:
-    Path("more.py").write_text(MORE)
     source = f"more.py:{network}"
     result = invoke("train", source, "features.npz", "--seed", seed, "--epochs", 2)
     assert result.exit_code == 0, result.output
@@ -467,15 +151,6 @@ def test_loaded_network_computes_what_was_trained(network: str, seed: int) -> No
     assert loss.item() == pytest.approx(record.test_loss[-1], rel=1e-4)
 
 
-def test_state_without_tensors_is_refused_before_training() -> None:
-    Path("more.py").write_text(MORE)
-    command = ("train", "more.py:Stateful", "features.npz", "--epochs", 1)
-    refused = invoke(*command)
-    assert refused.exit_code == 2
-    assert re.search(r"_extra_state of more:Stateful.*dict.*--no-weights", refused.stderr)
-    assert invoke(*command, "--no-weights").exit_code == 0
-
-
 def test_earlier_run_without_weights_says_so() -> None:
     command = ("train", "net.py:Mlp", "features.npz", "--epochs", 1)
     assert "weights" not in invoke(*command, "--no-weights").stdout
@@ -483,7 +158,6 @@ def test_earlier_run_without_weights_says_so() -> None:
 
 
 def test_norms_of_images_do_not_decay() -> None:
-    Path("more.py").write_text(MORE)
     settings = ("--optimizer", "sgd", "--lr", "1e-9", "--weight-decay", "1e8", "--epochs", 1)
     assert invoke("train", "more.py:Normed", "images.npz", *settings).exit_code == 0
     (weights,) = Path("runs/weights").iterdir()
@@ -492,94 +166,8 @@ def test_norms_of_images_do_not_decay() -> None:
     assert loaded.head.weight.abs().max().item() < 0.124  # of at most 1 / sqrt(64), decayed by a tenth per step
 
 
-@pytest.mark.parametrize(
-    ("network", "message"),
-    [
-        ("Pair", "returned tuple.*in training mode"),
-        ("Narrow", r"returned shape \(18, 2\).*in training mode"),
-        ("Viewed", r"more.py, line \d+: RuntimeError"),
-        ("Branched", r"control flow.*more.py"),
-    ],
-)
-def test_error_in_training_mode_is_one_line(network: str, message: str) -> None:
-    Path("more.py").write_text(MORE)
-    result = invoke("train", f"more.py:{network}", "features.npz", "--epochs", 1)
-    assert result.exit_code == 2
-    (line,) = result.stderr.splitlines()
-    assert re.search(message, line), line
-
-
-def test_last_batch_of_one_sample_needs_another_batch_size() -> None:
-    Path("more.py").write_text(MORE)
-    command = ("train", "more.py:Batch", "features.npz", "--epochs", 1, "--batch-size")
-    refused = invoke(*command, 17)
-    assert refused.exit_code == 2
-    assert re.search("more than 1 value per channel.*18 samples in batches of 17.*another --batch-size", refused.stderr)
-    assert invoke(*command, 16).exit_code == 0
-    assert invoke("train", "net.py:Mlp", "features.npz", "--epochs", 1, "--batch-size", 17).exit_code == 0
-
-
-def test_checking_a_network_does_not_change_it() -> None:
-    Path("more.py").write_text(MORE)
-    assert invoke("train", "more.py:Batch", "features.npz", "--lr", 0, "--epochs", 1, "--batch-size", 18).exit_code == 0
-    (weights,) = Path("runs/weights").iterdir()
-    assert int(load_network(weights, network="more.py:Batch").norm.num_batches_tracked) == 1
-
-
-def test_helpers_of_one_name_are_not_mixed_up(place: Path) -> None:
-    for folder, width in (("a", 4), ("b", 9)):
-        (place / folder).mkdir()
-        (place / folder / "helper_of_two.py").write_text(f"WIDTH = {width}\n")
-        text = NETWORK.replace("from beside import", "from helper_of_two import")
-        (place / folder / "net.py").write_text(text.replace("nn.LazyLinear(WIDTH)", "nn.Linear(64, WIDTH)"))
-    result = invoke("reproduce", "a/net.py:Mlp/features.npz", "b/net.py:Mlp/features.npz", "--epochs", 1, "--weights")
-    assert result.exit_code == 0, result.output
-    for record in Records(Path("runs/records.jsonl")).read():
-        weights = Path("runs/weights") / f"{record.spec.id}.safetensors"
-        widths = {"a": 4, "b": 9}
-        folder = next(name for name in widths if OwnNetwork.open(f"{name}/net.py:Mlp").name == record.spec.network)
-        assert load_network(weights, network=f"{folder}/net.py:Mlp").one.out_features == widths[folder]
-
-
-def test_helper_with_the_name_of_another_module_is_refused(place: Path) -> None:
-    (place / "json.py").write_text("")
-    (place / "own.py").write_text("import json\ndef Net(): ...\n")
-    with pytest.raises(ValueError, match=r"own\.py imports json from .*json\.py.*rename the file"):
-        OwnNetwork.open("own.py:Net")
-
-
-def test_network_is_checked_with_batches_of_the_run() -> None:
-    Path("more.py").write_text(MORE)
-    command = ("train", "more.py:Ghost", "features.npz", "--epochs", 1, "--batch-size")
-    assert invoke(*command, 12).exit_code == 0  # 18 samples: 12 and 6, both multiples of 6
-    assert invoke(*command, 15).exit_code == 2
-
-
 def test_lazy_layers_have_the_weights_of_their_seed() -> None:
-    Path("more.py").write_text(MORE)
     for output in ("one", "two"):
         assert invoke("train", "more.py:Lazy", "features.npz", "--epochs", 1, "--output", output).exit_code == 0
     one, two = (Records(Path(output, "records.jsonl")).read()[0] for output in ("one", "two"))
     assert one.train_loss == two.train_loss
-
-
-def test_changed_helper_of_a_helper_is_imported_anew(place: Path) -> None:
-    files = {
-        "top.py": "import first_helper, pack_of_helpers.third\nfrom pack_of_helpers import fourth\n"
-        "from torch import nn\n"
-        "def Net(num_classes=1):\n    return nn.Linear(first_helper.V + pack_of_helpers.third.V + fourth.V, 1)\n",
-        "first_helper.py": "from second_helper import V\n",
-        "second_helper.py": "V = 1\n",
-        "pack_of_helpers/third.py": "V = 10\n",
-        "pack_of_helpers/fourth.py": "V = 100\n",
-    }
-    for folder in ("a", "b"):
-        for name, content in files.items():
-            (place / folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (place / folder / name).write_text(content.replace("= 1", "= 2") if folder == "b" else content)
-    widths = [OwnNetwork.open(f"{folder}/top.py:Net").factory()().in_features for folder in ("a", "b")]
-    # of another length: Python's cache of bytecode does not see a change of the same length in the same second
-    (place / "a" / "second_helper.py").write_text("V = 1000\n")
-    (place / "a" / "pack_of_helpers" / "fourth.py").write_text("V = 5000\n")
-    widths.append(OwnNetwork.open("a/top.py:Net").factory()().in_features)
-    assert widths == [111, 222, 6010]

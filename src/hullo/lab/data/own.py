@@ -27,6 +27,7 @@ EXPECTED = (
     "x_train, y_train, x_test and y_test"
 )
 MAX_CLASSES = 10**6
+"""More are a mistake in the labels, and listing them would exhaust the memory."""
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 
 
