@@ -23,6 +23,7 @@ pytest.importorskip("triton")
 SAMPLE = tiny_command.load("fashion-mnist-sample")
 GPU = torch.cuda.is_available()
 ROWS = ("convex(identity,tanh)", "affine(identity,relu,tanh)")
+RATES = {"rmsprop": 1e-3, "sgd": 0.05}
 
 
 @pytest.fixture(autouse=True)
@@ -31,21 +32,25 @@ def _exact_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
-@pytest.fixture(autouse=True)
-def _small_alexnet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Train LeNet-5 with AlexNet's recipe, which is SGD."""
-    monkeypatch.setitem(NETWORKS, "alexnet", NETWORKS["lenet5"])
-
-
 def data(side: int, train: int = 6, test: int = 4) -> Dataset:
     train_images, test_images = SAMPLE.train_images[:train], SAMPLE.test_images[:test]
     parts = train_images[..., :side, :side], SAMPLE.train_labels[:train], test_images[..., :side, :side]
     return Dataset("corner", SAMPLE.classes, *(part.contiguous() for part in parts), SAMPLE.test_labels[:test])
 
 
-def train(network: str, side: int, device: str, precision: str = "float32", rows: tuple[str, ...] = ROWS) -> Training:
-    spec = Spec(network, "fashion-mnist-sample", "relu", epochs=1, batch_size=4, lr=1e-3, precision=precision)
-    specs = [replace(spec, activation=row, seed=seed, lr=1e-3 / (1 + seed)) for seed, row in enumerate(rows)]
+def train(
+    network: str,
+    side: int,
+    device: str,
+    precision: str = "float32",
+    rows: tuple[str, ...] = ROWS,
+    optimizer: str = "rmsprop",
+) -> Training:
+    lr = RATES[optimizer]
+    spec = Spec(
+        network, "fashion-mnist-sample", "relu", epochs=1, batch_size=4, optimizer=optimizer, precision=precision
+    )
+    specs = [replace(spec, activation=row, seed=seed, lr=lr / (1 + seed)) for seed, row in enumerate(rows)]
     training = Training(specs, InMemoryLoader(data(side).to(device)))
     for _ in training.advance():
         pass
@@ -53,25 +58,27 @@ def train(network: str, side: int, device: str, precision: str = "float32", rows
 
 
 @pytest.mark.parametrize(
-    ("network", "side", "rows"),
+    ("network", "side", "optimizer", "rows"),
     [
-        ("kerasnet", 12, ROWS),  # Triton's interpreter is slow; the others run on a GPU
-        pytest.param("lenet5", 18, ROWS, marks=pytest.mark.gpu),
-        pytest.param("resnet56", 8, ROWS, marks=pytest.mark.gpu),
-        pytest.param("alexnet", 18, ROWS, marks=pytest.mark.gpu),
-        pytest.param("lenet5", 18, ("convex(relu,tanh)", "prelu"), marks=pytest.mark.gpu),
-        pytest.param("kerasnet", 12, ("convex(relu,tanh)", "prelu"), marks=pytest.mark.gpu),
-        pytest.param("resnet56", 8, ("convex(relu,tanh)", "prelu"), marks=pytest.mark.gpu),
+        ("kerasnet", 12, "rmsprop", ROWS),  # Triton's interpreter is slow; the others run on a GPU
+        pytest.param("lenet5", 18, "rmsprop", ROWS, marks=pytest.mark.gpu),
+        pytest.param("lenet5", 18, "sgd", ROWS, marks=pytest.mark.gpu),
+        pytest.param("resnet56", 8, "sgd", ROWS, marks=pytest.mark.gpu),
+        pytest.param("lenet5", 18, "rmsprop", ("convex(relu,tanh)", "prelu"), marks=pytest.mark.gpu),
+        pytest.param("kerasnet", 12, "rmsprop", ("convex(relu,tanh)", "prelu"), marks=pytest.mark.gpu),
+        pytest.param("resnet56", 8, "sgd", ("convex(relu,tanh)", "prelu"), marks=pytest.mark.gpu),
     ],
 )
 def test_fused_steps_equal_plain_steps(
-    network: str, side: int, rows: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    network: str, side: int, optimizer: str, rows: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # ResNet-56 takes steps of SGD: where a gradient is next to nothing, RMSprop turns its rounding into a whole step,
+    # and batch norms of four images enlarge the difference. On a CPU, one thread and two differ by 0.3 % after RMSprop.
     small = functools.partial(ResNet, n=1)  # eight layers will do
     monkeypatch.setitem(NETWORKS, "resnet56", Entry(small))
-    plain = train(network, side, "cpu", rows=rows)
+    plain = train(network, side, "cpu", rows=rows, optimizer=optimizer)
     monkeypatch.setattr(kernels, "serve", lambda x: x.dtype != torch.float64)
-    fused = train(network, side, "cuda" if GPU else "cpu", rows=rows)
+    fused = train(network, side, "cuda" if GPU else "cpu", rows=rows, optimizer=optimizer)
     for name in ("train_loss", "test_loss", "coefficients"):
         torch.testing.assert_close(fused.curves[name], plain.curves[name], rtol=2e-3, atol=2e-4, msg=name)
     assert fused.curves["test_accuracy"].shape == plain.curves["test_accuracy"].shape
@@ -84,9 +91,11 @@ def test_fused_steps_equal_plain_steps(
         assert (ours[name].cpu() - tensor).abs().double().mean() < 1e-4, name
 
 
-@pytest.mark.parametrize("network", ["lenet5", "alexnet"])
-def test_state_is_portable_between_kernels_and_plain_operations(network: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = train(network, 18, "cpu")
+@pytest.mark.parametrize("optimizer", RATES)
+def test_state_is_portable_between_kernels_and_plain_operations(
+    optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = train("lenet5", 18, "cpu", optimizer=optimizer)
     state = {name: tensor.clone() for name, tensor in plain.state_dict().items()}
     there_and_back = dict(state)
     for served in (lambda x: x.dtype != torch.float64, lambda x: False):
@@ -98,17 +107,16 @@ def test_state_is_portable_between_kernels_and_plain_operations(network: str, mo
         assert all(torch.equal(there_and_back[name], tensor) for name, tensor in state.items())
 
 
-@pytest.mark.parametrize("network", ["lenet5", "alexnet"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_copies_exist_only_in_lower_precision(network: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_exist_only_in_lower_precision(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "serve", lambda x: x.dtype != torch.float64)
-    spec = Spec(network, "fashion-mnist-sample", "relu", epochs=1, batch_size=4, precision=precision)
+    spec = Spec("lenet5", "fashion-mnist-sample", "relu", epochs=1, batch_size=4, precision=precision)
     assert bool(Training([spec], InMemoryLoader(data(18))).population.copies) == (precision == "bfloat16")
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not GPU, reason="needs a CUDA device")
-@pytest.mark.parametrize("network", ["lenet5", "kerasnet", "resnet56", "alexnet"])
+@pytest.mark.parametrize("network", ["lenet5", "kerasnet", "resnet56"])
 def test_gpu_bfloat16_is_close_to_cpu_float32(network: str) -> None:
     on_gpu, on_cpu = train(network, 28, "cuda", "bfloat16"), train(network, 28, "cpu")
     assert on_gpu.population.copies
@@ -117,10 +125,10 @@ def test_gpu_bfloat16_is_close_to_cpu_float32(network: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not GPU, reason="needs a CUDA device")
-@pytest.mark.parametrize("network", ["kerasnet", "alexnet"])
+@pytest.mark.parametrize(("network", "optimizer"), [("kerasnet", "rmsprop"), ("lenet5", "sgd")])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_gpu_resumes_from_a_state(network: str, precision: str) -> None:
-    whole = train(network, 28, "cuda", precision)
+def test_gpu_resumes_from_a_state(network: str, optimizer: str, precision: str) -> None:
+    whole = train(network, 28, "cuda", precision, optimizer=optimizer)
     first = Training(whole.specs, whole.loader)
     moments = first.advance()
     next(moments)
