@@ -174,7 +174,7 @@ def pool(bench: Bench, layer: str) -> None:
         return wide.permute(1, 0, 3, 4, 2).flatten(2) if flat else wide.flatten(1, 2)
 
     def one(bias: Tensor | None) -> Tensor:
-        drops = state.seeds, state.steps, 0, rate, True
+        drops = state.seeds, state.steps, 0, rate
         return pooled.combine_pool_drop(x, rows, TRIO, *drops, bias=bias, flat=flat)
 
     makes = {
@@ -251,9 +251,9 @@ NORM_TILES = {  # loads, warps, programs, columns
 
 def tune(bench: Bench) -> None:
     """Measure the kernels at several tile sizes, the modules' own first."""
-    for tile in (pooled.FORWARD[2], (512, 4), (2048, 4), (2048, 8)):
+    for tile in (pooled.TILES[2], (512, 4), (2048, 4), (2048, 8)):
         for programs in (pooled.PROGRAMS, 16):
-            pooled.FORWARD[2] = pooled.BACKWARD[2] = tile
+            pooled.TILES[2] = tile
             pooled.PROGRAMS = programs
             bench.setting = f" {tile} {programs}"
             bench.run([(pool, ("kerasnet pool1", "lenet5 pool1"))])

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import hullo
 from hullo import bases
-from hullo.bases import resolve
+from hullo.bases import in_order, resolve
 
 
 class TestNames:
@@ -293,3 +293,8 @@ def test_names_that_a_state_dict_cannot_tell_apart_are_refused(name: str) -> Non
     with pytest.raises(ValueError, match=name):
         hullo.add_base(name, "x * exp(-square(x))")
     assert name not in hullo.list_bases()
+
+
+def test_in_order_sorts_and_removes_duplicates() -> None:
+    given = [hullo.base(name) for name in ("tanh", "relu", "tanh", "leaky_relu(0.2)", "leaky_relu(0.1)")]
+    assert [item.name for item in in_order(given)] == ["relu", "tanh", "leaky_relu(0.1)", "leaky_relu(0.2)"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import inspect
@@ -123,6 +124,36 @@ def test_handwritten_signatures_match_the_code() -> None:
         known = inspect.signature(getattr(importlib.import_module(module), name).__init__).parameters
         shown = re.findall(r"(?<![=\w])[a-z]\w*", arguments)
         assert shown == [argument for argument in known if argument in shown], f"{module}.{name}({arguments})"
+
+
+def test_documented_arguments_exist() -> None:
+    wrong = []
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                text = re.search(r"^Args:\n((?: .*\n|\n)*)", (ast.get_docstring(node) or "") + "\n", re.MULTILINE)
+                listed = re.findall(r"^ {4}(\w+(?:, \w+)*):", text[1] if text else "", re.MULTILINE)
+                named = {name for names in listed for name in names.split(", ")}
+                if (known := _argument_names(node)) is None:
+                    continue  # they are those of another class
+                wrong += [f"{path.name}:{node.lineno}: {name}" for name in sorted(named - known)]
+    assert not wrong
+
+
+def _argument_names(node: ast.FunctionDef | ast.ClassDef) -> set[str] | None:
+    """Return the names of the arguments of a function or of a class; None if the latter has no constructor."""
+    if isinstance(node, ast.FunctionDef):
+        own = node.args
+        return {
+            argument.arg
+            for argument in (*own.posonlyargs, *own.args, *own.kwonlyargs, own.vararg, own.kwarg)
+            if argument
+        }
+    names = {
+        item.target.id for item in node.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+    }
+    made = [item for item in node.body if isinstance(item, ast.FunctionDef) and item.name in ("__init__", "__new__")]
+    return names.union(*map(_argument_names, made)) if names or made else None
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")

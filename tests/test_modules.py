@@ -210,11 +210,20 @@ def test_in_place_changes_of_coefficients_raise(hull: type[Hull], parametrizatio
     act = uneven(hull, parametrization)
     before = act.coefficients.tolist()
     with torch.set_grad_enabled(is_training):
-        for change in (lambda c: operator.setitem(c, 0, 2.0), lambda c: c.mul_(2), lambda c: c.copy_(torch.ones(3))):
+        for change in (
+            lambda c: operator.setitem(c, 0, 2.0),
+            lambda c: c.mul_(2),
+            lambda c: c.copy_(torch.ones(3)),
+            lambda c: c.apply_(abs),
+        ):
             with pytest.raises(TypeError, match=r"coefficients.* in place"):
                 change(act.coefficients)
         copied = act.coefficients.clone()
         copied[0] = 2.0
+        unchanged = coefficients = act.coefficients
+        coefficients *= 2.0  # another tensor, as with a number
+    assert unchanged.tolist() == before
+    assert coefficients.tolist() == pytest.approx([2 * value for value in before])
     assert act.coefficients.tolist() == before
     with torch.no_grad():
         act.coefficients *= 1.0  # assigns what the product is

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import hullo
-from hullo.parametrizations import list_parametrizations
+from hullo.parametrizations import _BUILT_IN
 from hullo.population import Population
 
 TRIO = ("identity", "relu", "tanh")
@@ -232,7 +232,7 @@ def test_keras_layers_list_valid_parametrizations(given: object) -> None:
         hullo.keras.ConvexHull(list(TRIO), parametrization=given)
 
 
-@pytest.mark.parametrize("name", list_parametrizations())
+@pytest.mark.parametrize("name", _BUILT_IN)
 class TestFormsOfABuiltIn:
     """A new built-in parametrization fails here until each backend has a form of it."""
 

@@ -41,6 +41,8 @@ is_legacy_batched = torch._C._functorch.is_legacy_batchedtensor  # by is_grads_b
 keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # of the backward pass under way
 disabled_torch_function = torch._C._disabled_torch_function_impl
 copy_each = torch._foreach_copy_
+add_to_each = torch._foreach_add_
+backward_pass_id = torch._C._current_graph_task_id  # -1 outside of a backward pass
 current_cuda_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", int)
 current_cuda_stream: Callable[[int | None], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
 empty_cuda: Callable[..., Tensor] = getattr(
@@ -82,7 +84,7 @@ def is_exporting() -> bool:
 
 def is_forward_mode() -> bool:
     """Return whether a call is inside forward-mode differentiation."""
-    return torch.autograd.forward_ad._current_level >= 0
+    return _forward_ad._current_level >= 0
 
 
 def needs_plain_operations() -> bool:

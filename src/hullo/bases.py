@@ -184,6 +184,12 @@ def list_bases() -> tuple[str, ...]:
     return tuple(_families)
 
 
+def in_order(bases: Iterable[Base]) -> tuple[Base, ...]:
+    """Return bases without duplicates, in the order of `list_bases`."""
+    position = {name: i for i, name in enumerate(_families)}
+    return tuple(sorted(set(bases), key=lambda item: (position[item.name.partition("(")[0]], item.name)))
+
+
 def all_bases() -> tuple[Base, ...]:
     """Return the base functions of all names, in the order of `list_bases`."""
     return tuple(map(base, _families))

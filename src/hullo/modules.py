@@ -24,6 +24,19 @@ from hullo.state_names import write_raw_name
 Init = Sequence[float] | Sequence[Sequence[float]] | Tensor | str | None
 
 
+def keep_float32(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return a conversion like that of `model.half()`, without its lower precision.
+
+    Raw parameters stay in float32: they are few, and their updates are small.
+    """
+
+    def convert(tensor: Tensor) -> Tensor:
+        converted = fn(tensor)
+        return tensor.to(converted.device) if converted.dtype in (torch.float16, torch.bfloat16) else converted
+
+    return convert
+
+
 class Hull(nn.Module):
     """Hold bases and raw parameters, and compute coefficients from them: the base class of all hulls."""
 
@@ -199,12 +212,7 @@ class Hull(nn.Module):
         return given.expand(shape).clone()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Hull:
-        # model.half() and model.bfloat16() leave the raw parameters in float32: they are few, and their updates small.
-        def keep_precision(tensor: Tensor) -> Tensor:
-            moved = fn(tensor)
-            return tensor.to(moved.device) if moved.dtype in (torch.float16, torch.bfloat16) else moved
-
-        super()._apply(keep_precision, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(keep_float32(fn), recurse)  # type: ignore[no-untyped-call]
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:

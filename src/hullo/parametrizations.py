@@ -278,11 +278,6 @@ def get_parametrization(name: str) -> BuiltInParametrization:
     return _BUILT_IN[name]
 
 
-def list_parametrizations() -> list[str]:
-    """Return the names of the built-in parametrizations."""
-    return list(_BUILT_IN)
-
-
 def evaluate(parametrization: Parametrization, raw: Tensor) -> Tensor:
     """Return coefficients in the precision of the raw parameters, also under autocast."""
     if isinstance(raw, fx.Proxy) or raw.is_meta or not torch.is_autocast_enabled(raw.device.type):

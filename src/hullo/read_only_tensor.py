@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hullo._compat import are_transforms_active, disabled_torch_function, is_intercepted
 
-_ALLOWED = {"requires_grad_", "detach_", "retain_grad_", "rename_", "share_memory_", "apply_"}
+_ALLOWED = {"requires_grad_", "detach_", "retain_grad_", "rename_", "share_memory_"}
 
 
 class ReadOnly(Tensor):
@@ -31,9 +31,11 @@ def _refuse(self: Tensor, *args: Any, **kwargs: Any) -> NoReturn:
     )
 
 
-for _name in ("__setitem__", *dir(Tensor)):
+for _name in dir(Tensor):
     if _name == "__setitem__" or (_name.endswith("_") and not _name.startswith("_") and _name not in _ALLOWED):
         setattr(ReadOnly, _name, _refuse)
+    elif hasattr(Tensor, f"__i{_name[2:]}"):
+        setattr(ReadOnly, f"__i{_name[2:]}", getattr(Tensor, _name))  # c *= 2 makes a new tensor: c = c * 2
 
 
 def read_only(tensor: Tensor) -> Tensor:

@@ -61,6 +61,12 @@ class Elsewhere(Left):
         return self.act(x)
 
 
+def test_gates_keep_the_mode_of_the_model() -> None:
+    for mode in (True, False):
+        fused = hullo.fuse_gates(hullo.replace_activations(Left().train(mode)))
+        assert {module.training for module in fused.modules()} == {mode}
+
+
 @pytest.mark.parametrize(("make", "name"), [(Left, "act"), (Right, "gelu_1"), (Variable, "act")])
 def test_product_becomes_a_gate_with_the_same_outputs(make: type[nn.Module], name: str) -> None:
     model, x = nn.Sequential(make(), nn.Linear(4, 1)), torch.randn(3, 4)

@@ -102,6 +102,26 @@ def test_saved_hulls_start_another_model(tmp_path: Path) -> None:
     assert not any(parameter.requires_grad for parameter in hullo.coefficient_parameters(other))
 
 
+def test_saved_hulls_of_fused_gates_have_the_names_of_the_activations(tmp_path: Path) -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate, self.up, self.act = nn.Linear(4, 4), nn.Linear(4, 4), nn.SiLU()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.act(self.gate(x)) * self.up(x)
+
+    model = nn.Sequential(Block())
+    fused = hullo.fuse_gates(hullo.replace_activations(copy.deepcopy(model)))
+    hullo.save_hulls(fused, tmp_path / "hulls.json")
+    hulls = hullo.load_hulls(tmp_path / "hulls.json")
+    other = hullo.fuse_gates(hullo.replace_activations(model, hull=lambda site: hulls[site.name]))
+    x = torch.randn(2, 4)
+    torch.testing.assert_close(other(x), fused(x))
+    hullo.save_hulls(fused[0].act, tmp_path / "hulls.json")
+    assert list(hullo.load_hulls(tmp_path / "hulls.json")) == [""]
+
+
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "{}", '{"format": "other"}', '{"format": "hullo hulls, version 1", "hulls": {"a": {}}}']
 )

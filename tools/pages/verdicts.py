@@ -200,7 +200,7 @@ def claims(experiments: Sequence[Experiment], like_paper: Sequence[Experiment] |
             of_most=True,
         ),
         Claim(
-            "Hulls train without a careful initialisation, in every run",
+            "Hulls train without a careful initialization, in every run",
             "claimed in the methods",
             tuple(_trained(tested)),
         ),
@@ -279,14 +279,14 @@ def first_reaching(curve: Sequence[float], level: float) -> int:
 
 
 def _trained(experiments: Sequence[Experiment]) -> Iterator[Count]:
-    """Count the hulls' runs that did not diverge; all start from the default initialisation."""
+    """Count the hulls' runs that did not diverge; all start from the default initialization."""
     for experiment in experiments:
         runs = [record for record in experiment.records if record.spec.activation in HULLS]
         if runs:
             sound = sum(not experiment.lost(record) for record in runs)
             verdict = HOLDS if sound == len(runs) else FAILS
             figures = [f"{sound} of {len(runs)} runs did not diverge"]
-            yield Count(experiment.name, "hulls, default initialisation", verdict, figures, sound, len(runs))
+            yield Count(experiment.name, "hulls, default initialization", verdict, figures, sound, len(runs))
 
 
 def _monotone(experiments: Sequence[Experiment], rows: Sequence[str]) -> Iterator[Count]:

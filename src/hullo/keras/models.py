@@ -17,10 +17,10 @@ from torch import Tensor
 from hullo.bases import Base, all_bases, base, resolve
 from hullo.find_base import candidate_members
 from hullo.keras.layers import AffineHull, Hull, to_numpy
-from hullo.least_squares import express
 from hullo.properties import identify
+from hullo.surgery.build import default_bases
+from hullo.surgery.recognise import Known
 
-_PAPER = ("identity", "relu", "tanh")
 _GATES = frozenset({"sigmoid", "hardsigmoid", "softplus"})  # not replaced: probabilities as often as activations
 _TOLERANCE = 2e-6
 
@@ -65,12 +65,13 @@ def replace_activations(
         replaced = None if isinstance(function, Hull) else _recognise(function)
         if replaced is None or replaced.name == "identity" or replaced.name.partition("(")[0] in _GATES:
             return None
-        chosen = _bases_for(replaced) if bases is None else resolve(bases, strict=False)
-        (start,) = express([replaced.function], [item.function for item in chosen])
+        known = Known(replaced.name, (replaced,))
+        chosen = default_bases(known) if bases is None else resolve(bases, strict=False)
+        start = known.coefficients(chosen)
         if start is None:
             spelled = ", ".join(item.name for item in chosen)
             raise ValueError(f"{layer.name} is {replaced.name}, not a combination of {spelled}; add it to bases")
-        init = [round(c, 12) + 0.0 for c in start]
+        init = [number + 0.0 for number in start[0]]  # no negative zeros
         policy = layer.dtype_policy  # of a quantized layer, the hull gets the policy before quantization
         given = {"dtype": policy.get_config().get("source_name", policy)} | options
         made.append(hull([item.name for item in chosen], init=init, strict=False, **given))
@@ -269,9 +270,3 @@ def _recognise(function: Any) -> Base | None:
         if bool(((item.function(x) - y).abs() <= _TOLERANCE * (1 + x.abs())).all()):
             return base(item.name)
     return None
-
-
-def _bases_for(function: Base) -> tuple[Base, ...]:
-    paper = resolve(_PAPER)
-    is_inside = express([function.function], [item.function for item in paper])[0] is not None
-    return paper if is_inside else (*resolve(("identity", "tanh")), function)

@@ -28,8 +28,8 @@ from hullo.kernels.c_codegen import c_source
 from hullo.kernels.spec import CombineSpec
 
 WORTHWHILE = 2**8
-"""Elements from which on tensors have compiled kernels. What was computed before has no influence on this choice: a run
-that is resumed repeats every bit."""
+"""The smallest number of elements for which a compiled kernel is used. The choice depends on the tensor alone, so a
+resumed run gives the same bits."""
 
 FLAGS = (
     *("-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fno-thread-jumps", "-fschedule-insns"),

@@ -24,7 +24,7 @@ BLOCK = 2**19
 """Elements a block: 2 MiB of float32. Larger ones leave the cache, smaller ones pay more for each call."""
 
 HUGE = 2**25
-"""Bytes from which on a tensor has pages of its own, which go back to the system with it."""
+"""The smallest size, in bytes, of tensors whose memory returns to the system when they are freed."""
 
 Number = float | Tensor  # one for the whole block, or a column with one for each of its groups
 

@@ -104,8 +104,8 @@ def kernel_parts(bases: Sequence[Base]) -> dict[str, list[str]]:
         for translator in (forward, backward):
             translator.assign(f"y{i}", _parse(term.removeprefix(_MAGNITUDE)))
     rests = [i for i, term in enumerate(terms) if term.startswith(_MAGNITUDE)]
-    others = _weighted_sum("y", (i for i in range(count) if i not in rests))
-    forward.assign("y", _parse(f"{others} + {_MAGNITUDE}({_weighted_sum('y', rests)})" if rests else others))
+    others = _weighted_sum(i for i in range(count) if i not in rests)
+    forward.assign("y", _parse(f"{others} + {_MAGNITUDE}({_weighted_sum(rests)})" if rests else others))
     if rests:
         backward.assign("dm", _parse(f"{_MAGNITUDE}dy"))
     for i, term in enumerate((*flips, *slopes), count):
@@ -142,8 +142,8 @@ def _combine(rows: Sequence[Terms], coefficients: Sequence[str]) -> dict[str, st
     return {term: " + ".join(parts) for term, parts in found.items()}
 
 
-def _weighted_sum(letter: str, indices: Iterable[int]) -> str:
-    return " + ".join(f"k{i} * {letter}{i}" for i in indices) or "0.0"
+def _weighted_sum(indices: Iterable[int]) -> str:
+    return " + ".join(f"k{i} * y{i}" for i in indices) or "0.0"
 
 
 def _compare(term: str) -> str:

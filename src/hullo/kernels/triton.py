@@ -341,7 +341,6 @@ def build(text: str, label: str, dtype: torch.dtype, **known: Any) -> dict[str, 
         "tl": tl,
         "triton": triton,
         "REAL": real,
-        "add_up": device_math.add_up,
         **_words(dtype),
         **known,
     }

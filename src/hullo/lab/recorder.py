@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hullo.bases import is_built_in
+from hullo.bases import in_order, is_built_in
 from hullo.lab.files import make_directory
-from hullo.lab.spec.activation import PRELU, ActivationSpec, in_order
+from hullo.lab.spec.activation import PRELU, ActivationSpec
 from hullo.lab.spec.environment import choose_device, device_name, environment
 from hullo.lab.spec.records import Record, Records, round_number, round_numbers
 from hullo.lab.spec.run_spec import SETTING, Spec
@@ -55,7 +55,7 @@ def record(
         activation: by default that of the model's hulls. For a model without hulls, a name such as "relu", or "own" for
             a function that hullo does not know. For a model with several kinds of hulls, which of them to record.
         seed: of this run; tables give means over seeds.
-        overwrite: replace the record of the same run, if available is one.
+        overwrite: replace the record of the same run, if there is one.
         settings: numbers and words that distinguish runs, such as ``lr=1e-3, width=64``.
 
     Raises:

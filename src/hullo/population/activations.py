@@ -2,7 +2,7 @@
 
 Every activation is a row of coefficients over base functions, or one row per group of channels. Members with different
 activations are one call of the combining kernel, over all bases that any of them uses: a fixed activation is a row that
-is never updated. The raw numbers of all rows are one parameter: the optimizer and the parametrization take one pass,
+is never updated. The raw parameters of all rows are one parameter: the optimizer and the parametrization take one pass,
 however deep the networks are.
 """
 
@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hullo.bases import Base, list_bases
+from hullo.bases import Base, in_order
 from hullo.functional import apply
 from hullo.inner_scale import apply_scaled
 from hullo.kernels import CombineSpec
+from hullo.modules import keep_float32
 from hullo.parametrizations import get_parametrization
 from hullo.population import kernels
 from hullo.population.parametrizations import CODES, REST, UNUSED, USED, Parametrize
@@ -74,7 +75,7 @@ class InnerScales(nn.Module):
 
 
 class Activations(nn.Module):
-    """Hold the raw numbers of all members and sites, (K, R, N), and compute the members' activations.
+    """Hold the raw parameters of all members and sites, (K, R, N), and compute the members' activations.
 
     R is the largest number of rows that a member has at all sites; N is the number of bases of all sites. An activation
     that a member uses at several sites has rows only at the first.
@@ -92,7 +93,7 @@ class Activations(nn.Module):
     def __init__(self, sites: Sequence[Site], members: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.sites = list(sites)
-        self.bases = _in_order(item for site in self.sites for item in site.activations)
+        self.bases = _bases_of(item for site in self.sites for item in site.activations)
         self._starts, rows = _allocate(self.sites, members)
         raw = torch.zeros(members, rows, len(self.bases), dtype=torch.float64)
         roles, codes = torch.zeros(raw.shape, dtype=torch.int8), torch.zeros(*raw.shape[:2], 1, dtype=torch.int8)
@@ -199,12 +200,7 @@ class Activations(nn.Module):
         return parts
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Activations:
-        # model.half() and model.bfloat16() leave the coefficients in float32, as in a hull
-        def keep_precision(tensor: Tensor) -> Tensor:
-            moved = fn(tensor)
-            return tensor.to(moved.device) if moved.dtype in (torch.float16, torch.bfloat16) else moved
-
-        super()._apply(keep_precision, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(keep_float32(fn), recurse)  # type: ignore[no-untyped-call]
         if not self.fixed.is_meta:
             self.fixed.copy_(self._exact)
         self._fixed_rows = None
@@ -285,7 +281,7 @@ class Activations(nn.Module):
         return rows if part.columns is None else rows[:, part.columns]
 
     def feasible_gradient(self, gradient: Tensor) -> Tensor:
-        """Restrict a gradient of the raw numbers to directions in which convex and conic coefficients can move.
+        """Restrict a gradient of the raw parameters to directions in which convex and conic coefficients can move.
 
         Optimizers call this just before a step, on the gradient of the whole batch; see :mod:`hullo.optimizer_hook`.
         """
@@ -364,7 +360,7 @@ def _partition(site: Site) -> list[tuple[list[int], tuple[Base, ...]]]:
     for k, activation in enumerate(site.activations):
         unbounded = sorted(item.name for item in activation.bases if not _is_finite_everywhere(item))
         by_bases.setdefault(tuple(unbounded), []).append(k)
-    return [(indices, _in_order(site.activations[k] for k in indices)) for indices in by_bases.values()]
+    return [(indices, _bases_of(site.activations[k] for k in indices)) for indices in by_bases.values()]
 
 
 def _is_finite_everywhere(item: Base) -> bool:
@@ -373,8 +369,6 @@ def _is_finite_everywhere(item: Base) -> bool:
     return bool(item.function(ends).isfinite().all())
 
 
-def _in_order(activations: Iterable[Activation]) -> tuple[Base, ...]:
+def _bases_of(activations: Iterable[Activation]) -> tuple[Base, ...]:
     """Return the bases of several activations once each, in the order of the catalogue."""
-    position = {name: i for i, name in enumerate(list_bases())}
-    bases = {item for activation in activations for item in activation.bases}
-    return tuple(sorted(bases, key=lambda item: (position[item.name.partition("(")[0]], item.name)))
+    return in_order(item for activation in activations for item in activation.bases)

@@ -87,14 +87,14 @@ def _convolve_fused(
         x, around = x.inner, sides[:2]
     if stride == 1 and around in ((0, 0), ((side - 1) / 2, (side - 1) / 2)):
         from hullo.population.kernels.input_conv import convolve as convolve_input
-        from hullo.population.kernels.input_conv import is_measured
+        from hullo.population.kernels.input_conv import is_tuned
 
         settings: Any = {"same": around[0] > 0, "dtype": dtype, "measured": measured}
         if isinstance(x, ImagesValue):
             given = x.source.images, x.source.index, x.source.moves
             return convolve_input(*given, *_flat_parameters(weight, bias, context), **settings)
         small = not x.tensor.requires_grad and x.tensor.numel() < 2**31
-        if small and is_measured(weight.shape, dtype, weight.device):
+        if small and is_tuned(weight.shape, dtype, weight.device):
             images = x.at(0, context.members)
             return convolve_input(images, None, None, *_flat_parameters(weight, bias, context), **settings)
     if dtype.itemsize != 2 or context.members == 1:

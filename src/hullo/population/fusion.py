@@ -214,9 +214,7 @@ def _find_pool(pool: fx.Node, sites: Sites) -> Fusion | None:
 
         x, bias, _ = _convolve(get, source, convolution, context, normed=False)
         seeds, steps, number = context.seeds, context.steps, context.number
-        y = combine_pool_drop(
-            x, rows, act.bases, seeds, steps, number, rate, rate > 0, bias=bias, flat=flat, first=context.first
-        )
+        y = combine_pool_drop(x, rows, act.bases, seeds, steps, number, rate, bias=bias, flat=flat, first=context.first)
         return (Value(y, 0) if flat else split_channels(y, context),)
 
     return _make(last, inner, act, compute, dropout)

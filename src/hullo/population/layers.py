@@ -122,7 +122,7 @@ def attend(
     if not q.shape[:-3] == k.shape[:-3] == v.shape[:-3]:
         return NotImplemented  # keys or values are broadcast
     own = None if mask is None else _like_scores(mask, q, members)
-    if not isinstance(dropout, Tensor) and dropout == 0:
+    if rng.is_zero(dropout):
         if own is not None:
             own = own.expand(*q.shape[:-2], *own.shape[-2:])
         flat = (item if item is None or item.dim() <= 4 else item.flatten(0, -4) for item in (q, k, v, own))
@@ -152,7 +152,7 @@ def _like_scores(mask: Value, q: Tensor, members: int) -> Tensor:
 @rule(aten.dropout.default)
 def drop(context: Context, x: Value, rate: float | Tensor, training: bool) -> Value:
     """Zero entries at random with probability `rate`, one number or one per member, and scale up the others."""
-    if not training or (not isinstance(rate, Tensor) and rate == 0):
+    if not training or rng.is_zero(rate):
         return x
     if len(x.shape) == 2 and kernels.serve(x.tensor) and not isinstance(rate, Tensor) and rate < 1:
         from hullo.population.kernels.dropout import drop as drop_features
@@ -165,7 +165,7 @@ def drop(context: Context, x: Value, rate: float | Tensor, training: bool) -> Va
 @rule(aten.feature_dropout.default)
 def drop_channels(context: Context, x: Value, rate: float | Tensor, training: bool) -> Value:
     """Zero whole channels at random."""
-    if not training or (not isinstance(rate, Tensor) and rate == 0):
+    if not training or rng.is_zero(rate):
         return x
     return _mask(context, x, torch.Size([*x.shape[:2], *[1] * (len(x.shape) - 2)]), rate)
 

@@ -111,7 +111,7 @@ def drop_alpha_channels(context: Context, x: Value, rate: float | Tensor, traini
 
 
 def _drop_to_limit(context: Context, x: Value, shape: Sequence[int], rate: float | Tensor, training: bool) -> Value:
-    if not training or (not isinstance(rate, Tensor) and rate == 0):
+    if not training or rng.is_zero(rate):
         return x
     y = x.at(0, context.members)
     kept = rng.dropout_mask(context.seeds, context.steps, context.number, shape, rate=rate, first=context.first)

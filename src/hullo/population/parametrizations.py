@@ -36,7 +36,7 @@ def _complete_pullback(raw: Tensor, coefficients: Tensor, gradient: Tensor, role
 
 @dataclass(frozen=True)
 class _Parametrization:
-    """Map raw numbers of rows to coefficients, and gradients of coefficients to gradients of raw numbers."""
+    """Map raw parameters of rows to coefficients, and gradients of coefficients to gradients of raw parameters."""
 
     coefficients: Callable[[Tensor, Tensor], Tensor]
     pullback: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -86,7 +86,7 @@ CODES = {name: code for code, name in enumerate(PARAMETRIZATIONS)}
 
 
 class Parametrize(torch.autograd.Function):
-    """Map raw numbers to coefficients, each row by its own parametrization."""
+    """Map raw parameters to coefficients, each row by its own parametrization."""
 
     @staticmethod
     def forward(ctx: Any, raw: Tensor, roles: Tensor, codes: Tensor, parametrizations: Sequence[str]) -> Tensor:

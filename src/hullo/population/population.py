@@ -12,7 +12,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from hullo._compat import without_saved_tensor_hooks
+from hullo._compat import backward_pass_id, without_saved_tensor_hooks
 from hullo.population.activations import Activations
 from hullo.population.export import LoweringError, register_dataclasses
 from hullo.population.images import AugmentedImages, ImagesValue
@@ -178,7 +178,7 @@ class Population(nn.Module):
         """
         values, spec = self._wrap(args, kwargs, in_dims)
         program, tensors = self._program(values, spec)
-        if self.training and torch._C._current_graph_task_id() < 0:  # a backward pass computes a step again
+        if self.training and backward_pass_id() < 0:  # a backward pass computes a step again
             self.steps.add_(1)
         writes_parameters = any(self._aliases[name] in self._parameter_names for name in program.mutated)
         writes = (writes_parameters, bool(program.writes))

@@ -13,6 +13,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, fx
 
+from hullo._compat import add_to_each
 from hullo.population import noise, norms, recurrent, shapes  # noqa: F401  (they register rules)
 from hullo.population.activations import Activations
 from hullo.population.export import LoweringError
@@ -21,7 +22,7 @@ from hullo.population.inplace import all_nodes, functional, positional, written_
 from hullo.population.rates import with_rates
 from hullo.population.rules import RULES, Context, arguments
 from hullo.population.sites import Site
-from hullo.population.tracing import SITE, Graph, source_of
+from hullo.population.tracing import SITE, Graph, at_source, source_of
 from hullo.population.values import (
     PaddedValue,
     Value,
@@ -117,7 +118,7 @@ class Program:
                 env[node] = getattr(module, node.target)
             elif node.op == "output":
                 if counted:  # all of them by one launch
-                    torch._foreach_add_([value.tensor for value, _ in counted], [number for _, number in counted])
+                    add_to_each([value.tensor for value, _ in counted], [number for _, number in counted])
                 return fx.node.map_arg(node.args[0], env.__getitem__)
             elif fusion := self.fusions.get(node):
                 result = self._compute_fused(run, fusion, env)
@@ -193,7 +194,7 @@ class Program:
             raise
         except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise LoweringError(f"cannot compute {node.target} for all members: {reason}{_source(node)}") from error
+            raise LoweringError(f"cannot compute {node.target} for all members: {reason}{at_source(node)}") from error
 
     def _call(self, run: Run, node: fx.Node, args: Any, kwargs: Any, env: Mapping[Any, Any]) -> Any:
         target = node.target
@@ -223,7 +224,7 @@ class Program:
             run = replace(run, context=replace(run.context, number=self.numbers[node]))
         elif _is_random(target, node):
             raise LoweringError(
-                f"{target} draws other random numbers than a single member would{_source(node)}; use nn.Dropout, "
+                f"{target} draws other random numbers than a single member would{at_source(node)}; use nn.Dropout, "
                 "torch.rand or torch.randn, or give random numbers as an input"
             )
         elif all(value.dim is None for value in values_in((args, kwargs))):
@@ -254,7 +255,7 @@ class Program:
         function = functional(node.target)
         if function is None:
             raise LoweringError(
-                f"{node.target} has no form that returns a new value{_source(node)}; compute one instead"
+                f"{node.target} has no form that returns a new value{at_source(node)}; compute one instead"
             )
         (written,) = written_nodes(node)
         target = env[written]
@@ -262,7 +263,7 @@ class Program:
         result = self._call_operator(run, node, function, _look_up(positional(node), node, env), kwargs)
         if result.dim is not None and target.dim is None:
             raise LoweringError(
-                f"{node.target} writes a value per member into one that all share{_source(node)}; give an input for "
+                f"{node.target} writes a value per member into one that all share{at_source(node)}; give an input for "
                 "each member (in_dims=0), or compute without inplace=True"
             )
         if written.op == "call_function":
@@ -280,7 +281,7 @@ class Program:
                 self.graph.written.get(other, frozenset()) & storages
             ):
                 raise LoweringError(
-                    f"{node.target} writes to a view, which a population may hold as a copy{_source(node)}; "
+                    f"{node.target} writes to a view, which a population may hold as a copy{at_source(node)}; "
                     "compute a new tensor instead, by torch.where, torch.cat or torch.stack"
                 )
 
@@ -353,8 +354,3 @@ def _in_order(output: Tensor) -> Tensor:
 
 def _share_memory(one: Value, other: Value) -> bool:
     return one.tensor.untyped_storage().data_ptr() == other.tensor.untyped_storage().data_ptr()
-
-
-def _source(node: fx.Node) -> str:
-    source = source_of(node)
-    return f" at {source}" if source else ""

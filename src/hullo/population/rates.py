@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from hullo.population.inplace import all_nodes
 from hullo.population.recurrent import OPERATORS
 from hullo.population.rules import arguments
-from hullo.population.tracing import Graph, source_of
+from hullo.population.tracing import Graph, at_source
 from hullo.population.values import Value
 
 aten = torch.ops.aten
@@ -52,8 +52,8 @@ def merge_rates(
         if different is not None:
             raise ValueError(
                 f"members 0 and {differences.index(kind)} differ in {kind[0]}, which changes more than the rate of a "
-                f"dropout or a factor{_source(different)}; give networks of one architecture (a rate of zero may skip "
-                "operations: give a small one instead)"
+                f"dropout or a factor{at_source(different)}; give networks of one architecture (a rate of zero may "
+                "skip operations: give a small one instead)"
             )
     rates: dict[fx.Node, dict[int, Tensor]] = {}
     for i, node in enumerate(nodes[differences[0]]):
@@ -142,8 +142,3 @@ def _equal_inputs(one: tuple[str, Any] | None, two: tuple[str, Any] | None) -> b
         return one is two
     is_constant = isinstance(one[1], Tensor) and isinstance(two[1], Tensor)
     return bool(one[1].shape == two[1].shape and one[1].equal(two[1])) if is_constant else one[1] == two[1]
-
-
-def _source(node: fx.Node) -> str:
-    source = source_of(node)
-    return f" at {source}" if source else ""

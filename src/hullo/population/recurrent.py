@@ -32,7 +32,7 @@ def _run_layers(
     batch_first: bool,
 ) -> Any:
     """Return the outputs of the last layer and the final states of all layers; an LSTM has two states."""
-    if not training or layers == 1 or (not isinstance(rate, Tensor) and rate == 0):
+    if not training or layers == 1 or rng.is_zero(rate):
         args = (x, states, weights, biases, layers, 0.0, training, bidirectional, batch_first)
         return call_looped(operator, args, {}, context.members)
     is_single = isinstance(states, Value)

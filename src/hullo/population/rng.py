@@ -120,6 +120,11 @@ def draw_uniform(keys: Tensor, shape: Sequence[int], dtype: torch.dtype, first: 
     return (odd.to(torch.promote_types(dtype, torch.float32)) * 2.0**-digits).to(dtype).view(len(keys), *shape)
 
 
+def is_zero(rate: float | Tensor) -> bool:
+    """Return whether nothing is dropped at a rate; a rate per member counts as not zero."""
+    return not isinstance(rate, Tensor) and rate == 0
+
+
 def dropout_mask(
     seeds: Tensor, steps: Tensor, number: int, shape: Sequence[int], *, rate: float | Tensor, first: int = 0
 ) -> Tensor:

@@ -44,7 +44,6 @@ def _shift_dims(operator: Any, positions: Sequence[int]) -> None:
 
 for _operator, _positions in (
     (aten.transpose.int, (1, 2)),
-    (aten.permute.default, (1,)),
     (aten.flatten.using_ints, (1, 2)),
     (aten.unflatten.int, (1,)),
     (aten.unsqueeze.default, (1,)),

@@ -26,12 +26,12 @@ class Activation:
 
     Args:
         bases: the base functions.
-        parametrization: how raw numbers become coefficients, a name of :mod:`hullo.parametrizations`, or "fixed".
-        raw: the raw numbers, or the coefficients if they are fixed: (groups, raw numbers per row).
+        parametrization: how raw parameters become coefficients, a name of :mod:`hullo.parametrizations`, or "fixed".
+        raw: the raw parameters, or the coefficients if they are fixed: (groups, raw parameters per row).
         channel_dim: the dimension of the channels, where there are several groups.
-        parameter: the name of the raw numbers in the module; None if there are none.
+        parameter: the name of the raw parameters in the module; None if there are none.
         owner: the id of the module, equal for sites that share it.
-        frozen: the raw numbers of a hull that is not learned.
+        frozen: the raw parameters of a hull that is not learned.
         scales: the inner scales, (groups, 1) or (groups, bases); None if there are none.
         function: a module of PyTorch that is not a combination of bases, and is called itself.
     """

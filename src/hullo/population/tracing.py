@@ -179,3 +179,9 @@ def source_of(node: fx.Node) -> str:
         return ""
     last = next((frame for frame in reversed(frames) if frame["file"] != __file__), frames[-1])
     return f"{last['file']}:{last['line']}: {last['code'].strip()}"
+
+
+def at_source(node: fx.Node) -> str:
+    """Return ' at ' and the line of source code of a node, for an error message; nothing if it is not known."""
+    source = source_of(node)
+    return f" at {source}" if source else ""

@@ -37,6 +37,11 @@ class Recipe:
     share: Share | None = None
     inner_scale: str | None = None
 
+    @property
+    def infers_channels(self) -> bool:
+        """Return whether the number of channels or their dimension is not given."""
+        return self.groups == "channels" or (self.groups != 1 and self.channel_dim is None)
+
     def make(self, model: nn.Module, sites: Iterable[Site], channels: Mapping[str, Channels]) -> dict[str, Hull]:
         """Return a hull for each site, by its name.
 
@@ -89,7 +94,7 @@ class Recipe:
         groups, channel_dim = channels or (self.groups, 1 if self.channel_dim is None else self.channel_dim)
         if not isinstance(groups, int):
             raise ValueError(f"groups={groups!r}: give a number, or 'channels' for one activation per channel")
-        bases = _bases_for(site.known) if self.bases is None else resolve(self.bases, strict=False)
+        bases = default_bases(site.known) if self.bases is None else resolve(self.bases, strict=False)
         init = self.init
         if init is None:
             rows = site.known.coefficients(bases)
@@ -142,7 +147,8 @@ def starts_alike(hull: Hull, site: Site) -> bool:
     return torch.allclose(torch.tensor(rows), torch.tensor(expected).expand(len(rows), -1), rtol=0, atol=1e-6)
 
 
-def _bases_for(known: Known) -> tuple[Base, ...]:
+def default_bases(known: Known) -> tuple[Base, ...]:
+    """Return the bases of a hull that starts as a function, if none are given."""
     paper = resolve(_PAPER)
     if len(known.bases) > 2:  # a combination with parameters
         return known.bases

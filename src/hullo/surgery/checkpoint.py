@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hullo.gating import GatedHull
 from hullo.modules import AffineHull, ConicHull, ConvexHull, Hull, LinearHull
 from hullo.parametrizations import evaluate
 from hullo.sharding import gather
@@ -97,7 +98,7 @@ def restore(model: nn.Module, state_dict: Mapping[str, Any]) -> nn.Module:
 
 
 def _saved_hulls(state_dict: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
-    """Return the tensors of each hull of a state_dict, raw numbers first, by the names of the hulls."""
+    """Return the tensors of each hull of a state_dict, raw parameters first, by the names of the hulls."""
     hulls: dict[str, dict[str, Tensor]] = {}
     for key, tensor in state_dict.items():
         name, _, raw_name = key.rpartition(".")
@@ -176,6 +177,8 @@ def _scale_kind(scales: Tensor | None) -> str | None:
 def save_hulls(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """Write the hulls of a model to a small JSON file: names, bases and coefficients.
 
+    The hull of a :class:`hullo.GatedHull` has the name of the latter, as before :func:`hullo.fuse_gates`.
+
     Args:
         model: any module with hulls, or a single hull.
         path: the file. It is replaced atomically.
@@ -187,11 +190,18 @@ def save_hulls(model: nn.Module, path: str | os.PathLike[str]) -> None:
         ...     hullo.load_hulls(f"{folder}/hulls.json")
         {'': AffineHull(identity=0, relu=1)}
     """
-    first = {id(hull): name for name, hull in named_hulls("save_hulls", model, required=True).items()}
+    named_hulls("save_hulls", model, required=True)
+    names: dict[Hull, list[str]] = {}
+    gated: set[str] = set()
+    for name, module in model.named_modules(remove_duplicate=False):  # a hull at several places has several names
+        if isinstance(module, GatedHull):
+            gated.add(f"{name}.hull".removeprefix("."))
+            names.setdefault(module.hull, []).append(name)
+        elif isinstance(module, Hull) and name not in gated:
+            names.setdefault(module, []).append(name)
     hulls: dict[str, Any] = {}
-    for name, hull in model.named_modules(remove_duplicate=False):  # a hull at several places has several names
-        if isinstance(hull, Hull):
-            hulls[name] = _to_json(hull) if first[id(hull)] == name else {"same_as": first[id(hull)]}
+    for hull, (first, *others) in names.items():
+        hulls |= {first: _to_json(hull)} | {key: {"same_as": first} for key in others}
     file = Path(path)
     partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
     try:

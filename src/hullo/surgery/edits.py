@@ -21,7 +21,7 @@ def changed_classes(sites: Iterable[Site], all_sites: Iterable[Site]) -> list[tu
 
     Args:
         sites: the sites that get hulls.
-        every: all sites of the model.
+        all_sites: all sites of the model.
 
     Raises:
         ValueError: only some of the hulls of a loop are among the sites.

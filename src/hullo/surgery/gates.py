@@ -13,6 +13,7 @@ from torch import nn
 
 from hullo.gating import GatedHull
 from hullo.modules import Hull
+from hullo.surgery.rewrite.branches import variables_in
 from hullo.surgery.rewrite.source import method, methods, parse
 from hullo.surgery.rewrite.write import NewMethod, rewritten
 from hullo.surgery.sites import named_hulls, put
@@ -67,7 +68,8 @@ def fuse_gates(model: nn.Module) -> nn.Module:
     for owner, name, text in products:
         home, origin, _ = method(type(owner).__mro__, "forward")
         owner.__class__ = rewritten(owner, {"forward": NewMethod("forward", home, origin, text)})
-        put(owner, name, GatedHull(owner._modules[name]))  # type: ignore[arg-type]
+        hull = owner._modules[name]
+        put(owner, name, GatedHull(hull).train(hull.training))  # type: ignore[arg-type, union-attr]
     return model
 
 
@@ -110,15 +112,15 @@ class _Gate(ast.NodeTransformer):
                 continue
             call, variable = made.value, made.targets[0].id
             assert isinstance(call, ast.Call)  # noqa: S101
-            end = next((j for j in range(i + 1, len(body)) if variable in _names(body[j])), i)
+            end = next((j for j in range(i + 1, len(body)) if variable in variables_in(body[j])), i)
             product = _only_product(body[end], variable)
-            is_used_later = any(variable in _names(item) for item in body[end + 1 :])
+            is_used_later = any(variable in variables_in(item) for item in body[end + 1 :])
             if len(made.targets) > 1 or product is None or (is_used_later and variable not in _assigned(body[end])):
                 continue
             argument = call.args[0]
             is_new = isinstance(argument, ast.Call) and ast.unparse(argument.func).startswith(f"{self._owner}.")
-            held = set() if is_new else _names(argument) - {variable}
-            if all(isinstance(item, _SIMPLE) and held.isdisjoint(_names(item)) for item in body[i + 1 : end + 1]):
+            held = set() if is_new else variables_in(argument) - {variable}
+            if all(isinstance(item, _SIMPLE) and held.isdisjoint(variables_in(item)) for item in body[i + 1 : end + 1]):
                 other = product.right if _is_name(product.left, variable) else product.left
                 product.left, product.right = ast.Call(call.func, [ast.Name(variable, ast.Load())], []), other
                 made.value = argument
@@ -141,10 +143,6 @@ class _Gate(ast.NodeTransformer):
 
 _SIMPLE = (ast.Assign, ast.Return, ast.Expr)
 _INNER = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-
-
-def _names(tree: ast.AST) -> set[str]:
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
 def _is_name(node: ast.AST, name: str) -> bool:

@@ -28,7 +28,7 @@ def group_calls(calls: Sequence[Call], merge_idle: bool = False) -> list[Group]:
 
     Args:
         calls: the calls.
-        together: whether idle calls must join others, because all of them call the same attribute.
+        merge_idle: whether idle calls must join others, because all of them call the same attribute.
     """
     groups: list[Group] = [[call] for call in calls]
     _join_equal(groups)

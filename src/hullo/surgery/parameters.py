@@ -1,18 +1,13 @@
-"""Pass coefficients to optimizers and loggers, and warn about optimizers that do not update them."""
+"""Pass coefficients to optimizers and loggers."""
 
 from __future__ import annotations
 
-import functools
-import warnings
-import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
-from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
-from hullo.modules import Hull
 from hullo.surgery.sites import named_hulls
 
 Group = dict[str, Any]
@@ -28,7 +23,7 @@ def parameter_groups(
 ) -> list[Group]:
     """Return parameter groups for an optimizer: coefficients without weight decay, and with their own learning rate.
 
-    Weight decay would pull the raw numbers towards zero, which has no meaning for coefficients that sum to one.
+    Weight decay would pull the raw parameters towards zero, which has no meaning for coefficients that sum to one.
 
     Args:
         model: any module with hulls.
@@ -144,64 +139,3 @@ def coefficient_dict(model: nn.Module) -> dict[str, float]:
                     f"{key}/max": max(column),
                 }
     return values
-
-
-# A warning about optimizers that do not update the coefficients
-
-_STEPS = 3  # per optimizer; by then, other optimizers of the same training have taken a step
-
-_pending: weakref.WeakKeyDictionary[Hull, weakref.ref[nn.Module]] = weakref.WeakKeyDictionary()  # hull to its model
-_Steps = weakref.WeakKeyDictionary[Hull, tuple[int, int]]  # number of steps, version of the raw numbers at the first
-_seen: weakref.WeakKeyDictionary[Optimizer, _Steps] = weakref.WeakKeyDictionary()
-
-
-def expect_optimizer(model: nn.Module) -> None:
-    """Warn if an optimizer updates weights of the model for several steps, but no optimizer updates its hulls.
-
-    An optimizer updates the parameters that it was constructed with; one constructed before `replace_activations` does
-    not have the hulls. Optimizers of other libraries run no hooks; their updates show in the version counters.
-    """
-    for hull in named_hulls("", model).values():
-        _pending[hull] = weakref.ref(model)
-    _register()
-
-
-@functools.cache
-def _register() -> None:
-    register_optimizer_step_pre_hook(_before_step)
-
-
-def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if not _pending:
-        return
-    updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    for hull in [hull for hull in _pending if id(hull.raw) in updated]:
-        del _pending[hull]
-    steps = _seen.setdefault(optimizer, weakref.WeakKeyDictionary())
-    for hull in _pending:
-        if hull.raw.is_leaf and hull.raw.grad is not None:
-            count, version = steps.get(hull, (0, hull.raw._version))
-            steps[hull] = count + 1, version
-    for model in {ref() for ref in _pending.values()} - {None}:
-        _check(model, updated, steps)
-
-
-def _check(model: Any, updated: set[int], steps: _Steps) -> None:
-    hulls = {name: hull for name, hull in named_hulls("", model).items() if hull in _pending}
-    not_updated = []
-    for name, hull in hulls.items():
-        count, version = steps.get(hull, (0, 0))
-        if count >= _STEPS and hull.raw._version == version:
-            not_updated.append(name or "the model")
-    if not not_updated or updated.isdisjoint(map(id, model.parameters())):
-        return
-    for hull in hulls.values():
-        del _pending[hull]
-    names = ", ".join(not_updated[:3]) + (", ..." if not_updated[3:] else "")
-    warnings.warn(
-        f"the optimizer updates the model but not the coefficients of {len(not_updated)} hulls ({names}): it was made "
-        "before replace_activations, or without them. Make it afterwards, or call optimizer.add_param_group({'params': "
-        "hullo.coefficient_parameters(model), 'weight_decay': 0.0}). To train the weights alone, freeze the hulls with "
-        "requires_grad_(False)",
-        stacklevel=4,
-    )

@@ -102,9 +102,9 @@ def read_module(module: nn.Module) -> Reading | None:
     tensors = [*module.parameters(), *module.buffers()]
     if sum(tensor.numel() for tensor in tensors) > _MAX_NUMBERS or any(map(_holds_module, vars(module).values())):
         return None
-    combination = read_combination(module)
+    combination = _read_combination(module)
     if combination is not None and not _why_not(module):
-        return Reading(Known(combination[0], combination[1], (combination[2],)))
+        return Reading(combination)
     reading = _cached(functools.partial(_read_copies, module), functools.partial(_module_state, module))
     if reading is None or not (reading.known or tensors):
         return reading
@@ -233,8 +233,8 @@ _COMBINATION_TOLERANCE = 2.0**-18  # of values and slopes: xIELU clips inputs wi
 
 
 @real_tensors()
-def read_combination(module: nn.Module) -> tuple[str, tuple[Base, ...], tuple[float, ...]] | None:
-    """Return the name, the bases and the coefficients of xIELU, PolyReLU and the like; None for other modules.
+def _read_combination(module: nn.Module) -> Known | None:
+    """Return the combination of bases that xIELU, PolyReLU and the like are; None for other modules.
 
     A copy of the module is called in float64. Values and slopes must agree with the combination, which must contain a
     power of ReLU.
@@ -258,7 +258,7 @@ def read_combination(module: nn.Module) -> tuple[str, tuple[Base, ...], tuple[fl
         powers = [n for n, item in enumerate(bases) if item.slope_bounds[1] == math.inf]
         has_power = bool(solution[powers].abs().max() > 1e-6)
         if has_power and _agree(columns @ solution, y, x) and _agree(expected, slopes, x):
-            return name, bases, tuple(solution.tolist())
+            return Known(name, bases, (tuple(solution.tolist()),))
     return None
 
 

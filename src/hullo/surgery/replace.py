@@ -14,7 +14,7 @@ from hullo.parametrizations import Parametrization
 from hullo.surgery.build import Channels, Factory, Recipe, Share, starts_alike
 from hullo.surgery.compare import Comparison
 from hullo.surgery.find import find_sites
-from hullo.surgery.parameters import expect_optimizer
+from hullo.surgery.optimizer_warning import expect_optimizer
 from hullo.surgery.recognise import AMBIGUOUS, COMBINATIONS
 from hullo.surgery.sites import Site, named_hulls
 from hullo.surgery.state import Inputs, Structure
@@ -99,7 +99,7 @@ def replace_activations(
     hulls = [name or "the model" for name in named_hulls("replace_activations", model)]
     chosen = _choose(sites, hulls, where, functions)
     recipe = Recipe(hull, bases, init, groups, channel_dim, parametrization, share, inner_scale)
-    if example_inputs is None and (groups == "channels" or (groups != 1 and channel_dim is None)):
+    if example_inputs is None and recipe.infers_channels:
         raise ValueError(
             f"groups={groups!r} needs example_inputs, to find and to count the channels; or give groups as a number "
             "and channel_dim: 1 as in convolutions, -1 in transformers"
@@ -127,8 +127,7 @@ def _swap_and_compare(
 ) -> None:
     """Put hulls in and compare outputs. If the hulls start as other functions, compare with default hulls first."""
     channels: dict[str, Channels] = {}
-    infers_channels = recipe.groups == "channels" or (recipe.groups != 1 and recipe.channel_dim is None)
-    starts_as_original = not infers_channels
+    starts_as_original = not recipe.infers_channels
     if starts_as_original:
         hulls = recipe.make(model, chosen, {})
         starts_as_original = all(starts_alike(hulls[site.name], site) for site in chosen)
@@ -136,7 +135,7 @@ def _swap_and_compare(
         swap(model, sites, Recipe().make(model, chosen, {}))
         _check(model, comparison, before)
         before.restore()
-        if infers_channels:
+        if recipe.infers_channels:
             channels = {site.name: _find_channels(comparison, site.name, recipe) for site in chosen}
         hulls = recipe.make(model, chosen, channels)
     comparison.shapes.clear()

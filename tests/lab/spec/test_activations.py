@@ -10,7 +10,7 @@ from torch import nn
 
 import hullo
 from hullo.lab.spec import paper
-from hullo.lab.spec.activation import ActivationSpec, in_order
+from hullo.lab.spec.activation import ActivationSpec
 from hullo.modules import Hull
 from hullo.population import Population
 
@@ -112,10 +112,6 @@ class TestSpelling:
     def test_paper_rows_need_three_bases(self) -> None:
         population = Population([nn.Sequential(ActivationSpec.parse(row).module(1)) for row in paper.ROWS])
         assert [item.name for item in population.activations.bases] == ["identity", "relu", "tanh"]
-
-    def test_in_order_sorts_and_deduplicates(self) -> None:
-        given_twice = [hullo.base(name) for name in ("tanh", "relu", "tanh", "leaky_relu(0.2)", "leaky_relu(0.1)")]
-        assert [item.name for item in in_order(given_twice)] == ["relu", "tanh", "leaky_relu(0.1)", "leaky_relu(0.2)"]
 
 
 class TestModules:

@@ -35,7 +35,6 @@ class Case:
     flat: bool = False
     per_channel: bool = False
     first: int = 0
-    training: bool = True
 
     def draw(self, dtype: torch.dtype = torch.float32) -> list[Tensor]:
         """Return x, coefficients and perhaps a bias."""
@@ -60,14 +59,14 @@ class Case:
     def plain(self, x: Tensor, rows: Tensor, bias: Tensor | None = None) -> Tensor:
         x = x if bias is None else x + bias.view(-1, 1, 1)
         pooled = F.max_pool2d(apply(x, rows, CombineSpec(TRIO, get_parametrization("given"), 1), "reference"), 2)
-        pooled = self.drop(pooled) if self.rate and self.training else pooled
+        pooled = self.drop(pooled) if self.rate else pooled
         if not self.flat:
             return pooled
         return torch.unflatten(pooled, 1, (self.members, -1)).permute(1, 0, 3, 4, 2).flatten(2)
 
     def fused(self, x: Tensor, rows: Tensor, bias: Tensor | None = None) -> Tensor:
         seeds, steps = (tensor.to(DEVICE) for tensor in self.streams())
-        drops = seeds, steps, 1, self.rate, self.training
+        drops = seeds, steps, 1, self.rate
         return combine_pool_drop(x, rows, TRIO, *drops, bias=bias, flat=self.flat, first=self.first)
 
 
@@ -80,7 +79,6 @@ CASES = {
     "one member": Case(1, 8, (4, 6), bias=True),
     "one activation a channel": Case(2, 12, (4, 4), per_channel=True),
     "a part of a batch": Case(2, 6, (3, 4), first=5),
-    "not training": Case(2, 8, (4, 4), training=False),
 }
 
 
@@ -131,7 +129,7 @@ def test_the_maximum_is_where_pytorch_finds_it(window: list[float]) -> None:
     x = torch.tensor(window).view(1, 1, 2, 2)
     one, none = torch.ones(1, device=DEVICE), torch.zeros(1, dtype=torch.int64, device=DEVICE)
     expected = passes(lambda x: F.max_pool2d(x, 2), [x.clone()])
-    found = passes(lambda x: combine_pool_drop(x, one, identity, none, none, 0, 0.0, True), [x.to(DEVICE)])
+    found = passes(lambda x: combine_pool_drop(x, one, identity, none, none, 0, 0.0), [x.to(DEVICE)])
     torch.testing.assert_close([t.cpu() for t in found], list(expected), rtol=0, atol=0, equal_nan=True)
 
 
@@ -171,11 +169,11 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
     x, none = torch.ones(1, 6, 2, 2, device=DEVICE), torch.zeros(4, dtype=torch.int64, device=DEVICE)
     rows = torch.ones(3, 3, device=DEVICE)
     with pytest.raises(ValueError, match="6 channels do not fall into 4 equal parts, as many as there are seeds"):
-        combine_pool_drop(x, rows, TRIO, none, none, 0, 0.0, True)
+        combine_pool_drop(x, rows, TRIO, none, none, 0, 0.0)
     with pytest.raises(ValueError, match=r"x is torch\.float64 of shape \(1, 6, 2, 2\); give images"):
-        combine_pool_drop(x.double(), rows, TRIO, none[:3], none[:3], 0, 0.0, True)
+        combine_pool_drop(x.double(), rows, TRIO, none[:3], none[:3], 0, 0.0)
     with pytest.raises(ValueError, match=r"x is .* of shape \(1, 6, 1, 2\); give images"):
-        combine_pool_drop(x[:, :, :1], rows, TRIO, none[:3], none[:3], 0, 0.0, True)
+        combine_pool_drop(x[:, :, :1], rows, TRIO, none[:3], none[:3], 0, 0.0)
 
 
 @pytest.mark.gpu
@@ -185,7 +183,7 @@ def test_a_cuda_graph_draws_the_masks_of_its_steps() -> None:
     x, rows = (tensor.cuda() for tensor in case.draw())
 
     def call() -> Tensor:
-        return combine_pool_drop(x, rows, TRIO, seeds, steps, 1, 0.25, True)
+        return combine_pool_drop(x, rows, TRIO, seeds, steps, 1, 0.25)
 
     call()  # compiles
     graph = torch.cuda.CUDAGraph()

@@ -73,7 +73,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Bench:
-    """The settings of a session: what to measure, the clock, the repeats, and callbacks for progress."""
+    """The settings of a session: what to measure, the clock, the repeats, and where progress is shown."""
 
     clock: Clock
     environment: Environment

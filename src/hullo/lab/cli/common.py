@@ -126,27 +126,22 @@ BROKEN_PIPE = 141
 """The exit code of a program that was ended by SIGPIPE, as shells report it."""
 
 
-class Command(TyperCommand):
+class _PlainFlags:
+    def get_params(self, ctx: Any) -> Any:
+        """Return the parameters, flags without a metavar."""
+        params = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return params
+
+
+class Command(_PlainFlags, TyperCommand):
     """A command whose help shows no type for flags."""
 
-    def get_params(self, ctx: Any) -> Any:
-        """Return the parameters, flags without a metavar."""
-        return _without_types(super().get_params(ctx))
 
-
-def _without_types(params: Any) -> Any:
-    for param in params:
-        if getattr(param, "is_flag", False):
-            param.metavar = ""
-    return params
-
-
-class Group(TyperGroup):
+class Group(_PlainFlags, TyperGroup):
     """A group of commands whose help shows no type for flags."""
-
-    def get_params(self, ctx: Any) -> Any:
-        """Return the parameters, flags without a metavar."""
-        return _without_types(super().get_params(ctx))
 
 
 class Commands(Group):

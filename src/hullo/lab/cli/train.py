@@ -120,9 +120,7 @@ def _run_on_cluster(
 def train(
     network: Annotated[
         str,
-        typer.Argument(
-            metavar="NETWORK", help="lenet5, kerasnet, resnet56, alexnet, or a network of your own: my_network.py:Net."
-        ),
+        typer.Argument(metavar="NETWORK", help=f"{', '.join(RECIPES)}, or a network of your own: my_network.py:Net."),
     ],
     dataset: Annotated[
         str,

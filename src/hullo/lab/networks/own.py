@@ -198,10 +198,10 @@ def _imported_beside(path: Path, content: bytes) -> dict[Path, bytes]:
 
 
 def _forget_others(path: Path, files: Mapping[Path, bytes]) -> None:
-    """Have Python import the files in the folder of a network anew, if it holds other modules of their names.
+    """Remove outdated modules from `sys.modules`, so that Python imports the files beside this network.
 
-    Those are files beside another network, or these before one was changed. Any other module stays, and a ValueError
-    says so.
+    Outdated are files beside another network, and earlier versions of these files. Any other module of the same name
+    stays, and a ValueError says so.
     """
     modules = {}
     for file, content in files.items():

@@ -30,7 +30,7 @@ from hullo.lab.files import open_regular
 from hullo.lab.progress import Progress
 from hullo.lab.run.loaders import loader_key, open_loader
 from hullo.lab.run.local import LocalRunner, describe_accuracies
-from hullo.lab.run.queue import Population, RunQueue, describe_population, out_of_memory_error
+from hullo.lab.run.queue import Members, RunQueue, describe_population, out_of_memory_error
 from hullo.lab.run.sources import Source
 from hullo.lab.run.tensorboard import TensorBoardLogger
 from hullo.lab.spec.environment import choose_device, device_name, environment
@@ -171,8 +171,8 @@ class _Tasks:
         self.ray, self.runner, self.progress = _ray(), runner, progress
         self.task = self.ray.remote(num_cpus=1, num_gpus=runner.gpus, max_retries=RETRIES)(_train)
         self.marker = _make_marker(runner.queue.output)
-        self.running: dict[Any, Population] = {}
-        self.failed: dict[Population, str] = {}
+        self.running: dict[Any, Members] = {}
+        self.failed: dict[Members, str] = {}
         self.finished = 0
 
     def submit(self) -> bool:
@@ -207,7 +207,7 @@ class _Tasks:
         if self.running:
             self.ray.wait([task.completed() for task in self.running], num_returns=len(self.running))
 
-    def _commit(self, population: Population, records: list[Record]) -> str:
+    def _commit(self, population: Members, records: list[Record]) -> str:
         """Write a task's records and return a summary; there are none if another process trained the population."""
         if not records:
             return "trained by another process"
@@ -216,7 +216,7 @@ class _Tasks:
         duration = timedelta(seconds=round(records[0].seconds))
         return ", ".join([*describe_accuracies([record.accuracy for record in records]), f"{duration}"])
 
-    def _fail(self, population: Population, error: Exception) -> None:
+    def _fail(self, population: Members, error: Exception) -> None:
         cause = getattr(error, "cause", None)  # the exception that the task raised
         if isinstance(cause, torch.OutOfMemoryError) and len(population) > 1:
             self.progress.note(self.runner.queue.split_in_half(population))
@@ -233,7 +233,7 @@ class _Tasks:
             self.progress.note(f"{self.failed[population]}; the other populations continue")
 
 
-def _train(runner: RayRunner, population: Population, marker: str) -> Iterator[tuple[str, list[Record] | None]]:
+def _train(runner: RayRunner, population: Members, marker: str) -> Iterator[tuple[str, list[Record] | None]]:
     """Train a population as a Ray task: yield the node's name at the start, and the records at the end."""
     node, spec, output = platform.node(), population[0], runner.queue.output
     yield node, None

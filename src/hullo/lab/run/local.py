@@ -19,7 +19,7 @@ from hullo.lab.distributed import SINGLE_PROCESS, World
 from hullo.lab.networks import check_size
 from hullo.lab.progress import Progress
 from hullo.lab.run.loaders import Loader, loader_key
-from hullo.lab.run.queue import Population, RunQueue, describe_population, out_of_memory_error
+from hullo.lab.run.queue import Members, RunQueue, describe_population, out_of_memory_error
 from hullo.lab.run.tensorboard import TensorBoardLogger
 from hullo.lab.run.training import Training
 from hullo.lab.run.weights import check_savable, save_weights
@@ -68,7 +68,7 @@ class LocalRunner:
             self.world.broadcast(None)  # the main process has written all records
         return self.queue.results()
 
-    def _check_later(self, populations: Sequence[Population]) -> None:
+    def _check_later(self, populations: Sequence[Members]) -> None:
         """Raise a ValueError now if a user's network cannot be trained later, after other networks."""
         for population in populations:
             if population[0].is_own_network:
@@ -76,7 +76,7 @@ class LocalRunner:
                     Training([spec], self.loaders[loader_key(spec)], self.world)
 
     @contextmanager
-    def lock(self, population: Population, progress: Progress) -> Iterator[bool]:
+    def lock(self, population: Members, progress: Progress) -> Iterator[bool]:
         """Hold the lock of a population; yield whether it still has to be trained."""
 
         def wait(attempt: int) -> None:
@@ -86,7 +86,7 @@ class LocalRunner:
         with self.queue.checkpoints.lock(population, wait) if self.world.is_main else nullcontext():
             yield self.world.broadcast(population in self.queue.populations())
 
-    def train(self, population: Population, progress: Progress, stop: Event) -> list[Record]:
+    def train(self, population: Members, progress: Progress, stop: Event) -> list[Record]:
         """Train a population, from its checkpoint if there is one, and return its records; keep the checkpoint."""
         spec, checkpoints = population[0], self.queue.checkpoints
         training = Training(population, self.loaders[loader_key(spec)], self.world)
@@ -122,7 +122,7 @@ class LocalRunner:
                     save_weights(self.queue.output, member_spec, training.loader.task, member, training.loader.example)
         return build_records(training, self.environment)
 
-    def _train_or_split(self, population: Population, progress: Progress, stop: Event) -> None:
+    def _train_or_split(self, population: Members, progress: Progress, stop: Event) -> None:
         try:
             with self.lock(population, progress) as is_missing:
                 if is_missing:

@@ -11,7 +11,7 @@ from hullo.lab.run.checkpoints import Checkpoints
 from hullo.lab.spec.records import Record, Records
 from hullo.lab.spec.run_spec import Spec
 
-Population = tuple[Spec, ...]
+Members = tuple[Spec, ...]  # of a population
 
 
 @dataclass
@@ -55,7 +55,7 @@ class RunQueue:
         """Return the final states of populations whose weights are saved, from which longer runs continue."""
         return Checkpoints(self.output / "finished")
 
-    def populations(self, exclude: Collection[Spec] = ()) -> list[Population]:
+    def populations(self, exclude: Collection[Spec] = ()) -> list[Members]:
         """Return the populations to train: those with a checkpoint first, unchanged, then new ones.
 
         Runs in `exclude`, such as those that are being trained, are left out.
@@ -77,7 +77,7 @@ class RunQueue:
             missing = [spec for spec in missing if spec not in population]
         return populations
 
-    def split_in_half(self, population: Population) -> str:
+    def split_in_half(self, population: Members) -> str:
         """Halve the size of populations like this one, which does not fit into memory; return a note that says so."""
         if len(population) == 1:
             raise out_of_memory_error(population)
@@ -86,7 +86,7 @@ class RunQueue:
         self._max_members[population[0].population_key] = half
         return f"{len(population)} networks do not fit into memory; trying {half} at a time"
 
-    def commit(self, population: Population, records: Sequence[Record]) -> None:
+    def commit(self, population: Members, records: Sequence[Record]) -> None:
         """Write the records of a trained population, then delete its checkpoint."""
         self.records.add(records)
         self.checkpoints.delete(population)
@@ -102,11 +102,11 @@ class RunQueue:
         return [recorded[spec] for spec in self.specs]
 
 
-def describe_population(population: Population) -> str:
+def describe_population(population: Members) -> str:
     """Return a short description of a population for progress lines: its column and its size."""
     return f"{population[0].column} x {len(population)}"
 
 
-def out_of_memory_error(population: Population) -> RunError:
+def out_of_memory_error(population: Members) -> RunError:
     """Return the error for a run that does not fit into memory even alone."""
     return RunError(f"{population[0]} does not fit into memory; choose a smaller --batch-size")

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from hullo.bases import Base, base, list_bases, resolve
+from hullo.bases import Base, base, in_order, resolve
 from hullo.modules import AffineHull, ConicHull, ConvexHull, Hull, LinearHull
 
 HULLS: dict[str, type[Hull]] = {"convex": ConvexHull, "affine": AffineHull, "conic": ConicHull, "linear": LinearHull}
@@ -163,9 +163,3 @@ def _read_options(options: dict[str, str], kind: str, bases: tuple[Base, ...]) -
         if not ok:
             raise ValueError(reason)
     return chosen["parametrization"], init, chosen["per"]
-
-
-def in_order(bases: Iterable[Base]) -> tuple[Base, ...]:
-    """Return the bases without duplicates, in the catalogue's order."""
-    position = {name: i for i, name in enumerate(list_bases())}
-    return tuple(sorted(set(bases), key=lambda item: (position[item.name.partition("(")[0]], item.name)))

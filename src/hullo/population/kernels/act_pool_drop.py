@@ -25,20 +25,16 @@ from torch.autograd.function import once_differentiable
 from hullo.bases import Base
 from hullo.kernels.codegen import fill, formulas
 from hullo.kernels.triton import build
-from hullo.population.kernels import dropout, processors
+from hullo.population.kernels import DTYPES, dropout, processors
 from hullo.population.kernels.channel_stats import (
     PartialSums,
-    add_each,
     launch,
     shared_columns,
     spread,
     wait_for_previous,
 )
 
-TYPES = (torch.float32, torch.float16, torch.bfloat16)
-
-FORWARD = {2: (1024, 4), 4: (512, 4)}
-BACKWARD = {2: (1024, 4), 4: (512, 4)}
+TILES = {2: (1024, 4), 4: (512, 4)}
 """By the bytes of an entry: how many windows and channels a tile has, one times the other, and the warps of a program.
 These are 16 bytes a thread from each of the four corners."""
 
@@ -54,13 +50,12 @@ def combine_pool_drop(
     steps: Tensor,
     number: int,
     rate: float,
-    training: bool,
     *,
     bias: Tensor | None = None,
     flat: bool = False,
     first: int = 0,
 ) -> Tensor:
-    """Return images (B, channels, H, W) after activation, 2 x 2 max pooling and, in training, dropout.
+    """Return images (B, channels, H, W) after activation, 2 x 2 max pooling and dropout.
 
     Args:
         x: the output of a convolution, channels last (otherwise it is copied first).
@@ -68,19 +63,18 @@ def combine_pool_drop(
         bases: the N base functions; each has a formula.
         seeds, steps: of each member, (members,); its channels are one of as many equal parts.
         number: the index of this dropout in the network.
-        rate: the probability of dropping an entry.
-        training: whether anything is dropped.
+        rate: the probability of dropping an entry; 0 drops nothing.
         bias: of each channel, added to x; None adds nothing.
         flat: whether the result is (members, B, height * width * channels), with channels last.
         first: the index of the first image, where the batch is part of a larger one.
     """
-    if x.dtype not in TYPES or x.dim() != 4 or min(x.shape[2:]) < 2:
-        wanted = f"images (B, channels, H, W) of at least 2 x 2 pixels, of {', '.join(map(str, TYPES))}"
+    if x.dtype not in DTYPES or x.dim() != 4 or min(x.shape[2:]) < 2:
+        wanted = f"images (B, channels, H, W) of at least 2 x 2 pixels, of {', '.join(map(str, DTYPES))}"
         raise ValueError(f"x is {x.dtype} of shape {tuple(x.shape)}; give {wanted}")
     for name, parts in (("seeds", len(seeds)), ("rows", len(rows) if rows.dim() == 2 else 1)):
         if x.shape[1] % parts:
             raise ValueError(f"{x.shape[1]} channels do not fall into {parts} equal parts, as many as there are {name}")
-    call = _Call(tuple(bases), flat, first, dropout.draws(number, rate) if training and rate else None)
+    call = _Call(tuple(bases), flat, first, dropout.draws(number, rate) if rate else None)
     pooled: Tensor = _CombinePoolDrop.apply(x, rows, bias, seeds, steps, call)
     return pooled
 
@@ -134,7 +128,7 @@ class _CombinePoolDrop(torch.autograd.Function):
         batch, channels, height, width = x.shape
         y = torch.empty(batch, height // 2, width // 2, channels, dtype=x.dtype, device=x.device)
         windows = batch * (height // 2) * (width // 2)
-        constants = call.constants(x, rows, bias, len(seeds), FORWARD[x.element_size()])
+        constants = call.constants(x, rows, bias, len(seeds), TILES[x.element_size()])
         tiles, splits = _share(windows, constants, x)
         with torch.cuda.device_of(x):
             _kernels(call.bases, x.dtype)["forward"][(splits * constants["LANES"],)](
@@ -151,7 +145,7 @@ class _CombinePoolDrop(torch.autograd.Function):
         batch, _, height, width = x.shape
         gradient = gradient.contiguous(memory_format=torch.contiguous_format if call.flat else torch.channels_last)
         windows = batch * triton.cdiv(height, 2) * triton.cdiv(width, 2)
-        constants = call.constants(x, rows, bias, len(seeds), BACKWARD[x.element_size()])
+        constants = call.constants(x, rows, bias, len(seeds), TILES[x.element_size()])
         tiles, splits = _share(windows, constants, x)
         learned = ctx.needs_input_grad[1]
         bases = len(call.bases) if learned else 0
@@ -189,11 +183,11 @@ def _kernels(bases: tuple[Base, ...], dtype: torch.dtype) -> dict[str, Any]:
         "VALUES": values,
         "SLOPES": slopes,
         "SLOPE": [f"slope = {' + '.join(f'c{i} * s{i}' for i in numbers)}"],
-        "ADD": [f"sum{i} += add_each(dy * y{i}, EACH)" for i in numbers],
+        "ADD": [f"sum{i} += add_up(dy * y{i}, EACH)" for i in numbers],
         "STORE": [store.format(i) for i in numbers],
     }
     label = f"pooled({','.join(base.name for base in bases)}) on {dtype}"
-    helpers = (dropout.open_columns, dropout.keep_columns, spread, add_each, wait_for_previous)
+    helpers = (dropout.open_columns, dropout.keep_columns, spread, wait_for_previous)
     return build(fill(_TEMPLATE, parts), label, dtype, **{helper.__name__: helper for helper in helpers})
 
 

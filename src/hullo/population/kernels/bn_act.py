@@ -30,12 +30,11 @@ from torch.autograd.function import once_differentiable
 from hullo.bases import Base
 from hullo.kernels.codegen import fill, formulas
 from hullo.kernels.triton import build
-from hullo.population.kernels import channels_last
+from hullo.population.kernels import DTYPES, channels_last
 from hullo.population.kernels.channel_stats import (
     TILES,
     PartialSums,
     Tiling,
-    add_each,
     centre,
     compute_statistics,
     fold,
@@ -48,7 +47,6 @@ from hullo.population.kernels.channel_stats import (
 from hullo.population.kernels.convolution import input_gradients
 from hullo.population.kernels.late_gradients import LateGradients
 
-TYPES = (torch.float32, torch.float16, torch.bfloat16)
 STAGES = 4
 """How many tiles `backward_sums` loads in advance: it computes more per byte than the other kernels."""
 
@@ -90,8 +88,8 @@ def normalize_combine(
         late: where users of the result leave their parts of its gradient.
     """
     pixels = x.numel() // max(1, x.shape[1]) if x.dim() == 4 else 0
-    if x.dtype not in TYPES or pixels < 1 + training:
-        wanted = f"images (B, channels, H, W) of {', '.join(map(str, TYPES))}"
+    if x.dtype not in DTYPES or pixels < 1 + training:
+        wanted = f"images (B, channels, H, W) of {', '.join(map(str, DTYPES))}"
         least = ", with two values of a channel or more to train" if training else ""
         raise ValueError(f"x is {x.dtype} of shape {tuple(x.shape)}; give {wanted}{least}")
     if residual is not None and (residual.shape != x.shape or residual.dtype != x.dtype):
@@ -206,11 +204,11 @@ def _kernels(bases: tuple[Base, ...], dtype: torch.dtype) -> dict[str, Any]:
         "VALUES": [*values, f"y = {' + '.join(f'c{i} * y{i}' for i in numbers)}"],
         "SLOPES": [*values, *slopes, f"ds = dy * ({' + '.join(f'c{i} * s{i}' for i in numbers)})"],
         "ZERO": [f"sum{i} = tl.zeros([HELD, COLUMNS // EACH], tl.float32)" for i in numbers],
-        "ADD": [f"sum{i} += add_each(fold(dy * y{i}, HELD), EACH)" for i in numbers],
+        "ADD": [f"sum{i} += add_up(fold(dy * y{i}, HELD), EACH)" for i in numbers],
         "STORE": [store.format(i) for i in numbers],
     }
     label = f"norm({','.join(base.name for base in bases)}) on {dtype}"
-    helpers = (wait_for_previous, locate, centre, fold, spread, add_each)
+    helpers = (wait_for_previous, locate, centre, fold, spread)
     return build(fill(_TEMPLATE, parts), label, dtype, **{helper.__name__: helper for helper in helpers})
 
 

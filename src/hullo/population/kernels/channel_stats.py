@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from hullo.kernels import device_math
-from hullo.kernels.triton import INTERPRETED
+from hullo.population.kernels import processors
 from hullo.population.kernels.side_stream import take_branched
 
 
@@ -58,8 +58,7 @@ class Tiling(NamedTuple):
         held = 32 * tile.warps * 16 // x.element_size() // columns  # rows that different threads hold
         rows, lanes = tile.loads * held, triton.cdiv(channels, columns)
         tiles = triton.cdiv(pixels, rows)
-        processors = 4 if INTERPRETED else torch.cuda.get_device_properties(x.device).multi_processor_count
-        most = max(1, tile.programs * processors // lanes)
+        most = max(1, tile.programs * processors(x) // lanes)
         splits = triton.cdiv(tiles, triton.cdiv(tiles, most))  # fewer, if that does not lengthen the longest program
         constants = {
             "CHANNELS": channels,
@@ -234,14 +233,6 @@ def spread(numbers, EACH: tl.constexpr):
     """Return a row with each number repeated EACH times; a thread has neighbouring columns and holds it once."""
     copies = tl.broadcast_to(numbers[:, :, None], [1, numbers.shape[1], EACH])
     return tl.reshape(copies, [1, numbers.shape[1] * EACH])
-
-
-@triton.jit
-def add_each(tile, EACH: tl.constexpr):
-    """Return the sums of every EACH neighbouring columns, which one thread has."""
-    if EACH == 1:
-        return tile
-    return tl.sum(tl.reshape(tile, [tile.shape[0], tile.shape[1] // EACH, EACH]), axis=2)
 
 
 @triton.jit

@@ -91,7 +91,7 @@ def convolve(
         measured: also return sums and sums of squares of each output channel, (2, parts, K * outputs); only for 16-bit
             types, whose squares float32 holds. Otherwise None is returned for them.
         deferred: what `side_stream.flatten` returned with `weight`.
-        late: takes up that of the images' gradient, where the layer that made them computes it.
+        late: where to leave the gradient of the images to the layer that made them; None to compute it here.
         resident: whether only updates write the parameters, and no forward pass does.
     """
     if x.shape[1] != members * weight.shape[1] or len(weight) % members or weight.shape[2] != weight.shape[3]:

@@ -27,10 +27,7 @@ from hullo.population.kernels.row_conv import fold, serves, widen
 
 
 class Tile(NamedTuple):
-    """Hold the settings of a kernel: output columns in a row of the product, rows, warps, programs per processor.
-
-    Without a number of programs, each takes one tile.
-    """
+    """Hold the settings of a kernel: output columns in a row of the product, rows, warps, programs per processor."""
 
     group: int
     rows: int
@@ -59,7 +56,7 @@ DEFAULT = Tile(1, 128, 4, 8)
 some others Triton 3.6 made code with wrong results, so what was not checked takes the default."""
 
 
-def is_measured(weight_shape: torch.Size, dtype: torch.dtype, device: torch.device) -> bool:
+def is_tuned(weight_shape: torch.Size, dtype: torch.dtype, device: torch.device) -> bool:
     """Return whether settings for images in any type were measured; elsewhere other convolutions may be faster.
 
     `weight_shape` is that of one member, (outputs, inputs, side, side).
@@ -167,7 +164,7 @@ class _Call(NamedTuple):
 
     def count_splits(self, tile: Tile, tiles: int) -> int:
         """Return how many programs share the tiles of a member."""
-        most = tile.programs * processors(self.images) // self.shape[0] if tile.programs else tiles
+        most = tile.programs * processors(self.images) // self.shape[0]
         return min(tiles, max(1, most))
 
 
@@ -242,7 +239,7 @@ def _forward_kernel(
             CHANNELS, HEIGHT, WIDTH, SIDE, PADDING, OUT_HEIGHT, OUT_WIDTH, GROUP, IN_BLOCK, ROWS, MOVED, weights.dtype,
         )  # fmt: skip
         y = tl.dot(windows, weights, input_precision="ieee").to(weights.dtype)
-        to, kept = _locate_outputs(tile, n, member, members, rows, OUT_HEIGHT, OUT_WIDTH, OUT, GROUP, OUT_BLOCK, ROWS)
+        to, kept = _locate_outputs(tile, n, member, members, rows, OUT_WIDTH, OUT, GROUP, OUT_BLOCK, ROWS)
         tl.store(y_ptr + to, y, mask=kept)
         if MEASURED:
             y = tl.where(kept, widen(y), 0.0)
@@ -268,7 +265,7 @@ def _backward_kernel(
     n = tl.arange(0, GROUP * OUT_BLOCK)[None, :]
     sums = tl.zeros([IN_BLOCK, GROUP * OUT_BLOCK], tl.float32)
     for tile in tl.range(split, tiles, splits, num_stages=None if MOVED else 1):
-        at, known = _locate_outputs(tile, n, member, members, rows, OUT_HEIGHT, OUT_WIDTH, OUT, GROUP, OUT_BLOCK, ROWS)
+        at, known = _locate_outputs(tile, n, member, members, rows, OUT_WIDTH, OUT, GROUP, OUT_BLOCK, ROWS)
         dy = tl.load(dy_ptr + at, mask=known, other=0.0)
         windows = _load_windows(
             images, order, moves, order_member, order_b, moves_member, moves_b, moves_entry, rows, member, tile,
@@ -312,8 +309,7 @@ def _add_kernel(
 @triton.jit
 def _locate_outputs(
     tile, n, member, members, rows,
-    OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr, OUT: tl.constexpr, GROUP: tl.constexpr, OUT_BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
+    OUT_WIDTH: tl.constexpr, OUT: tl.constexpr, GROUP: tl.constexpr, OUT_BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Return where the outputs of a tile are, (ROWS, GROUP * OUT_BLOCK), and whether they are."""
     GROUPS: tl.constexpr = (OUT_WIDTH + GROUP - 1) // GROUP

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
+from hullo._compat import backward_pass_id
 
 if TYPE_CHECKING:
     from hullo.population.kernels.convolution import InputGradient
@@ -24,7 +24,7 @@ class LateGradients:
 
     def put(self, part: InputGradient) -> None:
         """Leave a part of the gradient."""
-        current = torch._C._current_graph_task_id()
+        current = backward_pass_id()
         if self._pass != current:  # an earlier pass may have failed before these were taken
             self._pass, self._parts = current, []
         self._parts.append(part)
@@ -32,4 +32,4 @@ class LateGradients:
     def take(self) -> list[InputGradient]:
         """Return the parts that this backward pass left, and hold none."""
         parts, self._parts = self._parts, []
-        return parts if self._pass == torch._C._current_graph_task_id() else []
+        return parts if self._pass == backward_pass_id() else []

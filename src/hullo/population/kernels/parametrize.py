@@ -41,8 +41,8 @@ def parametrize(
     Args:
         raw: raw parameters, (K, R, N).
         fixed: the coefficients of rows that are not learned, like `raw`.
-        roles: the role of each base in each row, like `raw`, as in :mod:`hullo.population.activations`.
-        codes: the parametrization of each row, (K, R, 1), as in :data:`hullo.population.activations.CODES`.
+        roles: the role of each base in each row, like `raw`, as in :mod:`hullo.population.parametrizations`.
+        codes: the parametrization of each row, (K, R, 1), as in :data:`hullo.population.parametrizations.CODES`.
         order: which of the K * R rows each row of the buffer is made of.
         uses: which rows of the buffer are made of each row, (K * R, most), padded with -1.
         heights: how many rows of the buffer belong to each call.
@@ -52,7 +52,7 @@ def parametrize(
 
 
 def restrict(raw: Tensor, gradient: Tensor, roles: Tensor, codes: Tensor) -> Tensor:
-    """Restrict the gradient of raw parameters, (K, R, N), to feasible directions of convex coefficients."""
+    """Restrict the gradient of raw parameters, (K, R, N), to feasible directions of coefficients."""
     restricted = torch.empty_like(gradient, memory_format=torch.contiguous_format)
     _launch(_restrict, (raw.contiguous(), gradient.contiguous(), restricted), roles, codes, raw.shape[0] * raw.shape[1])
     return restricted
@@ -115,7 +115,7 @@ def _transform(
     coefficients = tl.where(codes == RECENTRED, _recentre(raw, used, 1.0), coefficients)
     coefficients = tl.where(codes == FREE, _add_rest(raw, used, rest), coefficients)
     coefficients = tl.where(codes == GIVEN, tl.where(used, raw, 0.0), coefficients)
-    coefficients = tl.where(codes == CLAMPED, tl.where(used, _positive_part(raw), 0.0), coefficients)
+    coefficients = tl.where(codes == CLAMPED, tl.where(used, device_math.positive_part(raw), 0.0), coefficients)
     coefficients = tl.where(codes == SOFTPLUS, tl.where(used, _softplus(raw), 0.0), coefficients)
     to = row * BASES + tl.arange(0, COLUMNS)[None, :]
     tl.store(coefficients_ptr + to, coefficients.to(coefficients_ptr.dtype.element_ty), mask=inside)
@@ -239,13 +239,8 @@ def _recentre(numbers, used, TOTAL: tl.constexpr):
 
 
 @triton.jit
-def _positive_part(raw):
-    return tl.maximum(raw, 0.0, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
 def _softplus(raw):
-    return _positive_part(raw) + device_math.log1p(tl.exp(-tl.abs(raw)))
+    return device_math.positive_part(raw) + device_math.log1p(tl.exp(-tl.abs(raw)))
 
 
 @triton.jit

@@ -70,7 +70,7 @@ TILES = {  # by kernel, input and output channels
     (3, 64, 64): Tile(1, 1, 128, ALL, 8, 1, True, False),
     (5, 50, 20): Tile(1, 5, 64, ALL, 8, 3, False, False),
 }
-MEASURED_TILES = {  # where the statistics of the outputs are computed, too
+MOMENT_TILES = {  # where the statistics of the outputs are computed, too
     (3, 16, 16): Tile(2, 4, 64, ALL, 4, 3, False, True),
     (3, 32, 32): Tile(2, 4, 64, ALL, 4, 3, False, False),
 }
@@ -81,7 +81,7 @@ results, so no shape is served that was not measured."""
 
 def choose_tile(sizes: Sizes, x: Tensor, *, measured: bool = False) -> Tile | None:
     """Return the settings with which to convolve x; None for what `_convolve_kernel` does not serve."""
-    tiles, layer = MEASURED_TILES if measured else TILES, (sizes.kernel, sizes.in_channels, sizes.out_channels)
+    tiles, layer = MOMENT_TILES if measured else TILES, (sizes.kernel, sizes.in_channels, sizes.out_channels)
     tile = tiles.get(layer) if serves(x.dtype, x.device) else None
     behind = sizes.out_size[0] + sizes.kernel - 1 - sizes.in_size[0] - sizes.padding
     if tile is None or not (0 <= sizes.padding < sizes.kernel and 0 <= behind < sizes.kernel):

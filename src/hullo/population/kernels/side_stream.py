@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from hullo._compat import backward_pass_id
+
 Compute = Callable[[], Tensor]
 
 
@@ -132,7 +134,7 @@ class _Pass:
 
     @staticmethod
     def current() -> _Pass:
-        number = torch._C._current_graph_task_id()
+        number = backward_pass_id()
         found = _passes.get(number)
         if found is None:
             found = _passes[number] = _Pass()

@@ -101,10 +101,10 @@ def _is_activation(value: Any) -> bool:
         return read_module(value) is not None
     if isinstance(value, type):
         return _is_module_class(value) and value.__module__ == _ACTIVATIONS
-    return is_from_torch(value)
+    return is_torch_activation(value)
 
 
-def is_from_torch(value: Any) -> bool:
+def is_torch_activation(value: Any) -> bool:
     """Return whether a value is one of PyTorch's functions that may be activations, such as ``Tensor.relu``."""
     if is_torch_function(value):
         return True

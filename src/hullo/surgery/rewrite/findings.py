@@ -87,7 +87,7 @@ class Call:
         reading: which activation is called; None for a module that contains activations.
         callee: the callee.
         attribute: the module and its attribute that is the callee, if there is one.
-        trouble: why a hull cannot replace the callee.
+        blocker: why a hull cannot replace the callee.
         fixed: why the call cannot be rewritten.
         plain: whether a hull can be called by the same expression.
     """

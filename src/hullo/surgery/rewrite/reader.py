@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hullo.surgery.recognise import NAMES, Reading, read_function, read_module
 from hullo.surgery.rewrite.branches import Path
-from hullo.surgery.rewrite.bytecode import contains_activation, is_from_torch, mentions_activation
+from hullo.surgery.rewrite.bytecode import contains_activation, is_torch_activation, mentions_activation
 from hullo.surgery.rewrite.control_flow import INNER
 from hullo.surgery.rewrite.findings import Body, Call, Findings, Seen, Skipped
 from hullo.surgery.rewrite.reach import walks_in
@@ -52,7 +52,7 @@ class Reader(Uses):
         idle: why it does not run in the model's configuration.
         bound: the known arguments.
         numbers: the value numbers of the arguments.
-        trouble: why nothing in it can be replaced by a hull.
+        blocker: why nothing in it can be replaced by a hull.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Reader(Uses):
             for part in callee.items:
                 if isinstance(part.thing, nn.Module) and (reading := read_module(part.thing)) is not None:
                     self._record(node, callee_node, given, part, reading, fixed="it is called in a slice")
-        elif is_from_torch(thing):
+        elif is_torch_activation(thing):
             self._function(node, callee_node, given, callee)
         elif isinstance(thing, type):
             if contains_activation(thing):

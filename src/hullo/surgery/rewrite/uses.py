@@ -12,7 +12,7 @@ from torch import nn
 
 from hullo.modules import Hull
 from hullo.surgery.recognise import AMBIGUOUS, Reading, read_function, read_module
-from hullo.surgery.rewrite.bytecode import activation_names, is_from_torch, mentions_activation
+from hullo.surgery.rewrite.bytecode import activation_names, is_torch_activation, mentions_activation
 from hullo.surgery.rewrite.control_flow import Flow
 from hullo.surgery.rewrite.findings import Skipped
 from hullo.surgery.rewrite.source import place
@@ -31,7 +31,7 @@ def read_attribute(attribute: Attribute) -> Reading | None:
     thing: Any = parent._modules.get(name, vars(parent).get(name))
     if isinstance(thing, nn.Module):
         return read_module(thing)
-    return read_function(thing) if is_from_torch(thing) or mentions_activation(thing) else None
+    return read_function(thing) if is_torch_activation(thing) or mentions_activation(thing) else None
 
 
 class Uses(Flow):
@@ -159,7 +159,7 @@ class Uses(Flow):
             return read_attribute(value.attribute) is not None
         if isinstance(value.thing, nn.Module):
             return read_module(value.thing) is not None
-        return (is_from_torch(value.thing) or isinstance(value.thing, torch.jit.ScriptFunction)) and (
+        return (is_torch_activation(value.thing) or isinstance(value.thing, torch.jit.ScriptFunction)) and (
             read_function(value.thing) is not None
         )
 

@@ -73,7 +73,7 @@ def test_a_frame_holds_all_places_and_is_never_a_point(points: list[np.ndarray])
 def test_a_plane_of_any_size_has_a_few_lines_per_base_in_the_colours_of_its_key(half: float) -> None:
     panel = Figure().subplots()
     bases, square = ["relu", "tanh", "elu"], (project([1 / 3] * 3), half)
-    draw_plane(panel, bases, *square)
+    draw_plane(panel, *square)
     key = {line.get_color(): line.get_label() for line in plane_key(bases)[1:]}
     assert [("relu" in text, "tanh" in text, "elu" in text) for text in key.values()] == [
         (True, False, True),

@@ -76,7 +76,7 @@ def _draw_paths(pair: Pair, title: str) -> Figure:
         cloud = project(np.concatenate(run.channels)) if run.channels else places[:0]
         for panel, seen in ((whole, np.concatenate([CORNERS, places, cloud])), (close, places)):
             square = frame(seen)
-            draw_plane(panel, pair.bases, *square)
+            draw_plane(panel, *square)
             panel.plot(*cloud.T, ".", color=GREY, markersize=2, alpha=0.6, zorder=2)
             _draw_run(panel, run, epochs)
             shown.append((panel, run, corner_names(pair.bases, *square)))

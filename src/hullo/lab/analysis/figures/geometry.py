@@ -30,10 +30,10 @@ RADIUS = 1.45
 LENGTH = 1.7
 
 
-def affine_hull(radius: float = RADIUS, points: int = 181) -> np.ndarray:
+def affine_hull() -> np.ndarray:
     """Return coefficients on a circle in the affine hull around its center; each row sums to one."""
-    angles = np.linspace(0, 2 * np.pi, points)[:, None]
-    circle: np.ndarray = 1 / 3 + radius * (np.cos(angles) * ACROSS + np.sin(angles) * BACK)
+    angles = np.linspace(0, 2 * np.pi, 181)[:, None]
+    circle: np.ndarray = 1 / 3 + RADIUS * (np.cos(angles) * ACROSS + np.sin(angles) * BACK)
     return circle
 
 

@@ -44,13 +44,13 @@ def unproject(places: np.ndarray) -> np.ndarray:
     return found
 
 
-def frame(places: np.ndarray, least: float = 0.05) -> tuple[np.ndarray, float]:
+def frame(places: np.ndarray) -> tuple[np.ndarray, float]:
     """Return the center and half the side of a square around positions, with a margin."""
     low, high = places.min(0), places.max(0)
-    return (low + high) / 2, max(0.62 * (high - low).max(), least)
+    return (low + high) / 2, max(0.62 * (high - low).max(), 0.05)
 
 
-def draw_plane(panel: Axes, bases: Sequence[str], middle: np.ndarray, half: float) -> None:
+def draw_plane(panel: Axes, middle: np.ndarray, half: float) -> None:
     """Show the square part of the plane around `middle`: the triangle, and lines of equal coefficients with values."""
     panel.set(xlim=(middle[0] - half, middle[0] + half), ylim=(middle[1] - half, middle[1] + half), aspect="equal")
     panel.set(xticks=[], yticks=[])
