@@ -16,7 +16,7 @@ import functools
 import weakref
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -30,6 +30,22 @@ if TYPE_CHECKING:
     from hullo.modules import Hull
 
 _watched: weakref.WeakSet[Hull] = weakref.WeakSet()
+_tables: weakref.WeakSet[Table] = weakref.WeakSet()
+
+
+class Table(Protocol):
+    """Raw parameters of many hulls in one tensor, whose rows may have different parametrizations."""
+
+    raw: Tensor
+
+    def feasible_gradient(self, gradient: Tensor) -> Tensor:
+        """Restrict a gradient of `raw` to directions in which coefficients can move."""
+
+
+def watch_table(table: Table) -> None:
+    """Restrict the gradients of a table before every optimizer step, as long as it exists."""
+    _tables.add(table)
+    _register()
 
 
 def watch(hull: Hull) -> None:
@@ -63,6 +79,10 @@ def _before_step(
 
 @torch.no_grad()
 def _restrict_gradients(optimizer: Optimizer) -> None:
+    tables = {id(table.raw): table for table in _tables}
+    for parameter, sign in _parameters(optimizer):
+        if (table := tables.get(id(parameter))) is not None and parameter.grad is not None:
+            parameter.grad.copy_(sign * table.feasible_gradient(sign * parameter.grad))
     batches: dict[tuple[Parametrization, int, torch.device, torch.dtype, int], list[Tensor]] = defaultdict(list)
     for raw, parametrization, sign in _restricted(optimizer):
         if is_sharded(raw):
@@ -81,8 +101,15 @@ def _restrict_gradients(optimizer: Optimizer) -> None:
 def _restricted(optimizer: Optimizer) -> Iterator[tuple[Tensor, Parametrization, int]]:
     """Yield the raw parameters with gradients to restrict, in the optimizer's order, and the sign of the descent."""
     hulls = {id(hull._parameters.get(hull.raw_name)): hull for hull in _watched if hasattr(hull, "constraint")}
-    for raw, is_ascent in ((raw, group.get("maximize")) for group in optimizer.param_groups for raw in group["params"]):
+    for raw, sign in _parameters(optimizer):
         hull = hulls.get(id(raw))
         # a shard of a flattened parameter has another shape, and not all coefficients of a row
         if hull and hull.constraint.parametrization.restrict and raw.grad is not None and raw.shape == hull.shape:
-            yield raw, hull.constraint.parametrization, -1 if is_ascent else 1
+            yield raw, hull.constraint.parametrization, sign
+
+
+def _parameters(optimizer: Optimizer) -> Iterator[tuple[Tensor, int]]:
+    """Yield the parameters of an optimizer, in its order, and the sign of the descent."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            yield parameter, -1 if group.get("maximize") else 1

@@ -63,6 +63,12 @@ def hook(network: nn.Module, x: Tensor) -> Tensor:
     return y  # type: ignore[no-any-return]
 
 
+def infer(network: nn.Module, x: Tensor) -> Tensor:
+    with torch.inference_mode():
+        y = network.linear(x)
+    return network.linear(x) + y.clone()  # type: ignore[no-any-return]
+
+
 def count(network: nn.Module, x: Tensor) -> Tensor:
     network.calls = getattr(network, "calls", 0) + 1
     return x * network.calls
@@ -97,6 +103,9 @@ class Calling(nn.Module):
             ("use_reentrant", "checkpoint("),
         ),
         (hook, ("registers a hook", "y.register_hook")),
+        (lambda network, x: network.linear(x.data), (".data", ".detach()")),
+        (lambda network, x: torch.vmap(torch.dot)(network.linear(x), x), ("torch.vmap", "self.function(self, x)")),
+        (infer, ("torch.inference_mode", "torch.no_grad")),
         (count, ("self.calls", "buffer")),
         (remember, ("self.state", "buffer")),
     ],
@@ -138,6 +147,19 @@ def test_only_recent_programs_are_cached(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [len(value.tensor[0]) for value in read] == [1, 2, 3, 2]
 
 
+def test_compiled_modules_seeds_and_indices_are_rejected_by_name() -> None:
+    for change in (lambda net: net[0].compile(), lambda net: net.__setitem__(0, torch.jit.script(net[0]))):
+        networks = [nn.Sequential(nn.Linear(2, 2)) for _ in range(2)]
+        for network in networks:
+            change(network)
+        with pytest.raises(TypeError, match="module '0' of member 0 is compiled"):
+            Population(networks)
+    with pytest.raises(TypeError, match=r"seeds=\[0\.2, 0\.7\]: give integers"):
+        Population([nn.Linear(2, 2), nn.Linear(2, 2)], seeds=[0.2, 0.7])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match=r"population\['a'\]"):
+        Population([nn.Linear(2, 2)])["a"]  # type: ignore[call-overload]
+
+
 def test_inputs_for_another_number_of_members_are_rejected() -> None:
     population = Population(plain_networks.MLP, seeds=range(3))
     with pytest.raises(ValueError, match=r"\(4, 6\).*in_dims=None"):
@@ -156,9 +178,17 @@ def test_bad_optimizer_settings_are_rejected_with_the_value() -> None:
         ({"lr": 0.1, "nesterov": True}, "momentum"),
         ({"lr": 0.1, "groups": [{"params": [nn.Parameter(torch.ones(2))]}]}, "another"),
         ({"lr": 0.1, "groups": [{"params": [], "rate": 1}]}, "rate"),
+        ({"lr": 0.1, "groups": [{"lr": 0.2}]}, "no params"),
     ):
         with pytest.raises(ValueError, match=word):
             SGD(population, **options)
+    for options, word in (
+        ({"groups": {"params": []}}, "a list of dictionaries"),
+        ({"groups": [{"params": ["0.weight"]}]}, "not their names"),
+        ({"schedule": 0.5}, r"schedule=0\.5"),
+    ):
+        with pytest.raises(TypeError, match=word):
+            SGD(population, 0.1, **options)
     with pytest.raises(TypeError, match=r"takes.*generator"):
         SGD(population.parameters(), lr=0.1)
     with pytest.raises(RuntimeError, match="backward"):

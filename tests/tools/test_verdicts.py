@@ -281,11 +281,11 @@ def test_the_first_epoch_that_reaches_a_level(curve: list[float], level: int) ->
     assert first == len(curve) + 1 or curve[first - 1] >= level
 
 
-def test_runs_that_diverge_refute_that_no_careful_initialisation_is_needed() -> None:
+def test_runs_that_diverge_refute_that_no_careful_initialization_is_needed() -> None:
     runs = make_records({"affine(identity,relu)": [80.0] * 3, "relu": [80.0] * 3})
-    assert claim(runs, "careful initialisation").verdict == HOLDS
+    assert claim(runs, "careful initialization").verdict == HOLDS
     lost = make_record("affine(identity,relu)", [10.0], seed=7, ended="diverged in epoch 1")
-    (answer,) = claim([*runs, lost], "careful initialisation").answers
+    (answer,) = claim([*runs, lost], "careful initialization").answers
     assert (answer.judge(False), answer.figures) == (FAILS, ["3 of 4 runs did not diverge"])
 
 

@@ -8,6 +8,7 @@ however deep the networks are.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,6 +21,7 @@ from hullo.functional import apply
 from hullo.inner_scale import apply_scaled
 from hullo.kernels import CombineSpec
 from hullo.modules import keep_float32
+from hullo.optimizer_hook import watch_table
 from hullo.parametrizations import get_parametrization
 from hullo.population import kernels
 from hullo.population.parametrizations import CODES, REST, UNUSED, USED, Parametrize
@@ -88,6 +90,7 @@ class Activations(nn.Module):
     owners: Tensor  # for each row of the table, the row with its numbers: itself, unless members share a hull
     order: Tensor  # for each row of all calls, its row of the table
     uses: Tensor  # for each row of the table, the rows of calls that use it
+    fingerprints: Tensor  # of each member's activations
     scales: InnerScales | None
 
     def __init__(self, sites: Sequence[Site], members: int, dtype: torch.dtype) -> None:
@@ -126,6 +129,27 @@ class Activations(nn.Module):
         order = [owners[row] for parts in self._parts for part in parts for row in part.rows.tolist()]
         self.register_buffer("order", torch.tensor(order, dtype=torch.int32), persistent=False)
         self.register_buffer("uses", _uses(order, members * rows), persistent=False)
+        self.register_buffer("fingerprints", torch.tensor([self._fingerprint(k) for k in range(members)]))
+        watch_table(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        watch_table(self)  # copies and unpickled populations
+
+    def _fingerprint(self, k: int) -> int:
+        """Return a hash of member k's activations, without the numbers that a state contains."""
+        parts = [
+            (
+                site.path,
+                [item.name for item in activation.bases],
+                activation.parametrization,
+                activation.groups,
+                activation.raw.tolist() if activation.parametrization == "fixed" and activation.frozen is None else (),
+            )
+            for site in self.sites
+            for activation in (site.activations[k],)
+        ]
+        return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], signed=True)
 
     def _register_frozen(self) -> None:
         """Register the numbers of hulls and PReLUs that are not learned: they are part of a state all the same."""
@@ -135,8 +159,16 @@ class Activations(nn.Module):
                     self.register_buffer(f"frozen_{i}_{k}", activation.frozen.detach().clone())
                     self.register_buffer(f"frozen_{i}_{k}_coefficients", activation.raw.detach().clone())
 
-    def _load_from_state_dict(self, *given: Any) -> None:
-        super()._load_from_state_dict(*given)
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        saved = state_dict.setdefault(f"{prefix}fingerprints", self.fingerprints)  # older states have none
+        if saved.shape == self.fingerprints.shape and not saved.equal(saved_here := self.fingerprints.to(saved)):
+            differing = (saved != saved_here).nonzero().flatten().tolist()
+            rest[4].append(
+                f"the state was saved with other activations in members {differing}; make the population of the same "
+                "networks, in the same order"
+            )
+            return
+        super()._load_from_state_dict(state_dict, prefix, *rest)
         self._read_frozen()
 
     @torch.no_grad()

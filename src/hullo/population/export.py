@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
 import logging
 import os
 import random
+import re
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -16,12 +19,14 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hullo.population.images import AugmentedImages
 from hullo.population.sites import BOOKKEEPING
 
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]+\n\s*(?P<code>[^\n]+)')
+_HERE = os.path.dirname(__file__)
 _MISSING = object()
 _PLAIN = (bool, int, float, complex, str, bytes)
 
@@ -57,7 +62,7 @@ def _check_next_call(
         names = ", ".join(sorted({f"self.{name}" for _, name in changed}))
         raise LoweringError(
             f"the forward of {type(network).__name__} changes {names}, and its next call would compute something else; "
-            "register a buffer and change that in place"
+            "register a buffer and change that in place, or call the networks once before they join if it is a cache"
         )
 
 
@@ -133,13 +138,26 @@ def _silenced() -> Iterator[None]:
 def _traceable() -> Iterator[None]:
     """Raise an error for derivatives that a forward pass defines or computes, which a trace would silently omit.
 
-    And do not let PyTorch's transformers look at the values of a mask to find out whether it is causal. Attention with
-    and without dropout returns one layout, on which `contiguous` depends, so that networks of both have one graph.
+    And let neither PyTorch's transformers look at the values of a mask, to find out whether it is causal, nor its
+    distributions at those of their parameters. Attention with and without dropout returns one layout, on which
+    `contiguous` depends, so that networks of both have one graph. Other threads keep what PyTorch does.
     """
+    thread = threading.get_ident()
+
+    def replace(owner: Any, name: str, replacement: Any) -> None:
+        original = vars(owner)[name]
+        function = original.__func__ if isinstance(original, classmethod) else original
+
+        @functools.wraps(function)
+        def choose(*args: Any, **kwargs: Any) -> Any:
+            return (replacement if threading.get_ident() == thread else function)(*args, **kwargs)
+
+        setattr(owner, name, classmethod(choose) if isinstance(original, classmethod) else choose)
+        stack.callback(setattr, owner, name, original)
 
     def apply(function: Any, *args: Any, **kwargs: Any) -> Any:
         if function.__module__.startswith("torch._library"):  # part of an operator, which the graph contains
-            return original.__get__(None, function)(*args, **kwargs)
+            return original_apply.__get__(None, function)(*args, **kwargs)
         raise LoweringError(
             f"forward calls {function.__name__}, a torch.autograd.Function, whose derivative is not in its graph; write"
             " it in terms of detach(), and checkpoint with use_reentrant=False"
@@ -154,16 +172,25 @@ def _traceable() -> Iterator[None]:
     def hook(*args: Any, **kwargs: Any) -> Any:
         raise LoweringError("forward registers a hook, which is not in its graph; write what it does as operations")
 
-    original = vars(torch.autograd.Function)["apply"]
+    def enter(context: torch.inference_mode) -> None:
+        if context.mode:
+            raise LoweringError("forward enters torch.inference_mode, which is not in its graph; use torch.no_grad")
+        original_enter(context)
+
+    original_apply, original_enter = vars(torch.autograd.Function)["apply"], torch.inference_mode.__enter__
+    distribution, fast_path = torch.distributions.Distribution, torch.backends.mha
     with sdpa_kernel(SDPBackend.MATH), ExitStack() as stack:
-        for owner, name, replacement in (
-            (torch.autograd.Function, "apply", classmethod(apply)),
-            (torch.autograd, "_engine_run_backward", differentiate),
-            (Tensor, "register_hook", hook),
-            (nn.modules.transformer, "_detect_is_causal_mask", lambda mask, is_causal=None, size=None: bool(is_causal)),
-        ):
-            stack.callback(setattr, owner, name, vars(owner)[name])
-            setattr(owner, name, replacement)
+        replace(torch.autograd.Function, "apply", apply)
+        replace(torch.autograd, "_engine_run_backward", differentiate)
+        replace(Tensor, "register_hook", hook)
+        replace(torch.inference_mode, "__enter__", enter)
+        replace(
+            nn.modules.transformer, "_detect_is_causal_mask", lambda mask, is_causal=None, size=None: bool(is_causal)
+        )
+        stack.callback(distribution.set_default_validate_args, distribution._validate_args)
+        distribution.set_default_validate_args(False)
+        stack.callback(fast_path.set_fastpath_enabled, fast_path.get_fastpath_enabled())
+        fast_path.set_fastpath_enabled(False)  # one operator for a whole layer, which members would take in turn
         yield
 
 
@@ -173,6 +200,8 @@ def _explain(network: nn.Module, error: Exception) -> str:
     reason = text.strip().splitlines()[0] if text.strip() else type(error).__name__
     if "data-dependent" in text:
         reason = "its control flow depends on the values of tensors"
+    elif "fake tensor in the exported program constant" in text:
+        reason = "it reads .data of a tensor, or a tensor that an earlier call has stored; use .detach(), and no_grad()"
     elif "not a known type" in text:
         reason = f"{reason.partition(', which')[0]}; return tensors in a tuple, list, dictionary or dataclass"
     elif any(frame.filename.endswith("eager_transforms.py") for frame in traceback.extract_tb(error.__traceback__)):
@@ -185,10 +214,25 @@ def _explain(network: nn.Module, error: Exception) -> str:
 
 def _line_of(error: Exception) -> str:
     """Return the line of the user's code that raised an exception, if known."""
-    internal = (os.path.dirname(torch.__file__), os.path.dirname(__file__))
+    internal = (os.path.dirname(torch.__file__), _HERE)
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
         if frame.filename.startswith("<rewritten ") or not frame.filename.startswith((*internal, "<"))
     ]
     return f" (at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line})" if frames else ""
+
+
+def source_of(node: fx.Node) -> str:
+    """Return the line of source code of a node, if known."""
+    frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
+    if not frames:
+        return ""
+    last = next((frame for frame in reversed(frames) if not frame["file"].startswith(_HERE)), frames[-1])
+    return f"{last['file']}:{last['line']}: {last['code'].strip()}"
+
+
+def at_source(node: fx.Node) -> str:
+    """Return ' at ' and the line of source code of a node, for an error message; nothing if it is not known."""
+    source = source_of(node)
+    return f" at {source}" if source else ""

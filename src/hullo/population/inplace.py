@@ -15,6 +15,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, fx, nn
 
+from hullo.population.export import LoweringError, at_source
 from hullo.population.rules import arguments
 
 aten = torch.ops.aten
@@ -70,7 +71,13 @@ def _storages(module: fx.GraphModule) -> dict[fx.Node, frozenset[int]]:
     same: dict[int, frozenset[int]] = {}
     for node in all_nodes(module):
         tensors = [leaf for leaf in pytree.tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
-        ids = [tensor.untyped_storage()._cdata for tensor in tensors]
+        try:
+            ids = [tensor.untyped_storage()._cdata for tensor in tensors]
+        except NotImplementedError:
+            raise LoweringError(
+                f"forward calls torch.vmap, whose values have no memory{at_source(node)}; write it as operations on "
+                "batches, such as torch.einsum"
+            ) from None
         if node.target in _SAME_IN_EVALUATION and not (node.args[2] and node.args[1]):
             same[ids[0]] = storages[node.args[0]]  # type: ignore[index]  # returns its input, but not in a trace
         storages[node] = _union(same.get(item, frozenset({item})) for item in ids)

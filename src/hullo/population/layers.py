@@ -136,7 +136,7 @@ def attend(
         scores = scores.masked_fill(~visible, -torch.inf)
     if own is not None:
         scores = scores.masked_fill(~own, -torch.inf) if own.dtype == torch.bool else scores + own
-    weights = drop(context, Value(scores.softmax(-1), 0), dropout, True)
+    weights = drop(context, Value(aten._safe_softmax(scores, -1), 0), dropout, True)
     return Value(weights.tensor @ v, 0)
 
 

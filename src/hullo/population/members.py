@@ -8,6 +8,7 @@ import operator
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -21,13 +22,19 @@ from hullo.population.sites import BOOKKEEPING, Site, read_site
 def make_members(factory: Callable[[], nn.Module], seeds: Sequence[int]) -> list[nn.Module]:
     """Call a factory once per seed, each time after `torch.manual_seed(seed)`; the global random state is kept."""
     networks, started = [], torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if started else ()):
+    with fork_rng():
         for seed in seeds:
             torch.manual_seed(seed)
             networks.append(factory())
     if not started:  # the seed for a GPU that is used later
         torch.cuda.manual_seed_all(torch.initial_seed())
     return networks
+
+
+def fork_rng() -> AbstractContextManager[Any]:
+    """Keep the global random state of PyTorch; of GPUs where they are in use."""
+    started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return torch.random.fork_rng(devices=range(torch.cuda.device_count()) if started else ())
 
 
 def compare(members: Sequence[nn.Module]) -> tuple[list[Site], list[tuple[str, ...]]]:
@@ -46,6 +53,7 @@ def compare(members: Sequence[nn.Module]) -> tuple[list[Site], list[tuple[str, .
         _check_hooks(member)
     _compare("", members, [_Roles(member) for member in members], sites, rates)
     _check_unshared(members)
+    _check_tied(members, sites)
     return sites, [tuple(own) for own in rates]
 
 
@@ -207,8 +215,11 @@ _PARTS: dict[type, tuple[Callable[[Any], Any], ...]] = {
 
 def _check_member(k: int, member: nn.Module) -> None:
     """Raise an error for a network without Python code, or without values."""
-    if isinstance(member, torch.jit.ScriptModule) or type(member).__name__ == "OptimizedModule":
-        raise TypeError(f"member {k} is compiled, a {type(member).__name__}; give the network itself")
+    for path, module in member.named_modules():
+        is_scripted = isinstance(module, torch.jit.ScriptModule) or type(module).__name__ == "OptimizedModule"
+        if is_scripted or module._compiled_call_impl is not None:
+            what = f"module {path!r} of member {k}" if path else f"member {k}"
+            raise TypeError(f"{what} is compiled, a {type(module).__name__}; give the network before it is compiled")
     for name, tensor in (*member.named_parameters(), *member.named_buffers()):
         if torch.nn.parameter.is_lazy(tensor):
             raise ValueError(f"{name} of member {k} is not initialized yet; call the network once on example inputs")
@@ -241,6 +252,23 @@ def _check_unshared(members: Sequence[nn.Module]) -> None:
             if owner != k:
                 raise ValueError(
                     f"members {owner} and {k} share {shared_name}; make a network per member, or copy.deepcopy one"
+                )
+
+
+def _check_tied(members: Sequence[nn.Module], sites: Sequence[Site]) -> None:
+    """Raise an error if parameters of activations are used by other modules, or with other bases."""
+    for k, member in enumerate(members):
+        uses: dict[int, tuple[str, Any]] = {}
+        paths = {site.path: site.activations[k] for site in sites}
+        for name, parameter in member.named_parameters(remove_duplicate=False):
+            path, _, leaf = name.rpartition(".")
+            activation = paths.get(path)
+            use = None if activation is None else (leaf, activation.bases, activation.parametrization)
+            first, kind = uses.setdefault(id(parameter), (name, use))
+            if kind != use:
+                raise ValueError(
+                    f"{first} and {name} of member {k} are one parameter, with different uses; only activations of the "
+                    "same bases may share it"
                 )
 
 

@@ -70,8 +70,8 @@ class Optimizer:
     def __init__(
         self,
         population: Population,
-        *,
         lr: Numbers,
+        *,
         weight_decay: Numbers = 0.0,
         max_norm: Numbers | None = None,
         schedule: Schedule | None = None,
@@ -86,6 +86,8 @@ class Optimizer:
         self.lr = lr
         self.weight_decay = weight_decay
         self.max_norm = None if max_norm is None else self._numbers("max_norm", max_norm)
+        if schedule is not None and not callable(schedule):
+            raise TypeError(f"schedule={schedule!r}: give a function from the number of updates to a factor")
         self.schedule = schedule
         self.updates = torch.zeros((), dtype=torch.float64, device=population.seeds.device)
         self.parameters = {name: p for name, p in population.named_parameters() if p.requires_grad}
@@ -116,12 +118,18 @@ class Optimizer:
         """Return the settings of parameters in groups, by name."""
         names = {id(p): name for name, p in self.parameters.items()}
         by_name: dict[str, dict[str, Tensor]] = {}
+        if isinstance(groups, Mapping):
+            raise TypeError("groups is a dictionary; give a list of dictionaries")
         for group in groups:
+            if "params" not in group:
+                raise ValueError(f"a group has no params, only {sorted(group)}; give a list of parameters")
             if unknown := group.keys() - {"params", "lr", "weight_decay"}:
                 raise ValueError(f"a group has params, lr and weight_decay; got {sorted(unknown)}")
             settings = {key: self._numbers(key, value) for key, value in group.items() if key != "params"}
             params = [group["params"]] if isinstance(group["params"], nn.Parameter) else list(group["params"])
             for parameter in params:
+                if not isinstance(parameter, Tensor):
+                    raise TypeError(f"a group has {parameter!r} in params; give parameters, not their names")
                 if id(parameter) not in names:
                     raise ValueError(f"a group has a parameter of shape {tuple(parameter.shape)} of another network")
                 by_name[names[id(parameter)]] = settings
@@ -133,10 +141,13 @@ class Optimizer:
         copies = self.population.copies
         return {name: copies.get(name.removeprefix("stacked."), p) for name, p in self.parameters.items()}
 
-    def zero_grad(self) -> None:
-        """Set all gradients to None."""
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Set all gradients to None, or to zero."""
         for leaf in self.leaves.values():
-            leaf.grad = None
+            if set_to_none:
+                leaf.grad = None
+            elif leaf.grad is not None:
+                leaf.grad = torch.zeros_like(leaf.grad)
 
     @torch.no_grad()
     def step(self) -> None:
@@ -234,7 +245,7 @@ class SGD(Optimizer):
     state_names = ("momentum",)
 
     def __init__(
-        self, population: Population, *, lr: Numbers, momentum: float = 0.0, nesterov: bool = False, **settings: Any
+        self, population: Population, lr: Numbers, *, momentum: float = 0.0, nesterov: bool = False, **settings: Any
     ) -> None:
         _check("momentum", momentum, 0 <= momentum < 1, "a number from 0 to below 1")
         if nesterov and not momentum:
@@ -264,7 +275,7 @@ class RMSprop(Optimizer):
     state_names = ("square",)
 
     def __init__(
-        self, population: Population, *, lr: Numbers, alpha: float = 0.99, eps: float = 1e-8, **settings: Any
+        self, population: Population, lr: Numbers, *, alpha: float = 0.99, eps: float = 1e-8, **settings: Any
     ) -> None:
         _check("alpha", alpha, 0 <= alpha < 1, "a number from 0 to below 1")
         _check("eps", eps, eps >= 0, "a number that is not negative")
@@ -294,8 +305,8 @@ class Adam(Optimizer):
     def __init__(
         self,
         population: Population,
-        *,
         lr: Numbers = 1e-3,
+        *,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         **settings: Any,
@@ -343,7 +354,7 @@ class AdamW(Adam):
     decoupled = True
 
     def __init__(
-        self, population: Population, *, lr: Numbers = 1e-3, weight_decay: Numbers = 1e-2, **settings: Any
+        self, population: Population, lr: Numbers = 1e-3, *, weight_decay: Numbers = 1e-2, **settings: Any
     ) -> None:
         super().__init__(population, lr=lr, weight_decay=weight_decay, **settings)
 

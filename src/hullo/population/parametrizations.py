@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from hullo.parametrizations import get_parametrization
 
@@ -89,18 +88,20 @@ class Parametrize(torch.autograd.Function):
     """Map raw parameters to coefficients, each row by its own parametrization."""
 
     @staticmethod
-    def forward(ctx: Any, raw: Tensor, roles: Tensor, codes: Tensor, parametrizations: Sequence[str]) -> Tensor:
+    def forward(raw: Tensor, roles: Tensor, codes: Tensor, parametrizations: Sequence[str]) -> Tensor:
         coefficients = raw
         for name in parametrizations:
             coefficients = torch.where(
                 codes == CODES[name], PARAMETRIZATIONS[name].coefficients(raw, roles), coefficients
             )
-        ctx.parametrizations = parametrizations
-        ctx.save_for_backward(raw, coefficients, roles, codes)
         return coefficients
 
     @staticmethod
-    @once_differentiable
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        raw, roles, codes, ctx.parametrizations = inputs
+        ctx.save_for_backward(raw, output, roles, codes)
+
+    @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         raw, coefficients, roles, codes = ctx.saved_tensors
         result = torch.zeros_like(gradient)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, overload
@@ -12,12 +13,12 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from hullo._compat import backward_pass_id, without_saved_tensor_hooks
+from hullo._compat import are_transforms_active, backward_pass_id, without_saved_tensor_hooks
 from hullo.population.activations import Activations
 from hullo.population.export import LoweringError, register_dataclasses
 from hullo.population.images import AugmentedImages, ImagesValue
 from hullo.population.inplace import all_nodes
-from hullo.population.members import aliases_of, compare, empty_copy, filled_copy, make_members, tensors_of
+from hullo.population.members import aliases_of, compare, empty_copy, filled_copy, fork_rng, make_members, tensors_of
 from hullo.population.program import Program, Run
 from hullo.population.rates import first_difference, merge_rates
 from hullo.population.rules import Context
@@ -79,7 +80,8 @@ class Population(nn.Module):
         if callable(members) and not isinstance(members, nn.Module):
             networks = make_members(members, seeds := _read_seeds(seeds))
         else:
-            networks = list(members) if isinstance(members, (Sequence, Iterator)) else []
+            is_network = isinstance(members, nn.Module) and not isinstance(members, (nn.ModuleList, Population))
+            networks = list(members) if isinstance(members, Iterable) and not is_network else []
         if not networks or not all(isinstance(item, nn.Module) for item in networks):
             raise TypeError(f"members must be a list of networks, or a function that returns one; got {members!r:.100}")
         seeds = _read_seeds(range(len(networks)) if seeds is None else seeds)
@@ -110,7 +112,9 @@ class Population(nn.Module):
                 _register(self.shared, name, values[0].clone())
             else:
                 _register(self.stacked, name, torch.stack(values))
-        floats = [tensor for tensor in tensors[0].values() if tensor.is_floating_point()]
+        floats = [
+            tensor for tensor in (*networks[0].parameters(), *networks[0].buffers()) if tensor.is_floating_point()
+        ]
         wide = torch.float64 if any(tensor.dtype == torch.float64 for tensor in floats) else torch.float32
         self.activations = Activations(self._sites, len(networks), wide)
         self.register_buffer("seeds", torch.tensor(seeds, dtype=torch.int64))
@@ -130,6 +134,8 @@ class Population(nn.Module):
     def __getitem__(self, k: slice) -> list[nn.Module]: ...
     def __getitem__(self, k: int | slice) -> nn.Module | list[nn.Module]:
         """Return a copy of member k: a network of the original class, with its current weights."""
+        if not isinstance(k, (int, slice)):
+            raise TypeError(f"population[{k!r}]: give the number of a member, or a slice")
         if isinstance(k, slice):
             return [self[i] for i in range(*k.indices(len(self)))]
         if not -len(self) <= k < len(self):
@@ -139,8 +145,13 @@ class Population(nn.Module):
         tensors = {name: tensor[k] for name, tensor in stacked.items()}
         tensors |= dict(_named_tensors(self.shared)) | dict(self.activations.member_tensors(k))
         empty = self._empty[k]
+        slopes = {
+            f"{path}.weight".removeprefix(".") for path, module in empty.named_modules() if isinstance(module, nn.PReLU)
+        }
+        wide = next((tensor.dtype for tensor in stacked.values() if tensor.is_floating_point()), None)
         for name, tensor in (*empty.named_parameters(), *empty.named_buffers()):
-            tensors[name] = tensors[name].reshape(tensor.shape)
+            values = tensors[name].reshape(tensor.shape)
+            tensors[name] = values.to(wide or tensor.dtype) if name in slopes else values
         member = filled_copy(empty, tensors)
         raw, scales = self.activations.raw, self.activations.scales
         for name, parameter in member.named_parameters():
@@ -202,11 +213,11 @@ class Population(nn.Module):
 
     def explain(self, *args: Any, in_dims: Any = 0, **kwargs: Any) -> str:
         """Run the population on example inputs and return how its operations are computed; change no state."""
-        program, _ = self._program(*self._wrap(args, kwargs, in_dims))
-        changed = {self._aliases[name] for name in program.mutated}
-        parameters = [parameter for name, parameter in self.stacked.named_parameters() if name in changed]
-        saved = [(tensor, tensor.detach().clone()) for tensor in (*self.buffers(), *parameters)]
         with torch.no_grad():
+            program, _ = self._program(*self._wrap(args, kwargs, in_dims))
+            changed = {self._aliases[name] for name in program.mutated}
+            parameters = [parameter for name, parameter in self.stacked.named_parameters() if name in changed]
+            saved = [(tensor, tensor.detach().clone()) for tensor in (*self.buffers(), *parameters)]
             try:
                 self(*args, in_dims=in_dims, **kwargs)
             finally:
@@ -249,7 +260,7 @@ class Population(nn.Module):
         )
         modes = tuple(module.training for module in self._empty[0].modules())
         placement = tuple((p.dtype, p.device) for p in itertools.islice(self.stacked.parameters(), 1))
-        key = (kinds, placement, str(spec), modes)
+        key = (kinds, placement, str(spec), modes, torch.is_grad_enabled())
         program = self._programs.pop(key, None)
         if program is None:
             graph = self._read_graph(leaves, spec)
@@ -269,21 +280,34 @@ class Population(nn.Module):
         return merge_rates(graphs, self._differences, self.seeds.device)
 
     def _read_member(self, k: int, leaves: Sequence[Any], spec: Any) -> Graph:
+        if are_transforms_active():
+            raise LoweringError("networks are traced in the first call for a shape; make it outside of torch.func")
         examples = [self._example(item) if isinstance(item, Value) else item for item in leaves]
         autocast = torch.autocast(self.seeds.device.type, enabled=False)
-        with torch.inference_mode(False), torch.enable_grad(), autocast, without_saved_tensor_hooks():
+        grad_mode = torch.set_grad_enabled(torch.is_grad_enabled())
+        with torch.inference_mode(False), grad_mode, autocast, without_saved_tensor_hooks():
             examples = [item.clone() if isinstance(item, Tensor) else item for item in examples]
             args, kwargs = pytree.tree_unflatten(examples, spec)
-            try:
-                graph = read_graph(self[k], self._sites, args, kwargs)
-                if different := [site for site in self._sites if site.differs_in_place]:
-                    others = [replace(site, inplace=site.inplace and not site.differs_in_place) for site in self._sites]
-                    self._check_in_place(graph, read_graph(self[k], others, args, kwargs), different[0].path)
-                return graph
-            except LoweringError as error:
-                lowering_error = error
-            self[k](*args, **kwargs)
-            raise lowering_error
+            with fork_rng():  # raises the network's own exceptions, and fills caches with tensors that have values
+                self[k](*args, **kwargs)
+            graph = read_graph(self[k], self._sites, args, kwargs, k)
+            if different := [site for site in self._sites if site.differs_in_place]:
+                others = [replace(site, inplace=site.inplace and not site.differs_in_place) for site in self._sites]
+                self._check_in_place(graph, read_graph(self[k], others, args, kwargs, k), different[0].path)
+            if graph.asks_for_class:
+                kinds = {tuple(site.classes[j] for site in self._sites): j for j in range(len(self))}
+                for j in kinds.values():
+                    self._check_classes(graph, read_graph(self[k], self._sites, args, kwargs, j))
+            return graph
+
+    def _check_classes(self, one: Graph, other: Graph) -> None:
+        """Raise an error if the operations depend on the classes of activations, in which members differ."""
+        if first_difference(one, list(all_nodes(one.module)), other, list(all_nodes(other.module))) is not None:
+            path = next(site.path for site in self._sites if len(set(site.classes)) > 1)
+            raise ValueError(
+                f"forward performs other operations for other classes of activations, as at {path!r}, in which members "
+                "differ; make a population for each class, or let the network know the positions instead"
+            )
 
     def _check_in_place(self, one: Graph, other: Graph, path: str) -> None:
         """Raise an error if it matters whether activations change their input, in which members differ."""
@@ -332,7 +356,11 @@ class Population(nn.Module):
 def _read_seeds(seeds: Iterable[int] | None) -> list[int]:
     if not isinstance(seeds, Iterable):
         raise TypeError(f"seeds={seeds!r}: give one per member, as in seeds=range(5)")
-    return list(seeds)
+    given = list(seeds)
+    try:
+        return list(map(operator.index, given))
+    except TypeError:
+        raise TypeError(f"seeds={given!r}: give integers, as in seeds=range(5)") from None
 
 
 def _register(root: nn.Module, name: str, tensor: Tensor) -> None:

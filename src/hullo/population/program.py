@@ -16,13 +16,13 @@ from torch import Tensor, fx
 from hullo._compat import add_to_each
 from hullo.population import noise, norms, recurrent, shapes  # noqa: F401  (they register rules)
 from hullo.population.activations import Activations
-from hullo.population.export import LoweringError
+from hullo.population.export import LoweringError, at_source, source_of
 from hullo.population.fusion import Fusion, find_fusions
 from hullo.population.inplace import all_nodes, functional, positional, written_nodes
 from hullo.population.rates import with_rates
 from hullo.population.rules import RULES, Context, arguments
 from hullo.population.sites import Site
-from hullo.population.tracing import SITE, Graph, at_source, source_of
+from hullo.population.tracing import SITE, Graph
 from hullo.population.values import (
     PaddedValue,
     Value,

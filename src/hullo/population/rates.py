@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from hullo.population.export import at_source
 from hullo.population.inplace import all_nodes
 from hullo.population.recurrent import OPERATORS
 from hullo.population.rules import arguments
-from hullo.population.tracing import Graph, at_source
+from hullo.population.tracing import Graph
 from hullo.population.values import Value
 
 aten = torch.ops.aten

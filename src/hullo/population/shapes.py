@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hullo._compat import is_eager
 from hullo.population.rules import Context, rule
-from hullo.population.values import Value, wrap
+from hullo.population.values import Value, call_pointwise, wrap
 
 aten = torch.ops.aten
 
@@ -68,7 +69,7 @@ def mean(
     context: Context, x: Value, dims: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Any:
     """Leave the members in their dimension, so that the gradient of images keeps their order in memory."""
-    if x.dim is None or not x.shape:
+    if x.dim is None or not x.shape or not is_eager():
         return NotImplemented
     own = [dim % len(x.shape) for dim in dims or range(len(x.shape))]
     tensor = x.tensor if dtype is None else x.tensor.to(dtype)
@@ -89,6 +90,15 @@ class _Mean(torch.autograd.Function):
         kept = [1 if dim in ctx.dims else size for dim, size in enumerate(ctx.shape)]
         count = math.prod(ctx.shape[dim] for dim in ctx.dims)
         return (gradient.reshape(kept).contiguous() / count).expand(ctx.shape), None, None
+
+
+@rule(aten.masked_fill.Scalar)
+def fill(context: Context, x: Value, mask: Value, number: float) -> Any:
+    """Fill with a number, or with the largest of x's type: under autocast it may be one of a wider type."""
+    if isinstance(number, float) and math.isfinite(number) and x.dtype.is_floating_point:
+        limit = torch.finfo(x.dtype).max
+        number = min(max(number, -limit), limit)
+    return call_pointwise(aten.masked_fill.Scalar, (x, mask, number), {})
 
 
 @rule(aten.permute.default)

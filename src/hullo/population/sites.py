@@ -30,7 +30,7 @@ class Activation:
         raw: the raw parameters, or the coefficients if they are fixed: (groups, raw parameters per row).
         channel_dim: the dimension of the channels, where there are several groups.
         parameter: the name of the raw parameters in the module; None if there are none.
-        owner: the id of the module, equal for sites that share it.
+        owner: the id of the raw parameters, equal for sites that share them.
         frozen: the raw parameters of a hull that is not learned.
         scales: the inner scales, (groups, 1) or (groups, bases); None if there are none.
         function: a module of PyTorch that is not a combination of bases, and is called itself.
@@ -77,7 +77,7 @@ class Activation:
             scale, scales = module.inner_scale, None
             if scale is not None:
                 scales = scale.detach().reshape(module.groups, -1).requires_grad_(scale.requires_grad)
-            return cls(module.bases, parametrization, raw, channel_dim, module.raw_name, id(module), frozen, scales)
+            return cls(module.bases, parametrization, raw, channel_dim, module.raw_name, id(module.raw), frozen, scales)
         if type(module) is nn.Identity:
             return cls((base("identity"),), "fixed", torch.ones(1, 1))
         if type(module) is nn.LeakyReLU and abs(module.negative_slope) <= 1:  # needs no base of its own
@@ -86,10 +86,9 @@ class Activation:
         if type(module) is nn.PReLU:  # a * identity + (1 - a) * relu
             bases, slopes = (base("identity"), base("relu")), module.weight.detach().reshape(-1, 1)
             if module.weight.requires_grad:
-                return cls(bases, "free", slopes, 1, "weight", id(module))
-            return cls(
-                bases, "fixed", torch.cat([slopes, 1 - slopes], 1), 1, "weight", id(module), module.weight.detach()
-            )
+                return cls(bases, "free", slopes, 1, "weight", id(module.weight))
+            table, owner = torch.cat([slopes, 1 - slopes], 1), id(module.weight)
+            return cls(bases, "fixed", table, 1, "weight", owner, module.weight.detach())
         reading = read_module(module)
         if reading is None or reading.known is None:
             return None
@@ -107,6 +106,7 @@ class Site:
         inplace: whether the module changes its input, of any member.
         differs_in_place: whether it does so of some members and not of others.
         is_shared: whether all members share one hull.
+        classes: the class of each member's module.
     """
 
     path: str
@@ -114,6 +114,7 @@ class Site:
     inplace: bool = False
     differs_in_place: bool = False
     is_shared: bool = False
+    classes: Sequence[type[nn.Module]] = ()
 
     @property
     def is_scaled(self) -> bool:
@@ -174,7 +175,8 @@ def read_site(path: str, modules: Sequence[nn.Module]) -> Site | None:
             "of one architecture, whose activations are hulls or compute elementwise functions"
         )
     inplace = {isinstance(module, InPlace) or bool(getattr(module, "inplace", False)) for module in modules}
-    site = Site(path, activations, inplace=True in inplace, differs_in_place=len(inplace) > 1)
+    classes = tuple(map(type, modules))
+    site = Site(path, activations, inplace=True in inplace, differs_in_place=len(inplace) > 1, classes=classes)
     dims = {item.channel_dim for item in activations if item.groups > 1}
     if len(dims) > 1:
         raise ValueError(f"members differ in the dimension of the channels of {path!r}: {sorted(dims)}")

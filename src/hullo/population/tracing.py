@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
-import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,11 +16,11 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hullo.gating import GatedHull
-from hullo.population.export import LoweringError, export
+from hullo.population.export import LoweringError, at_source, export
 from hullo.population.inplace import rewrite_in_place
 from hullo.population.sites import Site
 
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]+\n\s*(?P<code>[^\n]+)')
+_INTERNAL = sys.stdlib_module_names | {"torch", "hullo"}
 
 
 @torch.library.custom_op("hullo::site", mutates_args=())
@@ -41,28 +42,44 @@ def norm_operator(x: Tensor, size: int, alpha: float, beta: float, k: float) -> 
 norm_operator.register_fake(lambda x, size, alpha, beta, k: torch.empty_like(x))
 
 
-class _LocalResponseNorm(nn.Module):
-    """Replace PyTorch's module while a network is traced."""
+def _normalize_locally(module: nn.LocalResponseNorm, input: Tensor) -> Tensor:  # noqa: A002
+    result: Tensor = norm_operator(input, module.size, module.alpha, module.beta, module.k)
+    return result
 
-    def __init__(self, module: nn.LocalResponseNorm) -> None:
-        super().__init__()
-        self.settings = module.size, module.alpha, module.beta, module.k
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
-        result: Tensor = norm_operator(input, *self.settings)
-        return result
+def _activate(index: int, inplace: bool, input: Tensor) -> Tensor:  # noqa: A002  (PyTorch's name for it)
+    result: Tensor = site_operator(input, index)
+    return input.copy_(result) if inplace else result
 
 
 class _Placeholder(nn.Module):
-    """Replace the module of a site while a network is traced."""
+    """Stand for modules of different classes while a network is traced.
 
-    def __init__(self, index: int, site: Site) -> None:
+    For `isinstance` it is of one member's class; `asked` says whether the network's code has called that.
+    """
+
+    def __init__(self, site: Site, k: int) -> None:
         super().__init__()
-        self.index, self.site = index, site
+        self.site, self.member_class, self.asked = site, site.classes[k], False
+        for activation in site.activations:
+            if activation.parameter is not None:  # found if the network's code reads it
+                self.register_parameter(activation.parameter, nn.Parameter(torch.empty_like(activation.raw)))
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (PyTorch's name, by which it may be called)
-        result: Tensor = site_operator(input, self.index)
-        return input.copy_(result) if self.site.inplace else result
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        caller = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0]
+        if caller in _INTERNAL:
+            return type(self)
+        vars(self)["asked"] = True
+        return self.member_class
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.__dict__.get("_parameters", ()):
+            return super().__getattr__(name)
+        raise AttributeError(
+            f"members differ in the activation {self.site.path!r}, and forward reads its {name!r}; "
+            "population.activations.coefficients has the coefficients of all members"
+        )
 
 
 @dataclass(frozen=True)
@@ -84,43 +101,70 @@ class Graph:
     output_spec: Any
     written: Mapping[fx.Node, frozenset[int]]
     rates: Mapping[fx.Node, Mapping[int, Tensor]] = field(default_factory=dict)
+    asks_for_class: bool = False
 
 
-def read_graph(network: nn.Module, sites: Sequence[Site], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
+def read_graph(
+    network: nn.Module, sites: Sequence[Site], args: tuple[Any, ...], kwargs: dict[str, Any], k: int
+) -> Graph:
     """Trace a network on example inputs and return its graph; a LoweringError says what cannot be traced, and where.
 
-    Placeholders replace the network's modules at the sites. The graph is valid only for inputs of the same shapes and
-    for the current training modes.
+    Other modules replace those at the sites; they are of the classes that member k has there. The graph is valid only
+    for inputs of the same shapes and for the current modes.
     """
     _settle(network)
-    program = export(_with_placeholders(network, sites), args, kwargs)
+    network = _with_placeholders(network, sites, k)
+    program = export(network, args, kwargs)
     kinds = torch.export.graph_signature.InputKind
     inputs: dict[str, tuple[str, Any]] = {}
+    placeholders = {node.name: node for node in program.graph_module.graph.nodes if node.op == "placeholder"}
+    inside = tuple(f"{site.path}." if site.path else "" for site in sites)
     for spec in program.graph_signature.input_specs:
-        if spec.kind in (kinds.PARAMETER, kinds.BUFFER):
+        if spec.kind in (kinds.PARAMETER, kinds.BUFFER) and spec.target.startswith(inside):
+            _remove_unused(placeholders[spec.arg.name], spec.target)
+        elif spec.kind in (kinds.PARAMETER, kinds.BUFFER):
             inputs[spec.arg.name] = ("tensor", spec.target)
         elif spec.kind == kinds.CONSTANT_TENSOR:
             inputs[spec.arg.name] = ("constant", program.constants[spec.target])
         elif spec.kind == kinds.USER_INPUT:
             inputs[getattr(spec.arg, "name", "")] = ("input", None)
         else:
-            raise LoweringError(f"the graph of {type(network).__name__} holds {spec.kind}, which cannot be stacked")
+            raise LoweringError(
+                f"the forward of {type(network).__name__} uses an object that cannot be stacked, such as a "
+                "torch.Generator; give random numbers as an input"
+            )
     written = rewrite_in_place(program.graph_module)
-    return Graph(program.graph_module, inputs, program.call_spec.out_spec, written)
+    asked = any(type(module) is _Placeholder and module.asked for module in network.modules())
+    return Graph(program.graph_module, inputs, program.call_spec.out_spec, written, asks_for_class=asked)
 
 
-def _with_placeholders(network: nn.Module, sites: Sequence[Site]) -> nn.Module:
-    """Replace modules at sites by placeholders, and others by modules that can be traced."""
+def _remove_unused(node: fx.Node, name: str) -> None:
+    """Remove a parameter of an activation from a graph, which must not read it."""
+    if node.users:
+        raise LoweringError(
+            f"forward reads {name}, a parameter of an activation{at_source(next(iter(node.users)))}; "
+            "population.activations.coefficients has the coefficients of all members, for a penalty in the loss"
+        )
+    node.graph.erase_node(node)
+
+
+def _with_placeholders(network: nn.Module, sites: Sequence[Site], k: int) -> nn.Module:
+    """Replace the forward of modules at sites, and of others that cannot be traced."""
     for index, site in enumerate(sites):
-        placeholder = _Placeholder(index, site).train(network.get_submodule(site.path).training)
+        module = network.get_submodule(site.path)  # it may be at several sites
+        is_mixed = len(set(site.classes)) > 1
+        new = _Placeholder(site, k).train(module.training) if is_mixed else copy.copy(module)
+        new.forward = functools.partial(_activate, index, site.inplace)
         if not site.path:
-            return placeholder
-        network.set_submodule(site.path, placeholder)
-    for path, module in list(network.named_modules()):
-        if type(module) is nn.LocalResponseNorm and path:
-            network.set_submodule(path, _LocalResponseNorm(module))
+            return new
+        network.set_submodule(site.path, new)
+    for module in network.modules():
+        if type(module) is nn.LocalResponseNorm:
+            module.forward = functools.partial(_normalize_locally, module)  # type: ignore[method-assign]
         elif isinstance(module, GatedHull):
             module.forward = functools.partial(_gate, module)  # type: ignore[method-assign]
+        elif isinstance(module, nn.EmbeddingBag):
+            module.sparse = False  # gradients of stacked weights are dense
         elif isinstance(module, _BatchNorm) and module.momentum is None and module.training:
             module.forward = functools.partial(_normalize_cumulatively, module)  # type: ignore[method-assign]
     return network
@@ -170,18 +214,3 @@ def _normalize_cumulatively(module: _BatchNorm, input: Tensor) -> Tensor:  # noq
             for running, batch in zip((module.running_var, module.running_mean), new, strict=True):
                 running.mul_(1 - share).add_(batch * share)
     return F.batch_norm(input, None, None, module.weight, module.bias, True, 0.0, module.eps)
-
-
-def source_of(node: fx.Node) -> str:
-    """Return the line of source code of a node, if known."""
-    frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
-    if not frames:
-        return ""
-    last = next((frame for frame in reversed(frames) if frame["file"] != __file__), frames[-1])
-    return f"{last['file']}:{last['line']}: {last['code'].strip()}"
-
-
-def at_source(node: fx.Node) -> str:
-    """Return ' at ' and the line of source code of a node, for an error message; nothing if it is not known."""
-    source = source_of(node)
-    return f" at {source}" if source else ""

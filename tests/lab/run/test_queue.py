@@ -10,7 +10,7 @@ import tiny_command
 from hullo.lab.errors import RunError
 from hullo.lab.run.loaders import InMemoryLoader
 from hullo.lab.run.local import build_records
-from hullo.lab.run.queue import Population, RunQueue
+from hullo.lab.run.queue import Members, RunQueue
 from hullo.lab.run.training import Training
 from hullo.lab.spec.environment import environment
 from hullo.lab.spec.run_spec import Spec
@@ -60,7 +60,7 @@ def test_populations_too_large_for_memory_are_halved(tmp_path: Path) -> None:
     assert sizes(queue) == [3, 3, 6]
     assert queue.split_in_half(queue.populations()[0]) == "3 networks do not fit into memory; trying 2 at a time"
     assert sizes(queue) == [2, 2, 2, 6]
-    alone: Population = (SPECS[0],)
+    alone: Members = (SPECS[0],)
     with pytest.raises(ValueError, match=r"^lenet5/fashion-mnist-sample relu .* does not fit into memory; choose"):
         queue.split_in_half(alone)
 

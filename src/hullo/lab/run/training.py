@@ -202,8 +202,10 @@ class Training:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the state of the training as tensors by name."""
+        population = self.population.state_dict()
+        del population["activations.fingerprints"]  # a checkpoint has the specs
         parts = {
-            "population": self.population.state_dict(),
+            "population": population,
             "optimizer": self.optimizer.state_dict(),
             "curves": self.curves,
         }

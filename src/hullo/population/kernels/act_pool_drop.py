@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import torch
 import triton  # type: ignore[import-untyped]
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from hullo.bases import Base
 from hullo.kernels.codegen import fill, formulas
@@ -33,6 +32,7 @@ from hullo.population.kernels.channel_stats import (
     spread,
     wait_for_previous,
 )
+from hullo.population.kernels.first_order import once_differentiable
 
 TILES = {2: (1024, 4), 4: (512, 4)}
 """By the bytes of an entry: how many windows and channels a tile has, one times the other, and the warps of a program.

@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from hullo.bases import Base
 from hullo.kernels.codegen import fill, formulas
@@ -45,6 +44,7 @@ from hullo.population.kernels.channel_stats import (
     wait_for_previous,
 )
 from hullo.population.kernels.convolution import input_gradients
+from hullo.population.kernels.first_order import once_differentiable
 from hullo.population.kernels.late_gradients import LateGradients
 
 STAGES = 4

@@ -21,10 +21,10 @@ import torch.nn.functional as F
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from hullo.population.kernels import channels_last, processors, row_conv, row_weights, square_gradient
 from hullo.population.kernels.channel_stats import launch, wait_for_previous
+from hullo.population.kernels.first_order import once_differentiable
 from hullo.population.kernels.late_gradients import LateGradients
 from hullo.population.kernels.side_stream import Deferred
 from hullo.population.kernels.square_gradient import load_pixels

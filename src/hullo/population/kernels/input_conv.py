@@ -20,9 +20,9 @@ import torch
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from hullo.population.kernels import processors
+from hullo.population.kernels.first_order import once_differentiable
 from hullo.population.kernels.row_conv import fold, serves, widen
 
 

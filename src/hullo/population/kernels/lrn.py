@@ -20,9 +20,9 @@ import torch
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from hullo.kernels.spec import dense, laid_out_like
+from hullo.population.kernels.first_order import once_differentiable
 
 RUNS = 128
 """Runs per program of four warps, one per thread."""

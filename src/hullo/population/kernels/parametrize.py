@@ -18,9 +18,9 @@ import torch
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from hullo.kernels import device_math
+from hullo.population.kernels.first_order import once_differentiable
 from hullo.population.parametrizations import CODES, REST, UNUSED
 
 FIXED, PROJECTION, SOFTMAX, RECENTRED, FREE, GIVEN, CLAMPED, SOFTPLUS = (

@@ -20,9 +20,9 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from hullo._compat import backward_pass_id
+from hullo.population.kernels.first_order import once_differentiable
 
 Compute = Callable[[], Tensor]
 

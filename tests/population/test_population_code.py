@@ -1,0 +1,363 @@
+"""Test that a population does what the code of its networks does: with classes, modes, caches and derivatives."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import hullo
+from hullo.population import SGD, LoweringError, Population
+from hullo.population.export import _traceable
+
+
+class Asking(nn.Module):
+    """Add up what follows modules of a class."""
+
+    def __init__(self, act: Callable[[], nn.Module], kind: Any) -> None:
+        super().__init__()
+        self.layers, self.kind = nn.Sequential(nn.Linear(6, 6), act(), nn.Linear(6, 6), act()).double(), kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = [x]
+        for layer in self.layers:
+            x = layer(x)
+            if isinstance(layer, self.kind):
+                found.append(x)
+        return torch.stack(found).sum(0)
+
+
+def hull() -> nn.Module:
+    return hullo.AffineHull("identity", "relu")
+
+
+@pytest.mark.parametrize(
+    ("acts", "kind"),
+    [
+        ([nn.ReLU, nn.ReLU], nn.ReLU),
+        ([hull, hull], hullo.Hull),
+        ([nn.PReLU, nn.PReLU], nn.PReLU),
+        ([nn.ReLU, nn.Tanh], (nn.ReLU, nn.Tanh)),
+        ([nn.Tanh, hull, nn.ReLU], nn.Linear),
+    ],
+)
+def test_networks_that_ask_for_classes_compute_what_they_do_alone(
+    acts: Sequence[Callable[[], nn.Module]], kind: Any
+) -> None:
+    networks, x = [Asking(act, kind) for act in acts], torch.randn(4, 6).double()
+    torch.testing.assert_close(Population(networks)(x, in_dims=None), torch.stack([net(x) for net in networks]))
+
+
+def test_networks_whose_operations_depend_on_a_class_that_differs_are_refused() -> None:
+    for acts in ([nn.ReLU, nn.Tanh], [nn.Tanh, nn.ReLU]):
+        with pytest.raises(ValueError, match=r"classes of activations, as at 'layers\.1'"):
+            Population([Asking(act, nn.ReLU) for act in acts])(torch.randn(4, 6).double(), in_dims=None)
+
+
+class Penalized(nn.Module):
+    def __init__(self, act: nn.Module, penalty: Callable[[nn.Module], Any]) -> None:
+        super().__init__()
+        self.linear, self.act, self.penalty = nn.Linear(6, 6), act, penalty
+
+    def forward(self, x: Tensor) -> Any:
+        return self.act(self.linear(x)), self.penalty(self)
+
+
+def all_parameters(network: nn.Module) -> Any:
+    return sum(parameter.square().sum() for parameter in network.parameters())
+
+
+@pytest.mark.parametrize(
+    ("acts", "penalty"),
+    [
+        ([nn.PReLU, nn.PReLU], all_parameters),
+        ([nn.ReLU, nn.PReLU], all_parameters),
+        ([nn.Tanh, hull], all_parameters),
+        ([hull, hull], lambda network: network.act.coefficients.square().sum()),
+        ([nn.ReLU, hull], lambda network: network.act.coefficients.square().sum()),
+    ],
+)
+def test_parameters_of_activations_are_not_silently_left_out(
+    acts: Sequence[Callable[[], nn.Module]], penalty: Callable[[nn.Module], Any]
+) -> None:
+    with pytest.raises((LoweringError, AttributeError), match=r"population\.activations\.coefficients|no attribute"):
+        Population([Penalized(act(), penalty) for act in acts])(torch.randn(3, 6), in_dims=None)
+
+
+def tied(kind: Callable[[], nn.Module], name: str) -> nn.Module:
+    network = nn.Sequential(nn.Linear(6, 6), kind(), nn.Linear(6, 6), kind()).double()
+    setattr(network[3], name, getattr(network[1], name))
+    return network
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(nn.PReLU, "weight"), (hull, "raw"), (lambda: hullo.ConvexHull("relu", "tanh"), "raw")]
+)
+def test_tied_activations_train_as_they_do_alone(kind: Callable[[], nn.Module], name: str) -> None:
+    networks = [tied(kind, name) for _ in range(2)]
+    population = Population(networks)
+    optimizer = SGD(population, 0.1)
+    optimizers = [torch.optim.SGD(network.parameters(), lr=0.1) for network in networks]
+    for _ in range(5):
+        x = torch.randn(4, 6).double()
+        optimizer.zero_grad()
+        population(x, in_dims=None).square().flatten(1).mean(1).sum().backward()
+        optimizer.step()
+        for network, own in zip(networks, optimizers, strict=True):
+            own.zero_grad()
+            network(x).square().mean().backward()
+            own.step()
+    for network, member in zip(networks, population, strict=True):
+        for ours, theirs in zip(member.parameters(), network.parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+        assert getattr(member[1], name) is getattr(member[3], name)  # type: ignore[index]
+
+
+def test_parameter_of_an_activation_with_another_use_is_refused() -> None:
+    def make() -> nn.Module:
+        network = nn.Sequential(nn.Linear(6, 6), nn.PReLU())
+        network.slope = network[1].weight
+        return network
+
+    with pytest.raises(ValueError, match=r"slope and 1\.weight of member 0 are one parameter"):
+        Population([make(), make()])
+
+
+@pytest.mark.parametrize(
+    "act", [nn.PReLU, hull, lambda: hullo.ConvexHull("relu", "tanh", parametrization="softmax"), nn.Tanh]
+)
+def test_second_derivatives_by_parameters_are_those_of_a_member(act: Callable[[], nn.Module]) -> None:
+    network, x = nn.Sequential(nn.Linear(3, 4), act(), nn.Linear(4, 1)).double(), torch.randn(5, 3).double()
+    population = Population([copy.deepcopy(network)])
+
+    def second(weights: list[Tensor], y: Tensor) -> list[Tensor]:
+        gradients = torch.autograd.grad(y.square().sum(), weights, create_graph=True)
+        return [g.flatten() for g in torch.autograd.grad(sum(g.square().sum() for g in gradients), weights)]
+
+    stacked = [population.stacked.get_parameter(name) for name in ("0.weight", "2.weight")]
+    own = [network[0].weight, network[2].weight]
+    if isinstance(population.activations.raw, nn.Parameter):
+        stacked.append(population.activations.raw)
+        own += list(network[1].parameters())
+    for ours, theirs in zip(second(stacked, population(x, in_dims=None)), second(own, network(x)), strict=True):  # type: ignore[arg-type]
+        torch.testing.assert_close(ours[: len(theirs)], theirs)
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        y = self.linear(x)
+        return F.scaled_dot_product_attention(y, y, y, attn_mask=mask, dropout_p=0.1 if self.training else 0.0)
+
+
+def test_attention_with_dropout_is_finite_where_all_is_masked() -> None:
+    mask = torch.ones(2, 5, 5, dtype=torch.bool)
+    mask[0] = False
+    population = Population([Attention(), Attention()])
+    for given in (mask, torch.zeros(2, 5, 5).masked_fill(~mask, -torch.inf)):
+        y = population(torch.randn(2, 5, 8), given, in_dims=None)
+        assert bool((y[:, 0] == 0).all())
+        assert bool(y.isfinite().all())
+
+
+def convex(**options: Any) -> Callable[[], nn.Module]:
+    return lambda: hullo.ConvexHull("identity", "relu", **options)
+
+
+@pytest.mark.parametrize(
+    ("others", "members"),
+    [
+        ([convex(parametrization="softmax"), nn.PReLU, nn.ReLU], "[0]"),
+        ([nn.PReLU, convex(), nn.ReLU], "[0, 1]"),
+        ([convex(), nn.PReLU, nn.LeakyReLU], "[2]"),
+        ([convex(), nn.PReLU, lambda: nn.LeakyReLU(0.3)], "[2]"),
+    ],
+)
+def test_state_of_other_activations_is_refused(others: Sequence[Callable[[], nn.Module]], members: str) -> None:
+    def make(acts: Sequence[Callable[[], nn.Module]]) -> Population:
+        return Population([nn.Sequential(nn.Linear(6, 6), act()) for act in acts])
+
+    state = make([convex(init=[0.9, 0.1]), nn.PReLU, nn.ReLU]).state_dict()
+    same = make([convex(), nn.PReLU, nn.ReLU])
+    same.load_state_dict(state)
+    assert same[0][1].coefficients.tolist() == pytest.approx([0.9, 0.1])  # type: ignore[index]
+    population = make(others)
+    before = copy.deepcopy(population.state_dict())
+    with pytest.raises(RuntimeError, match=rf"other activations in members {members}".replace("[", r"\[")):
+        population.load_state_dict(state)
+    assert population.activations.raw.equal(before["activations.raw"])
+
+
+def test_optimizers_of_pytorch_move_hulls_as_they_do_alone() -> None:
+    network = nn.Sequential(hullo.ConvexHull("relu", "tanh"), nn.Linear(1, 1, bias=False).requires_grad_(False))
+    nn.init.ones_(network[1].weight)
+    population, z = Population([copy.deepcopy(network)]), torch.linspace(-2, 2, 64)[:, None]
+    for given in (population, copy.deepcopy(population)):
+        alone = copy.deepcopy(network)
+        pairs = [(model, torch.optim.SGD(model.parameters(), lr=0.2)) for model in (alone, given)]
+        for step in range(50):
+            target = 3 * (z.tanh() if step < 40 else z.relu())
+            for model, optimizer in pairs:
+                optimizer.zero_grad()
+                y = model(z) if model is alone else model(z, in_dims=None)[0]
+                (target - y).square().mean().backward()
+                optimizer.step()
+        assert alone[0].coefficients.tolist() == [1.0, 0.0]
+        torch.testing.assert_close(given[0][0].coefficients, alone[0].coefficients)  # type: ignore[index]
+
+
+class Modes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.one(x) if torch.is_grad_enabled() else self.other(x)
+
+
+def test_networks_may_ask_for_the_gradient_mode() -> None:
+    networks, x = [Modes(), Modes()], torch.randn(4, 6)
+    population = Population(networks)
+    for _ in range(2):
+        torch.testing.assert_close(population(x, in_dims=None), torch.stack([net(x) for net in networks]))
+        with torch.no_grad():
+            torch.testing.assert_close(population(x, in_dims=None), torch.stack([net(x) for net in networks]))
+        with torch.inference_mode():
+            torch.testing.assert_close(population(x, in_dims=None), torch.stack([net(x) for net in networks]))
+
+
+def test_other_threads_differentiate_while_a_network_is_traced() -> None:
+    failures: list[BaseException] = []
+    x = torch.randn(3, requires_grad=True)
+
+    def differentiate() -> None:
+        try:
+            y = (hullo.AffineHull("identity", "relu")(x)).sum()
+            y.register_hook(lambda gradient: gradient)
+            y.backward()
+            with torch.inference_mode():
+                x.square()
+        except BaseException as failure:
+            failures.append(failure)
+
+    with _traceable():
+        thread = threading.Thread(target=differentiate)
+        thread.start()
+        thread.join()
+        with pytest.raises(LoweringError, match="differentiates"):
+            x.sum().backward()
+    assert failures == []
+    assert x.grad is not None
+    x.sum().backward()
+
+
+@functools.cache
+def causal_mask(size: int) -> Tensor:
+    return torch.ones(size, size).tril()
+
+
+class Cached(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return causal_mask(len(x)) @ self.linear(x)
+
+
+def test_caches_of_functions_hold_tensors_with_values() -> None:
+    causal_mask.cache_clear()
+    networks, x, state = [Cached(), Cached()], torch.randn(4, 6), torch.get_rng_state()
+    population = Population(networks)
+    y = population(x, in_dims=None)
+    assert torch.get_rng_state().equal(state)
+    torch.testing.assert_close(y, torch.stack([network(x) for network in networks]))
+    assert type(causal_mask(4)) is Tensor
+    torch.testing.assert_close(population.eval()(x, in_dims=None), y)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_members_with_prelu_run_in_the_precision_of_the_networks(dtype: torch.dtype) -> None:
+    x = torch.randn(4, 6).to(dtype)
+    for make in (lambda: nn.Sequential(nn.Linear(6, 6), nn.PReLU(6)), nn.PReLU):
+        population = Population([make().to(dtype), make().to(dtype)])
+        assert population(x, in_dims=None).dtype == population[0](x).dtype == dtype
+        assert {parameter.dtype for parameter in population[1].parameters()} == {dtype}
+    assert Population([nn.Sequential(nn.Linear(6, 6), nn.PReLU())]).to(dtype)[0](x).dtype == dtype
+
+
+def test_lowest_number_of_a_type_fills_masks_under_autocast() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.linear(x)
+            return y.masked_fill(x > 0, torch.finfo(y.dtype).min).softmax(-1)
+
+    networks, x = [Masked(), Masked()], torch.randn(4, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(
+            Population(networks)(x, in_dims=None), torch.stack([net(x) for net in networks]), rtol=0.05, atol=1e-3
+        )
+
+
+def test_distributions_are_sampled_without_validation() -> None:
+    class Sampling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.distributions.Normal(self.linear(x), 0.1).rsample()
+
+    networks, x = [Sampling(), Sampling()], torch.randn(4, 6)
+    y = Population(networks)(x, in_dims=None)
+    assert 0 < (y - torch.stack([network.linear(x) for network in networks])).abs().max() < 1
+    with pytest.raises(ValueError, match="scale"):  # elsewhere they are validated
+        torch.distributions.Normal(0.0, -1.0)
+
+
+def test_embedding_bags_with_sparse_gradients_get_dense_ones() -> None:
+    networks = [nn.EmbeddingBag(9, 4, sparse=True) for _ in range(2)]
+    tokens = torch.randint(9, (3, 5))
+    population = Population(networks)
+    population(tokens, in_dims=None).square().sum().backward()
+    for network, gradient in zip(networks, population.stacked.weight.grad, strict=True):
+        network(tokens).square().sum().backward()
+        torch.testing.assert_close(gradient, network.weight.grad.to_dense())
+
+
+def test_derivatives_of_torch_func_follow_a_first_call() -> None:
+    networks = [nn.Sequential(nn.Linear(6, 6), nn.PReLU(), nn.Linear(6, 3)).double() for _ in range(2)]
+    population, x = Population(networks).eval(), torch.randn(4, 6).double()
+    call = functools.partial(population, in_dims=None)
+    with pytest.raises(LoweringError, match=r"outside of torch\.func"):
+        torch.func.jacrev(call)(x)
+    call(x)
+    expected = torch.stack([torch.func.jacrev(network)(x) for network in networks])
+    torch.testing.assert_close(torch.func.jacrev(call)(x), expected)
+
+
+@pytest.mark.parametrize("gather", [nn.ModuleList, lambda nets: dict(enumerate(nets)).values(), Population, iter])
+def test_members_come_from_any_collection(gather: Callable[[list[nn.Module]], Any]) -> None:
+    networks, x = [nn.Linear(3, 2), nn.Linear(3, 2)], torch.randn(4, 3)
+    torch.testing.assert_close(
+        Population(gather(networks))(x, in_dims=None), torch.stack([network(x) for network in networks])
+    )
+
+
+def test_one_network_is_not_taken_for_its_layers() -> None:
+    with pytest.raises(TypeError, match="members must be a list of networks"):
+        Population(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)))
