@@ -89,7 +89,7 @@ class Parametrize(torch.autograd.Function):
 
     @staticmethod
     def forward(raw: Tensor, roles: Tensor, codes: Tensor, parametrizations: Sequence[str]) -> Tensor:
-        coefficients = raw
+        coefficients = torch.zeros_like(raw)
         for name in parametrizations:
             coefficients = torch.where(
                 codes == CODES[name], PARAMETRIZATIONS[name].coefficients(raw, roles), coefficients
