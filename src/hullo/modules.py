@@ -359,3 +359,7 @@ class LinearHull(Hull):
     kind = "linear"
     set_class = Space
     is_strict = False
+
+
+HULLS: dict[str, type[Hull]] = {cls.kind: cls for cls in (ConvexHull, AffineHull, ConicHull, LinearHull)}
+"""The classes of hulls by their kinds."""

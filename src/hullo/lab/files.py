@@ -10,11 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader, BufferedWriter
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import TYPE_CHECKING, BinaryIO, Literal
 
 from filelock import FileLock, Timeout
 
 from hullo._signals import check_stop, unwinding
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 POLL = 0.2
 """Seconds between two attempts to take a lock; signals are checked in between."""
@@ -31,6 +34,16 @@ def open_output(path: Path, mode: Literal["wb", "ab"] = "wb") -> BufferedWriter:
     with suppress(FileNotFoundError):
         check_regular(path.stat(), path)
     return path.open(mode)
+
+
+def read_safetensors(path: Path, *, tensors: bool = True) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Return the metadata of a file and, if requested, its tensors; other errors are those of safetensors."""
+    from safetensors import safe_open
+
+    check_regular(os.stat(path), path)
+    with safe_open(path, "pt") as file:
+        names = file.keys() if tensors else ()
+        return file.metadata() or {}, {name: file.get_tensor(name) for name in names}
 
 
 def check_regular(status: os.stat_result, path: Path) -> None:

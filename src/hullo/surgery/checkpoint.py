@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hullo.gating import GatedHull
-from hullo.modules import AffineHull, ConicHull, ConvexHull, Hull, LinearHull
+from hullo.modules import HULLS, Hull
 from hullo.parametrizations import evaluate
 from hullo.sharding import gather
 from hullo.state_names import read_raw_name
@@ -26,8 +26,7 @@ from hullo.surgery.swap import swap
 
 _SCALES = "inner_scale"
 _FORMAT = "hullo hulls, version 1"
-_BY_KIND: dict[str, type[Hull]] = {cls.kind: cls for cls in (AffineHull, ConvexHull, ConicHull, LinearHull)}
-_BY_PARAMETRIZATION = {name: cls for cls in _BY_KIND.values() for name in cls.set_class.choices}
+_BY_PARAMETRIZATION = {name: cls for cls in HULLS.values() for name in cls.set_class.choices}
 
 
 def restore(model: nn.Module, state_dict: Mapping[str, Any]) -> nn.Module:
@@ -259,7 +258,7 @@ def _to_json(hull: Hull) -> dict[str, Any]:
 def _from_json(entry: dict[str, Any]) -> Hull:
     options = {name: entry[name] for name in ("parametrization", "groups", "channel_dim")}
     scales = None if entry["inner_scale"] is None else torch.tensor(entry["inner_scale"])
-    cls, init = _BY_KIND[entry["hull"]], entry["coefficients"]
+    cls, init = HULLS[entry["hull"]], entry["coefficients"]
     hull = cls(*entry["bases"], init=init, inner_scale=_scale_kind(scales), strict=False, **options)
     if hull.inner_scale is not None:
         hull.inner_scale.data.copy_(scales)  # type: ignore[arg-type]

@@ -68,6 +68,7 @@ class TestArrays:
         np.savez("whole.npz", x_train=np.zeros((4, 3)))
         Path("torn.npz").write_bytes(Path("whole.npz").read_bytes()[:100])
         Path("torn.safetensors").write_bytes(b"abc")
+        Path("text.npz").write_text("x_train = 1")
         np.savez("other.npz", x_train=np.zeros(3))
         np.savez("pickled.npz", x_train=np.array([{}]), allow_pickle=True)
         names, x, y = np.array(["a", "b"]), np.zeros((2, 3)), np.arange(2)
@@ -75,6 +76,7 @@ class TestArrays:
         np.savez("number.npz", x_train=np.float32(1), y_train=y, x_test=x, y_test=y)
         for name, message in (
             ("torn.npz", "cannot be read"),
+            ("text.npz", r"cannot be read: it is not a file of numpy\.savez"),
             ("torn.safetensors", "cannot be read"),
             ("other.npz", "no array y_train; it has x_train"),
             ("pickled.npz", "cannot be read"),

@@ -44,6 +44,16 @@ def test_error_in_a_network_names_its_line(network: str, message: str) -> None:
     assert re.search(message, line), line
 
 
+def test_image_size_is_refused_where_there_are_no_images() -> None:
+    code = "from torch import nn\ndef net(image_size, num_classes):\n    return nn.Linear(image_size, num_classes)\n"
+    Path("sized.py").write_text(code)
+    Path("default.py").write_text(code.replace("net(image_size, num_classes)", "net(num_classes, image_size=5)"))
+    result = invoke("train", "sized.py:net", "features.npz", "--epochs", 1)
+    assert result.exit_code == 2
+    assert "net of sized.py needs image_size, but the samples are not square images" in result.stderr
+    assert invoke("train", "default.py:net", "features.npz", "--epochs", 1).exit_code == 0
+
+
 REWRITTEN = """
 import torch
 import torch.nn.functional as F

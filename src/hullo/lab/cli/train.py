@@ -255,9 +255,6 @@ def reproduce(
     quiet: QuietOption = False,
 ) -> None:
     """Train networks on data sets with all activations and seeds at once. The same command resumes interrupted runs."""
-    from hullo.lab.analysis import experiments as analysis
-    from hullo.lab.analysis.figures import draw_activations, drawing, save, stem
-    from hullo.lab.analysis.tables.terminal import terminal_table
     from hullo.lab.run.queue import RunQueue
     from hullo.lab.run.sources import Source, split_experiment
     from hullo.lab.spec import Spec
@@ -312,6 +309,16 @@ def reproduce(
             tensorboard_dir=tensorboard,
             quiet=quiet,
         )
+    networks = {column: source.network for column, source in zip(columns, sources, strict=True)}
+    _show_results(records, output, networks, weights)
+
+
+def _show_results(records: list[Record], output: Path, networks: dict[Column, str], weights: bool) -> None:
+    """Print the tables of runs and how to load the best network of each column; draw what was learned."""
+    from hullo.lab.analysis import experiments as analysis
+    from hullo.lab.analysis.figures import draw_activations, drawing, save, stem
+    from hullo.lab.analysis.tables.terminal import terminal_table
+
     with report_errors():
         shown = analysis.experiments(records)
     terminal = console()
@@ -321,7 +328,6 @@ def reproduce(
             if figure := draw_activations(experiment):
                 path, *_ = save(figure, output / f"{stem(experiment.name)}-activations")
                 typer.echo(f"learned activations: {path}")
-    networks = {column: source.network for column, source in zip(columns, sources, strict=True)}
     for column in dict.fromkeys(record.spec.column for record in records):
         runs = [record for record in records if record.spec.column == column]
         best = max(runs, key=lambda record: (record.val_accuracy or record.test_accuracy)[-1])

@@ -213,6 +213,9 @@ def _read_arrays(path: Path) -> tuple[list[Tensor], tuple[str, ...]]:
 
 def _load_npz(path: Path) -> dict[str, Any]:
     with path.open("rb") as opened:
+        if opened.read(2) not in (b"PK", b"\x93N"):
+            raise ValueError("it is not a file of numpy.savez")
+        opened.seek(0)
         file = np.load(opened, allow_pickle=False)
         if not isinstance(file, np.lib.npyio.NpzFile):
             raise ValueError("it holds a single array; save all four with numpy.savez")

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hullo.lab.spec.activation import HULLS, ActivationSpec
-from hullo.modules import Hull, LinearHull
+from hullo.lab.spec.activation import ActivationSpec
+from hullo.modules import HULLS, Hull, LinearHull
 from hullo.surgery import replace_activations
 
 _BESIDE: dict[str, tuple[Path, bytes]] = {}  # the files beside users' networks that were imported, by module
@@ -117,12 +117,17 @@ class OwnNetwork:
     ) -> dict[str, Any]:
         parameters = inspect.signature(factory).parameters.values()
         named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-        given: dict[str, Any] = {name: size for name, size in sizes.items() if name in named}
+        given: dict[str, Any] = {name: size for name, size in sizes.items() if name in named and size > 0}
         if "activation" in named and activation.kind != "own":
             given["activation"] = activation.module
         needed = [p.name for p in parameters if p.default is p.empty and p.name in named and p.name not in given]
         if "activation" in needed:
             raise ValueError(f"{self.attribute} needs an activation; give one, as in --activation relu")
+        if "image_size" in needed:
+            raise ValueError(
+                f"{self.attribute} of {self.path.name} needs image_size, but the samples are not square images; use "
+                "in_channels, or write their size into the file"
+            )
         if needed:
             raise ValueError(
                 f"{self.attribute} of {self.path.name} needs {', '.join(needed)}; hullo passes only activation, "

@@ -8,12 +8,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor, nn
 
 from hullo.lab import networks
-from hullo.lab.files import atomic_write, check_regular
+from hullo.lab.files import atomic_write, read_safetensors
 from hullo.lab.networks import Task
 from hullo.lab.spec.run_spec import Spec
 
@@ -66,10 +66,7 @@ def load_network(path: str | os.PathLike[str], network: str | None = None) -> nn
     """
     path = Path(path)
     try:
-        check_regular(os.stat(path), path)
-        with safe_open(path, "pt") as file:
-            metadata: dict[str, str] = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        metadata, tensors = read_safetensors(path)
     except SafetensorError as error:
         raise ValueError(f"{path} is not a safetensors file of weights: {error}") from None
     if "spec" not in metadata:

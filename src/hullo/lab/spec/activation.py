@@ -16,9 +16,8 @@ import torch
 from torch import nn
 
 from hullo.bases import Base, base, in_order, resolve
-from hullo.modules import AffineHull, ConicHull, ConvexHull, Hull, LinearHull
+from hullo.modules import HULLS, LinearHull
 
-HULLS: dict[str, type[Hull]] = {"convex": ConvexHull, "affine": AffineHull, "conic": ConicHull, "linear": LinearHull}
 DEFAULTS = {"fixed": "fixed", "convex": "projection", "affine": "recentred", "conic": "clamped", "linear": "given"}
 """The parametrization if the text names none. These never change: records depend on them."""
 _OPTION = re.compile(r"\s*\w+\s*=")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
-from hullo.lab.files import check_regular
+from hullo.lab.files import read_safetensors
 from hullo.lab.spec.run_spec import Spec, identify
 from hullo.lab.spec.schema import List, Text, read_json
 
@@ -53,10 +52,7 @@ def read_members(path: Path) -> tuple[Spec, ...]:
 def read_checkpoint(path: Path, *, tensors: bool = True) -> tuple[dict[str, str], dict[str, Tensor]]:
     """Return the metadata of a file and, if requested, its tensors."""
     try:
-        check_regular(os.stat(path), path)
-        with safe_open(path, "pt") as file:
-            metadata: dict[str, str] = file.metadata() or {}
-            return metadata, {name: file.get_tensor(name) for name in file.keys()} if tensors else {}  # noqa: SIM118
+        return read_safetensors(path, tensors=tensors)
     except FileNotFoundError:
         raise
     except SafetensorError as error:

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from hullo.lab.analysis.report import gather, write_page
 from hullo.lab.spec import paper
-from hullo.lab.spec.activation import HULLS, ActivationSpec
+from hullo.lab.spec.activation import ActivationSpec
 from hullo.lab.spec.environment import Environment
 from hullo.lab.spec.paper import Column
 from hullo.lab.spec.records import Record, Records
 from hullo.lab.spec.run_spec import Spec
+from hullo.modules import HULLS
 
 LAYERS = {"lenet5": 3, "kerasnet": 5, "resnet56": 55}
 ENVIRONMENT = Environment("NVIDIA H200", 16, "3.11.9", "2.13.0", "3.6.0", "0.1.0", "0123456789ab")

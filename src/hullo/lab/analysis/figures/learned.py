@@ -10,8 +10,9 @@ import numpy as np
 from hullo.lab.analysis.experiments import Experiment
 from hullo.lab.analysis.names import layer_names
 from hullo.lab.analysis.readings import BEST, CHOSEN
-from hullo.lab.spec.activation import HULLS, ActivationSpec
+from hullo.lab.spec.activation import ActivationSpec
 from hullo.lab.spec.records import Record
+from hullo.modules import HULLS
 
 
 @dataclass(frozen=True)
