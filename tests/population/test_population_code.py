@@ -91,6 +91,61 @@ def test_parameters_of_activations_are_not_silently_left_out(
         Population([Penalized(act(), penalty) for act in acts])(torch.randn(3, 6), in_dims=None)
 
 
+@pytest.mark.parametrize(
+    ("acts", "read"),
+    [
+        ([lambda: nn.LeakyReLU(0.1), lambda: nn.LeakyReLU(0.5)], lambda act: act.negative_slope),
+        ([lambda: nn.ELU(1.0), lambda: nn.ELU(2.0)], lambda act: act.alpha),
+        ([hull, lambda: hullo.AffineHull("identity", "tanh")], lambda act: len(act.bases)),
+        ([nn.ReLU, lambda: nn.LeakyReLU(0.5)], lambda act: act.negative_slope),
+    ],
+)
+def test_settings_of_activations_in_which_members_differ_are_not_those_of_the_first(
+    acts: Sequence[Callable[[], nn.Module]], read: Callable[[Any], float]
+) -> None:
+    x = torch.randn(3, 6)
+    with pytest.raises((LoweringError, AttributeError), match=r"members differ|no attribute"):
+        Population([Penalized(act(), lambda net: net.linear(x) * read(net.act)) for act in acts])(x, in_dims=None)
+    alike = [Penalized(acts[-1](), lambda net: net.linear.weight * read(net.act)) for _ in range(2)]
+    y, penalty = Population(alike)(x, in_dims=None)
+    torch.testing.assert_close(y, torch.stack([network(x)[0] for network in alike]))
+    torch.testing.assert_close(penalty, torch.stack([network(x)[1] for network in alike]))
+
+
+class Listed(nn.Module):
+    def __init__(self, act: nn.Module) -> None:
+        super().__init__()
+        self.linear, self.act = nn.Linear(6, 6), act
+        self.layers = [self.linear, self.act]
+
+    def forward(self, inputs: list[Tensor]) -> Tensor:
+        x = inputs.pop()
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_activations_in_lists_and_inputs_that_change_are_those_of_a_member() -> None:
+    for acts in ([hull(), hullo.AffineHull("identity", "tanh")], [nn.LeakyReLU(0.1), nn.LeakyReLU(0.5)]):
+        networks = [Listed(act) for act in acts]
+        given = [torch.randn(4, 6), torch.randn(4, 6)]
+        expected = torch.stack([network(list(given)) for network in networks])
+        torch.testing.assert_close(Population(networks)(list(given), in_dims=None), expected)
+
+
+def test_local_response_norms_of_shared_inputs_are_computed() -> None:
+    x = torch.randn(2, 8, 5, 5, requires_grad=True)
+    for make in (
+        lambda: nn.LocalResponseNorm(5, alpha=1.0),
+        lambda: nn.Sequential(nn.LocalResponseNorm(5, alpha=1.0), nn.Conv2d(8, 4, 3), nn.ReLU()),
+    ):
+        networks = [make(), make()]
+        y, expected = Population(networks)(x, in_dims=None), torch.stack([network(x) for network in networks])
+        torch.testing.assert_close(y, expected)
+        gradients = [torch.autograd.grad(item.square().sum(), x)[0] for item in (y, expected)]
+        torch.testing.assert_close(*gradients)
+
+
 def tied(kind: Callable[[], nn.Module], name: str) -> nn.Module:
     network = nn.Sequential(nn.Linear(6, 6), kind(), nn.Linear(6, 6), kind()).double()
     setattr(network[3], name, getattr(network[1], name))
@@ -128,6 +183,14 @@ def test_parameter_of_an_activation_with_another_use_is_refused() -> None:
 
     with pytest.raises(ValueError, match=r"slope and 1\.weight of member 0 are one parameter"):
         Population([make(), make()])
+
+
+def test_hulls_that_share_only_some_parameters_are_refused() -> None:
+    for name in ("raw", "inner_scale"):
+        network = nn.Sequential(*(hullo.LinearHull("relu", "tanh", inner_scale="hull") for _ in range(2)))
+        setattr(network[1], name, getattr(network[0], name))
+        with pytest.raises(ValueError, match="same bases and parameters"):
+            Population([network])
 
 
 @pytest.mark.parametrize(
@@ -181,6 +244,7 @@ def convex(**options: Any) -> Callable[[], nn.Module]:
         ([nn.PReLU, convex(), nn.ReLU], "[0, 1]"),
         ([convex(), nn.PReLU, nn.LeakyReLU], "[2]"),
         ([convex(), nn.PReLU, lambda: nn.LeakyReLU(0.3)], "[2]"),
+        ([convex(inner_scale="base"), nn.PReLU, lambda: nn.Softmax(-1)], "[0, 2]"),
     ],
 )
 def test_state_of_other_activations_is_refused(others: Sequence[Callable[[], nn.Module]], members: str) -> None:
@@ -193,6 +257,11 @@ def test_state_of_other_activations_is_refused(others: Sequence[Callable[[], nn.
     assert same[0][1].coefficients.tolist() == pytest.approx([0.9, 0.1])  # type: ignore[index]
     population = make(others)
     before = copy.deepcopy(population.state_dict())
+    averaged = torch.optim.swa_utils.AveragedModel(same, use_buffers=True)
+    for _ in range(3):
+        averaged.update_parameters(same)
+    same.load_state_dict(averaged.module.state_dict())
+    same.load_state_dict({name: tensor for name, tensor in state.items() if "fingerprints" not in name})  # older
     with pytest.raises(RuntimeError, match=rf"other activations in members {members}".replace("[", r"\[")):
         population.load_state_dict(state)
     assert population.activations.raw.equal(before["activations.raw"])
@@ -294,6 +363,8 @@ def test_members_with_prelu_run_in_the_precision_of_the_networks(dtype: torch.dt
         assert population(x, in_dims=None).dtype == population[0](x).dtype == dtype
         assert {parameter.dtype for parameter in population[1].parameters()} == {dtype}
     assert Population([nn.Sequential(nn.Linear(6, 6), nn.PReLU())]).to(dtype)[0](x).dtype == dtype
+    mixed = Population([nn.Sequential(nn.Linear(6, 6).to(dtype), nn.Identity(), nn.PReLU())])
+    assert mixed[0][2].weight.dtype == torch.float32  # type: ignore[index]
 
 
 def test_lowest_number_of_a_type_fills_masks_under_autocast() -> None:
@@ -346,7 +417,7 @@ def test_derivatives_of_torch_func_follow_a_first_call() -> None:
     networks = [nn.Sequential(nn.Linear(6, 6), nn.PReLU(), nn.Linear(6, 3)).double() for _ in range(2)]
     population, x = Population(networks).eval(), torch.randn(4, 6).double()
     call = functools.partial(population, in_dims=None)
-    with pytest.raises(LoweringError, match=r"outside of torch\.func"):
+    with pytest.raises(LoweringError, match=r"inside of torch\.func"):
         torch.func.jacrev(call)(x)
     call(x)
     expected = torch.stack([torch.func.jacrev(network)(x) for network in networks])
@@ -362,5 +433,6 @@ def test_members_come_from_any_collection(gather: Callable[[list[nn.Module]], An
 
 
 def test_one_network_is_not_taken_for_its_layers() -> None:
+    assert isinstance(Population([nn.Linear(3, 3)])[torch.tensor(0)], nn.Linear)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="members must be a list of networks"):
         Population(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)))

@@ -134,22 +134,29 @@ class Activations(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
+        if "fingerprints" not in self._buffers:  # pickled by an earlier version
+            self.register_buffer("fingerprints", torch.tensor([self._fingerprint(k) for k in range(len(self.codes))]))
         watch_table(self)  # copies and unpickled populations
 
     def _fingerprint(self, k: int) -> int:
-        """Return a hash of member k's activations, without the numbers that a state contains."""
+        """Return a hash of member k's activations, without the numbers that a state contains.
+
+        It is below 2^24: averages of states round buffers to float32.
+        """
         parts = [
             (
                 site.path,
                 [item.name for item in activation.bases],
                 activation.parametrization,
-                activation.groups,
+                (activation.groups, activation.channel_dim, site.is_shared),
                 activation.raw.tolist() if activation.parametrization == "fixed" and activation.frozen is None else (),
+                None if activation.scales is None else tuple(activation.scales.shape),
+                repr(activation.function),
             )
             for site in self.sites
             for activation in (site.activations[k],)
         ]
-        return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], signed=True)
+        return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:3])
 
     def _register_frozen(self) -> None:
         """Register the numbers of hulls and PReLUs that are not learned: they are part of a state all the same."""
@@ -160,14 +167,17 @@ class Activations(nn.Module):
                     self.register_buffer(f"frozen_{i}_{k}_coefficients", activation.raw.detach().clone())
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        saved = state_dict.setdefault(f"{prefix}fingerprints", self.fingerprints)  # older states have none
-        if saved.shape == self.fingerprints.shape and not saved.equal(saved_here := self.fingerprints.to(saved)):
-            differing = (saved != saved_here).nonzero().flatten().tolist()
-            rest[4].append(
-                f"the state was saved with other activations in members {differing}; make the population of the same "
-                "networks, in the same order"
-            )
-            return
+        own = self.fingerprints
+        saved = state_dict.setdefault(f"{prefix}fingerprints", own)  # older states have none
+        if saved.shape == own.shape and not (saved.is_meta or own.is_meta):
+            apart = (saved.double().cpu() - own.double().cpu()).abs() > 2  # averages round
+            if apart.any():
+                rest[4].append(
+                    f"the state was saved with other activations in members {apart.nonzero().flatten().tolist()}; make "
+                    "the population of the same networks, in the same order"
+                )
+                return
+            state_dict[f"{prefix}fingerprints"] = own
         super()._load_from_state_dict(state_dict, prefix, *rest)
         self._read_frozen()
 

@@ -27,6 +27,8 @@ from hullo.population.sites import BOOKKEEPING
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]+\n\s*(?P<code>[^\n]+)')
 _HERE = os.path.dirname(__file__)
+_OWN = os.path.dirname(_HERE)
+_LOCK = threading.RLock()  # torch.export traces one network at a time
 _MISSING = object()
 _PLAIN = (bool, int, float, complex, str, bytes)
 
@@ -82,7 +84,7 @@ def _trace(
     hook = network.register_forward_hook(record_changes)
     states = _random_states()
     try:
-        with _silenced(), _traceable():
+        with _LOCK, _silenced(), _traceable():
             program = torch.export.export(network, args, kwargs, strict=False)
     except LoweringError as error:
         raise LoweringError(f"{error}{_line_of(error)}") from None
@@ -177,8 +179,11 @@ def _traceable() -> Iterator[None]:
             raise LoweringError("forward enters torch.inference_mode, which is not in its graph; use torch.no_grad")
         original_enter(context)
 
+    def initialize(distribution: Any, batch: Any = (), event: Any = (), validate_args: Any = None) -> None:
+        original_init(distribution, torch.Size(batch), torch.Size(event), validate_args=False)
+
     original_apply, original_enter = vars(torch.autograd.Function)["apply"], torch.inference_mode.__enter__
-    distribution, fast_path = torch.distributions.Distribution, torch.backends.mha
+    original_init = torch.distributions.Distribution.__init__
     with sdpa_kernel(SDPBackend.MATH), ExitStack() as stack:
         replace(torch.autograd.Function, "apply", apply)
         replace(torch.autograd, "_engine_run_backward", differentiate)
@@ -187,10 +192,9 @@ def _traceable() -> Iterator[None]:
         replace(
             nn.modules.transformer, "_detect_is_causal_mask", lambda mask, is_causal=None, size=None: bool(is_causal)
         )
-        stack.callback(distribution.set_default_validate_args, distribution._validate_args)
-        distribution.set_default_validate_args(False)
-        stack.callback(fast_path.set_fastpath_enabled, fast_path.get_fastpath_enabled())
-        fast_path.set_fastpath_enabled(False)  # one operator for a whole layer, which members would take in turn
+        replace(torch.distributions.Distribution, "__init__", initialize)
+        # the fast path is one operator for a whole layer, which members would take in turn
+        replace(torch.backends.mha, "get_fastpath_enabled", lambda: False)
         yield
 
 
@@ -228,7 +232,8 @@ def source_of(node: fx.Node) -> str:
     frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
     if not frames:
         return ""
-    last = next((frame for frame in reversed(frames) if not frame["file"].startswith(_HERE)), frames[-1])
+    users = [f for f in frames if not f["file"].startswith(_OWN) or f["file"].startswith(os.path.join(_OWN, "lab"))]
+    last = (users or frames)[-1]
     return f"{last['file']}:{last['line']}: {last['code'].strip()}"
 
 

@@ -136,7 +136,8 @@ def attend(
         scores = scores.masked_fill(~visible, -torch.inf)
     if own is not None:
         scores = scores.masked_fill(~own, -torch.inf) if own.dtype == torch.bool else scores + own
-    weights = drop(context, Value(aten._safe_softmax(scores, -1), 0), dropout, True)
+    wide = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
+    weights = drop(context, Value(aten._safe_softmax(wide, -1).to(scores.dtype), 0), dropout, True)
     return Value(weights.tensor @ v, 0)
 
 

@@ -263,12 +263,15 @@ def _check_tied(members: Sequence[nn.Module], sites: Sequence[Site]) -> None:
         for name, parameter in member.named_parameters(remove_duplicate=False):
             path, _, leaf = name.rpartition(".")
             activation = paths.get(path)
-            use = None if activation is None else (leaf, activation.bases, activation.parametrization)
+            use = None
+            if activation is not None:  # it shares all of its parameters, or none
+                others = [id(other) for other in member.get_submodule(path).parameters()]
+                use = (leaf, activation.bases, activation.parametrization, others)
             first, kind = uses.setdefault(id(parameter), (name, use))
             if kind != use:
                 raise ValueError(
                     f"{first} and {name} of member {k} are one parameter, with different uses; only activations of the "
-                    "same bases may share it"
+                    "same bases and parameters may share it"
                 )
 
 

@@ -121,6 +121,8 @@ class Optimizer:
         if isinstance(groups, Mapping):
             raise TypeError("groups is a dictionary; give a list of dictionaries")
         for group in groups:
+            if not isinstance(group, Mapping):
+                raise TypeError(f"a group is a {type(group).__name__}; give dictionaries with params and settings")
             if "params" not in group:
                 raise ValueError(f"a group has no params, only {sorted(group)}; give a list of parameters")
             if unknown := group.keys() - {"params", "lr", "weight_decay"}:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, overload
 
@@ -134,10 +134,12 @@ class Population(nn.Module):
     def __getitem__(self, k: slice) -> list[nn.Module]: ...
     def __getitem__(self, k: int | slice) -> nn.Module | list[nn.Module]:
         """Return a copy of member k: a network of the original class, with its current weights."""
-        if not isinstance(k, (int, slice)):
-            raise TypeError(f"population[{k!r}]: give the number of a member, or a slice")
         if isinstance(k, slice):
             return [self[i] for i in range(*k.indices(len(self)))]
+        try:
+            k = operator.index(k)
+        except TypeError:
+            raise TypeError(f"population[{k!r}]: give the number of a member, or a slice") from None
         if not -len(self) <= k < len(self):
             raise IndexError(f"member {k} of a population of {len(self)}")
         k %= len(self)
@@ -148,10 +150,10 @@ class Population(nn.Module):
         slopes = {
             f"{path}.weight".removeprefix(".") for path, module in empty.named_modules() if isinstance(module, nn.PReLU)
         }
-        wide = next((tensor.dtype for tensor in stacked.values() if tensor.is_floating_point()), None)
+        dtype = self._converted_dtype(stacked, empty)
         for name, tensor in (*empty.named_parameters(), *empty.named_buffers()):
             values = tensors[name].reshape(tensor.shape)
-            tensors[name] = values.to(wide or tensor.dtype) if name in slopes else values
+            tensors[name] = values.to(dtype or tensor.dtype) if name in slopes else values
         member = filled_copy(empty, tensors)
         raw, scales = self.activations.raw, self.activations.scales
         for name, parameter in member.named_parameters():
@@ -165,6 +167,14 @@ class Population(nn.Module):
             if path not in sites:
                 member.get_submodule(path).training = module.training
         return member
+
+    def _converted_dtype(self, stacked: Mapping[str, Tensor], empty: nn.Module) -> torch.dtype | None:
+        """Return the dtype that the population was converted to after it was made; None if it was not."""
+        before = dict(_named_tensors(empty))
+        for name, tensor in stacked.items():
+            if tensor.is_floating_point():
+                return None if tensor.dtype == before[name].dtype else tensor.dtype
+        return torch.float64 if self.activations.raw.dtype == torch.float64 else None
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_programs": {}}  # they hold tensors without values, and are traced again
@@ -281,23 +291,32 @@ class Population(nn.Module):
 
     def _read_member(self, k: int, leaves: Sequence[Any], spec: Any) -> Graph:
         if are_transforms_active():
-            raise LoweringError("networks are traced in the first call for a shape; make it outside of torch.func")
+            raise LoweringError(
+                "networks are traced in the first call for a shape, which cannot be inside of torch.func: call the "
+                "population in evaluation mode once before"
+            )
         examples = [self._example(item) if isinstance(item, Value) else item for item in leaves]
         autocast = torch.autocast(self.seeds.device.type, enabled=False)
         grad_mode = torch.set_grad_enabled(torch.is_grad_enabled())
         with torch.inference_mode(False), grad_mode, autocast, without_saved_tensor_hooks():
-            examples = [item.clone() if isinstance(item, Tensor) else item for item in examples]
-            args, kwargs = pytree.tree_unflatten(examples, spec)
+
+            def arguments() -> tuple[tuple[Any, ...], dict[str, Any]]:
+                """Return the arguments anew: a forward may change them."""
+                cloned = [item.clone() if isinstance(item, Tensor) else item for item in examples]
+                args, kwargs = pytree.tree_unflatten(cloned, spec)
+                return args, kwargs
+
             with fork_rng():  # raises the network's own exceptions, and fills caches with tensors that have values
+                args, kwargs = arguments()
                 self[k](*args, **kwargs)
-            graph = read_graph(self[k], self._sites, args, kwargs, k)
+            graph = read_graph(self[k], self._sites, *arguments(), k)
             if different := [site for site in self._sites if site.differs_in_place]:
                 others = [replace(site, inplace=site.inplace and not site.differs_in_place) for site in self._sites]
-                self._check_in_place(graph, read_graph(self[k], others, args, kwargs, k), different[0].path)
+                self._check_in_place(graph, read_graph(self[k], others, *arguments(), k), different[0].path)
             if graph.asks_for_class:
                 kinds = {tuple(site.classes[j] for site in self._sites): j for j in range(len(self))}
                 for j in kinds.values():
-                    self._check_classes(graph, read_graph(self[k], self._sites, args, kwargs, j))
+                    self._check_classes(graph, read_graph(self[k], self._sites, *arguments(), j))
             return graph
 
     def _check_classes(self, one: Graph, other: Graph) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import torch.utils._pytree as pytree
 from torch import Tensor, fx
 
@@ -37,8 +38,8 @@ from hullo.population.values import (
 
 aten = torch.ops.aten
 _ASSERTIONS = ("aten._assert", "aten.sym_constrain", "aten._functional_assert", "aten._functional_sym")
-_DIFFERENTIABLE = {aten.copy.default: copy_like}
-"""Elementwise operators without a derivative, and functions that compute the same."""
+_DIFFERENTIABLE = {aten.copy.default: copy_like, torch.ops.hullo.local_response_norm.default: F.local_response_norm}
+"""Operators without a derivative, and functions that compute the same, elementwise or with a rule of their own."""
 
 
 @dataclass(frozen=True)

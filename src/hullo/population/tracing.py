@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +22,7 @@ from hullo.population.export import LoweringError, at_source, export
 from hullo.population.inplace import rewrite_in_place
 from hullo.population.sites import Site
 
-_INTERNAL = sys.stdlib_module_names | {"torch", "hullo"}
+_INTERNAL = (sys.stdlib_module_names - {"abc", "functools"}) | {"torch", "hullo"}
 
 
 @torch.library.custom_op("hullo::site", mutates_args=())
@@ -55,12 +57,12 @@ def _activate(index: int, inplace: bool, input: Tensor) -> Tensor:  # noqa: A002
 class _Placeholder(nn.Module):
     """Stand for modules of different classes while a network is traced.
 
-    For `isinstance` it is of one member's class; `asked` says whether the network's code has called that.
+    For `isinstance` it is of one member's class; `ask` is called if the network's code has called that.
     """
 
-    def __init__(self, site: Site, k: int) -> None:
+    def __init__(self, site: Site, k: int, ask: Callable[[], None]) -> None:
         super().__init__()
-        self.site, self.member_class, self.asked = site, site.classes[k], False
+        self.site, self.member_class, self.ask = site, site.classes[k], ask
         for activation in site.activations:
             if activation.parameter is not None:  # found if the network's code reads it
                 self.register_parameter(activation.parameter, nn.Parameter(torch.empty_like(activation.raw)))
@@ -70,8 +72,12 @@ class _Placeholder(nn.Module):
         caller = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0]
         if caller in _INTERNAL:
             return type(self)
-        vars(self)["asked"] = True
+        self.ask()
         return self.member_class
+
+    def _get_name(self) -> str:
+        self.ask()
+        return self.member_class.__name__
 
     def __getattr__(self, name: str) -> Any:
         if name in self.__dict__.get("_parameters", ()):
@@ -113,8 +119,19 @@ def read_graph(
     for inputs of the same shapes and for the current modes.
     """
     _settle(network)
-    network = _with_placeholders(network, sites, k)
-    program = export(network, args, kwargs)
+    questions: list[str] = []
+    network = _with_placeholders(network, sites, k, lambda: questions.append("class"))
+    try:
+        program = export(network, args, kwargs)
+    except LoweringError as error:
+        missing = re.search(r"object has no attribute '(\w+)'", str(error))
+        if missing and any(missing[1] in site.differing for site in sites):
+            _, at, line = str(error).partition(" (at ")
+            raise LoweringError(
+                f"forward reads {missing[1]!r} of an activation, in which members differ{at}{line}; make a population "
+                "for each value, or keep it in a buffer of the network"
+            ) from error
+        raise
     kinds = torch.export.graph_signature.InputKind
     inputs: dict[str, tuple[str, Any]] = {}
     placeholders = {node.name: node for node in program.graph_module.graph.nodes if node.op == "placeholder"}
@@ -134,27 +151,33 @@ def read_graph(
                 "torch.Generator; give random numbers as an input"
             )
     written = rewrite_in_place(program.graph_module)
-    asked = any(type(module) is _Placeholder and module.asked for module in network.modules())
-    return Graph(program.graph_module, inputs, program.call_spec.out_spec, written, asks_for_class=asked)
+    return Graph(program.graph_module, inputs, program.call_spec.out_spec, written, asks_for_class=bool(questions))
 
 
 def _remove_unused(node: fx.Node, name: str) -> None:
     """Remove a parameter of an activation from a graph, which must not read it."""
     if node.users:
         raise LoweringError(
-            f"forward reads {name}, a parameter of an activation{at_source(next(iter(node.users)))}; "
-            "population.activations.coefficients has the coefficients of all members, for a penalty in the loss"
+            f"forward uses {name}, a parameter of an activation, other than by a call of its module"
+            f"{at_source(next(iter(node.users)))}; population.activations.coefficients has the coefficients of all "
+            "members, for a penalty in the loss"
         )
     node.graph.erase_node(node)
 
 
-def _with_placeholders(network: nn.Module, sites: Sequence[Site], k: int) -> nn.Module:
-    """Replace the forward of modules at sites, and of others that cannot be traced."""
-    for index, site in enumerate(sites):
-        module = network.get_submodule(site.path)  # it may be at several sites
-        is_mixed = len(set(site.classes)) > 1
-        new = _Placeholder(site, k).train(module.training) if is_mixed else copy.copy(module)
-        new.forward = functools.partial(_activate, index, site.inplace)
+def _with_placeholders(network: nn.Module, sites: Sequence[Site], k: int, ask: Callable[[], None]) -> nn.Module:
+    """Replace the forward of modules at sites, and of others that cannot be traced; hide what differs in members."""
+    modules = [network.get_submodule(site.path) for site in sites]
+    places = Counter(map(id, modules))
+    for index, (site, module) in enumerate(zip(sites, modules, strict=True)):
+        forward = functools.partial(_activate, index, site.inplace)
+        new = copy.copy(module) if places[id(module)] > 1 else module
+        for name in site.differing & vars(new).keys():
+            delattr(new, name)
+        new.forward = forward  # it may be called through a list
+        if len(set(site.classes)) > 1:
+            new = _Placeholder(site, k, ask).train(module.training)
+            new.forward = forward
         if not site.path:
             return new
         network.set_submodule(site.path, new)
