@@ -54,6 +54,10 @@ def records(tmp_path: Path) -> Records:
     return Records(tmp_path / "out" / "records.jsonl")
 
 
+def test_records_take_the_name_of_a_file(records: Records) -> None:
+    assert Records(str(records.path)) == records  # type: ignore[arg-type]
+
+
 def test_records_are_read_in_order_one_per_line(records: Records) -> None:
     assert records.read() == []
     records.add(several(2))

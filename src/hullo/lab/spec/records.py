@@ -169,6 +169,9 @@ class Records:
 
     path: Path
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", Path(self.path))  # or its name
+
     def read(self) -> list[Record]:
         """Return all records in the order of the file; raise a ValueError if a line is not a record."""
         records, flaws = self.scan()
