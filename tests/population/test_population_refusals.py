@@ -116,6 +116,12 @@ def test_unsupported_operation_is_rejected_with_its_line(function: Any, words: t
     assert all(word in str(caught.value) for word in words), caught.value
 
 
+def test_activation_of_other_numbers_is_named() -> None:
+    networks = [nn.Sequential(nn.Flatten(), nn.Tanh()) for _ in range(2)]
+    with pytest.raises(LoweringError, match=r"the activation '1' for all members: x must be a floating-point tensor"):
+        Population(networks)(torch.randn(2, 3, 5, dtype=torch.complex64))
+
+
 def test_inactive_random_operations_are_supported() -> None:
     population = Population([nn.Sequential(nn.RReLU(), nn.AlphaDropout(0.5)) for _ in range(2)]).eval()
     x = torch.randn(2, 5)

@@ -195,7 +195,8 @@ class Program:
             raise
         except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise LoweringError(f"cannot compute {node.target} for all members: {reason}{at_source(node)}") from error
+            what = f"the activation {self.sites[args[1]].path!r}" if node.target is SITE else node.target
+            raise LoweringError(f"cannot compute {what} for all members: {reason}{at_source(node)}") from error
 
     def _call(self, run: Run, node: fx.Node, args: Any, kwargs: Any, env: Mapping[Any, Any]) -> Any:
         target = node.target
