@@ -1,6 +1,6 @@
 """Measure what folding saves: inference with a hull before and after `hullo.fold`, interleaved, in one process.
 
-    python benchmarks/fold.py
+    python benchmarks/fold.py > benchmarks/results/fold_cpu.txt
 
 Prints, for hulls that became a known function and for one that did not: the median time of a forward pass before and
 after, their ratio, and what it was folded to. 64 x 64 x 28 x 28 float32; on a GPU where there is one.
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import hullo
+from hullo.lab.spec.environment import device_name, environment
 
 HULLS = {
     "a ReLU": {"init": "relu"},
@@ -41,8 +42,7 @@ def seconds(module: nn.Module, x: Tensor) -> float:
 def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     x = torch.randn(64, 64, 28, 28, device=device)
-    name = torch.cuda.get_device_name() if x.is_cuda else f"CPU, {torch.get_num_threads()} threads"
-    print(f"{name}, torch {torch.__version__}, hullo {hullo.__version__}")
+    print(environment(device_name(x.device)))
     for title, options in HULLS.items():
         hull = nn.Sequential(hullo.AffineHull("identity", "relu", "tanh", **options)).to(device)
         folded = hullo.fold(hull, example_inputs=x)
