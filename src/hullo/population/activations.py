@@ -8,7 +8,6 @@ however deep the networks are.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,7 +24,7 @@ from hullo.optimizer_hook import watch_table
 from hullo.parametrizations import get_parametrization
 from hullo.population import kernels
 from hullo.population.parametrizations import CODES, REST, UNUSED, USED, Parametrize
-from hullo.population.sites import Activation, Site
+from hullo.population.sites import Activation, Site, fingerprint
 from hullo.population.values import Value
 
 
@@ -129,34 +128,12 @@ class Activations(nn.Module):
         order = [owners[row] for parts in self._parts for part in parts for row in part.rows.tolist()]
         self.register_buffer("order", torch.tensor(order, dtype=torch.int32), persistent=False)
         self.register_buffer("uses", _uses(order, members * rows), persistent=False)
-        self.register_buffer("fingerprints", torch.tensor([self._fingerprint(k) for k in range(members)]))
+        self.register_buffer("fingerprints", torch.tensor([fingerprint(self.sites, k) for k in range(members)]))
         watch_table(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        if "fingerprints" not in self._buffers:  # pickled by an earlier version
-            self.register_buffer("fingerprints", torch.tensor([self._fingerprint(k) for k in range(len(self.codes))]))
         watch_table(self)  # copies and unpickled populations
-
-    def _fingerprint(self, k: int) -> int:
-        """Return a hash of member k's activations, without the numbers that a state contains.
-
-        It is below 2^24: averages of states round buffers to float32.
-        """
-        parts = [
-            (
-                site.path,
-                [item.name for item in activation.bases],
-                activation.parametrization,
-                (activation.groups, activation.channel_dim, site.is_shared),
-                activation.raw.tolist() if activation.parametrization == "fixed" and activation.frozen is None else (),
-                None if activation.scales is None else tuple(activation.scales.shape),
-                repr(activation.function),
-            )
-            for site in self.sites
-            for activation in (site.activations[k],)
-        ]
-        return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:3])
 
     def _register_frozen(self) -> None:
         """Register the numbers of hulls and PReLUs that are not learned: they are part of a state all the same."""

@@ -315,6 +315,7 @@ class Population(nn.Module):
                 self._check_in_place(graph, read_graph(self[k], others, *arguments(), k), different[0].path)
             if graph.asks_for_class:
                 kinds = {tuple(site.classes[j] for site in self._sites): j for j in range(len(self))}
+                del kinds[tuple(site.classes[k] for site in self._sites)]
                 for j in kinds.values():
                     self._check_classes(graph, read_graph(self[k], self._sites, *arguments(), j))
             return graph

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -216,6 +218,24 @@ def _check_parametrization(path: str, module: nn.Module) -> None:
                 f"the hull {path!r} has parametrization={chosen.name!r}; a population trains hulls with {valid}, and "
                 "others if they are frozen with requires_grad_(False)"
             )
+
+
+def fingerprint(sites: Sequence[Site], k: int) -> int:
+    """Return a hash of member k's activations, without the numbers that a state contains.
+
+    It is below 2^24: averages of states round buffers to float32.
+    """
+    parts: list[Any] = []
+    for site in sites:
+        item = site.activations[k]
+        scales = item.scales
+        parts += [
+            (site.path, [base.name for base in item.bases], item.parametrization, repr(item.function)),
+            (item.groups, item.channel_dim, site.is_shared),
+            item.raw.tolist() if item.parametrization == "fixed" and item.frozen is None else None,
+            None if scales is None else tuple(scales.shape) if scales.requires_grad else scales.tolist(),
+        ]
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:3])
 
 
 def share_sites(sites: Sequence[Site], names: Sequence[str]) -> list[Site]:

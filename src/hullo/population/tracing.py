@@ -100,6 +100,7 @@ class Graph:
         written: the nodes whose memory is written to in place, with the ids of that memory.
         rates: the numbers in which members differ, such as dropout rates, by node and position among its arguments; one
             per member.
+        asks_for_class: whether the network's code asks for the class of an activation in which members' classes differ.
     """
 
     module: fx.GraphModule

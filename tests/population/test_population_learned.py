@@ -1,0 +1,149 @@
+"""Test that a population ties, loads, converts and differentiates learned activations as a network does."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hullo
+from hullo.population import SGD, Population
+
+
+def hull() -> nn.Module:
+    return hullo.AffineHull("identity", "relu")
+
+
+def tied(kind: Callable[[], nn.Module], name: str) -> nn.Module:
+    network = nn.Sequential(nn.Linear(6, 6), kind(), nn.Linear(6, 6), kind()).double()
+    setattr(network[3], name, getattr(network[1], name))
+    return network
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(nn.PReLU, "weight"), (hull, "raw"), (lambda: hullo.ConvexHull("relu", "tanh"), "raw")]
+)
+def test_tied_activations_train_as_they_do_alone(kind: Callable[[], nn.Module], name: str) -> None:
+    networks = [tied(kind, name) for _ in range(2)]
+    population = Population(networks)
+    optimizer = SGD(population, 0.1)
+    optimizers = [torch.optim.SGD(network.parameters(), lr=0.1) for network in networks]
+    for _ in range(5):
+        x = torch.randn(4, 6).double()
+        optimizer.zero_grad()
+        population(x, in_dims=None).square().flatten(1).mean(1).sum().backward()
+        optimizer.step()
+        for network, own in zip(networks, optimizers, strict=True):
+            own.zero_grad()
+            network(x).square().mean().backward()
+            own.step()
+    for network, member in zip(networks, population, strict=True):
+        for ours, theirs in zip(member.parameters(), network.parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+        assert getattr(member[1], name) is getattr(member[3], name)  # type: ignore[index]
+
+
+def test_parameter_of_an_activation_with_another_use_is_refused() -> None:
+    def make() -> nn.Module:
+        network = nn.Sequential(nn.Linear(6, 6), nn.PReLU())
+        network.slope = network[1].weight
+        return network
+
+    with pytest.raises(ValueError, match=r"slope and 1\.weight of member 0 are one parameter"):
+        Population([make(), make()])
+
+
+def test_hulls_that_share_only_some_parameters_are_refused() -> None:
+    for name in ("raw", "inner_scale"):
+        network = nn.Sequential(*(hullo.LinearHull("relu", "tanh", inner_scale="hull") for _ in range(2)))
+        setattr(network[1], name, getattr(network[0], name))
+        with pytest.raises(ValueError, match="same bases and parameters"):
+            Population([network])
+
+
+@pytest.mark.parametrize(
+    "act", [nn.PReLU, hull, lambda: hullo.ConvexHull("relu", "tanh", parametrization="softmax"), nn.Tanh]
+)
+def test_second_derivatives_by_parameters_are_those_of_a_member(act: Callable[[], nn.Module]) -> None:
+    network, x = nn.Sequential(nn.Linear(3, 4), act(), nn.Linear(4, 1)).double(), torch.randn(5, 3).double()
+    population = Population([copy.deepcopy(network)])
+
+    def second(weights: list[Tensor], y: Tensor) -> list[Tensor]:
+        gradients = torch.autograd.grad(y.square().sum(), weights, create_graph=True)
+        return [g.flatten() for g in torch.autograd.grad(sum(g.square().sum() for g in gradients), weights)]
+
+    stacked = [population.stacked.get_parameter(name) for name in ("0.weight", "2.weight")]
+    own = [network[0].weight, network[2].weight]
+    if isinstance(population.activations.raw, nn.Parameter):
+        stacked.append(population.activations.raw)
+        own += list(network[1].parameters())
+    for ours, theirs in zip(second(stacked, population(x, in_dims=None)), second(own, network(x)), strict=True):  # type: ignore[arg-type]
+        torch.testing.assert_close(ours[: len(theirs)], theirs)
+
+
+def convex(**options: Any) -> Callable[[], nn.Module]:
+    return lambda: hullo.ConvexHull("identity", "relu", **options)
+
+
+@pytest.mark.parametrize(
+    ("others", "members"),
+    [
+        ([convex(parametrization="softmax"), nn.PReLU, nn.ReLU], "[0]"),
+        ([nn.PReLU, convex(), nn.ReLU], "[0, 1]"),
+        ([convex(), nn.PReLU, nn.LeakyReLU], "[2]"),
+        ([convex(), nn.PReLU, lambda: nn.LeakyReLU(0.3)], "[2]"),
+        ([convex(inner_scale="base"), nn.PReLU, lambda: nn.Softmax(-1)], "[0, 2]"),
+    ],
+)
+def test_state_of_other_activations_is_refused(others: Sequence[Callable[[], nn.Module]], members: str) -> None:
+    def make(acts: Sequence[Callable[[], nn.Module]]) -> Population:
+        return Population([nn.Sequential(nn.Linear(6, 6), act()) for act in acts])
+
+    state = make([convex(init=[0.9, 0.1]), nn.PReLU, nn.ReLU]).state_dict()
+    same = make([convex(), nn.PReLU, nn.ReLU])
+    same.load_state_dict(state)
+    assert same[0][1].coefficients.tolist() == pytest.approx([0.9, 0.1])  # type: ignore[index]
+    population = make(others)
+    before = copy.deepcopy(population.state_dict())
+    averaged = torch.optim.swa_utils.AveragedModel(same, use_buffers=True)
+    for _ in range(3):
+        averaged.update_parameters(same)
+    same.load_state_dict(averaged.module.state_dict())
+    same.load_state_dict({name: tensor for name, tensor in state.items() if "fingerprints" not in name})  # older
+    with pytest.raises(RuntimeError, match=rf"other activations in members {members}".replace("[", r"\[")):
+        population.load_state_dict(state)
+    assert population.activations.raw.equal(before["activations.raw"])
+
+
+def test_optimizers_of_pytorch_move_hulls_as_they_do_alone() -> None:
+    network = nn.Sequential(hullo.ConvexHull("relu", "tanh"), nn.Linear(1, 1, bias=False).requires_grad_(False))
+    nn.init.ones_(network[1].weight)
+    population, z = Population([copy.deepcopy(network)]), torch.linspace(-2, 2, 64)[:, None]
+    for given in (population, copy.deepcopy(population)):
+        alone = copy.deepcopy(network)
+        pairs = [(model, torch.optim.SGD(model.parameters(), lr=0.2)) for model in (alone, given)]
+        for step in range(50):
+            target = 3 * (z.tanh() if step < 40 else z.relu())
+            for model, optimizer in pairs:
+                optimizer.zero_grad()
+                y = model(z) if model is alone else model(z, in_dims=None)[0]
+                (target - y).square().mean().backward()
+                optimizer.step()
+        assert alone[0].coefficients.tolist() == [1.0, 0.0]
+        torch.testing.assert_close(given[0][0].coefficients, alone[0].coefficients)  # type: ignore[index]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_members_with_prelu_run_in_the_precision_of_the_networks(dtype: torch.dtype) -> None:
+    x = torch.randn(4, 6).to(dtype)
+    for make in (lambda: nn.Sequential(nn.Linear(6, 6), nn.PReLU(6)), nn.PReLU):
+        population = Population([make().to(dtype), make().to(dtype)])
+        assert population(x, in_dims=None).dtype == population[0](x).dtype == dtype
+        assert {parameter.dtype for parameter in population[1].parameters()} == {dtype}
+    assert Population([nn.Sequential(nn.Linear(6, 6), nn.PReLU())]).to(dtype)[0](x).dtype == dtype
+    mixed = Population([nn.Sequential(nn.Linear(6, 6).to(dtype), nn.Identity(), nn.PReLU())])
+    assert mixed[0][2].weight.dtype == torch.float32  # type: ignore[index]
