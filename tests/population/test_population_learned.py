@@ -147,3 +147,34 @@ def test_members_with_prelu_run_in_the_precision_of_the_networks(dtype: torch.dt
     assert Population([nn.Sequential(nn.Linear(6, 6), nn.PReLU())]).to(dtype)[0](x).dtype == dtype
     mixed = Population([nn.Sequential(nn.Linear(6, 6).to(dtype), nn.Identity(), nn.PReLU())])
     assert mixed[0][2].weight.dtype == torch.float32  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("saved", "given"),
+    [
+        ({"inner_scale": "hull"}, {"inner_scale": "base"}),
+        ({"groups": 6, "channel_dim": 1}, {"groups": 6, "channel_dim": -1}),
+        ({"shared_hulls": ["1"]}, {}),
+    ],
+)
+def test_state_of_hulls_with_other_settings_is_refused(saved: dict[str, Any], given: dict[str, Any]) -> None:
+    def make(shared_hulls: Sequence[str] = (), **settings: Any) -> Population:
+        hulls = [hullo.LinearHull("relu", "tanh", **settings) for _ in range(2)]
+        return Population([nn.Sequential(nn.Linear(6, 6), hull) for hull in hulls], shared_hulls=shared_hulls)
+
+    state = make(**saved).state_dict()
+    make(**saved).load_state_dict(state)
+    with pytest.raises(RuntimeError, match=r"other activations in members \[0, 1\]"):
+        make(**given).load_state_dict(state)
+
+
+def test_state_of_hulls_with_other_frozen_scales_is_refused() -> None:
+    def make(scale: float) -> Population:
+        hull = hullo.LinearHull("relu", "tanh", inner_scale="hull")
+        nn.init.constant_(hull.inner_scale, scale)
+        hull.inner_scale.requires_grad_(False)
+        return Population([nn.Sequential(nn.Linear(6, 6), hull)])
+
+    make(2.0).load_state_dict(make(2.0).state_dict())
+    with pytest.raises(RuntimeError, match=r"other activations in members \[0\]"):
+        make(2.0).load_state_dict(make(3.0).state_dict())
