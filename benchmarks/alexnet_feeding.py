@@ -60,8 +60,8 @@ ACTIVATIONS = ("relu", "affine(identity,relu,tanh)")
 
 def make_source(folder: Path) -> Source:
     """Write an ILSVRC-2012 of one image per class, for training and evaluation alike."""
-    colours = np.random.default_rng(0).integers(0, 256, (CLASSES, 16, 16, 3), np.uint8)
-    for label, small in enumerate(colours):
+    colors = np.random.default_rng(0).integers(0, 256, (CLASSES, 16, 16, 3), np.uint8)
+    for label, small in enumerate(colors):
         stream = io.BytesIO()
         Image.fromarray(small).resize((256, 256)).save(stream, "JPEG")
         path = folder / "val" / f"n{label:08}" / f"{label:08}.JPEG"

@@ -54,7 +54,7 @@ class Step(NamedTuple):
 
 class Measured(NamedTuple):
     activation: str
-    normalisation: str
+    normalization: str
     batch: int
     median_ms: float
     p10_ms: float

@@ -29,18 +29,18 @@ SIZES = {"fashion-mnist": (60_000, 1, 28), "cifar10": (50_000, 3, 32)}
 """For each data set: the number of training images, the channels, and the image size in pixels."""
 
 
-def lenet5(colours: int, side: int) -> nn.Module:
+def lenet5(colors: int, side: int) -> nn.Module:
     remaining = ((side - 4) // 2 - 4) // 2
     return nn.Sequential(
-        *(nn.Conv2d(colours, 20, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(20, 50, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(colors, 20, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(20, 50, 5), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Flatten(), nn.Linear(50 * remaining**2, 500), nn.ReLU(), nn.Linear(500, 10)),
     )
 
 
-def kerasnet(colours: int, side: int) -> nn.Module:
+def kerasnet(colors: int, side: int) -> nn.Module:
     remaining = ((side - 2) // 2 - 2) // 2
     return nn.Sequential(
-        *(nn.Conv2d(colours, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.ReLU()),
+        *(nn.Conv2d(colors, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.ReLU()),
         *(nn.MaxPool2d(2), nn.Dropout(0.25)),
         *(nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 3), nn.ReLU()),
         *(nn.MaxPool2d(2), nn.Dropout(0.25)),
@@ -51,16 +51,16 @@ def kerasnet(colours: int, side: int) -> nn.Module:
 NETWORKS: dict[str, Callable[[int, int], nn.Module]] = {
     "lenet5": lenet5,
     "kerasnet": kerasnet,
-    "resnet56": lambda colours, side: resnet56(nn.ReLU),
+    "resnet56": lambda colors, side: resnet56(nn.ReLU),
 }
 
 
 def plain_epoch(column: Column) -> float:
     """Return the seconds of one network's epoch."""
-    count, colours, side = SIZES[column.data]
-    images = torch.rand(count, colours, side, side, device="cuda")
+    count, colors, side = SIZES[column.data]
+    images = torch.rand(count, colors, side, side, device="cuda")
     labels = torch.randint(10, (count,), device="cuda")
-    model = NETWORKS[column.network](colours, side).cuda()
+    model = NETWORKS[column.network](colors, side).cuda()
     optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-4)
 
     def train(steps: int) -> float:

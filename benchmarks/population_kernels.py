@@ -62,7 +62,7 @@ def dropout_context(bench: Bench) -> Context:
 
 def plain_drop(state: Context, x: Tensor, rate: float, dim: int) -> Tensor:
     """Drop by plain operations."""
-    with mock.patch.object(kernels, "serve", return_value=False):
+    with mock.patch.object(kernels, "support", return_value=False):
         dropped: Value = drop(state, Value(x, dim), rate, True)
     return dropped.tensor
 
@@ -86,7 +86,7 @@ def optimizer_step(bench: Bench, kind: str) -> None:
 
     def step(copies: torch.dtype | None, fused: bool) -> dict[str, Step]:
         population = Population([copy.deepcopy(network) for _ in range(members)]).to(bench.device)
-        with mock.patch.object(kernels, "serve", return_value=fused):
+        with mock.patch.object(kernels, "support", return_value=fused):
             optimizer = OPTIMIZERS[kind](population, copies=copies)
         for leaf in optimizer.leaves.values():
             leaf.grad = torch.randn_like(leaf)
@@ -109,7 +109,7 @@ def crops(bench: Bench, layer: str) -> None:
     (how,) = ilsvrc2012.draw_crops(seeds, 0, numbers[None])
 
     def plain() -> Tensor:
-        with mock.patch.object(kernels, "serve", return_value=False):
+        with mock.patch.object(kernels, "support", return_value=False):
             return ilsvrc2012.crop(images, how, mean, HALF)
 
     makes = {

@@ -200,7 +200,7 @@ def learn(
         after_each()
 
 
-OPTIMISERS: dict[str, Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]] = {
+OPTIMIZERS: dict[str, Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]] = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.3),
     "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
     "decay": lambda p: torch.optim.SGD(p, lr=0.3, weight_decay=0.5),
@@ -214,7 +214,7 @@ OPTIMISERS: dict[str, Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer
 }
 
 
-@pytest.mark.parametrize("optimizer", OPTIMISERS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("parametrization", PARAMETRIZATIONS)
 def test_coefficients_stay_in_the_set_with_any_optimizer(optimizer: str, parametrization: str) -> None:
     act = HULLS[parametrization]("identity", "relu", "tanh", parametrization=parametrization)
@@ -228,7 +228,7 @@ def test_coefficients_stay_in_the_set_with_any_optimizer(optimizer: str, paramet
         if parametrization in SIMPLEX + ORTHANT:
             assert c.min() >= 0
 
-    learn(act, lambda x: torch.sin(2 * x), OPTIMISERS[optimizer](list(act.parameters())), steps=25, after_each=check)
+    learn(act, lambda x: torch.sin(2 * x), OPTIMIZERS[optimizer](list(act.parameters())), steps=25, after_each=check)
     assert max(moved) > 0.05
 
 

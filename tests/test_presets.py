@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import hullo
-from hullo.surgery.recognise import read_module
+from hullo.surgery.recognize import read_module
 
 X = torch.linspace(-6, 6, 2001, dtype=torch.float64)
 
@@ -90,7 +90,7 @@ def test_mode_dependent_activation_is_not_replaced() -> None:
     assert reading.known is None
 
 
-def test_relu_squared_is_recognised() -> None:
+def test_relu_squared_is_recognized() -> None:
     activations = pytest.importorskip("transformers.activations")
     model = hullo.replace_activations(nn.Sequential(nn.Linear(2, 2), activations.ACT2FN["relu2"]))
     torch.testing.assert_close(model[1](X), F.relu(X) ** 2)
@@ -108,7 +108,7 @@ class Parametric(nn.Module):
         return self.function(x, self.weights)
 
 
-def test_learned_polynomial_of_relu_is_recognised() -> None:
+def test_learned_polynomial_of_relu_is_recognized() -> None:
     powers = Parametric(lambda x, w: w[0] + w[1] * F.relu(x) ** 3 - w[2] * F.relu(x), [0.25, 0.5, 0.125])
     model = hullo.replace_activations(nn.Sequential(nn.Linear(2, 2), powers))
     assert isinstance(model[1], hullo.LinearHull)

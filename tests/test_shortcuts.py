@@ -100,7 +100,7 @@ def test_forward_mode_and_transforms_give_the_slope() -> None:
     torch.testing.assert_close(slope, *torch.autograd.grad(act(x).sum(), x))
 
 
-def test_a_fake_mode_and_a_tensor_that_outlived_its_transform_are_recognised() -> None:
+def test_a_fake_mode_and_a_tensor_that_outlived_its_transform_are_recognized() -> None:
     act, kept = warm(), []
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         assert act(mode.from_tensor(X)).shape == X.shape

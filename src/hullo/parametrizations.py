@@ -154,7 +154,7 @@ def feasible_gradient(coefficients: Tensor, gradient: Tensor) -> Tensor:
     """Return the part of a gradient along which coefficients can move without leaving the simplex.
 
     Descent goes along -gradient, so this is g = argmin |g - gradient| subject to sum g = 0 and g_i <= 0 wherever
-    c_i = 0: a coefficient at zero moves if it would grow, and stays otherwise. Inside the simplex this is the centred
+    c_i = 0: a coefficient at zero moves if it would grow, and stays otherwise. Inside the simplex this is the centered
     gradient.
 
     The solution is g_i = gradient_i - t, clamped to at most 0 where c_i = 0, with t as in the projection: the minimum
@@ -173,7 +173,7 @@ def feasible_gradient(coefficients: Tensor, gradient: Tensor) -> Tensor:
 
 
 class _Projection(torch.autograd.Function):
-    """Project onto the simplex; the backward pass centres the gradient.
+    """Project onto the simplex; the backward pass centers the gradient.
 
     That is the Jacobian inside the simplex. On the boundary the Jacobian would never again give a gradient to a
     coefficient at zero. Centring is linear everywhere, so gradients of micro-batches and of processes add up to that

@@ -38,12 +38,12 @@ def test_all_values_are_equally_likely() -> None:
 @pytest.mark.parametrize("other", [{"seed": 1}, {"seed": 2**40}, {"step": 1}, {"purpose": 1}, {"seed": -1}])
 def test_streams_of_different_keys_are_independent(other: dict[str, int]) -> None:
     first, second = stream(seed=0).double(), stream(**{"seed": 0, **other}).double()
-    for shift in (0, 1, 2, 3, 4):  # four neighbours come from one hash
+    for shift in (0, 1, 2, 3, 4):  # four neighbors come from one hash
         correlation = torch.corrcoef(torch.stack([first, second.roll(shift)]))[0, 1]
         assert abs(correlation) < 5 * 2**-8
 
 
-def test_neighbours_in_a_stream_are_independent() -> None:
+def test_neighbors_in_a_stream_are_independent() -> None:
     numbers = stream(5).double()
     for shift in range(1, 9):
         assert abs(torch.corrcoef(torch.stack([numbers, numbers.roll(shift)]))[0, 1]) < 5 * 2**-8

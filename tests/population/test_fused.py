@@ -24,7 +24,7 @@ def _exact_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def fused(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     def choose(served: bool) -> None:
-        monkeypatch.setattr(kernels, "serve", lambda x: served and x.dtype != torch.float64)
+        monkeypatch.setattr(kernels, "support", lambda x: served and x.dtype != torch.float64)
 
     return choose
 

@@ -20,7 +20,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 @pytest.fixture(autouse=True)
 def _fused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    monkeypatch.setattr(kernels, "serve", lambda x: x.dtype != torch.float64)
+    monkeypatch.setattr(kernels, "support", lambda x: x.dtype != torch.float64)
 
 
 class Network(nn.Module):
@@ -70,7 +70,7 @@ def assert_equals_members(function: Callable[..., Any], fused: int, kind: type[n
                 found = population.stacked.get_parameter(name).grad[k]
                 torch.testing.assert_close(found, parameter.grad, rtol=1e-4, atol=1e-4, msg=name)
         torch.testing.assert_close(population[k].state_dict(), member.state_dict(), rtol=1e-4, atol=1e-5)
-    found = re.match(r"(\d+) operations with their neighbours", population.explain(x))
+    found = re.match(r"(\d+) operations with their neighbors", population.explain(x))
     assert (int(found[1]) if found else 0) == fused
 
 

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 import hullo
 from hullo.modules import Hull
-from hullo.surgery.recognise import NAMES
+from hullo.surgery.recognize import NAMES
 from hullo.surgery.summary import Summary
 
 HEADER = """

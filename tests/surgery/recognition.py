@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from hullo.surgery.recognise import Reading, read_function, read_module
+from hullo.surgery.recognize import Reading, read_function, read_module
 
 Function = Callable[[Tensor], Tensor]
 
@@ -49,7 +49,7 @@ def assert_is_no_activation(function: Function) -> None:
     assert readings(function) == [None, None]
 
 
-def assert_recognised(function: Function, name: str) -> None:
+def assert_recognized(function: Function, name: str) -> None:
     for reading in readings(function):
         assert reading is not None, name
         assert reading.known is not None, reading.reason

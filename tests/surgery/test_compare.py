@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hullo
-from hullo.surgery import find, recognise
+from hullo.surgery import find, recognize
 from hullo.surgery.compare import difference
 
 
@@ -133,9 +133,9 @@ def test_difference_is_an_error_and_undone(monkeypatch: pytest.MonkeyPatch, star
     assert model.encoder.use_nested_tensor
 
 
-def wrong_reading(module: nn.Module) -> recognise.Reading | None:
+def wrong_reading(module: nn.Module) -> recognize.Reading | None:
     """Take every GELU for a tanh."""
-    return recognise.read_module(nn.Tanh() if isinstance(module, nn.GELU) else module)
+    return recognize.read_module(nn.Tanh() if isinstance(module, nn.GELU) else module)
 
 
 class Interrupts(hullo.AffineHull):

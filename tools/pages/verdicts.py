@@ -251,7 +251,7 @@ def _gains(experiments: Sequence[Experiment]) -> tuple[Answer, ...]:
 def _earlier(experiments: Sequence[Experiment]) -> Iterator[Comparison]:
     """Compare the epochs in which a hull and ReLU first reach ReLU's best accuracy, seed by seed.
 
-    A hull that never does counts as if it did one epoch after the last, in its favour.
+    A hull that never does counts as if it did one epoch after the last, in its favor.
     """
     for row in HULLS:
         for experiment in experiments:

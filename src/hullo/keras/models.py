@@ -19,7 +19,7 @@ from hullo.find_base import candidate_members
 from hullo.keras.layers import AffineHull, Hull, to_numpy
 from hullo.properties import identify
 from hullo.surgery.build import default_bases
-from hullo.surgery.recognise import Known
+from hullo.surgery.recognize import Known
 
 _GATES = frozenset({"sigmoid", "hardsigmoid", "softplus"})  # not replaced: probabilities as often as activations
 _TOLERANCE = 2e-6
@@ -62,7 +62,7 @@ def replace_activations(
     made: list[Hull] = []
 
     def make_hull(function: Any, layer: Any) -> Hull | None:
-        replaced = None if isinstance(function, Hull) else _recognise(function)
+        replaced = None if isinstance(function, Hull) else _recognize(function)
         if replaced is None or replaced.name == "identity" or replaced.name.partition("(")[0] in _GATES:
             return None
         known = Known(replaced.name, (replaced,))
@@ -204,7 +204,7 @@ def _clone(model: keras.Model, change: Callable[[Any, Any], Any], trainable_hull
             inner = clone(layer.layer)
             del config["layer"]
             result, apart = type(layer)(inner, **config), (layer.layer, inner)
-        elif isinstance(layer, Hull) or (not layer.weights and _recognise(layer) is not None):
+        elif isinstance(layer, Hull) or (not layer.weights and _recognize(layer) is not None):
             new = change(layer, layer)
             if new is not None:
                 activation = new if isinstance(new, keras.layers.Layer) else keras.layers.Activation(new)
@@ -244,7 +244,7 @@ def _copy_state(old: Any, new: Any) -> None:
     new.load_own_variables({k: v if isinstance(v, np.ndarray) else ops.copy(v) for k, v in store.items()})
 
 
-def _recognise(function: Any) -> Base | None:
+def _recognize(function: Any) -> Base | None:
     """Return the base that a function, or a layer without weights, computes; None if there is none."""
     if isinstance(function, keras.layers.Layer) and not type(function).__module__.startswith("keras."):
         return None

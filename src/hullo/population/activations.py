@@ -246,7 +246,7 @@ class Activations(nn.Module):
         if not self.sites:
             return []
         heights = [len(part.rows) for parts in self._parts for part in parts]
-        if kernels.serve(self.raw):
+        if kernels.support(self.raw):
             from hullo.population.kernels.parametrize import parametrize
 
             computed = parametrize(self.raw, self.fixed, self.roles, self.codes, self.order, self.uses, heights)
@@ -306,7 +306,7 @@ class Activations(nn.Module):
         """
         if not {"projection", "clamped"} & set(self.parametrizations):
             return gradient
-        if kernels.serve(self.raw):
+        if kernels.support(self.raw):
             from hullo.population.kernels.parametrize import restrict
 
             return restrict(self.raw, gradient, self.roles, self.codes)

@@ -73,7 +73,7 @@ def _convolve_fused(
     measured: bool,
 ) -> tuple[Tensor, Tensor | None] | None:
     """Return (B, K*C, H, W) and moments by a kernel of our own; None where cuDNN is faster, or the only one."""
-    if len(weight.shape) != 4 or x.dim is None or not kernels.serve(weight.tensor) or len(x.shape) != 4:
+    if len(weight.shape) != 4 or x.dim is None or not kernels.support(weight.tensor) or len(x.shape) != 4:
         return None
     side, dtype = weight.shape[-1], kernels.working_dtype(weight.tensor)
     stride, pad, dilation = _square(stride), _square(padding), _square(dilation)

@@ -124,7 +124,7 @@ def _only_user(node: Any) -> Any:
 
 def _is_image(node: Any) -> bool:
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
-    return isinstance(value, Tensor) and value.dim() == 4 and kernels.serve(value)
+    return isinstance(value, Tensor) and value.dim() == 4 and kernels.support(value)
 
 
 def _is_inner(node: Any, target: Any) -> bool:
@@ -371,4 +371,4 @@ def _is_linear(node: Any) -> bool:
 
 def _is_features(node: Any) -> bool:
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
-    return isinstance(value, Tensor) and value.numel() > 0 and value.is_floating_point() and kernels.serve(value)
+    return isinstance(value, Tensor) and value.numel() > 0 and value.is_floating_point() and kernels.support(value)

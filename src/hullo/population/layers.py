@@ -40,7 +40,7 @@ def linear(context: Context, x: Value, weight: Value, bias: Value | None = None)
     if bias is None:
         return Value(multiply(context, x, weight).view(shape), 0)
     biases = bias.at(0, members)
-    if kernels.serve(rows) and rows.numel():
+    if kernels.support(rows) and rows.numel():
         from hullo.population.kernels.linear import linear as linear_members
 
         y = linear_members(*(item.to(kernels.working_dtype(item)) for item in (rows, weights, biases)))
@@ -155,7 +155,7 @@ def drop(context: Context, x: Value, rate: float | Tensor, training: bool) -> Va
     """Zero entries at random with probability `rate`, one number or one per member, and scale up the others."""
     if not training or rng.is_zero(rate):
         return x
-    if len(x.shape) == 2 and kernels.serve(x.tensor) and not isinstance(rate, Tensor) and rate < 1:
+    if len(x.shape) == 2 and kernels.support(x.tensor) and not isinstance(rate, Tensor) and rate < 1:
         from hullo.population.kernels.dropout import drop as drop_features
 
         features = x.at(0, context.members)

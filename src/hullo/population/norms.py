@@ -104,7 +104,7 @@ def local_response_norm(context: Context, x: Value, size: int, alpha: float, bet
     """Normalize by the channels around each channel of a member; values are computed in float32 at least."""
     images = x.at(1, context.members)
     channels = images.shape[2]
-    if kernels.serve(images) and size % 2 and k == 1 and images.dim() == 5:
+    if kernels.support(images) and size % 2 and k == 1 and images.dim() == 5:
         from hullo.population.kernels.lrn import LocalResponseNorm
 
         wide = images.flatten(1, 2)

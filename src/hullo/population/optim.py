@@ -98,7 +98,7 @@ class Optimizer:
             state: {name: torch.zeros_like(p) for name, p in self.parameters.items()} for state in self.state_names
         }
         trained = self.parameters.values()
-        is_fused = bool(trained) and all(kernels.serve(p) and p.is_floating_point() for p in trained)
+        is_fused = bool(trained) and all(kernels.support(p) and p.is_floating_point() for p in trained)
         self._flat = FlatParameters(self, copies) if is_fused else None
 
     def _numbers(self, name: str, given: Numbers) -> Tensor:

@@ -291,7 +291,7 @@ class Program:
         """Return how the operations of the last run were computed, those by vmap and loops with their source lines."""
         counts = Counter(self.lowering.values())
         texts = {
-            "fused": "with their neighbours by one kernel",
+            "fused": "with their neighbors by one kernel",
             "own": "for all members at once",
             "shared": "once, on what all members share",
         }

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hullo.bases import Base, base
 from hullo.modules import Hull
 from hullo.parametrizations import BuiltInParametrization
-from hullo.surgery.recognise import read_module
+from hullo.surgery.recognize import read_module
 from hullo.surgery.swap import InPlace
 
 BOOKKEEPING = frozenset(vars(nn.Identity()))

@@ -3,7 +3,7 @@
 `replace_activations` turns the activations of a model into hulls, `restore` does so from a checkpoint,
 `parameter_groups` prepares an optimizer, `summary` lists the hulls, and `fold` turns them into plain PyTorch modules.
 
-Inside: :mod:`~hullo.surgery.find` finds the sites where activations are, :mod:`~hullo.surgery.recognise` identifies the
+Inside: :mod:`~hullo.surgery.find` finds the sites where activations are, :mod:`~hullo.surgery.recognize` identifies the
 function of a module, :mod:`~hullo.surgery.build` makes the hulls, :mod:`~hullo.surgery.swap` puts them in,
 :mod:`~hullo.surgery.compare` compares outputs, and :mod:`~hullo.surgery.rewrite` reads and rewrites forward methods.
 """

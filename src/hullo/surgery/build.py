@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hullo.bases import Base, resolve
 from hullo.modules import AffineHull, Hull, Init, LinearHull
 from hullo.parametrizations import Parametrization
-from hullo.surgery.recognise import Known
+from hullo.surgery.recognize import Known
 from hullo.surgery.rewrite.reach import hooks_of
 from hullo.surgery.sites import Site
 

@@ -19,7 +19,7 @@ from hullo.sharding import gather
 from hullo.state_names import read_raw_name
 from hullo.surgery.build import nearby_tensor
 from hullo.surgery.find import find_sites
-from hullo.surgery.recognise import MAX_PARAMETERS
+from hullo.surgery.recognize import MAX_PARAMETERS
 from hullo.surgery.sites import named_hulls, put
 from hullo.surgery.state import Structure
 from hullo.surgery.swap import swap

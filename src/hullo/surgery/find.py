@@ -13,7 +13,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from hullo.modules import Hull
 from hullo.surgery.grouping import Group, conflicts, group_calls
-from hullo.surgery.recognise import AMBIGUOUS, Reading, is_torch_function, read_function, read_module
+from hullo.surgery.recognize import AMBIGUOUS, Reading, is_torch_function, read_function, read_module
 from hullo.surgery.restrictions import Restrictions
 from hullo.surgery.rewrite.bytecode import count_uses, mentions_activation
 from hullo.surgery.rewrite.entry_points import read_forward, read_other_methods

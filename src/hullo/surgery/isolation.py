@@ -175,7 +175,7 @@ class NotHashableError(Exception):
 
 
 def state_of(value: Any, depth: int = 5) -> Hashable:
-    """Return a hashable description of everything that the behaviour of a value depends on, as a cache key."""
+    """Return a hashable description of everything that the behavior of a value depends on, as a cache key."""
     if isinstance(value, float):
         return float, repr(value)
     if isinstance(value, _PLAIN):
@@ -210,7 +210,7 @@ def numbers_in(value: Any) -> list[float]:
 
 
 def _dependencies(value: Any) -> Iterator[Any]:
-    """Yield a value and everything that its behaviour depends on, as far as the types are known."""
+    """Yield a value and everything that its behavior depends on, as far as the types are known."""
     seen: dict[int, Any] = {}  # keeps the values alive: ids are not reused
     pending = deque([value])
     while pending and len(seen) < _MAX_DEPENDENCIES:
@@ -222,7 +222,7 @@ def _dependencies(value: Any) -> Iterator[Any]:
 
 
 def _parts(value: Any) -> Iterable[Any]:
-    """Return what the behaviour of a value directly depends on."""
+    """Return what the behavior of a value directly depends on."""
     match value:
         case tuple() | list() | set() | frozenset():
             return value

@@ -138,10 +138,10 @@ def slope_points(item: Base) -> Tensor:
 def around(numbers: Sequence[float]) -> Tensor:
     """Return points next to and between numbers that occur in the code of a function."""
     symmetric = sorted({sign * number for number in numbers if math.isfinite(number) for sign in (-1.0, 1.0)})
-    centres = torch.tensor([*symmetric, *((a + b) / 2 for a, b in itertools.pairwise(symmetric))], dtype=torch.float64)
+    centers = torch.tensor([*symmetric, *((a + b) / 2 for a, b in itertools.pairwise(symmetric))], dtype=torch.float64)
     steps = torch.tensor([0.0, 1e-12, 1e-9, 1e-7, 1e-5, 1e-4, 1e-3, 1e-2, 0.1], dtype=torch.float64)
     offsets = torch.cat([steps, -steps])
-    return torch.cat([(centres[:, None] * (1 + offsets)).flatten(), (centres[:, None] + offsets).flatten()])
+    return torch.cat([(centers[:, None] * (1 + offsets)).flatten(), (centers[:, None] + offsets).flatten()])
 
 
 # Identify a function by its values

@@ -15,7 +15,7 @@ from hullo.surgery.build import Channels, Factory, Recipe, Share, starts_alike
 from hullo.surgery.compare import Comparison
 from hullo.surgery.find import find_sites
 from hullo.surgery.optimizer_warning import expect_optimizer
-from hullo.surgery.recognise import AMBIGUOUS, COMBINATIONS
+from hullo.surgery.recognize import AMBIGUOUS, COMBINATIONS
 from hullo.surgery.sites import Site, named_hulls
 from hullo.surgery.state import Inputs, Structure
 from hullo.surgery.summary import NOT_REACHED, why_not_replaced

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from hullo.modules import Hull
-from hullo.surgery.recognise import Known, Reading
+from hullo.surgery.recognize import Known, Reading
 from hullo.surgery.rewrite.findings import Call
 from hullo.surgery.rewrite.write import PerIteration, put_children
 

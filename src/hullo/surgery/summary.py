@@ -9,7 +9,7 @@ from torch import nn
 
 from hullo.modules import Hull
 from hullo.surgery.find import find_sites
-from hullo.surgery.recognise import AMBIGUOUS
+from hullo.surgery.recognize import AMBIGUOUS
 from hullo.surgery.sites import Site, named_hulls
 
 NOT_REACHED = "not reached"

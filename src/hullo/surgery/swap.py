@@ -1,4 +1,4 @@
-"""Put hulls into the sites of a model; they keep the hooks, the mode and the in-place behaviour of the activations."""
+"""Put hulls into the sites of a model; they keep the hooks, the mode and the in-place behavior of the activations."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def swap(model: nn.Module, sites: Sequence[Site], hulls: Mapping[str, Hull]) -> 
 
 
 def _prepare(hull: Hull, site: Site, first: bool) -> None:
-    """Give a hull the mode, the hooks and the in-place behaviour of the activation at its site."""
+    """Give a hull the mode, the hooks and the in-place behavior of the activation at its site."""
     if site.reading is not None and site.reading.in_place:
         make_in_place(hull)
     places = list(dict.fromkeys(call.place for call in site.calls)) if site.place else []

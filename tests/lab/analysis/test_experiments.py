@@ -136,7 +136,7 @@ def test_runs_of_other_lengths_are_never_averaged() -> None:
         ("lenet5/cifar10", "no records of 'lenet5/cifar10'; available: kerasnet/cifar10$"),
         ("kerasnet/cifar10 batch_size=64", "no records of 'kerasnet/cifar10 batch_size=64'"),
         ("kerasnet", "invalid column 'kerasnet'"),
-        ("kerasnet/cifar10 colour=red", "unknown setting 'colour'.*available: epochs, batch_size"),
+        ("kerasnet/cifar10 color=red", "unknown setting 'color'.*available: epochs, batch_size"),
         ("kerasnet/mnist", "no records of 'kerasnet/mnist'; available: kerasnet/cifar10$"),
     ],
 )

@@ -59,7 +59,7 @@ def test_flips_and_shifts_are_uniform_and_independent(height, width, down, right
 
 
 @pytest.mark.parametrize("kind", ["images", "epochs", "seeds"])
-def test_augmentations_of_neighbouring_images_are_independent(kind):
+def test_augmentations_of_neighboring_images_are_independent(kind):
     indices = torch.arange(100_000)[None]
     one = draw_moves(torch.tensor([0]), 0, indices, (32, 32))[0].long()
     other = {

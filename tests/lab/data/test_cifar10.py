@@ -6,7 +6,7 @@ from hullo.lab.data import cifar10
 RAMP = bytes(value % 251 for value in range(3072))
 
 
-def test_image_record_is_a_label_and_three_colour_planes():
+def test_image_record_is_a_label_and_three_color_planes():
     images, labels = cifar10.read_batches([b"\7" + RAMP + b"\2" + RAMP[::-1], b"\0" + bytes(3072)])
     assert labels.tolist() == [7, 2, 0]
     for channel, row, column in [(0, 0, 0), (0, 0, 31), (0, 1, 0), (1, 0, 0), (2, 31, 31)]:
@@ -37,6 +37,6 @@ def test_real_release_is_balanced(real):
     # known of old: the first training image is a frog, the first test image a cat
     assert dataset.classes[dataset.train_labels[0]] == "frog"
     assert dataset.classes[dataset.test_labels[0]] == "cat"
-    # channel means that half the world normalises by
+    # channel means that half the world normalizes by
     means = dataset.train_images.double().mean((0, 2, 3)) / 255
     torch.testing.assert_close(means, torch.tensor([0.4914, 0.4822, 0.4465]).double(), atol=5e-5, rtol=0)

@@ -63,10 +63,10 @@ def test_kernel_and_reference_crops_are_identical(middle: bool, monkeypatch: pyt
     images, mean = draw(1, 256, 256, 3)
     crops = augment.draw_crops(torch.tensor([4], device=DEVICE), 1, torch.arange(1, device=DEVICE)[None])[0]
     if middle:
-        crops = augment.centre_crops(1, DEVICE)
-    monkeypatch.setattr(kernels, "serve", lambda x: False)
+        crops = augment.center_crops(1, DEVICE)
+    monkeypatch.setattr(kernels, "support", lambda x: False)
     plain = augment.crop(images, crops, mean)
-    monkeypatch.setattr(kernels, "serve", lambda x: True)
+    monkeypatch.setattr(kernels, "support", lambda x: True)
     monkeypatch.setattr(torch, "arange", None)  # what the plain form cannot do without
     assert torch.equal(augment.crop(images, crops, mean), plain)
 
@@ -79,7 +79,7 @@ def test_cuda_graph_crops_new_inputs() -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         actual = augment.crop(images, crops, mean, torch.bfloat16)
-    crops.copy_(augment.centre_crops(8))
+    crops.copy_(augment.center_crops(8))
     images.copy_(255 - images)
     graph.replay()
     assert torch.equal(actual, augment.crop(images, crops, mean, torch.bfloat16))

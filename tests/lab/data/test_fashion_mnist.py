@@ -10,7 +10,7 @@ def test_real_release_is_balanced(real):
     assert dataset.test_images.shape == (10_000, 1, 28, 28)
     assert dataset.train_labels.bincount().tolist() == [6000] * 10
     assert dataset.test_labels.bincount().tolist() == [1000] * 10
-    # known of old: the first image of either part is an ankle boot; mean and deviation that people normalise by
+    # known of old: the first image of either part is an ankle boot; mean and deviation that people normalize by
     assert dataset.classes[dataset.train_labels[0]] == dataset.classes[dataset.test_labels[0]] == "Ankle boot"
     pixels = dataset.train_images.double() / 255
     torch.testing.assert_close(

@@ -21,7 +21,7 @@ def test_sample_does_not_depend_on_the_data_directory(tmp_path):
     assert find("fashion-mnist-sample", tmp_path) == find("fashion-mnist-sample")
 
 
-def test_sample_fits_in_4_mb_with_its_licence():
+def test_sample_fits_in_4_mb_with_its_license():
     folder = resources.files("hullo.lab.data") / "fashion-mnist-sample"
     contents = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert sum(map(len, contents.values())) < 4e6

@@ -77,7 +77,7 @@ def test_fused_steps_equal_plain_steps(
     small = functools.partial(ResNet, n=1)  # eight layers will do
     monkeypatch.setitem(NETWORKS, "resnet56", Entry(small))
     plain = train(network, side, "cpu", rows=rows, optimizer=optimizer)
-    monkeypatch.setattr(kernels, "serve", lambda x: x.dtype != torch.float64)
+    monkeypatch.setattr(kernels, "support", lambda x: x.dtype != torch.float64)
     fused = train(network, side, "cuda" if GPU else "cpu", rows=rows, optimizer=optimizer)
     for name in ("train_loss", "test_loss", "coefficients"):
         torch.testing.assert_close(fused.curves[name], plain.curves[name], rtol=2e-3, atol=2e-4, msg=name)
@@ -99,7 +99,7 @@ def test_state_is_portable_between_kernels_and_plain_operations(
     state = {name: tensor.clone() for name, tensor in plain.state_dict().items()}
     there_and_back = dict(state)
     for served in (lambda x: x.dtype != torch.float64, lambda x: False):
-        monkeypatch.setattr(kernels, "serve", served)
+        monkeypatch.setattr(kernels, "support", served)
         other = Training(plain.specs, plain.loader)
         other.load_state_dict(there_and_back)
         there_and_back = other.state_dict()
@@ -109,7 +109,7 @@ def test_state_is_portable_between_kernels_and_plain_operations(
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_copies_exist_only_in_lower_precision(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "serve", lambda x: x.dtype != torch.float64)
+    monkeypatch.setattr(kernels, "support", lambda x: x.dtype != torch.float64)
     spec = Spec("lenet5", "fashion-mnist-sample", "relu", epochs=1, batch_size=4, precision=precision)
     assert bool(Training([spec], InMemoryLoader(data(18))).population.copies) == (precision == "bfloat16")
 

@@ -231,24 +231,24 @@ def test_alexnet_trains_by_sgd_with_step_schedule() -> None:
     assert "stacked.conv1.weight" not in groups
 
 
-class Centred(nn.Module):
+class Centered(nn.Module):
     """Change a buffer in training."""
 
     def __init__(self, activation: Any, *, in_channels: int, image_size: int, num_classes: int) -> None:
         super().__init__()
         self.linear, self.act = nn.Linear(in_channels * image_size**2, num_classes), activation(num_classes)
-        self.register_buffer("centre", torch.zeros(num_classes))
+        self.register_buffer("center", torch.zeros(num_classes))
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.linear(x.flatten(1))
         if self.training:
             with torch.no_grad():
-                self.centre.mul_(0.9).add_(y.mean(0), alpha=0.1)
-        return self.act(y - self.centre)
+                self.center.mul_(0.9).add_(y.mean(0), alpha=0.1)
+        return self.act(y - self.center)
 
 
 def test_states_before_and_after_the_first_step_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(networks.NETWORKS, "lenet5", networks.Entry(Centred))
+    monkeypatch.setitem(networks.NETWORKS, "lenet5", networks.Entry(Centered))
     specs = [Spec("lenet5", "fashion-mnist-sample", "relu", seed=k, epochs=1, batch_size=50) for k in range(2)]
     one, other = Training(specs, FEED), Training(specs, FEED)
     before = {name: tensor.clone() for name, tensor in one.state_dict().items()}
@@ -259,7 +259,7 @@ def test_states_before_and_after_the_first_step_load(monkeypatch: pytest.MonkeyP
         other.load_state_dict({name: tensor for name, tensor in after.items() if name != "total"})
     assert other.state_dict().keys() == names
     other.load_state_dict(after)
-    assert torch.equal(other.population[1].centre, one.population[1].centre)
+    assert torch.equal(other.population[1].center, one.population[1].center)
     one.load_state_dict(before)
-    assert not one.population[1].centre.any()
+    assert not one.population[1].center.any()
     assert one.step == 0

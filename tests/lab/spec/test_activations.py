@@ -90,7 +90,7 @@ class TestSpelling:
             "convex(identity,relu,parametrization=softmax,init=relu)",
             "affine(identity,relu,init=tanh)",
             "affine(identity,relu,per=pixel)",
-            "affine(identity,relu,colour=red)",
+            "affine(identity,relu,color=red)",
         ],
     )
     def test_invalid_activation_is_rejected_with_help(self, text: str) -> None:

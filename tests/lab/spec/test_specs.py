@@ -142,7 +142,7 @@ def test_invalid_spec_is_rejected(name: str, value: object, message: str) -> Non
         replace(PLAIN, **{name: value})
 
 
-@pytest.mark.parametrize("text", ["", "lenet5 relu", "lenet5/cifar10", "lenet5/cifar10 relu seed", "a/b relu colour=1"])
+@pytest.mark.parametrize("text", ["", "lenet5 relu", "lenet5/cifar10", "lenet5/cifar10 relu seed", "a/b relu color=1"])
 def test_invalid_text_is_quoted(text: str) -> None:
     with pytest.raises(ValueError, match=f"^invalid spec '{text}': must be network/data"):
         Spec.parse(text)

@@ -29,7 +29,7 @@ MOMENTUM, EPSILON = 0.1, 1e-3
 
 @dataclass
 class Case:
-    """A population's layer: what it normalises, with how many rows of coefficients, and how it is called."""
+    """A population's layer: what it normalizes, with how many rows of coefficients, and how it is called."""
 
     shape: tuple[int, int, int, int]
     groups: int

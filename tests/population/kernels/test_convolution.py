@@ -130,7 +130,7 @@ def test_a_member_that_is_not_finite_leaves_the_other_as_it_is(lost: int) -> Non
 def test_cudnn_convolves_narrow_members_but_in_measured_layers(
     inputs: int, outputs: int, stride: int, biased: bool, measured: bool, faster: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_conv, "serves", lambda dtype, device: measured)
+    monkeypatch.setattr(row_conv, "is_tuned_for", lambda dtype, device: measured)
     given = torch.Size([outputs, inputs, 3, 3]), torch.bfloat16, torch.device("cpu")
     assert is_faster(*given, stride=stride, biased=biased) is faster
 

@@ -21,7 +21,7 @@ from hullo.population.kernels.dropout import drop  # noqa: E402
 def test_features_and_gradients_equal_those_of_the_plain_form(
     shape: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels, "serve", lambda x: False)
+    monkeypatch.setattr(kernels, "support", lambda x: False)
     seeds, steps = torch.arange(shape[0]), torch.tensor([7, -1, 2**40])[: shape[0]]
     x = torch.randn(shape, dtype=dtype, requires_grad=True)
     x.data.view(-1)[0] = torch.inf

@@ -45,7 +45,7 @@ def plain_images(images: Tensor, order: Tensor, moves: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
-@pytest.mark.parametrize("shape", [(1, 16, 16), (3, 16, 16), (2, 5, 9)], ids=["grey", "coloured", "oblong"])
+@pytest.mark.parametrize("shape", [(1, 16, 16), (3, 16, 16), (2, 5, 9)], ids=["gray", "colored", "oblong"])
 def test_where_it_copies_it_shows_the_images_of_the_plain_form_to_the_bit(
     shape: tuple[int, int, int], dtype: torch.dtype
 ) -> None:

@@ -1,4 +1,4 @@
-"""Fused local response normalisation: on a GPU where there is one, else on the CPU through Triton's interpreter."""
+"""Fused local response normalization: on a GPU where there is one, else on the CPU through Triton's interpreter."""
 
 from __future__ import annotations
 

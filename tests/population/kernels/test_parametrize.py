@@ -122,7 +122,7 @@ def test_every_way_agrees_beside_the_others() -> None:
 
 @settings(max_examples=25)
 @given(st.lists(st.floats(-(2**99), 2**99, width=32), min_size=4 * 5, max_size=4 * 5), st.floats(-1e6, 1e6, width=32))
-def test_convex_coefficients_are_exact_wherever_an_optimiser_goes(numbers: list[float], level: float) -> None:
+def test_convex_coefficients_are_exact_wherever_an_optimizer_goes(numbers: list[float], level: float) -> None:
     layers = build([hull.format(",".join(NAMES[:n])) for hull in HULLS[:2] for n in (4, 5)], widths=[1])
     raw = torch.tensor(numbers).view(4, 1, 5)
     raw[::2] = raw[::2].remainder(1.0) + level
@@ -136,7 +136,7 @@ def test_convex_coefficients_are_exact_wherever_an_optimiser_goes(numbers: list[
 @pytest.mark.parametrize(
     ("raw", "coefficients", "gradient", "feasible"),
     [
-        ((1, 0, 0), (1, 0, 0), (0, -1, 1), (0.5, -0.5, 0)),  # leaves a vertex for the better of its neighbours
+        ((1, 0, 0), (1, 0, 0), (0, -1, 1), (0.5, -0.5, 0)),  # leaves a vertex for the better of its neighbors
         ((1, 0, 0), (1, 0, 0), (-1, 2, 2), (0, 0, 0)),  # stays, since both are worse
         ((9, 9, -9), (0.5, 0.5, 0), (1, 3, 2), (-1, 1, 0)),  # moves along an edge
         ((1, 1, -1), (0.5, 0.5, 0), (3, 3, 0), (1, 1, -2)),  # leaves an edge
@@ -211,7 +211,7 @@ def test_rows_of_several_calls_get_the_sum_of_their_gradients() -> None:
 
 @pytest.mark.parametrize("rows", [["relu"], ["convex(identity,relu)"], ["tanh", *EVERY], ["prelu", *EVERY]])
 def test_the_kernel_makes_the_rows_where_it_serves(rows: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "serve", lambda x: x.dtype != torch.float64)
+    monkeypatch.setattr(kernels, "support", lambda x: x.dtype != torch.float64)
     layers = build(rows, widths=[3, 1])
     fill(layers, torch.randn(layers.raw.shape))
     oracle = copy.deepcopy(layers).double()

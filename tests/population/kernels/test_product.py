@@ -53,7 +53,7 @@ def test_products_and_gradients_equal_those_of_float64(
 def test_only_few_rows_and_large_odd_weights_are_left_to_the_kernel(
     rows: int, inner: int, columns: int, faster: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hullo.population.kernels.product.serves", lambda dtype, device: True)
+    monkeypatch.setattr("hullo.population.kernels.product.is_tuned_for", lambda dtype, device: True)
     weight = torch.empty(2, inner, columns, device="meta")
     assert is_faster(torch.empty(2, rows, inner, device="meta"), weight, torch.bfloat16) is faster
 

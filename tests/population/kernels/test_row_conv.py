@@ -145,5 +145,5 @@ def test_only_checked_settings_are_used(
     monkeypatch.setattr(row_conv, "INTERPRETED", False)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(row_conv.triton, "__version__", version)
-    assert row_conv.serves(dtype, torch.device("cuda")) is expected
-    assert not row_conv.serves(dtype, torch.device("cpu"))
+    assert row_conv.is_tuned_for(dtype, torch.device("cuda")) is expected
+    assert not row_conv.is_tuned_for(dtype, torch.device("cpu"))

@@ -44,7 +44,7 @@ class FakeStream:
 def _fake_streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Record what is done on streams during a capture; all kernels run in order, on the current stream."""
     monkeypatch.setattr(side_stream, "_is_captured", lambda weight: True)
-    monkeypatch.setattr(kernels, "serve", lambda x: x.dtype != torch.float64)
+    monkeypatch.setattr(kernels, "support", lambda x: x.dtype != torch.float64)
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     monkeypatch.setattr(torch.cuda, "current_stream", FakeStream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())

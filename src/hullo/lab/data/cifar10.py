@@ -1,4 +1,4 @@
-"""CIFAR-10 (Krizhevsky, 2009), binary version: 32 x 32 colour images of ten classes of objects."""
+"""CIFAR-10 (Krizhevsky, 2009), binary version: 32 x 32 color images of ten classes of objects."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def read(name: str, content: Callable[[str], bytes]) -> Dataset:
 
 RELEASE = Release(
     name="cifar10",
-    summary="50,000 + 10,000 colour images of objects, 32 x 32",
+    summary="50,000 + 10,000 color images of objects, 32 x 32",
     address="https://www.cs.toronto.edu/~kriz/",
     archive=File("cifar-10-binary.tar.gz", 170_052_171, "c32a1d4ab5d03f1284b67883e8d87530", algorithm="md5"),
     folder="cifar-10-batches-bin",

@@ -81,14 +81,14 @@ def _read_folder(folder: Path, image_size: int | None) -> tuple[list[Tensor], tu
     classes = tuple(child.name for child in _class_folders(folder / "train"))
     files = {split: _list_images(folder / split, classes) for split in ("train", evaluation)}
     sizes: dict[tuple[int, int], Path] = {}
-    is_colour, largest = False, 0  # the largest value of 16-bit images
+    is_color, largest = False, 0  # the largest value of 16-bit images
     for path, _ in (item for items in files.values() for item in items):
         with _open_image(path) as image:
             sizes.setdefault(image.size, path)
             if image.mode.startswith("I;16"):
                 largest = max(largest, int(_read(path, partial(np.asarray, image)).max()))
             else:
-                is_colour = is_colour or image.mode not in ("L", "1")
+                is_color = is_color or image.mode not in ("L", "1")
     if image_size is None and len(sizes) > 1:
         (one, first), (two, second) = list(sizes.items())[:2]
         raise DataError(
@@ -98,7 +98,7 @@ def _read_folder(folder: Path, image_size: int | None) -> tuple[list[Tensor], tu
     parts = []
     for items in files.values():
         shift = max(0, largest.bit_length() - 8)
-        images = [_decode(path, "RGB" if is_colour else "L", image_size, shift) for path, _ in items]
+        images = [_decode(path, "RGB" if is_color else "L", image_size, shift) for path, _ in items]
         parts += [torch.stack(images), torch.tensor([label for _, label in items])]
     places = [str(folder / split) for split in files]
     _check_classes(classes, parts[1::2], places, "add images, or remove the empty folder")

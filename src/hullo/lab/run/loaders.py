@@ -174,7 +174,7 @@ class StreamingLoader:
         indices, labels = (
             torch.split(sequence[shard], EVAL_BATCH_SIZE) for sequence in (self.val_indices, self.val_labels)
         )
-        crops = ilsvrc2012.centre_crops(EVAL_BATCH_SIZE, self.device)
+        crops = ilsvrc2012.center_crops(EVAL_BATCH_SIZE, self.device)
         read = ilsvrc2012.to_device(ilsvrc2012.read_ahead(self.val, indices), self.device)
         for images, batch_labels in zip(read, labels, strict=True):
             yield self._crop(images, crops[: len(images)]), batch_labels

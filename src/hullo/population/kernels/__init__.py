@@ -12,8 +12,8 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 """The types that kernels compute with."""
 
 
-def serve(x: Tensor) -> bool:
-    """Return whether kernels serve a tensor where it is; elsewhere, and in float64, plain operations do the same."""
+def support(x: Tensor) -> bool:
+    """Return whether kernels support a tensor where it is; elsewhere, and in float64, plain operations do the same."""
     return x.is_cuda and x.dtype != torch.float64 and _HAS_TRITON
 
 
@@ -31,7 +31,7 @@ def multiply(x: Tensor, y: Tensor) -> Tensor:
 
 def multiply_weights(x: Tensor, weight: Tensor) -> Tensor:
     """Return features (members, rows, inputs) times weights (members, inputs, outputs)."""
-    if serve(x) and len(x) > 1:
+    if support(x) and len(x) > 1:
         from hullo.population.kernels.product import Product, is_faster
 
         dtype = working_dtype(x)

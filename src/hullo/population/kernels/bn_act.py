@@ -34,7 +34,7 @@ from hullo.population.kernels.channel_stats import (
     TILES,
     PartialSums,
     Tiling,
-    centre,
+    center,
     compute_statistics,
     fold,
     launch,
@@ -208,7 +208,7 @@ def _kernels(bases: tuple[Base, ...], dtype: torch.dtype) -> dict[str, Any]:
         "STORE": [store.format(i) for i in numbers],
     }
     label = f"norm({','.join(base.name for base in bases)}) on {dtype}"
-    helpers = (wait_for_previous, locate, centre, fold, spread)
+    helpers = (wait_for_previous, locate, center, fold, spread)
     return build(fill(_TEMPLATE, parts), label, dtype, **{helper.__name__: helper for helper in helpers})
 
 
@@ -258,7 +258,7 @@ def backward_sums(
         if STORE_DS:
             tl.store(ds_ptr + start + at, ds.to(ds_ptr.dtype.element_ty), mask=inside)
         sum_ds += fold(ds, HELD)
-        sum_moment += fold(ds * centred, HELD)
+        sum_moment += fold(ds * centered, HELD)
         if LEARNED:
             $ADD
     to = partial_ptr + split * CHANNELS + column
@@ -287,14 +287,14 @@ def backward_input(
         x = tl.load(x_ptr + start + at, mask=inside, other=0.0).to(tl.float32)
         ds = tl.load(ds_ptr + start + at, mask=inside, other=0.0).to(tl.float32)
         if STORE_DS:
-            centred = centre(x, mean, inside, EVEN)
+            centered = center(x, mean, inside, EVEN)
         else:
             dy = ds  # ds was not stored, it is computed again
             $ARGUMENT
             $SLOPES
         dx = factor * ds
         if TRAINING:
-            dx -= level + tilt * centred
+            dx -= level + tilt * centered
         tl.store(dx_ptr + start + at, dx.to(dx_ptr.dtype.element_ty), mask=inside)
 """
 
@@ -321,8 +321,8 @@ factor *= inverse
 
 # The input of the bases.
 _ARGUMENT = """
-centred = centre(x, mean, inside, EVEN)
-x = centred * factor + shift
+centered = center(x, mean, inside, EVEN)
+x = centered * factor + shift
 if RESIDUAL:
     x += tl.load(residual_ptr + start + at, mask=inside, other=0.0).to(tl.float32)
 """

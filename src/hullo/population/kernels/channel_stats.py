@@ -138,7 +138,7 @@ class PartialSums(NamedTuple):
 
     @classmethod
     def empty(cls, x: Tensor, splits: int, by_column: int, bases: int, each: int) -> PartialSums:
-        """Allocate memory for `splits` programs; `each` neighbouring columns share coefficients, and have one sum."""
+        """Allocate memory for `splits` programs; `each` neighboring columns share coefficients, and have one sum."""
         channels = x.shape[1]
         size = splits * (by_column * channels + bases * channels // each)
         data = torch.empty(size, dtype=torch.float32, device=x.device)
@@ -215,7 +215,7 @@ def locate(
 
 
 @triton.jit
-def centre(x, level, inside, EVEN: tl.constexpr):
+def center(x, level, inside, EVEN: tl.constexpr):
     """Return x minus the level of each column; zero for entries that do not exist."""
     return x - level if EVEN else tl.where(inside, x - level, 0.0)
 
@@ -230,7 +230,7 @@ def fold(tile, HELD: tl.constexpr):
 
 @triton.jit
 def spread(numbers, EACH: tl.constexpr):
-    """Return a row with each number repeated EACH times; a thread has neighbouring columns and holds it once."""
+    """Return a row with each number repeated EACH times; a thread has neighboring columns and holds it once."""
     copies = tl.broadcast_to(numbers[:, :, None], [1, numbers.shape[1], EACH])
     return tl.reshape(copies, [1, numbers.shape[1] * EACH])
 
@@ -262,7 +262,7 @@ def _partial_statistics(
     squares = tl.zeros([HELD, COLUMNS], tl.float32)
     for tile in range(split, tiles, splits):
         start, at, inside = locate(tile, column, pixels, CHANNELS, ROWS, COLUMNS, EVEN, BIG)
-        x = centre(tl.load(x_ptr + start + at, mask=inside, other=0.0).to(tl.float32), first, inside, EVEN)
+        x = center(tl.load(x_ptr + start + at, mask=inside, other=0.0).to(tl.float32), first, inside, EVEN)
         sums += fold(x, HELD)
         squares += fold(x * x, HELD)
     total = tl.sum(sums, axis=0)[None, :]

@@ -63,7 +63,7 @@ def is_faster(weight_shape: torch.Size, dtype: torch.dtype, device: torch.device
     """Return whether these kernels convolve faster than cuDNN; a member's weights are (outputs, inputs, side, side)."""
     outputs, inputs, side, _ = weight_shape
     by_rows = stride == 1 and not biased and (side, inputs, outputs) in row_conv.TILES
-    return (by_rows and row_conv.serves(dtype, device)) or 16 < max(inputs, outputs) <= MAX_CHANNELS
+    return (by_rows and row_conv.is_tuned_for(dtype, device)) or 16 < max(inputs, outputs) <= MAX_CHANNELS
 
 
 def convolve(
@@ -283,7 +283,7 @@ def _convolve_kernel(
     TAPS: tl.constexpr = (KERNEL + STEP - 1) // STEP
     H: tl.constexpr = (OUT_HEIGHT + STEP - 1) // STEP
     W: tl.constexpr = (OUT_WIDTH + STEP - 1) // STEP
-    member = tl.program_id(0) % members  # programs that run at the same time read neighbouring addresses
+    member = tl.program_id(0) % members  # programs that run at the same time read neighboring addresses
     first_ky = tl.program_id(0) // members % STEP
     first_kx = tl.program_id(0) // members // STEP % STEP
     position = tl.program_id(0) // members // (STEP * STEP) * ROWS + tl.arange(0, ROWS)[:, None]

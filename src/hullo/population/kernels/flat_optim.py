@@ -1,7 +1,7 @@
 """Update all parameters of a population by one launch on a GPU.
 
 Parameters live in one buffer, the optimizer's state in one or two others, copies of lower precision in another, all by
-one `Layout`. A program updates BLOCK neighbouring numbers of one parameter. Gradients stay where automatic
+one `Layout`. A program updates BLOCK neighboring numbers of one parameter. Gradients stay where automatic
 differentiation put them: their addresses are arguments of the kernel, so a CUDA graph holds them, and nothing is
 gathered first. How a number is updated is a `Rule`, whose function is compiled into the kernel.
 """

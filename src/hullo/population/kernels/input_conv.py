@@ -6,7 +6,7 @@ first convolution moves far more memory than it computes, so augmented images ar
 rounded nor reordered beforehand: a program gathers the pixels of its windows and multiplies them with one member's
 weights, and gathers them again in the backward pass.
 
-A row of the matrix product is GROUP neighbouring output columns, whose windows share most of their pixels: pixels are
+A row of the matrix product is GROUP neighboring output columns, whose windows share most of their pixels: pixels are
 gathered once for the group, and the weights are a band matrix. The gradients of a band's copies are added up.
 """
 
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from hullo.population.kernels import processors
 from hullo.population.kernels.first_order import once_differentiable
-from hullo.population.kernels.row_conv import fold, serves, widen
+from hullo.population.kernels.row_conv import fold, is_tuned_for, widen
 
 
 class Tile(NamedTuple):
@@ -62,7 +62,7 @@ def is_tuned(weight_shape: torch.Size, dtype: torch.dtype, device: torch.device)
     `weight_shape` is that of one member, (outputs, inputs, side, side).
     """
     outputs, inputs, side, _ = weight_shape
-    return (False, inputs, side, outputs) in FORWARD and serves(dtype, device)
+    return (False, inputs, side, outputs) in FORWARD and is_tuned_for(dtype, device)
 
 
 def convolve(
@@ -129,7 +129,7 @@ class _Call(NamedTuple):
 
     def choose(self, tiles: dict[Layer, Tile], weight: Tensor) -> Tile:
         """Return the settings for a layer; the default where no others were checked."""
-        if not serves(self.dtype, weight.device):
+        if not is_tuned_for(self.dtype, weight.device):
             return DEFAULT
         layer = self.order is not None, weight.shape[1], weight.shape[2], len(weight) // self.shape[0]
         return tiles.get(layer, DEFAULT)
@@ -219,7 +219,7 @@ def _forward_kernel(
     OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr, OUT: tl.constexpr, GROUP: tl.constexpr, IN_BLOCK: tl.constexpr,
     OUT_BLOCK: tl.constexpr, ROWS: tl.constexpr, MOVED: tl.constexpr, MEASURED: tl.constexpr,
 ):  # fmt: skip
-    member = tl.program_id(0) % members  # programs that run at the same time write neighbouring addresses
+    member = tl.program_id(0) % members  # programs that run at the same time write neighboring addresses
     COLUMNS: tl.constexpr = GROUP + SIDE - 1
     k, n = tl.arange(0, IN_BLOCK)[:, None], tl.arange(0, GROUP * OUT_BLOCK)[None, :]
     out = n % OUT_BLOCK

@@ -173,9 +173,9 @@ def _forward(
     mean = tl.zeros([ROWS, 1], tl.float32)
     if not RMS:
         mean += tl.sum(s, axis=1)[:, None] / WIDTH
-    centred = tl.where(known, s - mean, 0.0)
-    inverse = tl.rsqrt(tl.sum(centred * centred, axis=1)[:, None] / WIDTH + eps)
-    n = centred * inverse
+    centered = tl.where(known, s - mean, 0.0)
+    inverse = tl.rsqrt(tl.sum(centered * centered, axis=1)[:, None] / WIDTH + eps)
+    n = centered * inverse
     if WEIGHT:
         n *= tl.load(weight_ptr + own, mask=known, other=0.0).to(tl.float32)
     if BIAS:

@@ -4,7 +4,7 @@
 
     dx_c = dy_c s_c^-beta - 2 alpha beta / size * x_c * (sum of dy y / s over the `size` channels around c)
 
-A thread holds a run of neighbouring channels of one pixel and what the windows at its ends reach into, so a window is a
+A thread holds a run of neighboring channels of one pixel and what the windows at its ends reach into, so a window is a
 sum of registers. The backward pass computes s again: it reads x and dy and writes dx, nothing more moves. The reference
 is PyTorch's own function, which :mod:`hullo.population.norms` calls elsewhere.
 """
@@ -110,7 +110,7 @@ def _backward(
 def _places(runs, CHANNELS: tl.constexpr, STEP: tl.constexpr, RUN: tl.constexpr, RUNS: tl.constexpr, BIG: tl.constexpr):
     """Return the places of each run's channels, their indices in the member, and whether there is such a run.
 
-    Runs are counted in the order of memory, so that neighbouring threads read neighbouring addresses in either layout.
+    Runs are counted in the order of memory, so that neighboring threads read neighboring addresses in either layout.
     """
     program = tl.program_id(0)
     if BIG:
@@ -165,7 +165,7 @@ def _squares(terms):
 
 @triton.jit
 def _windows(terms, HALF: tl.constexpr):
-    """Return the sum of every 2 HALF + 1 neighbours; the first is around terms[HALF]."""
+    """Return the sum of every 2 HALF + 1 neighbors; the first is around terms[HALF]."""
     sums = ()
     for j in tl.static_range(len(terms) - 2 * HALF):
         total = terms[j]

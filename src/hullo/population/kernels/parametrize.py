@@ -138,8 +138,8 @@ def _transform_backward(
         coefficients = tl.where(
             there, tl.load(coefficients_ptr + use * BASES + column, mask=there, other=0.0).to(tl.float32), coefficients
         )
-    centred = (codes == PROJECTION) | (codes == RECENTRED)
-    draw = tl.where(centred, _recentre(gradient, used, 0.0), 0.0)
+    centered = (codes == PROJECTION) | (codes == RECENTRED)
+    draw = tl.where(centered, _recentre(gradient, used, 0.0), 0.0)
     draw = tl.where(codes == SOFTMAX, _softmax_backward(coefficients, gradient, used), draw)
     draw = tl.where(codes == FREE, _add_rest_backward(gradient, used, rest), draw)
     draw = tl.where(((codes == GIVEN) | (codes == CLAMPED)) & used, gradient, draw)

@@ -15,7 +15,7 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-from hullo.population.kernels.row_conv import block, serves
+from hullo.population.kernels.row_conv import block, is_tuned_for
 
 
 class Tile(NamedTuple):
@@ -41,7 +41,7 @@ def is_faster(x: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
     misaligned = inner % 8 != 0 or columns % 8 != 0
     even = inner % 2 == columns % 2 == 0  # a pair is the least that is read in advance
     few = 16 <= x.shape[1] <= MOST_ROWS and inner * columns >= LEAST_WEIGHTS
-    return misaligned and even and few and serves(dtype, x.device)
+    return misaligned and even and few and is_tuned_for(dtype, x.device)
 
 
 class Product(torch.autograd.Function):

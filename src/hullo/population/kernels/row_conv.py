@@ -3,7 +3,7 @@
 Members have few channels, so a convolution is limited by how often it reads its input. A program takes one member and a
 block of columns of several images and walks down the input's rows. Each row is read once for every kernel column and
 multiplied with the weights of all kernel rows: KERNEL running sums belong to the output rows that it reaches, and the
-oldest is stored. GROUP neighbouring output columns share their input columns: they are one row of the matrix product,
+oldest is stored. GROUP neighboring output columns share their input columns: they are one row of the matrix product,
 whose weights are then a band matrix.
 
 The gradient for the input is the same convolution of the output's gradient with the flipped weights; that for the
@@ -82,7 +82,7 @@ results, so no shape is served that was not measured."""
 def choose_tile(sizes: Sizes, x: Tensor, *, measured: bool = False) -> Tile | None:
     """Return the settings with which to convolve x; None for what `_convolve_kernel` does not serve."""
     tiles, layer = MOMENT_TILES if measured else TILES, (sizes.kernel, sizes.in_channels, sizes.out_channels)
-    tile = tiles.get(layer) if serves(x.dtype, x.device) else None
+    tile = tiles.get(layer) if is_tuned_for(x.dtype, x.device) else None
     behind = sizes.out_size[0] + sizes.kernel - 1 - sizes.in_size[0] - sizes.padding
     if tile is None or not (0 <= sizes.padding < sizes.kernel and 0 <= behind < sizes.kernel):
         return None  # in wider padding there are output rows without an input row
@@ -93,7 +93,7 @@ def choose_tile(sizes: Sizes, x: Tensor, *, measured: bool = False) -> Tile | No
     return tile._replace(segment=min(tile.segment, split_rows(height, programs, x)))
 
 
-def serves(dtype: torch.dtype, device: torch.device) -> bool:
+def is_tuned_for(dtype: torch.dtype, device: torch.device) -> bool:
     """Return whether the settings were measured and checked: in bfloat16, on Hopper, with this version of Triton."""
     hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
     return INTERPRETED or (hopper and dtype == torch.bfloat16 and triton.__version__.startswith("3.6."))
@@ -162,7 +162,7 @@ def _convolve_kernel(
     SEGMENTS: tl.constexpr = (OUT_HEIGHT + SEGMENT - 1) // SEGMENT
     GROUPS: tl.constexpr = (OUT_WIDTH + GROUP - 1) // GROUP
     SLICES: tl.constexpr = (GROUP + KERNEL + TAPS - 2) // TAPS
-    member = tl.program_id(0) % members  # programs that run at the same time read neighbouring addresses
+    member = tl.program_id(0) % members  # programs that run at the same time read neighboring addresses
     part = tl.program_id(0) // members
     first = part % SEGMENTS * SEGMENT
     last = tl.minimum(first + SEGMENT, OUT_HEIGHT)

@@ -2,7 +2,7 @@
 
 A program takes one member, a block of columns of several images and some input columns, and walks down the input's
 rows: input columns are multiplied with the output rows that they contribute to, UNROLL input rows at a time, which
-share output rows. GROUP neighbouring output columns are one row of the matrix product, as in
+share output rows. GROUP neighboring output columns are one row of the matrix product, as in
 :mod:`hullo.population.kernels.row_conv`. Each program writes its sums, which are added in a fixed order.
 """
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hullo.population.kernels import processors
 from hullo.population.kernels.channel_stats import launch, wait_for_previous
-from hullo.population.kernels.row_conv import ALL, Sizes, block, serves, split_rows
+from hullo.population.kernels.row_conv import ALL, Sizes, block, is_tuned_for, split_rows
 
 
 class WeightTile(NamedTuple):
@@ -46,7 +46,9 @@ WEIGHT_TILES = {
 def choose_weight_tile(sizes: Sizes, x: Tensor) -> WeightTile | None:
     """Return the settings with which to compute the weights' gradient; None where others have to."""
     tile = (
-        WEIGHT_TILES.get((sizes.kernel, sizes.in_channels, sizes.out_channels)) if serves(x.dtype, x.device) else None
+        WEIGHT_TILES.get((sizes.kernel, sizes.in_channels, sizes.out_channels))
+        if is_tuned_for(x.dtype, x.device)
+        else None
     )
     if tile is None:
         return None

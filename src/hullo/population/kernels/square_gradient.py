@@ -18,7 +18,7 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 from hullo.population.kernels.channel_stats import launch, wait_for_previous
-from hullo.population.kernels.row_conv import Sizes, block, serves
+from hullo.population.kernels.row_conv import Sizes, block, is_tuned_for
 
 STRIDE = 2
 
@@ -44,7 +44,7 @@ TILES = {  # by kernel, input and output channels of the convolution
 def choose_tile(sizes: Sizes, dy: Tensor) -> Tile | None:
     """Return the settings for a layer; None for one that was not measured."""
     layer = sizes.kernel, sizes.in_channels, sizes.out_channels
-    return TILES.get(layer) if serves(dy.dtype, dy.device) else None
+    return TILES.get(layer) if is_tuned_for(dy.dtype, dy.device) else None
 
 
 class Part(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from hullo.surgery.recognise import NAMES, is_torch_function, read_module
+from hullo.surgery.recognize import NAMES, is_torch_function, read_module
 from hullo.surgery.rewrite.source import closure_values, codes
 
 _ACTIVATIONS = nn.ReLU.__module__

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from hullo.surgery.recognise import Reading
+from hullo.surgery.recognize import Reading
 from hullo.surgery.rewrite.branches import Key, Path
 from hullo.surgery.rewrite.reach import Walk
 from hullo.surgery.rewrite.source import Position, place, position

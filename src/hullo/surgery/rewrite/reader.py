@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from hullo.surgery.recognise import NAMES, Reading, read_function, read_module
+from hullo.surgery.recognize import NAMES, Reading, read_function, read_module
 from hullo.surgery.rewrite.branches import Path
 from hullo.surgery.rewrite.bytecode import contains_activation, is_torch_activation, mentions_activation
 from hullo.surgery.rewrite.control_flow import INNER

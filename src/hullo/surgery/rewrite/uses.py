@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hullo.modules import Hull
-from hullo.surgery.recognise import AMBIGUOUS, Reading, read_function, read_module
+from hullo.surgery.recognize import AMBIGUOUS, Reading, read_function, read_module
 from hullo.surgery.rewrite.bytecode import activation_names, is_torch_activation, mentions_activation
 from hullo.surgery.rewrite.control_flow import Flow
 from hullo.surgery.rewrite.findings import Skipped

@@ -51,7 +51,7 @@ def test_a_shallow_network_has_a_panel_per_layer_for_each_set_of_bases(layers: i
     assert f"{epoch}{'' if epoch == 2 else ' of 2'} epochs, seed 0" in figure.get_suptitle().replace("\n", " ")
 
 
-def test_a_deep_network_has_a_panel_a_hull_with_all_layers_in_the_order_of_their_colours() -> None:
+def test_a_deep_network_has_a_panel_a_hull_with_all_layers_in_the_order_of_their_colors() -> None:
     runs = [learned(row, layers=55) for row in ROWS[:2]]
     convex, affine, bar = draw_activations(experiment(*runs)).axes
     for panel, record in ((convex, runs[0]), (affine, runs[1])):

@@ -1,4 +1,4 @@
-"""Every layer's path is where its coefficients were, from the start to the end, with time as colour or as an axis."""
+"""Every layer's path is where its coefficients were, from the start to the end, with time as color or as an axis."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ACCURACIES = [50.0] * 6
 
 
 def paths(panel: Axes) -> list[np.ndarray]:
-    """Return the points of each coloured path, joined again."""
+    """Return the points of each colored path, joined again."""
     found = []
     for collection in panel.collections:
         if isinstance(collection, LineCollection):
@@ -84,7 +84,7 @@ def test_ends_in_the_same_place_share_a_label_that_is_clear_of_the_names_of_base
     assert all(close.get_window_extent().containsx(x) for box in boxes for x in (box.x0, box.x1))
 
 
-def test_a_deep_networks_ends_are_coloured_by_depth() -> None:
+def test_a_deep_networks_ends_are_colored_by_depth() -> None:
     record = learned(THREE[1], layers=55, accuracies=ACCURACIES)
     (figure,) = draw_coefficients(experiment(record)).values()
     ends = [line for line in figure.axes[0].lines if line.get_marker() == "o" and line.get_markerfacecolor() != "white"]

@@ -70,7 +70,7 @@ def test_a_frame_holds_all_places_and_is_never_a_point(points: list[np.ndarray])
 
 
 @pytest.mark.parametrize("half", [0.05, 0.7, 40.0])
-def test_a_plane_of_any_size_has_a_few_lines_per_base_in_the_colours_of_its_key(half: float) -> None:
+def test_a_plane_of_any_size_has_a_few_lines_per_base_in_the_colors_of_its_key(half: float) -> None:
     panel = Figure().subplots()
     bases, square = ["relu", "tanh", "elu"], (project([1 / 3] * 3), half)
     draw_plane(panel, *square)

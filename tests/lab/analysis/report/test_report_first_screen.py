@@ -154,7 +154,7 @@ def test_nothing_shows_through_the_names_when_a_table_scrolls_sideways(visit: An
     assert box.evaluate(f"box => [...({ground})(box)]") == ["rgb(255, 255, 255)"]
 
 
-def test_rows_that_differ_in_settings_have_colours_of_their_own(visit: Any, tmp_path: Path) -> None:
+def test_rows_that_differ_in_settings_have_colors_of_their_own(visit: Any, tmp_path: Path) -> None:
     options = ["", "init=relu", "per=channel", "parametrization=free", "init=relu,per=channel"]
     bases = ("identity,relu", "identity,relu,tanh", "relu,tanh")
     rows = [

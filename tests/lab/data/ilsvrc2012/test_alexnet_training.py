@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from hullo.lab.cli import app
 from hullo.lab.data.augment import draw_order
-from hullo.lab.data.ilsvrc2012 import centre_crops, crop, draw_crops
+from hullo.lab.data.ilsvrc2012 import center_crops, crop, draw_crops
 from hullo.lab.data.release import DataError
 from hullo.lab.distributed import SINGLE_PROCESS, World
 from hullo.lab.networks import NETWORKS, Entry
@@ -83,7 +83,7 @@ def test_evaluation_uses_the_center_crop_of_every_image_once(loader):
         batches = [batch for rank in range(processes) for batch in loader.eval_batches("test", World(rank, processes))]
         labels = torch.cat([labels for _, labels in batches])
         assert torch.equal(labels, loader.val.labels)
-        middle = crop(loader.val[4][0][None], centre_crops(1), loader.mean)
+        middle = crop(loader.val[4][0][None], center_crops(1), loader.mean)
         assert torch.equal(torch.cat([images for images, _ in batches])[4:5], middle)
 
 
@@ -148,7 +148,7 @@ def test_partial_pack_has_the_classes_of_its_training_images(tmp_path, pack):
     for processes in (1, 3):
         batches = [batch for rank in range(processes) for batch in loader.eval_batches("test", World(rank, processes))]
         assert torch.equal(torch.cat([labels for _, labels in batches]), tested[numbers] // 2)
-        middle = crop(torch.stack([loader.val[n][0] for n in numbers.tolist()]), centre_crops(4), loader.mean)
+        middle = crop(torch.stack([loader.val[n][0] for n in numbers.tolist()]), center_crops(4), loader.mean)
         assert torch.equal(torch.cat([images for images, _ in batches]), middle)
 
 

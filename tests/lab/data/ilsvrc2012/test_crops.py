@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from hullo.lab.data.ilsvrc2012.augment import centre_crops, crop, draw_crops
+from hullo.lab.data.ilsvrc2012.augment import center_crops, crop, draw_crops
 
 SEEDS = torch.tensor([3, 1, 4])
 
@@ -24,7 +24,7 @@ def test_crop_subtracts_the_mean_before_flipping():
 
 def test_crops_are_channels_last_in_the_requested_dtype():
     images = torch.randint(256, (2, 256, 256, 3), dtype=torch.uint8)
-    cropped = crop(images, centre_crops(2), torch.zeros(256, 256, 3), torch.bfloat16)
+    cropped = crop(images, center_crops(2), torch.zeros(256, 256, 3), torch.bfloat16)
     assert cropped.is_contiguous(memory_format=torch.channels_last)
     assert cropped.dtype == torch.bfloat16
     assert torch.equal(cropped.float(), images[:, 14:241, 14:241].permute(0, 3, 1, 2).float())  # bytes fit exactly

@@ -9,18 +9,18 @@ from PIL import Image
 
 from hullo.lab.data.ilsvrc2012.decoding import ImageError, decode
 
-COLOUR = (200, 120, 40)
+COLOR = (200, 120, 40)
 
 
 def plain(mode, size=(300, 200)):
-    return Image.new("RGB", size, COLOUR).convert(mode)
+    return Image.new("RGB", size, COLOR).convert(mode)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (224, 224), (500, 375), (375, 500), (3000, 20)])
 def test_any_image_size_becomes_256_by_256(size):
     pixels = decode(encode(plain("RGB", size)))
     assert (pixels.shape, pixels.dtype) == ((256, 256, 3), np.uint8)
-    assert np.abs(pixels.astype(int) - COLOUR).max() <= 3
+    assert np.abs(pixels.astype(int) - COLOR).max() <= 3
 
 
 def test_height_and_width_are_resized_independently():
@@ -42,12 +42,12 @@ def test_shrinking_is_antialiased():
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
-def test_grayscale_colour_and_inverted_cmyk_jpegs_are_read(mode):
+def test_grayscale_color_and_inverted_cmyk_jpegs_are_read(mode):
     content = encode(plain(mode), quality=95)
     if mode == "CMYK":
         assert b"Adobe" in content[:64]
-    grey = (np.dot(COLOUR, (0.299, 0.587, 0.114)),) * 3
-    assert np.abs(decode(content) - np.array(grey if mode == "L" else COLOUR, float)).max() <= 3
+    gray = (np.dot(COLOR, (0.299, 0.587, 0.114)),) * 3
+    assert np.abs(decode(content) - np.array(gray if mode == "L" else COLOR, float)).max() <= 3
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "P", "L", "LA", "1"])

@@ -276,7 +276,7 @@ def test_fetch_explains_the_manual_download(tmp_path):
 
 def test_list_works_before_anything_is_downloaded(tmp_path):
     row = squeezed(invoke("list", "--data", tmp_path).stdout).split("ilsvrc2012", 1)[1]
-    assert "1,281,167 + 50,000 colour images" in row
+    assert "1,281,167 + 50,000 color images" in row
     assert "not fetched" in row
     assert Home(tmp_path).overview_row()[2] == f"{1_331_167 * 196_608 / 1e6:,.1f} MB"
 

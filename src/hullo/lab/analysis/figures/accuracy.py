@@ -13,9 +13,9 @@ from matplotlib.patches import Patch
 
 from hullo.lab.analysis.experiments import Experiment
 from hullo.lab.analysis.figures.style import (
-    COLOURS,
+    COLORS,
     FAINT,
-    GREY,
+    GRAY,
     KINDS,
     Round,
     columns,
@@ -28,7 +28,7 @@ from hullo.lab.analysis.sources import ENOUGH_SEEDS
 from hullo.lab.analysis.statistics import Interval
 from hullo.lab.spec.activation import PRELU, ActivationSpec
 
-FIXED_COLOURS = (COLOURS[2], COLOURS[3], "black", COLOURS[5], COLOURS[4], GREY)
+FIXED_COLORS = (COLORS[2], COLORS[3], "black", COLORS[5], COLORS[4], GRAY)
 FIXED_LINES = ((0, (1, 1)), (0, (4, 1, 1, 1)), (0, (6, 2)), (0, (3, 1, 1, 1, 1, 1)))
 LOST: dict[str, Any] = {"marker": "x", "markersize": 5.0, "markeredgewidth": 1.2, "linestyle": "none"}
 BEYOND: dict[str, Any] = {"linestyle": "none", "markersize": 4.0, "clip_on": False, "zorder": 5}
@@ -81,9 +81,9 @@ def draw_learning(experiment: Experiment) -> Figure:
     several = any(point.half is not None for curve in curves.values() for point in curve)
     keys: list[Artist] = []
     if any(map(_has_interval, curves.values())):
-        keys.append(Patch(color=GREY, alpha=0.4, linewidth=0, label="95 % interval"))
+        keys.append(Patch(color=GRAY, alpha=0.4, linewidth=0, label="95 % interval"))
     if any(beyond):
-        keys.append(Line2D([], [], marker="^", color=GREY, **BEYOND, label="interval goes on outside"))
+        keys.append(Line2D([], [], marker="^", color=GRAY, **BEYOND, label="interval goes on outside"))
     if any(lost.values()):
         keys.append(Line2D([], [], color="black", label="diverged", **LOST))
     _explain(figure, looks, keys)
@@ -141,8 +141,8 @@ def _looks(rows: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the line styles: hulls by kind, each fixed activation the same in all panels."""
     looks = {row: KINDS[_short(row)] for row in rows if _is_hull(row)}
     for i, row in enumerate(row for row in rows if row not in looks):
-        colour, line = FIXED_COLOURS[i % len(FIXED_COLOURS)], FIXED_LINES[i % len(FIXED_LINES)]
-        looks[row] = {"color": colour, "linestyle": line, "linewidth": 1.1}
+        color, line = FIXED_COLORS[i % len(FIXED_COLORS)], FIXED_LINES[i % len(FIXED_LINES)]
+        looks[row] = {"color": color, "linestyle": line, "linewidth": 1.1}
     return looks
 
 
@@ -175,8 +175,8 @@ def _draw_runs(panel: Axes, experiment: Experiment, row: str, look: dict[str, An
         panel.plot(range(1, len(reached) + 1), reached, color=look["color"], linewidth=0.5, alpha=0.5)
 
 
-def _mark_beyond(panel: Axes, curve: Sequence[Interval], colour: str) -> bool:
-    """Mark where intervals leave the panel, neighbouring places once; return whether they leave it."""
+def _mark_beyond(panel: Axes, curve: Sequence[Interval], color: str) -> bool:
+    """Mark where intervals leave the panel, neighboring places once; return whether they leave it."""
     bottom, top = panel.get_ylim()
     epochs = list(enumerate(curve, 1)) if _has_interval(curve) else []
     above, below = [e for e, point in epochs if point.high > top], [e for e, point in epochs if point.low < bottom]
@@ -188,7 +188,7 @@ def _mark_beyond(panel: Axes, curve: Sequence[Interval], colour: str) -> bool:
             else:
                 groups.append([epoch])
         for group in groups:
-            panel.plot([group[len(group) // 2]], [edge], marker=shape, color=colour, **BEYOND)
+            panel.plot([group[len(group) // 2]], [edge], marker=shape, color=color, **BEYOND)
     return bool(above or below)
 
 
@@ -225,17 +225,17 @@ def draw_final(experiment: Experiment) -> Figure:
     for y, cell in enumerate(cells):
         runs = [r for r in experiment.records if r.spec.activation == cell.row]
         sound = [experiment.accuracies[cell.row][r.spec.seed] for r in runs if not experiment.lost(r)]
-        colour = KINDS.get(_short(cell.row), {"color": "black"})["color"]
+        color = KINDS.get(_short(cell.row), {"color": "black"})["color"]
         shape = LOST if cell.diverged == cell.accuracy.count else {"fmt": "o", "markersize": 4.5}
         kind = "mean and 95 % interval" if with_interval else "mean"
         mean = "diverged" if shape is LOST else kind if several else "the run"
-        look = {"color": colour, "capsize": 2.5, "zorder": 3}
+        look = {"color": color, "capsize": 2.5, "zorder": 3}
         half = cell.accuracy.half if cell in with_interval else None
         panel.errorbar(cell.accuracy.mean, y, xerr=half, **look, **shape, label=mean)
         if several:
-            panel.plot(sound, [y + 0.25] * len(sound), ".", color=GREY, markersize=4, label="a run")
+            panel.plot(sound, [y + 0.25] * len(sound), ".", color=GRAY, markersize=4, label="a run")
         if cell.published is not None:
-            look = {"color": COLOURS[3], "markerfacecolor": "white", "markersize": 4.5, "zorder": 4}
+            look = {"color": COLORS[3], "markerfacecolor": "white", "markersize": 4.5, "zorder": 4}
             panel.plot(cell.published, y, "D", **look, label="the paper")
         seen += [cell.accuracy.mean, *sound, cell.published or cell.accuracy.mean]
     counts = [f"\n({_count(experiment, cell.row)})" if cell.diverged else "" for cell in cells]
@@ -267,10 +267,10 @@ def _set_range(panel: Axes, seen: Sequence[float], intervals: Sequence[Interval]
     panel.set_xlim(low - margin, high + margin)
 
 
-def _mark_sides(panel: Axes, interval: Interval, y: int, colour: str) -> None:
+def _mark_sides(panel: Axes, interval: Interval, y: int, color: str) -> None:
     """Mark where an interval leaves the panel at the sides."""
     left, right = panel.get_xlim()
     if interval.low < left:
-        panel.plot([left], [y], marker="<", color=colour, **BEYOND)
+        panel.plot([left], [y], marker="<", color=color, **BEYOND)
     if interval.high > right:
-        panel.plot([right], [y], marker=">", color=colour, **BEYOND)
+        panel.plot([right], [y], marker=">", color=color, **BEYOND)

@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from hullo.lab.analysis.experiments import Experiment
 from hullo.lab.analysis.figures.learned import Pair, find_learned, spell_seeds, spell_time
 from hullo.lab.analysis.figures.style import (
-    GREY,
+    GRAY,
     KINDS,
     MANY,
     REACH,
@@ -28,7 +28,7 @@ from hullo.lab.analysis.figures.style import (
     wrap,
 )
 
-START = {"color": GREY, "linestyle": ":", "linewidth": 0.9}
+START = {"color": GRAY, "linestyle": ":", "linewidth": 0.9}
 MIDDLE = (0.05, 0.95)
 """The fraction of the channels inside a band."""
 
@@ -37,7 +37,7 @@ def draw_activations(experiment: Experiment, seed: int | None = None, layers: Se
     """Draw the learned activations, affine ones solid, convex ones dashed; None if nothing was learned.
 
     There is a row of panels per set of bases. For a shallow network it has a panel per layer; for a deep one, a panel
-    per hull, with the layers coloured by depth.
+    per hull, with the layers colored by depth.
     """
     pairs = find_learned(experiment, seed, layers)
     if not pairs:
@@ -66,7 +66,7 @@ def _draw_one_by_one(pairs: list[Pair], names: Sequence[str]) -> Figure:
     looks = {kind: look for kind, look in KINDS.items() if any(kind in pair.runs for pair in pairs)} | {"start": START}
     keys: list[Artist] = [Line2D([], [], label=name, **look) for name, look in looks.items()]
     if any(run.channels for pair in pairs for run in pair.runs.values()):
-        keys.append(Patch(color=GREY, alpha=0.4, linewidth=0, label="90 % of a layer's channels; line: their mean"))
+        keys.append(Patch(color=GRAY, alpha=0.4, linewidth=0, label="90 % of a layer's channels; line: their mean"))
     figure.legend(handles=keys, loc="outside lower center", ncols=min(len(keys), int(width / 1.6)), handlelength=3.5)
     return figure
 

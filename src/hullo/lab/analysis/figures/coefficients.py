@@ -21,7 +21,7 @@ from hullo.lab.analysis.figures.labels import Label, merge, place_labels
 from hullo.lab.analysis.figures.learned import Learned, Pair, find_learned, spell_seeds, spell_time
 from hullo.lab.analysis.figures.style import (
     FAINT,
-    GREY,
+    GRAY,
     MANY,
     TIME,
     Round,
@@ -77,7 +77,7 @@ def _draw_paths(pair: Pair, title: str) -> Figure:
         for panel, seen in ((whole, np.concatenate([CORNERS, places, cloud])), (close, places)):
             square = frame(seen)
             draw_plane(panel, *square)
-            panel.plot(*cloud.T, ".", color=GREY, markersize=2, alpha=0.6, zorder=2)
+            panel.plot(*cloud.T, ".", color=GRAY, markersize=2, alpha=0.6, zorder=2)
             _draw_run(panel, run, epochs)
             shown.append((panel, run, corner_names(pair.bases, *square)))
         whole.set_title(WHERE[kind], loc="left", pad=12)
@@ -93,7 +93,7 @@ def _draw_paths(pair: Pair, title: str) -> Figure:
     if not few:
         depth_bar(figure, panels, run.layers)
     if any(run.channels for run in pair.runs.values()):
-        keys.append(Line2D([], [], linestyle="none", marker=".", color=GREY, label="the channels' ends; paths: means"))
+        keys.append(Line2D([], [], linestyle="none", marker=".", color=GRAY, label="the channels' ends; paths: means"))
     if few:
         layers = zip(run.numbers, run.names, strict=True)
         keys += [Line2D([], [], linestyle="none", label=f"{number}: {name}") for number, name in layers]

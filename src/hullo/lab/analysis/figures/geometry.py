@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hullo.lab.analysis.figures.style import COLOURS, GREY, KINDS, WIDTH, X, cross, curves, scale, write
+from hullo.lab.analysis.figures.style import COLORS, GRAY, KINDS, WIDTH, X, cross, curves, scale, write
 from hullo.properties import is_monotone
 
 BASES = ("identity", "relu", "tanh")
@@ -75,13 +75,13 @@ def _draw_space(panel: Axes) -> None:
     panel.set_axis_off()
     for zorder, (start, end) in ((1, (0.0, 1.0)), (4, (1.0, LENGTH))):  # beneath the plane, and above it
         for face in cone(start, end):
-            panel.fill(*(face @ PAGE).T, color=COLOURS[4], alpha=0.16, linewidth=0, zorder=zorder)
+            panel.fill(*(face @ PAGE).T, color=COLORS[4], alpha=0.16, linewidth=0, zorder=zorder)
         for corner in convex_hull():
             line = np.stack([start * corner, end * corner]) @ PAGE
             panel.plot(*line.T, color="#A06A00", linewidth=1.3, linestyle="-" if start else ":", zorder=zorder + 1)
     circle = affine_hull() @ PAGE
-    panel.fill(*circle.T, color=COLOURS[5], alpha=0.22, linewidth=0, zorder=2)
-    panel.plot(*circle.T, color=COLOURS[0], linestyle="--", linewidth=1.0, zorder=3)
+    panel.fill(*circle.T, color=COLORS[5], alpha=0.22, linewidth=0, zorder=2)
+    panel.plot(*circle.T, color=COLORS[0], linestyle="--", linewidth=1.0, zorder=3)
     panel.fill(*(convex_hull() @ PAGE).T, facecolor="#6E6E6E", alpha=0.55, edgecolor="black", linewidth=1.0, zorder=3)
     for i, place in enumerate(((-34, -8), (20, -12), (-26, 5))):
         spot, text = convex_hull()[i] @ PAGE, f"$f_{i + 1}$ {BASES[i]}"
@@ -93,20 +93,20 @@ def _draw_space(panel: Axes) -> None:
         write(panel, name, spot, (0, 0), ha="center", va="center", fontsize=7.5, zorder=10)
     panel.plot(0, 0, "+", color="black", markersize=6, zorder=8)
     write(panel, "0", (0, 0), (8, -4))
-    _note(panel, "affine hull\n$c_1 + c_2 + c_3 = 1$", affine_hull()[72] @ PAGE, (-18, 30), COLOURS[0])
+    _note(panel, "affine hull\n$c_1 + c_2 + c_3 = 1$", affine_hull()[72] @ PAGE, (-18, 30), COLORS[0])
     _note(panel, "cone\n$c_1, c_2, c_3 \\geq 0$", 1.5 * convex_hull()[2] @ PAGE, (50, 8), "#7A5100")
     _note(panel, "convex hull\nwhere both meet", np.array([0.8, 0.17, 0.03]) @ PAGE, (-62, -92), "black")
 
 
-def _note(panel: Axes, text: str, spot: np.ndarray, place: tuple[float, float], colour: str) -> None:
-    line = {"arrowstyle": "-", "linewidth": 0.6, "color": colour, "shrinkB": 0.0}
-    write(panel, text, spot, place, ha="center", va="center", color=colour, arrowprops=line, zorder=11)
+def _note(panel: Axes, text: str, spot: np.ndarray, place: tuple[float, float], color: str) -> None:
+    line = {"arrowstyle": "-", "linewidth": 0.6, "color": color, "shrinkB": 0.0}
+    write(panel, text, spot, place, ha="center", va="center", color=color, arrowprops=line, zorder=11)
 
 
 def _draw_function(panel: Axes, name: str, coefficients: tuple[float, ...]) -> None:
     cross(panel)
     for line in curves(convex_hull(), BASES):
-        panel.plot(X, line, color=GREY, linewidth=0.7, linestyle=":")
+        panel.plot(X, line, color=GRAY, linewidth=0.7, linestyle=":")
     panel.plot(X, curves([coefficients], BASES)[0], **KINDS["affine"] | {"color": "black"})
     panel.set(xlim=(-3, 3), ylim=(-3, 3), xticks=[-2, 0, 2], yticks=[-2, 0, 2])
     panel.set_title(f"{name}: {describe(coefficients)}", loc="left", fontweight="bold", fontsize=7.5)

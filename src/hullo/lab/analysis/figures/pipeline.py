@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle, FancyBboxPatch
 
-from hullo.lab.analysis.figures.style import COLOURS, GREY, KINDS, WIDTH, X, cross, curves, scale
+from hullo.lab.analysis.figures.style import COLORS, GRAY, KINDS, WIDTH, X, cross, curves, scale
 
 BASES = ("identity", "relu", "tanh")
 HULLS = {"affine": (-0.5, 0.6, 0.9), "convex": (0.2, 0.3, 0.5)}
@@ -25,12 +25,12 @@ def draw_pipeline() -> Figure:
     figure = Figure(figsize=(WIDTH, 3.5))
     page = figure.add_axes((0.0, 0.0, 1.0, 1.0), xlim=(0, 100), ylim=(0, 48.6), aspect="equal")
     page.set_axis_off()
-    _stage(page, (12, 57), COLOURS[0], "stage 1: N layers that share their weights,\none base function each")
-    _stage(page, (59, 83), COLOURS[4], "stage 2: 1-D convolution\nacross the N, kernel size 1")
+    _stage(page, (12, 57), COLORS[0], "stage 1: N layers that share their weights,\none base function each")
+    _stage(page, (59, 83), COLORS[4], "stage 2: 1-D convolution\nacross the N, kernel size 1")
     _box(page, (5, MIDDLE), (8, 7), "$x$")
     for i, (name, y) in enumerate(zip(BASES, LANES, strict=True)):
         _arrow(page, (9, MIDDLE), (16, y))
-        _box(page, (23, y), (14, 7), "$z = W x + b$", COLOURS[0])
+        _box(page, (23, y), (14, 7), "$z = W x + b$", COLORS[0])
         _arrow(page, (30, y), (40.7, y))
         _curves(page, (46, y), 10.5, {"affine": curves([[float(name == other) for other in BASES]], BASES)[0]}, "black")
         page.text(40.7, y + 5.5, f"$f_{i + 1}$: {name}", fontsize=7.5, ha="left", va="bottom")
@@ -38,9 +38,9 @@ def draw_pipeline() -> Figure:
         page.add_patch(Circle((66, y), 3, facecolor="white", edgecolor="black", linewidth=0.9))
         page.text(66, y, f"$c_{i + 1}$", ha="center", va="center")
         _arrow(page, (69, y), (76.2, MIDDLE + (y - MIDDLE) * 0.14))
-    page.plot([23, 23], [LANES[2] + 3.5, LANES[1] - 3.5], color=COLOURS[0], linestyle=":", linewidth=1.4)
-    page.plot([23, 23], [LANES[1] + 3.5, LANES[0] - 3.5], color=COLOURS[0], linestyle=":", linewidth=1.4)
-    page.text(24, (LANES[0] + MIDDLE) / 2, "the same\n$W$ and $b$", fontsize=7.0, color=COLOURS[0], va="center")
+    page.plot([23, 23], [LANES[2] + 3.5, LANES[1] - 3.5], color=COLORS[0], linestyle=":", linewidth=1.4)
+    page.plot([23, 23], [LANES[1] + 3.5, LANES[0] - 3.5], color=COLORS[0], linestyle=":", linewidth=1.4)
+    page.text(24, (LANES[0] + MIDDLE) / 2, "the same\n$W$ and $b$", fontsize=7.0, color=COLORS[0], va="center")
     page.add_patch(Circle((79, MIDDLE), 3, facecolor="white", edgecolor="black", linewidth=0.9))
     page.text(79, MIDDLE, "$\\Sigma$", ha="center", va="center")
     _arrow(page, (82, MIDDLE), (87.5, MIDDLE))
@@ -54,36 +54,36 @@ def draw_pipeline() -> Figure:
     return figure
 
 
-def _stage(page: Axes, reach: tuple[float, float], colour: str, title: str) -> None:
+def _stage(page: Axes, reach: tuple[float, float], color: str, title: str) -> None:
     left, right = reach
     page.add_patch(
-        FancyBboxPatch((left, 1), right - left, 40.5, "round,pad=0,rounding_size=1.5", color=colour, alpha=0.10, lw=0)
+        FancyBboxPatch((left, 1), right - left, 40.5, "round,pad=0,rounding_size=1.5", color=color, alpha=0.10, lw=0)
     )
     page.text((left + right) / 2, 42.2, title, ha="center", va="bottom", fontsize=7.5, fontweight="bold")
 
 
-def _box(page: Axes, centre: tuple[float, float], size: tuple[float, float], text: str, colour: str = "black") -> None:
-    x, y = centre[0] - size[0] / 2, centre[1] - size[1] / 2
+def _box(page: Axes, center: tuple[float, float], size: tuple[float, float], text: str, color: str = "black") -> None:
+    x, y = center[0] - size[0] / 2, center[1] - size[1] / 2
     page.add_patch(
-        FancyBboxPatch((x, y), *size, "round,pad=0,rounding_size=0.8", facecolor="white", edgecolor=colour, lw=0.9)
+        FancyBboxPatch((x, y), *size, "round,pad=0,rounding_size=0.8", facecolor="white", edgecolor=color, lw=0.9)
     )
-    page.text(*centre, text, ha="center", va="center")
+    page.text(*center, text, ha="center", va="center")
 
 
 def _arrow(page: Axes, start: tuple[float, float], end: tuple[float, float], text: str = "") -> None:
-    line = {"arrowstyle": "-|>", "shrinkA": 0.0, "shrinkB": 0.0, "linewidth": 0.8, "color": GREY, "mutation_scale": 7.0}
+    line = {"arrowstyle": "-|>", "shrinkA": 0.0, "shrinkB": 0.0, "linewidth": 0.8, "color": GRAY, "mutation_scale": 7.0}
     page.annotate("", end, start, arrowprops=line)
     page.text((start[0] + end[0]) / 2, (start[1] + end[1]) / 2 + 0.8, text, fontsize=7.0, ha="center", va="bottom")
 
 
 def _curves(
-    page: Axes, centre: tuple[float, float], side: float, lines: dict[str, np.ndarray], colour: str | None = None
+    page: Axes, center: tuple[float, float], side: float, lines: dict[str, np.ndarray], color: str | None = None
 ) -> None:
     inset = page.inset_axes(
-        (centre[0] - side / 2, centre[1] - side / 2, side, side), transform=page.transData, xticks=[], yticks=[]
+        (center[0] - side / 2, center[1] - side / 2, side, side), transform=page.transData, xticks=[], yticks=[]
     )
     inset.set(xlim=(-3, 3), ylim=(-3, 3))
     inset.spines[:].set_visible(True)
     cross(inset)
     for kind, line in lines.items():
-        inset.plot(X, line, **KINDS[kind] | ({"color": colour} if colour else {}))
+        inset.plot(X, line, **KINDS[kind] | ({"color": color} if color else {}))

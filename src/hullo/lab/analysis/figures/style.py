@@ -1,4 +1,4 @@
-"""Style of all figures: sizes and colours for print, dark variants, and byte-for-byte reproducible files."""
+"""Style of all figures: sizes and colors for print, dark variants, and byte-for-byte reproducible files."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from hullo.lab.files import atomic_write
 WIDTH = 7.2
 """The default text width of a page in inches, so that fonts are printed at their nominal size."""
 FORMATS = ("png", "pdf", "svg")
-GREY = "#8C8C8C"
+GRAY = "#8C8C8C"
 FAINT = "#D9D9D9"
 DARK_PAGE = np.array([13, 17, 23]) / 255
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-"""The colour-blind safe palette of Okabe and Ito, with line styles."""
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+"""The color-blind safe palette of Okabe and Ito, with line styles."""
 KINDS: dict[str, dict[str, Any]] = {
     # wide and pale, so that it is seen behind an affine one that is the same
-    "convex": {"color": COLOURS[1], "linestyle": (0, (3.0, 1.5)), "linewidth": 2.4, "alpha": 0.75},
-    "affine": {"color": COLOURS[0], "linestyle": "-", "linewidth": 1.3},
-    "conic": {"color": COLOURS[2], "linestyle": (0, (5.0, 1.5, 1.0, 1.5)), "linewidth": 1.6},
-    "linear": {"color": COLOURS[3], "linestyle": (0, (1.0, 1.0)), "linewidth": 1.8},
+    "convex": {"color": COLORS[1], "linestyle": (0, (3.0, 1.5)), "linewidth": 2.4, "alpha": 0.75},
+    "affine": {"color": COLORS[0], "linestyle": "-", "linewidth": 1.3},
+    "conic": {"color": COLORS[2], "linestyle": (0, (5.0, 1.5, 1.0, 1.5)), "linewidth": 1.6},
+    "linear": {"color": COLORS[3], "linestyle": (0, (1.0, 1.0)), "linewidth": 1.8},
 }
 TIME = ListedColormap(colormaps["cividis_r"](np.linspace(0.08, 1.0, 256)), "time")
 DEPTH = ListedColormap(colormaps["viridis"](np.linspace(0.0, 0.8, 256)), "depth")
 MANY = 8
-"""Up to this number of layers, each has a panel; more are distinguished by colour."""
+"""Up to this number of layers, each has a panel; more are distinguished by color."""
 REACH = 3.0
 X = torch.linspace(-REACH, REACH, 241, dtype=torch.float64)
 """The points at which functions are drawn."""
@@ -167,7 +167,7 @@ def save(figure: Figure, stem: Path, formats: Sequence[str] = ("png", "pdf"), *,
 
 
 def darken(pixels: np.ndarray) -> np.ndarray:
-    """Return an RGB image for dark pages: white becomes the colour of dark pages on GitHub, hues stay.
+    """Return an RGB image for dark pages: white becomes the color of dark pages on GitHub, hues stay.
 
     Inversion followed by a rotation of the hue by 180 degrees, and a gamma that lifts what was bright. It is opaque, as
     browsers that prefer dark images may show them on a light page.
@@ -196,12 +196,12 @@ def write(panel: Axes, text: str, spot: Any, place: Any, **look: Any) -> None:
 
 
 def shade(layer: int, layers: int) -> tuple[float, float, float, float]:
-    """Return the colour of a layer: dark for the first, light for the last."""
+    """Return the color of a layer: dark for the first, light for the last."""
     return DEPTH(layer / max(layers - 1, 1))
 
 
 def depth_bar(figure: Figure, panels: Any, layers: int) -> None:
-    """Draw a colour bar of the layers."""
+    """Draw a color bar of the layers."""
     ticks = np.linspace(1, layers, 4).round()
     shades = ScalarMappable(Normalize(1, layers), DEPTH)
     figure.colorbar(shades, ax=panels, label="layer", ticks=ticks, shrink=0.5, aspect=30, pad=0.02)

@@ -16,12 +16,12 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from hullo.lab.analysis.figures.labels import Label
-from hullo.lab.analysis.figures.style import COLOURS, FAINT, write
+from hullo.lab.analysis.figures.style import COLORS, FAINT, write
 
 CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, np.sqrt(0.75)]])
 OUTLINE = np.vstack([CORNERS, CORNERS[:1]])
-GRID_COLOURS = (COLOURS[0], "#8A5A00", COLOURS[2])
-"""One colour per base, dark enough for text."""
+GRID_COLORS = (COLORS[0], "#8A5A00", COLORS[2])
+"""One color per base, dark enough for text."""
 INSIDE = "#F2F2F2"
 SIDES = ("below", "above", "right")
 """Where the values of each coefficient stand."""
@@ -58,17 +58,17 @@ def draw_plane(panel: Axes, middle: np.ndarray, half: float) -> None:
     panel.fill(*CORNERS.T, color=INSIDE, linewidth=0, zorder=0)
     panel.plot(*OUTLINE.T, color="black", linewidth=0.9, zorder=1.5)
     step = np.diff(MaxNLocator(7, steps=[1, 2, 5, 10]).tick_values(0.0, 2 * half))[0]
-    for i, colour in enumerate(GRID_COLOURS):
+    for i, color in enumerate(GRID_COLORS):
         for value, line in grid_lines(i, middle, half, step):
-            panel.plot(*line.T, color=colour, linewidth=0.5, alpha=0.35, zorder=1)
-            _label(panel, i, f"{value:g}".replace("-", "\N{MINUS SIGN}"), line, colour)
+            panel.plot(*line.T, color=color, linewidth=0.5, alpha=0.35, zorder=1)
+            _label(panel, i, f"{value:g}".replace("-", "\N{MINUS SIGN}"), line, color)
 
 
 def plane_key(bases: Sequence[str]) -> list[Artist]:
-    """Return the key of the plane: what the triangle and the coloured lines mean, and where their values stand."""
+    """Return the key of the plane: what the triangle and the colored lines mean, and where their values stand."""
     lines = [
-        Line2D([], [], color=colour, linewidth=1.0, label=f"equal coefficient of {name}, values {side}")
-        for name, side, colour in zip(bases, SIDES, GRID_COLOURS, strict=True)
+        Line2D([], [], color=color, linewidth=1.0, label=f"equal coefficient of {name}, values {side}")
+        for name, side, color in zip(bases, SIDES, GRID_COLORS, strict=True)
     ]
     inside = Patch(facecolor=INSIDE, edgecolor="black", linewidth=0.9, label="convex hull; corner: one base alone")
     return [inside, *lines]
@@ -100,7 +100,7 @@ def grid_lines(i: int, middle: np.ndarray, half: float, step: float) -> list[tup
     return lines
 
 
-def _label(panel: Axes, i: int, text: str, line: np.ndarray, colour: str) -> None:
+def _label(panel: Axes, i: int, text: str, line: np.ndarray, color: str) -> None:
     """Write a value at the end of a grid line: below, above or right of the square, one side per base."""
     low, high = sorted(line.tolist(), key=lambda end: (end[1], end[0]))
     bottom, top = panel.get_ylim()
@@ -111,4 +111,4 @@ def _label(panel: Axes, i: int, text: str, line: np.ndarray, colour: str) -> Non
     )[i]
     if (i == 0 and spot[1] > bottom + 1e-9) or (i == 1 and spot[1] < top - 1e-9):
         return  # the line leaves through another side
-    write(panel, text, spot, place, fontsize=6.0, color=colour, **sides)
+    write(panel, text, spot, place, fontsize=6.0, color=color, **sides)

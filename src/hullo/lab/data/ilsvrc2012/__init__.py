@@ -1,4 +1,4 @@
-"""ILSVRC-2012: 1.3 million colour images of a thousand classes (Russakovsky et al., 2015).
+"""ILSVRC-2012: 1.3 million color images of a thousand classes (Russakovsky et al., 2015).
 
 The data set does not fit into device memory. It is packed once (`packing`), then streamed (`stream`). Images are
 decoded while they are packed; training reads only the pack.
@@ -8,7 +8,7 @@ decoded while they are packed; training reads only the pack.
     packed    random access to a finished pack         augment   crops and flips on the device
 """
 
-from hullo.lab.data.ilsvrc2012.augment import CROP, centre_crops, crop, draw_crops
+from hullo.lab.data.ilsvrc2012.augment import CROP, center_crops, crop, draw_crops
 from hullo.lab.data.ilsvrc2012.packed import Pack, PackedImages
 from hullo.lab.data.ilsvrc2012.state import NAME, Home
 from hullo.lab.data.ilsvrc2012.stream import read_ahead, split_steps, to_device
@@ -19,7 +19,7 @@ __all__ = [
     "Home",
     "Pack",
     "PackedImages",
-    "centre_crops",
+    "center_crops",
     "crop",
     "draw_crops",
     "read_ahead",

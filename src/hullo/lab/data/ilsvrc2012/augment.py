@@ -29,11 +29,11 @@ def draw_crops(seeds: Tensor, epoch: int | Tensor, numbers: Tensor) -> Tensor:
     return torch.stack([draw_below(limit, keys, 3 * numbers + k) for k, limit in enumerate(limits)], -1)
 
 
-def centre_crops(count: int, device: torch.device | str = "cpu") -> Tensor:
+def center_crops(count: int, device: torch.device | str = "cpu") -> Tensor:
     """Return the crops of evaluation: the center of each image, not flipped.
 
     Examples:
-        >>> centre_crops(1)
+        >>> center_crops(1)
         tensor([[ 0, 14, 14]])
     """
     middle = (SIDE - CROP) // 2
@@ -49,10 +49,10 @@ def crop(images: Tensor, crops: Tensor, mean: Tensor, dtype: torch.dtype = torch
 
     Examples:
         >>> images, mean = torch.full((2, 256, 256, 3), 9, dtype=torch.uint8), torch.full((256, 256, 3), 4.0)
-        >>> crop(images, centre_crops(2), mean).unique(), crop(images, centre_crops(2), mean).shape
+        >>> crop(images, center_crops(2), mean).unique(), crop(images, center_crops(2), mean).shape
         (tensor([5.]), torch.Size([2, 3, 227, 227]))
     """
-    if kernels.serve(images):
+    if kernels.support(images):
         from hullo.lab.data.ilsvrc2012 import crop_kernel as fused
 
         return fused.crop(images, crops, mean, CROP, dtype)

@@ -19,7 +19,7 @@ from hullo.lab.files import open_regular
 from hullo.lab.progress import Progress
 
 NAME = "ilsvrc2012"
-SUMMARY = "1,281,167 + 50,000 colour images of things, 256 x 256"
+SUMMARY = "1,281,167 + 50,000 color images of things, 256 x 256"
 FILES = ", ".join(
     [f"{tar.name} ({tar.size / 1e9:.1f} GB, md5 {tar.digest})" for tar in TARS.values()]
     + [f"{devkits.ARCHIVE} (md5 {devkits.ARCHIVE_MD5})"]

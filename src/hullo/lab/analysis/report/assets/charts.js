@@ -1,12 +1,12 @@
 "use strict";
 // Charts in SVG: a frame with axes, lines in it, and the plane of three coefficients.
 
-const ROW_COLOURS = {
+const ROW_COLORS = {
   "identity,relu": "--blue",
   "identity,tanh": "--vermilion",
   "relu,tanh": "--green",
   "identity,relu,tanh": "--purple",
-  identity: "--grey",
+  identity: "--gray",
   relu: "--ink",
   tanh: "--orange",
   leaky_relu: "--sky",
@@ -14,32 +14,32 @@ const ROW_COLOURS = {
 const OTHER_HUES = [295, 120, 15, 200];
 const DASHES = {affine: null, convex: "7 4", conic: "8 3 2 3", linear: "1 3", fixed: "2 3", own: "2 3"};
 
-/** Return what has a colour of its own: the bases and settings of a hull, or the name of another activation. */
-function colourKey({name}) {
+/** Return what has a color of its own: the bases and settings of a hull, or the name of another activation. */
+function colorKey({name}) {
   return /^(?:convex|affine|conic|linear)\((.*)\)$/.exec(name)?.[1] ?? name;
 }
 
-/** Return the colours of a column's rows by key: those of the paper's rows, then the rest, then ever other hues. */
-function coloursOf(column) {
-  const keys = [...new Set(column.rows.map(colourKey))];
-  const used = keys.map((key) => ROW_COLOURS[key]);
-  const free = Object.values(ROW_COLOURS).filter((colour) => !used.includes(colour));
-  const others = keys.filter((key) => !(key in ROW_COLOURS));
+/** Return the colors of a column's rows by key: those of the paper's rows, then the rest, then ever other hues. */
+function colorsOf(column) {
+  const keys = [...new Set(column.rows.map(colorKey))];
+  const used = keys.map((key) => ROW_COLORS[key]);
+  const free = Object.values(ROW_COLORS).filter((color) => !used.includes(color));
+  const others = keys.filter((key) => !(key in ROW_COLORS));
   return Object.fromEntries(
     keys.map((key) => {
       const i = others.indexOf(key);
       const hue = OTHER_HUES[i - free.length] ?? ((i - free.length) * 137.5 + 61) % 360;
       const made = `light-dark(oklch(0.5 0.15 ${hue}), oklch(0.78 0.13 ${hue}))`;
-      return [key, i >= free.length ? made : `var(${i < 0 ? ROW_COLOURS[key] : free[i]})`];
+      return [key, i >= free.length ? made : `var(${i < 0 ? ROW_COLORS[key] : free[i]})`];
     }),
   );
 }
 
-/** Return a row's look: a colour per bases and settings, a line style per kind of hull, so that hulls compare. */
+/** Return a row's look: a color per bases and settings, a line style per kind of hull, so that hulls compare. */
 function lookOf(row) {
   const column = currentColumn();
-  column.colours ??= coloursOf(column);
-  const stroke = column.colours[colourKey(row)];
+  column.colors ??= colorsOf(column);
+  const stroke = column.colors[colorKey(row)];
   return {class: `curve ${row.kind}`, "stroke-dasharray": DASHES[row.kind], style: {stroke}};
 }
 
@@ -52,8 +52,8 @@ function swatch(row) {
   );
 }
 
-/** Return the colour of a depth between 0 and 1. */
-function depthColour(depth) {
+/** Return the color of a depth between 0 and 1. */
+function depthColor(depth) {
   return `color-mix(in oklab, var(--deep) ${Math.round(100 * depth)}%, var(--shallow))`;
 }
 

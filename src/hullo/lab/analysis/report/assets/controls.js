@@ -28,7 +28,7 @@ function buildControls() {
         value: row.name,
         text: row.name,
         line: state.view === "paths" ? null : row.name,
-        mark: state.view === "paths" ? null : swatch(row), // there colours are depths
+        mark: state.view === "paths" ? null : swatch(row), // there colors are depths
         checked: chosenRows().includes(row),
       })),
       (row) => change({row}),

@@ -10,7 +10,7 @@ function layerCount() {
   return Math.max(0, ...currentColumn().runs.map((run) => run.coefficients.length));
 }
 
-/** Return the choices of layers in a deep network: some of all depths, or a range of neighbours. */
+/** Return the choices of layers in a deep network: some of all depths, or a range of neighbors. */
 function layerChoices() {
   const count = layerCount();
   if (count <= MOST_PANELS) return [["", "all", Array.from({length: count}, (_, i) => i)]];

@@ -1,7 +1,7 @@
 "use strict";
 // The table as a dot plot: a panel per experiment, a line per activation, with intervals, runs and the paper's figures.
 
-const KIND_COLOURS = {fixed: "--ink", convex: "--vermilion", affine: "--blue", conic: "--green", linear: "--purple"};
+const KIND_COLORS = {fixed: "--ink", convex: "--vermilion", affine: "--blue", conic: "--green", linear: "--purple"};
 const ROW_HEIGHT = 23;
 
 /** Return a name in lines of at most so many characters, broken after commas and spaces. */
@@ -107,7 +107,7 @@ function dotPanel(column, names, head, tops, left, across) {
   cells.forEach(({row, ours, half, paper}, i) => {
     if (!row || ours === null) return;
     const y = (tops[i] + tops[i + 1]) / 2;
-    const group = node("g", {"data-line": row.name, style: {"--dot": `var(${KIND_COLOURS[kindOf(row)]})`}});
+    const group = node("g", {"data-line": row.name, style: {"--dot": `var(${KIND_COLORS[kindOf(row)]})`}});
     if (state.show !== "difference") {
       const run = (value) => node("circle", {class: "run", cx: X(value), cy: y + 6, r: 1.7});
       group.append(...runValues(column, row).filter(inside).map(run));
@@ -167,12 +167,12 @@ function dotKey(columns) {
   const several = haveSeeds(columns);
   const icon = (shape) => node("svg", {width: 22, height: 12, "aria-hidden": "true", class: "dots"}, shape);
   const item = (text, shape) => node("span", {class: "chip"}, icon(shape), text);
-  const dot = (colour) => node("circle", {class: "mean", cx: 11, cy: 6, r: 4.2, style: {"--dot": `var(${colour})`}});
+  const dot = (color) => node("circle", {class: "mean", cx: 11, cy: 6, r: 4.2, style: {"--dot": `var(${color})`}});
   const bar = node("line", {class: "interval", x1: 1, x2: 21, y1: 6, y2: 6});
   return node(
     "p",
     {class: "key"},
-    kinds.map((kind) => item(kind === "fixed" ? "no hull" : kind, dot(KIND_COLOURS[kind]))),
+    kinds.map((kind) => item(kind === "fixed" ? "no hull" : kind, dot(KIND_COLORS[kind]))),
     several ? item("95 % interval", bar) : null,
     several ? item("a run", node("circle", {class: "run", cx: 11, cy: 6, r: 1.7})) : null,
     columns.some(({paper}) => Object.keys(paper).length)

@@ -13,8 +13,8 @@ function saveFile(name, type, text) {
   setTimeout(() => URL.revokeObjectURL(url), 1000);
 }
 
-/** Return a colour as rgb, which every program that reads SVG understands. */
-function plainColour(value) {
+/** Return a color as rgb, which every program that reads SVG understands. */
+function plainColor(value) {
   if (!/^(color|oklab|oklch|light-dark)\(/.test(value)) return value;
   const canvas = node("canvas", {width: 1, height: 1}).getContext("2d");
   canvas.fillStyle = value;
@@ -28,7 +28,7 @@ function svgText(svg) {
   const originals = [svg, ...svg.querySelectorAll("*")];
   [copy, ...copy.querySelectorAll("*")].forEach((element, i) => {
     const style = getComputedStyle(originals[i]);
-    for (const name of SVG_STYLES) element.setAttribute(name, plainColour(style.getPropertyValue(name)));
+    for (const name of SVG_STYLES) element.setAttribute(name, plainColor(style.getPropertyValue(name)));
     element.removeAttribute("class");
     element.removeAttribute("style");
   });

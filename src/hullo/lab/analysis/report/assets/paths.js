@@ -24,14 +24,14 @@ function updatePaths() {
   panels.replaceChildren(...drawers.map((draw) => draw(width)));
 }
 
-/** Return all layers of all runs, with the colour of their depth. */
+/** Return all layers of all runs, with the color of their depth. */
 function layersOf(runs) {
   return runs.flatMap((run) =>
     pathsOf(run).map((paths, layer, all) => ({
       paths,
       name: layerName(layer),
       seed: run.spec.seed,
-      colour: depthColour(all.length > 1 ? layer / (all.length - 1) : 0),
+      color: depthColor(all.length > 1 ? layer / (all.length - 1) : 0),
     })),
   );
 }
@@ -47,8 +47,8 @@ function planePath(paths) {
 }
 
 function planePanel(row, runs, width) {
-  const layers = layersOf(runs).map(({paths, colour, name, seed}) => ({
-    colour,
+  const layers = layersOf(runs).map(({paths, color, name, seed}) => ({
+    color,
     name,
     seed,
     paths,
@@ -61,20 +61,20 @@ function planePanel(row, runs, width) {
     names: runs[0].bases,
     points: layers.flatMap(({points}) => points),
   });
-  for (const {colour, points, now, name} of layers) {
+  for (const {color, points, now, name} of layers) {
     const past = [...points.slice(0, Math.floor(motion.shown) + 1), now];
     plot.append(
       node("path", {
         class: "path",
         "data-line": name,
-        style: {stroke: colour},
+        style: {stroke: color},
         d: trace(past.map(([x]) => X(x)), past.map(([, y]) => Y(y))),
       }),
     );
   }
-  for (const {colour, now, name} of layers) {
+  for (const {color, now, name} of layers) {
     if (now[0] === null) continue;
-    plot.append(node("circle", {"data-line": name, cx: X(now[0]), cy: Y(now[1]), r: 3.5, style: {fill: colour}}));
+    plot.append(node("circle", {"data-line": name, cx: X(now[0]), cy: Y(now[1]), r: 3.5, style: {fill: color}}));
   }
   follow(svg, (px, py) => {
     let best = {gap: 24};
@@ -106,7 +106,7 @@ function epochPanel(row, runs, base, width) {
   });
   const {svg, plot, X, Y} = chart;
   plot.append(node("rect", {class: "simplex", x: X(0), y: Y(1), width: X(epochs) - X(0), height: Y(0) - Y(1)}));
-  for (const {paths, colour, name} of layers) {
+  for (const {paths, color, name} of layers) {
     const past = paths[base].slice(0, Math.floor(motion.shown) + 1);
     const now = coefficientsAt([paths[base]], motion.shown)[0];
     const xs = [...past.keys(), motion.shown].map(X);
@@ -114,12 +114,12 @@ function epochPanel(row, runs, base, width) {
       node("path", {
         class: "path",
         "data-line": name,
-        style: {stroke: colour},
+        style: {stroke: color},
         d: trace(xs, [...past, now].map(Y)),
       }),
     );
     if (now === null) continue;
-    plot.append(node("circle", {"data-line": name, cx: X(motion.shown), cy: Y(now), r: 3.5, style: {fill: colour}}));
+    plot.append(node("circle", {"data-line": name, cx: X(motion.shown), cy: Y(now), r: 3.5, style: {fill: color}}));
   }
   const epochList = Array.from({length: Math.floor(motion.shown) + 1}, (_, i) => i);
   const lines = layers.map(({name, paths}) => ({name, ys: paths[base]}));

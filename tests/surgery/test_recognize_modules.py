@@ -1,4 +1,4 @@
-"""Test that activations are recognised however they are written, and other signatures are refused."""
+"""Test that activations are recognized however they are written, and other signatures are refused."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recognition import PLAIN, Function, Wrapped, assert_recognised, assert_refused, plain
+from recognition import PLAIN, Function, Wrapped, assert_recognized, assert_refused, plain
 from torch import Tensor, nn
 
 import hullo
-from hullo.surgery.recognise import read_module
+from hullo.surgery.recognize import read_module
 
 
 class TestSignatures:
@@ -55,7 +55,7 @@ class TestSignatures:
 
 class TestInPlace:
     @given(plain)
-    def test_in_place_function_is_recognised(self, item: tuple[str, Function]) -> None:
+    def test_in_place_function_is_recognized(self, item: tuple[str, Function]) -> None:
         reading = read_module(Wrapped(lambda x: x.copy_(item[1](x.clone()))))
         assert reading is not None
         assert reading.known is not None
@@ -100,13 +100,13 @@ WRITTEN: list[tuple[str, Function]] = [
 
 
 @pytest.mark.parametrize(("name", "function"), WRITTEN)
-def test_functions_are_recognised_in_any_formulation(name: str, function: Function) -> None:
-    assert_recognised(function, name)
+def test_functions_are_recognized_in_any_formulation(name: str, function: Function) -> None:
+    assert_recognized(function, name)
 
 
 @pytest.mark.parametrize(("name", "function"), PLAIN.items())
 def test_internal_float32_is_accepted(name: str, function: Function) -> None:
-    assert_recognised(lambda x: function(x.float()).to(x.dtype), name)
+    assert_recognized(lambda x: function(x.float()).to(x.dtype), name)
 
 
 @settings(max_examples=20)
@@ -128,7 +128,7 @@ class TestModulesOfOthers:
         model = nn.Sequential(nn.Linear(2, 2))
         assert read_module(Wrapped(F.relu, parents=[model])) is None
 
-    def test_prelu_subclass_is_recognised_if_it_computes_the_same(self) -> None:
+    def test_prelu_subclass_is_recognized_if_it_computes_the_same(self) -> None:
         class Same(nn.PReLU):
             def forward(self, x: Tensor) -> Tensor:
                 return F.prelu(x, self.weight)

@@ -1,4 +1,4 @@
-"""Test that activations are recognised by what they compute."""
+"""Test that activations are recognized by what they compute."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MODULES: list[tuple[nn.Module, str]] = [
 
 
 @pytest.mark.parametrize(("module", "function"), MODULES, ids=lambda item: str(item))
-def test_pytorch_activation_modules_are_recognised(module: nn.Module, function: str) -> None:
+def test_pytorch_activation_modules_are_recognized(module: nn.Module, function: str) -> None:
     model = nn.Sequential(nn.Linear(4, 4), module)
     assert hullo.summary(model).not_replaced[0].function == function
     assert_replaced(model, torch.randn(50, 4), hulls=["1"])
@@ -51,11 +51,11 @@ class Unfamiliar(nn.Module):
         return 0.5 * x * (1.0 + torch.erf(x / 2.0**0.5))
 
 
-def test_activation_class_is_recognised_by_its_values() -> None:
+def test_activation_class_is_recognized_by_its_values() -> None:
     assert_replaced(nn.Sequential(nn.Linear(4, 4), Unfamiliar()), torch.randn(3, 4), hulls=["1"])
 
 
-def test_custom_base_is_recognised() -> None:
+def test_custom_base_is_recognized() -> None:
     hullo.add_base("relu_to_the_fourth", lambda x: torch.relu(x).square().square())
 
     class FourthPower(nn.Module):
@@ -75,7 +75,7 @@ ACT2FN = {
 
 
 @pytest.mark.parametrize("name", ACT2FN)
-def test_transformers_activations_are_recognised_or_reported(name: str) -> None:
+def test_transformers_activations_are_recognized_or_reported(name: str) -> None:
     activations = pytest.importorskip("transformers.activations")
     (site,) = hullo.summary(nn.Sequential(activations.ACT2FN[name])).not_replaced
     assert site.function == ACT2FN[name]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from recognition import Function, assert_refused, plain
 from torch import Tensor, nn
 
-from hullo.surgery.recognise import read_function, read_module
+from hullo.surgery.recognize import read_function, read_module
 
 
 class Stateful(nn.Module):

@@ -1,4 +1,4 @@
-"""Recognise activations: identify the base that a module or a function computes by calling it."""
+"""Recognize activations: identify the base that a module or a function computes by calling it."""
 
 from __future__ import annotations
 

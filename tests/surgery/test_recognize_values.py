@@ -1,4 +1,4 @@
-"""Test that functions that differ from an activation in values, gradients or dtype are not recognised as it.
+"""Test that functions that differ from an activation in values, gradients or dtype are not recognized as it.
 
 Each kind of difference is generated: for any activation, at any place, by any amount.
 """
@@ -12,13 +12,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from recognition import PLAIN, Function, assert_is_no_activation, assert_recognised, assert_refused, magnitudes, plain
+from recognition import PLAIN, Function, assert_is_no_activation, assert_recognized, assert_refused, magnitudes, plain
 from torch import Tensor
 
 
 @pytest.mark.parametrize(("name", "function"), PLAIN.items())
-def test_plain_functions_are_recognised(name: str, function: Function) -> None:
-    assert_recognised(function, name)
+def test_plain_functions_are_recognized(name: str, function: Function) -> None:
+    assert_recognized(function, name)
 
 
 MIXES: dict[str, Callable[[Tensor, float], Tensor]] = {
@@ -27,7 +27,7 @@ MIXES: dict[str, Callable[[Tensor, float], Tensor]] = {
     "mean of a row": lambda y, amount: y + amount * y.clamp(-9, 9).mean(-1, keepdim=True),
     "largest": lambda y, amount: y / (1 + amount * y.abs().max().clamp(max=9)),
     "norm": lambda y, amount: y / (1 + amount * y.clamp(-9, 9).norm(dim=-1, keepdim=True)),
-    "neighbour": lambda y, amount: y + amount * y.clamp(-9, 9).roll(1, -1),
+    "neighbor": lambda y, amount: y + amount * y.clamp(-9, 9).roll(1, -1),
     "first row": lambda y, amount: y + amount * y[:1].clamp(-9, 9),
     "sum so far": lambda y, amount: y + amount * y.clamp(-9, 9).cumsum(0),
 }
@@ -152,7 +152,7 @@ BACKWARDS: dict[str, Callable[[Tensor], Tensor]] = {
     "scaled a little": lambda g: 1.0001 * g,
     "clipped": lambda g: g.clamp(-1, 1),
     "signs": torch.sign,
-    "normalised": lambda g: g / g.norm().clamp_min(1e-6),
+    "normalized": lambda g: g / g.norm().clamp_min(1e-6),
     "zero": torch.zeros_like,
     "noisy": lambda g: g + 1e-3,
 }
@@ -185,7 +185,7 @@ def test_detached_parts_are_detected(item: tuple[str, Function], kind: str) -> N
 
 @pytest.mark.parametrize(("name", "function"), PLAIN.items())
 def test_correct_custom_backward_is_accepted(name: str, function: Function) -> None:
-    assert_recognised(lambda x: Backward.apply(x, function, torch.clone), name)
+    assert_recognized(lambda x: Backward.apply(x, function, torch.clone), name)
 
 
 SETTINGS: dict[str, Callable[[Tensor], Any]] = {
