@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -193,6 +194,16 @@ def test_nonfinite_loss_marks_a_diverged_run(tmp_path: Path) -> None:
     assert record.train_loss == [1.0, None, None]
     for command in (["table"], ["report", "--output", str(tmp_path / "page.html")]):
         assert CliRunner().invoke(app, [command[0], str(tmp_path), *command[1:]]).exit_code == 0
+
+
+def test_epoch_after_the_end_is_refused(tmp_path: Path) -> None:
+    with hullo.lab.record(
+        mlp(nn.ReLU()), tmp_path, network="m", data="d", activation="relu", lr=np.float32(0.1)
+    ) as run:
+        run.log(test_accuracy=50.0)
+    with pytest.raises(ValueError, match="inside of the with block"):
+        run.log(test_accuracy=60.0)
+    assert [(r.spec.settings, r.spec.epochs) for r in read(tmp_path)] == [("lr=0.1", 1)]
 
 
 def test_accuracy_like_a_fraction_warns(tmp_path: Path) -> None:

@@ -82,6 +82,7 @@ def record(
     yield run
     finished = run.to_record()
     records.put(finished, overwrite=overwrite)
+    run.is_over = True
     if 0 < (best := max([*finished.test_accuracy, *finished.val_accuracy])) <= 1:  # after writing: it may be an error
         warnings.warn(f"the best accuracy is {best:g} percent; log 100 * accuracy if that is a fraction", stacklevel=3)
 
@@ -91,6 +92,7 @@ class Run:
 
     def __init__(self, spec: Spec, layers: list[_Layer], device: torch.device) -> None:
         self._spec, self._layers, self._device = spec, layers, device
+        self.is_over = False
         self._start = time.perf_counter()
         self._curves: dict[str, list[float]] = {}
         self._points = [[layer.read() for layer in layers]]
@@ -105,6 +107,8 @@ class Run:
                 `val_loss`. Either `test_accuracy` or `val_accuracy` is needed, and all epochs have the same metrics. A
                 loss may be NaN: the run has then diverged.
         """
+        if self.is_over:
+            raise ValueError("the record of this run is written; call log inside of the with block")
         if unknown := [name for name in metrics if name not in LOSSES + ACCURACIES]:
             raise ValueError(f"unknown metric {unknown[0]!r}; available: {', '.join(ACCURACIES + LOSSES)}")
         if not {"test_accuracy", "val_accuracy"} & metrics.keys():
@@ -255,7 +259,7 @@ def _choose_activation(layers: Mapping[str, list[_Layer]], activation: str | Non
 def _spell_settings(settings: Mapping[str, str | float]) -> str:
     words = []
     for name, value in sorted(settings.items()):
-        word = f"{name}={value}"
+        word = f"{name}={value!s}"  # which is short for NumPy's numbers
         if name == "epochs":
             raise ValueError(f"epochs={value!r}: the number of epochs is the number of calls of log; leave it out")
         if not isinstance(value, (str, Real)) or not SETTING.fullmatch(word):

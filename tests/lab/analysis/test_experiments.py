@@ -240,6 +240,26 @@ def test_two_different_records_of_one_run_are_refused(folder: Path) -> None:
         ValueError, match=r"a/records.jsonl and .*c/records.jsonl have different .* kerasnet/cifar10 relu"
     ):
         read_records([folder])
+    warnings: list[str] = []
+    assert read_records([folder], warnings.append)[:3] == make_records(REACHED)[:3]
+    assert len(warnings) == 1
+    assert "that of" in warnings[0]
+
+
+def test_a_run_on_two_machines_is_read_once(folder: Path) -> None:
+    again = [replace(record, seconds=9.0, members=1) for record in make_records(REACHED)]
+    Records(folder / "c" / "records.jsonl").add(again)
+    assert read_records([folder / "a", folder / "c"]) == make_records(REACHED)
+
+
+def test_runs_on_different_samples_are_not_compared() -> None:
+    relu, tanh = (
+        replace(record, spec=replace(record.spec, settings="lr=1"))
+        for record in make_records({"relu": [50.0], "tanh": [60.0]})
+    )
+    only_val = replace(tanh, test_accuracy=[], val_accuracy=tanh.test_accuracy)
+    with pytest.raises(ValueError, match=r"tanh.* has only val_accuracy, and .*relu.* only test_accuracy"):
+        experiments([relu, only_val])
 
 
 @pytest.mark.parametrize(

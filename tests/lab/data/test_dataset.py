@@ -44,8 +44,16 @@ def test_every_image_is_equally_likely_to_be_held_out():
 
 @pytest.mark.parametrize("n", [-3, 0, 4, 12, 15])
 def test_impossible_validation_split_is_rejected(n):
-    with pytest.raises(ValueError, match=rf"numbered: cannot hold out {n} training images.* a multiple of 3 below 12$"):
+    with pytest.raises(ValueError, match=rf"numbered: cannot hold out {n} .* a multiple of 3, at most 9$"):
         numbered([0, 1, 2] * 4).split_validation(n, 0)
+
+
+def test_classes_of_one_sample_and_own_validation_sets_are_not_split():
+    with pytest.raises(ValueError, match="'b' has only 1; give 0"):
+        numbered([0, 0, 1, 2, 2]).split_validation(3, 0)
+    tuned = numbered([0, 1, 2] * 4).split_validation(3, 0)
+    with pytest.raises(ValueError, match="validation set of its own"):
+        tuned.split_validation(3, 0)
 
 
 IMAGES, LABELS = torch.zeros(2, 1, 3, 3, dtype=torch.uint8), torch.tensor([0, 1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,19 @@ class TestArrays:
         assert dataset.train_images.shape == read
         assert dataset.train_images.sum() == images.sum()
 
+    def test_validation_set_of_its_own(self) -> None:
+        dataset = open_data(self.save(x_val=torch.ones(2, 3), y_val=torch.tensor([0, 1])))
+        assert {name: len(labels) for name, (_, labels) in dataset.eval_sets.items()} == {"test": 4, "val": 2}
+        with pytest.raises(DataError, match="no array y_val"):
+            open_data(self.save(x_val=torch.ones(2, 3)))
+        with pytest.raises(DataError, match=r"x_train and x_val differ"):
+            open_data(self.save(x_val=torch.ones(2, 4), y_val=torch.tensor([0, 1])))
+
+    def test_floats_that_look_like_channels_last_are_reported(self) -> None:
+        x = torch.rand(4, 6, 6, 3)
+        with pytest.warns(UserWarning, match="with 6 channels; if these are images with channels last"):
+            assert open_data(self.save(x_train=x, x_test=x)).train_images.shape == (4, 6, 6, 3)
+
     def test_name_depends_on_the_content(self) -> None:
         first = open_data(self.save()).name
         assert open_data(self.save()).name == first
@@ -54,6 +68,7 @@ class TestArrays:
             ({"y_test": torch.tensor([0, 1, 2, 1])}, "y_test has label 2, but y_train only 0 to 1"),
             ({"y_test": torch.tensor([0, 1, -2, 1])}, "y_test.*from 0; got -2"),
             ({"y_train": torch.tensor([0, 1, 1, 4])}, "y_train: no samples of class 2, 3;.*without gaps"),
+            ({"y_train": torch.zeros(4, dtype=torch.int64), "y_test": torch.zeros(4, dtype=torch.int64)}, "one class"),
             ({"x_test": torch.zeros(4, 2)}, r"x_train and x_test differ.*\(4, 2\)"),
             ({"x_train": torch.full((4, 3), torch.nan)}, "x_train.*not finite"),
             ({"x_train": torch.full((4, 3), 1e300, dtype=torch.float64)}, "x_train.*not finite in float32"),
@@ -80,7 +95,7 @@ class TestArrays:
             ("torn.safetensors", "cannot be read"),
             ("other.npz", "no array y_train; it has x_train"),
             ("pickled.npz", "cannot be read"),
-            ("names.npz", "y_train.*labels from 0; got <U1"),
+            ("names.npz", "y_train must hold numbers; got <U1"),
             ("number.npz", "x_train.*single number"),
             ("nowhere.npz", "does not exist"),
         ):
@@ -105,6 +120,23 @@ class TestFolders:
         assert (dataset.classes, dataset.train_labels.tolist()) == (("cat", "dog"), [0, 0, 1, 1])
         assert dataset.train_images.shape == (4, 1, 8, 8)
         assert dataset.train_images.flatten(1)[:, 0].tolist() == [0, 40, 0, 40]
+
+    def test_val_is_the_validation_set_beside_test(self, tmp_path: Path) -> None:
+        folder = write_images(tmp_path)
+        (folder / "val" / "dog" / "1.png").unlink()
+        assert len(open_data(folder).test_labels) == 3
+        shutil.copytree(folder / "train", folder / "test")
+        dataset = open_data(folder)
+        assert {name: len(labels) for name, (_, labels) in dataset.eval_sets.items()} == {"test": 4, "val": 3}
+
+    def test_linked_folders_are_read_and_hidden_ones_are_not(self, tmp_path: Path) -> None:
+        folder = write_images(tmp_path / "images")
+        for name in ("elsewhere", "images/train/cat/.hidden"):
+            (tmp_path / name).mkdir()
+            Image.new("L", (8, 8), 200).save(tmp_path / name / "more.png")
+        (folder / "train" / "cat" / "link").symlink_to(tmp_path / "elsewhere")
+        (folder / "train" / "cat" / "circle").symlink_to(folder / "train" / "cat")
+        assert open_data(folder).train_labels.tolist() == [0, 0, 0, 1, 1]
 
     def test_16_bits_are_scaled_and_hidden_folders_skipped(self, tmp_path: Path) -> None:
         folder = write_images(tmp_path)
@@ -139,9 +171,10 @@ class TestFolders:
         ("spoil", "message"),
         [
             ("stray text", r"notes\.txt is not an image"),
+            ("stray image", r"train/9\.png is beside the folders of classes"),
             ("torn image", r"torn\.png cannot be read"),
             ("unknown class", "class 'bird' has no training images"),
-            ("no val", "no folder val"),
+            ("no val", "no folder test"),
             ("empty", "contains no images"),
             ("pipe", r"pipe\.png is not a regular file"),
             ("bomb", r"0\.png cannot be read.*exceeds limit"),
@@ -153,6 +186,8 @@ class TestFolders:
         folder = write_images(tmp_path)
         if spoil == "stray text":
             (folder / "train" / "cat" / "notes.txt").write_text("a")
+        elif spoil == "stray image":
+            Image.new("L", (8, 8)).save(folder / "train" / "9.png")
         elif spoil == "torn image":
             content = io.BytesIO()
             Image.effect_noise((8, 8), 50).save(content, "png")

@@ -139,7 +139,7 @@ def test_killed_run_resumes() -> None:
     assert not checkpoint.exists()
 
 
-@pytest.mark.parametrize(("network", "seed"), [("Tied", 0), ("Drawn", 3)])
+@pytest.mark.parametrize(("network", "seed"), [("Tied", 0), ("Drawn", 3), ("Averaging", 1)])
 def test_loaded_network_computes_what_was_trained(network: str, seed: int) -> None:
     source = f"more.py:{network}"
     result = invoke("train", source, "features.npz", "--seed", seed, "--epochs", 2)
@@ -151,10 +151,30 @@ def test_loaded_network_computes_what_was_trained(network: str, seed: int) -> No
     assert loss.item() == pytest.approx(record.test_loss[-1], rel=1e-4)
 
 
+def test_activations_that_are_not_replaced_are_reported() -> None:
+    command = ("train", "more.py:Partly", "features.npz", "--epochs", 1, "--activation")
+    assert "3 (sigmoid): replaced only if named" in invoke(*command, "affine(identity,tanh)").stderr
+    assert "sigmoid" not in invoke(*command, "own").stderr
+
+
+def test_validation_set_of_its_own_is_recorded() -> None:
+    arrays = dict(np.load("features.npz"))
+    np.savez("three.npz", **arrays, x_val=arrays["x_test"][:3], y_val=arrays["y_test"][:3])
+    assert invoke("train", "net.py:Mlp", "three.npz", "--epochs", 2).exit_code == 0
+    (record,) = Records(Path("runs/records.jsonl")).read()
+    assert (len(record.test_accuracy), len(record.val_accuracy)) == (2, 2)
+    assert 3 * record.val_accuracy[-1] / 100 == pytest.approx(round(3 * record.val_accuracy[-1] / 100), abs=1e-3)
+    refused = invoke("train", "net.py:Mlp", "three.npz", "--epochs", 2, "--val-size", 2)
+    assert refused.exit_code == 2
+    assert "validation set of its own" in refused.stderr
+
+
 def test_earlier_run_without_weights_says_so() -> None:
     command = ("train", "net.py:Mlp", "features.npz", "--epochs", 1)
     assert "weights" not in invoke(*command, "--no-weights").stdout
-    assert "without saving its weights" in invoke(*command).stdout
+    again = invoke(*command).stdout
+    assert "trained earlier" in again
+    assert "no weights" in again
 
 
 def test_norms_of_images_do_not_decay() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from own_files import NETWORK, invoke, line_of
 
@@ -30,6 +31,8 @@ pytestmark = pytest.mark.usefixtures("place")
         ("exits.py:Net", "exits.py, line 2: SystemExit: 3"),
         ("imports.py:Net", "broken.py, line 2"),
         ("net.py:Abstract", "Abstract of .*net.py: TypeError"),
+        ("more.py:made", "made of more.py is a module; give the class"),
+        ("relative.py:Net", r"relative.py, line 1: ImportError.*from blocks import Block"),
     ],
 )
 def test_error_in_a_network_names_its_line(network: str, message: str) -> None:
@@ -37,11 +40,26 @@ def test_error_in_a_network_names_its_line(network: str, message: str) -> None:
     Path("raises.py").write_text("1 / 0\n")
     Path("exits.py").write_text("import sys\nsys.exit(3)\n")
     Path("imports.py").write_text("import broken\n")
+    Path("relative.py").write_text("from . import blocks\n")
     result = invoke("train", network, "images.npz", "--epochs", 1)
     assert result.exit_code == 2
     (line,) = result.stderr.splitlines()
     assert not Path("runs/records.jsonl").exists()
     assert re.search(message, line), line
+
+
+def test_activation_is_explained_as_a_function_of_channels() -> None:
+    result = invoke("train", "more.py:Uncalled", "features.npz", "--epochs", 1, "--activation", "relu")
+    assert result.exit_code == 2
+    assert re.search(r"more.py, line \d+: TypeError.*channels.*activation\(64\)", result.stderr), result.stderr
+
+
+def test_integer_features_are_explained() -> None:
+    arrays = dict(np.load("features.npz"))
+    np.savez("whole.npz", **arrays | {name: arrays[name].astype(np.int32) for name in ("x_train", "x_test")})
+    result = invoke("train", "net.py:Mlp", "whole.npz", "--epochs", 1)
+    assert result.exit_code == 2
+    assert "store features as float32" in result.stderr
 
 
 def test_image_size_is_refused_where_there_are_no_images() -> None:

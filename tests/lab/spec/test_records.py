@@ -84,9 +84,18 @@ def test_incomplete_write_loses_only_its_own_record(
     content = records.path.read_bytes()
     cut = data.draw(st.integers(0, len(content)))
     records.path.write_bytes(content[:cut])
-    assert records.read() == several(content[:cut].count(b"\n"))
+    lacks_only_its_end = content[cut : cut + 1] == b"\n"
+    assert records.read() == several(content[:cut].count(b"\n") + lacks_only_its_end)
     records.add(several(3))
     assert records.path.read_bytes() == content
+
+
+def test_last_record_without_a_newline_is_kept(records: Records) -> None:
+    records.add(several(2))
+    records.path.write_bytes(records.path.read_bytes().rstrip(b"\n"))
+    assert (records.read(), records.truncated_bytes) == (several(2), 0)
+    records.add(several(3))
+    assert records.read() == several(3)
 
 
 def test_truncated_bytes_are_counted_until_removed(records: Records) -> None:

@@ -44,11 +44,9 @@ def leave_one_seed_out(reached: Accuracies, rows: Sequence[str], others: Sequenc
     >>> [fold.difference for fold in leave_one_seed_out(reached, ["relu", "tanh"], ["identity"])]
     [5.0, -5.0]
     """
-    sides = [[name for name in names if name in reached] for names in (rows, others)]
+    sides = with_most_seeds(reached, rows), with_most_seeds(reached, others)
     if not all(sides):
         return []
-    # one that was run with fewer seeds than others would leave fewer to compare all of them on
-    sides = [[name for name in names if len(reached[name]) == max(len(reached[n]) for n in names)] for names in sides]
     seeds = sorted(set.intersection(*(set(reached[name]) for name in chain(*sides))))
     folds = []
     for seed in seeds:
@@ -56,6 +54,12 @@ def leave_one_seed_out(reached: Accuracies, rows: Sequence[str], others: Sequenc
         row, other = (max(names, key=lambda name: mean(reached[name][s] for s in rest)) for names in sides)
         folds.append(Fold(seed, row, other, reached[row][seed] - reached[other][seed]))
     return folds
+
+
+def with_most_seeds(reached: Accuracies, names: Sequence[str]) -> list[str]:
+    """Return the activations that were run with the most seeds: one with fewer would leave fewer to compare all on."""
+    counts = {name: len(reached[name]) for name in names if name in reached}
+    return [name for name, count in counts.items() if count == max(counts.values())]
 
 
 def against_each(reached: Accuracies, row: str, others: Sequence[str]) -> list[list[Fold]]:

@@ -185,7 +185,7 @@ def experiments(
         if len(parts := {tuple(record.images): record for record in alike}) > 1:
             saw = (f"{r.spec} saw {' + '.join(map(str, r.images)) or 'all'} images" for r in parts.values())
             raise ValueError(f"cannot compare runs on different parts of a data set: {'; '.join(saw)}; choose one kind")
-    splits = {s: "test" if all(record.test_accuracy for record in alike) else "val" for s, alike in runs.items()}
+    splits = {setting: _split(alike) for setting, alike in runs.items()}
     names = _names(sorted(runs, key=lambda s: (place(s.column), -s.epochs, s.settings or "", astuple(s)[:-1])), splits)
     if columns:
         chosen = {setting for text in columns for setting in _fitting(text, names)}
@@ -197,6 +197,17 @@ def experiments(
     found = [Experiment(name, s, e, tuple(runs[s]), fairest(runs[s], e), splits[s]) for s, name, e in long_enough]
     found = _under(found, find_reading(reading)) if reading else found
     return _only(found, rows) if rows else found
+
+
+def _split(records: Sequence[Record]) -> str:
+    """Return on which samples runs are compared: "test" where all were evaluated on them, otherwise "val"."""
+    without = {split: [r for r in records if not getattr(r, f"{split}_accuracy")] for split in ("test", "val")}
+    if common := [split for split, runs in without.items() if not runs]:
+        return common[0]
+    raise ValueError(
+        f"cannot compare runs on different samples: {without['test'][0].spec} has only val_accuracy, and "
+        f"{without['val'][0].spec} only test_accuracy; log one of them in all runs, or give these runs another name"
+    )
 
 
 def _under(experiments: Sequence[Experiment], reading: Reading) -> list[Experiment]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from hullo.lab.spec.paper import Column
@@ -22,7 +23,8 @@ ENOUGH_SEEDS = 3
 def read_records(paths: Iterable[Path], warn: Callable[[str], None] | None = None) -> list[Record]:
     """Return the records in files, and in all files `records.jsonl` under directories; each run once.
 
-    Lines that are no records are left out, and `warn` is told what is wrong with each; without it they are refused.
+    Lines that are no records are left out, and so are other records of a run that was read before, unless only machine
+    and time differ; `warn` is told what is wrong with each. Without it they are refused.
     """
     found: dict[Spec, tuple[Path, Record]] = {}
     for path in paths:
@@ -33,8 +35,12 @@ def read_records(paths: Iterable[Path], warn: Callable[[str], None] | None = Non
             raise ValueError(f"no records in {path}; {HOW_TO_GET_RECORDS}")
         for file, record in records:
             other, known = found.setdefault(record.spec, (file, record))
-            if known != record:
-                raise ValueError(f"{other} and {file} have different records of {record.spec}; give only one of them")
+            same_machine = {name: getattr(known, name) for name in ("seconds", "members", "environment")}
+            if known != replace(record, **same_machine):
+                differing = f"{other} and {file} have different records of {record.spec}"
+                if warn is None:
+                    raise ValueError(f"{differing}; give only one of them")
+                warn(f"{differing}; that of {file} is left out")
     return [record for _, record in found.values()]
 
 

@@ -36,6 +36,7 @@ from hullo.lab.cli.common import (
     report_errors,
     report_interruption,
     report_warnings,
+    warn,
 )
 from hullo.lab.spec.paper import Column
 from hullo.lab.spec.recipes import RECIPES
@@ -72,6 +73,8 @@ def _run(
     with report_interruption(queue.output), join(chosen) as world, logger as tensorboard:
         loaders = {key: open_loader(s, data_dir, chosen) for key, s in {loader_key(s): s for s in queue.specs}.items()}
         runner = LocalRunner(queue, loaders, environment(device_name(chosen)), checkpoint_every, tensorboard, world)
+        for sentence in runner.describe_kept() if world.is_main else ():
+            warn(sentence)
         for folder in filter(None, (queue.output, tensorboard_dir)):
             make_directory(folder)
         with Progress(console(), quiet=quiet or not world.is_main) as progress:
@@ -177,8 +180,10 @@ def train(
             precision=precision,
             val_size=val_size,
         )
+    queue = RunQueue([spec], output, weights=not no_weights)
+    earlier = _describe_recorded(queue)
     (record,) = _run(
-        RunQueue([spec], output, weights=not no_weights),
+        queue,
         device=device,
         data_dir=data_dir,
         checkpoint_every=checkpoint_every,
@@ -188,19 +193,32 @@ def train(
     results = [f"test accuracy {record.accuracy:.2f} %"]
     results += [f"accuracy on held-out samples {last:.2f} %" for last in record.val_accuracy[-1:]]
     typer.echo(f"{spec}: {record.ended}, {', '.join(results)}")
+    if earlier:
+        typer.echo(earlier)
     _echo_weights("the trained network", spec, output, network, wanted=not no_weights)
+
+
+def _describe_recorded(queue: RunQueue) -> str:
+    """Return a sentence on the runs that are not trained because they have a record; empty if there are none."""
+    with report_errors():
+        recorded = {record.spec for record in queue.records.read()}.intersection(queue.specs)
+    if not recorded:
+        return ""
+    which = "this run was" if len(queue.specs) == 1 else f"{len(recorded)} of {len(queue.specs)} runs were"
+    again = "change a setting, the seed or --output to train again"
+    return f"{which} trained earlier, with a record in {queue.records.path}; {again}"
 
 
 def _echo_weights(what: str, spec: Spec, output: Path, network: str, *, wanted: bool) -> None:
     """Print how to load the network of a run, if it was saved; if it was `wanted` and was not, say so."""
-    from hullo.lab.run.weights import FOLDER
+    from hullo.lab.run.queue import weights_path
 
-    weights = output / FOLDER / f"{spec.id}.safetensors"
+    weights = weights_path(output, spec)
     if weights.exists():
         source = f', network="{network}"' if spec.is_own_network else ""
         typer.echo(f'load {what} with hullo.lab.load_network("{weights}"{source})')
     elif wanted:
-        typer.echo(f"{what} was trained earlier, without saving its weights; to save them, choose another --output")
+        typer.echo(f"there are no weights of {what} in {weights.parent}; to save them, choose another --output")
 
 
 def default_activation(column: Column) -> str:
@@ -289,6 +307,7 @@ def reproduce(
             for seed in range(seeds)
         ]
     queue = RunQueue(specs, output, members, weights)
+    earlier = _describe_recorded(queue)
     if engine is Engine.RAY:
         records = _run_on_cluster(
             queue,
@@ -311,6 +330,8 @@ def reproduce(
         )
     networks = {column: source.network for column, source in zip(columns, sources, strict=True)}
     _show_results(records, output, networks, weights)
+    if earlier:
+        typer.echo(earlier)
 
 
 def _show_results(records: list[Record], output: Path, networks: dict[Column, str], weights: bool) -> None:

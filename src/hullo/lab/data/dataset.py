@@ -15,7 +15,7 @@ class Dataset:
     """Images as uint8 of shape (count, channels, height, width) and their classes as int64.
 
     Samples that are not images are float32 or int64 of any shape (count, ...), under the same names. `val_images` are
-    held-out training images; only `split_validation` makes them.
+    those of a validation set, or training images that `split_validation` holds out.
 
     Examples:
         >>> images, labels = torch.zeros(20, 1, 4, 4, dtype=torch.uint8), torch.arange(20) % 2
@@ -75,12 +75,16 @@ class Dataset:
 
         The choice depends only on the labels and the seed; both parts keep the order of the files.
         """
+        if self.val_images is not None:
+            raise ValueError(f"val_size={n}: {self.name} has a validation set of its own; val_size must be 0")
         each, rest = divmod(n, len(self.classes))
-        smallest = int(self.train_labels.bincount(minlength=len(self.classes)).min())
-        if rest or not 0 < each < smallest:
+        counts = self.train_labels.bincount(minlength=len(self.classes))
+        if rest or not 0 < each < int(counts.min()):
+            most = int(counts.min()) - 1
+            few = f"{self.classes[int(counts.argmin())]!r} has only {most + 1}"
+            how = f"give a multiple of {len(self.classes)}, at most {most * len(self.classes)}" if most else "give 0"
             raise ValueError(
-                f"{self.name}: cannot hold out {n} training images; give a multiple of {len(self.classes)} below "
-                f"{len(self.classes) * smallest}"
+                f"{self.name}: cannot hold out {n} training samples, as many of each class, where class {few}; {how}"
             )
         seeds = torch.tensor([seed], device=self.train_labels.device)
         (shuffled,) = permute(open_streams(seeds, Purpose.VALIDATION, 0), len(self.train_labels))

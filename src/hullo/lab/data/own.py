@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,21 +24,21 @@ from hullo.lab.data.dataset import Dataset
 from hullo.lab.data.release import DataError
 
 EXPECTED = (
-    "a data set is a folder with train/CLASS/* and val/CLASS/* images, or a file .npz or .safetensors with the arrays "
+    "a data set is a folder with train/CLASS/* and test/CLASS/* images, or a file .npz or .safetensors with the arrays "
     "x_train, y_train, x_test and y_test"
 )
 MAX_CLASSES = 10**6
 """More are a mistake in the labels, and listing them would exhaust the memory."""
-ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 
 
 def open_data(path: str | Path, image_size: int | None = None) -> Dataset:
     """Load a user's data set; its name consists of the file's name and a hash of the content.
 
-    A folder holds ``train/CLASS/*`` and ``val/CLASS/*``, or ``test`` in place of ``val``. A file, ``.npz`` or
-    ``.safetensors``, holds the arrays ``x_train``, ``y_train``, ``x_test`` and ``y_test``: images as uint8 of shape
-    (count, channels, height, width), (count, height, width, channels) or (count, height, width), or any other numbers
-    of shape (count, ...); labels are integers from 0.
+    A folder holds ``train/CLASS/*`` and ``test/CLASS/*``, or ``val`` in place of ``test``; with both, ``val`` is the
+    validation set. A file, ``.npz`` or ``.safetensors``, holds the arrays ``x_train``, ``y_train``, ``x_test`` and
+    ``y_test``, and perhaps ``x_val`` and ``y_val``: images as uint8 of shape (count, channels, height, width), (count,
+    height, width, channels) or (count, height, width), or any other numbers of shape (count, ...); labels are integers
+    from 0.
 
     Args:
         path: the folder or the file.
@@ -75,11 +76,11 @@ def _read_folder(folder: Path, image_size: int | None) -> tuple[list[Tensor], tu
     """Read training and evaluation images and their labels from a folder."""
     if image_size is not None and image_size < 1:
         raise ValueError(f"--image-size {image_size}: must be an integer of at least 1")
-    evaluation = next((name for name in ("val", "test") if (folder / name).is_dir()), None)
-    if not (folder / "train").is_dir() or evaluation is None:
-        raise DataError(f"{folder} has no folder {'val' if evaluation is None else 'train'}; {EXPECTED}")
+    evaluations = [name for name in ("test", "val") if (folder / name).is_dir()]
+    if not (folder / "train").is_dir() or not evaluations:
+        raise DataError(f"{folder} has no folder {'train' if evaluations else 'test'}; {EXPECTED}")
     classes = tuple(child.name for child in _class_folders(folder / "train"))
-    files = {split: _list_images(folder / split, classes) for split in ("train", evaluation)}
+    files = {split: _list_images(folder / split, classes) for split in ("train", *evaluations)}
     sizes: dict[tuple[int, int], Path] = {}
     is_color, largest = False, 0  # the largest value of 16-bit images
     for path, _ in (item for items in files.values() for item in items):
@@ -106,14 +107,17 @@ def _read_folder(folder: Path, image_size: int | None) -> tuple[list[Tensor], tu
 
 
 def _check_classes(classes: Sequence[str], labels: Sequence[Tensor], places: Sequence[str], remedy: str) -> None:
-    """Refuse classes without training samples, and warn of those without samples for evaluation."""
+    """Refuse a single class and classes without training samples; warn of those without samples for evaluation."""
+    if len(classes) < 2:
+        raise DataError(f"{places[0]} has one class, {classes[0]!r}; at least two are required")
     present = [set(part.tolist()) for part in labels]
-    train, evaluation = ([name for i, name in enumerate(classes) if i not in part] for part in present)
+    train, *evaluations = ([name for i, name in enumerate(classes) if i not in part] for part in present)
     if train:
         raise DataError(f"{places[0]}: no samples of class {_list_names(train)}; {remedy}")
-    if evaluation:
-        text = f"{places[1]}: no samples of class {_list_names(evaluation)}; the accuracy is that of the other classes"
-        warnings.warn(text, stacklevel=4)
+    for place, absent in zip(places[1:], evaluations, strict=True):
+        if absent:
+            text = f"{place}: no samples of class {_list_names(absent)}; the accuracy is that of the other classes"
+            warnings.warn(text, stacklevel=4)
 
 
 def _class_folders(folder: Path) -> list[Path]:
@@ -124,18 +128,31 @@ def _class_folders(folder: Path) -> list[Path]:
 def _list_images(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
     """Return the paths of the images in a folder with their labels."""
     extensions, images = Image.registered_extensions(), []
+    for path in folder.iterdir():
+        if path.suffix.lower() in extensions and not path.name.startswith(".") and not path.is_dir():
+            raise DataError(f"{path} is beside the folders of classes; move it into one of them, or remove it")
     for child in _class_folders(folder):
         if child.name not in classes:
             raise DataError(f"{child}: class {child.name!r} has no training images; classes: {_list_names(classes)}")
-        for path in sorted(child.rglob("*")):
-            if path.is_dir() or path.name.startswith("."):
-                continue
+        for path in sorted(_walk(child)):
             if path.suffix.lower() not in extensions:
                 raise DataError(f"{path} is not an image: its suffix is {path.suffix!r}; remove it, or rename it")
             images.append((path, classes.index(child.name)))
     if not images:
         raise DataError(f"{folder} contains no images; {EXPECTED}")
     return images
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """Yield the files under a folder, also in linked folders, but no hidden ones."""
+    seen = set()
+    for root, folders, files in os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(root)) in seen:  # a link to a folder above
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (Path(root, name) for name in files if not name.startswith("."))
 
 
 def _open_image(path: Path) -> Image.Image:
@@ -179,36 +196,45 @@ def _read_arrays(path: Path) -> tuple[list[Tensor], tuple[str, ...]]:
         arrays: Mapping[str, Any] = load_file(path) if path.suffix == ".safetensors" else _load_npz(path)
     except (OSError, EOFError, ValueError, SafetensorError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}") from None
-    if missing := [name for name in ARRAYS if name not in arrays]:
+    splits = ("train", "test", "val") if {"x_val", "y_val"} & arrays.keys() else ("train", "test")
+    names = [f"{kind}_{split}" for split in splits for kind in "xy"]
+    if missing := [name for name in names if name not in arrays]:
         raise DataError(f"{path} has no array {missing[0]}; it has {_list_names(sorted(arrays)) or 'none'}; {EXPECTED}")
-    parts = []
-    for split in ("train", "test"):
-        samples, labels = (_as_tensor(arrays[f"{name}_{split}"], f"{path}: {name}_{split}") for name in "xy")
-        labels = labels.flatten() if labels.shape[1:] == (1,) else labels
-        if labels.is_floating_point() or labels.is_complex() or labels.dim() != 1 or len(labels) != len(samples):
-            raise DataError(
-                f"{path}: y_{split} must hold integers of shape ({len(samples)},), one per sample; got "
-                f"{labels.dtype} of shape {tuple(labels.shape)}; for other targets, write a loop with hullo.population"
-            )
-        parts += [_as_samples(samples, f"{path}: x_{split}"), labels.long()]
-    if parts[0].shape[1:] != parts[2].shape[1:] or parts[0].dtype != parts[2].dtype:
-        kinds = [f"{part.dtype} of shape {tuple(part.shape)}" for part in (parts[0], parts[2])]
-        raise DataError(f"{path}: x_train and x_test differ: {kinds[0]} and {kinds[1]}")
-    for name, part in zip(ARRAYS[1::2], parts[1::2], strict=True):
-        if not part.numel() or (least := int(part.min())) < 0:
-            raise DataError(f"{path}: {name} must hold labels from 0; got {'none' if not part.numel() else least}")
-    count, last = int(parts[1].max()) + 1, int(parts[3].max())
-    remedy = "number the classes 0, 1, 2, ... without gaps"
+    parts = [part for split in splits for part in _read_split(arrays, split, path)]
+    train, labels = parts[:2]
+    for name, samples in zip(names[2::2], parts[2::2], strict=True):
+        if train.shape[1:] != samples.shape[1:] or train.dtype != samples.dtype:
+            kinds = [f"{part.dtype} of shape {tuple(part.shape)}" for part in (train, samples)]
+            raise DataError(f"{path}: x_train and {name} differ: {kinds[0]} and {kinds[1]}")
+    count, remedy = int(labels.max()) + 1, "number the classes 0, 1, 2, ... without gaps"
     if count > MAX_CLASSES:
         raise DataError(
             f"{path}: y_train has label {count - 1}, and at most {MAX_CLASSES:,} classes are possible; {remedy}"
         )
-    if last >= count:
-        raise DataError(f"{path}: y_test has label {last}, but y_train only 0 to {count - 1}; every class needs both")
+    for name, others in zip(names[3::2], parts[3::2], strict=True):
+        if (last := int(others.max())) >= count:
+            raise DataError(
+                f"{path}: {name} has label {last}, but y_train only 0 to {count - 1}; every class needs both"
+            )
     classes = tuple(map(str, range(count)))
-    places = [f"{path}: {name}" for name in ARRAYS[1::2]]
-    _check_classes(classes, parts[1::2], places, remedy)
+    _check_classes(classes, parts[1::2], [f"{path}: {name}" for name in names[1::2]], remedy)
     return parts, classes
+
+
+def _read_split(arrays: Mapping[str, Any], split: str, path: Path) -> tuple[Tensor, Tensor]:
+    """Return the samples and labels of one part of a data set."""
+    samples = _as_samples(_as_tensor(arrays[f"x_{split}"], f"{path}: x_{split}"), f"{path}: x_{split}")
+    labels = _as_tensor(arrays[f"y_{split}"], f"{path}: y_{split}")
+    labels = labels.flatten() if labels.shape[1:] == (1,) else labels
+    if labels.is_floating_point() or labels.is_complex() or labels.dim() != 1 or len(labels) != len(samples):
+        raise DataError(
+            f"{path}: y_{split} must hold integers of shape ({len(samples)},), one per sample; got "
+            f"{labels.dtype} of shape {tuple(labels.shape)}; for other targets, write a loop with hullo.population"
+        )
+    labels = labels.long()
+    if not labels.numel() or (least := int(labels.min())) < 0:
+        raise DataError(f"{path}: y_{split} must hold labels from 0; got {'none' if not labels.numel() else least}")
+    return samples, labels
 
 
 def _load_npz(path: Path) -> dict[str, Any]:
@@ -229,7 +255,7 @@ def _as_tensor(array: Any, name: str) -> Tensor:
     try:
         tensor = torch.as_tensor(array)
     except TypeError:
-        raise DataError(f"{name} must hold numbers, labels from 0; got {array.dtype}") from None
+        raise DataError(f"{name} must hold numbers; got {array.dtype}") from None
     if not tensor.dim():
         raise DataError(f"{name} must have a dimension for the samples; got a single number")
     return tensor
@@ -247,6 +273,12 @@ def _as_samples(samples: Tensor, name: str) -> Tensor:
         return samples if samples.dim() == 4 else samples.float()
     if not samples.is_floating_point():
         return samples.long()
+    if samples.dim() == 4 and samples.shape[3] in (1, 3, 4) and _is_channels_last(*samples.shape[1:]):
+        warnings.warn(
+            f"{name}: {samples.dtype} of shape {tuple(samples.shape)} is passed to the network as it is, with "
+            f"{samples.shape[1]} channels; if these are images with channels last, store uint8, or permute them",
+            stacklevel=6,
+        )
     features = samples.float()
     if not bool(features.isfinite().all()):
         raise DataError(f"{name} contains values that are not finite in float32; remove these samples, or fill them in")

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from hullo.lab.spec.activation import ActivationSpec
 from hullo.modules import HULLS, Hull, LinearHull
-from hullo.surgery import replace_activations
+from hullo.surgery import replace_activations, summary
+from hullo.surgery.summary import why_not_replaced
 
 _BESIDE: dict[str, tuple[Path, bytes]] = {}  # the files beside users' networks that were imported, by module
 
@@ -70,6 +71,11 @@ class OwnNetwork:
         """Return the class or function, from the content that the file had when it was opened."""
         module = self._module()
         factory: Callable[..., nn.Module] | None = getattr(module, self.attribute, None)
+        if isinstance(factory, nn.Module):
+            raise ValueError(
+                f"{self.attribute} of {self.path.name} is a module; give the class, or a function that returns a "
+                "module, since every seed needs a network of its own"
+            )
         if not callable(factory):
             networks = [name for name, item in vars(module).items() if _may_build(item, module)]
             available = f"; available: {', '.join(networks)}" if networks else ""
@@ -91,7 +97,7 @@ class OwnNetwork:
         with self.explain(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             given = self._arguments(factory, activation, sizes)
-            network = factory(**given)
+            network = _call(factory, given)
             if not isinstance(network, nn.Module):
                 raise ValueError(
                     f"{self.attribute} of {self.path.name} returned {type(network).__name__}; must be an nn.Module"
@@ -103,12 +109,29 @@ class OwnNetwork:
             _replace(network, activation, example, self)
         return network
 
+    def describe_kept(
+        self, activation: ActivationSpec, example: Tensor, seed: int, sizes: Mapping[str, int]
+    ) -> str | None:
+        """Return a sentence on the activations that `build` does not replace, and why; None if there are none."""
+        if activation.kind == "own" or "activation" in inspect.signature(self.factory()).parameters:
+            return None
+        kept = summary(self.build(activation, example, seed, sizes)).not_replaced
+        listed = "; ".join(f"{site.name or 'forward'} ({site.function}): {why_not_replaced(site)}" for site in kept[:8])
+        more = f"; and {len(kept) - 8} more" if len(kept) > 8 else ""
+        return f"not replaced in {self.attribute} of {self.path.name}: {listed}{more}" if kept else None
+
     @torch.no_grad()
     def _call_once(self, network: nn.Module, example: Tensor) -> None:
         """Call the network once: an error in its forward names the line of the user's file."""
         modes = {module: module.training for module in network.modules()}
-        with self.explain():
-            network.eval()(example)
+        try:
+            with self.explain():
+                network.eval()(example)
+        except ValueError as error:
+            if example.dtype == torch.int64 and "dtype" in str(error):
+                hint = "the samples are integers and passed as int64, as tokens are; store features as float32"
+                raise ValueError(f"{error}; {hint}") from error
+            raise
         for module, mode in modes.items():
             module.training = mode
 
@@ -119,7 +142,7 @@ class OwnNetwork:
         named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
         given: dict[str, Any] = {name: size for name, size in sizes.items() if name in named and size > 0}
         if "activation" in named and activation.kind != "own":
-            given["activation"] = activation.module
+            given["activation"] = lambda channels: activation.module(channels)
         needed = [p.name for p in parameters if p.default is p.empty and p.name in named and p.name not in given]
         if "activation" in needed:
             raise ValueError(f"{self.attribute} needs an activation; give one, as in --activation relu")
@@ -145,7 +168,7 @@ class OwnNetwork:
         if name in sys.modules:
             return sys.modules[name]
         module = ModuleType(name)
-        module.__file__ = str(self.path)
+        module.__file__, module.__package__ = str(self.path), ""
         sys.modules[name] = module  # pickling looks classes up there
         sys.path.insert(0, str(self.path.parent))  # for imports of files beside it
         try:
@@ -178,7 +201,21 @@ class OwnNetwork:
             if isinstance(error, ValueError) and (not places or str(self.path) in str(error)):
                 raise
             place = places[-1] if places else f"{self.attribute} of {self.path}"
-            raise ValueError(f"{place}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+            text = f"{place}: {type(error).__name__}: {' '.join(str(error).split())}"
+            if isinstance(error, ImportError) and "relative import" in str(error):
+                text += "; write `from blocks import Block` for a file blocks.py beside it"
+            raise ValueError(text) from error
+
+
+def _call(factory: Callable[..., nn.Module], given: dict[str, Any]) -> nn.Module:
+    """Call a factory; an error in its use of `activation` says what that is."""
+    try:
+        return factory(**given)
+    except TypeError as error:
+        if "activation" in given and ("channels" in str(error) or "function" in str(error)):
+            hint = "activation is a function of the number of channels that makes an activation: activation(64)"
+            raise TypeError(f"{error}; {hint}").with_traceback(error.__traceback__) from error
+        raise
 
 
 def _imported_beside(path: Path, content: bytes) -> dict[Path, bytes]:

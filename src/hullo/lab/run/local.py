@@ -7,7 +7,7 @@ import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from statistics import median
 from threading import Event
@@ -16,7 +16,7 @@ import torch
 
 from hullo._signals import stop_request
 from hullo.lab.distributed import SINGLE_PROCESS, World
-from hullo.lab.networks import check_size
+from hullo.lab.networks import OWN, check_size
 from hullo.lab.progress import Progress
 from hullo.lab.run.loaders import Loader, loader_key
 from hullo.lab.run.queue import Members, RunQueue, describe_population, out_of_memory_error
@@ -58,6 +58,15 @@ class LocalRunner:
         """Raise a ValueError if images are too small for a network, before anything is trained."""
         for network, key in {(spec.network, loader_key(spec)) for spec in self.queue.specs}:
             check_size(network, self.loaders[key].task.image_size)
+
+    def describe_kept(self) -> list[str]:
+        """Return sentences on the activations of users' networks that are not replaced, one per network."""
+        specs = {s.network: s for s in self.queue.specs if s.network in OWN and s.activation != "own"}
+        found = []
+        for spec in specs.values():
+            loader, row = self.loaders[loader_key(spec)], ActivationSpec.parse(spec.activation)
+            found.append(OWN[spec.network].describe_kept(row, loader.example, spec.seed, asdict(loader.task)))
+        return list(filter(None, found))
 
     def run(self, progress: Progress) -> list[Record]:
         """Train the runs without a record and return all records; Ctrl-C saves, then raises KeyboardInterrupt."""
@@ -118,8 +127,9 @@ class LocalRunner:
             checkpoints.save(training)  # in case the process is killed before the records are written
             if self.queue.weights:
                 self.queue.finished.save_final(training)
-                for member, member_spec in zip(training.population, population, strict=True):
-                    save_weights(self.queue.output, member_spec, training.loader.task, member, training.loader.example)
+                for member, spec in zip(training.population, population, strict=True):
+                    path = self.queue.pending_weights(population, spec)
+                    save_weights(path, spec, training.loader.task, member, training.loader.example)
         return build_records(training, self.environment)
 
     def _train_or_split(self, population: Members, progress: Progress, stop: Event) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from hullo.lab.errors import RunError
 from hullo.lab.run.checkpoints import Checkpoints
 from hullo.lab.spec.records import Record, Records
-from hullo.lab.spec.run_spec import Spec
+from hullo.lab.spec.run_spec import Spec, identify
 
 Members = tuple[Spec, ...]  # of a population
 
@@ -42,6 +42,9 @@ class RunQueue:
     weights: bool = False
     _max_members: dict[Spec, int] = field(default_factory=dict, repr=False)
 
+    def __post_init__(self) -> None:
+        self.specs = list(dict.fromkeys(self.specs))
+
     @property
     def records(self) -> Records:
         return Records(self.output / "records.jsonl")
@@ -61,11 +64,11 @@ class RunQueue:
         Runs in `exclude`, such as those that are being trained, are left out.
         """
         recorded = {record.spec for record in self.records.read()}
-        missing = [spec for spec in dict.fromkeys(self.specs) if spec not in recorded and spec not in exclude]
+        missing = [spec for spec in self.specs if spec not in recorded and spec not in exclude]
         populations = []
         for started in self.checkpoints.started():
             if recorded.issuperset(started):  # a process was killed before it could delete the checkpoint
-                self.checkpoints.delete(started)
+                self._clean_up(started)
             elif not set(started).isdisjoint(missing):
                 populations.append(started)
                 missing = [spec for spec in missing if spec not in started]
@@ -87,8 +90,29 @@ class RunQueue:
         return f"{len(population)} networks do not fit into memory; trying {half} at a time"
 
     def commit(self, population: Members, records: Sequence[Record]) -> None:
-        """Write the records of a trained population, then delete its checkpoint."""
-        self.records.add(records)
+        """Write the records of a trained population, publish the weights that belong to them, delete its checkpoint.
+
+        A run that another population has recorded meanwhile keeps that record and those weights.
+        """
+
+        def publish(new: list[Record]) -> None:
+            for record in new:
+                pending = self.pending_weights(population, record.spec)
+                if pending.exists():
+                    pending.replace(weights_path(self.output, record.spec))
+
+        self.records.add(records, publish)
+        self._clean_up(population)
+
+    def pending_weights(self, population: Members, spec: Spec) -> Path:
+        """Return where the weights of a trained population's run are until its record is written."""
+        path = weights_path(self.output, spec)
+        return path.with_name(f".{path.stem}-{identify(population)}.pending")
+
+    def _clean_up(self, population: Members) -> None:
+        """Delete the checkpoint of a recorded population, and weights that were not published."""
+        for spec in population:
+            self.pending_weights(population, spec).unlink(missing_ok=True)
         self.checkpoints.delete(population)
 
     def results(self) -> list[Record]:
@@ -100,6 +124,11 @@ class RunQueue:
                 "missing runs"
             )
         return [recorded[spec] for spec in self.specs]
+
+
+def weights_path(output: Path, spec: Spec) -> Path:
+    """Return where the weights of a run are saved under an output directory: its id names the file."""
+    return output / "weights" / f"{spec.id}.safetensors"
 
 
 def describe_population(population: Members) -> str:

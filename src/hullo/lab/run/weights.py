@@ -17,14 +17,12 @@ from hullo.lab.files import atomic_write, read_safetensors
 from hullo.lab.networks import Task
 from hullo.lab.spec.run_spec import Spec
 
-FOLDER = "weights"
 
-
-def save_weights(output: Path, spec: Spec, task: Task, network: nn.Module, example: Tensor | None = None) -> Path:
-    """Save a trained network under an output directory, as ``weights/ID.safetensors`` with the run's id."""
-    path = output / FOLDER / f"{spec.id}.safetensors"
+def save_weights(path: Path, spec: Spec, task: Task, network: nn.Module, example: Tensor | None = None) -> None:
+    """Save a trained network: its state dict, and its buffers that are not persistent."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
+    state = network.state_dict() | _other_buffers(network)
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     if len({tensor.untyped_storage().data_ptr() for tensor in tensors.values()}) < len(tensors):
         tensors = {name: tensor.clone() for name, tensor in tensors.items()}  # tied weights, each under all its names
     metadata = {"spec": str(spec), "task": json.dumps(asdict(task))}
@@ -32,7 +30,16 @@ def save_weights(output: Path, spec: Spec, task: Task, network: nn.Module, examp
         metadata["example"] = json.dumps([str(example.dtype).removeprefix("torch."), *example.shape])
     with atomic_write(path) as file:
         file.write(save(tensors, metadata))
-    return path
+
+
+def _other_buffers(network: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers of a network that are not persistent; training may have changed them."""
+    return {
+        f"{prefix}.{name}".lstrip("."): tensor
+        for prefix, module in network.named_modules()
+        for name, tensor in module._buffers.items()
+        if tensor is not None and name in module._non_persistent_buffers_set
+    }
 
 
 def check_savable(network: nn.Module, name: str) -> None:
@@ -60,7 +67,8 @@ def load_network(path: str | os.PathLike[str], network: str | None = None) -> nn
         >>> from hullo.lab.spec.run_spec import Spec
         >>> spec, task = Spec("lenet5", "cifar10", "affine(identity,relu)"), networks.Task(3, 32, 10)
         >>> with TemporaryDirectory() as folder:
-        ...     path = save_weights(Path(folder), spec, task, networks.build("lenet5", activation=spec.activation))
+        ...     path = Path(folder, "lenet5.safetensors")
+        ...     save_weights(path, spec, task, networks.build("lenet5", activation=spec.activation))
         ...     load_network(path).act1
         AffineHull(identity=0.5, relu=0.5)
     """
@@ -78,7 +86,11 @@ def load_network(path: str | os.PathLike[str], network: str | None = None) -> nn
         dtype, *shape = json.loads(metadata.get("example", '[""]'))
         example = torch.zeros(shape, dtype=getattr(torch, dtype)) if dtype else None
         module = networks.build(spec.network, activation=spec.activation, seed=spec.seed, example=example, **sizes)
-        module.load_state_dict(tensors)
+        others = _other_buffers(module)
+        module.load_state_dict({name: tensor for name, tensor in tensors.items() if name not in others})
+        with torch.no_grad():
+            for name in others.keys() & tensors.keys():
+                others[name].copy_(tensors[name])
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(f"cannot load the network of {path}: {reason}") from None

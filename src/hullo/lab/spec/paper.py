@@ -93,6 +93,6 @@ def parse_column(text: str) -> Column:
         columns = ", ".join(map(str, DATA_COLUMNS))
         raise ValueError(
             f"invalid column {text!r}: must be network/data; the paper's are {columns}; your own is as in "
-            "my_network.py:Net/images"
+            "my_network.py:Net/images to train it, and my_network:Net/images in tables"
         )
     return Column(network, data)

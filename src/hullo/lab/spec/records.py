@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -120,7 +120,7 @@ def _rules(spec: Spec, values: dict[str, Any]) -> dict[str, Rule]:
     losses = List(_FINITE, epochs, "epoch", from_index=finite, after=_ANY)
     accuracies = List(_PERCENT, epochs, "epoch")
     empty = List(_ANY, 0)
-    held_out = spec.val_size > 0
+    held_out = spec.val_size > 0 or (spec.is_own_data and bool(values.get("val_accuracy")))
     tested = not held_out or values.get("test_accuracy") != []  # some runs were evaluated only on held-out images
     bases = [item.name for item in row.bases] if row.learns else []
     points = values.get("coefficients")
@@ -164,7 +164,7 @@ class Records:
     """A file of records, to which several processes may append.
 
     A process that is killed while it writes leaves an incomplete last line, which is ignored; the next process that
-    writes removes it.
+    writes removes it. A last line that lacks only its end, as some editors leave it, is complete.
     """
 
     path: Path
@@ -207,21 +207,28 @@ class Records:
                 line = rest = file.readline(MAX_BYTES)
                 while rest and not rest.endswith(b"\n"):
                     rest = file.readline(MAX_BYTES)
+                if line.strip() and (rest or _is_record(line)):
+                    yield number, line
                 if not rest:
                     return
-                if line.strip():
-                    yield number, line
 
     @property
     def truncated_bytes(self) -> int:
         """Return the number of bytes of an incomplete last line."""
         return self.path.stat().st_size - self._end() if self.path.exists() else 0
 
-    def add(self, records: Iterable[Record]) -> None:
-        """Append the records whose spec has none yet, in one write; if that fails, append none."""
+    def add(self, records: Iterable[Record], prepare: Callable[[list[Record]], None] | None = None) -> None:
+        """Append the records whose spec has none yet, in one write; if that fails, append none.
+
+        `prepare` is called with these records before, while no other process can add any.
+        """
         with self._locked():
             existing = {record.spec for record in self.read()}
-            self._append(b"".join({r.spec: _check_line(r.line()) for r in records if r.spec not in existing}.values()))
+            new = {record.spec: record for record in records if record.spec not in existing}
+            lines = b"".join(_check_line(record.line()) for record in new.values())
+            if prepare is not None:
+                prepare(list(new.values()))
+            self._append(lines)
 
     def put(self, record: Record, *, overwrite: bool) -> None:
         """Append a record; raise a FileExistsError if its run has one, unless that is to be overwritten."""
@@ -256,6 +263,7 @@ class Records:
         with self.path.open("ab", buffering=0) as file:
             end = self._end()
             file.truncate(end)
+            lines = b"\n" * self._lacks_newline(end) + lines
             try:
                 if file.write(lines) != len(lines):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
@@ -264,17 +272,32 @@ class Records:
                 file.truncate(end)
                 raise
 
+    def _lacks_newline(self, end: int) -> bool:
+        with open_regular(self.path) as file:
+            file.seek(max(0, end - 1))
+            return end > 0 and file.read(1) != b"\n"
+
     def _end(self) -> int:
         """Return the position after the last complete line."""
         with open_regular(self.path) as file:
-            end = file.seek(0, os.SEEK_END)
+            size = end = file.seek(0, os.SEEK_END)
             while end:
                 start = max(0, end - 2**20)
                 file.seek(start)
                 if (last := file.read(end - start).rfind(b"\n")) >= 0:
-                    return start + last + 1
+                    end = start + last + 1
+                    break
                 end = start
-        return 0
+            file.seek(end)
+            return size if 0 < size - end <= MAX_BYTES and _is_record(file.read()) else end
+
+
+def _is_record(line: bytes) -> bool:
+    try:
+        Record.parse(line)
+    except ValueError:
+        return False
+    return True
 
 
 def _check_line(line: bytes) -> bytes:

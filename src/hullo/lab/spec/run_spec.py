@@ -212,6 +212,11 @@ class Spec:
         return self.network not in RECIPES
 
     @property
+    def is_own_data(self) -> bool:
+        """Return whether the data set is the user's own."""
+        return "@" in self.data
+
+    @property
     def recipe(self) -> Recipe:
         return recipe_of(self.network)
 

@@ -41,16 +41,23 @@ def test_one_experiment_says_what_the_best_hull_gains_over_all_others(tmp_path: 
 @pytest.mark.parametrize(
     ("reached", "said"),
     [
-        ({"relu": [84, 85, 86], HULL: [80, 81, 82]}, "loses 4.00"),
+        ({"relu": [84, 85, 86.3], HULL: [80, 81, 82]}, "loses 4.10"),
+        ({"relu": [84, 85, 86], HULL: [80, 81, 82]}, "differ by 4.00 points with each of 3 seeds"),
         ({"relu": [80, 81, 82], HULL: [84, 70, 95]}, "cannot tell from 0"),
         ({"relu": [80], HULL: [84]}, "one common seed"),
         ({"relu": [80, 81], "tanh": [82, 83]}, "best activation of 2 is tanh (82.50"),
         ({HULL: [80]}, f"best activation of 1 is {HULL} (80.00 %)"),
     ],
-    ids=["worse", "undecided", "one seed", "no hull", "one run"],
+    ids=["worse", "alike", "undecided", "one seed", "no hull", "one run"],
 )
 def test_the_finding_claims_no_more_than_the_runs_show(reached: dict, said: str, tmp_path: Path) -> None:
     assert said in found(tmp_path, runs(COLUMNS[3], reached))["finding"]
+
+
+def test_the_finding_names_what_is_compared(tmp_path: Path) -> None:
+    made = runs(COLUMNS[3], {"relu": [70, 71, 72], HULL: [74, 75, 77], "convex(identity,relu)": [90, 0, 0]})
+    few = [r for r in made if r.spec.activation != "convex(identity,relu)" or r.spec.seed == 0]
+    assert f"the best hull, {HULL} (75.33" in found(tmp_path, few)["finding"]
 
 
 def test_several_experiments_are_counted_and_the_decided_ones_named(tmp_path: Path) -> None:

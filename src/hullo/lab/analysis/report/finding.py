@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hullo.lab.analysis.comparisons import leave_one_seed_out
+from hullo.lab.analysis.comparisons import leave_one_seed_out, with_most_seeds
 from hullo.lab.analysis.experiments import Experiment
 from hullo.lab.analysis.statistics import ALPHA, Interval, holm, p_value
 from hullo.lab.spec.activation import PRELU, ActivationSpec
@@ -30,7 +30,7 @@ def finding(experiments: Mapping[str, Experiment]) -> str:
     if len(tested) < 2:
         title, experiment = next(((t, experiments[t]) for t in tested), next(iter(experiments.items())))
         return f"{title}: {_of_one(experiment)}"
-    adjusted = holm([p_value(differences, 0.0, "folds") for differences in tested.values()])
+    adjusted = holm([p_value(d, 0.0, "folds") if min(d) < max(d) else 1.0 for d in tested.values()])
     gains = {t: Interval.of(tested[t], "folds") for t, p in zip(tested, adjusted, strict=True) if p <= ALPHA}
     wins, losses = (
         [f"{title} (by {_size(found)} points)" for title, found in gains.items() if (found.mean > 0) == won]
@@ -49,14 +49,16 @@ def _of_one(experiment: Experiment) -> str:
     if found is None:
         best = _best(experiment, [*experiment.cells])
         return f"the best activation of {len(experiment.cells)} is {best}."
-    pair = f"the best hull, {_best(experiment, hulls)}, and the best other activation, {_best(experiment, others)}"
-    if found.half is None:
+    best, other = _best(experiment, hulls), _best(experiment, others)
+    pair = f"the best hull, {best}, and the best other activation, {other}"
+    if found.count == 1:
         return f"{pair}, were run with one common seed, which decides nothing."
-    verb = "gains" if found.low > 0 else "loses" if found.high < 0 else ""
-    if verb:
-        best, other = _best(experiment, hulls), _best(experiment, others)
-        return f"the best hull, {best}, {verb} {_size(found)} points over the best other activation, {other}."
-    return f"{pair}, differ by {_size(found)} points, which {found.count} seeds cannot tell from 0."
+    if not found.half:  # as with few test images
+        return f"{pair}, differ by {abs(found.mean):.2f} points with each of {found.count} seeds: no interval is known."
+    if found.covers(0.0):
+        return f"{pair}, differ by {_size(found)} points, which {found.count} seeds cannot tell from 0."
+    verb = "gains" if found.mean > 0 else "loses"
+    return f"the best hull, {best}, {verb} {_size(found)} points over the best other activation, {other}."
 
 
 def _sides(experiment: Experiment) -> tuple[list[str], list[str]]:
@@ -66,7 +68,8 @@ def _sides(experiment: Experiment) -> tuple[list[str], list[str]]:
 
 
 def _best(experiment: Experiment, rows: Sequence[str]) -> str:
-    best = max((experiment.cells[row] for row in rows), key=lambda cell: cell.accuracy.mean)
+    compared = with_most_seeds(experiment.accuracies, rows)
+    best = max((experiment.cells[row] for row in compared), key=lambda cell: cell.accuracy.mean)
     return f"{best.row} ({best.accuracy.spell()} %)"
 
 
