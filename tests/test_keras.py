@@ -118,6 +118,12 @@ def test_every_parametrization_agrees_with_pytorch(name, parametrization, groups
     assert_twins_agree(layer, module, x, upstream)
 
 
+def test_rounding_does_not_move_a_coefficient_off_its_face():
+    raw, upstream = np.array([[0.0, 0.5138302, 0.4861697]], "float32"), np.array([[1.0, 0.0, 0.0]], "float32")
+    gradient = arithmetic._feasible_gradient(*map(tensor, (raw, upstream)))
+    np.testing.assert_allclose(numpy(gradient), 0.0, atol=1e-7)
+
+
 def test_projection_gives_feasible_gradients_on_every_face():
     rng = np.random.default_rng(0)
     rows = np.array(coefficients(rng, "ConvexHull", 64, 4, "projection"), dtype="float32")

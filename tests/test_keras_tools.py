@@ -77,6 +77,41 @@ def test_recurrent_layers_and_gates_are_not_replaced():
     assert swapped.layers[1].activation.spelling == "affine(identity,relu)"
 
 
+@keras.saving.register_keras_serializable("test")
+def clipped(x):
+    return keras.activations.relu(x, max_value=20.0)
+
+
+@keras.saving.register_keras_serializable("test")
+def of_the_batch(x):
+    return keras.ops.relu(x) * (1 + keras.ops.std(x, axis=0, keepdims=True))
+
+
+@keras.saving.register_keras_serializable("test")
+def of_the_features(x):
+    return keras.ops.relu(x) * (1 + keras.ops.std(x, axis=1, keepdims=True))
+
+
+@pytest.mark.parametrize("function", [clipped, of_the_batch, of_the_features])
+def test_functions_that_equal_relu_only_on_some_inputs_are_not_replaced(function):
+    layers = [keras.Input((4,)), keras.layers.Dense(4, activation=function), keras.layers.Dense(4, activation="tanh")]
+    model = hullo.keras.replace_activations(keras.Sequential(layers))
+    assert model.layers[0].activation is function
+    assert isinstance(model.layers[1].activation, hullo.keras.AffineHull)
+
+
+def test_hull_has_the_activity_regularizer_of_its_layer():
+    layers = [keras.Input((4,)), keras.layers.Activation("relu", activity_regularizer="l2")]
+    model, x = keras.Sequential(layers), np.ones((2, 4), "float32")
+    swapped = hullo.keras.replace_activations(model)
+    folded = hullo.keras.fold(swapped)
+    losses = []
+    for copy in (model, swapped, folded):
+        copy(x)
+        losses.append([float(numpy(loss)) for loss in copy.losses])
+    assert losses == [pytest.approx([0.04])] * 3
+
+
 def test_unsupported_models_are_rejected():
     plain = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
     with pytest.raises(ValueError, match="no activation of the model can be replaced"):

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from keras import ops
+from keras.backend import standardize_dtype
 
 from hullo._compat import tracing_state
 from hullo.bases import Base
@@ -88,7 +89,8 @@ def _feasible_gradient(raw: Array, gradient: Array) -> Array:
     Like :func:`hullo.parametrizations.feasible_gradient`, but for each backward pass separately: Keras optimizers have
     no hook that could restrict the accumulated gradient.
     """
-    inside = _project_onto_simplex(raw) > 0
+    rounding = 8 * float(np.finfo(standardize_dtype(raw.dtype)).eps)  # of the projection
+    inside = _project_onto_simplex(raw) > rounding
     order = ops.argsort(_where(inside, -np.inf, gradient), axis=-1)
     means = _running_means(ops.take_along_axis(gradient, order, axis=-1))
     counts = ops.arange(1, raw.shape[-1] + 1)

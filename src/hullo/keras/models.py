@@ -19,10 +19,10 @@ from hullo.find_base import candidate_members
 from hullo.keras.layers import AffineHull, Hull, to_numpy
 from hullo.properties import identify
 from hullo.surgery.build import default_bases
+from hullo.surgery.probes import SINGLE, points
 from hullo.surgery.recognize import Known
 
 _GATES = frozenset({"sigmoid", "hardsigmoid", "softplus"})  # not replaced: probabilities as often as activations
-_TOLERANCE = 2e-6
 
 _NATIVE: dict[str, Callable[..., Any]] = {
     "identity": keras.activations.linear,
@@ -208,7 +208,7 @@ def _clone(model: keras.Model, change: Callable[[Any, Any], Any], trainable_hull
             new = change(layer, layer)
             if new is not None:
                 activation = new if isinstance(new, keras.layers.Layer) else keras.layers.Activation(new)
-                activation.name = layer.name
+                activation.name, activation.activity_regularizer = layer.name, layer.activity_regularizer
                 return activation
             result = type(layer).from_config(config)
         else:
@@ -250,23 +250,28 @@ def _recognize(function: Any) -> Base | None:
         return None
     if isinstance(function, (keras.layers.InputLayer, keras.layers.Dropout)):
         return None
+    called = function
     if isinstance(function, keras.layers.Layer) and (not function.built or function.dtype_policy.name != "float32"):
-        # The call below would build the layer for this tensor.
-        function = type(function).from_config({**function.get_config(), "dtype": "float32"})
+        try:  # the call below would build the layer for this tensor
+            called = type(function).from_config({**function.get_config(), "dtype": "float32"})
+        except ValueError:  # a Lambda, which Keras does not copy
+            return None
 
     def call(x: Tensor) -> Tensor:
-        given = ops.convert_to_tensor(x.reshape(1, -1).numpy().astype("float32"))
-        return torch.as_tensor(to_numpy(function(given)).copy()).reshape(-1)
+        given = ops.convert_to_tensor(x.numpy().astype("float32"))
+        return torch.as_tensor(to_numpy(called(given)).copy()).double()
 
-    x = torch.linspace(-12, 12, 1025, dtype=torch.float64)
+    x = points(torch.float32).double()
+    x = x[: len(x) // 16 * 16].reshape(-1, 16)
     try:
         y = call(x)
-        candidates = [*all_bases(), *candidate_members(call, decimals=5)]
+        is_elementwise = y.shape == x.shape and SINGLE.matches(call(x[:1]), y[:1], x[:1]).all()
+        candidates = [*all_bases(), *candidate_members(lambda sample: call(sample[None])[0], decimals=5)]
     except Exception:  # it does not accept such a tensor
         return None
-    if y.shape != x.shape or getattr(function, "weights", None):
+    if not is_elementwise or getattr(called, "weights", None):
         return None
     for item in candidates:
-        if bool(((item.function(x) - y).abs() <= _TOLERANCE * (1 + x.abs())).all()):
+        if bool(SINGLE.matches(y, item.function(x), x).all()):
             return base(item.name)
     return None
