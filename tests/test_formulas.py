@@ -178,3 +178,33 @@ def test_a_bound_is_exact_beside_one_that_is_infinite(text: str) -> None:
     slopes = own.derivative(x)
     near = slopes.min().item() if math.isinf(high) else slopes.max().item()
     assert (low if math.isinf(high) else high) == pytest.approx(near, abs=1e-5)
+
+
+@pytest.mark.parametrize("text", ["x * log1p(square(x)) * 0.1", "x - 0.01 * x * log1p(abs(x))"])
+def test_slopes_that_grow_like_a_logarithm_are_unknown(text: str) -> None:
+    own = hullo.add_base("slow", text)
+    assert not own.is_certain
+    assert hullo.slope_bounds([1.0, 2.0], ["slow", "tanh"]) is None
+    assert hullo.is_monotone([1.0], ["slow"]) is None
+    assert hullo.slope_bounds([0.0, 2.0], ["slow", "tanh"]) == (0.0, 2.0)
+
+
+def test_fast_waves_are_accepted() -> None:
+    assert hullo.add_base("wave", "x + sin(x * 1000) * 0.002").slope_bounds == (-1.0, 3.0)
+
+
+def test_function_without_a_derivative_in_pytorch_is_refused() -> None:
+    with pytest.raises(ValueError, match="automatic differentiation computed it: give derivative"):
+        hullo.add_base("bessel", lambda x: torch.special.bessel_j1(x) * 2)
+
+
+def test_function_that_fails_is_named_and_not_compared_with_activations() -> None:
+    def limited(x: torch.Tensor) -> torch.Tensor:
+        if x.abs().max() > 1e6 and len(x) < 30000:
+            raise OverflowError("too large")
+        return x / (1 + x.abs()).sqrt()
+
+    hullo.add_base("limited", limited)
+    with pytest.warns(UserWarning, match="'limited' raised OverflowError: too large"):
+        swapped = hullo.replace_activations(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ELU(0.7)))
+    assert hullo.identify(swapped[1]).name == "elu(0.7)"

@@ -105,6 +105,10 @@ class Base:
         return True if self.formula and self.is_certain else None
 
     @property
+    def has_bounded_slope(self) -> bool:
+        return all(map(math.isfinite, self.slope_bounds))
+
+    @property
     def is_admissible(self) -> bool:
         """Return whether f(0) = 0 and f has slope one at the origin, from at least one side."""
         return abs(self.value_at_zero) < _TOLERANCE and any(abs(s - 1) < _TOLERANCE for s in self.slopes_at_zero)

@@ -18,6 +18,7 @@ from hullo.slope_extremes import extremes
 
 _NEAR_ZERO = 2.0**-40  # one side of 0, so near that curvature is negligible
 _BESIDE = 2.0**-45  # either side of a place where the function may jump, relative to it
+_FURTHER = torch.cat([sign * torch.arange(129.0, 1000.0, 10, dtype=torch.float64).exp2() for sign in (-1, 1)])
 _UNBOUNDED = 2.0**40  # slopes as large as this, up to 2^128 from the origin, have no bound
 
 
@@ -59,7 +60,8 @@ def add_base(
             return _from_formula(spelled, function, derivative, values)
         fixed = functools.partial(function, **values)
         if derivative is None or isinstance(derivative, str):
-            return _measure(spelled, fixed, _autograd_slope(fixed))
+            hint = "; automatic differentiation computed it: give derivative"
+            return _measure(spelled, fixed, _autograd_slope(fixed), hint)
         given = functools.partial(derivative, **values)
         return _measure(spelled, fixed, lambda x, y: given(x))
 
@@ -85,6 +87,9 @@ def _from_formula(
     if bounds is None:
         return dataclasses.replace(measured, is_certain=False)
     low, high = (round(b, 9) + 0.0 if math.isfinite(b) else b for b in _limit(*bounds))
+    far = derivative_of(function, slope, _FURTHER)
+    if bool(((far < low - 1e-6) | (far > high + 1e-6)).any()):  # it grows too slowly to be seen up to 2^128
+        return dataclasses.replace(measured, is_certain=False)
     return dataclasses.replace(measured, slope_bounds=(low, high))
 
 
@@ -114,7 +119,7 @@ def _autograd_slope(function: Function) -> Slope:
     return slope
 
 
-def _measure(name: str, function: Function, slope: Slope) -> Base:
+def _measure(name: str, function: Function, slope: Slope, hint: str = "") -> Base:
     x = real_line()
     argument = x.clone()
     y = function(argument)
@@ -135,12 +140,14 @@ def _measure(name: str, function: Function, slope: Slope) -> Base:
     slopes = derivative_of(function, slope, x)
     if slopes.shape != x.shape:
         raise ValueError(f"the derivative of base function {name!r} must return a tensor like its input, or a number")
-    step = 1e-5
-    differences = (function(x[near] + step) - function(x[near] - step)) / (2 * step)
-    right = (slopes[near] - differences).abs() <= 1e-5 * differences.abs().clamp_min(1)
+    right = torch.zeros_like(x[near], dtype=torch.bool)
+    for step in (1e-5, 1e-7):  # the larger one is for functions that round, the smaller for those that oscillate
+        differences = (function(x[near] + step) - function(x[near] - step)) / (2 * step)
+        right |= (slopes[near] - differences).abs() <= 1e-5 * differences.abs().clamp_min(1)
     if int(right.sum()) < 0.99 * len(right):  # there may be kinks between the points; NaN counts as wrong
         at = x[near][~right][0].item()
-        raise ValueError(f"the derivative of base function {name!r} disagrees with its values, e.g. at x = {at:.4g}")
+        text = f"the derivative of base function {name!r} disagrees with its values, e.g. at x = {at:.4g}"
+        raise ValueError(text + hint)
     if bool(slopes.isnan().any()):
         at = x[slopes.isnan()][0].item()
         raise ValueError(

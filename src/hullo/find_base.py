@@ -48,13 +48,21 @@ def candidate_members(function: Callable[[Tensor], Tensor], decimals: int | None
 def same_as(coefficients: Sequence[float], bases: tuple[Base, ...], tolerance: float) -> Base | None:
     """Return the base of the catalogue that a combination equals, with a tolerance on each coefficient.
 
-    A base equals the combination if it lies in the span of the bases and has the same coefficients there.
+    A base equals the combination if it lies in the span of the bases and has the same coefficients there. The tolerance
+    of a coefficient is relative if the slope of its base is unbounded: a small one matters for large inputs.
     """
+
+    def agrees(expected: Sequence[float]) -> bool:
+        return all(
+            abs(c - e) <= tolerance * (1 if item.has_bounded_slope else abs(e))
+            for c, e, item in zip(coefficients, expected, bases, strict=True)
+        )
+
     for item in bases:
-        if _agree(coefficients, [float(other is item) for other in bases], tolerance):
+        if agrees([float(other is item) for other in bases]):
             return item
     for item, expected in _in_span(bases, all_bases()):
-        if _agree(coefficients, expected, tolerance):
+        if agrees(expected):
             return item
     points = torch.tensor([-7.0, -2.0, -0.5, 0.0, 0.5, 2.0, 7.0], dtype=torch.float64, device="cpu")
     scale = 1 + sum(map(abs, coefficients))
@@ -66,17 +74,25 @@ def same_as(coefficients: Sequence[float], bases: tuple[Base, ...], tolerance: f
         if bool((combined(points) - item.function(points)).abs().max() > 100 * tolerance * scale):
             continue
         (weights,) = express([item.function], [other.function for other in bases])
-        if weights is not None and _agree(coefficients, weights, tolerance):
+        if weights is not None and agrees(weights):
             return base(item.name)
     return None
-
-
-def _agree(first: Sequence[float], second: Sequence[float], tolerance: float) -> bool:
-    return all(abs(a - b) <= tolerance for a, b in zip(first, second, strict=True))
 
 
 @functools.lru_cache(maxsize=256)
 def _in_span(bases: tuple[Base, ...], candidates: tuple[Base, ...]) -> list[tuple[Base, list[float]]]:
     """Return the candidates that are combinations of these bases, with their coefficients."""
-    weights = express([item.function for item in candidates], [item.function for item in bases])
+    weights = express([_or_nan(item.function) for item in candidates], [item.function for item in bases])
     return [(item, expected) for item, expected in zip(candidates, weights, strict=True) if expected is not None]
+
+
+def _or_nan(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return a function that is NaN where another one, which may be a user's, fails."""
+
+    def call(x: Tensor) -> Tensor:
+        try:
+            return function(x)
+        except Exception:
+            return torch.full_like(x, torch.nan)
+
+    return call

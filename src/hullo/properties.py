@@ -32,7 +32,8 @@ def slope_bounds(
     The larger of their magnitudes is the Lipschitz constant. Both are certain, to 1e-9 of the largest slope that the
     coefficients and the slopes of the bases allow; for a base with unbounded slope, its slope at ±1 counts. They are
     unknown if a base without a formula, a Python function of :func:`hullo.add_base`, has a nonzero coefficient, since
-    samples cannot bound its slope, if a formula may jump, and for some combinations of waves of several frequencies.
+    samples cannot bound its slope, if a formula may jump or its slope grows as slowly as a logarithm, and for some
+    combinations of waves of several frequencies.
 
     >>> import hullo
     >>> hullo.slope_bounds([2.0, -1.0], ["identity", "tanh"])
@@ -104,6 +105,8 @@ def _for_each_row(
             raise TypeError(
                 "the hull has an inner scale, f(b x), which is not supported here; give coefficients and bases"
             )
+        if subject.raw.is_meta:
+            raise ValueError("the coefficients of the hull have no values, on the meta device; load a state first")
         resolved, rows = subject.bases, subject.coefficients.detach().double().cpu()
     elif bases is None:
         raise TypeError("coefficients need their bases: give both, or a hull")

@@ -133,7 +133,7 @@ def _search(
     `is_enough` may end the search early; its arguments are the smallest slope found and a lower bound of all slopes.
     """
     used = [(c, item) for c, item in zip(coefficients, bases, strict=True) if c != 0]
-    if not all(item.formula and item.is_continuous for _, item in used):
+    if not all(item.formula and item.is_certain and item.is_continuous for _, item in used):
         return None
     if not used:
         return [0.0] * len(signs)

@@ -228,6 +228,36 @@ def test_failing_mode_is_not_compared() -> None:
         hullo.replace_activations(nn.Sequential(nn.LazyLinear(4), nn.ReLU()), example_inputs=torch.randn(2, 5))
 
 
+class Overwriting(nn.Module):
+    """Adds to the input of its activation: ReLU needs only its output for the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.act = nn.Linear(4, 4), nn.Linear(4, 4), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        x += self.second(self.act(x))
+        return x
+
+
+def test_hull_whose_input_is_overwritten_is_refused_by_name() -> None:
+    model, x = Overwriting(), torch.randn(3, 4)
+    model(x).sum().backward()
+    before = [parameter.grad for parameter in model.parameters()]
+    with pytest.raises(RuntimeError, match="changes the input of 'act' in place"):
+        hullo.replace_activations(model, example_inputs=x)
+    assert isinstance(model.act, nn.ReLU)
+    assert all(p.grad is grad for p, grad in zip(model.parameters(), before, strict=True))
+
+
+def test_model_without_a_backward_pass_is_compared_forwards() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Flatten())
+    model[2].register_forward_hook(lambda module, inputs, output: output.detach().requires_grad_().long())
+    hullo.replace_activations(model, example_inputs=torch.randn(3, 4))
+    assert "in training and evaluation mode" in str(hullo.summary(model))
+
+
 def test_differences_are_detected_in_any_output() -> None:
     one = {"a": torch.tensor([1.0, float("nan"), float("inf")]), "b": torch.tensor([1, 2]), "c": "x"}
     assert difference(one, copy.deepcopy(one)) == ("", 0.0)

@@ -72,6 +72,20 @@ def test_groups_fold_in_any_channel_dimension(channel_dim: int) -> None:
     torch.testing.assert_close(hullo.fold(hull)(x), hull(x).detach())
 
 
+@pytest.mark.parametrize(
+    "hull",
+    [
+        hullo.LinearHull("relu", "tanh", init=[9e-7, 5e-7]),
+        hullo.LinearHull("identity", "relu", init=[[1e-7, 2e-7], [3e-7, 1e-7]], groups=2),
+        hullo.poly_relu(init=[0.0, 1.0, 0.0, 9e-7]),
+    ],
+    ids=["small", "small groups", "cubic"],
+)
+def test_small_coefficients_that_matter_are_kept(hull: hullo.Hull) -> None:
+    x = torch.tensor([[-3.0, 2.0], [100.0, -0.1]])
+    torch.testing.assert_close(hullo.fold(hull)(x), hull(x).detach(), rtol=1e-6, atol=0.0)
+
+
 def test_bases_with_zero_coefficient_are_removed() -> None:
     hull = hullo.AffineHull("identity", "relu", "tanh", init=[0.4, 0.0, 0.6])
     folded = hullo.fold(hull)
@@ -170,6 +184,13 @@ def test_untraceable_base_is_rejected() -> None:
     hullo.add_base("careful_sin", lambda x: torch.sin(x) if bool(x.isfinite().all()) else torch.zeros_like(x))
     with pytest.raises(ValueError, match=r"'careful_sin' .*graph"):
         hullo.fold(hullo.AffineHull("relu", "careful_sin"))
+
+
+def test_hull_without_values_is_rejected() -> None:
+    hull = hullo.AffineHull("identity", "relu").to("meta")
+    for function in (hullo.fold, hullo.identify):
+        with pytest.raises(ValueError, match="no values, on the meta device"):
+            function(hull)
 
 
 def test_bad_input_is_rejected() -> None:

@@ -28,6 +28,8 @@ FORWARDS: dict[str, tuple[str, int]] = {
     "generator": ("return sum(self.parts(x))", 2),
     "class attribute": ("return self.shared(self.static(self.l0(x)))", 2),
     "alias": ("act = self.act\n        return act(self.l0(act(x)))", 2),
+    "unpacked pairs": ("for act, n in self.pairs: x = act(self.l0(x)) * n\n        return x", 2),
+    "unpacked attribute": ("act, n = self.pairs[0]\n        return act(self.l0(x)) * n", 1),
     "unpacked": ("a, b = self.act, F.gelu\n        return b(self.l0(a(x)))", 2),
     "by name in a loop": ("for n in range(2): x = getattr(self, f'act{n}')(self.l0(x))\n        return x", 2),
     "forward by hand": ("return self.act.forward(self.l0(self.act.__call__(x)))", 2),
@@ -104,6 +106,54 @@ FORWARDS: dict[str, tuple[str, int]] = {
 }
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return torch.tanh(self.table.get('a')(self.l0(x)))",
+        "act = self.table.get('a')\n        return torch.tanh(act(self.l0(x)))",
+        "act = self.pairs[len(x) - 2][0]\n        return torch.tanh(act(self.l0(x)))",
+    ],
+)
+def test_activations_from_collections_are_listed(body: str, tmp_path: Path) -> None:
+    code = f"""
+class Net(Base):
+    def build(self):
+        self.table, self.pairs = {{"a": nn.SiLU()}}, [(nn.ELU(), 1)]
+
+    def forward(self, x):
+        {body}
+"""
+    summary = hullo.summary(hullo.replace_activations(imported(code, tmp_path)["Net"]()))
+    assert (len(summary.hulls), len(summary.not_replaced)) == (1, 1)
+    assert "not known before the code runs" in str(summary)
+
+
+def test_activation_that_train_assigns_is_not_replaced(tmp_path: Path) -> None:
+    code = """
+class Net(Base):
+    def build(self):
+        self.act = nn.ReLU()
+
+    def train(self, mode=True):
+        self.act = nn.ReLU() if mode else nn.GELU()
+        return super().train(mode)
+
+    def forward(self, x):
+        return torch.tanh(self.act(self.l0(x)))
+"""
+    summary = hullo.summary(hullo.replace_activations(imported(code, tmp_path)["Net"]()))
+    assert [site.name for site in summary.not_replaced] == ["act"]
+
+
+def test_traced_graph_without_modules_is_listed() -> None:
+    class Sum(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(x) + torch.tanh(x)
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.GELU(), torch.fx.symbolic_trace(Sum()))
+    assert "replace before tracing" in str(hullo.summary(hullo.replace_activations(model)))
+
+
 @pytest.mark.parametrize("name", FORWARDS)
 def test_unusual_code_is_handled(name: str, tmp_path: Path) -> None:
     body, count = FORWARDS[name]
@@ -123,6 +173,7 @@ class Net(Parent):
         self.d = nn.ModuleDict({{"my-act": nn.ReLU()}})
         {"self.seq = nn.Sequential(nn.Linear(4, 4), nn.SiLU())" if "self.seq" in body else ""}
         self.leaky, self.grown = F.leaky_relu, []
+        self.pairs, self.table = [(nn.ELU(), 2.0), (F.gelu, 3.0)], {{"a": nn.SiLU()}}
 
     @property
     def prop(self):

@@ -31,13 +31,14 @@ class Comparison:
         model: the model; its state is restored after each run.
         inputs: the arguments of the model.
         coarsest: a lower bound for the tolerance, relative to the largest number of an output.
+        backward: whether a changed model must have a backward pass in training mode if the original has one.
     """
 
-    def __init__(self, model: nn.Module, inputs: Inputs, coarsest: float = 0.0) -> None:
+    def __init__(self, model: nn.Module, inputs: Inputs, coarsest: float = 0.0, backward: bool = False) -> None:
         for name, item in [*model.named_parameters(), *model.named_buffers()]:
             if torch.nn.parameter.is_lazy(item):
                 raise ValueError(f"{name} is uninitialized: run the model once before you give example_inputs")
-        self._inputs = inputs
+        self._inputs, self._backward = inputs, backward and not _is_distributed(model)
         dtypes = {item.dtype for item in [*model.parameters(), *model.buffers(), *_tensors(inputs)]}
         self._tolerance = max([coarsest, *(_TOLERANCES.get(dtype, 0.0) for dtype in dtypes)])
         self.shapes: dict[str, Tensor] = {}  # the last input of each hull, on the meta device
@@ -46,7 +47,7 @@ class Comparison:
         failures: list[Exception] = []
         for mode in MODES:
             try:
-                self.expected[mode] = self._run(model, mode)
+                self.expected[mode] = self._run(model, mode, is_original=True)
             except Exception as error:  # in training mode, a batch of one may fail, or targets may be missing
                 failures.append(error)
         if not self.expected:
@@ -63,12 +64,30 @@ class Comparison:
         leaves = [item for actual in self.expected.values() for item in actual.values()]
         return " and ".join(self.expected) if any(not getattr(item, "is_meta", False) for item in leaves) else ""
 
-    def _run(self, model: nn.Module, mode: str, noise: float = 0.0) -> Leaves:
+    def _run(self, model: nn.Module, mode: str, noise: float = 0.0, is_original: bool = False) -> Leaves:
         with restored(model), torch.set_grad_enabled(MODES[mode]):
-            hook_inputs(model, self._record)
+            versions: list[tuple[str, Tensor, int]] = []  # of the inputs of hulls
+
+            def record(name: str, x: Tensor) -> None:
+                self._record(name, x)
+                versions.append((name, x, _version(x)))
+
+            hook_inputs(model, record)
             for _, hull in named_callers(model) if noise else ():
                 hull.register_forward_hook(_perturb(noise))
-            return dict(_leaves("", run(model.train(MODES[mode]), self._inputs)))
+            output = run(model.train(MODES[mode]), self._inputs)
+            leaves = dict(_leaves("", output))
+            if MODES[mode] and self._backward:
+                try:
+                    _differentiate(model, output)
+                except Exception as error:
+                    if is_original:
+                        self._backward = False
+                    else:
+                        changed = dict.fromkeys(repr(name) for name, x, version in versions if _version(x) > version)
+                        why = f"; the model changes the input of {', '.join(changed)} in place after the call, and a "
+                        raise RuntimeError(f"{error}{why + 'hull needs it' if changed else ''}") from error
+            return leaves
 
     def _record(self, name: str, x: Tensor) -> None:
         self.shapes[name] = x.detach().to("meta")
@@ -149,11 +168,34 @@ def _distance(actual: Any, expected: Any) -> float:
     return gap / scale if scale > 0 else float("inf")
 
 
-def _leaves(where: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
+def _version(x: Tensor) -> int:
+    """Return how often a tensor was changed in place."""
+    return 0 if x.is_inference() else x._version
+
+
+def _differentiate(model: nn.Module, output: Any) -> None:
+    """Compute gradients of a model's parameters, without storing them."""
+    sums = [item.sum() for _, item in _items("", output) if isinstance(item, Tensor) and item.requires_grad]
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if sums and parameters:
+        torch.autograd.grad(sums, parameters, [torch.ones_like(s) for s in sums], retain_graph=True, allow_unused=True)
+
+
+def _is_distributed(model: nn.Module) -> bool:
+    """Return whether processes share a model: its backward pass may communicate, so it is not run as a test."""
+    parts = (*(type(module) for module in model.modules()), *(type(p) for p in model.parameters()))
+    return any(kind.__module__.startswith("torch.distributed") for part in parts for kind in part.__mro__)
+
+
+def _leaves(where: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield copies of the tensors, and the numbers, in an output."""
+    for path, item in _items(where, value):
+        yield path, _dense(item.detach()).clone() if isinstance(item, Tensor) else item
+
+
+def _items(where: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
     """Yield the tensors and numbers in an output: in containers, data classes and other objects."""
-    if isinstance(value, Tensor):
-        yield where, _dense(value.detach()).clone()
-    elif isinstance(value, _PLAIN):
+    if isinstance(value, (Tensor, *_PLAIN)):
         yield where, value
     elif depth < _MAX_DEPTH:
         if isinstance(value, Mapping):
@@ -167,7 +209,7 @@ def _leaves(where: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Any]]
         else:
             parts = [(f".{name}", item) for name, item in getattr(value, "__dict__", {}).items()]
         for name, item in parts:
-            yield from _leaves(where + name, item, depth + 1)
+            yield from _items(where + name, item, depth + 1)
 
 
 def _dense(tensor: Tensor) -> Tensor:

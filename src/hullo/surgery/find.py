@@ -55,7 +55,8 @@ class _Finder:
     def _has_code(self, module: nn.Module) -> bool:
         if isinstance(module, (Hull, torch.jit.ScriptModule)) or read_module(module) is not None:
             return False
-        return any(True for _ in module.children()) or not type(module).__module__.startswith("torch.")
+        is_of_torch = type(module).__module__.startswith("torch.") and not isinstance(module, torch.fx.GraphModule)
+        return any(True for _ in module.children()) or not is_of_torch
 
     def _read(self, model: nn.Module) -> dict[int, Findings]:
         reach = Reach(model)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from hullo.surgery.state import Inputs, copy_model
 from hullo.surgery.swap import InPlace, fast_encoders, transfer_hooks
 
 _MIN_TOLERANCE = 1e-4  # omitted coefficients change outputs about as much as float32 rounding
-_TOLERANCE = 1e-6  # smaller coefficients count as zero, as in `identify`
+_TOLERANCE = 1e-6  # smaller coefficients, relative to the largest, count as zero, as in `identify`
 
 _NATIVE: dict[str, Callable[..., nn.Module]] = {
     "identity": nn.Identity, "relu": nn.ReLU, "tanh": nn.Tanh, "leaky_relu": nn.LeakyReLU, "elu": nn.ELU,
@@ -94,10 +94,12 @@ def _fold_hull(hull: Hull, inputs: Tensor | None) -> nn.Module:
             f"{type(hull).__name__} defines a forward of its own, which fold would drop; replace it by a plain module "
             "first"
         )
+    if hull.raw.is_meta:
+        raise ValueError("the coefficients of a hull have no values, on the meta device; load a state first")
     rows = hull.coefficients.detach().double().reshape(hull.groups, -1)
     if hull.inner_scale is not None:
         return _graph(hull, rows)
-    if bool((rows - rows[0]).abs().max() <= _TOLERANCE):
+    if bool(((rows - rows[0]).abs() <= _tolerances(rows, hull.bases)).all()):
         rows = rows[:1]
     natives = [_native(item) for item in identify(rows.cpu(), hull.bases)]  # type: ignore[union-attr]
     native = natives[0] if len(natives) == 1 else _prelu(natives, hull, inputs)
@@ -108,6 +110,16 @@ def _fold_hull(hull: Hull, inputs: Tensor | None) -> nn.Module:
             return _graph(hull, rows)
         vars(native)["inplace"] = True
     return native
+
+
+def _tolerances(rows: Tensor, bases: Sequence[Base]) -> Tensor:
+    """Return which differences of each base's coefficients are negligible, relative to the largest coefficient.
+
+    A base whose slope is unbounded matters for large inputs, so its own coefficients are the measure.
+    """
+    own = rows.abs().amax(0)
+    bounded = torch.tensor([item.has_bounded_slope for item in bases], device=rows.device)
+    return _TOLERANCE * torch.where(bounded, own.max(), own)
 
 
 def _product(gated: GatedHull) -> fx.GraphModule:
@@ -160,7 +172,7 @@ def _graph(hull: Hull, rows: Tensor) -> fx.GraphModule:
     dtype = graph.call_function(getattr, (x, "dtype"))
     wide_dtype = graph.call_function(torch.promote_types, (dtype, torch.float32))
     wide = graph.call_method("to", (x, wide_dtype))
-    used = [n for n in range(rows.shape[1]) if bool(rows[:, n].abs().max() > _TOLERANCE)]
+    used = (rows.abs() > _tolerances(rows, hull.bases)).any(0).nonzero()[:, 0].tolist()
     if len(rows) > 1:
         wide = graph.call_method("movedim", (wide, hull.spec.channel_dim, -1))
 

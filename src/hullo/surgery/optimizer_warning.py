@@ -65,9 +65,13 @@ def _check(model: Any, updated: set[int], steps: _Steps) -> None:
         del _pending[hull]
     names = ", ".join(not_updated[:3]) + (", ..." if not_updated[3:] else "")
     warnings.warn(
-        f"the optimizer updates the model but not the coefficients of {len(not_updated)} hulls ({names}): it was made "
+        f"the optimizer updates the model but not the coefficients of {_count(not_updated)} ({names}): it was made "
         "before replace_activations, or without them. Make it afterwards, or call optimizer.add_param_group({'params': "
         "hullo.coefficient_parameters(model), 'weight_decay': 0.0}). To train the weights alone, freeze the hulls with "
         "requires_grad_(False)",
         stacklevel=4,
     )
+
+
+def _count(names: list[str]) -> str:
+    return f"{len(names)} hull{'s' * (len(names) > 1)}"

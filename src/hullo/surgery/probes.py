@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -84,9 +85,19 @@ def points(dtype: torch.dtype) -> Tensor:
 @functools.lru_cache(maxsize=8)
 @real_tensors()
 def values(bases: tuple[Base, ...], dtype: torch.dtype) -> Tensor:
-    """Return the values of bases at the points of a type, in float64, one row per base."""
+    """Return the values of bases at the points of a type, in float64, one row per base; NaN for one that fails."""
     x = points(dtype).double()
-    return torch.stack([item.function(x) for item in bases])
+    rows = []
+    for item in bases:
+        try:
+            rows.append(item.function(x))
+        except Exception as error:  # a Python function of a user
+            text = (
+                f"base function {item.name!r} raised {type(error).__name__}: {error}; no activation is found to be it"
+            )
+            warnings.warn(text, stacklevel=2)
+            rows.append(torch.full_like(x, torch.nan))
+    return torch.stack(rows)
 
 
 @functools.cache
@@ -169,6 +180,9 @@ def identify_function(function: Callable[..., Any]) -> tuple[Base | None, bool, 
         the function is not elementwise, or linear.
     """
     call = functools.partial(_call, function)
+    bases = tuple(item for item in all_bases() if item.name != "identity")
+    for dtype in (torch.float64, torch.float32):
+        values(bases, dtype)  # warns of a base that fails
     with isolated(function) as side_effects, torch.no_grad():
         try:
             if not _seems_elementwise(call):
@@ -219,7 +233,7 @@ def _match(call: Callable[[Tensor], Tensor], y: Tensor, single: bool) -> Base | 
     expected = values(bases, torch.float32 if single else torch.float64)
     candidates = tolerance.matches(y[:_SAMPLE], expected[:, :_SAMPLE], x[:_SAMPLE]).tolist()
     for item, row, fits in zip(bases, expected, candidates, strict=True):
-        if fits and bool(tolerance.matches(y, row, x)):
+        if fits and bool(tolerance.matches(y, row, x)) and not bool(row.isnan().all()):
             return item
     for item in candidate_members(lambda sample: call(sample).double(), decimals=6 if single else None):
         if bool(tolerance.matches(y, item.function(x), x)):

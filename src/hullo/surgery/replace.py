@@ -109,7 +109,7 @@ def replace_activations(
         if example_inputs is None:
             swap(model, sites, recipe.make(model, chosen, {}))
         else:
-            _swap_and_compare(model, sites, chosen, recipe, Comparison(model, example_inputs), structure)
+            _swap_and_compare(model, sites, chosen, recipe, Comparison(model, example_inputs, backward=True), structure)
     except BaseException:
         structure.restore()
         raise

@@ -69,7 +69,7 @@ class Restrictions:
         if (id(parent), name) in self._tied:
             return self._tied[id(parent), name]
         if self._assigned.has(parent, name):
-            return f"a forward assigns {name}"
+            return f"the code of the model assigns {name}"
         if name in vars(parent) and any(name in vars(cls) for cls in type(parent).__mro__):
             return f"its class has an attribute {name}, too, which would hide a hull"
         thing = parent._modules.get(name)

@@ -138,7 +138,10 @@ def only_inspects(function: types.FunctionType) -> bool:
     return any(home == name or home.startswith(f"{name}.") for name in _INSPECTING)
 
 
-_ENTRIES = ("forward", "__call__", "__iter__", "__len__", "__getitem__", "__getattr__", "__contains__", "__bool__")
+_ENTRIES = (
+    *("forward", "__call__", "__iter__", "__len__", "__getitem__", "__getattr__", "__contains__", "__bool__"),
+    *("train", "eval"),
+)
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _BY_NAME = frozenset({"getattr", "children", "named_children", "modules", "named_modules", "_modules", "get_submodule"})
 _OF_MODULES = frozenset(vars(nn.Module()))

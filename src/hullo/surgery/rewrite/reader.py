@@ -29,6 +29,7 @@ from hullo.surgery.rewrite.values import Assigned, Attribute, Scope, UnknownErro
 from hullo.surgery.rewrite.write import can_be_decorated_again, leads_to
 
 _SPACES = (torch, torch.nn.functional, nn)
+_UNKNOWN_CHOICE = "which activation is called is not known before the code runs"
 _CALLS = frozenset({"forward", "__call__", "_wrapped_call_impl", "_call_impl"})
 _NOT_FLOATING = frozenset({
     "long", "int", "short", "byte", "bool", "argmax", "argmin", "argsort", "bincount", "count_nonzero", "complex",
@@ -186,17 +187,26 @@ class Reader(Uses):
                 default = inspect.signature(self.body.function).parameters.get(name)
                 if default is not None and contains_activation(default.default):
                     self.skip(callee_node, f"it is an argument of {self.body.name}; its default is an activation")
+                elif name in self.scope.definitions and self._is_from_activations(self.scope.definitions[name]):
+                    self.skip(callee_node, _UNKNOWN_CHOICE)
+            case ast.Call(func=ast.Attribute(value=value)) if contains_activation(self.thing(value)):
+                self.visit(callee_node)
+                self.skip(callee_node, _UNKNOWN_CHOICE)
             case ast.Subscript(value=value) | ast.Call(func=ast.Name(id="getattr"), args=[value, *_]):
                 self.visit(callee_node)
                 space = self.thing(value)
                 if contains_activation(space) or any(space is item for item in _SPACES):
-                    self.skip(callee_node, "which activation is called depends on the input")
+                    self.skip(callee_node, _UNKNOWN_CHOICE)
             case _:
                 self.visit(callee_node)
         texts = [part.value for part in ast.walk(callee_node) if isinstance(part, ast.Constant)]
         words = {word for text in texts if isinstance(text, str) for word in re.findall(r"\w+", text)}
         if isinstance(callee_node, ast.Call) and not NAMES.isdisjoint(words):
             self.skip(callee_node, "its value is not known before the code runs")
+
+    def _is_from_activations(self, node: ast.expr) -> bool:
+        """Return whether an expression selects something from a collection that contains an activation."""
+        return any(contains_activation(self.thing(part)) for part in ast.walk(node) if isinstance(part, ast.Attribute))
 
     def _method_of_value(self, given: ast.Call, callee_node: ast.Attribute) -> None:
         """Record x.relu() for an unknown x."""

@@ -91,7 +91,7 @@ class Scope:
         if isinstance(target, ast.Name) and target.id in self._bindable:
             self._known[target.id] = value
             return True
-        parts = value.items if isinstance(target, (ast.Tuple, ast.List)) else None
+        parts = _unpack(value) if isinstance(target, (ast.Tuple, ast.List)) else None
         if parts is None or len(parts) != len(target.elts):  # type: ignore[attr-defined]
             self.forget(target)
             return False
@@ -299,6 +299,14 @@ def _elements(value: Value) -> tuple[Value, ...]:
     if isinstance(value.thing, (list, tuple, range, dict)) and len(value.thing) <= MAX_ITERATIONS:
         return tuple(Value(item) for item in value.thing)
     raise UnknownError
+
+
+def _unpack(value: Value) -> tuple[Value, ...] | None:
+    """Return the items of a value that is assigned to several names; None if they are unknown."""
+    try:
+        return _elements(value)
+    except UnknownError:
+        return None
 
 
 def _children(owner: Value) -> tuple[Value, ...]:
