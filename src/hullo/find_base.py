@@ -45,6 +45,11 @@ def candidate_members(function: Callable[[Tensor], Tensor], decimals: int | None
                 yield make_member(name, rounded)
 
 
+def combination(coefficients: Sequence[float], bases: Sequence[Base], x: Tensor) -> Tensor:
+    """Return the values of a combination, by plain operations."""
+    return sum((c * item.function(x) for c, item in zip(coefficients, bases, strict=True)), torch.zeros_like(x))
+
+
 def same_as(coefficients: Sequence[float], bases: tuple[Base, ...], tolerance: float) -> Base | None:
     """Return the base of the catalogue that a combination equals, with a tolerance on each coefficient.
 
@@ -66,10 +71,7 @@ def same_as(coefficients: Sequence[float], bases: tuple[Base, ...], tolerance: f
             return item
     points = torch.tensor([-7.0, -2.0, -0.5, 0.0, 0.5, 2.0, 7.0], dtype=torch.float64, device="cpu")
     scale = 1 + sum(map(abs, coefficients))
-
-    def combined(x: Tensor) -> Tensor:
-        return sum((c * item.function(x) for c, item in zip(coefficients, bases, strict=True)), torch.zeros_like(x))
-
+    combined = functools.partial(combination, coefficients, bases)
     for item in candidate_members(combined, decimals=6):
         if bool((combined(points) - item.function(points)).abs().max() > 100 * tolerance * scale):
             continue

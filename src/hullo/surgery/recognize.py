@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from hullo._compat import real_tensors
 from hullo.bases import Base, all_bases, base
+from hullo.find_base import combination
 from hullo.least_squares import express
 from hullo.modules import Hull
 from hullo.sharding import gather
@@ -66,17 +67,13 @@ class Known:
         """Return the coefficients of the function in other bases, one row per channel; None if there are none."""
         if len(self.bases) == 1 and self.bases[0] in bases:
             return [[float(item is self.bases[0]) for item in bases]]
-        functions = [functools.partial(_combine, row, self.bases) for row in self.rows]
+        functions = [functools.partial(combination, row, self.bases) for row in self.rows]
         rows = [
             [round(number, 12) for number in solution]
             for solution in express(functions, [item.function for item in bases])
             if solution is not None
         ]
         return rows if len(rows) == len(self.rows) else None
-
-
-def _combine(row: Sequence[float], bases: Sequence[Base], x: Tensor) -> Tensor:
-    return sum((c * item.function(x) for c, item in zip(row, bases, strict=True)), torch.zeros_like(x))
 
 
 @dataclass(frozen=True)
