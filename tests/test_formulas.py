@@ -189,6 +189,12 @@ def test_slopes_that_grow_like_a_logarithm_are_unknown(text: str) -> None:
     assert hullo.slope_bounds([0.0, 2.0], ["slow", "tanh"]) == (0.0, 2.0)
 
 
+def test_overflow_far_away_is_no_growth() -> None:
+    own = hullo.add_base("rational", "x * square(x) / (1 + square(x))")
+    assert own.is_certain
+    assert own.slope_bounds == (0.0, 1.125)
+
+
 def test_fast_waves_are_accepted() -> None:
     assert hullo.add_base("wave", "x + sin(x * 1000) * 0.002").slope_bounds == (-1.0, 3.0)
 

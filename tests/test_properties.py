@@ -149,6 +149,11 @@ def test_other_combinations_are_not_identified(coefficients: list[float], bases:
     assert hullo.identify(coefficients, bases) is None
 
 
+def test_function_in_the_span_is_identified_beside_powers() -> None:
+    assert hullo.identify([0.25, 0.75, 0.0], ["identity", "relu", "relu2"]).name == "leaky_relu(0.25)"
+    assert hullo.identify([0.25, 0.75, 1e-7], ["identity", "relu", "relu2"]) is None
+
+
 def test_hull_with_groups_gets_one_answer_per_group() -> None:
     act = hullo.AffineHull("identity", "tanh", groups=3, init=[[1.0, 0.0], [-1.0, 2.0], [2.0, -1.0]])
     assert hullo.is_monotone(act) == [True, False, True]

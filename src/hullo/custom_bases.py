@@ -18,7 +18,6 @@ from hullo.slope_extremes import extremes
 
 _NEAR_ZERO = 2.0**-40  # one side of 0, so near that curvature is negligible
 _BESIDE = 2.0**-45  # either side of a place where the function may jump, relative to it
-_FURTHER = torch.cat([sign * torch.arange(129.0, 1000.0, 10, dtype=torch.float64).exp2() for sign in (-1, 1)])
 _UNBOUNDED = 2.0**40  # slopes as large as this, up to 2^128 from the origin, have no bound
 
 
@@ -87,8 +86,11 @@ def _from_formula(
     if bounds is None:
         return dataclasses.replace(measured, is_certain=False)
     low, high = (round(b, 9) + 0.0 if math.isfinite(b) else b for b in _limit(*bounds))
-    far = derivative_of(function, slope, _FURTHER)
-    if bool(((far < low - 1e-6) | (far > high + 1e-6)).any()):  # it grows too slowly to be seen up to 2^128
+    magnitudes = torch.arange(129.0, 1000.0, 10, dtype=torch.float64).exp2()
+    x = torch.cat([-magnitudes, magnitudes])
+    slopes = derivative_of(function, slope, x)
+    outside = (slopes < low - 1e-6) | (slopes > high + 1e-6)
+    if bool((outside & slopes.isfinite() & function(x).isfinite()).any()):  # it grows too slowly to be seen up to 2^128
         return dataclasses.replace(measured, is_certain=False)
     return dataclasses.replace(measured, slope_bounds=(low, high))
 

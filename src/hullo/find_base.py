@@ -76,7 +76,7 @@ def same_as(coefficients: Sequence[float], bases: tuple[Base, ...], tolerance: f
         if bool((combined(points) - item.function(points)).abs().max() > 100 * tolerance * scale):
             continue
         (weights,) = express([item.function], [other.function for other in bases])
-        if weights is not None and agrees(weights):
+        if weights is not None and agrees(_rounded(weights)):
             return base(item.name)
     return None
 
@@ -85,7 +85,14 @@ def same_as(coefficients: Sequence[float], bases: tuple[Base, ...], tolerance: f
 def _in_span(bases: tuple[Base, ...], candidates: tuple[Base, ...]) -> list[tuple[Base, list[float]]]:
     """Return the candidates that are combinations of these bases, with their coefficients."""
     weights = express([_or_nan(item.function) for item in candidates], [item.function for item in bases])
-    return [(item, expected) for item, expected in zip(candidates, weights, strict=True) if expected is not None]
+    return [
+        (item, _rounded(expected)) for item, expected in zip(candidates, weights, strict=True) if expected is not None
+    ]
+
+
+def _rounded(numbers: Sequence[float]) -> list[float]:
+    """Return the solution of a linear system without its rounding errors."""
+    return [round(number, 12) + 0.0 for number in numbers]
 
 
 def _or_nan(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

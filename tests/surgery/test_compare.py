@@ -252,10 +252,41 @@ def test_hull_whose_input_is_overwritten_is_refused_by_name() -> None:
 
 
 def test_model_without_a_backward_pass_is_compared_forwards() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Flatten())
-    model[2].register_forward_hook(lambda module, inputs, output: output.detach().requires_grad_().long())
+    class Doubled(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.sigmoid(super().forward(x)).mul_(2)  # sigmoid needs its output for the backward pass
+
+    for is_frozen in (False, True):
+        model, x = Doubled(nn.Linear(4, 4), nn.ReLU()), torch.randn(3, 4)
+        model.requires_grad_(not is_frozen)
+        if not is_frozen:
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                model(x).sum().backward()
+        hullo.replace_activations(model, example_inputs=x)
+        assert "in training and evaluation mode" in str(hullo.summary(model))
+
+
+def test_in_place_hulls_are_not_blamed() -> None:
+    class Both(Overwriting):
+        def __init__(self) -> None:
+            super().__init__()
+            self.before = nn.ReLU(inplace=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(self.before(self.second(x)))
+
+    with pytest.raises(RuntimeError, match="changes the input of 'act' in place"):
+        hullo.replace_activations(Both(), example_inputs=torch.randn(3, 4))
+
+
+def test_backward_hooks_are_not_called() -> None:
+    model, called = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), []
+    model[0].register_full_backward_hook(lambda *_: called.append("module"))
+    model[0].weight.register_hook(lambda gradient: called.append("parameter"))
     hullo.replace_activations(model, example_inputs=torch.randn(3, 4))
-    assert "in training and evaluation mode" in str(hullo.summary(model))
+    assert called == []
+    model(torch.randn(3, 4, requires_grad=True)).sum().backward()
+    assert sorted(called) == ["module", "parameter"]
 
 
 def test_differences_are_detected_in_any_output() -> None:

@@ -28,7 +28,7 @@ def test_early_optimizer_warns_once_and_the_remedy_works() -> None:
     model = made()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     hullo.replace_activations(model)
-    with pytest.warns(UserWarning, match=r"coefficients of 1 hulls \(1\).*add_param_group"):
+    with pytest.warns(UserWarning, match=r"coefficients of 1 hull \(1\).*add_param_group"):
         train(model, optimizer)
     before = model[1].coefficients.tolist()
     assert before == [0, 1, 0]

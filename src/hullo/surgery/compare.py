@@ -13,6 +13,7 @@ from hullo.gating import named_callers
 from hullo.surgery.channel_dim import channel_dim_of
 from hullo.surgery.probes import DOUBLE
 from hullo.surgery.state import Inputs, hook_inputs, restored, run
+from hullo.surgery.swap import InPlace
 
 MODES = {"training": True, "evaluation": False}
 _TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -65,28 +66,31 @@ class Comparison:
         return " and ".join(self.expected) if any(not getattr(item, "is_meta", False) for item in leaves) else ""
 
     def _run(self, model: nn.Module, mode: str, noise: float = 0.0, is_original: bool = False) -> Leaves:
+        backward = MODES[mode] and self._backward and not noise
+        inputs: list[tuple[str, Tensor, int]] = []  # of hulls, with their versions
+
+        def record(name: str, x: Tensor) -> None:
+            self._record(name, x)
+            if backward:
+                inputs.append((name, x, _version(x)))
+
         with restored(model), torch.set_grad_enabled(MODES[mode]):
-            versions: list[tuple[str, Tensor, int]] = []  # of the inputs of hulls
-
-            def record(name: str, x: Tensor) -> None:
-                self._record(name, x)
-                versions.append((name, x, _version(x)))
-
             hook_inputs(model, record)
             for _, hull in named_callers(model) if noise else ():
                 hull.register_forward_hook(_perturb(noise))
+            for module in model.modules() if backward else ():
+                module._backward_hooks.clear()
+                module._backward_pre_hooks.clear()
             output = run(model.train(MODES[mode]), self._inputs)
             leaves = dict(_leaves("", output))
-            if MODES[mode] and self._backward:
-                try:
-                    _differentiate(model, output)
-                except Exception as error:
-                    if is_original:
-                        self._backward = False
-                    else:
-                        changed = dict.fromkeys(repr(name) for name, x, version in versions if _version(x) > version)
-                        why = f"; the model changes the input of {', '.join(changed)} in place after the call, and a "
-                        raise RuntimeError(f"{error}{why + 'hull needs it' if changed else ''}") from error
+            try:
+                has_gradients = backward and _differentiate(model, output)
+            except Exception as error:
+                if not is_original:
+                    raise RuntimeError(f"{error}{_blame(model, inputs)}") from error
+                has_gradients = False
+            if is_original and backward:
+                self._backward = has_gradients
             return leaves
 
     def _record(self, name: str, x: Tensor) -> None:
@@ -173,12 +177,29 @@ def _version(x: Tensor) -> int:
     return 0 if x.is_inference() else x._version
 
 
-def _differentiate(model: nn.Module, output: Any) -> None:
-    """Compute gradients of a model's parameters, without storing them."""
+def _blame(model: nn.Module, inputs: list[tuple[str, Tensor, int]]) -> str:
+    """Return a clause on the hulls whose inputs were changed after the call, other than by themselves."""
+    in_place = {name for name, module in named_callers(model) if isinstance(module, InPlace)}
+    changed = dict.fromkeys(repr(name) for name, x, version in inputs if _version(x) > version and name not in in_place)
+    listed = ", ".join(changed)
+    return f"; the model changes the input of {listed} in place after the call, and a hull needs it" if changed else ""
+
+
+def _differentiate(model: nn.Module, output: Any) -> bool:
+    """Compute gradients of a model's parameters, without storing them; return whether there are any."""
     sums = [item.sum() for _, item in _items("", output) if isinstance(item, Tensor) and item.requires_grad]
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if sums and parameters:
+    if not sums or not parameters:
+        return False
+    hooks = [(p._backward_hooks, dict(p._backward_hooks)) for p in parameters if p._backward_hooks]
+    for registered, _ in hooks:
+        registered.clear()
+    try:
         torch.autograd.grad(sums, parameters, [torch.ones_like(s) for s in sums], retain_graph=True, allow_unused=True)
+    finally:
+        for registered, content in hooks:
+            registered.update(content)
+    return True
 
 
 def _is_distributed(model: nn.Module) -> bool:

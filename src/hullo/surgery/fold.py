@@ -19,7 +19,7 @@ from hullo.surgery.state import Inputs, copy_model
 from hullo.surgery.swap import InPlace, fast_encoders, transfer_hooks
 
 _MIN_TOLERANCE = 1e-4  # omitted coefficients change outputs about as much as float32 rounding
-_TOLERANCE = 1e-6  # smaller coefficients, relative to the largest, count as zero, as in `identify`
+_TOLERANCE = 1e-6  # smaller coefficients, relative to the largest, count as zero
 
 _NATIVE: dict[str, Callable[..., nn.Module]] = {
     "identity": nn.Identity, "relu": nn.ReLU, "tanh": nn.Tanh, "leaky_relu": nn.LeakyReLU, "elu": nn.ELU,

@@ -92,10 +92,9 @@ def values(bases: tuple[Base, ...], dtype: torch.dtype) -> Tensor:
         try:
             rows.append(item.function(x))
         except Exception as error:  # a Python function of a user
-            text = (
-                f"base function {item.name!r} raised {type(error).__name__}: {error}; no activation is found to be it"
-            )
-            warnings.warn(text, stacklevel=2)
+            if dtype == torch.float64:
+                reason = f"raised {type(error).__name__}: {error}; no activation is found to be it"
+                warnings.warn(f"base function {item.name!r} {reason}", stacklevel=4)
             rows.append(torch.full_like(x, torch.nan))
     return torch.stack(rows)
 
@@ -181,8 +180,7 @@ def identify_function(function: Callable[..., Any]) -> tuple[Base | None, bool, 
     """
     call = functools.partial(_call, function)
     bases = tuple(item for item in all_bases() if item.name != "identity")
-    for dtype in (torch.float64, torch.float32):
-        values(bases, dtype)  # warns of a base that fails
+    values(bases, torch.float64)  # warns of a base that fails, which `isolated` would hide
     with isolated(function) as side_effects, torch.no_grad():
         try:
             if not _seems_elementwise(call):

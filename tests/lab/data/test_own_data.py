@@ -129,6 +129,14 @@ class TestFolders:
         dataset = open_data(folder)
         assert {name: len(labels) for name, (_, labels) in dataset.eval_sets.items()} == {"test": 4, "val": 3}
 
+    def test_unlabeled_test_images_are_not_used(self, tmp_path: Path) -> None:
+        folder = write_images(tmp_path)
+        (folder / "test" / "images").mkdir(parents=True)
+        Image.new("L", (8, 8)).save(folder / "test" / "images" / "0.png")
+        with pytest.warns(UserWarning, match="test has none of the classes"):
+            dataset = open_data(folder)
+        assert {name: len(labels) for name, (_, labels) in dataset.eval_sets.items()} == {"test": 4}
+
     def test_linked_folders_are_read_and_hidden_ones_are_not(self, tmp_path: Path) -> None:
         folder = write_images(tmp_path / "images")
         for name in ("elsewhere", "images/train/cat/.hidden"):

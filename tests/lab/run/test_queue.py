@@ -104,6 +104,25 @@ def test_weights_belong_to_the_record(tmp_path: Path) -> None:
     assert len(list((tmp_path / "weights").iterdir())) == 2
 
 
+def test_record_is_written_after_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = RunQueue(SPECS[:1], tmp_path)
+    training = begin(queue, *SPECS[:1])
+    pending = queue.pending_weights(training.specs, SPECS[0])
+    pending.parent.mkdir()
+    pending.write_text("weights")
+
+    def fail(self: Path, target: Path) -> None:
+        raise OSError("disk full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", fail)
+        with pytest.raises(OSError, match="disk full"):
+            commit(queue, training)
+    assert queue.populations() == [training.specs]
+    commit(queue, training)
+    assert weights_path(tmp_path, SPECS[0]).read_text() == "weights"
+
+
 def test_deleted_record_is_an_error_with_remedy(tmp_path: Path) -> None:
     specs = [Spec("lenet5", "cifar10", "relu", seed=seed, epochs=1) for seed in (0, 1)]
     queue = RunQueue(specs, tmp_path)

@@ -96,6 +96,11 @@ def test_last_record_without_a_newline_is_kept(records: Records) -> None:
     assert (records.read(), records.truncated_bytes) == (several(2), 0)
     records.add(several(3))
     assert records.read() == several(3)
+    with records.path.open("ab") as file:
+        file.write(b'{"version":99}')
+    with pytest.raises(ValueError, match="line 4: version: 99"):
+        records.add(several(4))
+    assert records.path.read_bytes().endswith(b'{"version":99}')
 
 
 def test_truncated_bytes_are_counted_until_removed(records: Records) -> None:

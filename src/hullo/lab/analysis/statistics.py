@@ -112,6 +112,15 @@ def p_value(values: Sequence[float], expected: float = 0.0, error: Error = "mean
     return _outside(abs(difference) / deviation, count - 1) if deviation else 0.0
 
 
+def are_alike(values: Sequence[float]) -> bool:
+    """Return whether accuracies are equal up to rounding: they then do not say how far others would scatter.
+
+    >>> are_alike([0.1 + 0.2, 0.3]), are_alike([0.3, 0.31])
+    (True, False)
+    """
+    return max(values) - min(values) < 1e-3
+
+
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return p-values adjusted by Holm's method: rejecting those up to alpha makes any error with probability alpha.
 

@@ -63,7 +63,7 @@ def _run(
     from hullo.lab.files import make_directory
     from hullo.lab.progress import Progress
     from hullo.lab.run.loaders import loader_key, open_loader
-    from hullo.lab.run.local import LocalRunner
+    from hullo.lab.run.local import LocalRunner, describe_kept
     from hullo.lab.run.tensorboard import TensorBoardLogger
     from hullo.lab.spec.environment import choose_device, device_name, environment
 
@@ -73,7 +73,7 @@ def _run(
     with report_interruption(queue.output), join(chosen) as world, logger as tensorboard:
         loaders = {key: open_loader(s, data_dir, chosen) for key, s in {loader_key(s): s for s in queue.specs}.items()}
         runner = LocalRunner(queue, loaders, environment(device_name(chosen)), checkpoint_every, tensorboard, world)
-        for sentence in runner.describe_kept() if world.is_main else ():
+        for sentence in describe_kept(queue.specs, loaders) if world.is_main else ():
             warn(sentence)
         for folder in filter(None, (queue.output, tensorboard_dir)):
             make_directory(folder)
@@ -95,16 +95,24 @@ def _run_on_cluster(
     tensorboard_dir: Path | None,
     quiet: bool,
 ) -> list[Record]:
+    import torch
+
     from hullo._signals import install, unwinding
     from hullo.lab.files import make_directory
     from hullo.lab.progress import Progress
     from hullo.lab.run.cluster import RayRunner, choose_gpus, connect
+    from hullo.lab.run.loaders import loader_key, open_loader
+    from hullo.lab.run.local import describe_kept
 
     with report_interruption(queue.output), unwinding(), ExitStack() as stack:
         with report_errors():
             stack.enter_context(connect(address))
             gpus = choose_gpus(gpus)
         install()  # Ray has installed its own signal handlers
+        here = {loader_key(s): s for s in queue.specs if s.is_own_data}  # this machine may not have other data sets
+        loaders = {key: open_loader(s, data_dir, torch.device("cpu")) for key, s in here.items()}
+        for sentence in describe_kept(queue.specs, loaders):
+            warn(sentence)
         for folder in filter(None, (queue.output, tensorboard_dir)):
             make_directory(folder)
         absolute = replace(queue, output=queue.output.absolute())

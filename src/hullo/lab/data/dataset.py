@@ -59,7 +59,7 @@ class Dataset:
 
     @property
     def eval_sets(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return images and labels of the evaluation sets: "test", and "val" if images are held out."""
+        """Return images and labels of the evaluation sets: "test", and perhaps "val"."""
         sets = {"test": (self.test_images, self.test_labels)}
         if self.val_images is not None and self.val_labels is not None:
             sets["val"] = (self.val_images, self.val_labels)
@@ -84,7 +84,7 @@ class Dataset:
             few = f"{self.classes[int(counts.argmin())]!r} has only {most + 1}"
             how = f"give a multiple of {len(self.classes)}, at most {most * len(self.classes)}" if most else "give 0"
             raise ValueError(
-                f"{self.name}: cannot hold out {n} training samples, as many of each class, where class {few}; {how}"
+                f"{self.name}: cannot hold out {n} training samples, the same number of each class: class {few}; {how}"
             )
         seeds = torch.tensor([seed], device=self.train_labels.device)
         (shuffled,) = permute(open_streams(seeds, Purpose.VALIDATION, 0), len(self.train_labels))

@@ -80,6 +80,10 @@ def _read_folder(folder: Path, image_size: int | None) -> tuple[list[Tensor], tu
     if not (folder / "train").is_dir() or not evaluations:
         raise DataError(f"{folder} has no folder {'train' if evaluations else 'test'}; {EXPECTED}")
     classes = tuple(child.name for child in _class_folders(folder / "train"))
+    if len(evaluations) > 1 and not {child.name for child in _class_folders(folder / "test")}.intersection(classes):
+        what = f"{folder / 'test'} has none of the classes of {folder / 'train'} and is not used"
+        warnings.warn(f"{what}; the test accuracy is that of {folder / 'val'}", stacklevel=3)
+        evaluations = ["val"]
     files = {split: _list_images(folder / split, classes) for split in ("train", *evaluations)}
     sizes: dict[tuple[int, int], Path] = {}
     is_color, largest = False, 0  # the largest value of 16-bit images
@@ -127,7 +131,8 @@ def _class_folders(folder: Path) -> list[Path]:
 
 def _list_images(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
     """Return the paths of the images in a folder with their labels."""
-    extensions, images = Image.registered_extensions(), []
+    known = Image.registered_extensions()
+    extensions, images = {suffix for suffix in known if known[suffix] in Image.OPEN}, []
     for path in folder.iterdir():
         if path.suffix.lower() in extensions and not path.name.startswith(".") and not path.is_dir():
             raise DataError(f"{path} is beside the folders of classes; move it into one of them, or remove it")
@@ -151,7 +156,7 @@ def _walk(folder: Path) -> Iterator[Path]:
             folders.clear()
             continue
         seen.add(real)
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
         yield from (Path(root, name) for name in files if not name.startswith("."))
 
 
@@ -273,7 +278,8 @@ def _as_samples(samples: Tensor, name: str) -> Tensor:
         return samples if samples.dim() == 4 else samples.float()
     if not samples.is_floating_point():
         return samples.long()
-    if samples.dim() == 4 and samples.shape[3] in (1, 3, 4) and _is_channels_last(*samples.shape[1:]):
+    looks_channels_last = samples.dim() == 4 and samples.shape[3] in (1, 3, 4) and _is_channels_last(*samples.shape[1:])
+    if looks_channels_last and name.endswith("x_train"):
         warnings.warn(
             f"{name}: {samples.dtype} of shape {tuple(samples.shape)} is passed to the network as it is, with "
             f"{samples.shape[1]} channels; if these are images with channels last, store uint8, or permute them",

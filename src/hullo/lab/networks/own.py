@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from hullo.lab.spec.activation import ActivationSpec
 from hullo.modules import HULLS, Hull, LinearHull
 from hullo.surgery import replace_activations, summary
-from hullo.surgery.summary import why_not_replaced
 
 _BESIDE: dict[str, tuple[Path, bytes]] = {}  # the files beside users' networks that were imported, by module
 
@@ -116,7 +115,10 @@ class OwnNetwork:
         if activation.kind == "own" or "activation" in inspect.signature(self.factory()).parameters:
             return None
         kept = summary(self.build(activation, example, seed, sizes)).not_replaced
-        listed = "; ".join(f"{site.name or 'forward'} ({site.function}): {why_not_replaced(site)}" for site in kept[:8])
+        reasons = (site.reason or "often a gate or a probability" for site in kept)
+        listed = "; ".join(
+            f"{s.name or 'forward'} ({s.function}): {why}" for s, why in zip(kept[:8], reasons, strict=False)
+        )
         more = f"; and {len(kept) - 8} more" if len(kept) > 8 else ""
         return f"not replaced in {self.attribute} of {self.path.name}: {listed}{more}" if kept else None
 
@@ -142,7 +144,7 @@ class OwnNetwork:
         named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
         given: dict[str, Any] = {name: size for name, size in sizes.items() if name in named and size > 0}
         if "activation" in named and activation.kind != "own":
-            given["activation"] = lambda channels: activation.module(channels)
+            given["activation"] = _function_of_channels(activation)
         needed = [p.name for p in parameters if p.default is p.empty and p.name in named and p.name not in given]
         if "activation" in needed:
             raise ValueError(f"{self.attribute} needs an activation; give one, as in --activation relu")
@@ -207,12 +209,20 @@ class OwnNetwork:
             raise ValueError(text) from error
 
 
+def _function_of_channels(spec: ActivationSpec) -> Callable[[int], nn.Module]:
+    def activation(channels: int) -> nn.Module:
+        return spec.module(channels)
+
+    activation.__qualname__ = "activation"  # in error messages
+    return activation
+
+
 def _call(factory: Callable[..., nn.Module], given: dict[str, Any]) -> nn.Module:
     """Call a factory; an error in its use of `activation` says what that is."""
     try:
         return factory(**given)
     except TypeError as error:
-        if "activation" in given and ("channels" in str(error) or "function" in str(error)):
+        if "activation" in given and re.match(r"activation\(\)|attribute name must be string", str(error)):
             hint = "activation is a function of the number of channels that makes an activation: activation(64)"
             raise TypeError(f"{error}; {hint}").with_traceback(error.__traceback__) from error
         raise

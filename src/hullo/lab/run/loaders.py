@@ -39,7 +39,7 @@ class Loader(Protocol):
     task: Task
     device: torch.device
     count: int  # training images per epoch
-    eval_sizes: dict[str, int]  # images to evaluate on: "test", and "val" where training images are held out
+    eval_sizes: dict[str, int]  # images to evaluate on: "test", and perhaps "val"
     is_complete: bool  # whether the loader has all images of the data set
     example: Tensor  # two samples as inputs of a network, on the CPU
     topk: tuple[int, ...]  # the k of each top-k accuracy

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -26,6 +26,7 @@ from hullo.lab.run.weights import check_savable, save_weights
 from hullo.lab.spec.activation import ActivationSpec
 from hullo.lab.spec.environment import Environment
 from hullo.lab.spec.records import Record, round_number, round_numbers
+from hullo.lab.spec.run_spec import Spec
 
 REFRESH_SECONDS = 0.5
 """Seconds between two updates of the progress bar."""
@@ -58,15 +59,6 @@ class LocalRunner:
         """Raise a ValueError if images are too small for a network, before anything is trained."""
         for network, key in {(spec.network, loader_key(spec)) for spec in self.queue.specs}:
             check_size(network, self.loaders[key].task.image_size)
-
-    def describe_kept(self) -> list[str]:
-        """Return sentences on the activations of users' networks that are not replaced, one per network."""
-        specs = {s.network: s for s in self.queue.specs if s.network in OWN and s.activation != "own"}
-        found = []
-        for spec in specs.values():
-            loader, row = self.loaders[loader_key(spec)], ActivationSpec.parse(spec.activation)
-            found.append(OWN[spec.network].describe_kept(row, loader.example, spec.seed, asdict(loader.task)))
-        return list(filter(None, found))
 
     def run(self, progress: Progress) -> list[Record]:
         """Train the runs without a record and return all records; Ctrl-C saves, then raises KeyboardInterrupt."""
@@ -146,6 +138,16 @@ class LocalRunner:
         gc.collect()
         torch.cuda.empty_cache()
         progress.note(self.queue.split_in_half(population))
+
+
+def describe_kept(specs: Iterable[Spec], loaders: Mapping[tuple[str, int, str], Loader]) -> list[str]:
+    """Return sentences on the activations of users' networks that are not replaced, one per network."""
+    chosen = {s.network: s for s in specs if s.network in OWN and s.activation != "own" and loader_key(s) in loaders}
+    found = []
+    for spec in chosen.values():
+        loader, row = loaders[loader_key(spec)], ActivationSpec.parse(spec.activation)
+        found.append(OWN[spec.network].describe_kept(row, loader.example, spec.seed, asdict(loader.task)))
+    return list(filter(None, found))
 
 
 def _note_diverged(training: Training, progress: Progress) -> None:

@@ -32,8 +32,8 @@ class Training:
     """The training of a population; after `load_state_dict` it continues bit for bit.
 
     `curves` holds a point per epoch and member: `train_loss`, the mean over the epoch's steps; `test_loss` and
-    `test_accuracy`, in percent for each of the loader's `topk`; `val_loss` and `val_accuracy` if images are held out;
-    `finite`, whether all losses and weights are finite; and `coefficients`.
+    `test_accuracy`, in percent for each of the loader's `topk`; `val_loss` and `val_accuracy` if there is a validation
+    set; `finite`, whether all losses and weights are finite; and `coefficients`.
 
     Args:
         specs: the members' specs; they may differ in activation, seed, learning rates and weight decay.

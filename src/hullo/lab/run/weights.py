@@ -86,11 +86,11 @@ def load_network(path: str | os.PathLike[str], network: str | None = None) -> nn
         dtype, *shape = json.loads(metadata.get("example", '[""]'))
         example = torch.zeros(shape, dtype=getattr(torch, dtype)) if dtype else None
         module = networks.build(spec.network, activation=spec.activation, seed=spec.seed, example=example, **sizes)
-        others = _other_buffers(module)
-        module.load_state_dict({name: tensor for name, tensor in tensors.items() if name not in others})
-        with torch.no_grad():
-            for name in others.keys() & tensors.keys():
-                others[name].copy_(tensors[name])
+        others = {name: tensors.pop(name) for name in _other_buffers(module) if name in tensors}
+        module.load_state_dict(tensors)
+        for name, tensor in others.items():
+            owner, _, buffer = name.rpartition(".")
+            module.get_submodule(owner)._buffers[buffer] = tensor
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(f"cannot load the network of {path}: {reason}") from None

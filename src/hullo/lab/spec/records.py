@@ -42,9 +42,9 @@ class Record:
     Lists have a value per epoch; `coefficients` has one more, the initial ones. Each is a list of layers with a
     coefficient per base; it is empty for fixed activations. With one activation per channel, these are means over the
     channels, and `channels` has the final coefficients of each layer's channels. `val_loss` and `val_accuracy` refer to
-    held-out training images and are empty if there are none. `test_top5` is given for ILSVRC-2012, and `images` if the
-    data set was incomplete. Runs that were evaluated only on held-out images have no test curves. Runs that
-    :func:`hullo.lab.record` wrote have the curves that were logged.
+    held-out training images or a validation set and are empty if there are none. `test_top5` is given for ILSVRC-2012,
+    and `images` if the data set was incomplete. Runs that were evaluated only on held-out images have no test curves.
+    Runs that :func:`hullo.lab.record` wrote have the curves that were logged.
     """
 
     spec: Spec
@@ -207,7 +207,7 @@ class Records:
                 line = rest = file.readline(MAX_BYTES)
                 while rest and not rest.endswith(b"\n"):
                     rest = file.readline(MAX_BYTES)
-                if line.strip() and (rest or _is_record(line)):
+                if line.strip() and (rest or _is_complete(line)):
                     yield number, line
                 if not rest:
                     return
@@ -289,15 +289,15 @@ class Records:
                     break
                 end = start
             file.seek(end)
-            return size if 0 < size - end <= MAX_BYTES and _is_record(file.read()) else end
+            return size if 0 < size - end <= MAX_BYTES and _is_complete(file.read()) else end
 
 
-def _is_record(line: bytes) -> bool:
+def _is_complete(line: bytes) -> bool:
+    """Return whether a line without an end is not truncated: a part of an object is not valid JSON."""
     try:
-        Record.parse(line)
+        return isinstance(read_json(line), dict)
     except ValueError:
         return False
-    return True
 
 
 def _check_line(line: bytes) -> bytes:

@@ -29,6 +29,7 @@ from hullo.surgery.rewrite.values import Assigned, Attribute, Scope, UnknownErro
 from hullo.surgery.rewrite.write import can_be_decorated_again, leads_to
 
 _SPACES = (torch, torch.nn.functional, nn)
+_COLLECTIONS = (list, tuple, Mapping, nn.ModuleList, nn.ModuleDict)
 _UNKNOWN_CHOICE = "which activation is called is not known before the code runs"
 _CALLS = frozenset({"forward", "__call__", "_wrapped_call_impl", "_call_impl"})
 _NOT_FLOATING = frozenset({
@@ -189,7 +190,7 @@ class Reader(Uses):
                     self.skip(callee_node, f"it is an argument of {self.body.name}; its default is an activation")
                 elif name in self.scope.definitions and self._is_from_activations(self.scope.definitions[name]):
                     self.skip(callee_node, _UNKNOWN_CHOICE)
-            case ast.Call(func=ast.Attribute(value=value)) if contains_activation(self.thing(value)):
+            case ast.Call(func=ast.Attribute()) if self._is_from_activations(callee_node):
                 self.visit(callee_node)
                 self.skip(callee_node, _UNKNOWN_CHOICE)
             case ast.Subscript(value=value) | ast.Call(func=ast.Name(id="getattr"), args=[value, *_]):
@@ -206,7 +207,8 @@ class Reader(Uses):
 
     def _is_from_activations(self, node: ast.expr) -> bool:
         """Return whether an expression selects something from a collection that contains an activation."""
-        return any(contains_activation(self.thing(part)) for part in ast.walk(node) if isinstance(part, ast.Attribute))
+        things = [self.thing(part) for part in ast.walk(node) if isinstance(part, ast.Attribute)]
+        return any(isinstance(thing, _COLLECTIONS) and contains_activation(thing) for thing in things)
 
     def _method_of_value(self, given: ast.Call, callee_node: ast.Attribute) -> None:
         """Record x.relu() for an unknown x."""

@@ -42,13 +42,14 @@ def test_one_experiment_says_what_the_best_hull_gains_over_all_others(tmp_path: 
     ("reached", "said"),
     [
         ({"relu": [84, 85, 86.3], HULL: [80, 81, 82]}, "loses 4.10"),
-        ({"relu": [84, 85, 86], HULL: [80, 81, 82]}, "differ by 4.00 points with each of 3 seeds"),
+        ({"relu": [84.1, 85.3, 86.7], HULL: [80.2, 81.4, 82.8]}, "differ by 3.90 points with each of 3 seeds"),
+        ({"relu": [80.1, 81.2], HULL: [80.1, 81.2]}, "are equal with each of 2 seeds"),
         ({"relu": [80, 81, 82], HULL: [84, 70, 95]}, "cannot tell from 0"),
         ({"relu": [80], HULL: [84]}, "one common seed"),
         ({"relu": [80, 81], "tanh": [82, 83]}, "best activation of 2 is tanh (82.50"),
         ({HULL: [80]}, f"best activation of 1 is {HULL} (80.00 %)"),
     ],
-    ids=["worse", "alike", "undecided", "one seed", "no hull", "one run"],
+    ids=["worse", "alike", "equal", "undecided", "one seed", "no hull", "one run"],
 )
 def test_the_finding_claims_no_more_than_the_runs_show(reached: dict, said: str, tmp_path: Path) -> None:
     assert said in found(tmp_path, runs(COLUMNS[3], reached))["finding"]
@@ -57,7 +58,15 @@ def test_the_finding_claims_no_more_than_the_runs_show(reached: dict, said: str,
 def test_the_finding_names_what_is_compared(tmp_path: Path) -> None:
     made = runs(COLUMNS[3], {"relu": [70, 71, 72], HULL: [74, 75, 77], "convex(identity,relu)": [90, 0, 0]})
     few = [r for r in made if r.spec.activation != "convex(identity,relu)" or r.spec.seed == 0]
-    assert f"the best hull, {HULL} (75.33" in found(tmp_path, few)["finding"]
+    said = found(tmp_path, few)["finding"]
+    assert f"the best hull, {HULL} (75.33" in said
+    assert said.endswith("Activations with fewer seeds are not compared.")
+
+
+def test_experiments_with_equal_differences_are_undecided(tmp_path: Path) -> None:
+    alike = {"relu": [80.1, 81.4, 82.8], HULL: [80.2, 81.5, 82.9]}
+    document = found(tmp_path, *(runs(column, alike) for column in COLUMNS[:2]))
+    assert "in 0 of 2 experiments; 2 are undecided" in document["finding"]
 
 
 def test_several_experiments_are_counted_and_the_decided_ones_named(tmp_path: Path) -> None:

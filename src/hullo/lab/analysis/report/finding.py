@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from hullo.lab.analysis.comparisons import leave_one_seed_out, with_most_seeds
 from hullo.lab.analysis.experiments import Experiment
-from hullo.lab.analysis.statistics import ALPHA, Interval, holm, p_value
+from hullo.lab.analysis.statistics import ALPHA, Interval, are_alike, holm, p_value
 from hullo.lab.spec.activation import PRELU, ActivationSpec
 
 
@@ -30,7 +30,7 @@ def finding(experiments: Mapping[str, Experiment]) -> str:
     if len(tested) < 2:
         title, experiment = next(((t, experiments[t]) for t in tested), next(iter(experiments.items())))
         return f"{title}: {_of_one(experiment)}"
-    adjusted = holm([p_value(d, 0.0, "folds") if min(d) < max(d) else 1.0 for d in tested.values()])
+    adjusted = holm([1.0 if are_alike(d) else p_value(d, 0.0, "folds") for d in tested.values()])
     gains = {t: Interval.of(tested[t], "folds") for t, p in zip(tested, adjusted, strict=True) if p <= ALPHA}
     wins, losses = (
         [f"{title} (by {_size(found)} points)" for title, found in gains.items() if (found.mean > 0) == won]
@@ -44,21 +44,26 @@ def finding(experiments: Mapping[str, Experiment]) -> str:
 
 
 def _of_one(experiment: Experiment) -> str:
-    hulls, others = _sides(experiment)
-    found = gain(experiment)
-    if found is None:
-        best = _best(experiment, [*experiment.cells])
-        return f"the best activation of {len(experiment.cells)} is {best}."
-    best, other = _best(experiment, hulls), _best(experiment, others)
+    differences = _differences(experiment)
+    if not differences:
+        return f"the best activation of {len(experiment.cells)} is {_best(experiment, [*experiment.cells])}."
+    sides = _sides(experiment)
+    compared = [with_most_seeds(experiment.accuracies, side) for side in sides]
+    best, other = (_best(experiment, side) for side in compared)
+    found, seeds = Interval.of(differences, "folds"), len(differences)
     pair = f"the best hull, {best}, and the best other activation, {other}"
-    if found.count == 1:
-        return f"{pair}, were run with one common seed, which decides nothing."
-    if not found.half:  # as with few test images
-        return f"{pair}, differ by {abs(found.mean):.2f} points with each of {found.count} seeds: no interval is known."
-    if found.covers(0.0):
-        return f"{pair}, differ by {_size(found)} points, which {found.count} seeds cannot tell from 0."
-    verb = "gains" if found.mean > 0 else "loses"
-    return f"the best hull, {best}, {verb} {_size(found)} points over the best other activation, {other}."
+    if seeds == 1:
+        said = f"{pair}, were run with one common seed, which decides nothing."
+    elif are_alike(differences):  # as with few test images
+        gap = f"differ by {abs(found.mean):.2f} points" if round(found.mean, 2) else "are equal"
+        said = f"{pair}, {gap} with each of {seeds} seeds, which gives no interval."
+    elif found.covers(0.0):
+        said = f"{pair}, differ by {_size(found)} points, which {seeds} seeds cannot tell from 0."
+    else:
+        verb, word = ("gains", "over") if found.mean > 0 else ("loses", "to")
+        said = f"the best hull, {best}, {verb} {_size(found)} points {word} the best other activation, {other}."
+    fewer = sum(map(len, sides)) > sum(map(len, compared))
+    return said + " Activations with fewer seeds are not compared." * fewer
 
 
 def _sides(experiment: Experiment) -> tuple[list[str], list[str]]:
@@ -68,8 +73,7 @@ def _sides(experiment: Experiment) -> tuple[list[str], list[str]]:
 
 
 def _best(experiment: Experiment, rows: Sequence[str]) -> str:
-    compared = with_most_seeds(experiment.accuracies, rows)
-    best = max((experiment.cells[row] for row in compared), key=lambda cell: cell.accuracy.mean)
+    best = max((experiment.cells[row] for row in rows), key=lambda cell: cell.accuracy.mean)
     return f"{best.row} ({best.accuracy.spell()} %)"
 
 
