@@ -53,14 +53,17 @@ def _check_next_call(
     program: torch.export.ExportedProgram,
 ) -> None:
     """Raise an error if attributes that a network has changed would change the result of its next call."""
+    made: dict[str, Tensor] = {}
     for (module, name), value in changed.items():
-        tensor = isinstance(value, Tensor)  # from the trace, without values
-        setattr(module, name, torch.zeros(value.shape, dtype=value.dtype, device=value.device) if tensor else value)
+        if isinstance(value, Tensor):  # from the trace, without values
+            value = made[name] = torch.zeros(value.shape, dtype=value.dtype, device=value.device)
+        setattr(module, name, value)
     try:
-        again = _trace(network, args, kwargs)[0].graph_module.code
+        program_again = _trace(network, args, kwargs)[0]
+        again, constants = program_again.graph_module.code, {id(item) for item in program_again.constants.values()}
     except LoweringError:
-        again = ""
-    if again != program.graph_module.code:
+        again, constants = "", set()
+    if again != program.graph_module.code or not constants.isdisjoint(map(id, made.values())):
         names = ", ".join(sorted({f"self.{name}" for _, name in changed}))
         raise LoweringError(
             f"the forward of {type(network).__name__} changes {names}, and its next call would compute something else; "
@@ -109,13 +112,21 @@ def register_dataclasses(tree: Any) -> None:
 
 
 def _attributes(network: nn.Module) -> dict[tuple[nn.Module, str], Any]:
-    """Return the unregistered attributes of all modules; of lists and dictionaries, their lengths."""
+    """Return the unregistered attributes of all modules; of lists and dictionaries, their lengths and numbers."""
     return {
-        (module, name): len(value) if isinstance(value, (list, dict, set)) else value
+        (module, name): _content(value)
         for module in network.modules()
         for name, value in vars(module).items()
         if name not in BOOKKEEPING
     }
+
+
+def _content(value: Any) -> Any:
+    """Return what is compared of an attribute: a container is changed in place."""
+    if not isinstance(value, (list, dict, set)):
+        return value
+    items = list(value.values() if isinstance(value, dict) else value)
+    return str([len(items), *(item for item in items if type(item) in (bool, int, float, str))])
 
 
 def _random_states() -> list[Any]:
@@ -179,8 +190,10 @@ def _traceable() -> Iterator[None]:
             raise LoweringError("forward enters torch.inference_mode, which is not in its graph; use torch.no_grad")
         original_enter(context)
 
-    def initialize(distribution: Any, batch: Any = (), event: Any = (), validate_args: Any = None) -> None:
-        original_init(distribution, torch.Size(batch), torch.Size(event), validate_args=False)
+    def initialize(
+        distribution: Any, batch_shape: Any = (), event_shape: Any = (), validate_args: bool | None = None
+    ) -> None:
+        original_init(distribution, torch.Size(batch_shape), torch.Size(event_shape), validate_args=False)
 
     original_apply, original_enter = vars(torch.autograd.Function)["apply"], torch.inference_mode.__enter__
     original_init = torch.distributions.Distribution.__init__

@@ -64,8 +64,8 @@ class _Linear(torch.autograd.Function):
         x, weights = ctx.saved_tensors
         dx, dweights, dbiases = ctx.needs_input_grad
         return (
-            torch.bmm(gradient, weights) if dx else None,
-            torch.bmm(gradient.mT, x) if dweights else None,
+            torch.bmm(gradient, weights.conj()) if dx else None,
+            torch.bmm(gradient.mT, x.conj()) if dweights else None,
             gradient.sum(1) if dbiases else None,
         )
 

@@ -34,8 +34,10 @@ def _register_running(operator: Any, function: Callable[..., Tensor]) -> None:
         eps: float,
         cudnn: bool = True,
     ) -> Value:
+        images = x.at(1, context.members).flatten(1, 2)
+        order = _in_order if images.device.type == "cpu" and images.dim() == 4 and len(images) == 1 else _as_it_is
         y = function(
-            x.at(1, context.members).flatten(1, 2),
+            order(images),
             None if mean is None else mean.tensor.view(-1),
             None if variance is None else variance.tensor.view(-1),
             flat_parameter(weight, context),
@@ -44,7 +46,41 @@ def _register_running(operator: Any, function: Callable[..., Tensor]) -> None:
             momentum,
             eps,
         )
-        return split_channels(y, context)
+        return split_channels(order(y), context)
+
+
+class _InOrder(torch.autograd.Function):
+    """Copy images, and their gradients, with the channels first.
+
+    With one sample and another order in memory, PyTorch's backward pass on a CPU confuses the orders of an input and
+    its gradient.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.clone(memory_format=torch.contiguous_format)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None: ...
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return _in_order(gradient)
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        return tangent.clone(memory_format=torch.contiguous_format)
+
+
+def _in_order(x: Tensor) -> Tensor:
+    y: Tensor = _InOrder.apply(x)  # type: ignore[no-untyped-call]
+    return y
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
 
 
 _register_running(aten.batch_norm.default, F.batch_norm)

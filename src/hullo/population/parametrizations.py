@@ -87,6 +87,8 @@ CODES = {name: code for code, name in enumerate(PARAMETRIZATIONS)}
 class Parametrize(torch.autograd.Function):
     """Map raw parameters to coefficients, each row by its own parametrization."""
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(raw: Tensor, roles: Tensor, codes: Tensor, parametrizations: Sequence[str]) -> Tensor:
         coefficients = torch.zeros_like(raw)

@@ -18,7 +18,17 @@ from hullo.population.activations import Activations
 from hullo.population.export import LoweringError, register_dataclasses
 from hullo.population.images import AugmentedImages, ImagesValue
 from hullo.population.inplace import all_nodes
-from hullo.population.members import aliases_of, compare, empty_copy, filled_copy, fork_rng, make_members, tensors_of
+from hullo.population.members import (
+    aliases_of,
+    check_references,
+    compare,
+    empty_copy,
+    filled_copy,
+    fork_rng,
+    make_members,
+    registered_names,
+    tensors_of,
+)
 from hullo.population.program import Program, Run
 from hullo.population.rates import first_difference, merge_rates
 from hullo.population.rules import Context
@@ -87,6 +97,8 @@ class Population(nn.Module):
         seeds = _read_seeds(range(len(networks)) if seeds is None else seeds)
         if len(seeds) != len(networks):
             raise ValueError(f"{len(networks)} members need as many seeds, got {len(seeds)}")
+        for network in networks:
+            check_references(network)
         sites, self._differences = compare(networks)
         self._sites = share_sites(sites, shared_hulls)
         self._empty = [empty_copy(network) for network in networks]
@@ -308,7 +320,14 @@ class Population(nn.Module):
 
             with fork_rng():  # raises the network's own exceptions, and fills caches with tensors that have values
                 args, kwargs = arguments()
-                self[k](*args, **kwargs)
+                member = self[k]
+                before = registered_names(member)
+                member(*args, **kwargs)
+                if new := sorted(registered_names(member) - before):
+                    raise LoweringError(
+                        f"the forward of {type(member).__name__} registers {new[0]!r}, which members do not have; call "
+                        "the networks once before they join"
+                    )
             graph = read_graph(self[k], self._sites, *arguments(), k)
             if different := [site for site in self._sites if site.differs_in_place]:
                 others = [replace(site, inplace=site.inplace and not site.differs_in_place) for site in self._sites]

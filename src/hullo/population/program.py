@@ -96,7 +96,7 @@ class Program:
             leaves.append(tensors[what] if kind == "tensor" else Value(what) if kind == "constant" else next(remaining))
         members = run.context.members
         outputs = map_values(
-            lambda value: _in_order(value.at(0, members)), self._run_nodes(run, self.graph.module, leaves)
+            lambda value: _in_order(value.own(members).at(0, members)), self._run_nodes(run, self.graph.module, leaves)
         )
         return pytree.tree_unflatten(list(outputs), self.graph.output_spec)
 
@@ -187,7 +187,7 @@ class Program:
             context = replace(context, number=self.numbers[fusion.dropout])
         return fusion.compute(lambda item: _look_up(item, fusion.last, env), rows, context)
 
-    def _compute(self, run: Run, node: fx.Node, env: Mapping[Any, Any]) -> Any:
+    def _compute(self, run: Run, node: fx.Node, env: dict[Any, Any]) -> Any:
         args, kwargs = _look_up(node.args, node, env), _look_up(node.kwargs, node, env)
         try:
             return self._call(run, node, args, kwargs, env)
@@ -198,7 +198,7 @@ class Program:
             what = f"the activation {self.sites[args[1]].path!r}" if node.target is SITE else node.target
             raise LoweringError(f"cannot compute {what} for all members: {reason}{at_source(node)}") from error
 
-    def _call(self, run: Run, node: fx.Node, args: Any, kwargs: Any, env: Mapping[Any, Any]) -> Any:
+    def _call(self, run: Run, node: fx.Node, args: Any, kwargs: Any, env: dict[Any, Any]) -> Any:
         target = node.target
         if str(target).startswith(_ASSERTIONS):
             return None
@@ -243,16 +243,19 @@ class Program:
             if node in self.graph.rates and not result.shape:  # numbers do not widen types
                 result = Value(result.tensor.to(node.meta["val"].dtype), result.dim)
             return result
-        if self.lowering.get(node) != "loop":
+        if target in _BY_MEMORY:
+            args, kwargs = map_values(_in_traced_order, (tuple(args), kwargs))
+        if self.lowering.get(node) != "loop" and target not in _WRONG_IN_VMAP:
             try:
                 result = call_vmapped(target, args, kwargs)
                 self.lowering[node] = "vmap"
                 return result
             except (RuntimeError, NotImplementedError):  # no rule for vmap, or an error that the loop raises, too
                 self.lowering[node] = "loop"
+        self.lowering[node] = "loop"
         return call_looped(target, args, kwargs, members)
 
-    def _call_in_place(self, run: Run, node: fx.Node, kwargs: Any, env: Mapping[Any, Any]) -> Any:
+    def _call_in_place(self, run: Run, node: fx.Node, kwargs: Any, env: dict[Any, Any]) -> Any:
         """Compute an operation that writes to memory that other values share, or to a parameter, buffer or input."""
         function = functional(node.target)
         if function is None:
@@ -260,9 +263,21 @@ class Program:
                 f"{node.target} has no form that returns a new value{at_source(node)}; compute one instead"
             )
         (written,) = written_nodes(node)
+        if written.graph is self.graph.module.graph and self.graph.inputs.get(written.name, ("",))[0] == "constant":
+            raise LoweringError(
+                f"{node.target} writes to a tensor that is not registered{at_source(node)}; register it as a buffer"
+            )
+        for key, value in env.items():
+            if isinstance(value, PaddedValue):
+                env[key] = Value(value.tensor, value.dim)  # computed before its source changes
         target = env[written]
         kwargs = {name: item for name, item in kwargs.items() if name != "out"}
-        result = self._call_operator(run, node, function, _look_up(positional(node), node, env), kwargs)
+        args = _look_up(positional(node), node, env)
+        if torch.is_grad_enabled() and target.tensor.requires_grad:  # the backward pass may need what is overwritten
+            args = map_values(
+                lambda value: replace(value, tensor=value.tensor.clone()) if value is target else value, args
+            )
+        result = self._call_operator(run, node, function, args, kwargs)
         if result.dim is not None and target.dim is None:
             raise LoweringError(
                 f"{node.target} writes a value per member into one that all share{at_source(node)}; give an input for "
@@ -277,8 +292,6 @@ class Program:
         """Raise an error unless the same values share memory in the population as in one member."""
         storages = self.graph.written[node]
         for other, value in env.items():
-            if isinstance(value, PaddedValue):
-                _ = value.tensor  # computed before its source changes
             if type(value) is Value and _share_memory(value, target) != bool(
                 self.graph.written.get(other, frozenset()) & storages
             ):
@@ -303,6 +316,18 @@ class Program:
             lines += [f"{counts[kind]} operations {text}:"] if operations else []
             lines += [f"  {count} x {name}{source and ' at '}{source}" for (name, source), count in operations.items()]
         return "\n".join(lines)
+
+
+_BY_MEMORY = frozenset({aten.as_strided.default, aten.as_strided_scatter.default})
+"""Operators whose result depends on the order of their input in memory."""
+_WRONG_IN_VMAP = _BY_MEMORY | {aten.select_scatter.default}
+"""Operators whose rules for :func:`torch.vmap` are wrong in PyTorch, up to 2.13."""
+
+
+def _in_traced_order(value: Value) -> Value:
+    """Return a value whose members each have the usual order in memory."""
+    first = value.first()
+    return Value(first.tensor.contiguous(), first.dim)
 
 
 def _writes(node: fx.Node) -> bool:

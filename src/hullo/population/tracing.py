@@ -143,7 +143,7 @@ def read_graph(
         elif spec.kind in (kinds.PARAMETER, kinds.BUFFER):
             inputs[spec.arg.name] = ("tensor", spec.target)
         elif spec.kind == kinds.CONSTANT_TENSOR:
-            inputs[spec.arg.name] = ("constant", program.constants[spec.target])
+            inputs[spec.arg.name] = _read_constant(program.constants[spec.target], network)
         elif spec.kind == kinds.USER_INPUT:
             inputs[getattr(spec.arg, "name", "")] = ("input", None)
         else:
@@ -153,6 +153,14 @@ def read_graph(
             )
     written = rewrite_in_place(program.graph_module)
     return Graph(program.graph_module, inputs, program.call_spec.out_spec, written, asks_for_class=bool(questions))
+
+
+def _read_constant(tensor: Tensor, network: nn.Module) -> tuple[str, Any]:
+    """Return what a tensor is that a forward does not read from an attribute of a module: perhaps a parameter."""
+    for name, own in (*network.named_parameters(), *network.named_buffers()):
+        if own.numel() and (tensor.data_ptr(), tensor.shape) == (own.data_ptr(), own.shape):
+            return "tensor", name
+    return "constant", tensor
 
 
 def _remove_unused(node: fx.Node, name: str) -> None:

@@ -52,6 +52,10 @@ class Value:
         """Return member k's value."""
         return self.tensor if self.dim is None else self.tensor.select(self.dim, k)
 
+    def first(self) -> Value:
+        """Return the value with the members in the first dimension, if each has its own."""
+        return self if self.dim in (None, 0) else Value(self.tensor.movedim(self.dim, 0), 0)
+
     def own(self, members: int) -> Value:
         """Return a value of which each member has its own copy."""
         return self if self.dim is not None else Value(self.at(0, members).clone(), 0)
@@ -169,9 +173,10 @@ def call_vmapped(function: Callable[..., Any], args: Sequence[Any], kwargs: dict
         returned[:] = [results_spec, results]
         return tuple(item for item in results if isinstance(item, Tensor))
 
-    dims = tuple(leaves[i].dim for i in positions)
+    # rules of vmap for several inputs are often right only if the members are in the same dimension of all
+    given = [leaves[i] if leaves[i].dim is None else leaves[i].first() for i in positions]
     with quiet_vmap():  # `explain` lists these calls
-        tensors = iter(torch.vmap(call, in_dims=dims)(*(leaves[i].tensor for i in positions)))
+        tensors = iter(torch.vmap(call, in_dims=tuple(item.dim for item in given))(*(item.tensor for item in given)))
     results_spec, results = returned
     filled = [Value(next(tensors), 0) if isinstance(item, Tensor) else item for item in results]
     return pytree.tree_unflatten(filled, results_spec)

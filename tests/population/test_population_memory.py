@@ -1,0 +1,245 @@
+"""Test that a population agrees with its networks where the order, the sharing and the writing of memory matter."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hullo.population import LoweringError, Population
+
+
+class Net(nn.Module):
+    """Compute a function of a network and its input, with two layers and what `build` adds."""
+
+    def __init__(self, compute: Callable[..., Tensor], build: Callable[[Any], None] | None = None) -> None:
+        super().__init__()
+        self.a, self.b, self.conv = nn.Linear(4, 4), nn.Linear(4, 4), nn.Conv2d(2, 2, 1)
+        self.double()
+        self.compute = compute
+        if build is not None:
+            build(self)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.compute(self, *inputs)
+
+
+def assert_agrees(networks: list[Net], *inputs: Tensor) -> None:
+    """Compare outputs and gradients in three calls, each member with an input of its own."""
+    population = Population(networks)
+    for _ in range(3):
+        y = population(*inputs)
+        expected = torch.stack([network(*(x[k] for x in inputs)) for k, network in enumerate(networks)])
+        torch.testing.assert_close(y, expected, rtol=1e-10, atol=1e-10)
+        population.zero_grad()
+        y.square().sum().backward()
+        for k, network in enumerate(networks):
+            network.zero_grad()
+            expected[k].square().sum().backward(retain_graph=True)
+        for name, parameter in population.stacked.named_parameters():
+            alone = [network.get_parameter(name).grad for network in networks]
+            if parameter.grad is None:
+                assert alone == [None] * len(alone)
+            else:
+                torch.testing.assert_close(parameter.grad, torch.stack(alone), rtol=1e-10, atol=1e-10)
+
+
+def numbers(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d, nn.InstanceNorm2d])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_norms_of_images_have_the_right_gradients(norm: Any, training: bool, batch: int) -> None:
+    layers = [nn.Conv2d(3, 4, 3, padding=1), norm(4, affine=True), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 2)]
+    network = nn.Sequential(*layers).double().train(training)
+    x = numbers(1, batch, 3, 4, 4)
+    population = Population([network])
+    population(x).square().sum().backward()
+    network(x[0]).square().sum().backward()
+    for name, parameter in population.stacked.named_parameters():
+        torch.testing.assert_close(parameter.grad[0], network.get_parameter(name).grad, rtol=1e-10, atol=1e-10)
+
+
+def collect(net: Any) -> None:
+    net.weights, net.table = [net.a.weight], {"bias": net.b.bias}
+    net.linear = functools.partial(F.linear, weight=net.b.weight)
+
+
+def test_parameters_in_collections_are_those_of_each_member() -> None:
+    def compute(net: Any, x: Tensor) -> Tensor:
+        return net.linear(x @ net.weights[0]) + net.table["bias"]
+
+    assert_agrees([Net(compute, collect) for _ in range(3)], numbers(3, 5, 4))
+
+
+def test_view_of_a_parameter_that_was_made_before_is_refused() -> None:
+    def build(net: Any) -> None:
+        net.part = net.a.weight.detach()[:2]
+
+    with pytest.raises(ValueError, match=r"part is a view of a\.weight"):
+        Population([Net(lambda net, x: x[:, :2] @ net.part, build)])
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda net: setattr(net, "f", lambda x: net.a(x)),
+        lambda net: setattr(net, "f", [lambda x, layer=net.a: layer(x)]),
+        lambda net: setattr(net, "f", weakref.ref(net.a)),
+        lambda net: net.a.register_forward_hook(lambda *_: net.b),
+    ],
+    ids=["closure", "default", "weak reference", "hook"],
+)
+def test_functions_that_lead_to_the_original_are_refused(build: Callable[[Any], None]) -> None:
+    with pytest.raises(ValueError, match=r"leads to .*write a method"):
+        Population([Net(lambda net, x: net.a(x), build)])
+
+
+def test_tensors_that_share_memory_are_refused() -> None:
+    def build(net: Any) -> None:
+        net.b.weight.data = net.a.weight.data
+
+    with pytest.raises(ValueError, match=r"a\.weight and b\.weight share their memory"):
+        Population([Net(lambda net, x: net.b(net.a(x)), build)])
+
+
+def remember(net: Any) -> None:
+    net.register_buffer("memory", torch.zeros(1, 2, 5, 5, dtype=torch.float64))
+
+
+def test_padding_is_that_of_before_a_write() -> None:
+    def of_a_buffer(net: Any, x: Tensor) -> Tensor:
+        old = F.pad(net.memory, (1, 1, 1, 1))
+        net.memory.add_(x)
+        return net.conv(old)
+
+    def of_a_value(net: Any, x: Tensor) -> Tensor:
+        y = x * 2
+        padded = F.pad(y, (1, 1, 1, 1))
+        y.mul_(3)
+        return net.conv(padded) + F.pad(y, (1, 1, 1, 1))
+
+    for compute in (of_a_buffer, of_a_value):
+        assert_agrees([Net(compute, remember) for _ in range(2)], numbers(2, 1, 2, 5, 5))
+
+
+def written(net: Any, x: Tensor) -> Tensor:
+    y = net.a(x)
+    y *= net.b.bias
+    y.sin_()
+    y[:, 0] = 0.0
+    return y
+
+
+def strided(net: Any, x: Tensor) -> Tensor:
+    return net.a(x).as_strided((2, 2, 4), (4, 4, 1))
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [written, strided, lambda net, x: torch.select_scatter(x, net.a(x)[:, 0], 1, 2)],
+    ids=["written", "strided", "scattered"],
+)
+def test_memory_is_that_of_one_network(compute: Callable[..., Tensor]) -> None:
+    assert_agrees([Net(compute) for _ in range(2)], numbers(2, 3, 4))
+    networks, x = [Net(compute) for _ in range(2)], numbers(3, 4)
+    expected = torch.stack([network(x) for network in networks])
+    torch.testing.assert_close(Population(networks)(x, in_dims=None), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_grids_sample_the_images_of_their_members() -> None:
+    def compute(net: Any, x: Tensor, grid: Tensor) -> Tensor:
+        return F.grid_sample(net.conv(x), grid, align_corners=False)
+
+    assert_agrees([Net(compute) for _ in range(2)], numbers(2, 3, 2, 4, 4), numbers(2, 3, 4, 4, 2))
+
+
+def test_complex_layers_have_conjugate_gradients() -> None:
+    networks = [nn.Linear(4, 4, dtype=torch.complex128) for _ in range(2)]
+    x = torch.randn(2, 3, 4, dtype=torch.complex128)
+    population = Population(networks)
+    population(x).abs().square().sum().backward()
+    for k, network in enumerate(networks):
+        network(x[k]).abs().square().sum().backward()
+        torch.testing.assert_close(population.stacked.get_parameter("weight").grad[k], network.weight.grad)
+
+
+def lazily(net: Any, x: Tensor) -> Tensor:
+    if not hasattr(net, "positions"):
+        net.register_buffer("positions", torch.arange(len(x), dtype=x.dtype)[:, None])
+    return net.a(x) + net.positions
+
+
+def recurrent(net: Any, x: Tensor) -> Tensor:
+    net.hidden = torch.tanh(net.a(x) + net.hidden).detach()
+    return net.hidden + net.b(x)
+
+
+def counting(net: Any, x: Tensor) -> Tensor:
+    net.counts["calls"] += 1
+    return net.a(x) * net.counts["calls"]
+
+
+def adding(net: Any, x: Tensor) -> Tensor:
+    return net.a(x) * net.number.add_(1)
+
+
+def stateful(net: Any) -> None:
+    net.hidden, net.counts = torch.zeros(3, 4, dtype=torch.float64), {"calls": 0}
+    net.number = torch.zeros((), dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("compute", "message"),
+    [
+        (lazily, "registers 'positions'.*call the networks once"),
+        (recurrent, r"changes self\.hidden"),
+        (counting, r"changes self\.counts"),
+        (adding, "not registered.*register it as a buffer"),
+    ],
+)
+def test_state_that_members_do_not_have_is_refused(compute: Callable[..., Tensor], message: str) -> None:
+    x = numbers(2, 3, 4)
+    before = x.clone()
+    with pytest.raises(LoweringError, match=message):
+        Population([Net(compute, stateful) for _ in range(2)])(x)
+    torch.testing.assert_close(x, before, rtol=0.0, atol=0.0)
+
+
+def test_outputs_that_members_share_are_copies() -> None:
+    _, twice = Population([Pair(), Pair()])(numbers(3, 4), in_dims=None)
+    other = twice[1].clone()
+    twice[0] += 1
+    torch.testing.assert_close(twice[1], other, rtol=0.0, atol=0.0)
+
+
+class Pair(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 4, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        return super().forward(x), x * 2
+
+
+def test_learned_activations_are_mapped_by_vmap() -> None:
+    networks = [nn.Sequential(nn.Linear(4, 4), nn.PReLU()).double() for _ in range(2)]
+    population, x = Population(networks).eval(), numbers(5, 2, 3, 4)
+    expected = torch.stack([population(item) for item in x])
+    torch.testing.assert_close(torch.vmap(population)(x), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_mixtures_of_distributions_are_traced() -> None:
+    def compute(net: Any, x: Tensor) -> Tensor:
+        mixture = torch.distributions.Categorical(logits=net.a(x))
+        parts = torch.distributions.Normal(net.b(x), 1.0)
+        return torch.distributions.MixtureSameFamily(mixture, parts).log_prob(x[:, 0])
+
+    assert_agrees([Net(compute) for _ in range(2)], numbers(2, 3, 4))
