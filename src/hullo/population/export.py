@@ -53,17 +53,18 @@ def _check_next_call(
     program: torch.export.ExportedProgram,
 ) -> None:
     """Raise an error if attributes that a network has changed would change the result of its next call."""
-    made: dict[str, Tensor] = {}
+    made: list[Tensor] = []
     for (module, name), value in changed.items():
         if isinstance(value, Tensor):  # from the trace, without values
-            value = made[name] = torch.zeros(value.shape, dtype=value.dtype, device=value.device)
+            value = torch.zeros(value.shape, dtype=value.dtype, device=value.device)
+            made.append(value)
         setattr(module, name, value)
     try:
         program_again = _trace(network, args, kwargs)[0]
         again, constants = program_again.graph_module.code, {id(item) for item in program_again.constants.values()}
     except LoweringError:
         again, constants = "", set()
-    if again != program.graph_module.code or not constants.isdisjoint(map(id, made.values())):
+    if again != program.graph_module.code or not constants.isdisjoint(map(id, made)):
         names = ", ".join(sorted({f"self.{name}" for _, name in changed}))
         raise LoweringError(
             f"the forward of {type(network).__name__} changes {names}, and its next call would compute something else; "

@@ -295,66 +295,32 @@ def registered_names(member: nn.Module) -> set[str]:
     return {name for name, _ in named}
 
 
-def check_references(member: nn.Module) -> None:
-    """Raise a ValueError for what a copy of a network would not have.
-
-    These are tensors that share memory with others, and functions and weak references that lead back to the network.
-    """
+def check_memory(member: nn.Module) -> None:
+    """Raise a ValueError if a parameter shares its memory with another tensor, which it would not do in a copy."""
     named = (*member.named_parameters(), *member.named_buffers())
     tensors = {name: tensor for name, tensor in named if _has_memory(tensor)}
     first: dict[int, str] = {}
     for name, tensor in tensors.items():
-        if (other := first.setdefault(tensor.data_ptr(), name)) != name:
+        other = first.setdefault(tensor.data_ptr(), name)
+        if other != name and (tensor.requires_grad or tensors[other].requires_grad):
             raise ValueError(
                 f"{other} and {name} share their memory, but are not one tensor; tie them by assigning the parameter "
                 "itself instead of its .data"
             )
-    own = {id(thing): name or "the network" for name, thing in (*tensors.items(), *member.named_modules())}
-    storages = {tensor.untyped_storage().data_ptr(): name for name, tensor in tensors.items()}
+    own = set(map(id, tensors.values()))
+    storages = {tensor.untyped_storage().data_ptr(): name for name, tensor in tensors.items() if tensor.requires_grad}
     for path, module in member.named_modules():
-        for name, value in vars(module).items():
-            if name.startswith("_flat_weight"):  # of recurrent layers, which copy them
-                continue
-            items = value.values() if isinstance(value, dict) else value if type(value) in (list, tuple) else [value]
-            for reason in filter(None, (_why_not_copied(item, own, storages) for item in items)):
-                raise ValueError(f"{path}.{name} {reason}".lstrip("."))
-
-
-def _why_not_copied(item: Any, own: Mapping[int, str], storages: Mapping[int, str]) -> str:
-    """Return why a copy of a network would not have what an attribute has; empty if it would."""
-    if isinstance(item, Tensor):
-        viewed = storages.get(item.untyped_storage().data_ptr()) if _has_memory(item) and id(item) not in own else None
-        return (
-            f"is a view of {viewed}, which a copy of the network would not share; make it in forward" if viewed else ""
-        )
-    held = _held_by(item) if isinstance(item, (types.FunctionType, weakref.ref)) else []
-    named = [own[id(thing)] for thing in held if id(thing) in own]
-    return (
-        f"holds a function or a weak reference that leads to {named[0]}, and every copy of the network would use the "
-        "original there; write a method instead"
-        if named
-        else ""
-    )
+        for name, item in vars(module).items():
+            is_other = isinstance(item, Tensor) and id(item) not in own and _has_memory(item)
+            if is_other and (viewed := storages.get(item.untyped_storage().data_ptr())):
+                where = f"{path}.{name}".lstrip(".")
+                raise ValueError(f"{where} is a view of {viewed}, which a copy would not be; make it in forward")
 
 
 def _has_memory(tensor: Tensor) -> bool:
-    return not (tensor.is_meta or nn.parameter.is_lazy(tensor) or tensor.layout != torch.strided) and tensor.numel() > 0
-
-
-def _held_by(thing: Any) -> list[Any]:
-    """Return the objects that a function or a weak reference holds."""
-    if isinstance(thing, weakref.ref):
-        return [thing()]
-    cells = [cell.cell_contents for cell in thing.__closure__ or () if not _is_empty(cell)]
-    return [*cells, *(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values()]
-
-
-def _is_empty(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return True
-    return False
+    if tensor.is_meta or tensor.layout != torch.strided or nn.parameter.is_lazy(tensor) or not tensor.numel():
+        return False
+    return tensor.data_ptr() != 0
 
 
 def empty_copy(member: nn.Module) -> nn.Module:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, overload
@@ -20,7 +21,7 @@ from hullo.population.images import AugmentedImages, ImagesValue
 from hullo.population.inplace import all_nodes
 from hullo.population.members import (
     aliases_of,
-    check_references,
+    check_memory,
     compare,
     empty_copy,
     filled_copy,
@@ -36,6 +37,8 @@ from hullo.population.sites import share_sites
 from hullo.population.tracing import Graph, read_graph
 from hullo.population.values import Value
 
+_ORIGINALS: weakref.WeakKeyDictionary[Population, list[weakref.ref[Tensor]]] = weakref.WeakKeyDictionary()
+"""The parameters and buffers of the networks that a population was made of, as long as the user keeps them."""
 MAX_PROGRAMS = 64
 """The largest number of cached graphs: one for each combination of input shapes and training modes."""
 
@@ -98,7 +101,8 @@ class Population(nn.Module):
         if len(seeds) != len(networks):
             raise ValueError(f"{len(networks)} members need as many seeds, got {len(seeds)}")
         for network in networks:
-            check_references(network)
+            check_memory(network)
+        _ORIGINALS[self] = [weakref.ref(t) for network in networks for t in (*network.parameters(), *network.buffers())]
         sites, self._differences = compare(networks)
         self._sites = share_sites(sites, shared_hulls)
         self._empty = [empty_copy(network) for network in networks]
@@ -328,7 +332,8 @@ class Population(nn.Module):
                         f"the forward of {type(member).__name__} registers {new[0]!r}, which members do not have; call "
                         "the networks once before they join"
                     )
-            graph = read_graph(self[k], self._sites, *arguments(), k)
+            originals = [tensor for held in _ORIGINALS.get(self, ()) if (tensor := held()) is not None]
+            graph = read_graph(self[k], self._sites, *arguments(), k, originals)
             if different := [site for site in self._sites if site.differs_in_place]:
                 others = [replace(site, inplace=site.inplace and not site.differs_in_place) for site in self._sites]
                 self._check_in_place(graph, read_graph(self[k], others, *arguments(), k), different[0].path)

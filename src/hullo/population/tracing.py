@@ -112,12 +112,18 @@ class Graph:
 
 
 def read_graph(
-    network: nn.Module, sites: Sequence[Site], args: tuple[Any, ...], kwargs: dict[str, Any], k: int
+    network: nn.Module,
+    sites: Sequence[Site],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    k: int,
+    originals: Sequence[Tensor] = (),
 ) -> Graph:
     """Trace a network on example inputs and return its graph; a LoweringError says what cannot be traced, and where.
 
     Other modules replace those at the sites; they are of the classes that member k has there. The graph is valid only
-    for inputs of the same shapes and for the current modes.
+    for inputs of the same shapes and for the current modes. `originals` are the parameters and buffers of the user's
+    own networks: a graph that reads one of them is refused.
     """
     _settle(network)
     questions: list[str] = []
@@ -143,7 +149,7 @@ def read_graph(
         elif spec.kind in (kinds.PARAMETER, kinds.BUFFER):
             inputs[spec.arg.name] = ("tensor", spec.target)
         elif spec.kind == kinds.CONSTANT_TENSOR:
-            inputs[spec.arg.name] = _read_constant(program.constants[spec.target], network)
+            inputs[spec.arg.name] = _read_constant(program.constants[spec.target], network, originals)
         elif spec.kind == kinds.USER_INPUT:
             inputs[getattr(spec.arg, "name", "")] = ("input", None)
         else:
@@ -155,12 +161,21 @@ def read_graph(
     return Graph(program.graph_module, inputs, program.call_spec.out_spec, written, asks_for_class=bool(questions))
 
 
-def _read_constant(tensor: Tensor, network: nn.Module) -> tuple[str, Any]:
+def _read_constant(tensor: Tensor, network: nn.Module, originals: Sequence[Tensor]) -> tuple[str, Any]:
     """Return what a tensor is that a forward does not read from an attribute of a module: perhaps a parameter."""
     for name, own in (*network.named_parameters(), *network.named_buffers()):
-        if own.numel() and (tensor.data_ptr(), tensor.shape) == (own.data_ptr(), own.shape):
+        if _is_same(tensor, own):
             return "tensor", name
+    if any(_is_same(tensor, original) for original in originals):
+        raise LoweringError(
+            f"the forward of {type(network).__name__} uses a tensor of the original network, by a function in an "
+            "attribute or a hook that refers to it, which every copy would do; write a method instead"
+        )
     return "constant", tensor
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    return other.numel() > 0 and (one.data_ptr(), one.shape) == (other.data_ptr(), other.shape)
 
 
 def _remove_unused(node: fx.Node, name: str) -> None:
