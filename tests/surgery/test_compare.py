@@ -279,6 +279,13 @@ def test_in_place_hulls_are_not_blamed() -> None:
         hullo.replace_activations(Both(), example_inputs=torch.randn(3, 4))
 
 
+def test_backward_pass_that_may_communicate_is_not_tried() -> None:
+    kind = type("Replicated", (nn.Sequential,), {"__module__": "torch.distributed.made"})
+    model = kind(Overwriting())
+    hullo.replace_activations(model, example_inputs=torch.randn(3, 4))
+    assert len(hullo.summary(model).hulls) == 1
+
+
 def test_backward_hooks_are_not_called() -> None:
     model, called = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), []
     model[0].register_full_backward_hook(lambda *_: called.append("module"))

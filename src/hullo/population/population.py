@@ -6,7 +6,6 @@ import itertools
 import operator
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar, overload
 
 import torch
@@ -14,27 +13,24 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from hullo._compat import are_transforms_active, backward_pass_id, without_saved_tensor_hooks
+from hullo._compat import backward_pass_id
 from hullo.population.activations import Activations
-from hullo.population.export import LoweringError, register_dataclasses
+from hullo.population.export import register_dataclasses
 from hullo.population.images import AugmentedImages, ImagesValue
-from hullo.population.inplace import all_nodes
 from hullo.population.members import (
     aliases_of,
     check_memory,
     compare,
     empty_copy,
     filled_copy,
-    fork_rng,
     make_members,
-    registered_names,
     tensors_of,
 )
 from hullo.population.program import Program, Run
-from hullo.population.rates import first_difference, merge_rates
+from hullo.population.reader import Reader
 from hullo.population.rules import Context
 from hullo.population.sites import share_sites
-from hullo.population.tracing import Graph, read_graph
+from hullo.population.tracing import Graph
 from hullo.population.values import Value
 
 _ORIGINALS: weakref.WeakKeyDictionary[Population, list[weakref.ref[Tensor]]] = weakref.WeakKeyDictionary()
@@ -301,66 +297,10 @@ class Population(nn.Module):
 
     def _read_graph(self, leaves: Sequence[Any], spec: Any) -> Graph:
         """Return the graph of the members for example inputs; raise the networks' own exceptions."""
-        kinds = dict.fromkeys(self._differences)
-        graphs = {kind: self._read_member(self._differences.index(kind), leaves, spec) for kind in kinds}
-        return merge_rates(graphs, self._differences, self.seeds.device)
-
-    def _read_member(self, k: int, leaves: Sequence[Any], spec: Any) -> Graph:
-        if are_transforms_active():
-            raise LoweringError(
-                "networks are traced in the first call for a shape, which cannot be inside of torch.func: call the "
-                "population in evaluation mode once before"
-            )
         examples = [self._example(item) if isinstance(item, Value) else item for item in leaves]
-        autocast = torch.autocast(self.seeds.device.type, enabled=False)
-        grad_mode = torch.set_grad_enabled(torch.is_grad_enabled())
-        with torch.inference_mode(False), grad_mode, autocast, without_saved_tensor_hooks():
-
-            def arguments() -> tuple[tuple[Any, ...], dict[str, Any]]:
-                """Return the arguments anew: a forward may change them."""
-                cloned = [item.clone() if isinstance(item, Tensor) else item for item in examples]
-                args, kwargs = pytree.tree_unflatten(cloned, spec)
-                return args, kwargs
-
-            with fork_rng():  # raises the network's own exceptions, and fills caches with tensors that have values
-                args, kwargs = arguments()
-                member = self[k]
-                before = registered_names(member)
-                member(*args, **kwargs)
-                if new := sorted(registered_names(member) - before):
-                    raise LoweringError(
-                        f"the forward of {type(member).__name__} registers {new[0]!r}, which members do not have; call "
-                        "the networks once before they join"
-                    )
-            originals = [tensor for held in _ORIGINALS.get(self, ()) if (tensor := held()) is not None]
-            graph = read_graph(self[k], self._sites, *arguments(), k, originals)
-            if different := [site for site in self._sites if site.differs_in_place]:
-                others = [replace(site, inplace=site.inplace and not site.differs_in_place) for site in self._sites]
-                self._check_in_place(graph, read_graph(self[k], others, *arguments(), k), different[0].path)
-            if graph.asks_for_class:
-                kinds = {tuple(site.classes[j] for site in self._sites): j for j in range(len(self))}
-                del kinds[tuple(site.classes[k] for site in self._sites)]
-                for j in kinds.values():
-                    self._check_classes(graph, read_graph(self[k], self._sites, *arguments(), j))
-            return graph
-
-    def _check_classes(self, one: Graph, other: Graph) -> None:
-        """Raise an error if the operations depend on the classes of activations, in which members differ."""
-        if first_difference(one, list(all_nodes(one.module)), other, list(all_nodes(other.module))) is not None:
-            path = next(site.path for site in self._sites if len(set(site.classes)) > 1)
-            raise ValueError(
-                f"forward performs other operations for other classes of activations, as at {path!r}, in which members "
-                "differ; make a population for each class, or let the network know the positions instead"
-            )
-
-    def _check_in_place(self, one: Graph, other: Graph, path: str) -> None:
-        """Raise an error if it matters whether activations change their input, in which members differ."""
-        nodes = [list(all_nodes(graph.module)) for graph in (one, other)]
-        if first_difference(one, nodes[0], other, nodes[1]) is not None:
-            raise ValueError(
-                f"the activation {path!r} changes its input in place in some members and not in others, and the "
-                "network reads this input again; give all members the same inplace="
-            )
+        originals = _ORIGINALS.get(self, ())
+        reader = Reader(self.__getitem__, self._sites, self._differences, self.seeds.device, originals)
+        return reader.read(examples, spec)
 
     def _example(self, value: Value) -> Tensor:
         """Return the first member's value; under autocast in the networks' dtype, since autocast is off in a trace."""
