@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -81,7 +83,7 @@ class _Captured:
                 self.step(*self.inputs)
         torch.cuda.current_stream(device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=side):
+        with pause_collection(), torch.cuda.graph(graph, stream=side):
             try:
                 self.returned = self.step(*self.inputs)
             except BaseException:
@@ -90,6 +92,19 @@ class _Captured:
         self.graph = graph
         for item, saved in zip(self.stateful, before, strict=True):
             item.load_state_dict(saved)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def pause_collection() -> Iterator[None]:
+    """Collect garbage now and not within the block: a CUDA graph that is destroyed during a capture makes it fail."""
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @functools.cache

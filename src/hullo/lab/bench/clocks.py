@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from hullo.lab.spec.environment import choose_device, device_name
+from hullo.population.graphs import pause_collection
 
 Step = Callable[[], Any]
 
@@ -128,11 +129,12 @@ class CudaClock:
                 for step in steps:
                     step()
         graphs: list[torch.cuda.CUDAGraph] = []
-        for step in steps:  # in one memory pool: a step reads what an earlier one has written
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=graphs[0].pool() if graphs else None, stream=self.stream):
-                step()
-            graphs.append(graph)
+        with pause_collection():
+            for step in steps:  # in one memory pool: a step reads what an earlier one has written
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, pool=graphs[0].pool() if graphs else None, stream=self.stream):
+                    step()
+                graphs.append(graph)
         return [graph.replay for graph in graphs]
 
     def count_kernels(self, *steps: Step) -> list[int | None]:
