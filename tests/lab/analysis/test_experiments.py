@@ -286,6 +286,8 @@ def test_the_longest_runs_with_enough_seeds_stand_for_a_column() -> None:
     assert too_few_seeds([*old, *other, *new]) == []
     assert longest_of_columns([*old, *other, *new[:4]]) == [*old, other[1]]
     assert too_few_seeds([*old, *other, *new[:4]]) == new[:4]
+    assert longest_of_columns([*old, *new[:5]]) == old  # relu has three seeds, tanh has two
+    assert longest_of_columns([*old, *new, make_record("elu", [80.0] * 3, val_size=500)])[:5] == new[:5]
     assert longest_of_columns(old[:2] + new[:4]) == new[:4]
     assert longest_of_columns([]) == too_few_seeds([]) == []
 

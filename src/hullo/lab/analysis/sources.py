@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from hullo.lab.spec.activation import ActivationSpec
 from hullo.lab.spec.paper import Column
 from hullo.lab.spec.records import Record, Records
 from hullo.lab.spec.run_spec import Spec
@@ -65,10 +66,8 @@ def _read(file: Path, warn: Callable[[str], None] | None) -> list[Record]:
 
 
 def longest_of_columns(records: Iterable[Record]) -> list[Record]:
-    """Return the records of the runs that represent their column: the longest runs with enough seeds.
-
-    Where no runs of a column have at least `ENOUGH_SEEDS` seeds, the longest stand for it.
-    """
+    """Return the records of the runs that represent their column: the longest, most of whose activations have at least
+    `ENOUGH_SEEDS` seeds. Where there are none, the longest stand for the column."""
     runs = list(records)
     standing = _standing(runs)
     return [record for record in runs if record.spec.epochs == standing[record.spec.column]]
@@ -83,7 +82,16 @@ def too_few_seeds(records: Iterable[Record]) -> list[Record]:
 
 def _standing(records: Iterable[Record]) -> dict[Column, int]:
     """Return the number of epochs of the runs that represent each column."""
-    seeds: dict[Column, dict[int, set[int]]] = {}
+    seeds: dict[Column, dict[int, dict[ActivationSpec, set[int]]]] = {}
     for spec in (record.spec for record in records):
-        seeds.setdefault(spec.column, {}).setdefault(spec.epochs, set()).add(spec.seed)
-    return {column: max((len(s) >= ENOUGH_SEEDS, n) for n, s in known.items())[1] for column, known in seeds.items()}
+        of_length = seeds.setdefault(spec.column, {}).setdefault(spec.epochs, {})
+        of_length.setdefault(spec.activation, set()).add(spec.seed)
+    return {
+        column: max((_are_enough(by_activation.values()), epochs) for epochs, by_activation in known.items())[1]
+        for column, known in seeds.items()
+    }
+
+
+def _are_enough(seeds: Collection[Collection[int]]) -> bool:
+    """Return whether most activations have enough seeds, given those of each."""
+    return 2 * sum(len(own) >= ENOUGH_SEEDS for own in seeds) > len(seeds)
