@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import hullo
 from hullo.population import LoweringError, Population
 
 
@@ -92,14 +94,51 @@ def test_view_of_a_parameter_that_was_made_before_is_refused() -> None:
     [
         lambda net: setattr(net, "f", lambda x: net.a(x)),
         lambda net: setattr(net, "f", lambda x, layer=net.a: layer(x)),
+        lambda net: setattr(net, "f", functools.partial(lambda layers, x: layers[0](x), [net.a])),
+        lambda net: setattr(net, "f", lambda x, g=lambda x: net.a(x): g(x)),
         lambda net: net.b.register_forward_hook(lambda module, inputs, output: net.a(output)),
     ],
-    ids=["closure", "default", "hook"],
+    ids=["closure", "default", "partial", "function in a function", "hook"],
 )
-def test_functions_that_lead_to_the_original_are_refused(build: Callable[[Any], None]) -> None:
+def test_functions_that_refer_to_the_network_refer_to_each_member(build: Callable[[Any], None]) -> None:
     networks = [Net(lambda net, x: net.b(getattr(net, "f", F.relu)(x)), build) for _ in range(2)]
-    with pytest.raises((LoweringError, ValueError), match=r"original network|other values"):
-        Population(networks)(numbers(2, 3, 4))
+    assert_agrees(networks, numbers(2, 3, 4))
+    population, x = copy.deepcopy(Population(networks)), numbers(2, 3, 4)  # before its first call
+    torch.testing.assert_close(population(x), torch.stack([net(x[k]) for k, net in enumerate(networks)]))
+    member = population[1]
+    del networks, population
+    with torch.no_grad():
+        member.a.weight.zero_()
+        member.a.bias.zero_()
+    assert member(x[1]).std(0).max() < 1e-12  # its own layer a, which is a constant now
+
+
+def test_functions_call_the_activations_and_read_the_mode_of_each_member() -> None:
+    def build(net: Any) -> None:
+        net.f = lambda x: F.dropout(net.act(x), 0.5, net.training)
+
+    networks: list[Any] = []
+    for act in (nn.ReLU(), nn.Tanh(), hullo.AffineHull("identity", "tanh")):
+        network: Any = Net(lambda net, x: net.b(net.f(net.a(x))), build)
+        network.act = act.double()
+        networks.append(network.eval())
+    population, x = Population(networks), numbers(3, 5, 4)
+    y = population(x)
+    torch.testing.assert_close(y, torch.stack([net(x[k]) for k, net in enumerate(networks)]))
+    y.square().sum().backward()
+    assert population.activations.raw.grad[2].any()
+
+
+LAYER = nn.Linear(4, 4).double()
+
+
+def test_a_global_variable_that_is_a_part_of_the_network_is_refused() -> None:
+    def build(net: Any) -> None:
+        net.a = LAYER
+        net.f = lambda x: LAYER(x)
+
+    with pytest.raises(LoweringError, match="a tensor of the original network"):
+        Population([Net(lambda net, x: net.b(net.f(x)), build)])(numbers(1, 3, 4))
 
 
 def test_functions_that_read_numbers_of_the_network_are_those_of_each_member() -> None:
@@ -249,3 +288,60 @@ def test_mixtures_of_distributions_are_traced() -> None:
         return torch.distributions.MixtureSameFamily(mixture, parts).log_prob(x[:, 0])
 
     assert_agrees([Net(compute) for _ in range(2)], numbers(2, 3, 4))
+
+
+def masked_copy(net: Any, x: Tensor) -> Tensor:
+    z = torch.zeros_like(x)
+    z[:] = x
+    z *= 2
+    return net.a(z) + net.b(x)
+
+
+def noisy_copy(net: Any, x: Tensor) -> Tensor:
+    h = net.a(x)
+    z = torch.empty_like(h)
+    z.copy_(h.view(-1, 4))
+    z += 1
+    h *= 3
+    return net.b(h) * z
+
+
+def old_buffer(net: Any, x: Tensor) -> Tensor:
+    old = torch.empty_like(net.memory)
+    old.copy_(net.memory)
+    net.memory.add_(1)
+    return net.a(x) + old
+
+
+def changed_after_a_write(net: Any, x: Tensor) -> Tensor:
+    h = net.a(x)
+    h[:, 0] = 1.0
+    return net.b(net.act(h))
+
+
+def changed_in_a_slice(net: Any, x: Tensor) -> Tensor:
+    h = net.a(x)
+    return net.b(torch.cat([net.act(h[:, :2]), h[:, 2:]], 1))
+
+
+@pytest.mark.parametrize("compute", [masked_copy, noisy_copy, old_buffer, changed_after_a_write, changed_in_a_slice])
+def test_copies_and_activations_in_place_are_those_of_a_network(compute: Callable[..., Tensor]) -> None:
+    def build(net: Any) -> None:
+        net.register_buffer("memory", torch.zeros(4, dtype=torch.float64))
+        net.act = nn.ReLU(inplace=True)
+
+    assert_agrees([Net(compute, build) for _ in range(2)], numbers(2, 3, 4))
+
+
+@pytest.mark.parametrize("transpose", [True, False])
+def test_strides_are_those_of_each_network(transpose: bool) -> None:
+    def compute(net: Any, x: Tensor) -> Tensor:
+        y = net.a(x)
+        return (y.t() if transpose else y).as_strided((4, 3), (3, 1))
+
+    assert_agrees([Net(compute) for _ in range(2)], numbers(2, 3, 4))
+
+
+def test_strides_beyond_the_input_are_refused() -> None:
+    with pytest.raises(LoweringError, match=r"as_strided.* reads memory outside of its input"):
+        Population([Net(lambda net, x: net.a(x)[1:].as_strided((3, 4), (4, 1), 0))])(numbers(1, 3, 4))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import io
@@ -12,16 +13,20 @@ import re
 import sys
 import threading
 import traceback
+import types
 import warnings
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stderr
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from hullo.population.functions import functions_of, reached_from
 from hullo.population.images import AugmentedImages
 from hullo.population.sites import BOOKKEEPING
 
@@ -31,17 +36,24 @@ _OWN = os.path.dirname(_HERE)
 _LOCK = threading.RLock()  # torch.export traces one network at a time
 _MISSING = object()
 _PLAIN = (bool, int, float, complex, str, bytes)
+_CONTAINERS = (list, tuple, set, frozenset, deque, Mapping)
+_FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType, functools.partial)
 
 
 class LoweringError(RuntimeError):
     """Report which operation of a network cannot be computed for all members at once, and its line of source code."""
 
 
-def export(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.export.ExportedProgram:
-    """Trace a network on example inputs; a LoweringError says what cannot be traced, and where."""
-    program, changed = _trace(network, args, kwargs)
+def export(
+    network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], assigned: Collection[str] = ()
+) -> torch.export.ExportedProgram:
+    """Trace a network on example inputs; a LoweringError says what cannot be traced, and where.
+
+    `assigned` are the buffers to which forward assigns other tensors: the graph copies these at its end.
+    """
+    program, changed = _trace(network, args, kwargs, assigned)
     if changed:
-        _check_next_call(network, args, kwargs, changed, program)
+        _check_next_call(network, args, kwargs, assigned, changed, program)
     return program
 
 
@@ -49,6 +61,7 @@ def _check_next_call(
     network: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    assigned: Collection[str],
     changed: dict[tuple[nn.Module, str], Any],
     program: torch.export.ExportedProgram,
 ) -> None:
@@ -60,7 +73,7 @@ def _check_next_call(
             made.append(value)
         setattr(module, name, value)
     try:
-        program_again = _trace(network, args, kwargs)[0]
+        program_again = _trace(network, args, kwargs, assigned)[0]
         again, constants = program_again.graph_module.code, {id(item) for item in program_again.constants.values()}
     except LoweringError:
         again, constants = "", set()
@@ -73,7 +86,7 @@ def _check_next_call(
 
 
 def _trace(
-    network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], assigned: Collection[str]
 ) -> tuple[torch.export.ExportedProgram, dict[tuple[nn.Module, str], Any]]:
     """Return the exported network, and the attributes that its forward has changed, with their new values."""
     before, changed = _attributes(network), dict[tuple[nn.Module, str], Any]()
@@ -85,23 +98,89 @@ def _trace(
             if now is not earlier and not (isinstance(now, _PLAIN) and type(now) is type(earlier) and now == earlier):
                 changed[key] = getattr(*key)
 
-    hook = network.register_forward_hook(record_changes)
     states = _random_states()
-    try:
-        with _LOCK, _silenced(), _traceable():
-            program = torch.export.export(network, args, kwargs, strict=False)
-    except LoweringError as error:
-        raise LoweringError(f"{error}{_line_of(error)}") from None
-    except Exception as error:
-        raise LoweringError(f"{_explain(network, error)}{_line_of(error)}") from error
-    finally:
-        hook.remove()
+    with ExitStack() as hooks:
+        hooks.enter_context(_assignable(network, assigned))
+        hooks.callback(network.register_forward_hook(record_changes).remove)
+        program = _call_export(network, args, kwargs)
     if _random_states() != states:
         raise LoweringError(
             f"the forward of {type(network).__name__} draws random numbers of Python or NumPy, which would be the same "
             "in every step; pass them as an input"
         )
+    _check_kept(network)
     return program, changed
+
+
+def _call_export(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.export.ExportedProgram:
+    try:
+        with _LOCK, _silenced(), _traceable():
+            return torch.export.export(network, args, kwargs, strict=False)
+    except LoweringError as error:
+        raise LoweringError(f"{error}{_line_of(error)}") from None
+    except Exception as error:
+        raise LoweringError(f"{_explain(network, error)}{_line_of(error)}") from error
+
+
+@contextmanager
+def _assignable(network: nn.Module, names: Collection[str]) -> Iterator[None]:
+    """Let forward assign tensors to buffers: it reads and replaces a copy, which is copied back at its end.
+
+    So whatever has read the buffer before keeps the value that it had.
+    """
+    owners = {name: (network.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in names}
+    buffers: dict[str, Tensor] = {}
+
+    def begin(module: nn.Module, inputs: Any) -> None:
+        for name, (owner, leaf) in owners.items():
+            buffers[name] = owner._buffers.pop(leaf)  # type: ignore[assignment]
+            vars(owner)[leaf] = buffers[name].clone()
+
+    def end(module: nn.Module, inputs: Any, output: Any) -> None:
+        for name, (owner, leaf) in owners.items():
+            new = vars(owner).pop(leaf)
+            new = owner._buffers.get(leaf, new)  # where forward writes to the dictionary of buffers
+            owner._buffers[leaf] = buffers[name]
+            buffers[name].copy_(new)
+
+    hooks = [network.register_forward_pre_hook(begin), network.register_forward_hook(end)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _check_kept(network: nn.Module) -> None:
+    """Raise an error if a value of the trace was kept outside of the network, as hooks do with features."""
+    found = functions_of(network)
+    found += [kind.forward for kind in dict.fromkeys(map(type, network.modules())) if hasattr(kind, "forward")]
+    for function in found:
+        if any(_holds_traced(item) for item in reached_from(function)):
+            raise LoweringError(
+                f"a value is kept outside of {type(network).__name__} by {getattr(function, '__qualname__', function)}"
+                f"{_definition(function)}, where members have none; return it from forward, or let a module keep it in "
+                "a buffer"
+            )
+
+
+def _holds_traced(item: Any) -> bool:
+    """Return whether an object is, or contains, a tensor of a trace."""
+    if isinstance(item, Tensor):
+        return isinstance(item, FakeTensor)
+    if isinstance(item, Mapping):
+        return any(map(_holds_traced, item.values()))
+    if isinstance(item, (list, tuple, set, deque)):
+        return any(map(_holds_traced, item))
+    return not isinstance(item, (nn.Module, type, types.ModuleType)) and any(
+        isinstance(value, FakeTensor) or (isinstance(value, (list, dict, deque)) and _holds_traced(value))
+        for value in getattr(item, "__dict__", {}).values()
+    )
+
+
+def _definition(function: Any) -> str:
+    code = getattr(function, "__code__", None)
+    return "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
 
 
 def register_dataclasses(tree: Any) -> None:
@@ -113,21 +192,35 @@ def register_dataclasses(tree: Any) -> None:
 
 
 def _attributes(network: nn.Module) -> dict[tuple[nn.Module, str], Any]:
-    """Return the unregistered attributes of all modules; of lists and dictionaries, their lengths and numbers."""
+    """Return the modes and the unregistered attributes of all modules; of containers, what they contain."""
     return {
         (module, name): _content(value)
         for module in network.modules()
         for name, value in vars(module).items()
-        if name not in BOOKKEEPING
+        if name == "training" or name not in BOOKKEEPING
     }
 
 
 def _content(value: Any) -> Any:
-    """Return what is compared of an attribute: a container is changed in place."""
-    if not isinstance(value, (list, dict, set)):
-        return value
-    items = list(value.values() if isinstance(value, dict) else value)
-    return str([len(items), *(item for item in items if type(item) in (bool, int, float, str))])
+    """Return what is compared of an attribute: a container or an object is changed in place."""
+    is_object = hasattr(value, "__dict__") and not isinstance(value, (Tensor, nn.Module, type, *_FUNCTIONS))
+    return _describe(value, set()) if isinstance(value, _CONTAINERS) or is_object else value
+
+
+def _describe(value: Any, seen: set[int]) -> str:
+    """Return text that changes with what a container or an object contains."""
+    if isinstance(value, _PLAIN) or value is None:
+        return repr(value)
+    if isinstance(value, Tensor):
+        return f"tensor {id(value)} {value._version}"
+    if id(value) in seen or isinstance(value, (nn.Module, type, *_FUNCTIONS)):
+        return str(id(value))
+    seen.add(id(value))
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key!r}: {_describe(item, seen)}' for key, item in value.items())}}}"
+    if isinstance(value, _CONTAINERS):
+        return f"[{', '.join(_describe(item, seen) for item in value)}]"
+    return f"{id(value)} {_describe(vars(value), seen)}" if hasattr(value, "__dict__") else str(id(value))
 
 
 def _random_states() -> list[Any]:
@@ -186,6 +279,12 @@ def _traceable() -> Iterator[None]:
     def hook(*args: Any, **kwargs: Any) -> Any:
         raise LoweringError("forward registers a hook, which is not in its graph; write what it does as operations")
 
+    def seed(*args: Any, **kwargs: Any) -> Any:
+        raise LoweringError(
+            "forward seeds the random numbers of PyTorch, and members have their own; draw fixed numbers once, for a "
+            "buffer, or give them as an input"
+        )
+
     def enter(context: torch.inference_mode) -> None:
         if context.mode:
             raise LoweringError("forward enters torch.inference_mode, which is not in its graph; use torch.no_grad")
@@ -203,6 +302,9 @@ def _traceable() -> Iterator[None]:
         replace(torch.autograd, "_engine_run_backward", differentiate)
         replace(Tensor, "register_hook", hook)
         replace(torch.inference_mode, "__enter__", enter)
+        for owner, name in ((torch, "manual_seed"), (torch, "set_rng_state"), (torch, "seed")):
+            replace(owner, name, seed)
+            replace(torch.random, name, seed)
         replace(
             nn.modules.transformer, "_detect_is_causal_mask", lambda mask, is_causal=None, size=None: bool(is_causal)
         )
@@ -236,7 +338,8 @@ def _line_of(error: Exception) -> str:
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if frame.filename.startswith("<rewritten ") or not frame.filename.startswith((*internal, "<"))
+        if frame.filename.startswith("<rewritten ")
+        or not (frame.filename.startswith((*internal, "<")) or frame.filename == contextlib.__file__)
     ]
     return f" (at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line})" if frames else ""
 

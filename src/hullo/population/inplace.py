@@ -71,6 +71,8 @@ def _storages(module: fx.GraphModule) -> dict[fx.Node, frozenset[int]]:
     same: dict[int, frozenset[int]] = {}
     for node in all_nodes(module):
         tensors = [leaf for leaf in pytree.tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
+        if any(tensor.layout != torch.strided for tensor in tensors):
+            raise LoweringError(f"forward uses sparse tensors{at_source(node)}; use dense ones, or torch.scatter_add")
         try:
             ids = [tensor.untyped_storage()._cdata for tensor in tensors]
         except NotImplementedError:
@@ -97,7 +99,7 @@ def _rewrite(graph: fx.Graph, storage: int, storages: dict[fx.Node, frozenset[in
     for write in writes:
         (target,) = written_nodes(write)
         later = set(_after(write))
-        new = _new_value(graph, write)
+        new = _new_value(graph, write, storages)
         for node in graph.nodes:
             storages.setdefault(node, storages[write])
         write.replace_all_uses_with(new)
@@ -110,13 +112,19 @@ def _after(node: fx.Node) -> Iterator[fx.Node]:
         yield node
 
 
-def _new_value(graph: fx.Graph, write: fx.Node) -> fx.Node:
+def _new_value(graph: fx.Graph, write: fx.Node, storages: Mapping[fx.Node, frozenset[int]]) -> fx.Node:
     """Return a node that computes the value that an operation writes."""
     if write.target is aten.copy_.default:
         source: Any = write.args[1]
         copied, written = source.meta["val"], write.meta["val"]
         if copied.shape == written.shape and copied.dtype == written.dtype:
-            return source  # type: ignore[no-any-return]
+            sharing = [node for node, own in storages.items() if own & storages[source]]
+            if sharing == [source] and list(source.users) == [write] and source.op == "call_function":
+                return source  # type: ignore[no-any-return]  # a result that nothing else uses needs no copy
+            with graph.inserting_before(write):
+                node = graph.call_function(aten.clone.default, (source,))
+            node.meta = dict(write.meta)
+            return node
     kwargs = {name: item for name, item in write.kwargs.items() if name != "out"}
     with graph.inserting_before(write):
         node = graph.call_function(functional(write.target), positional(write), kwargs)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import copy
+import dataclasses
 import functools
 import operator
 import types
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.utils import parametrize
 
+from hullo.population.functions import copy_network
 from hullo.population.sites import BOOKKEEPING, Site, read_site
 
 
@@ -170,7 +172,7 @@ class _Comparison:
         self.seen[id(one), id(other)] = one, other
         if isinstance(one, Mapping):
             return one.keys() == other.keys() and all(self.equal(one[key], other[key]) for key in one)
-        if isinstance(one, (list, tuple)):
+        if isinstance(one, (list, tuple, deque)):
             return len(one) == len(other) and all(map(self.equal, one, other))
         parts = _PARTS.get(type(one))
         if parts is not None:
@@ -179,13 +181,21 @@ class _Comparison:
             self.name = name
             return is_equal
         try:
-            if one == other:
+            if _are_equal(one, other):
                 return True
         except Exception:  # noqa: S110  (an object whose == fails is compared by its attributes)
             pass
         before = len(self.rates)
         is_equal = hasattr(one, "__dict__") and self.equal(vars(one), vars(other))
-        return is_equal and ("__eq__" not in vars(type(one)) or len(self.rates) > before)
+        by_attributes = "__eq__" not in vars(type(one)) or dataclasses.is_dataclass(one)
+        return is_equal and (by_attributes or len(self.rates) > before)
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    """Return whether two objects are equal; arrays of NumPy are if all their entries are."""
+    if not hasattr(one, "dtype"):
+        return bool(one == other)
+    return (one.shape, one.dtype) == (other.shape, other.dtype) and bool((one == other).all())
 
 
 def _may_be_rates(one: Any, other: Any) -> bool:
@@ -225,6 +235,8 @@ def _check_member(k: int, member: nn.Module) -> None:
             raise ValueError(f"{name} of member {k} is not initialized yet; call the network once on example inputs")
         if tensor.is_meta:
             raise ValueError(f"{name} of member {k} is on the meta device, without values; make it on a CPU or GPU")
+        if tensor.layout != torch.strided:
+            raise ValueError(f"{name} of member {k} is sparse; register a dense tensor")
 
 
 def _check_hooks(member: nn.Module) -> None:
@@ -328,7 +340,7 @@ def empty_copy(member: nn.Module) -> nn.Module:
     memo: dict[int, Any] = {}
     for tensor in (*member.parameters(), *member.buffers()):
         memo[id(tensor)] = _like(tensor, torch.empty_like(tensor, device="meta"))
-    return copy.deepcopy(member, memo)
+    return copy_network(member, memo)
 
 
 def filled_copy(empty: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
@@ -341,7 +353,7 @@ def filled_copy(empty: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
         given = tensors[name].detach()
         values = torch.empty_like(tensor, dtype=given.dtype, device=given.device, requires_grad=False)
         memo[id(tensor)] = _like(tensor, values.copy_(given))
-    return copy.deepcopy(empty, memo)
+    return copy_network(empty, memo)
 
 
 def _like(tensor: Tensor, values: Tensor) -> Tensor:

@@ -131,4 +131,4 @@ def rectify_at_random(
     """Multiply negative entries with random slopes in training, with the mean slope in evaluation."""
     y = x.at(0, context.members)
     slope = _uniform(context, x.shape, y.dtype) * (upper - lower) + lower if training else (lower + upper) / 2
-    return Value(torch.where(y < 0, y * slope, y), 0)
+    return Value(torch.where(y > 0, y, y * slope), 0)

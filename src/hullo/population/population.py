@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import operator
 import weakref
@@ -16,6 +17,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from hullo._compat import backward_pass_id
 from hullo.population.activations import Activations
 from hullo.population.export import register_dataclasses
+from hullo.population.functions import copy_network
 from hullo.population.images import AugmentedImages, ImagesValue
 from hullo.population.members import (
     aliases_of,
@@ -127,7 +129,8 @@ class Population(nn.Module):
         floats = [
             tensor for tensor in (*networks[0].parameters(), *networks[0].buffers()) if tensor.is_floating_point()
         ]
-        wide = torch.float64 if any(tensor.dtype == torch.float64 for tensor in floats) else torch.float32
+        dtypes = {tensor.dtype for tensor in (*networks[0].parameters(), *networks[0].buffers())}
+        wide = torch.float64 if dtypes & {torch.float64, torch.complex128} else torch.float32
         self.activations = Activations(self._sites, len(networks), wide)
         self.register_buffer("seeds", torch.tensor(seeds, dtype=torch.int64))
         self.register_buffer("steps", torch.zeros(len(networks), dtype=torch.int64))
@@ -190,6 +193,15 @@ class Population(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_programs": {}}  # they hold tensors without values, and are traced again
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Population:
+        for network in self._empty:
+            copy_network(network, memo)  # functions in its attributes come to refer to the copy
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))  # type: ignore[no-untyped-call]
+        _ORIGINALS[copied] = _ORIGINALS.get(self, [])
+        return copied
 
     def __iter__(self) -> Iterator[nn.Module]:
         return (self[k] for k in range(len(self)))

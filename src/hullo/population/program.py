@@ -244,7 +244,7 @@ class Program:
                 result = Value(result.tensor.to(node.meta["val"].dtype), result.dim)
             return result
         if target in _BY_MEMORY:
-            args, kwargs = map_values(_in_traced_order, (tuple(args), kwargs))
+            args = (_in_traced_order(args[0], node), *args[1:])
         if self.lowering.get(node) != "loop" and target not in _WRONG_IN_VMAP:
             try:
                 result = call_vmapped(target, args, kwargs)
@@ -324,10 +324,16 @@ _WRONG_IN_VMAP = _BY_MEMORY | {aten.select_scatter.default}
 """Operators whose rules for :func:`torch.vmap` are wrong in PyTorch, up to 2.13."""
 
 
-def _in_traced_order(value: Value) -> Value:
-    """Return a value whose members each have the usual order in memory."""
+def _in_traced_order(value: Value, node: fx.Node) -> Value:
+    """Return the first argument of a node with the order in memory that it has in the trace, for each member."""
+    traced = node.args[0].meta["val"]  # type: ignore[union-attr]
+    if traced.nbytes != traced.untyped_storage().nbytes():
+        raise LoweringError(f"{node.target} reads memory outside of its input{at_source(node)}; use indices instead")
     first = value.first()
-    return Value(first.tensor.contiguous(), first.dim)
+    own = 0 if first.dim is None else 1
+    order = [*range(own), *(own + d for d in sorted(range(traced.dim()), key=lambda d: -traced.stride(d)))]
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return Value(first.tensor.permute(order).contiguous().permute(back), first.dim)
 
 
 def _writes(node: fx.Node) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -61,30 +61,40 @@ class Reader:
                 args, kwargs = pytree.tree_unflatten(cloned, spec)
                 return args, kwargs
 
-            self._call_once(k, *arguments())
+            assigned = self._call_once(k, *arguments())
             originals = [tensor for held in self.originals if (tensor := held()) is not None]
-            graph = read_graph(self.member(k), self.sites, *arguments(), k, originals)
+            graph = read_graph(self.member(k), self.sites, *arguments(), k, originals, assigned)
             if different := [site for site in self.sites if site.differs_in_place]:
                 others = [replace(site, inplace=site.inplace and not site.differs_in_place) for site in self.sites]
-                self._check_in_place(graph, read_graph(self.member(k), others, *arguments(), k), different[0].path)
+                other = read_graph(self.member(k), others, *arguments(), k, assigned=assigned)
+                self._check_in_place(graph, other, different[0].path)
             if graph.asks_for_class:
                 kinds = {tuple(site.classes[j] for site in self.sites): j for j in range(len(self.differences))}
                 del kinds[tuple(site.classes[k] for site in self.sites)]
                 for j in kinds.values():
-                    self._check_classes(graph, read_graph(self.member(k), self.sites, *arguments(), j))
+                    other = read_graph(self.member(k), self.sites, *arguments(), j, assigned=assigned)
+                    self._check_classes(graph, other)
             return graph
 
-    def _call_once(self, k: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Call a member before it is traced: it raises its own exceptions, and fills caches with values."""
+    def _call_once(self, k: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+        """Call a member before it is traced: it raises its own exceptions.
+
+        Return the names of the buffers to which its forward assigns other tensors.
+        """
         member = self.member(k)
-        before = registered_names(member)
+        before, buffers = registered_names(member), dict(member.named_buffers(remove_duplicate=False))
         with fork_rng():
             member(*args, **kwargs)
+        after = dict(member.named_buffers(remove_duplicate=False))
+        assigned = [name for name, buffer in buffers.items() if after.get(name) is not buffer]
+        for name in assigned:
+            _check_assigned(name, buffers, after.get(name))
         if new := sorted(registered_names(member) - before):
             raise LoweringError(
                 f"the forward of {type(member).__name__} registers {new[0]!r}, which members do not have; call the "
                 "networks once before they join"
             )
+        return assigned
 
     def _check_classes(self, one: Graph, other: Graph) -> None:
         """Raise an error if the operations depend on the classes of activations, in which members differ."""
@@ -102,6 +112,21 @@ class Reader:
                 f"the activation {path!r} changes its input in place in some members and not in others, and the "
                 "network reads this input again; give all members the same inplace="
             )
+
+
+def _check_assigned(name: str, buffers: Mapping[str, Tensor], new: Tensor | None) -> None:
+    """Raise an error if what a forward assigns to a buffer cannot be copied to it."""
+    old = buffers[name]
+    if new is None or new.shape != old.shape or new.dtype != old.dtype:
+        given = "None" if new is None else f"{new.dtype} of shape {tuple(new.shape)}"
+        raise LoweringError(
+            f"forward assigns {given} to the buffer {name!r}, which is {old.dtype} of shape {tuple(old.shape)}; let it "
+            "have this shape and type from the beginning"
+        )
+    if new.requires_grad:
+        raise LoweringError(f"forward assigns a value with a gradient to the buffer {name!r}; use detach()")
+    if sum(other is old for other in buffers.values()) > 1:
+        raise LoweringError(f"forward assigns to the buffer {name!r}, which other modules use, too; change it in place")
 
 
 def _differ(one: Graph, other: Graph) -> bool:

@@ -7,9 +7,9 @@ import functools
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from hullo.gating import GatedHull
 from hullo.population.export import LoweringError, at_source, export
-from hullo.population.inplace import rewrite_in_place
+from hullo.population.inplace import all_nodes, rewrite_in_place
 from hullo.population.sites import Site
 
 _INTERNAL = (sys.stdlib_module_names - {"abc", "functools"}) | {"torch", "hullo"}
@@ -118,18 +118,20 @@ def read_graph(
     kwargs: dict[str, Any],
     k: int,
     originals: Sequence[Tensor] = (),
+    assigned: Collection[str] = (),
 ) -> Graph:
     """Trace a network on example inputs and return its graph; a LoweringError says what cannot be traced, and where.
 
     Other modules replace those at the sites; they are of the classes that member k has there. The graph is valid only
     for inputs of the same shapes and for the current modes. `originals` are the parameters and buffers of the user's
-    own networks: a graph that reads one of them is refused.
+    own networks: a graph that reads one of them is refused. `assigned` are the buffers to which forward assigns other
+    tensors.
     """
     _settle(network)
     questions: list[str] = []
     network = _with_placeholders(network, sites, k, lambda: questions.append("class"))
     try:
-        program = export(network, args, kwargs)
+        program = export(network, args, kwargs, assigned)
     except LoweringError as error:
         missing = re.search(r"object has no attribute '(\w+)'", str(error))
         if missing and any(missing[1] in site.differing for site in sites):
@@ -158,7 +160,21 @@ def read_graph(
                 "torch.Generator; give random numbers as an input"
             )
     written = rewrite_in_place(program.graph_module)
+    _keep_inputs(program.graph_module)
     return Graph(program.graph_module, inputs, program.call_spec.out_spec, written, asks_for_class=bool(questions))
+
+
+def _keep_inputs(module: fx.GraphModule) -> None:
+    """Let activations that still change their input in place read a copy of it, for the backward pass."""
+    for node in list(all_nodes(module)):
+        if node.target is not torch.ops.aten.copy_.default:
+            continue
+        written, source = cast("tuple[fx.Node, fx.Node]", node.args[:2])
+        if source.target is SITE and source.args[0] is written:
+            with node.graph.inserting_before(source):
+                copied = node.graph.call_function(torch.ops.aten.clone.default, (written,))
+            copied.meta = dict(source.meta)
+            source.replace_input_with(written, copied)
 
 
 def _read_constant(tensor: Tensor, network: nn.Module, originals: Sequence[Tensor]) -> tuple[str, Any]:
