@@ -156,7 +156,7 @@ def _check_kept(network: nn.Module) -> None:
     found = functions_of(network)
     found += [kind.forward for kind in dict.fromkeys(map(type, network.modules())) if hasattr(kind, "forward")]
     for function in found:
-        if any(_holds_traced(item) for item in reached_from(function)):
+        if any(_holds_traced(item, set()) for item in reached_from(function)):
             raise LoweringError(
                 f"a value is kept outside of {type(network).__name__} by {getattr(function, '__qualname__', function)}"
                 f"{_definition(function)}, where members have none; return it from forward, or let a module keep it in "
@@ -164,18 +164,19 @@ def _check_kept(network: nn.Module) -> None:
             )
 
 
-def _holds_traced(item: Any) -> bool:
+def _holds_traced(item: Any, seen: set[int]) -> bool:
     """Return whether an object is, or contains, a tensor of a trace."""
     if isinstance(item, Tensor):
         return isinstance(item, FakeTensor)
+    if id(item) in seen or isinstance(item, (nn.Module, type, types.ModuleType)):
+        return False
+    seen.add(id(item))
     if isinstance(item, Mapping):
-        return any(map(_holds_traced, item.values()))
+        return any(_holds_traced(value, seen) for value in item.values())
     if isinstance(item, (list, tuple, set, deque)):
-        return any(map(_holds_traced, item))
-    return not isinstance(item, (nn.Module, type, types.ModuleType)) and any(
-        isinstance(value, FakeTensor) or (isinstance(value, (list, dict, deque)) and _holds_traced(value))
-        for value in getattr(item, "__dict__", {}).values()
-    )
+        return any(_holds_traced(value, seen) for value in item)
+    held = getattr(item, "__dict__", {}).values()
+    return any(_holds_traced(value, seen) for value in held if isinstance(value, (Tensor, list, dict, deque)))
 
 
 def _definition(function: Any) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import functools
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import nn
+
+from hullo.population.sites import BOOKKEEPING
 
 
 def functions_of(network: nn.Module) -> list[Any]:
@@ -70,29 +72,62 @@ def copy_network(network: nn.Module, memo: dict[int, Any]) -> nn.Module:
     :func:`copy.deepcopy` does not copy functions: a lambda that calls ``self.act`` would call that of the original.
     """
     own = set(map(id, network.modules()))
-    rebound: list[tuple[types.FunctionType, types.FunctionType]] = []
-    for function in functions_of(network):
-        if isinstance(function, types.FunctionType) and _leads_to(function, own, set()):
-            cells = tuple(types.CellType() for _ in function.__closure__ or ())
-            new = types.FunctionType(function.__code__, function.__globals__, function.__name__, None, cells)
-            functools.update_wrapper(new, function, updated=("__dict__",))
-            vars(new).pop("__wrapped__", None)
-            memo[id(function)] = new
-            rebound.append((function, new))
-    result = copy.deepcopy(network, memo)
+    result: nn.Module = copy.deepcopy(network, memo)
+    new = {
+        id(function): _empty_copy(function)
+        for function in functions_of(network)
+        if isinstance(function, types.FunctionType) and _leads_to(function, own, set())
+    }
+    if not new:
+        return result
 
     def follow(item: Any) -> Any:
-        return copy.deepcopy(item, memo) if _leads_to(item, own, set()) else item
+        return _replace(copy.deepcopy(item, memo), new) if _leads_to(item, own, set()) else item
 
-    for function, new in rebound:
-        for cell, new_cell in zip(function.__closure__ or (), new.__closure__ or (), strict=True):
-            try:
-                new_cell.cell_contents = follow(cell.cell_contents)
-            except ValueError:  # not assigned yet
-                continue
-        new.__defaults__ = follow(function.__defaults__)
-        new.__kwdefaults__ = follow(function.__kwdefaults__)
+    for function in functions_of(network):
+        if id(function) in new:
+            _fill(new[id(function)], function, follow)
+    for module in result.modules():
+        holders: tuple[dict[Any, Any], ...] = vars(module), module._forward_hooks, module._forward_pre_hooks
+        for holder in holders:
+            holder.update({name: _replace(item, new) for name, item in holder.items() if name not in BOOKKEEPING})
     return result
+
+
+def _empty_copy(function: types.FunctionType) -> types.FunctionType:
+    """Return a copy of a function without defaults, and with an empty closure."""
+    cells = tuple(types.CellType() for _ in function.__closure__ or ())
+    copied = types.FunctionType(function.__code__, function.__globals__, function.__name__, None, cells)
+    functools.update_wrapper(copied, function)
+    del copied.__wrapped__  # type: ignore[attr-defined]
+    return copied
+
+
+def _fill(copied: types.FunctionType, function: types.FunctionType, follow: Callable[[Any], Any]) -> None:
+    """Give a copy of a function the closure and the defaults that follow from those of the function."""
+    for cell, new_cell in zip(function.__closure__ or (), copied.__closure__ or (), strict=True):
+        try:
+            new_cell.cell_contents = follow(cell.cell_contents)
+        except ValueError:  # not assigned yet
+            continue
+    copied.__defaults__ = follow(function.__defaults__)
+    copied.__kwdefaults__ = follow(function.__kwdefaults__)
+
+
+def _replace(item: Any, new: Mapping[int, types.FunctionType]) -> Any:
+    """Return a function's copy; replace the functions in containers, and in partial functions, by theirs."""
+    if isinstance(item, types.FunctionType):
+        return new.get(id(item), item)
+    if isinstance(item, functools.partial):
+        arguments = {name: _replace(value, new) for name, value in item.keywords.items()}
+        return functools.partial(_replace(item.func, new), *(_replace(value, new) for value in item.args), **arguments)
+    if isinstance(item, list):
+        item[:] = [_replace(value, new) for value in item]
+    elif isinstance(item, dict):
+        item.update({key: _replace(value, new) for key, value in item.items()})
+    elif type(item) is tuple:
+        return tuple(_replace(value, new) for value in item)
+    return item
 
 
 def _leads_to(item: Any, modules: set[int], seen: set[int]) -> bool:
