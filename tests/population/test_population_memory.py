@@ -313,6 +313,13 @@ def old_buffer(net: Any, x: Tensor) -> Tensor:
     return net.a(x) + old
 
 
+def scaled_input(net: Any, x: Tensor) -> Tensor:
+    y = x + 0
+    rows = y.view(-1, 4)
+    y *= net.a.bias
+    return net.b(rows)
+
+
 def changed_after_a_write(net: Any, x: Tensor) -> Tensor:
     h = net.a(x)
     h[:, 0] = 1.0
@@ -324,7 +331,9 @@ def changed_in_a_slice(net: Any, x: Tensor) -> Tensor:
     return net.b(torch.cat([net.act(h[:, :2]), h[:, 2:]], 1))
 
 
-@pytest.mark.parametrize("compute", [masked_copy, noisy_copy, old_buffer, changed_after_a_write, changed_in_a_slice])
+@pytest.mark.parametrize(
+    "compute", [masked_copy, noisy_copy, old_buffer, scaled_input, changed_after_a_write, changed_in_a_slice]
+)
 def test_copies_and_activations_in_place_are_those_of_a_network(compute: Callable[..., Tensor]) -> None:
     def build(net: Any) -> None:
         net.register_buffer("memory", torch.zeros(4, dtype=torch.float64))
