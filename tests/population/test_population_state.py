@@ -22,7 +22,9 @@ class Memory(nn.Module):
     def __init__(self, compute: Callable[..., Any]) -> None:
         super().__init__()
         self.lin = nn.Linear(3, 3)
+        self.register_buffer("none", None)
         self.register_buffer("h", torch.ones(3))
+        self.register_buffer("calls", torch.zeros(()))
         self.double()
         self.compute = compute
 
@@ -60,7 +62,13 @@ def by_dictionary(net: Any, x: Tensor) -> Tensor:
     return y
 
 
-@pytest.mark.parametrize("compute", [centered, normalized, recurrent, with_previous, by_dictionary])
+def counted(net: Any, x: Tensor) -> Tensor:
+    net.h = net.h + x.detach().mean(0)
+    net.calls += 1
+    return net.lin(x) * net.calls + net.h
+
+
+@pytest.mark.parametrize("compute", [centered, normalized, recurrent, with_previous, by_dictionary, counted])
 @pytest.mark.parametrize("inside", [False, True])
 def test_buffers_that_forward_assigns_are_those_of_each_member(compute: Callable[..., Any], inside: bool) -> None:
     torch.manual_seed(0)

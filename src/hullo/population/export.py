@@ -128,20 +128,22 @@ def _assignable(network: nn.Module, names: Collection[str]) -> Iterator[None]:
 
     So whatever has read the buffer before keeps the value that it had.
     """
-    owners = {name: (network.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in names}
-    buffers: dict[str, Tensor] = {}
+    places = [(network.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in names]
+    buffers: dict[nn.Module, dict[str, Any]] = {}
 
     def begin(module: nn.Module, inputs: Any) -> None:
-        for name, (owner, leaf) in owners.items():
-            buffers[name] = owner._buffers.pop(leaf)  # type: ignore[assignment]
-            vars(owner)[leaf] = buffers[name].clone()
+        buffers.update((owner, dict(owner._buffers)) for owner, _ in places)
+        for owner, leaf in places:
+            vars(owner)[leaf] = buffers[owner][leaf].clone()
+            del owner._buffers[leaf]
 
     def end(module: nn.Module, inputs: Any, output: Any) -> None:
-        for name, (owner, leaf) in owners.items():
+        for owner, leaf in places:
             new = vars(owner).pop(leaf)
-            new = owner._buffers.get(leaf, new)  # where forward writes to the dictionary of buffers
-            owner._buffers[leaf] = buffers[name]
-            buffers[name].copy_(new)
+            buffers[owner][leaf].copy_(owner._buffers.get(leaf, new))  # forward may write to the dictionary of buffers
+        for owner, own in buffers.items():  # in their order, by which torch.export knows them
+            owner._buffers.clear()
+            owner._buffers.update(own)
 
     hooks = [network.register_forward_pre_hook(begin), network.register_forward_hook(end)]
     try:

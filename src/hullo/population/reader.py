@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_buffer_registration_hook
 
 from hullo._compat import are_transforms_active, without_saved_tensor_hooks
 from hullo.population.export import LoweringError
@@ -83,12 +85,16 @@ class Reader:
         """
         member = self.member(k)
         before, buffers = registered_names(member), dict(member.named_buffers(remove_duplicate=False))
-        with fork_rng():
+        with fork_rng(), _record_assignments() as set_again:
             member(*args, **kwargs)
         after = dict(member.named_buffers(remove_duplicate=False))
-        assigned = [name for name, buffer in buffers.items() if after.get(name) is not buffer]
-        for name in assigned:
-            _check_assigned(name, buffers, after.get(name))
+        assigned = []
+        for name, buffer in buffers.items():
+            if after.get(name) is not buffer:
+                _check_assigned(name, buffers, after.get(name))
+                assigned.append(name)
+            elif id(buffer) in set_again and sum(other is buffer for other in buffers.values()) == 1:
+                assigned.append(name)  # as by `self.calls += 1`
         if new := sorted(registered_names(member) - before):
             raise LoweringError(
                 f"the forward of {type(member).__name__} registers {new[0]!r}, which members do not have; call the "
@@ -112,6 +118,21 @@ class Reader:
                 f"the activation {path!r} changes its input in place in some members and not in others, and the "
                 "network reads this input again; give all members the same inplace="
             )
+
+
+@contextmanager
+def _record_assignments() -> Iterator[set[int]]:
+    """Yield a set that collects the ids of the tensors that are assigned to buffers."""
+    found: set[int] = set()
+
+    def record(module: nn.Module, name: str, buffer: Any) -> None:
+        found.add(id(buffer))
+
+    hook = register_module_buffer_registration_hook(record)
+    try:
+        yield found
+    finally:
+        hook.remove()
 
 
 def _check_assigned(name: str, buffers: Mapping[str, Tensor], new: Tensor | None) -> None:
