@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from hullo.lab.spec.activation import ActivationSpec
 from hullo.lab.spec.paper import Column
 from hullo.lab.spec.records import Record, Records
 from hullo.lab.spec.run_spec import Spec
@@ -82,7 +81,7 @@ def too_few_seeds(records: Iterable[Record]) -> list[Record]:
 
 def _standing(records: Iterable[Record]) -> dict[Column, int]:
     """Return the number of epochs of the runs that represent each column."""
-    seeds: dict[Column, dict[int, dict[ActivationSpec, set[int]]]] = {}
+    seeds: dict[Column, dict[int, dict[str, set[int]]]] = {}
     for spec in (record.spec for record in records):
         of_length = seeds.setdefault(spec.column, {}).setdefault(spec.epochs, {})
         of_length.setdefault(spec.activation, set()).add(spec.seed)
