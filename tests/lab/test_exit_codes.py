@@ -45,6 +45,7 @@ USAGE_ERRORS = {
     ("reproduce", "lenet5/mnist"): "unknown data set 'mnist'",
     ("reproduce", "lenet5"): "invalid column 'lenet5'",
     (*TRAIN, "--activation", "swosh"): "invalid activation 'swosh'",
+    (*TRAIN, "--activation", ""): "invalid activation ''",
     (*REPRODUCE, "--activation", "relu,tanh"): "invalid activation 'relu,tanh'",
     (*TRAIN, "--schedule", "linear"): "schedule='linear'",
     (*TRAIN, "--device", "tpu"): "unknown device 'tpu'",

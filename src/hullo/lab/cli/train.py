@@ -175,7 +175,7 @@ def train(
         column = Source(network, dataset, image_size).open()
         spec = Spec.default(
             *column,
-            activation or default_activation(column),
+            default_activation(column) if activation is None else activation,
             seed=seed,
             epochs=epochs,
             batch_size=batch_size,
