@@ -120,7 +120,9 @@ def _themed(text: str, folder: str) -> str:
 
 
 def show_file(app: Sphinx, page: str, content: list[str]) -> None:
-    """Replace a page that links to a file of the repository by that file."""
+    """Replace a page that links to a file of the repository by that file, and link to its page from others."""
+    for name, file in WHOLE_FILES.items():
+        content[0] = content[0].replace(f"({file}", f"({name}.md")
     if page == NOTEBOOK[0]:
         content[0] = to_markdown(NOTEBOOK[1])
     if page in WHOLE_FILES:

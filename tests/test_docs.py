@@ -99,6 +99,23 @@ def test_internal_links_are_valid(site: Path) -> None:
                 assert unquote(parts.fragment) in known, f"{path.name} links to {link}"
 
 
+def headings(path: Path) -> set[str]:
+    """Return the anchors of the headings of a file, as GitHub spells them."""
+    text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return {
+        re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+        for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    }
+
+
+@pytest.mark.parametrize("path", [*DOCUMENTS, ROOT / "CONTRIBUTING.md"], ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_between_files_are_valid_without_the_site(path: Path) -> None:
+    for name, anchor in re.findall(r"\]\(([^)#\s]*\.md)?(?:#([^)\s]+))?\)", path.read_text()):
+        target = path.parent / name if name else path
+        assert target.is_file(), f"{path.name} links to {name}"
+        assert not anchor or anchor in headings(target), f"{path.name} links to {name}#{anchor}"
+
+
 def test_images_exist_for_light_and_dark_pages(site: Path) -> None:
     for path in DOCUMENTS:
         text = path.read_text()

@@ -45,6 +45,7 @@ USAGE_ERRORS = {
     ("reproduce", "lenet5/mnist"): "unknown data set 'mnist'",
     ("reproduce", "lenet5"): "invalid column 'lenet5'",
     (*TRAIN, "--activation", "swosh"): "invalid activation 'swosh'",
+    (*TRAIN, "--activation", ""): "invalid activation ''",
     (*REPRODUCE, "--activation", "relu,tanh"): "invalid activation 'relu,tanh'",
     (*TRAIN, "--schedule", "linear"): "schedule='linear'",
     (*TRAIN, "--device", "tpu"): "unknown device 'tpu'",
@@ -86,7 +87,7 @@ USAGE_ERRORS = {
     # no records
     (*TRAIN, "--output", "broken"): "broken/records.jsonl, line 1",
     (*REPRODUCE, "--output", "broken"): "broken/records.jsonl, line 1",
-    ("table", "taken"): "taken",
+    ("table", "nowhere"): "nowhere",
     ("figures", "nowhere"): "nowhere",
     ("report", "nowhere"): "nowhere",
     # an output that cannot be written to
@@ -160,6 +161,35 @@ def test_full_disk_exits_with_1(command: tuple[str, ...], monkeypatch: pytest.Mo
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("folder", ["checkpoints", "finished", "weights"])
+def test_unwritable_folders_are_refused_before_training(folder: str) -> None:
+    Path("sound", folder).write_text("a file")
+    before = everything()
+    result = invoke(*TRAIN, "--output", "sound", "--quiet")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == (
+        f"hullo: cannot write to sound/{folder}: a file of that name exists; choose another directory\n"
+    )
+    assert everything() == before
+
+
+def test_records_that_cannot_be_written_are_refused_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, mode: str = "wb") -> None:
+        assert (path.name, mode) == ("records.jsonl", "ab")
+        raise PermissionError(13, "Permission denied", str(path))
+
+    assert invoke(*REPRODUCE, "--output", "sound", "--quiet").exit_code == 0
+    before = everything()
+    monkeypatch.setattr("hullo.lab.files.open_output", refuse)
+    assert invoke(*REPRODUCE, "--output", "sound", "--quiet").exit_code == 0  # nothing is left to train
+    for command in (TRAIN, REPRODUCE):
+        result = invoke(*command, "--output", "sound", "--seed" + "s" * (command is REPRODUCE), "2", "--quiet")
+        assert (result.exit_code, result.stdout) == (2, "")
+        expected = "hullo: cannot write to sound/records.jsonl: Permission denied; choose another directory\n"
+        assert result.stderr == expected
+    assert everything() == before
+
+
 @pytest.mark.parametrize("command", ["table", "figures", "report"])
 def test_unreadable_records_are_warned_about_and_hide_no_others(command: str) -> None:
     only = ("--only", "accuracy") if command == "figures" else ()
@@ -176,6 +206,15 @@ def test_unreadable_records_are_warned_about_and_hide_no_others(command: str) ->
     assert (len(warnings), "10 more lines" in warnings[-1]) == (11, True)
 
 
+def test_incomplete_line_is_noted_before_training_removes_it() -> None:
+    Path("sound/records.jsonl").write_text('{"version":1,')
+    result = invoke(*TRAIN, "--output", "sound", "--quiet")
+    assert result.exit_code == 0, result.output
+    left = "ignoring the last line of sound/records.jsonl, which is truncated after 13 bytes"
+    assert result.stderr.startswith(f"warning: {left}")
+    assert len(Records(Path("sound/records.jsonl")).read()) == 1
+
+
 @pytest.mark.parametrize("command", ["table", "figures", "report"])
 def test_incomplete_line_is_noted_and_ignored(command: str) -> None:
     with Path("sound/records.jsonl").open("a") as file:
@@ -183,5 +222,11 @@ def test_incomplete_line_is_noted_and_ignored(command: str) -> None:
     result = invoke(command, "sound", *(("--only", "accuracy") if command == "figures" else ()))
     assert result.exit_code == 0, result.output
     left = "ignoring the last line of sound/records.jsonl, which is truncated after 13 bytes"
-    assert result.stderr.startswith(f"note: {left}")
+    assert result.stderr.startswith(f"warning: {left}")
     assert result.stderr.count("truncated") == 1
+    Path("sound/records.jsonl").write_text('{"version":1,')
+    result = invoke(command, "sound/records.jsonl", *(("--only", "accuracy") if command == "figures" else ()))
+    assert result.exit_code == 2
+    warning, error = result.stderr.splitlines()
+    assert warning.startswith(f"warning: {left}")
+    assert error.startswith("hullo: no records in sound")

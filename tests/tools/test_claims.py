@@ -66,7 +66,14 @@ def test_every_answer_is_in_the_rendered_page() -> None:
     assert "affine(relu,tanh) over identity<br>+2.30 ± 0.51<br>paper +0.69</td>" in re.sub(
         ' style="[^"]*"', "", rendered
     )
-    assert "in all, 100 of 100" in rendered
+    assert "in all, 100 of 100 layers are monotone" in rendered
+
+
+def test_the_sum_counts_what_supports_the_claim() -> None:
+    layers = [[-0.5, 1.5], [1.5, -0.5], [0.4, 0.6]]
+    runs = [make_record("affine(identity,tanh)", [80.0], seed=seed, coefficients=layers) for seed in range(2)]
+    lost = next(text for text in claims_tables(experiments(runs)).split("### ") if text.startswith("Affine hulls lose"))
+    assert "Of 1: 1 holds; in all, 2 of 6 layers are not monotone." in lost
 
 
 def test_the_summary_has_a_line_per_claim_with_its_verdict() -> None:

@@ -91,7 +91,8 @@ def _counted(claim: Claim) -> str:
         return "There are no such runs."
     if counts := [answer for answer in claim.answers if isinstance(answer, Count)]:
         having, all_of = sum(count.having for count in counts), sum(count.total for count in counts)
-        return f"Of {len(claim.answers)}: {_spell(claim.verdicts)}; in all, {having:,} of {all_of:,}."
+        counted = f"{having:,} of {all_of:,} {counts[0].counted}"
+        return f"Of {len(claim.answers)}: {_spell(claim.verdicts)}; in all, {counted}."
     said = f"Of {len(claim.answers)}: {_spell(claim.verdicts)}"
     if any(isinstance(answer, Comparison) for answer in claim.answers):
         by_means = _spell([HOLDS for answer in claim.answers if answer.by_means]) or "none"

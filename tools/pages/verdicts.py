@@ -286,11 +286,12 @@ def _trained(experiments: Sequence[Experiment]) -> Iterator[Count]:
             sound = sum(not experiment.lost(record) for record in runs)
             verdict = HOLDS if sound == len(runs) else FAILS
             figures = [f"{sound} of {len(runs)} runs did not diverge"]
-            yield Count(experiment.name, "hulls, default initialization", verdict, figures, sound, len(runs))
+            question = "hulls, default initialization"
+            yield Count(experiment.name, question, verdict, figures, sound, len(runs), "runs did not diverge")
 
 
 def _monotone(experiments: Sequence[Experiment], rows: Sequence[str]) -> Iterator[Count]:
-    """Count the monotone functions among the learned ones, one per layer and run."""
+    """Count the learned functions, one per layer and run, that are monotone; for affine hulls, those that are not."""
     for row in rows:
         for experiment in experiments:
             own = (record for record in experiment.records if record.spec.activation == row)
@@ -299,10 +300,12 @@ def _monotone(experiments: Sequence[Experiment], rows: Sequence[str]) -> Iterato
                 whole, monotone, total = sum(map(all, runs)), sum(map(sum, runs)), sum(map(len, runs))
                 if row in CONVEX:
                     verdict = HOLDS if whole == len(runs) else FAILS
+                    having, counted = monotone, "layers are monotone"
                 else:
                     verdict = FAILS if whole == len(runs) else OPEN if whole else HOLDS
+                    having, counted = total - monotone, "layers are not monotone"
                 figures = [f"{monotone} of {total} monotone", f"all in {whole} of {len(runs)} runs"]
-                yield Count(experiment.name, row, verdict, figures, monotone, total)
+                yield Count(experiment.name, row, verdict, figures, having, total, counted)
 
 
 def monotone_layers(record: Record, epoch: int) -> list[bool]:

@@ -103,6 +103,20 @@ def locked(path: Path, on_wait: Callable[[int], None] = lambda _: None) -> Itera
         lock.release()
 
 
+def what_to_do(error: OSError, remedy: str) -> str:
+    """Return the remedy for an error of writing; if the disk is full, advise first to free disk space."""
+    return f"free disk space, or {remedy}" if error.errno in (errno.ENOSPC, errno.EDQUOT) else remedy
+
+
+def check_appendable(path: Path) -> None:
+    """Raise a ValueError if a file exists and cannot be appended to."""
+    try:
+        if path.exists():
+            open_output(path, "ab").close()
+    except OSError as error:
+        raise ValueError(f"cannot write to {path}: {error.strerror}; choose another directory") from error
+
+
 def make_directory(path: Path) -> None:
     """Create a directory if it is missing; raise a ValueError if it cannot be created or written."""
     try:

@@ -1,3 +1,4 @@
+import errno
 import io
 import os
 import random
@@ -229,12 +230,16 @@ def test_unwritable_directory_is_a_clear_error(copy):
         bring(copy)
 
 
-def test_full_disk_is_a_clear_error(packed, monkeypatch):
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [(errno.ENOSPC, "free disk space, or choose"), (errno.EDQUOT, "free disk space, or"), (errno.EFBIG, "choose")],
+)
+def test_full_disk_is_a_clear_error(packed, monkeypatch, code, remedy):
     def full(*_):
-        raise OSError(28, "No space left on device")
+        raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(fetching, "open_output", full)
-    with pytest.raises(DataError, match=rf"cannot write {packed.root}: No space left on device; free disk space"):
+    with pytest.raises(DataError, match=rf"cannot write {packed.root}: {os.strerror(code)}; {remedy}"):
         bring(packed)
 
 

@@ -146,6 +146,38 @@ class TestFolders:
         (folder / "train" / "cat" / "circle").symlink_to(folder / "train" / "cat")
         assert open_data(folder).train_labels.tolist() == [0, 0, 0, 1, 1]
 
+    @pytest.mark.parametrize("target", ["train", "."])
+    def test_link_to_a_folder_that_contains_the_class_is_refused_by_name(self, tmp_path: Path, target: str) -> None:
+        folder = write_images(tmp_path / "images")
+        (folder / "train" / "cat" / "loop").symlink_to(folder / target)
+        with pytest.raises(DataError, match=r"train/cat/loop is a link to .*, which contains .*train/cat; remove it"):
+            open_data(folder)
+
+    def test_linked_class_that_links_back_is_refused_by_name(self, tmp_path: Path) -> None:
+        folder = write_images(tmp_path / "images")
+        (folder / "train" / "cat").rename(tmp_path / "cats")
+        (folder / "train" / "cat").symlink_to(tmp_path / "cats")
+        assert open_data(folder).train_labels.tolist() == [0, 0, 1, 1]
+        (tmp_path / "cats" / "loop").symlink_to(folder / "train")
+        with pytest.raises(DataError, match="train/cat/loop is a link to"):
+            open_data(folder)
+
+    def test_unreadable_folder_is_refused_with_the_reason(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder, scan = write_images(tmp_path), os.scandir
+        (folder / "train" / "cat" / "more").mkdir()
+        assert open_data(folder).train_labels.tolist() == [0, 0, 1, 1]
+
+        def refuse(path: str) -> object:
+            if os.fspath(path).endswith("more"):
+                raise PermissionError(13, "Permission denied", path)
+            return scan(path)
+
+        monkeypatch.setattr(os, "scandir", refuse)
+        with pytest.raises(DataError, match="train/cat/more cannot be read: Permission denied; make it readable"):
+            open_data(folder)
+
     def test_16_bits_are_scaled_and_hidden_folders_skipped(self, tmp_path: Path) -> None:
         folder = write_images(tmp_path)
         (folder / "train" / ".ipynb_checkpoints").mkdir()

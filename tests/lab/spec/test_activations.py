@@ -91,6 +91,8 @@ class TestSpelling:
             "affine(identity,relu,init=tanh)",
             "affine(identity,relu,per=pixel)",
             "affine(identity,relu,color=red)",
+            "affine(identity,relu,init=relu,init=identity)",
+            "affine(identity,relu,per=channel,per=channel)",
         ],
     )
     def test_invalid_activation_is_rejected_with_help(self, text: str) -> None:

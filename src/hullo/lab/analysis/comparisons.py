@@ -242,6 +242,7 @@ class Count:
         verdict: which needs no test.
         figures: the counts as text.
         having, total: the counts that are added up over all experiments.
+        counted: what they count, as in "runs did not diverge".
     """
 
     experiment: str
@@ -250,6 +251,7 @@ class Count:
     figures: list[str]
     having: int
     total: int
+    counted: str
     p: None = None
 
     @property

@@ -24,7 +24,8 @@ def read_records(paths: Iterable[Path], warn: Callable[[str], None] | None = Non
     """Return the records in files, and in all files `records.jsonl` under directories; each run once.
 
     Lines that are no records are left out, and so are other records of a run that was read before, unless only machine
-    and time differ; `warn` is told what is wrong with each. Without it they are refused.
+    and time differ; `warn` is told what is wrong with each. Without it they are refused. It is also told of a truncated
+    last line.
     """
     found: dict[Spec, tuple[Path, Record]] = {}
     for path in paths:
@@ -61,6 +62,8 @@ def _read(file: Path, warn: Callable[[str], None] | None) -> list[Record]:
         warn(f"{flaw}; the line is left out, correct or delete it")
     if more := flaws[FLAWS:]:
         warn(f"{file}: {len(more):,} more lines are left out")
+    if truncated := Records(file).describe_truncated():
+        warn(truncated)
     return records
 
 

@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -192,8 +192,10 @@ def report_warnings() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def report_write_errors(output: Path, remedy: str = "free disk space, or choose another path") -> Iterator[None]:
+def report_write_errors(output: Path, remedy: str = "choose another path") -> Iterator[None]:
     """Turn an OSError while files are written into one line that ends with the `remedy`, and exit code 1."""
+    from hullo.lab.files import what_to_do
+
     with report_errors():
         try:
             yield
@@ -201,7 +203,7 @@ def report_write_errors(output: Path, remedy: str = "free disk space, or choose 
             raise
         except OSError as error:
             path = os.fsdecode(error.filename or output)
-            raise RunError(f"cannot write {path}: {error.strerror}; {remedy}") from error
+            raise RunError(f"cannot write {path}: {error.strerror}; {what_to_do(error, remedy)}") from error
 
 
 def record_paths(records: list[Path] | None) -> list[Path]:
@@ -223,17 +225,6 @@ def note_omitted(records: Sequence[Record], shown: Sequence[Experiment], columns
         typer.echo(f"note: omitted, without this epoch or reading: {', '.join(missing)}", err=True)
 
 
-def note_truncated(paths: Iterable[Path]) -> None:
-    """Print a note about files of records whose last line is incomplete, as a killed process leaves them."""
-    from hullo.lab.analysis.sources import record_files
-    from hullo.lab.spec.records import Records
-
-    for file in (file for path in paths for file in record_files(path)):
-        if count := Records(file).truncated_bytes:
-            text = f"ignoring the last line of {file}, which is truncated after {count:,} bytes"
-            typer.echo(f"note: {text}; the next record written there removes it", err=True)
-
-
 def console() -> PipeConsole:
     """Return the console for results: as wide as the terminal, or 120 columns elsewhere."""
     terminal = PipeConsole()
@@ -244,9 +235,9 @@ def console() -> PipeConsole:
 def report_interruption(output: Path) -> Iterator[None]:
     """Turn an interruption or a write error of a long command into one line that says how to resume."""
     command = shlex.join(["hullo", *sys.argv[1:]])
-    kept = "finished runs are kept; free disk space, or choose another directory with --output"
+    remedy = "choose another directory with --output"
     try:
-        with report_write_errors(output, f"{kept}; resume with: {command}"):
+        with report_write_errors(output, f"{remedy}; finished runs are kept, resume with: {command}"):
             yield
     except KeyboardInterrupt:
         typer.echo(f"hullo: stopped; the state is saved in {output}; resume with: {command}", err=True)

@@ -13,7 +13,6 @@ from hullo.lab.cli.common import (
     ReadingOption,
     RecordsArgument,
     note_omitted,
-    note_truncated,
     report_errors,
     report_write_errors,
     warn,
@@ -86,7 +85,6 @@ def figures(
         if selected and seed is not None and seed not in seeds:
             raise ValueError(f"no run has seed {seed}; available: {', '.join(map(str, sorted(seeds)))}")
         make_directory(output)
-    note_truncated(paths if need_records else ())
     note_omitted(loaded, selected, columns)
     with report_write_errors(output), drawing(width, titled=not no_title):
         for name, figure in draw_figures(selected, names, seed, layers or ()):

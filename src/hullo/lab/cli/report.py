@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hullo.lab.cli.common import RecordsArgument, note_truncated, record_paths, report_errors, report_write_errors, warn
+from hullo.lab.cli.common import RecordsArgument, record_paths, report_errors, report_write_errors, warn
 
 
 def report(
@@ -20,7 +20,6 @@ def report(
     with report_errors():
         paths = record_paths(records)
         document = gather(paths, warn)
-    note_truncated(paths)
     with report_write_errors(output):
         write_page(document, output)
     typer.echo(f"report: {output}")

@@ -12,7 +12,6 @@ from hullo.lab.cli.common import (
     RecordsArgument,
     console,
     note_omitted,
-    note_truncated,
     record_paths,
     report_errors,
     warn,
@@ -42,7 +41,6 @@ def table(
         paths = record_paths(records)
         loaded = read_records(paths, warn)
         selected = experiments(loaded, reading=reading, epoch=epoch, columns=columns or ())
-    note_truncated(paths)
     note_omitted(loaded, selected, columns)
     if style == "terminal":
         terminal = console()

@@ -42,8 +42,9 @@ from hullo.lab.spec.paper import Column
 from hullo.lab.spec.recipes import RECIPES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from hullo.lab.run.loaders import Loader
     from hullo.lab.run.queue import RunQueue
     from hullo.lab.run.sources import Source
     from hullo.lab.spec import Spec
@@ -60,10 +61,9 @@ def _run(
     quiet: bool,
 ) -> list[Record]:
     from hullo.lab.distributed import join, local_device
-    from hullo.lab.files import make_directory
     from hullo.lab.progress import Progress
     from hullo.lab.run.loaders import loader_key, open_loader
-    from hullo.lab.run.local import LocalRunner, describe_kept
+    from hullo.lab.run.local import LocalRunner
     from hullo.lab.run.tensorboard import TensorBoardLogger
     from hullo.lab.spec.environment import choose_device, device_name, environment
 
@@ -73,10 +73,7 @@ def _run(
     with report_interruption(queue.output), join(chosen) as world, logger as tensorboard:
         loaders = {key: open_loader(s, data_dir, chosen) for key, s in {loader_key(s): s for s in queue.specs}.items()}
         runner = LocalRunner(queue, loaders, environment(device_name(chosen)), checkpoint_every, tensorboard, world)
-        for sentence in describe_kept(queue.specs, loaders) if world.is_main else ():
-            warn(sentence)
-        for folder in filter(None, (queue.output, tensorboard_dir)):
-            make_directory(folder)
+        _prepare(queue, loaders, tensorboard_dir, is_main=world.is_main)
         with Progress(console(), quiet=quiet or not world.is_main) as progress:
             records = runner.run(progress)
     if not world.is_main:
@@ -98,11 +95,9 @@ def _run_on_cluster(
     import torch
 
     from hullo._signals import install, unwinding
-    from hullo.lab.files import make_directory
     from hullo.lab.progress import Progress
     from hullo.lab.run.cluster import RayRunner, choose_gpus, connect
     from hullo.lab.run.loaders import loader_key, open_loader
-    from hullo.lab.run.local import describe_kept
 
     with report_interruption(queue.output), unwinding(), ExitStack() as stack:
         with report_errors():
@@ -111,10 +106,7 @@ def _run_on_cluster(
         install()  # Ray has installed its own signal handlers
         here = {loader_key(s): s for s in queue.specs if s.is_own_data}  # this machine may not have other data sets
         loaders = {key: open_loader(s, data_dir, torch.device("cpu")) for key, s in here.items()}
-        for sentence in describe_kept(queue.specs, loaders):
-            warn(sentence)
-        for folder in filter(None, (queue.output, tensorboard_dir)):
-            make_directory(folder)
+        _prepare(queue, loaders, tensorboard_dir)
         absolute = replace(queue, output=queue.output.absolute())
         runner = RayRunner(
             absolute,
@@ -126,6 +118,25 @@ def _run_on_cluster(
         )
         with Progress(console(), quiet=quiet) as progress:
             return runner.run(progress)
+
+
+def _prepare(
+    queue: RunQueue,
+    loaders: Mapping[tuple[str, int, str], Loader],
+    tensorboard_dir: Path | None,
+    *,
+    is_main: bool = True,
+) -> None:
+    """Make the directories of the results, and print warnings; raise a ValueError if results cannot be written."""
+    from hullo.lab.files import make_directory
+    from hullo.lab.run.local import describe_kept
+
+    sentences = (*describe_kept(queue.specs, loaders), queue.records.describe_truncated()) if is_main else ()
+    for sentence in filter(None, sentences):
+        warn(sentence)
+    for folder in filter(None, (queue.output, tensorboard_dir)):
+        make_directory(folder)
+    queue.check_writable()
 
 
 def train(
@@ -175,7 +186,7 @@ def train(
         column = Source(network, dataset, image_size).open()
         spec = Spec.default(
             *column,
-            activation or default_activation(column),
+            default_activation(column) if activation is None else activation,
             seed=seed,
             epochs=epochs,
             batch_size=batch_size,

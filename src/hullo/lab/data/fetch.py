@@ -12,7 +12,7 @@ from urllib.request import Request, urlopen
 from rich.console import Console
 
 from hullo.lab.data.release import Copy, DataError, File
-from hullo.lab.files import locked, make_directory, open_output, open_regular
+from hullo.lab.files import locked, make_directory, open_output, open_regular, what_to_do
 from hullo.lab.progress import Progress
 
 TIMEOUT = 30
@@ -37,8 +37,8 @@ def fetch(copy: Copy, console: Console, *, quiet: bool = False) -> None:
             _download_missing(copy, progress)
     except OSError as error:
         raise DataError(
-            f"cannot write {error.filename or copy.root}: {error.strerror}; free disk space, or choose another "
-            "directory with --data"
+            f"cannot write {error.filename or copy.root}: {error.strerror}; "
+            f"{what_to_do(error, 'choose another directory with --data')}"
         ) from error
 
 

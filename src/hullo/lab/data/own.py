@@ -149,15 +149,22 @@ def _list_images(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """Yield the files under a folder, also in linked folders, but no hidden ones."""
-    seen = set()
-    for root, folders, files in os.walk(folder, followlinks=True):
-        if (real := os.path.realpath(root)) in seen:  # a link to a folder above
+    """Yield the files under the folder of a class, also in linked folders, but no hidden ones."""
+    parent = folder.parent.resolve()
+    above, seen = {parent, *parent.parents, *folder.resolve().parents}, set()
+    for root, folders, files in os.walk(folder, onerror=_refuse_unreadable, followlinks=True):
+        if (real := Path(root).resolve()) in above:
+            raise DataError(f"{root} is a link to {real}, which contains the folder of the class, {folder}; remove it")
+        if real in seen:  # a link to a folder of the class
             folders.clear()
             continue
         seen.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         yield from (Path(root, name) for name in files if not name.startswith("."))
+
+
+def _refuse_unreadable(error: OSError) -> None:
+    raise DataError(f"{error.filename} cannot be read: {error.strerror}; make it readable, or remove it") from error
 
 
 def _open_image(path: Path) -> Image.Image:

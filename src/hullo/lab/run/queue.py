@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hullo.lab.errors import RunError
+from hullo.lab.files import check_appendable, make_directory
 from hullo.lab.run.checkpoints import Checkpoints
 from hullo.lab.spec.records import Record, Records
 from hullo.lab.spec.run_spec import Spec, identify
@@ -57,6 +58,16 @@ class RunQueue:
     def finished(self) -> Checkpoints:
         """Return the final states of populations whose weights are saved, from which longer runs continue."""
         return Checkpoints(self.output / "finished")
+
+    def check_writable(self) -> None:
+        """Raise a ValueError if runs have to be trained and a file or folder for their results cannot be written."""
+        if not self.populations():
+            return
+        check_appendable(self.records.path)
+        kept = (self.finished.folder, self.output / "weights") if self.weights else ()
+        for folder in (self.checkpoints.folder, *kept):
+            if folder.exists():  # others are made in the output directory
+                make_directory(folder)
 
     def populations(self, exclude: Collection[Spec] = ()) -> list[Members]:
         """Return the populations to train: those with a checkpoint first, unchanged, then new ones.

@@ -69,11 +69,11 @@ class ActivationSpec:
         kind, inner = (hull[1], hull[2]) if hull else ("fixed", text)
         # at commas between bases, not between the parameters of one
         parts = re.split(r",(?![^(]*\))", inner) if hull else [inner]
-        options = dict(re.split(r"\s*=\s*", part.strip(), maxsplit=1) for part in parts if _OPTION.match(part))
+        given = [re.split(r"\s*=\s*", part.strip(), maxsplit=1) for part in parts if _OPTION.match(part)]
         spelled = [part for part in parts if not _OPTION.match(part)]
         try:
             bases = in_order(resolve(spelled, strict=False))
-            return cls(kind, bases, *_read_options(options, kind, bases))
+            return cls(kind, bases, *_read_options(given, kind, bases))
         except ValueError as error:
             called = re.fullmatch(r"\s*(\w+)\s*\(.*\)\s*", text)
             close = difflib.get_close_matches(called[1].lower(), HULLS, n=1) if called and not hull else []
@@ -144,8 +144,13 @@ PRELU = ActivationSpec(
 """PReLU; as in Keras, the slopes are initialized to 0."""
 
 
-def _read_options(options: dict[str, str], kind: str, bases: tuple[Base, ...]) -> tuple[str, Base | None, str]:
+def _read_options(given: list[list[str]], kind: str, bases: tuple[Base, ...]) -> tuple[str, Base | None, str]:
     """Return parametrization, init and per, as given or by default."""
+    options: dict[str, str] = {}
+    for name, value in given:
+        if name in options:
+            raise ValueError(f"{name}={options[name]} and {name}={value}; give each option once")
+        options[name] = value
     if options and kind not in HULLS:
         raise ValueError("only a hull takes options")
     if unknown := options.keys() - OPTIONS.keys():

@@ -217,6 +217,13 @@ class Records:
         """Return the number of bytes of an incomplete last line."""
         return self.path.stat().st_size - self._end() if self.path.exists() else 0
 
+    def describe_truncated(self) -> str:
+        """Return a sentence on an incomplete last line; empty if there is none."""
+        if not (count := self.truncated_bytes):
+            return ""
+        what = f"ignoring the last line of {self.path}, which is truncated after {count:,} bytes"
+        return f"{what}; the next record written there removes it"
+
     def add(self, records: Iterable[Record], prepare: Callable[[list[Record]], None] | None = None) -> None:
         """Append the records whose spec has none yet, in one write; if that fails, append none.
 

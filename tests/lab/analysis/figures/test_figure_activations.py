@@ -86,6 +86,17 @@ def test_channels_are_a_band_that_holds_nine_tenths_of_them_around_their_mean() 
     assert not any(panel.collections for panel in halfway.axes)
 
 
+@pytest.mark.parametrize("layers", [3, 55])
+def test_prelu_is_called_prelu_and_a_mean_over_channels(layers: int) -> None:
+    figure = draw_activations(experiment(learned("prelu", layers=layers)))
+    first, *_ = figure.axes
+    assert first.get_ylabel().replace("\n", " ") == "prelu, mean over channels"
+    if layers == 3:
+        assert [text.get_text() for text in figure.legends[0].get_texts()] == ["prelu", "start"]
+    else:
+        assert first.get_title() == "prelu"
+
+
 def test_without_a_learned_activation_there_is_no_figure() -> None:
     lost = learned(ROWS[0], ended="diverged in epoch 1")
     assert draw_activations(experiment(run("relu"), lost)) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -103,6 +104,28 @@ def test_of_two_bases_the_first_is_shown_over_epochs_and_the_view_is_that_of_the
     assert panel.get_ylabel() == "coefficient of identity\n(relu: 1 minus it)"
     low, high = panel.get_ylim()
     assert 0.4 < low < high < 0.6
+
+
+def test_prelu_is_called_prelu_and_a_mean_over_channels() -> None:
+    (figure,) = draw_coefficients(experiment(learned("prelu"))).values()
+    (panel,) = figure.axes
+    assert panel.get_title() == "prelu"
+    assert panel.get_ylabel() == "coefficient of identity, mean over channels\n(relu: 1 minus it)"
+
+
+def test_paths_without_the_ends_of_channels_are_said_to_be_means() -> None:
+    channels = np.full((2, 4, 3), 1 / 3)
+    record = learned("affine(identity,relu,tanh,per=channel)", layers=2, channels=channels)
+    (figure,) = draw_coefficients(experiment(record, epoch=1)).values()
+    assert "paths: mean over channels" in [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_the_title_names_the_epochs_that_paths_cover() -> None:
+    record = learned("affine(relu,tanh)", accuracies=[50.0, 60.0, 70.0])
+    record = replace(record, spec=replace(record.spec, val_size=9), val_accuracy=[1.0, 3.0, 2.0], val_loss=[1.0] * 3)
+    (figure,) = draw_coefficients(experiment(record)).values()
+    title = figure.get_suptitle().replace("\n", " ")
+    assert title.endswith("coefficients of relu,tanh up to the chosen epoch of 3 epochs, seed 0")
 
 
 def test_more_bases_have_a_panel_each() -> None:

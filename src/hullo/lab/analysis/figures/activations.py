@@ -28,6 +28,7 @@ from hullo.lab.analysis.figures.style import (
     wrap,
 )
 
+LOOKS = KINDS | {"prelu": {"color": "black", "linestyle": "-", "linewidth": 1.3}}
 START = {"color": GRAY, "linestyle": ":", "linewidth": 0.9}
 MIDDLE = (0.05, 0.95)
 """The fraction of the channels inside a band."""
@@ -54,16 +55,16 @@ def _draw_one_by_one(pairs: list[Pair], names: Sequence[str]) -> Figure:
     figure = Figure(figsize=(width, 0.8 + len(pairs) * max(1.2, 0.65 * width / layers)), layout="constrained")
     panels = figure.subplots(len(pairs), layers, sharex=True, sharey=True, squeeze=False)
     for pair, line in zip(pairs, panels, strict=True):
-        line[0].set_ylabel(wrap(pair.about, 1.2, 7.0), fontsize=7.0)
+        line[0].set_ylabel(wrap(", ".join(filter(None, (pair.about, pair.of_channels))), 1.2, 7.0), fontsize=7.0)
         for layer, panel in enumerate(line):
             _prepare(panel)
             panel.plot(X, curves(next(iter(pair.runs.values())).paths[0, layer : layer + 1], pair.bases)[0], **START)
-            for kind in KINDS:
+            for kind in LOOKS:
                 if kind in pair.runs:
                     _draw_layer(panel, pair, kind, layer)
     for name, panel in zip(names, panels[0], strict=True):
         panel.set_title(wrap(name, width / (layers + 1), 7.5), fontsize=7.5)
-    looks = {kind: look for kind, look in KINDS.items() if any(kind in pair.runs for pair in pairs)} | {"start": START}
+    looks = {kind: look for kind, look in LOOKS.items() if any(kind in pair.runs for pair in pairs)} | {"start": START}
     keys: list[Artist] = [Line2D([], [], label=name, **look) for name, look in looks.items()]
     if any(run.channels for pair in pairs for run in pair.runs.values()):
         keys.append(Patch(color=GRAY, alpha=0.4, linewidth=0, label="90 % of a layer's channels; line: their mean"))
@@ -73,23 +74,23 @@ def _draw_one_by_one(pairs: list[Pair], names: Sequence[str]) -> Figure:
 
 def _draw_layer(panel: Axes, pair: Pair, kind: str, layer: int) -> None:
     run = pair.runs[kind]
-    panel.plot(X, curves(run.paths[-1, layer : layer + 1], pair.bases)[0], **KINDS[kind])
+    panel.plot(X, curves(run.paths[-1, layer : layer + 1], pair.bases)[0], **LOOKS[kind])
     if run.channels and len(run.channels[layer]) > 1:
         low, high = np.quantile(curves(run.channels[layer], pair.bases), MIDDLE, axis=0)
-        panel.fill_between(X, low, high, color=KINDS[kind]["color"], alpha=0.2, linewidth=0)
+        panel.fill_between(X, low, high, color=LOOKS[kind]["color"], alpha=0.2, linewidth=0)
 
 
 def _draw_by_depth(pairs: list[Pair], layers: int) -> Figure:
     figure = Figure(figsize=(page_width(), 0.6 + 1.75 * len(pairs)), layout="constrained")
-    kinds = [kind for kind in KINDS if any(kind in pair.runs for pair in pairs)]
+    kinds = [kind for kind in LOOKS if any(kind in pair.runs for pair in pairs)]
     panels = figure.subplots(len(pairs), len(kinds), sharex=True, sharey=True, squeeze=False)
     for pair, line in zip(pairs, panels, strict=True):
-        line[0].set_ylabel(wrap(pair.about, 1.2, 7.0), fontsize=7.0)
+        line[0].set_ylabel(wrap(", ".join(filter(None, (pair.about, pair.of_channels))), 1.2, 7.0), fontsize=7.0)
         for kind, panel in zip(kinds, line, strict=True):
             _prepare(panel)
             if kind in pair.runs:
                 for layer, y in enumerate(curves(pair.runs[kind].paths[-1], pair.bases)):
-                    look = {"color": shade(layer, layers), "linestyle": KINDS[kind]["linestyle"]}
+                    look = {"color": shade(layer, layers), "linestyle": LOOKS[kind]["linestyle"]}
                     panel.plot(X, y, **look, linewidth=0.7)
     for kind, panel in zip(kinds, panels[0], strict=True):
         panel.set_title(kind)

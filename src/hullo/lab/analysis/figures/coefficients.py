@@ -18,7 +18,7 @@ from matplotlib.lines import Line2D
 
 from hullo.lab.analysis.experiments import Experiment
 from hullo.lab.analysis.figures.labels import Label, merge, place_labels
-from hullo.lab.analysis.figures.learned import Learned, Pair, find_learned, spell_seeds, spell_time
+from hullo.lab.analysis.figures.learned import Learned, Pair, find_learned, spell_seeds, spell_span
 from hullo.lab.analysis.figures.style import (
     FAINT,
     GRAY,
@@ -34,6 +34,7 @@ from hullo.lab.analysis.figures.style import (
 from hullo.lab.analysis.figures.ternary import CORNERS, OUTLINE, corner_names, draw_plane, frame, plane_key, project
 
 WHERE = {"convex": "convex: in the triangle", "affine": "affine: in the plane"}
+SUM_TO_ONE = {*WHERE, "prelu"}
 START: dict[str, Any] = {"linestyle": "none", "marker": "o", "color": "black", "markersize": 4.5}
 START |= {"markerfacecolor": "white"}
 END: dict[str, Any] = {"linestyle": "none", "marker": "o", "color": "black", "markersize": 4.0, "markeredgewidth": 0.7}
@@ -47,8 +48,7 @@ def draw_coefficients(experiment: Experiment, seed: int | None = None, layers: S
     """
     figures = {}
     for pair in find_learned(experiment, seed, layers):
-        time = spell_time(experiment)
-        title = f"{experiment.name}: coefficients of {pair.about} over {time}, {spell_seeds([pair])}"
+        title = f"{experiment.name}: coefficients of {pair.about} {spell_span(experiment)}, {spell_seeds([pair])}"
         on_plane = {kind: run for kind, run in pair.runs.items() if kind in WHERE and len(pair.bases) == 3}
         others = {kind: run for kind, run in pair.runs.items() if kind not in on_plane}
         if on_plane:
@@ -94,6 +94,8 @@ def _draw_paths(pair: Pair, title: str) -> Figure:
         depth_bar(figure, panels, run.layers)
     if any(run.channels for run in pair.runs.values()):
         keys.append(Line2D([], [], linestyle="none", marker=".", color=GRAY, label="the channels' ends; paths: means"))
+    elif pair.of_channels:
+        keys.append(Line2D([], [], linestyle="none", label=f"paths: {pair.of_channels}"))
     if few:
         layers = zip(run.numbers, run.names, strict=True)
         keys += [Line2D([], [], linestyle="none", label=f"{number}: {name}") for number, name in layers]
@@ -132,7 +134,7 @@ def _draw_over_epochs(pair: Pair, title: str) -> Figure:
     """Draw a row of panels per hull, a panel per base; of two coefficients that sum to one the first is enough."""
     kinds = list(pair.runs)
     first, *others = pair.bases
-    shown = [first] if len(others) == 1 and all(kind in WHERE for kind in kinds) else pair.bases
+    shown = [first] if len(others) == 1 and SUM_TO_ONE.issuperset(kinds) else pair.bases
     layers = pair.runs[kinds[0]].layers
     grid = (1, len(kinds)) if len(shown) == 1 else (len(kinds), len(shown))
     figure = Figure(figsize=(page_width(), 0.7 + (2.6 if len(shown) == 1 else 2.1) * grid[0]), layout="constrained")
@@ -144,7 +146,8 @@ def _draw_over_epochs(pair: Pair, title: str) -> Figure:
         panel.set_title(kind if len(shown) == 1 else f"{kind}: {shown[base]}")
     for panel in panels[:, 0]:
         alone = len(shown) == len(others) == 1
-        panel.set_ylabel(f"coefficient of {first}\n({others[0]}: 1 minus it)" if alone else "coefficient")
+        said = ", ".join(filter(None, (f"coefficient of {first}" if alone else "coefficient", pair.of_channels)))
+        panel.set_ylabel(f"{said}\n({others[0]}: 1 minus it)" if alone else said)
     for panel in panels[-1]:
         panel.set_xlabel("epoch")
     panels[0, 0].xaxis.set_major_locator(Round(integer=True))

@@ -1,4 +1,4 @@
-"""Learned coefficients side by side: the affine and the convex hull of the same bases, one run each."""
+"""Learned coefficients side by side: the affine and the convex hull of the same bases, or PReLU; one run each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from hullo.lab.analysis.experiments import Experiment
 from hullo.lab.analysis.names import layer_names
 from hullo.lab.analysis.readings import BEST, CHOSEN
-from hullo.lab.spec.activation import ActivationSpec
+from hullo.lab.spec.activation import PRELU, ActivationSpec
 from hullo.lab.spec.records import Record
 from hullo.modules import HULLS
 
@@ -33,14 +33,23 @@ class Learned:
     def layers(self) -> int:
         return int(self.paths.shape[1])
 
+    @property
+    def is_mean(self) -> bool:
+        return ActivationSpec.parse(self.record.spec.activation).per == "channel"
+
 
 @dataclass(frozen=True)
 class Pair:
-    """Runs whose rows differ only in the kind of hull, by kind: affine, convex, or both."""
+    """Runs whose rows differ only in the kind of hull, by kind: affine, convex, or both; PReLU is a kind of its own."""
 
     about: str  # what the rows have in their parentheses, or "prelu"
     bases: tuple[str, ...]
     runs: Mapping[str, Learned]
+
+    @property
+    def of_channels(self) -> str:
+        """Return ``mean over channels`` if that is what is drawn, else an empty text."""
+        return "mean over channels" if any(run.is_mean for run in self.runs.values()) else ""
 
 
 def check_layers(experiments: Iterable[Experiment], layers: Sequence[int]) -> None:
@@ -55,13 +64,14 @@ def check_layers(experiments: Iterable[Experiment], layers: Sequence[int]) -> No
 
 
 def find_learned(experiment: Experiment, seed: int | None = None, layers: Sequence[int] = ()) -> list[Pair]:
-    """Return all hulls of an experiment, each with the run of the seed, by default the first that did not diverge.
+    """Return all hulls of an experiment and PReLU, each with the run of the seed, by default the first not to diverge.
 
     Coefficients are those up to the epoch of the experiment's reading, of the given layers, counted from 1, or of all.
     """
     pairs: dict[str, dict[str, Learned]] = {}
     for row in experiment.accuracies:
-        kind, about = ActivationSpec.parse(row).kind, row.partition("(")[2].removesuffix(")") or row
+        kind = row if row == str(PRELU) else ActivationSpec.parse(row).kind
+        about = row.partition("(")[2].removesuffix(")") or row
         runs = [r for r in experiment.records if r.spec.activation == row and r.coefficients and not experiment.lost(r)]
         own = min((r for r in runs if seed in (None, r.spec.seed)), key=lambda r: r.spec.seed, default=None)
         if own is not None and ActivationSpec.parse(row).learns:
@@ -80,16 +90,26 @@ def find_learned(experiment: Experiment, seed: int | None = None, layers: Sequen
                 numbers=numbers,
                 names=tuple(names[i] for i in chosen),
             )
+    order = (*HULLS, str(PRELU))
     return [
-        Pair(about, tuple(next(iter(runs.values())).record.bases), {kind: runs[kind] for kind in HULLS if kind in runs})
+        Pair(about, tuple(next(iter(runs.values())).record.bases), {kind: runs[kind] for kind in order if kind in runs})
         for about, runs in pairs.items()
     ]
 
 
 def spell_time(experiment: Experiment) -> str:
-    """Return up to when coefficients are shown: ``200 epochs``, or ``200 epochs (chosen epoch)``."""
-    moves = experiment.reading in (CHOSEN, BEST)
-    return f"{experiment.time} ({experiment.reading.short})" if moves else experiment.time
+    """Return when activations are shown: ``200 epochs``, or ``200 epochs (chosen epoch)``."""
+    return f"{experiment.time} ({experiment.reading.short})" if _moves(experiment) else experiment.time
+
+
+def spell_span(experiment: Experiment) -> str:
+    """Return which epochs paths cover: ``over 200 epochs``, or ``up to the chosen epoch of 200 epochs``."""
+    return f"{f'up to the {experiment.reading.short} of' if _moves(experiment) else 'over'} {experiment.time}"
+
+
+def _moves(experiment: Experiment) -> bool:
+    """Return whether every run has an epoch of its own."""
+    return experiment.reading in (CHOSEN, BEST)
 
 
 def spell_seeds(pairs: list[Pair]) -> str:

@@ -21,7 +21,7 @@ from hullo.lab.data.ilsvrc2012.packed import MANIFEST, MEAN, Pack, Part, ShardEn
 from hullo.lab.data.ilsvrc2012.shards import IMAGE_BYTES, Shard, write_shard
 from hullo.lab.data.ilsvrc2012.source import SPLITS, EncodedImage, Source
 from hullo.lab.data.release import DataError
-from hullo.lab.files import atomic_write, locked, make_directory
+from hullo.lab.files import atomic_write, locked, make_directory, what_to_do
 from hullo.lab.progress import Progress
 
 SHARD = 4096
@@ -97,8 +97,8 @@ def pack(
         ) from error
     except OSError as error:
         raise DataError(
-            f"cannot write {error.filename or folder}: {error.strerror}; finished shards are kept; free disk space, or "
-            "choose another directory with --data"
+            f"cannot write {error.filename or folder}: {error.strerror}; finished shards are kept; "
+            f"{what_to_do(error, 'choose another directory with --data')}"
         ) from error
 
 
