@@ -61,7 +61,7 @@ class Recipe:
         hulls: dict[str, Hull] = {}
         shared: dict[Hashable, Hull] = {}
         for site in sites:
-            key = self._key(site, channels.get(site.name))
+            key = self._key(site, channels.get(site.name), is_frozen(modules, site.name, site.module))
             if key is not None and key in shared:
                 hulls[site.name] = shared[key]
                 continue
@@ -74,7 +74,7 @@ class Recipe:
                 shared[key] = hulls[site.name]
         return hulls
 
-    def _key(self, site: Site, channels: Channels | None) -> Hashable:
+    def _key(self, site: Site, channels: Channels | None, frozen: bool) -> Hashable:
         """Return a key that is equal for sites that share a hull; None for a site with its own hull."""
         if self.share is None:
             return None
@@ -88,7 +88,7 @@ class Recipe:
                 f"{site.name} has hooks, and a shared hull would call them at all its sites; exclude it with where"
             )
         in_place = site.reading is not None and site.reading.in_place
-        return common, site.known, in_place, channels
+        return common, site.known, in_place, channels, frozen
 
     def _make(self, hull: type[Hull] | None, site: Site, channels: Channels | None, like: Tensor) -> Hull:
         groups, channel_dim = channels or (self.groups, 1 if self.channel_dim is None else self.channel_dim)
@@ -174,3 +174,12 @@ def nearby_tensor(modules: Mapping[str, nn.Module], name: str) -> Tensor:
             if tensor.is_floating_point():
                 return tensor
     return torch.empty(())
+
+
+def is_frozen(modules: Mapping[str, nn.Module], name: str, replaced: nn.Module | None = None) -> bool:
+    """Return whether all parameters of the replaced module are frozen, or of the nearest module around it with any."""
+    parameters = [] if replaced is None else list(replaced.parameters())
+    while name and not parameters:
+        name = name.rpartition(".")[0]
+        parameters = list(modules[name].parameters()) if name in modules else []
+    return bool(parameters) and not any(parameter.requires_grad for parameter in parameters)

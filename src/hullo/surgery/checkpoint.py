@@ -17,7 +17,7 @@ from hullo.modules import HULLS, Hull
 from hullo.parametrizations import evaluate
 from hullo.sharding import gather
 from hullo.state_names import read_raw_name
-from hullo.surgery.build import nearby_tensor
+from hullo.surgery.build import is_frozen, nearby_tensor
 from hullo.surgery.find import find_sites
 from hullo.surgery.recognize import MAX_PARAMETERS
 from hullo.surgery.sites import named_hulls, put
@@ -88,6 +88,8 @@ def restore(model: nn.Module, state_dict: Mapping[str, Any]) -> nn.Module:
         for target in (target for target in hulls if target not in by_name):
             parent, _, child = target.rpartition(".")
             put(model.get_submodule(parent), child, hulls[target])
+            if is_frozen(modules, target, modules[target]):
+                hulls[target].requires_grad_(False)
         for name, tensors in saved.items():
             model.get_submodule(names[name]).load_state_dict(tensors)
     except BaseException:
