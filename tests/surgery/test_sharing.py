@@ -151,6 +151,27 @@ def test_a_file_has_every_name_of_a_shared_hull(tmp_path: Path) -> None:
     assert swapped[1] is swapped[3] is hulls["1"]
 
 
+def test_saved_hulls_are_shared_again(tmp_path: Path) -> None:
+    model, x = hullo.replace_activations(made(), share="block"), torch.randn(3, 4)
+    for n, parameter in enumerate(hullo.coefficient_parameters(model)):
+        parameter.data += 0.1 * (n + 1) * torch.tensor([1.0, 0.0, -1.0])
+    hullo.save_hulls(model, tmp_path / "hulls.json")
+    hulls = hullo.load_hulls(tmp_path / "hulls.json")
+    other = hullo.replace_activations(made(), hull=lambda site: hulls[site.name], example_inputs=x)
+    torch.testing.assert_close(other(x), model(x))
+    assert len(hullo.coefficient_parameters(other)) == 4
+    hooked, hulls = made(), hullo.load_hulls(tmp_path / "hulls.json")
+    hooked[0].act.register_forward_hook(lambda *_: None)
+    with pytest.raises(ValueError, match=r"0\.act has hooks"):
+        hullo.replace_activations(hooked, hull=lambda site: hulls[site.name])
+
+
+def test_hull_that_is_returned_twice_is_rejected() -> None:
+    hull = hullo.AffineHull("identity", "relu", "gelu", strict=False)
+    with pytest.raises(ValueError, match=r"same hull again .*return a copy of it, or give share, a function"):
+        hullo.replace_activations(made(), hull=lambda site: hull)
+
+
 @pytest.mark.parametrize(
     ("act", "raw"),
     [

@@ -83,10 +83,7 @@ class Recipe:
         common = self.share(site) if callable(self.share) else _block(site.name) if self.share == "block" else ""
         if common is None:
             return None
-        if site.module is not None and (site.module._backward_hooks or any(True for _ in hooks_of(site.module))):
-            raise ValueError(
-                f"{site.name} has hooks, and a shared hull would call them at all its sites; exclude it with where"
-            )
+        _check_hooks(site)
         in_place = site.reading is not None and site.reading.in_place
         return common, site.known, in_place, channels, frozen
 
@@ -161,9 +158,22 @@ def _call_factory(factory: Any, site: Site, others: Iterable[Hull]) -> Hull:
     hull = factory(site)
     if not isinstance(hull, Hull):
         raise TypeError(f"hull returned {hull!r} for {site.name}; it must return a hull such as AffineHull(...)")
-    if any(hull is other or hull.raw is other.raw for other in others):
-        raise ValueError(f"hull returned the same hull again for {site.name}; return a new one, or give share='model'")
+    if getattr(hull, "is_shared", False):  # by `load_hulls`
+        _check_hooks(site)
+    elif any(hull is other or hull.raw is other.raw for other in others):
+        raise ValueError(
+            f"hull returned the same hull again for {site.name}; return a copy of it, or give share, a function that "
+            "returns the same value for all sites that share a hull"
+        )
     return hull
+
+
+def _check_hooks(site: Site) -> None:
+    """Raise an error if a site that shares a hull has hooks."""
+    if site.module is not None and (site.module._backward_hooks or any(True for _ in hooks_of(site.module))):
+        raise ValueError(
+            f"{site.name} has hooks, and a shared hull would call them at all its sites; exclude it with where"
+        )
 
 
 def nearby_tensor(modules: Mapping[str, nn.Module], name: str) -> Tensor:

@@ -215,8 +215,8 @@ def save_hulls(model: nn.Module, path: str | os.PathLike[str]) -> None:
 def load_hulls(path: str | os.PathLike[str], *, trainable: bool = True) -> dict[str, Hull]:
     """Return the hulls of a file written by :func:`save_hulls`, by their names in the saved model.
 
-    ``replace_activations(model, hull=lambda site: hulls[site.name])`` puts them into a model of the same architecture.
-    For another one, use copies of them.
+    ``replace_activations(model, hull=lambda site: hulls[site.name])`` puts them into a model of the same architecture;
+    hulls that were shared are shared again. For another architecture, use copies of them.
 
     Args:
         path: the file.
@@ -232,8 +232,11 @@ def load_hulls(path: str | os.PathLike[str], *, trainable: bool = True) -> dict[
             raise ValueError(f"its format is {content['format']!r}, not {_FORMAT!r}")
         hulls: dict[str, Hull] = {}
         for name, entry in content["hulls"].items():
-            shared = hulls[entry["same_as"]] if "same_as" in entry else None
-            hulls[name] = shared or _from_json(entry).requires_grad_(trainable)
+            if "same_as" in entry:
+                hulls[name] = hulls[entry["same_as"]]
+                vars(hulls[name])["is_shared"] = True  # it may be put at several sites
+            else:
+                hulls[name] = _from_json(entry).requires_grad_(trainable)
         return hulls
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else error
