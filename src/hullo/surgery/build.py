@@ -84,8 +84,7 @@ class Recipe:
         if common is None:
             return None
         _check_hooks(site)
-        in_place = site.reading is not None and site.reading.in_place
-        return common, site.known, in_place, channels, frozen
+        return common, site.known, channels, frozen
 
     def _make(self, hull: type[Hull] | None, site: Site, channels: Channels | None, like: Tensor) -> Hull:
         groups, channel_dim = channels or (self.groups, 1 if self.channel_dim is None else self.channel_dim)

@@ -192,17 +192,18 @@ def save_hulls(model: nn.Module, path: str | os.PathLike[str]) -> None:
         {'': AffineHull(identity=0, relu=1)}
     """
     named_hulls("save_hulls", model, required=True)
-    names: dict[Hull, list[str]] = {}
+    names: dict[tuple[Any, ...], list[tuple[str, Hull]]] = {}  # by the parameters, which in-place twins share
     gated: set[str] = set()
     for name, module in model.named_modules(remove_duplicate=False):  # a hull at several places has several names
         if isinstance(module, GatedHull):
             gated.add(f"{name}.hull".removeprefix("."))
-            names.setdefault(module.hull, []).append(name)
-        elif isinstance(module, Hull) and name not in gated:
-            names.setdefault(module, []).append(name)
+        hull = module.hull if isinstance(module, GatedHull) else module
+        if isinstance(hull, Hull) and name not in gated:
+            identity = [id(item) for item in hull.parameters()] or [id(hull)]
+            names.setdefault((hull.raw_name, *identity), []).append((name, hull))
     hulls: dict[str, Any] = {}
-    for hull, (first, *others) in names.items():
-        hulls |= {first: _to_json(hull)} | {key: {"same_as": first} for key in others}
+    for (first, hull), *others in names.values():
+        hulls |= {first: _to_json(hull)} | {key: {"same_as": first} for key, _ in others}
     file = Path(path)
     partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
     try:

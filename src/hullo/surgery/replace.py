@@ -147,8 +147,9 @@ def _swap_and_compare(
         _check(model, comparison, before)
     else:
         comparison.run_changed(model)
-    reached = {hulls[site.name] for site in chosen if site.name in comparison.shapes}
-    for shared in set(hulls.values()):
+    made = {site.name: model.get_submodule(site.name) for site in chosen}
+    reached = {made[name] for name in made if name in comparison.shapes}
+    for shared in set(made.values()):
         vars(shared)["compared"] = comparison.modes if shared in reached else NOT_REACHED
 
 

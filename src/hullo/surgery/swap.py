@@ -37,6 +37,7 @@ def swap(model: nn.Module, sites: Sequence[Site], hulls: Mapping[str, Hull]) -> 
     for site in affected:
         if site.name not in hulls and site.module is None:
             raise ValueError(f"{site.name} is one of several calls of one function; choose all of them, or none")
+    hulls = _separate_in_place(affected, hulls)
     modules = dict(model.named_modules())
     frozen = {site.name for site in affected if is_frozen(modules, site.name, site.module)}
     for owner, cls in changed_classes(affected, sites):
@@ -54,9 +55,27 @@ def swap(model: nn.Module, sites: Sequence[Site], hulls: Mapping[str, Hull]) -> 
     slow_encoders(model)
 
 
+def _separate_in_place(sites: Sequence[Site], hulls: Mapping[str, Hull]) -> dict[str, Hull]:
+    """Return the hulls, and twins with the same parameters where a hull is shared with sites that are not in place."""
+    chosen = [site for site in sites if site.name in hulls]
+    ordinary = {hulls[site.name] for site in chosen if not _is_in_place(site)}
+    separate, twins = dict(hulls), dict[Hull, Hull]()
+    for site in chosen:
+        hull = hulls[site.name]
+        if _is_in_place(site) and hull in ordinary:
+            if hull not in twins:
+                twins[hull] = copy.deepcopy(hull, {id(item): item for item in hull.parameters()})
+            separate[site.name] = twins[hull]
+    return separate
+
+
+def _is_in_place(site: Site) -> bool:
+    return site.reading is not None and site.reading.in_place
+
+
 def _prepare(hull: Hull, site: Site, first: bool) -> None:
     """Give a hull the mode, the hooks and the in-place behavior of the activation at its site."""
-    if site.reading is not None and site.reading.in_place:
+    if _is_in_place(site):
         make_in_place(hull)
     places = list(dict.fromkeys(call.place for call in site.calls)) if site.place else []
     called = f" in {' and '.join(places)}" if places else ""
