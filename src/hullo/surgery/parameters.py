@@ -9,6 +9,7 @@ from typing import Any, cast
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
+from hullo.state_names import SUFFIXES
 from hullo.surgery.sites import named_hulls
 
 Group = dict[str, Any]
@@ -129,7 +130,8 @@ def coefficient_parameters(model: nn.Module) -> list[nn.Parameter]:
             if is_parametrized(hull, name):  # by torch.nn.utils.parametrize
                 found |= dict.fromkeys(cast(nn.ModuleDict, hull.parametrizations)[name].parameters())
             else:
-                found[getattr(hull, name)] = None
+                own = [hull._parameters[name + suffix] for suffix in SUFFIXES if name + suffix in hull._parameters]
+                found |= dict.fromkeys(cast(list[nn.Parameter], own or [getattr(hull, name)]))
     return list(found)
 
 
