@@ -77,18 +77,18 @@ def parameter_groups(
 
 def _warn_of_missing(model: nn.Module, coefficients: set[int], given: set[int]) -> None:
     """Warn about coefficients that are not given, although other parameters of the module around them are."""
-    missing = []
+    missing: set[int] = set()
     for name, hull in named_hulls("", model).items():
         others: set[int] = set()
         while name and not others:
             name = name.rpartition(".")[0]
             others = {id(parameter) for parameter in model.get_submodule(name).parameters()} - coefficients
-        lost = [p for p in coefficient_parameters(hull) if p.requires_grad and id(p) not in given]
-        missing += [] if others.isdisjoint(given) else lost
+        if not others.isdisjoint(given):
+            missing |= {id(p) for p in coefficient_parameters(hull) if p.requires_grad} - given
     if missing:
         warnings.warn(
-            f"{len(missing)} parameters of coefficients are not among the given parameters, and an optimizer of these "
-            "does not train them; give model.parameters(), listed after replace_activations, or add "
+            f"the given parameters lack {len(missing)} of {len(coefficients)} parameters of coefficients, which an "
+            "optimizer of them does not train; give model.parameters(), listed after replace_activations, or add "
             "hullo.coefficient_parameters(part) to the parameters of a part",
             stacklevel=3,
         )
