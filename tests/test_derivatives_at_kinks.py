@@ -192,3 +192,11 @@ class TestWhere:
         near = (item.function(x - 1e-6 + h) - item.function(x - 1e-6 - h)) / (2 * h)  # left of a kink
         torch.testing.assert_close(found[:-3], near[:-3], rtol=1e-5, atol=1e-5)
         assert bool(found.isfinite().all())
+
+
+@pytest.mark.parametrize("size", [8, 512])
+def test_slope_of_hardswish_at_nan_is_nan(size: int) -> None:
+    x = torch.full((size,), torch.nan, requires_grad=True)
+    hullo.LinearHull("hardswish", init=[1.0])(x).sum().backward()
+    assert x.grad is not None
+    assert bool(x.grad.isnan().all())

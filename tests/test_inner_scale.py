@@ -112,6 +112,20 @@ def test_half_precision_leaves_scales_in_float32() -> None:
     assert act.inner_scale.dtype == torch.float32
 
 
+@pytest.mark.parametrize(("kind", "count"), [("hull", 2), ("base", 1 + len(NAMES))])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_input_is_saved_once(kind: str, count: int, dtype: torch.dtype) -> None:
+    act, x = made(kind), torch.randn(64, 64, dtype=dtype, requires_grad=True)
+    saved: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        return saved.setdefault(tensor.data_ptr(), tensor)
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        act(x)
+    assert [tensor.dtype for tensor in saved.values() if tensor.shape == x.shape] == [torch.float32] * count
+
+
 def test_unsupported_functions_reject_scales() -> None:
     with pytest.raises(ValueError, match="inner_scale='each': give 'hull'"):
         made("each")

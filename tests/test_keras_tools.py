@@ -112,6 +112,18 @@ def test_hull_has_the_activity_regularizer_of_its_layer():
     assert losses == [pytest.approx([0.04])] * 3
 
 
+def test_hulls_of_frozen_layers_are_frozen(tmp_path):
+    frozen = keras.Sequential([keras.Input((6,)), layers.Dense(8), layers.ReLU(), layers.Dense(8, activation="relu")])
+    frozen.trainable = False
+    model = keras.Sequential([keras.Input((6,)), frozen, layers.Dense(4, activation="tanh"), layers.Dense(1)])
+    swapped = hullo.keras.replace_activations(model)
+    swapped.save(tmp_path / "model.keras")
+    for copy in (swapped, keras.saving.load_model(tmp_path / "model.keras")):
+        assert len(copy.trainable_weights) == len(model.trainable_weights) + 1
+        hulls = [layer for layer in copy._flatten_layers() if isinstance(layer, hullo.keras.AffineHull)]
+        assert sorted(layer.trainable for layer in hulls) == [False, False, True]
+
+
 def test_unsupported_models_are_rejected():
     plain = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
     with pytest.raises(ValueError, match="no activation of the model can be replaced"):

@@ -6,11 +6,13 @@ import copy
 import io
 import pickle
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 import hullo
 from hullo.modules import Hull
@@ -264,3 +266,37 @@ class TestMeta:
         assert repr(act) == "AffineHull(identity, relu, tanh, parametrization='free')"
         act.load_state_dict(saved.state_dict(), assign=True)
         assert repr(act) == repr(saved)
+
+
+def pruned(act: Hull) -> Hull:
+    for name, _ in list(act.named_parameters()):
+        prune.random_unstructured(act, name, amount=1)
+    return act
+
+
+def normed(act: Hull) -> Hull:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # weight_norm is deprecated
+        return nn.utils.weight_norm(act, act.raw_name)
+
+
+@pytest.mark.parametrize("change", [pruned, normed])
+def test_pruned_and_normed_hulls_are_loaded_and_trained(change: Callable[[Hull], Hull]) -> None:
+    def make() -> Hull:
+        return change(hullo.AffineHull("identity", "relu", groups=2, init=[0.25, 0.75], inner_scale="base"))
+
+    act, other, x = make(), make(), torch.randn(3, 4)
+    with torch.no_grad():
+        for parameter in act.parameters():
+            parameter.add_(0.5)
+    other.load_state_dict(act.state_dict())
+    assert torch.equal(other(x), act(x))
+    assert {id(p) for p in hullo.coefficient_parameters(other)} == {id(p) for p in other.parameters()}
+    optimizer = torch.optim.SGD(hullo.parameter_groups(other, lr=0.1))
+    other(x).square().sum().backward()
+    optimizer.step()
+    assert not torch.equal(other(x), act(x))
+    with pytest.raises(RuntimeError, match="Missing key"):
+        hullo.AffineHull("identity", "relu", groups=2, inner_scale="base").load_state_dict(act.state_dict())
+    with pytest.raises(RuntimeError, match="saved by another hull"):
+        hullo.AffineHull("identity", "tanh", groups=2, inner_scale="base").load_state_dict(act.state_dict())

@@ -285,6 +285,16 @@ class TestJumps:
         assert item.slope_bounds == bounds == hullo.slope_bounds([1.0], ["kinked"])
 
 
+@pytest.mark.parametrize("pole", [1, -1, 0.5, -2, 0.3, 3, 1 / 64, 1000])
+@pytest.mark.parametrize("text", ["x - 1 / (x - pole)", "x - 1e-6 / (pole - x)", "x + x / square(x - pole)"])
+def test_function_with_a_pole_is_not_certain(text: str, pole: float) -> None:
+    item = hullo.add_base("rational", text, parameters={"pole": pole})
+    assert not item.is_certain
+    assert item.is_monotone is not True
+    assert hullo.slope_bounds([1.0, 0.5], ["tanh", "rational"]) is None
+    assert hullo.is_monotone([1.0, 0.5], ["tanh", "rational"]) is not True
+
+
 @pytest.mark.parametrize("text", ["sin(w * x)", "sin(x * w)", "sin(x / (1 / w))", "sin(-w * x)", "sin(2 * x + x)"])
 def test_waves_are_certain_however_they_are_written(text: str) -> None:
     item = hullo.add_base("wave", text, parameters={"w": 3.0})

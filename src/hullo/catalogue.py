@@ -244,7 +244,7 @@ add_unit("erf")
 add(
     "hardswish",
     "x * clamp(x + 3, 0.0, 6.0) * 0.16666666666666666",
-    "where(x < 3, step(x + 3) * (x * 0.3333333333333333 + 0.5), 1.0)",
+    "where(x < 3, step(x + 3) * (x * 0.3333333333333333 + 0.5), clamp(x, 1.0, 1.0))",
     F.hardswish,
     at_zero=(0.0, 0.5, 0.5),
     bounds=(-0.5, 1.5),

@@ -31,14 +31,16 @@ def apply_scaled(x: Tensor, raw: Tensor, scales: Tensor, spec: CombineSpec, hull
     """Combine base functions of a scaled input, as :func:`hullo.functional.apply` does of the input."""
     if isinstance(x, fx.Proxy):
         return apply_scaled_spelled(x, raw, scales, *spec.spelled)
-    if not isinstance(x, Tensor) or not x.is_floating_point() or scales.shape[-1] == 1:
-        wide = _scaled(x, scales, 0, spec) if isinstance(x, Tensor) and x.is_floating_point() else x
-        return apply(wide, raw, spec, hull=hull).to(x.dtype)
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        return apply(x, raw, spec, hull=hull)  # raises the error
+    wide = x.to(compute_dtype(x))  # once, since each product saves its factor for the backward pass
+    if scales.shape[-1] == 1:
+        return apply(_scaled(wide, scales, 0, spec), raw, spec, hull=hull).to(x.dtype)
     coefficients = spec.parametrization.transform(raw)
-    total = torch.zeros((), dtype=compute_dtype(x), device=x.device)
+    total = torch.zeros((), dtype=wide.dtype, device=x.device)
     for n, item in enumerate(spec.bases):
         single = CombineSpec((item,), get_parametrization("given"), spec.channel_dim)
-        total = total + apply(_scaled(x, scales, n, spec), coefficients[..., n : n + 1], single)
+        total = total + apply(_scaled(wide, scales, n, spec), coefficients[..., n : n + 1], single)
     return total.to(x.dtype)
 
 
@@ -51,13 +53,13 @@ def apply_scaled_spelled(
 
 
 def _scaled(x: Tensor, scales: Tensor, column: int, spec: CombineSpec) -> Tensor:
-    """Return x in the compute dtype, times the scales of one column."""
-    wide, factors = x.to(compute_dtype(x)), scales[..., column].to(compute_dtype(x))
+    """Return x times the scales of one column."""
+    factors = scales[..., column].to(x.dtype)
     if scales.dim() == 1:
-        return wide * factors
+        return x * factors
     dim = spec.channel_dim % x.dim() if -x.dim() <= spec.channel_dim < x.dim() else 0
     if x.dim() == 0 or x.shape[dim] % len(factors):
-        return wide  # `apply` raises the error
+        return x  # `apply` raises the error
     shape = [1] * x.dim()
     shape[dim] = x.shape[dim]
-    return wide * factors.repeat_interleave(x.shape[dim] // len(factors)).reshape(shape)
+    return x * factors.repeat_interleave(x.shape[dim] // len(factors)).reshape(shape)

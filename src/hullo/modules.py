@@ -19,7 +19,7 @@ from hullo.optimizer_hook import watch
 from hullo.parametrizations import BuiltInParametrization, Parametrization, evaluate, get_parametrization
 from hullo.read_only_tensor import read_only
 from hullo.sharding import gather, is_sharded, shard_like
-from hullo.state_names import write_raw_name
+from hullo.state_names import SUFFIXES, write_raw_name
 
 Init = Sequence[float] | Sequence[Sequence[float]] | Tensor | str | None
 
@@ -229,10 +229,11 @@ class Hull(nn.Module):
     def _why_not_loadable(self, state_dict: dict[str, Any], prefix: str) -> str:
         """Return why saved raw parameters do not fit this hull; an empty string if they do."""
         own = prefix + self.raw_name
-        others = [key for key in state_dict if key.startswith(f"{prefix}raw_")]
-        if others and own not in others:
-            return f"{others[0]} was saved by another hull; this one, {self.spelling}, has {self.raw_name}"
-        if own in state_dict and (f"{prefix}inner_scale" in state_dict) != (self.inner_scale is not None):
+        saved = [key for key in state_dict if key.startswith(f"{prefix}raw_")]
+        if saved and not any(own + suffix in saved for suffix in SUFFIXES):
+            return f"{saved[0]} was saved by another hull; this one, {self.spelling}, has {self.raw_name}"
+        has_scale = any(f"{prefix}inner_scale{suffix}" in state_dict for suffix in SUFFIXES)
+        if own in state_dict and has_scale != (self.inner_scale is not None):
             return f"{own} was saved {'without' if self.inner_scale is not None else 'with'} an inner_scale"
         shape = tuple(state_dict[own].shape) if own in state_dict else self.shape
         if shape == self.shape:

@@ -145,6 +145,8 @@ def _search(
     if sides is None:
         return None
     scale = largest_slope(scaled, resolved)
+    if not math.isfinite(scale):  # a pole
+        return None
     kinks = tuple(sorted({kink for item in resolved for kink in item.kinks}))
     waves = tuple(sorted({frequency for item in resolved for frequency in _frequencies(item)}))
     cells, enclosures, num_cells = _first_cells(kinks), [_first_enclosure(item, kinks, waves) for item in resolved], 0

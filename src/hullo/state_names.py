@@ -11,6 +11,9 @@ import re
 
 from hullo.bases import Base, base, list_bases
 
+SUFFIXES = ("", "_orig", "_mask", "_g", "_v")
+"""What a parameter's name may end with in a state_dict: torch.nn.utils.prune and weight_norm append something."""
+
 _TO_IDENTIFIER = str.maketrans("(,.-", "__pm", ")+")
 _TO_NUMBER = str.maketrans("pm", ".-")
 _PATTERN = re.compile(r"raw_([a-z][a-z0-9]*)(?:_dim_(m?\d+))?__(\w+)")

@@ -99,14 +99,34 @@ def test_existing_groups_are_split() -> None:
     assert {id(p) for p in listed} == {id(p) for p in network.parameters()}
 
 
-def test_plain_parameters_are_split_and_missing_coefficients_added() -> None:
+def test_plain_parameters_are_split() -> None:
     network = nn.Sequential(nn.Linear(4, 4), hullo.AffineHull("relu", "tanh"))
-    for given in (network.parameters(), network[0].parameters()):
-        others, coefficients = hullo.parameter_groups(network, given)
-        assert [id(p) for p in others["params"]] == [id(p) for p in network[0].parameters()]
-        assert coefficients["params"] == [network[1].raw]
-        assert "lr" not in coefficients  # the optimizer's own
-        torch.optim.SGD([others, coefficients], lr=0.1)
+    others, coefficients = hullo.parameter_groups(network, network.parameters())
+    assert [id(p) for p in others["params"]] == [id(p) for p in network[0].parameters()]
+    assert coefficients["params"] == [network[1].raw]
+    assert "lr" not in coefficients  # the optimizer's own
+    torch.optim.SGD([others, coefficients], lr=0.1)
+
+
+def test_missing_coefficients_are_reported_and_not_added() -> None:
+    network = nn.Sequential(nn.Linear(4, 4), hullo.AffineHull("relu", "tanh", inner_scale="hull"))
+    with pytest.warns(UserWarning, match=r"lack 2 of 2 parameters of coefficients, .*give model\.parameters\(\)"):
+        (group,) = hullo.parameter_groups(network, network[0].parameters())
+    assert [id(p) for p in group["params"]] == [id(p) for p in network[0].parameters()]
+    network[1].requires_grad_(False)
+    hullo.parameter_groups(network, network[0].parameters())
+
+
+def test_parameters_of_a_part_have_the_coefficients_of_the_part() -> None:
+    def part() -> nn.Sequential:
+        return nn.Sequential(nn.Linear(4, 4), nn.Sequential(hullo.AffineHull("relu", "tanh")), nn.Linear(4, 4))
+
+    network = nn.ModuleDict({"generator": part(), "discriminator": part()})
+    for item in network.values():
+        groups = hullo.parameter_groups(network, item.parameters(), lr=0.1)
+        assert {id(p) for group in groups for p in group["params"]} == {id(p) for p in item.parameters()}
+    with pytest.warns(UserWarning, match="lack 1 of 2 parameters of coefficients"):
+        hullo.parameter_groups(network, network["generator"][0].parameters(), lr=0.1)
 
 
 def test_lr_scale_needs_lr() -> None:
@@ -147,7 +167,3 @@ def test_named_parameters_keep_their_names() -> None:
     found = {name: group["lr"] for group in optimizer.param_groups for name in group["param_names"]}
     assert sorted(found) == sorted(name for name, _ in model.named_parameters())
     assert [name for name, lr in found.items() if lr == 1.0] == [f"1.{model[1].raw_name}"]
-    few = hullo.parameter_groups(model, model[0].named_parameters(), lr=0.1)
-    assert sorted(n for g in torch.optim.SGD(few).param_groups for n in g["param_names"]) == sorted(
-        ["weight", "bias", f"1.{model[1].raw_name}"]
-    )

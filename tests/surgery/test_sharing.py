@@ -151,6 +151,49 @@ def test_a_file_has_every_name_of_a_shared_hull(tmp_path: Path) -> None:
     assert swapped[1] is swapped[3] is hulls["1"]
 
 
+def test_saved_hulls_are_shared_again(tmp_path: Path) -> None:
+    model, x = hullo.replace_activations(made(), share="block"), torch.randn(3, 4)
+    for n, parameter in enumerate(hullo.coefficient_parameters(model)):
+        parameter.data += 0.1 * (n + 1) * torch.tensor([1.0, 0.0, -1.0])
+    hullo.save_hulls(model, tmp_path / "hulls.json")
+    hulls = hullo.load_hulls(tmp_path / "hulls.json")
+    other = hullo.replace_activations(made(), hull=lambda site: hulls[site.name], example_inputs=x)
+    torch.testing.assert_close(other(x), model(x))
+    assert len(hullo.coefficient_parameters(other)) == 4
+    hooked, hulls = made(), hullo.load_hulls(tmp_path / "hulls.json")
+    hooked[0].act.register_forward_hook(lambda *_: None)
+    with pytest.raises(ValueError, match=r"0\.act has hooks"):
+        hullo.replace_activations(hooked, hull=lambda site: hulls[site.name])
+
+
+def test_in_place_sites_share_parameters_with_others(tmp_path: Path) -> None:
+    def make() -> nn.Sequential:
+        torch.manual_seed(0)
+        layers = [nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 4), nn.ReLU(), nn.ReLU(inplace=True)]
+        return nn.Sequential(*layers)
+
+    x = torch.randn(3, 4)
+    model = hullo.replace_activations(make(), share="model", example_inputs=x)
+    assert [type(model[n]).__name__ for n in (1, 3, 4)] == ["InPlaceAffineHull", "AffineHull", "InPlaceAffineHull"]
+    assert model[1] is model[4]
+    assert hullo.coefficient_parameters(model) == [model[1].raw] == [model[3].raw]
+    assert "evaluation mode: all hulls" in str(hullo.summary(model))
+    hullo.coefficient_parameters(model)[0].data += torch.tensor([0.5, 0.0, -0.5])
+    hullo.save_hulls(model, tmp_path / "hulls.json")
+    hulls = hullo.load_hulls(tmp_path / "hulls.json")
+    loaded = hullo.replace_activations(make(), hull=lambda site: hulls[site.name], example_inputs=x)
+    for other in (hullo.restore(make(), model.state_dict()), copy.deepcopy(model), loaded):
+        assert len(hullo.coefficient_parameters(other)) == 1
+        assert not isinstance(other[3], type(other[1]))
+        torch.testing.assert_close(other(x), model(x))
+
+
+def test_hull_that_is_returned_twice_is_rejected() -> None:
+    hull = hullo.AffineHull("identity", "relu", "gelu", strict=False)
+    with pytest.raises(ValueError, match=r"same hull again .*return a copy of it, or give share, a function"):
+        hullo.replace_activations(made(), hull=lambda site: hull)
+
+
 @pytest.mark.parametrize(
     ("act", "raw"),
     [

@@ -39,7 +39,8 @@ def replace_activations(
     Activation layers (``ReLU``, ``Activation("gelu")``) and the `activation` of other layers (``Dense``, ``Conv2D``)
     are replaced if they are in the catalogue, also inside wrappers (``TimeDistributed``). Not replaced are ``linear``,
     ``softmax``, functions that serve as gates or probabilities (``sigmoid``, ``hard_sigmoid``, ``softplus``), and the
-    functions inside recurrent layers, ``Bidirectional`` and layers of your own.
+    functions inside recurrent layers, ``Bidirectional`` and layers of your own. A hull has the `trainable` of the layer
+    whose function it replaces.
 
     Args:
         model: a Sequential or functional model that is built; not changed.
@@ -73,7 +74,7 @@ def replace_activations(
             raise ValueError(f"{layer.name} is {replaced.name}, not a combination of {spelled}; add it to bases")
         init = [number + 0.0 for number in start[0]]  # no negative zeros
         policy = layer.dtype_policy  # of a quantized layer, the hull gets the policy before quantization
-        given = {"dtype": policy.get_config().get("source_name", policy)} | options
+        given = {"dtype": policy.get_config().get("source_name", policy), "trainable": layer.trainable} | options
         made.append(hull([item.name for item in chosen], init=init, strict=False, **given))
         return made[-1]
 

@@ -61,7 +61,7 @@ class Recipe:
         hulls: dict[str, Hull] = {}
         shared: dict[Hashable, Hull] = {}
         for site in sites:
-            key = self._key(site, channels.get(site.name))
+            key = self._key(site, channels.get(site.name), is_frozen(modules, site.name, site.module))
             if key is not None and key in shared:
                 hulls[site.name] = shared[key]
                 continue
@@ -74,7 +74,7 @@ class Recipe:
                 shared[key] = hulls[site.name]
         return hulls
 
-    def _key(self, site: Site, channels: Channels | None) -> Hashable:
+    def _key(self, site: Site, channels: Channels | None, frozen: bool) -> Hashable:
         """Return a key that is equal for sites that share a hull; None for a site with its own hull."""
         if self.share is None:
             return None
@@ -83,12 +83,8 @@ class Recipe:
         common = self.share(site) if callable(self.share) else _block(site.name) if self.share == "block" else ""
         if common is None:
             return None
-        if site.module is not None and (site.module._backward_hooks or any(True for _ in hooks_of(site.module))):
-            raise ValueError(
-                f"{site.name} has hooks, and a shared hull would call them at all its sites; exclude it with where"
-            )
-        in_place = site.reading is not None and site.reading.in_place
-        return common, site.known, in_place, channels
+        _check_hooks(site)
+        return common, site.known, channels, frozen
 
     def _make(self, hull: type[Hull] | None, site: Site, channels: Channels | None, like: Tensor) -> Hull:
         groups, channel_dim = channels or (self.groups, 1 if self.channel_dim is None else self.channel_dim)
@@ -161,9 +157,22 @@ def _call_factory(factory: Any, site: Site, others: Iterable[Hull]) -> Hull:
     hull = factory(site)
     if not isinstance(hull, Hull):
         raise TypeError(f"hull returned {hull!r} for {site.name}; it must return a hull such as AffineHull(...)")
-    if any(hull is other or hull.raw is other.raw for other in others):
-        raise ValueError(f"hull returned the same hull again for {site.name}; return a new one, or give share='model'")
+    if getattr(hull, "is_shared", False):  # by `load_hulls`
+        _check_hooks(site)
+    elif any(hull is other or hull.raw is other.raw for other in others):
+        raise ValueError(
+            f"hull returned the same hull again for {site.name}; return a copy of it, or give share, a function that "
+            "returns the same value for all sites that share a hull"
+        )
     return hull
+
+
+def _check_hooks(site: Site) -> None:
+    """Raise an error if a site that shares a hull has hooks."""
+    if site.module is not None and (site.module._backward_hooks or any(True for _ in hooks_of(site.module))):
+        raise ValueError(
+            f"{site.name} has hooks, and a shared hull would call them at all its sites; exclude it with where"
+        )
 
 
 def nearby_tensor(modules: Mapping[str, nn.Module], name: str) -> Tensor:
@@ -174,3 +183,12 @@ def nearby_tensor(modules: Mapping[str, nn.Module], name: str) -> Tensor:
             if tensor.is_floating_point():
                 return tensor
     return torch.empty(())
+
+
+def is_frozen(modules: Mapping[str, nn.Module], name: str, replaced: nn.Module | None = None) -> bool:
+    """Return whether all parameters of the replaced module are frozen, or of the nearest module around it with any."""
+    parameters = [] if replaced is None else list(replaced.parameters())
+    while name and not parameters:
+        name = name.rpartition(".")[0]
+        parameters = list(modules[name].parameters()) if name in modules else []
+    return bool(parameters) and not any(parameter.requires_grad for parameter in parameters)

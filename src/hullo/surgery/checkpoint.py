@@ -17,7 +17,7 @@ from hullo.modules import HULLS, Hull
 from hullo.parametrizations import evaluate
 from hullo.sharding import gather
 from hullo.state_names import read_raw_name
-from hullo.surgery.build import nearby_tensor
+from hullo.surgery.build import is_frozen, nearby_tensor
 from hullo.surgery.find import find_sites
 from hullo.surgery.recognize import MAX_PARAMETERS
 from hullo.surgery.sites import named_hulls, put
@@ -88,6 +88,8 @@ def restore(model: nn.Module, state_dict: Mapping[str, Any]) -> nn.Module:
         for target in (target for target in hulls if target not in by_name):
             parent, _, child = target.rpartition(".")
             put(model.get_submodule(parent), child, hulls[target])
+            if is_frozen(modules, target, modules[target]):
+                hulls[target].requires_grad_(False)
         for name, tensors in saved.items():
             model.get_submodule(names[name]).load_state_dict(tensors)
     except BaseException:
@@ -190,17 +192,18 @@ def save_hulls(model: nn.Module, path: str | os.PathLike[str]) -> None:
         {'': AffineHull(identity=0, relu=1)}
     """
     named_hulls("save_hulls", model, required=True)
-    names: dict[Hull, list[str]] = {}
+    names: dict[tuple[Any, ...], list[tuple[str, Hull]]] = {}  # by the parameters, which in-place twins share
     gated: set[str] = set()
     for name, module in model.named_modules(remove_duplicate=False):  # a hull at several places has several names
         if isinstance(module, GatedHull):
             gated.add(f"{name}.hull".removeprefix("."))
-            names.setdefault(module.hull, []).append(name)
-        elif isinstance(module, Hull) and name not in gated:
-            names.setdefault(module, []).append(name)
+        hull = module.hull if isinstance(module, GatedHull) else module
+        if isinstance(hull, Hull) and name not in gated:
+            identity = [id(item) for item in hull.parameters()] or [id(hull)]
+            names.setdefault((hull.raw_name, *identity), []).append((name, hull))
     hulls: dict[str, Any] = {}
-    for hull, (first, *others) in names.items():
-        hulls |= {first: _to_json(hull)} | {key: {"same_as": first} for key in others}
+    for (first, hull), *others in names.values():
+        hulls |= {first: _to_json(hull)} | {key: {"same_as": first} for key, _ in others}
     file = Path(path)
     partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
     try:
@@ -213,8 +216,8 @@ def save_hulls(model: nn.Module, path: str | os.PathLike[str]) -> None:
 def load_hulls(path: str | os.PathLike[str], *, trainable: bool = True) -> dict[str, Hull]:
     """Return the hulls of a file written by :func:`save_hulls`, by their names in the saved model.
 
-    ``replace_activations(model, hull=lambda site: hulls[site.name])`` puts them into a model of the same architecture.
-    For another one, use copies of them.
+    ``replace_activations(model, hull=lambda site: hulls[site.name])`` puts them into a model of the same architecture;
+    hulls that were shared are shared again. For another architecture, use copies of them.
 
     Args:
         path: the file.
@@ -230,8 +233,11 @@ def load_hulls(path: str | os.PathLike[str], *, trainable: bool = True) -> dict[
             raise ValueError(f"its format is {content['format']!r}, not {_FORMAT!r}")
         hulls: dict[str, Hull] = {}
         for name, entry in content["hulls"].items():
-            shared = hulls[entry["same_as"]] if "same_as" in entry else None
-            hulls[name] = shared or _from_json(entry).requires_grad_(trainable)
+            if "same_as" in entry:
+                hulls[name] = hulls[entry["same_as"]]
+                vars(hulls[name])["is_shared"] = True  # it may be put at several sites
+            else:
+                hulls[name] = _from_json(entry).requires_grad_(trainable)
         return hulls
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else error

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
+from hullo.state_names import SUFFIXES
 from hullo.surgery.sites import named_hulls
 
 Group = dict[str, Any]
@@ -29,8 +31,9 @@ def parameter_groups(
         model: any module with hulls.
         groups: existing parameters or parameter groups, such as those of ``timm.optim``. Coefficients are moved from
             each group to a new one with the same options, but without weight decay and with their own learning rate.
-            By default there are two groups besides the coefficients: weights, and one-dimensional parameters (biases,
-            weights of normalizations), which get no weight decay either.
+            Coefficients that are not among them are not added; a warning says so if other parameters of the module
+            around them are given. By default there are two groups besides the coefficients: weights, and
+            one-dimensional parameters (biases, weights of normalizations), which get no weight decay either.
         lr: learning rate of the other parameters; with `groups`, of the groups without their own.
         weight_decay: weight decay of the weights; ignored for `groups`, which have their own.
         coefficient_lr_scale: ratio of the learning rate of the coefficients to that of the other parameters.
@@ -57,14 +60,11 @@ def parameter_groups(
             {"params": [p for p in others if p.dim() > 1 or not weight_decay], "lr": lr, "weight_decay": weight_decay},
             {"params": [p for p in others if p.dim() <= 1 and weight_decay], "lr": lr, "weight_decay": 0.0},
         ]
+        moved: list[Group] = [{"params": coefficients, "lr": lr}]
     else:
         given = [({} if lr is None else {"lr": lr}) | group for group in _as_groups(groups)]
-    listed = {id(_parameter(item)) for group in given for item in group["params"]}
-    rest: list[Any] = [p for p in coefficients if id(p) not in listed]
-    if any(isinstance(item, tuple) for group in given for item in group["params"]):  # all groups must have names then
-        rest = [(name, p) for name, p in model.named_parameters() if id(p) in own - listed]
-    moved: list[Group] = [_only(group, lambda p: id(p) in own) for group in given]
-    moved.append({"params": rest} | ({} if lr is None else {"lr": lr}))
+        moved = [_only(group, lambda p: id(p) in own) for group in given]
+        _warn_of_missing(model, own, {id(_parameter(item)) for group in given for item in group["params"]})
     made = [_only(group, lambda p: id(p) not in own) for group in given]
     for group in (group for group in moved if group["params"]):
         if "lr" in group:
@@ -73,6 +73,25 @@ def parameter_groups(
             raise TypeError(f"coefficient_lr_scale={coefficient_lr_scale}: give lr too, or groups that have one")
         made.append(group | {"weight_decay": 0.0})
     return [group for group in made if group["params"]]
+
+
+def _warn_of_missing(model: nn.Module, coefficients: set[int], given: set[int]) -> None:
+    """Warn about coefficients that are not given, although other parameters of the module around them are."""
+    missing: set[int] = set()
+    for name, hull in named_hulls("", model).items():
+        others: set[int] = set()
+        while name and not others:
+            name = name.rpartition(".")[0]
+            others = {id(parameter) for parameter in model.get_submodule(name).parameters()} - coefficients
+        if not others.isdisjoint(given):
+            missing |= {id(p) for p in coefficient_parameters(hull) if p.requires_grad} - given
+    if missing:
+        warnings.warn(
+            f"the given parameters lack {len(missing)} of {len(coefficients)} parameters of coefficients, which an "
+            "optimizer of them does not train; give model.parameters(), listed after replace_activations, or add "
+            "hullo.coefficient_parameters(part) to the parameters of a part",
+            stacklevel=3,
+        )
 
 
 def _parameter(item: Any) -> nn.Parameter:
@@ -111,7 +130,8 @@ def coefficient_parameters(model: nn.Module) -> list[nn.Parameter]:
             if is_parametrized(hull, name):  # by torch.nn.utils.parametrize
                 found |= dict.fromkeys(cast(nn.ModuleDict, hull.parametrizations)[name].parameters())
             else:
-                found[getattr(hull, name)] = None
+                own = [hull._parameters[name + suffix] for suffix in SUFFIXES if name + suffix in hull._parameters]
+                found |= dict.fromkeys(cast(list[nn.Parameter], own or [getattr(hull, name)]))
     return list(found)
 
 

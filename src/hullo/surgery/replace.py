@@ -52,6 +52,9 @@ def replace_activations(
     so do calls on branches that exclude each other, as in ``if self.training: ... else: ...``. Activations that cannot
     be replaced safely are not changed; :func:`hullo.summary` lists them with the reasons.
 
+    A hull starts frozen (``requires_grad=False``) if all parameters of the activation are frozen, or, of an activation
+    without parameters, all those of the nearest module around it that has any.
+
     With `example_inputs`, the outputs before and after are compared, in training and in evaluation mode, with the same
     random numbers. If they differ by more than rounding, an error says by how much. After an error, the model is
     unchanged.
@@ -75,7 +78,7 @@ def replace_activations(
         parametrization: how raw parameters become coefficients, as in :class:`hullo.AffineHull`.
         share: which sites share a hull: ``"model"`` all of them, ``"block"`` those in the same numbered module, such as
             ``layers.0``, or those for which a function of a :class:`hullo.surgery.Site` returns the same value; None
-            for no sharing. Sites with different functions never share a hull.
+            for no sharing. Sites with different functions never share a hull, nor do frozen and other sites.
         inner_scale: learn a scale of the input, as in :class:`hullo.AffineHull`.
         example_inputs: arguments of the model, as a tensor, a tuple or a dict, to compare outputs and to count
             channels. The runs change neither the model nor random number generators. If hulls do not start as the
@@ -144,8 +147,9 @@ def _swap_and_compare(
         _check(model, comparison, before)
     else:
         comparison.run_changed(model)
-    reached = {hulls[site.name] for site in chosen if site.name in comparison.shapes}
-    for shared in set(hulls.values()):
+    made = {site.name: model.get_submodule(site.name) for site in chosen}
+    reached = {made[name] for name in made if name in comparison.shapes}
+    for shared in set(made.values()):
         vars(shared)["compared"] = comparison.modes if shared in reached else NOT_REACHED
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import random
+import sys
 import threading
 import types
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -20,7 +22,7 @@ from hullo.surgery.rewrite.write import rewritten
 
 Inputs = Tensor | tuple[Any, ...] | Mapping[str, Any]
 
-_CONTAINERS = (dict, OrderedDict, defaultdict, list, set)
+_CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, deque, set)
 _OPAQUE = (nn.Module, type, types.ModuleType, types.FunctionType, types.MethodType, torch.device, torch.dtype)
 _PROBE = "_hullo_probe"
 _UNCOPIED = (type(threading.Lock()), type(threading.RLock()), types.ModuleType)
@@ -44,7 +46,10 @@ class Structure:
 
 
 class State:
-    """Snapshot of the state that running a model may change: tensors, gradients, attributes, children, generators."""
+    """Snapshot of the state that running a model may change: tensors, gradients, attributes, children, generators.
+
+    NumPy's arrays and generators are part of it.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         contents = _contents(model)
@@ -53,15 +58,15 @@ class State:
         self._containers = [(item, copy.copy(item)) for item in contents if type(item) in _CONTAINERS]
         self._tensors = [(item, item.detach().clone()) for item in tensors if not item.is_meta]
         self._gradients = [(item, item.grad, None if item.grad is None else item.grad.clone()) for item in leaves]
-        self._generators = [(item, item.get_state()) for item in contents if isinstance(item, torch.Generator)]
+        self._undo = [undo for item in contents if (undo := _undo(item)) is not None]
 
     def restore(self) -> None:
         """Undo all changes since the snapshot."""
         for container, content in self._containers:
-            if isinstance(container, list):
-                container[:] = content
+            container.clear()
+            if isinstance(container, (list, deque)):
+                container.extend(content)
             else:
-                container.clear()
                 container.update(content)
         with torch.no_grad():
             for tensor, values in self._tensors:
@@ -73,8 +78,36 @@ class State:
                 tensor.grad = gradient
                 if gradient is not None and gradient_values is not None:
                     gradient.copy_(gradient_values)
-        for generator, state in self._generators:
-            generator.set_state(state)
+        for undo in self._undo:
+            undo()
+
+
+def _undo(item: Any) -> Callable[[], object] | None:
+    """Return a function that restores the present state of a random generator or a NumPy array; None for others."""
+    if isinstance(item, torch.Generator):
+        return functools.partial(item.set_state, item.get_state())
+    if isinstance(item, random.Random):
+        return functools.partial(item.setstate, item.getstate())
+    if (numpy := sys.modules.get("numpy")) is None:
+        return None
+    if isinstance(item, numpy.random.RandomState):
+        return functools.partial(item.set_state, item.get_state(legacy=False))
+    if isinstance(item, numpy.random.Generator):
+        return functools.partial(setattr, item.bit_generator, "state", copy.deepcopy(item.bit_generator.state))
+    return functools.partial(numpy.copyto, item, item.copy()) if isinstance(item, numpy.ndarray) else None
+
+
+def _is_stateful(value: Any) -> bool:
+    """Return whether a value is a tensor, a random generator or a NumPy array, which can be restored."""
+    if isinstance(value, (Tensor, torch.Generator)):
+        return True
+    if isinstance(value, random.Random):
+        return not isinstance(value, random.SystemRandom)  # it has no state
+    if (numpy := sys.modules.get("numpy")) is None:
+        return False
+    if isinstance(value, numpy.ndarray):
+        return bool(value.flags.writeable)
+    return isinstance(value, (numpy.random.Generator, numpy.random.RandomState))
 
 
 def _contents(model: nn.Module) -> list[Any]:
@@ -85,10 +118,10 @@ def _contents(model: nn.Module) -> list[Any]:
 
 
 def _collect(value: Any, contents: dict[int, Any]) -> None:
-    """Collect containers, tensors and random generators, also from the attributes of plain objects."""
+    """Collect containers, tensors, random generators and arrays, also from the attributes of plain objects."""
     if id(value) in contents or isinstance(value, _OPAQUE):
         return
-    if isinstance(value, (Tensor, torch.Generator)):
+    if _is_stateful(value):
         contents[id(value)] = value
     elif type(value) in _CONTAINERS or isinstance(value, tuple):
         contents[id(value)] = value

@@ -96,7 +96,8 @@ def _coefficients(hull: Hull) -> str:
         return "no values"
     bounds = ((f"{min(column):.3g}", f"{max(column):.3g}") for column in zip(*rows, strict=True))
     shown = (low if low == high else f"{low}..{high}" for low, high in bounds)
-    return " ".join(shown) + (f" ({hull.groups} groups)" if hull.groups > 1 else "")
+    remarks = [f"{hull.groups} groups"] * (hull.groups > 1) + ["frozen"] * (not hull.raw.requires_grad)
+    return " ".join(shown) + (f" ({', '.join(remarks)})" if remarks else "")
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

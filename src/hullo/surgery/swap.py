@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from hullo._compat import is_eager, is_left_aligned, storage_uses, tracing_state
 from hullo.modules import AffineHull, ConicHull, ConvexHull, Hull, LinearHull
+from hullo.surgery.build import is_frozen
 from hullo.surgery.edits import changed_classes
 from hullo.surgery.sites import Site
 
@@ -21,7 +22,8 @@ _HOOKS = [name for name in vars(nn.Identity()) if name.startswith(("_forward_", 
 def swap(model: nn.Module, sites: Sequence[Site], hulls: Mapping[str, Hull]) -> None:
     """Put hulls into a model. An error may leave it half changed: the caller restores it with `Structure`.
 
-    A module that is called several times becomes several children; those without a hull are the module itself.
+    A module that is called several times becomes several children; those without a hull are the module itself. Hulls
+    in frozen modules are frozen.
 
     Args:
         model: the model.
@@ -35,6 +37,9 @@ def swap(model: nn.Module, sites: Sequence[Site], hulls: Mapping[str, Hull]) -> 
     for site in affected:
         if site.name not in hulls and site.module is None:
             raise ValueError(f"{site.name} is one of several calls of one function; choose all of them, or none")
+    hulls = _separate_in_place(affected, hulls)
+    modules = dict(model.named_modules())
+    frozen = {site.name for site in affected if is_frozen(modules, site.name, site.module)}
     for owner, cls in changed_classes(affected, sites):
         owner.__class__ = cls
     hooked: set[int] = set()
@@ -44,13 +49,33 @@ def swap(model: nn.Module, sites: Sequence[Site], hulls: Mapping[str, Hull]) -> 
         if hull is not None:
             _prepare(hull, site, first=id(site.module) not in hooked)
             hooked.add(id(site.module))
+            if site.name in frozen:
+                hull.requires_grad_(False)
         site.slot.put(hull or site.module)  # type: ignore[arg-type]  # one of them is not None: see above
     slow_encoders(model)
 
 
+def _separate_in_place(sites: Sequence[Site], hulls: Mapping[str, Hull]) -> dict[str, Hull]:
+    """Return the hulls, and twins with the same parameters where a hull is shared with sites that are not in place."""
+    chosen = [site for site in sites if site.name in hulls]
+    ordinary = {hulls[site.name] for site in chosen if not _is_in_place(site)}
+    separate, twins = dict(hulls), dict[Hull, Hull]()
+    for site in chosen:
+        hull = hulls[site.name]
+        if _is_in_place(site) and hull in ordinary:
+            if hull not in twins:
+                twins[hull] = copy.deepcopy(hull, {id(item): item for item in hull.parameters()})
+            separate[site.name] = twins[hull]
+    return separate
+
+
+def _is_in_place(site: Site) -> bool:
+    return site.reading is not None and site.reading.in_place
+
+
 def _prepare(hull: Hull, site: Site, first: bool) -> None:
     """Give a hull the mode, the hooks and the in-place behavior of the activation at its site."""
-    if site.reading is not None and site.reading.in_place:
+    if _is_in_place(site):
         make_in_place(hull)
     places = list(dict.fromkeys(call.place for call in site.calls)) if site.place else []
     called = f" in {' and '.join(places)}" if places else ""
