@@ -340,6 +340,12 @@ def test_activation_is_frozen_by_its_own_parameters_first() -> None:
     assert [model[1].raw.requires_grad, model[2][0].raw.requires_grad] == [True, True]
 
 
+def test_hulls_of_a_model_that_is_frozen_as_a_whole_are_trained() -> None:
+    model = hullo.replace_activations(Frozen().requires_grad_(False), example_inputs=torch.randn(3, 4))
+    trained = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+    assert trained == {id(parameter) for parameter in hullo.coefficient_parameters(model)}
+
+
 def test_hull_in_a_model_without_parameters_is_trained() -> None:
     model = nn.Sequential(nn.ReLU(), nn.Tanh())
     hulls = [hullo.AffineHull("relu", "tanh").requires_grad_(False), hullo.AffineHull("relu", "tanh")]

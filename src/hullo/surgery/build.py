@@ -186,7 +186,12 @@ def nearby_tensor(modules: Mapping[str, nn.Module], name: str) -> Tensor:
 
 
 def is_frozen(modules: Mapping[str, nn.Module], name: str, replaced: nn.Module | None = None) -> bool:
-    """Return whether all parameters of the replaced module are frozen, or of the nearest module around it with any."""
+    """Return whether all parameters of the replaced module are frozen, or of the nearest module around it with any.
+
+    In a model that is frozen as a whole nothing is: its hulls are what is left to train.
+    """
+    if not any(parameter.requires_grad for parameter in modules[""].parameters()):
+        return False
     parameters = [] if replaced is None else list(replaced.parameters())
     while name and not parameters:
         name = name.rpartition(".")[0]

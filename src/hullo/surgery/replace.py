@@ -53,7 +53,8 @@ def replace_activations(
     be replaced safely are not changed; :func:`hullo.summary` lists them with the reasons.
 
     A hull starts frozen (``requires_grad=False``) if all parameters of the activation are frozen, or, of an activation
-    without parameters, all those of the nearest module around it that has any.
+    without parameters, all those of the nearest module around it that has any. In a model that is frozen as a whole,
+    hulls are trained.
 
     With `example_inputs`, the outputs before and after are compared, in training and in evaluation mode, with the same
     random numbers. If they differ by more than rounding, an error says by how much. After an error, the model is
