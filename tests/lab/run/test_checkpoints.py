@@ -44,6 +44,18 @@ def test_population_without_checkpoint_starts_at_epoch_0(tmp_path: Path) -> None
     assert (training.epoch, training.step) == (0, 0)
 
 
+@pytest.mark.parametrize("place", [0.3, 0.6, 0.99])
+def test_checkpoint_with_other_bytes_is_rejected_and_kept(place: float, tmp_path: Path) -> None:
+    Checkpoints(tmp_path).save(after(1))
+    (path,) = tmp_path.iterdir()
+    damaged = bytearray(path.read_bytes())
+    damaged[int(place * len(damaged))] ^= 1
+    path.write_bytes(damaged)
+    with pytest.raises(ValueError, match=f"{path.name} is damaged: its tensors are not those that were saved; "):
+        Checkpoints(tmp_path).restore(after(0))
+    assert path.read_bytes() == damaged
+
+
 def test_checkpoint_of_other_data_is_rejected_and_kept(tmp_path: Path) -> None:
     Checkpoints(tmp_path).save(training := after(1))
     (path,) = tmp_path.iterdir()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
 from safetensors.torch import save
+from torch import Tensor
 
 from hullo.lab.files import atomic_write, locked
 from hullo.lab.run.loaders import Loader
@@ -36,6 +39,7 @@ class Checkpoints:
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in training.state_dict().items()}
         specs = json.dumps([str(spec) for spec in training.specs])
         metadata = {"version": VERSION, "specs": specs, "data": _describe(training.loader)}
+        metadata["checksum"] = _checksum(tensors)
         path = self._path(training.specs)
         # only one process trains a population, so it may overwrite the temporary file of a killed one
         with atomic_write(path, path.with_name(f".{path.name}.part")) as file:
@@ -70,6 +74,8 @@ class Checkpoints:
             return
         read_members(path)
         before, state = read_checkpoint(path)
+        if before.get("checksum", "") not in ("", _checksum(state)):
+            raise ValueError(f"{path} is damaged: its tensors are not those that were saved; {REMEDY}")
         if before.get("data") != (now := _describe(training.loader)):
             raise ValueError(
                 f"{path} was saved with {before.get('data')}, but the data set has {now}; restore the data, or {REMEDY}"
@@ -91,6 +97,15 @@ class Checkpoints:
 
     def _path(self, specs: tuple[Spec, ...]) -> Path:
         return self.folder / f"{identify(specs)}.safetensors"
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> str:
+    """Return a number that changes with the names and bytes of tensors."""
+    value = 0
+    for name, tensor in sorted(tensors.items()):
+        content = tensor.reshape(-1).view(torch.uint8).numpy()
+        value = zlib.crc32(content.data, zlib.crc32(name.encode(), value))
+    return str(value)
 
 
 def _describe(loader: Loader) -> str:
