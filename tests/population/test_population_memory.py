@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -342,15 +343,45 @@ def test_copies_and_activations_in_place_are_those_of_a_network(compute: Callabl
     assert_agrees([Net(compute, build) for _ in range(2)], numbers(2, 3, 4))
 
 
-@pytest.mark.parametrize("transpose", [True, False])
-def test_strides_are_those_of_each_network(transpose: bool) -> None:
-    def compute(net: Any, x: Tensor) -> Tensor:
-        y = net.a(x)
-        return (y.t() if transpose else y).as_strided((4, 3), (3, 1))
-
-    assert_agrees([Net(compute) for _ in range(2)], numbers(2, 3, 4))
+def of_a_transpose(y: Tensor) -> Tensor:
+    return y.t().as_strided((4, 3), (3, 1))
 
 
-def test_strides_beyond_the_input_are_refused() -> None:
+def windows_of_a_row(y: Tensor) -> Tensor:
+    return y[0].as_strided((3, 2), (1, 1))
+
+
+def behind_an_offset(y: Tensor) -> Tensor:
+    return y.as_strided((2, 4), (4, 1), 4)
+
+
+@pytest.mark.parametrize("stride", [of_a_transpose, windows_of_a_row, behind_an_offset])
+def test_strides_are_those_of_each_network(stride: Callable[[Tensor], Tensor]) -> None:
+    assert_agrees([Net(lambda net, x: stride(net.a(x))) for _ in range(3)], numbers(3, 3, 4))
+
+
+@pytest.mark.parametrize(
+    "read", [lambda y: y[1:].as_strided((3, 4), (4, 1), 0), lambda y: y[:, :2].as_strided((2,), (4,))]
+)
+def test_strides_beyond_the_input_are_refused(read: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises(LoweringError, match=r"as_strided.* reads memory outside of its input"):
-        Population([Net(lambda net, x: net.a(x)[1:].as_strided((3, 4), (4, 1), 0))])(numbers(1, 3, 4))
+        Population([Net(lambda net, x: read(net.a(x)))])(numbers(1, 3, 4))
+
+
+def test_what_functions_hold_beside_the_network_is_not_copied() -> None:
+    lock, data = threading.Lock(), [[float(i)] for i in range(10_000)]
+
+    def build(net: Any) -> None:
+        context = {"net": net, "lock": lock}
+
+        def compute(x: Tensor, layer: Any = net.b, lock: Any = lock) -> Tensor:
+            with context["lock"]:
+                return layer(context["net"].a(x)) * len(data)
+
+        net.f = compute
+
+    networks = [Net(lambda net, x: net.f(x), build) for _ in range(2)]
+    assert_agrees(networks, numbers(2, 3, 4))
+    member: Any = Population(networks)[1]
+    assert member.f.__defaults__[1] is lock
+    assert member.f.__defaults__[0] is member.b

@@ -235,3 +235,73 @@ def test_sparse_tensors_are_refused_by_name() -> None:
     network.register_buffer("adjacency", torch.eye(3).to_sparse())
     with pytest.raises(ValueError, match="adjacency of member 0 is sparse; register a dense tensor"):
         Population([network])
+
+
+def by_names(net: Any, x: Tensor) -> Tensor:
+    for name, buffer in list(net.named_buffers()):
+        setattr(net, name, 0.9 * buffer + 1)
+    return net.lin(x) + net.h + net.state_dict()["h"]
+
+
+def by_other_names(net: Any, x: Tensor) -> Tensor:
+    net.h = net.h + 1
+    net.register_buffer("calls", net._buffers["calls"] + 2)
+    return net.lin(x) + sum(buffer.sum() for buffer in net.buffers()) + net.get_buffer("h")
+
+
+def in_a_hook(net: Any, x: Tensor) -> Tensor:
+    return net.lin(x) - net.h
+
+
+@pytest.mark.parametrize("compute", [by_names, by_other_names, in_a_hook])
+def test_assigned_buffers_are_found_by_every_name(compute: Callable[..., Tensor]) -> None:
+    networks = [Memory(compute) for _ in range(2)]
+    if compute is in_a_hook:
+        for network in networks:
+            network.register_forward_pre_hook(lambda net, inputs: setattr(net, "h", net.h + inputs[0].mean(0)))
+    population, x = Population(copy.deepcopy(networks)), torch.randn(2, 5, 3, dtype=torch.float64)
+    for _ in range(3):
+        torch.testing.assert_close(population(x), torch.stack([net(x[k]) for k, net in enumerate(networks)]))
+        for k, network in enumerate(networks):
+            torch.testing.assert_close(population[k].state_dict(), network.state_dict())
+
+
+features: list[Tensor] = []
+
+
+def test_a_global_variable_with_the_name_of_an_attribute_is_not_looked_at() -> None:
+    network: Any = Memory(lambda net, x: net.features(x))
+    network.features = network.lin
+    hook = network.lin.register_forward_hook(lambda module, inputs, output: features.append(output))
+    with pytest.raises(LoweringError, match="a value is kept outside"):
+        Population([network])(torch.randn(1, 5, 3, dtype=torch.float64))
+    hook.remove()
+    assert Population([network])(torch.randn(1, 5, 3, dtype=torch.float64)).shape == (1, 5, 3)
+    features.clear()
+
+
+def test_the_random_state_may_be_kept() -> None:
+    def compute(net: Any, x: Tensor) -> Tensor:
+        with torch.random.fork_rng(devices=[]):
+            return net.lin(x)
+
+    network, x = Memory(compute), torch.randn(1, 5, 3, dtype=torch.float64)
+    torch.testing.assert_close(Population([network])(x)[0], network(x[0]))
+
+
+class Settings:
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        self.dtype, self.scale = "float64", 2.0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Settings) and vars(self) == vars(other)
+
+
+def test_equal_objects_of_a_class_with_its_own_equality_are_equal() -> None:
+    networks: list[Any] = [Memory(lambda net, x: net.lin(x) * net.settings.scale) for _ in range(2)]
+    for network in networks:
+        network.settings = Settings()
+    x = torch.randn(2, 5, 3, dtype=torch.float64)
+    torch.testing.assert_close(Population(networks)(x)[1], networks[1](x[1]))

@@ -344,6 +344,10 @@ def test_hulls_of_a_model_that_is_frozen_as_a_whole_are_trained() -> None:
     model = hullo.replace_activations(Frozen().requires_grad_(False), example_inputs=torch.randn(3, 4))
     trained = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
     assert trained == {id(parameter) for parameter in hullo.coefficient_parameters(model)}
+    model = Frozen().requires_grad_(False)
+    for part in ("trained", "frozen"):  # one call after the other
+        hullo.replace_activations(model, where=lambda site, part=part: site.name.startswith(part))
+    assert all(parameter.requires_grad for parameter in hullo.coefficient_parameters(model))
 
 
 def test_hull_in_a_model_without_parameters_is_trained() -> None:

@@ -15,7 +15,7 @@ import threading
 import traceback
 import types
 import warnings
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stderr
 from typing import Any
@@ -25,6 +25,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.module import _global_buffer_registration_hooks
 
 from hullo.population.functions import functions_of, reached_from
 from hullo.population.images import AugmentedImages
@@ -129,26 +130,29 @@ def _assignable(network: nn.Module, names: Collection[str]) -> Iterator[None]:
     So whatever has read the buffer before keeps the value that it had.
     """
     places = [(network.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in names]
-    buffers: dict[nn.Module, dict[str, Any]] = {}
+    buffers: list[Tensor] = []
+    held: dict[int, Any] = {}  # what torch.export calls to copy the buffers of the root, and not those of its children
 
     def begin(module: nn.Module, inputs: Any) -> None:
-        buffers.update((owner, dict(owner._buffers)) for owner, _ in places)
+        held.update(_global_buffer_registration_hooks)
+        _global_buffer_registration_hooks.clear()
         for owner, leaf in places:
-            vars(owner)[leaf] = buffers[owner][leaf].clone()
-            del owner._buffers[leaf]
+            buffers.append(owner.get_buffer(leaf))
+            owner._buffers[leaf] = buffers[-1].clone()
 
     def end(module: nn.Module, inputs: Any, output: Any) -> None:
-        for owner, leaf in places:
-            new = vars(owner).pop(leaf)
-            buffers[owner][leaf].copy_(owner._buffers.get(leaf, new))  # forward may write to the dictionary of buffers
-        for owner, own in buffers.items():  # in their order, by which torch.export knows them
-            owner._buffers.clear()
-            owner._buffers.update(own)
+        for (owner, leaf), buffer in zip(places, buffers, strict=True):
+            buffer.copy_(owner.get_buffer(leaf))
+            owner._buffers[leaf] = buffer
 
-    hooks = [network.register_forward_pre_hook(begin), network.register_forward_hook(end)]
+    if not places:
+        yield
+        return
+    hooks = [network.register_forward_pre_hook(begin, prepend=True), network.register_forward_hook(end)]
     try:
         yield
     finally:
+        _global_buffer_registration_hooks.update(held)
         for hook in hooks:
             hook.remove()
 
@@ -173,9 +177,9 @@ def _holds_traced(item: Any, seen: set[int]) -> bool:
     if id(item) in seen or isinstance(item, (nn.Module, type, types.ModuleType)):
         return False
     seen.add(id(item))
-    if isinstance(item, Mapping):
+    if type(item) in (dict, OrderedDict, defaultdict):
         return any(_holds_traced(value, seen) for value in item.values())
-    if isinstance(item, (list, tuple, set, deque)):
+    if type(item) in (list, tuple, set, deque):
         return any(_holds_traced(value, seen) for value in item)
     held = getattr(item, "__dict__", {}).values()
     return any(_holds_traced(value, seen) for value in held if isinstance(value, (Tensor, list, dict, deque)))
@@ -305,8 +309,8 @@ def _traceable() -> Iterator[None]:
         replace(torch.autograd, "_engine_run_backward", differentiate)
         replace(Tensor, "register_hook", hook)
         replace(torch.inference_mode, "__enter__", enter)
-        for owner, name in ((torch, "manual_seed"), (torch, "set_rng_state"), (torch, "seed")):
-            replace(owner, name, seed)
+        for name in ("manual_seed", "seed"):
+            replace(torch, name, seed)
             replace(torch.random, name, seed)
         replace(
             nn.modules.transformer, "_detect_is_causal_mask", lambda mask, is_causal=None, size=None: bool(is_causal)

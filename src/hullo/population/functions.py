@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import copy
+import dis
 import functools
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 from torch import nn
 
 from hullo.population.sites import BOOKKEEPING
 
+MOST_ITEMS = 1000
+"""Larger containers are data, and are not searched for functions and modules."""
+
 
 def functions_of(network: nn.Module) -> list[Any]:
     """Return the functions and methods in attributes and forward hooks of all modules, and those that they refer to."""
     found: dict[int, Any] = {}
+    seen: set[int] = set()
     for module in network.modules():
-        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-        for item in (*vars(module).values(), *hooks):
-            _collect(item, found, set())
+        attributes = (item for name, item in vars(module).items() if name not in BOOKKEEPING)
+        for item in (*attributes, *module._forward_hooks.values(), *module._forward_pre_hooks.values()):
+            _collect(item, found, seen)
     return list(found.values())
 
 
 def _collect(item: Any, found: dict[int, Any], seen: set[int]) -> None:
-    if id(item) in found or id(item) in seen or isinstance(item, nn.Module):
+    if id(item) in seen or isinstance(item, nn.Module):
         return
     seen.add(id(item))
     if isinstance(item, (types.FunctionType, types.MethodType)):
@@ -38,7 +43,7 @@ def reached_from(function: Any) -> Iterator[Any]:
     yield from _parts(function)
     code = getattr(function, "__code__", None)
     if code is not None:
-        yield from (function.__globals__[name] for name in _names(code) if name in function.__globals__)
+        yield from (function.__globals__[name] for name in _global_names(code) if name in function.__globals__)
 
 
 def _parts(item: Any) -> Iterator[Any]:
@@ -54,16 +59,15 @@ def _parts(item: Any) -> Iterator[Any]:
         yield from (item.__func__, item.__self__)
     elif isinstance(item, functools.partial):
         yield from (item.func, *item.args, *item.keywords.values())
-    elif isinstance(item, Mapping):
-        yield from item.values()
-    elif isinstance(item, (list, tuple, set)):
-        yield from item
+    elif type(item) in (dict, list, tuple, set) and len(item) <= MOST_ITEMS:
+        yield from item.values() if isinstance(item, dict) else item
 
 
-def _names(code: types.CodeType) -> set[str]:
-    """Return the names that code and the code inside it may look up as global variables."""
+def _global_names(code: types.CodeType) -> set[str]:
+    """Return the names of the global variables that code and the code inside it read."""
+    own = {step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     inside = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return set(code.co_names).union(*map(_names, inside))
+    return own.union(*map(_global_names, inside))
 
 
 def copy_network(network: nn.Module, memo: dict[int, Any]) -> nn.Module:
@@ -71,22 +75,19 @@ def copy_network(network: nn.Module, memo: dict[int, Any]) -> nn.Module:
 
     :func:`copy.deepcopy` does not copy functions: a lambda that calls ``self.act`` would call that of the original.
     """
-    own = set(map(id, network.modules()))
     result: nn.Module = copy.deepcopy(network, memo)
-    new = {
+    functions, own = functions_of(network), set(map(id, network.modules()))
+    new: dict[int, Any] = {
         id(function): _empty_copy(function)
-        for function in functions_of(network)
+        for function in functions
         if isinstance(function, types.FunctionType) and _leads_to(function, own, set())
     }
     if not new:
         return result
-
-    def follow(item: Any) -> Any:
-        return _replace(copy.deepcopy(item, memo), new) if _leads_to(item, own, set()) else item
-
-    for function in functions_of(network):
+    copies = new | {id(module): memo[id(module)] for module in network.modules()}
+    for function in functions:
         if id(function) in new:
-            _fill(new[id(function)], function, follow)
+            _fill(new[id(function)], function, copies)
     for module in result.modules():
         holders: tuple[dict[Any, Any], ...] = vars(module), module._forward_hooks, module._forward_pre_hooks
         for holder in holders:
@@ -103,38 +104,40 @@ def _empty_copy(function: types.FunctionType) -> types.FunctionType:
     return copied
 
 
-def _fill(copied: types.FunctionType, function: types.FunctionType, follow: Callable[[Any], Any]) -> None:
-    """Give a copy of a function the closure and the defaults that follow from those of the function."""
+def _fill(copied: types.FunctionType, function: types.FunctionType, copies: Mapping[int, Any]) -> None:
+    """Give a copy of a function the closure and the defaults of the function, with the copies of what they contain."""
     for cell, new_cell in zip(function.__closure__ or (), copied.__closure__ or (), strict=True):
         try:
-            new_cell.cell_contents = follow(cell.cell_contents)
+            new_cell.cell_contents = _replace(cell.cell_contents, copies)
         except ValueError:  # not assigned yet
             continue
-    copied.__defaults__ = follow(function.__defaults__)
-    copied.__kwdefaults__ = follow(function.__kwdefaults__)
+    copied.__defaults__ = _replace(function.__defaults__, copies)
+    copied.__kwdefaults__ = _replace(function.__kwdefaults__, copies)
 
 
-def _replace(item: Any, new: Mapping[int, types.FunctionType]) -> Any:
-    """Return a function's copy; replace the functions in containers, and in partial functions, by theirs."""
-    if isinstance(item, types.FunctionType):
-        return new.get(id(item), item)
+def _replace(item: Any, copies: Mapping[int, Any]) -> Any:
+    """Return the copy of an object, or of a container or function that leads to such objects; others as they are."""
+    if id(item) in copies:
+        return copies[id(item)]
+    if not _leads_to(item, copies, set()):
+        return item
+    if isinstance(item, types.MethodType):
+        return types.MethodType(item.__func__, _replace(item.__self__, copies))
     if isinstance(item, functools.partial):
-        arguments = {name: _replace(value, new) for name, value in item.keywords.items()}
-        return functools.partial(_replace(item.func, new), *(_replace(value, new) for value in item.args), **arguments)
-    if isinstance(item, list):
-        item[:] = [_replace(value, new) for value in item]
-    elif isinstance(item, dict):
-        item.update({key: _replace(value, new) for key, value in item.items()})
-    elif type(item) is tuple:
-        return tuple(_replace(value, new) for value in item)
-    return item
+        keywords = {name: _replace(value, copies) for name, value in item.keywords.items()}
+        return functools.partial(
+            _replace(item.func, copies), *(_replace(value, copies) for value in item.args), **keywords
+        )
+    if type(item) in (list, tuple, set):
+        return type(item)(_replace(value, copies) for value in item)
+    return {key: _replace(value, copies) for key, value in item.items()} if type(item) is dict else item
 
 
-def _leads_to(item: Any, modules: set[int], seen: set[int]) -> bool:
-    """Return whether an object is one of some modules, or a function or a container that leads to one."""
-    if id(item) in modules:
+def _leads_to(item: Any, found: Container[int], seen: set[int]) -> bool:
+    """Return whether an object is one of those with some ids, or a function or a container that leads to one."""
+    if id(item) in found:
         return True
     if id(item) in seen:
         return False
     seen.add(id(item))
-    return any(_leads_to(part, modules, seen) for part in _parts(item))
+    return any(_leads_to(part, found, seen) for part in _parts(item))

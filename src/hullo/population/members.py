@@ -193,7 +193,7 @@ class _Comparison:
 
 def _are_equal(one: Any, other: Any) -> bool:
     """Return whether two objects are equal; arrays of NumPy are if all their entries are."""
-    if not hasattr(one, "dtype"):
+    if not (hasattr(one, "dtype") and hasattr(one, "shape")):
         return bool(one == other)
     return (one.shape, one.dtype) == (other.shape, other.dtype) and bool((one == other).all())
 

@@ -243,8 +243,11 @@ class Program:
             if node in self.graph.rates and not result.shape:  # numbers do not widen types
                 result = Value(result.tensor.to(node.meta["val"].dtype), result.dim)
             return result
-        if target in _BY_MEMORY:
-            args = (_in_traced_order(args[0], node), *args[1:])
+        if target is aten.as_strided.default:
+            self.lowering[node] = "own"
+            return _stride(members, node, *args, **kwargs)
+        if target is aten.as_strided_scatter.default:
+            args, kwargs = map_values(_contiguous, (tuple(args), kwargs))
         if self.lowering.get(node) != "loop" and target not in _WRONG_IN_VMAP:
             try:
                 result = call_vmapped(target, args, kwargs)
@@ -319,22 +322,27 @@ class Program:
         return "\n".join(lines)
 
 
-_BY_MEMORY = frozenset({aten.as_strided.default, aten.as_strided_scatter.default})
-"""Operators whose result depends on the order of their input in memory."""
-_WRONG_IN_VMAP = _BY_MEMORY | {aten.select_scatter.default}
+_WRONG_IN_VMAP = frozenset({aten.select_scatter.default, aten.as_strided_scatter.default})
 """Operators whose rules for :func:`torch.vmap` are wrong in PyTorch, up to 2.13."""
 
 
-def _in_traced_order(value: Value, node: fx.Node) -> Value:
-    """Return the first argument of a node with the order in memory that it has in the trace, for each member."""
-    traced = node.args[0].meta["val"]  # type: ignore[union-attr]
-    if traced.nbytes != traced.untyped_storage().nbytes():
-        raise LoweringError(f"{node.target} reads memory outside of its input{at_source(node)}; use indices instead")
+def _contiguous(value: Value) -> Value:
+    """Return a value whose members each have the usual order in memory."""
     first = value.first()
-    own = 0 if first.dim is None else 1
-    order = [*range(own), *(own + d for d in sorted(range(traced.dim()), key=lambda d: -traced.stride(d)))]
-    back = sorted(range(len(order)), key=order.__getitem__)
-    return Value(first.tensor.permute(order).contiguous().permute(back), first.dim)
+    return Value(first.tensor.contiguous(), first.dim)
+
+
+def _stride(members: int, node: fx.Node, x: Value, size: Any, stride: Any, storage_offset: int | None = None) -> Value:
+    """Compute `as_strided`: each member's input gets the order in memory that it has in the trace."""
+    traced = node.args[0].meta["val"]  # type: ignore[union-attr]
+    start = 0 if storage_offset is None else storage_offset - traced.storage_offset()
+    end = start + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    is_dense = sum((n - 1) * step for n, step in zip(traced.shape, traced.stride(), strict=True)) == traced.numel() - 1
+    if not is_dense or not 0 <= start <= end < traced.numel():
+        raise LoweringError(f"{node.target} reads memory outside of its input{at_source(node)}; use indices instead")
+    order = sorted(range(traced.dim()), key=lambda d: -traced.stride(d))
+    memory = x.at(0, members).permute(0, *(1 + d for d in order)).reshape(members, -1).contiguous()
+    return Value(memory.as_strided((members, *size), (traced.numel(), *stride), start), 0)
 
 
 def _writes(node: fx.Node) -> bool:

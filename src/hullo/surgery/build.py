@@ -190,10 +190,15 @@ def is_frozen(modules: Mapping[str, nn.Module], name: str, replaced: nn.Module |
 
     In a model that is frozen as a whole nothing is: its hulls are what is left to train.
     """
-    if not any(parameter.requires_grad for parameter in modules[""].parameters()):
+    if not any(parameter.requires_grad for parameter in _parameters_beside_hulls(modules[""])):
         return False
     parameters = [] if replaced is None else list(replaced.parameters())
     while name and not parameters:
         name = name.rpartition(".")[0]
-        parameters = list(modules[name].parameters()) if name in modules else []
+        parameters = _parameters_beside_hulls(modules[name]) if name in modules else []
     return bool(parameters) and not any(parameter.requires_grad for parameter in parameters)
+
+
+def _parameters_beside_hulls(module: nn.Module) -> list[nn.Parameter]:
+    parts = (part for part in module.modules() if not isinstance(part, Hull))
+    return [parameter for part in parts for parameter in part.parameters(recurse=False)]
