@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _global_buffer_registration_hooks, register_module_buffer_registration_hook
 
 from hullo.population import LoweringError, Population
 
@@ -111,6 +112,25 @@ def test_a_parent_may_assign_the_buffer_of_a_child() -> None:
         for k, network in enumerate(networks):
             network(x[k])
             torch.testing.assert_close(population[k].state_dict(), network.state_dict())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_hooks_on_buffers_are_those_of_before(fails: bool) -> None:
+    def compute(net: Any, x: Tensor) -> Tensor:
+        net.h = net.h + 1
+        if fails and type(x) is not Tensor:  # in the trace alone
+            raise ValueError
+        return net.lin(x)
+
+    called = []
+    hook = register_module_buffer_registration_hook(lambda module, name, buffer: called.append(name))
+    before = dict(_global_buffer_registration_hooks)
+    try:
+        Population([Memory(compute)])(torch.randn(1, 5, 3, dtype=torch.float64))
+    except LoweringError:
+        assert fails
+    assert dict(_global_buffer_registration_hooks) == before
+    hook.remove()
 
 
 @pytest.mark.parametrize(

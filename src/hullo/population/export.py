@@ -131,16 +131,18 @@ def _assignable(network: nn.Module, names: Collection[str]) -> Iterator[None]:
     """
     places = [(network.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in names]
     buffers: list[Tensor] = []
-    held: dict[int, Any] = {}  # what torch.export calls to copy the buffers of the root, and not those of its children
+    before = dict(_global_buffer_registration_hooks)
+    exporting: dict[int, Any] = {}  # and what torch.export adds, to copy the buffers of the root, not of its children
 
     def begin(module: nn.Module, inputs: Any) -> None:
-        held.update(_global_buffer_registration_hooks)
+        exporting.update(_global_buffer_registration_hooks)
         _global_buffer_registration_hooks.clear()
-        for owner, leaf in places:
-            buffers.append(owner.get_buffer(leaf))
-            owner._buffers[leaf] = buffers[-1].clone()
+        buffers[:] = [owner.get_buffer(leaf) for owner, leaf in places]
+        for (owner, leaf), buffer in zip(places, buffers, strict=True):
+            owner._buffers[leaf] = buffer.clone()
 
     def end(module: nn.Module, inputs: Any, output: Any) -> None:
+        _global_buffer_registration_hooks.update(exporting)  # which torch.export removes itself
         for (owner, leaf), buffer in zip(places, buffers, strict=True):
             buffer.copy_(owner.get_buffer(leaf))
             owner._buffers[leaf] = buffer
@@ -152,7 +154,8 @@ def _assignable(network: nn.Module, names: Collection[str]) -> Iterator[None]:
     try:
         yield
     finally:
-        _global_buffer_registration_hooks.update(held)
+        _global_buffer_registration_hooks.clear()
+        _global_buffer_registration_hooks.update(before)
         for hook in hooks:
             hook.remove()
 
