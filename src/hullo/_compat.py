@@ -36,6 +36,7 @@ _TensorGuards = getattr(torch._C._dynamo.guards, "TensorGuards", None)
 # Aliases instead of wrappers: torch.compile supports these functions, but not Python functions that call them.
 are_transforms_active = torch._C._are_functorch_transforms_active
 tracing_state = torch._C._get_tracing_state  # of torch.jit.trace, None without it
+buffer_hooks = torch.nn.modules.module._global_buffer_registration_hooks  # called whenever a buffer is assigned
 is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # also by a transform that has ended
 is_legacy_batched = torch._C._functorch.is_legacy_batchedtensor  # by is_grads_batched of torch.autograd.grad
 keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # of the backward pass under way
@@ -172,3 +173,10 @@ def real_tensors() -> Iterator[None]:
         torch.autocast("cpu", enabled=False),
     ):
         yield
+
+
+def is_fake(tensor: Tensor) -> bool:
+    """Return whether a tensor belongs to a trace, and has no values."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(tensor, FakeTensor)

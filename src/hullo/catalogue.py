@@ -241,7 +241,7 @@ add(
     bounds=(0.0, _ERF_SLOPE),
 )
 add_unit("erf")
-add(
+add(  # the clamp in the slope is 1, but NaN for NaN
     "hardswish",
     "x * clamp(x + 3, 0.0, 6.0) * 0.16666666666666666",
     "where(x < 3, step(x + 3) * (x * 0.3333333333333333 + 0.5), clamp(x, 1.0, 1.0))",

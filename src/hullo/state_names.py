@@ -12,7 +12,7 @@ import re
 from hullo.bases import Base, base, list_bases
 
 SUFFIXES = ("", "_orig", "_mask", "_g", "_v")
-"""What a parameter's name may end with in a state_dict: torch.nn.utils.prune and weight_norm append something."""
+"""Suffixes of parameter names in a state_dict: `torch.nn.utils.prune` adds _orig and _mask, `weight_norm` _g and _v."""
 
 _TO_IDENTIFIER = str.maketrans("(,.-", "__pm", ")+")
 _TO_NUMBER = str.maketrans("pm", ".-")

@@ -153,6 +153,15 @@ def test_recurrent_layers_have_masks_of_their_own() -> None:
     assert abs((y > 0).double().mean() - 1 / 4) < 4 * math.sqrt(3 / 16 / y.numel())
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_slopes_at_zero_are_those_of_negative_numbers(training: bool) -> None:
+    x = torch.zeros(1000, requires_grad=True)
+    population = Population([nn.RReLU(0.1, 0.2)]).train(training)
+    (slopes,) = torch.autograd.grad(population(x, in_dims=None).sum(), x)
+    assert slopes.min() >= 0.1
+    assert slopes.max() <= 0.2
+
+
 @pytest.mark.gpu
 def test_a_captured_step_on_a_gpu_draws_the_numbers_of_a_cpu() -> None:
     def draw(x: Tensor) -> Tensor:

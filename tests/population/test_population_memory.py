@@ -385,3 +385,17 @@ def test_what_functions_hold_beside_the_network_is_not_copied() -> None:
     member: Any = Population(networks)[1]
     assert member.f.__defaults__[1] is lock
     assert member.f.__defaults__[0] is member.b
+
+
+def test_activations_of_complex_parts_are_computed_in_their_precision() -> None:
+    class Parts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.act = nn.Linear(4, 4, dtype=torch.complex128), nn.LeakyReLU(0.1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            z = self.linear(x)
+            return torch.complex(self.act(z.real), self.act(z.imag))
+
+    network, x = Parts(), torch.randn(1, 50, 4, dtype=torch.complex128)
+    torch.testing.assert_close(Population([network])(x)[0], network(x[0]), rtol=1e-14, atol=1e-14)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import _global_buffer_registration_hooks, register_module_buffer_registration_hook
+from torch.nn.modules.module import register_module_buffer_registration_hook
 
+from hullo._compat import buffer_hooks
 from hullo.population import LoweringError, Population
 
 
@@ -124,13 +126,22 @@ def test_hooks_on_buffers_are_those_of_before(fails: bool) -> None:
 
     called = []
     hook = register_module_buffer_registration_hook(lambda module, name, buffer: called.append(name))
-    before = dict(_global_buffer_registration_hooks)
+    before = dict(buffer_hooks)
     try:
         Population([Memory(compute)])(torch.randn(1, 5, 3, dtype=torch.float64))
     except LoweringError:
         assert fails
-    assert dict(_global_buffer_registration_hooks) == before
+    assert dict(buffer_hooks) == before
     hook.remove()
+
+
+def test_threads_that_trace_at_once_leave_the_hooks_on_buffers() -> None:
+    before, x = dict(buffer_hooks), torch.randn(1, 5, 3, dtype=torch.float64)
+    networks = [Memory(centered) for _ in range(6)]
+    with ThreadPoolExecutor(6) as pool:
+        found = list(pool.map(lambda network: Population([copy.deepcopy(network)])(x)[0], networks))
+    torch.testing.assert_close(found, [network(x[0]) for network in networks])
+    assert dict(buffer_hooks) == before
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,9 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, fx, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.modules.module import _global_buffer_registration_hooks
 
+from hullo._compat import buffer_hooks, is_fake
 from hullo.population.functions import functions_of, reached_from
 from hullo.population.images import AugmentedImages
 from hullo.population.sites import BOOKKEEPING
@@ -100,10 +99,12 @@ def _trace(
                 changed[key] = getattr(*key)
 
     states = _random_states()
-    with ExitStack() as hooks:
-        hooks.enter_context(_assignable(network, assigned))
-        hooks.callback(network.register_forward_hook(record_changes).remove)
-        program = _call_export(network, args, kwargs)
+    with _LOCK, _assignable(network, assigned):
+        hook = network.register_forward_hook(record_changes)
+        try:
+            program = _call_export(network, args, kwargs)
+        finally:
+            hook.remove()
     if _random_states() != states:
         raise LoweringError(
             f"the forward of {type(network).__name__} draws random numbers of Python or NumPy, which would be the same "
@@ -114,8 +115,9 @@ def _trace(
 
 
 def _call_export(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.export.ExportedProgram:
+    """Call torch.export; raise a LoweringError for any exception."""
     try:
-        with _LOCK, _silenced(), _traceable():
+        with _silenced(), _traceable():
             return torch.export.export(network, args, kwargs, strict=False)
     except LoweringError as error:
         raise LoweringError(f"{error}{_line_of(error)}") from None
@@ -125,24 +127,24 @@ def _call_export(network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
 
 @contextmanager
 def _assignable(network: nn.Module, names: Collection[str]) -> Iterator[None]:
-    """Let forward assign tensors to buffers: it reads and replaces a copy, which is copied back at its end.
+    """Let forward assign tensors to buffers: it reads and assigns a copy, which is written back at the end of forward.
 
-    So whatever has read the buffer before keeps the value that it had.
+    So whatever read the buffer before the assignment keeps the old value. torch.export does this only for the buffers
+    of the root module, by a hook that is called at each assignment; that hook is removed while forward runs.
     """
     places = [(network.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in names]
     buffers: list[Tensor] = []
-    before = dict(_global_buffer_registration_hooks)
-    exporting: dict[int, Any] = {}  # and what torch.export adds, to copy the buffers of the root, not of its children
+    before, during = dict(buffer_hooks), dict[int, Any]()  # the hooks without and with that of torch.export
 
     def begin(module: nn.Module, inputs: Any) -> None:
-        exporting.update(_global_buffer_registration_hooks)
-        _global_buffer_registration_hooks.clear()
+        during.update(buffer_hooks)
+        buffer_hooks.clear()
         buffers[:] = [owner.get_buffer(leaf) for owner, leaf in places]
         for (owner, leaf), buffer in zip(places, buffers, strict=True):
             owner._buffers[leaf] = buffer.clone()
 
     def end(module: nn.Module, inputs: Any, output: Any) -> None:
-        _global_buffer_registration_hooks.update(exporting)  # which torch.export removes itself
+        buffer_hooks.update(during)  # torch.export removes its own
         for (owner, leaf), buffer in zip(places, buffers, strict=True):
             buffer.copy_(owner.get_buffer(leaf))
             owner._buffers[leaf] = buffer
@@ -154,8 +156,8 @@ def _assignable(network: nn.Module, names: Collection[str]) -> Iterator[None]:
     try:
         yield
     finally:
-        _global_buffer_registration_hooks.clear()
-        _global_buffer_registration_hooks.update(before)
+        buffer_hooks.clear()
+        buffer_hooks.update(before)
         for hook in hooks:
             hook.remove()
 
@@ -176,7 +178,7 @@ def _check_kept(network: nn.Module) -> None:
 def _holds_traced(item: Any, seen: set[int]) -> bool:
     """Return whether an object is, or contains, a tensor of a trace."""
     if isinstance(item, Tensor):
-        return isinstance(item, FakeTensor)
+        return is_fake(item)
     if id(item) in seen or isinstance(item, (nn.Module, type, types.ModuleType)):
         return False
     seen.add(id(item))
@@ -189,6 +191,7 @@ def _holds_traced(item: Any, seen: set[int]) -> bool:
 
 
 def _definition(function: Any) -> str:
+    """Return the file and line of a function, if known."""
     code = getattr(function, "__code__", None)
     return "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
 

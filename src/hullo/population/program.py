@@ -276,8 +276,8 @@ class Program:
         target = env[written]
         kwargs = {name: item for name, item in kwargs.items() if name != "out"}
         args = _look_up(positional(node), node, env)
-        learns = any(value.tensor.requires_grad for value in values_in((args, kwargs)))
-        if torch.is_grad_enabled() and learns:  # the backward pass may need what is overwritten
+        has_gradient = any(value.tensor.requires_grad for value in values_in((args, kwargs)))
+        if torch.is_grad_enabled() and has_gradient:  # the backward pass may need what is overwritten
             args = map_values(
                 lambda value: replace(value, tensor=value.tensor.clone()) if value is target else value, args
             )

@@ -68,8 +68,10 @@ def _read(file: Path, warn: Callable[[str], None] | None) -> list[Record]:
 
 
 def longest_of_columns(records: Iterable[Record]) -> list[Record]:
-    """Return the records of the runs that represent their column: the longest, most of whose activations have at least
-    `ENOUGH_SEEDS` seeds. Where there are none, the longest stand for the column."""
+    """Return the records of the runs that represent their column: the longest with enough seeds.
+
+    Most activations need at least `ENOUGH_SEEDS` seeds. Where no runs of a column have them, the longest represent it.
+    """
     runs = list(records)
     standing = _standing(runs)
     return [record for record in runs if record.spec.epochs == standing[record.spec.column]]
@@ -89,11 +91,11 @@ def _standing(records: Iterable[Record]) -> dict[Column, int]:
         of_length = seeds.setdefault(spec.column, {}).setdefault(spec.epochs, {})
         of_length.setdefault(spec.activation, set()).add(spec.seed)
     return {
-        column: max((_are_enough(by_activation.values()), epochs) for epochs, by_activation in known.items())[1]
+        column: max((_have_enough_seeds(by_activation.values()), epochs) for epochs, by_activation in known.items())[1]
         for column, known in seeds.items()
     }
 
 
-def _are_enough(seeds: Collection[Collection[int]]) -> bool:
+def _have_enough_seeds(seeds: Collection[Collection[int]]) -> bool:
     """Return whether most activations have enough seeds, given those of each."""
     return 2 * sum(len(own) >= ENOUGH_SEEDS for own in seeds) > len(seeds)
