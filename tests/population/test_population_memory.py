@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import hullo
 from hullo.population import LoweringError, Population
+from hullo.population.functions import functions_of
 
 
 class Net(nn.Module):
@@ -95,11 +96,12 @@ def test_view_of_a_parameter_that_was_made_before_is_refused() -> None:
     [
         lambda net: setattr(net, "f", lambda x: net.a(x)),
         lambda net: setattr(net, "f", lambda x, layer=net.a: layer(x)),
+        lambda net: setattr(net, "f", lambda x, *, layer=net.a: layer(x)),
         lambda net: setattr(net, "f", functools.partial(lambda layers, x: layers[0](x), [net.a])),
         lambda net: setattr(net, "f", lambda x, g=lambda x: net.a(x): g(x)),
         lambda net: net.b.register_forward_hook(lambda module, inputs, output: net.a(output)),
     ],
-    ids=["closure", "default", "partial", "function in a function", "hook"],
+    ids=["closure", "default", "keyword", "partial", "function in a function", "hook"],
 )
 def test_functions_that_refer_to_the_network_refer_to_each_member(build: Callable[[Any], None]) -> None:
     networks = [Net(lambda net, x: net.b(getattr(net, "f", F.relu)(x)), build) for _ in range(2)]
@@ -128,6 +130,12 @@ def test_functions_call_the_activations_and_read_the_mode_of_each_member() -> No
     torch.testing.assert_close(y, torch.stack([net(x[k]) for k, net in enumerate(networks)]))
     y.square().sum().backward()
     assert population.activations.raw.grad[2].any()
+
+
+def test_large_containers_are_not_searched_for_functions() -> None:
+    network: Any = nn.Linear(4, 4)
+    network.few, network.many = [lambda: 1], [lambda: 2] * 2000
+    assert functions_of(network) == network.few
 
 
 LAYER = nn.Linear(4, 4).double()
@@ -355,7 +363,11 @@ def behind_an_offset(y: Tensor) -> Tensor:
     return y.as_strided((2, 4), (4, 1), 4)
 
 
-@pytest.mark.parametrize("stride", [of_a_transpose, windows_of_a_row, behind_an_offset])
+def of_a_slice(y: Tensor) -> Tensor:
+    return y[1:].as_strided((2, 2), (4, 1), 5)  # an offset counts from the beginning of the memory of y
+
+
+@pytest.mark.parametrize("stride", [of_a_transpose, windows_of_a_row, behind_an_offset, of_a_slice])
 def test_strides_are_those_of_each_network(stride: Callable[[Tensor], Tensor]) -> None:
     assert_agrees([Net(lambda net, x: stride(net.a(x))) for _ in range(3)], numbers(3, 3, 4))
 
