@@ -68,6 +68,27 @@ def test_restored_model_matches_the_saved_one(options: dict[str, Any], tmp_path:
     restored.load_state_dict(saved)
     torch.testing.assert_close(restored(x), model(x), rtol=0, atol=0)
     assert [repr(module) for module in restored.modules()] == [repr(module) for module in model.modules()]
+    for name, hull in hullo.summary(model).hulls.items():
+        torch.testing.assert_close(restored.get_submodule(name).init, hull.init)
+
+
+@pytest.mark.parametrize(
+    ("act", "hull", "expected"),
+    [
+        (nn.PReLU(2), hullo.AffineHull("identity", "relu", groups=2), [[0.25, 0.75], [0.25, 0.75]]),
+        (nn.PReLU(2), hullo.AffineHull("identity", "relu"), [0.5, 0.5]),
+        (nn.GELU(), hullo.AffineHull("identity", "relu"), [0.5, 0.5]),
+        (nn.ReLU(), hullo.ConvexHull("identity", "relu", parametrization="softmax"), [0.5, 0.5]),
+    ],
+    ids=["one row per channel", "other groups", "not a combination", "not reached"],
+)
+def test_restored_hull_starts_as_the_replaced_function_if_it_can(act: nn.Module, hull: Any, expected: Any) -> None:
+    saved = nn.Sequential(nn.Linear(2, 2), hull).state_dict()
+    restored = hullo.restore(nn.Sequential(nn.Linear(2, 2), act), saved)[1]
+    assert torch.equal(restored.coefficients, hull.coefficients)
+    restored.reset_parameters()
+    assert restored.coefficients.tolist() == expected
+
 
 
 def test_existing_hulls_get_the_saved_coefficients() -> None:

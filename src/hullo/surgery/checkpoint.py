@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hullo.bases import resolve
 from hullo.gating import GatedHull
 from hullo.modules import HULLS, Hull
 from hullo.parametrizations import evaluate
@@ -20,7 +21,7 @@ from hullo.state_names import read_raw_name
 from hullo.surgery.build import is_frozen, nearby_tensor
 from hullo.surgery.find import find_sites
 from hullo.surgery.recognize import MAX_PARAMETERS
-from hullo.surgery.sites import named_hulls, put
+from hullo.surgery.sites import Site, named_hulls, put
 from hullo.surgery.state import Structure
 from hullo.surgery.swap import swap
 
@@ -34,7 +35,8 @@ def restore(model: nn.Module, state_dict: Mapping[str, Any]) -> nn.Module:
 
     The names in a state_dict contain the sites of the hulls, their bases and their parametrization, so nothing else is
     needed. Other weights are not loaded: call ``model.load_state_dict`` afterwards, unless they are loaded already, as
-    by ``from_pretrained`` of transformers.
+    by ``from_pretrained`` of transformers. Each hull starts, for ``reset_parameters`` and :func:`hullo.plot`, as the
+    function it replaces if it can, otherwise with 1/N each.
 
     Args:
         model: the model as it was before :func:`hullo.replace_activations`; changed in place. Hulls that it has
@@ -81,7 +83,9 @@ def restore(model: nn.Module, state_dict: Mapping[str, Any]) -> nn.Module:
             raw_name, raw = next(iter(tensors.items()))
             key = (raw.data_ptr(), raw_name)
             earlier = shared.get(key) if key[0] else None
-            hulls[target] = shared[key] = earlier or _hull_for(tensors, nearby_tensor(modules, target))
+            hulls[target] = shared[key] = earlier or _hull_for(
+                tensors, nearby_tensor(modules, target), by_name.get(target)
+            )
     structure = Structure(model)
     try:
         swap(model, sites, {target: hull for target, hull in hulls.items() if target in by_name})
@@ -149,8 +153,8 @@ def _may_be_learned(module: nn.Module) -> bool:
     return 0 < count <= MAX_PARAMETERS and not plain and not any(True for _ in module.children())
 
 
-def _hull_for(tensors: Mapping[str, Tensor], like: Tensor) -> Hull:
-    """Return a hull for the tensors of a state_dict, on the device of `like`."""
+def _hull_for(tensors: Mapping[str, Tensor], like: Tensor, site: Site | None) -> Hull:
+    """Return a hull for the tensors of a state_dict, on the device of `like`; it starts as the function of the site."""
     raw_name, raw = next(iter(tensors.items()))
     parametrization, bases, channel_dim = read_raw_name(raw_name)  # type: ignore[misc]  # checked by _saved_hulls
     if parametrization not in _BY_PARAMETRIZATION:
@@ -159,9 +163,16 @@ def _hull_for(tensors: Mapping[str, Tensor], like: Tensor) -> Hull:
             f"{raw_name} has an unknown parametrization {parametrization!r}; valid are {valid}. For your own, call "
             "replace_activations with the parametrization first, then load_state_dict"
         )
-    return _BY_PARAMETRIZATION[parametrization](
+    cls, groups = _BY_PARAMETRIZATION[parametrization], raw.shape[0] if raw.dim() == 2 else 1
+    rows = None if site is None else site.known.coefficients(resolve(bases, strict=False))
+    init = None
+    if rows is not None and len(rows) in (1, groups):
+        coefficients = torch.tensor(rows if len(rows) > 1 else rows[0], dtype=torch.float64, device="cpu")
+        init = coefficients if cls.set_class(parametrization).check(coefficients)[0] else None
+    return cls(
         *bases,
-        groups=raw.shape[0] if raw.dim() == 2 else 1,
+        init=init,
+        groups=groups,
         channel_dim=channel_dim,
         parametrization=parametrization,
         inner_scale=_scale_kind(tensors.get(_SCALES)),
