@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 
@@ -65,6 +66,23 @@ def test_shared_hulls_stay_shared_in_copies_checkpoints_and_folded_models(tmp_pa
         assert len(hullo.coefficient_parameters(twin)) == 2
         torch.testing.assert_close(twin(x), model(x), rtol=0, atol=0)
     torch.testing.assert_close(hullo.fold(model)(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_shared_hulls_are_loaded_from_safetensors_as_documented(tmp_path: Path) -> None:
+    model, x = hullo.replace_activations(made(), share="model"), torch.randn(3, 4)
+    for parameter in hullo.coefficient_parameters(model):
+        parameter.data.add_(0.1 * torch.rand_like(parameter))
+    safetensors.torch.save_model(model, tmp_path / "model.safetensors")
+    shared = hullo.replace_activations(made(), share="model")
+    safetensors.torch.load_model(shared, tmp_path / "model.safetensors")
+    copies = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    safetensors.torch.save_file(copies, tmp_path / "copies.safetensors")
+    saved = safetensors.torch.load_file(tmp_path / "copies.safetensors")
+    separate = hullo.restore(made(), saved)
+    separate.load_state_dict(saved)
+    assert [len(hullo.coefficient_parameters(loaded)) for loaded in (shared, separate)] == [2, 6]
+    for loaded in (shared, separate):
+        torch.testing.assert_close(loaded(x), model(x), rtol=0, atol=0)
 
 
 def test_unshareable_sites_are_rejected() -> None:
