@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -48,6 +50,16 @@ def test_weight_decay_changes_weights_but_not_coefficients() -> None:
     assert torch.equal(network[1].raw, raw)
 
 
+@pytest.mark.parametrize("given", [None, 0.0, 0.2])
+def test_optimizers_own_weight_decay_applies_unless_one_is_given(given: float | None) -> None:
+    network = model()
+    optimizer = torch.optim.AdamW(hullo.parameter_groups(network, lr=0.1, weight_decay=given), weight_decay=0.1)
+    decays = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    assert decays[id(network[0].weight)] == (0.1 if given is None else given)
+    assert decays[id(network[0].bias)] == (0.1 if given is None else 0.0)
+    assert all(decays[id(parameter)] == 0.0 for parameter in hullo.coefficient_parameters(network))
+
+
 def test_lr_scale_zero_freezes_coefficients() -> None:
     network = nn.Sequential(nn.Linear(4, 4), hullo.AffineHull("relu", "tanh"))
     optimizer = torch.optim.Adam(hullo.parameter_groups(network, lr=0.1, coefficient_lr_scale=0))
@@ -67,6 +79,20 @@ def test_model_with_one_kind_of_parameter_has_one_group() -> None:
 def test_negative_number_is_rejected(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{name}={value!r}: .*non-negative"):
         hullo.parameter_groups(nn.Linear(2, 2), **{"lr": 0.1, name: value})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (((), {"lr": "1e-3"}), "lr='1e-3': give a number"),
+        (((), {"lr": 0.1, "weight_decay": [0.1]}), r"weight_decay=\[0\.1\]: give a number"),
+        (((), {"lr": 0.1, "coefficient_lr_scale": None}), "coefficient_lr_scale=None: give a number"),
+        (((1e-3,), {}), r"groups=0\.001: give parameters.*lr=0\.001"),
+    ],
+)
+def test_wrong_types_are_rejected(given: tuple[Any, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        hullo.parameter_groups(nn.Linear(2, 2), *given[0], **given[1])
 
 
 def test_non_module_is_rejected_with_the_function_name() -> None:

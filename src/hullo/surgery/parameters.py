@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
+from numbers import Real
 from typing import Any, cast
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from hullo.state_names import SUFFIXES
@@ -20,7 +21,7 @@ def parameter_groups(
     groups: Iterable[Group] | Iterable[nn.Parameter] | Iterable[tuple[str, nn.Parameter]] | None = None,
     *,
     lr: float | None = None,
-    weight_decay: float = 0.0,
+    weight_decay: float | None = None,
     coefficient_lr_scale: float = 1.0,
 ) -> list[Group]:
     """Return parameter groups for an optimizer: coefficients without weight decay, and with their own learning rate.
@@ -32,10 +33,11 @@ def parameter_groups(
         groups: existing parameters or parameter groups, such as those of ``timm.optim``. Coefficients are moved from
             each group to a new one with the same options, but without weight decay and with their own learning rate.
             Coefficients that are not among them are not added; a warning says so if other parameters of the module
-            around them are given. By default there are two groups besides the coefficients: weights, and
-            one-dimensional parameters (biases, weights of normalizations), which get no weight decay either.
+            around them are given. By default these are all parameters of the model.
         lr: learning rate of the other parameters; with `groups`, of the groups without their own.
-        weight_decay: weight decay of the weights; ignored for `groups`, which have their own.
+        weight_decay: weight decay of the weights; one-dimensional parameters (biases, weights of normalizations) are
+            then a group without weight decay. By default the optimizer's own applies to all but the coefficients.
+            Ignored for `groups`, which have their own.
         coefficient_lr_scale: ratio of the learning rate of the coefficients to that of the other parameters.
 
     Example:
@@ -48,16 +50,23 @@ def parameter_groups(
     """
     named_hulls("parameter_groups", model)
     for name, value in (("lr", lr), ("weight_decay", weight_decay), ("coefficient_lr_scale", coefficient_lr_scale)):
-        if value is not None and not value >= 0:
+        if value is None and name != "coefficient_lr_scale":
+            continue
+        if not isinstance(value, (Real, Tensor)):
+            raise TypeError(f"{name}={value!r}: give a number")
+        if not value >= 0:
             raise ValueError(f"{name}={value!r}: give a non-negative number")
+    if groups is not None and not isinstance(groups, Iterable):
+        raise TypeError(f"groups={groups!r}: give parameters or parameter groups; the learning rate is lr={groups!r}")
     if groups is None and lr is None:
         raise TypeError("parameter_groups needs lr, the learning rate, or groups that have one")
     coefficients = coefficient_parameters(model)
     own = {id(parameter) for parameter in coefficients}
     if groups is None:
         others = [parameter for parameter in model.parameters() if id(parameter) not in own]
+        decay = {} if weight_decay is None else {"weight_decay": weight_decay}
         given: list[Group] = [
-            {"params": [p for p in others if p.dim() > 1 or not weight_decay], "lr": lr, "weight_decay": weight_decay},
+            {"params": [p for p in others if p.dim() > 1 or not weight_decay], "lr": lr, **decay},
             {"params": [p for p in others if p.dim() <= 1 and weight_decay], "lr": lr, "weight_decay": 0.0},
         ]
         moved: list[Group] = [{"params": coefficients, "lr": lr}]
