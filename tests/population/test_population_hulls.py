@@ -168,6 +168,9 @@ def test_unshareable_hulls_are_rejected() -> None:
         Population(members, shared_hulls=["0"])
     with pytest.raises(ValueError, match=r"'1'.*\['0'\]"):
         Population(members, shared_hulls=["1"])
+    frozen = [nn.Sequential(hullo.AffineHull("relu", "tanh").requires_grad_(False)) for _ in range(2)]
+    with pytest.raises(ValueError, match="'0': it is frozen"):
+        Population(frozen, shared_hulls=["0"])
 
 
 def test_hulls_with_hooks_or_overridden_forward_are_rejected() -> None:

@@ -153,6 +153,15 @@ def test_only_recent_programs_are_cached(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [len(value.tensor[0]) for value in read] == [1, 2, 3, 2]
 
 
+def test_torch_compile_runs_a_population_without_compiling_it() -> None:
+    population, x = Population([nn.Linear(3, 2) for _ in range(2)]), torch.randn(2, 5, 3)
+    compiled = torch.compile(population, backend="eager")(x)  # the first call, which traces a member
+    assert torch.equal(compiled, population(x))
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"hullo\.population\.capture"):
+        torch.compile(population, backend="eager", fullgraph=True)(x)
+
+
 def test_compiled_modules_seeds_and_indices_are_rejected_by_name() -> None:
     for change in (lambda net: net[0].compile(), lambda net: net.__setitem__(0, torch.jit.script(net[0]))):
         networks = [nn.Sequential(nn.Linear(2, 2)) for _ in range(2)]

@@ -14,7 +14,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from hullo._compat import backward_pass_id
+from hullo._compat import backward_pass_id, is_exporting
 from hullo.population.activations import Activations
 from hullo.population.export import register_dataclasses
 from hullo.population.functions import copy_network
@@ -44,9 +44,10 @@ MAX_PROGRAMS = 64
 class Population(nn.Module):
     """Compute K networks of one architecture as one network.
 
-    ``population(x)`` equals ``torch.stack([member(x[k]) for k, member in enumerate(members)])``, and so do its
-    gradients. Members never influence each other. They may differ in their weights, activations and dropout rates.
-    Parameters and buffers are stacked, with the members in the first dimension.
+    ``population(x)`` equals ``torch.stack([member(x[k]) for k, member in enumerate(members)])``, up to rounding and
+    apart from random numbers such as those of dropout, and so do its gradients. Members never influence each other.
+    They may differ in their weights, activations and dropout rates. Parameters and buffers are stacked, with the
+    members in the first dimension.
 
     Args:
         members: networks of one architecture, which are copied; or a function without arguments that returns one.
@@ -221,6 +222,14 @@ class Population(nn.Module):
                 if they share it; one number or None for all arguments, or a tuple. Keyword arguments have dimension 0
                 if a tuple is given.
         """
+        if torch.compiler.is_compiling() and not is_exporting():
+            # the message of the error with fullgraph=True
+            torch._dynamo.graph_break(msg="torch.compile does not compile a population; use hullo.population.capture")
+            return torch.compiler.disable(self._compute)(args, kwargs, in_dims)
+        return self._compute(args, kwargs, in_dims)
+
+    def _compute(self, args: tuple[Any, ...], kwargs: dict[str, Any], in_dims: Any) -> Any:
+        """Do what `forward` does, without torch.compile."""
         values, spec = self._wrap(args, kwargs, in_dims)
         program, tensors = self._program(values, spec)
         if self.training and backward_pass_id() < 0:  # a backward pass computes a step again

@@ -243,7 +243,9 @@ def share_sites(sites: Sequence[Site], names: Sequence[str]) -> list[Site]:
     hulls = {site.path: site.activations for site in sites if any(item.learns for item in site.activations)}
     for name in names:
         if name not in hulls:
-            raise ValueError(f"shared_hulls={name!r}: there is no such hull; there are {sorted(hulls) or 'none'}")
+            is_frozen = any(site.path == name and site.activations[0].frozen is not None for site in sites)
+            what = "it is frozen, so there is nothing to share" if is_frozen else "there is no such hull"
+            raise ValueError(f"shared_hulls={name!r}: {what}; there are {sorted(hulls) or 'none'} that learn")
         if not all(item.equals(hulls[name][0]) for item in hulls[name]):
             raise ValueError(f"members cannot share the hull {name!r}: it has other bases or coefficients in some")
     return [replace(site, is_shared=site.path in names) for site in sites]
