@@ -145,6 +145,13 @@ class TestSets:
         assert f"{culprit!r} is a linear combination of {others};" in str(refusal.value)
         assert "Leave one of them out" in str(refusal.value)
 
+    def test_zero_function_is_rejected(self) -> None:
+        hullo.add_base("always_zero", "0 * x")
+        hullo.add_base("own_sign", torch.sign, lambda x: 0.0)
+        with pytest.raises(ValueError, match="'always_zero' is zero everywhere; leave it out"):
+            hullo.LinearHull("always_zero", "relu")
+        assert hullo.LinearHull("own_sign", "relu").spelling == "linear(own_sign,relu)"
+
     def test_all_independent_admissible_bases_combine(self) -> None:
         dependent = ("leaky_relu", "celu", "unit_selu")  # of identity, relu and elu
         admissible = [n for n in hullo.list_bases() if hullo.base(n).is_admissible and n not in dependent]
@@ -229,6 +236,10 @@ class TestAdditions:
         torch.testing.assert_close(first, 1 + 1.5 * x**2)
         torch.testing.assert_close(second, 3 * x.detach())
         assert torch.autograd.gradcheck(lambda x, raw: hullo.combine(x, raw, act.bases), (x, act.raw))
+
+    def test_parameters_have_default_values(self) -> None:
+        with pytest.raises(TypeError, match=r"parameters=\['a'\]: give names and default values"):
+            hullo.add_base("without_default", "a * x", parameters=["a"])  # type: ignore[arg-type]
 
     @pytest.mark.parametrize(
         ("function", "derivative", "message"),

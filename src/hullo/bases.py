@@ -199,6 +199,11 @@ def all_bases() -> tuple[Base, ...]:
     return tuple(map(base, _families))
 
 
+def is_known(spelling: str) -> bool:
+    """Return whether a base function has this name, apart from its parameters."""
+    return _known_name(spelling.partition("(")[0].strip()) in _families
+
+
 def is_built_in(item: Base) -> bool:
     """Return whether a base belongs to the package; `add_base` added the others."""
     return _families[item.name.partition("(")[0]].make.__module__ == "hullo.catalogue"
@@ -344,6 +349,9 @@ def _unit_form(item: Base) -> str:
 
 def _check_independence(resolved: tuple[Base, ...]) -> None:
     functions = [item.function for item in resolved]
+    for item in resolved:
+        if item.slope_bounds == (0.0, 0.0) and not bool(item.function(real_line()).any()):
+            raise ValueError(f"base function {item.name!r} is zero everywhere; leave it out")
     for n in range(1, len(resolved)):
         (weights,) = express([functions[n]], functions[:n])
         if weights is not None:

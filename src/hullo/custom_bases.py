@@ -48,6 +48,8 @@ def add_base(
         >>> hullo.add_base("slow_tanh", "tanh(x * rate) / rate", parameters={"rate": 0.5}).formula.slope
         '(1 - square(tanh(x * 0.5))) * 0.5 / 0.5'
     """
+    if not isinstance(parameters, Mapping | None):
+        raise TypeError(f"parameters={parameters!r}: give names and default values, as in {{'width': 1.0}}")
     defaults = {key: float(value) for key, value in (parameters or {}).items()}
     if isinstance(derivative, str) and not isinstance(function, str):
         raise TypeError("derivative is a formula and function is not; give both as formulas, or both as functions")
