@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 import hullo
 import oracle
@@ -185,5 +185,12 @@ class TestQuestions:
     def test_bases_are_required_once(self, question: Callable[..., Any]) -> None:
         with pytest.raises(TypeError, match="coefficients need their bases: give both, or a hull"):
             question([0.5, 0.5])
+        for subject, message in (
+            (nn.Linear(2, 2), "got a Linear, not a hull.*hulls"),
+            (hullo.GatedHull(hullo.AffineHull("relu", "tanh")), "got a GatedHull, not a hull.*the attribute hull"),
+            (1.0, "got a float, not a hull"),
+        ):
+            with pytest.raises(TypeError, match=message):
+                question(subject)
         with pytest.raises(TypeError, match="bases are given together with a hull"):
             question(hullo.AffineHull("identity", "relu"), ["identity", "relu"])
