@@ -81,6 +81,14 @@ class TestConstruction:
             hullo.AffineHull("identity", "gelu")
         assert hullo.AffineHull("identity", "gelu", strict=False).spelling == "affine(identity,gelu)"
 
+    def test_base_class_of_hulls_is_abstract(self) -> None:
+        with pytest.raises(TypeError, match="make one of ConvexHull, AffineHull, ConicHull, LinearHull"):
+            hullo.Hull("identity", "relu")
+
+    def test_rounding_errors_are_not_printed(self) -> None:
+        assert repr(hullo.AffineHull("relu", "tanh", init=[1 + 2e-8, -2e-8])) == "AffineHull(relu=1, tanh=0)"
+        assert repr(hullo.LinearHull("relu", "tanh", init=[-2e-8, -0.0])) == "LinearHull(relu=-2e-08, tanh=0)"
+
     def test_repr_shows_bases_and_options(self) -> None:
         assert repr(hullo.AffineHull(*TRIO)) == "AffineHull(identity=0.33, relu=0.33, tanh=0.33)"
         assert repr(hullo.ConvexHull("relu", "elu(2)", init=[0.25, 0.75])) == "ConvexHull(relu=0.25, elu(2)=0.75)"

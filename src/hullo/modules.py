@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
@@ -22,6 +23,12 @@ from hullo.sharding import gather, is_sharded, shard_like
 from hullo.state_names import SUFFIXES, write_raw_name
 
 Init = Sequence[float] | Sequence[Sequence[float]] | Tensor | str | None
+
+
+def without_rounding(row: Sequence[float]) -> list[float]:
+    """Return coefficients for printing, with zero for those below 1e-6 of the largest, and without negative zeros."""
+    least = 1e-6 * max(map(abs, row))
+    return [0.0 if abs(number) <= least < math.inf else number for number in row]
 
 
 def keep_float32(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -60,6 +67,9 @@ class Hull(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        if not hasattr(self, "set_class"):
+            names = ", ".join(cls.__name__ for cls in HULLS.values())
+            raise TypeError(f"Hull is the base class of the hulls; make one of {names}")
         if not isinstance(groups, int) or isinstance(groups, bool) or groups < 1:
             raise ValueError(
                 f"groups={groups!r}: give 1 for one activation per layer, or the number of groups of channels"
@@ -257,7 +267,7 @@ class Hull(nn.Module):
     def extra_repr(self) -> str:
         parts = [item.name for item in self.bases]
         if self.groups == 1 and (rows := self.local_rows()):
-            parts = [f"{name}={value:.2g}" for name, value in zip(parts, rows[0], strict=True)]
+            parts = [f"{name}={value:.2g}" for name, value in zip(parts, without_rounding(rows[0]), strict=True)]
         if self.groups > 1:
             parts.append(f"groups={self.groups}")
         if self.groups > 1 and self.spec.channel_dim != 1:
@@ -297,7 +307,11 @@ class AffineHull(Hull):
         inner_scale: learn a scale b of the input, f(b x), initially one: "hull" for one scale, "base" for one per base;
             with several groups, one row of them per group. None by default.
         inplace: ignored; accepted because code such as timm's `act_layer` passes it. A hull saves its input for the
-            backward pass and returns a new tensor.
+            backward pass and returns a new tensor. Only :func:`hullo.replace_activations` makes hulls that overwrite
+            their input, which print ``inplace=True``, where the replaced activations do.
+        device: the device of the parameters; PyTorch's default device if None.
+        dtype: the type of the parameters, float32 or float64; PyTorch's default type if None. For float16 and bfloat16
+            they are float32, as after ``model.half()``: they are few, and their updates are small.
 
     Example:
         >>> import torch, hullo

@@ -116,6 +116,12 @@ class InPlace:
             return output
         return input.copy_(super().forward(input.clone()))  # type: ignore[misc]
 
+    def _get_name(self) -> str:  # which repr() prints
+        return type(self).__mro__[2].__name__
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, inplace=True"  # type: ignore[misc]
+
 
 def _owns_memory(x: Tensor) -> bool:
     """Return whether x was computed and no other tensor shares its memory."""
