@@ -124,6 +124,28 @@ def test_hulls_of_frozen_layers_are_frozen(tmp_path):
         assert sorted(layer.trainable for layer in hulls) == [False, False, True]
 
 
+def test_rounding_errors_are_not_printed():
+    act = hullo.keras.AffineHull(["relu", "tanh"], init=[1 + 2e-8, -2e-8], name="act")
+    assert hullo.keras.summary(keras.Sequential([keras.Input((4,)), act])) == "act  affine(relu,tanh)  1 0"
+
+
+def test_functions_for_pytorch_name_those_for_keras():
+    act = hullo.keras.AffineHull(["relu", "tanh"])
+    model = keras.Sequential([keras.Input((4,)), act])
+    for function in (hullo.replace_activations, hullo.summary, hullo.fold):
+        with pytest.raises(TypeError, match=rf"not a Keras Sequential; use hullo\.keras\.{function.__name__}"):
+            function(model)
+    for function in (hullo.plot, hullo.parameter_groups):
+        with pytest.raises(TypeError, match=r"not a Keras Sequential; to_torch\(\)"):
+            function(model)
+    with pytest.raises(TypeError, match=r"got a AffineHull, .*to_torch\(\)"):
+        hullo.is_monotone(act)
+    plain = keras.Sequential([keras.Input((4,)), layers.Dense(2, activation="relu")])
+    for hull in (hullo.AffineHull, act, "affine"):
+        with pytest.raises(TypeError, match=r"hull=.*give a class of hulls of hullo\.keras"):
+            hullo.keras.replace_activations(plain, hull=hull)
+
+
 def test_unsupported_models_are_rejected():
     plain = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
     with pytest.raises(ValueError, match="no activation of the model can be replaced"):

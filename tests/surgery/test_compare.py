@@ -5,7 +5,9 @@ from __future__ import annotations
 import collections
 import copy
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -249,6 +251,26 @@ def test_rounding_of_a_coarser_submodule_is_accepted(kind: type[nn.Module]) -> N
     wide = nn.Sequential(nn.Linear(4, 4096), kind(), nn.Linear(4096, 4)).double()
     hullo.replace_activations(wide, example_inputs=torch.randn(16, 4, dtype=torch.float64))
     assert len(hullo.summary(wide).hulls) == 1
+
+
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = hullo.AffineHull("relu", "tanh")
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.act(x + y)
+
+
+@pytest.mark.parametrize("function", [hullo.plot, hullo.fold])
+def test_list_is_one_argument_of_the_model(function: Callable[..., Any]) -> None:
+    x = torch.randn(2, 3)
+    function(TwoInputs(), example_inputs=(x, x))
+    with pytest.raises(TypeError, match="missing 1 required positional argument") as error:
+        function(TwoInputs(), example_inputs=[x, x])
+    assert error.value.__notes__ == [
+        "example_inputs is a list, which is one argument of the model; give several as a tuple"
+    ]
 
 
 def test_failing_mode_is_not_compared() -> None:

@@ -92,7 +92,13 @@ def test_other_code_is_not_changed(make: type[nn.Module]) -> None:
 
 def test_shared_hulls_are_not_fused() -> None:
     model = hullo.replace_activations(nn.Sequential(Left(), Left()), share="model")
-    with pytest.raises(ValueError, match=r"no forward .*product"):
+    with pytest.raises(ValueError, match=r"no forward .*product.*the hull 0\.\w+ is shared by several sites"):
+        hullo.fuse_gates(model)
+
+
+def test_gates_are_fused_once() -> None:
+    model = hullo.fuse_gates(hullo.replace_activations(nn.Sequential(Left(), Left())))
+    with pytest.raises(ValueError, match="2 are fused already"):
         hullo.fuse_gates(model)
 
 

@@ -131,6 +131,11 @@ BAD: list[tuple[Callable[[], object], dict[str, object], type[Exception], str]] 
     (lambda: nn.Sequential(nn.Linear(2, 2)), {}, ValueError, "no activations"),
     (lambda: nn.ReLU(), {}, ValueError, "no activations"),
     (lambda: "model", {}, TypeError, "not a str"),
+    (lambda: nn.ReLU, {}, TypeError, r"not a class; give an object, as in ReLU\(\)"),
+    (lambda: nn.Sequential(nn.ReLU()), {"where": 1}, TypeError, "where=1: give patterns"),
+    (lambda: nn.Sequential(nn.ReLU()), {"where": ["0", 1]}, TypeError, r"where=\['0', 1\]: give patterns"),
+    (lambda: nn.Sequential(nn.GELU()), {"functions": ["relu"]}, ValueError, r"0 \(gelu\): excluded by functions=\['re"),
+    (lambda: nn.Sequential(nn.Hardshrink()), {}, ValueError, "not in the catalogue, or has parameters"),
     (lambda: nn.Sequential(nn.ReLU()), {"where": "x*"}, ValueError, r"where='x\*' .*1 sites: 0"),
     (lambda: nn.Sequential(nn.ReLU()), {"where": lambda site: False}, ValueError, "matches none"),
     (lambda: nn.Sequential(nn.Sigmoid()), {}, ValueError, "only if named in functions"),
@@ -143,6 +148,10 @@ BAD: list[tuple[Callable[[], object], dict[str, object], type[Exception], str]] 
         "0 is gelu, .*combination of relu, tanh",
     ),
     (lambda: nn.Sequential(nn.ReLU()), {"hull": 3}, TypeError, "hull=3"),
+    *(
+        (lambda: nn.Sequential(nn.ReLU()), {"hull": hull}, TypeError, "hull=.*give a class of hulls.*lambda site")
+        for hull in (functools.partial(hullo.AffineHull, "identity", "relu"), hullo.xielu, hullo.GatedHull, hullo.Hull)
+    ),
     (lambda: nn.Sequential(nn.ReLU()), {"hull": hullo.AffineHull("relu")}, TypeError, "hull=Affine.*class"),
     (lambda: nn.Sequential(nn.ReLU()), {"hull": lambda site: nn.ReLU()}, TypeError, r"ReLU\(\) for 0.*AffineHull"),
     (lambda: nn.Sequential(nn.ReLU()), {"groups": "channels"}, ValueError, "needs example_inputs"),
@@ -169,6 +178,34 @@ def test_bad_input_is_rejected_and_the_model_unchanged(make, arguments, error, m
     assert repr(model) == before
 
 
+@pytest.mark.parametrize(
+    ("functions", "expected"),
+    [
+        (["GELU"], ["1"]),
+        (["swish", "ReLU6"], ["2", "3"]),
+        (["LeakyReLU"], ["4", "5"]),
+        (["leaky_relu(negative_slope=0.2)"], ["5"]),
+        (["PReLU"], ["6"]),
+    ],
+)
+def test_functions_have_the_names_of_bases(functions: list[str], expected: list[str]) -> None:
+    acts = [nn.GELU(), nn.SiLU(), nn.ReLU6(), nn.LeakyReLU(), nn.LeakyReLU(0.2), nn.PReLU()]
+    model = nn.Sequential(nn.Linear(2, 2), *acts)
+    assert list(hullo.summary(hullo.replace_activations(model, functions=functions)).hulls) == expected
+
+
+def test_summary_says_what_would_be_replaced_and_what_was_not_selected() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.GELU())
+    assert str(hullo.summary(model)).count("would be replaced") == 2
+    text = str(hullo.summary(hullo.replace_activations(model, where="1")))
+    assert "2             gelu      not selected by where or functions" in text
+
+
+def test_in_place_hull_prints_like_an_in_place_activation() -> None:
+    model = hullo.replace_activations(nn.Sequential(nn.Linear(2, 2), nn.ReLU(inplace=True)))
+    assert repr(model[1]) == "AffineHull(identity=0, relu=1, tanh=0, inplace=True)"
+
+
 def test_same_hull_for_two_sites_is_rejected() -> None:
     shared = hullo.AffineHull("identity", "relu")
     model = nn.Sequential(nn.ReLU(), nn.ReLU())
@@ -180,7 +217,7 @@ def test_same_hull_for_two_sites_is_rejected() -> None:
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_scripted_model_is_rejected_and_scripted_part_reported() -> None:
     scripted = torch.jit.script(Scripted())
-    with pytest.raises(TypeError, match="replace, then script"):
+    with pytest.raises(TypeError, match=r"RecursiveScriptModule; replace .* script the result of hullo\.fold"):
         hullo.replace_activations(scripted)
     model = hullo.replace_activations(nn.Sequential(scripted, nn.ReLU()))
     assert [(site.name, site.reason) for site in hullo.summary(model).not_replaced] == [
@@ -323,7 +360,8 @@ def test_hulls_in_frozen_modules_start_frozen(share: str | None) -> None:
         name for name in hulls if name.startswith("trained.")
     }
     assert len(hulls) == (6 if share is None else 4)
-    assert all("(frozen)" in line for line in str(hullo.summary(model)).splitlines() if line.startswith("frozen."))
+    frozen = [line for line in str(hullo.summary(model)).splitlines() if line.startswith("frozen.")]
+    assert all("(frozen)" in line or "shared with frozen." in line for line in frozen)
     restored = hullo.restore(Frozen(), model.state_dict())
     assert not any(parameter.requires_grad for parameter in restored.frozen.parameters())
     assert all(parameter.requires_grad for parameter in restored.trained.parameters())

@@ -90,7 +90,6 @@ def test_restored_hull_starts_as_the_replaced_function_if_it_can(act: nn.Module,
     assert restored.coefficients.tolist() == expected
 
 
-
 def test_existing_hulls_get_the_saved_coefficients() -> None:
     saved = hullo.replace_activations(Net()).state_dict()
     key = next(key for key in saved if key.startswith("act.raw_"))

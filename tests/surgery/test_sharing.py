@@ -85,6 +85,25 @@ def test_shared_hulls_are_loaded_from_safetensors_as_documented(tmp_path: Path) 
         torch.testing.assert_close(loaded(x), model(x), rtol=0, atol=0)
 
 
+def test_summary_lists_all_sites_of_a_shared_hull() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.GELU(), nn.ReLU(), nn.GELU())
+    summary = hullo.summary(hullo.replace_activations(model, share="block"))
+    assert (list(summary.hulls), summary.shared) == (["1", "2", "3"], {"4": "2"})
+    assert [line.split()[:4] for line in str(summary).splitlines()[2:5]] == [
+        ["2", "affine(identity,tanh,gelu)", "0", "0"],
+        ["4", "shared", "with", "2"],
+        ["3", "shared", "with", "1"],
+    ]
+
+
+def test_unknown_base_in_a_file_of_hulls_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "hulls.json"
+    hullo.save_hulls(hullo.AffineHull("identity", "relu"), file)
+    file.write_text(file.read_text().replace('"relu"', '"mine(2)"'))
+    with pytest.raises(ValueError, match=r"unknown base function 'mine\(2\)'; if it is your own, call hullo\.add_base"):
+        hullo.load_hulls(file)
+
+
 def test_unshareable_sites_are_rejected() -> None:
     with pytest.raises(ValueError, match="share='layer': give 'model', 'block'"):
         hullo.replace_activations(made(), share="layer")

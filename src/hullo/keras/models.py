@@ -17,6 +17,7 @@ from torch import Tensor
 from hullo.bases import Base, all_bases, base, resolve
 from hullo.find_base import candidate_members
 from hullo.keras.layers import AffineHull, Hull, to_numpy
+from hullo.modules import without_rounding
 from hullo.properties import identify
 from hullo.surgery.build import default_bases
 from hullo.surgery.probes import SINGLE, points
@@ -60,6 +61,8 @@ def replace_activations(
         AffineHull(['identity', 'relu', 'tanh'])
     """
     _check(model)
+    if not (isinstance(hull, type) and issubclass(hull, Hull) and hasattr(hull, "torch_class")):
+        raise TypeError(f"hull={hull!r}: give a class of hulls of hullo.keras, such as hullo.keras.ConvexHull")
     made: list[Hull] = []
 
     def make_hull(function: Any, layer: Any) -> Hull | None:
@@ -134,7 +137,7 @@ def summary(model: keras.Model) -> str:
     """
     rows = []
     for where, layer in named_hulls(model):
-        columns = np.atleast_2d(to_numpy(layer.coefficients)).T.tolist()
+        columns = zip(*map(without_rounding, np.atleast_2d(to_numpy(layer.coefficients)).tolist()), strict=True)
         shown = [f"{min(c):.3g}" if min(c) == max(c) else f"{min(c):.3g}..{max(c):.3g}" for c in columns]
         rows.append((where, layer.spelling, " ".join(shown)))
     widths = [max((len(row[n]) for row in rows), default=0) for n in range(3)]

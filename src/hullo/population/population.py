@@ -225,7 +225,7 @@ class Population(nn.Module):
         if torch.compiler.is_compiling() and not is_exporting():
             # the message of the error with fullgraph=True
             torch._dynamo.graph_break(msg="torch.compile does not compile a population; use hullo.population.capture")
-            return torch.compiler.disable(self._compute)(args, kwargs, in_dims)
+            return torch.compiler.disable(self._compute)(args, kwargs, in_dims)  # type: ignore[no-untyped-call]
         return self._compute(args, kwargs, in_dims)
 
     def _compute(self, args: tuple[Any, ...], kwargs: dict[str, Any], in_dims: Any) -> Any:

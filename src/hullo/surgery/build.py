@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
@@ -151,9 +152,20 @@ def default_bases(known: Known) -> tuple[Base, ...]:
     return paper if known.coefficients(paper) else (*resolve(("identity", "tanh")), *known.bases)
 
 
+def check_factory(hull: Any) -> None:
+    """Raise an error unless the argument `hull` is a class of hulls, or may be a function of a site."""
+    if hull is None or (isinstance(hull, type) and issubclass(hull, Hull) and hasattr(hull, "set_class")):
+        return
+    target = hull.func if isinstance(hull, functools.partial) else hull
+    is_of_hullo = str(getattr(target, "__module__", "")).partition(".")[0] == "hullo"
+    if is_of_hullo or isinstance(target, (type, nn.Module)) or not callable(hull):
+        raise TypeError(
+            f"hull={hull!r}: give a class of hulls such as hullo.AffineHull, and its bases, init and groups to "
+            "replace_activations; or a function of a hullo.surgery.Site, as in lambda site: hullo.xielu()"
+        )
+
+
 def _call_factory(factory: Any, site: Site, others: Iterable[Hull]) -> Hull:
-    if isinstance(factory, nn.Module) or not callable(factory):
-        raise TypeError(f"hull={factory!r}: give a class such as AffineHull, or a function that returns a hull")
     hull = factory(site)
     if not isinstance(hull, Hull):
         raise TypeError(f"hull returned {hull!r} for {site.name}; it must return a hull such as AffineHull(...)")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hullo.bases import resolve
+from hullo.bases import is_known, resolve
 from hullo.gating import GatedHull
 from hullo.modules import HULLS, Hull
 from hullo.parametrizations import evaluate
@@ -21,7 +21,7 @@ from hullo.state_names import read_raw_name
 from hullo.surgery.build import is_frozen, nearby_tensor
 from hullo.surgery.find import find_sites
 from hullo.surgery.recognize import MAX_PARAMETERS
-from hullo.surgery.sites import Site, named_hulls, put
+from hullo.surgery.sites import Site, named_hulls, parameters_key, put
 from hullo.surgery.state import Structure
 from hullo.surgery.swap import swap
 
@@ -203,15 +203,14 @@ def save_hulls(model: nn.Module, path: str | os.PathLike[str]) -> None:
         {'': AffineHull(identity=0, relu=1)}
     """
     named_hulls("save_hulls", model, required=True)
-    names: dict[tuple[Any, ...], list[tuple[str, Hull]]] = {}  # by the parameters, which in-place twins share
+    names: dict[tuple[Any, ...], list[tuple[str, Hull]]] = {}
     gated: set[str] = set()
     for name, module in model.named_modules(remove_duplicate=False):  # a hull at several places has several names
         if isinstance(module, GatedHull):
             gated.add(f"{name}.hull".removeprefix("."))
         hull = module.hull if isinstance(module, GatedHull) else module
         if isinstance(hull, Hull) and name not in gated:
-            identity = [id(item) for item in hull.parameters()] or [id(hull)]
-            names.setdefault((hull.raw_name, *identity), []).append((name, hull))
+            names.setdefault(parameters_key(hull), []).append((name, hull))
     hulls: dict[str, Any] = {}
     for (first, hull), *others in names.values():
         hulls |= {first: _to_json(hull)} | {key: {"same_as": first} for key, _ in others}
@@ -238,10 +237,13 @@ def load_hulls(path: str | os.PathLike[str], *, trainable: bool = True) -> dict[
         ValueError: the file has another format, or a base is unknown.
     """
     text = Path(path).read_text("utf-8")
+    unknown: list[str] = []
     try:
         content = json.loads(text)
         if content["format"] != _FORMAT:
             raise ValueError(f"its format is {content['format']!r}, not {_FORMAT!r}")
+        spelled = {name for entry in content["hulls"].values() for name in entry.get("bases", ())}
+        unknown = sorted(name for name in spelled if not is_known(name))
         hulls: dict[str, Hull] = {}
         for name, entry in content["hulls"].items():
             if "same_as" in entry:
@@ -251,6 +253,11 @@ def load_hulls(path: str | os.PathLike[str], *, trainable: bool = True) -> dict[
                 hulls[name] = _from_json(entry).requires_grad_(trainable)
         return hulls
     except (ValueError, TypeError, KeyError, AttributeError) as error:
+        if unknown:
+            raise ValueError(
+                f"{os.fspath(path)} has an unknown base function {unknown[0]!r}; if it is your own, call "
+                "hullo.add_base first"
+            ) from error
         reason = f"it has no {error}" if isinstance(error, KeyError) else error
         raise ValueError(f"{os.fspath(path)} was not written by save_hulls: {reason}") from error
 

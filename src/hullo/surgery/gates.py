@@ -62,8 +62,8 @@ def fuse_gates(model: nn.Module) -> nn.Module:
     ]
     if not products:
         raise ValueError(
-            "no forward of the model contains a product with a hull, such as self.act(gate) * up; call "
-            "replace_activations first, or use hullo.GatedHull in your code"
+            "no forward of the model contains a product with a hull that can be fused, such as self.act(gate) * up; "
+            + _why_none(model, uses_of)
         )
     for owner, name, text in products:
         home, origin, _ = method(type(owner).__mro__, "forward")
@@ -71,6 +71,16 @@ def fuse_gates(model: nn.Module) -> nn.Module:
         hull = owner._modules[name]
         put(owner, name, GatedHull(hull).train(hull.training))  # type: ignore[arg-type, union-attr]
     return model
+
+
+def _why_none(model: nn.Module, uses_of: Counter[int]) -> str:
+    """Return why a model has no product to fuse, and what to do."""
+    if fused := sum(isinstance(module, GatedHull) for module in model.modules()):
+        return f"{fused} are fused already"
+    shared = next((name for name, hull in named_hulls("", model).items() if uses_of[id(hull)] > 1), None)
+    if shared is not None:
+        return f"the hull {shared} is shared by several sites, and only a hull at one site is fused: swap without share"
+    return "call replace_activations first, or use hullo.GatedHull in your code"
 
 
 def _with_gate(owner: nn.Module, name: str) -> Iterator[str]:

@@ -161,7 +161,7 @@ class _NotElementwiseError(Exception):
     """A call did not return a tensor like its input."""
 
 
-_NO_BASE = "it is not in the catalogue; hullo.add_base adds a function"
+_NO_BASE = "it is not in the catalogue, or has parameters that are not recognized; hullo.add_base adds a function"
 
 
 def _call(function: Callable[..., Any], x: Tensor) -> Tensor:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import nn
 
-from hullo.bases import Base, list_bases
+from hullo.bases import Base, base, list_bases
 from hullo.modules import Init
 from hullo.parametrizations import Parametrization
-from hullo.surgery.build import Channels, Factory, Recipe, Share, starts_alike
+from hullo.surgery.build import Channels, Factory, Recipe, Share, check_factory, starts_alike
 from hullo.surgery.compare import Comparison
 from hullo.surgery.find import find_sites
 from hullo.surgery.optimizer_warning import expect_optimizer
@@ -64,8 +64,9 @@ def replace_activations(
         model: changed in place.
         where: which sites: patterns of names such as ``"encoder.*"``, types of modules, or a function of a
             :class:`hullo.surgery.Site`; or a list of these, one of which must match. All by default.
-        functions: which functions, as names of bases. By default all but sigmoid, hardsigmoid, softplus, sin, arctan,
-            asinh and erf, which often are gates, probabilities or positivity constraints.
+        functions: which functions, by the names that :func:`hullo.base` takes, such as "relu", "GELU" or
+            "leaky_relu(0.2)", or "prelu", "xielu" and "poly_relu". By default all but sigmoid, hardsigmoid, softplus,
+            sin, arctan, asinh and erf, which often are gates, probabilities or positivity constraints.
         hull: the class of the hulls, or a function that returns a hull for a :class:`hullo.surgery.Site`. By default
             AffineHull, or LinearHull for functions such as xIELU that are not affine combinations.
         bases: the bases of every hull. By default identity, relu and tanh, or identity, tanh and the replaced
@@ -78,8 +79,9 @@ def replace_activations(
             permutations and reshapes in between. If it cannot be inferred, an error says so.
         parametrization: how raw parameters become coefficients, as in :class:`hullo.AffineHull`.
         share: which sites share a hull: ``"model"`` all of them, ``"block"`` those in the same numbered module, such as
-            ``layers.0``, or those for which a function of a :class:`hullo.surgery.Site` returns the same value; None
-            for no sharing. Sites with different functions never share a hull, nor do frozen and other sites.
+            ``layers.0``, and those in none, or those for which a function of a :class:`hullo.surgery.Site` returns the
+            same value; None for no sharing. Sites with different functions or numbers of groups never share a hull,
+            nor do frozen and other sites.
         inner_scale: learn a scale of the input, as in :class:`hullo.AffineHull`.
         example_inputs: arguments of the model, as a tensor, a tuple or a dict, to compare outputs and to count
             channels. The runs change neither the model nor random number generators. If hulls do not start as the
@@ -98,9 +100,10 @@ def replace_activations(
         >>> hullo.replace_activations(model)[1]
         AffineHull(identity=0, tanh=0, gelu=1)
     """
-    _check_model(model)
-    sites = find_sites(model)
     hulls = [name or "the model" for name in named_hulls("replace_activations", model)]
+    _check_model(model)
+    check_factory(hull)
+    sites = find_sites(model)
     chosen = _choose(sites, hulls, where, functions)
     recipe = Recipe(hull, bases, init, groups, channel_dim, parametrization, share, inner_scale)
     if example_inputs is None and recipe.infers_channels:
@@ -187,10 +190,10 @@ def _find_channels(comparison: Comparison, name: str, recipe: Recipe) -> Channel
 
 
 def _check_model(model: nn.Module) -> None:
-    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
-        kind = type(model).__name__
+    if isinstance(model, torch.jit.ScriptModule):
         raise TypeError(
-            f"replace_activations takes a torch.nn.Module with Python code, not a {kind}; replace, then script"
+            f"replace_activations takes a torch.nn.Module with Python code, not a {type(model).__name__}; replace the "
+            "activations of the original model, train it, and script the result of hullo.fold"
         )
     for name, module in model.named_modules():
         where = f"{name or 'the model'} has the type {type(module).__name__}"
@@ -209,14 +212,11 @@ def _choose(
         raise ValueError(f"{present}, and no other activations; hullo.summary lists them, hullo.fold removes them")
     if not sites:
         raise ValueError("no activations were found in the model; to replace a single activation, make a hull yourself")
-    if isinstance(functions, str):
-        raise TypeError(f"functions={functions!r}: give a list of names, as in [{functions!r}]")
-    known = frozenset({*list_bases(), "prelu", *COMBINATIONS})
-    selected = known - AMBIGUOUS if functions is None else frozenset(functions)
-    for name in selected - known:
-        raise ValueError(f"unknown function {name!r} in functions; known are {', '.join(sorted(known))}")
-    choices = [where] if isinstance(where, str) or callable(where) else None if where is None else list(where)
-    replaceable = [site for site in sites if not site.reason and site.known.family in selected]
+    selected = _read_functions(functions)
+    choices = _read_choices(where)
+    replaceable = [
+        site for site in sites if not site.reason and not selected.isdisjoint({site.known.name, site.known.family})
+    ]
     chosen = [site for site in replaceable if choices is None or any(_matches(site, choice) for choice in choices)]
     if not chosen and replaceable:
         listed = ", ".join(site.name for site in replaceable[:8])
@@ -225,11 +225,44 @@ def _choose(
         )
     if not chosen:
         listed = "; ".join(
-            f"{site.name or 'the model'} ({site.function}): {why_not_replaced(site)}" for site in sites[:8]
+            f"{site.name or 'the model'} ({site.function}): "
+            + (why_not_replaced(site, False) if site.reason or functions is None else f"excluded by {functions=}")
+            for site in sites[:8]
         )
         listed += "; ..." if sites[8:] else ""
         raise ValueError(f"{present or 'the model has no hulls'}, and no activation can be replaced: {listed}")
     return chosen
+
+
+def _read_functions(given: Iterable[str] | None) -> frozenset[str]:
+    """Return the functions to replace: names of families, or of members such as ``leaky_relu(0.2)``."""
+    learned = {"prelu", *COMBINATIONS}
+    if given is None:
+        return frozenset({*list_bases(), *learned}) - AMBIGUOUS
+    if isinstance(given, str):
+        raise TypeError(f"functions={given!r}: give a list of names, as in [{given!r}]")
+    selected = set()
+    for name in given:
+        try:
+            selected.add(name.lower() if isinstance(name, str) and name.lower() in learned else base(name).name)
+        except ValueError:
+            known = ", ".join(sorted({*list_bases(), *learned}))
+            raise ValueError(f"unknown function {name!r} in functions; known are {known}") from None
+    return frozenset(selected)
+
+
+def _read_choices(where: Choice | Iterable[Choice] | None) -> list[Choice] | None:
+    """Return what `where` selects as a list; None for all sites."""
+    if where is None:
+        return None
+    given = list(where) if isinstance(where, Iterable) and not isinstance(where, (str, type)) else [where]
+    for choice in given:
+        if not (isinstance(choice, str) or callable(choice)):
+            raise TypeError(
+                f"where={where!r}: give patterns of names such as 'encoder.*', types of modules, or a function of a "
+                "hullo.surgery.Site"
+            )
+    return given
 
 
 def _matches(site: Site, choice: Choice) -> bool:

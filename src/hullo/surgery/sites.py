@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -100,6 +101,25 @@ class Names:
         return f"{stem}_{number}"
 
 
+def _check_is_module(caller: str, model: object) -> None:
+    keras = sys.modules.get("keras")
+    if keras is not None and isinstance(model, keras.layers.Layer):  # a torch.nn.Module on the backend torch
+        has_own = caller in ("replace_activations", "summary", "fold")
+        hint = (
+            f"use hullo.keras.{caller}" if has_own else "to_torch() of a layer of hullo.keras returns a torch.nn.Module"
+        )
+        raise TypeError(f"{caller} takes a torch.nn.Module, not a Keras {type(model).__name__}; {hint}")
+    if isinstance(model, type):
+        raise TypeError(f"{caller} takes a torch.nn.Module, not a class; give an object, as in {model.__name__}()")
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{caller} takes a torch.nn.Module, not a {type(model).__name__}; give the model itself")
+
+
+def parameters_key(hull: Hull) -> tuple[Hashable, ...]:
+    """Return a key that is equal for hulls that share their parameters, as in-place twins do."""
+    return (hull.raw_name, *([id(item) for item in hull.parameters()] or [id(hull)]))
+
+
 def named_hulls(caller: str, model: object, required: bool = False) -> dict[str, Hull]:
     """Return the hulls of a model by name, for a public function.
 
@@ -107,8 +127,8 @@ def named_hulls(caller: str, model: object, required: bool = False) -> dict[str,
         TypeError: the model is not a module, or one that holds several networks.
         ValueError: there are no hulls, but they are required.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"{caller} takes a torch.nn.Module, not a {type(model).__name__}; give the model itself")
+    _check_is_module(caller, model)
+    assert isinstance(model, nn.Module)  # noqa: S101
     if caller and (hint := getattr(type(model), "surgery_hint", "")):
         raise TypeError(f"{caller} does not take a {type(model).__name__}; {hint}")
     hulls = {name: module for name, module in model.named_modules() if isinstance(module, Hull)}

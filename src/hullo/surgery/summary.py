@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 
 from torch import nn
 
-from hullo.modules import Hull
+from hullo.modules import Hull, without_rounding
 from hullo.surgery.find import find_sites
 from hullo.surgery.recognize import AMBIGUOUS
-from hullo.surgery.sites import Site, named_hulls
+from hullo.surgery.sites import Site, named_hulls, parameters_key
 
 NOT_REACHED = "not reached"
 
 
 @dataclass(frozen=True, eq=False)
 class Summary:
-    """Hold the `hulls` of a model by name, and the sites that are `not_replaced`. Prints as two tables."""
+    """Hold the `hulls` of a model by name, and the sites that are `not_replaced`. Prints as two tables.
+
+    Of a hull at several sites, `hulls` has the first, and `shared` maps the names of the others to it.
+    """
 
     hulls: dict[str, Hull]
     not_replaced: tuple[Site, ...]
+    shared: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        replaced = [
-            (name, hull.spelling, _coefficients(hull), getattr(hull, "replaced", ""))
-            for name, hull in self.hulls.items()
-        ]
+        replaced: list[tuple[str, str, str, str]] = []
+        first: dict[Hashable, str] = {}
+        for name, hull in self.hulls.items():
+            owner, what = first.setdefault(parameters_key(hull), name), getattr(hull, "replaced", "")
+            shown = (hull.spelling, _coefficients(hull)) if owner == name else (f"shared with {owner}", "")
+            replaced.append((name, *shown, what))
+            replaced += [(other, f"shared with {owner}", "", what) for other, of in self.shared.items() if of == name]
+        is_swapped = any(hasattr(hull, "replaced") for hull in self.hulls.values())
         not_replaced = [
-            (site.name or "(the model)", site.function, why_not_replaced(site)) for site in self.not_replaced
+            (site.name or "(the model)", site.function, why_not_replaced(site, is_swapped))
+            for site in self.not_replaced
         ]
         parts = []
         if replaced:
@@ -61,15 +70,24 @@ def summary(model: nn.Module) -> Summary:
         <BLANKLINE>
         not compared with the original model: all hulls (give example_inputs to replace_activations)
     """
-    return Summary(named_hulls("summary", model), tuple(find_sites(model)))
+    hulls = named_hulls("summary", model)
+    first = {hull: name for name, hull in hulls.items()}
+    shared = {
+        name: first[module]
+        for name, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, Hull) and name != first[module]
+    }
+    return Summary(hulls, tuple(find_sites(model)), shared)
 
 
-def why_not_replaced(site: Site) -> str:
-    """Return why a site is not a hull, and the line that calls it."""
+def why_not_replaced(site: Site, is_swapped: bool) -> str:
+    """Return why a site is not a hull, and the line that calls it; `is_swapped` is whether others were replaced."""
     where = f" ({site.place})" if site.place else ""
     if site.reason:
         return site.reason + where
-    return ("replaced only if named in functions" if site.known.family in AMBIGUOUS else "can be replaced") + where
+    if site.known.family in AMBIGUOUS:
+        return "replaced only if named in functions" + where
+    return ("not selected by where or functions" if is_swapped else "would be replaced") + where
 
 
 def _comparison(hulls: dict[str, Hull]) -> str:
@@ -94,7 +112,8 @@ def _coefficients(hull: Hull) -> str:
     rows = hull.local_rows()
     if rows is None:
         return "no values"
-    bounds = ((f"{min(column):.3g}", f"{max(column):.3g}") for column in zip(*rows, strict=True))
+    columns = zip(*map(without_rounding, rows), strict=True)
+    bounds = ((f"{min(column):.3g}", f"{max(column):.3g}") for column in columns)
     shown = (low if low == high else f"{low}..{high}" for low, high in bounds)
     remarks = [f"{hull.groups} groups"] * (hull.groups > 1) + ["frozen"] * (not hull.raw.requires_grad)
     return " ".join(shown) + (f" ({', '.join(remarks)})" if remarks else "")
