@@ -141,6 +141,9 @@ def test_handwritten_signatures_match_the_code() -> None:
         known = inspect.signature(getattr(importlib.import_module(module), name).__init__).parameters
         shown = re.findall(r"(?<![=\w])[a-z]\w*", arguments)
         assert shown == [argument for argument in known if argument in shown], f"{module}.{name}({arguments})"
+        positional = re.findall(r"(?<![=\w])[a-z]\w*", arguments.partition("*, ")[0])
+        by_keyword = {argument for argument in shown if known[argument].kind is inspect.Parameter.KEYWORD_ONLY}
+        assert by_keyword == {a for a in shown if a not in positional and f"**{a}" not in arguments}, arguments
 
 
 def test_documented_arguments_exist() -> None:
