@@ -44,7 +44,8 @@ def test_every_image_is_equally_likely_to_be_held_out():
 
 @pytest.mark.parametrize("n", [-3, 0, 4, 12, 15])
 def test_impossible_validation_split_is_rejected(n):
-    with pytest.raises(ValueError, match=rf"numbered: cannot hold out {n} .* a multiple of 3, at most 9$"):
+    why = "is not a multiple of its 3 classes" if n % 3 else r"class '\w+' has only 4"
+    with pytest.raises(ValueError, match=rf"numbered: cannot hold out {n} .*: .*{why}; .* a multiple of 3, at most 9$"):
         numbered([0, 1, 2] * 4).split_validation(n, 0)
 
 

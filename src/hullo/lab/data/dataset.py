@@ -81,10 +81,11 @@ class Dataset:
         counts = self.train_labels.bincount(minlength=len(self.classes))
         if rest or not 0 < each < int(counts.min()):
             most = int(counts.min()) - 1
-            few = f"{self.classes[int(counts.argmin())]!r} has only {most + 1}"
+            few = f"class {self.classes[int(counts.argmin())]!r} has only {most + 1}"
+            why = f"{n} is not a multiple of its {len(self.classes)} classes" if rest else few
             how = f"give a multiple of {len(self.classes)}, at most {most * len(self.classes)}" if most else "give 0"
             raise ValueError(
-                f"{self.name}: cannot hold out {n} training samples, the same number of each class: class {few}; {how}"
+                f"{self.name}: cannot hold out {n} training samples, the same number of each class: {why}; {how}"
             )
         seeds = torch.tensor([seed], device=self.train_labels.device)
         (shuffled,) = permute(open_streams(seeds, Purpose.VALIDATION, 0), len(self.train_labels))
