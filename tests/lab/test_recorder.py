@@ -132,7 +132,7 @@ def test_groups_of_several_channels_are_refused(tmp_path: Path, wrap: Any, compi
             call = torch.compile(model, fullgraph=True, backend="eager") if compiled else model
             call(torch.randn(4, 2))
             run.log(test_accuracy=50)
-        assert not any(module._forward_pre_hooks for module in model.modules())
+            assert not any(module._forward_pre_hooks for module in model.modules())
 
     with pytest.raises(ValueError, match=r"is affine\(identity,relu\) with 3 groups of 6 channels.*activation='own'"):
         train(groups=3)

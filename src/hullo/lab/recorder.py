@@ -80,7 +80,8 @@ def record(
     records = Records(Path(folder) / "records.jsonl")
     records.check_new(spec, overwrite=overwrite)
     run = Run(spec, layers.get(row, []), _device_of(model))
-    with _counted_channels(model, run):
+    with run.hooks:
+        _count_channels(model, run)
         yield run
     finished = run.to_record()
     records.put(finished, overwrite=overwrite)
@@ -95,7 +96,8 @@ class Run:
     def __init__(self, spec: Spec, layers: list[_Layer], device: torch.device) -> None:
         self._spec, self._layers, self._device = spec, layers, device
         self.is_over = False
-        self.counters: dict[str, _ChannelCounter] = {}
+        self.counters: list[_ChannelCounter] = []
+        self.hooks = ExitStack()  # removes the hooks of the counters
         self._start = time.perf_counter()
         self._curves: dict[str, list[float]] = {}
         self._points = [[layer.read() for layer in layers]]
@@ -128,8 +130,10 @@ class Run:
                 f"this epoch has {', '.join(metrics)}, earlier ones have {', '.join(self._curves)}; log the same in "
                 "every epoch"
             )
-        if odd := [reason for counter in self.counters.values() if (reason := counter.why_unrecordable())]:
+        if odd := [reason for counter in self.counters if (reason := counter.why_unrecordable())]:
             raise ValueError(f"{odd[0]}, which a record cannot describe; record this model as activation='own'")
+        if all(counter.channels is not None for counter in self.counters):
+            self.hooks.close()
         values = {name: _number(name, value) for name, value in metrics.items()}
         for name, value in values.items():
             self._curves.setdefault(name, []).append(value)
@@ -255,17 +259,14 @@ class _ChannelCounter:
         return f"{self.name} is {self.hull.spelling} with {reason}" if reason else ""
 
 
-@contextmanager
-def _counted_channels(model: Any, run: Run) -> Iterator[None]:
-    """Count the channels of the hulls with several groups that a run records, at every call of them."""
-    with ExitStack() as stack:
-        for name, caller in named_callers(model) if isinstance(model, nn.Module) else ():
-            hull = model.get_submodule(name)
-            if name in run.layer_names and isinstance(hull, Hull) and hull.groups > 1:
-                run.counters[name] = _ChannelCounter(name, hull)
-                handle = caller.register_forward_pre_hook(run.counters[name], with_kwargs=True)
-                stack.callback(handle.remove)
-        yield
+def _count_channels(model: Any, run: Run) -> None:
+    """Count the channels of the hulls with several groups that a run records, when they are called."""
+    for name, caller in named_callers(model) if isinstance(model, nn.Module) else ():
+        hull = model.get_submodule(name)
+        if isinstance(hull, Hull) and hull.groups > 1 and (name or "the model") in run.layer_names:
+            counter = _ChannelCounter(name or "the model", hull)
+            run.counters.append(counter)
+            run.hooks.callback(caller.register_forward_pre_hook(counter, with_kwargs=True).remove)
 
 
 def _complete(spec: ActivationSpec, layers: list[_Layer]) -> ActivationSpec:
