@@ -411,3 +411,85 @@ def test_activations_of_complex_parts_are_computed_in_their_precision() -> None:
 
     network, x = Parts(), torch.randn(1, 50, 4, dtype=torch.complex128)
     torch.testing.assert_close(Population([network])(x)[0], network(x[0]), rtol=1e-14, atol=1e-14)
+
+
+def index_fill(net: Any, x: Tensor) -> Tensor:
+    return x.index_fill(1, net.index, net.a.bias[0])
+
+
+def index_fill_in_place(net: Any, x: Tensor) -> Tensor:
+    return x.clone().index_fill_(1, net.index, net.a.bias[0])
+
+
+def scatter_strided(net: Any, x: Tensor) -> Tensor:
+    return torch.as_strided_scatter(net.a.weight * 1.0, x[0, :2].detach(), (2,), (4,), 2)
+
+
+def scatter_strided_view(net: Any, x: Tensor) -> Tensor:
+    return torch.as_strided_scatter((net.a.weight * 1.0)[1:], x[0, :2].detach(), (2,), (1,), 8)
+
+
+def copy_strided(net: Any, x: Tensor) -> Tensor:
+    return torch.as_strided_copy(net.a(x), (2, 3), (4, 1), 1)
+
+
+def norm_with_computed_statistics(net: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        h = net.a(torch.ones_like(net.a.weight))  # (channels, features)
+    return F.batch_norm(net.a(x), h.mean(-1), h.square().mean(-1))
+
+
+def norm_with_new_statistics(net: Any, x: Tensor) -> Tensor:
+    mean, variance = torch.zeros(4, dtype=x.dtype), torch.ones(4, dtype=x.dtype)
+    return F.batch_norm(net.a(x), mean, variance, training=True)
+
+
+def fill_diagonal(net: Any, x: Tensor) -> Tensor:
+    y = net.a(x)
+    return (y @ y.T).fill_diagonal_(-9.0).softmax(-1)
+
+
+def fill_diagonal_of_all(net: Any, x: Tensor) -> Tensor:
+    return net.a(x) + torch.zeros(6, 4, dtype=x.dtype).fill_diagonal_(1, wrap=True)
+
+
+def fill_wrapped_diagonal(net: Any, x: Tensor) -> Tensor:
+    return (net.a(x) * 1).fill_diagonal_(7, wrap=True)
+
+
+def select_rows(net: Any, x: Tensor) -> Tensor:
+    return torch.relu(net.a(x[x.sum(-1) > -100]))
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        index_fill,
+        index_fill_in_place,
+        scatter_strided,
+        scatter_strided_view,
+        copy_strided,
+        norm_with_computed_statistics,
+        norm_with_new_statistics,
+        fill_diagonal,
+        fill_diagonal_of_all,
+        fill_wrapped_diagonal,
+        select_rows,
+    ],
+)
+@pytest.mark.parametrize("dim", [0, 1, None])
+def test_operations_are_those_of_each_network(compute: Callable[[Any, Tensor], Tensor], dim: int | None) -> None:
+    networks = [Net(compute, lambda net: net.register_buffer("index", torch.tensor([0, 2]))) for _ in range(3)]
+    x = numbers(6, 4) if dim is None else numbers(3, 6, 4)
+    y = Population(networks)(x if dim is None else x.movedim(0, dim), in_dims=dim)
+    expected = torch.stack([network(x if dim is None else x[k]) for k, network in enumerate(networks)])
+    torch.testing.assert_close(y, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("ask", [lambda x: x.requires_grad, lambda x: x.is_contiguous()])
+def test_what_code_asks_of_an_input_is_asked_again(ask: Callable[[Tensor], bool]) -> None:
+    networks = [Net(lambda net, x: net.a(x) * (2 if ask(x) else 1)) for _ in range(2)]
+    population, x = Population(networks), numbers(2, 3, 4)
+    for given in (x, x.clone().requires_grad_(), x.mT.contiguous().mT):
+        expected = torch.stack([network(item) for network, item in zip(networks, given, strict=True)])
+        torch.testing.assert_close(population(given), expected)

@@ -29,11 +29,12 @@ from hullo._compat import buffer_hooks, is_fake
 from hullo.population.functions import functions_of, reached_from
 from hullo.population.images import AugmentedImages
 from hullo.population.sites import BOOKKEEPING
+from hullo.population.watched import plain, watch_numbers, watched
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]+\n\s*(?P<code>[^\n]+)')
 _HERE = os.path.dirname(__file__)
 _OWN = os.path.dirname(_HERE)
-_LOCK = threading.RLock()  # torch.export traces one network at a time
+LOCK = threading.RLock()  # one network at a time is traced, or called while hooks on buffers are there
 _MISSING = object()
 _PLAIN = (bool, int, float, complex, str, bytes)
 _CONTAINERS = (list, tuple, set, frozenset, deque, Mapping)
@@ -51,9 +52,14 @@ def export(
 
     `assigned` are the buffers to which forward assigns other tensors: the graph copies these at its end.
     """
-    program, changed = _trace(network, args, kwargs, assigned)
-    if changed:
-        _check_next_call(network, args, kwargs, assigned, changed, program)
+    numbers = _class_numbers(network)
+    try:
+        program, changed = _trace(network, args, kwargs, assigned)
+        if changed:
+            _check_next_call(network, args, kwargs, assigned, changed, program)
+    finally:
+        for (kind, name), value in numbers.items():
+            setattr(kind, name, value)
     return program
 
 
@@ -62,34 +68,47 @@ def _check_next_call(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     assigned: Collection[str],
-    changed: dict[tuple[nn.Module, str], Any],
+    changed: dict[tuple[Any, str], Any],
     program: torch.export.ExportedProgram,
 ) -> None:
-    """Raise an error if attributes that a network has changed would change the result of its next call."""
+    """Raise an error if attributes that a network has changed would change the result of its next call, or of a later
+    one: numbers that change again and are compared, and containers that grow."""
     made: list[Tensor] = []
+    lengths = {key: len(value) for key, value in changed.items() if isinstance(value, _CONTAINERS)}
     for (module, name), value in changed.items():
         if isinstance(value, Tensor):  # from the trace, without values
             value = torch.zeros(value.shape, dtype=value.dtype, device=value.device)
             made.append(value)
-        setattr(module, name, value)
+        setattr(module, name, watched(value))
     try:
-        program_again = _trace(network, args, kwargs, assigned)[0]
+        with watch_numbers() as read:
+            program_again, changed_again = _trace(network, args, kwargs, assigned)
         again, constants = program_again.graph_module.code, {id(item) for item in program_again.constants.values()}
     except LoweringError:
-        again, constants = "", set()
-    if again != program.graph_module.code or not constants.isdisjoint(map(id, made)):
-        names = ", ".join(sorted({f"self.{name}" for _, name in changed}))
+        again, constants, changed_again, read = "", set(), {}, []
+    finally:
+        for module, name in changed:
+            setattr(module, name, plain(getattr(module, name)))
+    later = {
+        key: value
+        for key, value in changed_again.items()
+        if (read and isinstance(value, (int, float))) or (key in lengths and len(value) > lengths[key])
+    }
+    if later or again != program.graph_module.code or not constants.isdisjoint(map(id, made)):
+        names = ", ".join(sorted({f"self.{name}" for _, name in later or changed}))
+        call = "a later call" if later else "its next call"
         raise LoweringError(
-            f"the forward of {type(network).__name__} changes {names}, and its next call would compute something else; "
-            "register a buffer and change that in place, or call the networks once before they join if it is a cache"
+            f"the forward of {type(network).__name__} changes {names}, and {call} would compute something else; "
+            "register a buffer and change that in place. If it is a cache, call the networks once before they join, or "
+            "evaluate them one by one, as population[0].eval()"
         )
 
 
 def _trace(
     network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], assigned: Collection[str]
-) -> tuple[torch.export.ExportedProgram, dict[tuple[nn.Module, str], Any]]:
+) -> tuple[torch.export.ExportedProgram, dict[tuple[Any, str], Any]]:
     """Return the exported network, and the attributes that its forward has changed, with their new values."""
-    before, changed = _attributes(network), dict[tuple[nn.Module, str], Any]()
+    before, changed = _attributes(network), dict[tuple[Any, str], Any]()
 
     def record_changes(module: nn.Module, inputs: Any, output: Any) -> None:
         register_dataclasses(output)
@@ -98,14 +117,14 @@ def _trace(
             if now is not earlier and not (isinstance(now, _PLAIN) and type(now) is type(earlier) and now == earlier):
                 changed[key] = getattr(*key)
 
-    states = _random_states()
-    with _LOCK, _assignable(network, assigned):
+    states = _random_states(network)
+    with LOCK, _assignable(network, assigned):
         hook = network.register_forward_hook(record_changes)
         try:
             program = _call_export(network, args, kwargs)
         finally:
             hook.remove()
-    if _random_states() != states:
+    if _random_states(network) != states:
         raise LoweringError(
             f"the forward of {type(network).__name__} draws random numbers of Python or NumPy, which would be the same "
             "in every step; pass them as an input"
@@ -164,9 +183,7 @@ def _assignable(network: nn.Module, names: Collection[str]) -> Iterator[None]:
 
 def _check_kept(network: nn.Module) -> None:
     """Raise an error if a value of the trace was kept outside of the network, as hooks do with features."""
-    found = functions_of(network)
-    found += [kind.forward for kind in dict.fromkeys(map(type, network.modules())) if hasattr(kind, "forward")]
-    for function in found:
+    for function in (*functions_of(network), *_forwards(network)):
         if any(_holds_traced(item, set()) for item in reached_from(function)):
             raise LoweringError(
                 f"a value is kept outside of {type(network).__name__} by {getattr(function, '__qualname__', function)}"
@@ -204,18 +221,35 @@ def register_dataclasses(tree: Any) -> None:
             register_dataclasses(leaf)
 
 
-def _attributes(network: nn.Module) -> dict[tuple[nn.Module, str], Any]:
-    """Return the modes and the unregistered attributes of all modules; of containers, what they contain."""
-    return {
+def _attributes(network: nn.Module) -> dict[tuple[Any, str], Any]:
+    """Return the modes and the unregistered attributes of all modules; of containers, what they contain.
+
+    And the numbers of their classes, which code changes as `type(self).calls += 1`.
+    """
+    found = {
         (module, name): _content(value)
         for module in network.modules()
         for name, value in vars(module).items()
         if name == "training" or name not in BOOKKEEPING
     }
+    return found | _class_numbers(network)
+
+
+def _class_numbers(network: nn.Module) -> dict[tuple[Any, str], Any]:
+    """Return the numbers that are attributes of the classes of all modules, other than PyTorch's and our own."""
+    classes = dict.fromkeys(kind for module in network.modules() for kind in type(module).__mro__)
+    return {
+        (kind, name): plain(value)
+        for kind in classes
+        if kind.__module__.partition(".")[0] not in ("torch", "hullo", "builtins")
+        for name, value in vars(kind).items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
+    }
 
 
 def _content(value: Any) -> Any:
     """Return what is compared of an attribute: a container or an object is changed in place."""
+    value = plain(value)
     is_object = hasattr(value, "__dict__") and not isinstance(value, (Tensor, nn.Module, type, *_FUNCTIONS))
     return _describe(value, set()) if isinstance(value, _CONTAINERS) or is_object else value
 
@@ -236,9 +270,22 @@ def _describe(value: Any, seen: set[int]) -> str:
     return f"{id(value)} {_describe(vars(value), seen)}" if hasattr(value, "__dict__") else str(id(value))
 
 
-def _random_states() -> list[Any]:
-    numpy = sys.modules.get("numpy")
-    return [random.getstate(), None if numpy is None else str(numpy.random.get_state(legacy=False))]
+def _random_states(network: nn.Module) -> list[Any]:
+    """Return the states of Python's and NumPy's generators: the global ones, and those that the network's code uses."""
+    functions = [*functions_of(network), *_forwards(network)]
+    reached = [item for module in network.modules() for item in vars(module).values()]
+    reached += [item for function in functions for item in reached_from(function)]
+    states: list[Any] = [random.getstate(), *(item.getstate() for item in reached if isinstance(item, random.Random))]
+    if (numpy := sys.modules.get("numpy")) is not None:
+        states.append(str(numpy.random.get_state(legacy=False)))
+        states += [str(item.bit_generator.state) for item in reached if isinstance(item, numpy.random.Generator)]
+        states += [str(item.get_state(legacy=False)) for item in reached if isinstance(item, numpy.random.RandomState)]
+    return states
+
+
+def _forwards(network: nn.Module) -> list[Any]:
+    """Return the forward functions of the classes of all modules."""
+    return [kind.forward for kind in dict.fromkeys(map(type, network.modules())) if hasattr(kind, "forward")]
 
 
 @contextmanager

@@ -371,4 +371,6 @@ def _is_linear(node: Any) -> bool:
 
 def _is_features(node: Any) -> bool:
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
-    return isinstance(value, Tensor) and value.numel() > 0 and value.is_floating_point() and kernels.support(value)
+    if not isinstance(value, Tensor) or not value.is_floating_point() or not kernels.support(value):
+        return False
+    return all(isinstance(size, int) for size in value.shape) and value.numel() > 0  # other sizes depend on values

@@ -19,6 +19,22 @@ from hullo.population.export import LoweringError, at_source
 from hullo.population.rules import arguments
 
 aten = torch.ops.aten
+
+
+@torch.library.custom_op(
+    "hullo::fill_diagonal", mutates_args=(), schema="(Tensor x, Scalar fill_value, bool wrap=False) -> Tensor"
+)
+def fill_operator(x: Tensor, fill_value: complex, wrap: bool = False) -> Tensor:
+    """Represent `fill_diagonal_` as an operation that returns a new value, of which PyTorch has none."""
+    return fill_diagonal(x, fill_value, wrap)
+
+
+def fill_diagonal(x: Tensor, fill_value: complex, wrap: bool = False, members: bool = False) -> Tensor:
+    """Return x with another diagonal; where its first dimension is that of members, each of them."""
+    diagonal = torch.zeros(x.shape[members:], dtype=torch.bool, device=x.device).fill_diagonal_(True, wrap)
+    return torch.where(diagonal, torch.tensor(fill_value, dtype=x.dtype, device=x.device), x)
+
+
 _SAME_IN_EVALUATION = (aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default)
 
 
@@ -160,7 +176,8 @@ def functional(target: Any) -> Any:
     if not schema.is_mutable or len(written) != 1:
         return None
     name = schema.name.rpartition("::")[2].removesuffix("_")
-    packets = [packet for packet in (getattr(aten, name, None), getattr(aten, f"{name}_functional", None)) if packet]
+    places = (aten, name), (aten, f"{name}_functional"), (torch.ops.hullo, name)
+    packets = [getattr(place, known) for place, known in places if hasattr(place, known)]
     types = [str(argument.type) for argument in schema.arguments if argument.name != "out"]
     for overload in (getattr(packet, name) for packet in packets for name in packet.overloads()):
         if not overload._schema.is_mutable and [str(argument.type) for argument in overload._schema.arguments] == types:

@@ -38,8 +38,8 @@ def _register_running(operator: Any, function: Callable[..., Tensor]) -> None:
         order = _in_order if images.device.type == "cpu" and images.dim() == 4 and len(images) == 1 else _as_it_is
         y = function(
             order(images),
-            None if mean is None else mean.tensor.view(-1),
-            None if variance is None else variance.tensor.view(-1),
+            _flat_statistics(mean, context),
+            _flat_statistics(variance, context),
             flat_parameter(weight, context),
             flat_parameter(bias, context),
             own_statistics,
@@ -47,6 +47,14 @@ def _register_running(operator: Any, function: Callable[..., Tensor]) -> None:
             eps,
         )
         return split_channels(order(y), context)
+
+
+def _flat_statistics(statistics: Value | None, context: Context) -> Tensor | None:
+    """Return the running statistics of all members in turn: a buffer itself, which is updated, or a copy of others."""
+    if statistics is None:
+        return None
+    own = statistics.tensor
+    return own.view(-1) if statistics.dim == 0 and own.is_contiguous() else statistics.at(0, context.members).flatten()
 
 
 class _InOrder(torch.autograd.Function):

@@ -298,9 +298,7 @@ class Population(nn.Module):
 
     def _program(self, leaves: list[Any], spec: Any) -> tuple[Program, dict[str, Value]]:
         """Return the program for inputs of these shapes, traced on first use, and its parameters and buffers."""
-        kinds = tuple(
-            (item.shape, item.dtype, item.device) if isinstance(item, Value) else repr(item) for item in leaves
-        )
+        kinds = tuple(_kind(item) if isinstance(item, Value) else repr(item) for item in leaves)
         modes = tuple(module.training for module in self._empty[0].modules())
         placement = tuple((p.dtype, p.device) for p in itertools.islice(self.stacked.parameters(), 1))
         key = (kinds, placement, str(spec), modes, torch.is_grad_enabled())
@@ -379,6 +377,12 @@ def _register(root: nn.Module, name: str, tensor: Tensor) -> None:
         root.register_parameter(leaf, tensor)
     else:
         root.register_buffer(leaf, tensor)
+
+
+def _kind(value: Value) -> tuple[Any, ...]:
+    """Return what a network's code may ask of an input; of augmented images, what is known without them."""
+    known = value.shape, value.dtype, value.device
+    return (*known, value.tensor.stride(), value.tensor.requires_grad) if type(value) is Value else known
 
 
 def _named_tensors(root: nn.Module) -> Iterator[tuple[str, Tensor]]:

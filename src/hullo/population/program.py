@@ -19,7 +19,7 @@ from hullo.population import noise, norms, recurrent, shapes  # noqa: F401  (the
 from hullo.population.activations import Activations
 from hullo.population.export import LoweringError, at_source, source_of
 from hullo.population.fusion import Fusion, find_fusions
-from hullo.population.inplace import all_nodes, functional, positional, written_nodes
+from hullo.population.inplace import all_nodes, fill_diagonal, functional, positional, written_nodes
 from hullo.population.rates import with_rates
 from hullo.population.rules import RULES, Context, arguments
 from hullo.population.sites import Site
@@ -38,7 +38,11 @@ from hullo.population.values import (
 
 aten = torch.ops.aten
 _ASSERTIONS = ("aten._assert", "aten.sym_constrain", "aten._functional_assert", "aten._functional_sym")
-_DIFFERENTIABLE = {aten.copy.default: copy_like, torch.ops.hullo.local_response_norm.default: F.local_response_norm}
+_DIFFERENTIABLE = {
+    aten.copy.default: copy_like,
+    torch.ops.hullo.local_response_norm.default: F.local_response_norm,
+    torch.ops.hullo.fill_diagonal.default: fill_diagonal,
+}
 """Operators without a derivative, and functions that compute the same, elementwise or with a rule of their own."""
 
 
@@ -243,11 +247,12 @@ class Program:
             if node in self.graph.rates and not result.shape:  # numbers do not widen types
                 result = Value(result.tensor.to(node.meta["val"].dtype), result.dim)
             return result
-        if target is aten.as_strided.default:
+        if target in (aten.as_strided.default, aten.as_strided_copy.default):
             self.lowering[node] = "own"
             return _stride(members, node, *args, **kwargs)
         if target is aten.as_strided_scatter.default:
-            args, kwargs = map_values(_contiguous, (tuple(args), kwargs))
+            self.lowering[node] = "loop"
+            return _scatter_strided(members, node, *args, **kwargs)
         if self.lowering.get(node) != "loop" and target not in _WRONG_IN_VMAP:
             try:
                 result = call_vmapped(target, args, kwargs)
@@ -322,14 +327,23 @@ class Program:
         return "\n".join(lines)
 
 
-_WRONG_IN_VMAP = frozenset({aten.select_scatter.default, aten.as_strided_scatter.default})
+_WRONG_IN_VMAP = frozenset({aten.select_scatter.default, aten.index_fill.int_Tensor})
 """Operators whose rules for :func:`torch.vmap` are wrong in PyTorch, up to 2.13."""
 
 
-def _contiguous(value: Value) -> Value:
-    """Return a value whose members each have the usual order in memory."""
-    first = value.first()
-    return Value(first.tensor.contiguous(), first.dim)
+def _scatter_strided(
+    members: int, node: fx.Node, x: Value, source: Value, size: Any, stride: Any, storage_offset: int | None = None
+) -> Any:
+    """Compute `as_strided_scatter` for one member after the other, whose memory begins with x."""
+    traced = node.args[0].meta["val"]  # type: ignore[union-attr]
+    start = 0 if storage_offset is None else storage_offset - traced.storage_offset()
+    if not traced.is_contiguous() or start < 0:
+        raise LoweringError(f"{node.target} writes memory outside of its input{at_source(node)}; use indices instead")
+
+    def scatter(x: Tensor, source: Tensor) -> Tensor:
+        return torch.as_strided_scatter(x.clone(memory_format=torch.contiguous_format), source, size, stride, start)
+
+    return call_looped(scatter, (x, source), {}, members)
 
 
 def _stride(members: int, node: fx.Node, x: Value, size: Any, stride: Any, storage_offset: int | None = None) -> Value:

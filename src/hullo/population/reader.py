@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_buffer_registration_hook
 
 from hullo._compat import are_transforms_active, without_saved_tensor_hooks
-from hullo.population.export import LoweringError
+from hullo.population.export import LOCK, LoweringError
 from hullo.population.inplace import all_nodes
 from hullo.population.members import fork_rng, registered_names
 from hullo.population.rates import first_difference, merge_rates
@@ -85,7 +85,7 @@ class Reader:
         """
         member = self.member(k)
         before, buffers = registered_names(member), dict(member.named_buffers(remove_duplicate=False))
-        with fork_rng(), _record_assignments() as set_again:
+        with LOCK, fork_rng(), _record_assignments() as set_again:
             member(*args, **kwargs)
         after = dict(member.named_buffers(remove_duplicate=False))
         assigned = []
