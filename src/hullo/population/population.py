@@ -14,7 +14,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from hullo._compat import backward_pass_id, is_exporting
+from hullo._compat import are_transforms_active, backward_pass_id, is_exporting
 from hullo.population.activations import Activations
 from hullo.population.export import register_dataclasses
 from hullo.population.functions import copy_network
@@ -298,10 +298,15 @@ class Population(nn.Module):
 
     def _program(self, leaves: list[Any], spec: Any) -> tuple[Program, dict[str, Value]]:
         """Return the program for inputs of these shapes, traced on first use, and its parameters and buffers."""
-        kinds = tuple(_kind(item) if isinstance(item, Value) else repr(item) for item in leaves)
+        kinds = tuple(
+            (item.shape, item.dtype, item.device) if isinstance(item, Value) else repr(item) for item in leaves
+        )
+        asked = tuple((item.tensor.stride(), item.tensor.requires_grad) for item in leaves if type(item) is Value)
         modes = tuple(module.training for module in self._empty[0].modules())
         placement = tuple((p.dtype, p.device) for p in itertools.islice(self.stacked.parameters(), 1))
-        key = (kinds, placement, str(spec), modes, torch.is_grad_enabled())
+        key = (kinds, placement, str(spec), modes, torch.is_grad_enabled()), asked
+        if are_transforms_active():  # whose inputs are wrapped
+            key = next((known for known in self._programs if known[0] == key[0]), key)
         program = self._programs.pop(key, None)
         if program is None:
             graph = self._read_graph(leaves, spec)
@@ -377,12 +382,6 @@ def _register(root: nn.Module, name: str, tensor: Tensor) -> None:
         root.register_parameter(leaf, tensor)
     else:
         root.register_buffer(leaf, tensor)
-
-
-def _kind(value: Value) -> tuple[Any, ...]:
-    """Return what a network's code may ask of an input; of augmented images, what is known without them."""
-    known = value.shape, value.dtype, value.device
-    return (*known, value.tensor.stride(), value.tensor.requires_grad) if type(value) is Value else known
 
 
 def _named_tensors(root: nn.Module) -> Iterator[tuple[str, Tensor]]:
