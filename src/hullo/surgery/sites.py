@@ -101,7 +101,8 @@ class Names:
         return f"{stem}_{number}"
 
 
-def _check_is_module(caller: str, model: object) -> None:
+def _as_module(caller: str, model: object) -> nn.Module:
+    """Return the model; raise an error that says what to give instead if it is no module of PyTorch."""
     keras = sys.modules.get("keras")
     if keras is not None and isinstance(model, keras.layers.Layer):  # a torch.nn.Module on the backend torch
         has_own = caller in ("replace_activations", "summary", "fold")
@@ -113,6 +114,7 @@ def _check_is_module(caller: str, model: object) -> None:
         raise TypeError(f"{caller} takes a torch.nn.Module, not a class; give an object, as in {model.__name__}()")
     if not isinstance(model, nn.Module):
         raise TypeError(f"{caller} takes a torch.nn.Module, not a {type(model).__name__}; give the model itself")
+    return model
 
 
 def parameters_key(hull: Hull) -> tuple[Hashable, ...]:
@@ -127,8 +129,7 @@ def named_hulls(caller: str, model: object, required: bool = False) -> dict[str,
         TypeError: the model is not a module, or one that holds several networks.
         ValueError: there are no hulls, but they are required.
     """
-    _check_is_module(caller, model)
-    assert isinstance(model, nn.Module)  # noqa: S101
+    model = _as_module(caller, model)
     if caller and (hint := getattr(type(model), "surgery_hint", "")):
         raise TypeError(f"{caller} does not take a {type(model).__name__}; {hint}")
     hulls = {name: module for name, module in model.named_modules() if isinstance(module, Hull)}
