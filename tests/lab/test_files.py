@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -14,8 +15,9 @@ import pytest
 from typer.testing import CliRunner
 
 from hullo.lab.cli import app
-from hullo.lab.files import atomic_write, make_directory, open_output, open_regular
+from hullo.lab.files import atomic_write, make_directory, open_output, open_regular, remove
 from hullo.lab.spec.records import Records
+from hullo.lab.spec.run_spec import Spec
 from made_records import make_record
 
 
@@ -58,6 +60,69 @@ def test_failed_fsync_leaves_the_old_file_only(name: str, tmp_path: Path, monkey
             file.write(b"new")
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_what_a_killed_process_left_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / ".file.part").write_bytes(b"half")
+    with atomic_write(tmp_path / "file") as file:
+        file.write(b"new")
+    assert (tmp_path / "file").read_bytes() == b"new"
+    (tmp_path / ".file.part").write_bytes(b"half")
+    remove(tmp_path / "file")
+    assert os.listdir(tmp_path) == []
+
+
+def test_of_two_that_write_the_same_file_the_one_that_began_last_counts(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with atomic_write(path) as first:
+        first.write(b"first")
+        with atomic_write(path) as second:
+            second.write(b"second")
+        assert path.read_bytes() == b"second"
+    assert path.read_bytes() == b"second"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_link_leads_to_the_file_that_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    for name in ("old", "new"):
+        (tmp_path / name).symlink_to(Path("there", name))
+    (tmp_path / "there" / "old").write_bytes(b"old")
+    for name in ("old", "new"):
+        with atomic_write(tmp_path / name) as file:
+            file.write(b"abc")
+        assert (tmp_path / name).is_symlink()
+        assert (tmp_path / "there" / name).read_bytes() == b"abc"
+    assert sorted(os.listdir(tmp_path / "there")) == ["new", "old"]
+
+
+def test_record_is_overwritten_in_the_file_that_a_link_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("records.jsonl")
+    recorded = replace(make_record("relu", [80.0]), spec=Spec("net", "data", "relu", epochs=1, settings="lr=1"))
+    Records(tmp_path / "records.jsonl").put(recorded, overwrite=False)
+    Records(tmp_path / "link").put(replace(recorded, test_accuracy=[90.0]), overwrite=True)
+    assert (tmp_path / "link").is_symlink()
+    assert [record.accuracy for record in Records(tmp_path / "records.jsonl").read()] == [90.0]
+    assert sorted(os.listdir(tmp_path)) == [".records.lock", "link", "records.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("command", "place"), [(("report", "runs"), "report.html"), (("figures", "--only", "geometry"), "geometry.png")]
+)
+@pytest.mark.parametrize("kind", ["pipe", "folder", "a pipe"])
+def test_output_that_is_not_a_regular_file_is_refused(
+    command: tuple[str, ...], place: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Records(Path("runs/records.jsonl")).add([make_record("relu", [80.0])])
+    os.mkfifo("a pipe")
+    put(kind, Path(place))  # what is not a kind is the target of a link
+    output = "." if command[0] == "figures" else place
+    result = CliRunner().invoke(app, [*command, "--output", output])
+    reason = "Is a directory" if kind == "folder" else "not a regular file"
+    assert (result.exit_code, result.stderr) == (2, f"hullo: cannot write {place}: {reason}; give the path of a file\n")
+    assert Path("a pipe").is_fifo()
+    assert Path(place).is_dir() if kind == "folder" else Path(place).is_fifo()
 
 
 def test_directory_is_created_with_parents(tmp_path: Path) -> None:

@@ -55,11 +55,12 @@ def check_regular(status: os.stat_result, path: Path) -> None:
 
 
 @contextmanager
-def atomic_write(path: Path, part: Path | None = None) -> Iterator[BinaryIO]:
+def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces `path` once all of it is on the disk.
 
-    The temporary file is `part`, by default a name in the same directory that is unique to this process: two processes
-    can write the same file. On any error, including Ctrl-C, `part` is deleted and `path` is unchanged.
+    A link stays a link: the file that it leads to is replaced. A path that exists and is not a regular file is a
+    ValueError. On any error, including Ctrl-C, the temporary file is deleted and `path` is unchanged; the next write
+    deletes what a killed process left. If two processes write the same file, the one that began last counts.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -68,17 +69,52 @@ def atomic_write(path: Path, part: Path | None = None) -> Iterator[BinaryIO]:
     ...     Path(folder, "letters").read_bytes(), len(os.listdir(folder))
     (b'abc', 1)
     """
-    part = part or path.with_name(f".{path.name}.{os.getpid()}.part")
+    path = _resolve_output(path)
+    part = _part_of(path)
     with unwinding():
+        part.unlink(missing_ok=True)
+        file = part.open("xb")
+        own = os.fstat(file.fileno())
         try:
-            with open_output(part) as file:
+            with file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            part.replace(path)
+            if _is_same(part, own):
+                part.replace(path)
         except BaseException:
-            part.unlink(missing_ok=True)
+            if _is_same(part, own):
+                part.unlink()
             raise
+
+
+def remove(path: Path) -> None:
+    """Delete a file that `atomic_write` wrote, and what a killed process left of it, if they exist."""
+    for file in (path, _part_of(path)):
+        file.unlink(missing_ok=True)
+
+
+def _resolve_output(path: Path) -> Path:
+    """Return the file that a path leads to; raise a ValueError if it exists and is not a regular file."""
+    try:
+        check_regular(path.stat(), path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise ValueError(f"cannot write {path}: {error.strerror}; give the path of a file") from error
+    return path.resolve()
+
+
+def _part_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.part")
+
+
+def _is_same(path: Path, status: os.stat_result) -> bool:
+    """Return whether a path is the file of a stat result."""
+    try:
+        return os.path.samestat(path.stat(), status)
+    except FileNotFoundError:
+        return False
 
 
 @contextmanager

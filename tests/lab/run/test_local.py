@@ -30,8 +30,9 @@ class Death(BaseException):
 
 
 def run(output: Path) -> list[Record]:
+    queue = RunQueue(SPECS, output, weights=True)
     with Progress(Console(), quiet=True) as progress:
-        return LocalRunner(RunQueue(SPECS, output), DATA, environment("here"), checkpoint_every=0.0).run(progress)
+        return LocalRunner(queue, DATA, environment("here"), checkpoint_every=0.0).run(progress)
 
 
 def ends(records: list[Record]) -> list[object]:
@@ -48,19 +49,24 @@ def test_kill_before_any_file_operation_is_recovered(
     call: str, expected: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner = os if call == "fsync" else Path
-    real = getattr(owner, call)
+    real, unlink = getattr(owner, call), Path.unlink
     for fatal in itertools.count(1):
         calls = 0
 
         def deadly(*arguments: object, **options: object) -> object:
             nonlocal calls
             calls += 1
-            if calls == fatal:  # noqa: B023 (used within this iteration)
+            if calls >= fatal:  # noqa: B023 (used within this iteration)
                 raise Death
             return real(*arguments, **options)
 
+        def leave(path: Path, missing_ok: bool = False) -> None:
+            if calls < fatal:  # noqa: B023
+                unlink(path, missing_ok)
+
         output = tmp_path / str(fatal)
         with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", leave)  # a killed process does not clean up
             patch.setattr(owner, call, deadly)
             try:
                 run(output)
@@ -71,6 +77,7 @@ def test_kill_before_any_file_operation_is_recovered(
         assert ends(run(output)) == expected
         assert len((output / "records.jsonl").read_text().splitlines()) == 2
         assert not list((output / "checkpoints").glob("[!.]*"))
+        assert not [*output.rglob("*.part"), *output.rglob("*.pending")]
         if not died:
             break
     assert fatal > 1

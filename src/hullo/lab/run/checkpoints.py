@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from hullo.lab.files import atomic_write, locked
+from hullo.lab.files import atomic_write, locked, remove
 from hullo.lab.run.loaders import Loader
 from hullo.lab.run.training import Training
 from hullo.lab.spec.checkpoint_files import REMEDY, VERSION, read_checkpoint, read_members, scan_checkpoints
@@ -40,9 +40,7 @@ class Checkpoints:
         specs = json.dumps([str(spec) for spec in training.specs])
         metadata = {"version": VERSION, "specs": specs, "data": _describe(training.loader)}
         metadata["checksum"] = _checksum(tensors)
-        path = self._path(training.specs)
-        # only one process trains a population, so it may overwrite the temporary file of a killed one
-        with atomic_write(path, path.with_name(f".{path.name}.part")) as file:
+        with atomic_write(self._path(training.specs)) as file:
             file.write(save(tensors, metadata))
 
     def save_final(self, training: Training) -> None:
@@ -86,7 +84,7 @@ class Checkpoints:
             raise ValueError(f"{path} does not fit its runs: {error}; {REMEDY}") from error
 
     def delete(self, specs: tuple[Spec, ...]) -> None:
-        self._path(specs).unlink(missing_ok=True)
+        remove(self._path(specs))
 
     @contextmanager
     def lock(self, specs: tuple[Spec, ...], on_wait: Callable[[int], None]) -> Iterator[None]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hullo.lab.errors import RunError
-from hullo.lab.files import check_appendable, make_directory
+from hullo.lab.files import check_appendable, make_directory, remove
 from hullo.lab.run.checkpoints import Checkpoints
 from hullo.lab.spec.records import Record, Records
 from hullo.lab.spec.run_spec import Spec, identify
@@ -123,7 +123,7 @@ class RunQueue:
     def _clean_up(self, population: Members) -> None:
         """Delete the checkpoint of a recorded population, and weights that were not published."""
         for spec in population:
-            self.pending_weights(population, spec).unlink(missing_ok=True)
+            remove(self.pending_weights(population, spec))
         self.checkpoints.delete(population)
 
     def results(self) -> list[Record]:

@@ -262,8 +262,9 @@ class Records:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(self.path.with_name(f".{self.path.stem}.lock")):
+        path = self.path.resolve()  # links to one file share its lock
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(path.with_name(f".{path.stem}.lock")):
             yield
 
     def _append(self, lines: bytes) -> None:

@@ -258,12 +258,11 @@ def test_stopped_packing_leaves_no_worker_and_resumes(tmp_path, pack, how):
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         wait_until(lambda: process.poll() is not None or (inodes(packed) and list(packed.glob("*.part"))))
-        workers = {int(path.name.split(".")[-2]) for path in packed.glob("*.part")}
         os.kill(process.pid, how) if how == signal.SIGKILL else os.killpg(process.pid, how)
         _, message = process.communicate(timeout=60)
     finally:
         process.kill()
-    wait_until(lambda: not any(map(is_alive, workers)))
+    wait_until(lambda: not is_alive(-process.pid))  # with all processes of its group
     before = inodes(packed)
     assert 1 <= len(before) < 5
     if how == signal.SIGINT:

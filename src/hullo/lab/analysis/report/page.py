@@ -37,8 +37,6 @@ SCRIPTS = (
 def write_page(document: dict[str, Any], path: Path) -> None:
     """Write the page, replacing an existing file atomically."""
     make_directory(path.parent)
-    if path.is_dir():
-        raise ValueError(f"cannot write {path}: it is a directory; give the path of a file")
     with atomic_write(path) as file:
         file.write(render(document).encode())
 

@@ -120,7 +120,7 @@ def write_shard(path: Path, images: Iterable[EncodedImage]) -> None:
     names: list[str] = []
     flaws: dict[str, list[tuple[str, str]]] = {"broken": [], "damaged": []}
     total = np.zeros(SHAPE, np.int64)
-    with atomic_write(path, part=path.with_name(f"{path.name}.{os.getpid()}.part")) as file:
+    with atomic_write(path) as file:
         file.seek(HEADER)  # the header is written last
         for image in images:
             try:
