@@ -18,9 +18,11 @@ from typer.testing import CliRunner, Result
 
 from hullo.lab.analysis.statistics import Interval
 from hullo.lab.cli import app
+from hullo.lab.cli.train import _show_results
 from hullo.lab.run import training
 from hullo.lab.run.checkpoints import Checkpoints
 from hullo.lab.spec.records import Records
+from made_records import make_record
 
 REPRODUCE = (*tiny_command.REPRODUCE, "4", "--device", "cpu")
 TRAIN = ("train", "lenet5", "fashion-mnist-sample", "--device", "cpu", "--epochs", "1")
@@ -105,6 +107,14 @@ def test_diverging_run_is_reported_once(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     message = "diverged in epoch 1: relu seed=0: losses or weights are not finite; a smaller --lr may help"
     assert result.stderr == f"note: {message}\n"
+
+
+def test_run_that_diverged_is_not_the_best_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sound, lost = make_record("relu", [80.0]), make_record("tanh", [90.0], ended="diverged in epoch 1")
+    _show_results([sound, lost], tmp_path, {}, weights=True)
+    assert "the best network after the last epoch, relu with seed 0," in capsys.readouterr().out
+    _show_results([lost], tmp_path, {}, weights=True)
+    assert capsys.readouterr().out.endswith("all runs of kerasnet/cifar10 diverged; a smaller --lr may help\n")
 
 
 def test_two_processes_in_one_directory_share_the_work(uninterrupted: Path, tmp_path: Path) -> None:

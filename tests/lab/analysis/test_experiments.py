@@ -185,6 +185,16 @@ def test_all_that_share_the_best_mean_are_marked() -> None:
     assert {row for row, cell in cells.items() if cell.best} == {"tanh", "identity"}
 
 
+def test_activation_of_which_all_runs_diverged_is_not_the_best() -> None:
+    runs = make_records({"relu": [90.0, 90.0], "tanh": [95.0, 50.0], "identity": [60.0, 60.0]})
+    lost = [replace(r, ended="diverged in epoch 1") if r.spec.activation == "relu" else r for r in runs]
+    some = [replace(r, ended="diverged in epoch 1") if r.spec.seed else r for r in runs]
+    best = [{row for row, cell in only(experiments(r)).cells.items() if cell.best} for r in (runs, lost, some)]
+    assert best == [{"relu"}, {"tanh"}, {"relu"}]
+    alone = only(experiments(lost[:2])).cells["relu"]
+    assert (alone.is_lost, alone.best) == (True, False)
+
+
 def test_settings_that_differ_from_the_paper_are_stated() -> None:
     sample = only(experiments(make_records(REACHED, column="lenet5/fashion-mnist-sample", coefficient_lr_scale=10.0)))
     assert sample.remarks == [

@@ -73,6 +73,19 @@ def test_per_channel_member_does_not_change_the_others(network: str) -> None:
     assert len(set(slopes.tolist())) > 1
 
 
+@pytest.mark.parametrize("topk", [(1,), (1, 5)])
+def test_image_without_finite_logits_is_wrong(topk: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(InMemoryLoader, "topk", topk)
+    training = Training([replace(spec, epochs=1) for spec in members()], FEED)
+    with torch.no_grad():
+        biases = training.population.get_parameter("stacked.linear2.bias")
+        biases[1], biases[2, 0] = torch.nan, torch.inf
+    training._end_epoch()
+    assert training.curves["test_accuracy"][0, 1:].tolist() == [[0.0] * len(topk)] * 2
+    assert training.curves["test_accuracy"][0, 0].min() > 0
+    assert training.curves["finite"].tolist() == [[True, False, False]]
+
+
 def test_prelu_learns_as_in_pytorch() -> None:
     sizes = {"in_channels": 1, "image_size": 28}
     ours = networks.build("lenet5", activation="prelu", seed=1, **sizes).double()

@@ -31,7 +31,12 @@ class Cell:
     over_reference: Interval | None  # the mean of differences between runs of the same seed
     published: float | None
     diverged: int  # runs, which count as the reading says
-    best: bool  # of all means of the experiment
+    best: bool  # of all means of the experiment, but for those of activations that are lost
+
+    @property
+    def is_lost(self) -> bool:
+        """Return whether all runs diverged."""
+        return self.diverged == self.accuracy.count
 
     @property
     def over_published(self) -> float | None:
@@ -83,19 +88,19 @@ class Experiment:
     @cached_property
     def cells(self) -> dict[str, Cell]:
         """Return a cell per activation."""
-        means = {row: Interval.of(reached.values()) for row, reached in self.accuracies.items()}
-        top = max(mean.mean for mean in means.values())
-        return {
+        cells = {
             row: Cell(
                 row=row,
-                accuracy=mean,
+                accuracy=Interval.of(reached.values()),
                 over_reference=None if row == REFERENCE else self.difference(row, REFERENCE),
                 published=self.published(row),
                 diverged=sum(record.spec.activation == row and self.lost(record) for record in self.records),
-                best=mean.mean == top,
+                best=False,
             )
-            for row, mean in means.items()
+            for row, reached in self.accuracies.items()
         }
+        top = max((cell.accuracy.mean for cell in cells.values() if not cell.is_lost), default=None)
+        return {row: replace(c, best=c.accuracy.mean == top and not c.is_lost) for row, c in cells.items()}
 
     def difference(self, row: str, other: str) -> Interval | None:
         """Return the difference between two activations on their common seeds; None if there are none."""

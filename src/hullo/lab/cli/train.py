@@ -369,7 +369,10 @@ def _show_results(records: list[Record], output: Path, networks: dict[Column, st
                 path, *_ = save(figure, output / f"{stem(experiment.name)}-activations")
                 typer.echo(f"learned activations: {path}")
     for column in dict.fromkeys(record.spec.column for record in records):
-        runs = [record for record in records if record.spec.column == column]
+        runs = [record for record in records if record.spec.column == column and not record.diverged]
+        if not runs:
+            typer.echo(f"all runs of {column} diverged; a smaller --lr may help")
+            continue
         best = max(runs, key=lambda record: (record.val_accuracy or record.test_accuracy)[-1])
         what = f"the best network after the last epoch, {best.spec.activation} with seed {best.spec.seed},"
         _echo_weights(what, best.spec, output, networks.get(column, ""), wanted=weights)

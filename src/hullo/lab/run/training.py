@@ -195,9 +195,13 @@ class Training:
         return sums[0], 100 * sums[1:].T
 
     def _score(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Return the sum of each member's losses on a batch and its hits among the top k, (1 + len(topk), K)."""
+        """Return the sum of each member's losses on a batch and its hits among the top k, (1 + len(topk), K).
+
+        An image with logits of which the loss is not finite, such as NaN, is no hit.
+        """
         losses, logits = self._losses(images, labels)
-        hits = (logits.topk(min(max(self.loader.topk), logits.shape[-1]), -1).indices == labels[:, None]).sum(1)
+        hits = logits.topk(min(max(self.loader.topk), logits.shape[-1]), -1).indices == labels[:, None]
+        hits = (hits & losses.isfinite()[..., None]).sum(1)
         return torch.stack([losses.sum(1), *(hits[:, :top].sum(-1) for top in self.loader.topk)])
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -55,6 +55,15 @@ def test_bold_is_the_best_and_nothing_below_the_reference(visit: Any, tmp_path: 
     assert column(page, "tbody strong") == []
 
 
+def test_activation_of_which_all_runs_diverged_is_not_bold(visit: Any, tmp_path: Path) -> None:
+    runs = make_records([COLUMNS[0]], ["relu", "tanh"], seeds=1, epochs=2)
+    lost = replace(runs[1], test_accuracy=[99.0, 99.0], ended="diverged in epoch 1")
+    page = visit(write_report(tmp_path, [runs[0], lost]))
+    assert column(page, "tbody strong") == [f"{runs[0].accuracy:.2f}"]
+    page.select_option("#show", "difference")
+    assert column(page, "tbody strong") == []
+
+
 def test_columns_with_other_rows_have_a_table_of_their_own(visit: Any, tmp_path: Path) -> None:
     own = ["affine(identity,relu,tanh)", "affine(identity,relu,tanh,parametrization=free)"]
     few, all_rows = make_records(COLUMNS[:1], ROWS[3:5], 1, 2), make_records(COLUMNS[2:3], ROWS, 1, 2)

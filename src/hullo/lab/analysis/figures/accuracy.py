@@ -226,7 +226,7 @@ def draw_final(experiment: Experiment) -> Figure:
         runs = [r for r in experiment.records if r.spec.activation == cell.row]
         sound = [experiment.accuracies[cell.row][r.spec.seed] for r in runs if not experiment.lost(r)]
         color = KINDS.get(_short(cell.row), {"color": "black"})["color"]
-        shape = LOST if cell.diverged == cell.accuracy.count else {"fmt": "o", "markersize": 4.5}
+        shape = LOST if cell.is_lost else {"fmt": "o", "markersize": 4.5}
         kind = "mean and 95 % interval" if with_interval else "mean"
         mean = "diverged" if shape is LOST else kind if several else "the run"
         look = {"color": color, "capsize": 2.5, "zorder": 3}

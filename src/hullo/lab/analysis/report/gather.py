@@ -115,15 +115,16 @@ def _layers(experiment: Experiment) -> list[str]:
 
 def _row(cells: Mapping[Reading, Cell]) -> dict[str, Any]:
     """Return a row of a column, with its figures by reading."""
-    name, diverged = next((cell.row, cell.diverged) for cell in cells.values())
-    row = ActivationSpec.parse(name)
+    first = next(iter(cells.values()))
+    row = ActivationSpec.parse(first.row)
     return {
-        "name": name,
+        "name": first.row,
         "kind": row.kind,
         "bases": [item.name for item in row.bases],
         "accuracy": {reading.name: _interval(cell.accuracy) for reading, cell in cells.items()},
         "difference": {reading.name: _interval(cell.over_reference) for reading, cell in cells.items()},
-        "diverged": diverged,
+        "diverged": first.diverged,
+        "lost": first.is_lost,
     }
 
 

@@ -69,7 +69,7 @@ function buildTable() {
       "p",
       {class: "lead"},
       haveSeeds(shownColumns()) ? `In percent: the mean over seeds and its 95 % interval${pairs}. ` : "In percent. ",
-      "The best of a column is bold. ",
+      "The best of a column is bold; activations of which all runs diverged do not count. ",
       "A cell leads to its runs. ",
       [...new Set(shownColumns().map(readingOf))].map(meaningOf).join(" "),
     ),
@@ -182,11 +182,15 @@ function tableBody(columns) {
   for (const column of columns) {
     const cells = names.map((name) => cellOf(column, name));
     const bestOf = (values) => Math.max(least, ...values.map((value) => value ?? -Infinity));
-    const ourBest = bestOf(cells.map(({ours}) => ours));
+    const ourBest = bestOf(cells.map(({row, ours}) => (row?.lost ? null : ours)));
     const paperBest = bestOf(Object.values(column.paper).map((pair) => pair[Number(difference)]));
     cells.forEach(({row, ours, half, paper}, i) => {
       rows[i].append(
-        node("td", {class: partOf(column)}, ourCell(column, row, strongIf(ours === ourBest, spell(ours)), half)),
+        node(
+          "td",
+          {class: partOf(column)},
+          ourCell(column, row, strongIf(ours === ourBest && !row?.lost, spell(ours)), half),
+        ),
       );
       if (hasPaper(column)) {
         rows[i].append(
