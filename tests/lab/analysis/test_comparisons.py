@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hullo.lab.analysis.comparisons import FAILS, HOLDS, Comparison, Fold, against_each, leave_one_seed_out
+from hullo.lab.analysis.comparisons import (
+    FAILS,
+    HOLDS,
+    Comparison,
+    Fold,
+    against_each,
+    leave_one_seed_out,
+    with_common_seeds,
+)
 from hullo.lab.analysis.statistics import Interval, p_value
 
 
@@ -106,3 +114,11 @@ def test_an_activation_with_fewer_seeds_does_not_take_those_of_others() -> None:
         (3, "relu", 11.0),
         (4, "relu", 12.0),
     ]
+
+
+def test_activations_that_share_no_seeds_with_others_do_not_prevent_a_comparison() -> None:
+    reached = {"relu": dict.fromkeys(range(3), 80.0), "tanh": dict.fromkeys(range(3), 81.0)}
+    reached |= {"elu": dict.fromkeys(range(5, 9), 99.0)}
+    assert with_common_seeds(reached, ["tanh", "elu"], ["relu"]) == (["tanh"], ["relu"], [0, 1, 2])
+    assert [fold.difference for fold in leave_one_seed_out(reached, ["tanh", "elu"], ["relu"])] == [1.0] * 3
+    assert with_common_seeds(reached, ["tanh"], ["elu"]) == ([], [], [])

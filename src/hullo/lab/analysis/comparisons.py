@@ -8,9 +8,9 @@ of folds).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from itertools import chain
+from itertools import product
 from statistics import NormalDist, mean, stdev
 from typing import NamedTuple, Protocol
 
@@ -37,17 +37,14 @@ def leave_one_seed_out(reached: Accuracies, rows: Sequence[str], others: Sequenc
     """Compare the best of some activations with the best of others, of those that were run.
 
     For each seed the best of either side by its mean over the other seeds is scored on this seed. With one activation
-    on either side these are the differences between runs of the same seed. Of either side, those with the most seeds
-    are compared, on the seeds that all of them have. A single seed is the only one to choose on, and decides nothing.
+    on either side these are the differences between runs of the same seed. Only those `with_common_seeds` are compared.
+    A single seed is the only one to choose on, and decides nothing.
 
     >>> reached = {"relu": {0: 80.0, 1: 80.0}, "tanh": {0: 90.0, 1: 70.0}, "identity": {0: 75.0, 1: 75.0}}
     >>> [fold.difference for fold in leave_one_seed_out(reached, ["relu", "tanh"], ["identity"])]
     [5.0, -5.0]
     """
-    sides = with_most_seeds(reached, rows), with_most_seeds(reached, others)
-    if not all(sides):
-        return []
-    seeds = sorted(set.intersection(*(set(reached[name]) for name in chain(*sides))))
+    *sides, seeds = with_common_seeds(reached, rows, others)
     folds = []
     for seed in seeds:
         rest = [s for s in seeds if s != seed] or [seed]
@@ -56,10 +53,27 @@ def leave_one_seed_out(reached: Accuracies, rows: Sequence[str], others: Sequenc
     return folds
 
 
-def with_most_seeds(reached: Accuracies, names: Sequence[str]) -> list[str]:
-    """Return the activations that were run with the most seeds: one with fewer would leave fewer to compare all on."""
-    counts = {name: len(reached[name]) for name in names if name in reached}
-    return [name for name, count in counts.items() if count == max(counts.values())]
+def with_common_seeds(
+    reached: Accuracies, rows: Sequence[str], others: Sequence[str]
+) -> tuple[list[str], list[str], list[int]]:
+    """Return the activations of two sides that can be compared on most seeds, and these seeds.
+
+    These are the most seeds that any two of different sides share, and all activations that have them; of several sets
+    of seeds, the one that most activations have.
+
+    >>> reached = {"relu": {0: 1.0, 1: 1.0}, "tanh": {0: 1.0, 1: 1.0, 2: 1.0}, "elu": {3: 1.0, 4: 1.0}}
+    >>> with_common_seeds(reached, ["tanh", "elu"], ["relu"])
+    (['tanh'], ['relu'], [0, 1])
+    """
+    known = [[name for name in names if name in reached] for names in (rows, others)]
+
+    def able(seeds: Set[int]) -> list[list[str]]:
+        return [[name for name in names if reached[name].keys() >= seeds] for names in known]
+
+    shared = [reached[row].keys() & reached[other].keys() for row, other in product(*known)]
+    seeds = max(shared, key=lambda seeds: (len(seeds), sum(map(len, able(seeds)))), default=set())
+    first, second = able(seeds) if seeds else ([], [])
+    return first, second, sorted(seeds)
 
 
 def against_each(reached: Accuracies, row: str, others: Sequence[str]) -> list[list[Fold]]:

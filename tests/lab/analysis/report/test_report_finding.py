@@ -60,7 +60,32 @@ def test_the_finding_names_what_is_compared(tmp_path: Path) -> None:
     few = [r for r in made if r.spec.activation != "convex(identity,relu)" or r.spec.seed == 0]
     said = found(tmp_path, few)["finding"]
     assert f"the best hull, {HULL} (75.33" in said
-    assert said.endswith("Activations with fewer seeds are not compared.")
+    assert said.endswith(" Without these seeds, and not compared: convex(identity,relu).")
+
+
+def test_a_hull_with_other_seeds_is_left_out_of_the_finding(tmp_path: Path) -> None:
+    reached = {"relu": [70, 71, 72], HULL: [74, 75, 77], "convex(identity,relu)": [90, 91, 92]}
+    made = [
+        replace(r, spec=replace(r.spec, seed=r.spec.seed + 5)) if r.spec.activation.startswith("convex") else r
+        for r in runs(COLUMNS[3], reached)
+    ]
+    alone, beside = (found(tmp_path / str(len(some)), some) for some in (made[:6], made))
+    assert f"{HULL} (75.33 ± 3.79 %), gains 4.33 ± 1.43 points over" in alone["finding"]
+    assert beside["finding"] == alone["finding"] + " Without these seeds, and not compared: convex(identity,relu)."
+
+
+def test_the_gain_without_a_choice_has_the_interval_of_the_table(tmp_path: Path) -> None:
+    document = found(tmp_path, runs(COLUMNS[3], {"relu": [70, 71, 72], HULL: [74, 75, 77]}))
+    (column,) = document["columns"]
+    assert column["gain"] == next(row for row in column["rows"] if row["name"] == HULL)["difference"]["last"]
+
+
+def test_what_diverged_is_neither_the_best_hull_nor_the_best_other_activation(tmp_path: Path) -> None:
+    made = runs(COLUMNS[3], {"relu": [70, 71, 72], "tanh": [90, 90, 90], HULL: [74, 75, 77]})
+    lost = [replace(r, ended="diverged in epoch 1") if r.spec.activation == "tanh" else r for r in made]
+    assert "over the best other activation, relu" in found(tmp_path / "some", lost)["finding"]
+    all_lost = [replace(r, ended="diverged in epoch 1") for r in made]
+    assert found(tmp_path / "all", all_lost)["finding"].endswith(": all runs diverged.")
 
 
 def test_experiments_with_equal_differences_are_undecided(tmp_path: Path) -> None:
@@ -79,7 +104,7 @@ def test_several_experiments_are_counted_and_the_decided_ones_named(tmp_path: Pa
 
 
 def test_what_is_clear_alone_may_be_undecided_among_several(tmp_path: Path) -> None:
-    near = {"relu": [80, 80, 80, 80], HULL: [81.0, 81.1, 80.8, 80.5]}
+    near = {"relu": [80, 80, 80, 80], "tanh": [70, 70, 70, 70], HULL: [81.0, 81.1, 80.8, 80.5]}
     alone = found(tmp_path / "one", runs(COLUMNS[0], near))
     assert f"{HULL} (80.85 ± 0.42 %), gains" in alone["finding"]
     several = found(tmp_path / "many", *(runs(column, near) for column in COLUMNS[:3]))

@@ -4,34 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hullo.lab.analysis.comparisons import leave_one_seed_out, with_most_seeds
+from hullo.lab.analysis.comparisons import Comparison, leave_one_seed_out, with_common_seeds
 from hullo.lab.analysis.experiments import Experiment
-from hullo.lab.analysis.statistics import ALPHA, Interval, are_alike, holm, p_value
+from hullo.lab.analysis.statistics import ALPHA, Interval, are_alike, holm
 from hullo.lab.spec.activation import PRELU, ActivationSpec
 
 
 def gain(experiment: Experiment) -> Interval | None:
     """Return how much the best hull gains over the best other activation, in points; None if there are not both.
 
-    The best of either side is chosen on the other seeds. Fixed activations and PReLU are the others.
+    The best of either side is chosen on the other seeds. Fixed activations and PReLU are the others. Activations of
+    which all runs diverged do not count.
     """
-    differences = _differences(experiment)
-    return Interval.of(differences, "folds") if differences else None
+    found = _compare(experiment)
+    return found.difference if found else None
 
 
-def _differences(experiment: Experiment) -> list[float]:
-    """Return the gain on each seed."""
-    return [fold.difference for fold in leave_one_seed_out(experiment.accuracies, *_sides(experiment))]
+def _compare(experiment: Experiment) -> Comparison | None:
+    """Return the comparison of the best hull and the best other activation; None without common seeds of both."""
+    sides = _sides(experiment)
+    hulls, others, _ = with_common_seeds(experiment.accuracies, *sides)
+    folds = tuple(leave_one_seed_out(experiment.accuracies, *sides))
+    return Comparison(experiment.name, "", folds, choice=len(hulls + others) > 2) if folds else None
 
 
 def finding(experiments: Mapping[str, Experiment]) -> str:
     """Return the finding for experiments by title: one sentence. Several are corrected for their number (Holm)."""
-    tested = {title: found for title, e in experiments.items() if len(found := _differences(e)) > 1}
+    compared = {title: _compare(experiment) for title, experiment in experiments.items()}
+    tested = {title: found for title, found in compared.items() if found and len(found.folds) > 1}
     if len(tested) < 2:
-        title, experiment = next(((t, experiments[t]) for t in tested), next(iter(experiments.items())))
-        return f"{title}: {_of_one(experiment)}"
-    adjusted = holm([1.0 if are_alike(d) else p_value(d, 0.0, "folds") for d in tested.values()])
-    gains = {t: Interval.of(tested[t], "folds") for t, p in zip(tested, adjusted, strict=True) if p <= ALPHA}
+        title = next(iter([*tested, *experiments]))
+        return f"{title}: {_of_one(experiments[title])}"
+    adjusted = holm([1.0 if are_alike(found.differences) else found.p for found in tested.values()])
+    gains = {t: tested[t].difference for t, p in zip(tested, adjusted, strict=True) if p <= ALPHA}
     wins, losses = (
         [f"{title} (by {_size(found)} points)" for title, found in gains.items() if (found.mean > 0) == won]
         for won in (True, False)
@@ -44,32 +49,35 @@ def finding(experiments: Mapping[str, Experiment]) -> str:
 
 
 def _of_one(experiment: Experiment) -> str:
-    differences = _differences(experiment)
-    if not differences:
-        return f"the best activation of {len(experiment.cells)} is {_best(experiment, [*experiment.cells])}."
-    sides = _sides(experiment)
-    compared = [with_most_seeds(experiment.accuracies, side) for side in sides]
-    best, other = (_best(experiment, side) for side in compared)
-    found, seeds = Interval.of(differences, "folds"), len(differences)
+    sides, comparison = _sides(experiment), _compare(experiment)
+    known = [row for side in sides for row in side]
+    if not known:
+        return "all runs diverged."
+    if not comparison:
+        return f"the best activation of {len(known)} is {_best(experiment, known)}."
+    hulls, others, seeds = with_common_seeds(experiment.accuracies, *sides)
+    best, other = _best(experiment, hulls), _best(experiment, others)
+    found = comparison.difference
     pair = f"the best hull, {best}, and the best other activation, {other}"
-    if seeds == 1:
+    if len(seeds) == 1:
         said = f"{pair}, were run with one common seed, which decides nothing."
-    elif are_alike(differences):  # as with few test images
+    elif are_alike(comparison.differences):  # as with few test images
         gap = f"differ by {abs(found.mean):.2f} points" if round(found.mean, 2) else "are equal"
-        said = f"{pair}, {gap} with each of {seeds} seeds, which gives no interval."
+        said = f"{pair}, {gap} with each of {len(seeds)} seeds, which gives no interval."
     elif found.covers(0.0):
-        said = f"{pair}, differ by {_size(found)} points, which {seeds} seeds cannot tell from 0."
+        said = f"{pair}, differ by {_size(found)} points, which {len(seeds)} seeds cannot tell from 0."
     else:
         verb, word = ("gains", "over") if found.mean > 0 else ("loses", "to")
         said = f"the best hull, {best}, {verb} {_size(found)} points {word} the best other activation, {other}."
-    fewer = sum(map(len, sides)) > sum(map(len, compared))
-    return said + " Activations with fewer seeds are not compared." * fewer
+    left_out = [row for row in known if row not in hulls + others]
+    return said + f" Without these seeds, and not compared{_listed(left_out)}." * bool(left_out)
 
 
 def _sides(experiment: Experiment) -> tuple[list[str], list[str]]:
-    """Return the hulls of an experiment, and its other activations."""
-    hulls = [row for row in experiment.cells if ActivationSpec.parse(row).learns and row != str(PRELU)]
-    return hulls, [row for row in experiment.cells if row not in hulls]
+    """Return the hulls of an experiment, and its other activations, without those of which all runs diverged."""
+    rows = [row for row, cell in experiment.cells.items() if not cell.is_lost]
+    hulls = [row for row in rows if ActivationSpec.parse(row).learns and row != str(PRELU)]
+    return hulls, [row for row in rows if row not in hulls]
 
 
 def _best(experiment: Experiment, rows: Sequence[str]) -> str:
