@@ -17,7 +17,8 @@ from runs_to_draw import learned, run
 from typer.testing import CliRunner
 
 from hullo.lab.cli import app
-from hullo.lab.spec.records import Records
+from hullo.lab.spec.records import Record, Records
+from hullo.lab.spec.run_spec import Spec
 
 RUNS = [
     *(run("relu", seed, accuracies=[50.0, 60.0 + seed]) for seed in (0, 1)),
@@ -240,3 +241,23 @@ def test_a_disk_that_is_full_leaves_no_half_figure(tmp_path: Path, monkeypatch: 
         == f"hullo: cannot write {tmp_path}: No space left on device; free disk space, or choose another path\n"
     )
     assert not list(tmp_path.iterdir())
+
+
+def recorded(data: str, settings: str) -> Record:
+    return replace(RUNS[-1], spec=Spec("net", data, "affine(identity,relu)", epochs=2, settings=settings))
+
+
+def test_experiments_have_figures_of_their_own_whatever_their_names(tmp_path: Path) -> None:
+    names = [("d.x", ""), ("d-x", ""), ("data", "margin=1"), ("data", "margin=-1"), ("a" * 100, f"b={'c' * 100}")]
+    names += [("b", "augment=flip shift=1"), ("b", "augment=flip,shift:1")]
+    runs = [recorded(*name) for name in names]
+    files = []
+    for number, some in enumerate([runs, *([run] for run in runs)]):
+        Records(tmp_path / str(number) / "records.jsonl").add(some)
+        chosen = ("--only", "coefficients", "--dark", "--format", "png", "--output", tmp_path / str(number) / "out")
+        result = invoke(tmp_path / str(number), *chosen)
+        assert (result.exit_code, result.stderr) == (0, "")
+        files.append(written(tmp_path / str(number) / "out"))
+    assert len(files[0]) == 2 * len(names)
+    assert max(map(len, files[0])) < 250
+    assert {*files[1], *files[2]} <= {*files[0]}  # the others are named by their settings only beside each other

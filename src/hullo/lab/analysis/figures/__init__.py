@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -33,6 +34,13 @@ __all__ = [
 WITHOUT_RECORDS = ("geometry", "pipeline")
 """Figures that need no records."""
 FIGURES = (*WITHOUT_RECORDS, "activations", "coefficients", "accuracy")
+MAX_BYTES = 80
+"""The largest length of a name in the name of a file, which may have two of them; file systems allow 255 bytes."""
+_UNIQUE = re.compile(
+    r"\w+(:\w+@\w+)?/(fashion-mnist(-sample)?|\w+(@\w+)?)( \w+=\w+(\.\d+)?)*"  # an experiment
+    r"|[\w(),=. ]+"  # what the coefficients of a figure belong to
+)
+"""Names that no other name resembles in all but the characters that a file name does not have."""
 
 
 def draw_figures(
@@ -60,7 +68,7 @@ def draw_figures(
         if "coefficients" in wanted:
             figures: Mapping[str, Figure | None] = draw_coefficients(experiment, seed, layers) or {"": None}
             for about, figure in figures.items():
-                yield stem(f"{name}-coefficients {about}"), figure
+                yield "-".join([name, "coefficients", *map(stem, filter(None, [about]))]), figure
         if "accuracy" in wanted:
             yield f"{name}-accuracy-over-epochs", draw_learning(experiment)
             yield f"{name}-final-accuracy", draw_final(experiment)
@@ -69,7 +77,13 @@ def draw_figures(
 def stem(name: str) -> str:
     """Return a name as a part of a file name, without dots: some programs take what follows one for the format.
 
-    >>> stem("lenet5/cifar10 coefficient_lr_scale=0.5")
-    'lenet5-cifar10-coefficient_lr_scale-0-5'
+    A hash is added where another name would give the same part, and to what is cut because it is long.
+
+    >>> stem("lenet5/cifar10 coefficient_lr_scale=0.5"), stem("net/data margin=-1")
+    ('lenet5-cifar10-coefficient_lr_scale-0-5', 'net-data-margin-1-8738e7c9')
     """
-    return re.sub(r"\W+", "-", name).strip("-")
+    text = re.sub(r"\W+", "-", name).strip("-")
+    if _UNIQUE.fullmatch(name) and len(text.encode()) <= MAX_BYTES:
+        return text
+    short = text.encode()[:MAX_BYTES].decode(errors="ignore").rstrip("-")
+    return f"{short}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
