@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from hullo.lab.analysis.experiments import Experiment, experiments
 from hullo.lab.analysis.sources import longest_of_columns, read_records, too_few_seeds
@@ -18,6 +19,7 @@ from hullo.lab.analysis.statistics import Interval
 from hullo.lab.analysis.tables.csv import csv_table
 from hullo.lab.analysis.tables.latex import latex_table
 from hullo.lab.analysis.tables.markdown import markdown_table
+from hullo.lab.cli import app
 from hullo.lab.spec import paper
 from hullo.lab.spec.records import Records
 from made_records import make_record, make_records
@@ -270,6 +272,24 @@ def test_runs_on_different_samples_are_not_compared() -> None:
     only_val = replace(tanh, test_accuracy=[], val_accuracy=tanh.test_accuracy)
     with pytest.raises(ValueError, match=r"tanh.* has only val_accuracy, and .*relu.* only test_accuracy"):
         experiments([relu, only_val])
+
+
+def test_runs_that_cannot_be_compared_are_left_out_with_a_warning(tmp_path: Path) -> None:
+    sound = make_records(REACHED, column="lenet5/cifar10")
+    one, other = make_records({"relu": [80.0, 81.0]}, column="alexnet/ilsvrc2012")
+    Records(tmp_path / "runs" / "records.jsonl").add([*sound, one, replace(other, images=[1200, 50])])
+    said: list[str] = []
+    runs = read_records([tmp_path])
+    assert [e.name for e in experiments(runs, warn=said.append)] == ["lenet5/cifar10"]
+    assert len(said) == 1
+    assert said[0].endswith("choose one kind; alexnet/ilsvrc2012 is left out")
+    assert [e.name for e in experiments(runs, columns=["lenet5/cifar10"])] == ["lenet5/cifar10"]
+    with pytest.raises(ValueError, match="cannot compare runs on different parts"):
+        experiments(runs, columns=["alexnet/ilsvrc2012"], warn=said.append)
+    for words in (["table"], ["report", "--output", "page.html"], ["figures", "--only", "accuracy", "--output", "out"]):
+        command, *options = [str(tmp_path / word) if word in ("page.html", "out") else word for word in words]
+        result = CliRunner().invoke(app, [command, str(tmp_path / "runs"), *options])
+        assert (result.exit_code, result.stderr) == (0, f"warning: {said[0]}\n")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from functools import cached_property
 
@@ -170,11 +170,12 @@ def experiments(
     epoch: int | None = None,
     columns: Sequence[str] = (),
     rows: Sequence[str] = (),
+    warn: Callable[[str], None] | None = None,
 ) -> list[Experiment]:
     """Group records into experiments, in the order of `place`, the longest of each column first.
 
     Runs with different settings are never in one experiment; the names say what sets them apart. Runs that saw
-    different parts of a data set are refused.
+    different parts of a data set, or were evaluated on different samples, cannot be compared.
 
     Args:
         records: one per run.
@@ -182,19 +183,18 @@ def experiments(
         epoch: the last that counts, from 1 on; by default the last of all. Experiments that ended before are left out.
         columns: which columns, and if there are several of one, with which settings, as their names are spelled.
         rows: which activations; by default all.
+        warn: is told of experiments whose runs cannot be compared, which are left out; without it, and where there are
+            no others, they are refused.
     """
     runs: dict[Spec, list[Record]] = {}
     for record in records:
         runs.setdefault(replace(record.spec, activation=REFERENCE, seed=0), []).append(record)
-    for alike in runs.values():
-        if len(parts := {tuple(record.images): record for record in alike}) > 1:
-            saw = (f"{r.spec} saw {' + '.join(map(str, r.images)) or 'all'} images" for r in parts.values())
-            raise ValueError(f"cannot compare runs on different parts of a data set: {'; '.join(saw)}; choose one kind")
     splits = {setting: _split(alike) for setting, alike in runs.items()}
     names = _names(sorted(runs, key=lambda s: (place(s.column), -s.epochs, s.settings or "", astuple(s)[:-1])), splits)
     if columns:
         chosen = {setting for text in columns for setting in _fitting(text, names)}
         names = {setting: name for setting, name in names.items() if setting in chosen}
+    names = _comparable(names, runs, warn)
     if epoch is not None and not any(1 <= epoch <= setting.epochs for setting in names):
         there = ", ".join(f"{name} has epochs 1 to {setting.epochs}" for setting, name in names.items())
         raise ValueError(f"no epoch {epoch}: {there}; choose another epoch, or other columns with --experiment")
@@ -206,13 +206,33 @@ def experiments(
 
 def _split(records: Sequence[Record]) -> str:
     """Return on which samples runs are compared: "test" where all were evaluated on them, otherwise "val"."""
-    without = {split: [r for r in records if not getattr(r, f"{split}_accuracy")] for split in ("test", "val")}
-    if common := [split for split, runs in without.items() if not runs]:
-        return common[0]
-    raise ValueError(
-        f"cannot compare runs on different samples: {without['test'][0].spec} has only val_accuracy, and "
-        f"{without['val'][0].spec} only test_accuracy; log one of them in all runs, or give these runs another name"
-    )
+    return "test" if all(record.test_accuracy for record in records) else "val"
+
+
+def _comparable(
+    names: Mapping[Spec, str], runs: Mapping[Spec, Sequence[Record]], warn: Callable[[str], None] | None
+) -> dict[Spec, str]:
+    """Return the experiments whose runs can be compared; warn of the others, or refuse them."""
+    flaws = {setting: flaw for setting in names if (flaw := _find_flaw(runs[setting]))}
+    for setting, flaw in flaws.items():
+        if warn is None or len(flaws) == len(names):
+            raise ValueError(flaw)
+        warn(f"{flaw}; {names[setting]} is left out")
+    return {setting: name for setting, name in names.items() if setting not in flaws}
+
+
+def _find_flaw(records: Sequence[Record]) -> str:
+    """Return why runs cannot be compared; an empty string if they can."""
+    if len(parts := {tuple(record.images): record for record in records}) > 1:
+        saw = (f"{r.spec} saw {' + '.join(map(str, r.images)) or 'all'} images" for r in parts.values())
+        return f"cannot compare runs on different parts of a data set: {'; '.join(saw)}; choose one kind"
+    untested, unheld = ([r for r in records if not getattr(r, f"{split}_accuracy")] for split in ("test", "val"))
+    if untested and unheld:
+        return (
+            f"cannot compare runs on different samples: {untested[0].spec} has only val_accuracy, and "
+            f"{unheld[0].spec} only test_accuracy; log one of them in all runs, or give these runs another name"
+        )
+    return ""
 
 
 def _under(experiments: Sequence[Experiment], reading: Reading) -> list[Experiment]:

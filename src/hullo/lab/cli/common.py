@@ -220,7 +220,7 @@ def note_omitted(records: Sequence[Record], shown: Sequence[Experiment], columns
     """Print a note about experiments that are omitted because they lack the epoch or the reading."""
     from hullo.lab.analysis.experiments import experiments
 
-    available = experiments(records, columns=columns or ()) if records else []
+    available = experiments(records, columns=columns or (), warn=lambda _: None) if records else []
     if missing := [e.name for e in available if e.setting not in {other.setting for other in shown}]:
         typer.echo(f"note: omitted, without this epoch or reading: {', '.join(missing)}", err=True)
 

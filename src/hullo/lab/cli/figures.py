@@ -78,7 +78,9 @@ def figures(
             raise ValueError(f"no records for the figure {need_records[0]!r}; {HOW_TO_GET_RECORDS}")
         loaded = read_records(paths, warn) if need_records and paths else []
         selected = (
-            experiments(loaded, reading=reading, epoch=epoch, columns=columns or (), rows=rows or ()) if loaded else []
+            experiments(loaded, reading=reading, epoch=epoch, columns=columns or (), rows=rows or (), warn=warn)
+            if loaded
+            else []
         )
         check_layers(selected, layers or ())
         seeds = {record.spec.seed for experiment in selected for record in experiment.records}

@@ -40,7 +40,7 @@ def table(
             raise ValueError(f"unknown format {style!r}; available: {', '.join(FORMATS)}")
         paths = record_paths(records)
         loaded = read_records(paths, warn)
-        selected = experiments(loaded, reading=reading, epoch=epoch, columns=columns or ())
+        selected = experiments(loaded, reading=reading, epoch=epoch, columns=columns or (), warn=warn)
     note_omitted(loaded, selected, columns)
     if style == "terminal":
         terminal = console()

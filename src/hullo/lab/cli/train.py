@@ -360,7 +360,7 @@ def _show_results(records: list[Record], output: Path, networks: dict[Column, st
     from hullo.lab.analysis.tables.terminal import terminal_table
 
     with report_errors():
-        shown = analysis.experiments(records)
+        shown = analysis.experiments(records, warn=warn)
     terminal = console()
     for experiment in shown:
         terminal.print(terminal_table(experiment, terminal.width))

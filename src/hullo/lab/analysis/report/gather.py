@@ -41,7 +41,7 @@ def gather(paths: Sequence[Path], warn: Callable[[str], None] | None = None) -> 
     recorded = {record.spec for record in records}
     waiting = {spec for specs in begun.values() for spec in specs} - recorded
     environments = list(dict.fromkeys(record.environment for record in records))
-    columns = experiments(records)
+    columns = experiments(records, warn=warn)
     main = main_experiments(columns)
     named = titles({*(experiment.setting.column for experiment in columns), *(spec.column for spec in waiting)})
     return {
