@@ -54,6 +54,11 @@ empty_cuda: Callable[..., Tensor] = getattr(
 is_left_aligned = torch._nested_tensor_from_mask_left_aligned
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error means that memory ran out; on a CPU only PyTorch's text says so."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator: " in str(error)
+
+
 @contextlib.contextmanager
 def without_saved_tensor_hooks() -> Iterator[None]:
     """Save tensors for backward passes as they are, also where hooks are active, such as those of checkpointing."""

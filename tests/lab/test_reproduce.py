@@ -124,8 +124,14 @@ def test_two_processes_in_one_directory_share_the_work(uninterrupted: Path, tmp_
     assert output[0][0] == output[1][0]
 
 
-@pytest.fixture
-def small_memory(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+FULL = (
+    torch.OutOfMemoryError("out of memory"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:124] . DefaultCPUAllocator: can't allocate memory: you tried to ..."),
+)
+
+
+@pytest.fixture(params=FULL, ids=["GPU", "CPU"])
+def small_memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Limit the device to two networks; return the sizes of the populations that were tried."""
     tried: list[int] = []
     advance = training.Training.advance
@@ -134,7 +140,7 @@ def small_memory(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         tried.append(len(self.specs))
         for moment in advance(self):
             if len(self.specs) > 2 and self.step == 2:
-                raise torch.OutOfMemoryError("out of memory")
+                raise request.param
             yield moment
 
     monkeypatch.setattr(training.Training, "advance", limited)
@@ -152,9 +158,12 @@ def test_population_too_large_for_memory_is_split(uninterrupted: Path, tmp_path:
         assert record.accuracy == pytest.approx(whole.accuracy, abs=100 / tiny_command.TEST + 1e-6)
 
 
-def test_network_too_large_for_memory_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", FULL, ids=["GPU", "CPU"])
+def test_network_too_large_for_memory_is_a_clear_error(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(_: object) -> Iterator[None]:
-        raise torch.OutOfMemoryError("out of memory")
+        raise error
 
     monkeypatch.setattr(training.Training, "advance", full)
     result = invoke(*TRAIN, "--output", tmp_path)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 import torch.utils._pytree as pytree
 from torch import Tensor, fx
 
-from hullo._compat import add_to_each
+from hullo._compat import add_to_each, is_out_of_memory
 from hullo.population import noise, norms, recurrent, shapes  # noqa: F401  (they register rules)
 from hullo.population.activations import Activations
 from hullo.population.export import LoweringError, at_source, source_of
@@ -195,9 +195,11 @@ class Program:
         args, kwargs = _look_up(node.args, node, env), _look_up(node.kwargs, node, env)
         try:
             return self._call(run, node, args, kwargs, env)
-        except (LoweringError, torch.OutOfMemoryError):
+        except LoweringError:
             raise
         except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+            if is_out_of_memory(error):
+                raise
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             what = f"the activation {self.sites[args[1]].path!r}" if node.target is SITE else node.target
             raise LoweringError(f"cannot compute {what} for all members: {reason}{at_source(node)}") from error

@@ -163,3 +163,35 @@ def test_network_is_checked_with_batches_of_the_run() -> None:
     command = ("train", "more.py:Ghost", "features.npz", "--epochs", 1, "--batch-size")
     assert invoke(*command, 12).exit_code == 0  # 18 samples: 12 and 6, both multiples of 6
     assert invoke(*command, 15).exit_code == 2
+
+
+HUGE = """
+from torch import nn
+
+
+class Huge(nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.head = nn.Linear(5, num_classes)
+
+    def forward(self, x):
+        return self.head(x).relu() + x.repeat(2**45, 1).sum()
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("train huge.py:Huge features.npz", "does not fit into memory; choose a smaller --batch-size"),
+        ("train huge.py:Huge features.npz --activation relu", "memory ran out; free some, or choose a smaller --batch"),
+    ],
+    ids=["trained", "built"],
+)
+def test_network_too_large_for_the_memory_of_a_cpu_is_a_clear_error(
+    place: Path, command: str, message: str
+) -> None:
+    Path("huge.py").write_text(HUGE)
+    result = invoke(*command.split(), "--output", "runs")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert message in result.stderr.splitlines()[-1]
+    assert not Path("runs/records.jsonl").exists()

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hullo._compat import is_out_of_memory
 from hullo.lab.bench.cases import CONTENDERS, SMALL, Case, bytes_to_move
 from hullo.lab.bench.clocks import Clock, Step, wall_laps
 from hullo.lab.bench.results import Row
@@ -97,7 +98,7 @@ class Bench:
             try:
                 yield task.measure(now + (end - now) / (len(tasks) - index))
             except RuntimeError as error:
-                if not _is_out_of_memory(error):
+                if not is_out_of_memory(error):
                     raise
                 self.progress.note(f"not enough memory; not measured: {task.name}")
             torch.cuda.empty_cache()
@@ -188,7 +189,7 @@ class Bench:
                         step()
                 self.clock.wait()
             except Exception as error:
-                if not (contender.needs_compiler or _is_out_of_memory(error)):
+                if not (contender.needs_compiler or is_out_of_memory(error)):
                     raise
                 self.progress.note(f"{name} is left out of {case}: {_reason(error)}")
             else:
@@ -267,11 +268,6 @@ def _quantiles(seconds: Sequence[float]) -> tuple[float, float, float]:
         torch.tensor(seconds, dtype=torch.float64).quantile(torch.tensor([0.1, 0.5, 0.9]).double()).tolist()
     )
     return p10, median, p90
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Return whether an error means that memory ran out; on a CPU only its text says so."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def _reason(error: Exception) -> str:

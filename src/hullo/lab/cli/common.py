@@ -162,6 +162,14 @@ class Commands(Group):
         except OSError as error:
             typer.echo(f"hullo: {error.filename or 'standard output'}: {error.strerror or error}", err=True)
             raise typer.Exit(1) from error
+        except (MemoryError, RuntimeError) as error:
+            from hullo._compat import is_out_of_memory
+
+            if not is_out_of_memory(error):
+                raise
+            remedy = "free some, or choose a smaller --batch-size or --image-size"
+            typer.echo(f"hullo: memory ran out; {remedy}", err=True)
+            raise typer.Exit(1) from error
         return result
 
 

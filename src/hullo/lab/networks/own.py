@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hullo._compat import is_out_of_memory
 from hullo.lab.spec.activation import ActivationSpec
 from hullo.modules import HULLS, Hull, LinearHull
 from hullo.surgery import replace_activations, summary
@@ -193,9 +194,9 @@ class OwnNetwork:
             yield
         except SyntaxError as error:
             raise ValueError(f"{error.filename or self.path}, line {error.lineno}: {error.msg}") from error
-        except torch.OutOfMemoryError:
-            raise
         except (Exception, SystemExit) as error:
+            if is_out_of_memory(error):
+                raise
             frames = traceback.extract_tb(error.__traceback__)
             places = [f"{self.path}, line {f.lineno}" for f in frames if f.filename == str(self.path)]
             if not places:  # in a method that was rewritten to replace activations

@@ -23,6 +23,7 @@ from uuid import uuid4
 import torch
 from rich.console import Console
 
+from hullo._compat import is_out_of_memory
 from hullo._install import install_command
 from hullo._signals import stop_request
 from hullo.lab.errors import RunError
@@ -218,10 +219,11 @@ class _Tasks:
 
     def _fail(self, population: Members, error: Exception) -> None:
         cause = getattr(error, "cause", None)  # the exception that the task raised
-        if isinstance(cause, torch.OutOfMemoryError) and len(population) > 1:
+        is_full = cause is not None and is_out_of_memory(cause)
+        if is_full and len(population) > 1:
             self.progress.note(self.runner.queue.split_in_half(population))
             return
-        if isinstance(cause, torch.OutOfMemoryError):
+        if is_full:
             self.failed[population] = str(out_of_memory_error(population))
         elif isinstance(cause, ValueError):
             self.failed[population] = str(cause)

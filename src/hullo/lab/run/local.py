@@ -14,6 +14,7 @@ from threading import Event
 
 import torch
 
+from hullo._compat import is_out_of_memory
 from hullo._signals import stop_request
 from hullo.lab.distributed import SINGLE_PROCESS, World
 from hullo.lab.networks import OWN, check_size
@@ -132,7 +133,9 @@ class LocalRunner:
                     if self.world.is_main:
                         self.queue.commit(population, records)
             return
-        except torch.OutOfMemoryError as error:
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
             if self.world.size > 1:
                 raise out_of_memory_error(population) from error
         gc.collect()
