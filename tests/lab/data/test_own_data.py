@@ -73,6 +73,8 @@ class TestArrays:
             ({"x_train": torch.full((4, 3), torch.nan)}, "x_train.*not finite"),
             ({"x_train": torch.full((4, 3), 1e300, dtype=torch.float64)}, "x_train.*not finite in float32"),
             ({"x_train": torch.zeros(4)}, r"x_train.*\(count, \.\.\.\)"),
+            ({"x_train": torch.zeros(4, 1, 0, 5, dtype=torch.uint8)}, r"numbers in every sample; got .* \(4, 1, 0, 5\)"),
+            ({"y_train": torch.tensor([0, 1, 1, -1]).view(torch.uint64)}, r"from 0; got one of 2\^63 or more, as torch.u"),
         ],
     )
     def test_bad_arrays_are_reported_by_name(self, arrays: dict[str, torch.Tensor], message: str) -> None:
@@ -104,6 +106,30 @@ class TestArrays:
 
 
 class TestFolders:
+    def test_images_that_do_not_fit_into_memory_are_a_clear_error(self, tmp_path: Path) -> None:
+        with pytest.raises(DataError, match="images of .* do not fit into memory; choose a smaller --image-size"):
+            open_data(write_images(tmp_path), 10**7)
+
+    @pytest.mark.parametrize("suffix", ["png", "jpg", "tiff"])
+    def test_images_are_turned_as_their_exif_data_say(self, suffix: str, tmp_path: Path) -> None:
+        pixels = np.zeros((4, 8), np.uint8)
+        pixels[:, 4:] = 255
+        turned = Image.Exif()
+        turned[274] = 6  # by 90 degrees
+        for split in ("train", "test"):
+            for number, name in enumerate(("cat", "dog")):
+                (folder := tmp_path / "images" / split / name).mkdir(parents=True)
+                Image.fromarray(pixels).save(folder / f"0.{suffix}", exif=turned, compression="tiff_lzw")
+                Image.fromarray(np.ascontiguousarray(pixels.T)).save(folder / f"{1 + number}.png")
+        images = open_data(tmp_path / "images").train_images
+        assert images.shape == (4, 1, 8, 4)
+        assert (images[0].int() - images[1].int()).abs().max() < 3
+
+    def test_transparency_is_ignored(self, tmp_path: Path) -> None:
+        folder = write_images(tmp_path)
+        Image.new("RGBA", (8, 8), (10, 20, 30, 0)).save(folder / "train" / "cat" / "0.png")
+        assert open_data(folder).train_images[0, :, 0, 0].tolist() == [10, 20, 30]
+
     def test_class_without_images_is_refused_in_training_and_reported_in_evaluation(self, tmp_path: Path) -> None:
         folder = write_images(tmp_path)
         for path in (folder / "val" / "dog").iterdir():

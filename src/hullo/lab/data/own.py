@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from hullo._compat import is_out_of_memory
 from hullo.lab.data.dataset import Dataset
 from hullo.lab.data.release import DataError
 
@@ -89,7 +90,7 @@ def _read_folder(folder: Path, image_size: int | None) -> tuple[list[Tensor], tu
     is_color, largest = False, 0  # the largest value of 16-bit images
     for path, _ in (item for items in files.values() for item in items):
         with _open_image(path) as image:
-            sizes.setdefault(image.size, path)
+            sizes.setdefault(_upright(image, path).size, path)
             if image.mode.startswith("I;16"):
                 largest = max(largest, int(_read(path, partial(np.asarray, image)).max()))
             else:
@@ -101,10 +102,18 @@ def _read_folder(folder: Path, image_size: int | None) -> tuple[list[Tensor], tu
             "in --image-size 64"
         )
     parts = []
+    width, height = next(iter(sizes)) if image_size is None else (image_size, image_size)
     for items in files.values():
         shift = max(0, largest.bit_length() - 8)
-        images = [_decode(path, "RGB" if is_color else "L", image_size, shift) for path, _ in items]
-        parts += [torch.stack(images), torch.tensor([label for _, label in items])]
+        try:
+            images = torch.empty(len(items), 3 if is_color else 1, height, width, dtype=torch.uint8)
+            for i, (path, _) in enumerate(items):
+                images[i] = _decode(path, "RGB" if is_color else "L", image_size, shift)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise DataError(f"the images of {folder} do not fit into memory; choose a smaller --image-size") from error
+        parts += [images, torch.tensor([label for _, label in items])]
     places = [str(folder / split) for split in files]
     _check_classes(classes, parts[1::2], places, "add images, or remove the empty folder")
     return parts, classes
@@ -184,9 +193,21 @@ def _read(path: Path, read: Callable[[], Any]) -> Any:
         raise DataError(f"{path} cannot be read as an image: {error}") from None
 
 
+def _upright(image: Image.Image, path: Path) -> Image.Image:
+    """Return an image with the orientation that its EXIF data give; without such data, it is not decoded.
+
+    A TIFF file has them among its tags, and Pillow turns it when it decodes it.
+    """
+    if "exif" not in image.info and image.format != "TIFF":
+        return image
+    upright: Image.Image = _read(path, partial(ImageOps.exif_transpose, image))
+    return upright
+
+
 def _decode(path: Path, mode: str, size: int | None, shift: int) -> Tensor:
     """Return an image as uint8 of shape (channels, height, width); values of 16 bits lose their last `shift` bits."""
-    with _open_image(path) as image:
+    with _open_image(path) as opened:
+        image = _upright(opened, path)
         if image.mode in ("I", "F"):
             raise DataError(f"{path} has 32 bits per pixel; convert it to 8 or 16 bits, or store arrays in a file .npz")
         if image.mode.startswith("I;16"):  # Pillow would clip at 255
@@ -243,10 +264,10 @@ def _read_split(arrays: Mapping[str, Any], split: str, path: Path) -> tuple[Tens
             f"{path}: y_{split} must hold integers of shape ({len(samples)},), one per sample; got "
             f"{labels.dtype} of shape {tuple(labels.shape)}; for other targets, write a loop with hullo.population"
         )
-    labels = labels.long()
-    if not labels.numel() or (least := int(labels.min())) < 0:
-        raise DataError(f"{path}: y_{split} must hold labels from 0; got {'none' if not labels.numel() else least}")
-    return samples, labels
+    if not labels.numel() or (least := int(labels.long().min())) < 0:
+        given = f"one of 2^63 or more, as {labels.dtype}" if labels.dtype == torch.uint64 else least
+        raise DataError(f"{path}: y_{split} must hold labels from 0; got {given if labels.numel() else 'none'}")
+    return samples, labels.long()
 
 
 def _load_npz(path: Path) -> dict[str, Any]:
@@ -275,8 +296,9 @@ def _as_tensor(array: Any, name: str) -> Tensor:
 
 def _as_samples(samples: Tensor, name: str) -> Tensor:
     """Return images as uint8 of shape (count, channels, height, width), features as float32, tokens as int64."""
-    if samples.dim() < 2 or samples.is_complex():
-        raise DataError(f"{name} must have the shape (count, ...); got {samples.dtype} of shape {tuple(samples.shape)}")
+    if samples.dim() < 2 or samples.is_complex() or 0 in samples.shape[1:]:
+        shape = f"{samples.dtype} of shape {tuple(samples.shape)}"
+        raise DataError(f"{name} must have the shape (count, ...), with numbers in every sample; got {shape}")
     if samples.dtype == torch.uint8:
         if samples.dim() == 3:
             return samples.unsqueeze(1)
