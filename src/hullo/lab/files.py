@@ -6,7 +6,8 @@ import errno
 import itertools
 import os
 import stat
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import BufferedReader, BufferedWriter
 from pathlib import Path
@@ -44,6 +45,17 @@ def read_safetensors(path: Path, *, tensors: bool = True) -> tuple[dict[str, str
     with safe_open(path, "pt") as file:
         names = file.keys() if tensors else ()
         return file.metadata() or {}, {name: file.get_tensor(name) for name in names}
+
+
+def checksum(tensors: Mapping[str, Tensor], text: str = "") -> str:
+    """Return a number that changes with the names and bytes of tensors, and with a text."""
+    import torch
+
+    value = zlib.crc32(text.encode())
+    for name, tensor in sorted(tensors.items()):
+        content = tensor.reshape(-1).view(torch.uint8).numpy()
+        value = zlib.crc32(content.data, zlib.crc32(name.encode(), value))
+    return str(value)
 
 
 def check_regular(status: os.stat_result, path: Path) -> None:

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import hullo
 from hullo.lab import networks
 from hullo.lab.cli import app
+from hullo.lab.files import read_safetensors
 from hullo.lab.networks import Task
 from hullo.lab.run.weights import load_network, save_weights
 from hullo.lab.spec.records import Records
@@ -47,6 +48,23 @@ def test_file_without_a_network_is_rejected(tmp_path: Path) -> None:
     save_weights(path, Spec("lenet5", "cifar10", "relu"), Task(3, 32, 10), nn.Linear(2, 2))
     with pytest.raises(ValueError, match="cannot load"):
         load_network(path)
+
+
+def test_damaged_weights_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    network = networks.build("lenet5", activation="relu", in_channels=1, image_size=16)
+    save_weights(path, Spec("lenet5", "cifar10", "relu"), Task(1, 16, 10), network)
+    content = path.read_bytes()
+    for place in (len(content) - 1, len(content) // 2, content.index(b"seed=0") + len("seed=")):
+        damaged = bytearray(content)
+        damaged[place] ^= 1
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"x\.safetensors is damaged: .*; restore it, or train"):
+            load_network(path)
+    metadata, tensors = read_safetensors(path)
+    del metadata["checksum"]  # as in older files
+    save_file(tensors, path, metadata)
+    assert isinstance(load_network(path), nn.Module)
 
 
 @pytest.mark.parametrize("kept", [True, False])

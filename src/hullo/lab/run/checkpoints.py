@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
 from safetensors.torch import save
-from torch import Tensor
 
-from hullo.lab.files import atomic_write, locked, remove
+from hullo.lab.files import atomic_write, checksum, locked, remove
 from hullo.lab.run.loaders import Loader
 from hullo.lab.run.training import Training
 from hullo.lab.spec.checkpoint_files import REMEDY, VERSION, read_checkpoint, read_members, scan_checkpoints
@@ -39,7 +36,7 @@ class Checkpoints:
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in training.state_dict().items()}
         specs = json.dumps([str(spec) for spec in training.specs])
         metadata = {"version": VERSION, "specs": specs, "data": _describe(training.loader)}
-        metadata["checksum"] = _checksum(tensors)
+        metadata["checksum"] = checksum(tensors)
         with atomic_write(self._path(training.specs)) as file:
             file.write(save(tensors, metadata))
 
@@ -72,7 +69,7 @@ class Checkpoints:
             return
         read_members(path)
         before, state = read_checkpoint(path)
-        if before.get("checksum", "") not in ("", _checksum(state)):
+        if before.get("checksum", "") not in ("", checksum(state)):
             raise ValueError(f"{path} is damaged: its tensors are not those that were saved; {REMEDY}")
         if before.get("data") != (now := _describe(training.loader)):
             raise ValueError(
@@ -95,15 +92,6 @@ class Checkpoints:
 
     def _path(self, specs: tuple[Spec, ...]) -> Path:
         return self.folder / f"{identify(specs)}.safetensors"
-
-
-def _checksum(tensors: Mapping[str, Tensor]) -> str:
-    """Return a number that changes with the names and bytes of tensors."""
-    value = 0
-    for name, tensor in sorted(tensors.items()):
-        content = tensor.reshape(-1).view(torch.uint8).numpy()
-        value = zlib.crc32(content.data, zlib.crc32(name.encode(), value))
-    return str(value)
 
 
 def _describe(loader: Loader) -> str:

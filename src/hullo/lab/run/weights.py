@@ -13,7 +13,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from hullo.lab import networks
-from hullo.lab.files import atomic_write, read_safetensors
+from hullo.lab.files import atomic_write, checksum, read_safetensors
 from hullo.lab.networks import Task
 from hullo.lab.spec.run_spec import Spec
 
@@ -28,6 +28,7 @@ def save_weights(path: Path, spec: Spec, task: Task, network: nn.Module, example
     metadata = {"spec": str(spec), "task": json.dumps(asdict(task))}
     if example is not None:
         metadata["example"] = json.dumps([str(example.dtype).removeprefix("torch."), *example.shape])
+    metadata["checksum"] = checksum(tensors, json.dumps(metadata, sort_keys=True))
     with atomic_write(path) as file:
         file.write(save(tensors, metadata))
 
@@ -79,6 +80,9 @@ def load_network(path: str | os.PathLike[str], network: str | None = None) -> nn
         raise ValueError(f"{path} is not a safetensors file of weights: {error}") from None
     if "spec" not in metadata:
         raise ValueError(f"{path} holds no trained network; give a file that hullo train wrote to its folder weights")
+    saved = metadata.pop("checksum", None)
+    if saved not in (None, checksum(tensors, json.dumps(metadata, sort_keys=True))):
+        raise ValueError(f"{path} is damaged: it is not as it was saved; restore it, or train the network again")
     try:
         spec, sizes = Spec.parse(metadata["spec"]), asdict(Task(**json.loads(metadata["task"])))
         if spec.is_own_network:
