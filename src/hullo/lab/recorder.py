@@ -21,7 +21,7 @@ from hullo.gating import named_callers
 from hullo.lab.files import make_directory
 from hullo.lab.spec.activation import PRELU, ActivationSpec
 from hullo.lab.spec.environment import choose_device, device_name, environment
-from hullo.lab.spec.records import Record, Records, round_number, round_numbers
+from hullo.lab.spec.records import Record, Records, round_number, round_numbers, spell_module
 from hullo.lab.spec.run_spec import SETTING, Spec
 from hullo.modules import Hull
 from hullo.parametrizations import BuiltInParametrization
@@ -164,7 +164,7 @@ class Run:
             members=1,
             seconds=round(time.perf_counter() - self._start, 3),
             environment=environment(device_name(self._device)),
-            layers=self.layer_names if row.learns else [],
+            layers=[spell_module(name) for name in self.layer_names] if row.learns else [],
             **curves,
         )
 

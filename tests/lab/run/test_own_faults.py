@@ -10,6 +10,7 @@ import pytest
 from own_files import NETWORK, invoke, line_of
 
 from hullo.lab import load_network
+from hullo.lab.spec.records import Records
 
 pytestmark = pytest.mark.usefixtures("place")
 
@@ -195,3 +196,20 @@ def test_network_too_large_for_the_memory_of_a_cpu_is_a_clear_error(
     assert (result.exit_code, result.stdout) == (1, "")
     assert message in result.stderr.splitlines()[-1]
     assert not Path("runs/records.jsonl").exists()
+
+
+def test_module_with_any_name_is_recorded(place: Path) -> None:
+    Path("named.py").write_text("""
+from torch import nn
+
+
+def make(num_classes):
+    network = nn.Sequential(nn.Linear(5, num_classes))
+    for name in ("a\\tb", "c" * 2000):
+        network.add_module(name, nn.ReLU())
+    return network
+""")
+    result = invoke("train", "named.py:make", "features.npz", "--epochs", "1", "--activation", "affine(identity,relu)")
+    assert result.exit_code == 0, result.output
+    (record,) = Records(Path("runs/records.jsonl")).read()
+    assert record.layers == ["a\\tb", "c" * 997 + "..."]

@@ -26,7 +26,7 @@ from hullo.lab.run.training import Training
 from hullo.lab.run.weights import check_savable, save_weights
 from hullo.lab.spec.activation import ActivationSpec
 from hullo.lab.spec.environment import Environment
-from hullo.lab.spec.records import Record, round_number, round_numbers
+from hullo.lab.spec.records import Record, round_number, round_numbers, spell_module
 from hullo.lab.spec.run_spec import Spec
 
 REFRESH_SECONDS = 0.5
@@ -178,7 +178,7 @@ def build_records(training: Training, environment: Environment) -> list[Record]:
         names = [item.name for item in row.bases]
         chosen = [[item.name for item in site.activations[k].bases] == names for site in activations.sites]
         by_epoch = [list(itertools.compress(activations.split(k, point), chosen)) for point in points]
-        modules = [site.path for site in itertools.compress(activations.sites, chosen)]
+        modules = [spell_module(site.path) for site in itertools.compress(activations.sites, chosen)]
         coefficients = [[round_numbers(layer.mean(0).tolist()) for layer in point] for point in by_epoch]
         finite = curves["finite"][:, k].tolist()
         for epoch, point in enumerate(coefficients[1:]):  # coefficients may be finite although their mean is not

@@ -16,7 +16,7 @@ from typing import Any
 from hullo.lab.files import atomic_write, locked, open_regular
 from hullo.lab.spec.activation import ActivationSpec
 from hullo.lab.spec.environment import Environment
-from hullo.lab.spec.run_spec import Spec
+from hullo.lab.spec.run_spec import MAX_LENGTH, Spec
 from hullo.lab.spec.schema import Exactly, Integer, List, Number, Object, Rule, Text, fail, read_json
 
 VERSION = 3
@@ -312,6 +312,16 @@ def _check_line(line: bytes) -> bytes:
     """Return a record's line after checking that it can be parsed again."""
     Record.parse(line)
     return line
+
+
+def spell_module(name: str) -> str:
+    r"""Return the name of a module as records have it: printable, and not too long.
+
+    >>> spell_module("blocks.first\tact")
+    'blocks.first\\tact'
+    """
+    text = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in name)
+    return text if len(text) <= MAX_LENGTH else f"{text[: MAX_LENGTH - 3]}..."
 
 
 def round_number(value: float) -> float:
