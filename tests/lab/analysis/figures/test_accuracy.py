@@ -54,6 +54,17 @@ def test_curves_are_means_over_seeds_and_bands_their_intervals_by_students_t() -
             np.testing.assert_allclose(ends, [fmean(values) - half, fmean(values) + half], atol=1e-6)
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_one_epoch_is_a_dot(count: int) -> None:
+    some = [run("relu", seed, accuracies=[60.0 + seed]) for seed in range(count)]
+    (panel,) = draw_learning(experiment(*some)).axes
+    dots = [line.get_ydata().tolist() for line in panel.lines if line.get_marker() == "o"]
+    assert dots == [[59.5 + count / 2], *([[60.0], [61.0]] if count == 2 else [])]
+    assert len(panel.collections) == (count == 3)
+    (panel,) = draw_learning(experiment(run("relu"))).axes
+    assert not [line for line in panel.lines if line.get_marker() == "o"]
+
+
 LOST = run("relu", 3, accuracies=[40.0, 10.0], ended="diverged in epoch 2")
 
 

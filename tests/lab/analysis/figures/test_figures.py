@@ -261,3 +261,10 @@ def test_experiments_have_figures_of_their_own_whatever_their_names(tmp_path: Pa
     assert len(files[0]) == 2 * len(names)
     assert max(map(len, files[0])) < 250
     assert {*files[1], *files[2]} <= {*files[0]}  # the others are named by their settings only beside each other
+
+
+def test_characters_that_the_font_lacks_are_drawn_without_warnings(tmp_path: Path) -> None:
+    Records(tmp_path / "records.jsonl").add([recorded("\u4e2d\u6587", "")])
+    result = invoke(tmp_path, "--only", "activations", "--output", tmp_path / "out")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert written(tmp_path / "out") == both("net-\u4e2d\u6587-activations")

@@ -41,7 +41,7 @@ def draw_learning(experiment: Experiment) -> Figure:
     Beside the hulls of the bases, a panel has the fixed activations that these hulls contain. Means are those of runs
     that did not diverge; each that did is a thin line up to there, and is counted above the panel. An interval of fewer
     than three seeds is too wide to show; the runs are thin lines instead. A triangle marks an interval that leaves the
-    panel.
+    panel. One epoch is a dot.
     """
     panels = arrange(experiment.accuracies)
     curves = {row: intervals(experiment, row) for row in experiment.accuracies}
@@ -156,10 +156,18 @@ def _explain(figure: Figure, looks: Mapping[str, dict[str, Any]], others: list[A
 
 def _draw_curve(panel: Axes, curve: Sequence[Interval], name: str, look: dict[str, Any]) -> None:
     epochs = range(1, len(curve) + 1)
-    panel.plot(epochs, [point.mean for point in curve], label=name, **look)
+    panel.plot(epochs, [point.mean for point in curve], label=name, **look, marker=_mark(curve))
     if _has_interval(curve):
         low, high = ([getattr(point, end) for point in curve] for end in ("low", "high"))
-        panel.fill_between(epochs, low, high, color=look["color"], alpha=0.15, linewidth=0)
+        if len(curve) == 1:
+            panel.vlines(epochs, low, high, color=look["color"], alpha=0.3, linewidth=3)
+        else:
+            panel.fill_between(epochs, low, high, color=look["color"], alpha=0.15, linewidth=0)
+
+
+def _mark(curve: Sequence[Any]) -> str:
+    """Return the marker of a curve: one epoch makes no line."""
+    return "o" if len(curve) == 1 else "none"
 
 
 def _has_interval(curve: Sequence[Interval]) -> bool:
@@ -172,7 +180,8 @@ def _draw_runs(panel: Axes, experiment: Experiment, row: str, look: dict[str, An
     own = [r for r in experiment.records if r.spec.activation == row and not experiment.lost(r)]
     for record in own if len(own) > 1 else ():
         reached = experiment.curve(record)
-        panel.plot(range(1, len(reached) + 1), reached, color=look["color"], linewidth=0.5, alpha=0.5)
+        thin: dict[str, Any] = {"color": look["color"], "linewidth": 0.5, "alpha": 0.5}
+        panel.plot(range(1, len(reached) + 1), reached, **thin, marker=_mark(reached), markersize=3)
 
 
 def _mark_beyond(panel: Axes, curve: Sequence[Interval], color: str) -> bool:

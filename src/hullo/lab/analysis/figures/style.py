@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -83,7 +84,8 @@ def drawing(width: float = WIDTH, *, titled: bool = True) -> Iterator[None]:
     """
     tokens = _width.set(width), _titled.set(titled)
     try:
-        with style.context(["default", _SETTINGS]):
+        with style.context(["default", _SETTINGS]), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing from font")  # a box stands for it
             yield
     finally:
         _width.reset(tokens[0])
