@@ -22,6 +22,7 @@ from hullo.lab.analysis.tables.markdown import markdown_table
 from hullo.lab.cli import app
 from hullo.lab.spec import paper
 from hullo.lab.spec.records import Records
+from hullo.lab.spec.run_spec import Spec
 from made_records import make_record, make_records
 
 REACHED = {"relu": [79.0, 80.0, 81.0], "affine(identity,relu)": [84.5, 85.5, 86.5], "gelu": [84.0, 84.0, 87.0]}
@@ -213,6 +214,13 @@ def test_runs_on_a_part_of_a_data_set_say_so_and_are_not_set_beside_the_papers()
     assert "Trained with 1,200 and evaluated on 50 images, not on all of the data set." in experiment.remarks
     assert all(cell.published is None for cell in experiment.cells.values())
     assert "1,200" in markdown_table([experiment])
+
+
+def test_recorded_runs_are_not_set_beside_the_papers_whatever_their_name() -> None:
+    (run,) = make_records({"relu": [80.0]})
+    assert only(experiments([run])).published("relu") == 79.97
+    spec = Spec("kerasnet", "cifar10", "relu", epochs=1, settings="width=64")
+    assert only(experiments([replace(run, spec=spec)])).published("relu") is None
 
 
 def test_runs_on_different_parts_of_a_data_set_are_refused() -> None:

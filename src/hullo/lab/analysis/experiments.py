@@ -109,9 +109,13 @@ class Experiment:
         return Interval.of(one[seed] - two[seed] for seed in sorted(shared)) if shared else None
 
     def published(self, row: str) -> float | None:
-        """Return the paper's figure, or None; runs on a sample or another part of a data set compare with nothing."""
+        """Return the paper's figure, or None.
+
+        Runs on a sample or another part of a data set, and those that `hullo.lab.record` wrote, compare with nothing.
+        """
         column = self.setting.column
         known = row in paper.ROWS and column in paper.COLUMNS and self.split == "test" and not self.part
+        known = known and self.setting.settings is None
         return paper.accuracy(row, column) if known else None
 
     @property
