@@ -42,6 +42,16 @@ def test_records_are_shown_in_every_format(form: str, given: str) -> None:
     assert "85.5" in result.stdout
 
 
+@pytest.mark.parametrize("form", BEGINNINGS)
+@pytest.mark.usefixtures("runs")
+def test_table_is_written_in_what_the_stream_can_encode(form: str) -> None:
+    lost = make_record("tanh", [10.0], ended="diverged in epoch 1")
+    Records(Path("runs/records.jsonl")).add([lost])
+    result = CliRunner(charset="ascii").invoke(app, ["table", "runs", "--format", form])
+    assert (result.exit_code, result.exception) == (0, None)
+    assert ("85.50 +- 2.48" in result.stdout) == (form in ("terminal", "markdown"))
+
+
 def test_results_are_shown_where_there_are_no_runs(runs: Path) -> None:
     runs.rename(runs.with_name("results"))
     assert "85.50 ± 2.48" in invoke().stdout

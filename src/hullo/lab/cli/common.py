@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import io
 import os
 import shlex
 import sys
@@ -122,6 +124,8 @@ GpusOption = Annotated[
 ]
 
 
+ASCII = {"±": "+-", "†": "+", "–": "-", "…": "..."}
+"""What stands for characters of the output in ASCII."""
 BROKEN_PIPE = 141
 """The exit code of a program that was ended by SIGPIPE, as shells report it."""
 
@@ -149,6 +153,7 @@ class Commands(Group):
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""
+        _replace_unencodable()
         try:
             result = super().invoke(ctx)
             if sys.stdout:
@@ -171,6 +176,21 @@ class Commands(Group):
             typer.echo(f"hullo: memory ran out; {remedy}", err=True)
             raise typer.Exit(1) from error
         return result
+
+
+def _replace_unencodable() -> None:
+    """Replace characters that standard output cannot encode, such as ± in ASCII, where these would be an error."""
+    codecs.register_error("hullo", _spell_in_ascii)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="hullo")
+
+
+def _spell_in_ascii(error: UnicodeError) -> tuple[str, int]:
+    """Return what stands for the characters of an error of encoding, and where these end."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    letters = error.object[error.start : error.end]
+    return "".join(ASCII.get(letter, ascii(letter)[1:-1]) for letter in letters), error.end
 
 
 def _discard_output() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -45,7 +46,7 @@ def table(
     if style == "terminal":
         terminal = console()
         for experiment in selected:
-            terminal.print(terminal_table(experiment, terminal.width), "")
+            terminal.print(terminal_table(experiment, terminal.width), "", crop=False)
     else:
         write = {"markdown": markdown_table, "latex": latex_table, "csv": csv_table}[style]
-        typer.echo(write(selected), nl=False)
+        typer.echo(write(selected), sys.stdout, nl=False)  # by default echo writes UTF-8 to streams for ASCII

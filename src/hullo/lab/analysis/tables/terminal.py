@@ -16,17 +16,19 @@ from hullo.lab.analysis.tables.format import caption, details, title
 def terminal_table(experiment: Experiment, width: int) -> Group:
     """Return the title, the table and the notes of one experiment, a row per activation; the best is bold.
 
-    Columns without an entry are left out, and names are never cut: those that are too long for the width of the
-    terminal are continued in the next line, after a comma.
+    Columns without an entry are left out. Names that are too long for the width of the terminal are continued in the
+    next line, after a comma. Nothing is cut: a table that is still too wide is wider than the terminal, so print it
+    with ``crop=False``.
     """
     head, lines = details(experiment)
     others = sum(1 + max(map(len, texts)) for texts in list(zip(head, *lines, strict=True))[1:])
-    table = Table(box=None, padding=(0, 1, 0, 0))
+    names = [wrap_name(texts[0], width - others - 1) for texts in lines]
+    needed = 1 + max(len(part) for name in (head[0], *names) for part in name.splitlines()) + others
+    table = Table(box=None, padding=(0, 1, 0, 0), width=needed if needed > width else None)
     for number, text in enumerate(head):
         justify: JustifyMethod = "right" if number and text else "left"
         table.add_column(text, justify=justify, no_wrap=number > 0, overflow="fold")
-    for texts, cell in zip(lines, experiment.cells.values(), strict=True):
-        name = wrap_name(texts[0], width - others - 1)
+    for name, texts, cell in zip(names, lines, experiment.cells.values(), strict=True):
         table.add_row(*map(escape, (name, *texts[1:])), style="bold" if cell.best else None)
     return Group(Text(title(experiment), "table.title"), table, Text(caption(experiment), "table.caption"))
 
