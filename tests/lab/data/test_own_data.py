@@ -73,8 +73,14 @@ class TestArrays:
             ({"x_train": torch.full((4, 3), torch.nan)}, "x_train.*not finite"),
             ({"x_train": torch.full((4, 3), 1e300, dtype=torch.float64)}, "x_train.*not finite in float32"),
             ({"x_train": torch.zeros(4)}, r"x_train.*\(count, \.\.\.\)"),
-            ({"x_train": torch.zeros(4, 1, 0, 5, dtype=torch.uint8)}, r"numbers in every sample; got .* \(4, 1, 0, 5\)"),
-            ({"y_train": torch.tensor([0, 1, 1, -1]).view(torch.uint64)}, r"from 0; got one of 2\^63 or more, as torch.u"),
+            (
+                {"x_train": torch.zeros(4, 1, 0, 5, dtype=torch.uint8)},
+                r"numbers in every sample; got .* \(4, 1, 0, 5\)",
+            ),
+            (
+                {"y_train": torch.tensor([0, 1, 1, -1]).view(torch.uint64)},
+                r"from 0; got one of 2\^63 or more, as torch.u",
+            ),
         ],
     )
     def test_bad_arrays_are_reported_by_name(self, arrays: dict[str, torch.Tensor], message: str) -> None:
@@ -107,7 +113,7 @@ class TestArrays:
 
 class TestFolders:
     def test_images_that_do_not_fit_into_memory_are_a_clear_error(self, tmp_path: Path) -> None:
-        with pytest.raises(DataError, match="images of .* do not fit into memory; choose a smaller --image-size"):
+        with pytest.raises(DataError, match=r"images of .* do not fit into memory; choose a smaller --image-size"):
             open_data(write_images(tmp_path), 10**7)
 
     @pytest.mark.parametrize("suffix", ["png", "jpg", "tiff"])

@@ -188,9 +188,7 @@ class Huge(nn.Module):
     ],
     ids=["trained", "built"],
 )
-def test_network_too_large_for_the_memory_of_a_cpu_is_a_clear_error(
-    place: Path, command: str, message: str
-) -> None:
+def test_network_too_large_for_the_memory_of_a_cpu_is_a_clear_error(place: Path, command: str, message: str) -> None:
     Path("huge.py").write_text(HUGE)
     result = invoke(*command.split(), "--output", "runs")
     assert (result.exit_code, result.stdout) == (1, "")

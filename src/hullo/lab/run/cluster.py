@@ -20,7 +20,6 @@ from secrets import token_hex
 from typing import Any
 from uuid import uuid4
 
-import torch
 from rich.console import Console
 
 from hullo._compat import is_out_of_memory

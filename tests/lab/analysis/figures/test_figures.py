@@ -252,7 +252,7 @@ def test_experiments_have_figures_of_their_own_whatever_their_names(tmp_path: Pa
     names += [("b", "augment=flip shift=1"), ("b", "augment=flip,shift:1")]
     runs = [recorded(*name) for name in names]
     files = []
-    for number, some in enumerate([runs, *([run] for run in runs)]):
+    for number, some in enumerate([runs, *([one] for one in runs)]):
         Records(tmp_path / str(number) / "records.jsonl").add(some)
         chosen = ("--only", "coefficients", "--dark", "--format", "png", "--output", tmp_path / str(number) / "out")
         result = invoke(tmp_path / str(number), *chosen)
