@@ -70,6 +70,19 @@ def test_recorded_runs_are_not_trained_again(uninterrupted: Path, monkeypatch: p
         assert f"{record.accuracy:.2f}" in line
 
 
+def test_recorded_runs_are_shown_from_a_directory_that_cannot_be_written(
+    uninterrupted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda _, mode: not mode & os.W_OK)  # a superuser may write anywhere
+    result = invoke(*REPRODUCE, "--output", uninterrupted)
+    assert (result.exit_code, result.stderr) == (
+        0,
+        f"note: learned activations are not drawn: {uninterrupted} is read-only\n",
+    )
+    assert ROWS[1] in result.stdout
+    assert invoke(*REPRODUCE, "--seeds", 2, "--output", uninterrupted).exit_code == 2
+
+
 def test_killed_at_random_times_it_ends_with_the_same_records(uninterrupted: Path, tmp_path: Path) -> None:
     command = (*REPRODUCE, "--output", tmp_path, "--checkpoint-every", "0")
     for _ in range(3):

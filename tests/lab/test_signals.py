@@ -13,10 +13,12 @@ from typing import Any
 
 import command_cases
 import pytest
+import typer
 from command_cases import CASES
 from filelock import FileLock
 
 from hullo._signals import REPEAT_SECONDS, stop_request
+from hullo.lab.cli.common import report_interruption
 from hullo.lab.files import locked
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs signals")
@@ -144,3 +146,14 @@ def test_stop_request_ends_a_wait_for_a_lock(tmp_path: Path) -> None:
     assert waited == [0, 1]
     with locked(tmp_path / "lock", wait):  # nothing is left of it
         pass
+
+
+def test_interruption_says_that_the_state_is_saved_only_if_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in ("resume with: ", f"the state is saved in {tmp_path}; resume with: "):
+        with pytest.raises(typer.Exit), report_interruption(tmp_path):
+            raise KeyboardInterrupt
+        assert capsys.readouterr().err.startswith(f"hullo: stopped; {words}")
+        (tmp_path / "checkpoints").mkdir(exist_ok=True)
+        (tmp_path / "checkpoints" / "x.safetensors").touch()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,10 @@ from typer.testing import CliRunner
 import hullo
 from hullo.lab import networks
 from hullo.lab.cli import app
+from hullo.lab.cli.train import _echo_weights
 from hullo.lab.files import read_safetensors
 from hullo.lab.networks import Task
+from hullo.lab.run.queue import weights_path
 from hullo.lab.run.weights import load_network, save_weights
 from hullo.lab.spec.records import Records
 from hullo.lab.spec.run_spec import Spec
@@ -65,6 +68,18 @@ def test_damaged_weights_are_refused(tmp_path: Path) -> None:
     del metadata["checksum"]  # as in older files
     save_file(tensors, path, metadata)
     assert isinstance(load_network(path), nn.Module)
+
+
+def test_printed_call_is_valid_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = Spec("net:Net@01234567", "cifar10", "relu")
+    path = weights_path(tmp_path / 'it\'s "new"', spec)
+    path.parent.mkdir(parents=True)
+    path.touch()
+    _echo_weights("it", spec, path.parents[1], "it's.py:Net", wanted=True)
+    call = ast.parse(capsys.readouterr().out.removeprefix("load it with "), mode="eval").body
+    assert isinstance(call, ast.Call)
+    assert [ast.literal_eval(argument) for argument in call.args] == [str(path)]
+    assert {word.arg: ast.literal_eval(word.value) for word in call.keywords} == {"network": "it's.py:Net"}
 
 
 @pytest.mark.parametrize("kept", [True, False])

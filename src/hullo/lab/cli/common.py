@@ -124,7 +124,7 @@ GpusOption = Annotated[
 ]
 
 
-ASCII = {"±": "+-", "†": "+", "–": "-", "…": "..."}
+ASCII = {"±": "+-", "†": "+", "\N{EN DASH}": "-", "…": "..."}
 """What stands for characters of the output in ASCII."""
 BROKEN_PIPE = 141
 """The exit code of a program that was ended by SIGPIPE, as shells report it."""
@@ -268,5 +268,7 @@ def report_interruption(output: Path) -> Iterator[None]:
         with report_write_errors(output, f"{remedy}; finished runs are kept, resume with: {command}"):
             yield
     except KeyboardInterrupt:
-        typer.echo(f"hullo: stopped; the state is saved in {output}; resume with: {command}", err=True)
+        is_saved = any(any(output.glob(pattern)) for pattern in ("*.safetensors", "checkpoints/*.safetensors"))
+        state = f"the state is saved in {output}; " if is_saved else ""
+        typer.echo(f"hullo: stopped; {state}resume with: {command}", err=True)
         raise typer.Exit(_signals.exit_code()) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -134,9 +135,9 @@ def _prepare(
     sentences = (*describe_kept(queue.specs, loaders), queue.records.describe_truncated()) if is_main else ()
     for sentence in filter(None, sentences):
         warn(sentence)
-    for folder in filter(None, (queue.output, tensorboard_dir)):
-        make_directory(folder)
-    queue.check_writable()
+    if tensorboard_dir:
+        make_directory(tensorboard_dir)
+    queue.prepare_output()
 
 
 def train(
@@ -234,8 +235,8 @@ def _echo_weights(what: str, spec: Spec, output: Path, network: str, *, wanted: 
 
     weights = weights_path(output, spec)
     if weights.exists():
-        source = f', network="{network}"' if spec.is_own_network else ""
-        typer.echo(f'load {what} with hullo.lab.load_network("{weights}"{source})')
+        source = f", network={network!r}" if spec.is_own_network else ""
+        typer.echo(f"load {what} with hullo.lab.load_network({str(weights)!r}{source})")
     elif wanted:
         typer.echo(f"there are no weights of {what} in {weights.parent}; to save them, choose another --output")
 
@@ -361,13 +362,15 @@ def _show_results(records: list[Record], output: Path, networks: dict[Column, st
 
     with report_errors():
         shown = analysis.experiments(records, warn=warn)
-    terminal = console()
+    terminal, is_writable = console(), os.access(output, os.W_OK | os.X_OK)
     for experiment in shown:
-        terminal.print(terminal_table(experiment, terminal.width))
+        terminal.print(terminal_table(experiment, terminal.width), crop=False)
         with report_interruption(output), drawing():
-            if figure := draw_activations(experiment):
+            if is_writable and (figure := draw_activations(experiment)):
                 path, *_ = save(figure, output / f"{stem(experiment.name)}-activations")
                 typer.echo(f"learned activations: {path}")
+    if not is_writable:
+        typer.echo(f"note: learned activations are not drawn: {output} is read-only", err=True)
     for column in dict.fromkeys(record.spec.column for record in records):
         runs = [record for record in records if record.spec.column == column and not record.diverged]
         if not runs:

@@ -59,10 +59,11 @@ class RunQueue:
         """Return the final states of populations whose weights are saved, from which longer runs continue."""
         return Checkpoints(self.output / "finished")
 
-    def check_writable(self) -> None:
-        """Raise a ValueError if runs have to be trained and a file or folder for their results cannot be written."""
+    def prepare_output(self) -> None:
+        """Create the output directory if runs have to be trained; raise a ValueError if results cannot be written."""
         if not self.populations():
             return
+        make_directory(self.output)
         check_appendable(self.records.path)
         kept = (self.finished.folder, self.output / "weights") if self.weights else ()
         for folder in (self.checkpoints.folder, *kept):

@@ -63,6 +63,6 @@ class Source:
     def _is_own_data(self) -> bool:
         """Return whether the data set is a path; names of the laboratory take precedence."""
         path = Path(self.dataset)
-        return self.dataset not in AUGMENTATIONS and (
+        return self.dataset not in ("", *AUGMENTATIONS) and (
             "/" in self.dataset or path.exists() or path.suffix in (".npz", ".safetensors")
         )

@@ -88,8 +88,8 @@ def parse_column(text: str) -> Column:
     >>> parse_column("lenet5/cifar10").network
     'lenet5'
     """
-    network, slash, data = text.partition("/")
-    if not slash:
+    network, _, data = text.partition("/")
+    if not network or not data:
         columns = ", ".join(map(str, DATA_COLUMNS))
         raise ValueError(
             f"invalid column {text!r}: must be network/data; the paper's are {columns}; your own is as in "
