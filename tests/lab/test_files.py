@@ -6,6 +6,8 @@ import errno
 import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -62,24 +64,48 @@ def test_failed_fsync_leaves_the_old_file_only(name: str, tmp_path: Path, monkey
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_what_a_killed_process_left_is_replaced(tmp_path: Path) -> None:
-    (tmp_path / ".file.part").write_bytes(b"half")
-    with atomic_write(tmp_path / "file") as file:
-        file.write(b"new")
-    assert (tmp_path / "file").read_bytes() == b"new"
-    (tmp_path / ".file.part").write_bytes(b"half")
-    remove(tmp_path / "file")
+KILLED = """
+import os, signal
+from pathlib import Path
+from hullo.lab.files import atomic_write
+
+with atomic_write(Path("file")) as file:
+    file.write(b"half")
+    file.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_process_left_is_deleted(tmp_path: Path) -> None:
+    for finish in (lambda: write(tmp_path / "file", b"new"), lambda: remove(tmp_path / "file")):
+        subprocess.run([sys.executable, "-c", KILLED], cwd=tmp_path, check=False)
+        assert list(tmp_path.glob(".file.*.part"))
+        finish()
+        assert not list(tmp_path.glob(".file.*.part"))
     assert os.listdir(tmp_path) == []
 
 
-def test_of_two_that_write_the_same_file_the_one_that_began_last_counts(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    with atomic_write(path) as first:
-        first.write(b"first")
-        with atomic_write(path) as second:
-            second.write(b"second")
-        assert path.read_bytes() == b"second"
-    assert path.read_bytes() == b"second"
+def write(path: Path, content: bytes) -> None:
+    with atomic_write(path) as file:
+        file.write(content)
+
+
+WRITE_OFTEN = """
+import sys
+from pathlib import Path
+from hullo.lab.files import atomic_write
+
+for _ in range(200):
+    with atomic_write(Path("file")) as file:
+        file.write(sys.argv[1].encode() * 1000)
+"""
+
+
+def test_processes_can_write_the_same_file(tmp_path: Path) -> None:
+    commands = [[sys.executable, "-c", WRITE_OFTEN, letter] for letter in "ab"]
+    processes = [subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE) for command in commands]
+    assert [process.communicate()[1] for process in processes] == [b"", b""]
+    assert (tmp_path / "file").read_bytes() in (b"a" * 1000, b"b" * 1000)
     assert os.listdir(tmp_path) == ["file"]
 
 

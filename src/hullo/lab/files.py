@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import glob
 import itertools
 import os
+import platform
 import stat
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -71,8 +73,8 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces `path` once all of it is on the disk.
 
     A link stays a link: the file that it leads to is replaced. A path that exists and is not a regular file is a
-    ValueError. On any error, including Ctrl-C, the temporary file is deleted and `path` is unchanged; the next write
-    deletes what a killed process left. If two processes write the same file, the one that began last counts.
+    ValueError. Two processes can write the same file. On any error, including Ctrl-C, the temporary file is deleted and
+    `path` is unchanged; the next write deletes what a killed process left.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -82,28 +84,45 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     (b'abc', 1)
     """
     path = _resolve_output(path)
-    part = _part_of(path)
+    part = path.with_name(f".{path.name}.{_HOST}-{os.getpid()}.part")
     with unwinding():
-        part.unlink(missing_ok=True)
-        file = part.open("xb")
-        own = os.fstat(file.fileno())
+        _remove_parts(path)
         try:
-            with file:
+            with open_output(part) as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            if _is_same(part, own):
-                part.replace(path)
+            part.replace(path)
         except BaseException:
-            if _is_same(part, own):
-                part.unlink()
+            part.unlink(missing_ok=True)
             raise
 
 
 def remove(path: Path) -> None:
     """Delete a file that `atomic_write` wrote, and what a killed process left of it, if they exist."""
-    for file in (path, _part_of(path)):
-        file.unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
+    _remove_parts(path)
+
+
+_HOST = f"{zlib.crc32(platform.node().encode()):08x}"
+
+
+def _remove_parts(path: Path) -> None:
+    """Delete the temporary files that processes of this machine left which no longer run."""
+    for part in path.parent.glob(f".{glob.escape(path.name)}.{_HOST}-*.part"):
+        process = part.name.removesuffix(".part").rpartition("-")[2]
+        if process.isdecimal() and not _is_running(int(process)):
+            part.unlink(missing_ok=True)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it belongs to somebody else
+        return True
+    return True
 
 
 def _resolve_output(path: Path) -> Path:
@@ -115,18 +134,6 @@ def _resolve_output(path: Path) -> Path:
     except OSError as error:
         raise ValueError(f"cannot write {path}: {error.strerror}; give the path of a file") from error
     return path.resolve()
-
-
-def _part_of(path: Path) -> Path:
-    return path.with_name(f".{path.name}.part")
-
-
-def _is_same(path: Path, status: os.stat_result) -> bool:
-    """Return whether a path is the file of a stat result."""
-    try:
-        return os.path.samestat(path.stat(), status)
-    except FileNotFoundError:
-        return False
 
 
 @contextmanager
