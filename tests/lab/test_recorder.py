@@ -123,37 +123,6 @@ class Gate(nn.Module):
         return self.gated(x, x)
 
 
-@pytest.mark.parametrize("wrap", [nn.Sequential, Gate])
-@pytest.mark.parametrize("compiled", [False, True])
-def test_groups_of_several_channels_are_refused(tmp_path: Path, wrap: Any, compiled: bool) -> None:
-    def train(groups: int) -> None:
-        model = mlp(wrap(hullo.AffineHull("identity", "relu", groups=groups)))
-        with hullo.lab.record(model, tmp_path, **NAMES) as run:
-            call = torch.compile(model, fullgraph=True, backend="eager") if compiled else model
-            call(torch.randn(4, 2))
-            run.log(test_accuracy=50)
-            assert not any(module._forward_pre_hooks for module in model.modules())
-
-    with pytest.raises(ValueError, match=r"is affine\(identity,relu\) with 3 groups of 6 channels.*activation='own'"):
-        train(groups=3)
-    train(groups=6)
-    assert [record.spec.activation for record in read(tmp_path)] == ["affine(identity,relu,per=channel)"]
-
-
-def test_groups_of_several_channels_are_refused_in_keras(tmp_path: Path) -> None:
-    keras = pytest.importorskip("keras")
-    import hullo.keras
-
-    def made(groups: int) -> Any:
-        hull = hullo.keras.AffineHull(["relu", "identity"], groups=groups)
-        return keras.Sequential([keras.Input((2,)), keras.layers.Dense(6), hull])
-
-    write(made(6), tmp_path)
-    assert read(tmp_path)[0].spec.activation == "affine(identity,relu,per=channel)"
-    with pytest.raises(ValueError, match="with 3 groups of 6 channels"):
-        write(made(3), tmp_path)
-
-
 @pytest.mark.parametrize(
     ("acts", "spelling", "coefficients"),
     [

@@ -493,3 +493,48 @@ def test_what_code_asks_of_an_input_is_asked_again(ask: Callable[[Tensor], bool]
     for given in (x, x.clone().requires_grad_(), x.mT.contiguous().mT):
         expected = torch.stack([network(item) for network, item in zip(networks, given, strict=True)])
         torch.testing.assert_close(population(given), expected)
+
+
+def norm_by_rows(net: Any, x: Tensor) -> Tensor:
+    return F.batch_norm(net.a(x), net.rows[0], net.rows[1], training=net.training)
+
+
+def norm_by_columns(net: Any, x: Tensor) -> Tensor:
+    return F.batch_norm(net.a(x), net.rows.T[:, 0], net.rows.T[:, 1], training=net.training)
+
+
+def norm_by_copies(net: Any, x: Tensor) -> Tensor:
+    mean, variance = net.rows[0] * 1, net.rows[1] * 1
+    return F.batch_norm(net.a(x), mean, variance, training=True) + mean + variance
+
+
+@pytest.mark.parametrize("compute", [norm_by_rows, norm_by_columns, norm_by_copies])
+@pytest.mark.parametrize("different", [False, True])
+def test_running_statistics_may_be_parts_of_buffers(compute: Callable[[Any, Tensor], Tensor], different: bool) -> None:
+    def build(net: Any) -> None:
+        net.register_buffer("rows", torch.ones(2, 4, dtype=torch.float64) + different * torch.rand(2, 4))
+
+    networks = [Net(compute, build) for _ in range(2)]
+    if compute is norm_by_copies and not different:
+        with pytest.raises(LoweringError, match="updates running statistics that all members share"):
+            Population(networks)(numbers(2, 5, 4))
+        return
+    assert_agrees(networks, numbers(2, 5, 4))
+    population, x = Population(networks).eval(), numbers(2, 5, 4)
+    torch.testing.assert_close(population(x), torch.stack([net.eval()(x[k]) for k, net in enumerate(networks)]))
+
+
+def test_where_the_members_are_in_memory_needs_no_other_graph() -> None:
+    calls: list[int] = []
+
+    def compute(net: Any, x: Tensor) -> Tensor:
+        calls.append(1)
+        return net.a(x)
+
+    population = Population([Net(compute) for _ in range(2)])
+    for length in range(9, 12):
+        population(numbers(2, length, 4)[:, -3:])
+    traced = len(calls)
+    population(numbers(3, 2, 4), in_dims=1)
+    population(numbers(2, 3, 4))
+    assert len(calls) == traced

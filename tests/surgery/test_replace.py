@@ -393,3 +393,18 @@ def test_hull_in_a_model_without_parameters_is_trained() -> None:
     hulls = [hullo.AffineHull("relu", "tanh").requires_grad_(False), hullo.AffineHull("relu", "tanh")]
     hullo.replace_activations(model, hull=lambda site: hulls[int(site.name)])
     assert [act.raw.requires_grad for act in model] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("functions", "replaced"),
+    [
+        (["leaky_relu"], [0, 1]),
+        (["leaky_relu(0.01)"], [0]),
+        (["LeakyReLU(0.2)"], [1]),
+        (["leaky_relu", "relu"], [0, 1, 2]),
+    ],
+)
+def test_functions_are_families_or_members_of_them(functions: list[str], replaced: list[int]) -> None:
+    model = nn.Sequential(nn.LeakyReLU(), nn.LeakyReLU(0.2), nn.ReLU(), nn.Tanh())
+    hullo.replace_activations(model, functions=functions)
+    assert [i for i, module in enumerate(model) if isinstance(module, hullo.Hull)] == replaced

@@ -7,7 +7,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from pathlib import Path
@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from hullo.bases import in_order, is_built_in
-from hullo.gating import named_callers
 from hullo.lab.files import make_directory
 from hullo.lab.spec.activation import PRELU, ActivationSpec
 from hullo.lab.spec.environment import choose_device, device_name, environment
@@ -80,9 +79,7 @@ def record(
     records = Records(Path(folder) / "records.jsonl")
     records.check_new(spec, overwrite=overwrite)
     run = Run(spec, layers.get(row, []), _device_of(model))
-    with run.hooks:
-        _count_channels(model, run)
-        yield run
+    yield run
     finished = run.to_record()
     records.put(finished, overwrite=overwrite)
     run.is_over = True
@@ -96,18 +93,11 @@ class Run:
     def __init__(self, spec: Spec, layers: list[_Layer], device: torch.device) -> None:
         self._spec, self._layers, self._device = spec, layers, device
         self.is_over = False
-        self.counters: list[_ChannelCounter] = []
-        self.hooks = ExitStack()  # removes the hooks of the counters
         self._start = time.perf_counter()
         self._curves: dict[str, list[float]] = {}
         self._points = [[layer.read() for layer in layers]]
         if not all(bool(rows.isfinite().all()) for rows in self._points[0]):
             raise ValueError(f"the coefficients of {spec.activation} are not finite at the start; reset the hulls")
-
-    @property
-    def layer_names(self) -> list[str]:
-        """Return the names of the learned activations that are recorded."""
-        return [layer.name for layer in self._layers]
 
     def log(self, **metrics: float) -> None:
         """Add an epoch: its metrics, and the coefficients that the model has now.
@@ -130,10 +120,6 @@ class Run:
                 f"this epoch has {', '.join(metrics)}, earlier ones have {', '.join(self._curves)}; log the same in "
                 "every epoch"
             )
-        if odd := [reason for counter in self.counters if (reason := counter.why_unrecordable())]:
-            raise ValueError(f"{odd[0]}, which a record cannot describe; record this model as activation='own'")
-        if all(counter.channels is not None for counter in self.counters):
-            self.hooks.close()
         values = {name: _number(name, value) for name, value in metrics.items()}
         for name, value in values.items():
             self._curves.setdefault(name, []).append(value)
@@ -164,7 +150,7 @@ class Run:
             members=1,
             seconds=round(time.perf_counter() - self._start, 3),
             environment=environment(device_name(self._device)),
-            layers=[spell_module(name) for name in self.layer_names] if row.learns else [],
+            layers=[spell_module(layer.name) for layer in self._layers] if row.learns else [],
             **curves,
         )
 
@@ -185,10 +171,10 @@ def _find_layers(model: Any) -> tuple[dict[str, list[_Layer]], list[str]]:
     start as that base.
     """
     layers, reasons = [], []
-    for name, hull, read, channels in _named_hulls(model):
+    for name, hull, read in _named_hulls(model):
         if isinstance(hull, nn.PReLU):
             layers.append(_Layer(name, PRELU, lambda own=hull: _prelu_rows(own)))  # type: ignore[misc]
-        elif reason := _why_unrecordable(hull) or _why_groups_unrecordable(hull.groups, channels):
+        elif reason := _why_unrecordable(hull):
             reasons.append(f"{name} is {hull.spelling} with {reason}")
         elif len(hull.bases) > 1 or hull.raw.requires_grad:
             bases = in_order(hull.bases)
@@ -204,22 +190,18 @@ def _find_layers(model: Any) -> tuple[dict[str, list[_Layer]], list[str]]:
     return spelled, reasons
 
 
-def _named_hulls(model: Any) -> Iterator[tuple[str, Any, Callable[[], Hull], int | None]]:
-    """Yield each hull's name, the hull in PyTorch, a function that returns its current state, and its channels.
-
-    The number of channels is None where it is not known: in PyTorch before the hull is called.
-    """
+def _named_hulls(model: Any) -> Iterator[tuple[str, Any, Callable[[], Hull]]]:
+    """Yield the name of each hull, the hull in PyTorch, and a function that returns its current state."""
     keras = sys.modules.get("keras")
     if keras is not None and isinstance(model, keras.Model):
         from hullo.keras.models import named_hulls
 
         for name, layer in named_hulls(model):
-            channels = None if layer.input_spec is None else layer.input_spec.axes[layer.axis]
-            yield name, layer.to_torch().requires_grad_(layer.trainable), layer.to_torch, channels
+            yield name, layer.to_torch().requires_grad_(layer.trainable), layer.to_torch
     elif isinstance(model, nn.Module):
         for name, module in model.named_modules():
             if isinstance(module, (Hull, nn.PReLU)):
-                yield name or "the model", module, lambda module=module: module, None  # type: ignore[misc]
+                yield name or "the model", module, lambda module=module: module  # type: ignore[misc]
     else:
         raise TypeError(
             f"model must be a PyTorch module or a Keras model; got {model!r} of type {type(model).__name__}"
@@ -236,37 +218,6 @@ def _why_unrecordable(hull: Hull) -> str:
     if is_sharded(hull.raw):
         return "coefficients that are sharded over processes"
     return "" if hull.inner_scale is None else "an inner scale"
-
-
-def _why_groups_unrecordable(groups: int, channels: int | None) -> str:
-    """Return why a record cannot describe groups of channels: it has one row of coefficients per layer or channel."""
-    return "" if groups == 1 or channels in (None, groups) else f"{groups} groups of {channels} channels"
-
-
-@dataclass
-class _ChannelCounter:
-    """Note the number of channels of a hull's input: a hook of the hull, or of the GatedHull around it."""
-
-    name: str
-    hull: Hull
-    channels: int | None = None
-
-    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        self.channels = next(iter([*inputs, *named.values()])).shape[self.hull.spec.channel_dim]
-
-    def why_unrecordable(self) -> str:
-        reason = _why_groups_unrecordable(self.hull.groups, self.channels)
-        return f"{self.name} is {self.hull.spelling} with {reason}" if reason else ""
-
-
-def _count_channels(model: Any, run: Run) -> None:
-    """Count the channels of the hulls with several groups that a run records, when they are called."""
-    for name, caller in named_callers(model) if isinstance(model, nn.Module) else ():
-        hull = model.get_submodule(name)
-        if isinstance(hull, Hull) and hull.groups > 1 and (name or "the model") in run.layer_names:
-            counter = _ChannelCounter(name or "the model", hull)
-            run.counters.append(counter)
-            run.hooks.callback(caller.register_forward_pre_hook(counter, with_kwargs=True).remove)
 
 
 def _complete(spec: ActivationSpec, layers: list[_Layer]) -> ActivationSpec:

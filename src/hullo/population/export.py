@@ -29,7 +29,7 @@ from hullo._compat import buffer_hooks, is_fake
 from hullo.population.functions import functions_of, reached_from
 from hullo.population.images import AugmentedImages
 from hullo.population.sites import BOOKKEEPING
-from hullo.population.watched import plain, watch_numbers, watched
+from hullo.population.watched import plain, watched
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]+\n\s*(?P<code>[^\n]+)')
 _HERE = os.path.dirname(__file__)
@@ -52,14 +52,16 @@ def export(
 
     `assigned` are the buffers to which forward assigns other tensors: the graph copies these at its end.
     """
-    numbers = _class_numbers(network)
-    try:
-        program, changed = _trace(network, args, kwargs, assigned)
-        if changed:
-            _check_next_call(network, args, kwargs, assigned, changed, program)
-    finally:
-        for (kind, name), value in numbers.items():
-            setattr(kind, name, value)
+    with LOCK:
+        numbers = _class_numbers(network)
+        try:
+            program, changed = _trace(network, args, kwargs, assigned)
+            if changed:
+                _check_next_call(network, args, kwargs, assigned, changed, program)
+        finally:
+            for (kind, name), value in numbers.items():
+                if vars(kind).get(name) is not value:
+                    setattr(kind, name, value)
     return program
 
 
@@ -75,32 +77,38 @@ def _check_next_call(
     one: numbers that change again and are compared, and containers that grow."""
     made: list[Tensor] = []
     lengths = {key: len(value) for key, value in changed.items() if isinstance(value, _CONTAINERS)}
+    read: dict[tuple[Any, str], list[str]] = {key: [] for key in changed}
     for (module, name), value in changed.items():
         if isinstance(value, Tensor):  # from the trace, without values
             value = torch.zeros(value.shape, dtype=value.dtype, device=value.device)
             made.append(value)
-        setattr(module, name, watched(value))
+        setattr(module, name, watched(value, read[module, name]))
     try:
-        with watch_numbers() as read:
-            program_again, changed_again = _trace(network, args, kwargs, assigned)
+        program_again, changed_again = _trace(network, args, kwargs, assigned)
         again, constants = program_again.graph_module.code, {id(item) for item in program_again.constants.values()}
     except LoweringError:
-        again, constants, changed_again, read = "", set(), {}, []
+        again, constants, changed_again = "", set(), {}
     finally:
         for module, name in changed:
             setattr(module, name, plain(getattr(module, name)))
-    later = {
-        key: value
-        for key, value in changed_again.items()
-        if (read and isinstance(value, (int, float))) or (key in lengths and len(value) > lengths[key])
-    }
-    if later or again != program.graph_module.code or not constants.isdisjoint(map(id, made)):
-        names = ", ".join(sorted({f"self.{name}" for _, name in later or changed}))
-        call = "a later call" if later else "its next call"
+    later = [
+        name
+        for (module, name), value in changed_again.items()
+        if read.get((module, name))
+        or (isinstance(value, _CONTAINERS) and len(value) > lengths.get((module, name), len(value)))
+    ]
+    if again != program.graph_module.code or not constants.isdisjoint(map(id, made)):
+        names = ", ".join(sorted({f"self.{name}" for _, name in changed}))
         raise LoweringError(
-            f"the forward of {type(network).__name__} changes {names}, and {call} would compute something else; "
+            f"the forward of {type(network).__name__} changes {names}, and its next call would compute something else; "
             "register a buffer and change that in place. If it is a cache, call the networks once before they join, or "
             "evaluate them one by one, as population[0].eval()"
+        )
+    if later:
+        names = ", ".join(sorted({f"self.{name}" for name in later}))
+        raise LoweringError(
+            f"the forward of {type(network).__name__} changes {names} in every call, and a later call may depend on it;"
+            " register a buffer and change that in place, or keep such a log outside of forward"
         )
 
 
@@ -118,7 +126,7 @@ def _trace(
                 changed[key] = getattr(*key)
 
     states = _random_states(network)
-    with LOCK, _assignable(network, assigned):
+    with _assignable(network, assigned):
         hook = network.register_forward_hook(record_changes)
         try:
             program = _call_export(network, args, kwargs)
@@ -275,7 +283,8 @@ def _random_states(network: nn.Module) -> list[Any]:
     functions = [*functions_of(network), *_forwards(network)]
     reached = [item for module in network.modules() for item in vars(module).values()]
     reached += [item for function in functions for item in reached_from(function)]
-    states: list[Any] = [random.getstate(), *(item.getstate() for item in reached if isinstance(item, random.Random))]
+    own = [item for item in reached if isinstance(item, random.Random) and not isinstance(item, random.SystemRandom)]
+    states: list[Any] = [random.getstate(), *(item.getstate() for item in own)]
     if (numpy := sys.modules.get("numpy")) is not None:
         states.append(str(numpy.random.get_state(legacy=False)))
         states += [str(item.bit_generator.state) for item in reached if isinstance(item, numpy.random.Generator)]

@@ -235,7 +235,7 @@ def _find_norm(site: fx.Node, sites: Sites) -> Fusion | None:
         return None
     given = arguments(norm)
     parameters = [given[name] for name in ("running_mean", "running_var", "weight", "bias")]
-    if None in parameters:
+    if any(item is None or item.op != "placeholder" for item in parameters):  # computed ones are not the kernel's
         return None
     source = given["input"]
     convolution = source if _is_inner(source, aten.conv2d.default) else None

@@ -32,7 +32,7 @@ def fill_operator(x: Tensor, fill_value: complex, wrap: bool = False) -> Tensor:
 def fill_diagonal(x: Tensor, fill_value: complex, wrap: bool = False, members: bool = False) -> Tensor:
     """Return x with another diagonal; where its first dimension is that of members, each of them."""
     diagonal = torch.zeros(x.shape[members:], dtype=torch.bool, device=x.device).fill_diagonal_(True, wrap)
-    return torch.where(diagonal, torch.tensor(fill_value, dtype=x.dtype, device=x.device), x)
+    return torch.where(diagonal, torch.full((), fill_value, dtype=x.dtype, device=x.device), x)
 
 
 _SAME_IN_EVALUATION = (aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default)

@@ -36,25 +36,35 @@ def _register_running(operator: Any, function: Callable[..., Tensor]) -> None:
     ) -> Value:
         images = x.at(1, context.members).flatten(1, 2)
         order = _in_order if images.device.type == "cpu" and images.dim() == 4 and len(images) == 1 else _as_it_is
+        flat_mean, flat_variance = _flat_statistics(mean, context), _flat_statistics(variance, context)
         y = function(
             order(images),
-            _flat_statistics(mean, context),
-            _flat_statistics(variance, context),
+            flat_mean,
+            flat_variance,
             flat_parameter(weight, context),
             flat_parameter(bias, context),
             own_statistics,
             momentum,
             eps,
         )
+        if own_statistics:
+            _write_back(mean, flat_mean, context)
+            _write_back(variance, flat_variance, context)
         return split_channels(order(y), context)
 
 
 def _flat_statistics(statistics: Value | None, context: Context) -> Tensor | None:
     """Return the running statistics of all members in turn: a buffer itself, which is updated, or a copy of others."""
-    if statistics is None:
-        return None
-    own = statistics.tensor
-    return own.view(-1) if statistics.dim == 0 and own.is_contiguous() else statistics.at(0, context.members).flatten()
+    return None if statistics is None else statistics.at(0, context.members).flatten()
+
+
+def _write_back(statistics: Value | None, updated: Tensor | None, context: Context) -> None:
+    """Write updated statistics to where they were copied from; what all members share is not read again."""
+    if statistics is None or updated is None or statistics.dim is None:
+        return
+    if statistics.tensor.untyped_storage().data_ptr() != updated.untyped_storage().data_ptr():
+        with torch.no_grad():
+            statistics.at(0, context.members).copy_(updated.view(context.members, -1))
 
 
 class _InOrder(torch.autograd.Function):
@@ -91,6 +101,8 @@ def _as_it_is(x: Tensor) -> Tensor:
     return x
 
 
+RUNNING = (aten.batch_norm.default, aten.instance_norm.default)
+"""Operators whose arguments 3 and 4 are running statistics, which they update if argument 5 is true."""
 _register_running(aten.batch_norm.default, F.batch_norm)
 _register_running(aten.instance_norm.default, F.instance_norm)
 

@@ -301,7 +301,7 @@ class Population(nn.Module):
         kinds = tuple(
             (item.shape, item.dtype, item.device) if isinstance(item, Value) else repr(item) for item in leaves
         )
-        asked = tuple((item.tensor.stride(), item.tensor.requires_grad) for item in leaves if type(item) is Value)
+        asked = tuple(_layout(item) for item in leaves if type(item) is Value)
         modes = tuple(module.training for module in self._empty[0].modules())
         placement = tuple((p.dtype, p.device) for p in itertools.islice(self.stacked.parameters(), 1))
         key = (kinds, placement, str(spec), modes, torch.is_grad_enabled()), asked
@@ -382,6 +382,14 @@ def _register(root: nn.Module, name: str, tensor: Tensor) -> None:
         root.register_parameter(leaf, tensor)
     else:
         root.register_buffer(leaf, tensor)
+
+
+def _layout(value: Value) -> tuple[bool, ...]:
+    """Return what a network's code may ask of an input, as the first member has it in a trace: a copy without gaps."""
+    first = value.select(0)
+    has_gaps = sum((n - 1) * step for n, step in zip(first.shape, first.stride(), strict=True)) != first.numel() - 1
+    channels_last = first.dim() == 4 and first.is_contiguous(memory_format=torch.channels_last)
+    return has_gaps or first.is_contiguous(), channels_last, first.requires_grad
 
 
 def _named_tensors(root: nn.Module) -> Iterator[tuple[str, Tensor]]:

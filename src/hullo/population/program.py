@@ -86,9 +86,12 @@ class Program:
     def _mutated_tensors(self) -> set[str]:
         """Return the names of parameters and buffers that a run changes."""
         changed = set(self.graph.written)
-        for node in all_nodes(self.graph.module):
-            if node.target in (aten.batch_norm.default, aten.instance_norm.default):
-                changed.update(item for item in node.args[3:5] if isinstance(item, fx.Node))
+        norms_of = [node for node in all_nodes(self.graph.module) if node.target in norms.RUNNING]
+        statistics = [item for node in norms_of for item in node.args[3:5] if isinstance(item, fx.Node)]
+        memory = set(map(_memory_of, statistics))  # which may be views of buffers
+        changed.update(
+            node for node in self.graph.module.graph.find_nodes(op="placeholder") if _memory_of(node) in memory
+        )
         inputs = [self.graph.inputs.get(node.name, ("", "")) for node in changed if node.op == "placeholder"]
         return {name for kind, name in inputs if kind == "tensor"}
 
@@ -238,6 +241,8 @@ class Program:
         elif all(value.dim is None for value in values_in((args, kwargs))):
             self.lowering[node] = "shared"
             return call_shared(function, args, kwargs)
+        if target in norms.RUNNING:
+            _check_statistics(node, args)
         if (rule := RULES.get(target)) is not None:
             result = rule(run.context, *args, **kwargs)
             if result is not NotImplemented:
@@ -253,7 +258,7 @@ class Program:
             self.lowering[node] = "own"
             return _stride(members, node, *args, **kwargs)
         if target is aten.as_strided_scatter.default:
-            self.lowering[node] = "loop"
+            self.lowering[node] = "own"
             return _scatter_strided(members, node, *args, **kwargs)
         if self.lowering.get(node) != "loop" and target not in _WRONG_IN_VMAP:
             try:
@@ -333,19 +338,37 @@ _WRONG_IN_VMAP = frozenset({aten.select_scatter.default, aten.index_fill.int_Ten
 """Operators whose rules for :func:`torch.vmap` are wrong in PyTorch, up to 2.13."""
 
 
+def _check_statistics(node: fx.Node, args: Any) -> None:
+    """Raise an error for running statistics that are updated, if all members share them and something else may read
+    the update."""
+    for item, value in zip(node.args[3:5], args[3:5], strict=True):
+        if not (args[5] and isinstance(value, Value) and value.dim is None and isinstance(item, fx.Node)):
+            continue
+        shared = any(_memory_of(other) == _memory_of(item) for other in item.all_input_nodes)
+        if item.op != "call_function" or shared or list(item.users) != [node]:
+            raise LoweringError(
+                f"{node.target} updates running statistics that all members share{at_source(node)}; use nn.BatchNorm2d "
+                "and its kin, or buffers that differ between members"
+            )
+
+
+def _memory_of(node: fx.Node) -> int | None:
+    """Return the id of the memory of a node's value in the trace."""
+    value = node.meta.get("val")
+    return value.untyped_storage()._cdata if isinstance(value, Tensor) else None
+
+
 def _scatter_strided(
     members: int, node: fx.Node, x: Value, source: Value, size: Any, stride: Any, storage_offset: int | None = None
-) -> Any:
-    """Compute `as_strided_scatter` for one member after the other, whose memory begins with x."""
+) -> Value:
+    """Compute `as_strided_scatter`, for members whose memory begins with x."""
     traced = node.args[0].meta["val"]  # type: ignore[union-attr]
     start = 0 if storage_offset is None else storage_offset - traced.storage_offset()
     if not traced.is_contiguous() or start < 0:
         raise LoweringError(f"{node.target} writes memory outside of its input{at_source(node)}; use indices instead")
-
-    def scatter(x: Tensor, source: Tensor) -> Tensor:
-        return torch.as_strided_scatter(x.clone(memory_format=torch.contiguous_format), source, size, stride, start)
-
-    return call_looped(scatter, (x, source), {}, members)
+    index = torch.arange(traced.numel(), device=x.device).as_strided(size, stride, start).flatten()
+    written = x.at(0, members).reshape(members, -1).index_copy(1, index, source.at(0, members).reshape(members, -1))
+    return Value(written.view(members, *traced.shape), 0)
 
 
 def _stride(members: int, node: fx.Node, x: Value, size: Any, stride: Any, storage_offset: int | None = None) -> Value:

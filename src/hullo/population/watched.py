@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-_READ: list[str] = []  # the comparisons and conversions of watched numbers, while they are watched
 _COUNTING = ("__add__", "__radd__", "__sub__", "__rsub__")
 _READING = (
     *("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__bool__", "__hash__", "__int__", "__float__"),
@@ -24,25 +21,26 @@ _READING = (
 )
 
 
-@contextmanager
-def watch_numbers() -> Iterator[list[str]]:
-    """Yield a list of the ways in which watched numbers are read meanwhile, other than to count on."""
-    _READ.clear()
-    yield _READ
-
-
-def watched(value: Any) -> Any:
-    """Return an integer or a float that is watched, and so are its sums; anything else as it is."""
-    kinds: dict[type, type] = {int: WatchedInt, float: WatchedFloat}
-    return kinds[type(value)](value) if type(value) in kinds else value
-
-
 class WatchedInt(int):
-    """Hold an integer, and note when something other than a sum is computed of it."""
+    """Hold an integer, and note in `read` when something other than a sum is computed of it."""
+
+    read: list[str]
 
 
 class WatchedFloat(float):
-    """Hold a float, and note when something other than a sum is computed of it."""
+    """Hold a float, and note in `read` when something other than a sum is computed of it."""
+
+    read: list[str]
+
+
+def watched(value: Any, read: list[str]) -> Any:
+    """Return an integer or a float that notes in a list how it is read, as do its sums; anything else as it is."""
+    kinds: dict[type, Any] = {int: WatchedInt, float: WatchedFloat}
+    if type(value) not in kinds:
+        return value
+    number = kinds[type(value)](value)
+    number.read = read
+    return number
 
 
 def plain(value: Any) -> Any:
@@ -52,14 +50,14 @@ def plain(value: Any) -> Any:
 
 def _counting(kind: type, name: str) -> Any:
     original = getattr(kind, name)
-    return lambda number, *others: watched(original(number, *others))
+    return lambda number, *others: watched(original(number, *others), number.read)
 
 
 def _reading(kind: type, name: str) -> Any:
     original = getattr(kind, name)
 
     def call(number: Any, *others: Any) -> Any:
-        _READ.append(name)
+        number.read.append(name)
         return original(number, *others)
 
     return call

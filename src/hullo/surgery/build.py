@@ -158,7 +158,8 @@ def check_factory(hull: Any) -> None:
         return
     target = hull.func if isinstance(hull, functools.partial) else hull
     is_of_hullo = str(getattr(target, "__module__", "")).partition(".")[0] == "hullo"
-    if is_of_hullo or isinstance(target, (type, nn.Module)) or not callable(hull):
+    is_module = isinstance(target, nn.Module) or (isinstance(target, type) and issubclass(target, nn.Module))
+    if is_of_hullo or is_module or not callable(hull):
         raise TypeError(
             f"hull={hull!r}: give a class of hulls such as hullo.AffineHull, and its bases, init and groups to "
             "replace_activations; or a function of a hullo.surgery.Site, as in lambda site: hullo.xielu()"

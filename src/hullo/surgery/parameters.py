@@ -56,7 +56,7 @@ def parameter_groups(
             raise TypeError(f"{name}={value!r}: give a number")
         if not value >= 0:
             raise ValueError(f"{name}={value!r}: give a non-negative number")
-    if groups is not None and not isinstance(groups, Iterable):
+    if groups is not None and (isinstance(groups, str) or not isinstance(groups, Iterable)):
         raise TypeError(f"groups={groups!r}: give parameters or parameter groups; the learning rate is lr={groups!r}")
     if groups is None and lr is None:
         raise TypeError("parameter_groups needs lr, the learning rate, or groups that have one")

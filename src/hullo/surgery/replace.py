@@ -214,9 +214,7 @@ def _choose(
         raise ValueError("no activations were found in the model; to replace a single activation, make a hull yourself")
     selected = _read_functions(functions)
     choices = _read_choices(where)
-    replaceable = [
-        site for site in sites if not site.reason and not selected.isdisjoint({site.known.name, site.known.family})
-    ]
+    replaceable = [site for site in sites if not site.reason and _is_selected(site, selected)]
     chosen = [site for site in replaceable if choices is None or any(_matches(site, choice) for choice in choices)]
     if not chosen and replaceable:
         listed = ", ".join(site.name for site in replaceable[:8])
@@ -234,8 +232,12 @@ def _choose(
     return chosen
 
 
+def _is_selected(site: Site, selected: frozenset[str]) -> bool:
+    return not selected.isdisjoint({site.known.family, f"{site.known.name}()"})
+
+
 def _read_functions(given: Iterable[str] | None) -> frozenset[str]:
-    """Return the functions to replace: names of families, or of members such as ``leaky_relu(0.2)``."""
+    """Return the functions to replace: names of families, and of members such as ``leaky_relu(0.2)`` with ``()``."""
     learned = {"prelu", *COMBINATIONS}
     if given is None:
         return frozenset({*list_bases(), *learned}) - AMBIGUOUS
@@ -244,10 +246,12 @@ def _read_functions(given: Iterable[str] | None) -> frozenset[str]:
     selected = set()
     for name in given:
         try:
-            selected.add(name.lower() if isinstance(name, str) and name.lower() in learned else base(name).name)
+            is_learned = isinstance(name, str) and name.lower() in learned
+            known = name.lower() if is_learned else base(name).name
+            selected.add(f"{known}()" if isinstance(name, str) and "(" in name else known)
         except ValueError:
-            known = ", ".join(sorted({*list_bases(), *learned}))
-            raise ValueError(f"unknown function {name!r} in functions; known are {known}") from None
+            valid = ", ".join(sorted({*list_bases(), *learned}))
+            raise ValueError(f"unknown function {name!r} in functions; known are {valid}") from None
     return frozenset(selected)
 
 

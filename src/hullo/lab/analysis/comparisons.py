@@ -70,8 +70,9 @@ def with_common_seeds(
     def able(seeds: Set[int]) -> list[list[str]]:
         return [[name for name in names if reached[name].keys() >= seeds] for names in known]
 
-    shared = [reached[row].keys() & reached[other].keys() for row, other in product(*known)]
-    seeds = max(shared, key=lambda seeds: (len(seeds), sum(map(len, able(seeds)))), default=set())
+    pairs = (reached[row].keys() & reached[other].keys() for row, other in product(*known))
+    shared = dict.fromkeys(map(frozenset, pairs))  # in order
+    seeds = max(shared, key=lambda seeds: (len(seeds), sum(map(len, able(seeds)))), default=frozenset())
     first, second = able(seeds) if seeds else ([], [])
     return first, second, sorted(seeds)
 

@@ -172,7 +172,7 @@ class Commands(Group):
 
             if not is_out_of_memory(error):
                 raise
-            remedy = "free some, or choose a smaller --batch-size or --image-size"
+            remedy = "free some, or choose smaller batches or images"
             typer.echo(f"hullo: memory ran out; {remedy}", err=True)
             raise typer.Exit(1) from error
         return result

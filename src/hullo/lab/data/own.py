@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -90,7 +90,8 @@ def _read_folder(folder: Path, image_size: int | None) -> tuple[list[Tensor], tu
     is_color, largest = False, 0  # the largest value of 16-bit images
     for path, _ in (item for items in files.values() for item in items):
         with _open_image(path) as image:
-            sizes.setdefault(_upright(image, path).size, path)
+            is_turned = _orientation(image, path) in (5, 6, 7, 8)
+            sizes.setdefault(image.size[::-1] if is_turned else image.size, path)
             if image.mode.startswith("I;16"):
                 largest = max(largest, int(_read(path, partial(np.asarray, image)).max()))
             else:
@@ -193,21 +194,18 @@ def _read(path: Path, read: Callable[[], Any]) -> Any:
         raise DataError(f"{path} cannot be read as an image: {error}") from None
 
 
-def _upright(image: Image.Image, path: Path) -> Image.Image:
-    """Return an image with the orientation that its EXIF data give; without such data, it is not decoded.
-
-    A TIFF file has them among its tags, and Pillow turns it when it decodes it.
-    """
-    if "exif" not in image.info and image.format != "TIFF":
-        return image
-    upright: Image.Image = _read(path, partial(ImageOps.exif_transpose, image))
-    return upright
+def _orientation(image: Image.Image, path: Path) -> int:
+    """Return the orientation that the EXIF data of an image give, 1 for upright; Pillow turns TIFF files itself."""
+    if "exif" not in image.info or image.format == "TIFF":
+        return 1
+    given = _read(path, image.getexif).get(ExifTags.Base.Orientation)
+    return given if given in range(1, 9) else 1
 
 
 def _decode(path: Path, mode: str, size: int | None, shift: int) -> Tensor:
     """Return an image as uint8 of shape (channels, height, width); values of 16 bits lose their last `shift` bits."""
     with _open_image(path) as opened:
-        image = _upright(opened, path)
+        image = opened if _orientation(opened, path) == 1 else _read(path, partial(ImageOps.exif_transpose, opened))
         if image.mode in ("I", "F"):
             raise DataError(f"{path} has 32 bits per pixel; convert it to 8 or 16 bits, or store arrays in a file .npz")
         if image.mode.startswith("I;16"):  # Pillow would clip at 255

@@ -60,7 +60,7 @@ def test_the_finding_names_what_is_compared(tmp_path: Path) -> None:
     few = [r for r in made if r.spec.activation != "convex(identity,relu)" or r.spec.seed == 0]
     said = found(tmp_path, few)["finding"]
     assert f"the best hull, {HULL} (75.33" in said
-    assert said.endswith(" Without these seeds, and not compared: convex(identity,relu).")
+    assert said.endswith(" Not compared, as they lack some of the 3 seeds: convex(identity,relu).")
 
 
 def test_a_hull_with_other_seeds_is_left_out_of_the_finding(tmp_path: Path) -> None:
@@ -71,7 +71,10 @@ def test_a_hull_with_other_seeds_is_left_out_of_the_finding(tmp_path: Path) -> N
     ]
     alone, beside = (found(tmp_path / str(len(some)), some) for some in (made[:6], made))
     assert f"{HULL} (75.33 ± 3.79 %), gains 4.33 ± 1.43 points over" in alone["finding"]
-    assert beside["finding"] == alone["finding"] + " Without these seeds, and not compared: convex(identity,relu)."
+    assert (
+        beside["finding"]
+        == alone["finding"] + " Not compared, as they lack some of the 3 seeds: convex(identity,relu)."
+    )
 
 
 def test_the_gain_without_a_choice_has_the_interval_of_the_table(tmp_path: Path) -> None:

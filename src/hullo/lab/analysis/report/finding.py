@@ -70,7 +70,8 @@ def _of_one(experiment: Experiment) -> str:
         verb, word = ("gains", "over") if found.mean > 0 else ("loses", "to")
         said = f"the best hull, {best}, {verb} {_size(found)} points {word} the best other activation, {other}."
     left_out = [row for row in known if row not in hulls + others]
-    return said + f" Without these seeds, and not compared{_listed(left_out)}." * bool(left_out)
+    why = f"they lack some of the {len(seeds)} seeds"
+    return said + f" Not compared, as {why}{_listed(left_out)}." * bool(left_out)
 
 
 def _sides(experiment: Experiment) -> tuple[list[str], list[str]]:
