@@ -184,7 +184,7 @@ class Huge(nn.Module):
     ("command", "message"),
     [
         ("train huge.py:Huge features.npz", "does not fit into memory; choose a smaller --batch-size"),
-        ("train huge.py:Huge features.npz --activation relu", "memory ran out; free some, or choose a smaller --batch"),
+        ("train huge.py:Huge features.npz --activation relu", "memory ran out; free some, or choose smaller batches"),
     ],
     ids=["trained", "built"],
 )
