@@ -62,7 +62,7 @@ def _write_back(statistics: Value | None, updated: Tensor | None, context: Conte
     """Write updated statistics to where they were copied from; what all members share is not read again."""
     if statistics is None or updated is None or statistics.dim is None:
         return
-    if statistics.tensor.untyped_storage().data_ptr() != updated.untyped_storage().data_ptr():
+    if statistics.dim != 0 or not statistics.tensor.is_contiguous():  # otherwise they were updated themselves
         with torch.no_grad():
             statistics.at(0, context.members).copy_(updated.view(context.members, -1))
 
