@@ -336,3 +336,20 @@ def test_activation_with_weights_is_not_replaced_and_the_model_is_not_changed():
     model = keras.Sequential([keras.Input((4,)), *parts])
     swapped, _ = assert_tools_keep_outputs(model, sample(8, 4))
     assert isinstance(swapped.layers[0].activation, layers.PReLU)
+
+
+@pytest.mark.parametrize("init", ["relu", [0.3, 0.7]])
+def test_folded_activations_have_the_policies_of_their_hulls(init):
+    hull = hullo.keras.ConvexHull(["identity", "relu"], init=init, dtype="mixed_bfloat16")
+    folded = hullo.keras.fold(keras.Sequential([keras.Input((4,)), hull]))
+    assert folded.layers[0].dtype_policy.name == "mixed_bfloat16"
+    assert not isinstance(folded.layers[0], hullo.keras.ConvexHull)
+
+
+def test_model_of_own_code_is_refused_where_keras_copies_its_graph_alone():
+    class Doubled(keras.Sequential):
+        def call(self, x, training=None, mask=None):
+            return 2 * super().call(x)
+
+    with pytest.raises(TypeError, match="is a Doubled, which Keras copies as a Sequential, without its own methods"):
+        hullo.keras.replace_activations(Doubled([keras.Input((4,)), layers.Dense(2, activation="relu")]))

@@ -102,6 +102,12 @@ def test_a_tensor_of_many_blocks_is_the_reference() -> None:
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(("dtype", "count"), [(torch.float32, 8), (torch.float64, 8), (torch.float64, 5000)])
+def test_small_tensors_and_float64_have_the_tanh_of_pytorch(dtype: torch.dtype, count: int) -> None:
+    x = torch.logspace(-18, 1, count, dtype=dtype)
+    torch.testing.assert_close(hullo.AffineHull("tanh", dtype=dtype)(x), torch.tanh(x), rtol=3e-7, atol=0.0)
+
+
 def test_tanh_is_exact_to_two_ten_millionths() -> None:
     x = torch.cat([torch.linspace(-12, 12, 100_001), torch.logspace(-40, 2, 1000), torch.tensor([0.0, 1e30, -1e30])])
     found = hullo.combine(x, torch.ones(1), ["tanh"], backend="cpu")

@@ -39,9 +39,9 @@ def replace_activations(
 
     Activation layers (``ReLU``, ``Activation("gelu")``) and the `activation` of other layers (``Dense``, ``Conv2D``)
     are replaced if they are in the catalogue, also inside wrappers (``TimeDistributed``). Not replaced are ``linear``,
-    ``softmax``, functions that serve as gates or probabilities (``sigmoid``, ``hard_sigmoid``, ``softplus``), and the
-    functions inside recurrent layers, ``Bidirectional`` and layers of your own. A hull has the `trainable` of the layer
-    whose function it replaces.
+    ``softmax``, functions that serve as gates or probabilities (``sigmoid``, ``hard_sigmoid``, ``softplus``), the
+    functions inside recurrent layers and ``Bidirectional``, and those that layers of your own call other than by their
+    `activation`. A hull has the `trainable` of the layer whose function it replaces.
 
     Args:
         model: a Sequential or functional model that is built; not changed.
@@ -120,7 +120,8 @@ def fold(model: keras.Model) -> keras.Model:
         answers = identified if isinstance(identified, list) else [identified]
         name = answers[0].name if answers[0] is not None and len({*answers}) == 1 else ""
         if name.startswith("leaky_relu"):
-            return keras.layers.LeakyReLU(negative_slope=answers[0].slopes_at_zero[0])  # type: ignore[union-attr]
+            slope = answers[0].slopes_at_zero[0]  # type: ignore[union-attr]
+            return keras.layers.LeakyReLU(negative_slope=slope, dtype=function.dtype_policy)
         return _NATIVE.get(name)
 
     return _clone(model, make_constant, trainable_hulls=False)
@@ -196,7 +197,14 @@ def _clone(model: keras.Model, change: Callable[[Any, Any], Any], trainable_hull
         if not isinstance(layer, keras.layers.Layer):  # an operation such as a sum
             return type(layer).from_config(layer.get_config())
         if _has_graph(layer):
-            return keras.models.clone_model(layer, clone_function=clone, recursive=True)
+            copied = keras.models.clone_model(layer, clone_function=clone, recursive=True)
+            if type(copied) is not type(layer):
+                kinds = f"{type(layer).__name__}, which Keras copies as a {type(copied).__name__}"
+                raise TypeError(
+                    f"{layer.name} is a {kinds}, without its own methods; give a keras.Sequential or "
+                    "keras.Model(inputs, outputs), or use hulls in your code"
+                )
+            return copied
         if id(layer) not in copies:
             copies[id(layer)] = clone_layer(layer)
         return copies[id(layer)]
@@ -211,7 +219,8 @@ def _clone(model: keras.Model, change: Callable[[Any, Any], Any], trainable_hull
         elif isinstance(layer, Hull) or (not layer.weights and _recognize(layer) is not None):
             new = change(layer, layer)
             if new is not None:
-                activation = new if isinstance(new, keras.layers.Layer) else keras.layers.Activation(new)
+                is_layer = isinstance(new, keras.layers.Layer)
+                activation = new if is_layer else keras.layers.Activation(new, dtype=layer.dtype_policy)
                 activation.name, activation.activity_regularizer = layer.name, layer.activity_regularizer
                 return activation
             result = type(layer).from_config(config)
