@@ -8,15 +8,13 @@ import functools
 import io
 import logging
 import os
-import random
 import re
-import sys
 import threading
 import traceback
 import types
 import warnings
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr
 from typing import Any
 
@@ -28,7 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from hullo._compat import buffer_hooks, is_fake
 from hullo.population.functions import functions_of, reached_from
 from hullo.population.images import AugmentedImages
-from hullo.population.sites import BOOKKEEPING
+from hullo.population.state import CONTAINERS, PLAIN, attributes, class_numbers, forwards, random_states
 from hullo.population.watched import plain, watched
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]+\n\s*(?P<code>[^\n]+)')
@@ -36,9 +34,6 @@ _HERE = os.path.dirname(__file__)
 _OWN = os.path.dirname(_HERE)
 LOCK = threading.RLock()  # one network at a time is traced, or called while hooks on buffers are there
 _MISSING = object()
-_PLAIN = (bool, int, float, complex, str, bytes)
-_CONTAINERS = (list, tuple, set, frozenset, deque, Mapping)
-_FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType, functools.partial)
 
 
 class LoweringError(RuntimeError):
@@ -53,7 +48,7 @@ def export(
     `assigned` are the buffers to which forward assigns other tensors: the graph copies these at its end.
     """
     with LOCK:
-        numbers = _class_numbers(network)
+        numbers = class_numbers(network)
         try:
             program, changed = _trace(network, args, kwargs, assigned)
             if changed:
@@ -76,7 +71,7 @@ def _check_next_call(
     """Raise an error if attributes that a network has changed would change the result of its next call, or of a later
     one: numbers that change again and are compared, and containers that grow."""
     made: list[Tensor] = []
-    lengths = {key: len(value) for key, value in changed.items() if isinstance(value, _CONTAINERS)}
+    lengths = {key: len(value) for key, value in changed.items() if isinstance(value, CONTAINERS)}
     read: dict[tuple[Any, str], list[str]] = {key: [] for key in changed}
     for (module, name), value in changed.items():
         if isinstance(value, Tensor):  # from the trace, without values
@@ -95,7 +90,7 @@ def _check_next_call(
         name
         for (module, name), value in changed_again.items()
         if read.get((module, name))
-        or (isinstance(value, _CONTAINERS) and len(value) > lengths.get((module, name), len(value)))
+        or (isinstance(value, CONTAINERS) and len(value) > lengths.get((module, name), len(value)))
     ]
     if again != program.graph_module.code or not constants.isdisjoint(map(id, made)):
         names = ", ".join(sorted({f"self.{name}" for _, name in changed}))
@@ -116,23 +111,23 @@ def _trace(
     network: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], assigned: Collection[str]
 ) -> tuple[torch.export.ExportedProgram, dict[tuple[Any, str], Any]]:
     """Return the exported network, and the attributes that its forward has changed, with their new values."""
-    before, changed = _attributes(network), dict[tuple[Any, str], Any]()
+    before, changed = attributes(network), dict[tuple[Any, str], Any]()
 
     def record_changes(module: nn.Module, inputs: Any, output: Any) -> None:
         register_dataclasses(output)
-        for key, now in _attributes(network).items():
+        for key, now in attributes(network).items():
             earlier = before.get(key, _MISSING)
-            if now is not earlier and not (isinstance(now, _PLAIN) and type(now) is type(earlier) and now == earlier):
+            if now is not earlier and not (isinstance(now, PLAIN) and type(now) is type(earlier) and now == earlier):
                 changed[key] = getattr(*key)
 
-    states = _random_states(network)
+    states = random_states(network)
     with _assignable(network, assigned):
         hook = network.register_forward_hook(record_changes)
         try:
             program = _call_export(network, args, kwargs)
         finally:
             hook.remove()
-    if _random_states(network) != states:
+    if random_states(network) != states:
         raise LoweringError(
             f"the forward of {type(network).__name__} draws random numbers of Python or NumPy, which would be the same "
             "in every step; pass them as an input"
@@ -191,7 +186,7 @@ def _assignable(network: nn.Module, names: Collection[str]) -> Iterator[None]:
 
 def _check_kept(network: nn.Module) -> None:
     """Raise an error if a value of the trace was kept outside of the network, as hooks do with features."""
-    for function in (*functions_of(network), *_forwards(network)):
+    for function in (*functions_of(network), *forwards(network)):
         if any(_holds_traced(item, set()) for item in reached_from(function)):
             raise LoweringError(
                 f"a value is kept outside of {type(network).__name__} by {getattr(function, '__qualname__', function)}"
@@ -227,74 +222,6 @@ def register_dataclasses(tree: Any) -> None:
         if dataclasses.is_dataclass(leaf) and not isinstance(leaf, (type, AugmentedImages)):
             torch.export.register_dataclass(type(leaf))
             register_dataclasses(leaf)
-
-
-def _attributes(network: nn.Module) -> dict[tuple[Any, str], Any]:
-    """Return the modes and the unregistered attributes of all modules; of containers, what they contain.
-
-    And the numbers of their classes, which code changes as `type(self).calls += 1`.
-    """
-    found = {
-        (module, name): _content(value)
-        for module in network.modules()
-        for name, value in vars(module).items()
-        if name == "training" or name not in BOOKKEEPING
-    }
-    return found | _class_numbers(network)
-
-
-def _class_numbers(network: nn.Module) -> dict[tuple[Any, str], Any]:
-    """Return the numbers that are attributes of the classes of all modules, other than PyTorch's and our own."""
-    classes = dict.fromkeys(kind for module in network.modules() for kind in type(module).__mro__)
-    return {
-        (kind, name): plain(value)
-        for kind in classes
-        if kind.__module__.partition(".")[0] not in ("torch", "hullo", "builtins")
-        for name, value in vars(kind).items()
-        if isinstance(value, (int, float)) and not isinstance(value, bool)
-    }
-
-
-def _content(value: Any) -> Any:
-    """Return what is compared of an attribute: a container or an object is changed in place."""
-    value = plain(value)
-    is_object = hasattr(value, "__dict__") and not isinstance(value, (Tensor, nn.Module, type, *_FUNCTIONS))
-    return _describe(value, set()) if isinstance(value, _CONTAINERS) or is_object else value
-
-
-def _describe(value: Any, seen: set[int]) -> str:
-    """Return text that changes with what a container or an object contains."""
-    if isinstance(value, _PLAIN) or value is None:
-        return repr(value)
-    if isinstance(value, Tensor):
-        return f"tensor {id(value)} {value._version}"
-    if id(value) in seen or isinstance(value, (nn.Module, type, *_FUNCTIONS)):
-        return str(id(value))
-    seen.add(id(value))
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key!r}: {_describe(item, seen)}' for key, item in value.items())}}}"
-    if isinstance(value, _CONTAINERS):
-        return f"[{', '.join(_describe(item, seen) for item in value)}]"
-    return f"{id(value)} {_describe(vars(value), seen)}" if hasattr(value, "__dict__") else str(id(value))
-
-
-def _random_states(network: nn.Module) -> list[Any]:
-    """Return the states of Python's and NumPy's generators: the global ones, and those that the network's code uses."""
-    functions = [*functions_of(network), *_forwards(network)]
-    reached = [item for module in network.modules() for item in vars(module).values()]
-    reached += [item for function in functions for item in reached_from(function)]
-    own = [item for item in reached if isinstance(item, random.Random) and not isinstance(item, random.SystemRandom)]
-    states: list[Any] = [random.getstate(), *(item.getstate() for item in own)]
-    if (numpy := sys.modules.get("numpy")) is not None:
-        states.append(str(numpy.random.get_state(legacy=False)))
-        states += [str(item.bit_generator.state) for item in reached if isinstance(item, numpy.random.Generator)]
-        states += [str(item.get_state(legacy=False)) for item in reached if isinstance(item, numpy.random.RandomState)]
-    return states
-
-
-def _forwards(network: nn.Module) -> list[Any]:
-    """Return the forward functions of the classes of all modules."""
-    return [kind.forward for kind in dict.fromkeys(map(type, network.modules())) if hasattr(kind, "forward")]
 
 
 @contextmanager

@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, fx
 
 from hullo.kernels.spec import compute_dtype
 from hullo.population import kernels, tracing  # noqa: F401  (tracing defines operators)
 from hullo.population.convolutions import flat_parameter, split_channels
+from hullo.population.export import LoweringError, at_source
 from hullo.population.rules import Context, rule
+from hullo.population.strides import memory_of
 from hullo.population.values import Value
 
 aten = torch.ops.aten
@@ -65,6 +67,20 @@ def _write_back(statistics: Value | None, updated: Tensor | None, context: Conte
     if statistics.dim != 0 or not statistics.tensor.is_contiguous():  # otherwise they were updated themselves
         with torch.no_grad():
             statistics.at(0, context.members).copy_(updated.view(context.members, -1))
+
+
+def check_statistics(node: fx.Node, args: Any) -> None:
+    """Raise an error for running statistics that are updated, if all members share them and something else may read
+    the update."""
+    for item, value in zip(node.args[3:5], args[3:5], strict=True):
+        if not (args[5] and isinstance(value, Value) and value.dim is None and isinstance(item, fx.Node)):
+            continue
+        shared = any(memory_of(other) == memory_of(item) for other in item.all_input_nodes)
+        if item.op != "call_function" or shared or list(item.users) != [node]:
+            raise LoweringError(
+                f"{node.target} updates running statistics that all members share{at_source(node)}; use nn.BatchNorm2d "
+                "and its kin, or buffers that differ between members"
+            )
 
 
 class _InOrder(torch.autograd.Function):

@@ -32,6 +32,7 @@ from hullo.population.program import Program, Run
 from hullo.population.reader import Reader
 from hullo.population.rules import Context
 from hullo.population.sites import share_sites
+from hullo.population.strides import is_dense
 from hullo.population.tracing import Graph
 from hullo.population.values import Value
 
@@ -387,9 +388,8 @@ def _register(root: nn.Module, name: str, tensor: Tensor) -> None:
 def _layout(value: Value) -> tuple[bool, ...]:
     """Return what a network's code may ask of an input, as the first member has it in a trace: a copy without gaps."""
     first = value.select(0)
-    has_gaps = sum((n - 1) * step for n, step in zip(first.shape, first.stride(), strict=True)) != first.numel() - 1
     channels_last = first.dim() == 4 and first.is_contiguous(memory_format=torch.channels_last)
-    return has_gaps or first.is_contiguous(), channels_last, first.requires_grad
+    return first.is_contiguous() or not is_dense(first), channels_last, first.requires_grad
 
 
 def _named_tensors(root: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -23,6 +23,7 @@ from hullo.population.inplace import all_nodes, fill_diagonal, functional, posit
 from hullo.population.rates import with_rates
 from hullo.population.rules import RULES, Context, arguments
 from hullo.population.sites import Site
+from hullo.population.strides import memory_of, read_strided, write_strided
 from hullo.population.tracing import SITE, Graph
 from hullo.population.values import (
     PaddedValue,
@@ -88,9 +89,9 @@ class Program:
         changed = set(self.graph.written)
         norms_of = [node for node in all_nodes(self.graph.module) if node.target in norms.RUNNING]
         statistics = [item for node in norms_of for item in node.args[3:5] if isinstance(item, fx.Node)]
-        memory = set(map(_memory_of, statistics))  # which may be views of buffers
+        memory = set(map(memory_of, statistics))  # which may be views of buffers
         changed.update(
-            node for node in self.graph.module.graph.find_nodes(op="placeholder") if _memory_of(node) in memory
+            node for node in self.graph.module.graph.find_nodes(op="placeholder") if memory_of(node) in memory
         )
         inputs = [self.graph.inputs.get(node.name, ("", "")) for node in changed if node.op == "placeholder"]
         return {name for kind, name in inputs if kind == "tensor"}
@@ -242,7 +243,7 @@ class Program:
             self.lowering[node] = "shared"
             return call_shared(function, args, kwargs)
         if target in norms.RUNNING:
-            _check_statistics(node, args)
+            norms.check_statistics(node, args)
         if (rule := RULES.get(target)) is not None:
             result = rule(run.context, *args, **kwargs)
             if result is not NotImplemented:
@@ -256,10 +257,10 @@ class Program:
             return result
         if target in (aten.as_strided.default, aten.as_strided_copy.default):
             self.lowering[node] = "own"
-            return _stride(members, node, *args, **kwargs)
+            return read_strided(members, node, *args, **kwargs)
         if target is aten.as_strided_scatter.default:
             self.lowering[node] = "own"
-            return _scatter_strided(members, node, *args, **kwargs)
+            return write_strided(members, node, *args, **kwargs)
         if self.lowering.get(node) != "loop" and target not in _WRONG_IN_VMAP:
             try:
                 result = call_vmapped(target, args, kwargs)
@@ -336,52 +337,6 @@ class Program:
 
 _WRONG_IN_VMAP = frozenset({aten.select_scatter.default, aten.index_fill.int_Tensor})
 """Operators whose rules for :func:`torch.vmap` are wrong in PyTorch, up to 2.13."""
-
-
-def _check_statistics(node: fx.Node, args: Any) -> None:
-    """Raise an error for running statistics that are updated, if all members share them and something else may read
-    the update."""
-    for item, value in zip(node.args[3:5], args[3:5], strict=True):
-        if not (args[5] and isinstance(value, Value) and value.dim is None and isinstance(item, fx.Node)):
-            continue
-        shared = any(_memory_of(other) == _memory_of(item) for other in item.all_input_nodes)
-        if item.op != "call_function" or shared or list(item.users) != [node]:
-            raise LoweringError(
-                f"{node.target} updates running statistics that all members share{at_source(node)}; use nn.BatchNorm2d "
-                "and its kin, or buffers that differ between members"
-            )
-
-
-def _memory_of(node: fx.Node) -> int | None:
-    """Return the id of the memory of a node's value in the trace."""
-    value = node.meta.get("val")
-    return value.untyped_storage()._cdata if isinstance(value, Tensor) else None
-
-
-def _scatter_strided(
-    members: int, node: fx.Node, x: Value, source: Value, size: Any, stride: Any, storage_offset: int | None = None
-) -> Value:
-    """Compute `as_strided_scatter`, for members whose memory begins with x."""
-    traced = node.args[0].meta["val"]  # type: ignore[union-attr]
-    start = 0 if storage_offset is None else storage_offset - traced.storage_offset()
-    if not traced.is_contiguous() or start < 0:
-        raise LoweringError(f"{node.target} writes memory outside of its input{at_source(node)}; use indices instead")
-    index = torch.arange(traced.numel(), device=x.device).as_strided(size, stride, start).flatten()
-    written = x.at(0, members).reshape(members, -1).index_copy(1, index, source.at(0, members).reshape(members, -1))
-    return Value(written.view(members, *traced.shape), 0)
-
-
-def _stride(members: int, node: fx.Node, x: Value, size: Any, stride: Any, storage_offset: int | None = None) -> Value:
-    """Compute `as_strided`: each member's input gets the order in memory that it has in the trace."""
-    traced = node.args[0].meta["val"]  # type: ignore[union-attr]
-    start = 0 if storage_offset is None else storage_offset - traced.storage_offset()
-    end = start + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
-    is_dense = sum((n - 1) * step for n, step in zip(traced.shape, traced.stride(), strict=True)) == traced.numel() - 1
-    if not is_dense or not 0 <= start <= end < traced.numel():
-        raise LoweringError(f"{node.target} reads memory outside of its input{at_source(node)}; use indices instead")
-    order = sorted(range(traced.dim()), key=lambda d: -traced.stride(d))
-    memory = x.at(0, members).permute(0, *(1 + d for d in order)).reshape(members, -1).contiguous()
-    return Value(memory.as_strided((members, *size), (traced.numel(), *stride), start), 0)
 
 
 def _writes(node: fx.Node) -> bool:

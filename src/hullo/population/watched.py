@@ -5,20 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 _COUNTING = ("__add__", "__radd__", "__sub__", "__rsub__")
-_READING = (
-    *("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__bool__", "__hash__", "__int__", "__float__"),
-    *(
-        "__mul__",
-        "__rmul__",
-        "__mod__",
-        "__rmod__",
-        "__floordiv__",
-        "__truediv__",
-        "__rtruediv__",
-        "__pow__",
-        "__rpow__",
-    ),
-)
+_COMPARING = "eq ne lt le gt ge bool hash int float"
+_COMPUTING = "mul rmul mod rmod floordiv truediv rtruediv pow rpow"
+_READING = [f"__{name}__" for name in f"{_COMPARING} {_COMPUTING}".split()]
 
 
 class WatchedInt(int):

@@ -212,9 +212,9 @@ def _choose(
         raise ValueError(f"{present}, and no other activations; hullo.summary lists them, hullo.fold removes them")
     if not sites:
         raise ValueError("no activations were found in the model; to replace a single activation, make a hull yourself")
-    selected = _read_functions(functions)
+    families, members = _read_functions(functions)
     choices = _read_choices(where)
-    replaceable = [site for site in sites if not site.reason and _is_selected(site, selected)]
+    replaceable = [s for s in sites if not s.reason and (s.known.family in families or s.known.name in members)]
     chosen = [site for site in replaceable if choices is None or any(_matches(site, choice) for choice in choices)]
     if not chosen and replaceable:
         listed = ", ".join(site.name for site in replaceable[:8])
@@ -232,27 +232,23 @@ def _choose(
     return chosen
 
 
-def _is_selected(site: Site, selected: frozenset[str]) -> bool:
-    return not selected.isdisjoint({site.known.family, f"{site.known.name}()"})
-
-
-def _read_functions(given: Iterable[str] | None) -> frozenset[str]:
-    """Return the functions to replace: names of families, and of members such as ``leaky_relu(0.2)`` with ``()``."""
+def _read_functions(given: Iterable[str] | None) -> tuple[set[str], set[str]]:
+    """Return the families of functions to replace, and single members of others, such as ``leaky_relu(0.2)``."""
     learned = {"prelu", *COMBINATIONS}
     if given is None:
-        return frozenset({*list_bases(), *learned}) - AMBIGUOUS
+        return {*list_bases(), *learned} - AMBIGUOUS, set()
     if isinstance(given, str):
         raise TypeError(f"functions={given!r}: give a list of names, as in [{given!r}]")
-    selected = set()
+    families, members = set[str](), set[str]()
     for name in given:
         try:
             is_learned = isinstance(name, str) and name.lower() in learned
-            known = name.lower() if is_learned else base(name).name
-            selected.add(f"{known}()" if isinstance(name, str) and "(" in name else known)
+            chosen = members if isinstance(name, str) and "(" in name else families
+            chosen.add(name.lower() if is_learned else base(name).name)
         except ValueError:
             valid = ", ".join(sorted({*list_bases(), *learned}))
             raise ValueError(f"unknown function {name!r} in functions; known are {valid}") from None
-    return frozenset(selected)
+    return families, members
 
 
 def _read_choices(where: Choice | Iterable[Choice] | None) -> list[Choice] | None:

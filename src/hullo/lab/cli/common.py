@@ -125,7 +125,7 @@ GpusOption = Annotated[
 
 
 ASCII = {"±": "+-", "†": "+", "\N{EN DASH}": "-", "…": "..."}
-"""What stands for characters of the output in ASCII."""
+"""Replacements for characters that an ASCII stream cannot encode."""
 BROKEN_PIPE = 141
 """The exit code of a program that was ended by SIGPIPE, as shells report it."""
 
@@ -186,7 +186,7 @@ def _replace_unencodable() -> None:
 
 
 def _spell_in_ascii(error: UnicodeError) -> tuple[str, int]:
-    """Return what stands for the characters of an error of encoding, and where these end."""
+    """Return the replacement of characters that a stream cannot encode, and the position behind them."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     letters = error.object[error.start : error.end]

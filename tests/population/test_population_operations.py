@@ -1,0 +1,141 @@
+"""Test that operations on members are those on each network alone, also where PyTorch's rule for vmap is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from function_networks import Net, assert_agrees, numbers
+from torch import Tensor
+
+from hullo.population import LoweringError, Population
+
+
+def index_fill(net: Any, x: Tensor) -> Tensor:
+    return x.index_fill(1, net.index, net.a.bias[0])
+
+
+def index_fill_in_place(net: Any, x: Tensor) -> Tensor:
+    return x.clone().index_fill_(1, net.index, net.a.bias[0])
+
+
+def scatter_strided(net: Any, x: Tensor) -> Tensor:
+    return torch.as_strided_scatter(net.a.weight * 1.0, x[0, :2].detach(), (2,), (4,), 2)
+
+
+def scatter_strided_view(net: Any, x: Tensor) -> Tensor:
+    return torch.as_strided_scatter((net.a.weight * 1.0)[1:], x[0, :2].detach(), (2,), (1,), 8)
+
+
+def copy_strided(net: Any, x: Tensor) -> Tensor:
+    return torch.as_strided_copy(net.a(x), (2, 3), (4, 1), 1)
+
+
+def norm_with_computed_statistics(net: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        h = net.a(torch.ones_like(net.a.weight))  # (channels, features)
+    return F.batch_norm(net.a(x), h.mean(-1), h.square().mean(-1))
+
+
+def norm_with_new_statistics(net: Any, x: Tensor) -> Tensor:
+    mean, variance = torch.zeros(4, dtype=x.dtype), torch.ones(4, dtype=x.dtype)
+    return F.batch_norm(net.a(x), mean, variance, training=True)
+
+
+def fill_diagonal(net: Any, x: Tensor) -> Tensor:
+    y = net.a(x)
+    return (y @ y.T).fill_diagonal_(-9.0).softmax(-1)
+
+
+def fill_diagonal_of_all(net: Any, x: Tensor) -> Tensor:
+    return net.a(x) + torch.zeros(6, 4, dtype=x.dtype).fill_diagonal_(1, wrap=True)
+
+
+def fill_wrapped_diagonal(net: Any, x: Tensor) -> Tensor:
+    return (net.a(x) * 1).fill_diagonal_(7, wrap=True)
+
+
+def select_rows(net: Any, x: Tensor) -> Tensor:
+    return torch.relu(net.a(x[x.sum(-1) > -100]))
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        index_fill,
+        index_fill_in_place,
+        scatter_strided,
+        scatter_strided_view,
+        copy_strided,
+        norm_with_computed_statistics,
+        norm_with_new_statistics,
+        fill_diagonal,
+        fill_diagonal_of_all,
+        fill_wrapped_diagonal,
+        select_rows,
+    ],
+)
+@pytest.mark.parametrize("dim", [0, 1, None])
+def test_operations_are_those_of_each_network(compute: Callable[[Any, Tensor], Tensor], dim: int | None) -> None:
+    networks = [Net(compute, lambda net: net.register_buffer("index", torch.tensor([0, 2]))) for _ in range(3)]
+    x = numbers(6, 4) if dim is None else numbers(3, 6, 4)
+    y = Population(networks)(x if dim is None else x.movedim(0, dim), in_dims=dim)
+    expected = torch.stack([network(x if dim is None else x[k]) for k, network in enumerate(networks)])
+    torch.testing.assert_close(y, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("ask", [lambda x: x.requires_grad, lambda x: x.is_contiguous()])
+def test_what_code_asks_of_an_input_is_asked_again(ask: Callable[[Tensor], bool]) -> None:
+    networks = [Net(lambda net, x: net.a(x) * (2 if ask(x) else 1)) for _ in range(2)]
+    population, x = Population(networks), numbers(2, 3, 4)
+    for given in (x, x.clone().requires_grad_(), x.mT.contiguous().mT):
+        expected = torch.stack([network(item) for network, item in zip(networks, given, strict=True)])
+        torch.testing.assert_close(population(given), expected)
+
+
+def norm_by_rows(net: Any, x: Tensor) -> Tensor:
+    return F.batch_norm(net.a(x), net.rows[0], net.rows[1], training=net.training)
+
+
+def norm_by_columns(net: Any, x: Tensor) -> Tensor:
+    return F.batch_norm(net.a(x), net.rows.T[:, 0], net.rows.T[:, 1], training=net.training)
+
+
+def norm_by_copies(net: Any, x: Tensor) -> Tensor:
+    mean, variance = net.rows[0] * 1, net.rows[1] * 1
+    return F.batch_norm(net.a(x), mean, variance, training=True) + mean + variance
+
+
+@pytest.mark.parametrize("compute", [norm_by_rows, norm_by_columns, norm_by_copies])
+@pytest.mark.parametrize("different", [False, True])
+def test_running_statistics_may_be_parts_of_buffers(compute: Callable[[Any, Tensor], Tensor], different: bool) -> None:
+    def build(net: Any) -> None:
+        net.register_buffer("rows", torch.ones(2, 4, dtype=torch.float64) + different * torch.rand(2, 4))
+
+    networks = [Net(compute, build) for _ in range(2)]
+    if compute is norm_by_copies and not different:
+        with pytest.raises(LoweringError, match="updates running statistics that all members share"):
+            Population(networks)(numbers(2, 5, 4))
+        return
+    assert_agrees(networks, numbers(2, 5, 4))
+    population, x = Population(networks).eval(), numbers(2, 5, 4)
+    torch.testing.assert_close(population(x), torch.stack([net.eval()(x[k]) for k, net in enumerate(networks)]))
+
+
+def test_where_the_members_are_in_memory_needs_no_other_graph() -> None:
+    calls: list[int] = []
+
+    def compute(net: Any, x: Tensor) -> Tensor:
+        calls.append(1)
+        return net.a(x)
+
+    population = Population([Net(compute) for _ in range(2)])
+    for length in range(9, 12):
+        population(numbers(2, length, 4)[:, -3:])
+    traced = len(calls)
+    population(numbers(3, 2, 4), in_dims=1)
+    population(numbers(2, 3, 4))
+    assert len(calls) == traced
