@@ -31,7 +31,8 @@ def convolve(
     unbatched = len(x.shape) < len(weight.shape)
     x = _with_batch(x) if unbatched else x
     y, _ = convolve_batch(context, x, weight, bias, stride, padding, dilation, groups)
-    return split_channels(y, context, unbatched)
+    is_batch_of_images = len(weight.shape) == 4 and not unbatched
+    return split_images(y, context) if is_batch_of_images else split_channels(y, context, unbatched)
 
 
 def convolve_batch(
@@ -44,10 +45,15 @@ def convolve_batch(
     dilation: Any,
     groups: int,
     *,
+    normed: bool = False,
     measured: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return (B, K*C, ...) and, where `measured` and a kernel of our own computes them, moments of each channel."""
-    fused = _convolve_fused(context, x, weight, bias, stride, padding, dilation, groups, measured)
+    """Return images and, where `measured` and a kernel of our own computes them, moments of each channel.
+
+    Images are (B, K*C, ...) or stacked; a first convolution stacks them where they are `normed` next, as kernels of
+    batch norms take both.
+    """
+    fused = _convolve_fused(context, x, weight, bias, stride, padding, dilation, groups, normed, measured)
     if fused is not None:
         return fused
     function = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[len(weight.shape)]
@@ -70,9 +76,10 @@ def _convolve_fused(
     padding: Any,
     dilation: Any,
     groups: int,
+    normed: bool,
     measured: bool,
 ) -> tuple[Tensor, Tensor | None] | None:
-    """Return (B, K*C, H, W) and moments by a kernel of our own; None where cuDNN is faster, or the only one."""
+    """Return images and moments by a kernel of our own; None where cuDNN is faster, or the only one."""
     if len(weight.shape) != 4 or x.dim is None or not kernels.support(weight.tensor) or len(x.shape) != 4:
         return None
     side, dtype = weight.shape[-1], kernels.working_dtype(weight.tensor)
@@ -87,9 +94,10 @@ def _convolve_fused(
         x, around = x.inner, sides[:2]
     if stride == 1 and around in ((0, 0), ((side - 1) / 2, (side - 1) / 2)):
         from hullo.population.kernels.input_conv import convolve as convolve_input
-        from hullo.population.kernels.input_conv import is_tuned
+        from hullo.population.kernels.input_conv import is_tuned, should_stack
 
-        settings: Any = {"same": around[0] > 0, "dtype": dtype, "measured": measured}
+        stacked = normed and context.members > 1 and should_stack(weight.shape[0], dtype, weight.device)
+        settings: Any = {"same": around[0] > 0, "dtype": dtype, "measured": measured, "stacked": stacked}
         if isinstance(x, ImagesValue):
             given = x.source.images, x.source.index, x.source.moves
             return convolve_input(*given, *_flat_parameters(weight, bias, context), **settings)
@@ -104,8 +112,7 @@ def _convolve_fused(
 
     if not is_faster(weight.shape, dtype, weight.device, stride=stride, biased=bias is not None):
         return None
-    each = x.at(1, context.members).to(dtype).permute(0, 3, 4, 1, 2)  # channels last, which is how kernels take them
-    images = each.flatten(3, 4).permute(0, 3, 1, 2)
+    images = as_images(x, context).to(dtype)
     weights = weight.tensor if weight.dim == 0 else weight.at(0, context.members)
     is_deferred = bias is None and images.requires_grad
     filters, deferred = side_stream.flatten(weights) if is_deferred else (weights.flatten(0, 1), None)
@@ -118,7 +125,7 @@ def _convolve_fused(
         padding=around,
         measured=measured,
         deferred=deferred,
-        late=x.late if images.dtype == x.tensor.dtype else None,
+        late=x.late if images.dtype == x.dtype else None,
         resident=not context.writes_parameters,
     )
 
@@ -163,6 +170,19 @@ def flat_parameter(parameter: Value | None, context: Context) -> Tensor | None:
 
 def _flat_parameters(weight: Value, bias: Value | None, context: Context) -> tuple[Tensor, Tensor | None]:
     return weight.at(0, context.members).flatten(0, 1), flat_parameter(bias, context)
+
+
+def as_images(x: Value, context: Context) -> Tensor:
+    """Return images as kernels take them: stacked if they are, (B, K*C, H, W) with channels last otherwise."""
+    if x.dim == 0 and x.shape[1] > 1 and x.tensor.movedim(2, -1).is_contiguous():
+        return x.tensor
+    each = x.at(1, context.members).permute(0, 3, 4, 1, 2)
+    return each.flatten(3, 4).permute(0, 3, 1, 2)
+
+
+def split_images(y: Tensor, context: Context) -> Value:
+    """Return images as kernels return them, (B, K*C, H, W) or stacked, as a value."""
+    return Value(y, 0) if y.dim() == 5 else split_channels(y, context)
 
 
 def split_channels(y: Tensor, context: Context, unbatched: bool = False) -> Value:

@@ -23,7 +23,7 @@ from torch import Tensor, fx, nn
 
 from hullo.bases import Base, base
 from hullo.population import kernels
-from hullo.population.convolutions import convolve_batch, flat_parameter, split_channels
+from hullo.population.convolutions import as_images, convolve_batch, flat_parameter, split_channels, split_images
 from hullo.population.images import ImagesValue
 from hullo.population.kernels.late_gradients import LateGradients
 from hullo.population.layers import as_rows, multiply
@@ -167,18 +167,18 @@ def _make(
 def _convolve(
     get: LookUp, source: Any, convolution: fx.Node | None, context: Context, *, normed: bool, measured: bool = False
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return images with the members beside the channels, the bias that is still to be added, and perhaps moments.
+    """Return images as kernels take them, the bias that is still to be added, and perhaps moments.
 
     A batch norm subtracts the bias again, so that its gradient is zero. Elsewhere the kernel that reads augmented
     images from their bytes adds it.
     """
     if convolution is None:
-        return get(source).at(1, context.members).flatten(1, 2), None, None
+        return as_images(get(source), context), None, None
     given = {name: get(item) for name, item in arguments(convolution).items()}
     bias = None
     if normed or not isinstance(given["input"], ImagesValue):
         bias, given["bias"] = flat_parameter(given["bias"], context), None
-    y, moments = convolve_batch(context, *given.values(), measured=measured)
+    y, moments = convolve_batch(context, *given.values(), normed=normed, measured=measured)
     return y, bias, moments
 
 
@@ -213,6 +213,7 @@ def _find_pool(pool: fx.Node, sites: Sites) -> Fusion | None:
         from hullo.population.kernels.act_pool_drop import combine_pool_drop
 
         x, bias, _ = _convolve(get, source, convolution, context, normed=False)
+        x = split_images(x, context).at(1, context.members).flatten(1, 2)  # a copy of stacked images
         seeds, steps, number = context.seeds, context.steps, context.number
         y = combine_pool_drop(x, rows, act.bases, seeds, steps, number, rate, bias=bias, flat=flat, first=context.first)
         return (Value(y, 0) if flat else split_channels(y, context),)
@@ -246,7 +247,11 @@ def _find_norm(site: fx.Node, sites: Sites) -> Fusion | None:
         from hullo.population.kernels.bn_act import normalize_combine
 
         x, bias, moments = _convolve(get, source, convolution, context, normed=True, measured=given["training"])
-        past = None if residual is None else get(residual).at(1, context.members).flatten(1, 2).to(x.dtype)
+        past = None
+        if residual is not None:
+            value = get(residual)
+            past = value.at(0, context.members) if x.dim() == 5 else value.at(1, context.members).flatten(1, 2)
+            past = past.to(x.dtype)
         mean, variance, scale, shift = (get(item).tensor.view(-1) for item in parameters)
         late = None if is_output else LateGradients()
         both = normalize_combine(
@@ -265,7 +270,7 @@ def _find_norm(site: fx.Node, sites: Sites) -> Fusion | None:
             moments=moments,
             late=late,
         )
-        return tuple(replace(split_channels(y, context), late=late) for y in both)
+        return tuple(replace(split_images(y, context), late=late) for y in both)
 
     return _make(site, inner, act, compute)
 

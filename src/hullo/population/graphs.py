@@ -73,6 +73,7 @@ class _Captured:
         return self.returned
 
     def _capture(self, inputs: tuple[Tensor, ...]) -> None:
+        gc.collect()  # what a failed capture left refers to nodes of other streams
         self.inputs = tuple(tensor.clone() for tensor in inputs)
         before = [{name: tensor.clone() for name, tensor in item.state_dict().items()} for item in self.stateful]
         device = inputs[0].device

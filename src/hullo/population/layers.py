@@ -8,14 +8,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import torch.utils._pytree as pytree
 from torch import Tensor
 
 from hullo._compat import is_eager
 from hullo.kernels.spec import compute_dtype
 from hullo.population import kernels, rng
-from hullo.population.convolutions import flat_parameter, split_channels
+from hullo.population.convolutions import flat_parameter
 from hullo.population.rules import Context, rule
-from hullo.population.values import PaddedValue, Value
+from hullo.population.values import PaddedValue, Value, wrap
 
 aten = torch.ops.aten
 
@@ -199,7 +200,7 @@ def pad(context: Context, x: Value, sizes: Sequence[int], mode: str | float = 0.
     return PaddedValue(x, tuple(sizes))  # type: ignore[arg-type]
 
 
-# Pooling: the channels of all members are channels of one image.
+# Pooling: the images of all members are one batch, or their channels those of one image.
 
 
 def _pool(operator: Any, dims: int) -> None:
@@ -209,10 +210,10 @@ def _pool(operator: Any, dims: int) -> None:
     def pool(context: Context, x: Value, *args: Any, **kwargs: Any) -> Any:
         if x.dim is None or len(x.shape) != dims + 2:
             return NotImplemented
-        y = operator(x.at(1, context.members).flatten(1, 2), *args, **kwargs)
-        if isinstance(y, Tensor):
-            return split_channels(y, context)
-        return tuple(split_channels(item, context) for item in y)
+        dim = 0 if x.dim == 0 else 1
+        images = x.at(dim, context.members)
+        y = operator(images.flatten(dim, dim + 1), *args, **kwargs)
+        return wrap(pytree.tree_map(lambda item: item.unflatten(dim, images.shape[dim : dim + 2]), y), dim)
 
 
 for _operator, _dims in (

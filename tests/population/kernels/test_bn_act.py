@@ -38,6 +38,7 @@ class Case:
     bias: bool = False
     training: bool = True
     twice: bool = False
+    stacked: int = 0  # members whose images are stacked
 
     def __post_init__(self) -> None:
         self.found = tuple(map(hullo.base, self.bases.split()))
@@ -85,9 +86,14 @@ class Case:
         self, running: list[Tensor], x: Tensor, scale: Tensor, shift: Tensor, rows: Tensor,
         bias: Tensor | None = None, residual: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
+        x, residual = (
+            t.unflatten(1, (self.stacked, -1)).transpose(0, 1) if self.stacked and t is not None else t
+            for t in (x, residual)
+        )
         given = x, *running, scale, shift, rows, self.found, self.training
         one, other = normalize_combine(*given, momentum=MOMENTUM, eps=EPSILON, bias=bias, residual=residual)
-        return 2 * one - other if self.twice else one
+        y = 2 * one - other if self.twice else one
+        return y.transpose(0, 1).flatten(1, 2) if self.stacked else y
 
 
 CASES = {
@@ -108,6 +114,14 @@ CASES = {
     "six bases": Case((2, 16, 3, 3), 2, bases="identity relu tanh unit_gelu unit_silu softsign"),
     "evaluation": Case((2, 48, 4, 4), 3, residual=True, bias=True, training=False),
     "evaluation of an odd one": Case((1, 35, 1, 1), 5, training=False),
+    "stacked": Case((2, 48, 4, 4), 3, residual=True, bias=True, twice=True, stacked=3),
+    "stacked, without a residual": Case((2, 96, 4, 4), 3, stacked=3),
+    "stacked, odd everything": Case((3, 35, 5, 3), 5, residual=True, stacked=5),
+    "stacked, wide": Case((2, 272, 3, 3), 2, stacked=2),
+    "stacked, one activation a channel": Case((2, 20, 4, 4), 20, residual=True, stacked=5),
+    "stacked, one activation for all": Case((2, 24, 4, 4), 1, stacked=2),
+    "stacked, several tiles a program": Case((7, 48, 16, 16), 3, residual=True, stacked=3),
+    "stacked, evaluation": Case((2, 48, 4, 4), 3, residual=True, bias=True, training=False, stacked=3),
 }
 
 Function = Callable[..., Tensor]
@@ -138,12 +152,14 @@ def test_values_gradients_and_running_statistics_agree_with_the_three_in_float64
         torch.testing.assert_close(
             found[name].double(), exact, rtol=1e-5, atol=3e-6 * size, msg=lambda m, n=name: f"{n}: {m}"
         )
-    for name in ("y", "dx", *(["dresidual"] if case.residual else [])):
+    for name in ("y", "dx", *(["dresidual"] if case.residual else [])) if not case.stacked else ():
         assert found[name].is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("name", ["a block's first", "a block's second", "odd everything", "gelu", "two ways on"])
+@pytest.mark.parametrize(
+    "name", ["a block's first", "a block's second", "odd everything", "gelu", "two ways on", "stacked"]
+)
 def test_16_bits_agree_to_their_rounding(name: str, dtype: torch.dtype) -> None:
     rounding = {torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}[dtype]
     case = CASES[name]
@@ -164,9 +180,10 @@ def test_a_mean_far_from_zero_costs_no_more_than_its_own_rounding(residual: bool
         assert (found[name].double() - expected[name]).norm() <= 1e-4 * expected[name].norm(), name
 
 
+@pytest.mark.parametrize("stacked", [0, 3])
 @pytest.mark.parametrize("residual", [False, True])
-def test_a_member_that_is_not_finite_leaves_the_others_as_they_are_to_the_bit(residual: bool) -> None:
-    case = replace(CASES["a block's second"], residual=residual)
+def test_a_member_that_is_not_finite_leaves_the_others_as_they_are_to_the_bit(residual: bool, stacked: int) -> None:
+    case = replace(CASES["a block's second"], residual=residual, stacked=stacked)
     inputs = case.draw()
     dy = torch.randn_like(inputs["x"])
     ill = {name: tensor.clone(memory_format=torch.preserve_format) for name, tensor in inputs.items()}
@@ -182,7 +199,7 @@ def test_a_member_that_is_not_finite_leaves_the_others_as_they_are_to_the_bit(re
 
 
 @pytest.mark.gpu  # Triton's interpreter runs one program after the other
-@pytest.mark.parametrize("name", ["several tiles a program"])
+@pytest.mark.parametrize("name", ["several tiles a program", "stacked, several tiles a program"])
 def test_every_run_gives_the_same_bits(name: str) -> None:
     case = CASES[name]
     inputs = case.draw()
@@ -247,7 +264,7 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
 
 
 COMPILE = r"""
-import re, subprocess, tempfile
+import itertools, re, subprocess, tempfile
 import torch
 torch.version.cuda = torch.version.cuda or "13.0"  # words mean what they mean on a GPU
 torch.cuda.get_device_properties = lambda device: type("", (), {"multi_processor_count": 132})
@@ -259,11 +276,12 @@ import hullo
 from hullo.population.kernels import bn_act as norm, channel_stats as columns
 
 x = torch.empty(32, 960, 32, 32, dtype=torch.bfloat16, device="meta")
+stacked = torch.empty(60, 32, 16, 32, 32, dtype=torch.bfloat16, device="meta")
 made = norm._kernels(tuple(map(hullo.base, ("identity", "relu", "tanh"))), x.dtype)
 made["partial_statistics"] = columns._partial_statistics
 calls = [(made[name], tile, *way) for name, tile in columns.TILES.items() for way in ((0, 0), (0, 1), (1, 0), (1, 1))]
 calls += [(kernel, columns.Tile(1, 4, 1), 0, 0) for kernel in (columns._merge_statistics, columns._add_partial_sums)]
-for kernel, tile, residual, twice in calls:
+for (kernel, tile, residual, twice), x in itertools.product(calls, (x, stacked)):
     constants = dict(GROUP=16, EACH=8, BIAS=False, RESIDUAL=residual, TRAINING=True, PARTS=64, EARLY=True, BASES=3)
     constants |= dict(BY_COLUMN=2, SCALED=True, SUMS=False)
     constants |= dict(TWO_GRADIENTS=twice, STORE_DS=residual or twice, LEARNED=True, STAGES=norm.STAGES)
@@ -296,7 +314,7 @@ def test_compiled_for_a_gpu_nothing_spills_and_all_programs_of_a_multiprocessor_
     done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
-    assert len(lines) == 18
+    assert len(lines) == 36
     for name, case, stack, registers, wide, narrow in lines:
         assert int(stack) == 0, name
         assert int(registers) <= 2**16, (name, case)

@@ -79,18 +79,21 @@ def test_every_shape_agrees_with_float64(
 
 
 @given(
-    pixels=st.integers(1, 3000), channels=st.integers(1, 300), loads=st.sampled_from([1, 2, 4]),
-    programs=st.sampled_from([1, 4, 8]), dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    stack=st.integers(1, 5), pixels=st.integers(1, 3000), channels=st.integers(1, 300),
+    loads=st.sampled_from([1, 2, 4]), programs=st.sampled_from([1, 4, 8]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )  # fmt: skip
 def test_programs_share_all_tiles_and_none_has_two_more_than_another(
-    pixels: int, channels: int, loads: int, programs: int, dtype: torch.dtype
+    stack: int, pixels: int, channels: int, loads: int, programs: int, dtype: torch.dtype
 ) -> None:
-    tiling = Tiling.of(torch.empty(pixels, channels, 1, 1, dtype=dtype, device=DEVICE), Tile(loads, 4, programs))
+    x = torch.empty(stack, pixels, channels, 1, 1, dtype=dtype, device=DEVICE)
+    tiling = Tiling.of(x.squeeze(0), Tile(loads, 4, programs))
     shares = [len(range(split, tiling.tiles, tiling.splits)) for split in range(tiling.splits)]
     constants = tiling.constants
     assert sum(shares) * constants["ROWS"] >= pixels > (tiling.tiles - 1) * constants["ROWS"]
     assert 1 <= min(shares) >= max(shares) - 1
-    assert constants["LANES"] * constants["COLUMNS"] >= channels
+    assert constants["ACROSS"] * constants["COLUMNS"] >= channels > (constants["ACROSS"] - 1) * constants["COLUMNS"]
+    assert tiling.programs == stack * constants["ACROSS"] * tiling.splits
     assert constants["ROWS"] == loads * constants["HELD"]
 
 

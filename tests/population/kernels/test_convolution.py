@@ -13,8 +13,8 @@ pytest.importorskip("triton")
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 
-from hullo.population.kernels import channels_last  # noqa: E402
 from hullo.population.kernels.convolution import convolve, is_faster, row_conv, square_gradient  # noqa: E402
+from hullo.population.kernels.layouts import channels_last  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -77,6 +77,21 @@ def test_results_and_gradients_equal_those_of_a_grouped_convolution(case: Case) 
     wanted = torch.autograd.grad(want, precise, gradient)
     for own, oracle in zip(found, wanted, strict=True):
         torch.testing.assert_close(own.double(), oracle, rtol=1e-5, atol=3e-5)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_stacked_images_give_the_same_results_stacked(case: Case) -> None:
+    x, *others = case.draw()
+    stacked = x.detach().unflatten(1, (case.members, -1)).transpose(0, 1).requires_grad_()
+    want, got = case.ours(x, *others), case.ours(stacked, *others)
+    assert got.movedim(2, -1).is_contiguous()
+    assert torch.equal(got.transpose(0, 1).flatten(1, 2), want)
+    dy = torch.randn_like(want)
+    dx, *wanted = torch.autograd.grad(want, (x, *others), dy)
+    dstacked, *found = torch.autograd.grad(got, (stacked, *others), dy.unflatten(1, (case.members, -1)).transpose(0, 1))
+    assert torch.equal(dstacked.transpose(0, 1).flatten(1, 2), dx)
+    for own, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-5, atol=3e-5)  # the other may be cuDNN's
 
 
 @pytest.mark.parametrize("case", [CASES[name] for name in ("same", "row by row", "half the sides")])
@@ -150,6 +165,7 @@ def test_every_run_gives_the_same_bits() -> None:
         ((2, 8, 5, 5), (7, 4, 3, 3), r"\(2 \* outputs"),
         ((2, 8, 5, 5), (8, 4, 3, 5), r"\(8, 4, 3, 5\)"),
         ((2, 130, 5, 5), (8, 65, 3, 3), "at most 64 channels"),
+        ((4, 3, 2, 5, 5), (8, 4, 3, 3), r"or \(2, B, inputs, H, W\)"),
     ],
 )
 def test_what_does_not_fit_is_named(shape: tuple[int, ...], weight: tuple[int, ...], said: str) -> None:

@@ -73,6 +73,11 @@ def test_values_and_gradients_agree_with_a_convolution_of_images(
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
     gradient = torch.randn_like(found)
     slopes = torch.autograd.grad(found, leaves, gradient)
+    stacked = convolve(*batch, *leaves, same=same, stacked=True)
+    assert stacked.movedim(2, -1).is_contiguous()
+    assert torch.equal(stacked.transpose(0, 1).flatten(1, 2), found)
+    own_slopes = torch.autograd.grad(stacked, leaves, gradient.unflatten(1, (3, -1)).transpose(0, 1))
+    assert all(torch.equal(own, slope) for own, slope in zip(own_slopes, slopes, strict=True))
     expected_slopes = torch.autograd.grad(expected, wide, gradient.double())
     for slope, expected_slope, leaf in zip(slopes, expected_slopes, leaves, strict=True):
         torch.testing.assert_close(slope.double(), expected_slope, rtol=1e-5, atol=1e-4)

@@ -105,7 +105,7 @@ def test_tiles_fit_in_registers_and_shared_memory(key: tuple[int, int, int]) -> 
 
 def test_few_programs_split_the_rows_of_an_image_and_many_do_not() -> None:
     few, many = (Sizes(members, 16, 16, 3, 1, (32, 32), (32, 32)) for members in (1, 60))
-    x = torch.empty(1)  # on the CPU, which counts as four processors
+    x = torch.empty(1, 1, 1, 1)  # on the CPU, which counts as four processors
     chosen = [choose(sizes, x) for choose in (choose_tile, choose_weight_tile) for sizes in (few, many)]
     assert [tile.segment for tile in chosen if tile is not None] == ([4, 32, 4, 32] if INTERPRETED else [])
 
@@ -120,14 +120,14 @@ def test_few_programs_split_the_rows_of_an_image_and_many_do_not() -> None:
     ],
 )
 def test_other_sizes_are_left_to_others(sizes: Sizes) -> None:
-    assert choose_tile(sizes, torch.empty(32)) is None
+    assert choose_tile(sizes, torch.empty(32, 1, 1, 1)) is None
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="on a GPU there are more processors")
 @pytest.mark.parametrize(("members", "chosen"), [(1, True), (3, False)])
 def test_weights_of_64_channels_are_left_to_cudnn_where_there_are_many_programs(members: int, chosen: bool) -> None:
     sizes = Sizes(members, 64, 64, 3, 1, (8, 8), (8, 8))
-    assert (choose_weight_tile(sizes, torch.empty(32)) is not None) is chosen
+    assert (choose_weight_tile(sizes, torch.empty(32, 1, 1, 1)) is not None) is chosen
 
 
 @pytest.mark.parametrize(

@@ -41,16 +41,6 @@ def multiply_weights(x: Tensor, weight: Tensor) -> Tensor:
     return multiply(x, weight)
 
 
-def channels_last(x: Tensor) -> Tensor:
-    """Return images as kernels take them: themselves, or a copy."""
-    batch, channels, height, width = x.shape
-    aligned = channels * x.itemsize % 8 == x.storage_offset() * x.itemsize % 8 == 0
-    if aligned and x.stride() == (channels, 1, 0, 0):  # one pixel for all of an image, copied by eight bytes
-        pixel = x[:, None, None, :, 0, 0].view(torch.int64)
-        return pixel.expand(batch, height, width, -1).contiguous().view(x.dtype).permute(0, 3, 1, 2)
-    return x.contiguous(memory_format=torch.channels_last)
-
-
 def working_dtype(x: Tensor) -> torch.dtype:
     """Return the type in which products with x are computed: that of autocast where it is on, or its own."""
     kind = x.device.type

@@ -29,11 +29,12 @@ from torch import Tensor
 from hullo.bases import Base
 from hullo.kernels.codegen import fill, formulas
 from hullo.kernels.triton import build
-from hullo.population.kernels import DTYPES, channels_last
+from hullo.population.kernels import DTYPES
 from hullo.population.kernels.channel_stats import (
     TILES,
     PartialSums,
     Tiling,
+    assign_lane,
     center,
     compute_statistics,
     fold,
@@ -46,6 +47,7 @@ from hullo.population.kernels.channel_stats import (
 from hullo.population.kernels.convolution import input_gradients
 from hullo.population.kernels.first_order import once_differentiable
 from hullo.population.kernels.late_gradients import LateGradients
+from hullo.population.kernels.layouts import all_channels, channels_last
 
 STAGES = 4
 """How many tiles `backward_sums` loads in advance: it computes more per byte than the other kernels."""
@@ -68,12 +70,13 @@ def normalize_combine(
     moments: Tensor | None = None,
     late: LateGradients | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return images (B, channels, H, W) after batch norm, the sum with a residual and the activation, as two tensors.
+    """Return images after batch norm, the sum with a residual and the activation, as two tensors.
 
     Both share their memory. A value with two users gets a gradient from each, and this function adds them up.
 
     Args:
-        x: the output of a convolution, channels last (otherwise it is copied first).
+        x: the output of a convolution in one of the layouts of :mod:`hullo.population.kernels.layouts`; in another
+            order in memory it is copied first.
         running_mean, running_variance: of each channel. Training updates them in place, as PyTorch does.
         scale, shift: of each channel.
         rows: coefficients, N for all channels or one row for each of equally many of them.
@@ -87,16 +90,17 @@ def normalize_combine(
         moments: sums and sums of squares of x, for the statistics of training; without them x is read once more.
         late: where users of the result leave their parts of its gradient.
     """
-    pixels = x.numel() // max(1, x.shape[1]) if x.dim() == 4 else 0
-    if x.dtype not in DTYPES or pixels < 1 + training:
-        wanted = f"images (B, channels, H, W) of {', '.join(map(str, DTYPES))}"
+    channels = all_channels(x) if x.dim() in (4, 5) else 0
+    pixels = x.numel() // max(1, channels)
+    if x.dtype not in DTYPES or not channels or pixels < 1 + training:
+        wanted = f"images (B, channels, H, W) or (members, B, channels, H, W) of {', '.join(map(str, DTYPES))}"
         least = ", with two values of a channel or more to train" if training else ""
         raise ValueError(f"x is {x.dtype} of shape {tuple(x.shape)}; give {wanted}{least}")
     if residual is not None and (residual.shape != x.shape or residual.dtype != x.dtype):
         given = f"the residual is {residual.dtype} of shape {tuple(residual.shape)}"
         raise ValueError(f"{given}; give one like x, which is {x.dtype} of shape {tuple(x.shape)}")
-    if rows.dim() == 2 and x.shape[1] % len(rows):
-        raise ValueError(f"{x.shape[1]} channels do not fall into {len(rows)} equal parts, as many as there are rows")
+    if rows.dim() == 2 and channels % len(rows):
+        raise ValueError(f"{channels} channels do not fall into {len(rows)} equal parts, as many as there are rows")
     others = _Others(running_mean, running_variance, scale, shift, rows, bias, residual)
     both: tuple[Tensor, Tensor] = _NormalizeCombine.apply(
         x, *others, _Call(tuple(bases), training, momentum, eps), moments, late
@@ -194,7 +198,7 @@ def _kernels(bases: tuple[Base, ...], dtype: torch.dtype) -> dict[str, Any]:
     numbers = range(len(bases))
     values, slopes = formulas(bases)
     row = f"tl.load(rows_ptr + group * {len(bases)} + %d).to(tl.float32)"
-    store = "tl.store(to + {0} * splits * (CHANNELS // EACH), tl.sum(sum{0}, axis=0)[None, :], mask=some < CHANNELS)"
+    store = "tl.store(to + {0} * (size // EACH), tl.sum(sum{0}, axis=0)[None, :], mask=some < CHANNELS)"
     parts = {
         "OTHERS": [", ".join(f"{name}_ptr" for name in _Others._fields) + ","],
         "CONSTANTS": [f"{', '.join(f'{name}: tl.constexpr' for name in _CONSTANTS.split())},"],
@@ -208,11 +212,11 @@ def _kernels(bases: tuple[Base, ...], dtype: torch.dtype) -> dict[str, Any]:
         "STORE": [store.format(i) for i in numbers],
     }
     label = f"norm({','.join(base.name for base in bases)}) on {dtype}"
-    helpers = (wait_for_previous, locate, center, fold, spread)
+    helpers = (wait_for_previous, assign_lane, locate, center, fold, spread)
     return build(fill(_TEMPLATE, parts), label, dtype, **{helper.__name__: helper for helper in helpers})
 
 
-_CONSTANTS = "CHANNELS LANES ROWS HELD COLUMNS EVEN BIG GROUP EACH BIAS RESIDUAL EARLY"
+_CONSTANTS = "STACK CHANNELS ACROSS ROWS HELD COLUMNS EVEN BIG GROUP EACH BIAS RESIDUAL EARLY"
 
 _TEMPLATE = """
 @triton.jit
@@ -226,7 +230,7 @@ def apply(
     wait_for_previous(EARLY)
     $STATISTICS
     for turn in range(split, tiles, splits):
-        start, at, inside = locate(tiles - 1 - turn, column, pixels, CHANNELS, ROWS, COLUMNS, EVEN, BIG)
+        start, at, inside = locate(tiles - 1 - turn, matrix, column, pixels, CHANNELS, ROWS, COLUMNS, EVEN, BIG)
         x = tl.load(x_ptr + start + at, mask=inside, other=0.0).to(tl.float32)
         $ARGUMENT
         $VALUES
@@ -248,7 +252,7 @@ def backward_sums(
     sum_moment = tl.zeros([HELD, COLUMNS], tl.float32)
     $ZERO
     for tile in tl.range(split, tiles, splits, num_stages=STAGES):
-        start, at, inside = locate(tile, column, pixels, CHANNELS, ROWS, COLUMNS, EVEN, BIG)
+        start, at, inside = locate(tile, matrix, column, pixels, CHANNELS, ROWS, COLUMNS, EVEN, BIG)
         x = widen(tl.load(x_ptr + start + at, mask=inside, other=0.0))
         dy = widen(tl.load(dy_ptr + start + at, mask=inside, other=0.0))
         if TWO_GRADIENTS:
@@ -261,11 +265,12 @@ def backward_sums(
         sum_moment += fold(ds * centered, HELD)
         if LEARNED:
             $ADD
-    to = partial_ptr + split * CHANNELS + column
+    size = splits * (STACK * CHANNELS)
+    to = partial_ptr + split * (STACK * CHANNELS) + channel
     tl.store(to, tl.sum(sum_ds, axis=0)[None, :], mask=known)
-    tl.store(to + splits * CHANNELS, tl.sum(sum_moment, axis=0)[None, :], mask=known)
+    tl.store(to + size, tl.sum(sum_moment, axis=0)[None, :], mask=known)
     if LEARNED:
-        to = partial_ptr + (2 * splits * EACH + split) * (CHANNELS // EACH) + some // EACH
+        to = partial_ptr + 2 * size + (split * (STACK * CHANNELS) + matrix * CHANNELS + some) // EACH
         $STORE
 
 
@@ -280,10 +285,10 @@ def backward_input(
     $STATISTICS
     wait_for_previous(EARLY)
     if TRAINING:
-        level = factor * tl.load(sums_ptr + column, mask=known, other=0.0) / pixels
-        tilt = factor * inverse * tl.load(sums_ptr + CHANNELS + column, mask=known, other=0.0) / pixels
+        level = factor * tl.load(sums_ptr + channel, mask=known, other=0.0) / pixels
+        tilt = factor * inverse * tl.load(sums_ptr + STACK * CHANNELS + channel, mask=known, other=0.0) / pixels
     for turn in range(split, tiles, splits):
-        start, at, inside = locate(tiles - 1 - turn, column, pixels, CHANNELS, ROWS, COLUMNS, EVEN, BIG)
+        start, at, inside = locate(tiles - 1 - turn, matrix, column, pixels, CHANNELS, ROWS, COLUMNS, EVEN, BIG)
         x = tl.load(x_ptr + start + at, mask=inside, other=0.0).to(tl.float32)
         ds = tl.load(ds_ptr + start + at, mask=inside, other=0.0).to(tl.float32)
         if STORE_DS:
@@ -301,21 +306,21 @@ def backward_input(
 # Done once per program: its columns and their numbers. Coefficients are read once for EACH of them. None of this was
 # written by the kernel before, which may still run.
 _COLUMNS = """
-lane = tl.program_id(0) % LANES
-split = tl.program_id(0) // LANES
-column = lane * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+matrix, first, split = assign_lane(STACK, ACROSS, COLUMNS)
+column = first + tl.arange(0, COLUMNS)[None, :]
 known = column < CHANNELS
-factor = tl.load(scale_ptr + column, mask=known, other=0.0).to(tl.float32)
-shift = tl.load(shift_ptr + column, mask=known, other=0.0).to(tl.float32)
-some = lane * COLUMNS + EACH * tl.arange(0, COLUMNS // EACH)[None, :]
-group = tl.where(some < CHANNELS, some, 0) // GROUP
+channel = matrix * CHANNELS + column
+factor = tl.load(scale_ptr + channel, mask=known, other=0.0).to(tl.float32)
+shift = tl.load(shift_ptr + channel, mask=known, other=0.0).to(tl.float32)
+some = first + EACH * tl.arange(0, COLUMNS // EACH)[None, :]
+group = tl.where(some < CHANNELS, matrix * CHANNELS + some, 0) // GROUP
 """
 
 _STATISTICS = """
-mean = tl.load(mean_ptr + column, mask=known, other=0.0).to(tl.float32)
+mean = tl.load(mean_ptr + channel, mask=known, other=0.0).to(tl.float32)
 if BIAS:
-    mean -= tl.load(bias_ptr + column, mask=known, other=0.0).to(tl.float32)
-inverse = tl.rsqrt(tl.load(variance_ptr + column, mask=known, other=1.0).to(tl.float32) + eps)
+    mean -= tl.load(bias_ptr + channel, mask=known, other=0.0).to(tl.float32)
+inverse = tl.rsqrt(tl.load(variance_ptr + channel, mask=known, other=1.0).to(tl.float32) + eps)
 factor *= inverse
 """
 

@@ -1,8 +1,9 @@
 """Statistics of each channel of images with channels last, which form a matrix: a row per pixel, a column per channel.
 
-This module has the tiling of such a matrix, helpers that several kernels share, and the kernels that know nothing of
-activations: the mean and variance of each column, and the totals of partial sums. No column depends on another, so
-members do not either. There are no atomic additions, so every run gives the same bits.
+Stacked images (see :mod:`hullo.population.kernels.layouts`) form one matrix for each member. This module has the tiling
+of such matrices, helpers that several kernels share, and the kernels that know nothing of activations: the mean and
+variance of each column, and the totals of partial sums. No column depends on another, so members do not either. There
+are no atomic additions, so every run gives the same bits.
 """
 
 # mypy: disable-error-code="no-untyped-call,no-untyped-def,untyped-decorator"
@@ -19,6 +20,7 @@ from torch.autograd.graph import increment_version
 
 from hullo.kernels import device_math
 from hullo.population.kernels import processors
+from hullo.population.kernels.layouts import all_channels, is_stacked
 from hullo.population.kernels.side_stream import take_branched
 
 
@@ -36,14 +38,17 @@ TILES = {
     "partial_statistics": Tile(8, 4, 6, 64),
     "apply": Tile(4, 4, 6),
     "backward_sums": Tile(1, 4, 4, 64),
-    "backward_input": Tile(2, 4, 8),
+    "backward_input": Tile(2, 4, 7),
 }
 """The tiles of the kernel here and of those in :mod:`hullo.population.kernels.bn_act`. In bfloat16 and with three
 bases, the registers of a multiprocessor of compute capability 9.0 suffice for all its programs."""
 
 
 class Tiling(NamedTuple):
-    """Describe how a kernel partitions images: into lanes of COLUMNS, whose `tiles` are shared by `splits` programs."""
+    """Describe how a kernel partitions images: into lanes of COLUMNS, whose `tiles` are shared by `splits` programs.
+
+    Each of STACK matrices has CHANNELS columns and is ACROSS lanes wide.
+    """
 
     pixels: int
     tiles: int
@@ -52,17 +57,20 @@ class Tiling(NamedTuple):
 
     @classmethod
     def of(cls, x: Tensor, tile: Tile) -> Tiling:
-        channels, pixels = x.shape[1], x.numel() // x.shape[1]
-        widths = [columns for columns in (128, 64, 32) if columns <= tile.columns]
+        stack = len(x) if is_stacked(x) else 1
+        channels, pixels = x.shape[-3], x.numel() // all_channels(x)
+        widths = [columns for columns in (128, 64, 32) if columns <= tile.columns] + [16] * (channels <= 16)
         columns = min(widths, key=lambda columns: triton.cdiv(channels, columns) * columns)
         held = 32 * tile.warps * 16 // x.element_size() // columns  # rows that different threads hold
-        rows, lanes = tile.loads * held, triton.cdiv(channels, columns)
+        rows, across = tile.loads * held, triton.cdiv(channels, columns)
+        lanes = stack * across
         tiles = triton.cdiv(pixels, rows)
         most = max(1, tile.programs * processors(x) // lanes)
         splits = triton.cdiv(tiles, triton.cdiv(tiles, most))  # fewer, if that does not lengthen the longest program
         constants = {
+            "STACK": stack,
             "CHANNELS": channels,
-            "LANES": lanes,
+            "ACROSS": across,
             "ROWS": rows,
             "HELD": held,
             "COLUMNS": columns,
@@ -74,7 +82,7 @@ class Tiling(NamedTuple):
 
     @property
     def programs(self) -> int:
-        return int(self.splits * self.constants["LANES"])
+        return int(self.splits * self.constants["STACK"] * self.constants["ACROSS"])
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -108,7 +116,7 @@ def compute_statistics(
     variance. `moments` holds sums and sums of squares of each column over parts of x, (2, parts, channels); without
     them x is read.
     """
-    tiling, channels = Tiling.of(x, TILES["partial_statistics"]), x.shape[1]
+    tiling, channels = Tiling.of(x, TILES["partial_statistics"]), all_channels(x)
     partial = moments
     if partial is None:
         partial = torch.empty(3, tiling.splits, channels, dtype=torch.float32, device=x.device)
@@ -139,7 +147,7 @@ class PartialSums(NamedTuple):
     @classmethod
     def empty(cls, x: Tensor, splits: int, by_column: int, bases: int, each: int) -> PartialSums:
         """Allocate memory for `splits` programs; `each` neighboring columns share coefficients, and have one sum."""
-        channels = x.shape[1]
+        channels = all_channels(x)
         size = splits * (by_column * channels + bases * channels // each)
         data = torch.empty(size, dtype=torch.float32, device=x.device)
         return cls(data, splits, channels, by_column, bases, each)
@@ -179,9 +187,9 @@ class PartialSums(NamedTuple):
 
 def shared_columns(x: Tensor, rows: Tensor) -> dict[str, int]:
     """Return how many columns have one row of coefficients, and how many of those a thread loads at once."""
-    group = x.shape[1] // (len(rows) if rows.dim() == 2 else 1)
+    group = all_channels(x) // (len(rows) if rows.dim() == 2 else 1)
     each = 16 // x.element_size()
-    return {"GROUP": group, "EACH": 1 if group % each else each}
+    return {"GROUP": group, "EACH": 1 if group % each or x.shape[-3] % each else each}
 
 
 def _merge_shape(splits: int) -> tuple[int, int]:
@@ -202,16 +210,24 @@ def wait_for_previous(EARLY: tl.constexpr):
 
 
 @triton.jit
+def assign_lane(STACK: tl.constexpr, ACROSS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return what a program works on: one of the STACK matrices, its first column there, and its number in the lane."""
+    lane = tl.program_id(0) % (STACK * ACROSS)
+    matrix = lane // ACROSS if STACK > 1 else tl.full([], 0, tl.int32)
+    return matrix, lane % ACROSS * COLUMNS, tl.program_id(0) // (STACK * ACROSS)
+
+
+@triton.jit
 def locate(
-    tile, column, pixels, CHANNELS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr,
+    tile, matrix, column, pixels, CHANNELS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr,
     BIG: tl.constexpr,
 ):  # fmt: skip
     """Return the offset of a tile, the offsets of its entries from there, and which of them exist."""
     if BIG:
-        tile = tile.to(tl.int64)
+        tile, matrix = tile.to(tl.int64), matrix.to(tl.int64)
     row = tl.arange(0, ROWS)[:, None]
     inside = tl.full([ROWS, COLUMNS], True, tl.int1) if EVEN else (tile * ROWS + row < pixels) & (column < CHANNELS)
-    return tile * (ROWS * CHANNELS), row * CHANNELS + column, inside
+    return (matrix * pixels + tile * ROWS) * CHANNELS, row * CHANNELS + column, inside
 
 
 @triton.jit
@@ -244,8 +260,9 @@ def count_rows(split, pixels, tiles, splits, ROWS: tl.constexpr):
 
 @triton.jit
 def _partial_statistics(
-    x_ptr, partial_ptr, pixels, tiles, splits, CHANNELS: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr,
-    HELD: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr, BIG: tl.constexpr, EARLY: tl.constexpr,
+    x_ptr, partial_ptr, pixels, tiles, splits, STACK: tl.constexpr, CHANNELS: tl.constexpr, ACROSS: tl.constexpr,
+    ROWS: tl.constexpr, HELD: tl.constexpr, COLUMNS: tl.constexpr, EVEN: tl.constexpr, BIG: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Store a program's first row, the mean of its rows minus the first, and the squared deviations from their mean.
 
@@ -253,24 +270,25 @@ def _partial_statistics(
     deviations at most, so that the squares lose n roundings at most, however far the mean is from zero.
     """
     wait_for_previous(EARLY)
-    split = tl.program_id(0) // LANES
-    column = tl.program_id(0) % LANES * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    matrix, first_column, split = assign_lane(STACK, ACROSS, COLUMNS)
+    column = first_column + tl.arange(0, COLUMNS)[None, :]
     known = column < CHANNELS
-    start, _, _ = locate(split, column, pixels, CHANNELS, ROWS, COLUMNS, EVEN, BIG)
+    start, _, _ = locate(split, matrix, column, pixels, CHANNELS, ROWS, COLUMNS, EVEN, BIG)
     first = tl.load(x_ptr + start + column, mask=known, other=0.0).to(tl.float32)
     sums = tl.zeros([HELD, COLUMNS], tl.float32)
     squares = tl.zeros([HELD, COLUMNS], tl.float32)
     for tile in range(split, tiles, splits):
-        start, at, inside = locate(tile, column, pixels, CHANNELS, ROWS, COLUMNS, EVEN, BIG)
+        start, at, inside = locate(tile, matrix, column, pixels, CHANNELS, ROWS, COLUMNS, EVEN, BIG)
         x = center(tl.load(x_ptr + start + at, mask=inside, other=0.0).to(tl.float32), first, inside, EVEN)
         sums += fold(x, HELD)
         squares += fold(x * x, HELD)
     total = tl.sum(sums, axis=0)[None, :]
     mean = total / count_rows(split, pixels, tiles, splits, ROWS)
-    to = partial_ptr + split * CHANNELS + column
+    to = partial_ptr + (split * STACK + matrix) * CHANNELS + column
+    size = splits * (STACK * CHANNELS)
     tl.store(to, first, mask=known)
-    tl.store(to + splits * CHANNELS, mean, mask=known)
-    tl.store(to + 2 * splits * CHANNELS, tl.sum(squares, axis=0)[None, :] - total * mean, mask=known)
+    tl.store(to + size, mean, mask=known)
+    tl.store(to + 2 * size, tl.sum(squares, axis=0)[None, :] - total * mean, mask=known)
 
 
 @triton.jit

@@ -1,7 +1,8 @@
 """Compute the convolutions of a population: many small ones side by side.
 
 Libraries are made for one wide convolution; K narrow ones they copy in and out group by group, or run one after the
-other. Here a program multiplies the windows of one member's images with its weights. All tensors are channels last.
+other. Here a program multiplies the windows of one member's images with its weights. Images are in one of the layouts
+of :mod:`hullo.population.kernels.layouts`.
 
 Some layers have kernels of their own: those of stride one in :mod:`hullo.population.kernels.row_conv`, the input's
 gradient for stride two in :mod:`hullo.population.kernels.square_gradient`. Those below take any stride: a window is a
@@ -22,10 +23,11 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-from hullo.population.kernels import channels_last, processors, row_conv, row_weights, square_gradient
+from hullo.population.kernels import processors, row_conv, row_weights, square_gradient
 from hullo.population.kernels.channel_stats import launch, wait_for_previous
 from hullo.population.kernels.first_order import once_differentiable
 from hullo.population.kernels.late_gradients import LateGradients
+from hullo.population.kernels.layouts import all_channels, channels_last, empty_images, is_stacked, locate_member
 from hullo.population.kernels.side_stream import Deferred
 from hullo.population.kernels.square_gradient import load_pixels
 
@@ -79,10 +81,10 @@ def convolve(
     late: LateGradients | None = None,
     resident: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
-    """Convolve images (B, K * inputs, H, W) of K members; return (B, K * outputs, H', W'), channels last, and moments.
+    """Convolve the images of K members; return images in the same layout, and moments.
 
     Args:
-        x: the images.
+        x: images (B, K * inputs, H, W) or (K, B, inputs, H, W).
         weight: (K * outputs, inputs, side, side), multiplied in x's dtype; sums are float32.
         bias: (K * outputs), or None.
         members: K.
@@ -94,16 +96,17 @@ def convolve(
         late: where to leave the gradient of the images to the layer that made them; None to compute it here.
         resident: whether only updates write the parameters, and no forward pass does.
     """
-    if x.shape[1] != members * weight.shape[1] or len(weight) % members or weight.shape[2] != weight.shape[3]:
+    fits = all_channels(x) == members * weight.shape[1] and (not is_stacked(x) or len(x) == members)
+    if not fits or len(weight) % members or weight.shape[2] != weight.shape[3]:
         raise ValueError(
-            f"images are (B, {members} * inputs, H, W) and weights ({members} * outputs, inputs, side, side); got "
-            f"{tuple(x.shape)} and {tuple(weight.shape)}"
+            f"images are (B, {members} * inputs, H, W) or ({members}, B, inputs, H, W), and weights "
+            f"({members} * outputs, inputs, side, side); got {tuple(x.shape)} and {tuple(weight.shape)}"
         )
     if max(weight.shape[1], len(weight) // members) > MAX_CHANNELS:
         raise ValueError(
             f"weights of shape {tuple(weight.shape)} for {members} members: at most {MAX_CHANNELS} channels fit"
         )
-    side, size = weight.shape[2], (x.shape[2], x.shape[3])
+    side, size = weight.shape[2], (x.shape[-2], x.shape[-1])
     height, width = ((length + sum(padding) - side) // stride + 1 for length in size)
     shape = Shape(members, weight.shape[1], len(weight) // members, side, stride, padding, size, (height, width))
     convolved: tuple[Tensor, Tensor | None] = _Convolve.apply(
@@ -212,26 +215,27 @@ def _convolve_windows(
     in_size, out_size = shape.in_size, shape.out_size
     if transposed:
         channels, outputs, in_size, out_size = outputs, channels, out_size, in_size
-    y = torch.empty(len(x), *out_size, shape.members * outputs, dtype=x.dtype, device=x.device)
+    y, images = empty_images(x, shape.members, outputs, out_size), x.shape[-4]
     step = shape.stride if transposed else 1
-    positions = len(x) * triton.cdiv(out_size[0], step) * triton.cdiv(out_size[1], step)
+    positions = images * triton.cdiv(out_size[0], step) * triton.cdiv(out_size[1], step)
     padded = triton.next_power_of_2(channels) if channels % 4 else channels
     if padded > channels:  # so that several channels are read at a time
-        x = F.pad(x.permute(0, 2, 3, 1).unflatten(3, (shape.members, channels)), (0, padded - channels))
+        each = x.movedim(-3, -1)
+        x = F.pad(each if is_stacked(x) else each.unflatten(3, (shape.members, channels)), (0, padded - channels))
     rows = ROWS if padded % 8 == 0 else ROWS // 2  # more addresses leave fewer registers
     blocks = triton.cdiv(positions, rows) * step**2
-    moments = torch.empty(2, blocks if measured else 0, y.shape[-1], device=x.device)
+    moments = torch.empty(2, blocks if measured else 0, all_channels(y), device=x.device)
     launch(
         _convolve_kernel, blocks * shape.members,
-        y, x, weight, weight if bias is None else bias, moments, shape.members, len(x), moments.shape[1],
-        follows=True, PADDED=padded, CHANNELS=channels, HEIGHT=in_size[0], WIDTH=in_size[1],
+        y, x, weight, weight if bias is None else bias, moments, shape.members, images, moments.shape[1],
+        follows=True, STACKED=is_stacked(y), PADDED=padded, CHANNELS=channels, HEIGHT=in_size[0], WIDTH=in_size[1],
         OUT=outputs, OUT_HEIGHT=out_size[0], OUT_WIDTH=out_size[1],
         KERNEL=shape.kernel, STRIDE=shape.stride, PADDING=shape.padding[0], TRANSPOSED=transposed,
         BIASED=bias is not None, MEASURED=measured, OUT_BLOCK=row_conv.block(outputs), ROWS=rows,
         INNER=min(INNER, row_conv.block(padded * shape.kernel**2)), BIG=max(x.numel(), y.numel()) >= 2**31,
         STAGES=STAGES, num_warps=WARPS,
     )  # fmt: skip
-    return y.permute(0, 3, 1, 2), moments if measured else None
+    return y, moments if measured else None
 
 
 def _weight_gradient(
@@ -244,21 +248,21 @@ def _weight_gradient(
         if tile is not None:
             return row_weights.weight_gradient(dy, x, sizes, tile), None
     before, behind = shape.padding
-    if shape.in_channels == shape.out_channels and before == behind:  # here cuDNN is faster
+    if shape.in_channels == shape.out_channels and before == behind and not is_stacked(x):  # here cuDNN is faster
         _, dweight, dbias = torch.ops.aten.convolution_backward(
             dy, x, weight, [len(weight)] if biased else None, [shape.stride] * 2, [before] * 2, [1, 1],
             False, [0, 0], shape.members, [False, True, biased],
         )  # fmt: skip
         return dweight, dbias
-    inner, positions = shape.in_channels * shape.kernel**2, dy.numel() // dy.shape[1]
+    inner, positions = shape.in_channels * shape.kernel**2, dy.numel() // all_channels(dy)
     rows = min(WEIGHT_ROWS, row_conv.block(inner + biased))
     blocks, tiles = triton.cdiv(inner + biased, rows), triton.cdiv(positions, WEIGHT_INNER)
     splits = min(tiles, max(1, PROGRAMS * processors(x) // (shape.members * blocks)))
     partial = torch.empty(splits, len(weight), inner + biased, dtype=torch.float32, device=x.device)
     launch(
         _weight_gradient_kernel, splits * blocks * shape.members,
-        dy, x, partial, shape.members, positions, tiles, splits, follows=True,
-        CHANNELS=shape.in_channels, HEIGHT=shape.in_size[0], WIDTH=shape.in_size[1],
+        dy, x, partial, shape.members, x.shape[-4], positions, tiles, splits, follows=True,
+        STACKED=is_stacked(x), CHANNELS=shape.in_channels, HEIGHT=shape.in_size[0], WIDTH=shape.in_size[1],
         OUT=shape.out_channels, OUT_HEIGHT=shape.out_size[0], OUT_WIDTH=shape.out_size[1],
         KERNEL=shape.kernel, STRIDE=shape.stride, PADDING=shape.padding[0], BLOCKS=blocks, BIASED=biased,
         OUT_BLOCK=row_conv.block(shape.out_channels), POSITIONS=WEIGHT_INNER, ROWS=rows,
@@ -275,8 +279,8 @@ def _convolve_kernel(
     PADDED: tl.constexpr, CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr,
     OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr,
     PADDING: tl.constexpr, TRANSPOSED: tl.constexpr, BIASED: tl.constexpr, MEASURED: tl.constexpr,
-    OUT_BLOCK: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, BIG: tl.constexpr, STAGES: tl.constexpr,
-    EARLY: tl.constexpr,
+    OUT_BLOCK: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, STACKED: tl.constexpr, BIG: tl.constexpr,
+    STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous(EARLY)
     STEP: tl.constexpr = STRIDE if TRANSPOSED else 1  # a row of the images has the taps of every STEP-th kernel row
@@ -304,7 +308,7 @@ def _convolve_kernel(
             x_row, x_column = row * STRIDE - PADDING + ky, column * STRIDE - PADDING + kx
         windows = load_pixels(
             x_ptr, image, x_row, x_column, k % PADDED, known & (ky < KERNEL) & (kx < KERNEL), member, members,
-            PADDED, HEIGHT, WIDTH, BIG,
+            images, PADDED, HEIGHT, WIDTH, STACKED, BIG,
         )  # fmt: skip
         k = first + tl.arange(0, INNER)[:, None]
         ky, kx, channel = first_ky + k // (PADDED * TAPS) * STEP, first_kx + k // PADDED % TAPS * STEP, k % PADDED
@@ -316,7 +320,8 @@ def _convolve_kernel(
         y = tl.dot(windows, tl.load(weight_ptr + at, mask=used, other=0.0), y, input_precision="ieee")
     if BIG:
         image = image.to(tl.int64)
-    to = (((image * OUT_HEIGHT + row) * OUT_WIDTH + column) * members + member) * OUT + out
+    start, pixel = locate_member(member, members, images, OUT_HEIGHT * OUT_WIDTH, OUT, STACKED, BIG)
+    to = start + ((image * OUT_HEIGHT + row) * OUT_WIDTH + column) * pixel + out
     y = y.to(y_ptr.dtype.element_ty)
     tl.store(y_ptr + to, y, mask=known & (out < OUT))
     if MEASURED:
@@ -328,11 +333,11 @@ def _convolve_kernel(
 
 @triton.jit
 def _weight_gradient_kernel(
-    dy_ptr, x_ptr, partial_ptr, members, positions, tiles, splits,
+    dy_ptr, x_ptr, partial_ptr, members, images, positions, tiles, splits,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, OUT_HEIGHT: tl.constexpr,
     OUT_WIDTH: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BLOCKS: tl.constexpr,
-    BIASED: tl.constexpr, OUT_BLOCK: tl.constexpr, POSITIONS: tl.constexpr, ROWS: tl.constexpr, BIG: tl.constexpr,
-    STAGES: tl.constexpr, EARLY: tl.constexpr,
+    BIASED: tl.constexpr, OUT_BLOCK: tl.constexpr, POSITIONS: tl.constexpr, ROWS: tl.constexpr, STACKED: tl.constexpr,
+    BIG: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous(EARLY)
     member = tl.program_id(0) % members
@@ -347,12 +352,13 @@ def _weight_gradient_kernel(
         x_column = position % OUT_WIDTH * STRIDE - PADDING + kx
         windows = load_pixels(
             x_ptr, position // (OUT_HEIGHT * OUT_WIDTH), x_row, x_column, k % CHANNELS,
-            (position < positions) & (ky < KERNEL), member, members, CHANNELS, HEIGHT, WIDTH, BIG,
+            (position < positions) & (ky < KERNEL), member, members, images, CHANNELS, HEIGHT, WIDTH, STACKED, BIG,
         )  # fmt: skip
         if BIASED:  # a one behind the last tap of each window
             windows = tl.where(k == KERNEL * KERNEL * CHANNELS, 1.0, windows).to(windows.dtype)
         row = position.to(tl.int64) if BIG else position
-        at = (row * members + member) * OUT + out
+        start, pixel = locate_member(member, members, images, OUT_HEIGHT * OUT_WIDTH, OUT, STACKED, BIG)
+        at = start + row * pixel + out
         dy = tl.load(dy_ptr + at, mask=(position < positions) & (out < OUT), other=0.0)
         sums = tl.dot(windows.trans(), dy, sums, input_precision="ieee")
     width = KERNEL * KERNEL * CHANNELS + BIASED

@@ -26,6 +26,7 @@ from hullo.kernels.device_math import HARDWARE, widen_by_pairs
 from hullo.kernels.triton import INTERPRETED
 from hullo.population.kernels import processors
 from hullo.population.kernels.channel_stats import launch, wait_for_previous
+from hullo.population.kernels.layouts import all_channels, empty_images, is_stacked, locate_member
 
 
 class Sizes(NamedTuple):
@@ -87,7 +88,7 @@ def choose_tile(sizes: Sizes, x: Tensor, *, measured: bool = False) -> Tile | No
     if tile is None or not (0 <= sizes.padding < sizes.kernel and 0 <= behind < sizes.kernel):
         return None  # in wider padding there are output rows without an input row
     height, width = sizes.out_size
-    programs = triton.cdiv(len(x) * triton.cdiv(width, tile.group), tile.rows) * sizes.members
+    programs = triton.cdiv(x.shape[-4] * triton.cdiv(width, tile.group), tile.rows) * sizes.members
     if sizes.in_channels == sizes.out_channels == 64 and programs > 2 * processors(x):
         return None  # loading the weights of so many programs takes too long
     return tile._replace(segment=min(tile.segment, split_rows(height, programs, x)))
@@ -132,13 +133,13 @@ def convolve_rows(
     that the kernel launched before this one does not write the weights: they are then loaded while it still runs.
     """
     height, width = sizes.out_size
-    y = torch.empty(len(x), height, width, sizes.members * sizes.out_channels, dtype=x.dtype, device=x.device)
+    y, images = empty_images(x, sizes.members, sizes.out_channels, sizes.out_size), x.shape[-4]
     segment = min(tile.segment, height)
-    blocks = triton.cdiv(len(x) * triton.cdiv(width, tile.group), tile.rows) * triton.cdiv(height, segment)
-    moments = torch.empty(2, blocks if measured else 0, y.shape[-1], device=x.device)
+    blocks = triton.cdiv(images * triton.cdiv(width, tile.group), tile.rows) * triton.cdiv(height, segment)
+    moments = torch.empty(2, blocks if measured else 0, all_channels(y), device=x.device)
     launch(
-        _convolve_kernel, blocks * sizes.members, y, x, weight, moments, sizes.members, len(x), moments.shape[1],
-        follows=True, IN=sizes.in_channels, HEIGHT=sizes.in_size[0], WIDTH=sizes.in_size[1],
+        _convolve_kernel, blocks * sizes.members, y, x, weight, moments, sizes.members, images, moments.shape[1],
+        follows=True, STACKED=is_stacked(x), IN=sizes.in_channels, HEIGHT=sizes.in_size[0], WIDTH=sizes.in_size[1],
         OUT=sizes.out_channels, OUT_HEIGHT=height, OUT_WIDTH=width,
         KERNEL=sizes.kernel, PADDING=sizes.padding, TRANSPOSED=transposed, MEASURED=measured,
         OUT_BLOCK=block(sizes.out_channels), GROUP=tile.group, TAPS=tile.taps,
@@ -146,7 +147,7 @@ def convolve_rows(
         BIG=max(x.numel(), y.numel()) >= 2**31, PREFETCH=tile.prefetch, SHIFTED=tile.shifted, RESIDENT=resident,
         STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
-    return y.permute(0, 3, 1, 2), moments if measured else None
+    return y, moments if measured else None
 
 
 @triton.jit
@@ -156,7 +157,7 @@ def _convolve_kernel(
     OUT_WIDTH: tl.constexpr, KERNEL: tl.constexpr, PADDING: tl.constexpr, TRANSPOSED: tl.constexpr,
     MEASURED: tl.constexpr, OUT_BLOCK: tl.constexpr, GROUP: tl.constexpr, TAPS: tl.constexpr, IN_BLOCK: tl.constexpr,
     ROWS: tl.constexpr, SEGMENT: tl.constexpr, BIG: tl.constexpr, PREFETCH: tl.constexpr, SHIFTED: tl.constexpr,
-    RESIDENT: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
+    RESIDENT: tl.constexpr, STACKED: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous(EARLY and not RESIDENT)
     SEGMENTS: tl.constexpr = (OUT_HEIGHT + SEGMENT - 1) // SEGMENT
@@ -181,7 +182,8 @@ def _convolve_kernel(
     wait_for_previous(EARLY and RESIDENT)
     n = tl.arange(0, GROUP * OUT_BLOCK)[None, :]
     out_column, out = column + n // OUT_BLOCK, n % OUT_BLOCK
-    y_at = (image * (OUT_HEIGHT * OUT_WIDTH) + out_column) * members * OUT + member * OUT + out
+    y_first, y_pixel = locate_member(member, members, images, OUT_HEIGHT * OUT_WIDTH, OUT, STACKED, BIG)
+    y_at = y_first + (image * (OUT_HEIGHT * OUT_WIDTH) + out_column) * y_pixel + out
     stored = (image < images) & (out_column < OUT_WIDTH) & (out < OUT)
     total = tl.zeros([ROWS // 16, 8, OUT_BLOCK], tl.float32)
     squares = tl.zeros([ROWS // 16, 8, OUT_BLOCK], tl.float32)
@@ -190,17 +192,18 @@ def _convolve_kernel(
         sums = sums + (tl.zeros([ROWS, GROUP * OUT_BLOCK], tl.float32),)
     k = tl.arange(0, IN_BLOCK)[None, :]
     x_column = column - PADDING + k // IN
-    x_ptrs = x_ptr + (image * (HEIGHT * WIDTH) + x_column) * members * IN + member * IN + k % IN
+    x_first, x_pixel = locate_member(member, members, images, HEIGHT * WIDTH, IN, STACKED, BIG)
+    x_ptrs = x_ptr + x_first + (image * (HEIGHT * WIDTH) + x_column) * x_pixel + k % IN
     begin, end = tl.maximum(first - PADDING, 0), tl.minimum(last - PADDING + KERNEL - 1, HEIGHT)
     ahead = ()
     if PREFETCH:
-        ahead = _load_row(x_ptrs, image < images, x_column, k, begin, members, IN, HEIGHT, WIDTH, TAPS, SLICES)
+        ahead = _load_row(x_ptrs, image < images, x_column, k, begin, x_pixel, IN, HEIGHT, WIDTH, TAPS, SLICES)
     for row in tl.range(begin, end, num_stages=STAGES):
         if PREFETCH:
             x = ahead
-            ahead = _load_row(x_ptrs, image < images, x_column, k, row + 1, members, IN, HEIGHT, WIDTH, TAPS, SLICES)
+            ahead = _load_row(x_ptrs, image < images, x_column, k, row + 1, x_pixel, IN, HEIGHT, WIDTH, TAPS, SLICES)
         else:
-            x = _load_row(x_ptrs, image < images, x_column, k, row, members, IN, HEIGHT, WIDTH, TAPS, SLICES)
+            x = _load_row(x_ptrs, image < images, x_column, k, row, x_pixel, IN, HEIGHT, WIDTH, TAPS, SLICES)
         for s in tl.static_range(SLICES):
             added = ()
             for slot in tl.static_range(KERNEL):
@@ -214,7 +217,7 @@ def _convolve_kernel(
         y = sums[KERNEL - 1] + 0.0 if SHIFTED else sums[1 % KERNEL]
         y = y.to(y_ptr.dtype.element_ty)
         known = stored & (y_row >= first) & (y_row < last)
-        tl.store(y_ptr + y_at + y_row * OUT_WIDTH * members * OUT, y, mask=known)
+        tl.store(y_ptr + y_at + y_row * OUT_WIDTH * y_pixel, y, mask=known)
         if MEASURED:
             y = tl.where(known, widen(y), 0.0)
             total += fold(y, ROWS, GROUP, OUT_BLOCK)
@@ -228,7 +231,7 @@ def _convolve_kernel(
         y_row = end + PADDING - ky
         y = sums[ky if SHIFTED else KERNEL - ky].to(y_ptr.dtype.element_ty)
         known = stored & (y_row >= first) & (y_row < last)
-        tl.store(y_ptr + y_at + y_row * OUT_WIDTH * members * OUT, y, mask=known)
+        tl.store(y_ptr + y_at + y_row * OUT_WIDTH * y_pixel, y, mask=known)
         if MEASURED:
             y = tl.where(known, widen(y), 0.0)
             total += fold(y, ROWS, GROUP, OUT_BLOCK)
@@ -271,7 +274,7 @@ def _load_band(
 
 @triton.jit
 def _load_row(
-    x_ptrs, known, x_column, k, row, members,
+    x_ptrs, known, x_column, k, row, pixel,
     IN: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TAPS: tl.constexpr, SLICES: tl.constexpr,
 ):  # fmt: skip
     """Load a row's columns from `x_column` on as SLICES blocks (ROWS, TAPS * IN), zero outside the images."""
@@ -279,5 +282,5 @@ def _load_row(
     blocks = ()
     for s in tl.static_range(SLICES):
         inside = known & (x_column + s * TAPS >= 0) & (x_column + s * TAPS < WIDTH)
-        blocks = blocks + (tl.load(x_ptrs + (row * WIDTH + s * TAPS) * members * IN, mask=inside, other=0.0),)
+        blocks = blocks + (tl.load(x_ptrs + (row * WIDTH + s * TAPS) * pixel, mask=inside, other=0.0),)
     return blocks

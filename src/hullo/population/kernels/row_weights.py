@@ -19,6 +19,7 @@ from torch import Tensor
 
 from hullo.population.kernels import processors
 from hullo.population.kernels.channel_stats import launch, wait_for_previous
+from hullo.population.kernels.layouts import is_stacked, locate_member
 from hullo.population.kernels.row_conv import ALL, Sizes, block, is_tuned_for, split_rows
 
 
@@ -35,7 +36,7 @@ class WeightTile(NamedTuple):
 
 
 WEIGHT_TILES = {
-    (3, 16, 16): WeightTile(2, 4, 64, ALL, 3, 4, 2),
+    (3, 16, 16): WeightTile(2, 4, 64, ALL, 2, 4, 3),
     (3, 32, 32): WeightTile(2, 4, 64, ALL, 1, 8, 3),
     (3, 32, 64): WeightTile(1, 2, 128, ALL, 1, 4, 3),
     (3, 64, 64): WeightTile(1, 1, 128, ALL, 1, 4, 3),
@@ -53,7 +54,7 @@ def choose_weight_tile(sizes: Sizes, x: Tensor) -> WeightTile | None:
     if tile is None:
         return None
     blocks = triton.cdiv(sizes.kernel + tile.group - 1, tile.taps)
-    groups = len(x) * triton.cdiv(sizes.out_size[1], tile.group)
+    groups = x.shape[-4] * triton.cdiv(sizes.out_size[1], tile.group)
     programs = triton.cdiv(groups, tile.positions) * blocks * sizes.members
     if sizes.in_channels == sizes.out_channels == 64 and programs > 3 * processors(x):
         return None  # for larger images cuDNN is faster
@@ -64,14 +65,14 @@ def weight_gradient(dy: Tensor, x: Tensor, sizes: Sizes, tile: WeightTile) -> Te
     """Return the gradient of the weights, (members * out_channels, in_channels, kernel, kernel), channels last."""
     height, width = sizes.in_size
     segment = min(tile.segment, height)
-    groups = triton.cdiv(sizes.out_size[1], tile.group)
-    splits = triton.cdiv(len(x) * groups, tile.positions) * triton.cdiv(height, segment)
+    groups, images = triton.cdiv(sizes.out_size[1], tile.group), x.shape[-4]
+    splits = triton.cdiv(images * groups, tile.positions) * triton.cdiv(height, segment)
     blocks = triton.cdiv(sizes.kernel + tile.group - 1, tile.taps)
     shape = sizes.members * sizes.out_channels, sizes.kernel, sizes.kernel, sizes.in_channels
     partial = torch.empty(splits * tile.group, *shape, dtype=torch.float32, device=x.device)
     launch(
-        _weight_gradient_kernel, splits * blocks * sizes.members, dy, x, partial, sizes.members, len(x),
-        follows=True, IN=sizes.in_channels, HEIGHT=height, WIDTH=width,
+        _weight_gradient_kernel, splits * blocks * sizes.members, dy, x, partial, sizes.members, images,
+        follows=True, STACKED=is_stacked(x), IN=sizes.in_channels, HEIGHT=height, WIDTH=width,
         OUT=sizes.out_channels, OUT_HEIGHT=sizes.out_size[0], OUT_WIDTH=sizes.out_size[1],
         KERNEL=sizes.kernel, PADDING=sizes.padding, OUT_BLOCK=block(sizes.out_channels),
         GROUP=tile.group, TAPS=tile.taps, IN_BLOCK=block(tile.taps * sizes.in_channels),
@@ -95,7 +96,7 @@ def _weight_gradient_kernel(
     IN: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, OUT_HEIGHT: tl.constexpr,
     OUT_WIDTH: tl.constexpr, KERNEL: tl.constexpr, PADDING: tl.constexpr, OUT_BLOCK: tl.constexpr,
     GROUP: tl.constexpr, TAPS: tl.constexpr, IN_BLOCK: tl.constexpr, POSITIONS: tl.constexpr, SEGMENT: tl.constexpr,
-    UNROLL: tl.constexpr, BIG: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
+    UNROLL: tl.constexpr, STACKED: tl.constexpr, BIG: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous(EARLY)
     BLOCKS: tl.constexpr = (KERNEL + GROUP + TAPS - 2) // TAPS
@@ -112,9 +113,11 @@ def _weight_gradient_kernel(
         image, split = image.to(tl.int64), split.to(tl.int64)
     k, n = tl.arange(0, IN_BLOCK)[None, :], tl.arange(0, GROUP * OUT_BLOCK)[None, :]
     x_column, y_column = column - PADDING + first_tap + k // IN, column + n // OUT_BLOCK
-    x_ptrs = x_ptr + (image * (HEIGHT * WIDTH) + x_column) * members * IN + member * IN + k % IN
+    x_first, x_pixel = locate_member(member, members, images, HEIGHT * WIDTH, IN, STACKED, BIG)
+    x_ptrs = x_ptr + x_first + (image * (HEIGHT * WIDTH) + x_column) * x_pixel + k % IN
     x_known = (image < images) & (k < TAPS * IN) & (x_column >= 0) & (x_column < WIDTH)
-    dy_ptrs = dy_ptr + (image * (OUT_HEIGHT * OUT_WIDTH) + y_column) * members * OUT + member * OUT + n % OUT_BLOCK
+    y_first, y_pixel = locate_member(member, members, images, OUT_HEIGHT * OUT_WIDTH, OUT, STACKED, BIG)
+    dy_ptrs = dy_ptr + y_first + (image * (OUT_HEIGHT * OUT_WIDTH) + y_column) * y_pixel + n % OUT_BLOCK
     dy_known = (image < images) & (y_column < OUT_WIDTH) & (n % OUT_BLOCK < OUT)
     sums = ()
     for _ in tl.static_range(KERNEL):
@@ -124,10 +127,10 @@ def _weight_gradient_kernel(
         for r in tl.static_range(UNROLL + KERNEL - 1):
             y_row = top + PADDING - KERNEL + 1 + r
             known = dy_known & (y_row >= 0) & (y_row < OUT_HEIGHT)
-            dy = dy + (tl.load(dy_ptrs + y_row * OUT_WIDTH * members * OUT, mask=known, other=0.0),)
+            dy = dy + (tl.load(dy_ptrs + y_row * OUT_WIDTH * y_pixel, mask=known, other=0.0),)
         for r in tl.static_range(UNROLL):
             known = x_known & (top + r < last)
-            x = tl.load(x_ptrs + (top + r) * WIDTH * members * IN, mask=known, other=0.0).trans()
+            x = tl.load(x_ptrs + (top + r) * WIDTH * x_pixel, mask=known, other=0.0).trans()
             added = ()
             for ky in tl.static_range(KERNEL):
                 added = added + (tl.dot(x, dy[r + KERNEL - 1 - ky], sums[ky], input_precision="ieee"),)

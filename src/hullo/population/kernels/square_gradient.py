@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 from hullo.population.kernels.channel_stats import launch, wait_for_previous
+from hullo.population.kernels.layouts import empty_images, is_stacked, locate_member
 from hullo.population.kernels.row_conv import Sizes, block, is_tuned_for
 
 STRIDE = 2
@@ -71,17 +71,17 @@ def input_gradient(parts: Sequence[Part], tile: Tile) -> Tensor:
     one, other = parts[0], parts[-1]
     sizes, dy = one.sizes, one.dy
     height, width = sizes.in_size
-    dx = torch.empty(len(dy), height, width, sizes.members * sizes.in_channels, dtype=dy.dtype, device=dy.device)
-    squares = len(dy) * triton.cdiv(height, STRIDE) * triton.cdiv(width, STRIDE)
+    dx, images = empty_images(dy, sizes.members, sizes.in_channels, sizes.in_size), dy.shape[-4]
+    squares = images * triton.cdiv(height, STRIDE) * triton.cdiv(width, STRIDE)
     launch(
         _square_kernel, triton.cdiv(squares, tile.rows) * sizes.members, dx, dy, one.weight, other.dy, other.weight,
-        sizes.members, len(dy), follows=True, **one.constants(tile.inner),
+        sizes.members, images, follows=True, STACKED=is_stacked(dy), **one.constants(tile.inner),
         **{f"{name}_2": number for name, number in other.constants(tile.inner).items()}, TWO=len(parts) > 1,
         OUT=sizes.in_channels, OUT_HEIGHT=height, OUT_WIDTH=width, STRIDE=STRIDE,
         OUT_BLOCK=max(8, triton.next_power_of_2(sizes.in_channels)), ROWS=tile.rows,
         BIG=max(dx.numel(), *(part.dy.numel() for part in parts)) >= 2**31, STAGES=tile.stages, num_warps=tile.warps,
     )  # fmt: skip
-    return dx.permute(0, 3, 1, 2)
+    return dx
 
 
 @triton.jit
@@ -92,7 +92,7 @@ def _square_kernel(
     WIDTH_2: tl.constexpr, KERNEL_2: tl.constexpr, PADDING_2: tl.constexpr, FIRST_2: tl.constexpr,
     TAPS_2: tl.constexpr, INNER_2: tl.constexpr, TWO: tl.constexpr, OUT: tl.constexpr, OUT_HEIGHT: tl.constexpr,
     OUT_WIDTH: tl.constexpr, STRIDE: tl.constexpr, OUT_BLOCK: tl.constexpr, ROWS: tl.constexpr, BIG: tl.constexpr,
-    STAGES: tl.constexpr, EARLY: tl.constexpr,
+    STACKED: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous(EARLY)
     H: tl.constexpr = (OUT_HEIGHT + STRIDE - 1) // STRIDE
@@ -105,18 +105,20 @@ def _square_kernel(
     dx = tl.zeros([ROWS, STRIDE * STRIDE * OUT_BLOCK], tl.float32)
     dx = _add_products(
         dx, dy_ptr, weight_ptr, image, row, column, below, right, out, member, members, images,
-        CHANNELS, HEIGHT, WIDTH, KERNEL, PADDING, FIRST, TAPS, INNER, OUT, STRIDE, BIG, STAGES,
+        CHANNELS, HEIGHT, WIDTH, KERNEL, PADDING, FIRST, TAPS, INNER, OUT, STRIDE, STACKED, BIG, STAGES,
     )  # fmt: skip
     if TWO:
         dx = _add_products(
             dx, dy_2_ptr, weight_2_ptr, image, row, column, below, right, out, member, members, images,
-            CHANNELS_2, HEIGHT_2, WIDTH_2, KERNEL_2, PADDING_2, FIRST_2, TAPS_2, INNER_2, OUT, STRIDE, BIG, STAGES,
+            CHANNELS_2, HEIGHT_2, WIDTH_2, KERNEL_2, PADDING_2, FIRST_2, TAPS_2, INNER_2, OUT, STRIDE, STACKED, BIG,
+            STAGES,
         )  # fmt: skip
     if BIG:
         image = image.to(tl.int64)
     row, column = row * STRIDE + below, column * STRIDE + right
     known = (image < images) & (row < OUT_HEIGHT) & (column < OUT_WIDTH) & (out < OUT)
-    to = (((image * OUT_HEIGHT + row) * OUT_WIDTH + column) * members + member) * OUT + out
+    start, pixel = locate_member(member, members, images, OUT_HEIGHT * OUT_WIDTH, OUT, STACKED, BIG)
+    to = start + ((image * OUT_HEIGHT + row) * OUT_WIDTH + column) * pixel + out
     tl.store(dx_ptr + to, dx.to(dx_ptr.dtype.element_ty), mask=known)
 
 
@@ -125,14 +127,15 @@ def _add_products(
     dx, dy_ptr, weight_ptr, image, row, column, below, right, out, member, members, images,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, KERNEL: tl.constexpr, PADDING: tl.constexpr,
     FIRST: tl.constexpr, TAPS: tl.constexpr, INNER: tl.constexpr, OUT: tl.constexpr, STRIDE: tl.constexpr,
-    BIG: tl.constexpr, STAGES: tl.constexpr,
+    STACKED: tl.constexpr, BIG: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Add the outputs around squares times their weights."""
     for first in tl.range(0, TAPS * TAPS * CHANNELS, INNER, num_stages=STAGES):
         k = first + tl.arange(0, INNER)[None, :]
         windows = load_pixels(
             dy_ptr, image, row + FIRST + k // (CHANNELS * TAPS), column + FIRST + k // CHANNELS % TAPS, k % CHANNELS,
-            (image < images) & (k < TAPS * TAPS * CHANNELS), member, members, CHANNELS, HEIGHT, WIDTH, BIG,
+            (image < images) & (k < TAPS * TAPS * CHANNELS), member, members, images, CHANNELS, HEIGHT, WIDTH, STACKED,
+            BIG,
         )  # fmt: skip
         k = first + tl.arange(0, INNER)[:, None]
         ky = below + PADDING - STRIDE * (FIRST + k // (CHANNELS * TAPS))
@@ -145,12 +148,13 @@ def _add_products(
 
 @triton.jit
 def load_pixels(
-    x_ptr, image, row, column, channel, known, member, members,
-    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, BIG: tl.constexpr,
+    x_ptr, image, row, column, channel, known, member, members, images,
+    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, STACKED: tl.constexpr, BIG: tl.constexpr,
 ):  # fmt: skip
     """Load a channel of pixels of one member's images, zero outside."""
     pixel = (image * HEIGHT + row) * WIDTH + column
     if BIG:
         pixel = pixel.to(tl.int64)
     inside = known & (row >= 0) & (row < HEIGHT) & (column >= 0) & (column < WIDTH)
-    return tl.load(x_ptr + (pixel * members + member) * CHANNELS + channel, mask=inside, other=0.0)
+    start, apart = locate_member(member, members, images, HEIGHT * WIDTH, CHANNELS, STACKED, BIG)
+    return tl.load(x_ptr + start + pixel * apart + channel, mask=inside, other=0.0)

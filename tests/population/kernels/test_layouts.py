@@ -1,0 +1,94 @@
+"""Both memory layouts of a population's images give the same networks; on the CPU kernels run in the interpreter."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+pytest.importorskip("triton")
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+HALF = torch.bfloat16 if GPU else torch.float16  # the interpreter multiplies no bfloat16
+
+from hullo.population import Population, kernels  # noqa: E402
+from hullo.population.kernels import bn_act, input_conv  # noqa: E402
+from hullo.population.kernels.layouts import all_channels, channels_last, empty_images  # noqa: E402
+
+
+@given(
+    shape=st.lists(st.integers(1, 5), min_size=4, max_size=5),
+    order=st.permutations(range(5)),
+    repeated=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+def test_images_in_any_order_in_memory_have_their_channels_last(
+    shape: list[int], order: list[int], repeated: bool, dtype: torch.dtype
+) -> None:
+    order = [i for i in order if i < len(shape)]
+    stored = torch.randn([shape[i] for i in order]).to(dtype).permute([order.index(i) for i in range(len(shape))])
+    x = stored[..., :1, :1].expand(shape) if repeated else stored
+    found = channels_last(x)
+    assert torch.equal(found, x)
+    assert found.movedim(-3, -1).is_contiguous()
+    other = empty_images(x, members=shape[0] if len(shape) == 5 else 1, channels=3, size=(2, 4))
+    assert other.movedim(-3, -1).is_contiguous()
+    assert (other.dim(), other.shape[-4], other.shape[-2:]) == (len(shape), shape[-4], (2, 4))
+    assert all_channels(other) == 3 * (shape[0] if len(shape) == 5 else 1)
+
+
+class Network(nn.Module):
+    """Residual blocks, before and after a change of size, and what follows images elsewhere."""
+
+    def __init__(self, channels: int = 16) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, channels, 3, padding=1)
+        self.same = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.down = nn.Conv2d(channels, 2 * channels, 3, stride=2)
+        self.shortcut = nn.Conv2d(channels, 2 * channels, 1, stride=2)
+        self.wide = nn.Conv2d(2 * channels, 65, 1)  # more channels than our kernels take
+        self.norms = nn.ModuleList(nn.BatchNorm2d(width) for width in (channels, channels, 2 * channels, 65))
+        self.pool, self.linear = nn.MaxPool2d(3, 1, 1), nn.Linear(65 + channels, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norms[0](self.first(x)).relu()
+        x = (self.norms[1](self.same(x)) + x).relu()
+        pooled = nn.functional.max_pool2d(self.same(x).tanh(), 2)
+        y = (self.norms[2](self.down(nn.functional.pad(x, (0, 1, 0, 1)))) + self.shortcut(x)).relu()
+        y = self.norms[3](self.wide(self.pool(y) + y.tanh())).relu()
+        return self.linear(torch.cat([y, pooled], 1).mean((2, 3)))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_networks_whose_images_are_stacked_have_the_results_and_gradients_of_others(
+    training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dims: list[int] = []
+    normalize = bn_act.normalize_combine
+
+    def record(x: Tensor, *others: Any, **settings: Any) -> Any:
+        dims.append(x.dim())
+        return normalize(x, *others, **settings)
+
+    monkeypatch.setattr(kernels, "support", lambda x: x.dtype != torch.float64)
+    monkeypatch.setattr(bn_act, "normalize_combine", record)
+    x = torch.randn(3, 2, 3, 8, 8, device=DEVICE)
+    found = []
+    for most in (0, input_conv.MOST_STACKED):
+        monkeypatch.setattr(input_conv, "MOST_STACKED", most)
+        population = Population(Network, seeds=range(3)).to(DEVICE).train(training)
+        with torch.autocast(DEVICE, HALF):
+            y = population(x).float()
+        gradients = torch.autograd.grad(y.square().sum(), list(population.parameters()))
+        names = [name for name, _ in population.named_parameters()]
+        running = {name: buffer.clone() for name, buffer in population.named_buffers() if "running" in name}
+        found.append({"y": y} | dict(zip(names, gradients, strict=True)) | running)
+    for name, one in found[0].items():
+        if not (training and re.search(r"(first|down|wide)\.bias", name)):  # whose gradients are zero
+            assert (one - found[1][name]).norm() <= 2e-2 * one.norm(), name
+    assert dims == [4, 4, 4, 4, 5, 5, 5, 4]  # convolutions of libraries return images side by side
