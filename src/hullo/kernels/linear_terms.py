@@ -89,8 +89,9 @@ def _parse(text: str) -> ast.expr:
     return ast.parse(text, mode="eval").body
 
 
-def kernel_parts(bases: Sequence[Base]) -> dict[str, list[str]]:
-    """Return the parts of :func:`hullo.kernels.codegen.kernel_source` that compute with shared terms."""
+def kernel_parts(bases: Sequence[Base], by_table: bool = False) -> dict[str, list[str]]:
+    """Return the parts of :func:`hullo.kernels.codegen.kernel_source` that compute with shared terms; with slopes from
+    a table, those of the backward pass for :mod:`hullo.kernels.slope_table`."""
     c = [f"c{i}" for i in range(len(bases))]
     rows, slopes = value_terms(bases), _combine(slope_terms(bases), c)
     values = _combine(rows, c)
@@ -108,6 +109,7 @@ def kernel_parts(bases: Sequence[Base]) -> dict[str, list[str]]:
     forward.assign("y", _parse(f"{others} + {_MAGNITUDE}({_weighted_sum(rests)})" if rests else others))
     if rests:
         backward.assign("dm", _parse(f"{_MAGNITUDE}dy"))
+    work, backward.lines = backward.lines, []
     for i, term in enumerate((*flips, *slopes), count):
         slope = re.sub(r"^flip", "", _compare(term))
         if slope == "(normal_slope(magnitude(x)))":  # which takes its coefficient
@@ -119,6 +121,11 @@ def kernel_parts(bases: Sequence[Base]) -> dict[str, list[str]]:
         for indices in (range(count, middle), range(middle, len(factors) - 2))
     )
     by_sign = f"select_by_sign(x, at_positive, at_negative, {odd})" if flips or steps != "0.0" else "at_negative"
+    slope, table = f"{by_sign} + {rest}", []
+    if by_table:
+        slope, table = f"slope_by_table(table, x, {', '.join(c)})", [f"table = make_table({', '.join(c)})"]
+    else:
+        work += backward.lines
     products = [f"{'dm' if i in rests else 'dy'} * y{i}" for i in range(count)]
     halves = _relu_and_identity(terms) if rests else None
     if halves:  # relu(x) is half of |x| and half of x, whose sums are there
@@ -128,7 +135,7 @@ def kernel_parts(bases: Sequence[Base]) -> dict[str, list[str]]:
         "TERMS": [f"{name} = {factor}" for name, factor in factors.items()],
         "FORWARD": over_tiles(["x"], [*forward.lines, store("y")]),
         "ZERO": [f"sum{i} = tl.zeros([ROWS, COLUMNS // PER_SUM], REAL)" for i in range(count)],
-        "BACKWARD": over_tiles(["x", "dy"], [*backward.lines, f"dx = dy * ({by_sign} + {rest})", store("dx"), *sums]),
+        "BACKWARD": [*table, *over_tiles(["x", "dy"], [*work, f"dx = dy * ({slope})", store("dx"), *sums])],
         "STORE_SUMS": _store_sums(rows, terms, halves),
     }
 

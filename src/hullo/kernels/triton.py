@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hullo._compat import current_cuda_device, empty_cuda
 from hullo.bases import Base
-from hullo.kernels import device_math, launcher
+from hullo.kernels import device_math, launcher, slope_table
 from hullo.kernels.codegen import kernel_source
 from hullo.kernels.device_math_float64 import FLOAT64
 from hullo.kernels.linear_terms import kernel_parts
@@ -218,7 +218,7 @@ def _launches(
     precise, many = dtype in (torch.float32, torch.float64), len(bases) > 3
     by_column = groups > 1 and (inner < 64 or (inner < 512 and outer >= 64))
     # As measured on an H200: tiles large enough to keep memory busy, and small enough to leave registers.
-    warps = [4, 8 if many else 4]
+    warps, limits = [4, 8 if many else 4], {}
     if by_column:
         there = tile(outer, groups, inner, 128, 2048 if precise else 4096, None)
         if precise or many:
@@ -230,6 +230,11 @@ def _launches(
         there = tile(outer, groups, inner, None, size, share * units or None, stages)
         size, warps[1], share, stages = back_choice
         back = tile(outer, groups, inner, None, size, share * units, stages)
+        if (early or INTERPRETED) and inner % slope_table.WIDTH == 0 and may_have_table(bases, dtype, gated, order):
+            wide = tile(outer, groups, inner, None, slope_table.TILE, slope_table.SHARE * units)
+            if wide.tiles_per_program >= slope_table.LEAST_TILES:
+                back, warps[1], limits = wide, slope_table.WARPS, {"maxnreg": slope_table.REGISTERS}
+                kernels = kernels | kernels_by_table(bases, parametrization)
     else:
         there = tile(outer, groups, inner, None, 2048, None)
         back = tile(outer, groups, inner, None, 1024, 6 * units if gated else programs)
@@ -244,7 +249,7 @@ def _launches(
         forward=_Launch(
             kernels["forward"], device, there.programs, there.sizes, there.constants, {"num_warps": warps[0]}
         ),
-        backward=_Launch(kernels["backward"], device, back.programs, (*back.sizes, sums), ways, options),
+        backward=_Launch(kernels["backward"], device, back.programs, (*back.sizes, sums), ways, options | limits),
         second=_Launch(kernels.get("second"), device, back.programs, (*back.sizes, sums), ways, options),
         reduce=_Launch(
             kernels["reduce"],
@@ -265,6 +270,10 @@ class Tiling(NamedTuple):
     splits: int
     sizes: tuple[int, ...]
     constants: dict[str, Any]
+
+    @property
+    def tiles_per_program(self) -> int:
+        return self.sizes[-3] // self.splits
 
 
 def tile(
@@ -319,6 +328,22 @@ def kernels_for(
         shared = device_math.SHARED_TERMS if dtype == torch.bfloat16 else device_math.SHARED_TERMS_FLOAT16
         return build(text, label, dtype, **shared)
     return build(kernel_source(bases, parametrization, gated, order), label, dtype)
+
+
+@functools.cache
+def kernels_by_table(bases: tuple[Base, ...], parametrization: BuiltInParametrization) -> dict[str, Any]:
+    """Return the kernel `backward` for bfloat16 with slopes from a table: see :mod:`hullo.kernels.slope_table`."""
+    label = f"{parametrization.name}({','.join(base.name for base in bases)}) by table"
+    table = build(slope_table.source(bases), f"the table of {label}", torch.float32, **slope_table.WORDS)
+    known = {name: table[name] for name in ("make_table", "slope_by_table")}
+    text = kernel_source(bases, parametrization, changes=kernel_parts(bases, by_table=True))
+    return {"backward": build(text, label, torch.bfloat16, **device_math.SHARED_TERMS, **known)["backward"]}
+
+
+def may_have_table(bases: tuple[Base, ...], dtype: torch.dtype, gated: bool, order: int) -> bool:
+    """Return whether a table can hold the slopes."""
+    is_bfloat16 = dtype == torch.bfloat16
+    return is_bfloat16 and shares_terms(bases, dtype, gated, order) and all(map(slope_table.fits, bases))
 
 
 def shares_terms(bases: tuple[Base, ...], dtype: torch.dtype, gated: bool, order: int) -> bool:
