@@ -106,7 +106,8 @@ def test_backward_by_table_agrees_with_float64(bases: tuple[hullo.Base, ...], sh
     bounded = x.double().clamp(-65536, 65536)  # PyTorch's own slopes of some are NaN at infinities
     expected, _ = reference.backward(gradient.double(), bounded, raw.double(), spec)
     last_bit = 2.0 ** (expected.abs().clamp_min(2.0**-126).log2().floor() - 7)
-    assert ((dx.double() - expected).abs() <= HALF_A_STEP * last_bit).all()
+    cancelled = 2e-6 * gradient.double().abs() * raw.sum()  # slopes are sums in float32
+    assert ((dx.double() - expected).abs() <= HALF_A_STEP * last_bit + cancelled).all()
     finite = x.abs() < 1e4
     x, gradient = torch.where(finite, x, 0), torch.where(finite, gradient, 0)
     _, sums = reference.backward(gradient.double(), x.double(), raw.double(), spec)

@@ -90,8 +90,8 @@ def _parse(text: str) -> ast.expr:
 
 
 def kernel_parts(bases: Sequence[Base], by_table: bool = False) -> dict[str, list[str]]:
-    """Return the parts of :func:`hullo.kernels.codegen.kernel_source` that compute with shared terms; with slopes from
-    a table, those of the backward pass for :mod:`hullo.kernels.slope_table`."""
+    """Return the parts of :func:`hullo.kernels.codegen.kernel_source` that compute with shared terms. If `by_table`,
+    slopes come from a table: see :mod:`hullo.kernels.slope_table`."""
     c = [f"c{i}" for i in range(len(bases))]
     rows, slopes = value_terms(bases), _combine(slope_terms(bases), c)
     values = _combine(rows, c)
