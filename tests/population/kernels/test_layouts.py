@@ -16,7 +16,7 @@ GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 HALF = torch.bfloat16 if GPU else torch.float16  # the interpreter multiplies no bfloat16
 
-from hullo.population import Population, kernels  # noqa: E402
+from hullo.population import AugmentedImages, Population, kernels  # noqa: E402
 from hullo.population.kernels import bn_act, input_conv  # noqa: E402
 from hullo.population.kernels.layouts import all_channels, channels_last, empty_images  # noqa: E402
 
@@ -64,9 +64,31 @@ class Network(nn.Module):
         return self.linear(torch.cat([y, pooled], 1).mean((2, 3)))
 
 
+class OneChannel(nn.Module):
+    """Images of one channel, for which both layouts are one; two convolutions leave their gradients to a batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 1, 3, padding=1), nn.Linear(32, 10)
+        self.down, self.shortcut = nn.Conv2d(1, 32, 3, stride=2, padding=1), nn.Conv2d(1, 32, 1, stride=2)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(width) for width in (1, 32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norms[0](self.first(x)).relu()
+        y: Tensor = (self.norms[1](self.down(x)) + self.shortcut(x)).relu()
+        return self.last(y.mean((2, 3)))
+
+
 @pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    ("network", "layouts"),
+    [
+        (Network, [4, 4, 4, 4, 5, 5, 5, 4]),  # convolutions of libraries return images side by side
+        (OneChannel, [4, 4, 5, 4]),
+    ],
+)
 def test_networks_whose_images_are_stacked_have_the_results_and_gradients_of_others(
-    training: bool, monkeypatch: pytest.MonkeyPatch
+    network: type[nn.Module], layouts: list[int], training: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dims: list[int] = []
     normalize = bn_act.normalize_combine
@@ -77,11 +99,13 @@ def test_networks_whose_images_are_stacked_have_the_results_and_gradients_of_oth
 
     monkeypatch.setattr(kernels, "support", lambda x: x.dtype != torch.float64)
     monkeypatch.setattr(bn_act, "normalize_combine", record)
-    x = torch.randn(3, 2, 3, 8, 8, device=DEVICE)
+    images = torch.randint(256, (6, 3, 8, 8), dtype=torch.uint8, device=DEVICE)
+    index, moves = torch.arange(6).view(3, 2), torch.zeros(3, 2, 3, dtype=torch.int64)
+    x = AugmentedImages(images, index.to(DEVICE), moves.to(DEVICE))
     found = []
     for most in (0, input_conv.MOST_STACKED):
         monkeypatch.setattr(input_conv, "MOST_STACKED", most)
-        population = Population(Network, seeds=range(3)).to(DEVICE).train(training)
+        population = Population(network, seeds=range(3)).to(DEVICE).train(training)
         with torch.autocast(DEVICE, HALF):
             y = population(x).float()
         gradients = torch.autograd.grad(y.square().sum(), list(population.parameters()))
@@ -91,4 +115,4 @@ def test_networks_whose_images_are_stacked_have_the_results_and_gradients_of_oth
     for name, one in found[0].items():
         if not (training and re.search(r"(first|down|wide)\.bias", name)):  # whose gradients are zero
             assert (one - found[1][name]).norm() <= 2e-2 * one.norm(), name
-    assert dims == [4, 4, 4, 4, 5, 5, 5, 4]  # convolutions of libraries return images side by side
+    assert dims == layouts
