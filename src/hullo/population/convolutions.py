@@ -173,10 +173,12 @@ def _flat_parameters(weight: Value, bias: Value | None, context: Context) -> tup
     return weight.at(0, context.members).flatten(0, 1), flat_parameter(bias, context)
 
 
-def as_images(x: Value, context: Context) -> Tensor:
-    """Return images as kernels take them: stacked if they are, (B, K*C, H, W) with channels last otherwise."""
-    if x.dim == 0 and x.shape[1] > 1 and x.tensor.movedim(2, -1).is_contiguous():
-        return x.tensor
+def as_images(x: Value, context: Context, *, stacked: bool | None = None) -> Tensor:
+    """Return images as kernels take them, (B, K*C, H, W) or stacked; by default, stacked if they are so in memory."""
+    if stacked is None:
+        stacked = x.dim == 0 and x.shape[1] > 1 and x.tensor.movedim(2, -1).is_contiguous()
+    if stacked:
+        return x.at(0, context.members)
     each = x.at(1, context.members).permute(0, 3, 4, 1, 2)
     return each.flatten(3, 4).permute(0, 3, 1, 2)
 

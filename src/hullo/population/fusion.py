@@ -213,7 +213,7 @@ def _find_pool(pool: fx.Node, sites: Sites) -> Fusion | None:
         from hullo.population.kernels.act_pool_drop import combine_pool_drop
 
         x, bias, _ = _convolve(get, source, convolution, context, normed=False)
-        x = split_images(x, context).at(1, context.members).flatten(1, 2)  # a copy of stacked images
+        x = as_images(split_images(x, context), context, stacked=False)
         seeds, steps, number = context.seeds, context.steps, context.number
         y = combine_pool_drop(x, rows, act.bases, seeds, steps, number, rate, bias=bias, flat=flat, first=context.first)
         return (Value(y, 0) if flat else split_channels(y, context),)
@@ -249,9 +249,7 @@ def _find_norm(site: fx.Node, sites: Sites) -> Fusion | None:
         x, bias, moments = _convolve(get, source, convolution, context, normed=True, measured=given["training"])
         past = None
         if residual is not None:
-            value = get(residual)
-            past = value.at(0, context.members) if x.dim() == 5 else value.at(1, context.members).flatten(1, 2)
-            past = past.to(x.dtype)
+            past = as_images(get(residual), context, stacked=x.dim() == 5).to(x.dtype)
         mean, variance, scale, shift = (get(item).tensor.view(-1) for item in parameters)
         late = None if is_output else LateGradients()
         both = normalize_combine(
