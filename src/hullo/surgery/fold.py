@@ -39,8 +39,8 @@ def fold(model: nn.Module, *, example_inputs: Inputs | None = None) -> nn.Module
     LeakyReLU, Tanh, Identity, GELU, ... or PReLU for one leaky ReLU per channel. Any other hull becomes a
     :class:`torch.fx.GraphModule` with the coefficients above 1e-6 of the largest as constants. The result needs hullo
     neither to run nor to load a state_dict nor to be exported; only unpickling a whole model with rewritten methods
-    needs it. On a CPU, ReLU, LeakyReLU and PReLU are faster than the hull, but Tanh and an eager graph are slower, since
-    they do not use its kernels; torch.compile or the runtime of an exported model fuses a graph.
+    needs it. On a CPU, ReLU, LeakyReLU and PReLU are faster than the hull, but Tanh and an eager graph are slower,
+    since they do not use its kernels; torch.compile or the runtime of an exported model fuses a graph.
 
     Args:
         model: not changed.
