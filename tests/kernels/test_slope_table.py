@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -71,25 +74,39 @@ def test_slopes_that_change_far_out_do_not_fit(name: str) -> None:
     assert slope_table.fits(hullo.base(name)) == (name not in ("asinh", "relu2", "relu3", "sin", "snake"))
 
 
-def test_slopes_that_change_between_places_near_zero_do_not_fit() -> None:
-    steep = hullo.custom_bases._measure(
-        "steep", lambda x: torch.tanh(3e4 * x) / 3e4, lambda x, y: 1 - (3e4 * y).square()
-    )
-    assert not slope_table.fits(steep)
+@pytest.mark.parametrize(
+    "formula",
+    [
+        "tanh(3e4 * x) / 3e4",
+        "abs(x)",  # whose slope at zero is not that of negative numbers, which share its place
+        "positive_part(-x)",
+        "where(x < 1e-7, x, 2 * x)",
+        "clamp(x, -1e25, 1e25)",
+    ],
+)
+def test_slopes_that_change_within_a_place_do_not_fit(formula: str) -> None:
+    assert not slope_table.fits(hullo.add_base("own", formula))
 
 
 def test_only_large_tensors_in_bfloat16_have_a_table() -> None:
-    def has_table(inner: int, bases: tuple[hullo.Base, ...] = SIX, dtype: torch.dtype = torch.bfloat16) -> bool:
+    def has_table(
+        inner: int, bases: tuple[hullo.Base, ...] = SIX, dtype: torch.dtype = torch.bfloat16, groups: int = 1
+    ) -> bool:
         rest = (get_parametrization("recentred"), dtype, torch.float32, 0 if DEVICE == "cuda" else None, False, 0)
-        launch = kernels._launches((1, 1, inner), bases, *rest).backward
-        return launch.kernel is kernels.kernels_by_table(bases, rest[0])["backward"]
+        by_table, plain = (kernels._launches((1, groups, inner), bases, *rest, use) for use in (True, False))
+        table = kernels.kernels_by_table(bases, rest[0])["backward"]
+        assert plain.backward.kernel is not table
+        return by_table.backward.kernel is table
 
     if DEVICE == "cpu" or torch.cuda.get_device_capability() >= (9, 0):
         assert has_table(2**28)
         assert not has_table(2**18)
         assert not has_table(2**28 - 1)
+        assert has_table(2**20, groups=256)
+        assert not has_table(56 * 56, groups=256)  # a table for each channel of one image
     assert not has_table(2**28, SIX[:3])
     assert not has_table(2**28, (*SIX, hullo.base("sin")))
+    assert not has_table(2**28, (*SIX, hullo.base("elu")))  # too many
     assert not has_table(2**28, dtype=torch.float16)
 
 
@@ -135,3 +152,50 @@ def test_a_large_tensor_is_served_as_by_the_other_kernel(size: int, monkeypatch:
     kernels._launches.cache_clear()
     assert ((found[0][0] - dx).abs() > 0.02 * gradient.abs()).sum() == 0
     torch.testing.assert_close(found[0][1], sums, rtol=1e-4, atol=1.0)
+
+
+COMPILE = r"""
+import re, subprocess, sys, tempfile
+import torch
+torch.version.cuda = torch.version.cuda or "13.0"  # words mean what they mean on a GPU
+torch.cuda.get_device_properties = lambda device: type("", (), {"multi_processor_count": 132})
+torch.cuda.get_device_capability = lambda device: (9, 0)
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+import hullo
+from hullo.kernels import triton as kernels
+from hullo.parametrizations import get_parametrization
+
+bases = tuple(map(hullo.base, sys.argv[1:]))
+key = (1, 1, 2**28), bases, get_parametrization("given"), torch.bfloat16, torch.float32, 0, False, 0
+for launch in (kernels._launches(*key, True).backward, kernels._launches(*key, False).second):
+    kernel, constants = launch.kernel, launch.constants
+    kinds = dict.fromkeys(kernel.arg_names, "i32") | dict.fromkeys(constants, "constexpr")
+    kinds |= {name: "*fp32" for name in kinds if name.endswith("_ptr")}
+    kinds |= {name: "*bf16" for name in kinds if re.fullmatch("(x|dx|dy|ddy|v)_ptr", name)}
+    sizes = "outer", "inner", "width", "span"
+    aligned = [i for i, name in enumerate(kinds) if kinds[name][0] == "*" or name in sizes]
+    aligned = {(i,): [["tt.divisibility", 16]] for i in aligned}
+    compiled = compile(ASTSource(kernel, kinds, constants, aligned), GPUTarget("cuda", 90, 32), launch.options)
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        usage = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    print(*re.search(r"STACK:(\d+) SHARED:(\d+)", usage).groups(), compiled.asm["ptx"].count(".b8 table["))
+"""
+
+
+def test_compiled_for_a_gpu_nothing_spills_and_a_program_has_one_table() -> None:
+    """This takes no GPU, and the interpreter cannot tell. Second derivatives have no table."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", COMPILE, *(base.name for base in SIX)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (stack, shared, tables), (second_stack, _, second_tables) = (
+        map(int, line.split()) for line in done.stdout.splitlines()
+    )
+    assert (stack, tables, second_stack, second_tables) == (0, 1, 0, 0)
+    assert shared >= 2**15

@@ -22,7 +22,9 @@ from hullo.kernels.device_math import HARDWARE, clamp
 TILE, WARPS, SHARE, REGISTERS = 8192, 16, 2, 64
 """The size of a tile, warps, programs per multiprocessor and registers per thread, as measured on an H200."""
 LEAST_TILES = 6
-"""Programs with fewer tiles lose more time on a table than they gain from it."""
+"""Programs with fewer elements than so many tiles lose more time on a table than they gain from it."""
+MOST_BASES = 6
+"""Sets of up to so many bases were measured; the registers of larger ones spill."""
 WIDTH = 16
 """Runs whose length is no multiple of this are loaded element by element, for which tiles are too large."""
 
@@ -30,9 +32,10 @@ WIDTH = 16
 @functools.cache
 def fits(base: Base) -> bool:
     """Return whether a table has the slope of a base: it is constant beyond it, and changes little near zero."""
-    near = torch.arange(1, 129, dtype=torch.float64) / 2**21
-    far = torch.tensor([2.0**16, 1e5, 1e20], dtype=torch.float64)
-    of_near, of_far = (base.derivative(torch.stack([x, -x])).diff().abs().max().item() for x in (near, far))
+    near = torch.cat([torch.tensor([0.0, 1e-30, 1e-9]), torch.arange(1, 129) / 2**21]).double()
+    far = torch.tensor([2.0**16, 1e5, 1e20, 3.3e38], dtype=torch.float64)
+    sides = torch.stack([near.clamp_min(1e-30), -near]), torch.stack([far, -far])  # zero shares a negative place
+    of_near, of_far = (base.derivative(x).diff().abs().max().item() for x in sides)
     return of_near < 2.0**-12 and of_far < 1e-9
 
 

@@ -82,7 +82,7 @@ def second(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the derivatives of <v, dx> + <w, dc> with respect to the gradient, x and the coefficients, where (dx, dc)
     is the result of `backward`. The parametrization is "given"."""
-    launches, coefficients, x, gradient, v = _arrange(spec, False, coefficients, x, gradient, v)
+    launches, coefficients, x, gradient, v = _arrange(spec, False, coefficients, x, gradient, v, by_table=False)
     w = w.contiguous()
     dgradient, dx, dc = torch.empty_like(x), torch.empty_like(x), torch.empty_like(coefficients)
     if launches is None:
@@ -184,8 +184,13 @@ class _Launches(NamedTuple):
         return x.new_empty(self.sums, dtype=compute_dtype(x))
 
 
-def _arrange(spec: CombineSpec, gated: bool, raw: Tensor, x: Tensor, *others: Tensor) -> tuple[Any, ...]:
-    """Return the launches for x, None if it is empty; and all tensors without gaps, in the memory layout of x."""
+def _arrange(
+    spec: CombineSpec, gated: bool, raw: Tensor, x: Tensor, *others: Tensor, by_table: bool = True
+) -> tuple[Any, ...]:
+    """Return the launches for x, None if it is empty; and all tensors without gaps, in the memory layout of x.
+
+    Tiles may be those of a backward pass with a table, unless `by_table` is false.
+    """
     if raw.dim() == 1 and all(map(_is_contiguous, (raw, x, *others))):  # in the least time
         arranged, sizes = (raw, x, *others), (1, 1, x.numel())
     else:
@@ -195,7 +200,7 @@ def _arrange(spec: CombineSpec, gated: bool, raw: Tensor, x: Tensor, *others: Te
     if not x.numel():
         return None, *arranged
     key = (spec.bases, spec.parametrization, x.dtype, raw.dtype, x.get_device(), gated, spec.order)
-    return _launches(sizes, *key), *arranged
+    return _launches(sizes, *key, by_table), *arranged
 
 
 @functools.lru_cache(maxsize=4096)
@@ -208,6 +213,7 @@ def _launches(
     device: int | None,
     gated: bool,
     order: int,
+    by_table: bool,
 ) -> _Launches:
     """Return the launches for a tensor of sizes (outer, groups, inner)."""
     outer, groups, inner = sizes
@@ -230,9 +236,10 @@ def _launches(
         there = tile(outer, groups, inner, None, size, share * units or None, stages)
         size, warps[1], share, stages = back_choice
         back = tile(outer, groups, inner, None, size, share * units, stages)
-        if (early or INTERPRETED) and inner % slope_table.WIDTH == 0 and may_have_table(bases, dtype, gated, order):
+        has_table = by_table and may_have_table(bases, dtype, gated, order)
+        if has_table and (early or INTERPRETED) and inner % slope_table.WIDTH == 0:
             wide = tile(outer, groups, inner, None, slope_table.TILE, slope_table.SHARE * units)
-            if wide.tiles_per_program >= slope_table.LEAST_TILES:
+            if wide.elements_per_program >= slope_table.LEAST_TILES * slope_table.TILE:
                 back, warps[1], limits = wide, slope_table.WARPS, {"maxnreg": slope_table.REGISTERS}
                 kernels = kernels | kernels_by_table(bases, parametrization)
     else:
@@ -272,8 +279,8 @@ class Tiling(NamedTuple):
     constants: dict[str, Any]
 
     @property
-    def tiles_per_program(self) -> int:
-        return self.sizes[-3] // self.splits
+    def elements_per_program(self) -> int:
+        return int(self.sizes[-3] // self.splits * self.constants["ROWS"] * self.constants["COLUMNS"])
 
 
 def tile(
@@ -341,9 +348,9 @@ def kernels_by_table(bases: tuple[Base, ...], parametrization: BuiltInParametriz
 
 
 def may_have_table(bases: tuple[Base, ...], dtype: torch.dtype, gated: bool, order: int) -> bool:
-    """Return whether a table can hold the slopes."""
-    is_bfloat16 = dtype == torch.bfloat16
-    return is_bfloat16 and shares_terms(bases, dtype, gated, order) and all(map(slope_table.fits, bases))
+    """Return whether a table can hold the slopes, and saves time."""
+    is_measured = dtype == torch.bfloat16 and len(bases) <= slope_table.MOST_BASES
+    return is_measured and shares_terms(bases, dtype, gated, order) and all(map(slope_table.fits, bases))
 
 
 def shares_terms(bases: tuple[Base, ...], dtype: torch.dtype, gated: bool, order: int) -> bool:
