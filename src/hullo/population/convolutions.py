@@ -45,22 +45,21 @@ def convolve_batch(
     dilation: Any,
     groups: int,
     *,
-    normed: bool = False,
+    stacked: bool = False,
     measured: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Return images and, where `measured` and a kernel of our own computes them, moments of each channel.
 
-    Images are (B, K*C, ...) or stacked; a first convolution stacks them where they are `normed` next, as kernels of
-    batch norms take both.
+    Images are (B, K*C, ...) or stacked. A first convolution may stack them if `stacked`; others follow their input.
     """
-    fused = _convolve_fused(context, x, weight, bias, stride, padding, dilation, groups, normed, measured)
+    fused = _convolve_fused(context, x, weight, bias, stride, padding, dilation, groups, stacked, measured)
     if fused is not None:
         return fused
     function = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[len(weight.shape)]
     if x.dim is None and groups == 1:  # all members' filters in one convolution
         images, all_groups = x.tensor, 1
     else:
-        images, all_groups = x.at(1, context.members).flatten(1, 2), context.members * groups
+        images, all_groups = side_by_side(x, context), context.members * groups
     if images.dim() == 4 and images.device.type == "cpu" and not context.writes_values:
         images = images.contiguous(memory_format=torch.channels_last)  # in which many groups are fastest there
     filters = weight.at(0, context.members).flatten(0, 1)
@@ -76,7 +75,7 @@ def _convolve_fused(
     padding: Any,
     dilation: Any,
     groups: int,
-    normed: bool,
+    stacked: bool,
     measured: bool,
 ) -> tuple[Tensor, Tensor | None] | None:
     """Return images and moments by a kernel of our own; None where cuDNN is faster, or the only one."""
@@ -96,7 +95,7 @@ def _convolve_fused(
         from hullo.population.kernels.input_conv import convolve as convolve_input
         from hullo.population.kernels.input_conv import is_tuned, should_stack
 
-        stacked = normed and context.members > 1 and should_stack(weight.shape[0], dtype, weight.device)
+        stacked = stacked and context.members > 1 and should_stack(weight.shape[0], dtype, weight.device)
         settings: Any = {"same": around[0] > 0, "dtype": dtype, "measured": measured, "stacked": stacked}
         if isinstance(x, ImagesValue):
             given = x.source.images, x.source.index, x.source.moves
@@ -153,7 +152,7 @@ def convolve_transposed(
     dims = len(weight.shape)
     function = {3: F.conv_transpose1d, 4: F.conv_transpose2d, 5: F.conv_transpose3d}[dims]
     unbatched = len(x.shape) < dims
-    images = (_with_batch(x) if unbatched else x).at(1, context.members).flatten(1, 2)
+    images = side_by_side(_with_batch(x) if unbatched else x, context)
     filters = weight.at(0, context.members).flatten(0, 1)
     groups *= context.members
     y = function(images, filters, flat_parameter(bias, context), stride, padding, output_padding, groups, dilation)
@@ -175,12 +174,17 @@ def _flat_parameters(weight: Value, bias: Value | None, context: Context) -> tup
 
 def as_images(x: Value, context: Context, *, stacked: bool | None = None) -> Tensor:
     """Return images as kernels take them, (B, K*C, H, W) or stacked; by default, stacked if they are so in memory."""
-    if stacked is None:
-        stacked = x.dim == 0 and x.shape[1] > 1 and x.tensor.movedim(2, -1).is_contiguous()
-    if stacked:
+    if x.is_stacked if stacked is None else stacked:
         return x.at(0, context.members)
     each = x.at(1, context.members).permute(0, 3, 4, 1, 2)
     return each.flatten(3, 4).permute(0, 3, 1, 2)
+
+
+def side_by_side(x: Value, context: Context) -> Tensor:
+    """Return (B, K*C, ...) as libraries take them; a copy of stacked images has channels last, too."""
+    if x.is_stacked:
+        return as_images(x, context, stacked=False)
+    return x.at(1, context.members).flatten(1, 2)
 
 
 def split_images(y: Tensor, context: Context) -> Value:

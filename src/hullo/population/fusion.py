@@ -165,7 +165,14 @@ def _make(
 
 
 def _convolve(
-    get: LookUp, source: Any, convolution: fx.Node | None, context: Context, *, normed: bool, measured: bool = False
+    get: LookUp,
+    source: Any,
+    convolution: fx.Node | None,
+    context: Context,
+    *,
+    normed: bool,
+    stacked: bool = False,
+    measured: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Return images as kernels take them, the bias that is still to be added, and perhaps moments.
 
@@ -178,7 +185,7 @@ def _convolve(
     bias = None
     if normed or not isinstance(given["input"], ImagesValue):
         bias, given["bias"] = flat_parameter(given["bias"], context), None
-    y, moments = convolve_batch(context, *given.values(), normed=normed, measured=measured)
+    y, moments = convolve_batch(context, *given.values(), stacked=stacked, measured=measured)
     return y, bias, moments
 
 
@@ -242,11 +249,16 @@ def _find_norm(site: fx.Node, sites: Sites) -> Fusion | None:
     convolution = source if _is_inner(source, aten.conv2d.default) else None
     inner = [*inner, norm] if convolution is None else [*inner, norm, convolution]
     is_output = any(user.op == "output" for user in site.users)  # its gradient can be asked for
+    feeds_convolutions = any(
+        user.target is aten.conv2d.default and arguments(user)["groups"] == 1 for user in site.users
+    )
 
     def compute(get: LookUp, rows: Tensor, context: Context) -> tuple[Value, ...]:
         from hullo.population.kernels.bn_act import normalize_combine
 
-        x, bias, moments = _convolve(get, source, convolution, context, normed=True, measured=given["training"])
+        x, bias, moments = _convolve(
+            get, source, convolution, context, normed=True, stacked=feeds_convolutions, measured=given["training"]
+        )
         past = None
         if residual is not None:
             past = as_images(get(residual), context, stacked=x.dim() == 5).to(x.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+from hullo.bases import base
 from hullo.kernels.spec import compute_dtype
 from hullo.population import kernels, tracing  # noqa: F401  (tracing defines operators)
-from hullo.population.convolutions import flat_parameter, split_channels
+from hullo.population.convolutions import flat_parameter, side_by_side, split_channels, split_images
 from hullo.population.export import LoweringError, at_source
 from hullo.population.rules import Context, rule
 from hullo.population.strides import memory_of
@@ -36,7 +38,12 @@ def _register_running(operator: Any, function: Callable[..., Tensor]) -> None:
         eps: float,
         cudnn: bool = True,
     ) -> Value:
-        images = x.at(1, context.members).flatten(1, 2)
+        if operator is aten.batch_norm.default:
+            given = mean, variance, weight, bias
+            stacked = _normalize_stacked(context, x, given, own_statistics, momentum, eps)
+            if stacked is not None:
+                return stacked
+        images = side_by_side(x, context)
         order = _in_order if images.device.type == "cpu" and images.dim() == 4 and len(images) == 1 else _as_it_is
         flat_mean, flat_variance = _flat_statistics(mean, context), _flat_statistics(variance, context)
         y = function(
@@ -53,6 +60,37 @@ def _register_running(operator: Any, function: Callable[..., Tensor]) -> None:
             _write_back(mean, flat_mean, context)
             _write_back(variance, flat_variance, context)
         return split_channels(order(y), context)
+
+
+def _normalize_stacked(
+    context: Context,
+    x: Value,
+    parameters: Sequence[Value | None],
+    own_statistics: bool,
+    momentum: float,
+    eps: float,
+) -> Value | None:
+    """Normalize stacked images as they are in memory; None for what kernels do not take."""
+    given = [item.tensor.view(-1) for item in parameters if item and item.dim == 0 and item.tensor.is_contiguous()]
+    values = math.prod(x.shape) // max(1, x.shape[1])
+    if len(given) < len(parameters) or not (x.is_stacked and kernels.support(x.tensor)) or values < 1 + own_statistics:
+        return None
+    from hullo.population.kernels.bn_act import normalize_combine
+
+    mean, variance, scale, shift = given
+    y, _ = normalize_combine(
+        x.tensor,
+        mean,
+        variance,
+        scale,
+        shift,
+        torch.ones(1, device=x.device),
+        (base("identity"),),
+        own_statistics,
+        momentum=momentum,
+        eps=eps,
+    )
+    return split_images(y, context)
 
 
 def _flat_statistics(statistics: Value | None, context: Context) -> Tensor | None:
@@ -133,7 +171,7 @@ def group_norm(
     eps: float = 1e-5,
     cudnn: bool = True,
 ) -> Value:
-    images = x.at(1, context.members).flatten(1, 2)
+    images = side_by_side(x, context)
     y = F.group_norm(
         images, context.members * groups, flat_parameter(weight, context), flat_parameter(bias, context), eps
     )

@@ -129,7 +129,8 @@ def copy(context: Context, x: Value, **kwargs: Any) -> Value:
 @rule(aten.contiguous.default)
 def order(context: Context, x: Value, **kwargs: Any) -> Value:
     """Return members one after the other in contiguous memory; others, such as images, keep their order."""
-    return Value(x.tensor.contiguous(), 0) if x.dim == 0 and not kwargs else copy(context, x)
+    one_by_one = x.dim == 0 and not kwargs and not x.is_stacked
+    return Value(x.tensor.contiguous() if one_by_one else x.tensor.clone(), x.dim)
 
 
 @rule(aten.cat.default)

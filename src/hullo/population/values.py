@@ -25,8 +25,9 @@ class Value:
         dim: the dimension of `tensor` that indexes the members; None if all members share one value.
         late: where a user of `tensor` may leave its part of the gradient, if anywhere.
 
-    Convolutions keep images as (B, K, C, H, W), a view of (B, K*C, H, W); linear layers keep features as (K, B, F). An
-    operation takes its inputs in any order of dimensions and returns the order that it computes in.
+    Convolutions keep images as (B, K, C, H, W), a view of (B, K*C, H, W), or stacked, (K, B, C, H, W) with channels
+    last (see :mod:`hullo.population.kernels.layouts`); linear layers keep features as (K, B, F). An operation takes its
+    inputs in any order of dimensions and returns the order that it computes in.
     """
 
     tensor: Tensor
@@ -47,6 +48,12 @@ class Value:
     @property
     def device(self) -> torch.device:
         return self.tensor.device
+
+    @property
+    def is_stacked(self) -> bool:
+        """Return whether these are images of one member after the other, each with channels last."""
+        has_channels = self.dim == 0 and len(self.shape) == 4 and self.shape[1] > 1
+        return has_channels and self.tensor.movedim(2, -1).is_contiguous()
 
     def select(self, k: int) -> Tensor:
         """Return member k's value."""

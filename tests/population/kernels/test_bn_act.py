@@ -92,6 +92,7 @@ class Case:
         )
         given = x, *running, scale, shift, rows, self.found, self.training
         one, other = normalize_combine(*given, momentum=MOMENTUM, eps=EPSILON, bias=bias, residual=residual)
+        assert one.movedim(-3, -1).is_contiguous()
         y = 2 * one - other if self.twice else one
         return y.transpose(0, 1).flatten(1, 2) if self.stacked else y
 
@@ -326,9 +327,10 @@ gpu = pytest.mark.gpu
 
 
 @gpu
-def test_more_than_2_31_elements() -> None:
+@pytest.mark.parametrize("stacked", [0, 3])
+def test_more_than_2_31_elements(stacked: int) -> None:
     """Images and gradients that repeat have the statistics of a few of them."""
-    few = Case((10, 96, 32, 32), 3, residual=True)
+    few = Case((10, 96, 32, 32), 3, residual=True, stacked=stacked)
     times = 2240
     many = replace(few, shape=(10 * times, 96, 32, 32))
     inputs = few.draw(torch.bfloat16)

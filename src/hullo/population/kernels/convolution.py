@@ -248,7 +248,8 @@ def _weight_gradient(
         if tile is not None:
             return row_weights.weight_gradient(dy, x, sizes, tile), None
     before, behind = shape.padding
-    if shape.in_channels == shape.out_channels and before == behind and not is_stacked(x):  # here cuDNN is faster
+    # here cuDNN is faster; it takes no stacked images
+    if shape.in_channels == shape.out_channels and before == behind and not is_stacked(x):
         _, dweight, dbias = torch.ops.aten.convolution_backward(
             dy, x, weight, [len(weight)] if biased else None, [shape.stride] * 2, [before] * 2, [1, 1],
             False, [0, 0], shape.members, [False, True, biased],

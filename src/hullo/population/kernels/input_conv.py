@@ -56,8 +56,8 @@ DEFAULT = Tile(1, 128, 4, 8)
 """The fastest settings on an H200 for the first layers of the paper's networks, each checked there against float32; for
 some others Triton 3.6 made code with wrong results, so what was not checked takes the default."""
 
-MOST_STACKED = 32
-"""The most outputs per member of a first convolution that stacks them."""
+LEAST_STACKED, MOST_STACKED = 16, 32
+"""The numbers of outputs per member of first convolutions that may stack them."""
 
 
 def is_tuned(weight_shape: torch.Size, dtype: torch.dtype, device: torch.device) -> bool:
@@ -70,12 +70,12 @@ def is_tuned(weight_shape: torch.Size, dtype: torch.dtype, device: torch.device)
 
 
 def should_stack(outputs: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Return whether a first convolution with so many outputs per member stacks them: where other layers gain by it.
+    """Return whether a first convolution with so many outputs per member stacks them: where the next layers gain by it.
 
-    On an H200 convolutions of 16 channels took 40 instead of 56 us, of 32 and 64 channels 2 to 7 % less. Wider networks
-    use convolutions of libraries sooner or later, which do not take stacked images.
+    On an H200 convolutions of 16 channels took 40 instead of 56 us, of 32 and 64 channels 2 to 7 % less. Narrower and
+    wider networks use convolutions of libraries, which do not take stacked images.
     """
-    return outputs <= MOST_STACKED and is_tuned_for(dtype, device)
+    return LEAST_STACKED <= outputs <= MOST_STACKED and is_tuned_for(dtype, device)
 
 
 def convolve(

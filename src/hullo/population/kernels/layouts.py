@@ -35,7 +35,8 @@ def channels_last(x: Tensor) -> Tensor:
     if each.stride()[-3:] == (0, 0, 1) and aligned and height * width > 1:
         pixel = each[..., :1, :1, :]  # one pixel for all of an image, copied by eight bytes
         if pixel.is_contiguous():
-            copies = pixel.view(torch.int64).expand(*each.shape[:-3], height, width, -1)
+            whole = pixel.flatten().view(torch.int64).view(*pixel.shape[:-1], -1)  # single entries have any stride
+            copies = whole.expand(*each.shape[:-3], height, width, -1)
             return copies.contiguous().view(x.dtype).movedim(-1, -3)
     return each.contiguous().movedim(-1, -3)
 
