@@ -46,17 +46,18 @@ def draw(shape: tuple[int, int, int], given: str, dtype: torch.dtype = torch.flo
 def test_values_and_gradients_agree_with_float64(shape: tuple[int, int, int], given: str, rms: bool) -> None:
     inputs = draw(shape, given.replace("b", "") if rms else given)
     gradients, found = torch.randn(2, *shape), []
-    for kind, device in ((torch.float32, DEVICE), (torch.float64, "cpu")):
+    for fused, kind in ((True, torch.float32), (False, torch.float32), (False, torch.float64)):
+        device = DEVICE if fused else "cpu"
         tensors = [None if t is None else t.to(device, kind).requires_grad_() for t in inputs.values()]
-        single = kind == torch.float32
-        both = layer_norm(*tensors, eps=1e-3, rms=rms, dtype=kind) if single else oracle(*tensors, rms)
+        both = layer_norm(*tensors, eps=1e-3, rms=rms, dtype=kind) if fused else oracle(*tensors, rms)
         leaves, above = [t for t in tensors if t is not None], gradients.to(device, kind).requires_grad_()
         first = torch.autograd.grad(both, leaves, list(above), retain_graph=True)
         again = torch.autograd.grad(both, leaves, list(above), create_graph=True)
         total = sum(t.square().sum() for t in again)
         found.append([*both, *first, *torch.autograd.grad(total, [*leaves, above], materialize_grads=True)])
-    for one, other in zip(*found, strict=True):
-        assert (one.double().cpu() - other).norm() <= 1e-5 * other.norm() + 1e-5
+    for one, plain, exact in zip(*found, strict=True):
+        of_float32 = (plain.double() - exact).norm()  # large where few columns are almost equal
+        assert (one.double().cpu() - exact).norm() <= 1e-5 * exact.norm() + 1e-5 + 4 * of_float32
 
 
 def test_a_sum_has_the_dtype_of_pytorch_and_the_norm_the_one_asked_for() -> None:
