@@ -132,6 +132,23 @@ def test_backward_by_table_agrees_with_float64(bases: tuple[hullo.Base, ...], sh
 
 
 @pytest.mark.usefixtures("always_by_table")
+def test_second_derivatives_have_tiles_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = []
+    launches = kernels._launches
+    v, gradient, x = torch.randn(3, 8192, device=DEVICE).bfloat16()
+    w, raw = torch.randn(2, 6, device=DEVICE)
+    spec = CombineSpec(SIX, get_parametrization("given"), 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(kernels, "_launches", lambda *key: chosen.append(launches(*key)) or chosen[-1])
+        kernels.backward(gradient, x, raw, spec)
+        kernels.second(v, w, gradient, x, raw, spec)
+    by_table, second = chosen
+    if DEVICE == "cpu" or torch.cuda.get_device_capability() >= (9, 0):
+        assert by_table.backward.constants["COLUMNS"] == slope_table.TILE
+    assert second.second.constants["COLUMNS"] < slope_table.TILE
+
+
+@pytest.mark.usefixtures("always_by_table")
 def test_nan_stays_nan() -> None:
     x = torch.tensor([torch.nan, 1.0] * 8, device=DEVICE).bfloat16()
     raw, spec = torch.ones(6, device=DEVICE), CombineSpec(SIX, get_parametrization("given"), 1)

@@ -1,4 +1,4 @@
-"""What the code of a network keeps from call to call beside parameters and buffers."""
+"""State that the code of a network keeps from call to call, beside parameters and buffers."""
 
 from __future__ import annotations
 

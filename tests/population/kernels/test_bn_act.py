@@ -120,7 +120,7 @@ CASES = {
     "stacked, odd everything": Case((3, 35, 5, 3), 5, residual=True, stacked=5),
     "stacked, wide": Case((2, 272, 3, 3), 2, stacked=2),
     "stacked, one activation a channel": Case((2, 20, 4, 4), 20, residual=True, stacked=5),
-    "stacked, one activation for all": Case((2, 24, 4, 4), 1, stacked=2),
+    "stacked, one activation for all": Case((2, 20, 4, 4), 1, stacked=2),
     "stacked, several tiles a program": Case((7, 48, 16, 16), 3, residual=True, stacked=3),
     "stacked, evaluation": Case((2, 48, 4, 4), 3, residual=True, bias=True, training=False, stacked=3),
 }

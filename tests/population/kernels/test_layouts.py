@@ -19,6 +19,8 @@ HALF = torch.bfloat16 if GPU else torch.float16  # the interpreter multiplies no
 from hullo.population import AugmentedImages, Population, kernels  # noqa: E402
 from hullo.population.kernels import bn_act, input_conv  # noqa: E402
 from hullo.population.kernels.layouts import all_channels, channels_last, empty_images  # noqa: E402
+from hullo.population.rules import RULES, Context  # noqa: E402
+from hullo.population.values import Value  # noqa: E402
 
 
 @given(
@@ -127,3 +129,13 @@ def test_networks_whose_images_are_stacked_have_the_results_and_gradients_of_oth
         if not (training and re.search(r"(first|down|wide|shortcut)\.bias", name)):  # whose gradients are zero
             assert (one - found[1][name]).norm() <= 2e-2 * one.norm(), name
     assert dims == layouts
+
+
+def test_what_kernels_do_not_normalize_is_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "support", lambda x: True)
+    context = Context(2, torch.zeros(2), torch.zeros(2))
+    one = [Value(torch.ones(2, 3, device=DEVICE), 0) for _ in range(4)]
+    normalize = RULES[torch.ops.aten.batch_norm.default]
+    with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
+        normalize(context, Value(torch.randn(2, 1, 3, 1, 1, device=DEVICE), 0), *one, True, 0.1, 1e-5)
+    assert normalize(context, Value(torch.randn(2, 0, 3, 4, 4, device=DEVICE), 0), *one, False, 0.1, 1e-5).shape[0] == 0
