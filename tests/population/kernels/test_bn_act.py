@@ -153,7 +153,8 @@ def test_values_gradients_and_running_statistics_agree_with_the_three_in_float64
         torch.testing.assert_close(
             found[name].double(), exact, rtol=1e-5, atol=3e-6 * size, msg=lambda m, n=name: f"{n}: {m}"
         )
-    for name in ("y", "dx", *(["dresidual"] if case.residual else [])) if not case.stacked else ():
+    images = [] if case.stacked else ["y", "dx", *["dresidual"] * case.residual]
+    for name in images:
         assert found[name].is_contiguous(memory_format=torch.channels_last)
 
 
