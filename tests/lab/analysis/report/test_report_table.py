@@ -131,6 +131,7 @@ def test_a_reading_is_chosen_named_and_never_mixed_with_another(visit: Any, tmp_
     assert all("not a result" in text for text in column(page, "thead small"))
     assert "explains the paper" in page.locator("#table .lead").last.inner_text()
     page.locator("tbody td a").first.click()
+    page.locator("#runs .group > summary").first.wait_for()
     assert [text.endswith("81.25 %") for text in column(page, "#runs .group > summary")] == [True]
     assert "81.25 %" in page.locator("#runs [data-run] summary").inner_text()
     assert "explains the paper" in page.locator("#runs .lead").inner_text()
