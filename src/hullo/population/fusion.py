@@ -23,13 +23,13 @@ from torch import Tensor, fx, nn
 
 from hullo.bases import Base, base
 from hullo.population import kernels
-from hullo.population.convolutions import as_images, convolve_batch, flat_parameter, split_channels, split_images
 from hullo.population.images import ImagesValue
 from hullo.population.kernels.late_gradients import LateGradients
-from hullo.population.layers import as_rows, multiply
 from hullo.population.rules import Context, arguments
+from hullo.population.rules.convolutions import as_images, convolve_batch, flat_parameter, split_channels, split_images
+from hullo.population.rules.layers import as_rows, multiply
 from hullo.population.sites import Activation
-from hullo.population.tracing import SITE
+from hullo.population.trace.graph import SITE
 from hullo.population.values import Value
 
 aten = torch.ops.aten
