@@ -168,7 +168,6 @@ def test_copies_in_bfloat16_follow_the_parameters(fused: Callable[[bool], None])
         assert bool(((leaf.float() - value).abs() <= value.abs() * 2.0**-7).all())
     state = {name: torch.zeros_like(tensor) for name, tensor in population.state_dict().items()}
     population.load_state_dict(state | {"activations.fingerprints": population.activations.fingerprints})
-    optimizer.refresh_copies()
     assert not any(copy.any() for copy in population.copies.values())
 
 

@@ -7,6 +7,7 @@ the parameters: a step can be captured in a CUDA graph, and an assignment or a s
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -61,7 +62,7 @@ class Optimizer:
             number or one per member, such as those of :mod:`hullo.population.schedules`. Alternatively, assign to
             `optimizer.lr` during training.
         groups: parameters with other settings: dictionaries with "params", a list of the population's parameters, and
-            any of "lr_scale", the multiple of `lr`, or "lr", and "weight_decay". An assignment to `optimizer.lr` changes
+            any of "lr" (or "lr_scale", a multiple of `lr`) and "weight_decay". An assignment to `optimizer.lr` changes
             the rates of all groups by the same factor.
         copies: also store the weights and biases of linear and convolutional layers in this dtype, torch.bfloat16, for
             forward passes under :class:`torch.autocast`. Only on a GPU, where one kernel updates all parameters and
@@ -108,7 +109,7 @@ class Optimizer:
         self._kept: Tensor | None = None  # the members that remain of those that `schedule` knows
         self._copies = copies
         self._flat = self._make_flat()
-        population.optimizers.add(self)
+        population.optimizers.append(weakref.ref(self))
 
     def _split_parameters(self) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter]]:
         """Return the parameters that are trained, and those that are frozen, by name."""
@@ -155,7 +156,9 @@ class Optimizer:
                     raise TypeError(f"a group has {parameter!r} in params; give parameters, not their names")
                 if (name := names.get(id(parameter))) is None:
                     if id(parameter) not in untrained:  # such as coefficients, where no member has a hull
-                        raise ValueError(f"a group has a parameter of shape {tuple(parameter.shape)} of another network")
+                        raise ValueError(
+                            f"a group has a parameter of shape {tuple(parameter.shape)} of another network"
+                        )
                     continue
                 self.lr_scales |= {} if scale is None else {name: scale}
                 self.own_decays |= {} if decay is None else {name: decay}
@@ -270,7 +273,7 @@ class Optimizer:
             tensor.copy_(state[name])
 
     @torch.no_grad()
-    def keep(self, members: Tensor, select: Callable[[str, Tensor], Tensor]) -> None:
+    def _keep(self, members: Tensor, select: Callable[[str, Tensor], Tensor]) -> None:
         """Keep some members; :meth:`Population.keep` calls this after it has changed the parameters.
 
         Args:
@@ -286,7 +289,8 @@ class Optimizer:
         self.lr_scales = {name: self.lr_scales[name][members] for name in self.parameters if name in self.lr_scales}
         self.own_decays = {name: self.own_decays[name][members] for name in self.parameters if name in self.own_decays}
         self.state = {
-            kind: {name: select(name, tensors[name]) for name in self.parameters} for kind, tensors in self.state.items()
+            kind: {name: select(name, tensors[name]) for name in self.parameters}
+            for kind, tensors in self.state.items()
         }
         self._kept = members if self._kept is None else self._kept[members]
         self._flat = self._make_flat()
