@@ -126,8 +126,8 @@ class Activations(nn.Module):
         if (sources >= 0).any():
             self.register_buffer("sources", sources, persistent=False)
             slopes = raw.new_zeros(members, int(sources.max()) + 1)
-            k, row, column = (sources >= 0).nonzero(as_tuple=True)
-            slopes[k, sources[k, row, column]] = raw[k, row, column]
+            owner, row, column = (sources >= 0).nonzero(as_tuple=True)
+            slopes[owner, sources[owner, row, column]] = raw[owner, row, column]
             self.slopes = nn.Parameter(slopes.to(dtype))
         start = torch.where(learns & (sources < 0), raw, 0.0).to(dtype)
         if any(item.is_learned_hull for item in used):

@@ -112,7 +112,7 @@ class Population(nn.Module):
         self.copies: dict[str, Tensor] = {}  # copies of parameters in lower precision, made by an optimizer
         self.optimizers: list[weakref.ref[Any]] = []  # which follow when members are dropped
         self.generation = 0  # counts how often members were dropped
-        self.register_load_state_dict_post_hook(_refresh_copies)
+        self.register_load_state_dict_post_hook(_refresh_copies)  # type: ignore[no-untyped-call]
         self.first_sample = 0  # index of the first sample of a batch that is part of a larger one
         tensors = [tensors_of(network, self._sites) for network in networks]
         running = {  # changed by training
@@ -249,7 +249,7 @@ class Population(nn.Module):
                 _register(self.stacked, name, part)
             self.seeds, self.steps = self.seeds[at], self.steps[at]
         modes = {path: module.training for path, module in self._empty[0].named_modules()}
-        self._empty, self._differences = ([items[k] for k in kept] for items in (self._empty, self._differences))
+        self._empty, self._differences = [self._empty[k] for k in kept], [self._differences[k] for k in kept]
         for path, module in self._empty[0].named_modules():
             module.training = modes.get(path, module.training)
         self._sites = self.activations.sites

@@ -132,8 +132,8 @@ class Site:
 
     def keep(self, members: Sequence[int]) -> Site:
         """Return the site of some members."""
-        activations, classes = ([items[k] for k in members] for items in (self.activations, self.classes))
-        return replace(self, activations=activations, classes=tuple(classes))
+        activations, classes = [self.activations[k] for k in members], [self.classes[k] for k in members]
+        return replace(self, activations=activations, classes=classes)
 
     @property
     def is_scaled(self) -> bool:
