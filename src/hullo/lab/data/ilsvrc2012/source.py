@@ -206,7 +206,7 @@ def _read_devkit(path: Path) -> Devkit:
 
 def _read_member(path: Path, name: str) -> bytes:
     """Return a file of the devkit, from its archive or its folder."""
-    if path.is_dir():
+    if path.name != DEVKIT.name:
         return (path / "data" / name).read_bytes()
     with open_regular(path) as file, tarfile.open(fileobj=file) as tar:
         try:
