@@ -223,7 +223,7 @@ class Population(nn.Module):
     def keep(self, members: Iterable[int]) -> None:
         """Keep some members, in the given order, and drop the others: `population[0]` is then the first of these.
 
-        The rest goes on training where it was. Optimizers of :mod:`hullo.population` follow, and a captured step is
+        The rest goes on training where it was. Optimizers of the population follow, and a captured step is
         captured again.
 
         Example:
