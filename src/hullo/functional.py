@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from hullo import operators
 from hullo._compat import (
     are_transforms_active,
     check_for,
@@ -23,7 +22,7 @@ from hullo._compat import (
     tracing_state,
 )
 from hullo.bases import Base, resolve
-from hullo.kernels import FUSED_DTYPES, HAS_TRITON, CombineSpec, choose, load, reference
+from hullo.kernels import FUSED_DTYPES, HAS_TRITON, CombineSpec, choose, load, operators, reference
 from hullo.kernels.spec import compute_dtype
 from hullo.parametrizations import get_parametrization
 
@@ -177,6 +176,48 @@ def apply_spelled(
 ) -> Tensor:
     """Call `apply` with a spec of strings and numbers, which a graph of torch.fx can hold."""
     return apply(x, raw, operators.spec(bases, parametrization, channel_dim), backend)
+
+
+# A learned inner scale: sum over i of c_i f_i(b_i x), with one b per hull, or one for each of its bases. x is
+# multiplied with the scales before the kernels run.
+
+
+def apply_scaled(x: Tensor, raw: Tensor, scales: Tensor, spec: CombineSpec, hull: object = None) -> Tensor:
+    """Combine base functions of a scaled input, as :func:`hullo.functional.apply` does of the input."""
+    if isinstance(x, fx.Proxy):
+        return apply_scaled_spelled(x, raw, scales, *spec.spelled)
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        return apply(x, raw, spec, hull=hull)  # raises the error
+    wide = x.to(compute_dtype(x))  # once, since each product saves its factor for the backward pass
+    if scales.shape[-1] == 1:
+        return apply(_scaled(wide, scales, 0, spec), raw, spec, hull=hull).to(x.dtype)
+    coefficients = spec.parametrization.transform(raw)
+    total = torch.zeros((), dtype=wide.dtype, device=x.device)
+    for n, item in enumerate(spec.bases):
+        single = CombineSpec((item,), get_parametrization("given"), spec.channel_dim)
+        total = total + apply(_scaled(wide, scales, n, spec), coefficients[..., n : n + 1], single)
+    return total.to(x.dtype)
+
+
+@fx.wrap
+def apply_scaled_spelled(
+    x: Tensor, raw: Tensor, scales: Tensor, bases: str, parametrization: str, channel_dim: int
+) -> Tensor:
+    """Call `apply_scaled` with a spec of strings and numbers, which a graph of torch.fx can hold."""
+    return apply_scaled(x, raw, scales, operators.spec(bases, parametrization, channel_dim))
+
+
+def _scaled(x: Tensor, scales: Tensor, column: int, spec: CombineSpec) -> Tensor:
+    """Return x times the scales of one column."""
+    factors = scales[..., column].to(x.dtype)
+    if scales.dim() == 1:
+        return x * factors
+    dim = spec.channel_dim % x.dim() if -x.dim() <= spec.channel_dim < x.dim() else 0
+    if x.dim() == 0 or x.shape[dim] % len(factors):
+        return x  # `apply` raises the error
+    shape = [1] * x.dim()
+    shape[dim] = x.shape[dim]
+    return x * factors.repeat_interleave(x.shape[dim] // len(factors)).reshape(shape)
 
 
 def _describe_invalid(x: object) -> str:
