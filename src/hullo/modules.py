@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from hullo._compat import gather, has_modes, is_sharded, real_tensors, shard_like
+from hullo._compat import gather, is_sharded, real_tensors, shard_like
 from hullo.bases import Base, get_base, resolve
 from hullo.coefficients import Hyperplane, Orthant, Simplex, Space, invert, read_only
-from hullo.functional import PLAIN, Shortcuts, apply, apply_scaled
+from hullo.functional import CallCache, apply, apply_scaled
 from hullo.kernels import CombineSpec
 from hullo.optimizer_hook import watch
 from hullo.parametrizations import BuiltInParametrization, Parametrization, evaluate, get_parametrization
@@ -92,7 +92,7 @@ class Hull(nn.Module):
         chosen = self.constraint.parametrization
         in_kernel = chosen if isinstance(chosen, BuiltInParametrization) else get_parametrization("given")
         self.spec = CombineSpec(self.bases, in_kernel, channel_dim)
-        self.shortcuts = Shortcuts()
+        self.calls = CallCache()
         self.raw_name = write_raw_name(chosen.name, self.bases, groups, channel_dim)
         self.init = self._validate(self._uniform() if init is None else init)
         self.raw = nn.Parameter(  # type: ignore[misc]
@@ -123,17 +123,11 @@ class Hull(nn.Module):
             scale = self.inner_scale
         if scale is not None:
             return apply_scaled(input, raw, scale, self.spec, hull=self)  # type: ignore[arg-type]
-        if (
-            not torch.compiler.is_compiling()
-            and type(input) in PLAIN
-            and input.layout is torch.strided  # the check of a shortcut needs strides
-            and not input.is_nested
-        ):
-            known = self.shortcuts.get(input.numel())
-            if known is not None and known[0](input, raw) and not has_modes():
-                result: Tensor = known[1](input, raw)
-                return result
-        return apply(input, raw, self.spec, None, self, self.shortcuts)  # type: ignore[arg-type]
+        call = self.calls.find(input, raw)
+        if call is None:
+            return apply(input, raw, self.spec, None, self, self.calls)  # type: ignore[arg-type]
+        result: Tensor = call(input, raw)
+        return result
 
     def kernel_input(self) -> Tensor:
         """Return the input of the kernels: raw parameters of a built-in parametrization, otherwise coefficients."""
