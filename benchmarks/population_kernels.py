@@ -36,11 +36,11 @@ from hullo.population.kernels import channel_stats as columns
 from hullo.population.kernels import dropout
 from hullo.population.kernels import flat_optim as flat
 from hullo.population.kernels import input_conv as first
-from hullo.population.layers import drop
 from hullo.population.rules import Context
+from hullo.population.rules.layers import drop
 from hullo.population.values import Value
 
-TRIO = tuple(hullo.base(name) for name in ("identity", "relu", "tanh"))
+TRIO = tuple(hullo.get_base(name) for name in ("identity", "relu", "tanh"))
 
 
 def passes(function: Callable[[], Tensor], leaves: list[Tensor]) -> dict[str, Step]:

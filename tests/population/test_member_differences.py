@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hullo
 from hullo.population import SGD, AdamW, Population
-from hullo.population.export import LoweringError
+from hullo.population.trace.export import LoweringError
 
 
 class Head(nn.Module):

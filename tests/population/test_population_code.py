@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import hullo
 from hullo.population import LoweringError, Population
-from hullo.population.export import _traceable
+from hullo.population.trace.export import _traceable
 
 
 class Asking(nn.Module):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import hullo
 from hullo.population import LoweringError, Population
-from hullo.population.functions import functions_of
+from hullo.population.trace.functions import functions_of
 
 
 @pytest.mark.parametrize("norm", [nn.BatchNorm2d, nn.InstanceNorm2d])

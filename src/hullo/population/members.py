@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.utils import parametrize
 
-from hullo.population.functions import copy_network
 from hullo.population.sites import BOOKKEEPING, Site, read_site
+from hullo.population.trace.functions import copy_network
 
 
 def make_members(factory: Callable[[], nn.Module], seeds: Sequence[int]) -> list[nn.Module]:

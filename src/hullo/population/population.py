@@ -16,8 +16,6 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from hullo._compat import are_transforms_active, backward_pass_id, is_exporting
 from hullo.population.activations import Activations
-from hullo.population.export import register_dataclasses
-from hullo.population.functions import copy_network
 from hullo.population.images import AugmentedImages, ImagesValue
 from hullo.population.members import (
     aliases_of,
@@ -29,11 +27,13 @@ from hullo.population.members import (
     tensors_of,
 )
 from hullo.population.program import Program, Run
-from hullo.population.reader import Reader
 from hullo.population.rules import Context
+from hullo.population.rules.strides import is_dense
 from hullo.population.sites import share_sites
-from hullo.population.strides import is_dense
-from hullo.population.tracing import Graph
+from hullo.population.trace.export import register_dataclasses
+from hullo.population.trace.functions import copy_network
+from hullo.population.trace.graph import Graph
+from hullo.population.trace.reader import Reader
 from hullo.population.values import Value
 
 _ORIGINALS: weakref.WeakKeyDictionary[Population, list[weakref.ref[Tensor]]] = weakref.WeakKeyDictionary()

@@ -15,16 +15,15 @@ import torch.utils._pytree as pytree
 from torch import Tensor, fx
 
 from hullo._compat import add_to_each, is_out_of_memory
-from hullo.population import noise, norms, recurrent, shapes  # noqa: F401  (they register rules)
 from hullo.population.activations import Activations
-from hullo.population.export import LoweringError, at_source, source_of
 from hullo.population.fusion import Fusion, find_fusions
-from hullo.population.inplace import all_nodes, fill_diagonal, functional, positional, written_nodes
-from hullo.population.rates import with_rates
-from hullo.population.rules import RULES, Context, arguments
+from hullo.population.rules import RULES, Context, arguments, noise, norms, recurrent, shapes  # noqa: F401  (they register rules)
+from hullo.population.rules.strides import memory_of, read_strided, write_strided
 from hullo.population.sites import Site
-from hullo.population.strides import memory_of, read_strided, write_strided
-from hullo.population.tracing import SITE, Graph
+from hullo.population.trace.dropout_rates import with_rates
+from hullo.population.trace.export import LoweringError, at_source, source_of
+from hullo.population.trace.graph import SITE, Graph
+from hullo.population.trace.in_place import all_nodes, fill_diagonal, functional, positional, written_nodes
 from hullo.population.values import (
     PaddedValue,
     Value,

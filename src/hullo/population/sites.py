@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hullo.bases import Base, base
+from hullo.bases import Base, get_base
 from hullo.modules import Hull
 from hullo.parametrizations import BuiltInParametrization
 from hullo.surgery.recognize import read_module
@@ -81,12 +81,12 @@ class Activation:
                 scales = scale.detach().reshape(module.groups, -1).requires_grad_(scale.requires_grad)
             return cls(module.bases, parametrization, raw, channel_dim, module.raw_name, id(module.raw), frozen, scales)
         if type(module) is nn.Identity:
-            return cls((base("identity"),), "fixed", torch.ones(1, 1))
+            return cls((get_base("identity"),), "fixed", torch.ones(1, 1))
         if type(module) is nn.LeakyReLU and abs(module.negative_slope) <= 1:  # needs no base of its own
             rows = [[module.negative_slope, 1 - module.negative_slope]]
-            return cls((base("identity"), base("relu")), "fixed", torch.tensor(rows, dtype=torch.float64))
+            return cls((get_base("identity"), get_base("relu")), "fixed", torch.tensor(rows, dtype=torch.float64))
         if type(module) is nn.PReLU:  # a * identity + (1 - a) * relu
-            bases, slopes = (base("identity"), base("relu")), module.weight.detach().reshape(-1, 1)
+            bases, slopes = (get_base("identity"), get_base("relu")), module.weight.detach().reshape(-1, 1)
             if module.weight.requires_grad:
                 return cls(bases, "free", slopes, 1, "weight", id(module.weight))
             table, owner = torch.cat([slopes, 1 - slopes], 1), id(module.weight)
@@ -151,7 +151,7 @@ def _call_of(module: nn.Module) -> Activation | None:
     function = copy.deepcopy(module)
     if hasattr(function, "inplace"):
         function.inplace = False  # type: ignore[assignment]
-    return Activation((base("identity"),), "fixed", torch.ones(1, 1), function=function)
+    return Activation((get_base("identity"),), "fixed", torch.ones(1, 1), function=function)
 
 
 def _is_activation(module: nn.Module) -> bool:

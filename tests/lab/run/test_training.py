@@ -53,7 +53,7 @@ def test_member_trains_as_it_does_alone(network: str) -> None:
             )
         # an image between two classes may fall to either
         assert (together.curves["test_accuracy"][:, k] - alone.curves["test_accuracy"][:, 0]).abs().max() < 100 / 30 + 1
-        own, other = (hullo.coefficient_dict(t.population[i]) for t, i in ((together, k), (alone, 0)))
+        own, other = (hullo.surgery.coefficient_dict(t.population[i]) for t, i in ((together, k), (alone, 0)))
         assert own == pytest.approx(other, rel=1e-3, abs=1e-4)
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hullo.population import kernels, rng
-from hullo.population.layers import drop as plain_drop
 from hullo.population.rules import Context
+from hullo.population.rules.layers import drop as plain_drop
 from hullo.population.values import Value
 
 pytest.importorskip("triton")

@@ -23,7 +23,7 @@ from hullo.lab.run.loaders import Loader
 from hullo.lab.spec.recipes import parse_schedule
 from hullo.lab.spec.run_spec import Spec
 from hullo.population import SGD, Adam, AdamW, AugmentedImages, Optimizer, Population, RMSprop, capture
-from hullo.population.export import LoweringError
+from hullo.population.trace.export import LoweringError
 
 MAX_UPDATES = 2**62
 

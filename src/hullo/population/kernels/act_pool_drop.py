@@ -27,12 +27,11 @@ from hullo.kernels.triton import build
 from hullo.population.kernels import DTYPES, dropout, processors
 from hullo.population.kernels.channel_stats import (
     PartialSums,
-    launch,
     shared_columns,
     spread,
-    wait_for_previous,
 )
 from hullo.population.kernels.first_order import once_differentiable
+from hullo.population.kernels.launch import launch, wait_for_previous
 
 TILES = {2: (1024, 4), 4: (512, 4)}
 """By the bytes of an entry: how many windows and channels a tile has, one times the other, and the warps of a program.

@@ -38,15 +38,14 @@ from hullo.population.kernels.channel_stats import (
     center,
     compute_statistics,
     fold,
-    launch,
     locate,
     shared_columns,
     spread,
-    wait_for_previous,
 )
 from hullo.population.kernels.convolution import input_gradients
 from hullo.population.kernels.first_order import once_differentiable
 from hullo.population.kernels.late_gradients import LateGradients
+from hullo.population.kernels.launch import launch, wait_for_previous
 from hullo.population.kernels.layouts import all_channels, channels_last
 
 STAGES = 4

@@ -18,10 +18,9 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from hullo.kernels import device_math
 from hullo.population.kernels import processors
+from hullo.population.kernels.launch import launch, wait_for_previous
 from hullo.population.kernels.layouts import all_channels, is_stacked
-from hullo.population.kernels.side_stream import take_branched
 
 
 class Tile(NamedTuple):
@@ -87,19 +86,6 @@ class Tiling(NamedTuple):
     @property
     def sizes(self) -> tuple[int, int, int]:
         return self.pixels, self.tiles, self.splits
-
-
-def launch(kernel: Any, programs: int, *arguments: Any, follows: bool, **constants: Any) -> None:
-    """Launch a kernel on tensors and numbers.
-
-    A kernel that directly `follows` another of these is launched while that one still runs, and waits for its end.
-    This hides most of the launch latency.
-    """
-    device = arguments[0].device
-    early = device_math.HARDWARE.value and torch.cuda.get_device_capability(device) >= (9, 0)
-    options = {"launch_pdl": True} if not take_branched() and early and follows else {}
-    with torch.cuda.device_of(arguments[0]):
-        kernel[(programs,)](*arguments, **constants, EARLY=early, **options)
 
 
 def compute_statistics(
@@ -199,14 +185,6 @@ def _merge_shape(splits: int) -> tuple[int, int]:
 
 
 # Shared by several kernels.
-
-
-@triton.jit
-def wait_for_previous(EARLY: tl.constexpr):
-    """Wait for the end of the previous kernel; from here on the next one may be launched."""
-    if EARLY:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit

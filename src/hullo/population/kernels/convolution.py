@@ -24,9 +24,9 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 from hullo.population.kernels import processors, row_conv, row_weights, square_gradient
-from hullo.population.kernels.channel_stats import launch, wait_for_previous
 from hullo.population.kernels.first_order import once_differentiable
 from hullo.population.kernels.late_gradients import LateGradients
+from hullo.population.kernels.launch import launch, wait_for_previous
 from hullo.population.kernels.layouts import all_channels, channels_last, empty_images, is_stacked, locate_member
 from hullo.population.kernels.side_stream import Deferred
 from hullo.population.kernels.square_gradient import load_pixels

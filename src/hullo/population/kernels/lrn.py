@@ -6,7 +6,7 @@
 
 A thread holds a run of neighboring channels of one pixel and what the windows at its ends reach into, so a window is a
 sum of registers. The backward pass computes s again: it reads x and dy and writes dx, nothing more moves. The reference
-is PyTorch's own function, which :mod:`hullo.population.norms` calls elsewhere.
+is PyTorch's own function, which :mod:`hullo.population.rules.norms` calls elsewhere.
 """
 
 # mypy: disable-error-code="assignment,no-untyped-call,no-untyped-def,untyped-decorator"

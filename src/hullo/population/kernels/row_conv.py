@@ -25,7 +25,7 @@ from torch import Tensor
 from hullo.kernels.device_math import HARDWARE, widen_by_pairs
 from hullo.kernels.triton import INTERPRETED
 from hullo.population.kernels import processors
-from hullo.population.kernels.channel_stats import launch, wait_for_previous
+from hullo.population.kernels.launch import launch, wait_for_previous
 from hullo.population.kernels.layouts import all_channels, empty_images, is_stacked, locate_member
 
 

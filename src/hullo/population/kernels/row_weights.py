@@ -18,7 +18,7 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 from hullo.population.kernels import processors
-from hullo.population.kernels.channel_stats import launch, wait_for_previous
+from hullo.population.kernels.launch import launch, wait_for_previous
 from hullo.population.kernels.layouts import is_stacked, locate_member
 from hullo.population.kernels.row_conv import ALL, Sizes, block, is_tuned_for, split_rows
 

@@ -16,7 +16,7 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-from hullo.population.kernels.channel_stats import launch, wait_for_previous
+from hullo.population.kernels.launch import launch, wait_for_previous
 from hullo.population.kernels.layouts import empty_images, is_stacked, locate_member
 from hullo.population.kernels.row_conv import Sizes, block, is_tuned_for
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from hullo._compat import is_eager
-from hullo.population.inplace import fill_diagonal
 from hullo.population.rules import Context, rule
+from hullo.population.trace.in_place import fill_diagonal
 from hullo.population.values import Value, call_pointwise, wrap
 
 aten = torch.ops.aten

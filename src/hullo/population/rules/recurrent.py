@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from hullo.population import rng
-from hullo.population.layers import apply_mask
 from hullo.population.rules import Context, rule
+from hullo.population.rules.layers import apply_mask
 from hullo.population.values import Value, call_looped, values_in
 
 aten = torch.ops.aten

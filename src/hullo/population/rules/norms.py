@@ -10,13 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from hullo.bases import base
+from hullo.bases import get_base
 from hullo.kernels.spec import compute_dtype
-from hullo.population import kernels, tracing  # noqa: F401  (tracing defines operators)
-from hullo.population.convolutions import flat_parameter, side_by_side, split_channels, split_images
-from hullo.population.export import LoweringError, at_source
+from hullo.population import kernels
 from hullo.population.rules import Context, rule
-from hullo.population.strides import memory_of
+from hullo.population.rules.convolutions import flat_parameter, side_by_side, split_channels, split_images
+from hullo.population.rules.strides import memory_of
+from hullo.population.trace import graph  # noqa: F401  (it defines operators)
+from hullo.population.trace.export import LoweringError, at_source
 from hullo.population.values import Value
 
 aten = torch.ops.aten
@@ -85,7 +86,7 @@ def _normalize_stacked(
         scale,
         shift,
         torch.ones(1, device=x.device),
-        (base("identity"),),
+        (get_base("identity"),),
         own_statistics,
         momentum=momentum,
         eps=eps,

@@ -14,8 +14,8 @@ from torch import Tensor
 from hullo._compat import is_eager
 from hullo.kernels.spec import compute_dtype
 from hullo.population import kernels, rng
-from hullo.population.convolutions import flat_parameter
 from hullo.population.rules import Context, rule
+from hullo.population.rules.convolutions import flat_parameter
 from hullo.population.values import PaddedValue, Value, wrap
 
 aten = torch.ops.aten

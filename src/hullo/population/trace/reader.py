@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_buffer_registration_hook
 
 from hullo._compat import are_transforms_active, without_saved_tensor_hooks
-from hullo.population.export import LOCK, LoweringError
-from hullo.population.inplace import all_nodes
 from hullo.population.members import fork_rng, registered_names
-from hullo.population.rates import first_difference, merge_rates
 from hullo.population.sites import Site
-from hullo.population.tracing import Graph, read_graph
+from hullo.population.trace.dropout_rates import first_difference, merge_rates
+from hullo.population.trace.export import LOCK, LoweringError
+from hullo.population.trace.graph import Graph, read_graph
+from hullo.population.trace.in_place import all_nodes
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hullo.population.functions import functions_of, reached_from
 from hullo.population.sites import BOOKKEEPING
-from hullo.population.watched import plain
+from hullo.population.trace.functions import functions_of, reached_from
+from hullo.population.trace.watched import plain
 
 PLAIN = (bool, int, float, complex, str, bytes)
 CONTAINERS = (list, tuple, set, frozenset, deque, Mapping)

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from hullo.population.export import at_source
-from hullo.population.inplace import all_nodes
-from hullo.population.recurrent import OPERATORS
 from hullo.population.rules import arguments
-from hullo.population.tracing import Graph
+from hullo.population.rules.recurrent import OPERATORS
+from hullo.population.trace.export import at_source
+from hullo.population.trace.graph import Graph
+from hullo.population.trace.in_place import all_nodes
 from hullo.population.values import Value
 
 aten = torch.ops.aten

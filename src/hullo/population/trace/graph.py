@@ -18,9 +18,9 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hullo.gating import GatedHull
-from hullo.population.export import LoweringError, at_source, export
-from hullo.population.inplace import all_nodes, rewrite_in_place
 from hullo.population.sites import Site
+from hullo.population.trace.export import LoweringError, at_source, export
+from hullo.population.trace.in_place import all_nodes, rewrite_in_place
 
 _INTERNAL = (sys.stdlib_module_names - {"abc", "functools"}) | {"torch", "hullo"}
 

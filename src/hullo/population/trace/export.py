@@ -24,13 +24,13 @@ from torch import Tensor, fx, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hullo._compat import buffer_hooks, is_fake
-from hullo.population.functions import functions_of, reached_from
 from hullo.population.images import AugmentedImages
-from hullo.population.state import CONTAINERS, PLAIN, attributes, class_numbers, forwards, random_states
-from hullo.population.watched import plain, watched
+from hullo.population.trace.functions import functions_of, reached_from
+from hullo.population.trace.state import CONTAINERS, PLAIN, attributes, class_numbers, forwards, random_states
+from hullo.population.trace.watched import plain, watched
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]+\n\s*(?P<code>[^\n]+)')
-_HERE = os.path.dirname(__file__)
+_HERE = os.path.dirname(os.path.dirname(__file__))
 _OWN = os.path.dirname(_HERE)
 LOCK = threading.RLock()  # one network at a time is traced, or called while hooks on buffers are there
 _MISSING = object()

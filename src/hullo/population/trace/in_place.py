@@ -15,8 +15,8 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, fx, nn
 
-from hullo.population.export import LoweringError, at_source
 from hullo.population.rules import arguments
+from hullo.population.trace.export import LoweringError, at_source
 
 aten = torch.ops.aten
 

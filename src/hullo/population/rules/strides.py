@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from hullo.population.export import LoweringError, at_source
+from hullo.population.trace.export import LoweringError, at_source
 from hullo.population.values import Value
 
 

@@ -1,0 +1,1 @@
+"""Trace members of a population by torch.export into one graph."""
