@@ -353,7 +353,7 @@ class Population(nn.Module):
 
     def _wrap_leaf(self, item: Any, dim: int | None) -> Any:
         if isinstance(item, AugmentedImages):
-            return ImagesValue(item)
+            return ImagesValue(item) if item.is_plain else Value(item.tensor(), 0)
         if not isinstance(item, Tensor):
             return item
         if dim is not None and (not -item.dim() <= dim < item.dim() or item.shape[dim] != len(self)):
