@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 from torch import Tensor
@@ -42,6 +42,7 @@ class AugmentedImages:
     images: Tensor
     index: Tensor
     moves: Tensor
+    _: KW_ONLY
     padding: str = "edge"
     mean: Sequence[float] | None = None
     std: Sequence[float] | None = None
