@@ -167,7 +167,7 @@ def test_killed_task_killed_command_and_stopped_command_are_resumed(
 def test_failed_population_does_not_stop_the_others(head: tuple[int, str], tmp_path: Path) -> None:
     missing, large = "lenet5/cifar10", "kerasnet/fashion-mnist-sample"
     process = start(
-        *(*REPRODUCE, missing, large, "--epochs", "1", *RAY, "--ray-address", head[1]),
+        *(*REPRODUCE, missing, large, *RAY, "--ray-address", head[1]),
         *("--data", tmp_path / "data", "--output", tmp_path),
     )
     code, message, errors = process.wait(120)

@@ -55,9 +55,9 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 def _options() -> Iterator[inspect.Parameter]:
     for name, (text, default) in SETTINGS.items():
         kind = str if name == "val_size" else SETTING_TYPES[name]
-        annotation: Any = Annotated[
-            list[kind] | None, typer.Option(help=text, show_default=default, metavar=f"<{kind.__name__}>")
-        ]  # type: ignore[valid-type]
+        values: Any = list[kind] | None  # type: ignore[valid-type]
+        option = typer.Option(help=text, show_default=default, metavar=f"<{kind.__name__}>")
+        annotation: Any = Annotated[values, option]
         yield inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=annotation)
 
 
