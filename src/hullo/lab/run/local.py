@@ -23,7 +23,7 @@ from hullo.lab.run.loaders import Loader, loader_key
 from hullo.lab.run.queue import Members, RunQueue, describe_population, out_of_memory_error
 from hullo.lab.run.tensorboard import TensorBoardLogger
 from hullo.lab.run.training import Training
-from hullo.lab.run.weights import check_savable, save_weights
+from hullo.lab.run.weights import ChosenEpochs, check_savable, save_weights
 from hullo.lab.spec.environment import Environment
 from hullo.lab.spec.records import Record, round_number, round_numbers, spell_module
 from hullo.lab.spec.run_spec import Spec
@@ -95,9 +95,9 @@ class LocalRunner:
         training = Training(population, self.loaders[loader_key(spec)], self.world)
         if self.queue.weights:
             check_savable(training.population[0], spec.network)
-        checkpoints.restore(training)
+        chosen = ChosenEpochs(checkpoints.restore(training))
         if training.epoch == training.step == 0 and (shorter := self.queue.finished.find_shorter(population)):
-            self.queue.finished.restore(training, shorter)
+            chosen = ChosenEpochs(self.queue.finished.restore(training, shorter))
             if self.world.is_main:
                 name = describe_population(population)
                 progress.note(f"{name}: continuing an earlier run after epoch {training.epoch}")
@@ -110,20 +110,23 @@ class LocalRunner:
             display.update(now)
             if self.world.is_main and training.step == 0:
                 _note_diverged(training, progress)
+                if self.queue.weights:
+                    chosen.update(training)
                 if self.logger:
                     self.logger.log_epoch(training)
             if self.world.is_main and (stop.is_set() or now - saved >= self.checkpoint_every):
-                checkpoints.save(training)
+                checkpoints.save(training, chosen.state)
                 last = saved = time.monotonic()
             if stop.is_set():
                 raise KeyboardInterrupt
         if self.world.is_main:
-            checkpoints.save(training)  # in case the process is killed before the records are written
+            checkpoints.save(training, chosen.state)  # in case the process is killed before the records are written
             if self.queue.weights:
-                self.queue.finished.save_final(training)
-                for member, spec in zip(training.population, population, strict=True):
+                self.queue.finished.save_final(training, chosen.state)
+                epochs = chosen.load_into(training.population)
+                for member, spec, epoch in zip(training.population, population, epochs, strict=True):
                     path = self.queue.pending_weights(population, spec)
-                    save_weights(path, spec, training.loader.task, member, training.loader.example)
+                    save_weights(path, spec, training.loader.task, member, training.loader.example, epoch)
         return build_records(training, self.environment)
 
     def _train_or_split(self, population: Members, progress: Progress, stop: Event) -> None:
