@@ -57,6 +57,16 @@ class Activation:
         """Return whether anything is learned."""
         return self.parametrization != "fixed" or (self.scales is not None and self.scales.requires_grad)
 
+    @property
+    def is_prelu(self) -> bool:
+        """Return whether it is an `nn.PReLU` that is learned."""
+        return self.parameter == "weight" and self.frozen is None
+
+    @property
+    def is_learned_hull(self) -> bool:
+        """Return whether it is a hull with coefficients that are learned."""
+        return self.parametrization != "fixed" and not self.is_prelu
+
     def equals(self, other: Activation) -> bool:
         """Return whether another activation has the same bases, settings and numbers."""
         if (self.bases, self.parametrization, self.channel_dim) != (
@@ -119,6 +129,11 @@ class Site:
     is_shared: bool = False
     classes: Sequence[type[nn.Module]] = ()
     differing: frozenset[str] = frozenset()
+
+    def keep(self, members: Sequence[int]) -> Site:
+        """Return the site of some members."""
+        activations, classes = [self.activations[k] for k in members], [self.classes[k] for k in members]
+        return replace(self, activations=activations, classes=classes)
 
     @property
     def is_scaled(self) -> bool:
