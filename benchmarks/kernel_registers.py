@@ -37,13 +37,28 @@ def launches() -> Iterator[Launch]:
     from hullo.population.kernels.dropout import _drop
 
     numbers = dict.fromkeys(("seeds", "steps"), "*i64") | {"least_ptr": "*i32", "scale_ptr": "*fp32"}
-    sizes = dict.fromkeys(("rows", "columns", "repeats", "member_stride", "row_stride", "start"), "i32")
+    sizes = dict.fromkeys(("rows", "columns", "repeats", "mask_stride", "member_stride", "row_stride", "start"), "i32")
     for dtype in ("bf16", "fp32"):
         for tile in ((1, 1024), (32, 32)):
             types = {"x_ptr": f"*{dtype}", "y_ptr": f"*{dtype}", **numbers, **sizes}
             constants = {"PURPOSE": 4, "LEAST": -19661, "SCALE": 1.25, "EACH": False, "TOGETHER": True}
             shape = dict(zip(("ROWS", "COLUMNS"), tile, strict=True))
             yield Launch(f"dropout {dtype} {tile[0]}x{tile[1]}", _drop, types, constants | shape)
+
+    yield from _recurrent()
+
+
+def _recurrent() -> Iterator[Launch]:
+    from hullo.population.kernels import recurrence
+
+    for name, kernel in (("forward", recurrence._forward), ("backward", recurrence._backward)):
+        for kind in ("lstm", "gru", "tanh"):
+            wide = ("past_memory_ptr", "memory_ptr", "carry_ptr")
+            pointers = [item for item in kernel.arg_names if item.endswith("_ptr")]
+            types = {item: "*fp32" if item in wide else "*bf16" for item in pointers}
+            types |= {item: "i32" for item in kernel.arg_names if item.endswith("stride") or item in ("size", "width")}
+            flag = {"BIAS": True} if name == "forward" else {"FOLLOWING": True}
+            yield Launch(f"{kind} {name}", kernel, types, {**flag, "KIND": kind, "BLOCK": recurrence.BLOCK})
 
 
 def registers(launch: Launch) -> tuple[int, int]:

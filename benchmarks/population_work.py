@@ -14,7 +14,7 @@ there is a table or an equation, and an update by SGD with momentum. Each networ
     hullo                  hullo.population, its step captured
 
 A row holds milliseconds per network and step, the median over rounds of many steps, and the most memory per network. A
-contender that cannot be made has a row with the reason. Rows are written one by one; those that the file has already are
+contender that cannot be made has a row with the reason. Rows are written one by one; those that the file has are
 skipped. The first line states the environment; a file of another one is left alone. Without a GPU nothing is captured.
 """
 

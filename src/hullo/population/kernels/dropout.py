@@ -36,6 +36,7 @@ def drop(
     dim: int = 0,
     order: Sequence[int] | None = None,
     whole: int = 0,
+    chunk: tuple[int, int] = (0, 1),
 ) -> Tensor:
     """Return x, a part of its entries zero and the others scaled by 1 / (1 - rate).
 
@@ -49,9 +50,10 @@ def drop(
         order: the other dimensions of one member's tensor in the order in which its mask is drawn, the batch first.
         whole: how many of these, after the batch, share an entry of the mask: those of an image, if channels are
             dropped.
+        chunk: which of how many chunks of a mask this is, which are beside each other in its last dimension.
     """
     others = [d for d in range(x.dim()) if d != dim]
-    layout = _lay_out(x, dim, others if order is None else [others[d] for d in order], whole)
+    layout = _lay_out(x, dim, others if order is None else [others[d] for d in order], whole, chunk)
     dropped: Tensor = _Drop.apply(x, seeds, steps, _settings(number, rate), first, layout)
     return dropped
 
@@ -78,24 +80,26 @@ def _settings(number: int, rate: float | Tensor) -> tuple[dict[str, Any], Tensor
 
 @dataclass(frozen=True)
 class _Layout:
-    """Describe how a tensor lies in memory after `permuted`: the members at `place`, then `repeats` rows for each row
-    of the mask."""
+    """Describe how a tensor lies in memory after `permuted`: the members at `place`, in rows of so many columns, and
+    `repeats` rows for each row of the mask, or of a chunk of the mask."""
 
     permuted: tuple[int, ...]
     place: int
     columns: int
     repeats: int
+    chunk: tuple[int, int]
 
 
-def _lay_out(x: Tensor, dim: int, order: Sequence[int], whole: int) -> _Layout:
+def _lay_out(x: Tensor, dim: int, order: Sequence[int], whole: int, chunk: tuple[int, int]) -> _Layout:
     """Return the layout of x as it is, if its dimensions lie in the order of the mask, else one to copy it to."""
     repeats = math.prod(x.shape[d] for d in order[1 : 1 + whole])
-    places = (0, 1 + whole) if whole else range(len(order) + 1)
+    places = (0, 1 + whole) if whole else range(len(order) if chunk[1] > 1 else len(order) + 1)
     fits = (p for p in places if x.permute(*order[:p], dim, *order[p:]).is_contiguous())
     place = next(fits, 0)
-    # rows end where the members lie, or where the mask repeats
-    columns = math.prod(x.shape[d] for d in order[max(place, 1 + whole if whole else 0) :])
-    return _Layout((*order[:place], dim, *order[place:]), place, columns, repeats)
+    # rows end where the members lie, where the mask repeats, or where other chunks come between
+    least = len(order) - 1 if chunk[1] > 1 else 1 + whole if whole else 0
+    columns = math.prod(x.shape[d] for d in order[max(place, least) :])
+    return _Layout((*order[:place], dim, *order[place:]), place, columns, repeats, chunk)
 
 
 class _Drop(torch.autograd.Function):
@@ -134,15 +138,16 @@ def _launch(
     rows = x.numel() // (members * columns)
     inside = math.prod(x.shape[layout.place + 1 :])  # entries of a member that lie together
     per_sample = x.numel() // (members * repeats * x.shape[1 if layout.place == 0 else 0])
-    start = first * per_sample
+    index, chunks = layout.chunk
+    start = first * per_sample * chunks + index * columns
     width = min(BLOCK, triton.next_power_of_2(columns))
     height = min(BLOCK // width, triton.next_power_of_2(rows))
-    together = start % 4 == 0 and width >= 4 and (columns % 4 == 0 or rows == 1)
+    together = start % 4 == 0 and width >= 4 and (columns * chunks % 4 == 0 or rows == 1)
     row_stride = columns if layout.place == 0 else members * inside
     with torch.cuda.device_of(x):
         _drop[(triton.cdiv(columns, width) * triton.cdiv(rows, height), members)](
             x, seeds, steps, x if least is None else least, x if scale is None else scale, y,
-            rows, columns, repeats, inside, row_stride, start,
+            rows, columns, repeats, columns * chunks, inside, row_stride, start,
             **constants, EACH=least is not None, TOGETHER=together, ROWS=height, COLUMNS=width,
         )  # fmt: skip
     inverse = sorted(range(x.dim()), key=layout.permuted.__getitem__)
@@ -222,9 +227,9 @@ def keep_tile(key, position, LEAST, TOGETHER: tl.constexpr, ROWS: tl.constexpr, 
 
 @triton.jit
 def _drop(
-    x_ptr, seeds, steps, least_ptr, scale_ptr, y_ptr, rows, columns, repeats, member_stride, row_stride, start,
-    PURPOSE: tl.constexpr, LEAST: tl.constexpr, SCALE: tl.constexpr, EACH: tl.constexpr, TOGETHER: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    x_ptr, seeds, steps, least_ptr, scale_ptr, y_ptr, rows, columns, repeats, mask_stride, member_stride, row_stride,
+    start, PURPOSE: tl.constexpr, LEAST: tl.constexpr, SCALE: tl.constexpr, EACH: tl.constexpr,
+    TOGETHER: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(1).to(tl.int64)
     least, scale = LEAST, SCALE
@@ -235,7 +240,7 @@ def _drop(
     row = tl.program_id(0) // tiles * ROWS + tl.arange(0, ROWS)[:, None]
     first = tl.program_id(0) % tiles * COLUMNS
     column = first + tl.arange(0, COLUMNS)[None, :]
-    position = (row // repeats).to(tl.int64) * columns + (start + first)
+    position = (row // repeats).to(tl.int64) * mask_stride + (start + first)
     kept = keep_tile(open_keys(seeds, steps, member, PURPOSE), position, least, TOGETHER, ROWS, COLUMNS)
     inside = (row < rows) & (column < columns)
     at = member * member_stride + row.to(tl.int64) * row_stride + column

@@ -183,6 +183,18 @@ def _drop(context: Context, x: Value, rate: float | Tensor, whole: int) -> Value
     return apply_mask(y, kept.movedim(0, dim), rate, dim)
 
 
+def drop_chunk(context: Context, y: Tensor, rate: float | Tensor, chunk: int, chunks: int) -> Tensor:
+    """Drop entries of (members, ..., features) by one of several chunks of a mask, which are beside each other."""
+    numbers = (context.seeds, context.steps, context.number)
+    if kernels.support(y) and y.numel() and (isinstance(rate, Tensor) or rate < 1):
+        from hullo.population.kernels.dropout import drop as drop_fused
+
+        return drop_fused(y, *numbers, rate, context.first, chunk=(chunk, chunks))
+    shape = [*y.shape[1:-1], y.shape[-1] * chunks]
+    kept = rng.dropout_mask(*numbers, shape, rate=rate, first=context.first).chunk(chunks, -1)[chunk]
+    return apply_mask(y, kept, rate, 0).tensor
+
+
 def apply_mask(y: Tensor, kept: Tensor, rate: float | Tensor, dim: int) -> Value:
     """Return tensors with the members in dimension `dim`, zero where they are not kept, and scaled up elsewhere."""
     if not isinstance(rate, Tensor):
