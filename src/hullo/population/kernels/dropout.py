@@ -115,11 +115,10 @@ class _Drop(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():  # dropout is linear: its derivative is the same dropout
-            seeds, steps, least, scale = ctx.saved_tensors
-            again: Tensor = _Drop.apply(gradient, seeds, steps, (ctx.constants, least, scale), ctx.first, ctx.layout)
-            return again, None, None, None, None, None
-        return _launch(gradient, *ctx.saved_tensors, ctx.constants, ctx.first, ctx.layout), None, None, None, None, None
+        # dropout is linear: its derivative is the same dropout
+        seeds, steps, least, scale = ctx.saved_tensors
+        dx: Tensor = _Drop.apply(gradient, seeds, steps, (ctx.constants, least, scale), ctx.first, ctx.layout)
+        return dx, None, None, None, None, None
 
 
 def _launch(

@@ -63,9 +63,9 @@ def run_direction(
         is_reversed: whether time runs backward.
     """
     memory = states[1] if kind == "lstm" else None
-    run = _Direction.apply if is_eager() else _run_plainly
-    y, state, last = run(kind, is_reversed, x, states[0], memory, *weights)  # type: ignore[no-untyped-call]
-    return (y, state, last) if kind == "lstm" else (y, state)
+    run: Any = _Direction.apply if is_eager() else _run_plainly
+    results: tuple[Tensor, ...] = run(kind, is_reversed, x, states[0], memory, *weights)
+    return results if kind == "lstm" else results[:2]
 
 
 class _Direction(torch.autograd.Function):
@@ -121,16 +121,16 @@ class _Direction(torch.autograd.Function):
         carry = x.new_zeros(members, batch, width, dtype=compute_dtype(x))
         if of_memory is not None and memory is not None:
             carry += of_memory
-        cell, following = _cell(x), of_state
+        cell = _cell(x)
+        following = of_state
         projected = of_output.new_empty(of_output.shape) if weights.projection is not None else None
         for t in range(time) if ctx.is_reversed else reversed(range(time)):
-            own = of_output[:, t]
+            above: tuple[Tensor, ...] = (of_output[:, t], following)
             if projected is not None and weights.projection is not None:
-                projected[:, t] = own + following
-                own, following = torch.bmm(projected[:, t], weights.projection), None
+                projected[:, t] = of_output[:, t] + following
+                above = (torch.bmm(projected[:, t], weights.projection),)
             kept = (saved[:, t], states[:, t + past], states[:, t + new], memories[:, t + past], memories[:, t + new])
-            given_gradients = (own,) if following is None else (own, following)
-            cell.backward(kind, given_gradients, carry, kept, (of_input[:, t], of_hidden[:, t]))
+            cell.backward(kind, above, carry, kept, (of_input[:, t], of_hidden[:, t]))
             following = torch.bmm(of_hidden[:, t], weights.hidden)
         of_beginning = following + carry.to(following.dtype) if kind == "gru" else following
         rows = of_input.flatten(1, 2)
@@ -197,7 +197,7 @@ def compute_cell(
     kind: str, x: Tensor, hidden: Tensor, state: Tensor, memory: Tensor | None
 ) -> tuple[list[Tensor], Tensor, Tensor | None]:
     """Return the gates of a cell, its new state and its new memory, as nn.LSTM, nn.GRU and nn.RNN define them."""
-    if kind == "lstm":
+    if memory is not None:
         i, f, g, o = (x + hidden).chunk(4, -1)
         i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
         memory = f * memory + i * g
@@ -218,7 +218,9 @@ class _PlainCell:
     ) -> None:
         dtype = compute_dtype(x)
         hidden = hidden.to(dtype) if bias is None else hidden.to(dtype) + bias.unsqueeze(1)
-        gates, state, memory = compute_cell(kind, x.to(dtype), hidden, past[0].to(dtype), past[1])
+        gates, state, memory = compute_cell(
+            kind, x.to(dtype), hidden, past[0].to(dtype), past[1] if kind == "lstm" else None
+        )
         if gates:
             torch.cat(gates, -1, out=new[0]) if new[0].dtype == dtype else new[0].copy_(torch.cat(gates, -1))
         new[1].copy_(state)

@@ -97,9 +97,9 @@ def _batch_layer(
 
 def _read_weights(given: Sequence[Tensor], biases: bool) -> Weights:
     """Return the parameters of one direction in the order of PyTorch: weights, biases, projection."""
-    matrices, rest = given[:2], given[2:]
-    own, rest = (rest[:2], rest[2:]) if biases else ((None, None), rest)
-    return Weights(*matrices, *own, rest[0] if rest else None)
+    last = 2 + 2 * biases
+    input_bias, hidden_bias = given[2:4] if biases else (None, None)
+    return Weights(given[0], given[1], input_bias, hidden_bias, given[last] if len(given) > last else None)
 
 
 for _operator in OPERATORS:
