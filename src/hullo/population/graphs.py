@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from hullo.population.check import check_first_call
 from hullo.population.kernels.side_stream import join
+from hullo.population.population import Population
 
 WARM_UP = 3  # steps before a capture, in which libraries choose and set up their kernels
 
@@ -22,7 +24,7 @@ class Stateful(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
 
-def capture(step: Callable[..., Any], *stateful: Stateful) -> Callable[..., Any]:
+def capture(step: Callable[..., Any], *stateful: Stateful, check: bool = True) -> Callable[..., Any]:
     """Return a function that takes a training step by replaying a CUDA graph; without a GPU, the step itself.
 
     Args:
@@ -30,6 +32,7 @@ def capture(step: Callable[..., Any], *stateful: Stateful) -> Callable[..., Any]
             the update, reads no tensor on the host, and returns tensors or nothing.
         stateful: the objects that the step changes, the population and the optimizer: the first call takes a few steps
             to warm up, then restores their state.
+        check: whether to call :meth:`Population.check` on the inputs of the first step.
 
     The graph is captured at the first call; calls with tensors of other shapes run without it. The result of a call is
     overwritten by the next.
@@ -50,19 +53,21 @@ def capture(step: Callable[..., Any], *stateful: Stateful) -> Callable[..., Any]
         >>> step(torch.rand(8, 16, 4), torch.rand(8, 16, 1)).shape
         torch.Size([8])
     """
-    return _Captured(step, stateful)
+    return _Captured(step, stateful, check)
 
 
 class _Captured:
-    def __init__(self, step: Callable[..., Any], stateful: tuple[Stateful, ...]) -> None:
+    def __init__(self, step: Callable[..., Any], stateful: tuple[Stateful, ...], check: bool) -> None:
         self.step, self.stateful = step, stateful
+        self.unchecked = [item for item in stateful if check and isinstance(item, Population)]
         self.graph: torch.cuda.CUDAGraph | None = None
         self.inputs: tuple[Tensor, ...] = ()
         self.returned: Any = None
 
     def __call__(self, *inputs: Tensor) -> Any:
         if not inputs or not inputs[0].is_cuda:
-            return self.step(*inputs)
+            with self._checking():
+                return self.step(*inputs)
         if self.graph is None:
             self._capture(inputs)
         if self.graph is None or [x.shape for x in inputs] != [x.shape for x in self.inputs]:
@@ -71,6 +76,11 @@ class _Captured:
             captured.copy_(new)
         self.graph.replay()
         return self.returned
+
+    def _checking(self) -> AbstractContextManager[None]:
+        """Check the populations on their inputs in the first step."""
+        populations, self.unchecked = self.unchecked, []
+        return check_first_call(populations)
 
     def _capture(self, inputs: tuple[Tensor, ...]) -> None:
         gc.collect()  # what a failed capture left refers to nodes of other streams
@@ -81,7 +91,8 @@ class _Captured:
         side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):
             for _ in range(WARM_UP):
-                self.step(*self.inputs)
+                with self._checking():
+                    self.step(*self.inputs)
         torch.cuda.current_stream(device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with pause_collection(), torch.cuda.graph(graph, stream=side):

@@ -7,15 +7,17 @@ import itertools
 import operator
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, overload
 
 import torch
 import torch.utils._pytree as pytree
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from hullo._compat import are_transforms_active, backward_pass_id, is_exporting
 from hullo.population.activations import Activations
+from hullo.population.check import Report, check_population
 from hullo.population.images import AugmentedImages, ImagesValue
 from hullo.population.members import (
     aliases_of,
@@ -231,14 +233,17 @@ class Population(nn.Module):
 
     def _compute(self, args: tuple[Any, ...], kwargs: dict[str, Any], in_dims: Any) -> Any:
         """Do what `forward` does, without torch.compile."""
-        values, spec = self._wrap(args, kwargs, in_dims)
+        return self._run(*self._wrap(args, kwargs, in_dims))
+
+    def _run(self, values: list[Any], spec: Any, observe: Callable[[fx.Node, Any], None] | None = None) -> Any:
+        """Compute the outputs from the leaves and the structure of the arguments."""
         program, tensors = self._program(values, spec)
         if self.training and backward_pass_id() < 0:  # a backward pass computes a step again
             self.steps.add_(1)
         writes_parameters = any(self._aliases[name] in self._parameter_names for name in program.mutated)
         writes = (writes_parameters, bool(program.writes))
         context = Context(len(self), self.seeds, self.steps, 0, self.first_sample, *writes)
-        run = Run(context, self.activations, self.activations.rows())
+        run = Run(context, self.activations, self.activations.rows(), observe)
         return program.run(run, tensors, values)
 
     def layer_parameters(
@@ -259,15 +264,47 @@ class Population(nn.Module):
         """Run the population on example inputs and return how its operations are computed; change no state."""
         with torch.no_grad():
             program, _ = self._program(*self._wrap(args, kwargs, in_dims))
-            changed = {self._aliases[name] for name in program.mutated}
-            parameters = [parameter for name, parameter in self.stacked.named_parameters() if name in changed]
-            saved = [(tensor, tensor.detach().clone()) for tensor in (*self.buffers(), *parameters)]
-            try:
+            with self._keeping_state():
                 self(*args, in_dims=in_dims, **kwargs)
-            finally:
-                for tensor, before in saved:
-                    tensor.copy_(before)
         return program.explain()
+
+    def check(self, *args: Any, in_dims: Any = 0, **kwargs: Any) -> Report:
+        """Compare some members alone with the population on example inputs; change no state.
+
+        Outputs, gradients and buffers are compared over two successive calls, in training and in evaluation mode,
+        without autocast. The lone members get the random numbers of the population, so dropout is compared, too. A
+        :class:`hullo.population.ContractError` names what differs, by how much, and the first module that does.
+
+        Example:
+            >>> import torch
+            >>> from torch import nn
+            >>> from hullo.population import Population
+            >>> population = Population(lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5)), seeds=range(3))
+            >>> population.check(torch.rand(3, 5, 4)).members
+            [0, 2]
+            >>> class Counting(nn.Linear):
+            ...     calls = 0
+            ...     def forward(self, x):
+            ...         self.calls += 1
+            ...         return super().forward(x) * self.calls
+            >>> Population(lambda: Counting(4, 8), seeds=range(3)).check(torch.rand(3, 5, 4))
+            Traceback (most recent call last):
+                ...
+            hullo.population.check.ContractError: member 0 alone differs from the population, call 2 in training mode...
+        """
+        return check_population(self, args, kwargs, in_dims)
+
+    @contextmanager
+    def _keeping_state(self) -> Iterator[None]:
+        """Restore the parameters and buffers that are changed within the block."""
+        saved = [(tensor, tensor.detach().clone()) for tensor in (*self.parameters(), *self.buffers())]
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for tensor, before in saved:
+                    if not tensor.equal(before):
+                        tensor.copy_(before)
 
     def _wrap(self, args: tuple[Any, ...], kwargs: dict[str, Any], in_dims: Any) -> tuple[list[Any], Any]:
         """Return the leaves of nested arguments, with a value for each tensor, and the spec of their nesting."""
@@ -322,18 +359,17 @@ class Population(nn.Module):
 
     def _read_graph(self, leaves: Sequence[Any], spec: Any) -> Graph:
         """Return the graph of the members for example inputs; raise the networks' own exceptions."""
-        examples = [self._example(item) if isinstance(item, Value) else item for item in leaves]
+        examples = [self._in_own_precision(item).select(0) if isinstance(item, Value) else item for item in leaves]
         originals = _ORIGINALS.get(self, ())
         reader = Reader(self.__getitem__, self._sites, self._differences, self.seeds.device, originals)
         return reader.read(examples, spec)
 
-    def _example(self, value: Value) -> Tensor:
-        """Return the first member's value; under autocast in the networks' dtype, since autocast is off in a trace."""
-        first = value.select(0)
-        if first.is_floating_point() and torch.is_autocast_enabled(first.device.type):
-            dtype = next((p.dtype for p in self.stacked.parameters() if p.is_floating_point()), first.dtype)
-            return first.to(dtype)
-        return first
+    def _in_own_precision(self, value: Value) -> Value:
+        """Return an input; under autocast in the networks' dtype, since autocast is off in a trace."""
+        if value.dtype.is_floating_point and torch.is_autocast_enabled(value.device.type):
+            dtype = next((p.dtype for p in self.stacked.parameters() if p.is_floating_point()), value.dtype)
+            return Value(value.tensor.to(dtype), value.dim)
+        return value
 
     def unshare(self, names: Iterable[str]) -> None:
         """Give each member its own copy of buffers that the networks change, or that a state has for each member.

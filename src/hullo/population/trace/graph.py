@@ -127,7 +127,7 @@ def read_graph(
     own networks: a graph that reads one of them is refused. `assigned` are the buffers to which forward assigns other
     tensors.
     """
-    _settle(network)
+    disable_layerdrop_and_cache(network)
     questions: list[str] = []
     network = _with_placeholders(network, sites, k, lambda: questions.append("class"))
     try:
@@ -244,11 +244,10 @@ class _Zero(float):
         return function(*plain[0], **plain[1])
 
 
-def _settle(network: nn.Module) -> None:
-    """Settle what a forward pass of transformers decides by random numbers, or returns beside tensors.
+def disable_layerdrop_and_cache(network: nn.Module) -> None:
+    """Let models of transformers drop no layer where the rate is zero, and return no cache of keys and values.
 
-    There, layers are dropped if a random number is below a rate, even if that is zero; and decoders return an object
-    with past keys and values by default, which is for inference.
+    Their code compares a random number with the rate even if that is zero.
     """
     configurations = [vars(module)["config"] for module in network.modules() if "config" in vars(module)]
     for owner in (*network.modules(), *configurations):
