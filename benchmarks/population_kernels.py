@@ -40,7 +40,7 @@ from hullo.population.rules import Context
 from hullo.population.rules.layers import drop
 from hullo.population.values import Value
 
-TRIO = tuple(hullo.base(name) for name in ("identity", "relu", "tanh"))
+TRIO = tuple(hullo.get_base(name) for name in ("identity", "relu", "tanh"))
 
 
 def passes(function: Callable[[], Tensor], leaves: list[Tensor]) -> dict[str, Step]:

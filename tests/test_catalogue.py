@@ -50,19 +50,19 @@ def test_catalogue_has_the_documented_bases_in_order() -> None:
 
 
 def test_every_base_has_an_oracle() -> None:
-    catalogue = {name for name in hullo.list_bases() if hullo.base(name).formula is not None}
+    catalogue = {name for name in hullo.list_bases() if hullo.get_base(name).formula is not None}
     assert catalogue <= set(MEMBERS)
 
 
 @pytest.mark.parametrize("name", MEMBERS)
 def test_function_matches_the_oracle(name: str) -> None:
     x = grid()
-    torch.testing.assert_close(hullo.base(name).function(x), CLOSED_FORMS[name](x), rtol=1e-9, atol=ROUNDING)
+    torch.testing.assert_close(hullo.get_base(name).function(x), CLOSED_FORMS[name](x), rtol=1e-9, atol=ROUNDING)
 
 
 @pytest.mark.parametrize("name", MEMBERS)
 def test_function_matches_its_formula(name: str) -> None:
-    base, x = hullo.base(name), grid()
+    base, x = hullo.get_base(name), grid()
     assert base.formula is not None
     value, slope = base.formula.functions(FUNCTIONS)
     torch.testing.assert_close(value(x), base.function(x), rtol=1e-12, atol=ROUNDING)
@@ -71,7 +71,7 @@ def test_function_matches_its_formula(name: str) -> None:
 
 @pytest.mark.parametrize("name", MEMBERS)
 def test_slope_is_the_derivative(name: str) -> None:
-    base = hullo.base(name)
+    base = hullo.get_base(name)
     x = away_from_kinks(base, grid())
     rounding = SLOPE_ROUNDING if name.startswith(("celu", "hardsigmoid", "softplus")) else 1e-12
     torch.testing.assert_close(base.derivative(x), automatic_slope(base, x), rtol=1e-12, atol=rounding)
@@ -79,7 +79,7 @@ def test_slope_is_the_derivative(name: str) -> None:
 
 @pytest.mark.parametrize("name", MEMBERS)
 def test_slope_at_a_kink_is_between_both_sides(name: str) -> None:
-    base = hullo.base(name)
+    base = hullo.get_base(name)
     for kink in base.kinks:
         left, at, right = base.derivative(torch.tensor([kink - 1e-9, kink, kink + 1e-9], dtype=torch.float64)).tolist()
         assert min(left, right) - 1e-6 <= at <= max(left, right) + 1e-6
@@ -87,7 +87,7 @@ def test_slope_at_a_kink_is_between_both_sides(name: str) -> None:
 
 @pytest.mark.parametrize("name", MEMBERS)
 def test_value_and_slopes_at_the_origin_are_correct(name: str) -> None:
-    base = hullo.base(name)
+    base = hullo.get_base(name)
     step = 1e-7
     value, left, right = CLOSED_FORMS[name](torch.tensor([0.0, -step, step], dtype=torch.float64)).tolist()
     assert base.value_at_zero == pytest.approx(value, abs=1e-15)
@@ -98,7 +98,7 @@ def test_value_and_slopes_at_the_origin_are_correct(name: str) -> None:
 
 @pytest.mark.parametrize("name", MEMBERS)
 def test_slope_bounds_hold_and_are_tight(name: str) -> None:
-    base = hullo.base(name)
+    base = hullo.get_base(name)
     far = torch.logspace(1.5, 9, 100, dtype=torch.float64)
     x = torch.cat([-far, away_from_kinks(base, grid()), far, sides_of_kinks(base)])
     low, high = base.slope_bounds
@@ -111,14 +111,14 @@ def test_slope_bounds_hold_and_are_tight(name: str) -> None:
 
 @pytest.mark.parametrize("name", MEMBERS)
 def test_is_monotone_exactly_if_nondecreasing(name: str) -> None:
-    base = hullo.base(name)
+    base = hullo.get_base(name)
     never_falls = bool((base.function(grid()).diff() >= -1e-12).all())
     assert base.is_monotone == never_falls
 
 
 @pytest.mark.parametrize("name", MEMBERS)
 def test_slope_jumps_only_at_kinks(name: str) -> None:
-    base = hullo.base(name)
+    base = hullo.get_base(name)
     x = grid() + 0.00025  # so that every kink lies between two points
     steps = automatic_slope(base, x).diff().abs()
     jumps = steps[2:-2] > 0.02 + 3 * torch.maximum(steps[:-4], steps[4:])  # larger than those of steep functions around
@@ -129,7 +129,7 @@ def test_slope_jumps_only_at_kinks(name: str) -> None:
 @pytest.mark.parametrize("name", MEMBERS)
 @pytest.mark.parametrize("size", [50.0, 1e4, 65504.0])
 def test_values_and_slopes_are_correct_far_from_the_origin(name: str, size: float) -> None:
-    base = hullo.base(name)
+    base = hullo.get_base(name)
     x = torch.tensor([-size, size])
     assert base.formula is not None
     value, slope = base.formula.functions(FUNCTIONS)
@@ -142,7 +142,7 @@ def test_values_and_slopes_are_correct_far_from_the_origin(name: str, size: floa
 
 @pytest.mark.parametrize("name", UNITS)
 def test_unit_form_is_shifted_and_scaled(name: str) -> None:
-    unit, raw = hullo.base(name), hullo.base(name.removeprefix("unit_"))
+    unit, raw = hullo.get_base(name), hullo.get_base(name.removeprefix("unit_"))
     x = grid()
     moved = (raw.function(x) - raw.value_at_zero) / raw.slopes_at_zero[1]
     torch.testing.assert_close(unit.function(x), moved, rtol=1e-9, atol=2 * ROUNDING)
@@ -152,12 +152,12 @@ def test_unit_form_is_shifted_and_scaled(name: str) -> None:
 @pytest.mark.parametrize("name", UNITS)
 def test_unit_form_is_accurate_near_the_origin(name: str) -> None:
     x = torch.tensor([1e-6, 1e-5, 1e-4])
-    exact = hullo.base(name).function(x.double()).float()
-    torch.testing.assert_close(hullo.base(name).function(x), exact, rtol=2e-6, atol=0)
+    exact = hullo.get_base(name).function(x.double()).float()
+    torch.testing.assert_close(hullo.get_base(name).function(x), exact, rtol=2e-6, atol=0)
 
 
 def test_inadmissible_bases_are_listed() -> None:
-    inadmissible = {name for name in MEMBERS if not hullo.base(name).is_admissible}
+    inadmissible = {name for name in MEMBERS if not hullo.get_base(name).is_admissible}
     raw = {name.removeprefix("unit_") for name in UNITS}
     assert inadmissible == raw | {
         "gelu_tanh", "quick_gelu", "hardsigmoid", "sin(3)", "constant", "relu2", "relu3", "xielu_negative",
@@ -169,7 +169,7 @@ def test_inadmissible_bases_are_listed() -> None:
 )
 def test_meaningless_parameter_is_rejected(spelling: str) -> None:
     with pytest.raises(ValueError, match=r"from 5.42e-20 to 1.84e\+19, got (0|-1|-2|9.99989e-321)"):
-        hullo.base(spelling)
+        hullo.get_base(spelling)
 
 
 EXACT: dict[str, Callable[[Tensor, float], Tensor]] = {
@@ -194,9 +194,9 @@ def test_any_parameter_is_rejected_or_gives_correct_properties(
     spelling, positive = f"{family}({parameter!r})", family in ("celu", "softplus", "unit_softplus")
     if not (2.0**-64 <= parameter <= 2.0**64 if positive else abs(parameter) <= 2.0**64):
         with pytest.raises(ValueError, match=rf"got {re.escape(f'{parameter:g}')}"):
-            hullo.base(spelling)
+            hullo.get_base(spelling)
         return
-    base = hullo.base(spelling)
+    base = hullo.get_base(spelling)
     assert base.formula is not None
     value, slope = base.formula.functions(FUNCTIONS)
     x = torch.tensor([-30.0, -1, -0.3, -1e-3, -1e-6, 0, 1e-6, 1e-3, 0.3, 1, 30], dtype=dtype)

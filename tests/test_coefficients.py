@@ -15,10 +15,10 @@ from torch import Tensor
 import hullo
 from hullo.parametrizations import feasible_gradient, get_parametrization
 
-SIMPLEX = hullo.Simplex.choices
-HYPERPLANE = hullo.Hyperplane.choices
-ORTHANT = hullo.Orthant.choices
-PARAMETRIZATIONS = (*SIMPLEX, *HYPERPLANE, *ORTHANT, *hullo.Space.choices)
+SIMPLEX = hullo.coefficients.Simplex.choices
+HYPERPLANE = hullo.coefficients.Hyperplane.choices
+ORTHANT = hullo.coefficients.Orthant.choices
+PARAMETRIZATIONS = (*SIMPLEX, *HYPERPLANE, *ORTHANT, *hullo.coefficients.Space.choices)
 NEVER_ZERO = ("softmax", "softplus")
 HULLS = {
     parametrization: hull
@@ -233,8 +233,10 @@ def test_coefficients_stay_in_the_set_with_any_optimizer(optimizer: str, paramet
 
 
 class TestSets:
-    @pytest.mark.parametrize("kind", [hullo.Simplex, hullo.Hyperplane])
-    def test_errors_describe_the_violation(self, kind: type[hullo.Simplex] | type[hullo.Hyperplane]) -> None:
+    @pytest.mark.parametrize("kind", [hullo.coefficients.Simplex, hullo.coefficients.Hyperplane])
+    def test_errors_describe_the_violation(
+        self, kind: type[hullo.coefficients.Simplex] | type[hullo.coefficients.Hyperplane]
+    ) -> None:
         check = kind().check
         assert check(torch.tensor([0.25, 0.75])) == (True, "")
         assert check(torch.tensor([0.5, 0.6])) == (False, "coefficients must sum to one, these sum to 1.1")
@@ -243,21 +245,24 @@ class TestSets:
 
     def test_one_invalid_row_is_an_error(self) -> None:
         rows = torch.tensor([[0.5, 0.5], [1.0, 0.0], [0.0, 0.9]])
-        assert hullo.Hyperplane().check(rows) == (False, "coefficients must sum to one, these sum to 0.9")
+        assert hullo.coefficients.Hyperplane().check(rows) == (False, "coefficients must sum to one, these sum to 0.9")
 
     def test_only_the_hyperplane_allows_negative_coefficients(self) -> None:
         outside = torch.tensor([1.5, -0.5])
-        assert hullo.Hyperplane().check(outside) == (True, "")
-        ok, reason = hullo.Simplex().check(outside)
+        assert hullo.coefficients.Hyperplane().check(outside) == (True, "")
+        ok, reason = hullo.coefficients.Simplex().check(outside)
         assert not ok
         assert "must not be negative, one is -0.5" in reason
 
     @pytest.mark.parametrize(
         ("kind", "never_zero", "other"),
-        [(hullo.Simplex, "softmax", "projection"), (hullo.Orthant, "softplus", "clamped")],
+        [(hullo.coefficients.Simplex, "softmax", "projection"), (hullo.coefficients.Orthant, "softplus", "clamped")],
     )
     def test_positive_parametrization_cannot_start_at_zero(
-        self, kind: Callable[[str], hullo.Simplex | hullo.Orthant], never_zero: str, other: str
+        self,
+        kind: Callable[[str], hullo.coefficients.Simplex | hullo.coefficients.Orthant],
+        never_zero: str,
+        other: str,
     ) -> None:
         vertex = torch.tensor([1.0, 0.0])
         assert kind(other).check(vertex) == (True, "")
@@ -266,21 +271,21 @@ class TestSets:
         assert f"parametrization={other!r} can start there" in reason
 
     def test_only_convex_and_affine_coefficients_sum_to_one(self) -> None:
-        assert hullo.Orthant().check(torch.tensor([2.0, 0.5])) == (True, "")
-        assert hullo.Space().check(torch.tensor([2.0, -0.5])) == (True, "")
-        ok, reason = hullo.Orthant().check(torch.tensor([2.0, -0.5]))
+        assert hullo.coefficients.Orthant().check(torch.tensor([2.0, 0.5])) == (True, "")
+        assert hullo.coefficients.Space().check(torch.tensor([2.0, -0.5])) == (True, "")
+        ok, reason = hullo.coefficients.Orthant().check(torch.tensor([2.0, -0.5]))
         assert not ok
         assert "must not be negative, one is -0.5" in reason
-        for kind in (hullo.Orthant, hullo.Space):
+        for kind in (hullo.coefficients.Orthant, hullo.coefficients.Space):
             assert kind().check(torch.tensor([0.5, torch.nan])) == (False, "coefficients must be finite numbers")
 
     @pytest.mark.parametrize(
         ("kind", "parametrization", "message"),
         [
-            (hullo.Simplex, "free", "'free'.*Simplex.*'projection', 'softmax'"),
-            (hullo.Hyperplane, "", "''.*Hyperplane.*'recentred', 'free'"),
-            (hullo.Hyperplane, "given", "'given'.*Hyperplane"),
-            (hullo.Simplex, 3, "3.*Simplex"),
+            (hullo.coefficients.Simplex, "free", "'free'.*Simplex.*'projection', 'softmax'"),
+            (hullo.coefficients.Hyperplane, "", "''.*Hyperplane.*'recentred', 'free'"),
+            (hullo.coefficients.Hyperplane, "given", "'given'.*Hyperplane"),
+            (hullo.coefficients.Simplex, 3, "3.*Simplex"),
         ],
     )
     def test_unknown_parametrization_is_rejected(

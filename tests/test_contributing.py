@@ -58,7 +58,7 @@ def test_a_base_in_three_steps(softer: str) -> None:
     torch.testing.assert_close(hull(x), oracle(x))
     torch.testing.assert_close(*(torch.autograd.grad(f(x).sum(), x)[0] for f in (hull, oracle)))
     assert hullo.slope_bounds(hull) == pytest.approx((0.0, 1.0), abs=1e-6)
-    formula = hullo.base(softer).formula
+    formula = hullo.get_base(softer).formula
     assert formula is not None
     in_keras, _ = formula.functions(FUNCTIONS)
     torch.testing.assert_close(in_keras(x.detach()), oracle(x.detach()))

@@ -86,7 +86,7 @@ def slopes(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", SMOOTH)
 def test_three_derivatives_of_smooth_bases_are_right_at_0(name: str) -> None:
     exact = [float(mpmath.diff(SMOOTH[name], 0, order)) for order in (1, 2, 3)]
-    item = hullo.base(name)
+    item = hullo.get_base(name)
     assert item.formula is not None
     symbolic = [Formula(item.formula.derivative(order), "0.0").functions(FUNCTIONS)[0] for order in (1, 2, 3)]
     assert derivatives(combined(name), 0.0, 3) == pytest.approx(exact, abs=1e-12)
@@ -97,14 +97,14 @@ def test_three_derivatives_of_smooth_bases_are_right_at_0(name: str) -> None:
 def test_every_smooth_base_has_an_exact_function() -> None:
     """Others have kinks in the value, the slope or its derivative."""
     others = {"softsign", "elu", "celu", "constant", "relu2", "relu3", "xielu_negative"}
-    assert {name for name in hullo.list_bases() if not hullo.base(name).kinks} == (
+    assert {name for name in hullo.list_bases() if not hullo.get_base(name).kinks} == (
         SMOOTH.keys() & {*MEMBERS[:-6]}
     ) | others
 
 
 @pytest.mark.parametrize("name", MEMBERS)
 def test_plain_operations_have_the_same_slopes_at_0_and_at_kinks(name: str) -> None:
-    item = hullo.base(name)
+    item = hullo.get_base(name)
     x = torch.tensor(sorted({0.0, *item.kinks}), dtype=torch.float64)
     expected = item.derivative(x)
     leaf = x.clone().requires_grad_()

@@ -25,7 +25,7 @@ Job = Callable[[int, str], None]
 
 def model(parametrization: str) -> nn.Sequential:
     torch.manual_seed(0)
-    hull = hullo.ConvexHull if parametrization in hullo.Simplex.choices else hullo.AffineHull
+    hull = hullo.ConvexHull if parametrization in hullo.coefficients.Simplex.choices else hullo.AffineHull
     start = (
         [[0.0, 1.0, 0.0], [0.5, 0.5, 0.0]] if parametrization == "projection" else None
     )  # on the boundary of the simplex
@@ -81,7 +81,7 @@ def keep_parts(rank: int, folder: str) -> None:
         hull.reset_parameters()
         assert torch.equal(hull.coefficients, model(parametrization)[1].coefficients)
     hull.coefficients = [[0.25, 0.75, 0.0], [0.0, 1.0, 0.0]]
-    assert hullo.identify(hull) == [hullo.base("leaky_relu(0.25)"), hullo.base("relu")]
+    assert hullo.identify(hull) == [hullo.get_base("leaky_relu(0.25)"), hullo.get_base("relu")]
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ def test_derivative_of_a_formula_is_correct(text: str) -> None:
 
 def test_formula_has_the_properties_of_the_same_function() -> None:
     made = hullo.add_base("quick", "x * sigmoid(rate * x)", parameters={"rate": 1.702})
-    known = hullo.base("quick_gelu")
+    known = hullo.get_base("quick_gelu")
     assert made.slope_bounds == pytest.approx(known.slope_bounds, abs=1e-8)
     assert (made.value_at_zero, made.slopes_at_zero) == (0.0, (0.5, 0.5))
     assert made.is_monotone is False
@@ -82,7 +82,7 @@ from hullo.parametrizations import get_parametrization
 from hullo.kernels import CombineSpec, reference, triton
 hullo.add_base("bell", "x * exp(-square(x / width))", parameters={"width": 1.0})
 hullo.add_base("bent", "where(x < 0, 0.3 * x, x) / (1 + abs(x))")
-spec = CombineSpec(tuple(map(hullo.base, ["bell(2)", "bent", "relu"])), get_parametrization("given"), 1)
+spec = CombineSpec(tuple(map(hullo.get_base, ["bell(2)", "bent", "relu"])), get_parametrization("given"), 1)
 x, dy, raw = torch.randn(5, 6, 7), torch.randn(5, 6, 7), torch.randn(6, 3)
 for found, expected in zip(
     (triton.forward(x, raw, spec), *triton.backward(dy, x, raw, spec)),
@@ -153,7 +153,7 @@ def test_derivatives_use_valid_functions_and_are_correct() -> None:
 def test_formulas_are_accepted_in_modes(mode: AbstractContextManager[object]) -> None:
     with mode:
         made = hullo.add_base("made", "tanh(x * sqrt(rate))", parameters={"rate": 4.0})
-        other = hullo.base("made(9)")
+        other = hullo.get_base("made(9)")
     assert (made.slope_bounds, other.slope_bounds) == ((0.0, 2.0), (0.0, 3.0))
     assert made.function(torch.ones(1)).item() == pytest.approx(math.tanh(2))
 

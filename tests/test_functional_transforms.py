@@ -112,7 +112,7 @@ class TestCompiled:
         if backend == "inductor" and not (shutil.which("g++") or shutil.which("clang++")):
             pytest.skip("needs a C++ compiler")
         names = ("identity", "leaky_relu(0.3)", "tanh")
-        hullo.base("leaky_relu(0.3)")
+        hullo.get_base("leaky_relu(0.3)")
 
         def function(x: Tensor, c: Tensor) -> Tensor:
             return 2 * hullo.combine(x + 1, c, names).square()
@@ -129,7 +129,7 @@ class TestCompiled:
         compiled = torch.compile(
             lambda x, c: hullo.combine(x, c, ["leaky_relu(0.31)"]), fullgraph=True, backend="aot_eager"
         )
-        with pytest.raises(torch._dynamo.exc.Unsupported, match=r"call hullo.base\('leaky_relu\(0.31\)'\) before"):
+        with pytest.raises(torch._dynamo.exc.Unsupported, match=r"call hullo.get_base\('leaky_relu\(0.31\)'\) before"):
             compiled(torch.randn(3), torch.ones(1))
 
     def test_torch_func_works_in_a_compiled_function(self) -> None:
@@ -150,7 +150,7 @@ class TestCompiled:
         torch.testing.assert_close(traced(x), torch.relu(x))
 
     def test_base_objects_in_a_compiled_function_do_not_break_the_graph(self) -> None:
-        bases = [hullo.base(name) for name in TRIO]
+        bases = [hullo.get_base(name) for name in TRIO]
         x, c = torch.randn(4, 6), rows_of(None, 3)
         compiled = torch.compile(lambda x, c: hullo.combine(x, c, bases), fullgraph=True, backend="aot_eager")
         torch.testing.assert_close(compiled(x, c), hullo.combine(x, c, bases))

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hullo
+import hullo.lab
 from hullo.lab.spec.records import Records
 from made_records import make_record
 
@@ -55,3 +57,10 @@ print("loaded:", *sys.modules)
     unwanted = ("data", "networks", "run", "bench", "analysis.figures", "analysis.report")
     packages = ("hullo.population", "matplotlib", *(f"hullo.lab.{name}" for name in unwanted))
     assert not [name for name in loaded if name.startswith(packages)]
+
+
+def test_dir_shows_the_public_names_and_nothing_else() -> None:
+    assert dir(hullo) == sorted(hullo.__all__)
+    assert dir(hullo.lab) == sorted(hullo.lab.__all__)
+    assert len(hullo.__all__) <= 22
+    assert all(hasattr(module, name) for module in (hullo, hullo.lab) for name in dir(module))

@@ -31,7 +31,7 @@ def exact(act: hullo.Hull, x: Tensor) -> Tensor:
     scales = act.inner_scale.double().reshape(act.groups, -1).expand(-1, len(NAMES))
     channels = [
         sum(
-            rows[k // each, n] * hullo.base(name).function(scales[k // each, n] * x[:, k].double())
+            rows[k // each, n] * hullo.get_base(name).function(scales[k // each, n] * x[:, k].double())
             for n, name in enumerate(NAMES)
         )
         for k in range(x.shape[1])
@@ -78,8 +78,8 @@ class TestEveryKind:
         restored = hullo.restore(nn.Sequential(nn.Linear(4, 4), nn.GELU()), model.state_dict())
         restored.load_state_dict(model.state_dict())
         torch.testing.assert_close(restored(x), model(x), rtol=0, atol=0)
-        hullo.save_hulls(model, tmp_path / "hulls.json")
-        torch.testing.assert_close(hullo.load_hulls(tmp_path / "hulls.json")["1"](x), model[1](x))
+        hullo.surgery.save_hulls(model, tmp_path / "hulls.json")
+        torch.testing.assert_close(hullo.surgery.load_hulls(tmp_path / "hulls.json")["1"](x), model[1](x))
         plain = nn.Sequential(nn.Linear(4, 4), hullo.LinearHull(*NAMES, groups=groups))
         with pytest.raises(RuntimeError, match="saved with an inner_scale"):
             plain.load_state_dict(model.state_dict(), strict=False)

@@ -97,7 +97,7 @@ def test_keras_defines_every_formula_function():
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("name", hullo.list_bases())
 def test_every_base_agrees_with_pytorch_per_layer_and_per_channel(name, dtype):
-    x, upstream = sample((5, 3, 4), dtype, kinks=(0.0, *hullo.base(name).kinks))
+    x, upstream = sample((5, 3, 4), dtype, kinks=(0.0, *hullo.get_base(name).kinks))
     for hull, groups in FORMS:
         bases = [name, "sin" if name == "asinh" else "asinh"]
         start = coefficients(np.random.default_rng(1), hull, groups, 2)

@@ -50,9 +50,9 @@ class TestConstruction:
         x = torch.linspace(-3, 3, 25)
         for name in ("gelu", "identity", "relu"):
             act = hull("identity", "relu", "gelu", init=name, parametrization=parametrization, strict=False)
-            torch.testing.assert_close(act(x), hullo.base(name).function(x), rtol=0, atol=0)
+            torch.testing.assert_close(act(x), hullo.get_base(name).function(x), rtol=0, atol=0)
 
-    @pytest.mark.parametrize("given", [["relu", "tanh"], ("relu", "tanh"), iter(["relu", hullo.base("tanh")])])
+    @pytest.mark.parametrize("given", [["relu", "tanh"], ("relu", "tanh"), iter(["relu", hullo.get_base("tanh")])])
     def test_bases_may_be_given_as_one_list(self, given: Any) -> None:
         assert repr(hullo.ConvexHull(given, groups=2)) == repr(hullo.ConvexHull("relu", "tanh", groups=2))
 

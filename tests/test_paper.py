@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import hullo
 
 TWO_SIDED = ["identity", "tanh", "softsign", "arctan", "asinh", "sin", "hardtanh", "elu", "unit_silu", "unit_sigmoid"]
-MONOTONE = [*(name for name in TWO_SIDED if hullo.base(name).is_monotone), "relu", "leaky_relu(0.1)"]
+MONOTONE = [*(name for name in TWO_SIDED if hullo.get_base(name).is_monotone), "relu", "leaky_relu(0.1)"]
 SETS = [("identity", "relu"), ("identity", "tanh"), ("relu", "tanh"), ("identity", "relu", "tanh")]
 
 
@@ -46,7 +46,7 @@ def test_proposition_combination_approximates_identity_iff_coefficients_sum_to_o
     slopes = values(x, c, bases) / x
     torch.testing.assert_close(slopes, torch.full_like(slopes, sum(c)), rtol=0, atol=1e-5)
     if summing_to_one or abs(sum(c) - 1) > 1e-5:
-        assert hullo.approximates_identity(c, bases) == summing_to_one
+        assert hullo.properties.approximates_identity(c, bases) == summing_to_one
 
 
 @given(bases_and_numbers(TWO_SIDED, -2, 2))
@@ -55,7 +55,7 @@ def test_trained_affine_hull_approximates_the_identity(drawn: tuple[list[str], l
     act = hullo.AffineHull(*bases, dtype=torch.float64)
     with torch.no_grad():
         act.raw.copy_(torch.tensor(raw))
-    assert hullo.approximates_identity(act)
+    assert hullo.properties.approximates_identity(act)
 
 
 @given(bases_and_numbers(MONOTONE, 0, 1))
@@ -76,7 +76,7 @@ def test_affine_hull_of_monotone_bases_may_decrease() -> None:
 def test_monotone_combination_may_have_a_negative_coefficient() -> None:
     assert not falls([2.0, -1.0], ["identity", "tanh"])
     assert hullo.is_monotone([2.0, -1.0], ["identity", "tanh"])
-    assert not hullo.Simplex().check(torch.tensor([2.0, -1.0]))[0]
+    assert not hullo.coefficients.Simplex().check(torch.tensor([2.0, -1.0]))[0]
 
 
 @given(st.lists(st.floats(-1, 2), min_size=2, max_size=5), st.booleans(), st.booleans())
@@ -87,8 +87,8 @@ def test_convex_hull_is_the_intersection_of_cone_and_affine_hull(c: list[float],
     if one:
         numbers = numbers + (1 - numbers.sum()) / len(numbers)
     in_cone = bool((numbers >= 0).all())
-    in_affine_hull = hullo.Hyperplane().check(numbers)[0]
-    assert hullo.Simplex().check(numbers)[0] == (in_cone and in_affine_hull)
+    in_affine_hull = hullo.coefficients.Hyperplane().check(numbers)[0]
+    assert hullo.coefficients.Simplex().check(numbers)[0] == (in_cone and in_affine_hull)
 
 
 @given(st.floats(0, 1))

@@ -22,11 +22,11 @@ def to_sphere(raw: Tensor) -> Tensor:
     return raw.square() / raw.square().sum(-1, keepdim=True)
 
 
-SPHERICAL = hullo.Parametrization("spherical", to_sphere, torch.sqrt)
+SPHERICAL = hullo.parametrizations.Parametrization("spherical", to_sphere, torch.sqrt)
 """c = r^2 / |r|^2, which reaches the vertices of the simplex."""
 
 
-class Tempered(hullo.Parametrization):
+class Tempered(hullo.parametrizations.Parametrization):
     """The softmax of raw parameters times a temperature, without the last raw parameter, which is zero."""
 
     fewer = 1
@@ -46,17 +46,19 @@ class Tempered(hullo.Parametrization):
 OWN = [SPHERICAL, Tempered(3.0)]
 
 
-def make(own: hullo.Parametrization = SPHERICAL, **options: object) -> hullo.ConvexHull:
+def make(own: hullo.parametrizations.Parametrization = SPHERICAL, **options: object) -> hullo.ConvexHull:
     return hullo.ConvexHull(*TRIO, parametrization=own, **({"init": INIT} | options))  # type: ignore[arg-type]
 
 
-def plain(own: hullo.Parametrization, raw: Tensor, x: Tensor) -> Tensor:
-    return sum(c * hullo.base(name).function(x) for c, name in zip(own.transform(raw).unbind(-1), TRIO, strict=True))  # type: ignore[return-value]
+def plain(own: hullo.parametrizations.Parametrization, raw: Tensor, x: Tensor) -> Tensor:
+    return sum(
+        c * hullo.get_base(name).function(x) for c, name in zip(own.transform(raw).unbind(-1), TRIO, strict=True)
+    )  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize("own", OWN, ids=repr)
 class TestOwnParametrization:
-    def test_values_and_gradients_match_autograd(self, own: hullo.Parametrization) -> None:
+    def test_values_and_gradients_match_autograd(self, own: hullo.parametrizations.Parametrization) -> None:
         hull, x = make(own, dtype=torch.float64), torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
         raw = hull.raw.detach().requires_grad_()
 
@@ -72,7 +74,7 @@ class TestOwnParametrization:
 
     @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
     def test_coefficients_stay_in_the_set_during_training(
-        self, own: hullo.Parametrization, optimizer: Callable[..., torch.optim.Optimizer]
+        self, own: hullo.parametrizations.Parametrization, optimizer: Callable[..., torch.optim.Optimizer]
     ) -> None:
         hull, x = make(own), torch.linspace(-3, 3, 64)
         steps, losses = optimizer(hull.parameters(), lr=0.1), []
@@ -82,10 +84,12 @@ class TestOwnParametrization:
             loss.backward()
             steps.step()
             losses.append(loss.item())
-            assert hullo.Simplex().check(hull.coefficients.detach()) == (True, "")
+            assert hullo.coefficients.Simplex().check(hull.coefficients.detach()) == (True, "")
         assert losses[-1] < 0.05 * losses[0]
 
-    def test_copies_pickles_and_state_dicts_keep_coefficients(self, own: hullo.Parametrization) -> None:
+    def test_copies_pickles_and_state_dicts_keep_coefficients(
+        self, own: hullo.parametrizations.Parametrization
+    ) -> None:
         hull = make(own)
         assert list(hull.state_dict()) == [f"raw_{own.name}__identity__relu__tanh"]
         for other in (copy.deepcopy(hull), pickle.loads(pickle.dumps(hull)), make(own, init=None)):
@@ -99,7 +103,7 @@ class TestOwnParametrization:
         with pytest.raises(RuntimeError, match=f"raw_{own.name}"):
             hullo.ConvexHull(*TRIO).load_state_dict(hull.state_dict())
 
-    def test_groups_scales_and_gates_support_it(self, own: hullo.Parametrization) -> None:
+    def test_groups_scales_and_gates_support_it(self, own: hullo.parametrizations.Parametrization) -> None:
         rows = [INIT, [0.6, 0.2, 0.2]]
         hull, x = make(own, init=rows, groups=2, dtype=torch.float64), torch.randn(5, 4, dtype=torch.float64)
         alone = [make(own, init=row, dtype=torch.float64)(x) for row in rows]
@@ -122,7 +126,9 @@ class TestOwnParametrization:
         ids=["compile", "export", "fx", "jit", "fold", "vmap"],
     )
     def test_traced_and_folded_models_agree(
-        self, own: hullo.Parametrization, traced: Callable[[nn.Module, Tensor], Callable[[Tensor], Tensor]]
+        self,
+        own: hullo.parametrizations.Parametrization,
+        traced: Callable[[nn.Module, Tensor], Callable[[Tensor], Tensor]],
     ) -> None:
         model, x = nn.Sequential(make(own)), torch.randn(4, 3)
         torch.testing.assert_close(traced(model, x)(x), model(x))
@@ -140,7 +146,7 @@ def test_replace_activations_supports_it() -> None:
 
 def test_coefficients_are_exact_under_autocast() -> None:
     mix = torch.eye(3) * 0.5 + torch.full((3, 3), 0.5 / 3)
-    own = hullo.Parametrization(
+    own = hullo.parametrizations.Parametrization(
         "mixed", lambda raw: raw.softmax(-1) @ mix.to(raw), lambda c: (c @ mix.to(c).inverse()).log()
     )
     hull = make(own)
@@ -167,25 +173,28 @@ def first_only(raw: Tensor, gradient: Tensor) -> Tensor:
     return gradient * torch.tensor([1.0, 0.0]).to(gradient)
 
 
-FIRST_ONLY = hullo.Parametrization("firstonly", same, same, restrict=first_only)
+FIRST_ONLY = hullo.parametrizations.Parametrization("firstonly", same, same, restrict=first_only)
 
 
 @pytest.mark.parametrize("name", ["", "Spherical", "a_b", "a.b", 3, "softmax", "given"])
 def test_ambiguous_names_are_rejected(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name!r}"):
-        hullo.Parametrization(name, to_sphere, torch.sqrt)
+        hullo.parametrizations.Parametrization(name, to_sphere, torch.sqrt)
 
 
 @pytest.mark.parametrize(
     ("own", "keyword"),
     [
-        (hullo.Parametrization("own", to_sphere, torch.square), "cannot represent"),  # not the inverse
-        (hullo.Parametrization("own", same, same), "sum to one"),  # leaves the simplex
-        (hullo.Parametrization("own", to_sphere, lambda c: c[..., :-1].sqrt()), "fewer=1"),
-        (hullo.Parametrization("own", lambda raw: to_sphere(raw)[..., :-1], torch.sqrt), "cannot represent"),
+        (hullo.parametrizations.Parametrization("own", to_sphere, torch.square), "cannot represent"),  # not the inverse
+        (hullo.parametrizations.Parametrization("own", same, same), "sum to one"),  # leaves the simplex
+        (hullo.parametrizations.Parametrization("own", to_sphere, lambda c: c[..., :-1].sqrt()), "fewer=1"),
+        (
+            hullo.parametrizations.Parametrization("own", lambda raw: to_sphere(raw)[..., :-1], torch.sqrt),
+            "cannot represent",
+        ),
     ],
 )
-def test_inconsistent_functions_are_rejected(own: hullo.Parametrization, keyword: str) -> None:
+def test_inconsistent_functions_are_rejected(own: hullo.parametrizations.Parametrization, keyword: str) -> None:
     with pytest.raises(ValueError, match=f"'own'.*{keyword}"):
         make(own)
 
@@ -201,7 +210,7 @@ def test_unrepresentable_coefficients_are_rejected() -> None:
 @pytest.mark.parametrize("given", [None, 3, "sqrt"])
 def test_non_functions_are_rejected(given: object) -> None:
     with pytest.raises(TypeError, match="'own' has inverse"):
-        hullo.Parametrization("own", to_sphere, given)  # type: ignore[arg-type]
+        hullo.parametrizations.Parametrization("own", to_sphere, given)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("given", ["spherical", 3, to_sphere])
@@ -213,7 +222,7 @@ def test_unknown_parametrizations_are_rejected_with_the_valid_ones(given: object
 def test_save_hulls_and_populations_list_valid_parametrizations(tmp_path) -> None:  # type: ignore[no-untyped-def]
     hull = make()
     with pytest.raises(ValueError, match=r"'spherical'.*'projection', 'softmax'"):
-        hullo.save_hulls(hull, tmp_path / "hulls.json")
+        hullo.surgery.save_hulls(hull, tmp_path / "hulls.json")
     members = [nn.Sequential(nn.Linear(3, 2), make()) for _ in range(2)]
     with pytest.raises(ValueError, match=r"'spherical'.*'projection', 'softmax'"):
         Population(members)
@@ -237,7 +246,12 @@ class TestFormsOfABuiltIn:
     """A new built-in parametrization fails here until each backend has a form of it."""
 
     def test_some_set_offers_it(self, name: str) -> None:
-        sets = (hullo.Simplex, hullo.Hyperplane, hullo.Orthant, hullo.Space)
+        sets = (
+            hullo.coefficients.Simplex,
+            hullo.coefficients.Hyperplane,
+            hullo.coefficients.Orthant,
+            hullo.coefficients.Space,
+        )
         assert any(name in own.choices for own in sets), "write it into `choices` in hullo/coefficients.py"
 
     def test_fused_kernel_supports_it(self, name: str) -> None:

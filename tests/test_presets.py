@@ -22,13 +22,13 @@ X = torch.linspace(-6, 6, 2001, dtype=torch.float64)
     ("made", "function"),
     [
         (
-            lambda: hullo.xielu(0.7, 0.9, 0.4, dtype=torch.float64),
+            lambda: hullo.presets.xielu(0.7, 0.9, 0.4, dtype=torch.float64),
             lambda x: torch.where(x > 0, 0.7 * x * x + 0.4 * x, 0.9 * (torch.exp(x) - 1 - x) + 0.4 * x),
         ),
-        (lambda: hullo.poly_relu(dtype=torch.float64), lambda x: sum(F.relu(x) ** n / 3 for n in (1, 2, 3))),
-        (lambda: hullo.star_relu(dtype=torch.float64), lambda x: 0.8944 * F.relu(x) ** 2 - 0.4472),
+        (lambda: hullo.presets.poly_relu(dtype=torch.float64), lambda x: sum(F.relu(x) ** n / 3 for n in (1, 2, 3))),
+        (lambda: hullo.presets.star_relu(dtype=torch.float64), lambda x: 0.8944 * F.relu(x) ** 2 - 0.4472),
         (
-            lambda: hullo.blending_unit(dtype=torch.float64),
+            lambda: hullo.presets.blending_unit(dtype=torch.float64),
             lambda x: (torch.tanh(x) + F.elu(x) + F.relu(x) + x + F.silu(x)) / 5,
         ),
     ],
@@ -39,10 +39,10 @@ def test_preset_starts_as_its_closed_form(made: Callable[[], hullo.Hull], functi
 
 
 def test_presets_accept_hull_options() -> None:
-    assert hullo.xielu(groups=4, channel_dim=-1)(torch.randn(2, 3, 8)).shape == (2, 3, 8)
-    assert hullo.poly_relu(init=[1.0, 0.0, 0.0, 0.0])(torch.zeros(1)).item() == 1
+    assert hullo.presets.xielu(groups=4, channel_dim=-1)(torch.randn(2, 3, 8)).shape == (2, 3, 8)
+    assert hullo.presets.poly_relu(init=[1.0, 0.0, 0.0, 0.0])(torch.zeros(1)).item() == 1
     with pytest.raises(ValueError, match="order=4: give 1, 2 or 3"):
-        hullo.poly_relu(4)
+        hullo.presets.poly_relu(4)
 
 
 def transformers_xielu(dtype: torch.dtype, alpha_p: float = 0.8, alpha_n: float = 0.8) -> Any:
@@ -94,7 +94,7 @@ def test_relu_squared_is_recognized() -> None:
     activations = pytest.importorskip("transformers.activations")
     model = hullo.replace_activations(nn.Sequential(nn.Linear(2, 2), activations.ACT2FN["relu2"]))
     torch.testing.assert_close(model[1](X), F.relu(X) ** 2)
-    assert hullo.coefficient_dict(model)["1/relu2"] == 1
+    assert hullo.surgery.coefficient_dict(model)["1/relu2"] == 1
 
 
 class Parametric(nn.Module):

@@ -54,18 +54,18 @@ def test_approximates_identity_iff_first_order_equal(combination: tuple[list[flo
     x = torch.tensor([-1e-6, 1e-6], dtype=torch.float64)
     error = ((oracle.combine(x, torch.tensor(combination[0], dtype=torch.float64), combination[1]) - x) / x).abs().max()
     if not 1e-7 < error < 1e-5:
-        assert hullo.approximates_identity(*combination) == bool(error < 1e-6)
+        assert hullo.properties.approximates_identity(*combination) == bool(error < 1e-6)
 
 
 def test_functions_with_offset_do_not_approximate_the_identity() -> None:
-    assert not hullo.approximates_identity([1.0, 0.5], ["identity", "sigmoid"])
-    assert not hullo.approximates_identity([2.0], ["softplus"])
-    assert hullo.approximates_identity([2.0], ["gelu"])
+    assert not hullo.properties.approximates_identity([1.0, 0.5], ["identity", "sigmoid"])
+    assert not hullo.properties.approximates_identity([2.0], ["softplus"])
+    assert hullo.properties.approximates_identity([2.0], ["gelu"])
 
 
 @pytest.mark.parametrize("name", hullo.list_bases())
 def test_single_base_has_its_own_properties(name: str) -> None:
-    base = hullo.base(name)
+    base = hullo.get_base(name)
     assert hullo.slope_bounds([1.0], [name]) == pytest.approx(base.slope_bounds, abs=1e-6)
     assert hullo.is_monotone([1.0], [name]) == base.is_monotone
     assert hullo.identify([1.0], [name]) is base
@@ -94,12 +94,12 @@ def test_convex_identity_relu_is_identified_as_leaky_relu(p: float) -> None:
     ],
 )
 def test_well_known_functions_are_identified(coefficients: list[float], bases: list[str], name: str) -> None:
-    assert hullo.identify(coefficients, bases) is hullo.base(name)
+    assert hullo.identify(coefficients, bases) is hullo.get_base(name)
     if min(coefficients) >= 0:
-        assert hullo.identify(hullo.ConvexHull(*bases, init=coefficients)) is hullo.base(name)
+        assert hullo.identify(hullo.ConvexHull(*bases, init=coefficients)) is hullo.get_base(name)
 
 
-SELU = hullo.base("selu").slopes_at_zero
+SELU = hullo.get_base("selu").slopes_at_zero
 
 
 @given(
@@ -119,12 +119,12 @@ def test_combination_equal_to_a_base_is_identified(
         "selu": (SELU[1], 0.0, SELU[0], "selu"),
         "other": (1.0, p, 2.0, None),
     }[name]
-    curved, line = hullo.base(exponential), hullo.base(straight)
+    curved, line = hullo.get_base(exponential), hullo.get_base(straight)
     weights = {exponential: c / curved.slopes_at_zero[0], straight: b / line.slopes_at_zero[0]}
     weights["relu"] = a - sum(weights[item.name] * item.slopes_at_zero[1] for item in (curved, line))
     names = [list(weights)[n] for n in order]
     known = hullo.identify([weights[item] for item in names], names)
-    assert known is (None if expected is None else hullo.base(expected))
+    assert known is (None if expected is None else hullo.get_base(expected))
 
 
 @given(
@@ -134,9 +134,9 @@ def test_combination_equal_to_a_base_is_identified(
 )
 def test_scaled_base_is_identified(family: str, digits: int, exponent: int) -> None:
     spelling = f"{family}({float(f'{digits}e{exponent - 5}')})"
-    hullo.add_base("half", lambda x: 0.5 * hullo.base(spelling).function(x))
+    hullo.add_base("half", lambda x: 0.5 * hullo.get_base(spelling).function(x))
     try:
-        assert hullo.identify([2.0], ["half"]) is hullo.base(spelling)
+        assert hullo.identify([2.0], ["half"]) is hullo.get_base(spelling)
     finally:
         del hullo.bases._families["half"], hullo.bases._cache["half"]
 
@@ -158,13 +158,13 @@ def test_hull_with_groups_gets_one_answer_per_group() -> None:
     act = hullo.AffineHull("identity", "tanh", groups=3, init=[[1.0, 0.0], [-1.0, 2.0], [2.0, -1.0]])
     assert hullo.is_monotone(act) == [True, False, True]
     assert hullo.slope_bounds(act) == [(1.0, 1.0), (-1.0, 1.0), (1.0, 2.0)]
-    assert hullo.approximates_identity(act) == [True, True, True]
-    assert hullo.identify(act) == [hullo.base("identity"), None, None]
+    assert hullo.properties.approximates_identity(act) == [True, True, True]
+    assert hullo.identify(act) == [hullo.get_base("identity"), None, None]
     assert hullo.is_monotone([[1.0, 0.0], [-1.0, 2.0]], ["identity", "tanh"]) == [True, False]
 
 
 @pytest.mark.parametrize(
-    "question", [hullo.slope_bounds, hullo.is_monotone, hullo.approximates_identity, hullo.identify]
+    "question", [hullo.slope_bounds, hullo.is_monotone, hullo.properties.approximates_identity, hullo.identify]
 )
 class TestQuestions:
     def test_hull_and_coefficients_give_the_same_answer(self, question: Callable[..., Any]) -> None:

@@ -43,13 +43,13 @@ def independent(names: list[str]) -> bool:
 
 
 def slopes_at(x: Tensor, coefficients: list[float], names: list[str]) -> Tensor:
-    return sum((c * hullo.base(name).derivative(x) for c, name in zip(coefficients, names, strict=True)), 0 * x)
+    return sum((c * hullo.get_base(name).derivative(x) for c, name in zip(coefficients, names, strict=True)), 0 * x)
 
 
 def search(coefficients: list[float], names: list[str]) -> float:
     """Return the least slope that a search finds: on 100,000 points, then ever closer around the lowest valleys."""
     far, tiny = torch.logspace(1, 12, 20_000, dtype=torch.float64), torch.logspace(-9, 0, 2_000, dtype=torch.float64)
-    kinks = torch.tensor([kink for name in names for kink in hullo.base(name).kinks], dtype=torch.float64)
+    kinks = torch.tensor([kink for name in names for kink in hullo.get_base(name).kinks], dtype=torch.float64)
     x = torch.cat([torch.linspace(-20, 20, 60_001, dtype=torch.float64) + 1e-7, far, -far, tiny, -tiny])
     x = torch.cat([x, kinks - 1e-11, kinks + 1e-11]).sort().values
     slopes = slopes_at(x, coefficients, names)
@@ -83,7 +83,7 @@ def grows(coefficients: list[float], names: list[str]) -> float:
 @example(([2.0, 22.0, -2.0], ["celu(2)", "sin(30)", "elu"]))
 def test_bounds_hold_and_are_attained(combination: tuple[list[float], list[str]]) -> None:
     coefficients, names = combination
-    scale = largest_slope(coefficients, [hullo.base(name) for name in names])
+    scale = largest_slope(coefficients, [hullo.get_base(name) for name in names])
     bounds = hullo.slope_bounds(coefficients, names)
     assert isinstance(bounds, tuple)
     least, most = search(coefficients, names), -search([-c for c in coefficients], names)
@@ -107,7 +107,7 @@ def test_oracle_slopes_are_within_the_bounds(combination: tuple[list[float], lis
     x = (x + 1.234e-5).requires_grad_()
     combined = oracle.combine(x, torch.tensor(coefficients, dtype=torch.float64), names)
     slopes = torch.autograd.grad(combined.sum(), x)[0].nan_to_num(low)  # of closed forms that overflow
-    scale = largest_slope(coefficients, [hullo.base(name) for name in names])
+    scale = largest_slope(coefficients, [hullo.get_base(name) for name in names])
     assert low - 1e-8 * scale <= slopes.min().item()
     assert slopes.max().item() <= high + 1e-8 * scale
 
@@ -144,11 +144,11 @@ class TestClosedForms:
         tail, density = 0.5 * math.erfc(1), math.exp(-1) / math.sqrt(2 * math.pi)
         low = tail - math.sqrt(2) * density
         assert hullo.slope_bounds([1.0], ["gelu"]) == pytest.approx((low, 1 - low), abs=1e-9)
-        assert hullo.base("gelu").slope_bounds == pytest.approx((low, 1 - low), abs=1e-15)
+        assert hullo.get_base("gelu").slope_bounds == pytest.approx((low, 1 - low), abs=1e-15)
 
     @pytest.mark.parametrize("name", hullo.list_bases())
     def test_bounds_match_the_catalogue(self, name: str) -> None:
-        assert hullo.slope_bounds([1.0], [name]) == pytest.approx(hullo.base(name).slope_bounds, abs=2e-9)
+        assert hullo.slope_bounds([1.0], [name]) == pytest.approx(hullo.get_base(name).slope_bounds, abs=2e-9)
 
 
 @given(combinations().filter(lambda combination: independent(combination[1])), st.integers(-900, 900))
@@ -157,7 +157,7 @@ def test_bounds_scale_with_the_coefficients(combination: tuple[list[float], list
     coefficients, names = combination
     low, high = hullo.slope_bounds(coefficients, names)  # type: ignore[misc]
     scaled = hullo.slope_bounds([c * 2.0**exponent for c in coefficients], names)
-    scale = 2.0**exponent * largest_slope(coefficients, [hullo.base(name) for name in names])
+    scale = 2.0**exponent * largest_slope(coefficients, [hullo.get_base(name) for name in names])
     assert scaled == pytest.approx((low * 2.0**exponent, high * 2.0**exponent), rel=0, abs=2e-9 * scale)
 
 
@@ -169,7 +169,7 @@ class TestWhatIsUnknown:
     def test_base_without_a_formula_is_unknown(self, own: str) -> None:
         assert hullo.slope_bounds([0.5, 0.5], ["relu", own]) is None
         assert hullo.is_monotone([0.5, 0.5], ["relu", own]) is None
-        assert hullo.base(own).is_monotone is None
+        assert hullo.get_base(own).is_monotone is None
 
     def test_observed_decrease_is_reported(self, own: str) -> None:
         assert hullo.is_monotone([0.5, -1.0], ["relu", own]) is False
@@ -204,7 +204,7 @@ ends = (
 
 @given(st.sampled_from(MEMBERS), st.lists(st.tuples(ends, ends), min_size=1, max_size=20))
 def test_enclosures_hold_at_every_point(name: str, pairs: list[tuple[float, float]]) -> None:
-    base = hullo.base(name)
+    base = hullo.get_base(name)
     assert base.formula is not None
     pairs = [(min(pair), max(pair)) for pair in pairs if pair[0] != pair[1]]
     if not pairs:

@@ -159,7 +159,7 @@ def use_everything(number: int, train: bool) -> list[Any]:
         x = torch.randn(3, 4, requires_grad=True)
         (model(x) + other(x)).square().sum().backward()
     row = [0.5, 0.25, 0.25]
-    questions = (hullo.is_monotone, hullo.slope_bounds, hullo.identify, hullo.approximates_identity)
+    questions = (hullo.is_monotone, hullo.slope_bounds, hullo.identify, hullo.properties.approximates_identity)
     return [added.slope_bounds, *(question(row, TRIO) for question in questions)]
 
 

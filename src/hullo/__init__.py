@@ -1,27 +1,22 @@
 """hullo: activation functions that learn, as combinations of base functions."""
 
 import hullo._signals  # imported first: handles Ctrl-C while PyTorch is imported
-import hullo.catalogue  # noqa: F401  (registers the bases)
-from hullo.bases import Base, base, list_bases
-from hullo.coefficients import Hyperplane, Orthant, Simplex, Space
+import hullo.catalogue
+import hullo.presets  # noqa: F401
+from hullo.bases import Base, get_base, list_bases
 from hullo.custom_bases import add_base
 from hullo.functional import combine
 from hullo.gating import GatedHull
 from hullo.modules import AffineHull, ConicHull, ConvexHull, Hull, LinearHull
-from hullo.parametrizations import Parametrization
-from hullo.presets import blending_unit, poly_relu, star_relu, xielu
-from hullo.properties import approximates_identity, identify, is_monotone, slope_bounds
+from hullo.properties import identify, is_monotone, slope_bounds
 from hullo.surgery import (
-    coefficient_dict,
     coefficient_parameters,
     fold,
     fuse_gates,
-    load_hulls,
     parameter_groups,
     plot,
     replace_activations,
     restore,
-    save_hulls,
     summary,
 )
 
@@ -34,33 +29,24 @@ __all__ = [
     "ConvexHull",
     "GatedHull",
     "Hull",
-    "Hyperplane",
     "LinearHull",
-    "Orthant",
-    "Parametrization",
-    "Simplex",
-    "Space",
     "add_base",
-    "approximates_identity",
-    "base",
-    "blending_unit",
-    "coefficient_dict",
     "coefficient_parameters",
     "combine",
     "fold",
     "fuse_gates",
+    "get_base",
     "identify",
     "is_monotone",
     "list_bases",
-    "load_hulls",
     "parameter_groups",
     "plot",
-    "poly_relu",
     "replace_activations",
     "restore",
-    "save_hulls",
     "slope_bounds",
-    "star_relu",
     "summary",
-    "xielu",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -76,9 +76,9 @@ class Base:
 
     Example:
         >>> import hullo
-        >>> hullo.base("tanh").slopes_at_zero
+        >>> hullo.get_base("tanh").slopes_at_zero
         (1.0, 1.0)
-        >>> hullo.base("gelu").is_admissible
+        >>> hullo.get_base("gelu").is_admissible
         False
     """
 
@@ -117,7 +117,7 @@ class Base:
         return f"Base({self.name})"
 
     def __reduce__(self) -> tuple[Callable[[str], Base], tuple[str]]:
-        return base, (self.name,)  # by name: functions cannot be pickled, and a base is one object per process
+        return get_base, (self.name,)  # by name: functions cannot be pickled, and a base is one object per process
 
     def __deepcopy__(self, memo: object) -> Base:
         return self
@@ -167,12 +167,12 @@ def add_family(name: str, make: Callable[..., Base], parameters: Mapping[str, fl
         if any(given and re.fullmatch(rf"{short}_[\dm][\dpme_]*", long) for short, long, given in pairs):
             raise ValueError(f"the names {name!r} and {known!r} look like one function with parameters; choose another")
     if name in list_bases() or name in _ALIASES:
-        existing = base(name).name
+        existing = get_base(name).name
         other = "" if existing == name else f" (another name of {existing!r})"
         raise ValueError(f"there is a base function {name!r} already{other}; choose another name")
     _families[name] = _Family(make, parameters)
     try:
-        return base(name)
+        return get_base(name)
     except BaseException:  # also Ctrl-C: add it completely or not at all
         del _families[name]
         raise
@@ -196,7 +196,7 @@ def in_order(bases: Iterable[Base]) -> tuple[Base, ...]:
 
 def all_bases() -> tuple[Base, ...]:
     """Return the base functions of all names, in the order of `list_bases`."""
-    return tuple(map(base, _families))
+    return tuple(map(get_base, _families))
 
 
 def is_known(spelling: str) -> bool:
@@ -209,16 +209,16 @@ def is_built_in(item: Base) -> bool:
     return _families[item.name.partition("(")[0]].make.__module__ == "hullo.catalogue"
 
 
-def base(spelling: str | Base) -> Base:
+def get_base(spelling: str | Base) -> Base:
     """Return the base function of a name such as ``tanh``, ``leaky_relu(0.2)`` or ``leaky_relu(negative_slope=0.2)``.
 
     Common aliases, such as ``swish`` for ``silu``, and the names of PyTorch's classes, such as ``LeakyReLU``, are
     accepted, too.
 
     >>> import hullo
-    >>> hullo.base("leaky_relu(0.2)").slopes_at_zero
+    >>> hullo.get_base("leaky_relu(0.2)").slopes_at_zero
     (0.2, 1.0)
-    >>> hullo.base("swish")
+    >>> hullo.get_base("swish")
     Base(silu)
     """
     if isinstance(spelling, Base):
@@ -276,7 +276,7 @@ def _parse(spelling: str) -> Base:
     if not is_valid or in_order.keys() & by_name.keys() or not all(math.isfinite(number) for _, number in given):
         raise ValueError(f"{spelling!r}: {name} is written {_usage(name)}")
     canonical = spell(name, parameters)
-    return _families[name].make(**parameters) if canonical == spelling else base(canonical)
+    return _families[name].make(**parameters) if canonical == spelling else get_base(canonical)
 
 
 def _known_name(alias: str) -> str:
@@ -291,7 +291,7 @@ def _guess(name: str) -> str:
     import difflib
 
     if name in ("xielu", "poly_relu", "star_relu", "blending_unit"):
-        return f" (hullo.{name}() is a hull of several)"
+        return f" (hullo.presets.{name}() is a hull of several)"
     close = difflib.get_close_matches(name.lower(), list_bases(), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
@@ -308,7 +308,7 @@ def resolve(bases: Iterable[str | Base], *, strict: bool = True) -> tuple[Base, 
         raise TypeError(f"bases={bases!r} is one string; give several, as in 'identity', 'relu'")
     if torch.compiler.is_compiling() and not is_exporting():
         return tuple(item if isinstance(item, Base) else _look_up(item) for item in bases)
-    resolved = tuple(base(item) for item in bases)
+    resolved = tuple(get_base(item) for item in bases)
     _check(resolved, strict)
     return resolved
 
@@ -317,7 +317,7 @@ def _look_up(spelling: str) -> Base:
     """Return a base from the cache, for code under torch.compile, which cannot create one."""
     if spelling not in _cache:
         raise ValueError(
-            f"base function {spelling!r} is not known to compiled code; call hullo.base({spelling!r}) before compiling"
+            f"base function {spelling!r} is new to compiled code; call hullo.get_base({spelling!r}) before compiling"
         )
     return _cache[spelling]
 

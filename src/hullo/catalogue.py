@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from hullo.bases import Base, Formula, base, check_parameter, family, spell
+from hullo.bases import Base, Formula, check_parameter, family, get_base, spell
 from hullo.formulas import FUNCTIONS, from_the_right
 from hullo.least_squares import Function
 
@@ -43,7 +43,7 @@ def add(*formula: Any, **facts: Any) -> None:
 
 def add_unit(name: str) -> None:
     """Add the unit form of a base without parameters."""
-    _register(_unit(base(name)))
+    _register(_unit(get_base(name)))
 
 
 def _unit(raw: Base, **changes: Any) -> Base:

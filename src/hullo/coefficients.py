@@ -1,8 +1,8 @@
 """Sets of coefficients, one per kind of hull.
 
 A convex hull's coefficients lie in the :class:`Simplex`, an affine hull's in the :class:`Hyperplane`, a conic hull's
-in the :class:`Orthant`, a linear hull's anywhere in :class:`Space`. A :class:`hullo.Parametrization` maps the raw
-parameters of an optimizer into the set.
+in the :class:`Orthant`, a linear hull's anywhere in :class:`Space`. A parametrization
+(:mod:`hullo.parametrizations`) maps the raw parameters of an optimizer into the set.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Set:
             listed = ", ".join(map(repr, self.choices))
             raise ValueError(
                 f"invalid parametrization {chosen!r} for {type(self).__name__}; valid are {listed} and instances of "
-                "hullo.Parametrization"
+                "hullo.parametrizations.Parametrization"
             )
         self.parametrization = get_parametrization(chosen)
 
@@ -78,7 +78,7 @@ class Hyperplane(_Set):
     the first N - 1 coefficients are the raw parameters and the last is one minus their sum.
 
     >>> import torch, hullo
-    >>> hullo.Hyperplane().check(torch.tensor([2.0, -1.0]))
+    >>> hullo.coefficients.Hyperplane().check(torch.tensor([2.0, -1.0]))
     (True, '')
     """
 
@@ -98,7 +98,7 @@ class Simplex(_Set):
     the summed gradient that stays in the simplex.
 
     >>> import torch, hullo
-    >>> hullo.Simplex().check(torch.tensor([2.0, -1.0]))
+    >>> hullo.coefficients.Simplex().check(torch.tensor([2.0, -1.0]))
     (False, 'coefficients of a convex hull must not be negative, one is -1')
     """
 
@@ -117,7 +117,7 @@ class Orthant(_Set):
     projection of :class:`Simplex` does, or ``"softplus"``, c = log(1 + exp(r)), which stays above zero.
 
     >>> import torch, hullo
-    >>> hullo.Orthant().check(torch.tensor([2.0, 0.0]))
+    >>> hullo.coefficients.Orthant().check(torch.tensor([2.0, 0.0]))
     (True, '')
     """
 
@@ -132,7 +132,7 @@ class Space(_Set):
     """The coefficients of a linear hull: any numbers, the raw parameters themselves.
 
     >>> import torch, hullo
-    >>> hullo.Space().check(torch.tensor([2.0, -3.0]))
+    >>> hullo.coefficients.Space().check(torch.tensor([2.0, -3.0]))
     (True, '')
     """
 

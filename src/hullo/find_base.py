@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from hullo.bases import Base, all_bases, base, make_member
+from hullo.bases import Base, all_bases, get_base, make_member
 from hullo.least_squares import express
 
 _FAR = 1e30  # exponentials are constant beyond
@@ -77,7 +77,7 @@ def same_as(coefficients: Sequence[float], bases: tuple[Base, ...], tolerance: f
             continue
         (weights,) = express([item.function], [other.function for other in bases])
         if weights is not None and agrees(_rounded(weights)):
-            return base(item.name)
+            return get_base(item.name)
     return None
 
 

@@ -102,7 +102,9 @@ def fill_in(text: str, parameters: Mapping[str, float], of: str = "value") -> st
     filled = _Substitute({name: ast.Constant(float(value)) for name, value in parameters.items()}).visit(tree)
     filled = _Evaluate().visit(filled)
     if of == "value" and not _has_x(filled):
-        raise ValueError(f"the formula {text!r} does not depend on x; hullo.base('constant') is the constant function")
+        raise ValueError(
+            f"the formula {text!r} does not depend on x; hullo.get_base('constant') is the constant function"
+        )
     return ast.unparse(filled)
 
 

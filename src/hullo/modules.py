@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from hullo._compat import has_modes, real_tensors
-from hullo.bases import Base, base, resolve
+from hullo.bases import Base, get_base, resolve
 from hullo.coefficients import Hyperplane, Orthant, Simplex, Space, invert
 from hullo.functional import PLAIN, Shortcuts, apply
 from hullo.inner_scale import apply_scaled, make_scales
@@ -206,9 +206,9 @@ class Hull(nn.Module):
         n = len(self.bases)
         shape = (n,) if self.groups == 1 else (self.groups, n)
         if isinstance(value, str):
-            if base(value) not in self.bases:
+            if get_base(value) not in self.bases:
                 raise ValueError(f"invalid init {value!r}: it is not one of the bases of {self.spelling}")
-            value = [float(item is base(value)) for item in self.bases]
+            value = [float(item is get_base(value)) for item in self.bases]
         valid = f"{n} numbers" if self.groups == 1 else f"{n} numbers or {self.groups} rows of {n}"
         try:
             given = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach()
@@ -300,8 +300,8 @@ class AffineHull(Hull):
         groups: 1 is one activation for the layer; G gives each of G equal groups of channels its own coefficients;
             the number of channels gives one activation per channel.
         channel_dim: the dimension of the channels: 1 as in convolutions, -1 in transformers.
-        parametrization: how raw parameters become coefficients: "recentred" or "free", see :class:`hullo.Hyperplane`,
-            or your own :class:`hullo.Parametrization`.
+        parametrization: how raw parameters become coefficients: "recentred" or "free", see
+            :class:`hullo.coefficients.Hyperplane`, or your own :class:`hullo.parametrizations.Parametrization`.
         strict: reject bases that do not have value zero and slope one at the origin. By default convex and affine
             hulls do, conic and linear ones do not.
         inner_scale: learn a scale b of the input, f(b x), initially one: "hull" for one scale, "base" for one per base;
@@ -331,7 +331,7 @@ class ConvexHull(Hull):
     r"""An activation learned in the convex hull of base functions: sum c_i f_i(x) with sum c_i = 1 and c_i >= 0.
 
     The arguments are those of :class:`AffineHull`; `parametrization` is "projection" or "softmax", see
-    :class:`hullo.Simplex`. If all bases are monotone, so is the function.
+    :class:`hullo.coefficients.Simplex`. If all bases are monotone, so is the function.
 
     Example:
         >>> import hullo
@@ -347,7 +347,7 @@ class ConicHull(Hull):
     r"""An activation learned in the conic hull of base functions: sum c_i f_i(x) with c_i >= 0.
 
     The arguments are those of :class:`AffineHull`; `parametrization` is "clamped" or "softplus", see
-    :class:`hullo.Orthant`. Coefficients may have any sum. If all bases are monotone, so is the function.
+    :class:`hullo.coefficients.Orthant`. Coefficients may have any sum. If all bases are monotone, so is the function.
 
     Example:
         >>> import hullo

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hullo.bases import base
+from hullo.bases import get_base
 from hullo.kernels import CombineSpec, choose, load
 from hullo.parametrizations import get_parametrization
 
@@ -57,5 +57,5 @@ combine.register_autograd(_backward, setup_context=_setup_context)
 def spec(bases: str, parametrization: str, channel_dim: int) -> CombineSpec:
     """Return the spec of an operator's arguments."""
     return CombineSpec(
-        tuple(base(name) for name in bases.split(";")), get_parametrization(parametrization), channel_dim
+        tuple(get_base(name) for name in bases.split(";")), get_parametrization(parametrization), channel_dim
     )

@@ -42,7 +42,7 @@ class Parametrization:
 
     Example:
         >>> import torch, hullo
-        >>> spherical = hullo.Parametrization(  # c = r^2 / |r|^2
+        >>> spherical = hullo.parametrizations.Parametrization(  # c = r^2 / |r|^2
         ...     "spherical", lambda r: r.square() / r.square().sum(-1, keepdim=True), torch.sqrt
         ... )
         >>> hullo.ConvexHull("identity", "relu", init=[0.25, 0.75], parametrization=spherical)

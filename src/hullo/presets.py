@@ -21,7 +21,7 @@ def xielu(alpha_p: float = 0.8, alpha_n: float = 0.8, beta: float = 0.5, **optio
 
     Example:
         >>> import hullo
-        >>> hullo.xielu()
+        >>> hullo.presets.xielu()
         ConicHull(identity=0.5, relu2=0.8, xielu_negative=0.8, parametrization='softplus')
     """
     given = {"init": [beta, alpha_p, alpha_n], "parametrization": "softplus"} | options
@@ -37,7 +37,7 @@ def poly_relu(order: int = 3, **options: Any) -> LinearHull:
 
     Example:
         >>> import hullo
-        >>> hullo.poly_relu(2)
+        >>> hullo.presets.poly_relu(2)
         LinearHull(constant=0, relu=0.5, relu2=0.5)
     """
     if order not in (1, 2, 3):
@@ -56,7 +56,7 @@ def star_relu(scale: float = 0.8944, bias: float = -0.4472, **options: Any) -> L
 
     Example:
         >>> import hullo
-        >>> hullo.star_relu()
+        >>> hullo.presets.star_relu()
         LinearHull(constant=-0.45, relu2=0.89)
     """
     return LinearHull("constant", "relu2", **{"init": [bias, scale]} | options)
@@ -70,7 +70,7 @@ def blending_unit(**options: Any) -> LinearHull:
 
     Example:
         >>> import hullo
-        >>> hullo.blending_unit()
+        >>> hullo.presets.blending_unit()
         LinearHull(tanh=0.2, elu=0.2, relu=0.2, identity=0.2, silu=0.2)
     """
     return LinearHull("tanh", "elu", "relu", "identity", "silu", **options)

@@ -66,9 +66,9 @@ def approximates_identity(subject: Hull | Coefficients, bases: Iterable[str | Ba
     """Return whether f(x) = x + o(x) at the origin: value zero and slope one from both sides.
 
     >>> import hullo
-    >>> hullo.approximates_identity(hullo.AffineHull("identity", "tanh", init=[3.0, -2.0]))
+    >>> hullo.properties.approximates_identity(hullo.AffineHull("identity", "tanh", init=[3.0, -2.0]))
     True
-    >>> hullo.approximates_identity(hullo.AffineHull("identity", "relu"))
+    >>> hullo.properties.approximates_identity(hullo.AffineHull("identity", "relu"))
     False
     """
     return _for_each_row(_approximates_identity, subject, bases)

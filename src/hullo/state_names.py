@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from hullo.bases import Base, base, list_bases
+from hullo.bases import Base, get_base, list_bases
 
 SUFFIXES = ("", "_orig", "_mask", "_g", "_v")
 """Suffixes of parameter names in a state_dict: `torch.nn.utils.prune` adds _orig and _mask, `weight_norm` _g and _v."""
@@ -44,4 +44,4 @@ def _read_base(identifier: str) -> Base:
         raise ValueError(f"unknown base function {identifier!r}; if it is your own, call hullo.add_base first")
     family = max(families, key=len)
     numbers = identifier[len(family) + 1 :].translate(_TO_NUMBER)
-    return base(f"{family}({numbers.replace('_', ',')})" if numbers else family)
+    return get_base(f"{family}({numbers.replace('_', ',')})" if numbers else family)

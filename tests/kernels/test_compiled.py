@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
 
 QUARTETS = [hullo.list_bases()[k : k + 4] for k in range(0, len(hullo.list_bases()), 4)]
 PRECISE = {
-    name: hullo.base(name).function for name in ("tanh", "elu", "asinh", "silu", "mish", "softplus", "selu", "erf")
+    name: hullo.get_base(name).function for name in ("tanh", "elu", "asinh", "silu", "mish", "softplus", "selu", "erf")
 }
 PRECISE["gelu"] = lambda x: x * 0.5 * torch.erfc(-math.sqrt(0.5) * x)
 """Bases, in float64, whose values have a relative precision also where they vanish."""
@@ -71,7 +71,7 @@ def two_threads() -> Iterator[None]:
 
 
 def spec_of(*names: str | hullo.Base, channel_dim: int = 1) -> CombineSpec:
-    return CombineSpec(tuple(map(hullo.base, names)), get_parametrization("given"), channel_dim)
+    return CombineSpec(tuple(map(hullo.get_base, names)), get_parametrization("given"), channel_dim)
 
 
 def results(x: Tensor, dy: Tensor, c: Tensor, spec: CombineSpec) -> tuple[Tensor, Tensor, Tensor]:
@@ -89,7 +89,7 @@ def relative_error(found: Tensor, wanted: Tensor) -> float:
 
 
 def test_every_function_of_formulas_is_there_in_c() -> None:
-    source = c_source((hullo.base("relu"),), bfloat16=False)
+    source = c_source((hullo.get_base("relu"),), bfloat16=False)
     assert not [name for name in FUNCTIONS if f" f_{name}(" not in source]
 
 

@@ -22,7 +22,7 @@ WORDS = FUNCTIONS | {
 
 @pytest.mark.parametrize("names", [hullo.list_bases(), ("gelu", "silu", "tanh", "elu"), ("unit_gelu", "gelu", "relu")])
 def test_sums_of_terms_are_the_bases(names: tuple[str, ...]) -> None:
-    bases = [hullo.base(name) for name in names]
+    bases = [hullo.get_base(name) for name in names]
     values, slopes = value_terms(bases), slope_terms(bases)
     for base, *rows in zip(bases, values, slopes, strict=True):
         expected = (base.function(X), base.derivative(X))
@@ -33,6 +33,6 @@ def test_sums_of_terms_are_the_bases(names: tuple[str, ...]) -> None:
 
 
 def test_relu_is_computed_once_for_gelu_and_silu() -> None:
-    bases = [hullo.base(name) for name in ("unit_silu", "relu", "gelu")]
+    bases = [hullo.get_base(name) for name in ("unit_silu", "relu", "gelu")]
     found = [terms.get("positive_part(x)") for terms in value_terms(bases)]
     assert found == [2.0, 1.0, 1.0]

@@ -11,11 +11,16 @@ from hullo.kernels import CombineSpec, reference
 from hullo.parametrizations import get_parametrization
 
 NAMES = ("identity", "relu", "tanh", "unit_silu")
-PARAMETRIZATIONS = [*hullo.Space.choices, *hullo.Simplex.choices, *hullo.Hyperplane.choices, *hullo.Orthant.choices]
+PARAMETRIZATIONS = [
+    *hullo.coefficients.Space.choices,
+    *hullo.coefficients.Simplex.choices,
+    *hullo.coefficients.Hyperplane.choices,
+    *hullo.coefficients.Orthant.choices,
+]
 
 
 def spec(parametrization: str, channel_dim: int = 1) -> CombineSpec:
-    return CombineSpec(tuple(hullo.base(name) for name in NAMES), get_parametrization(parametrization), channel_dim)
+    return CombineSpec(tuple(hullo.get_base(name) for name in NAMES), get_parametrization(parametrization), channel_dim)
 
 
 @pytest.mark.parametrize("groups", [None, 1, 3])

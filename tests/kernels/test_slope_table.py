@@ -23,8 +23,8 @@ from hullo.kernels import slope_table  # noqa: E402
 from hullo.kernels import triton as kernels  # noqa: E402
 from hullo.kernels.slope_table import number_at, place_of  # noqa: E402
 
-SIX = tuple(hullo.base(name) for name in ("identity", "relu", "tanh", "hardtanh", "unit_gelu", "unit_silu"))
-OTHERS = tuple(hullo.base(name) for name in ("elu", "softplus", "mish", "hardswish", "leaky_relu"))
+SIX = tuple(hullo.get_base(name) for name in ("identity", "relu", "tanh", "hardtanh", "unit_gelu", "unit_silu"))
+OTHERS = tuple(hullo.get_base(name) for name in ("elu", "softplus", "mish", "hardswish", "leaky_relu"))
 SPECIAL = torch.tensor([0.0, -0.0, 1e-9, -1e-9, 2e-5, 1.0, -1.0, 7e4, -7e4, 3e38, torch.inf, -torch.inf])
 HALF_A_STEP = 0.51 if DEVICE == "cuda" else 1.01
 """The most that rounding to bfloat16 may change, over the last bit (the interpreter cuts bfloat16 off)."""
@@ -71,7 +71,7 @@ def test_the_table_has_a_place_for_every_number() -> None:
 
 @pytest.mark.parametrize("name", hullo.list_bases())
 def test_slopes_that_change_far_out_do_not_fit(name: str) -> None:
-    assert slope_table.fits(hullo.base(name)) == (name not in ("asinh", "relu2", "relu3", "sin", "snake"))
+    assert slope_table.fits(hullo.get_base(name)) == (name not in ("asinh", "relu2", "relu3", "sin", "snake"))
 
 
 @pytest.mark.parametrize(
@@ -105,8 +105,8 @@ def test_only_large_tensors_in_bfloat16_have_a_table() -> None:
         assert has_table(2**20, groups=256)
         assert not has_table(56 * 56, groups=256)  # a table for each channel of one image
     assert not has_table(2**28, SIX[:3])
-    assert not has_table(2**28, (*SIX, hullo.base("sin")))
-    assert not has_table(2**28, (*SIX, hullo.base("elu")))  # too many
+    assert not has_table(2**28, (*SIX, hullo.get_base("sin")))
+    assert not has_table(2**28, (*SIX, hullo.get_base("elu")))  # too many
     assert not has_table(2**28, dtype=torch.float16)
 
 
@@ -185,7 +185,7 @@ import hullo
 from hullo.kernels import triton as kernels
 from hullo.parametrizations import get_parametrization
 
-bases = tuple(map(hullo.base, sys.argv[1:]))
+bases = tuple(map(hullo.get_base, sys.argv[1:]))
 key = (1, 1, 2**28), bases, get_parametrization("given"), torch.bfloat16, torch.float32, 0, False, 0
 for launch in (kernels._launches(*key, True).backward, kernels._launches(*key, False).second):
     kernel, constants = launch.kernel, launch.constants

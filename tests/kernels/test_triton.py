@@ -24,8 +24,8 @@ from hullo.kernels import device_math  # noqa: E402
 from hullo.kernels import triton as kernels  # noqa: E402
 from hullo.kernels.device_math_float64 import FLOAT64  # noqa: E402
 
-TRIO = tuple(hullo.base(name) for name in ("identity", "relu", "tanh"))
-SIX = tuple(hullo.base(name) for name in ("identity", "relu", "tanh", "hardtanh", "unit_gelu", "unit_silu"))
+TRIO = tuple(hullo.get_base(name) for name in ("identity", "relu", "tanh"))
+SIX = tuple(hullo.get_base(name) for name in ("identity", "relu", "tanh", "hardtanh", "unit_gelu", "unit_silu"))
 PARAMETRIZATIONS = ("given", "recentred", "free", "softmax", "projection", "clamped", "softplus")
 ROUNDING = {
     torch.float64: 1e-14,
@@ -103,7 +103,7 @@ def test_16_bits_keep_their_relative_precision_where_functions_vanish(
     name: str, dtype: torch.dtype, tolerance: tuple[float, float], others: tuple[hullo.Base]
 ) -> None:
     x = torch.cat([torch.linspace(-6, 3, 200), torch.tensor([-torch.inf, torch.inf, torch.nan])]).to(DEVICE, dtype)
-    bases = (*others, hullo.base(name))
+    bases = (*others, hullo.get_base(name))
     spec, raw = CombineSpec(bases, get_parametrization("given"), 0), torch.zeros(len(bases), device=DEVICE)
     raw[-1] = 1.0
     finite = x.isfinite()
@@ -115,13 +115,15 @@ def test_16_bits_keep_their_relative_precision_where_functions_vanish(
 def test_every_base_agrees_with_float64(name: str) -> None:
     x = torch.cat([torch.linspace(-30, 30, 1201), torch.logspace(-6, 1, 200), -torch.logspace(-6, 1, 200)]).to(DEVICE)
     gradient = torch.where(x > 0, 1.0, 0.5)
-    check(x, gradient, torch.ones(1, device=DEVICE), CombineSpec((hullo.base(name),), get_parametrization("given"), 0))
+    check(
+        x, gradient, torch.ones(1, device=DEVICE), CombineSpec((hullo.get_base(name),), get_parametrization("given"), 0)
+    )
 
 
 @pytest.mark.parametrize("name", hullo.list_bases())
 def test_nan_and_infinities_come_out_as_in_the_reference(name: str) -> None:
     x = torch.tensor([torch.nan, torch.inf, -torch.inf, 1e38, -1e38, 0.0], device=DEVICE)
-    spec = CombineSpec((hullo.base(name),), get_parametrization("given"), 0)
+    spec = CombineSpec((hullo.get_base(name),), get_parametrization("given"), 0)
     one = torch.ones(1, device=DEVICE)
     expected = reference.forward(x, one, spec)
     if name in ("gelu", "unit_gelu"):  # PyTorch's own depends on the length of the input here; these are the limits
@@ -183,7 +185,7 @@ def test_every_word_of_the_catalogue_has_a_meaning_here() -> None:
 
 def test_a_word_is_computed_once_however_often_formulas_use_it() -> None:
     text = kernel_source(
-        (hullo.base("silu"), hullo.base("quick_gelu"), hullo.base("relu"), hullo.base("gelu")),
+        (hullo.get_base("silu"), hullo.get_base("quick_gelu"), hullo.get_base("relu"), hullo.get_base("gelu")),
         get_parametrization("given"),
     )
     once = text[text.index("if ONE_TILE") : text.index("for tile in")]

@@ -24,7 +24,7 @@ NAMES = [name for name in hullo.list_bases() if name not in ("softplus", "hardsi
 @pytest.mark.parametrize("order", [0, 1])
 @pytest.mark.parametrize("names", [NAMES[k::5] for k in range(5)], ids=lambda names: names[0])
 def test_float64_and_second_derivatives_of_every_base(names: list[str], order: int) -> None:
-    spec = CombineSpec(tuple(map(hullo.base, names)), get_parametrization("given"), 0, order)
+    spec = CombineSpec(tuple(map(hullo.get_base, names)), get_parametrization("given"), 0, order)
     x = torch.cat([torch.linspace(-30, 30, 120), torch.logspace(-6, 1, 20), -torch.logspace(-6, 1, 20)]).double()
     gradient, v = torch.where(x > 0, 1.0, 0.5).double(), torch.randn_like(x)
     c, w = torch.randn(2, len(names)).double()
@@ -58,7 +58,7 @@ class TestDerivativesOfAnyOrder:
     @pytest.mark.parametrize("hull", ["given", "softmax"])
     def test_gradgradcheck(self, hull: str) -> None:
         x, raw = (t.to(DEVICE).requires_grad_() for t in self.inputs(1))
-        spec = CombineSpec(tuple(map(hullo.base, ("tanh", "gelu", "sin(2)"))), get_parametrization(hull), 1)
+        spec = CombineSpec(tuple(map(hullo.get_base, ("tanh", "gelu", "sin(2)"))), get_parametrization(hull), 1)
         assert torch.autograd.gradgradcheck(
             lambda x, raw: hullo.functional.apply(x, raw, spec, "triton"), (x[0], raw), atol=1e-6
         )

@@ -50,7 +50,7 @@ def test_per_channel_per_layer_and_fixed_activations_mix() -> None:
     options = {"lr": 0.01, "weight_decay": 0.1}
     train(population, Adam(population, max_norm=0.1, **options), batches)
     for k, member in enumerate(members):
-        optimizer = torch.optim.Adam(member.parameters(), **options)
+        optimizer = torch.optim.Adam(hullo.parameter_groups(member, lr=0.01), **options)
         for x in batches[:, k]:
             optimizer.zero_grad()
             member(x).square().mean().backward()
@@ -85,8 +85,8 @@ def test_frozen_parameters_do_not_change() -> None:
     population = Population(members)
     train(population, SGD(population, lr=0.1, weight_decay=0.1), batches)
     for k, member in enumerate(members):
-        learned = [parameter for parameter in member.parameters() if parameter.requires_grad]
-        train_alone(member, torch.optim.SGD(learned, lr=0.1, weight_decay=0.1), batches[:, k])
+        groups = hullo.parameter_groups(member, lr=0.1)
+        train_alone(member, torch.optim.SGD(groups, weight_decay=0.1), batches[:, k])
         assert_equal_states(population[k], member)
         assert [p.requires_grad for p in population[k].parameters()] == [p.requires_grad for p in member.parameters()]
 

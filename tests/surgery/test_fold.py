@@ -77,7 +77,7 @@ def test_groups_fold_in_any_channel_dimension(channel_dim: int) -> None:
     [
         hullo.LinearHull("relu", "tanh", init=[9e-7, 5e-7]),
         hullo.LinearHull("identity", "relu", init=[[1e-7, 2e-7], [3e-7, 1e-7]], groups=2),
-        hullo.poly_relu(init=[0.0, 1.0, 0.0, 9e-7]),
+        hullo.presets.poly_relu(init=[0.0, 1.0, 0.0, 9e-7]),
     ],
     ids=["small", "small groups", "cubic"],
 )

@@ -48,6 +48,15 @@ def test_histogram_counts_inputs_without_side_effects() -> None:
     assert not model[1]._forward_pre_hooks
 
 
+def test_inputs_outside_the_limits_are_counted_not_piled_up() -> None:
+    act = hullo.AffineHull("identity", "relu")
+    figure = hullo.plot(act, example_inputs=torch.tensor([-9.0, 0.0, 1.0, 9.0]))
+    (bars,) = (axes.patches for axes in figure.axes if axes.patches)
+    assert sum(bar.get_height() for bar in bars) == 2
+    assert "50.0%" in figure.axes[0].texts[0].get_text()
+    assert {text.get_text() for text in figure.legends[0].get_texts()} == {"learned", "start", "inputs"}
+
+
 def test_each_hull_has_a_panel() -> None:
     model = nn.Sequential(*(hullo.AffineHull("identity", "relu") for _ in range(5)))
     assert [axes.get_title() for axes in hullo.plot(model).axes] == [f"{n}: affine(identity,relu)" for n in range(5)]

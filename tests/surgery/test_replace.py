@@ -150,7 +150,12 @@ BAD: list[tuple[Callable[[], object], dict[str, object], type[Exception], str]] 
     (lambda: nn.Sequential(nn.ReLU()), {"hull": 3}, TypeError, "hull=3"),
     *(
         (lambda: nn.Sequential(nn.ReLU()), {"hull": hull}, TypeError, "hull=.*give a class of hulls.*lambda site")
-        for hull in (functools.partial(hullo.AffineHull, "identity", "relu"), hullo.xielu, hullo.GatedHull, hullo.Hull)
+        for hull in (
+            functools.partial(hullo.AffineHull, "identity", "relu"),
+            hullo.presets.xielu,
+            hullo.GatedHull,
+            hullo.Hull,
+        )
     ),
     (lambda: nn.Sequential(nn.ReLU()), {"hull": hullo.AffineHull("relu")}, TypeError, "hull=Affine.*class"),
     (lambda: nn.Sequential(nn.ReLU()), {"hull": lambda site: nn.ReLU()}, TypeError, r"ReLU\(\) for 0.*AffineHull"),

@@ -29,7 +29,7 @@ SPELLED = st.sampled_from(hullo.list_bases()) | st.builds(
 
 @given(st.sampled_from(HULLS), st.lists(SPELLED, min_size=1, max_size=4), st.sampled_from([1, 8]), st.integers(-4, 4))
 def test_raw_name_round_trips(hull: tuple[Any, str], spelling: list[str], groups: int, channel_dim: int) -> None:
-    bases = tuple(map(hullo.base, spelling))
+    bases = tuple(map(hullo.get_base, spelling))
     name = write_raw_name(hull[1], bases, groups, channel_dim)
     assert name.isidentifier()
     assert read_raw_name(name) == (hull[1], bases, channel_dim if groups > 1 else 1)

@@ -205,7 +205,8 @@ class AffineHull(Hull):
         groups: 1 is one activation for the layer; G gives each of G equal groups of channels its own coefficients;
             the number of channels is one activation per channel.
         axis: where the channels are: -1 as in Keras, 1 for channels-first data.
-        parametrization: how raw parameters become coefficients, "recentred" or "free"; see :class:`hullo.Hyperplane`.
+        parametrization: how raw parameters become coefficients, "recentred" or "free"; see
+            :class:`hullo.coefficients.Hyperplane`.
         strict: reject bases that do not have value zero and slope one at the origin. By default convex and affine
             hulls do, conic and linear ones do not.
         lr_scale: the factor of the learning rate of the coefficients. The layer's variable holds the raw parameters
@@ -234,9 +235,9 @@ class ConvexHull(Hull):
     r"""An activation learned in the convex hull of base functions: sum c_i f_i(x) with sum c_i = 1 and c_i >= 0.
 
     The arguments are those of :class:`AffineHull`; `parametrization` is "projection" or "softmax", see
-    :class:`hullo.Simplex`. With a projection, each backward pass gives the part of its gradient that stays in the
-    simplex. So where a coefficient is zero, accumulated gradients, or those of several replicas, differ a little from
-    the gradient of the whole batch; with a softmax they do not.
+    :class:`hullo.coefficients.Simplex`. With a projection, each backward pass gives the part of its gradient that
+    stays in the simplex. So where a coefficient is zero, accumulated gradients, or those of several replicas, differ a
+    little from the gradient of the whole batch; with a softmax they do not.
 
     Example:
         >>> import hullo.keras
@@ -252,7 +253,8 @@ class ConicHull(Hull):
     r"""An activation learned in the conic hull of base functions: sum c_i f_i(x) with c_i >= 0.
 
     The arguments are those of :class:`AffineHull`; `parametrization` is "clamped" or "softplus", see
-    :class:`hullo.Orthant`. A clamped coefficient at zero has the gradient of a projected one in :class:`ConvexHull`.
+    :class:`hullo.coefficients.Orthant`. A clamped coefficient at zero has the gradient of a projected one in
+    :class:`ConvexHull`.
 
     Example:
         >>> import hullo.keras

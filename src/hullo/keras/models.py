@@ -14,7 +14,7 @@ import torch
 from keras import ops
 from torch import Tensor
 
-from hullo.bases import Base, all_bases, base, resolve
+from hullo.bases import Base, all_bases, get_base, resolve
 from hullo.find_base import candidate_members
 from hullo.keras.layers import AffineHull, Hull, to_numpy
 from hullo.modules import without_rounding
@@ -286,5 +286,5 @@ def _recognize(function: Any) -> Base | None:
         return None
     for item in candidates:
         if bool(SINGLE.matches(y, item.function(x), x).all()):
-            return base(item.name)
+            return get_base(item.name)
     return None

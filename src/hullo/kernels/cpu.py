@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hullo.bases import Base
-from hullo.bases import base as find
+from hullo.bases import get_base as find
 from hullo.kernels import compiled
 from hullo.kernels.spec import CombineSpec, compute_dtype, dense, extents, laid_out_like
 

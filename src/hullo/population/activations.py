@@ -79,10 +79,13 @@ class Activations(nn.Module):
     """Hold the raw parameters of all members and sites, (K, R, N), and compute the members' activations.
 
     R is the largest number of rows that a member has at all sites; N is the number of bases of all sites. An activation
-    that a member uses at several sites has rows only at the first.
+    that a member uses at several sites has rows only at the first. `bases` are in the order in which hulls name
+    them, then other activations; the tables have them in the order of the catalogue, in which kernels add them up.
     """
 
     raw: Tensor
+    slopes: nn.Parameter | None  # of nn.PReLU, (K, slopes per member): not coefficients, for an optimizer
+    sources: Tensor  # the slope of each entry of the table; -1 for none
     fixed: Tensor
     roles: Tensor
     codes: Tensor
@@ -95,7 +98,10 @@ class Activations(nn.Module):
     def __init__(self, sites: Sequence[Site], members: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.sites = list(sites)
-        self.bases = _bases_of(item for site in self.sites for item in site.activations)
+        used = [item for site in self.sites for item in site.activations]
+        hulls_first = sorted(used, key=lambda item: not item.is_learned_hull)
+        self.bases = tuple(dict.fromkeys(base for item in hulls_first for base in item.bases))
+        self._table_bases = _bases_of(used)
         self._starts, rows = _allocate(self.sites, members)
         raw = torch.zeros(members, rows, len(self.bases), dtype=torch.float64)
         roles, codes = torch.zeros(raw.shape, dtype=torch.int8), torch.zeros(*raw.shape[:2], 1, dtype=torch.int8)
@@ -110,13 +116,21 @@ class Activations(nn.Module):
             sorted({item.parametrization for site in self.sites for item in site.activations})
         )
         learns = codes != CODES["fixed"]
+        sources = self._find_slopes(raw.shape)
         self._exact = torch.where(learns, 0.0, raw)  # `fixed` in float64
         self.register_buffer("fixed", self._exact.to(dtype), persistent=False)
         self._register_frozen()
         self.register_buffer("roles", roles, persistent=False)
         self.register_buffer("codes", codes, persistent=False)
-        start = torch.where(learns, raw, 0.0).to(dtype)
-        if learns.any():
+        self.slopes = None
+        if (sources >= 0).any():
+            self.register_buffer("sources", sources, persistent=False)
+            slopes = raw.new_zeros(members, int(sources.max()) + 1)
+            owner, row, column = (sources >= 0).nonzero(as_tuple=True)
+            slopes[owner, sources[owner, row, column]] = raw[owner, row, column]
+            self.slopes = nn.Parameter(slopes.to(dtype))
+        start = torch.where(learns & (sources < 0), raw, 0.0).to(dtype)
+        if any(item.is_learned_hull for item in used):
             self.raw = nn.Parameter(start)
         else:
             self.register_buffer("raw", start, persistent=False)
@@ -189,6 +203,55 @@ class Activations(nn.Module):
                     scales.add(k, span, self._columns(activation), activation.scales)
         return scales.to(dtype)
 
+    def _find_slopes(self, shape: Sequence[int]) -> Tensor:
+        """Return the number of the slope at each entry of a table; -1 where a row is not that of an `nn.PReLU`."""
+        sources, used = torch.full(tuple(shape), -1), [0] * shape[0]
+        for site, starts in zip(self.sites, self._starts, strict=True):
+            for k, activation in enumerate(site.activations):
+                column = self._columns(activation)[0]
+                if activation.is_prelu and sources[k, starts[k], column] < 0:
+                    numbers = torch.arange(used[k], used[k] + activation.groups)
+                    sources[k, starts[k] : starts[k] + activation.groups, column] = numbers
+                    used[k] += activation.groups
+        return sources
+
+    @property
+    def table(self) -> Tensor:
+        """Return the raw parameters of every row, with the slopes of `nn.PReLU`."""
+        if self.slopes is None:
+            return self.raw
+        slopes = self.slopes.gather(1, self.sources.flatten(1).clamp_min(0)).view_as(self.raw)
+        return torch.where(self.sources < 0, self.raw, slopes)
+
+    def coefficient_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters of coefficients and inner scales; none where no member learns any."""
+        found = [self.raw, None if self.scales is None else self.scales.raw]
+        return [item for item in found if isinstance(item, nn.Parameter)]
+
+    def keep(self, members: Sequence[int]) -> Activations:
+        """Return the activations of some members."""
+        kept = Activations([site.keep(members) for site in self.sites], len(members), self.raw.dtype)
+        kept = kept.to(self.raw.device)
+        with torch.no_grad():
+            for name, buffer in kept.named_buffers():
+                if name.startswith("frozen_"):
+                    _, site, k, *suffix = name.split("_")
+                    buffer.copy_(self.get_buffer("_".join(["frozen", site, str(members[int(k)]), *suffix])))
+            for name, parameter in kept.named_parameters():
+                parameter.copy_(self.select(name, self.get_parameter(name), members, kept))
+                parameter.requires_grad_(self.get_parameter(name).requires_grad)
+            kept._read_frozen()
+        return kept
+
+    def select(self, name: str, values: Tensor, members: Sequence[int], kept: Activations) -> Tensor:
+        """Return the part for some members, `kept`, of a tensor like the parameter of a name."""
+        if name == "slopes":
+            assert kept.slopes is not None  # noqa: S101
+            return values[members, : kept.slopes.shape[1]]
+        owned = values.flatten(0, 1)[self.owners].view(values.shape)[members]
+        columns = [self._table_bases.index(item) for item in kept._table_bases]
+        return owned[:, : kept.raw.shape[1], columns]
+
     def _find_owners(self) -> list[int]:
         """Return, for each row, the row with its numbers: the first member's, where all members share a hull."""
         members, rows = self.raw.shape[:2]
@@ -202,7 +265,7 @@ class Activations(nn.Module):
         return owners
 
     def _columns(self, activation: Activation) -> list[int]:
-        return [self.bases.index(item) for item in activation.bases]
+        return [self._table_bases.index(item) for item in activation.bases]
 
     def _plan_calls(self, site: Site, starts: Sequence[int]) -> list[_Part]:
         """Return the calls of a site."""
@@ -214,7 +277,8 @@ class Activations(nn.Module):
                 for group in range(site.groups)
             ]
             members = None if len(indices) == len(site.activations) else torch.tensor(indices)
-            columns = None if bases == self.bases else torch.tensor([self.bases.index(item) for item in bases])
+            places = [self._table_bases.index(item) for item in bases]
+            columns = None if bases == self._table_bases else torch.tensor(places)
             parts.append(_Part(members, bases, columns, torch.tensor(rows)))
         return parts
 
@@ -229,13 +293,20 @@ class Activations(nn.Module):
     @property
     def coefficients(self) -> Tensor:
         """Return the coefficients of every row, (K, R, N), over `bases`."""
-        learned: Tensor = Parametrize.apply(self.raw, self.roles, self.codes, self.parametrizations)  # type: ignore[no-untyped-call]
+        table = self._table_coefficients()
+        if self.bases == self._table_bases:
+            return table
+        return table[..., [self._table_bases.index(item) for item in self.bases]]
+
+    def _table_coefficients(self) -> Tensor:
+        """Return the coefficients of every row, with columns in the order of the tables."""
+        learned: Tensor = Parametrize.apply(self.table, self.roles, self.codes, self.parametrizations)  # type: ignore[no-untyped-call]
         table = torch.where(self.codes == CODES["fixed"], self.fixed, learned)
         return table.flatten(0, 1)[self.owners].view(table.shape)
 
     def rows(self) -> list[list[Tensor]]:
         """Return the coefficients of the calls of each site, computed in one pass; cached if none is learned."""
-        if isinstance(self.raw, nn.Parameter):
+        if isinstance(self.raw, nn.Parameter) or self.slopes is not None:
             return self._make_rows()
         if self._fixed_rows is None:
             with torch.inference_mode(False):  # they are used in training, too
@@ -249,9 +320,9 @@ class Activations(nn.Module):
         if kernels.support(self.raw):
             from hullo.population.kernels.parametrize import parametrize
 
-            computed = parametrize(self.raw, self.fixed, self.roles, self.codes, self.order, self.uses, heights)
+            computed = parametrize(self.table, self.fixed, self.roles, self.codes, self.order, self.uses, heights)
         else:
-            computed = torch.split(self.coefficients.flatten(0, 1)[self.order], heights)
+            computed = torch.split(self._table_coefficients().flatten(0, 1)[self.order], heights)
         calls = iter(computed)
         return [
             [rows if part.columns is None else rows[:, part.columns] for part, rows in zip(parts, calls, strict=False)]
@@ -324,12 +395,13 @@ class Activations(nn.Module):
         parts = []
         for site, starts in zip(self.sites, self._starts, strict=True):
             activation = site.activations[k]
-            parts.append(table[starts[k] : starts[k] + activation.groups, self._columns(activation)])
+            columns = [self.bases.index(item) for item in activation.bases]
+            parts.append(table[starts[k] : starts[k] + activation.groups, columns])
         return parts
 
     def member_tensors(self, k: int) -> Iterator[tuple[str, Tensor]]:
         """Yield the names and the values of the parameters that member k has at the sites."""
-        tables = [self.raw, self.raw if self.scales is None else self.scales()]
+        tables = [self.table, self.raw if self.scales is None else self.scales()]
         raw, scales = (table.flatten(0, 1)[self.owners].view(table.shape)[k] for table in tables)
         for i, (site, starts) in enumerate(zip(self.sites, self._starts, strict=True)):
             activation, prefix = site.activations[k], f"{site.path}." if site.path else ""

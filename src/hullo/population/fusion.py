@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from hullo.bases import Base, base
+from hullo.bases import Base, get_base
 from hullo.population import kernels
 from hullo.population.images import ImagesValue
 from hullo.population.kernels.late_gradients import LateGradients
@@ -205,7 +205,7 @@ def _find_pool(pool: fx.Node, sites: Sites) -> Fusion | None:
         inner.append(convolution)
     elif act is None:
         return None
-    act = act or _Act((base("identity"),), coefficients=(1.0,))
+    act = act or _Act((get_base("identity"),), coefficients=(1.0,))
     inner, last, dropout, flat = [*inner, pool], pool, None, False
     rate, user = 0.0, _only_user(last)
     if user is not None and user.target is aten.dropout.default and user.args[2] and 0 < user.args[1] < 1:

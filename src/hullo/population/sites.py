@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hullo.bases import Base, base
+from hullo.bases import Base, get_base
 from hullo.modules import Hull
 from hullo.parametrizations import BuiltInParametrization
 from hullo.surgery.recognize import read_module
@@ -57,6 +57,16 @@ class Activation:
         """Return whether anything is learned."""
         return self.parametrization != "fixed" or (self.scales is not None and self.scales.requires_grad)
 
+    @property
+    def is_prelu(self) -> bool:
+        """Return whether it is an `nn.PReLU` that is learned."""
+        return self.parameter == "weight" and self.frozen is None
+
+    @property
+    def is_learned_hull(self) -> bool:
+        """Return whether it is a hull with coefficients that are learned."""
+        return self.parametrization != "fixed" and not self.is_prelu
+
     def equals(self, other: Activation) -> bool:
         """Return whether another activation has the same bases, settings and numbers."""
         if (self.bases, self.parametrization, self.channel_dim) != (
@@ -81,12 +91,12 @@ class Activation:
                 scales = scale.detach().reshape(module.groups, -1).requires_grad_(scale.requires_grad)
             return cls(module.bases, parametrization, raw, channel_dim, module.raw_name, id(module.raw), frozen, scales)
         if type(module) is nn.Identity:
-            return cls((base("identity"),), "fixed", torch.ones(1, 1))
+            return cls((get_base("identity"),), "fixed", torch.ones(1, 1))
         if type(module) is nn.LeakyReLU and abs(module.negative_slope) <= 1:  # needs no base of its own
             rows = [[module.negative_slope, 1 - module.negative_slope]]
-            return cls((base("identity"), base("relu")), "fixed", torch.tensor(rows, dtype=torch.float64))
+            return cls((get_base("identity"), get_base("relu")), "fixed", torch.tensor(rows, dtype=torch.float64))
         if type(module) is nn.PReLU:  # a * identity + (1 - a) * relu
-            bases, slopes = (base("identity"), base("relu")), module.weight.detach().reshape(-1, 1)
+            bases, slopes = (get_base("identity"), get_base("relu")), module.weight.detach().reshape(-1, 1)
             if module.weight.requires_grad:
                 return cls(bases, "free", slopes, 1, "weight", id(module.weight))
             table, owner = torch.cat([slopes, 1 - slopes], 1), id(module.weight)
@@ -120,6 +130,11 @@ class Site:
     classes: Sequence[type[nn.Module]] = ()
     differing: frozenset[str] = frozenset()
 
+    def keep(self, members: Sequence[int]) -> Site:
+        """Return the site of some members."""
+        activations, classes = [self.activations[k] for k in members], [self.classes[k] for k in members]
+        return replace(self, activations=activations, classes=classes)
+
     @property
     def is_scaled(self) -> bool:
         """Return whether a hull has inner scales."""
@@ -151,7 +166,7 @@ def _call_of(module: nn.Module) -> Activation | None:
     function = copy.deepcopy(module)
     if hasattr(function, "inplace"):
         function.inplace = False  # type: ignore[assignment]
-    return Activation((base("identity"),), "fixed", torch.ones(1, 1), function=function)
+    return Activation((get_base("identity"),), "fixed", torch.ones(1, 1), function=function)
 
 
 def _is_activation(module: nn.Module) -> bool:

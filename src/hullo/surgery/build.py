@@ -162,7 +162,7 @@ def check_factory(hull: Any) -> None:
     if is_of_hullo or is_module or not callable(hull):
         raise TypeError(
             f"hull={hull!r}: give a class of hulls such as hullo.AffineHull, and its bases, init and groups to "
-            "replace_activations; or a function of a hullo.surgery.Site, as in lambda site: hullo.xielu()"
+            "replace_activations; or a function of a hullo.surgery.Site, as in lambda site: hullo.presets.xielu()"
         )
 
 

@@ -198,8 +198,8 @@ def save_hulls(model: nn.Module, path: str | os.PathLike[str]) -> None:
     Example:
         >>> import hullo, tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     hullo.save_hulls(hullo.AffineHull("identity", "relu", init="relu"), f"{folder}/hulls.json")
-        ...     hullo.load_hulls(f"{folder}/hulls.json")
+        ...     hullo.surgery.save_hulls(hullo.AffineHull("identity", "relu", init="relu"), f"{folder}/hulls.json")
+        ...     hullo.surgery.load_hulls(f"{folder}/hulls.json")
         {'': AffineHull(identity=0, relu=1)}
     """
     named_hulls("save_hulls", model, required=True)

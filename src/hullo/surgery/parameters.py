@@ -151,7 +151,8 @@ def coefficient_dict(model: nn.Module) -> dict[str, float]:
 
     Example:
         >>> import torch, hullo
-        >>> hullo.coefficient_dict(torch.nn.Sequential(torch.nn.Linear(4, 4), hullo.AffineHull("identity", "relu")))
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), hullo.AffineHull("identity", "relu"))
+        >>> hullo.surgery.coefficient_dict(model)
         {'1/identity': 0.5, '1/relu': 0.5}
     """
     values: dict[str, float] = {}

@@ -32,7 +32,7 @@ def plot(
 
     The solid line is the current function, the dashed one the initial function. For a hull with several groups, the
     line is the mean over groups, and a band shows minimum and maximum. With `example_inputs`, a histogram shows the
-    inputs of the hull.
+    inputs of the hull within `limits`, and the panel says how many are outside.
 
     Args:
         model: any module with hulls, or a single hull; not changed.
@@ -66,7 +66,7 @@ def plot(
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("plot needs matplotlib: pip install matplotlib") from error
+        raise ImportError("hullo.plot needs matplotlib; run: pip install matplotlib") from error
     inputs = {} if example_inputs is None else _inputs(model, example_inputs)
     columns = min(4, len(hulls))
     rows = -(-len(hulls) // columns)
@@ -77,23 +77,34 @@ def plot(
         axes.set_title(f"{name}: {hull.spelling}" if name else hull.spelling, fontsize="small")
     for axes in panels[len(hulls) :]:
         axes.remove()
+    shown = {text: line for axes in figure.axes for line, text in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=len(shown), fontsize="small")
     return figure
 
 
 def _draw(axes: Any, hull: Hull, limits: tuple[float, float], inputs: Tensor | None) -> None:
     if inputs is not None and inputs.numel():
         histogram = axes.twinx()
-        histogram.hist(inputs.clamp(*limits).numpy(), bins=_BINS, range=limits, color="0.85")
+        histogram.hist(inputs.numpy(), bins=_BINS, range=limits, color="0.85", label="inputs")
         histogram.set_yticks([])
+        outside = ((inputs < limits[0]) | (inputs > limits[1])).double().mean().item()
+        if outside:
+            axes.annotate(
+                f"{outside:.1%} of inputs outside",
+                (0.98, 0.02),
+                xycoords="axes fraction",
+                ha="right",
+                fontsize="x-small",
+            )
         axes.set_zorder(histogram.get_zorder() + 1)
         axes.patch.set_visible(False)
     scales = None if hull.inner_scale is None else hull.inner_scale.detach()
     x, learned = _functions(hull, hull.coefficients.detach(), scales, limits)
     _, initial = _functions(hull, hull.init, None, limits)
-    axes.plot(x, initial.mean(0), "--", color="0.5", linewidth=1)
+    axes.plot(x, initial.mean(0), "--", color="0.5", linewidth=1, label="start")
     if len(learned) > 1:
-        axes.fill_between(x, learned.amin(0), learned.amax(0), alpha=0.3)
-    axes.plot(x, learned.mean(0))
+        axes.fill_between(x, learned.amin(0), learned.amax(0), alpha=0.3, label="all groups")
+    axes.plot(x, learned.mean(0), label="mean of the groups" if len(learned) > 1 else "learned")
     axes.set_xlim(*limits)
 
 

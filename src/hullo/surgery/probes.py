@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from hullo._compat import real_tensors
-from hullo.bases import Base, all_bases, base
+from hullo.bases import Base, all_bases, get_base
 from hullo.find_base import candidate_members
 from hullo.surgery.isolation import isolated, numbers_in
 
@@ -235,7 +235,7 @@ def _match(call: Callable[[Tensor], Tensor], y: Tensor, single: bool) -> Base | 
             return item
     for item in candidate_members(lambda sample: call(sample).double(), decimals=6 if single else None):
         if bool(tolerance.matches(y, item.function(x), x)):
-            return base(item.name)
+            return get_base(item.name)
     return None
 
 

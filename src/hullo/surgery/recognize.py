@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hullo._compat import real_tensors
-from hullo.bases import Base, all_bases, base
+from hullo.bases import Base, all_bases, get_base
 from hullo.find_base import combination
 from hullo.least_squares import express
 from hullo.modules import Hull
@@ -148,7 +148,7 @@ def _read_prelu(module: nn.PReLU) -> Reading:
     except (RuntimeError, NotImplementedError):  # on meta, or in a dispatch mode
         return Reading(None, reason="its slopes have no values yet")
     rows = tuple((slope, 1 - slope) for slope in slopes)
-    return Reading(Known("prelu", (base("identity"), base("relu")), rows))
+    return Reading(Known("prelu", (get_base("identity"), get_base("relu")), rows))
 
 
 @real_tensors()
@@ -248,7 +248,7 @@ def _read_combination(module: nn.Module) -> Known | None:
     if not torch.equal(y, again):
         return None
     for name, spelled in COMBINATIONS.items():
-        bases = tuple(map(base, spelled))
+        bases = tuple(map(get_base, spelled))
         columns = torch.stack([item.function(x) for item in bases], dim=1)
         solution = torch.linalg.lstsq(columns, y[:, None], driver="gelsd").solution[:, 0]
         expected = torch.stack([item.derivative(x) for item in bases], dim=1) @ solution

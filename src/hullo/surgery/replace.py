@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import nn
 
-from hullo.bases import Base, base, list_bases
+from hullo.bases import Base, get_base, list_bases
 from hullo.modules import Init
 from hullo.parametrizations import Parametrization
 from hullo.surgery.build import Channels, Factory, Recipe, Share, check_factory, starts_alike
@@ -64,7 +64,7 @@ def replace_activations(
         model: changed in place.
         where: which sites: patterns of names such as ``"encoder.*"``, types of modules, or a function of a
             :class:`hullo.surgery.Site`; or a list of these, one of which must match. All by default.
-        functions: which functions, by the names that :func:`hullo.base` takes, such as "relu", "GELU" or
+        functions: which functions, by the names that :func:`hullo.get_base` takes, such as "relu", "GELU" or
             "leaky_relu(0.2)", or "prelu", "xielu" and "poly_relu". By default all but sigmoid, hardsigmoid, softplus,
             sin, arctan, asinh and erf, which often are gates, probabilities or positivity constraints.
         hull: the class of the hulls, or a function that returns a hull for a :class:`hullo.surgery.Site`. By default
@@ -244,7 +244,7 @@ def _read_functions(given: Iterable[str] | None) -> tuple[set[str], set[str]]:
         try:
             is_learned = isinstance(name, str) and name.lower() in learned
             chosen = members if isinstance(name, str) and "(" in name else families
-            chosen.add(name.lower() if is_learned else base(name).name)
+            chosen.add(name.lower() if is_learned else get_base(name).name)
         except ValueError:
             valid = ", ".join(sorted({*list_bases(), *learned}))
             raise ValueError(f"unknown function {name!r} in functions; known are {valid}") from None

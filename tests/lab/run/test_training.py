@@ -53,7 +53,7 @@ def test_member_trains_as_it_does_alone(network: str) -> None:
             )
         # an image between two classes may fall to either
         assert (together.curves["test_accuracy"][:, k] - alone.curves["test_accuracy"][:, 0]).abs().max() < 100 / 30 + 1
-        own, other = (hullo.coefficient_dict(t.population[i]) for t, i in ((together, k), (alone, 0)))
+        own, other = (hullo.surgery.coefficient_dict(t.population[i]) for t, i in ((together, k), (alone, 0)))
         assert own == pytest.approx(other, rel=1e-3, abs=1e-4)
 
 
@@ -238,10 +238,10 @@ def test_alexnet_trains_by_sgd_with_step_schedule() -> None:
         assert rate(slower, updates) == pytest.approx(0.01)
         assert rate(slower, updates + 1) == pytest.approx(0.001)
     assert rate(Training([replace(spec, schedule="constant")], loader), 10**9) == pytest.approx(0.01)
-    groups = training.optimizer.groups
-    assert {float(own["lr"]) for name, own in groups.items() if name.endswith("bias")} == {0.02}
-    assert {float(own["weight_decay"]) for own in groups.values()} == {0.0}
-    assert "stacked.conv1.weight" not in groups
+    scales, decays = training.optimizer.lr_scales, training.optimizer.own_decays
+    assert {float(scale) for name, scale in scales.items() if name.endswith("bias")} == {2.0}
+    assert {float(decay) for decay in decays.values()} == {0.0}
+    assert "stacked.conv1.weight" not in scales.keys() | decays.keys()
 
 
 class Centered(nn.Module):

@@ -20,7 +20,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 from hullo.population.kernels.act_pool_drop import combine_pool_drop  # noqa: E402
 
-TRIO = tuple(hullo.base(name) for name in ("identity", "relu", "tanh"))
+TRIO = tuple(hullo.get_base(name) for name in ("identity", "relu", "tanh"))
 
 
 @dataclass
@@ -125,7 +125,7 @@ def test_bfloat16_agrees_to_its_rounding(name: str) -> None:
     ],
 )
 def test_the_maximum_is_where_pytorch_finds_it(window: list[float]) -> None:
-    identity = (hullo.base("identity"),)
+    identity = (hullo.get_base("identity"),)
     x = torch.tensor(window).view(1, 1, 2, 2)
     one, none = torch.ones(1, device=DEVICE), torch.zeros(1, dtype=torch.int64, device=DEVICE)
     expected = passes(lambda x: F.max_pool2d(x, 2), [x.clone()])

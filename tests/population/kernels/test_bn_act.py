@@ -41,7 +41,7 @@ class Case:
     stacked: int = 0  # members whose images are stacked
 
     def __post_init__(self) -> None:
-        self.found = tuple(map(hullo.base, self.bases.split()))
+        self.found = tuple(map(hullo.get_base, self.bases.split()))
 
     def draw(self, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
         """Return the tensors that have a gradient."""
@@ -279,7 +279,7 @@ from hullo.population.kernels import bn_act as norm, channel_stats as columns
 
 x = torch.empty(32, 960, 32, 32, dtype=torch.bfloat16, device="meta")
 stacked = torch.empty(60, 32, 16, 32, 32, dtype=torch.bfloat16, device="meta")
-made = norm._kernels(tuple(map(hullo.base, ("identity", "relu", "tanh"))), x.dtype)
+made = norm._kernels(tuple(map(hullo.get_base, ("identity", "relu", "tanh"))), x.dtype)
 made["partial_statistics"] = columns._partial_statistics
 calls = [(made[name], tile, *way) for name, tile in columns.TILES.items() for way in ((0, 0), (0, 1), (1, 0), (1, 1))]
 calls += [(kernel, columns.Tile(1, 4, 1), 0, 0) for kernel in (columns._merge_statistics, columns._add_partial_sums)]

@@ -23,7 +23,7 @@ from hullo.population.kernels.convolution import convolve  # noqa: E402
 from hullo.population.kernels.late_gradients import LateGradients  # noqa: E402
 
 MEMBERS, CHANNELS, EPSILON = 2, 4, 1e-3
-BASES = (hullo.base("relu"), hullo.base("tanh"))
+BASES = (hullo.get_base("relu"), hullo.get_base("tanh"))
 
 
 class Case(NamedTuple):

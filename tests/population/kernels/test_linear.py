@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hullo.bases import base
+from hullo.bases import get_base
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -18,7 +18,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 from hullo.population.kernels.bias_act import combine_biased  # noqa: E402
 from hullo.population.kernels.linear import column_sums, linear  # noqa: E402
 
-BASES = (base("relu"), base("tanh"))
+BASES = (get_base("relu"), get_base("tanh"))
 shapes = st.tuples(st.integers(1, 3), st.integers(1, 20), st.integers(1, 70))
 
 

@@ -29,9 +29,9 @@ from hullo.population.kernels.parametrize import parametrize, restrict  # noqa: 
 
 NAMES = [name for name in hullo.list_bases() if not name.startswith(("unit_", "leaky", "celu", "selu"))][:9]
 HULLS = [
-    *(f"convex({{}},parametrization={name})" for name in hullo.Simplex.choices),
-    *(f"affine({{}},parametrization={name})" for name in hullo.Hyperplane.choices),
-    *(f"conic({{}},parametrization={name})" for name in hullo.Orthant.choices),
+    *(f"convex({{}},parametrization={name})" for name in hullo.coefficients.Simplex.choices),
+    *(f"affine({{}},parametrization={name})" for name in hullo.coefficients.Hyperplane.choices),
+    *(f"conic({{}},parametrization={name})" for name in hullo.coefficients.Orthant.choices),
     "linear({})",
 ]
 EVERY = [

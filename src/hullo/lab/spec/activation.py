@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from hullo.bases import Base, base, in_order, resolve
+from hullo.bases import Base, get_base, in_order, resolve
 from hullo.modules import HULLS, LinearHull
 
 DEFAULTS = {"fixed": "fixed", "convex": "projection", "affine": "recentred", "conic": "clamped", "linear": "given"}
@@ -115,7 +115,7 @@ class ActivationSpec:
     def span(self) -> tuple[Base, ...]:
         """Return the bases that the activation combines: identity and relu for a fixed leaky_relu."""
         if self.kind == "fixed" and self.bases[0].name.startswith("leaky_relu"):
-            return base("identity"), base("relu")
+            return get_base("identity"), get_base("relu")
         return self.bases
 
     def module(self, channels: int) -> nn.Module:
@@ -142,7 +142,7 @@ _PLAIN: dict[str, Callable[..., nn.Module]] = {
     "leaky_relu": nn.LeakyReLU,
 }
 PRELU = ActivationSpec(
-    "affine", (base("identity"), base("relu")), parametrization="free", init=base("relu"), per="channel"
+    "affine", (get_base("identity"), get_base("relu")), parametrization="free", init=get_base("relu"), per="channel"
 )
 """PReLU; as in Keras, the slopes are initialized to 0."""
 
@@ -159,7 +159,7 @@ def _read_options(given: list[list[str]], kind: str, bases: tuple[Base, ...]) ->
     if unknown := options.keys() - OPTIONS.keys():
         raise ValueError(f"unknown option {min(unknown)!r}; available: {', '.join(OPTIONS)}")
     chosen = OPTIONS | {"parametrization": DEFAULTS[kind]} | options
-    init = None if chosen["init"] == "uniform" else base(chosen["init"])
+    init = None if chosen["init"] == "uniform" else get_base(chosen["init"])
     if init and init not in bases:
         raise ValueError(f"init={init.name!r} is not one of its bases")
     if chosen["per"] not in ("layer", "channel"):

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from hullo.bases import base
+from hullo.bases import get_base
 from hullo.kernels.spec import compute_dtype
 from hullo.population import kernels
 from hullo.population.rules import Context, rule
@@ -86,7 +86,7 @@ def _normalize_stacked(
         scale,
         shift,
         torch.ones(1, device=x.device),
-        (base("identity"),),
+        (get_base("identity"),),
         own_statistics,
         momentum=momentum,
         eps=eps,

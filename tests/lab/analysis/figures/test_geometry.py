@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.path import Path
 
-from hullo import Hyperplane, Simplex
+from hullo.coefficients import Hyperplane, Simplex
 from hullo.lab.analysis.figures.geometry import (
     ACROSS,
     BACK,

@@ -10,15 +10,15 @@ import json
 from collections.abc import Iterable
 from importlib.resources import files
 
-from hullo.bases import Base, base, list_bases
+from hullo.bases import Base, get_base, list_bases
 
 
 def known_bases(spelled: Iterable[str]) -> tuple[Base, ...]:
     """Return the catalogue's bases, then those of the records that have a formula, such as leaky_relu(0.2)."""
-    found = dict.fromkeys(base(name) for name in list_bases())
+    found = dict.fromkeys(get_base(name) for name in list_bases())
     for name in spelled:
         try:
-            found[base(name)] = None
+            found[get_base(name)] = None
         except ValueError:  # a base that somebody added, in another process
             continue
     return tuple(item for item in found if item.formula)
