@@ -126,3 +126,110 @@ def test_capture_checks_the_first_step_alone() -> None:
     used = len(kept._programs)
     step(x)
     assert len(kept._programs) == used == 2
+
+
+def count(inner: Any, x: Tensor) -> Tensor:
+    inner.calls += 1
+    return x * inner.calls
+
+
+def grow(inner: Any, x: Tensor) -> Tensor:
+    inner.items.append(x.detach().mean(0))
+    return x + sum(inner.items)
+
+
+def draw(inner: Any, x: Tensor) -> Tensor:
+    return x + float(np.random.rand())
+
+
+def toss(inner: Any, x: Tensor) -> Tensor:
+    return x + random.random()
+
+
+SHARED = {"calls": 0}
+
+
+def share(inner: Any, x: Tensor) -> Tensor:
+    SHARED["calls"] += 1
+    return x * SHARED["calls"]
+
+
+@pytest.mark.parametrize("function", [count, grow, draw, toss, share])
+def test_what_breaks_the_contract_is_found_and_its_module_named(function: Callable[[Any, Tensor], Tensor]) -> None:
+    with pytest.raises(ContractError, match=r"call \d in training mode.*'1' \(Inner\), which differs by [\d.]+"):
+        Population([network(function), network(function)]).check(torch.randn(2, 5, 4))
+
+
+def test_state_that_matters_in_evaluation_alone_is_found() -> None:
+    def remember(inner: Any, x: Tensor) -> Tensor:
+        if inner.training:
+            return x
+        inner.calls += 1
+        return x * inner.calls
+
+    with pytest.raises(ContractError, match=r"call 2 in evaluation mode.*'1' \(Inner\)"):
+        Population([network(remember)]).check(torch.randn(1, 5, 4))
+
+
+class Sign(torch.autograd.Function):
+    """A sign with the gradient of the identity."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.sign()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def hook(inner: Any, x: Tensor) -> Tensor:
+    x.register_hook(lambda gradient: 2 * gradient)  # type: ignore[no-untyped-call]
+    return x
+
+
+def infer(inner: Any, x: Tensor) -> Tensor:
+    with torch.inference_mode():
+        y = inner.layer(x)
+    return x + y.clone()
+
+
+@pytest.mark.parametrize("function", [lambda inner, x: Sign.apply(x), hook, infer])
+def test_derivatives_that_are_not_those_of_the_operations_are_found(function: Callable[[Any, Tensor], Tensor]) -> None:
+    with pytest.raises(ContractError, match=r"gradient of 1\.layer\.bias differs by"):
+        Population([network(function)]).check(torch.randn(1, 5, 4))
+
+
+class Asking(nn.Module):
+    """Compute other operations for another class or another setting of an activation."""
+
+    def __init__(self, act: nn.Module, question: Callable[[Any], bool]) -> None:
+        super().__init__()
+        self.layer, self.act, self.question = nn.Linear(4, 4), act, question
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        z = self.act(y)
+        return y + z if self.question(self.act) else z
+
+
+@pytest.mark.parametrize(
+    ("acts", "question"),
+    [
+        ((nn.ReLU(), nn.Tanh()), lambda act: isinstance(act, nn.ReLU)),
+        ((nn.Tanh(), nn.ReLU()), lambda act: type(act) is nn.ReLU),
+        ((nn.LeakyReLU(0.1), nn.LeakyReLU(0.5)), lambda act: act.negative_slope > 0.3),
+        ((nn.ReLU(inplace=True), nn.Tanh()), lambda act: True),  # changes what is read again, in the first alone
+    ],
+)
+def test_members_whose_code_depends_on_their_activation_are_found(
+    acts: tuple[nn.Module, nn.Module], question: Callable[[Any], bool]
+) -> None:
+    population = Population([Asking(act, question) for act in acts])
+    with pytest.raises(ContractError, match="member 1 alone differs"):
+        population.check(torch.randn(5, 4), in_dims=None)
+
+
+def test_networks_may_ask_for_what_all_activations_have_in_common() -> None:
+    networks = [Asking(nn.ReLU(), lambda act: isinstance(act, nn.ReLU)) for _ in range(2)]
+    assert Population(networks).check(torch.randn(5, 4), in_dims=None).outputs < 1e-5

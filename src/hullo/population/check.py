@@ -54,11 +54,11 @@ class Report:
 
 
 class _Difference(Exception):  # noqa: N818  (raised and caught here)
-    """Carry the kind of tensor that differs, and a text with its name and the size of the difference."""
+    """Carry the kind of tensor that differs, its name, and a text that says how it differs."""
 
-    def __init__(self, kind: str, text: str) -> None:
-        super().__init__(text)
-        self.kind = kind
+    def __init__(self, kind: str, name: str, text: str) -> None:
+        super().__init__(f"{name} {text}")
+        self.kind, self.text = kind, text
 
 
 def check_population(population: Population, args: tuple[Any, ...], kwargs: dict[str, Any], in_dims: Any) -> Report:
@@ -140,8 +140,7 @@ class _Session:
 
     def __init__(self, population: Population, program: Program, values: Sequence[Any], spec: Any) -> None:
         self.population, self.program, self.values, self.spec = population, program, values, spec
-        shared = tuple(f"{site.path}." for site in population._sites if site.is_shared)
-        self.is_shared = lambda name: name.startswith(shared)  # its gradient is a sum over members
+        self.shared = tuple(f"{site.path}." for site in population._sites if site.is_shared)
 
     def compare(self, report: Report) -> None:
         """Raise a ContractError for the first difference of a member alone; else note the differences."""
@@ -173,8 +172,10 @@ class _Session:
         report.buffers = max(
             report.buffers, _compare("buffers", dict(member.named_buffers()), dict(network.named_buffers()))
         )
-        parameters = {
-            name: item for name, item in network.named_parameters() if item.requires_grad and not self.is_shared(name)
+        parameters = {  # the gradient of a shared hull is a sum over members
+            name: item
+            for name, item in network.named_parameters()
+            if item.requires_grad and not name.startswith(self.shared)
         }
         expected = _differentiate(alone, parameters)
         report.gradients = max(report.gradients, _compare("gradients", gradients, expected))
@@ -198,7 +199,7 @@ class _Session:
             with SameDraws(self.program.draws, context):
                 result = network(*args, **kwargs)
         except Exception as error:
-            raise _Difference("outputs", f"alone it raises {type(error).__name__}: {error}") from error
+            raise _Difference("outputs", "it", f"raises {type(error).__name__}: {error}") from error
         register_dataclasses(result)
         return result
 
@@ -230,12 +231,12 @@ class _Session:
         made = _outputs_by_module(self.program)
         for (path, number), expected in alone.items():
             found = [nodes[node] for node in made.get((path, number), ()) if node in nodes]
-            if path and len(found) == len(expected):
+            if len(found) == len(expected):
                 try:
                     _compare("outputs", dict(enumerate(found)), dict(enumerate(expected)))
                 except _Difference as difference:
                     kind = type(network.get_submodule(path)).__name__
-                    return f"; the first module that differs is {path!r} ({kind}), {difference}"
+                    return f"; the first module that differs is {path!r} ({kind}), which {difference.text}"
         return ""
 
 
@@ -284,25 +285,23 @@ def _compare(kind: str, found: Mapping[Any, Tensor], expected: Mapping[Any, Tens
     A tensor that is zero but for rounding is compared with the largest of its kind.
     """
     if len(found) < len(expected):
-        raise _Difference(kind, f"{len(expected)} {kind} alone, {len(found)} in the population")
+        raise _Difference(kind, "it", f"has {len(expected)} {kind} alone, {len(found)} in the population")
     wide = {name: (found[name].detach().double(), item.detach().double()) for name, item in expected.items()}
     largest = max((float(pair[1].nan_to_num(0, 0, 0).norm()) for pair in wide.values()), default=0.0)
     worst = 0.0
     for name, (one, other) in reversed(wide.items()) if kind == "gradients" else wide.items():
         what = f"{kind[:-1]} of {name}" if kind == "gradients" else f"buffer {name}" if kind == "buffers" else name
         if one.shape != other.shape:
-            raise _Difference(
-                kind, f"{what} has shape {tuple(other.shape)} alone, {tuple(one.shape)} in the population"
-            )
+            shapes = f"{tuple(other.shape)} alone, {tuple(one.shape)} in the population"
+            raise _Difference(kind, what, f"has shape {shapes}")
         is_same = (one == other) | (one.isnan() & other.isnan())
         apart = torch.where(is_same, 0.0, one - other).nan_to_num(torch.inf, torch.inf, torch.inf)
         eps = _precision(expected[name])
         size = max(float(other.nan_to_num(0, 0, 0).norm()), 100 * eps**0.5 * largest, 1e-30)
         relative = float(apart.norm()) / size
         if relative > eps**0.5:
-            raise _Difference(
-                kind, f"{what} differs by {relative:.1g} of its size, by {float(apart.abs().max()):.1g} at most"
-            )
+            share = f"{relative:.2%} of its norm" if other.any() else "and is zero alone"
+            raise _Difference(kind, what, f"differs by {float(apart.abs().max()):.2g} at most, {share}")
         worst = max(worst, relative)
     return worst
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import operator
 import weakref
@@ -21,7 +20,6 @@ from hullo.population.check import Report, check_population
 from hullo.population.images import AugmentedImages, ImagesValue
 from hullo.population.members import (
     aliases_of,
-    check_memory,
     compare,
     empty_copy,
     filled_copy,
@@ -33,13 +31,10 @@ from hullo.population.rules import Context
 from hullo.population.rules.strides import is_dense
 from hullo.population.sites import share_sites
 from hullo.population.trace.export import register_dataclasses
-from hullo.population.trace.functions import copy_network
 from hullo.population.trace.graph import Graph
-from hullo.population.trace.reader import Reader
+from hullo.population.trace.reader import read_members
 from hullo.population.values import Value
 
-_ORIGINALS: weakref.WeakKeyDictionary[Population, list[weakref.ref[Tensor]]] = weakref.WeakKeyDictionary()
-"""The parameters and buffers of the networks that a population was made of, as long as the user keeps them."""
 MAX_PROGRAMS = 64
 """The largest number of cached graphs: one for each combination of input shapes and training modes."""
 
@@ -102,9 +97,6 @@ class Population(nn.Module):
         seeds = _read_seeds(range(len(networks)) if seeds is None else seeds)
         if len(seeds) != len(networks):
             raise ValueError(f"{len(networks)} members need as many seeds, got {len(seeds)}")
-        for network in networks:
-            check_memory(network)
-        _ORIGINALS[self] = [weakref.ref(t) for network in networks for t in (*network.parameters(), *network.buffers())]
         sites, self._differences = compare(networks)
         self._sites = share_sites(sites, shared_hulls)
         self._empty = [empty_copy(network) for network in networks]
@@ -209,15 +201,6 @@ class Population(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         # programs hold tensors without values, and are traced again; copies follow the optimizer of this population
         return self.__dict__ | {"_programs": {}, "copies": {}, "optimizers": []}
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Population:
-        for network in self._empty:
-            copy_network(network, memo)  # functions in its attributes come to refer to the copy
-        copied = type(self).__new__(type(self))
-        memo[id(self)] = copied
-        copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))  # type: ignore[no-untyped-call]
-        _ORIGINALS[copied] = _ORIGINALS.get(self, [])
-        return copied
 
     def __iter__(self) -> Iterator[nn.Module]:
         return (self[k] for k in range(len(self)))
@@ -426,9 +409,7 @@ class Population(nn.Module):
     def _read_graph(self, leaves: Sequence[Any], spec: Any) -> Graph:
         """Return the graph of the members for example inputs; raise the networks' own exceptions."""
         examples = [self._in_own_precision(item).select(0) if isinstance(item, Value) else item for item in leaves]
-        originals = _ORIGINALS.get(self, ())
-        reader = Reader(self.__getitem__, self._sites, self._differences, self.seeds.device, originals)
-        return reader.read(examples, spec)
+        return read_members(self.__getitem__, self._sites, self._differences, self.seeds.device, examples, spec)
 
     def _in_own_precision(self, value: Value) -> Value:
         """Return an input; under autocast in the networks' dtype, since autocast is off in a trace."""

@@ -116,24 +116,17 @@ class Site:
         path: the name of the module.
         activations: one per member.
         inplace: whether the module changes its input, of any member.
-        differs_in_place: whether it does so of some members and not of others.
         is_shared: whether all members share one hull.
-        classes: the class of each member's module.
-        differing: the attributes in which members' modules of one class differ.
     """
 
     path: str
     activations: Sequence[Activation]
     inplace: bool = False
-    differs_in_place: bool = False
     is_shared: bool = False
-    classes: Sequence[type[nn.Module]] = ()
-    differing: frozenset[str] = frozenset()
 
     def keep(self, members: Sequence[int]) -> Site:
         """Return the site of some members."""
-        activations, classes = [self.activations[k] for k in members], [self.classes[k] for k in members]
-        return replace(self, activations=activations, classes=classes)
+        return replace(self, activations=[self.activations[k] for k in members])
 
     @property
     def is_scaled(self) -> bool:
@@ -193,34 +186,12 @@ def read_site(path: str, modules: Sequence[nn.Module]) -> Site | None:
             f"module {path!r} is {type(modules[k]).__name__} in member {k}, and an activation in others; give networks "
             "of one architecture, whose activations are hulls or compute elementwise functions"
         )
-    inplace = {isinstance(module, InPlace) or bool(getattr(module, "inplace", False)) for module in modules}
-    classes = tuple(map(type, modules))
-    site = Site(
-        path,
-        activations,
-        inplace=True in inplace,
-        differs_in_place=len(inplace) > 1,
-        classes=classes,
-        differing=_differing(modules),
-    )
+    inplace = any(isinstance(module, InPlace) or bool(getattr(module, "inplace", False)) for module in modules)
+    site = Site(path, activations, inplace=inplace)
     dims = {item.channel_dim for item in activations if item.groups > 1}
     if len(dims) > 1:
         raise ValueError(f"members differ in the dimension of the channels of {path!r}: {sorted(dims)}")
     return site
-
-
-def _differing(modules: Sequence[nn.Module]) -> frozenset[str]:
-    """Return the names of attributes, other than tensors and modules, that are not equal in all modules."""
-
-    def is_equal(name: str) -> bool:
-        first, *others = (vars(module).get(name) for module in modules)
-        try:
-            return all(other is first or bool(other == first) for other in others)
-        except Exception:  # an object that cannot be compared
-            return False
-
-    names = {name for module in modules for name in vars(module)} - BOOKKEEPING
-    return frozenset(name for name in names if not is_equal(name))
 
 
 def _check_parametrization(path: str, module: nn.Module) -> None:
