@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.utils import parametrize
 
-from hullo.population.sites import BOOKKEEPING, Site, read_site
+from hullo.population.sites import BOOKKEEPING, Site, read_own_site, read_site
 
 
 def make_members(factory: Callable[[], nn.Module], seeds: Sequence[int]) -> list[nn.Module]:
@@ -74,6 +74,10 @@ def _compare_modules(
         reason = _structural_difference(modules[0], other)
         if not reason and _is_layer(other):
             reason = _attribute_difference(modules[0], other, _Equality(roles[0], roles[k]))
+        if reason and path and (own := read_own_site(path, modules)):
+            sites.append(own)
+            paths.pop()
+            return
         if reason:
             where = f"module {path!r}" if path else "the networks"
             raise ValueError(f"members 0 and {k} differ in {where}: {reason}; give networks of one architecture")

@@ -272,7 +272,8 @@ class Population(nn.Module):
             args, kwargs: the arguments of one network, for all members.
             in_dims: as in :func:`torch.vmap`: the dimension of each positional argument that indexes the members, None
                 if they share it; one number or None for all arguments, or a tuple. Keyword arguments have dimension 0
-                if a tuple is given.
+                if a tuple is given. Do not forget None for a shared batch: one whose size happens to be K would be
+                split, one sample for each member.
         """
         if torch.compiler.is_compiling() and not is_exporting():
             # the message of the error with fullgraph=True
@@ -373,7 +374,7 @@ class Population(nn.Module):
 
     def _wrap_leaf(self, item: Any, dim: int | None) -> Any:
         if isinstance(item, AugmentedImages):
-            return ImagesValue(item)
+            return ImagesValue(item) if item.is_plain else Value(item.tensor(), 0)
         if not isinstance(item, Tensor):
             return item
         if dim is not None and (not -item.dim() <= dim < item.dim() or item.shape[dim] != len(self)):
