@@ -47,6 +47,9 @@ class Population(nn.Module):
     They may differ in their weights, activations and dropout rates. Parameters and buffers are stacked, with the
     members in the first dimension.
 
+    The contract: a member's forward computes outputs from inputs, parameters and buffers. It may change buffers. It draws
+    random numbers by torch. :meth:`check` finds out whether members keep it.
+
     Args:
         members: networks of one architecture, which are copied; or a function without arguments that returns one.
         seeds: seeds of the members' dropout, 0, 1, ... by default. With a function, it is called after
