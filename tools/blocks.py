@@ -27,6 +27,7 @@ from pages.epochs import epochs_tables, losses_tables
 from pages.gains import gains_table
 from pages.imagewoof import imagewoof_part
 from pages.late_loss import late_loss_table
+from pages.plans import plans_part
 from pages.readings import few_seeds_tables, readings_tables
 from pages.speed import cost_table, read_plain, speed_table
 
@@ -62,6 +63,7 @@ PARTS: dict[str, Part] = {
     "claims-by-reading": of_columns(readings_table),
     "power": of_columns(power_table),
     "slips": of_columns(slips_list),
+    "plans": of_columns(plans_part),
     "distance": of_columns(distance_table),
     "prediction": of_columns(prediction_table),
     "best-of": of_columns(best_of_table),
