@@ -8,6 +8,7 @@ however deep the networks are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,6 +34,8 @@ class _Part:
     """Members of a site that are computed in one call."""
 
     members: Tensor | None  # None for all
+    groups: int  # of channels, a common multiple of the members' numbers
+    channel_dim: int
     bases: tuple[Base, ...]
     columns: Tensor | None  # of the bases in the table; None for all
     rows: Tensor  # of the table, one per member and group of channels
@@ -270,16 +273,19 @@ class Activations(nn.Module):
     def _plan_calls(self, site: Site, starts: Sequence[int]) -> list[_Part]:
         """Return the calls of a site."""
         total, parts = self.raw.shape[1], []
-        for indices, bases in _partition(site):
+        for indices in _partition(site):
+            used = [site.activations[k] for k in indices]
+            bases, groups = _bases_of(used), math.lcm(*(item.groups for item in used))
+            channel_dim = next((item.channel_dim for item in used if item.groups > 1), 1)
             rows = [
-                k * total + starts[k] + group * site.activations[k].groups // site.groups
+                k * total + starts[k] + group * site.activations[k].groups // groups
                 for k in indices
-                for group in range(site.groups)
+                for group in range(groups)
             ]
             members = None if len(indices) == len(site.activations) else torch.tensor(indices)
             places = [self._table_bases.index(item) for item in bases]
             columns = None if bases == self._table_bases else torch.tensor(places)
-            parts.append(_Part(members, bases, columns, torch.tensor(rows)))
+            parts.append(_Part(members, groups, channel_dim, bases, columns, torch.tensor(rows)))
         return parts
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Activations:
@@ -331,38 +337,46 @@ class Activations(nn.Module):
 
     @property
     def calls(self) -> dict[int, tuple[tuple[Base, ...], int] | None]:
-        """Return each site's bases and groups; None for a site that needs several calls, or has inner scales."""
-        return {
-            i: None if len(parts) > 1 or site.is_scaled or site.functions else (parts[0].bases, site.groups)
-            for i, (site, parts) in enumerate(zip(self.sites, self._parts, strict=True))
-        }
+        """Return each site's bases and groups; None for a site that is not one call, or has inner scales."""
+        found: dict[int, tuple[tuple[Base, ...], int] | None] = {}
+        for i, (site, (part, *others)) in enumerate(zip(self.sites, self._parts, strict=True)):
+            is_one = not (others or site.is_scaled or site.functions) and (part.groups == 1 or part.channel_dim == 1)
+            found[i] = (part.bases, part.groups) if is_one else None
+        return found
 
     def compute(self, index: int, rows: Sequence[Sequence[Tensor]], x: Value) -> Value:
         """Return the activations of a site at x, with the coefficients that `rows` returned."""
-        members, parts, site = len(self.codes), self._parts[index], self.sites[index]
-        dim = 0 if x.dim is None else x.dim
-        if site.groups > 1:  # members beside the channels: each member's channels are contiguous
-            dim = site.channel_dim % len(x.shape)
-        y = x.at(dim, members)
-        outputs = []
-        for part, coefficients in zip(parts, rows[index], strict=True):
-            selected = y if part.members is None else y.index_select(dim, part.members)
-            flat = selected.flatten(dim, dim + 1) if site.groups > 1 else selected
-            spec = CombineSpec(part.bases, get_parametrization("given"), channel_dim=dim)
-            if site.is_scaled:
-                combined = apply_scaled(flat, coefficients, self._scale_rows(part), spec)
-            else:
-                combined = apply(flat, coefficients, spec)
-            outputs.append(combined.view(selected.shape))
-        if len(parts) == 1:
-            result = Value(outputs[0], dim)
-        else:
+        parts, site = self._parts[index], self.sites[index]
+        if site.functions and None not in site.functions:
+            return Value(torch.stack([site.call(k, x.select(k)) for k in range(len(self.codes))]), 0)
+        outputs = [
+            self._combine(part, coefficients, x, site.is_scaled)
+            for part, coefficients in zip(parts, rows[index], strict=True)
+        ]
+        result = outputs[0]
+        if len(parts) > 1:
+            dim = 0 if result.dim is None else result.dim
             order = torch.cat([part.members for part in parts if part.members is not None]).argsort()
-            result = Value(torch.cat(outputs, dim).index_select(dim, order), dim)
+            result = Value(torch.cat([y.at(dim, 1) for y in outputs], dim).index_select(dim, order), dim)
         if not site.functions:
             return result
-        own = [result.select(k) if call is None else call(x.select(k)) for k, call in enumerate(site.functions)]
+        own = [result.select(k) if call is None else site.call(k, x.select(k)) for k, call in enumerate(site.functions)]
         return Value(torch.stack(own), 0)
+
+    def _combine(self, part: _Part, coefficients: Tensor, x: Value, is_scaled: bool) -> Value:
+        """Return the activations of the members of one call."""
+        dim = 0 if x.dim is None else x.dim
+        if part.groups > 1:  # members beside the channels: each member's channels are contiguous
+            dim = part.channel_dim % len(x.shape)
+        y = x.at(dim, len(self.codes))
+        selected = y if part.members is None else y.index_select(dim, part.members)
+        flat = selected.flatten(dim, dim + 1) if part.groups > 1 else selected
+        spec = CombineSpec(part.bases, get_parametrization("given"), channel_dim=dim)
+        if is_scaled:
+            combined = apply_scaled(flat, coefficients, self._scale_rows(part), spec)
+        else:
+            combined = apply(flat, coefficients, spec)
+        return Value(combined.view(selected.shape), dim)
 
     def _scale_rows(self, part: _Part) -> Tensor:
         """Return the inner scales of a call."""
@@ -441,17 +455,19 @@ def _uses(order: Sequence[int], rows: int) -> Tensor:
     return torch.tensor([p + [-1] * (most - len(p)) for p in positions], dtype=torch.int32).view(rows, most)
 
 
-def _partition(site: Site) -> list[tuple[list[int], tuple[Base, ...]]]:
-    """Return groups of members that are computed in one call, each with its bases.
+def _partition(site: Site) -> list[list[int]]:
+    """Return groups of members that are computed in one call.
 
-    Members share one call unless a base of one may overflow where another's does not: zero times infinity would give
-    NaN for other members.
+    Members share one call unless their channels are in different dimensions, or a base of one may overflow where
+    another's does not: zero times infinity would give NaN for other members.
     """
-    by_bases: dict[tuple[str, ...], list[int]] = {}
+    any_dim = next((item.channel_dim for item in site.activations if item.groups > 1), 1)
+    calls: dict[tuple[Any, ...], list[int]] = {}
     for k, activation in enumerate(site.activations):
         unbounded = sorted(item.name for item in activation.bases if not _is_finite_everywhere(item))
-        by_bases.setdefault(tuple(unbounded), []).append(k)
-    return [(indices, _bases_of(site.activations[k] for k in indices)) for indices in by_bases.values()]
+        channel_dim = activation.channel_dim if activation.groups > 1 else any_dim
+        calls.setdefault((channel_dim, *unbounded), []).append(k)
+    return list(calls.values())
 
 
 def _is_finite_everywhere(item: Base) -> bool:

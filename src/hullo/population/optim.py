@@ -175,6 +175,11 @@ class Optimizer:
         return torch.where(own == lr, 1.0, own / lr)
 
     @property
+    def generation(self) -> int:
+        """Return how often members of the population were dropped."""
+        return self.population.generation
+
+    @property
     def leaves(self) -> dict[str, Tensor]:
         """Return the tensors with gradients, by the parameters' names: parameters, or copies in lower precision."""
         copies = self.population.copies
