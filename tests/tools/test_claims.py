@@ -107,7 +107,7 @@ def test_power_is_pooled_over_what_is_compared_in_a_column() -> None:
     over = {row: [80.0, 82.0, 84.0, 82.0, 82.0] for row in paper.ROWS if ActivationSpec.parse(row).learns}
     line = power_table(experiments(make_column("kerasnet/cifar10", over))).splitlines()[-1].split(" | ")
     assert (line[0], line[2]) == ("| kerasnet/cifar10", "5")
-    # hulls over fixed activations: the best, 8 over their bases, 1 over leaky_relu; affine over convex ones do not scatter
+    # hulls over fixed activations: the best, 8 over their bases, 1 over leaky_relu; other answers do not scatter
     squares = [1.0, *[2.0] * 9, 0.0, 0.0]
     degrees = [3, *[4] * 9, 3, 4]
     pooled = sum(s * d for s, d in zip(squares, degrees, strict=True)) / sum(degrees)
