@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import hullo
-from hullo import bases
+from hullo.bases import base as bases
 from hullo.bases import in_order, resolve
 
 

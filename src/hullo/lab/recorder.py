@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hullo._compat import is_sharded
 from hullo.bases import in_order, is_built_in
 from hullo.lab.files import make_directory
 from hullo.lab.spec.activation import PRELU, ActivationSpec
@@ -24,7 +25,6 @@ from hullo.lab.spec.records import Record, Records, round_number, round_numbers,
 from hullo.lab.spec.run_spec import SETTING, Spec
 from hullo.modules import Hull
 from hullo.parametrizations import BuiltInParametrization
-from hullo.sharding import is_sharded
 
 LOSSES = ("train_loss", "test_loss", "val_loss")
 ACCURACIES = ("test_accuracy", "test_top5", "val_accuracy")

@@ -83,10 +83,7 @@ class Population(nn.Module):
 
     seeds: Tensor
     steps: Tensor
-    surgery_hint: ClassVar[str] = (
-        "call it on the networks before they join, or on population[k]; coefficient_lr_scale= of the population's "
-        "optimizer sets the learning rate of the coefficients"
-    )
+    surgery_hint: ClassVar[str] = "call it on the networks before they join, or on population[k]"
 
     def __init__(
         self,
@@ -315,6 +312,10 @@ class Population(nn.Module):
         context = Context(len(self), self.seeds, self.steps, 0, self.first_sample, *writes)
         run = Run(context, self.activations, self.activations.rows())
         return program.run(run, tensors, values)
+
+    def coefficient_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters of coefficients and inner scales, as :func:`hullo.coefficient_parameters` does."""
+        return self.activations.coefficient_parameters()
 
     def layer_parameters(
         self, kinds: tuple[type[nn.Module], ...] = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)

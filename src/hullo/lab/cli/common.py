@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from hullo import _signals
+from hullo.lab import signals
 from hullo.lab.errors import RunError
 from hullo.lab.progress import PipeConsole
 
@@ -159,8 +159,8 @@ class Commands(Group):
             if sys.stdout:
                 sys.stdout.flush()
         except KeyboardInterrupt:
-            typer.echo(f"hullo: {_signals.describe()}", err=True)
-            raise typer.Exit(_signals.exit_code()) from None
+            typer.echo(f"hullo: {signals.describe()}", err=True)
+            raise typer.Exit(signals.exit_code()) from None
         except BrokenPipeError:  # the reader closed the pipe, as in: hullo table | head
             _discard_output()
             raise typer.Exit(BROKEN_PIPE) from None
@@ -271,4 +271,4 @@ def report_interruption(output: Path) -> Iterator[None]:
         is_saved = any(any(output.glob(pattern)) for pattern in ("*.npz", "checkpoints/*.safetensors"))
         state = f"the state is saved in {output}; " if is_saved else ""
         typer.echo(f"hullo: stopped; {state}resume with: {command}", err=True)
-        raise typer.Exit(_signals.exit_code()) from None
+        raise typer.Exit(signals.exit_code()) from None

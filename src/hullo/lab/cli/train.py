@@ -95,10 +95,10 @@ def _run_on_cluster(
 ) -> list[Record]:
     import torch
 
-    from hullo._signals import install, unwinding
     from hullo.lab.progress import Progress
     from hullo.lab.run.cluster import RayRunner, choose_gpus, connect
     from hullo.lab.run.loaders import loader_key, open_loader
+    from hullo.lab.signals import install, unwinding
 
     with report_interruption(queue.output), unwinding(), ExitStack() as stack:
         with report_errors():

@@ -15,7 +15,6 @@ from threading import Event
 import torch
 
 from hullo._compat import is_out_of_memory
-from hullo._signals import stop_request
 from hullo.lab.distributed import SINGLE_PROCESS, World
 from hullo.lab.networks import OWN, check_size
 from hullo.lab.progress import Progress
@@ -24,6 +23,7 @@ from hullo.lab.run.queue import Members, RunQueue, describe_population, out_of_m
 from hullo.lab.run.tensorboard import TensorBoardLogger
 from hullo.lab.run.training import Training
 from hullo.lab.run.weights import check_savable, save_weights
+from hullo.lab.signals import stop_request
 from hullo.lab.spec.activation import ActivationSpec
 from hullo.lab.spec.environment import Environment
 from hullo.lab.spec.records import Record, round_number, round_numbers, spell_module
