@@ -13,7 +13,7 @@ from torch import Tensor
 from hullo._compat import real_tensors
 from hullo.bases import Base, Formula, Slope, add_family, derivative_of, real_line, spell
 from hullo.formulas import FUNCTIONS, differentiate, fill_in, switches, with_finite_branches
-from hullo.least_squares import Function
+from hullo.recognition.least_squares import Function
 from hullo.slope_extremes import extremes
 
 _NEAR_ZERO = 2.0**-40  # one side of 0, so near that curvature is negligible

@@ -59,12 +59,13 @@ class Net(nn.Module):
 )
 def test_restored_model_matches_the_saved_one(options: dict[str, Any], tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model, x = hullo.replace_activations(Net(), **options), torch.randn(2, 3, 4, 4)
+    x = torch.randn(2, 3, 4, 4)
+    model = hullo.replace_activations(Net(), example_inputs=x, **options)
     for parameter in hullo.coefficient_parameters(model):
         parameter.data.add_(0.1 * torch.rand_like(parameter))
     torch.save(model.state_dict(), tmp_path / "model.pt")
     saved = torch.load(tmp_path / "model.pt", weights_only=True)
-    restored = hullo.restore(Net(), saved)
+    restored = hullo.restore(Net(), saved, example_inputs=x)
     restored.load_state_dict(saved)
     torch.testing.assert_close(restored(x), model(x), rtol=0, atol=0)
     assert [repr(module) for module in restored.modules()] == [repr(module) for module in model.modules()]
@@ -91,10 +92,11 @@ def test_restored_hull_starts_as_the_replaced_function_if_it_can(act: nn.Module,
 
 
 def test_existing_hulls_get_the_saved_coefficients() -> None:
-    saved = hullo.replace_activations(Net()).state_dict()
+    x = torch.randn(2, 3, 4, 4)
+    saved = hullo.replace_activations(Net(), example_inputs=x).state_dict()
     key = next(key for key in saved if key.startswith("act.raw_"))
     saved[key] = torch.tensor([0.5, 0.25, 0.25])
-    model = hullo.restore(hullo.replace_activations(Net(), where="act"), saved)
+    model = hullo.restore(hullo.replace_activations(Net(), where="act", example_inputs=x), saved, example_inputs=x)
     assert model.act.coefficients.tolist() == [0.5, 0.25, 0.25]
     assert len(hullo.summary(model).hulls) == 3
 
@@ -123,8 +125,11 @@ def test_unrestorable_hull_is_named_and_the_model_unchanged(
 
 
 def test_prefix_of_a_wrapper_is_ignored() -> None:
-    saved = hullo.replace_activations(Net()).state_dict()
-    model = hullo.restore(Net(), {f"module.{key}": value for key, value in saved.items()})
+    x = torch.randn(2, 3, 4, 4)
+    saved = hullo.replace_activations(Net(), example_inputs=x).state_dict()
+    with pytest.raises(ValueError, match="give example_inputs"):
+        hullo.restore(Net(), saved)
+    model = hullo.restore(Net(), {f"module.{key}": value for key, value in saved.items()}, example_inputs=x)
     assert model.load_state_dict(saved).missing_keys == []
 
 
