@@ -10,16 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from hullo._compat import has_modes, real_tensors
+from hullo._compat import gather, is_sharded, real_tensors, shard_like
 from hullo.bases import Base, get_base, resolve
-from hullo.coefficients import Hyperplane, Orthant, Simplex, Space, invert
-from hullo.functional import PLAIN, Shortcuts, apply
-from hullo.inner_scale import apply_scaled, make_scales
+from hullo.coefficients import Hyperplane, Orthant, Simplex, Space, invert, read_only
+from hullo.functional import CallCache, apply, apply_scaled
 from hullo.kernels import CombineSpec
 from hullo.optimizer_hook import watch
 from hullo.parametrizations import BuiltInParametrization, Parametrization, evaluate, get_parametrization
-from hullo.read_only_tensor import read_only
-from hullo.sharding import gather, is_sharded, shard_like
 from hullo.state_names import SUFFIXES, write_raw_name
 
 Init = Sequence[float] | Sequence[Sequence[float]] | Tensor | str | None
@@ -42,6 +39,16 @@ def keep_float32(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         return tensor.to(converted.device) if converted.dtype in (torch.float16, torch.bfloat16) else converted
 
     return convert
+
+
+def _make_scales(kind: str | None, groups: int, bases: int, raw: Tensor) -> nn.Parameter | None:
+    """Return scales equal to one, on the device of `raw`: per group one scale, or one per base."""
+    if kind is None:
+        return None
+    if kind not in ("hull", "base"):
+        raise ValueError(f"inner_scale={kind!r}: give 'hull' for one scale, 'base' for one scale per base, or None")
+    columns = bases if kind == "base" else 1
+    return nn.Parameter(raw.new_ones((columns,) if groups == 1 else (groups, columns)))
 
 
 class Hull(nn.Module):
@@ -85,7 +92,7 @@ class Hull(nn.Module):
         chosen = self.constraint.parametrization
         in_kernel = chosen if isinstance(chosen, BuiltInParametrization) else get_parametrization("given")
         self.spec = CombineSpec(self.bases, in_kernel, channel_dim)
-        self.shortcuts = Shortcuts()
+        self.calls = CallCache()
         self.raw_name = write_raw_name(chosen.name, self.bases, groups, channel_dim)
         self.init = self._validate(self._uniform() if init is None else init)
         self.raw = nn.Parameter(  # type: ignore[misc]
@@ -96,7 +103,7 @@ class Hull(nn.Module):
             )
         )
 
-        self.register_parameter("inner_scale", make_scales(inner_scale, groups, len(self.bases), self.raw))
+        self.register_parameter("inner_scale", _make_scales(inner_scale, groups, len(self.bases), self.raw))
         self._watch()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -116,17 +123,11 @@ class Hull(nn.Module):
             scale = self.inner_scale
         if scale is not None:
             return apply_scaled(input, raw, scale, self.spec, hull=self)  # type: ignore[arg-type]
-        if (
-            not torch.compiler.is_compiling()
-            and type(input) in PLAIN
-            and input.layout is torch.strided  # the check of a shortcut needs strides
-            and not input.is_nested
-        ):
-            known = self.shortcuts.get(input.numel())
-            if known is not None and known[0](input, raw) and not has_modes():
-                result: Tensor = known[1](input, raw)
-                return result
-        return apply(input, raw, self.spec, None, self, self.shortcuts)  # type: ignore[arg-type]
+        call = self.calls.find(input, raw)
+        if call is None:
+            return apply(input, raw, self.spec, None, self, self.calls)  # type: ignore[arg-type]
+        result: Tensor = call(input, raw)
+        return result
 
     def kernel_input(self) -> Tensor:
         """Return the input of the kernels: raw parameters of a built-in parametrization, otherwise coefficients."""

@@ -80,8 +80,8 @@ def test_different_architectures_are_rejected_with_the_difference() -> None:
         Population([nn.Sequential(nn.LayerNorm(3)), nn.Sequential(nn.Identity())])
     with pytest.raises(ValueError, match="Applied and Applied of different code"):
         Population([Applied(F.relu), hullo.replace_activations(Applied(F.relu))])
-    with pytest.raises(TypeError, match=r"parameter_groups.*population\[k\].*activations\.raw"):
-        hullo.parameter_groups(Population([network()]), lr=0.1)
+    with pytest.raises(TypeError, match=r"replace_activations.*population\[k\]"):
+        hullo.replace_activations(Population([network()]))
     shared = network()
     with pytest.raises(ValueError, match=r"share 0\.weight"):
         Population([shared, shared])

@@ -246,7 +246,7 @@ class Program:
         if (rule := RULES.get(target)) is not None:
             result = rule(run.context, *args, **kwargs)
             if result is not NotImplemented:
-                self.lowering[node] = "loop" if target in recurrent.OPERATORS else "own"
+                self.lowering[node] = "own"
                 return result
         if torch.Tag.pointwise in target.tags or function is not target:
             self.lowering[node] = "own"

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from hullo._compat import gather
 from hullo.bases import get_base
 from hullo.recognition.known import NOT_IN_CATALOGUE, Known, Reading
-from hullo.sharding import gather
 
 NAMES = frozenset({
     "relu", "relu6", "leaky_relu", "prelu", "rrelu", "elu", "celu", "selu", "gelu", "silu", "mish", "hardswish",

@@ -7,6 +7,7 @@ affect the others.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
@@ -122,6 +123,12 @@ class Training:
             raise ValueError(
                 f"{network.attribute} of {network.path.name} returned {returned} for {len(example)} samples in {mode} "
                 f"mode; it must return logits for {classes} classes, of shape ({len(example)}, {classes})"
+            )
+        if not self.population.training and (logits >= 0).all() and ((logits.sum(-1) - 1).abs() < 1e-3).all():
+            warnings.warn(
+                f"{network.attribute} of {network.path.name} returns probabilities, as of a softmax; the loss expects "
+                "logits: remove the softmax",
+                stacklevel=2,
             )
 
     def advance(self) -> Iterator[None]:
@@ -288,11 +295,8 @@ def _optimizer(population: Population, specs: Sequence[Spec], steps: int, world:
         torch.tensor([getattr(spec, name) for spec in specs], dtype=torch.float64, device=population.seeds.device)
         for name in ("lr", "weight_decay", "coefficient_lr_scale")
     )
-    raw, first = population.activations.raw, specs[0]
-    groups: list[dict[str, Any]] = []
-    if raw.requires_grad:
-        groups.append({"params": [raw], "lr": lr * scale, "weight_decay": 0.0})
-    parameters = {name: p for name, p in population.named_parameters() if p.requires_grad and p is not raw}
+    first, coefficients = specs[0], set(population.activations.coefficient_parameters())
+    parameters = {name: p for name, p in population.named_parameters() if p not in coefficients}
     biases = [p for name, p in parameters.items() if name.endswith("bias")]
     norms = {f"stacked.{name}" for name in population.layer_parameters((nn.LayerNorm, nn.RMSNorm))}
     others = [
@@ -300,11 +304,14 @@ def _optimizer(population: Population, specs: Sequence[Spec], steps: int, world:
         for name, p in parameters.items()
         if not name.endswith("bias") and (p.dim() <= 2 or name in norms)  # (K, channels), or of a norm of images
     ]
-    groups.append({"params": biases, "lr": first.recipe.bias_lr_scale * lr, "weight_decay": 0.0})
-    groups.append({"params": others, "weight_decay": 0.0})
+    groups = [
+        {"params": biases, "lr_scale": first.recipe.bias_lr_scale, "weight_decay": 0.0},
+        {"params": others, "weight_decay": 0.0},
+    ]
     options: dict[str, Any] = {
         "lr": lr,
         "weight_decay": decay,
+        "coefficient_lr_scale": scale,
         "schedule": _schedule(specs, steps, population.seeds.device),
         "groups": groups,
         # DistributedDataParallel reduces the gradients of parameters, not of copies

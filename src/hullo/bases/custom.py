@@ -1,0 +1,170 @@
+"""Add base functions: Python functions, or formulas that every backend compiles."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from hullo._compat import real_tensors
+from hullo.bases.base import Base, Formula, Slope, add_family, derivative_of, real_line, spell
+from hullo.bases.formulas import FUNCTIONS, differentiate, fill_in, switches, with_finite_branches
+from hullo.bases.slope_extremes import extremes
+from hullo.recognition.least_squares import Function
+
+_NEAR_ZERO = 2.0**-40  # one side of 0, so near that curvature is negligible
+_BESIDE = 2.0**-45  # either side of a place where the function may jump, relative to it
+_UNBOUNDED = 2.0**40  # slopes as large as this, up to 2^128 from the origin, have no bound
+
+
+def add_base(
+    name: str,
+    function: Callable[..., Tensor] | str,
+    derivative: Callable[..., Tensor] | str | None = None,
+    parameters: Mapping[str, float] | None = None,
+) -> Base:
+    """Add your own base function to the catalogue; check it, and measure its properties in float64.
+
+    Args:
+        name: a new name, which hulls accept.
+        function: ``f(x, **parameters)``, entry by entry, with PyTorch operations; or a formula such as
+            ``"x * exp(-square(x / width))"``, which the fused kernels and Keras use, too. A formula has x, numbers,
+            the names of parameters, + - * /, and the functions abs, asinh, atan, clamp, cos, erf, exp, expm1, log1p,
+            minimum, normal_pdf, positive_part, sigmoid, sin, sqrt, square, step, tanh and where, as in
+            ``where(x < 0, a * x, x)``.
+        derivative: ``f'(x, **parameters)``, or its formula; by default computed by automatic differentiation.
+        parameters: names and default values; ``name(0.5)`` is then the function with another value.
+
+    Example:
+        >>> import torch, hullo
+        >>> hullo.add_base("bump", lambda x, width: x * torch.exp(-(x / width).square()), parameters={"width": 1.0})
+        Base(bump)
+        >>> hullo.AffineHull("relu", "bump(2)")
+        AffineHull(relu=0.5, bump(2)=0.5)
+        >>> hullo.add_base("slow_tanh", "tanh(x * rate) / rate", parameters={"rate": 0.5}).formula.slope
+        '(1 - square(tanh(x * 0.5))) * 0.5 / 0.5'
+    """
+    if not isinstance(parameters, Mapping | None):
+        raise TypeError(f"parameters={parameters!r}: give names and default values, as in {{'width': 1.0}}")
+    defaults = {key: float(value) for key, value in (parameters or {}).items()}
+    if isinstance(derivative, str) and not isinstance(function, str):
+        raise TypeError("derivative is a formula and function is not; give both as formulas, or both as functions")
+
+    @real_tensors()
+    def make(**values: float) -> Base:
+        spelled = spell(name, values)
+        if isinstance(function, str):
+            return _from_formula(spelled, function, derivative, values)
+        fixed = functools.partial(function, **values)
+        if derivative is None or isinstance(derivative, str):
+            hint = "; automatic differentiation computed it: give derivative"
+            return _measure(spelled, fixed, _autograd_slope(fixed), hint)
+        given = functools.partial(derivative, **values)
+        return _measure(spelled, fixed, lambda x, y: given(x))
+
+    return add_family(name, make, defaults)
+
+
+def _from_formula(
+    name: str, text: str, derivative: Callable[..., Tensor] | str | None, values: Mapping[str, float]
+) -> Base:
+    if derivative is not None and not isinstance(derivative, str):
+        raise TypeError(
+            f"derivative={derivative!r}: the function is a formula, so give the derivative as a formula, or omit it"
+        )
+    value = fill_in(text, values)
+    formula = Formula(value, differentiate(value) if derivative is None else fill_in(derivative, values, "slope"))
+    function, slope = Formula(with_finite_branches(value), with_finite_branches(formula.slope)).functions(FUNCTIONS)
+    measured = dataclasses.replace(
+        _measure(name, function, slope), formula=formula, is_continuous=not _may_jump(function, value)
+    )
+    # a bound is computed to a precision relative to the range of the slopes, so that must not be one of samples
+    measured = dataclasses.replace(measured, slope_bounds=_limit(*measured.slope_bounds))
+    bounds = extremes([1.0], [measured])
+    if bounds is None:
+        return dataclasses.replace(measured, is_certain=False)
+    low, high = (round(b, 9) + 0.0 if math.isfinite(b) else b for b in _limit(*bounds))
+    magnitudes = torch.arange(129.0, 1000.0, 10, dtype=torch.float64).exp2()
+    x = torch.cat([-magnitudes, magnitudes])
+    slopes = derivative_of(function, slope, x)
+    outside = (slopes < low - 1e-6) | (slopes > high + 1e-6)
+    if bool((outside & slopes.isfinite() & function(x).isfinite()).any()):  # it grows too slowly to be seen up to 2^128
+        return dataclasses.replace(measured, is_certain=False)
+    return dataclasses.replace(measured, slope_bounds=(low, high))
+
+
+def _may_jump(function: Function, text: str) -> bool:
+    """Return whether the value of a formula may jump where a condition in it changes."""
+    places = switches(text)
+    if places is None:
+        return True
+    at = torch.tensor(places, dtype=torch.float64)
+    beside = _BESIDE * at.abs().clamp_min(1)
+    left, right = function(at - beside), function(at + beside)
+    return not bool(((right - left).abs() <= 1e-9 * right.abs().clamp_min(1)).all())
+
+
+def _limit(low: float, high: float) -> tuple[float, float]:
+    """Return bounds of slopes, infinite where slopes grow beyond any."""
+    low, high = (math.copysign(math.inf, bound) if abs(bound) > _UNBOUNDED else bound for bound in (low, high))
+    return low, high
+
+
+def _autograd_slope(function: Function) -> Slope:
+    def slope(x: Tensor, y: Tensor) -> Tensor:
+        vjp = torch.func.vjp(function, x)[1]
+        result: Tensor = vjp(torch.ones_like(y))[0]
+        return result
+
+    return slope
+
+
+def _measure(name: str, function: Function, slope: Slope, hint: str = "") -> Base:
+    x = real_line()
+    argument = x.clone()
+    y = function(argument)
+    if not isinstance(y, Tensor) or y.shape != x.shape or y.dtype != x.dtype:
+        raise ValueError(f"base function {name!r} must return a tensor like its input, of the same shape and dtype")
+    if not torch.equal(x, argument):
+        raise ValueError(f"base function {name!r} must not change its input in place; use torch.tanh, not torch.tanh_")
+    origin = torch.tensor([0.0, -_NEAR_ZERO, _NEAR_ZERO], dtype=torch.float64, device="cpu")
+    at_zero = function(origin)
+    if not bool(at_zero.isfinite().all()):
+        raise ValueError(f"base function {name!r} is not finite at the origin: f(0) = {at_zero[0].item()}")
+    if bool(y.isnan().any()):
+        raise ValueError(f"base function {name!r} must have a value everywhere, but f({x[y.isnan()][0]:.4g}) = nan")
+    part = (x > 0.5) & (x < 8)  # asymmetric, with another mean and sum than all of x
+    if not torch.allclose(function(x[part].flip(0)).flip(0), y[part], rtol=1e-9, atol=1e-12):
+        raise ValueError(f"base function {name!r} must act on each entry alone; its values depend on other entries")
+    near = (x.abs() > 1e-3) & (x.abs() < 8)
+    slopes = derivative_of(function, slope, x)
+    if slopes.shape != x.shape:
+        raise ValueError(f"the derivative of base function {name!r} must return a tensor like its input, or a number")
+    right = torch.zeros_like(x[near], dtype=torch.bool)
+    for step in (1e-5, 1e-7):  # the larger one is for functions that round, the smaller for those that oscillate
+        differences = (function(x[near] + step) - function(x[near] - step)) / (2 * step)
+        right |= (slopes[near] - differences).abs() <= 1e-5 * differences.abs().clamp_min(1)
+    if int(right.sum()) < 0.99 * len(right):  # there may be kinks between the points; NaN counts as wrong
+        at = x[near][~right][0].item()
+        text = f"the derivative of base function {name!r} disagrees with its values, e.g. at x = {at:.4g}"
+        raise ValueError(text + hint)
+    if bool(slopes.isnan().any()):
+        at = x[slopes.isnan()][0].item()
+        raise ValueError(
+            f"the derivative of base function {name!r} must have a value everywhere, but f'({at:.4g}) = nan; write it "
+            "with functions that do not overflow, such as sigmoid and tanh"
+        )
+    jumps = at_zero[1:] - at_zero[0]  # at a jump, the slope is the quotient of differences
+    sides = torch.where(jumps.abs() > 1e-6, jumps / origin[1:], derivative_of(function, slope, origin[1:]))
+    return Base(
+        name,
+        function,
+        slope,
+        value_at_zero=at_zero[0].item(),
+        slopes_at_zero=(round(sides[0].item(), 9), round(sides[1].item(), 9)),
+        slope_bounds=(slopes.min().item(), slopes.max().item()),
+    )

@@ -1,0 +1,242 @@
+"""Compute the minimum and maximum slope of a combination of bases by branch and bound, with guaranteed accuracy.
+
+The slope of a combination is the combination of slopes. The real line, up to 2^128 on either side, is divided into
+cells. Interval arithmetic (:mod:`hullo.bases.intervals`) encloses each base's slope and its derivative on a cell,
+which bounds the slope of the combination on the cell in three ways: by the sum of the bounds, by the mean value theorem
+around the middle, and by the latter for all bases except those that oscillate. Slopes at points bound the extreme from
+the other side. Cells that may contain a slope beyond the most extreme one found are subdivided until none is left.
+
+Everything that does not depend on coefficients is cached per base, so most queries take a few matrix products. Beyond
+2^128 all slopes of the catalogue differ from their limits by less than 2^-128, except those that oscillate and those
+that grow without bound. Of the latter, the one that grows fastest decides which extreme is infinite.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hullo.bases.base import Base
+from hullo.bases.formulas import frequencies
+from hullo.bases.intervals import FUNCTIONS, Jet
+
+ACCURACY = 1e-10
+"""The accuracy of extremes, relative to the largest slope that the coefficients and bases allow, see
+:func:`largest_slope`, or to the extreme itself."""
+
+_NEAR, _STEP = 16.0, 1 / 64  # cells of equal width near the origin ...
+_FAR, _PER_DOUBLING = 128, 8  # ... and, further out, of equal ratio, up to 2^128
+_PARTS = 32  # of a cell that is subdivided
+_INSIDE = 2.0**-36  # relative distance from the ends of a cell at which its slopes are sampled
+_MAX_CELLS = 200_000
+_WHOLE_TURNS = 2.0**36  # multiples of pi are exact enough up to here
+_OUTSIDE = 2.0**100  # where bases that grow without bound are compared
+
+
+@dataclass(frozen=True)
+class _Cells:
+    low: Tensor
+    high: Tensor
+
+    @property
+    def middle(self) -> Tensor:
+        return self.low + (self.high - self.low) / 2
+
+    @property
+    def radius(self) -> Tensor:
+        return (self.high - self.low) * (0.5 + 2.0**-40)
+
+    def points(self, frequencies: Sequence[float]) -> Tensor:
+        """Return points inside each cell: near the ends, the middle, and extremes of waves."""
+        inside, infinity = (self.high - self.low) * _INSIDE, torch.full_like(self.low, math.inf)
+        first = torch.maximum(self.low + inside, torch.nextafter(self.low, infinity))  # an end may be a kink
+        last = torch.minimum(self.high - inside, torch.nextafter(self.high, -infinity))
+        wave = []
+        for frequency in frequencies:
+            turns = (self.middle * (frequency / math.pi)).round()
+            is_exact = self.middle.abs() * frequency < _WHOLE_TURNS
+            for shift in (-0.5, 0, 0.5, 1):
+                at = ((turns + shift) * (math.pi / frequency)).clamp(first, last)
+                wave.append(torch.where(is_exact, at, self.middle))
+        return torch.stack([first, self.middle, last, *wave])
+
+    def cut(self, chosen: Tensor) -> _Cells:
+        """Return the chosen cells, each subdivided."""
+        low, high = self.low[chosen], self.high[chosen]
+        parts = torch.linspace(0, 1, _PARTS + 1, dtype=torch.float64)
+        ends = low + (high - low) * parts[:, None]
+        ends[-1] = high
+        return _Cells(ends[:-1].flatten(), ends[1:].flatten())
+
+
+@dataclass(frozen=True)
+class _Enclosure:
+    """Hold bounds of one base's slope and its derivative on cells, and the slopes in the middle and at points."""
+
+    value: tuple[Tensor, Tensor]
+    derivative: tuple[Tensor, Tensor]
+    middle: tuple[Tensor, Tensor]
+    points: Tensor
+
+
+def extremes(coefficients: Sequence[float], bases: Sequence[Base]) -> tuple[float, float] | None:
+    """Return the infimum and the supremum of the slope, to `ACCURACY`; None if they are not known with certainty."""
+    infima = _search(coefficients, bases, lambda low, high: False, (1, -1))
+    return None if infima is None else (infima[0], -infima[1])
+
+
+def is_below(threshold: float, coefficients: Sequence[float], bases: Sequence[Base]) -> bool | None:
+    """Return whether the slope is below a threshold somewhere; None if that is not known with certainty."""
+    infima = _search(coefficients, bases, lambda least, bound: least < threshold or bound >= threshold, (1,))
+    return None if infima is None else infima[0] < threshold
+
+
+def largest_slope(coefficients: Sequence[float], bases: Sequence[Base]) -> float:
+    """Return a bound of the magnitude of slopes from the bounds of the bases, or from their slopes at ±1."""
+    return sum(abs(c) * _largest_slope_of(item) for c, item in zip(coefficients, bases, strict=True))
+
+
+def _largest_slope_of(item: Base) -> float:
+    largest = max(map(abs, item.slope_bounds))
+    return largest if math.isfinite(largest) else float(item.derivative(torch.tensor([-1.0, 1.0]).double()).abs().max())
+
+
+def _infinite_sides(coefficients: Sequence[float], bases: Sequence[Base]) -> list[float] | None:
+    """Return the infinite limits of the slope at both ends; None if bases grow equally fast there."""
+    infinities = []
+    growing = [n for n, item in enumerate(bases) if not all(map(math.isfinite, item.slope_bounds))]
+    for side in (-_OUTSIDE, _OUTSIDE) if growing else ():
+        at = torch.tensor([side], dtype=torch.float64)
+        slopes = {n: float(bases[n].derivative(at)) for n in growing}
+        first, *others = sorted(growing, key=lambda n: -abs(slopes[n]))
+        if any(abs(slopes[n]) > 2.0**-50 * abs(slopes[first]) > 0 for n in others):
+            return None
+        if abs(slopes[first]) > 1:
+            infinities.append(math.copysign(math.inf, coefficients[first] * slopes[first]))
+    return infinities
+
+
+def _search(
+    coefficients: Sequence[float],
+    bases: Sequence[Base],
+    is_enough: Callable[[float, float], bool],
+    signs: Sequence[int],
+) -> list[float] | None:
+    """Return the infimum of the slope, or of its negative, for each sign.
+
+    `is_enough` may end the search early; its arguments are the smallest slope found and a lower bound of all slopes.
+    """
+    used = [(c, item) for c, item in zip(coefficients, bases, strict=True) if c != 0]
+    if not all(item.formula and item.is_certain and item.is_continuous for _, item in used):
+        return None
+    if not used:
+        return [0.0] * len(signs)
+    resolved = tuple(item for _, item in used)
+    unit = 2.0 ** (math.frexp(max(abs(c) for c, _ in used))[1] - 1)  # avoids overflow
+    scaled = [c / unit for c, _ in used]
+    weights = torch.tensor(scaled, dtype=torch.float64)
+    sides = _infinite_sides(scaled, resolved)
+    if sides is None:
+        return None
+    scale = largest_slope(scaled, resolved)
+    if not math.isfinite(scale):  # a pole
+        return None
+    kinks = tuple(sorted({kink for item in resolved for kink in item.kinks}))
+    waves = tuple(sorted({frequency for item in resolved for frequency in _frequencies(item)}))
+    cells, enclosures, num_cells = _first_cells(kinks), [_first_enclosure(item, kinks, waves) for item in resolved], 0
+    least = [min([math.inf, *(sign * side for side in sides)]) for sign in signs]
+    closed_bounds = [math.inf] * len(signs)
+    while True:
+        chosen = torch.zeros_like(cells.low, dtype=torch.bool)
+        points = torch.stack([item.points for item in enclosures], dim=-1) @ weights
+        for n, sign in enumerate(signs):
+            least[n] = min(least[n], float((sign * points).nan_to_num(math.inf).min()))
+            if least[n] == -math.inf:
+                continue
+            margin = ACCURACY * max(scale, abs(least[n]))
+            bounds = _lower_bounds(sign * weights, resolved, enclosures, cells) - 1e-3 * margin
+            open_cells = bounds < least[n] - margin
+            closed_bounds[n] = min(
+                closed_bounds[n], float(bounds[~open_cells].min()) if not bool(open_cells.all()) else math.inf
+            )
+            if not is_enough(unit * least[n], unit * min(closed_bounds[n], float(bounds.min()))):
+                chosen |= open_cells
+        if not bool(chosen.any()):
+            return [unit * slope for slope in least]
+        cells = cells.cut(chosen)
+        num_cells += len(cells.low)
+        if num_cells > _MAX_CELLS or not bool(((cells.low < cells.middle) & (cells.middle < cells.high)).all()):
+            return None
+        enclosures = [_enclose(item, cells, waves) for item in resolved]
+
+
+def _lower_bounds(weights: Tensor, bases: tuple[Base, ...], enclosures: list[_Enclosure], cells: _Cells) -> Tensor:
+    """Return a lower bound of the slope on each cell."""
+    whole = _least(weights, [item.value for item in enclosures])
+    best = torch.maximum(whole, _mean_value(weights, enclosures, cells))
+    waves = [n for n, item in enumerate(bases) if _frequencies(item)]
+    if waves and len(waves) < len(bases):
+        others = [n for n in range(len(bases)) if n not in waves]
+        split = _least(weights[waves], [enclosures[n].value for n in waves])
+        best = torch.maximum(best, split + _mean_value(weights[others], [enclosures[n] for n in others], cells))
+    return best.nan_to_num(-math.inf)
+
+
+def _mean_value(weights: Tensor, enclosures: list[_Enclosure], cells: _Cells) -> Tensor:
+    """Return the slope in the middle of a cell minus its largest possible decrease from there."""
+    derivatives = [item.derivative for item in enclosures]
+    steepest = torch.maximum(-_least(weights, derivatives), -_least(-weights, derivatives)).clamp_min(0)
+    return _least(weights, [item.middle for item in enclosures]) - steepest * cells.radius
+
+
+def _least(weights: Tensor, bounds: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """Return the minimum of a combination of bounded numbers."""
+    parts = [c * (low if c > 0 else high) for c, (low, high) in zip(weights, bounds, strict=True)]
+    return torch.stack(parts).sum(0)
+
+
+def _enclose(item: Base, cells: _Cells, waves: tuple[float, ...]) -> _Enclosure:
+    formula = item.formula
+    assert formula is not None  # noqa: S101  (checked by `_search`)
+    function, slope = formula.functions(FUNCTIONS)
+    uses_value = re.search(r"\by\b", formula.slope) is not None
+
+    def jet(low: Tensor, high: Tensor) -> Jet:
+        x = Jet.variable(low, high)
+        result = slope(x, function(x) if uses_value else None)
+        return result if isinstance(result, Jet) else x.constant(float(result))
+
+    count, middle = len(cells.low), cells.middle
+    jets = jet(torch.cat([cells.low, middle]), torch.cat([cells.high, middle]))
+    value, derivative = jets.value, jets.slope
+    return _Enclosure(
+        (value.low[:count], value.high[:count]),
+        (derivative.low[:count], derivative.high[:count]),
+        (value.low[count:], value.high[count:]),
+        item.derivative(cells.points(waves)),
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _first_enclosure(item: Base, kinks: tuple[float, ...], waves: tuple[float, ...]) -> _Enclosure:
+    return _enclose(item, _first_cells(kinks), waves)
+
+
+@functools.lru_cache(maxsize=8)
+def _first_cells(kinks: tuple[float, ...]) -> _Cells:
+    near = torch.arange(-_NEAR, _NEAR, _STEP, dtype=torch.float64)
+    doublings = torch.arange(0, (_FAR - math.log2(_NEAR)) * _PER_DOUBLING + 1, dtype=torch.float64) / _PER_DOUBLING
+    far = _NEAR * doublings.exp2()
+    ends = torch.cat([-far, near, far, torch.tensor(kinks, dtype=torch.float64)]).sort().values.unique_consecutive()  # type: ignore[no-untyped-call]
+    return _Cells(ends[:-1], ends[1:])
+
+
+def _frequencies(item: Base) -> tuple[float, ...]:
+    """Return the frequencies of the waves in a base's slope."""
+    return frequencies(item.formula.slope) if item.formula else ()

@@ -1,0 +1,143 @@
+"""End the `hullo` command on Ctrl-C, SIGTERM and SIGHUP: one line, exit code 128 + the signal's number, at once.
+
+After :func:`install` a signal ends the process wherever it is: an exception would be swallowed by some libraries, and
+printed by others. Work that must not be cut off says so: within `unwinding` a signal raises KeyboardInterrupt, within
+`stop_request` it sets an event.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import NoReturn
+
+DESCRIPTIONS = {"SIGINT": "interrupted", "SIGTERM": "terminated", "SIGHUP": "hung up"}
+SIGNALS = {getattr(signal, name): description for name, description in DESCRIPTIONS.items() if hasattr(signal, name)}
+REPEAT_SECONDS = 1.0
+"""Signals within so many seconds count as one: `timeout` and `torchrun` signal a process, then its process group."""
+SHOW_CURSOR = b"\x1b[?25h"
+"""Restores a terminal after a progress bar was cut off."""
+
+
+class _State:
+    installed = False
+    received: int | None = None  # the first signal
+    since = 0.0  # when it was received
+    unwinding = 0  # open blocks of `unwinding`
+    stop: threading.Event | None = None  # of the open `stop_request`
+
+
+def install() -> None:
+    """Install handlers for the signals that end a command, except those that the parent process set to be ignored.
+
+    Under torchrun, SIGTERM keeps its default action: a process that waits for the others would never run a handler.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    _State.installed = True
+    skipped = [signal.SIGTERM] if os.environ.get("WORLD_SIZE", "1") != "1" else []
+    for number in SIGNALS:
+        if number not in skipped and signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _handle)
+
+
+def was_received() -> bool:
+    """Return whether a signal that ends the command was received."""
+    return _State.received is not None
+
+
+def exit_code() -> int:
+    """Return the exit code of a command that was interrupted."""
+    return 128 + (_State.received or signal.SIGINT)
+
+
+def describe() -> str:
+    """Return how the command was interrupted, such as "terminated"."""
+    return SIGNALS[signal.Signals(exit_code() - 128)]
+
+
+@contextmanager
+def unwinding() -> Iterator[None]:
+    """Make signals raise KeyboardInterrupt within the block, which can then clean up."""
+    _State.unwinding += 1
+    try:
+        yield
+    finally:
+        _State.unwinding -= 1
+
+
+@contextmanager
+def stop_request() -> Iterator[threading.Event]:
+    """Yield an event that the first signal sets, so work can be saved; a later signal raises KeyboardInterrupt.
+
+    If the event was set, the end of the block raises KeyboardInterrupt, and so does the failure of a process that the
+    same signal ended, such as a compiler. Outside of the `hullo` command, only Ctrl-C is handled.
+    """
+    stop = _State.stop = threading.Event()
+    previous = {number: signal.getsignal(number) for number in SIGNALS}
+    handled = [n for n in SIGNALS if previous[n] is _handle] if _State.installed else [signal.SIGINT]
+
+    def request_stop(number: int, _: FrameType | None) -> None:
+        if stop.is_set() and not _is_repetition():
+            raise KeyboardInterrupt
+        if not stop.is_set():
+            _State.received, _State.since = number, time.monotonic()
+        stop.set()
+
+    for number in handled:
+        signal.signal(number, request_stop)
+    try:
+        yield stop
+    except Exception as error:
+        if not (stop.is_set() and _is_due_to_signal(error)):
+            raise
+    finally:
+        _State.stop = None
+        for number in handled:
+            signal.signal(number, previous[number])
+    if stop.is_set():
+        raise KeyboardInterrupt
+
+
+def check_stop() -> None:
+    """Raise KeyboardInterrupt if the event of the open `stop_request` is set; for loops that wait."""
+    if _State.stop is not None and _State.stop.is_set():
+        raise KeyboardInterrupt
+
+
+def _is_due_to_signal(error: BaseException | None) -> bool:
+    """Return whether an error began with a process that was ended by the signal received here."""
+    while error is not None:
+        if isinstance(error, subprocess.CalledProcessError) and error.returncode == -(_State.received or 0):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _handle(number: int, _: FrameType | None) -> None:
+    if _State.received is None:
+        _State.received, _State.since = number, time.monotonic()
+        if _State.unwinding:
+            raise KeyboardInterrupt
+    elif _is_repetition():
+        return
+    _exit(number)
+
+
+def _is_repetition() -> bool:
+    return time.monotonic() - _State.since < REPEAT_SECONDS
+
+
+def _exit(number: int) -> NoReturn:
+    for stream in (1, 2):
+        if os.isatty(stream):
+            os.write(stream, SHOW_CURSOR + b"\n" * (stream == 2))  # below the terminal's ^C
+    with suppress(OSError):  # the terminal may be gone
+        os.write(2, f"hullo: {describe()}\n".encode())
+    os._exit(128 + number)

@@ -1,0 +1,247 @@
+"""Answers that records give to a claim: differences between activations, published figures, and counts of runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist, mean, stdev
+from typing import Protocol
+
+from hullo.lab.analysis.inference import Comparison, Scores, compare
+from hullo.lab.analysis.power import MOST_SEEDS, POWER, seeds_needed
+from hullo.lab.analysis.statistics import ALPHA, Interval, p_value
+
+HOLDS, FAILS, OPEN = "holds", "does not hold", "undecided"
+AGREES, UNTESTED, PROVED = "agrees", "not tested", "proved"
+
+
+class Answer(Protocol):
+    """The answer of one experiment to one question of a claim."""
+
+    @property
+    def experiment(self) -> str: ...
+    @property
+    def question(self) -> str: ...
+    @property
+    def p(self) -> tuple[float, float]:
+        """Return two p-values: small ones say that the claim holds here, and that it does not."""
+
+    @property
+    def by_means(self) -> bool:
+        """Return whether the answer holds by the mean, ignoring its uncertainty."""
+
+    @property
+    def figures(self) -> list[str]:
+        """Return the numbers as text."""
+
+    def seeds_needed(self, alpha: float = ALPHA) -> int | None:
+        """Return the number of fresh seeds that would decide if what was seen is true; None if too many or unknown."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The difference between an activation, or the best of several, and others.
+
+    Args:
+        experiment: its name.
+        question: which activations are compared.
+        each: against one other, or the best of several: one comparison. To exceed each of several others: one per
+            other, the strongest first.
+        published: the same in the paper's figures, where others may be the best.
+        at_least: whether no difference at all is claimed, too.
+    """
+
+    experiment: str
+    question: str
+    each: tuple[Comparison, ...]
+    published: float | None = None
+    at_least: bool = False
+
+    @property
+    def strongest(self) -> Comparison:
+        """Return the comparison with the strongest other."""
+        return self.each[0]
+
+    @property
+    def interval(self) -> Interval:
+        return self.strongest.interval
+
+    @property
+    def p(self) -> tuple[float, float]:
+        """Return two-sided p-values.
+
+        To exceed several others is to exceed each: the largest p-value counts. To be exceeded by one of k others: k
+        times the smallest.
+        """
+        above = [found.p if found.interval.mean > 0 else 2 - found.p for found in self.each]
+        holds, fails = min(1.0, max(above)), min(1.0, len(above) * min(2 - p for p in above))
+        differences = self.strongest.differences.values()
+        equal = self.at_least and len(differences) > 1 and not any(differences)
+        return (0.0, 1.0) if equal else (holds, fails)
+
+    @property
+    def by_means(self) -> bool:
+        return self.interval.mean > 0 or (self.at_least and self.interval.mean == 0)
+
+    def seeds_needed(self, alpha: float = ALPHA) -> int | None:
+        return self.strongest.seeds_needed(alpha if self.by_means else alpha / len(self.each))
+
+    @property
+    def figures(self) -> list[str]:
+        pair = f"{self.strongest.row} over {self.strongest.other}"
+        beside = []
+        if self.published is not None:
+            excluded = self.interval.half is not None and not self.interval.covers(self.published)
+            beside = [f"paper {self.published:+.2f}{', excluded' * excluded}"]
+        shown = [] if pair == self.question else [pair.removeprefix(self.question).strip()]
+        return [*shown, self.interval.spell("+.2f"), *beside]
+
+
+def exceed_each(scores: Scores, row: str, others: Sequence[str]) -> tuple[Comparison, ...]:
+    """Compare one activation with each of others on the seeds that all have, the strongest of the others first."""
+    names = [name for name in (row, *others) if name in scores]
+    seeds = set.intersection(*(set(scores[name]) for name in names)) if names else set()
+    shared = {name: {seed: scores[name][seed] for seed in seeds} for name in names}
+    found = (comparison for name in others if (comparison := compare(shared, [row], [name])))
+    return tuple(sorted(found, key=lambda comparison: comparison.interval.mean))
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A published number, from a single run, compared with what another run of ours could give.
+
+    Args:
+        experiment, question: as for a difference.
+        values: the same figure from each seed alone.
+        published: the paper's.
+    """
+
+    experiment: str
+    question: str
+    values: tuple[float, ...]
+    published: float
+
+    @property
+    def interval(self) -> Interval:
+        """Return the interval that covers one more run with a probability of 95 %."""
+        return Interval.of(self.values, "next")
+
+    @property
+    def p(self) -> tuple[float, float]:
+        """Return 0 for a figure that agrees, which needs no test, and the p-value of one that does not."""
+        p = p_value(self.values, self.published, "next")
+        return float(p <= ALPHA or len(self.values) == 1), p
+
+    @property
+    def by_means(self) -> bool:
+        """Return whether a run could give the published figure if the mean and the deviation seen are the true ones."""
+        reach = NormalDist().inv_cdf(1 - ALPHA / 2) * (stdev(self.values) if len(self.values) > 1 else 0.0)
+        return abs(mean(self.values) - self.published) <= reach
+
+    def seeds_needed(self, alpha: float = ALPHA) -> int | None:
+        """Return the number of seeds that would show a run to differ; None if too many, or unknown with one seed."""
+        if len(self.values) == 1:
+            return None
+        return seeds_needed(mean(self.values) - self.published, stdev(self.values), alpha, "next")
+
+    @property
+    def figures(self) -> list[str]:
+        found = self.interval
+        span = "" if found.half is None else f"one run: {found.low:+.2f} to {found.high:+.2f}"
+        return [f"mean {found.mean:+.2f}", *filter(None, [span]), f"paper {self.published:+.2f}"]
+
+
+@dataclass(frozen=True)
+class Order:
+    """How often one of a pair of runs comes first: an exact sign test, in which never is later than any epoch.
+
+    Args:
+        question: what is compared.
+        times: of both, in each pair; infinite if never.
+        per_seed: the number of pairs that one more seed adds.
+    """
+
+    question: str
+    times: tuple[tuple[float, float], ...]
+    per_seed: int = 1
+    experiment: str = "all columns"
+
+    @property
+    def first(self) -> int:
+        return sum(one < other for one, other in self.times)
+
+    @property
+    def total(self) -> int:
+        """Return the number of pairs that are no ties."""
+        return sum(one != other for one, other in self.times)
+
+    @property
+    def p(self) -> tuple[float, float]:
+        """Return the p-value of coming first more often; the second is 1, as coming later is not tested."""
+        return min(1.0, 2 * _at_least(self.first, self.total, 0.5)), 1.0
+
+    @property
+    def by_means(self) -> bool:
+        return 2 * self.first > self.total
+
+    @property
+    def figures(self) -> list[str]:
+        never = sum(math.isinf(one) for one, _ in self.times)
+        return [f"earlier in {self.first} of {len(self.times)}", f"never in {never}"]
+
+    def seeds_needed(self, alpha: float = ALPHA) -> int | None:
+        if not self.by_means:
+            return None
+        share = self.first / self.total
+        for seeds in range(1, MOST_SEEDS // self.per_seed + 1):
+            pairs = seeds * self.per_seed
+            if _at_least(_fewest_firsts(pairs, alpha), pairs, share) >= POWER:
+                return seeds
+        return None
+
+
+def _fewest_firsts(pairs: int, alpha: float) -> int:
+    """Return how many firsts of so many pairs are significant; more than there are pairs if none is enough."""
+    firsts, tail = pairs + 1, math.comb(pairs, pairs)
+    while 2 * tail <= alpha * 2**pairs:
+        firsts -= 1
+        tail += math.comb(pairs, firsts - 1)
+    return firsts
+
+
+def _at_least(least: int, count: int, share: float) -> float:
+    """Return the probability that at least so many of `count` independent events happen."""
+    return math.fsum(math.comb(count, k) * share**k * (1 - share) ** (count - k) for k in range(least, count + 1))
+
+
+@dataclass(frozen=True)
+class Count:
+    """The number of runs, or of their layers, that have a property.
+
+    Args:
+        experiment, question: as for a difference.
+        verdict: which needs no test.
+        figures: the counts as text.
+        having, total: the counts that are added up over all experiments.
+        counted: what they count, as in "runs did not diverge".
+    """
+
+    experiment: str
+    question: str
+    verdict: str
+    figures: list[str]
+    having: int
+    total: int
+    counted: str
+
+    @property
+    def p(self) -> tuple[float, float]:
+        return float(self.verdict != HOLDS), float(self.verdict != FAILS)
+
+    @property
+    def by_means(self) -> bool:
+        return self.verdict == HOLDS
+
+    def seeds_needed(self, alpha: float = ALPHA) -> None:
+        """Return None: runs that differ are a fact, which more seeds do not change."""
