@@ -283,7 +283,7 @@ class Planner:
 
 
 def _keeper(groups: Sequence[Group]) -> Group:
-    """Return the group that keeps the module: one that gets no hull, one whose calls cannot be changed, or the first."""
+    """Return the group that keeps the module: one without a hull, one whose calls cannot change, or the first."""
     left = [group for group in groups if group[0].reading.reason or _why_not(group)]
     return next(iter([*left, *(group for group in groups if any(map(why_not_edited, group)))]), groups[0])
 
