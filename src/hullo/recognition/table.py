@@ -29,7 +29,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Settings of functions, in order, with their defaults; modules have attributes of the same names."""
 
-_MODULES = {
+_MODULES: dict[type[nn.Module], str] = {
     nn.ReLU: "relu", nn.LeakyReLU: "leaky_relu", nn.ELU: "elu", nn.CELU: "celu", nn.SELU: "selu", nn.GELU: "gelu",
     nn.SiLU: "silu", nn.Mish: "mish", nn.Hardswish: "hardswish", nn.Softplus: "softplus", nn.Softsign: "softsign",
     nn.Tanh: "tanh", nn.Hardtanh: "hardtanh", nn.Sigmoid: "sigmoid", nn.Hardsigmoid: "hardsigmoid",
@@ -108,7 +108,7 @@ def _read(name: str, settings: Mapping[str, Any]) -> Reading:
         case "gelu":
             spelled = "gelu" if values[0] == "none" else "gelu_tanh"
         case "hardtanh":
-            spelled = {(-1.0, 1.0): "hardtanh", (0.0, 6.0): "relu6"}.get(values)  # type: ignore[call-overload]
+            spelled = {(-1.0, 1.0): "hardtanh", (0.0, 6.0): "relu6"}.get(values)
         case "threshold":
             spelled = "relu" if values == (0, 0) else None
     try:

@@ -69,7 +69,7 @@ def swap(
         for slot in site.slots:
             slot.put(hull or site.module)  # type: ignore[arg-type]  # a module of which other calls get hulls
             if slot.key and site.edited[0].spot in turns:
-                slot.parent._modules[slot.name].turns = turns[site.edited[0].spot].hulls  # type: ignore[union-attr, assignment]
+                slot.parent._modules[slot.name].turns = turns[site.edited[0].spot].hulls  # type: ignore[union-attr]
     slow_encoders(model)
 
 

@@ -115,11 +115,11 @@ class Observer(TorchFunctionMode):
             register_module_forward_pre_hook(self._enter),
             register_module_forward_hook(self._leave, always_call=True),
         ]
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         for hook in self._hooks:
             hook.remove()
         self._helper = None
@@ -228,26 +228,28 @@ class Observer(TorchFunctionMode):
             shape = () if x is None else tuple(x.shape)
             dim = None if x is None or not torch.is_grad_enabled() else channel_dim_of(x)
             run = self._mode, self._forward_of(None if found is None else found.owner)
-            where: tuple[Any, ...] = (None, None, (0, 0, 0, 0), "")
-            method = None
-            if found is not None:
-                code, at = found.frame.f_code, _position(found.frame)
-                where = (found.owner, code, at, f"{code.co_qualname}, line {at[0]}")
-                method = method_of(type(found.owner), code)
+            owner = None if found is None else found.owner
+            code = None if found is None else found.frame.f_code
+            at = (0, 0, 0, 0) if found is None else _position(found.frame)
+            place = "" if code is None else f"{code.co_qualname}, line {at[0]}"
+            method = None if owner is None or code is None else method_of(type(owner), code)
             self.calls.append(
                 Call(
-                    what,
-                    reading,
-                    callee,
-                    *where,
-                    argument,
-                    helper,
-                    self._last,
-                    run,
-                    shape,
-                    dim,
-                    next(self._order),
-                    method,
+                    what=what,
+                    reading=reading,
+                    callee=callee,
+                    owner=owner,
+                    code=code,
+                    position=at,
+                    place=place,
+                    argument=argument,
+                    helper=helper,
+                    last=self._last,
+                    run=run,
+                    shape=shape,
+                    channel_dim=dim,
+                    order=next(self._order),
+                    method=method,
                 )
             )
         finally:
@@ -346,7 +348,7 @@ def mentions(model: nn.Module, observed: set[tuple[types.CodeType, Position]]) -
         if kind.__module__.startswith("torch.") or issubclass(kind, Hull) or read_module(modules[0]) is not None:
             continue
         seen = {(code.co_filename, at) for code, at in observed}
-        for function, calls in _mentioned(kind):
+        for function, calls in _mentioned(kind):  # type: ignore[arg-type]
             for name, at, place in calls:
                 if (function.__code__.co_filename, at) not in seen:
                     yield Mention(modules[0], name, place)

@@ -143,9 +143,9 @@ def _join_modes(groups: list[Group]) -> list[Group]:
     joined: dict[int, Group] = {}  # the other group, by the id of the one that is kept
     for own in by_owner.values():
         pending: dict[str, list[Group]] = defaultdict(list)
-        for group in [*own, None]:
-            if group is not None and len(_modes(group)) == 1:
-                pending[next(iter(_modes(group)))].append(group)
+        for n in range(len(own) + 1):
+            if n < len(own) and len(_modes(own[n])) == 1:
+                pending[next(iter(_modes(own[n])))].append(own[n])
                 continue
             first, second = (*pending.values(), [], [])[:2]
             if first and second:
@@ -275,10 +275,10 @@ class Planner:
             found += [Slot(parent, name) for parent, name in at]
         attribute = _attribute(group[0])
         if not found and group[0].callee is None and attribute and len(self.of_attribute[attribute]) == 1:
-            owner: Any = group[0].owner
+            holder: Any = group[0].owner
             name = attribute[1]
-            if name in vars(owner) and not hasattr(type(owner), name):
-                found.append(Slot(owner, name))
+            if name in vars(holder) and not hasattr(type(holder), name):
+                found.append(Slot(holder, name))
         return found
 
 

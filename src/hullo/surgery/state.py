@@ -181,8 +181,9 @@ def hook_inputs(model: nn.Module, record: Callable[[str, Tensor], None]) -> None
 
 def run(model: nn.Module, inputs: Inputs) -> Any:
     """Call a model with copies of inputs, which it may overwrite; or call a function of the model."""
-    if isinstance(inputs, Callable) and not isinstance(inputs, Tensor):  # type: ignore[arg-type]
-        return inputs(model)
+    if callable(inputs) and not isinstance(inputs, Tensor):
+        function: Callable[[nn.Module], Any] = inputs
+        return function(model)
     inputs_copy = _copy_inputs(inputs)
     if isinstance(inputs_copy, Mapping):
         return model(**inputs_copy)
