@@ -310,7 +310,7 @@ def _replace(network: nn.Module, activation: ActivationSpec, example: Tensor, ow
                 init=activation.initial_coefficients,
                 parametrization=activation.parametrization if activation.learns else None,
                 groups="channels" if per_channel else 1,
-                example_inputs=example if per_channel else None,
+                example_inputs=example,
             )
     except ValueError as error:
         raise ValueError(
